@@ -27,7 +27,7 @@ from kvchat.engine.worker import Worker
 from kvchat.lending.borrower import borrow
 from kvchat.lending.lender import Lender
 from kvchat.session.store import SessionStore
-from kvchat.session.template import ChatTemplate
+from kvchat.session.template.chat_template import ChatTemplate
 
 NUM_SESSIONS = 100
 COMMANDS = ("--help", "ask --help", "sessions list", "config show")

@@ -14,9 +14,9 @@ from kvchat.cli.compose import opened
 from kvchat.cli.engine_swap import EngineSwap
 from kvchat.cli.interface_host import InterfaceHost
 from kvchat.config import Settings, read_settings
-from kvchat.session import prompts
 from kvchat.session.store import Outcome, SessionStore
-from kvchat.session.template import ChatTemplate
+from kvchat.session.template import prompts
+from kvchat.session.template.chat_template import ChatTemplate
 from kvchat.session.tree import MAIN, Finish, SessionId
 from kvchat.ui.app import KvchatApp
 from kvchat.ui.widgets.session_list import SessionList

@@ -26,7 +26,7 @@ from kvchat.engine.engine import Engine
 from kvchat.engine.models.locate import locate_model
 from kvchat.engine.sampling.sampler import Choice, Row, Sampler
 from kvchat.engine.startup.assembly import build_parts
-from kvchat.session.template import ChatTemplate
+from kvchat.session.template.chat_template import ChatTemplate
 
 ROUNDS = 5
 PAGE_LEN = 600

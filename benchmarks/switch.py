@@ -15,7 +15,7 @@ from kvchat.cli.interface_host import InterfaceHost
 from kvchat.config import STARTER, Settings, read_settings
 from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.api.sampling_params import SamplingParams
-from kvchat.session.template import ChatTemplate
+from kvchat.session.template.chat_template import ChatTemplate
 from kvchat.session.tree import SessionId, Turn
 from kvchat.ui.app import KvchatApp
 from kvchat.ui.screens.chat import ChatScreen

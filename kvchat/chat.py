@@ -27,12 +27,13 @@ from kvchat.engine.api.status import EngineStatus as EngineStatus
 from kvchat.errors import KvchatError, StorageError, UsageError
 from kvchat.notices import notices_of
 from kvchat.revision import plan_drop, plan_undo, split_at, to_last_question
-from kvchat.session import prompts, repair
-from kvchat.session.explaining import explained
-from kvchat.session.miss import Explanation as Explanation
-from kvchat.session.own_blocks import namespace_of
+from kvchat.session import repair
+from kvchat.session.cache_miss import Explanation as Explanation
+from kvchat.session.explanation import explained
+from kvchat.session.kv.namespaces import namespace_of
 from kvchat.session.store import Outcome, SessionStore
-from kvchat.session.template import ChatTemplate
+from kvchat.session.template import prompts
+from kvchat.session.template.chat_template import ChatTemplate
 from kvchat.session.tree import MAIN, Branch, BranchName, Finish, Session, Turn, TurnId
 from kvchat.variants.samples import differing
 from kvchat.variants.service import Variants as Variants

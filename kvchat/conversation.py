@@ -18,10 +18,10 @@ from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.errors import CapacityError, EngineFailed, InvalidRequest, KvchatError, UsageError
 from kvchat.recorder import Recorder
 from kvchat.session.answer import Answer, outcome_of
-from kvchat.session.own_blocks import namespace_of
+from kvchat.session.kv.namespaces import namespace_of
 from kvchat.session.store import Outcome, SessionStore
-from kvchat.session.template import ChatTemplate
-from kvchat.session.text_stream import Piece
+from kvchat.session.template.chat_template import ChatTemplate
+from kvchat.session.template.text_stream import Piece
 from kvchat.session.tree import Branch, Finish, Session, Turn, path_token_ids
 
 Undo = Callable[[], None]

@@ -3,9 +3,9 @@
 from shlex import quote
 
 from kvchat.conversation import Conversation
-from kvchat.session import prompts
-from kvchat.session.origin import origin_of
-from kvchat.session.template import ChatTemplate
+from kvchat.session.kv.origin import origin_of
+from kvchat.session.template import prompts
+from kvchat.session.template.chat_template import ChatTemplate
 
 _NOT_VERIFIED = (
     "the KV of this session was imported and not all of it is verified, so no other session shares it; "

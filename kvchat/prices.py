@@ -5,9 +5,9 @@ from collections.abc import Iterable
 from kvchat.chat_events import EditCost
 from kvchat.client import EngineClient
 from kvchat.revision import Revision, context_ids
-from kvchat.session import prompts
-from kvchat.session.own_blocks import namespace_of
-from kvchat.session.template import ChatTemplate
+from kvchat.session.kv.namespaces import namespace_of
+from kvchat.session.template import prompts
+from kvchat.session.template.chat_template import ChatTemplate
 from kvchat.session.tree import Session, Turn, path_token_ids
 
 

@@ -12,7 +12,7 @@ from kvchat.client import RequestHandle
 from kvchat.engine.api.events import Event, LoadPlanned, PrefillProgress, RequestFinished, TokenEmitted
 from kvchat.errors import EngineFailed
 from kvchat.session.answer import Answer
-from kvchat.session.text_stream import Piece
+from kvchat.session.template.text_stream import Piece
 from kvchat.session.tree import Stored
 
 Recorded = LoadPlanned | PrefillProgress | Piece | RequestFinished

@@ -11,9 +11,9 @@ from functools import partial
 from kvchat.chat_events import Revision as Revision
 from kvchat.engine.api.events import Loaded, Timings, Usage
 from kvchat.errors import UsageError
-from kvchat.session import prompts
 from kvchat.session.store import new_turn_id
-from kvchat.session.template import ChatTemplate
+from kvchat.session.template import prompts
+from kvchat.session.template.chat_template import ChatTemplate
 from kvchat.session.tree import BranchName, Role, Session, Turn, TurnId, nth_last_question, path_token_ids
 
 

@@ -11,8 +11,8 @@ from kvchat.cli.unlocking import key_in_use
 from kvchat.config import read_settings
 from kvchat.platform.encryptor import Sealer
 from kvchat.platform.key_file import Kind, State, wrap
-from kvchat.session.sealed_tables import SealedTables
-from kvchat.session.tables import PLAIN
+from kvchat.session.database.table_layout import PLAIN
+from kvchat.session.encryption.tables import SealedTables
 
 DATA_KEY = bytes(range(32))
 CHEAP = 4

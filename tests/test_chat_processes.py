@@ -11,7 +11,7 @@ import pytest
 from kvchat.chat import Chat
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.session.store import SessionStore
-from kvchat.session.template import ChatTemplate
+from kvchat.session.template.chat_template import ChatTemplate
 from kvchat.session.tree import Finish, path_token_ids
 from tests.scripted_engine import ScriptedEngine
 from tests.tiny_models import STARTER, write_model
@@ -28,7 +28,7 @@ from pathlib import Path
 from kvchat.chat import Chat, TextDelta, TurnStarted
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.session.store import SessionStore
-from kvchat.session.template import ChatTemplate
+from kvchat.session.template.chat_template import ChatTemplate
 from tests.scripted_engine import ScriptedEngine
 
 home, reply, question = Path(sys.argv[1]), sys.argv[2], sys.argv[3]

@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 from make import Person, draw
 
 from kvchat.engine.quality.recall_suite import DEPTHS
-from kvchat.session.tokenizer import read_tokenizer
+from kvchat.session.template.tokenizer import read_tokenizer
 from kvchat.starter.probes import Prober
 from kvchat.starter.tokenizer import letter_pieces
 from kvchat.starter.words import Lexicon

@@ -8,8 +8,8 @@ from kvchat.chat import ChatEvent, Loading, Prefill, TextDelta, TurnFinished, Tu
 from kvchat.cli.streams import Output, Status
 from kvchat.conversation import Conversation
 from kvchat.errors import KvchatError
+from kvchat.session.kv.trust import is_imported
 from kvchat.session.tree import Finish, Session, Turn
-from kvchat.session.trust import is_imported
 from kvchat.ui.figures import count_text, guesses_text, rate_text, seconds_text
 from kvchat.ui.prefill_pace import PrefillPace
 from kvchat.ui.trust_words import exactness_words

@@ -10,7 +10,7 @@ from kvchat.engine.memory.disk.bundle_blocks import BlockShelf
 from kvchat.engine.memory.disk.io import SYSTEM, Files
 from kvchat.engine.memory.disk.used_views import used_views
 from kvchat.engine.models.checkpoints.prepared import elsewhere
-from kvchat.session.references import References, references, runs_of
+from kvchat.session.kv.references import References, references, runs_of
 from kvchat.session.store import SessionStore
 from kvchat.session.tree import Session, Turn
 

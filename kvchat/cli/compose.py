@@ -19,14 +19,14 @@ from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.models.locate import ModelLocation, lasting_name
 from kvchat.engine.worker import Worker
 from kvchat.errors import KvchatError, ModelNotFound
-from kvchat.session.origin import origin_of
+from kvchat.session.kv.origin import origin_of
 from kvchat.session.tree import Session
 from kvchat.ui.plain_text import one_line
 
 if TYPE_CHECKING:
     from kvchat.chat import Chat
     from kvchat.lending.lender import Lender
-    from kvchat.session.template import ChatTemplate
+    from kvchat.session.template.chat_template import ChatTemplate
 
 log = logging.getLogger(__name__)
 
@@ -258,7 +258,7 @@ class Kvchat:
 
 
 def _template_of(location: ModelLocation) -> "ChatTemplate":
-    from kvchat.session.template import ChatTemplate
+    from kvchat.session.template.chat_template import ChatTemplate
 
     return ChatTemplate.from_dir(location.path)
 

@@ -27,9 +27,9 @@ from kvchat.engine.models.identity import layouts_of, recall
 from kvchat.errors import CacheError, UsageError
 from kvchat.platform.values import dataclass
 from kvchat.session.answered import answer_positions
-from kvchat.session.origin import Origin, new_origin, origin_of
+from kvchat.session.kv.origin import Origin, new_origin, origin_of
+from kvchat.session.kv.stored_paths import leaf_paths
 from kvchat.session.store import SessionStore
-from kvchat.session.stored_paths import leaf_paths
 from kvchat.session.tree import Session, Turn, path_token_ids
 from kvchat.ui.figures import bytes_text, plural
 

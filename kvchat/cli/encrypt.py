@@ -13,13 +13,13 @@ from kvchat.errors import UsageError
 from kvchat.platform.encryptor import KEY_BYTES, Sealer, require_packages
 from kvchat.platform.key_file import LOG_N, KeyFile, Kind, State, key_path, new_data_key, wrap, write_key
 from kvchat.platform.paths import Paths
+from kvchat.session.database.table_layout import PLAIN, Tables
+from kvchat.session.encryption.rewrite import rewrite
+from kvchat.session.encryption.tables import SealedTables
 from kvchat.session.packs import PackShelf
-from kvchat.session.recovery import damaged_copies
-from kvchat.session.rewriting import rewrite
-from kvchat.session.sealed_tables import SealedTables
+from kvchat.session.salvage.recovery import damaged_copies
 from kvchat.session.store import SessionStore
-from kvchat.session.tables import PLAIN, Tables
-from kvchat.session.unsent import UnsentShelf
+from kvchat.session.unsent_drafts import UnsentShelf
 
 _OPENERS = {Kind.PASSPHRASE: "a passphrase", Kind.KEYRING: "the system's keyring"}
 

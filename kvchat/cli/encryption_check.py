@@ -5,7 +5,7 @@ from kvchat.cli.unlocking import NotGiven, key_in_use, unlocked
 from kvchat.config import Settings
 from kvchat.errors import KvchatError
 from kvchat.platform.key_file import key_path
-from kvchat.session.recovery import damaged_copies
+from kvchat.session.salvage.recovery import damaged_copies
 
 
 def find_encryption(settings: Settings) -> tuple[Finding, Settings | None]:

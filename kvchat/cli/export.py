@@ -20,7 +20,7 @@ from kvchat.session.bundle.blocks import session_blocks
 from kvchat.session.bundle.layout import BundleRegion
 from kvchat.session.bundle.manifest import BundleBranch, BundleModel, Manifest
 from kvchat.session.bundle.writer import SourceBlock, Written, new_file, write_bundle
-from kvchat.session.references import chain_root
+from kvchat.session.kv.references import chain_root
 from kvchat.session.store import SessionStore
 from kvchat.session.tree import Branch, Session, Turn
 from kvchat.ui.figures import bytes_text, plural

@@ -22,7 +22,7 @@ from kvchat.engine.quality.advice import CANDIDATES
 from kvchat.engine.quality.frontier_plot import frontier_svg
 from kvchat.errors import ConfigError, UsageError
 from kvchat.session.answered import answer_positions
-from kvchat.session.own_blocks import answer_starts
+from kvchat.session.kv.namespaces import answer_starts
 from kvchat.session.tree import Session, path_token_ids
 from kvchat.ui.figures import plural, seconds_text
 from kvchat.ui.gauge_words import finite, report_lines, suite_lines, suite_values

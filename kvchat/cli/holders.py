@@ -9,8 +9,8 @@ from kvchat.engine.api.ids import BlockKey
 from kvchat.engine.memory.disk.catalog import BlockCatalog
 from kvchat.engine.memory.disk.index import DiskUsage, IndexedBlock
 from kvchat.platform.values import dataclass
+from kvchat.session.kv.references import References
 from kvchat.session.packs import PackShelf
-from kvchat.session.references import References
 from kvchat.session.tree import SessionId
 
 _NOBODY = "no session"

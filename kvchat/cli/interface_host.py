@@ -122,7 +122,7 @@ class InterfaceHost(SessionFiles):
             self._engine_changed(changes)
             self._kvchat.lend_again()
             return
-        from kvchat.session.template import ChatTemplate
+        from kvchat.session.template.chat_template import ChatTemplate
 
         location = located(self._settings, model)
         template = ChatTemplate.from_dir(location.path)

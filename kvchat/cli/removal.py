@@ -12,7 +12,7 @@ from kvchat.errors import EngineFailed, SessionNotFound, StorageError
 from kvchat.platform.encryptor import Sealer
 from kvchat.platform.values import dataclass
 from kvchat.session.branch_removal import BranchRemoval
-from kvchat.session.references import References, add_turns
+from kvchat.session.kv.references import References, add_turns
 from kvchat.session.store import Outcome, SessionStore
 from kvchat.session.tree import Branch, SessionId, Turn, TurnId, Verification
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from kvchat.errors import KvchatError, PinRefused
 from kvchat.platform.encryptor import Sealer
-from kvchat.session.origin import origin_of
-from kvchat.session.references import References, chain_root, runs_of
+from kvchat.session.kv.origin import origin_of
+from kvchat.session.kv.references import References, chain_root, runs_of
 from kvchat.session.store import SessionStore
 from kvchat.session.tree import Session, SessionId, Turn
 from kvchat.ui.figures import bytes_text

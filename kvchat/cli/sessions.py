@@ -13,10 +13,10 @@ from kvchat.cli.session_options import SearchOptions, SessionOptions
 from kvchat.cli.shelf import open_to_read, short_ids
 from kvchat.cli.streams import Output, Status, as_json, written_as_json
 from kvchat.errors import SessionNotFound
+from kvchat.session.kv.origin import origin_of
+from kvchat.session.kv.trust import is_imported, trust_of
 from kvchat.session.lookup import SessionSummary
-from kvchat.session.origin import origin_of
 from kvchat.session.tree import Branch, Finish, Role, Session, Turn, Verdict
-from kvchat.session.trust import is_imported, trust_of
 from kvchat.ui.figures import age_text, plural, short_count_text
 from kvchat.ui.plain_text import fitted, one_line
 from kvchat.ui.trust_words import trust_words

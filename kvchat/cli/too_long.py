@@ -11,9 +11,9 @@ from kvchat.engine.memory.disk.catalog import BlockCatalog
 from kvchat.engine.models.checkpoints.prepared import blocks_limit
 from kvchat.errors import KvchatError
 from kvchat.platform.values import dataclass
-from kvchat.session.references import chain_root
+from kvchat.session.kv.references import chain_root
+from kvchat.session.kv.stored_paths import leaf_paths
 from kvchat.session.store import SessionStore
-from kvchat.session.stored_paths import leaf_paths
 from kvchat.session.tree import Session
 from kvchat.ui.figures import bytes_text
 from kvchat.ui.plain_text import one_line

@@ -26,9 +26,9 @@ from kvchat.engine.memory.disk.bundle_blocks import BlockShelf
 from kvchat.engine.memory.disk.used_views import used_views
 from kvchat.errors import CacheError, StorageError, UsageError
 from kvchat.platform.values import dataclass
-from kvchat.session.origin import origin_of
-from kvchat.session.references import References
-from kvchat.session.stored_paths import StoredBlock, blocks_on, leaf_paths
+from kvchat.session.kv.origin import origin_of
+from kvchat.session.kv.references import References
+from kvchat.session.kv.stored_paths import StoredBlock, blocks_on, leaf_paths
 from kvchat.session.tree import Session, Turn, Verdict, Verification
 from kvchat.ui.figures import plural
 

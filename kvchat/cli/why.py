@@ -8,9 +8,9 @@ from kvchat.cli.session_options import WhyOptions
 from kvchat.cli.shelf import open_store
 from kvchat.cli.streams import Output, as_json
 from kvchat.errors import UsageError
-from kvchat.session.explaining import explained
-from kvchat.session.miss import explain
-from kvchat.session.template import ChatTemplate
+from kvchat.session.cache_miss import explain
+from kvchat.session.explanation import explained
+from kvchat.session.template.chat_template import ChatTemplate
 from kvchat.session.tree import Role
 from kvchat.ui.why_words import why_words
 

@@ -20,7 +20,7 @@ from kvchat.engine.api.status import EnginePhase, EngineStatus
 from kvchat.errors import EngineFailed, KvchatError
 from kvchat.lending.place import is_own_user, is_private
 from kvchat.lending.wire import EVENTS, VERSION, Channel, ProtocolError, plain, restored, restored_error
-from kvchat.session.text_stream import StopStrings
+from kvchat.session.template.text_stream import StopStrings
 
 _CONNECT_S = 2.0
 """A lender that does not answer a greeting in this time is as good as none."""

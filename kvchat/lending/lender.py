@@ -24,7 +24,7 @@ from kvchat.engine.api.request import Request
 from kvchat.errors import EngineFailed, InvalidRequest, KvchatError
 from kvchat.lending.place import is_own_user, make_room
 from kvchat.lending.wire import VERSION, Channel, ProtocolError, plain, plain_error, restored
-from kvchat.session.template import ChatTemplate
+from kvchat.session.template.chat_template import ChatTemplate
 
 _EVENT_WAIT_S = 1.0
 _MAX_BORROWERS = 128

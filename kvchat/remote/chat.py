@@ -18,9 +18,9 @@ from kvchat.errors import InvalidRequest, KvchatError, ModelNotFound, UsageError
 from kvchat.remote.endpoint import Endpoint, RemoteStream, Report
 from kvchat.remote.engine import RemoteEngine
 from kvchat.revision import plan_drop_of, split_at, to_last_question
-from kvchat.session import prompts
 from kvchat.session.store import Outcome, SessionStore, new_turn_id
-from kvchat.session.template import Message
+from kvchat.session.template import prompts
+from kvchat.session.template.chat_template import Message
 from kvchat.session.tree import Backend, Finish, Role, Session, Turn, TurnId
 from kvchat.variants.samples import differing
 from kvchat.variants.service import Variants

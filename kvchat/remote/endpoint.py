@@ -15,7 +15,7 @@ from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.errors import ConfigError, InvalidRequest, ModelNotFound, RemoteError, UsageError
 from kvchat.platform.values import dataclass
 from kvchat.remote.pairs import Pairs
-from kvchat.session.template import Message
+from kvchat.session.template.chat_template import Message
 
 _CONNECT_S = 10.0
 _API = "/v1"

@@ -25,7 +25,7 @@ from kvchat.serve.guard import BODY_S, Guard
 from kvchat.serve.metrics import CONTENT_TYPE, Metrics
 from kvchat.serve.replies import Head, delta, error_value, finish, refusal, server_event
 from kvchat.serve.wish import Refusal, Wish, read_wish
-from kvchat.session.template import ChatTemplate
+from kvchat.session.template.chat_template import ChatTemplate
 
 ANY_MODEL = "kvchat"
 """Names whatever model is loaded."""

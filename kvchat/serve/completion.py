@@ -16,8 +16,8 @@ from kvchat.errors import EngineFailed, KvchatError
 from kvchat.serve.metrics import Metrics
 from kvchat.serve.transcripts import Transcripts
 from kvchat.serve.wish import Wish
-from kvchat.session.template import ChatTemplate, Message
-from kvchat.session.text_stream import Piece, StopStrings, TextStream
+from kvchat.session.template.chat_template import ChatTemplate, Message
+from kvchat.session.template.text_stream import Piece, StopStrings, TextStream
 from kvchat.session.tree import Role
 
 _EVENT_WAIT_S = 1.0

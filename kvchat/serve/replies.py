@@ -9,7 +9,7 @@ from starlette.responses import JSONResponse, Response
 
 from kvchat.engine.api.events import FinishReason, RequestFinished
 from kvchat.platform.values import dataclass
-from kvchat.session.text_stream import Piece
+from kvchat.session.template.text_stream import Piece
 
 _FINISH = {FinishReason.LENGTH: "length"}
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from hashlib import blake2b
 from threading import Lock
 
-from kvchat.session.template import Message
+from kvchat.session.template.chat_template import Message
 
 MAX_TOKENS = 2_000_000
 """Remembered in all: some 80 MB of Python integers."""

@@ -11,7 +11,7 @@ from typing import Any
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.errors import InvalidRequest
 from kvchat.platform.values import dataclass
-from kvchat.session.template import SYSTEM, Message
+from kvchat.session.template.chat_template import SYSTEM, Message
 from kvchat.session.tree import Role
 
 _MAX_STOPS = 16

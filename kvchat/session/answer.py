@@ -11,7 +11,7 @@ from time import monotonic
 from kvchat.engine.api.events import FinishReason, RequestFinished
 from kvchat.errors import KvchatError
 from kvchat.session.store import Outcome, SessionStore
-from kvchat.session.text_stream import Piece, TextStream
+from kvchat.session.template.text_stream import Piece, TextStream
 from kvchat.session.tree import Finish, Turn
 
 _WRITE_INTERVAL_S = 1 / 30

@@ -5,9 +5,9 @@ from difflib import get_close_matches
 
 from kvchat.errors import SessionAmbiguous, SessionNotFound
 from kvchat.platform.values import dataclass
-from kvchat.session.digests import has_its_text
-from kvchat.session.rows import session_of, turn_of
-from kvchat.session.statements import session
+from kvchat.session.database.digests import has_its_text
+from kvchat.session.database.rows import session_of, turn_of
+from kvchat.session.database.statements import session
 from kvchat.session.tree import Part, Role, Session, SessionId, TurnId
 
 _MIN_ID_PREFIX = 4

@@ -19,8 +19,8 @@ from kvchat.errors import PackExists, PackNotFound, StorageError
 from kvchat.platform.directories import SYSTEM_NAMES, NamedFiles
 from kvchat.platform.encryptor import Sealer
 from kvchat.platform.values import dataclass
-from kvchat.session.sealed_files import SealedFiles
-from kvchat.session.sealed_files import forget_other as forget_other
+from kvchat.session.encryption.files import SealedFiles
+from kvchat.session.encryption.files import forget_other as forget_other
 
 log = logging.getLogger(__name__)
 

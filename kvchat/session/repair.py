@@ -7,9 +7,9 @@ written with them; text follows from ids that are right, whatever became of its 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from kvchat.session import prompts
 from kvchat.session.store import SessionStore
-from kvchat.session.template import ChatTemplate
+from kvchat.session.template import prompts
+from kvchat.session.template.chat_template import ChatTemplate
 from kvchat.session.tree import Finish, Part, Role, Session, Turn, path_token_ids
 
 _PROBE = "kvchat"

@@ -1,11 +1,13 @@
 """What is stored of conversations, for whoever reads: sessions, their branches, their turns."""
 
 from kvchat.errors import SessionNotFound
-from kvchat.session import damage, lookup, rows, statements
+from kvchat.session import lookup
 from kvchat.session.branch_removal import BranchRemoval, plan_removal
-from kvchat.session.database import Database
+from kvchat.session.database import rows, statements
+from kvchat.session.database.database import Database
+from kvchat.session.database.turn_reader import TurnReader
 from kvchat.session.lookup import SearchHit, SessionSummary
-from kvchat.session.reading import TurnReader
+from kvchat.session.salvage import damage
 from kvchat.session.tree import Branch, Session, SessionId, Turn, TurnId
 
 

@@ -16,10 +16,11 @@ from kvchat.engine.api.ids import u32le
 from kvchat.errors import SessionNotFound, UsageError
 from kvchat.platform.encryptor import Sealer
 from kvchat.platform.writers import Writers
-from kvchat.session import moments, rows, statements
-from kvchat.session.database import Database, MemoryDatabase
-from kvchat.session.reading import TurnReader
-from kvchat.session.sealed_tables import tables_of
+from kvchat.session import timestamps
+from kvchat.session.database import rows, statements
+from kvchat.session.database.database import Database, MemoryDatabase
+from kvchat.session.database.turn_reader import TurnReader
+from kvchat.session.encryption.tables import tables_of
 from kvchat.session.session_reader import SessionReader
 from kvchat.session.tree import (
     MAIN,
@@ -33,7 +34,7 @@ from kvchat.session.tree import (
     Verification,
 )
 from kvchat.session.tree import Outcome as Outcome
-from kvchat.session.unsent import UnsentShelf
+from kvchat.session.unsent_drafts import UnsentShelf
 
 
 class SessionStore(SessionReader):
@@ -381,7 +382,7 @@ class SessionStore(SessionReader):
 def _adopted(
     connection: sqlite3.Connection, session: Session, branches: Sequence[Branch], turns: Sequence[Turn]
 ) -> Session:
-    session, branches, turns = moments.not_ahead(session, branches, turns)
+    session, branches, turns = timestamps.not_ahead(session, branches, turns)
     title = statements.free_title(connection, statements.one_line(session.title))
     session = replace(session, title=title, system=rows.storable(session.system))
     statements.insert_session(connection, session)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from kvchat.errors import UsageError
 from kvchat.platform.values import dataclass
-from kvchat.session.message_files import OPENING, split_files, with_files
+from kvchat.session.template.message_files import OPENING, split_files, with_files
 from kvchat.ui.figures import bytes_text, plural
 from kvchat.ui.plain_text import clean_text, one_line
 

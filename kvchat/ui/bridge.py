@@ -24,10 +24,10 @@ from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.api.snapshot import CacheSnapshot
 from kvchat.engine.api.status import EngineStatus
 from kvchat.platform.values import dataclass
+from kvchat.session.cache_miss import Explanation
 from kvchat.session.lookup import SearchHit, SessionSummary
-from kvchat.session.miss import Explanation
 from kvchat.session.tree import Branch, Session, SessionId, Turn, TurnId
-from kvchat.session.unsent import LentText
+from kvchat.session.unsent_drafts import LentText
 
 
 class ConversationView(Protocol):

@@ -9,7 +9,7 @@ from kvchat.engine.api.cache_format import EXACT
 from kvchat.engine.api.snapshot import CacheSnapshot
 from kvchat.engine.api.view import SHADOW
 from kvchat.errors import KvchatError
-from kvchat.session.origin import origin_of
+from kvchat.session.kv.origin import origin_of
 from kvchat.ui.bridge import ConversationView
 from kvchat.ui.desk import Desk
 from kvchat.ui.figures import plural

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 from kvchat.engine.api.ids import BranchId
 from kvchat.engine.api.inspection import InspectionWish
 from kvchat.engine.api.snapshot import CacheSnapshot
-from kvchat.session.own_blocks import namespace_of
+from kvchat.session.kv.namespaces import namespace_of
 from kvchat.session.tree import path_token_ids
 from kvchat.ui.bridge import ChatService, EngineView
 from kvchat.ui.desk import Desk

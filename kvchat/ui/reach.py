@@ -3,7 +3,7 @@
 from kvchat.engine.api.inspection import InspectedBlock, InspectionWish
 from kvchat.engine.api.snapshot import CacheSnapshot
 from kvchat.errors import KvchatError
-from kvchat.session.own_blocks import namespace_of
+from kvchat.session.kv.namespaces import namespace_of
 from kvchat.session.tree import path_token_ids
 from kvchat.ui.bridge import ChatService, ConversationView, EngineView
 from kvchat.ui.price_words import reach_words

@@ -1,8 +1,8 @@
 """What is said of KV that came from elsewhere, and of what was found when it was computed again."""
 
-from kvchat.session.origin import origin_of
+from kvchat.session.kv.origin import origin_of
+from kvchat.session.kv.trust import Trust, is_imported, trust_of
 from kvchat.session.tree import Session, Turn
-from kvchat.session.trust import Trust, is_imported, trust_of
 from kvchat.ui.figures import count_text, plural
 
 _MARKS = {

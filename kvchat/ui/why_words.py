@@ -1,6 +1,6 @@
 """Why an answer computed what it did, in words."""
 
-from kvchat.session.miss import Culprit, Explanation
+from kvchat.session.cache_miss import Culprit, Explanation
 from kvchat.ui.figures import count_text, guesses_text, plural
 from kvchat.ui.plain_text import one_line
 

@@ -17,11 +17,11 @@ from kvchat.engine.api.request import Request
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.errors import EngineFailed, KvchatError, UsageError
 from kvchat.revision import to_last_question
-from kvchat.session import prompts
 from kvchat.session.answer import Answer, outcome_of
-from kvchat.session.own_blocks import namespace_of
+from kvchat.session.kv.namespaces import namespace_of
 from kvchat.session.store import Outcome
-from kvchat.session.text_stream import Piece
+from kvchat.session.template import prompts
+from kvchat.session.template.text_stream import Piece
 from kvchat.session.tree import Finish, Turn, path_token_ids
 
 DIFFERING_TEMPERATURE = 0.8

@@ -8,7 +8,7 @@ from kvchat.chat_events import Alternative, ChatEvent, EditCost, SampleEvent
 from kvchat.conversation import Answering, Conversation
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.revision import common_ids, to_last_question
-from kvchat.session.own_blocks import namespace_of
+from kvchat.session.kv.namespaces import namespace_of
 from kvchat.session.store import new_session_id
 from kvchat.session.tree import Session, Turn, TurnId, path_token_ids
 from kvchat.variants.read_ahead import ReadAhead

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.session.template import ChatTemplate
+from kvchat.session.template.chat_template import ChatTemplate
 from tests.chat.desk import Desk
 from tests.tiny_models import STARTER, write_model
 

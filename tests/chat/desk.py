@@ -7,7 +7,7 @@ from time import monotonic, sleep
 from kvchat.chat import Chat, ChatEvent, TextDelta
 from kvchat.conversation import Conversation
 from kvchat.session.store import SessionStore
-from kvchat.session.template import ChatTemplate
+from kvchat.session.template.chat_template import ChatTemplate
 from tests.patience import PATIENCE_S
 from tests.scripted_engine import ScriptedEngine
 

@@ -14,7 +14,7 @@ from kvchat.errors import (
     StorageError,
     UsageError,
 )
-from kvchat.session.template import ChatTemplate
+from kvchat.session.template.chat_template import ChatTemplate
 from kvchat.session.tree import Finish
 from tests.chat.desk import REPLY, Desk, shown
 from tests.tiny_models import CHATML, write_model

@@ -11,7 +11,7 @@ from kvchat.cli.compose import opened, start_worker
 from kvchat.config import read_settings
 from kvchat.conversation import Conversation
 from kvchat.engine.api.sampling_params import SamplingParams
-from kvchat.session.miss import Culprit
+from kvchat.session.cache_miss import Culprit
 
 pytestmark = pytest.mark.cpu
 

@@ -12,7 +12,7 @@ from kvchat.errors import (
     UsageError,
 )
 from kvchat.session.store import SessionStore
-from kvchat.session.template import ChatTemplate
+from kvchat.session.template.chat_template import ChatTemplate
 from kvchat.session.tree import Finish, Stored
 from tests.chat.desk import REPLY, Desk, shown
 from tests.scripted_engine import ScriptedHandle

@@ -17,7 +17,7 @@ from kvchat.engine.models.locate import locate_model
 from kvchat.engine.worker import Worker
 from kvchat.errors import EngineFailed, UsageError
 from kvchat.session.store import SessionStore
-from kvchat.session.template import ChatTemplate
+from kvchat.session.template.chat_template import ChatTemplate
 from kvchat.session.tree import Finish, Turn
 from kvchat.variants.samples import SampleDelta, SamplesFinished
 from tests.patience import PATIENCE_S

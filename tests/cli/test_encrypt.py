@@ -17,10 +17,10 @@ from keyring.errors import PasswordDeleteError
 from kvchat.cli.encrypt import switch
 from kvchat.platform.encryptor import Sealer
 from kvchat.platform.key_file import Kind, new_data_key, wrap
-from kvchat.session.sealed_tables import SealedTables
+from kvchat.session.database.table_layout import PlainTables
+from kvchat.session.encryption.tables import SealedTables
 from kvchat.session.store import SessionStore
-from kvchat.session.tables import PlainTables
-from kvchat.session.unsent import UnsentShelf
+from kvchat.session.unsent_drafts import UnsentShelf
 from tests.cli.secret_home import CHEAP, SECRET, WORDS, Give, Run, files_with, make_talk, paths_of
 from tests.terminal import terminal
 

@@ -18,7 +18,7 @@ from kvchat.engine.models.locate import locate_model
 from kvchat.errors import ConfigError, EngineFailed, ModelNotFound, UsageError
 from kvchat.lending.borrower import Borrowed, borrow
 from kvchat.lending.place import identity_of, socket_path
-from kvchat.session.origin import new_origin
+from kvchat.session.kv.origin import new_origin
 from kvchat.session.tree import Turn
 from tests.patience import PATIENCE_S
 

@@ -15,7 +15,7 @@ import pytest
 from kvchat.cli.nearly_full import FREE_SHARE, Unused, first_that_pays, is_nearly_full
 from kvchat.cli.unlocking import opens_unasked, unlocked
 from kvchat.config import read_settings
-from kvchat.session.origin import origin_of
+from kvchat.session.kv.origin import origin_of
 from kvchat.session.tree import Session, SessionId
 from kvchat.session.turn_lock import turn_lock
 from tests.cli.homes import block_bytes, session_of

@@ -17,9 +17,9 @@ from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.models.locate import locate_model
 from kvchat.errors import ModelNotFound
 from kvchat.platform.encryptor import Sealer
-from kvchat.session import schema
+from kvchat.session.database import schema
 from kvchat.session.store import SessionStore
-from kvchat.session.template import ChatTemplate
+from kvchat.session.template.chat_template import ChatTemplate
 from tests.scripted_engine import ScriptedEngine
 
 pytestmark = pytest.mark.pure

@@ -8,7 +8,7 @@ import pytest
 
 from kvchat.lending.borrower import Borrowed, borrow
 from kvchat.lending.lender import Lender
-from kvchat.session.template import ChatTemplate
+from kvchat.session.template.chat_template import ChatTemplate
 from tests.scripted_engine import ScriptedEngine
 from tests.tiny_models import write_model
 

@@ -29,7 +29,7 @@ from kvchat.lending.lender import Lender
 from kvchat.lending.place import identity_of, make_room, socket_path
 from kvchat.lending.wire import VERSION, Channel
 from kvchat.session.store import SessionStore
-from kvchat.session.template import ChatTemplate
+from kvchat.session.template.chat_template import ChatTemplate
 from kvchat.session.tree import Finish
 from tests.lending.conftest import ANSWER, IDENTITY
 from tests.patience import PATIENCE_S

@@ -12,7 +12,7 @@ import pytest
 from kvchat.remote.chat import RemoteChat
 from kvchat.remote.endpoint import Endpoint
 from kvchat.session.store import SessionStore
-from kvchat.session.template import ChatTemplate
+from kvchat.session.template.chat_template import ChatTemplate
 from tests.serve.conftest import KEY, Served
 from tests.tiny_models import STARTER, write_model
 

@@ -12,7 +12,7 @@ from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.serve.app import make_app
 from kvchat.serve.connection import HEAD_S
 from kvchat.serve.server import Server
-from kvchat.session.template import ChatTemplate
+from kvchat.session.template.chat_template import ChatTemplate
 from tests.patience import PATIENCE_S
 from tests.scripted_engine import ScriptedEngine
 from tests.tiny_models import STARTER, write_model

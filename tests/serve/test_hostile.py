@@ -13,7 +13,7 @@ from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.errors import EngineFailed, PoolExhausted
 from kvchat.serve.app import make_app
 from kvchat.serve.guard import MAX_BODY_BYTES
-from kvchat.session.template import ChatTemplate
+from kvchat.session.template.chat_template import ChatTemplate
 from tests.patience import PATIENCE_S
 from tests.scripted_engine import ScriptedEngine
 from tests.serve.conftest import KEY, REPLY, Served

@@ -6,9 +6,10 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvchat.session import prompts, repair
+from kvchat.session import repair
 from kvchat.session.store import Outcome, SessionStore
-from kvchat.session.template import ChatTemplate
+from kvchat.session.template import prompts
+from kvchat.session.template.chat_template import ChatTemplate
 from kvchat.session.tree import MAIN, Branch, Finish, Session, SessionId, Turn, TurnId
 from tests.session.turns import exchange
 

@@ -9,9 +9,9 @@ from typing import TypeVar
 import pytest
 
 from kvchat.errors import KvchatError
-from kvchat.session import recovery
-from kvchat.session.recovery import backup_paths
-from kvchat.session.template import ChatTemplate
+from kvchat.session.salvage import recovery
+from kvchat.session.salvage.recovery import backup_paths
+from kvchat.session.template.chat_template import ChatTemplate
 from kvchat.session.tree import Finish, Part, Turn
 from tests.session.small_home import (
     DATABASE,

@@ -12,9 +12,10 @@ import pytest
 
 from kvchat.chat import Chat
 from kvchat.errors import KvchatError
-from kvchat.session import prompts, repair
+from kvchat.session import repair
 from kvchat.session.store import Outcome, SessionStore
-from kvchat.session.template import ChatTemplate
+from kvchat.session.template import prompts
+from kvchat.session.template.chat_template import ChatTemplate
 from kvchat.session.tree import MAIN, Finish, Part, SessionId, Turn, path_token_ids
 from tests.scripted_engine import ScriptedEngine
 from tests.session.turns import exchange, open_answer, question

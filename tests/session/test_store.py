@@ -13,7 +13,7 @@ import pytest
 
 from kvchat.engine.api.events import Loaded, Timings, Usage
 from kvchat.errors import SessionExists, SessionNotFound, StorageError, UsageError
-from kvchat.session.schema import MIGRATIONS
+from kvchat.session.database.schema import MIGRATIONS
 from kvchat.session.store import Outcome, SessionStore
 from kvchat.session.tree import MAIN, Finish, Stored
 from tests.session.turns import exchange, open_answer, question

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kvchat.errors import StorageError
-from kvchat.session.recovery import backup_paths, damage_mark
+from kvchat.session.salvage.recovery import backup_paths, damage_mark
 from kvchat.session.store import SessionStore
 from kvchat.session.tree import MAIN, Finish, Session, Turn
 from tests.session.turns import exchange, open_answer, question

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from threading import Event
 
 from kvchat.errors import StorageError
-from kvchat.session.unsent import LentText
+from kvchat.session.unsent_drafts import LentText
 from tests.ui.gate import HELD_S
 
 

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from kvchat.session.kv.trust import Trust, trust_of
 from kvchat.session.tree import Finish, Role, Session, SessionId, Turn, TurnId, Verdict, Verification
-from kvchat.session.trust import Trust, trust_of
 from kvchat.ui.trust_words import exactness_words, trust_mark, trust_words
 
 pytestmark = pytest.mark.pure

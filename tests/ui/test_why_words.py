@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvchat.session.miss import Culprit, Explanation, Miss
+from kvchat.session.cache_miss import Culprit, Explanation, Miss
 from kvchat.ui.why_words import why_words
 
 pytestmark = pytest.mark.pure

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from kvchat.engine.api.recall import Item, Question
 from kvchat.errors import UsageError
 from kvchat.platform.values import dataclass
-from kvchat.session.tokenizer import read_tokenizer
+from kvchat.session.template.tokenizer import read_tokenizer
 from kvchat.starter.conversation import Message
 from kvchat.starter.probes import Interview, Prober
 from kvchat.starter.split import stable_hash

@@ -5,7 +5,7 @@ from typing import Protocol
 
 from kvchat.engine.api.ids import BlockKey, GroupId, block_key, from_u32le, root_key
 from kvchat.session.bundle.writer import SourceBlock
-from kvchat.session.references import Run, runs_of
+from kvchat.session.kv.references import Run, runs_of
 from kvchat.session.tree import Turn
 
 

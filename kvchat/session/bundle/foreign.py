@@ -16,7 +16,7 @@ from typing import Any
 
 from kvchat.errors import BundleError
 from kvchat.platform.values import dataclass
-from kvchat.session.statements import one_line, title_of
+from kvchat.session.database.statements import one_line, title_of
 from kvchat.session.store import new_session_id, new_turn_id
 from kvchat.session.tree import MAIN, Branch, BranchName, Finish, Role, Session, Turn, TurnId
 

@@ -8,7 +8,7 @@ from typing import Any
 from kvchat.platform.values import dataclass
 from kvchat.session.bundle.fields import Fields
 from kvchat.session.bundle.layout import ITEM_BYTES, BundleLayout, BundleRegion
-from kvchat.session.moments import LATEST
+from kvchat.session.timestamps import LATEST
 
 FORMAT = "kvchat.bundle"
 MAX_TURNS = 1_000_000

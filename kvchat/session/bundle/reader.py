@@ -20,7 +20,7 @@ from kvchat.session.bundle.manifest import BundleModel, Manifest, read_manifest
 from kvchat.session.bundle.record import BLOCK, END, META, TURN, Record, RecordReader
 from kvchat.session.bundle.turn_record import read_turn
 from kvchat.session.bundle.writer import Progress
-from kvchat.session.references import References, runs_of
+from kvchat.session.kv.references import References, runs_of
 from kvchat.session.store import new_session_id, new_turn_id
 from kvchat.session.tree import Branch, BranchName, Session, SessionId, Turn, TurnId
 

@@ -11,7 +11,7 @@ from typing import Any
 from kvchat.engine.api.events import Loaded, Timings, Usage
 from kvchat.engine.api.ids import from_u32le, u32le
 from kvchat.session.bundle.fields import Fields
-from kvchat.session.moments import LATEST
+from kvchat.session.timestamps import LATEST
 from kvchat.session.tree import Backend, Finish, Role, SessionId, Turn, TurnId
 
 _MAX_NAME_LEN = 200

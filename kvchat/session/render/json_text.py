@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from kvchat.session.kv.trust import is_imported
 from kvchat.session.tree import Branch, Session, Turn
-from kvchat.session.trust import is_imported
 
 FORMAT = "kvchat.session"
 VERSION = 1

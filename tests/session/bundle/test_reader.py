@@ -14,7 +14,7 @@ from kvchat.session.bundle.reader import Bundle, read_blocks, read_bundle, renam
 from kvchat.session.bundle.record import BLOCK as BLOK
 from kvchat.session.bundle.record import END, MAGIC, META, TURN
 from kvchat.session.bundle.turn_record import turn_body, turn_header
-from kvchat.session.references import runs_of
+from kvchat.session.kv.references import runs_of
 from kvchat.session.tree import path_token_ids
 from tests.session.bundle.bundles import (
     BLOCK,

@@ -8,7 +8,7 @@ import pytest
 
 from kvchat.chat import Chat
 from kvchat.session.store import SessionStore
-from kvchat.session.template import ChatTemplate
+from kvchat.session.template.chat_template import ChatTemplate
 from kvchat.ui.app import KvchatApp
 from kvchat.ui.widgets.session_list import SessionList
 from tests.scripted_engine import ScriptedEngine

@@ -1,0 +1,219 @@
+"""Why an answer computed more than was new to it, found in the stored turns alone.
+
+Every answer that was computed before in the session left blocks of its path. As far as a prompt agrees with
+one of these, it could be reused; where it ceases to, or was not reused all the same, is the reason.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from kvchat.errors import UsageError
+from kvchat.platform.values import dataclass
+from kvchat.session.tree import Role, Stored, Turn, TurnId, path_token_ids
+
+if TYPE_CHECKING:
+    from kvchat.session.template.tokenizer import ChatTokenizer
+
+
+class Culprit(StrEnum):
+    NONE = "none"
+    """Only what was new was computed."""
+    STARTED_OVER = "started over"
+    """The conversation was rendered anew: another tokenizer, text that came without ids, damage."""
+    DIFFERENT = "different"
+    """Something earlier was changed, left out or asked on another branch."""
+    MODEL = "model"
+    """Another model, or other weights, had answered before."""
+    NOT_KEPT = "not kept"
+    """It had been computed before; whether it was kept, and faster to compute than to load, is not noted."""
+    EVICTED = "evicted"
+    """It had been computed before, and no tier had it any more."""
+    FASTER = "faster"
+    """A slower tier had it, and computing was faster than loading."""
+    SYSTEM = "system"
+    """What stands before the first message differs: the system prompt, or what the template writes there."""
+    REWRITTEN = "rewritten"
+    """The conversation was rendered anew, and the template writes what was said in another way."""
+
+
+_LOST: dict[Stored | None, Culprit] = {
+    Stored.NOTHING: Culprit.EVICTED,
+    Stored.LOADED: Culprit.EVICTED,
+    Stored.COMPUTED: Culprit.FASTER,
+    Stored.BOTH: Culprit.FASTER,
+}
+"""What a prompt had computed before and did not reuse, by what became of its stored part."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Miss:
+    """What an answer's prompt reused, and why no more.
+
+    Args:
+        new_tokens: of the prompt, could not have been computed before: the question, and the token that was
+            sampled last. Where the conversation started over they cannot be told from the rest: 0.
+        at: position of the first token that was not reused.
+        shared: what stands before `here` and `there` on both sides.
+        here: the prompt's tokens from there, or from the first one that differs.
+        there: those of the path that agrees longest, where they differ.
+        drafted_tokens: tokens of the answer that were guessed while it was written.
+        accepted_tokens: those that were right, each of which saved a step.
+    """
+
+    culprit: Culprit
+    prompt_tokens: int
+    cached_tokens: int
+    new_tokens: int
+    at: int
+    shared: tuple[int, ...] = ()
+    here: tuple[int, ...] = ()
+    there: tuple[int, ...] = ()
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+
+    @property
+    def computed_tokens(self) -> int:
+        return self.prompt_tokens - self.cached_tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """A miss with the text of both sides."""
+
+    miss: Miss
+    shared: str
+    here: str
+    there: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rendering:
+    """What only a template knows of a conversation.
+
+    Args:
+        system_len: tokens before the words of its first message.
+        rewrites: whether what was said is written in another way when it is rendered anew.
+        others: with which fingerprint, and how, other conversations began; looked at for a first message.
+    """
+
+    system_len: int = 0
+    rewrites: bool = False
+    others: tuple[tuple[str, tuple[int, ...]], ...] = ()
+
+
+def explain(
+    turns: Sequence[Turn], answer: Turn, rendering: Rendering | None = None, num_shown: int = 8
+) -> Miss:
+    """Return why an answer computed what it did.
+
+    Args:
+        turns: all of its session, in the order in which they were stored.
+        rendering: None: it is not known, and the template is not blamed.
+        num_shown: tokens to show of each side.
+
+    Raises:
+        UsageError: it was not computed here, or its ids are missing.
+    """
+    tree = {turn.id: turn for turn in turns}
+    path = path_to(tree, answer)
+    prompt, usage = path_token_ids(path), answer.usage
+    if answer.role is not Role.ASSISTANT or prompt is None or not usage.prompt_tokens:
+        raise UsageError("there is nothing to explain: this was not computed here")
+    prompt = prompt[: usage.prompt_tokens]
+    question = next((turn for turn in reversed(path) if turn.role is Role.USER), answer)
+    has_started_over = question.starts_over and question.parent_id is not None
+    num_asked = 0 if has_started_over else len(question.token_ids or ())
+    new_tokens = min(num_asked + (len(path) > 2), len(prompt))
+    earlier = list(_computed_before(turns, tree, answer))
+    if rendering is not None and question.parent_id is None:
+        earlier += rendering.others
+    agreeing = max((_common(ids, prompt) for by, ids in earlier if by == answer.fingerprint), default=0)
+    by_others = max((_common(ids, prompt) for _, ids in earlier), default=0)
+    other = max((ids for _, ids in earlier), key=lambda ids: _common(ids, prompt), default=())
+
+    at = usage.cached_tokens
+    culprit = Culprit.DIFFERENT
+    if usage.computed_tokens <= new_tokens:
+        culprit = Culprit.NONE
+    elif at < min(agreeing, len(prompt) - 1):
+        culprit = _LOST.get(answer.stored, Culprit.NOT_KEPT)
+    elif by_others > max(agreeing, at):
+        culprit = Culprit.MODEL
+    elif has_started_over:
+        culprit = Culprit.STARTED_OVER
+    differs = by_others if culprit in (Culprit.DIFFERENT, Culprit.STARTED_OVER) else at
+    if rendering is not None:
+        culprit = _by_template(culprit, rendering, agreeing if at <= agreeing else 0)
+        differs = by_others if culprit is Culprit.SYSTEM else differs
+    is_shown = culprit is not Culprit.NONE
+    return Miss(
+        culprit=culprit,
+        prompt_tokens=usage.prompt_tokens,
+        cached_tokens=at,
+        new_tokens=new_tokens,
+        at=at,
+        shared=prompt[max(0, differs - num_shown) : differs] if is_shown else (),
+        here=prompt[differs : differs + num_shown] if is_shown else (),
+        there=other[differs : differs + num_shown] if is_shown and differs == by_others else (),
+        drafted_tokens=usage.drafted_tokens,
+        accepted_tokens=usage.accepted_tokens,
+    )
+
+
+def _by_template(culprit: Culprit, rendering: Rendering, agreeing: int) -> Culprit:
+    """Return the culprit where the template, or what it stands on, may be the one.
+
+    Args:
+        agreeing: tokens that the same model had computed before; 0 where more than those were reused.
+    """
+    may_be = culprit not in (Culprit.MODEL, *_LOST.values(), Culprit.NOT_KEPT)
+    if may_be and 0 < agreeing < rendering.system_len:
+        return Culprit.SYSTEM
+    if culprit is Culprit.STARTED_OVER and rendering.rewrites and agreeing:
+        return Culprit.REWRITTEN
+    return culprit
+
+
+def with_text(miss: Miss, tokenizer: "ChatTokenizer") -> Explanation:
+    """Return a miss with what its tokens say, control tokens by their names."""
+    parts = (miss.shared, miss.here, miss.there)
+    shared, here, there = (tokenizer.decode(ids, keep_control=True) for ids in parts)
+    return Explanation(miss=miss, shared=shared, here=here, there=there)
+
+
+def _computed_before(
+    turns: Sequence[Turn], tree: dict[TurnId, Turn], answer: Turn
+) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yield fingerprint and fed ids of the longest paths that answers before this one computed."""
+    passed: set[tuple[TurnId, str]] = set()
+    before = turns[: next(at for at, turn in enumerate(turns) if turn.id == answer.id)]
+    for turn in reversed(before):
+        if turn.role is not Role.ASSISTANT or not turn.usage.prompt_tokens:
+            continue
+        if (turn.id, turn.fingerprint) in passed:
+            continue
+        path = path_to(tree, turn)
+        if (ids := path_token_ids(path)) is None:
+            continue  # the answers before it are paths of their own then
+        passed |= {(one.id, one.fingerprint) for one in path}
+        # The last sampled token was never fed.
+        yield turn.fingerprint, ids[:-1]
+
+
+def path_to(tree: Mapping[TurnId, Turn], turn: Turn) -> list[Turn]:
+    """Return the turns from the first message to one of them."""
+    path = [turn]
+    while (parent := path[-1].parent_id) is not None and parent in tree:
+        path.append(tree[parent])
+    return path[::-1]
+
+
+def _common(left: Iterable[int], right: Iterable[int]) -> int:
+    """Return how many ids two sequences begin with alike."""
+    count = 0
+    for one, other in zip(left, right, strict=False):
+        if one != other:
+            break
+        count += 1
+    return count

@@ -1,0 +1,284 @@
+"""Database rows to values and back; a row that is not what was written is told by its digests."""
+
+import json
+import sqlite3
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from kvchat.engine.api.events import Loaded, Timings, Usage
+from kvchat.engine.api.ids import from_u32le, u32le
+from kvchat.session.database import digests
+from kvchat.session.salvage.damage import refuse_broken, refuse_no_text
+from kvchat.session.tree import (
+    Backend,
+    Branch,
+    BranchName,
+    Finish,
+    Part,
+    Role,
+    Session,
+    SessionId,
+    Stored,
+    Turn,
+    TurnId,
+    Verdict,
+    Verification,
+)
+
+
+def session_of(row: sqlite3.Row) -> Session:
+    """Return the session a row holds.
+
+    Raises: DamageFound: the row is not what was written.
+    """
+    refuse_no_text(row, "id", "title", "system", "model", "active_branch")
+    refuse_broken("a session", broken_in_session(row))
+    return Session(
+        id=SessionId(row["id"]),
+        title=row["title"],
+        system=row["system"],
+        model=row["model"],
+        created_at=row["created_at"],
+        updated_at=row["updated_at"],
+        active_branch=BranchName(row["active_branch"]),
+        pinned=bool(row["pinned"]),
+        namespace=row["namespace"],
+        verification=_verification_of(row["verified"]),
+        adapter=row["adapter"] or "",
+        lost=_lost(row),
+    )
+
+
+def branch_of(row: sqlite3.Row) -> Branch:
+    """Return the branch a row holds.
+
+    Raises: DamageFound: the row is not what was written.
+    """
+    refuse_no_text(row, "session_id", "name")
+    refuse_broken("a branch", broken_in_branch(row))
+    leaf = row["leaf_id"]
+    return Branch(
+        session_id=SessionId(row["session_id"]),
+        name=BranchName(row["name"]),
+        leaf_id=None if leaf is None else TurnId(leaf),
+        updated_at=row["updated_at"],
+    )
+
+
+def broken_in_session(row: sqlite3.Row) -> frozenset[str]:
+    """Return the columns that are not what was written; a row of which nobody knows it is believed."""
+    written = row["digests"]
+    if written is None:
+        return frozenset()
+    return digests.broken_columns(digests.SESSION_COLUMNS, row, written) - _lost(row)
+
+
+def broken_in_branch(row: sqlite3.Row) -> frozenset[str]:
+    """Return the columns that are not what was written."""
+    written = row["digests"]
+    return frozenset() if written is None else digests.broken_columns(digests.BRANCH_COLUMNS, row, written)
+
+
+def broken_in_pieces(pieces: Sequence[sqlite3.Row], turn_id: str) -> frozenset[Part]:
+    """Return the parts of an unfinished answer that are not what was written; a missing piece breaks all."""
+    places = [piece["place"] for piece in pieces if piece["place"] is not None]
+    if places != list(range(len(places))):
+        return frozenset({Part.TEXT, Part.IDS})
+    return frozenset().union(*(digests.broken_in_piece(piece, turn_id) for piece in pieces))
+
+
+def is_whole(table: str, row: sqlite3.Row) -> bool:
+    """Return whether a row of any table is what was written, as far as it can be told."""
+    try:
+        if table == "turns":
+            return not turn_of(row).damaged
+        if table == "sessions":
+            return not broken_in_session(row)
+        return table != "branches" or not broken_in_branch(row)
+    except (LookupError, TypeError, ValueError):
+        return False
+
+
+def turn_of(row: sqlite3.Row) -> Turn:
+    """Return the turn a row holds, marked as damaged where the row is not what was written."""
+    role, finish, ids, broken = _checked(row)
+    usage, loaded, timings, backend, stored = _stats_of(row["stats"])
+    return Turn(
+        id=TurnId(row["id"]),
+        session_id=SessionId(row["session_id"]),
+        parent_id=None if row["parent_id"] is None else TurnId(row["parent_id"]),
+        role=role,
+        text=_text(row["text"]),
+        reasoning=_text(row["reasoning"]),
+        token_ids=ids,
+        finish=finish,
+        created_at=row["created_at"],
+        model=_text(row["model"]),
+        fingerprint=_text(row["fingerprint"]),
+        tokenizer=_text(row["tokenizer"]),
+        usage=usage,
+        loaded=loaded,
+        timings=timings,
+        exact=bool(row["exact"]),
+        starts_over=bool(row["starts_over"]),
+        damaged=bool(broken),
+        broken=broken,
+        repaired=bool(row["repaired"]),
+        backend=backend,
+        stored=stored,
+    )
+
+
+def values_of(turn: Turn, writer: str) -> dict[str, Any]:
+    """Return the columns of a turn. An unfinished turn has no digest of the whole: it still grows."""
+    unfinished = turn.finish is Finish.PARTIAL
+    ids = None if turn.token_ids is None else u32le(turn.token_ids)
+    values: dict[str, Any] = {
+        "id": turn.id,
+        "session_id": turn.session_id,
+        "parent_id": turn.parent_id,
+        "role": turn.role.value,
+        "text": turn.text,
+        "reasoning": turn.reasoning,
+        "token_ids": ids,
+        "finish": turn.finish.value,
+        "created_at": turn.created_at,
+        "model": turn.model,
+        "fingerprint": turn.fingerprint,
+        "tokenizer": turn.tokenizer,
+        "stats": stats_json(turn),
+        "exact": int(turn.exact),
+        "starts_over": int(turn.starts_over),
+        "writer": writer if unfinished else "",
+        "repaired": int(turn.repaired),
+    }
+    return values | _digests_of(values, turn)
+
+
+def _digests_of(values: dict[str, Any], turn: Turn) -> dict[str, bytes | None]:
+    parts = digests.PartDigests.of(values)
+    if turn.finish is Finish.PARTIAL:
+        return {"digest": None, "parts": parts.without(turn.broken)}
+    if turn.damaged:
+        # What was found to be damaged must not be vouched for.
+        return {"digest": b"", "parts": parts.without(turn.broken)}
+    whole = digests.turn_digest(turn.role, turn.parent_id, turn.text, turn.reasoning, values["token_ids"])
+    return {"digest": whole, "parts": parts.packed}
+
+
+def session_values(session: Session) -> dict[str, Any]:
+    """Return the columns of a session."""
+    return {
+        "id": session.id,
+        "title": session.title,
+        "system": session.system,
+        "model": session.model,
+        "created_at": session.created_at,
+        "updated_at": session.updated_at,
+        "active_branch": session.active_branch,
+        "pinned": int(session.pinned),
+        "namespace": session.namespace,
+        "verified": verification_json(session.verification),
+        "adapter": session.adapter,
+        "lost": " ".join(sorted(session.lost)),
+    }
+
+
+def branch_values(branch: Branch) -> dict[str, Any]:
+    """Return the columns of a branch."""
+    return {
+        "session_id": branch.session_id,
+        "name": branch.name,
+        "leaf_id": branch.leaf_id,
+        "updated_at": branch.updated_at,
+    }
+
+
+def _lost(row: sqlite3.Row) -> frozenset[str]:
+    return frozenset(str(row["lost"]).split())
+
+
+def verification_json(verification: Verification | None) -> str:
+    return "" if verification is None else json.dumps(asdict(verification))
+
+
+def stats_json(turn: Turn) -> str:
+    figures: dict[str, Any] = {
+        "usage": turn.usage,
+        "loaded": turn.loaded,
+        "timings": turn.timings,
+        "backend": turn.backend,
+    }
+    stored = {} if turn.stored is None else {"stored": turn.stored.value}
+    return json.dumps(stored | {name: asdict(value) for name, value in figures.items() if value is not None})
+
+
+def storable(text: str) -> str:
+    """Return text as SQLite can keep it: lone surrogates, which a terminal can send, become `?`."""
+    return text.encode(errors="replace").decode()
+
+
+def _checked(row: sqlite3.Row) -> tuple[Role, Finish, tuple[int, ...] | None, frozenset[Part]]:
+    blob = row["token_ids"]
+    try:
+        broken = _broken(row)
+    except (TypeError, AttributeError):  # a value of another type than its column's
+        broken, blob = frozenset(Part), None
+    try:
+        ids = None if blob is None else tuple(from_u32le(blob))
+    except ValueError:
+        ids, broken = None, broken | {Part.IDS}
+    role, finish = _role_or_user(row["role"]), _finish_or_error(row["finish"])
+    if (role, finish) != (row["role"], row["finish"]):
+        broken |= {Part.FACTS}
+    return role, finish, ids, broken
+
+
+def _broken(row: sqlite3.Row) -> frozenset[Part]:
+    """Return the parts that are not what was written."""
+    if row["digest"] is None:
+        if row["finish"] != Finish.PARTIAL:
+            return frozenset(Part)
+        return digests.PartDigests.of(row).broken(row["parts"]) if row["parts"] else frozenset()
+    whole = digests.turn_digest(
+        row["role"], row["parent_id"], row["text"], row["reasoning"], row["token_ids"]
+    )
+    parts = row["parts"] or b""
+    if whole == row["digest"]:  # then only facts that it does not cover can be others
+        return frozenset() if digests.has_its_facts(row, parts) else frozenset({Part.FACTS})
+    return digests.PartDigests.of(row).broken(parts)
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _role_or_user(name: str) -> Role:
+    return Role.ASSISTANT if name == Role.ASSISTANT else Role.USER
+
+
+def _finish_or_error(name: str) -> Finish:
+    return Finish(name) if name in set(Finish) else Finish.ERROR
+
+
+def _stats_of(text: str) -> tuple[Usage, Loaded, Timings, Backend | None, Stored | None]:
+    """Return the figures of a turn; damaged or foreign ones are dropped, since nothing depends on them."""
+    try:
+        stats = json.loads(text)
+        figures = Usage(**stats["usage"]), Loaded(**stats["loaded"]), Timings(**stats["timings"])
+        backend = Backend(**stats["backend"]) if "backend" in stats else None
+        return *figures, backend, Stored(stats["stored"]) if stats.get("stored") in set(Stored) else None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return Usage(), Loaded(), Timings(), None, None
+
+
+def _verification_of(text: str) -> Verification | None:
+    """Return what was found; damaged words mean that nobody has looked yet."""
+    try:
+        values = json.loads(text) if text else None
+        if values is None:
+            return None
+        return Verification(**(values | {"verdict": Verdict(values["verdict"])}))
+    except (ValueError, KeyError, TypeError):
+        return None

@@ -1,0 +1,103 @@
+"""How the rows of the session database lie in its file: in the clear, or sealed.
+
+The store's statements name the same tables and see the same values either way; everything that depends on how
+they lie is behind `Tables`.
+"""
+
+import sqlite3
+from pathlib import Path
+from typing import Protocol
+
+from kvchat.errors import EncryptionError, StorageError
+from kvchat.platform import sqlite_files
+from kvchat.platform.encryptor import Sealer
+from kvchat.platform.key_file import key_path
+from kvchat.session.database import rows, schema
+
+SEALED_MARK = 0x6B767331
+"""`PRAGMA application_id` of a sealed database; one in the clear has none."""
+
+_MARK_AT = 68
+_HEADER_BYTES = 100
+
+
+class Tables(Protocol):
+    """One way in which rows lie in the file."""
+
+    @property
+    def sealer(self) -> Sealer | None:
+        """What the rows are sealed with; None: they are in the clear."""
+        ...
+
+    def check(self, path: Path) -> None:
+        """Refuse a file whose rows lie in another way.
+
+        Raises: StorageError: another process has turned encryption on or off; EncryptionError: there is no
+            key for it; DamageFound: the file's first bytes are not what they must be.
+        """
+        ...
+
+    def migrate(self, connection: sqlite3.Connection, path: Path) -> None:
+        """Create the tables, or bring older ones forward; see `schema.migrate`."""
+        ...
+
+    def show(self, connection: sqlite3.Connection) -> None:
+        """Let statements on this connection name the tables, and see values in the clear.
+
+        Raises: DamageFound: the tables are not those of the newest version; EncryptionError: their rows were
+            sealed with another key.
+        """
+        ...
+
+    def index_words(self, connection: sqlite3.Connection) -> None:
+        """Bring `turns_fts` up to date for a search."""
+        ...
+
+    def stored_name(self, table: str) -> str:
+        """Return the name under which a table's rows lie in the file."""
+        ...
+
+    def is_whole(self, table: str, row: sqlite3.Row) -> bool:
+        """Return whether a row, as it lies in the file, is what was written, as far as it can be told."""
+        ...
+
+
+class PlainTables:
+    """Rows in the clear. SQLite itself keeps the index of words."""
+
+    sealer = None
+
+    def check(self, path: Path) -> None:
+        if not is_sealed(path):
+            return
+        key = key_path(path.parent)
+        if not key.exists():
+            raise EncryptionError(f"{path} is encrypted and its key is gone: put {key} back from a backup")
+        raise StorageError(f"{path} is encrypted now; start kvchat again")
+
+    def migrate(self, connection: sqlite3.Connection, path: Path) -> None:
+        schema.migrate(connection, path)
+
+    def show(self, connection: sqlite3.Connection) -> None:
+        schema.refuse_damaged_tables(connection)
+
+    def index_words(self, connection: sqlite3.Connection) -> None:
+        pass
+
+    def stored_name(self, table: str) -> str:
+        return table
+
+    def is_whole(self, table: str, row: sqlite3.Row) -> bool:
+        return rows.is_whole(table, row)
+
+
+PLAIN = PlainTables()
+
+
+def is_sealed(path: Path) -> bool:
+    """Return whether a file says that its rows are sealed."""
+    try:
+        header = sqlite_files.first_bytes(path, _HEADER_BYTES)
+    except OSError:
+        return False
+    return int.from_bytes(header[_MARK_AT : _MARK_AT + 4], "big") == SEALED_MARK

@@ -1,0 +1,60 @@
+"""Why an answer computed what it did, with what its model's template knows of the conversation."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+
+from kvchat.errors import KvchatError
+from kvchat.session.cache_miss import Explanation, Rendering, explain, path_to, with_text
+from kvchat.session.session_reader import SessionReader
+from kvchat.session.template import prompts
+from kvchat.session.template.chat_template import ChatTemplate
+from kvchat.session.timestamps import calendar
+from kvchat.session.tree import Session, Turn
+
+_NUM_OTHERS = 8
+"""Conversations, the newest first, whose beginnings are looked at."""
+
+
+def explained(store: SessionReader, template: ChatTemplate, session: Session, answer: Turn) -> Explanation:
+    """Return why an answer computed what it did; see `explain`.
+
+    Raises:
+        UsageError: it was not computed here, or its ids are missing.
+    """
+    turns = store.all_turns(session.id)
+    before = path_to({turn.id: turn for turn in turns}, answer)[:-2]
+    others = () if before else tuple(_beginnings(store, session))
+    rendering = _rendering(template, session, before, others)
+    return with_text(explain(turns, answer, rendering), template.tokenizer)
+
+
+def _rendering(
+    template: ChatTemplate,
+    session: Session,
+    before: Sequence[Turn],
+    others: tuple[tuple[str, tuple[int, ...]], ...],
+) -> Rendering:
+    """Return what a template does with a conversation; nothing is held against one that refuses it.
+
+    Args:
+        before: the turns before the question.
+    """
+    with suppress(KvchatError):
+        now = calendar(session.created_at)
+        one, other = (template.opening(session.system, text, now=now) for text in "ab")
+        alike = next((at for at, pair in enumerate(zip(one, other, strict=False)) if len(set(pair)) > 1), 0)
+        rewrite = template.history_rewrite(prompts.history(session, before))
+        return Rendering(system_len=alike, rewrites=rewrite is not None, others=others)
+    return Rendering()
+
+
+def _beginnings(store: SessionReader, session: Session) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yield how other conversations, already there when this one began, began, and with which fingerprint."""
+    known = [one.session for one in store.list_sessions() if one.session.id != session.id]
+    # Blocks of other namespaces never serve this one.
+    alike = [one for one in known if one.namespace == session.namespace]
+    for other in [one for one in alike if one.created_at <= session.created_at][:_NUM_OTHERS]:
+        with suppress(KvchatError):  # deleted meanwhile, or damaged: nothing is known of it
+            turns = store.turns_to(store.branch(other.id, other.active_branch).leaf_id)
+            if len(turns) > 1 and turns[0].has_ids:
+                yield turns[1].fingerprint, tuple(turns[0].token_ids or ())

@@ -1,0 +1,132 @@
+"""Which KV blocks the stored conversations can still use: derived from their token ids, never stored.
+
+Deleting a session or collecting garbage asks here before a block goes. The answer may name keys that no tier
+holds, and errs on the side of keeping: a whole tree counts under every fingerprint that answered in it.
+"""
+
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from dataclasses import field
+
+from kvchat.engine.api.ids import KEY_BYTES, BlockKey, block_key, root_key, u32le
+from kvchat.platform.values import dataclass
+from kvchat.session.kv.origin import origin_of
+from kvchat.session.store import SessionStore
+from kvchat.session.tree import SessionId, Turn, TurnId
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Ids that follow a block on some path, packed; `key` names them if they fill a block."""
+
+    parent: BlockKey
+    token_ids: bytes
+    key: BlockKey | None
+
+
+@dataclass(frozen=True, slots=True)
+class References:
+    """Blocks that conversations refer to.
+
+    `keys` are full blocks. `runs` are the ids that follow a block on some path, packed, up to a whole block:
+    a tail is referenced if it begins one of them.
+    """
+
+    keys: set[BlockKey] = field(default_factory=set)
+    runs: dict[BlockKey, set[bytes]] = field(default_factory=dict)
+
+    def add(self, runs: Iterable[Run]) -> None:
+        for run in runs:
+            self.runs.setdefault(run.parent, set()).add(run.token_ids)
+            if run.key is not None:
+                self.keys.add(run.key)
+
+    def covers_tail(self, parent: BlockKey, token_ids: Sequence[int]) -> bool:
+        """Return whether a tail of these ids behind `parent` lies on a stored path."""
+        tail = u32le(token_ids)
+        return any(run.startswith(tail) for run in self.runs.get(parent, ()))
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    """Where a path has got to: the last full block, and the ids behind it that fill no block yet."""
+
+    parent: BlockKey
+    rest: tuple[int, ...]
+
+
+def references(
+    store: SessionStore, block_size: int, sessions: Iterable[SessionId] | None = None
+) -> References:
+    """Return what some sessions (None: all) refer to. Linear in their token ids."""
+    if sessions is None:
+        sessions = [summary.session.id for summary in store.list_sessions()]
+    found = References()
+    for session_id in sessions:
+        add_turns(found, store, session_id, store.all_turns(session_id), block_size)
+    return found
+
+
+def add_turns(
+    found: References, store: SessionStore, session_id: SessionId, turns: Sequence[Turn], block_size: int
+) -> None:
+    """Add what some turns of a session refer to, a parent before its children."""
+    namespace = store.session(session_id).namespace
+    fingerprints = {turn.fingerprint for turn in store.all_turns(session_id)}
+    if (conversion := origin_of(namespace)) is not None:
+        fingerprints.add(conversion.fingerprint)  # nobody may have answered in that format yet
+    for fingerprint in sorted(fingerprints):
+        root = chain_root(fingerprint, namespace)
+        if root is not None:
+            found.add(runs_of(turns, root, block_size))
+
+
+def referenced_keys(store: SessionStore, block_size: int) -> set[BlockKey]:
+    """Return the keys of all full blocks that any session refers to."""
+    return references(store, block_size).keys
+
+
+def only_referenced_by(store: SessionStore, session_id: SessionId, block_size: int) -> set[BlockKey]:
+    """Return the keys of the full blocks that would be of no use without this session."""
+    others = [one.session.id for one in store.list_sessions() if one.session.id != session_id]
+    own = references(store, block_size, [session_id]).keys
+    return own - references(store, block_size, others).keys
+
+
+def chain_root(fingerprint: str, namespace: str = "") -> BlockKey | None:
+    """Return the root of a fingerprint in hex; None if it is none."""
+    try:
+        digest = bytes.fromhex(fingerprint)
+    except ValueError:
+        return None
+    return root_key(digest, namespace) if len(digest) == KEY_BYTES else None
+
+
+def runs_of(turns: Iterable[Turn], root: BlockKey, block_size: int) -> Iterator[Run]:
+    """Yield what lies on the paths of a tree: its full blocks, parents first, and what each turn ends with.
+
+    The runs of two roots correspond one to one.
+
+    Args:
+        turns: a parent before its children, so that each turn is walked once.
+    """
+    ends: dict[TurnId | None, _End | None] = {None: _End(root, ())}
+    for turn in turns:
+        begin = _End(root, ()) if turn.starts_over else ends.get(turn.parent_id)
+        if begin is None or turn.token_ids is None or not turn.has_ids:
+            ends[turn.id] = None
+        else:
+            ends[turn.id] = yield from _runs_of_turn(begin, turn.token_ids, block_size)
+
+
+def _runs_of_turn(begin: _End, token_ids: tuple[int, ...], block_size: int) -> Generator[Run, None, _End]:
+    parent, ids = begin.parent, begin.rest + token_ids
+    num_full = len(ids) // block_size
+    for start in range(0, num_full * block_size, block_size):
+        block = ids[start : start + block_size]
+        key = block_key(parent, block)
+        yield Run(parent, u32le(block), key)
+        parent = key
+    rest = ids[num_full * block_size :]
+    if rest:
+        yield Run(parent, u32le(rest), None)
+    return _End(parent, rest)

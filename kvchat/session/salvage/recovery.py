@@ -1,0 +1,414 @@
+"""A database that SQLite cannot read any more: a new one takes its place, with every row that still can be.
+
+The damaged file is kept beside it. Rows come from it and from the backup, whichever has them whole; a turn
+that is whole nowhere comes as it is, and reads as damaged. Nothing here decides what is right: the digests of
+the rows do.
+"""
+
+import fcntl
+import os
+import shutil
+import sqlite3
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
+from math import inf
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from kvchat.errors import StorageError
+from kvchat.platform import sqlite_files
+from kvchat.platform.directories import sync
+from kvchat.platform.values import dataclass
+from kvchat.platform.writers import Writers
+from kvchat.session.database.table_layout import Tables
+from kvchat.session.salvage import wal
+from kvchat.session.salvage.damage import refuse_damage
+from kvchat.session.salvage.relink_sessions import tie_sessions
+from kvchat.session.salvage.relink_turns import tie_turns
+from kvchat.session.salvage.table_roots import Layout, layout_of, likeliest
+
+BACKUP_AGE_S = 86_400.0
+_TABLES = ("sessions", "branches", "turns", "pieces")
+_PAGE_BYTES = 4096
+# What every database of kvchat begins with: SQLite's name, page size, journal, and limits of the format.
+_FIXED_HEADER = b"SQLite format 3\0" + bytes([0x10, 0, 2, 2, 0, 64, 32, 32])
+_NEWEST_FORMAT = 2
+_PATIENCE_S = 5.0
+_MOST_SINGLE_ROWS = 10_000
+# Decoding fails where SQLite's own message quotes damaged bytes.
+_UNREADABLE = (sqlite3.Error, UnicodeDecodeError, MemoryError)
+_LOGS_S = 20.0
+"""For so long it is tried with which of several logs nothing is damaged, in memory."""
+_MOST_TRIED_BYTES = 2**28
+
+
+def backup_paths(path: Path) -> tuple[Path, Path]:
+    """Return the places of the backup and of the one before it."""
+    return path.with_name(path.name + ".backup"), path.with_name(path.name + ".backup.1")
+
+
+def has_backup(path: Path) -> bool:
+    return any(copy.exists() for copy in backup_paths(path))
+
+
+def back_up(connection: sqlite3.Connection, path: Path) -> None:
+    """Keep a copy of a database, unless there is one of today; the one before stays beside it.
+
+    Raises:
+        DamageFound: the database is damaged, and would take the place of a good copy.
+        sqlite3.Error, OSError: it cannot be written, or another process is at its copies; they are as before.
+    """
+    newest, older = backup_paths(path)
+    with suppress(FileNotFoundError):
+        if abs(time.time() - newest.stat().st_mtime) < BACKUP_AGE_S:
+            return
+    refuse_damage(connection)
+    # What is deleted meanwhile is in the copy: whoever deletes it waits for this, and removes the copy.
+    with _alone(path, patience_s=0.0):
+        new = path.with_name(path.name + ".backup.new")
+        new.unlink(missing_ok=True)
+        os.close(os.open(new, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+        connection.execute("VACUUM INTO ?", (str(new),))
+        with suppress(FileNotFoundError):
+            newest.replace(older)
+        new.replace(newest)
+
+
+def forget_backups(path: Path) -> None:
+    """Remove the copies, because something was deleted that must not live on in them, and what a copy, a
+    conversion or a recovery that was killed has left.
+
+    Raises: OSError: one cannot be removed, or another process is at them.
+    """
+    with _alone(path, patience_s=_PATIENCE_S):
+        unfinished = (_beside(path, suffix) for suffix in (".backup.new", ".converting", ".new"))
+        for copy in (*backup_paths(path), *unfinished):
+            for suffix in ("", "-journal", "-wal", "-shm"):
+                _beside(copy, suffix).unlink(missing_ok=True)
+        for copy in path.parent.glob("tmp*/copy.db"):  # see `_opened`
+            shutil.rmtree(copy.parent)
+
+
+def damaged_copies(path: Path) -> list[Path]:
+    """Return the damaged databases and logs that were kept beside this one, which nothing else touches."""
+    return sorted(path.parent.glob(path.name + ".damaged-*"))
+
+
+def damage_mark(path: Path) -> Path:
+    """Return the file that says that a database was found to be damaged."""
+    return path.with_name(path.name + ".damaged")
+
+
+def looks_like_ours(path: Path) -> bool:
+    """Whether a file that SQLite does not know is more likely a damaged database than something else."""
+    size = path.stat().st_size
+    return has_backup(path) or (size >= 4 * _PAGE_BYTES and size % _PAGE_BYTES == 0)
+
+
+def is_emptied(path: Path) -> bool:
+    """Whether a file has not even a page, although there is a copy of what it held.
+
+    SQLite takes it for a new one, and forgets its log.
+    """
+    return path.stat().st_size < _PAGE_BYTES and has_backup(path)
+
+
+def has_strange_format(path: Path) -> bool:
+    """Whether a database names a format that SQLite would read and never write: damage alone does."""
+    head = sqlite_files.first_bytes(path, len(_FIXED_HEADER))
+    return head[:16] == _FIXED_HEADER[:16] and max(head[18:20], default=0) > _NEWEST_FORMAT
+
+
+def has_damaged_log(path: Path) -> bool:
+    """Whether SQLite would take back what its log holds behind a damaged byte, and say nothing.
+
+    Only looked at while nobody writes; somebody may begin to, and then it becomes another.
+    """
+    if Writers(path.parent / "writers").is_any_alive():
+        return False
+    log = _log_of(path)
+    return wal.mended(log) is not None and _log_of(path) == log
+
+
+def recover_once(path: Path, tables: Tables) -> Path | None:
+    """Do as `recover` if the database is still marked as damaged; None if another process was faster."""
+    with _alone(path):
+        return recover(path, tables) if damage_mark(path).exists() else None
+
+
+@contextmanager
+def _alone(path: Path, patience_s: float = inf) -> Iterator[None]:
+    """Keep other processes from recovering a database, and from its copies.
+
+    Raises: OSError: one was at it for longer.
+    """
+    until_s = time.monotonic() + patience_s
+    descriptor = os.open(_beside(path, ".recovery"), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    try:
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= until_s:
+                    raise
+            time.sleep(0.01)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def recover(path: Path, tables: Tables) -> Path:
+    """Put a new database in the place of a damaged one, and return where the damaged one is now.
+
+    Args:
+        tables: how rows lie in it, and in the new one.
+
+    Raises:
+        StorageError: another process is writing to it.
+        sqlite3.Error, OSError: the new one cannot be written; the old one is where it was.
+    """
+    if Writers(path.parent / "writers").is_any_alive():
+        raise StorageError(
+            f"{path} is damaged, and another kvchat is writing to it; close that and try again"
+        )
+    aside = _keep(path)
+    new = _beside(path, ".new")
+    new.unlink(missing_ok=True)
+    os.close(os.open(new, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+    with closing(sqlite3.connect(new, isolation_level=None)) as target:
+        target.row_factory = sqlite3.Row
+        target.execute("PRAGMA synchronous = FULL")
+        tables.migrate(target, new)
+        layouts = [layout_of(new)]
+        target.execute("VACUUM")
+        layouts.append(layout_of(new))
+        tables.show(target)
+        _collect(target, tables, _sources(aside, backup_paths(path), likeliest(layouts, aside), tables))
+    # The log goes first, since it must never lie beside the new file; if this process ends here, the next
+    # one finds it beside the kept one.
+    for suffix in ("-wal", "-shm"):
+        _beside(path, suffix).unlink(missing_ok=True)
+    new.rename(path)
+    sync(path.parent)  # the mark must outlive a loss of power until then
+    damage_mark(path).unlink(missing_ok=True)
+    sync(path.parent)
+    return aside
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Source:
+    """Where rows may be had. `is_older`: others have newer rows; `head`: what the file is made to begin with;
+    `log`: what is read for its log.
+    """
+
+    path: Path
+    is_older: bool = False
+    head: bytes = _FIXED_HEADER
+    log: bytes | None = None
+
+
+def _sources(aside: Path, backups: tuple[Path, Path], layout: Layout, tables: Tables) -> list[_Source]:
+    """Return where rows may be had, the best first.
+
+    Args:
+        layout: the damaged one is read with this first page too: without one no table is found.
+    """
+    log = wal.mended(_log_of(aside))
+    mended = [] if log is None else [_Source(path=aside, log=_likeliest_log(aside, log, tables))]
+    # Without its mended log the file itself is as it was some messages ago.
+    return [
+        *mended,
+        _Source(path=aside, is_older=bool(mended)),
+        _Source(path=aside, is_older=bool(mended), head=_own_size(layout.first_page)),
+        *(_Source(path=backup, is_older=True) for backup in backups),
+    ]
+
+
+def _likeliest_log(database: Path, log: wal.MendedLog, tables: Tables) -> bytes:
+    """Return the log with which least in the database is damaged; if none can be read, the likeliest.
+
+    Of those that differ in where a page belongs it is the one that finds the page most like it is there, in a
+    large database by that alone; and one that ends a transaction before one that leaves it without an end.
+    """
+    until_s = time.monotonic() + _LOGS_S
+    _, explained = log.explained
+    if not explained or not database.exists():
+        return log.data
+    best, least, likeness = log, (inf, 0, True), dict[bytes, int]()
+    with open(database, "rb") as file:
+        below = file.read() if database.stat().st_size <= _MOST_TRIED_BYTES else None
+        for signed, version in zip(explained, log.versions(), strict=True):
+            is_same_place = signed is not explained[0] and signed[:8] == explained[0][:8]
+            if (least[0] == 0 and is_same_place) or time.monotonic() >= until_s:
+                break
+            num_damaged = 0 if below is None else _num_damaged(version, below, tables)
+            alike = likeness.setdefault(signed[:8], version.likeness(file))
+            rank = num_damaged, -alike, not any(signed[4:8])
+            if rank < least:
+                best, least = version, rank
+    return best.data
+
+
+def _num_damaged(log: wal.MendedLog, below: bytes, tables: Tables) -> float:
+    """Return how many rows are damaged in a database with its log; infinity if it is no sound database."""
+    # A column may have another name; and not every SQLite reads a database from memory.
+    unknown = (*_UNREADABLE, LookupError, AttributeError)
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection, suppress(*unknown):
+        connection.row_factory = sqlite3.Row
+        connection.deserialize(log.on(below))
+        if connection.execute("PRAGMA integrity_check(1)").fetchone()[0] != "ok":
+            return inf
+        return sum(
+            not tables.is_whole(table, row)
+            for table in _TABLES
+            for row in connection.execute(f"SELECT * FROM {tables.stored_name(table)}")
+        )
+    return inf
+
+
+def _collect(target: sqlite3.Connection, tables: Tables, sources: list[_Source]) -> None:
+    """Copy what can be read, as it lies: whole rows first, from whichever source has them."""
+    target.execute("BEGIN IMMEDIATE")
+    columns = {table: _columns(target, tables.stored_name(table)) for table in _TABLES}
+    older: dict[tuple[str, str], str | None] = {}  # leaves
+    for takes_damaged in (False, True):
+        for source in sources:
+            with (
+                TemporaryDirectory(dir=source.path.parent) as place,
+                closing(_opened(source, Path(place), tables)) as connection,
+            ):
+                for table in _TABLES:
+                    stored = tables.stored_name(table)
+                    for row in _rows(connection, stored):
+                        is_newest = not (source.is_older and _changes(table, row))
+                        # A damaged name of a column: another source has the row with its value.
+                        is_whole = columns[table].keys() <= set(row.keys()) and tables.is_whole(table, row)
+                        if takes_damaged or (is_newest and is_whole):
+                            _insert(target, stored, row, columns[table])
+                        elif table == "branches" and is_whole:
+                            older.setdefault((row["session_id"], row["name"]), row["leaf_id"])
+    tie_turns(target)
+    tie_sessions(target, older)
+    target.execute("COMMIT")
+
+
+def _own_size(first_page: bytes) -> bytes:
+    """Return a first page without a number of pages, so that SQLite asks the file."""
+    page = bytearray(first_page)
+    page[: len(_FIXED_HEADER)] = _FIXED_HEADER
+    page[28:32] = bytes(4)
+    return bytes(page)
+
+
+def _opened(source: _Source, place: Path, tables: Tables) -> sqlite3.Connection:
+    """Open a copy of a source; an empty database if there is no such source."""
+    copy = place / "copy.db"
+    for suffix in ("", "-wal"):
+        with suppress(FileNotFoundError):
+            shutil.copyfile(_beside(source.path, suffix), _beside(copy, suffix))
+    if source.log is not None:
+        _beside(copy, "-wal").write_bytes(source.log)
+    elif copy.exists():
+        with open(copy, "r+b") as file:
+            file.write(source.head)
+    connection = sqlite3.connect(copy, isolation_level=None)
+    connection.row_factory = sqlite3.Row
+    connection.text_factory = lambda data: data.decode(errors="replace")
+    with suppress(*_UNREADABLE, StorageError):  # then it is read as far as it goes
+        connection.execute("PRAGMA writable_schema = ON")  # else one damaged statement hides all tables
+        tables.migrate(connection, copy)
+    return connection
+
+
+def _rows(source: sqlite3.Connection, table: str) -> Iterator[sqlite3.Row]:
+    """Yield the rows of a table from both ends, and single ones between, until nothing more is readable."""
+    try:
+        source.execute(f"EXPLAIN SELECT rowid, * FROM {table}")
+    except _UNREADABLE:
+        return  # no statement can be made of a table that is not known, for none of its rows
+    with suppress(*_UNREADABLE):  # a damaged number
+        yield from source.execute(f"SELECT rowid AS row_num, * FROM {table} WHERE rowid <= 0")
+    first, last = 0, 1 << 62
+    for order, bound in (("ASC", 0), ("DESC", last)):
+        compare = ">" if order == "ASC" else "<"
+        try:
+            query = f"SELECT rowid AS row_num, * FROM {table} WHERE rowid {compare} ? ORDER BY rowid {order}"
+            for row in source.execute(query, (bound,)):
+                if order == "ASC":
+                    first = row["row_num"]
+                elif row["row_num"] <= first:
+                    return
+                else:
+                    last = row["row_num"]
+                yield row
+            if order == "ASC":
+                return
+        except _UNREADABLE:
+            continue
+    for place in range(first + 1, min(last, first + _MOST_SINGLE_ROWS)):
+        with suppress(*_UNREADABLE):
+            yield from source.execute(f"SELECT rowid AS row_num, * FROM {table} WHERE rowid = ?", (place,))
+
+
+def _changes(table: str, row: sqlite3.Row) -> bool:
+    """Whether a damaged newer row is worth more than this older one: of an answer that is not finished the
+    older has less, and a branch has gone on since.
+    """
+    return table in ("pieces", "branches") or (table == "turns" and row["finish"] == "partial")
+
+
+def _columns(target: sqlite3.Connection, table: str) -> dict[str, str]:
+    """Return the kind of each column of a table."""
+    return {column[1]: column[2] for column in target.execute(f"PRAGMA table_info({table})")}
+
+
+def _insert(target: sqlite3.Connection, table: str, row: sqlite3.Row, kinds: Mapping[str, str]) -> None:
+    values = {name: _fitting(row[name], kinds[name]) for name in row.keys() if name in kinds}  # noqa: SIM118
+    if "num" in kinds:  # without it, where its name is damaged, the row would be another one
+        values.setdefault("num", row["row_num"])
+    names, marks = ", ".join(values), ", ".join("?" * len(values))
+    with suppress(sqlite3.Error):  # nothing where something must be
+        statement = f"INSERT OR IGNORE INTO {table} ({names}) VALUES ({marks})"
+        target.execute(statement, tuple(values.values()))
+
+
+def _fitting(value: object, kind: str) -> object:
+    """Return a damaged value as one of its column's type; its digest tells that it is another."""
+    if value is None:
+        return None
+    if kind == "TEXT":
+        return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+    if kind == "BLOB":
+        return value if isinstance(value, bytes) else b""
+    return value if isinstance(value, int | float) else 0
+
+
+def _beside(path: Path, suffix: str) -> Path:
+    return path.with_name(path.name + suffix)
+
+
+def _log_of(path: Path) -> bytes:
+    try:
+        return _beside(path, "-wal").read_bytes()
+    except FileNotFoundError:
+        return b""
+
+
+def _keep(path: Path) -> Path:
+    """Give a damaged file and its log names that stay, and return the file's; a recovery that was cut off
+    has given them already.
+    """
+    number = 1
+    while (aside := _beside(path, f".damaged-{number}")).exists() and not aside.samefile(path):
+        number += 1
+    for suffix in ("", "-wal"):
+        kept, damaged = _beside(aside, suffix), _beside(path, suffix)
+        if damaged.exists() and not kept.exists():
+            try:
+                kept.hardlink_to(damaged)
+            except OSError:  # this file system has no second names
+                kept.touch(0o600)  # a copy would have what the umask leaves
+                shutil.copyfile(damaged, kept)
+    return aside

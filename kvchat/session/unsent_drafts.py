@@ -1,0 +1,193 @@
+"""What was written and not sent when a window closed, kept until the conversation is opened again.
+
+One file for each text, named by its session or by `new` for the conversation that has not begun, in the
+clear or sealed like the conversations. A file is written once, so windows that close together take nothing
+from each other; a lock on it says that a window is taking it.
+"""
+
+import fcntl
+import json
+import os
+import re
+import secrets
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+from kvchat.errors import StorageError
+from kvchat.platform.encryptor import Sealer
+from kvchat.platform.values import dataclass
+from kvchat.session.encryption.files import SealedFiles
+
+_NOT_BEGUN = "new"
+_ASIDE = "damaged-"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LentText:
+    """What is kept for a conversation, empty for nothing, and what is to be said of what cannot be read."""
+
+    text: str = ""
+    complaint: str = ""
+
+
+class UnsentShelf:
+    """The unsent messages of one person.
+
+    Args:
+        directory: where their files are; it is made for its owner alone. None: nothing is kept.
+        sealer: what they are sealed with; None: they are in the clear.
+
+    Raises:
+        StorageError: from every method, where a file cannot be read or written.
+    """
+
+    def __init__(self, directory: Path | None, sealer: Sealer | None) -> None:
+        self._files = None if directory is None else SealedFiles(directory, sealer, b"unsent")
+
+    def keep(self, session_id: str | None, text: str, branch: str | None = None) -> None:
+        """Keep a text for a session, None for the conversation that has not begun, behind what is kept there.
+
+        Args:
+            branch: of the session, that it is for; None: for any.
+
+        Effect: durable when this returns. What is kept already is not read: damage there costs nothing here.
+        """
+        if self._files is None:
+            return
+        name = session_id or _NOT_BEGUN
+        number = 1 + max((_number(file, name) for file in _kept(self._files, name)), default=0)
+        file = self._files.file(f"{name}.{number:06d}-{secrets.token_hex(4)}")
+        with _told(f"what you have not sent cannot be kept in {file}"):
+            self._files.write(file, json.dumps({"branch": branch, "texts": [text]}).encode())
+
+    def holds(self, session_id: str) -> bool:
+        """Return whether anything is kept for a session."""
+        return self._files is not None and bool(_kept(self._files, session_id))
+
+    def owners(self) -> frozenset[str]:
+        """Return the sessions that anything is kept for, also what is damaged."""
+        files = () if self._files is None else _all(self._files)
+        names = {file.stem.removeprefix(_ASIDE).partition(".")[0] for file in files}
+        return frozenset(names - {_NOT_BEGUN})
+
+    @contextmanager
+    def lent(self, session_id: str | None, elsewhere: Collection[str] = ()) -> Iterator[LentText]:
+        """Lend what is kept for a session, to nobody else meanwhile; after the block it is kept no longer.
+
+        Where the block fails, or the process dies in it, all is still kept. What is damaged is set aside
+        under another name.
+
+        Args:
+            elsewhere: branches whose texts stay here. What is for a branch that is gone goes to any other.
+        """
+        if self._files is None:
+            yield LentText()
+            return
+        with ExitStack() as locks:
+            files = [file for file in _kept(self._files, session_id or _NOT_BEGUN) if _is_locked(file, locks)]
+            texts: list[str] = []
+            complaints = []
+            for file in tuple(files):
+                try:
+                    branch, found = _texts(self._files, file)
+                    if branch in elsewhere:
+                        files.remove(file)
+                    else:
+                        texts += found
+                except (ValueError, TypeError, KeyError):
+                    files.remove(file)
+                    complaints.append(_set_aside(file))
+            yield LentText(text="\n".join(texts), complaint="\n".join(complaints))
+            for file in files:
+                self._remove(file)
+
+    def take(self, session_id: str | None) -> str:
+        """Return what is kept for a session, empty for nothing, and keep it no longer.
+
+        Raises:
+            StorageError: some of it is damaged and was set aside; the rest is still kept.
+        """
+        with self.lent(session_id) as kept:
+            if kept.complaint:
+                raise StorageError(kept.complaint)
+            return kept.text
+
+    def forget(self, session_id: str | None) -> None:
+        if self._files is None:
+            return
+        name = session_id or _NOT_BEGUN
+        with _told(f"cannot read {self._files.directory}"):
+            unfinished = [*self._files.directory.glob(f".{name}.*")]  # by a process that was killed
+        for file in (*_kept(self._files, name), *_kept(self._files, _ASIDE + name), *unfinished):
+            self._remove(file)
+
+    def copy_to(self, sealer: Sealer | None) -> None:
+        """Write every text once more as another shelf in this place keeps it, save what is damaged."""
+        if self._files is None:
+            return
+        target = SealedFiles(self._files.directory, sealer, b"unsent")
+        for file in _all(self._files):
+            with _told(f"{file} cannot be written in another way"), suppress(FileNotFoundError, ValueError):
+                target.write(target.file(file.stem), self._files.read(file))
+
+    def _remove(self, file: Path) -> None:
+        assert self._files is not None
+        with _told(f"{file} cannot be removed"):
+            self._files.remove(file)
+
+
+def _all(files: SealedFiles) -> Sequence[Path]:
+    with _told(f"cannot read {files.directory}"):
+        return files.all()
+
+
+def _kept(files: SealedFiles, name: str) -> Sequence[Path]:
+    """Return the files of one conversation, in the order in which they were written."""
+    stems = {file.stem: file for file in _all(files)}
+    return [stems[stem] for stem in sorted(stems) if stem == name or stem.startswith(f"{name}.")]
+
+
+def _number(file: Path, name: str) -> int:
+    found = re.match(r"\d+", file.stem[len(name) + 1 :])
+    return 0 if found is None else int(found[0])
+
+
+def _is_locked(file: Path, locks: ExitStack) -> bool:
+    """Lock a file until `locks` end; return False where another window has it, or has taken it."""
+    with _told(f"cannot read {file}"):
+        try:
+            descriptor = os.open(file, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            locks.callback(os.close, descriptor)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return os.path.samestat(os.fstat(descriptor), os.stat(file))
+        except (BlockingIOError, FileNotFoundError):
+            return False
+
+
+def _texts(files: SealedFiles, file: Path) -> tuple[str | None, list[str]]:
+    """Return the branch that a file is for, None for any, and its texts."""
+    with _told(f"cannot read {file}"):
+        data = files.read(file)
+    kept = json.loads(data)
+    if isinstance(kept, list):  # as it was written before texts were for branches
+        kept = {"branch": None, "texts": kept}
+    return kept["branch"], [str(text) for text in kept["texts"]]
+
+
+def _set_aside(file: Path) -> str:
+    """Take a damaged file out of the way, and return what is to be said of it."""
+    aside = file.with_name(_ASIDE + file.name)
+    try:
+        file.rename(aside)
+    except OSError:
+        aside = file
+    return f"something you had not sent is damaged; remove the file {aside} when you need it no more"
+
+
+@contextmanager
+def _told(problem: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(f"{problem}: {error.strerror or error}") from error

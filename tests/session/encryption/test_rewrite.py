@@ -1,0 +1,108 @@
+"""A database written anew in another way holds the same rows, or is as it was."""
+
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from kvchat.errors import StorageError
+from kvchat.platform.encryptor import Sealer
+from kvchat.session.database.table_layout import PLAIN, is_sealed
+from kvchat.session.encryption.rewrite import converting_path, rewrite
+from kvchat.session.encryption.tables import SealedTables
+from kvchat.session.salvage.recovery import backup_paths
+from kvchat.session.store import SessionStore
+from kvchat.session.tree import MAIN, Turn
+from tests.session.test_encrypted_store import raw, talk
+from tests.session.turns import open_answer, question
+
+pytestmark = pytest.mark.pure
+
+SEALER = Sealer(bytes(range(32)))
+SEALED = SealedTables(SEALER)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A database in the clear with two conversations, one of them in the middle of an answer."""
+    path = tmp_path / "sessions.db"
+    with closing(SessionStore(path)) as store:
+        talk(store, "one")
+        session = store.create_session(title="two")
+        asked = question(session.id)
+        answer = open_answer(asked)
+        store.add_turns(store.branch(session.id, MAIN), (asked, answer))
+        for number in range(3):
+            store.append_to_answer(answer.id, [number], f"{number} ")
+    return path
+
+
+def contents(path: Path, sealer: Sealer | None) -> list[object]:
+    with closing(SessionStore(path, sealer)) as store:
+        found: list[object] = []
+        for summary in store.list_sessions():
+            turns: tuple[Turn, ...] = store.all_turns(summary.session.id)
+            found += [summary, store.branches(summary.session.id), turns]
+        return found
+
+
+def test_everything_is_the_same_there_and_back(path: Path) -> None:
+    before = contents(path, None)
+    rewrite(path, PLAIN, SEALED)
+    assert is_sealed(path)
+    assert contents(path, SEALER) == before
+    rewrite(path, SEALED, PLAIN)
+    assert not is_sealed(path)
+    assert contents(path, None) == before
+
+
+def test_an_answer_that_was_growing_grows_on(path: Path) -> None:
+    rewrite(path, PLAIN, SEALED)
+    with closing(SessionStore(path, SEALER)) as store:
+        session = store.find("two")
+        branch = store.branch(session.id, MAIN)
+        assert store.settle(session.id) == 1
+        assert branch.leaf_id is not None
+        assert store.turn(branch.leaf_id).text == "0 1 2 "
+
+
+def test_a_turn_that_was_damaged_stays_told_and_the_rest_is_converted(path: Path) -> None:
+    with closing(raw(path)) as connection:
+        connection.execute("UPDATE turns SET text = 'forged' WHERE num = 1")
+    for source, target, sealer in ((PLAIN, SEALED, SEALER), (SEALED, PLAIN, None)):
+        rewrite(path, source, target)
+        with closing(SessionStore(path, sealer)) as store:
+            turns = store.all_turns(store.find("one").id)
+            assert [turn.damaged for turn in turns] == [True, False, False, False]
+
+
+def test_a_title_that_does_not_open_keeps_everything_as_it_is(path: Path) -> None:
+    rewrite(path, PLAIN, SEALED)
+    with closing(raw(path)) as connection:
+        connection.execute("UPDATE sealed_sessions SET title = 'AAAA' WHERE rowid = 1")
+    for copy in backup_paths(path):
+        copy.unlink(missing_ok=True)
+    with pytest.raises(StorageError, match="is as before"):
+        rewrite(path, SEALED, PLAIN)
+    assert is_sealed(path)
+    assert not converting_path(path).exists()
+
+
+def test_rows_without_digests_are_converted_too(path: Path) -> None:
+    """As an older kvchat stored them."""
+    with closing(raw(path)) as connection:
+        connection.execute("UPDATE sessions SET digests = NULL")
+        connection.execute("UPDATE branches SET digests = NULL")
+    before = contents(path, None)
+    rewrite(path, PLAIN, SEALED)
+    assert contents(path, SEALER) == before
+
+
+def test_where_nothing_can_be_written_everything_stays_as_it_is(path: Path) -> None:
+    before = contents(path, None)
+    converting_path(path).mkdir()  # where nothing can be written
+    with pytest.raises(StorageError, match="is as before"):
+        rewrite(path, PLAIN, SEALED)
+    converting_path(path).rmdir()
+    assert not is_sealed(path)
+    assert contents(path, None) == before

@@ -1,0 +1,285 @@
+"""A sealed session store behaves as a plain one, and its files tell nobody what was said."""
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from kvchat.engine.api.ids import u32le
+from kvchat.errors import EncryptionError, KvchatError, StorageError
+from kvchat.platform.encryptor import Sealer
+from kvchat.session.database import schema
+from kvchat.session.database.table_layout import is_sealed
+from kvchat.session.encryption import tables
+from kvchat.session.salvage.recovery import backup_paths
+from kvchat.session.store import SessionStore
+from kvchat.session.tree import MAIN, Finish, Part, Turn
+from tests.session.turns import exchange, open_answer, question
+
+pytestmark = pytest.mark.pure
+
+SEALER = Sealer(bytes(range(32)))
+IDS = tuple(range(70_000, 70_012))
+SECRET = "marmalade zeppelin"
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "data" / "sessions.db"
+
+
+@pytest.fixture
+def store(path: Path) -> Iterator[SessionStore]:
+    with closing(SessionStore(path, SEALER)) as store:
+        yield store
+
+
+def talk(store: SessionStore, title: str = f"title {SECRET}", num_turns: int = 2) -> tuple[Turn, ...]:
+    """Store a conversation of which everything is secret."""
+    session = store.create_session(title=title, system=f"system {SECRET}", model=f"/home/{SECRET}")
+    branch = store.branch(session.id, MAIN)
+    for number in range(num_turns):
+        branch = exchange(store, branch, f"question {number} {SECRET}", f"reply {number} {SECRET}", IDS)
+    store.create_branch(session.id, leaf_id=branch.leaf_id, name=f"branch {SECRET}")
+    return store.turns_to(branch.leaf_id)
+
+
+def everything_in(directory: Path) -> bytes:
+    return b"".join(file.read_bytes() for file in sorted(directory.rglob("*")) if file.is_file())
+
+
+def raw(path: Path) -> sqlite3.Connection:
+    """Open a database as somebody without the key."""
+    return sqlite3.connect(path, isolation_level=None)
+
+
+def test_everything_is_read_back_by_another_store(path: Path) -> None:
+    with closing(SessionStore(path, SEALER)) as store:
+        turns = talk(store)
+        (summary,) = store.list_sessions()
+        branches = store.branches(summary.session.id)
+    with closing(SessionStore(path, SEALER)) as store:
+        assert store.list_sessions() == (summary,)
+        assert store.branches(summary.session.id) == branches
+        assert store.all_turns(summary.session.id) == turns
+        assert [turn.text for turn in turns][:2] == [f"question 0 {SECRET}", f"reply 0 {SECRET}"]
+        assert store.find(f"title {SECRET}").system == f"system {SECRET}"
+    assert is_sealed(path)
+
+
+def test_no_byte_on_disk_tells_text_titles_names_or_token_ids(store: SessionStore, path: Path) -> None:
+    """Also while it is open, in the middle of an answer, after a search, and in the daily copy."""
+    turns = talk(store)
+    branch = store.branch(turns[0].session_id, MAIN)
+    asked = question(turns[0].session_id, f"open {SECRET}", IDS, parent=branch.leaf_id)
+    answer = open_answer(asked)
+    store.add_turns(branch, (asked, answer))
+    store.append_to_answer(answer.id, IDS, f"piece {SECRET}")
+    assert store.search("zeppelin")
+    store.rename(turns[0].session_id, f"renamed {SECRET}")
+    found = everything_in(path.parent)
+    store.close()
+    for data in (found, everything_in(path.parent)):
+        assert len(data) > 10_000
+        for word in (b"marmalade", b"zeppelin", SECRET.encode("utf-16-le"), u32le(IDS), u32le(IDS[:3])):
+            assert word not in data
+    assert backup_paths(path)[0].exists()
+
+
+def test_a_search_finds_words_in_memory_and_follows_every_change(store: SessionStore) -> None:
+    turns = talk(store)
+    assert {hit.turn_id for hit in store.search("marma quest")} == {turns[0].id, turns[2].id}
+    exchange(store, store.branch(turns[0].session_id, MAIN), "something about Nürnberg", "yes")
+    (hit,) = store.search("nurnb")
+    assert hit.excerpt == "something about Nürnberg"
+    assert hit.title == f"title {SECRET}"
+    store.delete_session(turns[0].session_id)
+    assert store.search("marmalade") == ()
+    assert store.search('"') == ()
+
+
+def test_two_stores_on_one_file_see_each_other(path: Path) -> None:
+    with closing(SessionStore(path, SEALER)) as one, closing(SessionStore(path, SEALER)) as two:
+        turns = talk(one)
+        assert two.search("marmalade")
+        branch = two.branch(turns[0].session_id, MAIN)
+        moved = exchange(two, branch, "from two", "yes")
+        assert exchange(one, branch, "from one", "too").name == f"{MAIN}-2"
+        assert one.turns_to(moved.leaf_id)[-2].text == "from two"
+        assert {hit.excerpt for hit in one.search("from")} == {"from two", "from one"}
+
+
+def test_an_answer_grows_piece_by_piece_in_its_order(store: SessionStore) -> None:
+    session = store.create_session()
+    asked = question(session.id)
+    answer = open_answer(asked)
+    store.add_turns(store.branch(session.id, MAIN), (asked, answer))
+    for number in range(5):
+        store.append_to_answer(answer.id, [number], f"{number} ")
+    grown = store.turn(answer.id)
+    assert (grown.text, grown.token_ids, grown.finish) == ("0 1 2 3 4 ", (0, 1, 2, 3, 4), Finish.PARTIAL)
+    store.delete_session(session.id)
+    with pytest.raises(KvchatError):
+        store.append_to_answer(answer.id, [1], "late")
+
+
+@pytest.mark.parametrize(("column", "part"), [("text", Part.TEXT), ("token_ids", Part.IDS)])
+def test_a_damaged_value_is_told_alone_and_repaired_by_the_other(path: Path, column: str, part: Part) -> None:
+    with closing(SessionStore(path, SEALER)) as store:
+        whole = talk(store)[1]
+    with closing(raw(path)) as connection:
+        (value,) = connection.execute(
+            f"SELECT {column} FROM sealed_turns WHERE id = ?", (whole.id,)
+        ).fetchone()
+        changed = value[:-8] + type(value)(reversed(value[-8:]) if isinstance(value, bytes) else "AAAAAAAA")
+        connection.execute(f"UPDATE sealed_turns SET {column} = ? WHERE id = ?", (changed, whole.id))
+    with closing(SessionStore(path, SEALER)) as store:
+        broken = store.turn(whole.id)
+        assert broken.broken == {part}
+        assert store.repair(replace(broken, text="something else", token_ids=(1,))) is None
+        mended = store.repair(replace(broken, text=whole.text, token_ids=whole.token_ids))
+        assert mended is not None
+        assert store.turn(whole.id) == replace(whole, repaired=True)
+
+
+def test_what_does_not_open_is_never_vouched_for_by_a_change_beside_it(path: Path) -> None:
+    with closing(SessionStore(path, SEALER)) as store:
+        turn = talk(store)[1]
+    with closing(raw(path)) as connection:
+        connection.execute("UPDATE sealed_turns SET text = 'AAAA' WHERE id = ?", (turn.id,))
+    with closing(SessionStore(path, SEALER)) as store:
+        store.mark_answer(turn.id, model="other", fingerprint=turn.fingerprint)
+    with closing(raw(path)) as connection:
+        query = "SELECT text FROM sealed_turns WHERE id = ?"
+        assert connection.execute(query, (turn.id,)).fetchone() == ("AAAA",)
+
+
+@pytest.mark.parametrize("column", ["text", "reasoning", "token_ids", "model", "digest", "parts"])
+def test_values_of_two_turns_that_were_swapped_do_not_open(path: Path, column: str) -> None:
+    with closing(SessionStore(path, SEALER)) as store:
+        turns = talk(store)
+    one, two = turns[0].id, turns[2].id
+    with closing(raw(path)) as connection:
+        values = {
+            row[0]: row[1] for row in connection.execute(f"SELECT id, {column} FROM sealed_turns").fetchall()
+        }
+        for here, there in ((one, two), (two, one)):
+            connection.execute(f"UPDATE sealed_turns SET {column} = ? WHERE id = ?", (values[there], here))
+    with closing(SessionStore(path, SEALER)) as store:
+        for turn in (store.turn(one), store.turn(two)):
+            if column in ("text", "token_ids"):
+                assert turn.broken
+            assert turn.text in ("", *(other.text for other in turns if other.id == turn.id))
+            assert turn.token_ids in ((), *(other.token_ids for other in turns if other.id == turn.id))
+
+
+def test_values_of_one_turn_that_were_swapped_do_not_open(path: Path) -> None:
+    with closing(SessionStore(path, SEALER)) as store:
+        turn = talk(store)[1]
+    with closing(raw(path)) as connection:
+        connection.execute("UPDATE sealed_turns SET reasoning = text WHERE id = ?", (turn.id,))
+    with closing(SessionStore(path, SEALER)) as store:
+        assert store.turn(turn.id).reasoning == ""
+        assert store.turn(turn.id).damaged is False, "there was no reasoning: nothing is lost"
+
+
+def test_pieces_that_were_swapped_do_not_open(path: Path) -> None:
+    with closing(SessionStore(path, SEALER)) as store:
+        session = store.create_session()
+        asked = question(session.id)
+        answer = open_answer(asked)
+        store.add_turns(store.branch(session.id, MAIN), (asked, answer))
+        for word in ("first ", "second "):
+            store.append_to_answer(answer.id, [1], word)
+        with closing(raw(path)) as connection:
+            connection.execute("UPDATE sealed_pieces SET num = num + 10")
+        assert store.turn(answer.id).damaged
+        assert "first" not in store.turn(answer.id).text
+
+
+@pytest.mark.parametrize("table", ["sessions", "branches"])
+def test_a_title_or_a_name_that_does_not_open_costs_nothing_else(path: Path, table: str) -> None:
+    """The next start puts a readable one in its place."""
+    with closing(SessionStore(path, SEALER)) as store:
+        texts = [turn.text for turn in talk(store)]
+        talk(store, "another")
+    column = {"sessions": "title", "branches": "name"}[table]
+    with closing(raw(path)) as connection:
+        connection.execute(f"UPDATE sealed_{table} SET {column} = 'AAAA' WHERE rowid = 1")
+    for copy in backup_paths(path):
+        copy.unlink(missing_ok=True)
+    with (
+        closing(SessionStore(path, SEALER)) as store,
+        pytest.raises(StorageError, match="start kvchat again"),
+    ):
+        _look_at_all(store)
+    with closing(SessionStore(path, SEALER)) as store:
+        summaries = store.list_sessions()
+        assert len(summaries) == 2
+        for summary in summaries:
+            branch = store.branch(summary.session.id, summary.session.active_branch)
+            assert [turn.text for turn in store.turns_to(branch.leaf_id)] == texts
+    assert is_sealed(path)
+
+
+def test_another_key_opens_nothing_and_changes_nothing(path: Path) -> None:
+    with closing(SessionStore(path, SEALER)) as store:
+        talk(store)
+    before = sorted(path.parent.iterdir()), path.read_bytes()
+    with pytest.raises(EncryptionError, match="from a backup"):
+        SessionStore(path, Sealer(bytes(32)))
+    with pytest.raises(EncryptionError, match="its key is gone"):
+        SessionStore(path)
+    assert (sorted(path.parent.iterdir()), path.read_bytes()) == before
+
+
+@pytest.mark.parametrize("num_times", [15, pytest.param(400, marks=pytest.mark.slow)])
+def test_whatever_is_damaged_nothing_wrong_is_read_and_the_store_works_again(
+    path: Path, num_times: int
+) -> None:
+    with closing(SessionStore(path, SEALER)) as store:
+        texts = {turn.text for turn in talk(store, num_turns=12)}
+    whole, random = path.read_bytes(), Random(1)
+    for _ in range(num_times):
+        for leftover in path.parent.glob("sessions.db.damaged*"):
+            leftover.unlink()
+        at, size = random.randrange(len(whole)), random.choice([1, 16, 512])
+        path.write_bytes((whole[:at] + random.randbytes(size) + whole[at + size :])[: len(whole)])
+        assert _texts_after_trouble(path) <= texts | {""}
+        assert is_sealed(path)
+        backup_paths(path)[0].touch()
+
+
+def test_an_older_sealed_database_is_brought_forward(path: Path) -> None:
+    path.parent.mkdir()
+    with closing(raw(path)) as connection:
+        for statement in (*schema.MIGRATIONS[0], *schema.MIGRATIONS[1], *tables.CONCEAL):
+            connection.execute(statement)
+        connection.execute("PRAGMA user_version = 2")
+    with closing(SessionStore(path, SEALER)) as store:
+        assert talk(store)[0].text == f"question 0 {SECRET}"
+    with closing(raw(path)) as connection:
+        (version,) = connection.execute("PRAGMA user_version").fetchone()
+    assert version == len(schema.MIGRATIONS)
+
+
+def _look_at_all(store: SessionStore) -> None:
+    for summary in store.list_sessions():
+        store.branches(summary.session.id)
+
+
+def _texts_after_trouble(path: Path) -> set[str]:
+    """Use a store until nothing is wrong any more; a damaged one may refuse once, with what to do."""
+    for _ in range(3):
+        try:
+            with closing(SessionStore(path, SEALER)) as store:
+                turns = [t for one in store.list_sessions() for t in store.all_turns(one.session.id)]
+                return {turn.text for turn in turns}
+        except StorageError as error:
+            if "start kvchat again" not in str(error):
+                raise
+    raise AssertionError("it does not open")

@@ -1,0 +1,115 @@
+"""No moment from elsewhere, and no clock that was set wrong, dates what is said here."""
+
+import json
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from time import time
+
+import pytest
+
+from kvchat.session.bundle.foreign import read_transcripts
+from kvchat.session.bundle.manifest import BundleBranch, Manifest, manifest_header, read_manifest
+from kvchat.session.database import statements
+from kvchat.session.store import SessionStore, new_session_id
+from kvchat.session.template import prompts
+from kvchat.session.template.chat_template import ChatTemplate
+from kvchat.session.timestamps import held_back
+from kvchat.session.tree import MAIN, Branch, BranchName, Session
+from tests.session.bundle.test_foreign import chatgpt
+from tests.session.turns import exchange
+from tests.tiny_models import STARTER, write_model
+
+pytestmark = pytest.mark.pure
+
+YEAR_10000 = 253_402_300_800.0
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> ChatTemplate:
+    return ChatTemplate.from_dir(write_model(tmp_path_factory.mktemp("model"), STARTER))
+
+
+def strange(title: str, at: float) -> tuple[Session, list[Branch]]:
+    session = Session(id=new_session_id(), title=title, system="", model="", created_at=at, updated_at=at)
+    return session, [Branch(session_id=session.id, name=MAIN, leaf_id=None, updated_at=at)]
+
+
+def dated(store: SessionStore, sessions: Sequence[Session], at: float) -> None:
+    """Date sessions as a clock did that was wrong, each a second behind the one before."""
+    with store._database.write() as connection:
+        for number, session in enumerate(sessions):
+            moments = {"created_at": at + number, "updated_at": at + number}
+            statements.change_session(connection, session.id, **moments)
+
+
+def test_an_import_from_the_end_of_time_dates_no_conversation_of_ours(
+    tmp_path: Path, template: ChatTemplate
+) -> None:
+    """Neither the imported one nor those begun after it, and both can be asked."""
+    export = chatgpt("q", q=(None, "user", "Hi."))
+    export["create_time"] = export["mapping"]["q"]["message"]["create_time"] = 1e300
+    path = tmp_path / "c.json"
+    path.write_text(json.dumps([export]))
+    (transcript,), _ = read_transcripts(path)
+    with closing(SessionStore(tmp_path / "sessions.db")) as store:
+        imported = store.adopt(transcript.session, transcript.branches, transcript.turns)
+        ours = store.create_session(title="ours")
+        assert [one.session.title for one in store.list_sessions()] == ["ours", "Trip"]
+        for session in (imported, ours):
+            assert max(session.created_at, session.updated_at) <= time() + 1
+            assert prompts.question(template, session, (), "Well?").token_ids
+        assert all(turn.created_at <= time() for turn in store.all_turns(imported.id))
+
+
+def test_what_is_ahead_of_the_clock_comes_back_in_its_order() -> None:
+    assert list(held_back([5.0, 70.0, 60.0, 60.0], 50.0).values()) == [50.0, 49.999, 5.0]
+    assert held_back([3.0, 3.0005, 50.0], 50.0) == {3.0: 3.0, 3.0005: 3.0005, 50.0: 50.0}
+
+
+def test_branches_from_the_future_keep_which_was_used_last(tmp_path: Path) -> None:
+    session, (main,) = strange("x", YEAR_10000)
+    later = replace(main, name=BranchName("later"), updated_at=YEAR_10000 + 1)
+    with closing(SessionStore(tmp_path / "sessions.db")) as store:
+        adopted = store.adopt(session, [main, later], [])
+        branches = store.branches(adopted.id)
+        assert [branch.name for branch in branches] == ["later", MAIN]
+        assert all(branch.updated_at <= time() for branch in branches)
+
+
+def test_a_conversation_begun_after_a_clock_was_ahead_has_the_right_date(tmp_path: Path) -> None:
+    """Where it stands in the list counts on, since the last one used comes first."""
+    with closing(SessionStore(tmp_path / "sessions.db")) as store:
+        ahead = store.create_session(title="ahead")
+        dated(store, [ahead], time() + 365 * 86_400)
+        session = store.create_session(title="right")
+        assert session.created_at <= time()
+        assert [one.session.title for one in store.list_sessions()] == ["right", "ahead"]
+
+
+def test_sessions_that_were_dated_past_every_calendar_are_brought_back_in_their_order(
+    tmp_path: Path, template: ChatTemplate
+) -> None:
+    path = tmp_path / "sessions.db"
+    with closing(SessionStore(path)) as store:
+        first, second, _ = (store.create_session(title=title) for title in ("first", "second", "usual"))
+        dated(store, [first, second], YEAR_10000)
+    with closing(SessionStore(path)) as store:
+        assert prompts.question(template, store.session(first.id), (), "Well?").token_ids
+        store.create_session(title="new")
+        listed = [one.session for one in store.list_sessions()]
+        assert [one.title for one in listed] == ["new", "second", "first", "usual"]
+        assert max(one.updated_at for one in listed) < time() + 10
+        exchange(store, store.branch(first.id, MAIN), "Q?", "A.")
+
+
+def test_a_conversation_past_every_calendar_can_be_taken_elsewhere() -> None:
+    """What is exported is not refused where it is imported."""
+    at = YEAR_10000 + 1
+    branches = (BundleBranch(name="main", leaf=None, updated_at=at),)
+    manifest = Manifest(
+        title="", system="", model="", created_at=at, updated_at=at, active_branch="main",
+        branches=branches, num_turns=0, kv=None,
+    )  # fmt: skip
+    assert read_manifest(manifest_header(manifest)).updated_at < YEAR_10000

@@ -1,0 +1,125 @@
+"""What was not sent is kept for its conversation, privately, and is given back once."""
+
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from kvchat.errors import StorageError
+from kvchat.platform.encryptor import Sealer
+from kvchat.session.store import SessionStore
+from kvchat.session.unsent_drafts import UnsentShelf
+
+pytestmark = pytest.mark.pure
+
+SEALERS = [None, Sealer(bytes(32))]
+
+
+@pytest.mark.parametrize("sealer", SEALERS)
+def test_it_is_kept_in_order_for_its_session_and_given_back_once(
+    tmp_path: Path, sealer: Sealer | None
+) -> None:
+    shelf = UnsentShelf(tmp_path / "unsent", sealer)
+    shelf.keep("s1", "one \ud800")
+    shelf.keep("s1", "two")
+    shelf.keep(None, "a beginning")
+    assert {file.stat().st_mode & 0o777 for file in (tmp_path / "unsent").iterdir()} == {0o600}
+    again = UnsentShelf(tmp_path / "unsent", sealer)
+    assert again.take("s2") == ""
+    assert again.take("s1") == "one \ud800\ntwo"
+    assert again.take("s1") == ""
+    assert again.take(None) == "a beginning"
+    assert list((tmp_path / "unsent").iterdir()) == []
+
+
+def test_it_is_sealed_and_unsealed_with_the_conversations(tmp_path: Path) -> None:
+    plain, sealed = UnsentShelf(tmp_path, None), UnsentShelf(tmp_path, Sealer(bytes(32)))
+    plain.keep("s1", "a secret")
+    plain.copy_to(Sealer(bytes(32)))
+    plain.copy_to(Sealer(bytes(32)))
+    plain.forget("s1")
+    assert b"secret" not in b"".join(file.read_bytes() for file in tmp_path.iterdir())
+    assert sealed.take("s1") == "a secret"
+
+
+def test_a_damaged_one_is_named_and_another_key_opens_nothing(tmp_path: Path) -> None:
+    UnsentShelf(tmp_path, Sealer(bytes(32))).keep("s1", "a secret")
+    with pytest.raises(StorageError, match="is damaged; remove the file"):
+        UnsentShelf(tmp_path, Sealer(bytes([1] * 32))).take("s1")
+
+
+def test_it_goes_with_its_session_and_is_not_written_where_nothing_is(tmp_path: Path) -> None:
+    store = SessionStore(tmp_path / "sessions.db")
+    session = store.create_session(title="demo")
+    store.unsent.keep(session.id, "half a thought")
+    store.delete_session(session.id)
+    assert store.unsent.take(session.id) == ""
+    store.close()
+    forgetful = UnsentShelf(None, None)
+    forgetful.keep(None, "half a thought")
+    assert forgetful.take(None) == ""
+
+
+def test_a_damaged_one_is_set_aside_and_costs_neither_the_others_nor_the_next(tmp_path: Path) -> None:
+    shelf = UnsentShelf(tmp_path, None)
+    for text in ("first", "torn", "third"):
+        shelf.keep(None, text)
+    torn = sorted(tmp_path.iterdir())[1]
+    torn.write_bytes(torn.read_bytes()[:4])
+    (tmp_path / "new.json").write_bytes(b"")
+    shelf.keep(None, "next")
+    shelf.copy_to(Sealer(bytes(32)))
+    with UnsentShelf(tmp_path, Sealer(bytes(32))).lent(None) as kept:
+        assert kept.text == "first\nthird\nnext"
+    with shelf.lent(None) as kept:
+        assert kept.text == "first\nthird\nnext"
+        assert str(tmp_path / f"damaged-{torn.name}") in kept.complaint
+    with shelf.lent(None) as kept:
+        assert (kept.text, kept.complaint) == ("", "")
+    shelf.forget(None)
+    assert not list(tmp_path.glob("*.json"))
+
+
+def test_windows_that_close_together_lose_nothing(tmp_path: Path) -> None:
+    shelves = [UnsentShelf(tmp_path, None) for _ in range(8)]
+    with ThreadPoolExecutor(8) as windows:
+        for number in range(5):
+            list(windows.map(lambda shelf, n=number: shelf.keep(None, f"text {n}"), shelves))
+    texts = shelves[0].take(None).splitlines()
+    assert texts == sorted(texts)
+    assert len(texts) == 40
+
+
+@pytest.mark.parametrize("sealer", SEALERS)
+def test_it_is_lent_to_one_window_and_kept_until_that_one_has_it(
+    tmp_path: Path, sealer: Sealer | None
+) -> None:
+    one, other = UnsentShelf(tmp_path, sealer), UnsentShelf(tmp_path, sealer)
+    one.keep("s1", "half a thought")
+    with suppress(KeyboardInterrupt), one.lent("s1") as kept:
+        assert kept.text == "half a thought"
+        assert other.take("s1") == ""
+        raise KeyboardInterrupt
+    assert other.holds("s1")
+    with other.lent("s1") as kept:
+        assert kept.text == "half a thought"
+    assert not one.holds("s1")
+
+
+def test_what_is_for_another_branch_stays_and_what_is_for_a_branch_that_is_gone_goes_to_any(
+    tmp_path: Path,
+) -> None:
+    shelf = UnsentShelf(tmp_path, None)
+    shelf.keep("s1", "on boats", "boats")
+    shelf.keep("s1", "on trains", "trains")
+    with shelf.lent("s1", {"boats"}) as lent:
+        assert lent.text == "on trains"
+    with shelf.lent("s1", {"main"}) as lent:
+        assert lent.text == "on boats"
+    assert shelf.take("s1") == ""
+
+
+def test_texts_of_before_there_were_branches_are_given_back(tmp_path: Path) -> None:
+    (tmp_path / "s1.json").write_text('["one", "two"]')
+    assert UnsentShelf(tmp_path, None).take("s1") == "one\ntwo"
