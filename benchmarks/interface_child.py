@@ -14,7 +14,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from kvchat.chat import Chat, ChatEvent, TurnFinished
+from kvchat.chat.service import Chat, ChatEvent, TurnFinished
 from kvchat.cli.compose import Kvchat, opened
 from kvchat.cli.engine_swap import EngineSwap
 from kvchat.cli.interface_host import InterfaceHost

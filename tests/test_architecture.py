@@ -59,15 +59,15 @@ FLOORS = {
     "kvchat.engine.sampling.sampler": 3,
     "kvchat.engine.sampling.device_sampler": 3,
     "kvchat.engine": 4,
-    "kvchat.chat_events": 1,
-    "kvchat.client": 0,
-    "kvchat.recorder": 2,
-    "kvchat.revision": 2,
-    "kvchat.conversation": 3,
-    "kvchat.notices": 4,
-    "kvchat.prices": 4,
+    "kvchat.chat.events": 1,
+    "kvchat.chat.engine_client": 0,
+    "kvchat.chat.recorder": 2,
+    "kvchat.chat.revision": 2,
+    "kvchat.chat.conversation": 3,
+    "kvchat.chat.notices": 4,
+    "kvchat.chat.costs": 4,
     "kvchat.variants": 4,
-    "kvchat.chat": 5,
+    "kvchat.chat.service": 5,
     "kvchat.gauge": 5,
     "kvchat.lending": 5,
     "kvchat.serve": 6,
@@ -118,7 +118,7 @@ PACKAGES = (
 # These import where torch and transformers cannot be imported at all.
 WITHOUT_TORCH = (
     "kvchat.platform.values",
-    "kvchat.chat_events",
+    "kvchat.chat.events",
     "kvchat.platform.parsing",
     "kvchat.platform.writers",
     "kvchat.sealing",
@@ -126,14 +126,14 @@ WITHOUT_TORCH = (
     "kvchat.config",
     "kvchat.platform.paths",
     "kvchat.errors",
-    "kvchat.client",
-    "kvchat.recorder",
-    "kvchat.revision",
-    "kvchat.prices",
-    "kvchat.notices",
-    "kvchat.conversation",
+    "kvchat.chat.engine_client",
+    "kvchat.chat.recorder",
+    "kvchat.chat.revision",
+    "kvchat.chat.costs",
+    "kvchat.chat.notices",
+    "kvchat.chat.conversation",
     "kvchat.variants",
-    "kvchat.chat",
+    "kvchat.chat.service",
     "kvchat.gauge",
     "kvchat.lending",
     "kvchat.serve",
@@ -417,25 +417,25 @@ def test_code_in_an_init_is_found() -> None:
 
 def test_a_long_file_and_a_long_function_are_found() -> None:
     body = "def f():\n" + "    x = 1\n" * MAX_FUNCTION_LINES
-    assert too_long([parse("kvchat.chat", body)]) == ["kvchat.chat.f has 71 lines"]
-    assert too_long([parse("kvchat.chat", "x = 1\n" * 451)]) == ["kvchat.chat has 451 lines"]
+    assert too_long([parse("kvchat.chat.service", body)]) == ["kvchat.chat.service.f has 71 lines"]
+    assert too_long([parse("kvchat.chat.service", "x = 1\n" * 451)]) == ["kvchat.chat.service has 451 lines"]
     kernel = "@triton.jit\ndef f(\n" + "".join(f"    a{number},\n" for number in range(50)) + "):\n"
-    assert not too_long([parse("kvchat.chat", kernel + "    x = 1\n" * MAX_KERNEL_BODY_LINES)])
+    assert not too_long([parse("kvchat.chat.service", kernel + "    x = 1\n" * MAX_KERNEL_BODY_LINES)])
     long = kernel + "    x = 1\n" * (MAX_KERNEL_BODY_LINES + 1)
-    assert too_long([parse("kvchat.chat", long)]) == ["kvchat.chat.f does 61 lines"]
+    assert too_long([parse("kvchat.chat.service", long)]) == ["kvchat.chat.service.f does 61 lines"]
     long = kernel + "    x = 1\n" * (MAX_KERNEL_LINES - 50)
-    assert too_long([parse("kvchat.chat", long)]) == ["kvchat.chat.f has 122 lines"]
+    assert too_long([parse("kvchat.chat.service", long)]) == ["kvchat.chat.service.f has 122 lines"]
 
 
 @pytest.mark.parametrize(
     ("name", "text"),
     [
         ("kvchat.session.utils", ""),
-        ("kvchat.chat", "import pickle"),
-        ("kvchat.chat", "from cloudpickle import dumps"),
-        ("kvchat.chat", "load(name, trust_remote_code=True)"),
-        ("kvchat.chat", "load(name, trust_remote_code=settings.trust)"),
-        ("kvchat.chat", "import torch\nweights = torch.load(path)"),
+        ("kvchat.chat.service", "import pickle"),
+        ("kvchat.chat.service", "from cloudpickle import dumps"),
+        ("kvchat.chat.service", "load(name, trust_remote_code=True)"),
+        ("kvchat.chat.service", "load(name, trust_remote_code=settings.trust)"),
+        ("kvchat.chat.service", "import torch\nweights = torch.load(path)"),
     ],
 )
 def test_forbidden_names_are_found(name: str, text: str) -> None:

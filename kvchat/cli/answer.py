@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Protocol
 
-from kvchat.chat import ChatEvent, Loading, Prefill, TextDelta, TurnFinished, TurnStarted
+from kvchat.chat.conversation import Conversation
+from kvchat.chat.service import ChatEvent, Loading, Prefill, TextDelta, TurnFinished, TurnStarted
 from kvchat.cli.streams import Output, Status
-from kvchat.conversation import Conversation
 from kvchat.errors import KvchatError
 from kvchat.session.kv.trust import is_imported
 from kvchat.session.tree import Finish, Session, Turn

@@ -6,8 +6,9 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
-from kvchat.chat import Chat, ChatEvent, Prefill, TurnFinished, TurnStarted
-from kvchat.chat_events import SampleEvent
+from kvchat.chat.conversation import Conversation
+from kvchat.chat.events import SampleEvent
+from kvchat.chat.service import Chat, ChatEvent, Prefill, TurnFinished, TurnStarted
 from kvchat.cli.answer import (
     AnswerWriter,
     JsonWriter,
@@ -37,7 +38,6 @@ from kvchat.cli.standard_streams import CLOSED_PIPE
 from kvchat.cli.streams import Output, Status
 from kvchat.cli.waiting import own_turn, wait_until_loaded
 from kvchat.config import EVICT, Settings
-from kvchat.conversation import Conversation
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.errors import (
     CacheMissed,

@@ -8,12 +8,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, cast
 
+from kvchat.chat.engine_client import EngineClient
 from kvchat.cli.engine_swap import EngineSwap
 from kvchat.cli.late_chat import LateChat
 from kvchat.cli.model_place import located
 from kvchat.cli.removal import TidyStore
 from kvchat.cli.shelf import open_store
-from kvchat.client import EngineClient
 from kvchat.config import Settings
 from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.models.locate import ModelLocation, lasting_name
@@ -24,7 +24,7 @@ from kvchat.session.tree import Session
 from kvchat.ui.plain_text import one_line
 
 if TYPE_CHECKING:
-    from kvchat.chat import Chat
+    from kvchat.chat.service import Chat
     from kvchat.lending.lender import Lender
     from kvchat.session.template.chat_template import ChatTemplate
 
@@ -149,7 +149,7 @@ class Kvchat:
         self.store.drain = self._engine.drain_saves
 
     def _make_chat(self, location: ModelLocation, template: "ChatTemplate") -> "Chat":
-        from kvchat.chat import Chat
+        from kvchat.chat.service import Chat
 
         self._template = template
         return Chat(

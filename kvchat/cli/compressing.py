@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 
+from kvchat.chat.conversation import Conversation
 from kvchat.cli.compose import Kvchat
 from kvchat.cli.convert_process import convert_words
 from kvchat.cli.shadow_cost import is_shadow, require_exact_blocks
 from kvchat.cli.shelf import short_id
 from kvchat.config import COMPRESS, EVICT, Settings
-from kvchat.conversation import Conversation
 from kvchat.engine.api.cache_format import canonical_cache_format
 from kvchat.engine.api.view import OFFERED_SHADOW, SHADOW, parse_view
 from kvchat.errors import EngineFailed, PoolExhausted

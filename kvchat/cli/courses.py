@@ -10,13 +10,13 @@ from dataclasses import asdict
 
 import typer
 
-from kvchat.chat import Chat, EditCost, Revision
+from kvchat.chat.conversation import Conversation
+from kvchat.chat.service import Chat, EditCost, Revision
 from kvchat.cli.compose import LateStart, opened
 from kvchat.cli.session_options import ForkOptions, ReviseOptions
 from kvchat.cli.shelf import open_store
 from kvchat.cli.streams import Output, Status, as_json
 from kvchat.cli.waiting import wait_until_loaded
-from kvchat.conversation import Conversation
 from kvchat.errors import UsageError
 from kvchat.session.tree import Finish, TurnId, nth_last_question
 from kvchat.ui.course_words import drop_words, excerpt, undo_words

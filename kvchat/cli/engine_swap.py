@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from kvchat.client import RequestHandle
+from kvchat.chat.engine_client import RequestHandle
 from kvchat.engine.api.config import EngineConfig, EngineInfo
 from kvchat.engine.api.ids import BranchId
 from kvchat.engine.api.inspection import InspectedBlock, InspectionWish

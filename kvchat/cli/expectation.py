@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from kvchat.chat import Chat
-from kvchat.conversation import Conversation
+from kvchat.chat.conversation import Conversation
+from kvchat.chat.service import Chat
 from kvchat.errors import CacheMissed, UsageError
 from kvchat.session.packs import Pack
 from kvchat.session.tree import Turn, nth_last_question, path_token_ids

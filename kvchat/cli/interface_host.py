@@ -26,7 +26,7 @@ from kvchat.errors import EngineFailed
 from kvchat.ui.host import Appearance, Gauged, ModelEntry, SettingEntry
 
 if TYPE_CHECKING:
-    from kvchat.chat import Chat
+    from kvchat.chat.service import Chat
 
 
 class InterfaceHost(SessionFiles):

@@ -5,7 +5,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kvchat.chat import Chat
+    from kvchat.chat.service import Chat
     from kvchat.cli.removal import TidyStore
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from time import monotonic, sleep, time
 
-from kvchat.chat import Chat
+from kvchat.chat.service import Chat
 from kvchat.cli.compose import borrowed_or_started, opened, start_worker
 from kvchat.cli.logs import start_log
 from kvchat.cli.pack import OnDisk, catalog_of, on_disk_of, shelf_of, summary_of, values_of

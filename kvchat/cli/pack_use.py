@@ -12,7 +12,7 @@ from kvchat.session.tree import Session
 from kvchat.ui.plain_text import one_line
 
 if TYPE_CHECKING:
-    from kvchat.chat import Chat
+    from kvchat.chat.service import Chat
 
 
 def chosen_pack(name: str | None, system: str | None, settings: Settings) -> Pack | None:

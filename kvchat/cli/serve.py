@@ -3,7 +3,7 @@
 from threading import Event
 from typing import Any
 
-from kvchat.chat import Chat
+from kvchat.chat.service import Chat
 from kvchat.cli.compose import Kvchat, opened, start_worker
 from kvchat.cli.logs import start_log
 from kvchat.cli.serve_options import ServeOptions

@@ -6,12 +6,13 @@ Each is a branch; the session goes on with the first.
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from kvchat.chat import Chat
-from kvchat.chat_events import Prefill, SampleDelta, SampleEvent, SamplesFinished
+from kvchat.chat.candidates.samples import DIFFERING_TEMPERATURE
+from kvchat.chat.conversation import Conversation
+from kvchat.chat.events import Prefill, SampleDelta, SampleEvent, SamplesFinished
+from kvchat.chat.service import Chat
 from kvchat.cli.answer import EVENT_VERSION, PrefillMeter, describe_cost, done_event
 from kvchat.cli.options import AskOptions
 from kvchat.cli.streams import Output, Status
-from kvchat.conversation import Conversation
 from kvchat.errors import (
     CacheMissed,
     CapacityError,
@@ -22,7 +23,6 @@ from kvchat.errors import (
     UsageError,
 )
 from kvchat.session.tree import Finish, Turn
-from kvchat.variants.samples import DIFFERING_TEMPERATURE
 
 Missed = Callable[[SampleEvent], CacheMissed | None]
 

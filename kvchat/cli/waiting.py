@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from time import sleep
 
-from kvchat.chat import EngineClient, EnginePhase
+from kvchat.chat.service import EngineClient, EnginePhase
 from kvchat.cli.streams import Status
 from kvchat.platform.paths import Paths
 from kvchat.session.store import SessionStore

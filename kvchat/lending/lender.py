@@ -16,8 +16,8 @@ from threading import Lock, Thread
 from time import monotonic
 from typing import Any
 
-from kvchat.client import EngineClient, RequestHandle
-from kvchat.conversation import BEHIND
+from kvchat.chat.conversation import BEHIND
+from kvchat.chat.engine_client import EngineClient, RequestHandle
 from kvchat.engine.api.events import Event, RequestFinished
 from kvchat.engine.api.ids import BranchId, RequestId
 from kvchat.engine.api.request import Request

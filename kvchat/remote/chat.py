@@ -9,21 +9,21 @@ from dataclasses import replace
 from time import monotonic, time
 from typing import NoReturn
 
-from kvchat.chat import Chat, EditCost, Explanation, Revision
-from kvchat.chat_events import ChatEvent, TextDelta, TurnFinished, TurnStarted
-from kvchat.conversation import Answering, Conversation, Undo
+from kvchat.chat.candidates.samples import differing
+from kvchat.chat.candidates.service import Variants
+from kvchat.chat.conversation import Answering, Conversation, Undo
+from kvchat.chat.events import ChatEvent, TextDelta, TurnFinished, TurnStarted
+from kvchat.chat.revision import plan_drop_of, split_at, to_last_question
+from kvchat.chat.service import Chat, EditCost, Explanation, Revision
 from kvchat.engine.api.events import Timings, Usage
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.errors import InvalidRequest, KvchatError, ModelNotFound, UsageError
 from kvchat.remote.endpoint import Endpoint, RemoteStream, Report
 from kvchat.remote.engine import RemoteEngine
-from kvchat.revision import plan_drop_of, split_at, to_last_question
 from kvchat.session.store import Outcome, SessionStore, new_turn_id
 from kvchat.session.template import prompts
 from kvchat.session.template.chat_template import Message
 from kvchat.session.tree import Backend, Finish, Role, Session, Turn, TurnId
-from kvchat.variants.samples import differing
-from kvchat.variants.service import Variants
 
 _FINISH = {"stop": Finish.COMPLETE, "length": Finish.LENGTH}
 

@@ -10,7 +10,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response, Strea
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from kvchat.client import EngineClient
+from kvchat.chat.engine_client import EngineClient
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.api.status import EnginePhase
 from kvchat.errors import (

@@ -8,8 +8,8 @@ from datetime import datetime
 from threading import Thread
 from time import monotonic
 
-from kvchat.client import EngineClient, RequestHandle
-from kvchat.conversation import BEHIND
+from kvchat.chat.conversation import BEHIND
+from kvchat.chat.engine_client import EngineClient, RequestHandle
 from kvchat.engine.api.events import Event, RequestFinished, TokenEmitted
 from kvchat.engine.api.request import Request
 from kvchat.errors import EngineFailed, KvchatError

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
-from kvchat.chat_events import MOST_SAMPLES, EditCost
+from kvchat.chat.events import MOST_SAMPLES, EditCost
 from kvchat.engine.api.snapshot import CacheSnapshot
 from kvchat.errors import KvchatError
 from kvchat.platform.values import dataclass

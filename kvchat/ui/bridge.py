@@ -12,12 +12,12 @@ from threading import Thread
 from time import monotonic
 from typing import Any, Protocol
 
-from kvchat.chat_events import Alternative as Alternative
-from kvchat.chat_events import ChatEvent, EditCost, Revision
-from kvchat.chat_events import Prefill as Prefill
-from kvchat.chat_events import SampleDelta as SampleDelta
-from kvchat.chat_events import SampleEvent as SampleEvent
-from kvchat.chat_events import SamplesFinished as SamplesFinished
+from kvchat.chat.events import Alternative as Alternative
+from kvchat.chat.events import ChatEvent, EditCost, Revision
+from kvchat.chat.events import Prefill as Prefill
+from kvchat.chat.events import SampleDelta as SampleDelta
+from kvchat.chat.events import SampleEvent as SampleEvent
+from kvchat.chat.events import SamplesFinished as SamplesFinished
 from kvchat.engine.api.ids import BranchId
 from kvchat.engine.api.inspection import InspectedBlock, InspectionWish
 from kvchat.engine.api.sampling_params import SamplingParams
@@ -112,7 +112,7 @@ class Reading(Protocol):
 
 
 class VariantService(Protocol):
-    """`kvchat.variants.service.Variants`, as far as the interface uses it."""
+    """`kvchat.chat.candidates.service.Variants`, as far as the interface uses it."""
 
     def compare(self, conversation: Any, num: int) -> Iterator[SampleEvent]: ...
 
@@ -147,7 +147,7 @@ class VariantService(Protocol):
 
 
 class ChatService(Protocol):
-    """`kvchat.chat.Chat`, as far as the interface uses it. Conversations come from it and go back to it."""
+    """`kvchat.chat.service.Chat`, as far as the interface uses it. Conversations come from it and go back to it."""
 
     @property
     def store(self) -> SessionShelf: ...

@@ -1,6 +1,6 @@
 """What another course of a conversation costs, in words, before it is taken."""
 
-from kvchat.chat_events import EditCost, Revision
+from kvchat.chat.events import EditCost, Revision
 from kvchat.engine.api.snapshot import CacheSnapshot
 from kvchat.ui.attachments import shown_message
 from kvchat.ui.figures import bytes_text, count_text, plural

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from textual.timer import Timer
 
-from kvchat.chat_events import EditCost, Revision
+from kvchat.chat.events import EditCost, Revision
 from kvchat.engine.api.snapshot import CacheSnapshot
 from kvchat.errors import KvchatError
 from kvchat.session.tree import Turn

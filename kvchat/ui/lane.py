@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import field
 
-from kvchat.chat_events import TurnFinished, TurnStarted
+from kvchat.chat.events import TurnFinished, TurnStarted
 from kvchat.errors import PoolExhausted
 from kvchat.platform.values import dataclass
 from kvchat.session.tree import SessionId, Turn, TurnId

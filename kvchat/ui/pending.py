@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from enum import StrEnum
 
-from kvchat.chat_events import ChatEvent
+from kvchat.chat.events import ChatEvent
 from kvchat.platform.values import dataclass
 from kvchat.session.tree import TurnId
 from kvchat.ui.bridge import ChatService, ConversationView, Reading

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from time import monotonic
 
-from kvchat.chat_events import Prefill
+from kvchat.chat.events import Prefill
 
 
 class PrefillPace:

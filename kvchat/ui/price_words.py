@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from math import ceil
 
-from kvchat.chat_events import EditCost
+from kvchat.chat.events import EditCost
 from kvchat.engine.api.inspection import InspectedBlock
 from kvchat.engine.api.snapshot import CacheSnapshot, Tier
 from kvchat.ui.figures import bytes_text, count_text, plural

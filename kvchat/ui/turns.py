@@ -7,7 +7,7 @@ from itertools import groupby
 from time import monotonic
 from typing import Any, Protocol
 
-from kvchat.chat_events import Loading, Prefill, TextDelta, TurnFinished, TurnStarted
+from kvchat.chat.events import Loading, Prefill, TextDelta, TurnFinished, TurnStarted
 from kvchat.errors import PoolExhausted
 from kvchat.session.tree import SessionId, Turn, TurnId, path_token_ids
 from kvchat.ui.bridge import (

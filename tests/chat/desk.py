@@ -4,8 +4,8 @@ from collections.abc import Callable
 from pathlib import Path
 from time import monotonic, sleep
 
-from kvchat.chat import Chat, ChatEvent, TextDelta
-from kvchat.conversation import Conversation
+from kvchat.chat.conversation import Conversation
+from kvchat.chat.service import Chat, ChatEvent, TextDelta
 from kvchat.session.store import SessionStore
 from kvchat.session.template.chat_template import ChatTemplate
 from tests.patience import PATIENCE_S

@@ -2,9 +2,9 @@
 
 import pytest
 
-from kvchat.chat import TurnFinished
+from kvchat.chat.conversation import Conversation
+from kvchat.chat.service import TurnFinished
 from kvchat.cli.answer import describe_cost, done_event
-from kvchat.conversation import Conversation
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.session.tree import Turn
 from kvchat.ui.widgets.footer_line import footer_parts

@@ -6,7 +6,7 @@ from threading import Thread, main_thread
 
 import pytest
 
-from kvchat.chat import ChatEvent, TextDelta, TurnFinished, TurnStarted
+from kvchat.chat.service import ChatEvent, TextDelta, TurnFinished, TurnStarted
 from kvchat.errors import (
     UsageError,
 )

@@ -2,8 +2,8 @@
 
 import pytest
 
+from kvchat.chat.candidates.samples import DIFFERING_TEMPERATURE, differing
 from kvchat.engine.api.sampling_params import SamplingParams
-from kvchat.variants.samples import DIFFERING_TEMPERATURE, differing
 from tests.chat.desk import Desk
 
 pytestmark = pytest.mark.pure

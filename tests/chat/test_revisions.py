@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvchat.conversation import Conversation
+from kvchat.chat.conversation import Conversation
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.errors import UsageError
 from kvchat.session.tree import Finish, Role

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.chat import Chat, Prefill, TextDelta, TurnFinished, TurnStarted
+from kvchat.chat.service import Chat, Prefill, TextDelta, TurnFinished, TurnStarted
 from kvchat.engine.api.events import Event, LoadChoice, LoadEstimate, LoadPlanned
 from kvchat.errors import (
     SessionNotFound,

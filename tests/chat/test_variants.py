@@ -8,8 +8,9 @@ from threading import Thread
 
 import pytest
 
-from kvchat.chat import Chat, TurnFinished
-from kvchat.conversation import Conversation
+from kvchat.chat.candidates.samples import SampleDelta, SamplesFinished
+from kvchat.chat.conversation import Conversation
+from kvchat.chat.service import Chat, TurnFinished
 from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.api.events import FinishReason, RequestFinished
 from kvchat.engine.api.sampling_params import SamplingParams
@@ -19,7 +20,6 @@ from kvchat.errors import EngineFailed, UsageError
 from kvchat.session.store import SessionStore
 from kvchat.session.template.chat_template import ChatTemplate
 from kvchat.session.tree import Finish, Turn
-from kvchat.variants.samples import SampleDelta, SamplesFinished
 from tests.patience import PATIENCE_S
 from tests.scripted_engine import ScriptedEngine, ScriptedHandle
 

@@ -13,11 +13,11 @@ from time import sleep
 import pytest
 from tokenizers import Tokenizer
 
+from kvchat.chat.engine_client import EngineClient
 from kvchat.cli.ask import answer
 from kvchat.cli.options import AskOptions
 from kvchat.cli.prompt import read_prompt
 from kvchat.cli.shelf import open_store
-from kvchat.client import EngineClient
 from kvchat.config import read_settings
 from kvchat.engine.api.config import EngineConfig
 from kvchat.errors import ContextOverflow, EngineFailed, ModelUnreadable, SessionExists, StorageError

@@ -7,7 +7,7 @@ from time import monotonic, sleep
 
 import pytest
 
-from kvchat.chat import Chat
+from kvchat.chat.service import Chat
 from kvchat.cli.compose import Kvchat, opened
 from kvchat.cli.engine_swap import EngineSwap
 from kvchat.cli.interface_host import InterfaceHost

@@ -141,7 +141,7 @@ def test_a_command_ends_at_once_unless_something_is_at_work(before: str, told: l
     assert done.stderr == ""
 
 
-CHAT = ("kvchat.chat", "kvchat.conversation", "jinja2", "tokenizers")
+CHAT = ("kvchat.chat.service", "kvchat.chat.conversation", "jinja2", "tokenizers")
 """What answers are made with."""
 STORE = ("sqlite3", "kvchat.session.store")
 TYPER = ("typer", "kvchat.cli.command_line", "kvchat.cli.commands")

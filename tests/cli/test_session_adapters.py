@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.chat import Chat
+from kvchat.chat.engine_client import EngineClient
+from kvchat.chat.service import Chat
 from kvchat.cli.compose import opened
-from kvchat.client import EngineClient
 from kvchat.config import Settings, read_settings
 from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.models.locate import locate_model

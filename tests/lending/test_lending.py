@@ -14,10 +14,10 @@ from time import monotonic, sleep
 
 import pytest
 
-from kvchat.chat import Chat, TextDelta, TurnFinished
-from kvchat.client import EngineClient
+from kvchat.chat.conversation import BEHIND
+from kvchat.chat.engine_client import EngineClient
+from kvchat.chat.service import Chat, TextDelta, TurnFinished
 from kvchat.config import read_settings
-from kvchat.conversation import BEHIND
 from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.api.events import FinishReason, RequestFinished, TokenEmitted
 from kvchat.engine.api.ids import BranchId

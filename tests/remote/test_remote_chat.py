@@ -8,8 +8,8 @@ from threading import Thread
 
 import pytest
 
-from kvchat.chat import ChatEvent, TextDelta, TurnFinished, TurnStarted
-from kvchat.conversation import Conversation
+from kvchat.chat.conversation import Conversation
+from kvchat.chat.service import ChatEvent, TextDelta, TurnFinished, TurnStarted
 from kvchat.errors import (
     ConfigError,
     InvalidRequest,

@@ -10,7 +10,7 @@ from random import Random
 
 import pytest
 
-from kvchat.chat import Chat
+from kvchat.chat.service import Chat
 from kvchat.errors import KvchatError
 from kvchat.session import repair
 from kvchat.session.store import Outcome, SessionStore

@@ -11,7 +11,7 @@ from pathlib import Path
 from threading import Thread, Timer
 from time import sleep
 
-from kvchat.chat import ChatEvent
+from kvchat.chat.service import ChatEvent
 from kvchat.engine.api.status import EnginePhase
 from kvchat.ui.app import KvchatApp
 from tests.ui.scripted import Answer, ScriptedChat, ScriptedConversation

@@ -8,7 +8,8 @@ from threading import Event
 from time import sleep
 from typing import Any
 
-from kvchat.chat import (
+from kvchat.chat.revision import plan_undo
+from kvchat.chat.service import (
     ChatEvent,
     EditCost,
     Prefill,
@@ -21,7 +22,6 @@ from kvchat.engine.api.events import Loaded, Timings, Usage
 from kvchat.engine.api.ids import BranchId
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.errors import SessionNotFound
-from kvchat.revision import plan_undo
 from kvchat.session.cache_miss import Explanation, explain
 from kvchat.session.lookup import SearchHit, SessionSummary
 from kvchat.session.tree import MAIN, Branch, BranchName, Finish, Role, Session, SessionId, Turn, TurnId

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil
 
-from kvchat.chat import EnginePhase, EngineStatus
+from kvchat.chat.service import EnginePhase, EngineStatus
 from kvchat.engine.api.ids import BranchId, GroupId
 from kvchat.engine.api.inspection import InspectedBlock, InspectionWish
 from kvchat.engine.api.snapshot import (

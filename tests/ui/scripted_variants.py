@@ -5,11 +5,11 @@ from dataclasses import replace
 from threading import Event
 from typing import TYPE_CHECKING
 
-from kvchat.chat import ChatEvent, EditCost, Prefill, TurnFinished, TurnStarted
+from kvchat.chat.candidates.samples import SampleDelta, SampleEvent, SamplesFinished
+from kvchat.chat.candidates.token_fork import Alternative
+from kvchat.chat.service import ChatEvent, EditCost, Prefill, TurnFinished, TurnStarted
 from kvchat.engine.api.events import Loaded
 from kvchat.session.tree import BranchName, Finish, Turn, TurnId
-from kvchat.variants.samples import SampleDelta, SampleEvent, SamplesFinished
-from kvchat.variants.token_fork import Alternative
 from tests.ui.gate import HELD_S
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kvchat.chat import ChatEvent
+from kvchat.chat.service import ChatEvent
 from kvchat.engine.api.status import EnginePhase
 from kvchat.errors import StorageError
 from kvchat.ui.attachments import Attachment, before_message

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvchat.chat import Prefill
+from kvchat.chat.service import Prefill
 from kvchat.engine.api.events import Loaded
 from kvchat.ui.prefill_pace import PrefillPace
 

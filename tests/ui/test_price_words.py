@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvchat.chat import EditCost
+from kvchat.chat.service import EditCost
 from kvchat.engine.api.ids import GroupId
 from kvchat.engine.api.inspection import BlockPlace, InspectedBlock
 from kvchat.engine.api.snapshot import Tier

@@ -7,7 +7,7 @@ from textual.content import Content
 from textual.widget import Widget
 from textual.widgets import Static
 
-from kvchat.chat_events import Prefill
+from kvchat.chat.events import Prefill
 from kvchat.engine.api.events import LoadEstimate
 from kvchat.session.tree import Finish, Session, Turn
 from kvchat.ui.figures import plural

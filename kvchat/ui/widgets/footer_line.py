@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from urllib.parse import urlsplit
 
-from kvchat.chat_events import Prefill
+from kvchat.chat.events import Prefill
 from kvchat.engine.api.events import LoadChoice, Loaded, LoadEstimate, Usage
 from kvchat.session.tree import Backend, Finish, Session, Turn
 from kvchat.ui.figures import count_text, gauge, guesses_text, rate_text, seconds_text

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.chat import EnginePhase
+from kvchat.chat.service import EnginePhase
 from kvchat.engine.api.ids import BranchId
 from kvchat.engine.api.inspection import InspectedBlock, InspectionWish
 from kvchat.engine.api.snapshot import MovedBytes, Tier

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.chat import EditCost
+from kvchat.chat.service import EditCost
 from kvchat.engine.api.ids import GroupId
 from kvchat.engine.api.inspection import BlockPlace, InspectedBlock, InspectionWish
 from kvchat.engine.api.snapshot import Tier

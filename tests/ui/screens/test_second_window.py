@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.chat import Chat
+from kvchat.chat.service import Chat
 from kvchat.session.store import SessionStore
 from kvchat.session.template.chat_template import ChatTemplate
 from kvchat.ui.app import KvchatApp

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from kvchat.chat import Prefill
+from kvchat.chat.service import Prefill
 from kvchat.engine.api.events import LoadChoice, Loaded, LoadEstimate, Timings, Usage
 from kvchat.session.tree import Finish, Role, SessionId, Turn, TurnId
 from kvchat.ui.widgets.footer_line import ending_text, footer_parts, loading_parts, progress_parts, wrap_parts

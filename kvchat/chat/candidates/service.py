@@ -4,16 +4,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from time import time
 
-from kvchat.chat_events import Alternative, ChatEvent, EditCost, SampleEvent
-from kvchat.conversation import Answering, Conversation
+from kvchat.chat.candidates.read_ahead import ReadAhead
+from kvchat.chat.candidates.samples import DIFFERING_TEMPERATURE, Samples
+from kvchat.chat.candidates.token_fork import TokenForks
+from kvchat.chat.conversation import Answering, Conversation
+from kvchat.chat.events import Alternative, ChatEvent, EditCost, SampleEvent
+from kvchat.chat.revision import common_ids, to_last_question
 from kvchat.engine.api.sampling_params import SamplingParams
-from kvchat.revision import common_ids, to_last_question
 from kvchat.session.kv.namespaces import namespace_of
 from kvchat.session.store import new_session_id
 from kvchat.session.tree import Session, Turn, TurnId, path_token_ids
-from kvchat.variants.read_ahead import ReadAhead
-from kvchat.variants.samples import DIFFERING_TEMPERATURE, Samples
-from kvchat.variants.token_fork import TokenForks
 
 
 class Variants:

@@ -1,6 +1,6 @@
 """The engine as chat sees it: the seam behind which it runs, in a thread of its own or elsewhere.
 
-`kvchat.chat` hands these names on to its callers.
+`kvchat.chat.service` hands these names on to its callers.
 """
 
 from collections.abc import Sequence

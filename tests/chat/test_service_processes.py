@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.chat import Chat
+from kvchat.chat.service import Chat
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.session.store import SessionStore
 from kvchat.session.template.chat_template import ChatTemplate
@@ -25,7 +25,7 @@ REPLY = "Grüße! " + " ".join(f"word{at}" for at in range(120))
 CHILD = """
 import sys
 from pathlib import Path
-from kvchat.chat import Chat, TextDelta, TurnStarted
+from kvchat.chat.service import Chat, TextDelta, TurnStarted
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.session.store import SessionStore
 from kvchat.session.template.chat_template import ChatTemplate

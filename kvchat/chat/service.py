@@ -9,24 +9,26 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 
-from kvchat import prices
-from kvchat.chat_events import ChatEvent as ChatEvent
-from kvchat.chat_events import EditCost as EditCost
-from kvchat.chat_events import Loading as Loading
-from kvchat.chat_events import Prefill as Prefill
-from kvchat.chat_events import Revision as Revision
-from kvchat.chat_events import TextDelta as TextDelta
-from kvchat.chat_events import TurnFinished as TurnFinished
-from kvchat.chat_events import TurnStarted as TurnStarted
-from kvchat.client import EngineClient as EngineClient
-from kvchat.client import RequestHandle as RequestHandle
-from kvchat.conversation import BEHIND, ON_SCREEN, Answering, Conversation, Undo
+from kvchat.chat import costs
+from kvchat.chat.candidates.samples import differing
+from kvchat.chat.candidates.service import Variants as Variants
+from kvchat.chat.conversation import BEHIND, ON_SCREEN, Answering, Conversation, Undo
+from kvchat.chat.engine_client import EngineClient as EngineClient
+from kvchat.chat.engine_client import RequestHandle as RequestHandle
+from kvchat.chat.events import ChatEvent as ChatEvent
+from kvchat.chat.events import EditCost as EditCost
+from kvchat.chat.events import Loading as Loading
+from kvchat.chat.events import Prefill as Prefill
+from kvchat.chat.events import Revision as Revision
+from kvchat.chat.events import TextDelta as TextDelta
+from kvchat.chat.events import TurnFinished as TurnFinished
+from kvchat.chat.events import TurnStarted as TurnStarted
+from kvchat.chat.notices import notices_of
+from kvchat.chat.revision import plan_drop, plan_undo, split_at, to_last_question
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.api.status import EnginePhase as EnginePhase
 from kvchat.engine.api.status import EngineStatus as EngineStatus
 from kvchat.errors import KvchatError, StorageError, UsageError
-from kvchat.notices import notices_of
-from kvchat.revision import plan_drop, plan_undo, split_at, to_last_question
 from kvchat.session import repair
 from kvchat.session.cache_miss import Explanation as Explanation
 from kvchat.session.explanation import explained
@@ -35,8 +37,6 @@ from kvchat.session.store import Outcome, SessionStore
 from kvchat.session.template import prompts
 from kvchat.session.template.chat_template import ChatTemplate
 from kvchat.session.tree import MAIN, Branch, BranchName, Finish, Session, Turn, TurnId
-from kvchat.variants.samples import differing
-from kvchat.variants.service import Variants as Variants
 
 
 class Chat:
@@ -228,7 +228,7 @@ class Chat:
 
     def revision_cost(self, conversation: Conversation, revision: Revision) -> EditCost:
         """Return exactly what a course costs at this moment; see `prices.of_revision`."""
-        return prices.of_revision(self.engine, self.template, conversation.session, revision)
+        return costs.of_revision(self.engine, self.template, conversation.session, revision)
 
     def revise(self, conversation: Conversation, revision: Revision) -> None:
         """Go on along another course. The old one stays on a branch.
@@ -292,7 +292,7 @@ class Chat:
         """
         _refuse_empty(text)
         path, left = split_at(conversation.turns, turn_id)
-        return prices.of_edit(self.engine, self.template, conversation.session, path, left, text)
+        return costs.of_edit(self.engine, self.template, conversation.session, path, left, text)
 
     def retry(
         self, conversation: Conversation, sampling: SamplingParams | None = None

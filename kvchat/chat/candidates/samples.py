@@ -8,15 +8,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from kvchat.chat_events import MOST_SAMPLES, SampleDelta, SampleEvent, SamplesFinished
-from kvchat.client import RequestHandle
-from kvchat.conversation import ON_SCREEN, Answering, Conversation, prefill_of, with_ends
+from kvchat.chat.conversation import ON_SCREEN, Answering, Conversation, prefill_of, with_ends
+from kvchat.chat.engine_client import RequestHandle
+from kvchat.chat.events import MOST_SAMPLES, SampleDelta, SampleEvent, SamplesFinished
+from kvchat.chat.revision import to_last_question
 from kvchat.engine.api.events import PrefillProgress, RequestFinished, TokenEmitted
 from kvchat.engine.api.ids import BranchId
 from kvchat.engine.api.request import Request
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.errors import EngineFailed, KvchatError, UsageError
-from kvchat.revision import to_last_question
 from kvchat.session.answer import Answer, outcome_of
 from kvchat.session.kv.namespaces import namespace_of
 from kvchat.session.store import Outcome

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable
 
-from kvchat.chat_events import EditCost
-from kvchat.client import EngineClient
-from kvchat.revision import Revision, context_ids
+from kvchat.chat.engine_client import EngineClient
+from kvchat.chat.events import EditCost
+from kvchat.chat.revision import Revision, context_ids
 from kvchat.session.kv.namespaces import namespace_of
 from kvchat.session.template import prompts
 from kvchat.session.template.chat_template import ChatTemplate

@@ -9,14 +9,14 @@ from dataclasses import replace
 from threading import Event as StopFlag
 from threading import Lock
 
-from kvchat.chat_events import ChatEvent, Loading, Prefill, TextDelta, TurnFinished, TurnStarted
-from kvchat.client import AnswerHandle, EngineClient, RequestHandle
+from kvchat.chat.engine_client import AnswerHandle, EngineClient, RequestHandle
+from kvchat.chat.events import ChatEvent, Loading, Prefill, TextDelta, TurnFinished, TurnStarted
+from kvchat.chat.recorder import Recorder
 from kvchat.engine.api.events import LoadPlanned, PrefillProgress, RequestFinished
 from kvchat.engine.api.ids import BranchId
 from kvchat.engine.api.request import Request
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.errors import CapacityError, EngineFailed, InvalidRequest, KvchatError, UsageError
-from kvchat.recorder import Recorder
 from kvchat.session.answer import Answer, outcome_of
 from kvchat.session.kv.namespaces import namespace_of
 from kvchat.session.store import Outcome, SessionStore

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from queue import SimpleQueue
 from threading import Lock, Thread
 
-from kvchat.client import RequestHandle
+from kvchat.chat.engine_client import RequestHandle
 from kvchat.engine.api.events import Event, LoadPlanned, PrefillProgress, RequestFinished, TokenEmitted
 from kvchat.errors import EngineFailed
 from kvchat.session.answer import Answer

@@ -3,8 +3,8 @@
 from contextlib import suppress
 from threading import Lock
 
-from kvchat.client import EngineClient, RequestHandle
-from kvchat.conversation import BEHIND, Answering, Conversation
+from kvchat.chat.conversation import BEHIND, Answering, Conversation
+from kvchat.chat.engine_client import EngineClient, RequestHandle
 from kvchat.engine.api.events import RequestFinished
 from kvchat.engine.api.request import Request
 from kvchat.engine.api.sampling_params import SamplingParams

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from kvchat.chat_events import Revision as Revision
+from kvchat.chat.events import Revision as Revision
 from kvchat.engine.api.events import Loaded, Timings, Usage
 from kvchat.errors import UsageError
 from kvchat.session.store import new_turn_id

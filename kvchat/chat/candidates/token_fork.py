@@ -5,8 +5,8 @@ from contextlib import suppress
 from dataclasses import replace
 from math import exp
 
-from kvchat.chat_events import Alternative, ChatEvent, EditCost, TurnFinished, TurnStarted
-from kvchat.conversation import Answering, Conversation
+from kvchat.chat.conversation import Answering, Conversation
+from kvchat.chat.events import Alternative, ChatEvent, EditCost, TurnFinished, TurnStarted
 from kvchat.engine.api.events import RequestFinished, TokenEmitted, TokenLogprobs
 from kvchat.engine.api.request import Request
 from kvchat.engine.api.sampling_params import SamplingParams
