@@ -12,7 +12,7 @@ from kvchat.cli.streams import Output, Status, as_json
 from kvchat.cli.waiting import wait_until_loaded
 from kvchat.errors import ConfigError, EngineFailed, UsageError
 from kvchat.platform.paths import Paths
-from kvchat.serve.api_key import own_key, read_key
+from kvchat.serving.api_key import own_key, read_key
 
 _IDLE_S = 900.0
 _POLL_S = 0.5
@@ -84,8 +84,8 @@ class _Endpoint:
 def _server_parts() -> tuple[Any, Any]:
     """Import what needs packages that not everybody has installed."""
     try:
-        from kvchat.serve.app import make_app
-        from kvchat.serve.server import Server
+        from kvchat.serving.app import make_app
+        from kvchat.serving.server import Server
     except ImportError as error:
         missing = f"the endpoint needs packages that are not installed ({error.name})"
         raise ConfigError(f"{missing}: pip install 'kvchat[serve]'") from error

@@ -13,7 +13,7 @@ from kvchat.remote.chat import RemoteChat
 from kvchat.remote.endpoint import Endpoint
 from kvchat.session.store import SessionStore
 from kvchat.session.template.chat_template import ChatTemplate
-from tests.serve.conftest import KEY, Served
+from tests.serving.conftest import KEY, Served
 from tests.tiny_models import STARTER, write_model
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"

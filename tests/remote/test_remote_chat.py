@@ -27,7 +27,7 @@ from kvchat.ui.course_words import edit_words
 from kvchat.ui.widgets.footer_line import footer_parts
 from tests.patience import PATIENCE_S
 from tests.remote.conftest import HEAD, RawServer
-from tests.serve.conftest import REPLY, Served
+from tests.serving.conftest import REPLY, Served
 
 pytestmark = pytest.mark.pure
 

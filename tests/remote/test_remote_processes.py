@@ -17,7 +17,7 @@ from kvchat.cli.session_options import VerifyCacheOptions
 from kvchat.config import Remote
 from tests.patience import PATIENCE_S
 from tests.remote.conftest import RawServer
-from tests.serve.conftest import KEY, REPLY, Served
+from tests.serving.conftest import KEY, REPLY, Served
 from tests.terminal import terminal
 
 pytestmark = pytest.mark.pure

@@ -20,11 +20,11 @@ from kvchat.errors import (
     KvchatError,
     UnsupportedModel,
 )
-from kvchat.serve.completion import Completion, Completions
-from kvchat.serve.guard import BODY_S, Guard
-from kvchat.serve.metrics import CONTENT_TYPE, Metrics
-from kvchat.serve.replies import Head, delta, error_value, finish, refusal, server_event
-from kvchat.serve.wish import Refusal, Wish, read_wish
+from kvchat.serving.chat_request import Refusal, Wish, read_wish
+from kvchat.serving.completion import Completion, Completions
+from kvchat.serving.guard import BODY_S, Guard
+from kvchat.serving.metrics import CONTENT_TYPE, Metrics
+from kvchat.serving.replies import Head, delta, error_value, finish, refusal, server_event
 from kvchat.session.template.chat_template import ChatTemplate
 
 ANY_MODEL = "kvchat"

@@ -10,7 +10,7 @@ import pytest
 from openai import AuthenticationError, BadRequestError, NotFoundError, OpenAI
 from openai.types.chat import ChatCompletionMessageParam
 
-from tests.serve.conftest import KEY, REPLY, Served
+from tests.serving.conftest import KEY, REPLY, Served
 
 pytestmark = pytest.mark.pure
 

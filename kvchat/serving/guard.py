@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from kvchat.serve.replies import refusal
+from kvchat.serving.replies import refusal
 
 MAX_BODY_BYTES = 32 * 2**20
 """A conversation of some million tokens."""

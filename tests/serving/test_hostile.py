@@ -11,12 +11,12 @@ import pytest
 
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.errors import EngineFailed, PoolExhausted
-from kvchat.serve.app import make_app
-from kvchat.serve.guard import MAX_BODY_BYTES
+from kvchat.serving.app import make_app
+from kvchat.serving.guard import MAX_BODY_BYTES
 from kvchat.session.template.chat_template import ChatTemplate
 from tests.patience import PATIENCE_S
 from tests.scripted_engine import ScriptedEngine
-from tests.serve.conftest import KEY, REPLY, Served
+from tests.serving.conftest import KEY, REPLY, Served
 
 pytestmark = pytest.mark.pure
 

@@ -8,7 +8,7 @@ from threading import Barrier
 import pytest
 
 from kvchat.errors import ConfigError
-from kvchat.serve.api_key import own_key, read_key
+from kvchat.serving.api_key import own_key, read_key
 
 pytestmark = pytest.mark.pure
 

@@ -13,9 +13,9 @@ from kvchat.chat.engine_client import EngineClient, RequestHandle
 from kvchat.engine.api.events import Event, RequestFinished, TokenEmitted
 from kvchat.engine.api.request import Request
 from kvchat.errors import EngineFailed, KvchatError
-from kvchat.serve.metrics import Metrics
-from kvchat.serve.transcripts import Transcripts
-from kvchat.serve.wish import Wish
+from kvchat.serving.chat_request import Wish
+from kvchat.serving.metrics import Metrics
+from kvchat.serving.transcripts import Transcripts
 from kvchat.session.template.chat_template import ChatTemplate, Message
 from kvchat.session.template.text_stream import Piece, StopStrings, TextStream
 from kvchat.session.tree import Role

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from kvchat.engine.api.sampling_params import SamplingParams
-from kvchat.serve.app import make_app
-from kvchat.serve.connection import HEAD_S
-from kvchat.serve.server import Server
+from kvchat.serving.app import make_app
+from kvchat.serving.connection import HEAD_S
+from kvchat.serving.server import Server
 from kvchat.session.template.chat_template import ChatTemplate
 from tests.patience import PATIENCE_S
 from tests.scripted_engine import ScriptedEngine
