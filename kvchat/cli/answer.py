@@ -10,10 +10,10 @@ from kvchat.cli.streams import Output, Status
 from kvchat.errors import KvchatError
 from kvchat.session.kv.trust import is_imported
 from kvchat.session.tree import Finish, Session, Turn
-from kvchat.ui.figures import count_text, guesses_text, rate_text, seconds_text
-from kvchat.ui.prefill_pace import PrefillPace
-from kvchat.ui.trust_words import exactness_words
-from kvchat.ui.widgets.footer_line import SEPARATOR, footer_parts, loading_parts
+from kvchat.text.answer_footer import SEPARATOR, footer_parts, loading_parts
+from kvchat.text.figures import count_text, guesses_text, rate_text, seconds_text
+from kvchat.text.format_trust import exactness_words
+from kvchat.text.prefill_time import PrefillPace
 
 EVENT_VERSION = 1
 

@@ -19,8 +19,8 @@ from kvchat.engine.models.checkpoints.prepared import PREPARED_DIR, prepared_byt
 from kvchat.errors import StorageError, UsageError
 from kvchat.platform.encryptor import Sealer
 from kvchat.platform.values import dataclass
-from kvchat.ui.figures import bytes_text, plural
-from kvchat.ui.plain_text import one_line
+from kvchat.text.figures import bytes_text, plural
+from kvchat.text.plain_text import one_line
 
 _SHORT_FINGERPRINT = 12
 _LITTLE_BYTES = 64 * 2**20

@@ -24,8 +24,8 @@ from kvchat.config import (
 )
 from kvchat.errors import UsageError
 from kvchat.platform.parsing import OneOf, OrNone, integer, number, parse_size, positive, yes_or_no
+from kvchat.text.plain_text import one_line
 from kvchat.ui.editor import editor_command
-from kvchat.ui.plain_text import one_line
 
 _DEFAULT = "default"
 _INDENT = 4

@@ -31,7 +31,7 @@ from kvchat.session.kv.origin import Origin, new_origin, origin_of
 from kvchat.session.kv.stored_paths import leaf_paths
 from kvchat.session.store import SessionStore
 from kvchat.session.tree import Session, Turn, path_token_ids
-from kvchat.ui.figures import bytes_text, plural
+from kvchat.text.figures import bytes_text, plural
 
 if TYPE_CHECKING:
     from kvchat.engine.quality.convert import Converter

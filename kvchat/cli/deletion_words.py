@@ -5,7 +5,7 @@ from collections.abc import Callable
 from kvchat.cli.removal import Removed
 from kvchat.errors import StorageError
 from kvchat.session.branch_removal import BranchRemoval
-from kvchat.ui.figures import bytes_text, plural
+from kvchat.text.figures import bytes_text, plural
 
 OTHERS = "branches or sessions"
 """Who else may have what a branch has."""

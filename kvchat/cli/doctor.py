@@ -24,7 +24,7 @@ from kvchat.engine.api.config import Capacity, EngineInfo
 from kvchat.engine.memory.disk.block_encryption import seal_of
 from kvchat.errors import KvchatError, StorageError
 from kvchat.platform.paths import Paths
-from kvchat.ui.figures import bytes_text, count_text, plural
+from kvchat.text.figures import bytes_text, count_text, plural
 
 _PACKAGES = ("kvchat", "torch", "transformers", "tokenizers", "safetensors", "textual")
 _EXTRAS = {

@@ -8,7 +8,7 @@ from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.memory.rates import Direction
 from kvchat.engine.models.locate import STARTER
 from kvchat.engine.tiering.persisted_rates import last_moves
-from kvchat.ui.figures import bytes_text, plural
+from kvchat.text.figures import bytes_text, plural
 
 _VERBS = {Direction.LOAD: "reads", Direction.STORE: "writes"}
 

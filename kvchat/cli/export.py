@@ -23,7 +23,7 @@ from kvchat.session.bundle.writer import SourceBlock, Written, new_file, write_b
 from kvchat.session.kv.references import chain_root
 from kvchat.session.store import SessionStore
 from kvchat.session.tree import Branch, Session, Turn
-from kvchat.ui.figures import bytes_text, plural
+from kvchat.text.figures import bytes_text, plural
 
 SUFFIX = Format.BUNDLE.suffix
 _MAX_NAME_LEN = 80

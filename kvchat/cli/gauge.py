@@ -24,8 +24,8 @@ from kvchat.errors import ConfigError, UsageError
 from kvchat.session.answered import answer_positions
 from kvchat.session.kv.namespaces import answer_starts
 from kvchat.session.tree import Session, path_token_ids
-from kvchat.ui.figures import plural, seconds_text
-from kvchat.ui.gauge_words import finite, report_lines, suite_lines, suite_values
+from kvchat.text.figures import plural, seconds_text
+from kvchat.text.format_gauge import finite, report_lines, suite_lines, suite_values
 
 if TYPE_CHECKING:
     from kvchat.engine.quality.gauge import Gauge

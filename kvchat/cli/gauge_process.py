@@ -3,11 +3,11 @@
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from kvchat.app.host import Gauged
 from kvchat.cli.gauge_figures import read_figures
 from kvchat.cli.own_process import ended
 from kvchat.config import Settings
 from kvchat.errors import EngineFailed
-from kvchat.ui.host import Gauged
 
 
 def gauged(settings: Settings, session_id: str, branch: str, cache_format: str) -> Gauged:

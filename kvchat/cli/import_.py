@@ -28,8 +28,8 @@ from kvchat.session.bundle.reader import Bundle, read_blocks, read_bundle, renam
 from kvchat.session.bundle.record import MAGIC
 from kvchat.session.store import SessionStore
 from kvchat.session.tree import Session, Turn
-from kvchat.ui.figures import bytes_text, plural
-from kvchat.ui.plain_text import one_line
+from kvchat.text.figures import bytes_text, plural
+from kvchat.text.plain_text import one_line
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kvchat.app.host import Appearance, Gauged, ModelEntry, SettingEntry
 from kvchat.cli.compose import Kvchat
 from kvchat.cli.convert_process import convert_words
 from kvchat.cli.engine_swap import EngineSwap
@@ -15,7 +16,6 @@ from kvchat.cli.model_place import located
 from kvchat.cli.model_shelf import Memory, free_bytes_of, loaded_torch, models_here
 from kvchat.cli.session_files import SessionFiles
 from kvchat.cli.settings_in_force import SettingsInForce, engine_values
-from kvchat.cli.shadow_cost import is_shadow, require_exact_blocks, shadow_cost
 from kvchat.config import Settings
 from kvchat.engine.api.cache_format import canonical_cache_format
 from kvchat.engine.api.sampling_params import SamplingParams
@@ -23,7 +23,7 @@ from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.api.status import EnginePhase
 from kvchat.engine.models.locate import lasting_name
 from kvchat.errors import EngineFailed
-from kvchat.ui.host import Appearance, Gauged, ModelEntry, SettingEntry
+from kvchat.text.format_shadow import is_shadow, require_exact_blocks, shadow_cost
 
 if TYPE_CHECKING:
     from kvchat.chat.service import Chat

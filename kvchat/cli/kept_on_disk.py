@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from time import perf_counter, sleep
 
+from kvchat.app.services import OnDisk
 from kvchat.cli.removal import TidyStore
 from kvchat.config import Settings
 from kvchat.engine.api.ids import BlockKey, u32le
@@ -13,7 +14,6 @@ from kvchat.engine.memory.disk.index import IndexedBlock
 from kvchat.platform.values import dataclass
 from kvchat.session.lookup import SessionSummary
 from kvchat.session.tree import SessionId
-from kvchat.ui.bridge import OnDisk
 
 _LONGEST_REST_S = 0.05
 

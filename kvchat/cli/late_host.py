@@ -5,8 +5,8 @@ from dataclasses import asdict
 from threading import Lock
 from typing import Any, Protocol
 
+from kvchat.app.host import Appearance, Host
 from kvchat.config import Settings
-from kvchat.ui.host import Appearance, Host
 
 
 class BeginningHost(Host, Protocol):

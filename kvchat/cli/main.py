@@ -78,7 +78,7 @@ def _open_window() -> int:
 
 def _fail(words: Sequence[str], error: KvchatError | str, exit_code: int) -> int:
     """Say what went wrong on standard error, and to whoever reads JSON on standard output too."""
-    from kvchat.session.plain_text import clean_text
+    from kvchat.platform.printable_text import clean_text
 
     complain(f"kvchat: {_short(clean_text(str(error)))}")  # it may name what an import brought
     return _end_json(words, error, exit_code)

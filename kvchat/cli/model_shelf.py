@@ -7,13 +7,13 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from kvchat.app.host import ModelEntry
 from kvchat.engine.formats.kv_size import cache_sizes, read_shape
 from kvchat.engine.models.locate import GGUF_SUFFIX, STARTER, installed_model, locate_model
 from kvchat.errors import KvchatError
 from kvchat.platform.host_memory import available_bytes
 from kvchat.platform.values import dataclass
-from kvchat.ui.figures import bytes_text, short_count_text
-from kvchat.ui.host import ModelEntry
+from kvchat.text.figures import bytes_text, short_count_text
 
 _CONTEXT = 8192
 

@@ -15,8 +15,8 @@ from kvchat.engine.models.locate import GGUF_SUFFIX, STARTER, locate_model
 from kvchat.errors import KvchatError, ModelNotFound
 from kvchat.platform.host_memory import available_bytes
 from kvchat.platform.values import dataclass
-from kvchat.ui.figures import bytes_text, count_text
-from kvchat.ui.plain_text import one_line
+from kvchat.text.figures import bytes_text, count_text
+from kvchat.text.plain_text import one_line
 
 _CONTEXT = 8192
 """A conversation of this many tokens, or of all that the model can read, has to fit beside the weights."""

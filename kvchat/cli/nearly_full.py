@@ -19,7 +19,7 @@ from kvchat.errors import EngineFailed, KvchatError
 from kvchat.platform.values import dataclass
 from kvchat.session.tree import Session, SessionId
 from kvchat.session.turn_lock import turn_lock
-from kvchat.ui.plain_text import one_line
+from kvchat.text.plain_text import one_line
 
 FREE_SHARE = 5
 """A disk is nearly full while less than one byte in so many of its limit is free. What is converted finds

@@ -12,8 +12,8 @@ from kvchat.config import Settings
 from kvchat.engine.memory.disk.catalog import BlockCatalog
 from kvchat.platform.values import dataclass
 from kvchat.session.packs import Pack, PackShelf
-from kvchat.ui.figures import bytes_text, count_text
-from kvchat.ui.plain_text import one_line
+from kvchat.text.figures import bytes_text, count_text
+from kvchat.text.plain_text import one_line
 
 _INDENT = 4
 

@@ -20,8 +20,8 @@ from kvchat.engine.models.checkpoints.prepared import blocks_limit
 from kvchat.errors import PinRefused, StorageError, UsageError
 from kvchat.lending.borrower import Borrowed
 from kvchat.session.packs import Pack, new_pack_id
-from kvchat.ui.figures import bytes_text, plural
-from kvchat.ui.plain_text import one_line
+from kvchat.text.figures import bytes_text, plural
+from kvchat.text.plain_text import one_line
 
 _MOST_KEPT = 2
 """At most one byte in so many of the disk's limit may be kept."""

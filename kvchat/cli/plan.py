@@ -18,7 +18,7 @@ from kvchat.engine.formats.kv_size import (
 from kvchat.engine.models.config_file import normalised, read_config
 from kvchat.errors import UsageError
 from kvchat.platform.parsing import tokens
-from kvchat.ui.figures import count_text
+from kvchat.text.figures import count_text
 
 KNOWN_TYPES = frozenset(
     {

@@ -8,9 +8,9 @@ from time import localtime, strftime
 from kvchat.cli.export_format import Format
 from kvchat.session.render.document import Document, Message
 from kvchat.session.tree import Branch, Finish, Role, Session, Turn
-from kvchat.ui.figures import plural
-from kvchat.ui.trust_words import trust_words
-from kvchat.ui.widgets.footer_line import footer_parts
+from kvchat.text.answer_footer import footer_parts
+from kvchat.text.figures import plural
+from kvchat.text.format_trust import trust_words
 from kvchat.ui.widgets.session_rows import UNTITLED
 
 _ENDINGS = {

@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
+from kvchat.app.host import Gauged, ModelEntry
 from kvchat.cli.interface_host import InterfaceHost
 from kvchat.errors import UsageError
 from kvchat.remote.chat import RemoteChat
-from kvchat.ui.host import Gauged, ModelEntry
 
 
 class RemoteHost(InterfaceHost):

@@ -15,8 +15,8 @@ from kvchat.errors import KvchatError, NoTerminal, SessionNotFound
 from kvchat.session.tree import SessionId
 
 if TYPE_CHECKING:
+    from kvchat.app.host import Host
     from kvchat.cli.late_host import BeginningHost
-    from kvchat.ui.host import Host
 
 
 def resume(options: ResumeOptions) -> int:

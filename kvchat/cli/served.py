@@ -7,7 +7,7 @@ from kvchat.config import Remote
 from kvchat.engine.api.server_cache import ServedCache
 from kvchat.errors import RemoteError
 from kvchat.platform.values import dataclass
-from kvchat.ui.served_words import request_words, reuse_words, share_words
+from kvchat.text.format_server_cache import request_words, reuse_words, share_words
 
 _UNTOLD = "its /metrics tell nothing of one; vLLM, SGLang, llama.cpp and `kvchat serve` report theirs"
 

@@ -14,8 +14,8 @@ from kvchat.cli.shelf import open_store
 from kvchat.cli.streams import Output, Status, as_json, written_as_json
 from kvchat.errors import UsageError
 from kvchat.session.tree import Session
-from kvchat.ui.figures import bytes_text, plural
-from kvchat.ui.plain_text import fitted, one_line
+from kvchat.text.figures import bytes_text, plural
+from kvchat.text.plain_text import fitted, one_line
 
 _TITLE_LEN = 60
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kvchat.app.services import OnDisk
 from kvchat.cli.deletion_words import OTHERS, branch_words, expected_words
 from kvchat.cli.export_format import Format, format_of
 from kvchat.cli.removal import TidyStore
@@ -11,7 +12,6 @@ from kvchat.cli.streams import Status
 from kvchat.config import Settings
 from kvchat.errors import FileTaken, UsageError
 from kvchat.session.tree import SessionId
-from kvchat.ui.bridge import OnDisk
 
 if TYPE_CHECKING:
     from kvchat.cli.kept_on_disk import KeptOnDisk

@@ -16,7 +16,7 @@ from kvchat.session.kv.origin import origin_of
 from kvchat.session.kv.references import References, chain_root, runs_of
 from kvchat.session.store import SessionStore
 from kvchat.session.tree import Session, SessionId, Turn
-from kvchat.ui.figures import bytes_text
+from kvchat.text.figures import bytes_text
 
 if TYPE_CHECKING:
     from kvchat.engine.api.ids import BlockKey

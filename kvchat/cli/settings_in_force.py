@@ -5,6 +5,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+from kvchat.app.host import SettingEntry
 from kvchat.cli.config import value_of
 from kvchat.cli.config_file import change_file
 from kvchat.config import (
@@ -20,7 +21,6 @@ from kvchat.config import (
 )
 from kvchat.engine.api.config import EngineConfig
 from kvchat.errors import UsageError
-from kvchat.ui.host import SettingEntry
 
 _FROM_NOW_ON = {
     "display.theme": "",

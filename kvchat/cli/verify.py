@@ -30,7 +30,7 @@ from kvchat.session.kv.origin import origin_of
 from kvchat.session.kv.references import References
 from kvchat.session.kv.stored_paths import StoredBlock, blocks_on, leaf_paths
 from kvchat.session.tree import Session, Turn, Verdict, Verification
-from kvchat.ui.figures import plural
+from kvchat.text.figures import plural
 
 if TYPE_CHECKING:
     from kvchat.engine.quality.verify import Findings, Verifier

@@ -16,11 +16,11 @@ from textual.binding import Binding, BindingType
 from textual.screen import Screen
 from textual.widgets import Input
 
+from kvchat.app.host import Host
+from kvchat.app.services import ChatService, EngineView
 from kvchat.errors import KvchatError
-from kvchat.ui.bridge import ChatService, EngineView
 from kvchat.ui.commands import COMMANDS
 from kvchat.ui.driver import KeyReader, TerminalDriver
-from kvchat.ui.host import Host
 from kvchat.ui.screens.chat import ChatScreen
 from kvchat.ui.screens.late import LateScreen, Typed
 from kvchat.ui.terminal import guarded_terminal, hang_up_told, key_by_key, term_with_a_size

@@ -6,12 +6,12 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
+from kvchat.app.services import ChatService, Reading
 from kvchat.errors import KvchatError
+from kvchat.text.figures import plural
+from kvchat.text.plain_text import one_line
 from kvchat.ui.attachments import PASTED, Attachment, before_message, read_attachment
-from kvchat.ui.bridge import ChatService, Reading
 from kvchat.ui.desk import Desk
-from kvchat.ui.figures import plural
-from kvchat.ui.plain_text import one_line
 from kvchat.ui.turns import Turns
 
 

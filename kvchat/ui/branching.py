@@ -7,17 +7,17 @@ from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
+from kvchat.app.services import Alternative, ChatService, ConversationView
 from kvchat.chat.events import MOST_SAMPLES, EditCost
 from kvchat.engine.api.snapshot import CacheSnapshot
 from kvchat.errors import KvchatError
 from kvchat.platform.values import dataclass
 from kvchat.session.tree import Role, SessionId, Turn
+from kvchat.text.figures import plural
+from kvchat.text.format_cost import in_bytes, price_words
+from kvchat.text.plain_text import fitted, one_line
 from kvchat.ui.attachments import shown_message
-from kvchat.ui.bridge import Alternative, ChatService, ConversationView
 from kvchat.ui.desk import Desk
-from kvchat.ui.figures import plural
-from kvchat.ui.plain_text import fitted, one_line
-from kvchat.ui.price_words import in_bytes, price_words
 from kvchat.ui.screens.actions import Action, ActionsScreen
 from kvchat.ui.turns import PendingTurn, TurnKind, Turns
 

@@ -9,12 +9,12 @@ from typing import Protocol
 
 from textual.timer import Timer
 
+from kvchat.app.services import ChatService, ConversationView
 from kvchat.chat.events import EditCost, Revision
 from kvchat.engine.api.snapshot import CacheSnapshot
 from kvchat.errors import KvchatError
 from kvchat.session.tree import Turn
-from kvchat.ui.bridge import ChatService, ConversationView
-from kvchat.ui.course_words import (
+from kvchat.text.format_revision import (
     COSTLY_TOKENS,
     changed_words,
     drop_words,

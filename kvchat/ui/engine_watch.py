@@ -4,15 +4,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field
 from time import monotonic
 
+from kvchat.app.services import ConversationView, EngineView
 from kvchat.engine.api.snapshot import BranchUsage, CacheSnapshot
 from kvchat.engine.api.status import EnginePhase, EngineStatus
 from kvchat.platform.values import dataclass
 from kvchat.session.tree import Session
-from kvchat.ui.bridge import ConversationView, EngineView
+from kvchat.text.format_trust import trust_words
 from kvchat.ui.history import History
 from kvchat.ui.key_names import key_name
 from kvchat.ui.token_rate import TokenRate
-from kvchat.ui.trust_words import trust_words
 from kvchat.ui.widgets.cache_panel import CachePanel
 from kvchat.ui.widgets.cache_rows import BranchNames, Live
 from kvchat.ui.widgets.session_rows import Held

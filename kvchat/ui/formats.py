@@ -5,15 +5,15 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
 
+from kvchat.app.host import Host
+from kvchat.app.services import ConversationView
 from kvchat.engine.api.cache_format import EXACT
 from kvchat.engine.api.snapshot import CacheSnapshot
 from kvchat.engine.api.view import SHADOW
 from kvchat.errors import KvchatError
 from kvchat.session.kv.origin import origin_of
-from kvchat.ui.bridge import ConversationView
+from kvchat.text.figures import plural
 from kvchat.ui.desk import Desk
-from kvchat.ui.figures import plural
-from kvchat.ui.host import Host
 from kvchat.ui.housekeeping import Housekeeping
 from kvchat.ui.turns import Turns
 

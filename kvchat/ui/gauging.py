@@ -3,10 +3,10 @@
 import asyncio
 from functools import partial
 
+from kvchat.app.host import Host
+from kvchat.app.services import ConversationView
 from kvchat.errors import KvchatError
-from kvchat.ui.bridge import ConversationView
 from kvchat.ui.desk import Desk
-from kvchat.ui.host import Host
 from kvchat.ui.turns import Turns
 
 _GROUP = "gauge"

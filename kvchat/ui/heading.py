@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
+from kvchat.app.services import ConversationView
 from kvchat.engine.api.status import EnginePhase
-from kvchat.ui.bridge import ConversationView
-from kvchat.ui.figures import plural
-from kvchat.ui.plain_text import fitted, one_line
+from kvchat.text.figures import plural
+from kvchat.text.plain_text import fitted, one_line
 from kvchat.ui.widgets.session_rows import title_of
 
 _LEAST_TITLE = 12

@@ -5,12 +5,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import Protocol, TypeVar
 
+from kvchat.app.host import Host, SettingEntry
+from kvchat.app.services import ChatService, ConversationView
 from kvchat.errors import KvchatError
-from kvchat.ui.bridge import ChatService, ConversationView
+from kvchat.text.figures import UNKNOWN
+from kvchat.text.plain_text import one_line
 from kvchat.ui.desk import Desk
-from kvchat.ui.figures import UNKNOWN
-from kvchat.ui.host import Host, SettingEntry
-from kvchat.ui.plain_text import one_line
 from kvchat.ui.turns import Turns
 
 _NAME_WIDTH = 30

@@ -4,12 +4,12 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
+from kvchat.app.services import ChatService, EngineView
 from kvchat.engine.api.ids import BranchId
 from kvchat.engine.api.inspection import InspectionWish
 from kvchat.engine.api.snapshot import CacheSnapshot
 from kvchat.session.kv.namespaces import namespace_of
 from kvchat.session.tree import path_token_ids
-from kvchat.ui.bridge import ChatService, EngineView
 from kvchat.ui.desk import Desk
 from kvchat.ui.turns import Turns
 from kvchat.ui.widgets.block_rows import Source, sources

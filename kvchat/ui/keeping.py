@@ -6,11 +6,11 @@ from collections.abc import Iterable
 from contextlib import ExitStack, suppress
 from typing import Protocol
 
+from kvchat.app.services import ConversationView, SessionShelf
 from kvchat.errors import KvchatError
 from kvchat.session.tree import SessionId
 from kvchat.ui.attaching import Attaching
 from kvchat.ui.attachments import before_message, words_of
-from kvchat.ui.bridge import ConversationView, SessionShelf
 from kvchat.ui.courses import Courses
 from kvchat.ui.desk import Desk
 from kvchat.ui.lane import Unsent

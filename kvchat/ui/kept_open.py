@@ -6,9 +6,9 @@ branches share. But held blocks cannot be evicted, so only a few are kept, and n
 
 from collections.abc import Iterator
 
+from kvchat.app.services import ConversationView
 from kvchat.engine.api.snapshot import CacheSnapshot
 from kvchat.session.tree import SessionId
-from kvchat.ui.bridge import ConversationView
 
 MAX_KEPT = 4
 

@@ -4,11 +4,11 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import field
 
+from kvchat.app.services import ConversationView, FeedEvent, TurnFailed, TurnFeed
 from kvchat.chat.events import TurnFinished, TurnStarted
 from kvchat.errors import PoolExhausted
 from kvchat.platform.values import dataclass
 from kvchat.session.tree import SessionId, Turn, TurnId
-from kvchat.ui.bridge import ConversationView, FeedEvent, TurnFailed, TurnFeed
 from kvchat.ui.pending import PendingTurn
 
 State = tuple[SessionId, str, TurnId | None]

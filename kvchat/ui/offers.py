@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Sequence
 
-from kvchat.ui.plain_text import one_line
+from kvchat.text.plain_text import one_line
 
 Waiting = tuple[str, asyncio.Event]
 

@@ -9,8 +9,8 @@ from textual.app import App, SuspendNotSupported
 
 from kvchat.errors import UsageError
 from kvchat.session.tree import Turn
+from kvchat.text.figures import plural
 from kvchat.ui.desk import Desk
-from kvchat.ui.figures import plural
 
 
 class OutletDesk(Desk, Protocol):

@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 from enum import StrEnum
 
+from kvchat.app.services import ChatService, ConversationView, Reading
 from kvchat.chat.events import ChatEvent
 from kvchat.platform.values import dataclass
 from kvchat.session.tree import TurnId
-from kvchat.ui.bridge import ChatService, ConversationView, Reading
 
 
 class TurnKind(StrEnum):

@@ -1,12 +1,12 @@
 """How much of a conversation that comes on screen is there, and where."""
 
+from kvchat.app.services import ChatService, ConversationView, EngineView
 from kvchat.engine.api.inspection import InspectedBlock, InspectionWish
 from kvchat.engine.api.snapshot import CacheSnapshot
 from kvchat.errors import KvchatError
 from kvchat.session.kv.namespaces import namespace_of
 from kvchat.session.tree import path_token_ids
-from kvchat.ui.bridge import ChatService, ConversationView, EngineView
-from kvchat.ui.price_words import reach_words
+from kvchat.text.format_cost import reach_words
 
 
 class Reach:

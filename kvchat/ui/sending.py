@@ -10,11 +10,11 @@ from typing import Protocol
 from kvchat.errors import KvchatError
 from kvchat.platform.values import dataclass
 from kvchat.session.tree import Turn, TurnId
+from kvchat.text.plain_text import one_line
 from kvchat.ui.attaching import Attaching
 from kvchat.ui.attachments import Attachment, before_message, read_attachment
 from kvchat.ui.courses import Courses
 from kvchat.ui.desk import Desk
-from kvchat.ui.plain_text import one_line
 from kvchat.ui.turns import PendingTurn, TurnKind, Turns
 
 _MARKED = re.compile(r"(?<!\S)@(\S+)")

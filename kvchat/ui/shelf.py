@@ -10,12 +10,12 @@ from typing import Protocol
 
 from textual.timer import Timer
 
+from kvchat.app.services import SessionFiles, SessionShelf
 from kvchat.errors import FileTaken, KvchatError
 from kvchat.session.lookup import SearchHit
 from kvchat.session.tree import SessionId
-from kvchat.ui.bridge import SessionFiles, SessionShelf
+from kvchat.text.plain_text import one_line
 from kvchat.ui.desk import Desk
-from kvchat.ui.plain_text import one_line
 from kvchat.ui.stored_sessions import StoredSessions
 from kvchat.ui.turns import Turns
 from kvchat.ui.widgets.session_rows import UNTITLED, Finding, Held, ListOptions, SessionWithBranches

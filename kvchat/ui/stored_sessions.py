@@ -4,9 +4,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from time import time
 
+from kvchat.app.services import ConversationView, OnDisk, SessionShelf
 from kvchat.session.tree import Session, SessionId
-from kvchat.ui.bridge import ConversationView, OnDisk, SessionShelf
-from kvchat.ui.plain_text import STEP, one_line
+from kvchat.text.plain_text import STEP, one_line
 from kvchat.ui.widgets.cache_rows import BranchNames
 from kvchat.ui.widgets.session_rows import Finding, Held, ListOptions, SessionWithBranches, title_of
 

@@ -6,9 +6,9 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Protocol
 
+from kvchat.app.services import ChatService, ConversationView
 from kvchat.errors import KvchatError
 from kvchat.session.tree import SessionId
-from kvchat.ui.bridge import ChatService, ConversationView
 from kvchat.ui.desk import Desk
 from kvchat.ui.lane import Draft
 from kvchat.ui.turns import Turns

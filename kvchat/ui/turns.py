@@ -7,10 +7,7 @@ from itertools import groupby
 from time import monotonic
 from typing import Any, Protocol
 
-from kvchat.chat.events import Loading, Prefill, TextDelta, TurnFinished, TurnStarted
-from kvchat.errors import PoolExhausted
-from kvchat.session.tree import SessionId, Turn, TurnId, path_token_ids
-from kvchat.ui.bridge import (
+from kvchat.app.services import (
     ChatService,
     ConversationOpened,
     ConversationView,
@@ -19,6 +16,9 @@ from kvchat.ui.bridge import (
     TurnEnded,
     TurnFailed,
 )
+from kvchat.chat.events import Loading, Prefill, TextDelta, TurnFinished, TurnStarted
+from kvchat.errors import PoolExhausted
+from kvchat.session.tree import SessionId, Turn, TurnId, path_token_ids
 from kvchat.ui.garbage import GarbageSchedule
 from kvchat.ui.lane import (
     Draft,

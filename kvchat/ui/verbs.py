@@ -6,26 +6,26 @@ from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
+from kvchat.app.services import ChatService, ConversationView
 from kvchat.errors import KvchatError
 from kvchat.platform.values import dataclass
 from kvchat.session.tree import BranchName, Role, SessionId, Turn, TurnId, nth_last_question
+from kvchat.text.figures import plural
+from kvchat.text.format_cache_miss import why_words
+from kvchat.text.plain_text import one_line
 from kvchat.ui.attaching import Attaching
 from kvchat.ui.branching import Branching
-from kvchat.ui.bridge import ChatService, ConversationView
 from kvchat.ui.commands import find_command, nearest_command, split_command
 from kvchat.ui.courses import Courses
 from kvchat.ui.desk import Desk
-from kvchat.ui.figures import plural
 from kvchat.ui.formats import Formats
 from kvchat.ui.gauging import Gauging
 from kvchat.ui.housekeeping import Housekeeping
 from kvchat.ui.lane import Draft
 from kvchat.ui.outlet import Outlet
-from kvchat.ui.plain_text import one_line
 from kvchat.ui.shelf import Shelf
 from kvchat.ui.temporary import Temporary
 from kvchat.ui.turns import PendingTurn, TurnKind, Turns
-from kvchat.ui.why_words import why_words
 
 _COMPARED = 3
 

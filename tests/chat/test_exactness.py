@@ -7,7 +7,7 @@ from kvchat.chat.service import TurnFinished
 from kvchat.cli.answer import describe_cost, done_event
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.session.tree import Turn
-from kvchat.ui.widgets.footer_line import footer_parts
+from kvchat.text.answer_footer import footer_parts
 from tests.chat.desk import Desk
 
 pytestmark = pytest.mark.pure

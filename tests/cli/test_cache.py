@@ -11,7 +11,7 @@ import pytest
 from kvchat.cli.main import run
 from kvchat.session.store import SessionStore
 from kvchat.session.tree import MAIN
-from kvchat.ui.figures import bytes_text
+from kvchat.text.figures import bytes_text
 from tests.engine.memory import chains
 from tests.session.turns import question
 

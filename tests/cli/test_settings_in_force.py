@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
+from kvchat.app.host import SettingEntry
 from kvchat.cli.compose import opened
 from kvchat.cli.engine_swap import EngineSwap
 from kvchat.cli.remote_host import RemoteHost
 from kvchat.cli.settings_in_force import SettingsInForce
 from kvchat.config import read_settings
 from kvchat.errors import ConfigError
-from kvchat.ui.host import SettingEntry
 
 pytestmark = pytest.mark.pure
 

@@ -24,7 +24,7 @@ from kvchat.remote.chat import RemoteChat
 from kvchat.remote.endpoint import Endpoint
 from kvchat.session.store import SessionStore
 from kvchat.session.tree import Finish
-from kvchat.ui.widgets.footer_line import footer_parts
+from kvchat.text.answer_footer import footer_parts
 from tests.patience import PATIENCE_S
 from tests.remote.test_remote_chat import answer_of
 

@@ -23,8 +23,8 @@ from kvchat.remote.endpoint import Endpoint
 from kvchat.remote.key import client_key
 from kvchat.session.store import SessionStore
 from kvchat.session.tree import Finish, Turn
-from kvchat.ui.course_words import edit_words
-from kvchat.ui.widgets.footer_line import footer_parts
+from kvchat.text.answer_footer import footer_parts
+from kvchat.text.format_revision import edit_words
 from tests.patience import PATIENCE_S
 from tests.remote.conftest import HEAD, RawServer
 from tests.serving.conftest import REPLY, Served

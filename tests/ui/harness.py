@@ -10,8 +10,8 @@ from textual import events
 from textual.keys import _character_to_key
 from textual.pilot import Pilot
 
+from kvchat.app.host import Appearance
 from kvchat.ui.app import KvchatApp
-from kvchat.ui.host import Appearance
 from kvchat.ui.screens.chat import ChatScreen
 from kvchat.ui.widgets.answer import AnswerView
 from kvchat.ui.widgets.transcript import QuestionView, Transcript

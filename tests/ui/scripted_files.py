@@ -4,12 +4,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from threading import Event
 
+from kvchat.app.host import Appearance, Gauged, ModelEntry, SettingEntry
+from kvchat.app.services import OnDisk
 from kvchat.engine.api.loss import GaugeReport
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.errors import EngineFailed, FileTaken, UsageError
 from kvchat.session.tree import SessionId
-from kvchat.ui.bridge import OnDisk
-from kvchat.ui.host import Appearance, Gauged, ModelEntry, SettingEntry
 from tests.ui.gate import HELD_S
 
 

@@ -8,8 +8,8 @@ import pytest
 from textual.app import App
 from textual.css.query import NoMatches
 
+from kvchat.app.services import Produced, TurnEnded, TurnFailed, TurnFeed
 from kvchat.chat.service import TextDelta
-from kvchat.ui.bridge import Produced, TurnEnded, TurnFailed, TurnFeed
 from kvchat.ui.drain import Drain
 from tests.patience import PATIENCE_S
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.ui.bridge import TurnEnded
+from kvchat.app.services import TurnEnded
 from kvchat.ui.pending import PendingTurn, TurnKind
 from tests.ui.harness import window
 from tests.ui.scripted import Answer, ScriptedChat

@@ -12,7 +12,7 @@ from typing import Any
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-from kvchat.session.plain_text import clean_text, one_line
+from kvchat.platform.printable_text import clean_text, one_line
 from kvchat.session.render.document import SPEAKERS, Document, Message
 from kvchat.session.tree import Role
 

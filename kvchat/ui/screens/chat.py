@@ -9,18 +9,18 @@ from textual import work
 from textual.binding import Binding, BindingType
 from textual.widget import Widget
 
+from kvchat.app.host import Host
+from kvchat.app.services import ChatService, EngineView
 from kvchat.errors import KvchatError
 from kvchat.ui.attaching import Attaching
 from kvchat.ui.attachments import words_of
 from kvchat.ui.branching import Branching
-from kvchat.ui.bridge import ChatService, EngineView
 from kvchat.ui.commands import Command
 from kvchat.ui.courses import Courses
 from kvchat.ui.drain import INTERVAL_S, Drain
 from kvchat.ui.engine_watch import EngineWatch
 from kvchat.ui.formats import Formats
 from kvchat.ui.gauging import Gauging
-from kvchat.ui.host import Host
 from kvchat.ui.housekeeping import Housekeeping
 from kvchat.ui.inspecting import Inspecting
 from kvchat.ui.keeping import Keeping

@@ -10,13 +10,13 @@ from textual.containers import Grid, Vertical, VerticalScroll
 from textual.content import Content
 from textual.widgets import Static
 
+from kvchat.app.services import Prefill, SampleDelta, SampleEvent, SamplesFinished, TurnFailed, TurnFeed
 from kvchat.session.tree import Turn
-from kvchat.ui.bridge import Prefill, SampleDelta, SampleEvent, SamplesFinished, TurnFailed, TurnFeed
-from kvchat.ui.figures import count_text, plural
-from kvchat.ui.plain_text import clean_text
-from kvchat.ui.prefill_pace import PrefillPace
+from kvchat.text.answer_footer import progress_parts
+from kvchat.text.figures import count_text, plural
+from kvchat.text.plain_text import clean_text
+from kvchat.text.prefill_time import PrefillPace
 from kvchat.ui.screens.late import LateScreen, Typed
-from kvchat.ui.widgets.footer_line import progress_parts
 
 _DRAIN_S = 1 / 20
 _LEAST_WIDTH = 32

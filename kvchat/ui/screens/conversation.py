@@ -10,25 +10,25 @@ from textual import events, work
 from textual.content import Content
 from textual.widgets import Static
 
+from kvchat.app.host import Host
+from kvchat.app.services import ChatService, ConversationView, EngineView
 from kvchat.engine.api.snapshot import CacheSnapshot
 from kvchat.engine.api.status import EnginePhase, EngineStatus
 from kvchat.errors import KvchatError
 from kvchat.session.tree import SessionId, Turn
+from kvchat.text.plain_text import one_line
 from kvchat.ui.attaching import Attaching
 from kvchat.ui.attachments import before_message, shown_message, split_message, take_out_files
 from kvchat.ui.branching import Branching
-from kvchat.ui.bridge import ChatService, ConversationView, EngineView
 from kvchat.ui.courses import Courses
 from kvchat.ui.drain import Drain
 from kvchat.ui.engine_watch import EngineWatch, Shown
 from kvchat.ui.formats import Formats
 from kvchat.ui.heading import editing_text, heading_text, welcome_text
-from kvchat.ui.host import Host
 from kvchat.ui.keeping import Keeping
 from kvchat.ui.kept_open import KeptOpen
 from kvchat.ui.key_names import key_name
 from kvchat.ui.lane import Draft
-from kvchat.ui.plain_text import one_line
 from kvchat.ui.reach import Reach
 from kvchat.ui.screens.window import WindowScreen
 from kvchat.ui.sending import Sending

@@ -12,8 +12,8 @@ from textual.content import Content
 from textual.style import Style
 from textual.widgets import Static
 
+from kvchat.app.host import Gauged
 from kvchat.engine.quality.advice import recommended
-from kvchat.ui.host import Gauged
 from kvchat.ui.screens.late import LateScreen
 from kvchat.ui.widgets.frontier_rows import LEGEND, frontier_rows
 from kvchat.ui.widgets.marks import Look, Row

@@ -12,10 +12,10 @@ from textual.style import Style
 from textual.timer import Timer
 from textual.widgets import Static
 
+from kvchat.app.services import Alternative
 from kvchat.errors import KvchatError
-from kvchat.ui.bridge import Alternative
+from kvchat.text.plain_text import clean_text, padded
 from kvchat.ui.desk import Work
-from kvchat.ui.plain_text import clean_text, padded
 from kvchat.ui.screens.late import LateScreen
 
 _REST_S = 0.06

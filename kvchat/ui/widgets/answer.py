@@ -10,12 +10,12 @@ from textual.widgets import Static
 from kvchat.chat.events import Prefill
 from kvchat.engine.api.events import LoadEstimate
 from kvchat.session.tree import Finish, Session, Turn
-from kvchat.ui.figures import plural
+from kvchat.text.answer_footer import ending_text, footer_parts, loading_parts, progress_parts, wrap_parts
+from kvchat.text.figures import plural
+from kvchat.text.plain_text import clean_text
+from kvchat.text.prefill_time import PrefillPace
 from kvchat.ui.key_names import name_for
-from kvchat.ui.plain_text import clean_text
-from kvchat.ui.prefill_pace import PrefillPace
 from kvchat.ui.widgets.column import Column
-from kvchat.ui.widgets.footer_line import ending_text, footer_parts, loading_parts, progress_parts, wrap_parts
 from kvchat.ui.widgets.in_place import update_in_place, update_text
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from kvchat.engine.api.ids import BranchId
 from kvchat.engine.api.inspection import BlockPlace, InspectedBlock, InspectionWish
 from kvchat.engine.api.snapshot import CacheSnapshot, GroupUsage, Tier
 from kvchat.platform.values import dataclass
-from kvchat.ui.figures import UNKNOWN, age_text, bytes_text, count_text, plural
-from kvchat.ui.plain_text import one_line, padded
+from kvchat.text.figures import UNKNOWN, age_text, bytes_text, count_text, plural
+from kvchat.text.plain_text import one_line, padded
 from kvchat.ui.widgets.cache_rows import BranchNames
 from kvchat.ui.widgets.marks import MARKS, Look, Row
 

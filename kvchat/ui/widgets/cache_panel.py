@@ -12,7 +12,7 @@ from textual.strip import Strip
 
 from kvchat.engine.api.server_cache import ServedCache
 from kvchat.engine.api.snapshot import CacheSnapshot
-from kvchat.ui.plain_text import one_line
+from kvchat.text.plain_text import one_line
 from kvchat.ui.widgets.cache_rows import BranchNames, Live, PanelOptions, panel_rows
 from kvchat.ui.widgets.marks import Look, Row
 from kvchat.ui.widgets.served_rows import served_rows

@@ -14,7 +14,7 @@ from math import ceil
 from kvchat.engine.api.ids import BranchId
 from kvchat.engine.api.snapshot import BranchUsage, CacheSnapshot, LayerUsage, Tier, TierUsage
 from kvchat.platform.values import dataclass
-from kvchat.ui.figures import (
+from kvchat.text.figures import (
     UNKNOWN,
     bytes_text,
     count_text,
@@ -23,8 +23,8 @@ from kvchat.ui.figures import (
     short_count_text,
     tiny_bytes_text,
 )
+from kvchat.text.plain_text import STEP, path_padded
 from kvchat.ui.history import Recent
-from kvchat.ui.plain_text import STEP, path_padded
 from kvchat.ui.widgets.live_rows import history_rows, room_rows
 from kvchat.ui.widgets.marks import MARKS, Look, Row, Run
 from kvchat.ui.widgets.marks import row_text as row_text

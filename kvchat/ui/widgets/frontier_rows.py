@@ -11,7 +11,7 @@ from rich.cells import cell_len
 from kvchat.engine.api.loss import FormatLoss, GaugeReport
 from kvchat.engine.quality.advice import frontier
 from kvchat.engine.quality.axes import axes_of
-from kvchat.ui.plain_text import fitted
+from kvchat.text.plain_text import fitted
 from kvchat.ui.widgets.marks import Look, Row
 
 TAKEN, GOOD, BEATEN = "◆", "●", "○"

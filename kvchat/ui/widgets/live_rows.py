@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 
 from kvchat.engine.api.snapshot import CacheSnapshot
-from kvchat.ui.figures import UNKNOWN, short_count_text
+from kvchat.text.figures import UNKNOWN, short_count_text
+from kvchat.text.format_capacity import room_words
 from kvchat.ui.history import Recent
-from kvchat.ui.room_words import room_words
 from kvchat.ui.widgets.marks import Look, Row
 
 _STEPS = "▁▂▃▄▅▆▇█"

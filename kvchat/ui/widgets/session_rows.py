@@ -5,13 +5,13 @@ from dataclasses import field
 
 from rich.cells import cell_len
 
+from kvchat.app.services import OnDisk
 from kvchat.platform.values import dataclass
 from kvchat.session.lookup import SearchHit
 from kvchat.session.tree import Branch, BranchName, Session, SessionId, TurnId
-from kvchat.ui.bridge import OnDisk
-from kvchat.ui.figures import age_text, short_bytes_text, tiny_bytes_text
-from kvchat.ui.plain_text import one_line, padded
-from kvchat.ui.trust_words import trust_mark
+from kvchat.text.figures import age_text, short_bytes_text, tiny_bytes_text
+from kvchat.text.format_trust import trust_mark
+from kvchat.text.plain_text import one_line, padded
 
 UNTITLED = "untitled"
 APPROXIMATE = " ≈"

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from kvchat.engine.api.snapshot import LayerUsage, ShadowUsage
-from kvchat.ui.figures import bytes_text, count_text, percent_text
+from kvchat.text.figures import bytes_text, count_text, percent_text
 from kvchat.ui.widgets.marks import Look, Row
 
 

@@ -7,9 +7,9 @@ from kvchat.engine.api.server_cache import ServedCache
 from kvchat.engine.api.snapshot import CacheSnapshot
 from kvchat.engine.api.status import EnginePhase, EngineStatus
 from kvchat.platform.values import dataclass
-from kvchat.ui.figures import gauge, percent_text, rate_text, short_count_text
-from kvchat.ui.plain_text import fitted, one_line
-from kvchat.ui.served_words import share_words
+from kvchat.text.figures import gauge, percent_text, rate_text, short_count_text
+from kvchat.text.format_server_cache import share_words
+from kvchat.text.plain_text import fitted, one_line
 
 _LEAST_REASON = 16
 _LEAST_GAP = 3

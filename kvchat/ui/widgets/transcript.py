@@ -16,9 +16,9 @@ from textual.widgets import Static
 
 from kvchat.platform.values import dataclass
 from kvchat.session.tree import Role, Session, Turn, TurnId
+from kvchat.text.figures import plural
+from kvchat.text.plain_text import clean_text
 from kvchat.ui.attachments import shown_message
-from kvchat.ui.figures import plural
-from kvchat.ui.plain_text import clean_text
 from kvchat.ui.portion import Portion
 from kvchat.ui.widgets.answer import AnswerView
 from kvchat.ui.widgets.column import Column

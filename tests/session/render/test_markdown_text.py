@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from kvchat.session.plain_text import clean_text
+from kvchat.platform.printable_text import clean_text
 from kvchat.session.render.document import Document, Message
 from kvchat.session.render.markdown_text import harmless, markdown_text, plain
 from kvchat.session.tree import Role

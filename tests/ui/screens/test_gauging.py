@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.ui.gauge_words import report_lines
-from kvchat.ui.host import Appearance
+from kvchat.app.host import Appearance
+from kvchat.text.format_gauge import report_lines
 from kvchat.ui.widgets.frontier_rows import BEATEN, GOOD, TAKEN
 from tests.ui.harness import window
 from tests.ui.scripted_files import ScriptedFiles

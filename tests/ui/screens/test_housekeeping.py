@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from textual.binding import Binding
 
+from kvchat.app.host import Appearance
 from kvchat.config import Keys
 from kvchat.engine.api.status import EnginePhase
 from kvchat.ui.app import KvchatApp
-from kvchat.ui.host import Appearance
 from kvchat.ui.screens.chat import ChatScreen
 from kvchat.ui.screens.window import WindowScreen
 from tests.ui.harness import window

@@ -5,8 +5,8 @@ from threading import Event
 
 import pytest
 
+from kvchat.app.host import Appearance
 from kvchat.engine.api.status import EnginePhase
-from kvchat.ui.host import Appearance
 from tests.ui.harness import window
 from tests.ui.scripted import Answer, ScriptedChat
 from tests.ui.scripted_engine import ScriptedEngine

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from kvchat.app.services import OnDisk
 from kvchat.engine.api.ids import BranchId
-from kvchat.ui.bridge import OnDisk
 from kvchat.ui.screens.choices import LineScreen
 from kvchat.ui.widgets.find_field import FindField
 from kvchat.ui.widgets.session_list import SessionList

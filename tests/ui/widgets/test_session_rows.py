@@ -3,10 +3,10 @@
 import pytest
 from rich.cells import cell_len
 
+from kvchat.app.services import OnDisk
 from kvchat.session.lookup import SearchHit
 from kvchat.session.tree import MAIN, Branch, BranchName, Role, Session, SessionId, TurnId
-from kvchat.ui.bridge import OnDisk
-from kvchat.ui.figures import short_bytes_text
+from kvchat.text.figures import short_bytes_text
 from kvchat.ui.widgets.session_rows import (
     Finding,
     Held,

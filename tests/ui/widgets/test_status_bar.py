@@ -7,7 +7,7 @@ import pytest
 from kvchat.engine.api.snapshot import Tier, TierUsage
 from kvchat.engine.api.status import EnginePhase, EngineStatus
 from kvchat.errors import ModelNotFound
-from kvchat.ui.figures import gauge
+from kvchat.text.figures import gauge
 from kvchat.ui.widgets.status_bar import StatusFigures, status_text
 from tests.ui.scripted_engine import HeldTokens, scripted_snapshot
 

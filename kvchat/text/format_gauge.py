@@ -8,7 +8,7 @@ from kvchat.engine.api.loss import FormatLoss, GaugeReport, Loss
 from kvchat.engine.api.recall import FormatMarks, Item
 from kvchat.engine.quality.advice import recommended, share_bounds
 from kvchat.engine.quality.paired_score import PairedScore, paired_score
-from kvchat.ui.figures import bytes_text, plural
+from kvchat.text.figures import bytes_text, plural
 
 _HEAD = ("format", "bytes", "of exact", "same first", "recall", "KL, nats", "perplexity")
 

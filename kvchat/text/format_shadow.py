@@ -6,7 +6,7 @@ from kvchat.engine.api.view import SHADOW
 from kvchat.errors import UsageError
 from kvchat.session.kv.origin import origin_of
 from kvchat.session.tree import Session
-from kvchat.ui.figures import bytes_text, plural
+from kvchat.text.figures import bytes_text, plural
 
 
 def is_shadow(cache_format: str) -> bool:

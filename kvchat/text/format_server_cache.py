@@ -1,7 +1,7 @@
 """What a server reports of its cache, in words. What it does not report is unknown, never nothing."""
 
 from kvchat.engine.api.server_cache import ServedCache
-from kvchat.ui.figures import count_text, short_count_text
+from kvchat.text.figures import count_text, short_count_text
 
 UNTOLD = "unknown"
 

@@ -7,7 +7,7 @@ import pytest
 from kvchat.chat.service import Prefill
 from kvchat.engine.api.events import LoadChoice, Loaded, LoadEstimate, Timings, Usage
 from kvchat.session.tree import Finish, Role, SessionId, Turn, TurnId
-from kvchat.ui.widgets.footer_line import ending_text, footer_parts, loading_parts, progress_parts, wrap_parts
+from kvchat.text.answer_footer import ending_text, footer_parts, loading_parts, progress_parts, wrap_parts
 
 pytestmark = pytest.mark.pure
 

@@ -1,8 +1,8 @@
 """Why an answer computed what it did, in words."""
 
 from kvchat.session.cache_miss import Culprit, Explanation
-from kvchat.ui.figures import count_text, guesses_text, plural
-from kvchat.ui.plain_text import one_line
+from kvchat.text.figures import count_text, guesses_text, plural
+from kvchat.text.plain_text import one_line
 
 _REASONS = {
     Culprit.NONE: "Only what was new to it was computed.",

@@ -3,7 +3,7 @@
 import pytest
 
 from kvchat.session.cache_miss import Culprit, Explanation, Miss
-from kvchat.ui.why_words import why_words
+from kvchat.text.format_cache_miss import why_words
 
 pytestmark = pytest.mark.pure
 

@@ -7,7 +7,7 @@ from math import ceil
 from kvchat.chat.events import EditCost
 from kvchat.engine.api.inspection import InspectedBlock
 from kvchat.engine.api.snapshot import CacheSnapshot, Tier
-from kvchat.ui.figures import bytes_text, count_text, plural
+from kvchat.text.figures import bytes_text, count_text, plural
 
 _FASTEST_FIRST = (Tier.DEVICE, Tier.HOST, Tier.DISK)
 _WHERE = {Tier.DEVICE: "on the device", Tier.HOST: "in host memory", Tier.DISK: "on disk"}

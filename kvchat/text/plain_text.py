@@ -2,8 +2,8 @@
 
 from rich.cells import cell_len, set_cell_size
 
-from kvchat.session.plain_text import clean_text as clean_text
-from kvchat.session.plain_text import one_line as one_line
+from kvchat.platform.printable_text import clean_text as clean_text
+from kvchat.platform.printable_text import one_line as one_line
 
 STEP = " › "
 """Stands between a session's title and the name of one of its branches."""

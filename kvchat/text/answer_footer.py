@@ -6,9 +6,9 @@ from urllib.parse import urlsplit
 from kvchat.chat.events import Prefill
 from kvchat.engine.api.events import LoadChoice, Loaded, LoadEstimate, Usage
 from kvchat.session.tree import Backend, Finish, Session, Turn
-from kvchat.ui.figures import count_text, gauge, guesses_text, rate_text, seconds_text
-from kvchat.ui.plain_text import one_line
-from kvchat.ui.trust_words import exactness_words
+from kvchat.text.figures import count_text, gauge, guesses_text, rate_text, seconds_text
+from kvchat.text.format_trust import exactness_words
+from kvchat.text.plain_text import one_line
 
 SEPARATOR = " · "
 

@@ -6,7 +6,7 @@ from kvchat.chat.service import EditCost
 from kvchat.engine.api.ids import GroupId
 from kvchat.engine.api.inspection import BlockPlace, InspectedBlock
 from kvchat.engine.api.snapshot import Tier
-from kvchat.ui.price_words import reach_words
+from kvchat.text.format_cost import reach_words
 
 pytestmark = pytest.mark.pure
 

@@ -3,7 +3,7 @@
 from kvchat.session.kv.origin import origin_of
 from kvchat.session.kv.trust import Trust, is_imported, trust_of
 from kvchat.session.tree import Session, Turn
-from kvchat.ui.figures import count_text, plural
+from kvchat.text.figures import count_text, plural
 
 _MARKS = {
     Trust.OWN: "",

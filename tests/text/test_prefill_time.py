@@ -4,7 +4,7 @@ import pytest
 
 from kvchat.chat.service import Prefill
 from kvchat.engine.api.events import Loaded
-from kvchat.ui.prefill_pace import PrefillPace
+from kvchat.text.prefill_time import PrefillPace
 
 pytestmark = pytest.mark.pure
 

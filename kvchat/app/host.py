@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import field
 from typing import TYPE_CHECKING, Protocol
 
+from kvchat.app.services import SessionFiles
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.platform.values import dataclass
-from kvchat.ui.bridge import SessionFiles
 
 if TYPE_CHECKING:
     from kvchat.engine.api.loss import GaugeReport

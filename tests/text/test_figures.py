@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvchat.ui.figures import (
+from kvchat.text.figures import (
     age_text,
     bytes_text,
     part_text,
