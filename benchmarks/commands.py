@@ -18,14 +18,14 @@ from time import perf_counter
 
 from benchmarks.bytecode import kept_bytecode
 from benchmarks.table import Row
+from kvchat.app.ipc.client import borrow
+from kvchat.app.ipc.server import Lender
 from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.api.events import RequestFinished, TokenEmitted
 from kvchat.engine.api.request import Request
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.models.locate import locate_model
 from kvchat.engine.worker import Worker
-from kvchat.lending.borrower import borrow
-from kvchat.lending.lender import Lender
 from kvchat.session.store import SessionStore
 from kvchat.session.template.chat_template import ChatTemplate
 

@@ -14,11 +14,11 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from kvchat.app.composition import Kvchat, opened
+from kvchat.app.config import read_settings
+from kvchat.app.engine_swap import EngineSwap
+from kvchat.app.interface_host import InterfaceHost
 from kvchat.chat.service import Chat, ChatEvent, TurnFinished
-from kvchat.cli.compose import Kvchat, opened
-from kvchat.cli.engine_swap import EngineSwap
-from kvchat.cli.interface_host import InterfaceHost
-from kvchat.config import read_settings
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.ui.app import KvchatApp
 from kvchat.ui.widgets.cache_panel import CachePanel

@@ -10,10 +10,10 @@ from textual.pilot import Pilot
 
 from benchmarks.clock import Cost
 from benchmarks.table import Row
-from kvchat.cli.compose import opened
-from kvchat.cli.engine_swap import EngineSwap
-from kvchat.cli.interface_host import InterfaceHost
-from kvchat.config import Settings, read_settings
+from kvchat.app.composition import opened
+from kvchat.app.config import Settings, read_settings
+from kvchat.app.engine_swap import EngineSwap
+from kvchat.app.interface_host import InterfaceHost
 from kvchat.session.store import Outcome, SessionStore
 from kvchat.session.template import prompts
 from kvchat.session.template.chat_template import ChatTemplate

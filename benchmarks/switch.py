@@ -9,10 +9,10 @@ from time import perf_counter
 
 from benchmarks.random_llama import write_random_chat
 from benchmarks.table import Row
-from kvchat.cli.compose import Kvchat, opened, start_worker
-from kvchat.cli.engine_swap import EngineSwap
-from kvchat.cli.interface_host import InterfaceHost
-from kvchat.config import STARTER, Settings, read_settings
+from kvchat.app.composition import Kvchat, opened, start_worker
+from kvchat.app.config import STARTER, Settings, read_settings
+from kvchat.app.engine_swap import EngineSwap
+from kvchat.app.interface_host import InterfaceHost
 from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.session.template.chat_template import ChatTemplate

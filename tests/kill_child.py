@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 
-from kvchat.cli.removal import TidyStore
+from kvchat.app.session_service import TidyStore
 from kvchat.engine.api.ids import BlockKey
 from kvchat.engine.memory.disk.bundle_blocks import BlockShelf
 from kvchat.engine.memory.disk.catalog import BlockCatalog

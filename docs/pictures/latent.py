@@ -15,10 +15,10 @@ import torch
 import transformers
 from make import SIZE, Person
 
-from kvchat.cli.compose import opened, start_worker
-from kvchat.cli.engine_swap import EngineSwap
-from kvchat.cli.interface_host import InterfaceHost
-from kvchat.config import read_settings
+from kvchat.app.composition import opened, start_worker
+from kvchat.app.config import read_settings
+from kvchat.app.engine_swap import EngineSwap
+from kvchat.app.interface_host import InterfaceHost
 from kvchat.ui.app import KvchatApp
 
 STARTER = Path(__file__).parents[2] / "kvchat" / "starter" / "model"

@@ -16,10 +16,10 @@ from time import monotonic
 
 from textual.pilot import Pilot
 
-from kvchat.cli.compose import opened
-from kvchat.cli.engine_swap import EngineSwap
-from kvchat.cli.interface_host import InterfaceHost
-from kvchat.config import read_settings
+from kvchat.app.composition import opened
+from kvchat.app.config import read_settings
+from kvchat.app.engine_swap import EngineSwap
+from kvchat.app.interface_host import InterfaceHost
 from kvchat.engine.api.status import EnginePhase
 from kvchat.session.tree import Turn
 from kvchat.ui.app import KvchatApp

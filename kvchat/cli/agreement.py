@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from kvchat.cli.model_place import located
-from kvchat.config import Settings
+from kvchat.app.config import Settings
+from kvchat.app.model_location import located
 from kvchat.engine.models.checkpoints.prepared import PREPARED_DIR, PreparedCheckpoints, find_prepared
 from kvchat.engine.models.checkpoints.weight_digests import WeightDigests
 from kvchat.engine.models.identity import differing, is_identity, layouts_of

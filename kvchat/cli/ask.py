@@ -6,6 +6,10 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
+from kvchat.app.composition import EngineFactory, Kvchat, borrowed_or_started, opened, start_worker
+from kvchat.app.config import EVICT, Settings
+from kvchat.app.conversion.format_downgrade import compressed_format, go_on_in, wanted_formats
+from kvchat.app.open_sessions import short_id
 from kvchat.chat.conversation import Conversation
 from kvchat.chat.events import SampleEvent
 from kvchat.chat.service import Chat, ChatEvent, Prefill, TurnFinished, TurnStarted
@@ -18,8 +22,6 @@ from kvchat.cli.answer import (
     notice_event,
 )
 from kvchat.cli.choice import last_used, refuse_several
-from kvchat.cli.compose import EngineFactory, Kvchat, borrowed_or_started, opened, start_worker
-from kvchat.cli.compressing import compressed_format, go_on_in, wanted_formats
 from kvchat.cli.expectation import Expectation
 from kvchat.cli.logs import start_log
 from kvchat.cli.options import AskOptions
@@ -32,12 +34,10 @@ from kvchat.cli.pack_use import (
 )
 from kvchat.cli.prompt import piped_stdin, read_prompt
 from kvchat.cli.several import SeveralAnswers, is_cut_off
-from kvchat.cli.shelf import short_id
 from kvchat.cli.signals import StopAsked, StopSignals
 from kvchat.cli.standard_streams import CLOSED_PIPE
 from kvchat.cli.streams import Output, Status
 from kvchat.cli.waiting import own_turn, wait_until_loaded
-from kvchat.config import EVICT, Settings
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.errors import (
     CacheMissed,
@@ -119,7 +119,7 @@ def answer(
 
 def _compress(settings: Settings, status: Status, signals: StopSignals, answered: SessionId | None) -> None:
     """Keep unused conversations in fewer bits; a signal ends that, with the process that converts one."""
-    from kvchat.cli.nearly_full import compress_unused
+    from kvchat.app.retention.disk_pressure import compress_unused
 
     signals.stop_with(None)
     try:

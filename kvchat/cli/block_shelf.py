@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
-from kvchat.cli.view_blocks import add_view_turns
-from kvchat.config import Settings
+from kvchat.app.config import Settings
+from kvchat.app.retention.view_blocks import add_view_turns
 from kvchat.engine.api.ids import GroupId, root_key
 from kvchat.engine.memory.disk.block_file import Layout
 from kvchat.engine.memory.disk.bundle_blocks import BlockShelf

@@ -5,14 +5,14 @@ from dataclasses import asdict
 from pathlib import Path
 from shutil import disk_usage
 
+from kvchat.app.config import Settings
+from kvchat.app.open_sessions import open_store
+from kvchat.app.retention.block_owners import evicted, holders
+from kvchat.app.retention.overlong import too_long, too_long_lines
 from kvchat.cli.cache_options import EvictOptions, StatusOptions
-from kvchat.cli.holders import evicted, holders
 from kvchat.cli.options import ListOptions
 from kvchat.cli.served import server_state
-from kvchat.cli.shelf import open_store
 from kvchat.cli.streams import Output, as_json, tell_path, written_as_json
-from kvchat.cli.too_long import too_long, too_long_lines
-from kvchat.config import Settings
 from kvchat.engine.memory.disk.catalog import BlockCatalog
 from kvchat.engine.memory.disk.index import DiskUsage, WrittenBytes
 from kvchat.engine.models.checkpoints.prepared import PREPARED_DIR, prepared_bytes

@@ -212,7 +212,7 @@ def arrange(words: Sequence[str], command: Any) -> list[str]:
     if said == "ls" and "ls" not in verbs and "list" in verbs:
         said = "list"
     if said not in verbs:
-        from kvchat.config import did_you_mean
+        from kvchat.app.config import did_you_mean
 
         hint = did_you_mean(said, verbs) or f"; there are {', '.join(verbs)}"
         raise UsageError(f"`kvchat {name}` has no command '{said}'{hint}")

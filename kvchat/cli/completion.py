@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from kvchat.errors import KvchatError
 
 if TYPE_CHECKING:
-    from kvchat.config import Settings
+    from kvchat.app.config import Settings
 
 _WORD_JOINER = "\u2060"
 """Shown as nothing."""
@@ -48,15 +48,15 @@ def complete_pack(ctx: object, incomplete: str) -> list[Offer]:
 
 def complete_setting(incomplete: str) -> list[Offer]:
     """Return the settings that begin with what is typed."""
-    from kvchat.config import KEYS
+    from kvchat.app.config import KEYS
 
     return [(name, key.variable) for name, key in KEYS.items() if name.startswith(incomplete)]
 
 
 def _settings(ctx: object) -> "Settings":
     """Return the settings of what is typed so far; nobody is asked for a passphrase."""
+    from kvchat.app.config import read_settings
     from kvchat.cli.unlocking import unlocked
-    from kvchat.config import read_settings
 
     typed = getattr(ctx, "params", {})
     flags = {"paths.data_dir": typed["data_dir"]} if typed.get("data_dir") else {}

@@ -7,11 +7,7 @@ import tomllib
 from dataclasses import asdict
 from pathlib import Path
 
-from kvchat.cli.config_file import change_file, write_private
-from kvchat.cli.config_options import SetOptions, ShowOptions
-from kvchat.cli.options import ListOptions, PlaceOptions
-from kvchat.cli.streams import Output, Status, as_json, tell_path
-from kvchat.config import (
+from kvchat.app.config import (
     KEYS,
     Layer,
     Settings,
@@ -22,6 +18,10 @@ from kvchat.config import (
     read_layers,
     read_settings,
 )
+from kvchat.app.config_file import change_file, write_private
+from kvchat.cli.config_options import SetOptions, ShowOptions
+from kvchat.cli.options import ListOptions, PlaceOptions
+from kvchat.cli.streams import Output, Status, as_json, tell_path
 from kvchat.errors import UsageError
 from kvchat.platform.parsing import OneOf, OrNone, integer, number, parse_size, positive, yes_or_no
 from kvchat.text.plain_text import one_line

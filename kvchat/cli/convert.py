@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from kvchat.app.config import Settings
+from kvchat.app.model_location import located
+from kvchat.app.open_sessions import open_store
 from kvchat.cli.block_shelf import drop_blocks, open_shelf
 from kvchat.cli.convert_options import ConvertOptions
-from kvchat.cli.model_place import located
 from kvchat.cli.session_settings import with_adapter
-from kvchat.cli.shelf import open_store
 from kvchat.cli.streams import Output, Status, as_json
-from kvchat.config import Settings
 from kvchat.engine.api.cache_format import EXACT, canonical_cache_format
 from kvchat.engine.api.ids import GroupId, root_key
 from kvchat.engine.api.loss import GaugeReport

@@ -10,11 +10,11 @@ from dataclasses import asdict
 
 import typer
 
+from kvchat.app.composition import LateStart, opened
+from kvchat.app.open_sessions import open_store
 from kvchat.chat.conversation import Conversation
 from kvchat.chat.service import Chat, EditCost, Revision
-from kvchat.cli.compose import LateStart, opened
 from kvchat.cli.session_options import ForkOptions, ReviseOptions
-from kvchat.cli.shelf import open_store
 from kvchat.cli.streams import Output, Status, as_json
 from kvchat.cli.waiting import wait_until_loaded
 from kvchat.errors import UsageError

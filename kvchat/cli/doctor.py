@@ -12,14 +12,14 @@ from pathlib import Path
 from shutil import disk_usage
 from stat import S_IMODE
 
+from kvchat.app.config import Settings
+from kvchat.app.model_location import located
 from kvchat.cli.cache import disk_state
 from kvchat.cli.doctor_disk import disk_speed, model_cache
 from kvchat.cli.encryption_check import find_encryption
 from kvchat.cli.finding import Finding, State
-from kvchat.cli.model_place import located
 from kvchat.cli.options import DoctorOptions
 from kvchat.cli.streams import Output
-from kvchat.config import Settings
 from kvchat.engine.api.config import Capacity, EngineInfo
 from kvchat.engine.memory.disk.block_encryption import seal_of
 from kvchat.errors import KvchatError, StorageError

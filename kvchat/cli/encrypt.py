@@ -5,10 +5,10 @@ import secrets
 from contextlib import closing
 from dataclasses import replace
 
+from kvchat.app.config import Settings
 from kvchat.cli import passphrase, unlocking
 from kvchat.cli.options import EncryptOptions, ListOptions
 from kvchat.cli.streams import Output, Status, as_json
-from kvchat.config import Settings
 from kvchat.errors import UsageError
 from kvchat.platform.encryptor import KEY_BYTES, Sealer, require_packages
 from kvchat.platform.key_file import LOG_N, KeyFile, Kind, State, key_path, new_data_key, wrap, write_key

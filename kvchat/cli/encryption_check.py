@@ -1,8 +1,8 @@
 """What `kvchat doctor` says of encryption. Asks for no passphrase."""
 
+from kvchat.app.config import Settings
 from kvchat.cli.finding import Finding, State
 from kvchat.cli.unlocking import NotGiven, key_in_use, unlocked
-from kvchat.config import Settings
 from kvchat.errors import KvchatError
 from kvchat.platform.key_file import key_path
 from kvchat.session.salvage.recovery import damaged_copies

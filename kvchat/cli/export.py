@@ -6,12 +6,12 @@ from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
+from kvchat.app.config import Settings
+from kvchat.app.open_sessions import open_store
 from kvchat.cli.export_format import Format, format_of
 from kvchat.cli.readable import portable_name, readable_text
 from kvchat.cli.session_options import ExportOptions
-from kvchat.cli.shelf import open_store
 from kvchat.cli.streams import Output, Status, as_json
-from kvchat.config import Settings
 from kvchat.engine.memory.disk.bundle_blocks import BlockShelf
 from kvchat.engine.models.identity import layouts_of, recall
 from kvchat.errors import FileTaken, UsageError

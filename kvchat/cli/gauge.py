@@ -8,13 +8,13 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING
 
+from kvchat.app.config import Settings
+from kvchat.app.model_location import located
+from kvchat.app.open_sessions import open_store
 from kvchat.cli.gauge_figures import figures_of, write_text
 from kvchat.cli.gauge_options import GaugeOptions
-from kvchat.cli.model_place import located
 from kvchat.cli.session_settings import with_adapter
-from kvchat.cli.shelf import open_store
 from kvchat.cli.streams import Output, Status, as_json
-from kvchat.config import Settings
 from kvchat.engine.api.cache_format import canonical_cache_format
 from kvchat.engine.api.loss import FormatLoss, GaugeReport
 from kvchat.engine.api.recall import FormatMarks, Item

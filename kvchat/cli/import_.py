@@ -11,12 +11,12 @@ from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Any
 
+from kvchat.app.config import Settings
+from kvchat.app.open_sessions import open_store, short_id
 from kvchat.cli.agreement import Agreement, agree
 from kvchat.cli.block_shelf import open_shelf
 from kvchat.cli.session_options import ImportOptions
-from kvchat.cli.shelf import open_store, short_id
 from kvchat.cli.streams import Output, Status, written_as_json
-from kvchat.config import Settings
 from kvchat.engine.api.ids import BlockKey, GroupId, block_key
 from kvchat.engine.memory.disk.bundle_blocks import BlockShelf
 from kvchat.engine.memory.disk.io import SYSTEM, Files

@@ -109,7 +109,7 @@ def _end_json(words: Sequence[str], error: KvchatError | str, exit_code: int) ->
 def _fail_unexpectedly(words: Sequence[str], error: Exception) -> int:
     import logging
 
-    from kvchat.config import read_settings
+    from kvchat.app.config import read_settings
 
     where = "the log cannot be written"
     try:

@@ -5,10 +5,10 @@ from typing import Any
 
 import typer
 
+from kvchat.app.config import KEYS
 from kvchat.cli.commands import COMMANDS, Command
 from kvchat.cli.options import PlaceOptions
 from kvchat.cli.streams import Output
-from kvchat.config import KEYS
 
 _EXIT_CODES = (
     ("0", "ok"),

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, ClassVar
 
+from kvchat.app.config import KEYS, Remote, Settings, did_you_mean, read_settings
 from kvchat.cli.option_class import option_class
 from kvchat.cli.option_types import SESSION_HELP as SESSION_HELP
 from kvchat.cli.option_types import (
@@ -31,7 +32,6 @@ from kvchat.cli.option_types import (
     WhenFull,
 )
 from kvchat.cli.parameter import Argument, Option
-from kvchat.config import KEYS, Remote, Settings, did_you_mean, read_settings
 from kvchat.errors import UsageError
 
 

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from contextlib import closing
 from time import localtime, strftime
 
+from kvchat.app.config import Settings
 from kvchat.cli.options import ListOptions
 from kvchat.cli.pack_options import PackOptions, RemovePacksOptions
 from kvchat.cli.streams import Output, Status, as_json, written_as_json
 from kvchat.cli.unlocking import alone
-from kvchat.config import Settings
 from kvchat.engine.memory.disk.catalog import BlockCatalog
 from kvchat.platform.values import dataclass
 from kvchat.session.packs import Pack, PackShelf

@@ -4,8 +4,10 @@ from collections.abc import Sequence
 from contextlib import closing
 from time import monotonic, sleep, time
 
+from kvchat.app.composition import borrowed_or_started, opened, start_worker
+from kvchat.app.config import Settings
+from kvchat.app.ipc.client import Borrowed
 from kvchat.chat.service import Chat
-from kvchat.cli.compose import borrowed_or_started, opened, start_worker
 from kvchat.cli.logs import start_log
 from kvchat.cli.pack import OnDisk, catalog_of, on_disk_of, shelf_of, summary_of, values_of
 from kvchat.cli.pack_options import MakeOptions
@@ -14,11 +16,9 @@ from kvchat.cli.signals import StopAsked, StopSignals
 from kvchat.cli.streams import Output, Status, as_json
 from kvchat.cli.unlocking import alone
 from kvchat.cli.waiting import wait_until_loaded
-from kvchat.config import Settings
 from kvchat.engine.memory.disk.catalog import BlockCatalog
 from kvchat.engine.models.checkpoints.prepared import blocks_limit
 from kvchat.errors import PinRefused, StorageError, UsageError
-from kvchat.lending.borrower import Borrowed
 from kvchat.session.packs import Pack, new_pack_id
 from kvchat.text.figures import bytes_text, plural
 from kvchat.text.plain_text import one_line

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvchat.config import Settings
+from kvchat.app.config import Settings
 from kvchat.errors import PackMismatch, UsageError
 from kvchat.session.packs import Pack, PackShelf
 from kvchat.session.tree import Session

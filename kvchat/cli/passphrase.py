@@ -5,7 +5,7 @@ import sys
 from collections.abc import Mapping
 from getpass import getpass
 
-from kvchat.config import PASSPHRASE_VARIABLES
+from kvchat.app.config import PASSPHRASE_VARIABLES
 from kvchat.errors import EncryptionError, UsageError
 from kvchat.platform.key_file import secret_of
 

@@ -5,9 +5,9 @@ import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, cast
 
+from kvchat.app.composition import Kvchat, opened
+from kvchat.app.engine_swap import EngineSwap
 from kvchat.cli.choice import last_used, refuse_several
-from kvchat.cli.compose import Kvchat, opened
-from kvchat.cli.engine_swap import EngineSwap
 from kvchat.cli.logs import start_log
 from kvchat.cli.options import ResumeOptions
 from kvchat.cli.pack_use import begun_with, chosen_pack, keep_again, refuse_other_beginning, refuse_other_name
@@ -16,7 +16,7 @@ from kvchat.session.tree import SessionId
 
 if TYPE_CHECKING:
     from kvchat.app.host import Host
-    from kvchat.cli.late_host import BeginningHost
+    from kvchat.app.lazy_host import BeginningHost
 
 
 def resume(options: ResumeOptions) -> int:
@@ -46,15 +46,15 @@ def resume(options: ResumeOptions) -> int:
         if options.new is not None:
             reference = chat.create(title=options.new, system=settings.system).session.id
         # Imported last: a wrong word is answered without it.
-        from kvchat.cli.late_host import LateHost
+        from kvchat.app.lazy_host import LateHost
         from kvchat.ui.app import KvchatApp
 
         def make() -> "BeginningHost":
             if is_remote:
-                from kvchat.cli.remote_host import RemoteHost
+                from kvchat.app.remote_host import RemoteHost
 
                 return RemoteHost(settings, kvchat, chat, engine, options.config, flags)
-            from kvchat.cli.interface_host import InterfaceHost
+            from kvchat.app.interface_host import InterfaceHost
 
             return InterfaceHost(settings, kvchat, chat, engine, options.config, flags)
 

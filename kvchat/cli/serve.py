@@ -3,8 +3,8 @@
 from threading import Event
 from typing import Any
 
+from kvchat.app.composition import Kvchat, opened, start_worker
 from kvchat.chat.service import Chat
-from kvchat.cli.compose import Kvchat, opened, start_worker
 from kvchat.cli.logs import start_log
 from kvchat.cli.serve_options import ServeOptions
 from kvchat.cli.signals import StopAsked, StopSignals

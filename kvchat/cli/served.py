@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import asdict
 
-from kvchat.config import Remote
+from kvchat.app.config import Remote
 from kvchat.engine.api.server_cache import ServedCache
 from kvchat.errors import RemoteError
 from kvchat.platform.values import dataclass

@@ -7,10 +7,10 @@ from dataclasses import asdict
 
 import typer
 
-from kvchat.cli.deletion_words import OTHERS, branch_words, expected_words
-from kvchat.cli.removal import Removed, TidyStore
+from kvchat.app.deletion import OTHERS, branch_words, expected_words
+from kvchat.app.open_sessions import open_store
+from kvchat.app.session_service import Removed, TidyStore
 from kvchat.cli.session_options import PinOptions, RemoveOptions, RenameOptions
-from kvchat.cli.shelf import open_store
 from kvchat.cli.streams import Output, Status, as_json, written_as_json
 from kvchat.errors import UsageError
 from kvchat.session.tree import Session

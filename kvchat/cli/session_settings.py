@@ -3,7 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
-from kvchat.config import Settings
+from kvchat.app.config import Settings
 from kvchat.session.tree import Session
 
 

@@ -7,10 +7,10 @@ from time import localtime, strftime, time
 
 from rich.cells import cell_len
 
+from kvchat.app.open_sessions import open_to_read, short_ids
 from kvchat.cli.folding import GAP, LEAST_ROOM
 from kvchat.cli.options import ListOptions
 from kvchat.cli.session_options import SearchOptions, SessionOptions
-from kvchat.cli.shelf import open_to_read, short_ids
 from kvchat.cli.streams import Output, Status, as_json, written_as_json
 from kvchat.errors import SessionNotFound
 from kvchat.session.kv.origin import origin_of

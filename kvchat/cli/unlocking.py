@@ -9,8 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
+from kvchat.app.config import Settings
 from kvchat.cli import passphrase
-from kvchat.config import Settings
 from kvchat.errors import EncryptionError, StorageError
 from kvchat.platform.directories import make_private
 from kvchat.platform.encryptor import Sealer, require_packages

@@ -12,14 +12,14 @@ from random import Random
 from time import time
 from typing import TYPE_CHECKING
 
+from kvchat.app.config import Settings
+from kvchat.app.model_location import located
+from kvchat.app.open_sessions import open_store
+from kvchat.app.retention.view_blocks import add_view_turns
 from kvchat.cli.block_shelf import drop_blocks, open_shelf
-from kvchat.cli.model_place import located
 from kvchat.cli.session_options import VerifyCacheOptions, VerifyOptions, VerifySessionOptions
 from kvchat.cli.session_settings import with_adapter
-from kvchat.cli.shelf import open_store
 from kvchat.cli.streams import Output, Status, as_json
-from kvchat.cli.view_blocks import add_view_turns
-from kvchat.config import Settings
 from kvchat.engine.api.cache_format import parse_cache_format
 from kvchat.engine.api.ids import block_key, root_key
 from kvchat.engine.memory.disk.bundle_blocks import BlockShelf

@@ -3,9 +3,9 @@
 from contextlib import closing
 from dataclasses import asdict
 
-from kvchat.cli.model_place import located
+from kvchat.app.model_location import located
+from kvchat.app.open_sessions import open_store
 from kvchat.cli.session_options import WhyOptions
-from kvchat.cli.shelf import open_store
 from kvchat.cli.streams import Output, as_json
 from kvchat.errors import UsageError
 from kvchat.session.cache_miss import explain

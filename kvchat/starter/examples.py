@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from kvchat.app.composition import opened, start_worker
+from kvchat.app.config import Settings, read_settings
+from kvchat.app.open_sessions import open_store
 from kvchat.chat.conversation import Conversation
 from kvchat.chat.service import Chat, TurnFinished
-from kvchat.cli.compose import opened, start_worker
 from kvchat.cli.export import SUFFIX, write_session
-from kvchat.cli.shelf import open_store
 from kvchat.cli.streams import Status
-from kvchat.config import Settings, read_settings
 from kvchat.engine.api.events import Timings
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.models.locate import STARTER

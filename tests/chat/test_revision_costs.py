@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from kvchat.app.composition import opened, start_worker
+from kvchat.app.config import read_settings
 from kvchat.chat.conversation import Conversation
 from kvchat.chat.service import Chat, EditCost
-from kvchat.cli.compose import opened, start_worker
-from kvchat.config import read_settings
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.session.cache_miss import Culprit
 

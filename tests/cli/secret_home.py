@@ -4,7 +4,7 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
-from kvchat.config import read_settings
+from kvchat.app.config import read_settings
 from kvchat.platform.paths import Paths
 from kvchat.session.store import SessionStore
 from kvchat.session.tree import MAIN

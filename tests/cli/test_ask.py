@@ -13,12 +13,12 @@ from time import sleep
 import pytest
 from tokenizers import Tokenizer
 
+from kvchat.app.config import read_settings
+from kvchat.app.open_sessions import open_store
 from kvchat.chat.engine_client import EngineClient
 from kvchat.cli.ask import answer
 from kvchat.cli.options import AskOptions
 from kvchat.cli.prompt import read_prompt
-from kvchat.cli.shelf import open_store
-from kvchat.config import read_settings
 from kvchat.engine.api.config import EngineConfig
 from kvchat.errors import ContextOverflow, EngineFailed, ModelUnreadable, SessionExists, StorageError
 from kvchat.session.tree import Finish, Turn

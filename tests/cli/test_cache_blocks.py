@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from kvchat.cli.kept_on_disk import KeptOnDisk
-from kvchat.cli.shelf import open_store
-from kvchat.config import read_settings
+from kvchat.app.config import read_settings
+from kvchat.app.open_sessions import open_store
+from kvchat.app.retention.stored_kv import KeptOnDisk
 from tests.cli.secret_home import Run
 
 pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("loading_pays")]

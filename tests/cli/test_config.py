@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.cli.config_file import with_setting
+from kvchat.app.config import KEYS, read_settings
+from kvchat.app.config_file import with_setting
 from kvchat.cli.main import run
-from kvchat.config import KEYS, read_settings
 from kvchat.errors import ConfigError
 
 pytestmark = pytest.mark.pure

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from kvchat.app.config import read_settings
+from kvchat.app.open_sessions import open_store
 from kvchat.cli import convert
-from kvchat.cli.shelf import open_store
 from kvchat.cli.streams import Status
-from kvchat.config import read_settings
 from kvchat.engine.api.ids import block_key, root_key
 from kvchat.engine.memory.disk.catalog import BlockCatalog
 from kvchat.engine.quality.convert import Converter, load_exact

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from kvchat.app.config import read_settings
+from kvchat.app.open_sessions import open_store
 from kvchat.cli.main import run
-from kvchat.cli.shelf import open_store
-from kvchat.config import read_settings
 from kvchat.session.store import SessionStore
 from kvchat.session.tree import Role
 from tests.session.turns import exchange

@@ -9,11 +9,11 @@ from time import monotonic, sleep
 
 import pytest
 
+from kvchat.app.composition import Kvchat, opened, start_worker
+from kvchat.app.config import read_settings
+from kvchat.app.open_sessions import open_store
 from kvchat.chat.conversation import Conversation
 from kvchat.chat.service import Chat
-from kvchat.cli.compose import Kvchat, opened, start_worker
-from kvchat.cli.shelf import open_store
-from kvchat.config import read_settings
 from kvchat.engine.api.ids import BlockKey, u32le
 from kvchat.engine.api.inspection import InspectionWish
 from kvchat.engine.memory.disk.catalog import BlockCatalog

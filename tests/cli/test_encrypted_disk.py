@@ -11,8 +11,8 @@ from random import Random
 
 import pytest
 
+from kvchat.app.config import read_settings
 from kvchat.cli import unlocking
-from kvchat.config import read_settings
 from kvchat.engine.api.ids import u32le
 from kvchat.platform.encryptor import Sealer
 from kvchat.platform.paths import Paths

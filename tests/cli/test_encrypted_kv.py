@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from kvchat.app.config import read_settings
 from kvchat.cli import unlocking
 from kvchat.cli.main import run
-from kvchat.config import read_settings
 from kvchat.engine.api.ids import u32le
 from kvchat.engine.memory.disk.catalog import BlockCatalog
 from tests.cli.secret_home import CHEAP, Give, files_with

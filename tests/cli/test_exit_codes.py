@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from kvchat.app.open_sessions import open_store
 from kvchat.cli.options import PlaceOptions
-from kvchat.cli.shelf import open_store
 
 pytestmark = pytest.mark.pure
 

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from kvchat.app.config import read_settings
+from kvchat.app.open_sessions import open_store
+from kvchat.app.session_files import SessionFiles
+from kvchat.app.session_service import TidyStore
 from kvchat.cli.export import file_name
 from kvchat.cli.export_format import Format
 from kvchat.cli.main import run
-from kvchat.cli.removal import TidyStore
-from kvchat.cli.session_files import SessionFiles
-from kvchat.cli.shelf import open_store
-from kvchat.config import read_settings
 from kvchat.errors import FileTaken, StorageError, UsageError
 from kvchat.session.bundle.writer import new_file
 from kvchat.session.tree import Session

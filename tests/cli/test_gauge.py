@@ -10,11 +10,11 @@ from xml.etree import ElementTree
 
 import pytest
 
+from kvchat.app.child_process import engine_environ
+from kvchat.app.config import read_settings
+from kvchat.app.conversion.gauge_process import gauge_text, gauged
 from kvchat.cli.gauge_figures import figures_of, read_figures
-from kvchat.cli.gauge_process import gauge_text, gauged
 from kvchat.cli.main import run as run_command
-from kvchat.cli.own_process import engine_environ
-from kvchat.config import read_settings
 from kvchat.engine.api.loss import FormatLoss, GaugeReport, Loss
 from kvchat.errors import EngineFailed
 from kvchat.session.store import SessionStore

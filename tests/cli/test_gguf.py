@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from gguf import GGMLQuantizationType as Kind
 
-from kvchat.cli.model_place import located
-from kvchat.config import read_settings
+from kvchat.app.config import read_settings
+from kvchat.app.model_location import located
 from kvchat.starter import __path__ as starter_path
 from tests.cli.secret_home import Run
 from tests.engine.memory.chains import chain, open_store

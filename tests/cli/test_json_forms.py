@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from kvchat.app.composition import opened
+from kvchat.app.config import KEYS, read_settings
 from kvchat.cli.commands import COMMANDS
-from kvchat.cli.compose import opened
 from kvchat.cli.serve import lend
 from kvchat.cli.signals import StopSignals
 from kvchat.cli.streams import Output, Status
-from kvchat.config import KEYS, read_settings
 from kvchat.engine.api.config import EngineConfig
 from kvchat.session.packs import PackShelf
 from tests.cli.secret_home import CHEAP, Give, Run, make_talk, paths_of

@@ -8,10 +8,10 @@ from time import monotonic
 import pytest
 from textual.pilot import Pilot
 
-from kvchat.cli.compose import opened, start_worker
-from kvchat.cli.engine_swap import EngineSwap
-from kvchat.cli.interface_host import InterfaceHost
-from kvchat.config import read_settings
+from kvchat.app.composition import opened, start_worker
+from kvchat.app.config import read_settings
+from kvchat.app.engine_swap import EngineSwap
+from kvchat.app.interface_host import InterfaceHost
 from kvchat.engine.api.status import EnginePhase
 from kvchat.ui.app import KvchatApp
 from kvchat.ui.widgets.cache_panel import CachePanel

@@ -14,7 +14,7 @@ def test_the_log_and_its_rotated_files_are_private_and_bounded(home: Path) -> No
     program = (
         "import logging\n"
         "from kvchat.cli.logs import start_log\n"
-        "from kvchat.config import read_settings\n"
+        "from kvchat.app.config import read_settings\n"
         "start_log(read_settings().paths)\n"
         "for _ in range(4000):\n"
         "    logging.getLogger('kvchat.test').info('x' * 1000)\n"

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 import typer
 
+from kvchat.app.open_sessions import open_store
 from kvchat.cli.command_line import app, arrange
 from kvchat.cli.main import run
 from kvchat.cli.options import PlaceOptions
-from kvchat.cli.shelf import open_store
 
 pytestmark = pytest.mark.pure
 
@@ -148,17 +148,17 @@ TYPER = ("typer", "kvchat.cli.command_line", "kvchat.cli.commands")
 ON_A_KEY = (
     "markdown_it",
     "tomllib",
-    "kvchat.cli.interface_host",
+    "kvchat.app.interface_host",
     *(f"kvchat.ui.screens.{name}" for name in ("help", "inspector", "gauge", "choices", "confirm", "note")),
 )
 NOT_IMPORTED = {
-    "--help": (*CHAT, *STORE, "kvchat.config", "kvchat.cli.options", "kvchat.cli.session_options"),
+    "--help": (*CHAT, *STORE, "kvchat.app.config", "kvchat.cli.options", "kvchat.cli.session_options"),
     "ask --help": (*CHAT, *STORE, "kvchat.cli.session_options", "kvchat.cli.ask"),
     "sessions list": (
         *CHAT,
         "kvchat.cli.serve_options",
         "kvchat.cli.gauge_options",
-        "kvchat.cli.removal",
+        "kvchat.app.session_service",
         "tomllib",
     ),
     "config show": (*CHAT, *STORE, "kvchat.cli.session_options"),
@@ -182,7 +182,7 @@ def test_the_window_is_drawn_without_chat_command_line_and_what_opens_on_a_key(h
     program = (
         "import sys\n"
         "from kvchat.cli.main import run\n"
-        "import kvchat.ui.app, kvchat.cli.late_host\n"
+        "import kvchat.ui.app, kvchat.app.lazy_host\n"
         "code = run([])\n"
         "print(code, [name for name in sys.argv[1:] if name in sys.modules])\n"
     )
@@ -238,7 +238,7 @@ def test_a_process_that_has_loaded_torch_ends_without_taking_it_apart_and_says_a
     script = """
 import atexit, logging, sys, types
 from kvchat.cli import main
-from kvchat.config import read_settings
+from kvchat.app.config import read_settings
 from kvchat.cli.logs import start_log
 start_log(read_settings().paths)
 logging.getLogger("kvchat").warning("the last words")

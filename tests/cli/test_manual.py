@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import typer
 
+from kvchat.app.config import KEYS
+from kvchat.app.open_sessions import open_store
 from kvchat.cli.command_line import app
 from kvchat.cli.commands import COMMANDS, Command
 from kvchat.cli.main import run
 from kvchat.cli.options import PlaceOptions
-from kvchat.cli.shelf import open_store
-from kvchat.config import KEYS
 
 pytestmark = pytest.mark.pure
 

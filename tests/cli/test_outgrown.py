@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.cli.compressing import compressed_format, wanted_formats, wanted_shadow
-from kvchat.config import read_settings
+from kvchat.app.config import read_settings
+from kvchat.app.conversion.format_downgrade import compressed_format, wanted_formats, wanted_shadow
 from kvchat.errors import ConfigError, PoolExhausted
 from tests.cli.homes import block_bytes, session_of, turns_of
 from tests.cli.little_room import ROOM, WORDS, go_on

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from kvchat.cli.removal import TidyStore
+from kvchat.app.session_service import TidyStore
 from kvchat.errors import PackNotFound, StorageError
 from kvchat.platform.encryptor import Sealer
 from kvchat.session.packs import Pack, PackShelf, forget_other, new_pack_id

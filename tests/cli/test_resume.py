@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.cli.shelf import open_store
-from kvchat.config import read_settings
+from kvchat.app.config import read_settings
+from kvchat.app.open_sessions import open_store
 from tests.cli.secret_home import Run
 from tests.terminal import terminal
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from kvchat.app.composition import opened
+from kvchat.app.config import Settings, read_settings
 from kvchat.chat.engine_client import EngineClient
 from kvchat.chat.service import Chat
-from kvchat.cli.compose import opened
-from kvchat.config import Settings, read_settings
 from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.models.locate import locate_model
 from kvchat.errors import ModelNotFound

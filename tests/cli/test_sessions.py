@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from kvchat.app.config import read_settings
+from kvchat.app.open_sessions import open_store, short_id, short_ids
+from kvchat.app.session_service import TidyStore
 from kvchat.cli.main import run
-from kvchat.cli.removal import TidyStore
-from kvchat.cli.shelf import open_store, short_id, short_ids
-from kvchat.config import read_settings
 from kvchat.engine.memory.disk.catalog import BlockCatalog
 from kvchat.platform.encryptor import Sealer
 from kvchat.session.store import SessionStore, new_turn_id

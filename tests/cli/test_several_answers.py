@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from kvchat.app.config import read_settings
+from kvchat.app.open_sessions import open_store
 from kvchat.chat.conversation import Conversation
 from kvchat.chat.service import Chat
-from kvchat.cli.shelf import open_store
-from kvchat.config import read_settings
 from kvchat.session.tree import Turn
 from tests.cli.secret_home import Run
 

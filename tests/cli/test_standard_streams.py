@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.config import read_settings
+from kvchat.app.config import read_settings
 from kvchat.session.store import SessionStore
 
 pytestmark = pytest.mark.pure

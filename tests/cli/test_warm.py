@@ -16,12 +16,12 @@ from typing import Any
 
 import pytest
 
-from kvchat.cli.compose import opened
+from kvchat.app.composition import opened
+from kvchat.app.config import read_settings
 from kvchat.cli.main import run as run_here
 from kvchat.cli.serve import lend
 from kvchat.cli.signals import StopSignals
 from kvchat.cli.streams import Status
-from kvchat.config import read_settings
 from kvchat.engine.api.config import EngineConfig
 from tests.cli.secret_home import Run
 from tests.fork_server import Forked, ForkServer

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from textual.binding import Binding
 
+from kvchat.app.config import Keys
 from kvchat.app.host import Appearance
-from kvchat.config import Keys
 from kvchat.engine.api.status import EnginePhase
 from kvchat.ui.app import KvchatApp
 from kvchat.ui.screens.chat import ChatScreen

@@ -8,7 +8,7 @@ from time import monotonic, thread_time
 import pytest
 
 from kvchat.engine.api.ids import BlockKey, GroupId
-from kvchat.engine.memory.disk import writer
+from kvchat.engine.memory.disk import writer as writer_module
 from kvchat.engine.memory.disk.block_file import BlockHeader
 from kvchat.engine.memory.disk.io import Buffer
 from kvchat.engine.memory.disk.writer import REST_PER_WRITE, BlockWriter
@@ -134,7 +134,7 @@ def test_the_thread_rests_behind_each_block_where_it_steps_aside() -> None:
 
 @pytest.mark.parametrize("how", ["flush", "close", "no more", "never"])
 def test_nobody_waits_for_a_rest(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writer, "REST_PER_WRITE", 1e6)
+    monkeypatch.setattr(writer_module, "REST_PER_WRITE", 1e6)
     disk, blocks = BusyDisk(), chain(list(range(12)))
     writer = BlockWriter(disk, max_bytes=1 << 20)
     writer.step_aside(how != "never")

@@ -1,0 +1,48 @@
+"""What the interface does with the machine, made when it is first asked for: a window is drawn before it."""
+
+from collections.abc import Callable
+from dataclasses import asdict
+from threading import Lock
+from typing import Any, Protocol
+
+from kvchat.app.config import Settings
+from kvchat.app.host import Appearance, Host
+
+
+class BeginningHost(Host, Protocol):
+    """A host that begins to load what answers."""
+
+    def begin(self) -> None: ...
+
+
+class LateHost:
+    """Stands for a host. How the window looks is known before it is made.
+
+    Args:
+        settings: as this run begins with them.
+        make: makes it; called once.
+    """
+
+    def __init__(self, settings: Settings, make: Callable[[], BeginningHost]) -> None:
+        self._settings = settings
+        self._make = make
+        self._made: BeginningHost | None = None
+        self._lock = Lock()
+
+    def made(self) -> BeginningHost:
+        """Return the host itself, in any thread."""
+        with self._lock:
+            if self._made is None:
+                self._made = self._make()
+            return self._made
+
+    def appearance(self) -> Appearance:
+        return appearance_of(self._settings) if self._made is None else self._made.appearance()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.made(), name)
+
+
+def appearance_of(settings: Settings) -> Appearance:
+    keys = {name: key for name, key in asdict(settings.keys).items() if key}
+    return Appearance(theme=settings.display.theme, system=settings.system, keys=keys)

@@ -1,0 +1,51 @@
+"""The stored sessions, as the command line opens and names them."""
+
+from collections.abc import Iterable
+from itertools import pairwise, starmap
+from typing import TYPE_CHECKING
+
+from kvchat.app.config import Settings
+from kvchat.session.store import SessionStore
+
+if TYPE_CHECKING:
+    from kvchat.app.session_service import TidyStore
+
+_MIN_PREFIX = 4
+
+
+def open_to_read(settings: Settings) -> SessionStore:
+    """Open the person's sessions to look at them; the database is made if there is none."""
+    return SessionStore(settings.paths.sessions_db, settings.engine.sealer)
+
+
+def open_store(settings: Settings) -> "TidyStore":
+    """Open the person's sessions; the database is made if there is none."""
+    from kvchat.app.session_service import TidyStore
+
+    return TidyStore(
+        settings.paths.sessions_db,
+        settings.paths.cache_dir,
+        settings.engine.sealer,
+        limit_bytes=settings.engine.disk_bytes,
+        block_size=settings.engine.block_size,
+    )
+
+
+def short_id(session_id: str, all_ids: Iterable[str]) -> str:
+    """Return the shortest start of an id, of four characters or more, that no other id has."""
+    return short_ids({session_id, *all_ids})[session_id]
+
+
+def short_ids(all_ids: Iterable[str]) -> dict[str, str]:
+    """Return for each of these ids the shortest start, of four characters or more, that no other has."""
+    ordered = sorted(set(all_ids))
+    # Of all others, the neighbours have most in common with an id.
+    common = [0, *starmap(_common_len, pairwise(ordered)), 0]
+    shared = map(max, pairwise(common)) if ordered else ()
+    return {id_: id_[: max(_MIN_PREFIX, length + 1)] for id_, length in zip(ordered, shared, strict=True)}
+
+
+def _common_len(one: str, other: str) -> int:
+    """Return how many letters two ids begin with alike."""
+    differing = (place for place, (left, right) in enumerate(zip(one, other, strict=False)) if left != right)
+    return next(differing, min(len(one), len(other)))

@@ -1,0 +1,54 @@
+"""What the interface does with the machine while a server answers."""
+
+from collections.abc import Sequence
+
+from kvchat.app.host import Gauged, ModelEntry
+from kvchat.app.interface_host import InterfaceHost
+from kvchat.errors import UsageError
+from kvchat.remote.chat import RemoteChat
+
+
+class RemoteHost(InterfaceHost):
+    """Knows the server's models in place of those that are here."""
+
+    @property
+    def _remote(self) -> RemoteChat:
+        assert isinstance(self._chat, RemoteChat), "made for a server"
+        return self._chat
+
+    def begin(self) -> None:
+        """Begin to ask the server what its cache holds."""
+        self._remote.engine.watch_cache()
+
+    def models(self) -> Sequence[ModelEntry]:
+        chat = self._remote
+        return [
+            ModelEntry(name=name, summary=f"at {chat.endpoint.name}", is_current=name == chat.model)
+            for name in chat.endpoint.models()
+        ]
+
+    def gauge(self, session_id: str, branch: str, cache_format: str) -> Gauged:
+        """Refuse: the cache is the server's.
+
+        Raises:
+            UsageError: always.
+        """
+        raise UsageError("the cache is the server's; measure with a model that runs here")
+
+    def format_cost(self, session_id: str, cache_format: str) -> str:
+        """Refuse: the cache is the server's.
+
+        Raises:
+            UsageError: always.
+        """
+        raise UsageError("the cache is the server's; choose a format with a model that runs here")
+
+    def reload(self, model: str | None = None) -> None:
+        """Go on with another model of the server.
+
+        Raises:
+            UsageError: none was named: there is nothing to load here.
+        """
+        if model is None:
+            raise UsageError("the model runs on the server; there is nothing to load again here")
+        self._remote.use_model(model)

@@ -1,0 +1,160 @@
+"""Where that was chosen, what would soon have to leave a nearly full disk is kept in fewer bits instead."""
+
+import os
+from collections.abc import Iterable, Sequence
+from contextlib import closing
+
+from kvchat.app.config import Settings
+from kvchat.app.conversion.convert_process import convert_words
+from kvchat.app.conversion.format_downgrade import wanted_formats
+from kvchat.app.open_sessions import open_store, short_id
+from kvchat.app.retention.block_owners import holders
+from kvchat.app.session_service import TidyStore
+from kvchat.cli.streams import Status
+from kvchat.cli.unlocking import opens_unasked
+from kvchat.cli.waiting import is_being_answered
+from kvchat.engine.memory.disk.catalog import BlockCatalog
+from kvchat.engine.models.checkpoints.prepared import blocks_limit
+from kvchat.errors import EngineFailed, KvchatError
+from kvchat.platform.values import dataclass
+from kvchat.session.tree import Session, SessionId
+from kvchat.session.turn_lock import turn_lock
+from kvchat.text.plain_text import one_line
+
+FREE_SHARE = 5
+"""A disk is nearly full while less than one byte in so many of its limit is free. What is converted finds
+room beside what it is made of then, so that nothing goes for it.
+"""
+MOST_AT_ONCE = 4
+"""Conversations behind one answer: each takes a process that loads the model."""
+_LEFT = 0.6
+"""Converted blocks take at most this of exact ones: 8 bits and a scale of 16, heads of files included."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unused:
+    """An exact conversation.
+
+    Args:
+        num_bytes: of its blocks on disk.
+        own_bytes: of those that nobody else has, which converting gives back.
+    """
+
+    session: Session
+    num_bytes: int
+    own_bytes: int
+
+
+class _Busy(Exception):
+    """Somebody is at work in the session."""
+
+
+def compress_unused(settings: Settings, status: Status, answered: SessionId | None = None) -> None:
+    """Keep conversations in fewer bits, longest unused first, until the disk is not nearly full any more.
+
+    What cannot be converted stays as it is, and makes room like any other. Nothing is raised: an answer has
+    been given by now. Where each process that converts would have to ask for a passphrase, none is started.
+
+    Args:
+        answered: the session that was used just now.
+    """
+    cache_dir = settings.paths.cache_dir
+    limit_bytes = blocks_limit(settings.engine.disk_bytes, cache_dir)
+    formats = wanted_formats(settings.when_full)
+    if not formats or limit_bytes is None or not cache_dir.is_dir():
+        return
+    try:
+        if not opens_unasked(settings, os.environ):
+            return
+        with closing(open_store(settings)) as store:
+            _compress(settings, store, answered, limit_bytes, formats, status)
+    except KvchatError as error:
+        status.note(f"nothing more was kept in fewer bits: {error}")
+
+
+def first_that_pays(unused: Iterable[Unused], free_bytes: int) -> Unused | None:
+    """Return the first conversation whose converted blocks find room beside the exact ones, and take less
+    than what goes for them. Pure.
+    """
+    for one in unused:
+        if one.num_bytes * _LEFT <= min(free_bytes, one.own_bytes):
+            return one
+    return None
+
+
+def is_nearly_full(free_bytes: int, limit_bytes: int) -> bool:
+    """Whether less than a share of the limit is free. Pure."""
+    return free_bytes * FREE_SHARE < limit_bytes
+
+
+def _compress(
+    settings: Settings,
+    store: TidyStore,
+    answered: SessionId | None,
+    limit_bytes: int,
+    formats: Sequence[str],
+    status: Status,
+) -> None:
+    free_bytes = limit_bytes - _used_bytes(settings)
+    if not is_nearly_full(free_bytes, limit_bytes):
+        return
+    unused = _unused(settings, store, answered)
+    for _ in range(MOST_AT_ONCE):
+        one = first_that_pays(unused, free_bytes)
+        if one is None or not is_nearly_full(free_bytes, limit_bytes):
+            return
+        unused.remove(one)
+        title = one_line(one.session.title)
+        status.show(f"the disk for KV is nearly full: keeping “{title}” in {formats[0]} …")
+        status.note(f"the disk for KV is nearly full: “{title}” {_converted(settings, store, one, formats)}")
+        free_bytes = limit_bytes - _used_bytes(settings)
+
+
+def _converted(settings: Settings, store: TidyStore, one: Unused, formats: Sequence[str]) -> str:
+    """Convert a conversation, if nobody is at work in it, and return what became of it."""
+    session = one.session
+    why = ""
+    try:
+        with turn_lock(settings.paths.data_dir / "locks", session.id, _give_up):
+            if is_being_answered(store, session.id):
+                raise _Busy
+            for cache_format in formats:
+                try:
+                    done = convert_words(settings, session.id, cache_format, session.model, dry_run=False)
+                except EngineFailed as error:
+                    why = why or str(error)
+                else:
+                    done = done.replace("\n", "; ")
+                    return f"is kept in {cache_format}, and approximate: {done}; {_back(store, session)}"
+    except _Busy:
+        why = "an answer is being written in it"
+    return f"stays exact: {why}"
+
+
+def _give_up() -> None:
+    raise _Busy
+
+
+def _back(store: TidyStore, session: Session) -> str:
+    ids = [summary.session.id for summary in store.list_sessions()]
+    return f"kvchat sessions convert {short_id(session.id, ids)} exact goes back"
+
+
+def _unused(settings: Settings, store: TidyStore, answered: SessionId | None) -> list[Unused]:
+    """Return the conversations that may be converted, longest unused first. Looks at every block."""
+    held = {row.id: row for row in holders(store, settings) if row.kind == "session"}
+    return [
+        Unused(session=one.session, num_bytes=row.num_bytes, own_bytes=row.own_bytes)
+        for one in reversed(store.list_sessions())
+        if (row := held.get(one.session.id)) is not None
+        and one.session.id != answered
+        and one.is_exact
+        and one.session.model
+        and not one.session.namespace  # neither converted nor imported
+        and not one.session.pinned  # what is kept makes no room
+    ]
+
+
+def _used_bytes(settings: Settings) -> int:
+    with closing(BlockCatalog(settings.paths.cache_dir, sealer=settings.engine.sealer)) as catalog:
+        return catalog.usage().num_bytes + catalog.aside_bytes()

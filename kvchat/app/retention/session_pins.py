@@ -1,0 +1,191 @@
+"""The full blocks of pinned sessions stay on disk, in the way those of packs do.
+
+What is kept is named by token ids, so it is drawn up from the stored text: when a session is pinned, and
+again whenever one of its answers has ended. A tail is not kept: it is replaced as it grows.
+"""
+
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kvchat.errors import KvchatError, PinRefused
+from kvchat.platform.encryptor import Sealer
+from kvchat.session.kv.origin import origin_of
+from kvchat.session.kv.references import References, chain_root, runs_of
+from kvchat.session.store import SessionStore
+from kvchat.session.tree import Session, SessionId, Turn
+from kvchat.text.figures import bytes_text
+
+if TYPE_CHECKING:
+    from kvchat.engine.api.ids import BlockKey
+    from kvchat.engine.memory.disk.catalog import BlockCatalog
+
+log = logging.getLogger(__name__)
+
+MOST_KEPT = 2
+"""At most one byte in so many of the disk's limit may be kept, by packs and pinned sessions together."""
+_PREFIX = "session-"
+
+
+class SessionPins:
+    """Keeps the blocks of sessions, and lets them make room again.
+
+    Args:
+        store: where their text is.
+        cache_dir: where the blocks are.
+        sealer: what they are sealed with; None: they are in the clear.
+        limit_bytes: what blocks and prepared weights may take on disk; None: there is no limit.
+        block_size: of a model that has no blocks on disk yet.
+    """
+
+    def __init__(
+        self,
+        store: SessionStore,
+        cache_dir: Path,
+        sealer: Sealer | None,
+        *,
+        limit_bytes: int | None,
+        block_size: int,
+    ) -> None:
+        self._store = store
+        self._cache_dir = cache_dir
+        self._sealer = sealer
+        self._limit_bytes = limit_bytes
+        self._block_size = block_size
+        self._left_out: frozenset[SessionId] = frozenset()
+        """Sessions of which it was said that not all is kept."""
+
+    def keep(self, session_id: SessionId) -> None:
+        """Keep the full blocks that a session has by now, there or still to be written, and no others.
+
+        Raises:
+            PinRefused: more would be kept than may be; what was kept of them stays so.
+            StorageError: it cannot be written.
+        """
+        if not self._cache_dir.is_dir():
+            return  # there is no block, and the next answer comes here again
+        with closing(self._catalog()) as catalog:
+            wanted = self._wanted(session_id, catalog)
+            self._let_go_of_others(catalog, session_id, wanted)
+            self._refuse_too_many(catalog, session_id, wanted)
+            for fingerprint, keys in wanted.items():
+                catalog.keep(_name(session_id, fingerprint), fingerprint, keys)
+
+    def keep_grown(self, session_id: SessionId) -> str | None:
+        """Keep what a pinned session has added. What cannot be kept is like any other.
+
+        Returns: why it cannot be kept, once for each session until it can; else None.
+        """
+        try:
+            self.keep(session_id)
+        except KvchatError as error:
+            log.warning("what session %s has added is not kept: %s", session_id, error)
+            is_known, self._left_out = session_id in self._left_out, self._left_out | {session_id}
+            return None if is_known else f"what this pinned session has added is not kept on disk: {error}"
+        self._left_out -= {session_id}
+        return None
+
+    def let_go(self, session_ids: Iterable[SessionId]) -> None:
+        """Let the blocks of sessions make room again."""
+        if self._cache_dir.is_dir():
+            with closing(self._catalog()) as catalog:
+                self.let_go_in(catalog, session_ids)
+
+    def let_go_in(self, catalog: "BlockCatalog", session_ids: Iterable[SessionId]) -> None:
+        for name in self.names(catalog, session_ids):
+            catalog.let_go(name)
+
+    def _let_go_of_others(
+        self, catalog: "BlockCatalog", session_id: SessionId, wanted: "dict[bytes, list[BlockKey]]"
+    ) -> None:
+        """Let blocks make room again that a session does not have any more: their names tell of its words."""
+        lists = {_name(session_id, fingerprint): fingerprint for fingerprint in wanted}
+        for name in self.names(catalog, [session_id]):
+            if name in lists:
+                catalog.narrow(name, lists[name], wanted[lists[name]])
+            else:
+                catalog.let_go(name)
+
+    def let_go_of_strays(self, catalog: "BlockCatalog") -> None:
+        """Let blocks make room again that are kept for sessions which nobody has pinned any more."""
+        pinned = {one.session.id for one in self._store.list_sessions() if one.session.pinned}
+        for name in catalog.kept_names():
+            if name.startswith(_PREFIX) and _session_of(name) not in pinned:
+                catalog.let_go(name)
+
+    def names(self, catalog: "BlockCatalog", session_ids: Iterable[SessionId]) -> frozenset[str]:
+        """Return the names under which blocks are kept for some sessions."""
+        return pin_names(catalog, session_ids)
+
+    def _catalog(self) -> "BlockCatalog":
+        # Imported by whoever pins: a list of sessions is to be there at once.
+        from kvchat.engine.memory.disk.catalog import BlockCatalog
+
+        return BlockCatalog(self._cache_dir, sealer=self._sealer)
+
+    def _refuse_too_many(
+        self, catalog: "BlockCatalog", session_id: SessionId, wanted: "dict[bytes, list[BlockKey]]"
+    ) -> None:
+        # Imported by whoever pins: a list of sessions is to be there at once.
+        from kvchat.engine.models.checkpoints.prepared import blocks_limit
+
+        limit_bytes = blocks_limit(self._limit_bytes, self._cache_dir)
+        if limit_bytes is None:
+            return
+        own = self.names(catalog, [session_id])
+        num_bytes = catalog.kept_bytes(but=own, beside=wanted)
+        if num_bytes * MOST_KEPT > limit_bytes:
+            raise PinRefused(
+                f"packs and pinned sessions would keep {bytes_text(num_bytes)}, more than one byte in"
+                f" {MOST_KEPT} of the {bytes_text(limit_bytes)} that blocks may take on disk; unpin a"
+                " session, remove a pack with `kvchat pack rm`, or give more --kv-disk-bytes"
+            )
+
+    def _wanted(self, session_id: SessionId, catalog: "BlockCatalog") -> "dict[bytes, list[BlockKey]]":
+        """Return the keys of a session's full blocks, by fingerprint."""
+        session, turns = self._store.session(session_id), self._store.all_turns(session_id)
+        found: dict[bytes, list[BlockKey]] = {}
+        for fingerprint in _fingerprints(session, turns):
+            digest = bytes.fromhex(fingerprint)
+            size = catalog.block_size(digest) or self._block_size
+            found[digest] = sorted(self._references(session, turns, fingerprint, size).keys)
+        return found
+
+    def _references(
+        self, session: Session, turns: Sequence[Turn], fingerprint: str, block_size: int
+    ) -> References:
+        # Imported by whoever pins: a list of sessions is to be there at once.
+        from kvchat.app.retention.view_blocks import add_view_turns
+        from kvchat.engine.memory.disk.used_views import used_views
+
+        found = References()
+        root = chain_root(fingerprint, session.namespace)
+        assert root is not None
+        found.add(runs_of(turns, root, block_size))
+        if views := used_views(self._cache_dir):
+            add_view_turns(found, session, turns, block_size, views)
+        return found
+
+
+def pin_names(catalog: "BlockCatalog", session_ids: Iterable[SessionId]) -> frozenset[str]:
+    """Return the names under which blocks are kept for some sessions."""
+    chosen = set(session_ids)
+    kept = catalog.kept_names()
+    return frozenset(name for name in kept if name.startswith(_PREFIX) and _session_of(name) in chosen)
+
+
+def _fingerprints(session: Session, turns: Sequence[Turn]) -> Iterator[str]:
+    known = {turn.fingerprint for turn in turns}
+    if (conversion := origin_of(session.namespace)) is not None:
+        known.add(conversion.fingerprint)
+    yield from (one for one in sorted(known) if chain_root(one) is not None)
+
+
+def _name(session_id: SessionId, fingerprint: bytes) -> str:
+    return f"{_PREFIX}{session_id}-{fingerprint.hex()[:16]}"
+
+
+def _session_of(name: str) -> str:
+    return name.removeprefix(_PREFIX).rpartition("-")[0]

@@ -1,0 +1,49 @@
+"""A lender over a scripted engine, in a directory short enough for a socket."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+
+from kvchat.app.ipc.client import Borrowed, borrow
+from kvchat.app.ipc.server import Lender
+from kvchat.session.template.chat_template import ChatTemplate
+from tests.scripted_engine import ScriptedEngine
+from tests.tiny_models import write_model
+
+IDENTITY = "0123456789abcdef"
+ANSWER = tuple(range(5, 45))
+
+
+@pytest.fixture(scope="session")
+def template(tmp_path_factory: pytest.TempPathFactory) -> ChatTemplate:
+    return ChatTemplate.from_dir(write_model(tmp_path_factory.mktemp("model")))
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """Where the socket lies."""
+    with TemporaryDirectory(prefix="kvchat-") as directory:
+        yield Path(directory) / "run" / "engine.sock"
+
+
+@pytest.fixture
+def engine() -> ScriptedEngine:
+    return ScriptedEngine(lambda prompt: ANSWER, max_context=1000)
+
+
+@pytest.fixture
+def lender(engine: ScriptedEngine, template: ChatTemplate, place: Path) -> Iterator[Lender]:
+    lender = Lender(engine, template, place, IDENTITY)
+    assert lender.start()
+    yield lender
+    lender.close()
+
+
+@pytest.fixture
+def borrowed(lender: Lender) -> Iterator[Borrowed]:
+    borrowed = borrow(lender.path, IDENTITY)
+    assert borrowed is not None
+    yield borrowed
+    borrowed.close()

@@ -1,0 +1,375 @@
+"""An engine in other hands: the same answers, and nobody harmed by a borrower that misbehaves."""
+
+import os
+import socket
+import stat
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from threading import Thread
+from time import monotonic, sleep
+
+import pytest
+
+from kvchat.app.config import read_settings
+from kvchat.app.ipc.client import Borrowed, BorrowedHandle, borrow
+from kvchat.app.ipc.server import Lender
+from kvchat.app.ipc.socket_path import identity_of, make_room, socket_path
+from kvchat.app.ipc.wire import VERSION, Channel
+from kvchat.chat.conversation import BEHIND
+from kvchat.chat.engine_client import EngineClient
+from kvchat.chat.service import Chat, TextDelta, TurnFinished
+from kvchat.engine.api.config import EngineConfig
+from kvchat.engine.api.events import FinishReason, RequestFinished, TokenEmitted
+from kvchat.engine.api.ids import BranchId
+from kvchat.engine.api.request import Request
+from kvchat.engine.api.sampling_params import SamplingParams
+from kvchat.errors import ContextOverflow, EngineFailed, InvalidRequest, ModelUnreadable, StorageError
+from kvchat.session.store import SessionStore
+from kvchat.session.template.chat_template import ChatTemplate
+from kvchat.session.tree import Finish
+from tests.app.ipc.conftest import ANSWER, IDENTITY
+from tests.patience import PATIENCE_S
+from tests.scripted_engine import ScriptedEngine
+
+pytestmark = pytest.mark.pure
+
+PROMPT = Request(token_ids=(1, 2, 3))
+
+
+def eventually(holds: Callable[[], object]) -> None:
+    deadline_s = monotonic() + PATIENCE_S
+    while not holds():
+        assert monotonic() < deadline_s, "it never came true"
+        sleep(0.002)
+
+
+def tokens_of(handle: BorrowedHandle) -> tuple[list[int], RequestFinished]:
+    tokens: list[int] = []
+    while True:
+        for event in handle.take_events(5.0):
+            if isinstance(event, TokenEmitted):
+                tokens.append(event.token_id)
+            elif isinstance(event, RequestFinished):
+                return tokens, event
+
+
+def told(engine: EngineClient, store: SessionStore, template: ChatTemplate) -> tuple[list[str], TurnFinished]:
+    chat = Chat(store=store, template=template, engine=engine, model="scripted")
+    events = list(chat.send(chat.create(), "Tell me."))
+    assert isinstance(events[-1], TurnFinished)
+    return [event.text for event in events if isinstance(event, TextDelta)], events[-1]
+
+
+def test_a_borrowed_engine_answers_as_ones_own(
+    borrowed: Borrowed, engine: ScriptedEngine, template: ChatTemplate, tmp_path: Path
+) -> None:
+    with closing(SessionStore(tmp_path / "sessions.db")) as store:
+        texts, last = told(borrowed, store, template)
+        own_texts, own = told(engine, store, template)
+    assert "".join(texts) == "".join(own_texts) != ""
+    assert last.answer.token_ids == own.answer.token_ids
+    assert (last.answer.usage, last.answer.finish) == (own.answer.usage, own.answer.finish)
+    assert last.answer.fingerprint == own.answer.fingerprint
+
+
+def test_events_come_in_order_and_the_last_one_says_why(borrowed: Borrowed) -> None:
+    tokens, last = tokens_of(borrowed.submit(Request(token_ids=(1,), sampling=SamplingParams(max_tokens=30))))
+    assert tuple(tokens) == ANSWER[:30]
+    assert last.reason is FinishReason.LENGTH
+
+
+def test_the_lender_ends_an_answer_at_the_stop_strings_of_a_model_without_a_template(
+    engine: ScriptedEngine, place: Path, tmp_path: Path, template: ChatTemplate
+) -> None:
+    plain = ChatTemplate(template.tokenizer, None)
+    ids = plain.tokenizer.encode("Yes.\nUser: and you")
+    talker = ScriptedEngine(lambda prompt: ids)
+    lender = Lender(talker, plain, place, IDENTITY)
+    assert lender.start()
+    try:
+        engine_there = borrow(place, IDENTITY)
+        assert engine_there is not None
+        with closing(engine_there), closing(SessionStore(tmp_path / "sessions.db")) as store:
+            _, last = told(engine_there, store, plain)
+    finally:
+        lender.close()
+    assert last.answer.text == "Yes."
+    assert last.answer.finish is Finish.COMPLETE
+    assert len(last.answer.token_ids or ()) < len(ids)
+
+
+def test_refusals_keep_their_kind(borrowed: Borrowed, engine: ScriptedEngine) -> None:
+    with pytest.raises(ContextOverflow, match="shorten it"):
+        borrowed.submit(Request(token_ids=tuple(range(1000))))
+    engine.fails = ModelUnreadable("the weights are damaged; download them again")
+    with pytest.raises(ModelUnreadable, match="download"):
+        borrowed.info()
+    assert tokens_of(borrowed.submit(PROMPT))[0] == list(ANSWER)
+
+
+def test_a_branch_of_somebody_else_cannot_be_continued_forked_or_released(
+    borrowed: Borrowed, engine: ScriptedEngine
+) -> None:
+    theirs = engine.submit(PROMPT).branch
+    with pytest.raises(InvalidRequest, match="somebody else"):
+        borrowed.submit(Request(token_ids=(1, 2, 3, 4), branch=theirs))
+    with pytest.raises(InvalidRequest, match="somebody else"):
+        borrowed.fork(theirs)
+    borrowed.release(theirs)
+    borrowed.info()  # behind the release, in order
+    assert theirs in engine.live
+
+
+def test_whoever_sits_before_the_lender_goes_first(borrowed: Borrowed, engine: ScriptedEngine) -> None:
+    engine.held_after = 1
+    handle = borrowed.submit(PROMPT)
+    handle.prioritise(0)
+    eventually(lambda: engine.handles[0].priorities == [BEHIND])
+    handle.cancel()
+    tokens_of(handle)
+    borrowed.prioritise_branch(handle.branch, 0)
+    borrowed.info()
+    assert engine.requests[0].priority == BEHIND
+    assert engine.branch_priorities[handle.branch] == BEHIND
+
+
+def test_a_cancelled_request_ends_within_a_step(borrowed: Borrowed, engine: ScriptedEngine) -> None:
+    engine.held_after = len(ANSWER) // 4
+    handle = borrowed.submit(PROMPT)
+    eventually(lambda: any(isinstance(event, TokenEmitted) for event in handle.take_events(1.0)))
+    handle.cancel()
+    tokens, last = tokens_of(handle)
+    assert last.reason is FinishReason.CANCELLED
+    assert len(tokens) < len(ANSWER) // 2
+
+
+def test_a_borrower_that_vanishes_costs_its_own_request_alone(lender: Lender, engine: ScriptedEngine) -> None:
+    lost, other = borrow(lender.path, IDENTITY), borrow(lender.path, IDENTITY)
+    assert lost is not None
+    assert other is not None
+    with closing(other):
+        idle = tokens_of(lost.submit(PROMPT))[1].branch
+        engine.held_after = len(ANSWER) // 4
+        doomed = lost.submit(PROMPT)
+        engine.held_after = None
+        kept = other.submit(PROMPT)
+        doomed.take_events(1.0)
+        lost.close()
+        eventually(lambda: engine.handles[1].cancelled.is_set())
+        eventually(lambda: doomed.branch not in engine.live and idle not in engine.live)
+        assert tokens_of(kept)[0] == list(ANSWER)
+        assert not engine.handles[2].cancelled.is_set()
+    with pytest.raises(EngineFailed, match="ask again"):
+        lost.submit(PROMPT)
+
+
+def test_an_engine_that_dies_ends_the_borrowers_answer(borrowed: Borrowed, engine: ScriptedEngine) -> None:
+    engine.dies_after = 3
+    with pytest.raises(EngineFailed):
+        tokens_of(borrowed.submit(PROMPT))
+
+
+def test_a_lender_that_closes_ends_the_borrowers_answer(
+    lender: Lender, borrowed: Borrowed, engine: ScriptedEngine
+) -> None:
+    engine.held_after = len(ANSWER) // 4
+    handle = borrowed.submit(PROMPT)
+    handle.take_events(1.0)
+    lender.close()
+    with pytest.raises(EngineFailed, match="ask again"):
+        tokens_of(handle)
+    assert borrowed.status().error is not None
+    assert borrowed.snapshot() is None
+    assert not lender.path.exists()
+
+
+HOSTILE = [
+    b"GET / HTTP/1.1\r\n\r\n",
+    b"\x00\xff\n",
+    b"[1, 2]\n",
+    b"[" * 100_000 + b"\n",
+    b'{"v": 1, "identity": "another"}\n',
+    b'{"v": 99, "identity": "0123456789abcdef"}\n',
+]
+GREETED = [
+    b'{"call": "fly", "value": {}}\n',
+    b'{"call": "submit"}\n',
+    b'{"id": 1, "call": "submit", "value": {"request": {"token_ids": [1]}}}\n',
+    b'{"id": 1, "call": "submit", "value": {"request": {"token_ids": "abc"}, "prompt_len": "x"}}\n',
+    b'{"call": "release", "value": {"branch": [1]}}\n',
+    b'{"id": [1], "call": "reusable_len", "value": {}}\n',
+    b"no json\n",
+    b'{"call": "cancel", "value": {}}',
+]
+
+
+@pytest.mark.parametrize("line", HOSTILE + GREETED)
+def test_what_is_no_message_ends_that_connection_and_no_other(
+    line: bytes, lender: Lender, borrowed: Borrowed, engine: ScriptedEngine
+) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as raw:
+        raw.connect(str(lender.path))
+        if line in GREETED:
+            raw.sendall(b'{"v": %d, "identity": "%s"}\n' % (VERSION, IDENTITY.encode()))
+        raw.sendall(line)
+        raw.shutdown(socket.SHUT_WR)
+        raw.settimeout(PATIENCE_S)
+        while raw.recv(65536):
+            pass  # read to the end: the lender has closed
+    assert tokens_of(borrowed.submit(PROMPT))[0] == list(ANSWER)
+
+
+def test_nobody_is_lent_another_engine(lender: Lender) -> None:
+    assert borrow(lender.path, "fedcba9876543210") is None
+    assert borrow(lender.path.with_name("nothing.sock"), IDENTITY) is None
+
+
+def test_a_second_lender_of_the_same_engine_stands_back(
+    lender: Lender, engine: ScriptedEngine, template: ChatTemplate
+) -> None:
+    second = Lender(engine, template, lender.path, IDENTITY)
+    assert not second.start()
+    second.close()
+    borrowed = borrow(lender.path, IDENTITY)
+    assert borrowed is not None
+    borrowed.close()
+
+
+def test_the_socket_of_a_dead_process_is_no_engine_and_in_nobodys_way(
+    engine: ScriptedEngine, template: ChatTemplate, place: Path
+) -> None:
+    make_room(place)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as dead:
+        dead.bind(str(place))
+    assert place.is_socket()
+    assert borrow(place, IDENTITY) is None
+    lender = Lender(engine, template, place, IDENTITY)
+    assert lender.start()
+    borrowed = borrow(place, IDENTITY)
+    assert borrowed is not None
+    borrowed.close()
+    lender.close()
+
+
+def test_a_lender_knows_for_how_long_nobody_has_borrowed(lender: Lender) -> None:
+    borrowed = borrow(lender.path, IDENTITY)
+    assert borrowed is not None
+    assert lender.idle_s == 0
+    borrowed.close()
+    eventually(lambda: lender.idle_s > 0)
+
+
+def test_socket_and_directory_are_the_owners_alone(lender: Lender) -> None:
+    assert stat.S_IMODE(lender.path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(lender.path.parent.stat().st_mode) == 0o700
+
+
+def test_a_directory_into_which_others_reach_is_not_used(place: Path, lender: Lender) -> None:
+    place.parent.chmod(0o755)
+    assert borrow(place, IDENTITY) is None
+    with pytest.raises(StorageError, match="chmod 700"):
+        make_room(place)
+    place.parent.chmod(0o700)
+    link = place.parent.parent / "link"
+    link.symlink_to(place.parent)
+    with pytest.raises(StorageError):
+        make_room(link / place.name)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become somebody else")
+def test_another_user_is_cut_off_where_modes_would_let_him_in(lender: Lender, engine: ScriptedEngine) -> None:
+    for path in (lender.path, lender.path.parent, lender.path.parent.parent):
+        path.chmod(0o777)
+    program = (
+        "import os, socket, sys; os.setgroups([]); os.setuid(65534)\n"
+        "s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1])\n"
+        "try:\n"
+        f'    s.sendall(b\'{{"v": {VERSION}, "identity": "{IDENTITY}"}}\\n\')\n'
+        "    print(s.recv(100))\n"
+        "except OSError: print(b'')\n"
+    )
+    command = [sys.executable, "-c", program, str(lender.path)]
+    assert subprocess.run(command, capture_output=True, check=True).stdout == b"b''\n"
+
+
+def test_a_path_that_is_too_long_for_a_socket_falls_back_to_a_short_one(tmp_path: Path) -> None:
+    long = tmp_path / ("x" * 100)
+    found = socket_path(long, IDENTITY)
+    assert found == Path(f"/tmp/kvchat-{os.getuid()}") / f"{IDENTITY}.sock"
+    assert socket_path(Path("/run/user/1/kvchat"), IDENTITY).parent == Path("/run/user/1/kvchat")
+
+
+def test_an_identity_is_the_files_and_what_shapes_kv_and_not_the_budget(tmp_path: Path) -> None:
+    """Trap 1: same directory, other weights."""
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "model.safetensors").write_bytes(b"a" * 100)
+    config = EngineConfig(cache_dir=tmp_path / "cache")
+    one = identity_of(model, config)
+    assert identity_of(model, EngineConfig(cache_dir=tmp_path / "cache", device_bytes=5, threads=2)) == one
+    assert identity_of(tmp_path / "model" / ".." / "model", config) == one
+    others = {
+        identity_of(model, EngineConfig(cache_dir=None)),
+        identity_of(model, EngineConfig(cache_dir=tmp_path / "cache", weights="int8")),
+        identity_of(model, EngineConfig(cache_dir=tmp_path / "cache", cache_format="fp8")),
+        identity_of(model, EngineConfig(cache_dir=tmp_path / "cache", block_size=32)),
+        identity_of(model, EngineConfig(cache_dir=tmp_path / "cache", adapter=model)),
+    }
+    (model / "model.safetensors").write_bytes(b"b" * 101)
+    others.add(identity_of(model, config))
+    assert len(others) == 6
+    assert one not in others
+
+
+def test_only_sessions_of_the_same_store_share_an_engine_that_saves(tmp_path: Path) -> None:
+    """Another store's sessions are unknown to the lender, which would save nothing for them."""
+    there, elsewhere = (read_settings({"paths.data_dir": tmp_path / name}).engine for name in ("one", "two"))
+    assert identity_of(tmp_path, there) != identity_of(tmp_path, elsewhere)
+    forgetful, another = (replace(engine, cache_dir=None) for engine in (there, elsewhere))
+    assert identity_of(tmp_path, forgetful) == identity_of(tmp_path, another)
+
+
+def test_another_kvchat_looks_for_another_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = EngineConfig(cache_dir=tmp_path)
+    one = identity_of(tmp_path, config)
+    monkeypatch.setattr("importlib.metadata.version", lambda name: "99.0")
+    assert identity_of(tmp_path, config) != one
+
+
+def test_a_lender_whose_values_are_others_is_named_and_no_bug_of_ours() -> None:
+    here, there = socket.socketpair()
+    borrowed, lender = Borrowed(Channel(here)), Channel(there)
+
+    def answer() -> None:
+        while (message := lender.receive()) is not None:
+            lender.send({"id": message["id"], "result": {"of": "another version"}})
+        lender.end()
+
+    Thread(target=answer, daemon=True).start()
+    with pytest.raises(EngineFailed, match="--no-attach"):
+        borrowed.info()
+    assert borrowed.snapshot() is None
+    borrowed.close()
+
+
+def test_branches_of_a_fork_belong_to_the_borrower(borrowed: Borrowed, engine: ScriptedEngine) -> None:
+    handle = borrowed.submit(PROMPT)
+    tokens_of(handle)
+    forked = borrowed.fork(handle.branch)
+    ids = tuple(engine.live[BranchId(forked)])
+    assert borrowed.reusable_len((*ids, 1)) == len(ids)
+    borrowed.release(forked)
+    eventually(lambda: forked not in engine.live)
+
+
+def test_nobody_waits_for_ever_for_a_lender_that_was_stopped() -> None:
+    here, there = socket.socketpair()
+    borrowed, stopped = Borrowed(Channel(here), drain_s=0.05), Channel(there)
+    with pytest.raises(EngineFailed, match="does not answer"):
+        borrowed.drain_saves()
+    stopped.end()
+    borrowed.close()

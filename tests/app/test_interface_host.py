@@ -1,0 +1,309 @@
+"""What the interface does with the machine, on the starter model and real files."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic, sleep
+
+import pytest
+
+from kvchat.app.composition import Kvchat, opened
+from kvchat.app.config import Settings, read_settings
+from kvchat.app.engine_swap import EngineSwap
+from kvchat.app.interface_host import InterfaceHost
+from kvchat.app.ipc.client import Borrowed, borrow
+from kvchat.app.ipc.socket_path import identity_of, socket_path
+from kvchat.app.model_list import Memory, free_bytes_of, models_here, summary_of
+from kvchat.chat.service import Chat
+from kvchat.engine.api.status import EnginePhase
+from kvchat.engine.models.locate import locate_model
+from kvchat.errors import ConfigError, EngineFailed, ModelNotFound, UsageError
+from kvchat.session.kv.origin import new_origin
+from kvchat.session.tree import Turn
+from tests.patience import PATIENCE_S
+
+pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("loading_pays")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """What a window works with, its engine begun."""
+
+    settings: Settings
+    kvchat: Kvchat
+    chat: Chat
+    host: InterfaceHost
+
+
+@pytest.fixture
+def window(home: Path, tiny_model: Path) -> Iterator[Window]:
+    settings = read_settings({"sampling.max_tokens": 4})
+    engine = EngineSwap()
+    with opened(settings, engine) as kvchat:
+        chat = kvchat.load(None, str(tiny_model))
+        host = InterfaceHost(settings, kvchat, chat, engine)
+        engine.start()
+        yield Window(settings=settings, kvchat=kvchat, chat=chat, host=host)
+
+
+def test_an_engine_begins_anew_with_the_same_and_with_another_model(window: Window, tiny_model: Path) -> None:
+    chat, host = window.chat, window.host
+    conversation = chat.create("talk")
+    list(chat.send(conversation, "one"))
+    chat.close(conversation)
+    host.reload()
+    conversation = chat.open("talk")
+    list(chat.send(conversation, "two"))
+    chat.close(conversation)
+    with pytest.raises(ModelNotFound):
+        host.reload("no such model")
+    host.reload("starter")
+    conversation = chat.open("talk")
+    list(chat.send(conversation, "three"))
+    models = [turn.model for turn in conversation.turns[1::2]]
+    assert models == [str(tiny_model), str(tiny_model), "starter"]
+    assert [one.name for one in host.models() if one.is_current] == ["starter"]
+
+
+def say(chat: Chat, text: str) -> Turn:
+    conversation = chat.open("talk")
+    list(chat.send(conversation, text))
+    chat.close(conversation)
+    return conversation.turns[-1]
+
+
+def test_a_conversation_goes_on_in_another_format_and_back(window: Window) -> None:
+    chat, host = window.chat, window.host
+    session = chat.create("talk").session
+    assert say(chat, "remember the sea " * 40).exact
+    assert host.use_format(session.id, "int4").endswith("saved")
+    answer = say(chat, "and now?")
+    assert not answer.exact
+    assert answer.usage.cached_tokens > 64
+    assert "computed exactly again" in host.use_format(session.id, "exact")
+    assert say(chat, "and now?").fingerprint != answer.fingerprint
+
+
+def test_a_conversation_is_looked_at_through_a_shadow_and_its_blocks_stay(window: Window) -> None:
+    chat, host = window.chat, window.host
+    session = chat.create("talk").session
+    assert say(chat, "remember the sea " * 40).exact
+    assert "stays exact" in host.use_format(session.id, "shadow:64:forced")
+    answer = say(chat, "and now?")
+    assert not answer.exact
+    assert answer.usage.cached_tokens > 64
+    assert window.kvchat.store.find("talk").namespace == ""
+
+
+def test_a_converted_conversation_gets_no_shadow(window: Window) -> None:
+    session = window.chat.create("talk").session
+    origin = new_origin("int4", "exact", "0" * 64)
+    window.kvchat.store.use_blocks_of(session.id, origin.namespace)
+    for refused in (window.host.format_cost, window.host.use_format):
+        with pytest.raises(UsageError, match="converted to int4, and a shadow is made from exact KV"):
+            refused(session.id, "shadow:64:forced")
+
+
+@pytest.mark.slow
+def test_what_a_shadow_takes_and_loses_is_measured_first_and_exact_goes_back(window: Window) -> None:
+    chat, host = window.chat, window.host
+    session = chat.create("talk").session
+    assert say(chat, "remember the sea " * 40).exact
+    cost = host.format_cost(session.id, "shadow:64:forced")
+    assert "of blocks stay as they are" in cost
+    assert "of the last 4 tokens of answers" in cost
+    host.use_format(session.id, "shadow:64:forced")
+    assert not say(chat, "and now?").exact
+    host.use_format(session.id, "exact")
+    again = say(chat, "and then?")
+    assert again.exact
+    assert again.usage.cached_tokens > 64
+    with pytest.raises(EngineFailed, match="gains nothing on this model"):
+        host.format_cost(session.id, "shadow:64")
+
+
+def test_an_engine_comes_back_where_no_process_can_be_started_to_convert(
+    window: Window, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chat, host = window.chat, window.host
+    session = chat.create("talk").session
+    assert say(chat, "hello").exact
+    with monkeypatch.context() as changed:
+        changed.setattr("sys.executable", str(home / "nothing"))
+        with pytest.raises(EngineFailed, match="no process can be started"):
+            host.use_format(session.id, "int4")
+    assert say(chat, "still here").exact
+
+
+@pytest.mark.slow
+def test_what_a_format_costs_and_a_refusal_change_nothing(window: Window) -> None:
+    chat, host = window.chat, window.host
+    session = chat.create("talk").session
+    assert say(chat, "remember the sea " * 40).exact
+    cost = host.format_cost(session.id, "int4")
+    assert "would be" in cost
+    assert "nothing was changed" not in cost
+    with pytest.raises(EngineFailed, match="nothing to convert"):
+        host.use_format(session.id, "window")
+    assert window.kvchat.store.find("talk").namespace == ""
+    again = say(chat, "still here")
+    assert again.exact
+    assert again.usage.cached_tokens > 64
+
+
+def test_a_window_lends_its_engine_again_after_it_has_begun_anew(window: Window, tiny_model: Path) -> None:
+    settings, host = window.settings, window.host
+    window.kvchat.lend_if_possible()
+    first = borrowed_from(settings, tiny_model)
+    assert first is not None
+    host.reload()
+    assert first.status().phase is EnginePhase.FAILED  # its branches went with the worker
+    first.close()
+    again = borrowed_from(settings, tiny_model)
+    assert again is not None
+    again.close()
+    host.reload("starter")
+    assert borrowed_from(settings, tiny_model) is None
+    other = borrowed_from(settings, locate_model("starter").path)
+    assert other is not None
+    other.close()
+
+
+def test_a_format_that_the_engine_refuses_leaves_it_lent(
+    window: Window, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = window.chat.create("talk").session
+    window.kvchat.lend_if_possible()
+    with monkeypatch.context() as changed:
+        changed.setattr(window.kvchat.engine, "_made", None)
+        with pytest.raises(AssertionError):
+            window.host.use_format(session.id, "shadow:64:forced")
+    again = borrowed_from(window.settings, tiny_model)
+    assert again is not None
+    again.close()
+
+
+def test_a_window_that_lends_nothing_lends_nothing_after_a_reload(home: Path, tiny_model: Path) -> None:
+    settings = read_settings()
+    engine = EngineSwap()
+    with opened(settings, engine) as kvchat:
+        host = InterfaceHost(settings, kvchat, kvchat.load(None, str(tiny_model)), engine)
+        engine.start()
+        host.reload()
+        assert borrowed_from(settings, tiny_model) is None
+
+
+def borrowed_from(settings: Settings, model_dir: Path) -> Borrowed | None:
+    identity = identity_of(model_dir, settings.engine)
+    return borrow(socket_path(settings.paths.runtime_dir, identity), identity)
+
+
+def test_a_setting_is_written_into_the_persons_file_and_counts_there(home: Path) -> None:
+    settings = read_settings()
+    with opened(settings, EngineSwap()) as kvchat:
+        host = InterfaceHost(settings, kvchat, None, EngineSwap())  # type: ignore[arg-type]
+        assert "next start" in host.change_setting("sampling.temperature", "0.7")
+        assert host.change_setting("keys.help", "f9")
+        assert read_settings().sampling.temperature == 0.7
+        assert InterfaceHost(
+            read_settings(),
+            kvchat,
+            None,
+            EngineSwap(),  # type: ignore[arg-type]
+        ).appearance().keys == {"help": "f9"}
+        by_name = {entry.name: entry for entry in host.settings()}
+        assert (by_name["sampling.temperature"].value, by_name["model"].origin) == ("0.7", "default")
+        with pytest.raises(UsageError, match="did you mean"):
+            host.change_setting("sampling.temperatur", "1")
+        with pytest.raises(UsageError):
+            host.change_setting("sampling.temperature", "hot")
+        before = (home / "config.toml").read_text()
+        (home / "config.toml").write_text("half [saved")
+        with pytest.raises(ConfigError, match="not valid TOML"):
+            host.change_setting("sampling.temperature", "0.5")
+        assert (home / "config.toml").read_text() == "half [saved"
+        (home / "config.toml").write_text(before)
+        host.change_setting("sampling.temperature", "")
+        assert read_settings().sampling.temperature == 0
+
+
+def test_what_was_set_of_the_engine_counts_when_it_is_loaded_again(window: Window) -> None:
+    host, engine = window.host, window.kvchat.engine
+    assert "/reload" in host.change_setting("engine.max_context", "96")
+    before = {entry.name: entry.in_force for entry in host.settings()}
+    assert before["engine.max_context"] == ""
+    host.reload()
+    window.chat.create("talk")
+    say(window.chat, "hello")
+    snapshot = engine.snapshot()
+    assert snapshot is not None
+    assert snapshot.max_context == 96
+    assert all(entry.in_force is None for entry in host.settings() if entry.name.startswith("engine."))
+    assert host.change_setting("sampling.max_tokens", "2")
+    window.chat.use_sampling(host.sampling())
+    assert say(window.chat, "and now?").usage.completion_tokens == 2
+
+
+def test_models_say_their_size_and_what_fits(tmp_path: Path) -> None:
+    [entry] = models_here("starter", ["", "no/such"], tmp_path)
+    assert entry.is_current
+    place = locate_model("starter").path
+    assert "fits, with 8.2k tokens" in summary_of(place, 64 * 2**30)
+    assert "does not fit" in summary_of(place, 2**20)
+
+
+def test_what_the_running_model_takes_gives_way_to_the_one_that_is_chosen(tmp_path: Path) -> None:
+    place = locate_model("starter").path
+    tight = Memory(free_bytes=2**20)
+    assert "does not fit" in models_here("starter", [], tmp_path, tight)[0].summary
+    running = Memory(free_bytes=2**20, running=place, cache_bytes=2**30)
+    assert "fits, with 8.2k tokens" in models_here("starter", [], tmp_path, running)[0].summary
+    unknown = Memory(free_bytes=None, running=place)
+    assert models_here("starter", [], tmp_path, unknown)[0].summary.endswith("per token")
+
+
+def test_the_window_counts_what_its_engine_holds_as_free_for_another_model(window: Window) -> None:
+    say_first = window.chat.create("talk")
+    list(window.chat.send(say_first, "hello"))
+    deadline_s = monotonic() + PATIENCE_S
+    while not window.host._memory().cache_bytes:  # what an engine holds is told some times a second
+        assert monotonic() < deadline_s
+        sleep(0.01)
+    memory = window.host._memory()
+    assert memory.running is not None
+    weights = sum(file.stat().st_size for file in memory.running.glob("*.safetensors"))
+    assert memory.free_bytes is not None
+    assert memory.cache_bytes > 0
+    assert memory.num_bytes == memory.free_bytes + memory.cache_bytes + weights
+
+
+def test_a_gguf_file_is_listed_by_its_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    named = tmp_path / "named.gguf"
+    cached = tmp_path / "hub" / "models--someone--some-GGUF" / "snapshots" / "1" / "q4.gguf"
+    cached.parent.mkdir(parents=True)
+    for file in (named, cached):
+        file.write_bytes(bytes(3 << 20))
+    memory = Memory(free_bytes=2 << 20)
+    found = {entry.name: entry.summary for entry in models_here("starter", [str(named)], tmp_path, memory)}
+    assert found[str(named)] == found[str(cached)] == "3.0 MiB · GGUF · does not fit"
+    assert "someone/some-GGUF" not in found
+    gone = models_here("starter", [str(tmp_path / "gone.gguf")], tmp_path, memory)
+    assert not any("gone" in entry.name for entry in gone)
+
+
+class Gpu:
+    """Stands where torch would, once an engine has loaded it."""
+
+    class cuda:
+        is_available = staticmethod(lambda: True)
+        mem_get_info = staticmethod(lambda: (7 << 30, 8 << 30))
+
+
+def test_a_gpu_is_not_taken_for_the_memory_of_the_processor() -> None:
+    assert free_bytes_of("cuda", Gpu) == free_bytes_of("auto", Gpu) == 7 << 30
+    assert free_bytes_of("cpu", Gpu) not in (None, 7 << 30)
+    assert free_bytes_of("cuda", None) is None
+    assert free_bytes_of("auto", None) is not None
