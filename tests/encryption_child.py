@@ -7,8 +7,8 @@ import sys
 from dataclasses import replace
 
 from kvchat.app.config import read_settings
-from kvchat.cli.encrypt import switch
-from kvchat.cli.unlocking import key_in_use
+from kvchat.app.unlock import key_in_use
+from kvchat.cli.commands.encrypt import switch
 from kvchat.platform.encryptor import Sealer
 from kvchat.platform.key_file import Kind, State, wrap
 from kvchat.session.database.table_layout import PLAIN

@@ -28,8 +28,8 @@ ROOT = Path(__file__).parents[1]
 MODULES = (
     "torch",
     "transformers.models.qwen3.modeling_qwen3",
-    "kvchat.cli.command_line",
-    "kvchat.cli.ask",
+    "kvchat.cli.parser.command_line",
+    "kvchat.cli.commands.ask.ask",
     "kvchat.engine.startup.assembly",
 )
 LONGEST_REQUEST = 2**20

@@ -14,7 +14,7 @@ from benchmarks.compile_cost import compile_rows, nothing_compiled
 from benchmarks.cpu.plot import svg
 from benchmarks.row_plot import row_plot
 from benchmarks.table import Row
-from kvchat.cli.bench import PROGRAMS
+from kvchat.cli.commands.bench import PROGRAMS
 
 pytestmark = pytest.mark.pure
 

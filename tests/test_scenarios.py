@@ -15,7 +15,7 @@ import pytest
 
 from benchmarks.__main__ import SCENARIOS
 from benchmarks.table import Row
-from kvchat.cli.bench import PROGRAMS
+from kvchat.cli.commands.bench import PROGRAMS
 from kvchat.cli.main import run
 
 pytestmark = pytest.mark.cpu

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 from kvchat.app.config import Settings
 from kvchat.app.deletion import OTHERS, branch_words, expected_words
+from kvchat.app.export_format import Format, format_of
 from kvchat.app.services import OnDisk
 from kvchat.app.session_service import TidyStore
-from kvchat.cli.export_format import Format, format_of
-from kvchat.cli.streams import Status
+from kvchat.cli.output.streams import Status
 from kvchat.errors import FileTaken, UsageError
 from kvchat.session.tree import SessionId
 
@@ -50,7 +50,7 @@ class SessionFiles:
             StorageError: it cannot be written.
         """
         # What reads blocks is imported when it is needed: the window's first frame does without.
-        from kvchat.cli.export import Exporter, target_of
+        from kvchat.cli.commands.transfer.export import Exporter, target_of
 
         session = self._store.session(session_id)
         output, format = _meant(wish)

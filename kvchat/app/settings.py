@@ -18,7 +18,7 @@ from kvchat.app.config import (
 )
 from kvchat.app.config_file import change_file
 from kvchat.app.host import SettingEntry
-from kvchat.cli.config import value_of
+from kvchat.cli.commands.config import value_of
 from kvchat.engine.api.config import EngineConfig
 from kvchat.errors import UsageError
 

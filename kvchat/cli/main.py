@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from threading import enumerate as enumerate_threads
 from threading import main_thread
 
-from kvchat.cli.standard_streams import CLOSED_PIPE, complain, flushed, occupy, soften
+from kvchat.cli.output.standard_streams import CLOSED_PIPE, complain, flushed, occupy, soften
 from kvchat.errors import KvchatError, OutOfMemory, StorageError
 
 _MOST_TOLD, _TOLD_END = 2000, 900
@@ -54,7 +54,7 @@ def run(words: Sequence[str]) -> int:
 def _run(words: Sequence[str]) -> int:
     if not words and _COMPLETION not in os.environ:
         return _open_window()
-    from kvchat.cli.command_line import Misused, call
+    from kvchat.cli.parser.command_line import Misused, call
 
     try:
         return call(words)
@@ -65,8 +65,8 @@ def _run(words: Sequence[str]) -> int:
 def _open_window() -> int:
     """Do what `kvchat resume` does. Nothing is said, so that nothing of all commands need be read before."""
     gc.disable()  # until the window is drawn: a twentieth of the time that this takes
-    from kvchat.cli.options import ResumeOptions
-    from kvchat.cli.resume import resume
+    from kvchat.cli.commands.resume import resume
+    from kvchat.cli.parser.options import ResumeOptions
 
     try:
         return resume(ResumeOptions())
@@ -93,8 +93,8 @@ def _end_json(words: Sequence[str], error: KvchatError | str, exit_code: int) ->
     """Tell whoever reads JSON what went wrong; return the exit code."""
     options = words[: words.index("--")] if "--" in words else words
     if "--json" in options or "--ndjson" in options:
-        from kvchat.cli.answer import error_event
-        from kvchat.cli.streams import Output
+        from kvchat.cli.commands.ask.answer import error_event
+        from kvchat.cli.output.streams import Output
 
         try:
             event = error_event(error, exit_code)
@@ -116,7 +116,7 @@ def _fail_unexpectedly(words: Sequence[str], error: Exception) -> int:
         home = {name: value for name, value in os.environ.items() if name == "KVCHAT_HOME"}
         paths = read_settings(environ=home).paths
         if not logging.getLogger().handlers:
-            from kvchat.cli.logs import start_log
+            from kvchat.cli.output.logs import start_log
 
             start_log(paths)
         logging.getLogger("kvchat").error("unexpected error", exc_info=error)

@@ -16,8 +16,8 @@ from kvchat.app.config import Settings, read_settings
 from kvchat.app.open_sessions import open_store
 from kvchat.chat.conversation import Conversation
 from kvchat.chat.service import Chat, TurnFinished
-from kvchat.cli.export import SUFFIX, write_session
-from kvchat.cli.streams import Status
+from kvchat.cli.commands.transfer.export import SUFFIX, write_session
+from kvchat.cli.output.streams import Status
 from kvchat.engine.api.events import Timings
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.models.locate import STARTER

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from kvchat.app.open_sessions import open_store
-from kvchat.cli.folding import GAP, beside
-from kvchat.cli.options import PlaceOptions
+from kvchat.cli.output.wrap import GAP, beside
+from kvchat.cli.parser.options import PlaceOptions
 from kvchat.session.tree import MAIN
 from tests.cli.printed import in_pipe, on_terminal
 from tests.session.turns import exchange

@@ -11,8 +11,8 @@ from random import Random
 
 import pytest
 
+from kvchat.app import unlock
 from kvchat.app.config import read_settings
-from kvchat.cli import unlocking
 from kvchat.engine.api.ids import u32le
 from kvchat.platform.encryptor import Sealer
 from kvchat.platform.paths import Paths
@@ -39,7 +39,7 @@ def test_killed_while_it_is_turned_on_or_off_a_store_stays_whole(home: Path, num
         child.send_signal(signal.SIGKILL)
         child.wait()
         child.stdout.close()
-        key = unlocking.key_in_use(paths)
+        key = unlock.key_in_use(paths)
         assert _texts(paths, None if key is None else sealer) == before
         assert not list(paths.data_dir.glob("*.converting"))
         if key is None:
@@ -68,7 +68,7 @@ def test_nothing_of_what_is_said_lies_on_disk_in_the_clear(
     assert done["loaded"]["disk"] + done["loaded"]["device"] > 0
     assert run("sessions", "search", "zeppelin")[0] == 0
     _kill_while_it_answers(tiny_model, fork_server)
-    settings = unlocking.unlocked(read_settings())
+    settings = unlock.unlocked(read_settings())
     with closing(SessionStore(settings.paths.sessions_db, settings.engine.sealer)) as store:
         ids = [turn.token_ids or () for turn in store.all_turns(store.find("title").id)]
     assert len(ids) == 6

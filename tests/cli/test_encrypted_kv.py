@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from kvchat.app import unlock
 from kvchat.app.config import read_settings
-from kvchat.cli import unlocking
 from kvchat.cli.main import run
 from kvchat.engine.api.ids import u32le
 from kvchat.engine.memory.disk.catalog import BlockCatalog
@@ -43,7 +43,7 @@ def kvchat(
 
 def catalog() -> BlockCatalog:
     """Open the sealed blocks of the home that was used last."""
-    settings = unlocking.unlocked(read_settings())
+    settings = unlock.unlocked(read_settings())
     return BlockCatalog(settings.paths.cache_dir, sealer=settings.engine.sealer)
 
 

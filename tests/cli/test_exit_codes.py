@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from kvchat.app.open_sessions import open_store
-from kvchat.cli.options import PlaceOptions
+from kvchat.cli.parser.options import PlaceOptions
 
 pytestmark = pytest.mark.pure
 

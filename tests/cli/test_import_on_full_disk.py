@@ -12,10 +12,10 @@ import pytest
 from kvchat.app.config import Settings, read_settings
 from kvchat.app.open_sessions import open_store
 from kvchat.app.session_service import TidyStore
-from kvchat.cli.agreement import Agreement
-from kvchat.cli.import_ import BundleFile, Imported, Importer
+from kvchat.cli.commands.transfer.import_ import BundleFile, Imported, Importer
+from kvchat.cli.commands.transfer.import_agreement import Agreement
 from kvchat.cli.main import run
-from kvchat.cli.streams import Status
+from kvchat.cli.output.streams import Status
 from kvchat.engine.memory.disk.io import SYSTEM, Files
 from kvchat.session.bundle.reader import read_bundle
 from tests.engine.memory.disk.failing_files import FailingFiles

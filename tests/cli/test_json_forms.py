@@ -11,14 +11,14 @@ import pytest
 
 from kvchat.app.composition import opened
 from kvchat.app.config import KEYS, read_settings
-from kvchat.cli.commands import COMMANDS
-from kvchat.cli.serve import lend
-from kvchat.cli.signals import StopSignals
-from kvchat.cli.streams import Output, Status
+from kvchat.cli.commands.serve import lend
+from kvchat.cli.output.signals import StopSignals
+from kvchat.cli.output.streams import Output, Status
+from kvchat.cli.parser.command_table import COMMANDS
 from kvchat.engine.api.config import EngineConfig
 from kvchat.session.packs import PackShelf
+from tests.cli.commands.pack.test_pack import make_pack
 from tests.cli.secret_home import CHEAP, Give, Run, make_talk, paths_of
-from tests.cli.test_pack import make_pack
 from tests.scripted_engine import ScriptedEngine
 from tests.terminal import ROOT
 

@@ -13,9 +13,9 @@ import pytest
 import typer
 
 from kvchat.app.open_sessions import open_store
-from kvchat.cli.command_line import app, arrange
 from kvchat.cli.main import run
-from kvchat.cli.options import PlaceOptions
+from kvchat.cli.parser.command_line import app, arrange
+from kvchat.cli.parser.options import PlaceOptions
 
 pytestmark = pytest.mark.pure
 
@@ -105,7 +105,7 @@ def test_a_data_directory_that_cannot_be_written_exits_1(capsys: pytest.CaptureF
 def test_an_unexpected_error_is_one_line_and_a_trace_in_a_private_log(home: Path) -> None:
     program = (
         "import sys\n"
-        "from kvchat.cli.command_line import app\n"
+        "from kvchat.cli.parser.command_line import app\n"
         "from kvchat.cli.main import run\n"
         "@app.command('burst')\n"
         "def burst() -> None:\n"
@@ -144,7 +144,7 @@ def test_a_command_ends_at_once_unless_something_is_at_work(before: str, told: l
 CHAT = ("kvchat.chat.service", "kvchat.chat.conversation", "jinja2", "tokenizers")
 """What answers are made with."""
 STORE = ("sqlite3", "kvchat.session.store")
-TYPER = ("typer", "kvchat.cli.command_line", "kvchat.cli.commands")
+TYPER = ("typer", "kvchat.cli.parser.command_line", "kvchat.cli.parser.command_table")
 ON_A_KEY = (
     "markdown_it",
     "tomllib",
@@ -152,16 +152,22 @@ ON_A_KEY = (
     *(f"kvchat.ui.screens.{name}" for name in ("help", "inspector", "gauge", "choices", "confirm", "note")),
 )
 NOT_IMPORTED = {
-    "--help": (*CHAT, *STORE, "kvchat.app.config", "kvchat.cli.options", "kvchat.cli.session_options"),
-    "ask --help": (*CHAT, *STORE, "kvchat.cli.session_options", "kvchat.cli.ask"),
+    "--help": (
+        *CHAT,
+        *STORE,
+        "kvchat.app.config",
+        "kvchat.cli.parser.options",
+        "kvchat.cli.commands.sessions.options",
+    ),
+    "ask --help": (*CHAT, *STORE, "kvchat.cli.commands.sessions.options", "kvchat.cli.commands.ask.ask"),
     "sessions list": (
         *CHAT,
-        "kvchat.cli.serve_options",
-        "kvchat.cli.gauge_options",
+        "kvchat.cli.commands.serve_options",
+        "kvchat.cli.commands.cache.gauge_options",
         "kvchat.app.session_service",
         "tomllib",
     ),
-    "config show": (*CHAT, *STORE, "kvchat.cli.session_options"),
+    "config show": (*CHAT, *STORE, "kvchat.cli.commands.sessions.options"),
 }
 
 
@@ -239,7 +245,7 @@ def test_a_process_that_has_loaded_torch_ends_without_taking_it_apart_and_says_a
 import atexit, logging, sys, types
 from kvchat.cli import main
 from kvchat.app.config import read_settings
-from kvchat.cli.logs import start_log
+from kvchat.cli.output.logs import start_log
 start_log(read_settings().paths)
 logging.getLogger("kvchat").warning("the last words")
 atexit.register(print, "taken apart")
@@ -276,6 +282,6 @@ def test_every_list_is_one_value_or_a_line_each(
 
 
 def test_what_an_answer_is_told_with_does_not_load_the_interface() -> None:
-    script = "import sys; import kvchat.cli.answer, kvchat.cli.readable; print('textual' in sys.modules)"
+    script = "import sys; import kvchat.cli.commands.ask.answer, kvchat.cli.commands.transfer.readable; print('textual' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from kvchat.cli.doctor import tell
-from kvchat.cli.finding import Finding, State
-from kvchat.cli.folding import fold
+from kvchat.cli.commands.doctor.doctor import tell
+from kvchat.cli.commands.doctor.finding import Finding, State
 from kvchat.cli.main import run
-from kvchat.cli.streams import Output
+from kvchat.cli.output.streams import Output
+from kvchat.cli.output.wrap import fold
 from tests.engine.formats.test_kv_size import DEEPSEEK_V3
 
 pytestmark = pytest.mark.pure

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.cli.standard_streams import soften_stream
+from kvchat.cli.output.standard_streams import soften_stream
 from tests.cli.secret_home import Run, make_talk
 
 pytestmark = pytest.mark.pure

@@ -18,10 +18,10 @@ import pytest
 
 from kvchat.app.composition import opened
 from kvchat.app.config import read_settings
+from kvchat.cli.commands.serve import lend
 from kvchat.cli.main import run as run_here
-from kvchat.cli.serve import lend
-from kvchat.cli.signals import StopSignals
-from kvchat.cli.streams import Status
+from kvchat.cli.output.signals import StopSignals
+from kvchat.cli.output.streams import Status
 from kvchat.engine.api.config import EngineConfig
 from tests.cli.secret_home import Run
 from tests.fork_server import Forked, ForkServer

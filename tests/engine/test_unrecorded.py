@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from kvchat.cli.doctor import _layers_text
+from kvchat.cli.commands.doctor.doctor import _layers_text
 from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.formats.full.gather import GatherCache
 from kvchat.engine.formats.spec import Group

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from kvchat.app.config import Remote
-from kvchat.cli.options import AskOptions, DoctorOptions, ResumeOptions
-from kvchat.cli.pack_options import MakeOptions
-from kvchat.cli.serve_options import ServeOptions
-from kvchat.cli.session_options import VerifyCacheOptions
+from kvchat.cli.commands.pack.options import MakeOptions
+from kvchat.cli.commands.serve_options import ServeOptions
+from kvchat.cli.commands.sessions.options import VerifyCacheOptions
+from kvchat.cli.parser.options import AskOptions, DoctorOptions, ResumeOptions
 from tests.patience import PATIENCE_S
 from tests.remote.conftest import RawServer
 from tests.serving.conftest import KEY, REPLY, Served

@@ -5,8 +5,8 @@ from tempfile import TemporaryDirectory
 
 from kvchat.app.child_process import ended
 from kvchat.app.config import Settings
+from kvchat.app.conversion.gauge_figures import read_figures
 from kvchat.app.host import Gauged
-from kvchat.cli.gauge_figures import read_figures
 from kvchat.errors import EngineFailed
 
 

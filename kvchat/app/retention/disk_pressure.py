@@ -10,9 +10,9 @@ from kvchat.app.conversion.format_downgrade import wanted_formats
 from kvchat.app.open_sessions import open_store, short_id
 from kvchat.app.retention.block_owners import holders
 from kvchat.app.session_service import TidyStore
-from kvchat.cli.streams import Status
-from kvchat.cli.unlocking import opens_unasked
-from kvchat.cli.waiting import is_being_answered
+from kvchat.app.unlock import opens_unasked
+from kvchat.cli.output.streams import Status
+from kvchat.cli.output.waiting import is_being_answered
 from kvchat.engine.memory.disk.catalog import BlockCatalog
 from kvchat.engine.models.checkpoints.prepared import blocks_limit
 from kvchat.errors import EngineFailed, KvchatError

@@ -14,7 +14,7 @@ import pytest
 
 from kvchat.app.config import read_settings
 from kvchat.app.retention.disk_pressure import FREE_SHARE, Unused, first_that_pays, is_nearly_full
-from kvchat.cli.unlocking import opens_unasked, unlocked
+from kvchat.app.unlock import opens_unasked, unlocked
 from kvchat.session.kv.origin import origin_of
 from kvchat.session.tree import Session, SessionId
 from kvchat.session.turn_lock import turn_lock

@@ -16,8 +16,8 @@ from kvchat.engine.memory.disk.catalog import BlockCatalog
 from kvchat.errors import PinRefused, SessionNotFound
 from kvchat.session.store import Outcome, SessionStore, new_turn_id
 from kvchat.session.tree import Finish, Role, Session, SessionId
+from tests.cli.commands.sessions.test_listing import add
 from tests.cli.secret_home import Run
-from tests.cli.test_sessions import add
 from tests.engine.memory import chains
 
 pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("loading_pays")]

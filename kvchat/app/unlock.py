@@ -1,0 +1,230 @@
+"""Whether the conversations are encrypted, and the key that opens them."""
+
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+
+from kvchat.app import passphrase
+from kvchat.app.config import Settings
+from kvchat.errors import EncryptionError, StorageError
+from kvchat.platform.directories import make_private
+from kvchat.platform.encryptor import Sealer, require_packages
+from kvchat.platform.key_file import KeyFile, Kind, State, forget_key, key_path, read_key, write_key
+from kvchat.platform.paths import Paths
+
+_SERVICE = "kvchat"
+_MOST_TRIES = 3
+# What the disk tier keeps in the clear: see `BlockDirectory`.
+_PLAIN_CACHE = ("blocks", "kept", "held", "quarantine", "index.db", "index.db-wal", "index.db-shm")
+
+
+class NotGiven(EncryptionError):
+    """There is a passphrase, and nobody was to be asked for it."""
+
+
+def unlocked(settings: Settings, *, may_ask: bool = True) -> Settings:
+    """Return the settings with the key of an encrypted store; as they are where nothing is encrypted.
+
+    Args:
+        may_ask: ask for a passphrase on the terminal if none was given.
+
+    Raises:
+        EncryptionError: there is no key, or it is another one; the message says what to do.
+        StorageError: the key file is damaged, or encryption is just being turned on or off.
+    """
+    key = key_in_use(settings.paths)
+    if key is None:
+        return settings
+    sealer = Sealer(data_key_of(key, os.environ, may_ask=may_ask))
+    return replace(settings, engine=replace(settings.engine, sealer=sealer))
+
+
+def opens_unasked(settings: Settings, environ: Mapping[str, str]) -> bool:
+    """Whether a process that is started with these surroundings opens the store and asks nobody.
+
+    Args:
+        settings: opened, as `unlocked` returns them.
+    """
+    if settings.engine.sealer is None:
+        return True
+    key = key_in_use(settings.paths)
+    # A descriptor has been read by now, and is not handed on.
+    is_given = passphrase.PASSPHRASE in environ and not environ.get(passphrase.PASSPHRASE_FD)
+    return key is None or key.kind is Kind.KEYRING or is_given
+
+
+def key_in_use(paths: Paths) -> KeyFile | None:
+    """Return the key file of an encrypted store, None where nothing is encrypted.
+
+    Effect: finishes or takes back what was interrupted while it was turned on or off.
+
+    Raises: StorageError: it is damaged, or encryption is just being turned on or off.
+    """
+    place = key_path(paths.data_dir)
+    key = read_key(place)
+    if key is None or key.state is State.ON:
+        return key
+    with alone(paths):
+        key = read_key(place)
+        return key if key is None or key.state is State.ON else settle(paths, key)
+
+
+def settle(paths: Paths, key: KeyFile) -> KeyFile | None:
+    """End what was begun, as far as the database got: its own first bytes say what it is."""
+    from kvchat.engine.memory.disk.block_encryption import sealed_home
+    from kvchat.session.database.table_layout import is_sealed
+    from kvchat.session.encryption.files import forget_other
+    from kvchat.session.encryption.rewrite import converting_path
+    from kvchat.session.salvage.recovery import forget_backups
+
+    database = paths.sessions_db
+    with _told(database):
+        converting_path(database).unlink(missing_ok=True)
+        is_now_sealed = is_sealed(database)
+        for directory in (paths.packs_dir, paths.unsent_dir):
+            forget_other(directory, sealed=is_now_sealed)
+        if is_now_sealed:
+            if key.state is State.TURNING_ON:
+                forget_backups(database)
+                forget_plain_blocks(paths.cache_dir)
+            key = replace(key, state=State.ON)
+            write_key(key_path(paths.data_dir), key)
+            return key
+        if key.state is State.TURNING_OFF:
+            forget_backups(database)
+        _remove(sealed_home(paths.cache_dir, key.name))
+        forget_key(key_path(paths.data_dir))
+        return None
+
+
+def forget_plain_blocks(cache_dir: Path) -> None:
+    """Remove all KV that lies in the clear; it can be computed again."""
+    for name in _PLAIN_CACHE:
+        _remove(cache_dir / name)
+
+
+@contextmanager
+def alone(paths: Paths) -> Iterator[None]:
+    """Keep other processes from turning encryption on or off meanwhile.
+
+    Raises: StorageError: one is at it.
+    """
+    with _told(paths.data_dir):
+        make_private(paths.data_dir)
+        lock = key_path(paths.data_dir).with_name("sessions.key.lock")
+        descriptor = os.open(lock, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise StorageError(
+                "another kvchat is just turning encryption on or off; wait until it has finished"
+            ) from error
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def data_key_of(key: KeyFile, environ: Mapping[str, str], *, may_ask: bool = True) -> bytes:
+    """Return the data key, with the secret from the keyring, the environment or the terminal.
+
+    Raises: EncryptionError: there is none, or it is another one; the message says what to do.
+    """
+    require_packages()
+    if key.kind is Kind.KEYRING:
+        return _unwrapped(key, from_keyring(key), "the key in the system's keyring is another one")
+    secret = passphrase.given(environ)
+    if secret is not None:
+        return _unwrapped(key, secret, "the passphrase that was given is another one")
+    if not may_ask:
+        raise NotGiven("the passphrase was not given")
+    for _ in range(_MOST_TRIES - 1):
+        with suppress(EncryptionError):
+            return key.unwrapped(passphrase.ask("passphrase: "))
+    return _unwrapped(key, passphrase.ask("passphrase: "), "this is not the passphrase")
+
+
+def from_keyring(key: KeyFile) -> bytes:
+    """Return the secret that the system's keyring keeps for a key file.
+
+    Raises: EncryptionError: there is no keyring, it is locked, or it has no such key.
+    """
+    name = _name_in_keyring(key)
+    with _keyring_told() as keyring:
+        kept = keyring.get_password(_SERVICE, name)
+    if not kept:
+        raise EncryptionError(
+            f"the system's keyring has no key {name!r} of kvchat: unlock the keyring in which it was put, or"
+            " put it back there from a backup"
+        )
+    try:
+        return bytes.fromhex(kept)
+    except ValueError as error:
+        raise EncryptionError(f"what the system's keyring has under {name!r} is no key of kvchat") from error
+
+
+def put_into_keyring(key: KeyFile, secret: bytes) -> None:
+    """Keep a key file's secret in the system's keyring.
+
+    Raises: EncryptionError: there is no keyring, or it is locked.
+    """
+    with _keyring_told() as keyring:
+        keyring.set_password(_SERVICE, _name_in_keyring(key), secret.hex())
+
+
+def forget_in_keyring(key: KeyFile) -> None:
+    """Remove a key file's secret from the system's keyring; nothing happens if it is not there."""
+    if key.kind is Kind.KEYRING:
+        with suppress(EncryptionError), _keyring_told() as keyring:
+            keyring.delete_password(_SERVICE, _name_in_keyring(key))
+
+
+def _name_in_keyring(key: KeyFile) -> str:
+    # Another one each time the key is wrapped: until the new file is written, the old one needs its secret.
+    return f"{key.name}.{key.salt[:4].hex()}"
+
+
+def _unwrapped(key: KeyFile, secret: bytes, refusal: str) -> bytes:
+    try:
+        return key.unwrapped(secret)
+    except EncryptionError as error:
+        raise EncryptionError(
+            f"{refusal}: nothing was opened or changed; give the one that was set with `kvchat encrypt`"
+        ) from error
+
+
+@contextmanager
+def _keyring_told() -> Iterator[ModuleType]:
+    try:
+        import keyring
+        from keyring.errors import KeyringError
+    except ImportError as error:
+        raise EncryptionError(
+            "the system's keyring needs packages that are not installed: pip install 'kvchat[encryption]'"
+        ) from error
+    try:
+        yield keyring
+    except KeyringError as error:
+        raise EncryptionError(
+            f"the system's keyring cannot be used: {error}; unlock it, or use a passphrase instead"
+        ) from error
+
+
+@contextmanager
+def _told(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(f"{error.filename or path}: {error.strerror or error}") from error
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)

@@ -1,0 +1,153 @@
+"""`kvchat cache`: what the blocks on disk amount to. Loads no model."""
+
+from contextlib import closing
+from dataclasses import asdict
+from pathlib import Path
+from shutil import disk_usage
+
+from kvchat.app.config import Settings
+from kvchat.app.open_sessions import open_store
+from kvchat.app.retention.block_owners import evicted, holders
+from kvchat.app.retention.overlong import too_long, too_long_lines
+from kvchat.cli.commands.cache.options import EvictOptions, StatusOptions
+from kvchat.cli.commands.cache.server_cache import server_state
+from kvchat.cli.output.streams import Output, as_json, tell_path, written_as_json
+from kvchat.cli.parser.options import ListOptions
+from kvchat.engine.memory.disk.catalog import BlockCatalog
+from kvchat.engine.memory.disk.index import DiskUsage, WrittenBytes
+from kvchat.engine.models.checkpoints.prepared import PREPARED_DIR, prepared_bytes
+from kvchat.errors import StorageError, UsageError
+from kvchat.platform.encryptor import Sealer
+from kvchat.platform.values import dataclass
+from kvchat.text.figures import bytes_text, plural
+from kvchat.text.plain_text import one_line
+
+_SHORT_FINGERPRINT = 12
+_LITTLE_BYTES = 64 * 2**20
+"""Less free space than this is told: a block of a large model takes some megabytes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiskState:
+    """What is on disk; None where it cannot be told. `problem` says what keeps blocks from being saved."""
+
+    usages: dict[bytes, DiskUsage] | None
+    written: WrittenBytes | None
+    problem: str | None
+
+    @property
+    def num_bytes(self) -> int | None:
+        return None if self.usages is None else sum(usage.num_bytes for usage in self.usages.values())
+
+
+def cache_status(options: StatusOptions) -> None:
+    """Say what is kept on disk, by model, and what a server reports of its cache where one answers."""
+    settings = options.settings()
+    output = Output()
+    state = disk_state(settings.paths.cache_dir, settings.engine.sealer)
+    server, long = server_state(settings.remote), too_long(settings)
+    if as_json(options):
+        values = _status_values(settings, state) | {"too_long": list(map(asdict, long))}
+        output.json(values | {"server": None if server is None else server.values()})
+        return
+    total = "unknown" if state.num_bytes is None else bytes_text(state.num_bytes)
+    output.line(f"disk  {total}{_of(settings.engine.disk_bytes)} in {settings.paths.cache_dir}")
+    for fingerprint, usage in sorted((state.usages or {}).items(), key=lambda item: -item[1].num_bytes):
+        output.line(f"  {fingerprint.hex()[:_SHORT_FINGERPRINT]}  {_usage_words(usage)}")
+    if weights := prepared_bytes(settings.paths.cache_dir / PREPARED_DIR):
+        output.line(f"weights  {bytes_text(weights)} prepared; within the limit of the disk")
+    if state.written is not None:
+        today, ever = bytes_text(state.written.today), bytes_text(state.written.total)
+        output.line(f"written  {today}{_of(settings.engine.disk_daily_bytes)} today, {ever} in all")
+    if state.problem is not None:
+        output.line(f"problem  {state.problem}")
+    for line in too_long_lines(long, settings):
+        output.line(line)
+    output.line("device and host memory are used only while a model is loaded")
+    for line in () if server is None else server.lines():
+        output.line(line)
+
+
+def cache_gc(options: ListOptions) -> None:
+    """Remove the blocks that no session refers to. Blocks of sessions in another data directory go too."""
+    with closing(open_store(options.settings())) as store:
+        removed = store.collect()
+    if as_json(options):
+        Output().json({"freed_blocks": removed.freed_blocks, "freed_bytes": removed.freed_bytes})
+    else:
+        blocks = plural(removed.freed_blocks, "block")
+        Output().line(f"removed {blocks}, {bytes_text(removed.freed_bytes)}")
+
+
+def list_blocks(options: ListOptions) -> None:
+    """List whose blocks are on disk: of sessions, of packs, and of nobody any more."""
+    settings, output = options.settings(), Output()
+    with closing(open_store(settings)) as store:
+        rows = holders(store, settings)
+    if written_as_json(options, output, map(asdict, rows)):
+        return
+    for row in rows:
+        shared = row.num_bytes - row.own_bytes
+        of_others = f", {bytes_text(shared)} shared" if shared else ""
+        output.line(f"{bytes_text(row.num_bytes):>9}  {row.kind:<7}  {one_line(row.name)}{of_others}")
+
+
+def evict_blocks(options: EvictOptions) -> None:
+    """Remove KV from the disk; conversations stay, and compute it again when they go on."""
+    ways = [options.sessions is not None, options.to is not None, options.all]
+    if sum(map(bool, ways)) != 1:
+        raise UsageError("name sessions whose KV is to go, or --to SIZE, or --all")
+    settings = options.settings()
+    with closing(open_store(settings)) as store:
+        freed = evicted(store, settings, options.sessions or (), options.to_bytes)
+    if as_json(options):
+        Output().json({"freed_blocks": freed.num_blocks, "freed_bytes": freed.num_bytes})
+    else:
+        Output().line(f"removed {plural(freed.num_blocks, 'block')}, {bytes_text(freed.num_bytes)}")
+
+
+def cache_path(options: ListOptions) -> None:
+    """Print the directory of the blocks. It may be deleted at any time; conversations are not in it."""
+    tell_path(options, options.settings(unlock=False).paths.cache_dir)
+
+
+def disk_state(cache_dir: Path, sealer: Sealer | None) -> DiskState:
+    """Look at what is on disk; creates nothing where there is nothing."""
+    if not cache_dir.is_dir():
+        return DiskState(usages={}, written=WrittenBytes(today=0, total=0), problem=None)
+    try:
+        with closing(BlockCatalog(cache_dir, sealer=sealer)) as catalog:
+            return DiskState(
+                usages=catalog.usages(), written=catalog.written(), problem=_space_problem(cache_dir)
+            )
+    except StorageError as error:
+        return DiskState(usages=None, written=None, problem=str(error))
+
+
+def _space_problem(cache_dir: Path) -> str | None:
+    free_bytes = disk_usage(cache_dir).free
+    if free_bytes >= _LITTLE_BYTES:
+        return None
+    return f"only {bytes_text(free_bytes)} are free on the disk of {cache_dir}: free some space"
+
+
+def _of(limit: int | None) -> str:
+    return "" if limit is None else f" of {bytes_text(limit)}"
+
+
+def _status_values(settings: Settings, state: DiskState) -> dict[str, object]:
+    return {
+        "cache_dir": str(settings.paths.cache_dir),
+        "disk_bytes": state.num_bytes,
+        "weights_bytes": prepared_bytes(settings.paths.cache_dir / PREPARED_DIR),
+        "disk_limit_bytes": settings.engine.disk_bytes,
+        "written": None if state.written is None else asdict(state.written),
+        "daily_limit_bytes": settings.engine.disk_daily_bytes,
+        "problem": state.problem,
+        "fingerprints": {name.hex(): asdict(usage) for name, usage in (state.usages or {}).items()},
+    }
+
+
+def _usage_words(usage: DiskUsage) -> str:
+    blocks = plural(usage.num_blocks - usage.num_tails, "full block")
+    return f"{bytes_text(usage.num_bytes)} in {blocks} and {plural(usage.num_tails, 'tail')}"

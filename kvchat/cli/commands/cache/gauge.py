@@ -1,0 +1,162 @@
+"""`kvchat cache gauge`: what cache formats lose, on a conversation or on the built-in questions."""
+
+import json
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from kvchat.app.config import Settings
+from kvchat.app.conversion.gauge_figures import figures_of, write_text
+from kvchat.app.model_location import located
+from kvchat.app.open_sessions import open_store
+from kvchat.cli.commands.cache.gauge_options import GaugeOptions
+from kvchat.cli.commands.sessions.settings import with_adapter
+from kvchat.cli.output.streams import Output, Status, as_json
+from kvchat.engine.api.cache_format import canonical_cache_format
+from kvchat.engine.api.loss import FormatLoss, GaugeReport
+from kvchat.engine.api.recall import FormatMarks, Item
+from kvchat.engine.quality.advice import CANDIDATES
+from kvchat.engine.quality.frontier_plot import frontier_svg
+from kvchat.errors import ConfigError, UsageError
+from kvchat.session.answered import answer_positions
+from kvchat.session.kv.namespaces import answer_starts
+from kvchat.session.tree import Session, path_token_ids
+from kvchat.text.figures import plural, seconds_text
+from kvchat.text.format_gauge import finite, report_lines, suite_lines, suite_values
+
+if TYPE_CHECKING:
+    from kvchat.engine.quality.gauge import Gauge
+
+_STARTER = "starter"
+
+
+def gauge(options: GaugeOptions) -> None:
+    """Measure what formats lose, and say which one to take."""
+    for name in (*(options.cache_format or ()), *([options.layers] if options.layers else [])):
+        canonical_cache_format(name)  # what is no format is told before a model is loaded
+    if options.session is None:
+        _ask_suite(options)
+    else:
+        _replay_session(options, options.session)
+
+
+def _replay_session(options: GaugeOptions, reference: str) -> None:
+    settings, status = options.settings(), Status(quiet=options.quiet)
+    with closing(open_store(settings)) as store:
+        session = store.find(reference)
+        branch = store.branch(session.id, options.branch or session.active_branch)
+        turns = store.turns_to(branch.leaf_id)
+    token_ids = path_token_ids(turns)
+    if not token_ids:
+        raise UsageError("the tokens of this conversation are not known; send a message, then measure again")
+    wanted = answer_positions(turns)[-options.last :]
+    settings = with_adapter(settings, session)
+    model = options.model or session.model or settings.model
+    loaded, name = _load(settings, model, status)
+    from kvchat.engine.quality.gauge import Text
+
+    report = loaded.measure(
+        Text(token_ids, wanted, answer_starts(turns)),
+        _formats(options, loaded),
+        is_converted=options.converted,
+        layers_in=options.layers,
+        report=status.show,
+    )
+    status.clear()
+    _tell(options, replace(report, model=name), session)
+
+
+def _tell(options: GaugeOptions, report: GaugeReport, session: Session) -> None:
+    figures = figures_of(report, session.id, options.keep)
+    if options.svg is not None:
+        _draw(options.svg, report.formats, session.title, report.exact_token_bytes)
+    if options.figures is not None:
+        write_text(options.figures, json.dumps(figures), "--figures")
+    if as_json(options):
+        Output().json(figures)
+        return
+    for line in report_lines(report, options.keep):
+        Output().line(line)
+
+
+def _ask_suite(options: GaugeOptions) -> None:
+    from kvchat.engine.quality.recall_suite import Suite, SuiteSize, num_questions
+
+    settings, status = options.settings(), Status(quiet=options.quiet)
+    model = options.model or _STARTER
+    location = located(settings, model)
+    suite = Suite(location.path)
+    loaded, _ = _load(settings, model, status)
+    beside = [_load(settings, model, status)[0] for _ in range(loaded.num_copies - 1)]
+    size = SuiteSize(num_conversations=10, num_documents=4) if options.quick else SuiteSize()
+    items = list(suite.items(size))
+    start_s = monotonic()
+    marks = _examined([loaded, *beside], items, _formats(options, loaded), status)
+    figures = finite(suite_values(items, marks))
+    if options.svg is not None:
+        _draw(options.svg, _as_losses(marks), f"kvchat's questions, {model}", marks[0].token_bytes)
+    if options.figures is not None:
+        write_text(options.figures, json.dumps(figures), "--figures")
+    if as_json(options):
+        Output().json(figures)
+        return
+    for line in suite_lines(items, marks):
+        Output().line(line)
+    asked, took_s = plural(num_questions(items), "question"), seconds_text(monotonic() - start_s)
+    status.note(
+        f"{asked} about {plural(len(items), 'text')} of about {size.length} tokens, each in"
+        f" {plural(len(marks), 'format')}: {took_s}"
+    )
+
+
+def _formats(options: GaugeOptions, loaded: "Gauge") -> Sequence[str]:
+    """Return what is to be measured: what was asked for, else what this model can be stored in."""
+    found = options.cache_format or loaded.supported(CANDIDATES)
+    if not found:
+        raise ConfigError("this model's KV is stored exact and in no other usual format; name one to measure")
+    return found
+
+
+def _examined(
+    copies: "Sequence[Gauge]", items: Sequence[Item], formats: Sequence[str], status: Status
+) -> tuple[FormatMarks, ...]:
+    from kvchat.engine.quality.recall import examine
+
+    def show(num_done: int) -> None:
+        status.show(f"asking · {num_done} of {len(items)} texts …")
+
+    marks = examine(copies[0], items, formats, show, beside=copies[1:])
+    status.clear()
+    return marks
+
+
+def _as_losses(marks: Sequence[FormatMarks]) -> list[FormatLoss]:
+    """Return what a plot shows of an exam; its sizes are those of a token."""
+    return [
+        FormatLoss(
+            cache_format=one.cache_format,
+            num_bytes=round(one.token_bytes),
+            token_bytes=one.token_bytes,
+            loss=one.answers,
+            is_converted=False,
+            seconds=0.0,
+        )
+        for one in marks[1:]
+    ]
+
+
+def _load(settings: Settings, model: str, status: Status) -> "tuple[Gauge, str]":
+    """Load a model for the gauge alone; return it with its name."""
+    location = located(settings, model)
+    status.show(f"loading {model} …")
+    from kvchat.engine.quality.gauge import Gauge
+
+    config = replace(settings.engine, cache_dir=None, host_bytes=0)
+    return Gauge.load(location.path, config, status.show), location.name
+
+
+def _draw(path: Path, formats: Sequence[FormatLoss], title: str, exact_token_bytes: float) -> None:
+    write_text(path, frontier_svg(formats, title, exact_token_bytes), "--svg")

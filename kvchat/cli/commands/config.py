@@ -1,0 +1,170 @@
+"""`kvchat config`: what is set and by whom, and your own configuration file."""
+
+import json
+import os
+import subprocess
+import tomllib
+from dataclasses import asdict
+from pathlib import Path
+
+from kvchat.app.config import (
+    KEYS,
+    Layer,
+    Settings,
+    deciding_origins,
+    did_you_mean,
+    overruling_origin,
+    own_file,
+    read_layers,
+    read_settings,
+)
+from kvchat.app.config_file import change_file, write_private
+from kvchat.cli.commands.config_options import SetOptions, ShowOptions
+from kvchat.cli.output.streams import Output, Status, as_json, tell_path
+from kvchat.cli.parser.options import ListOptions, PlaceOptions
+from kvchat.errors import UsageError
+from kvchat.platform.parsing import OneOf, OrNone, integer, number, parse_size, positive, yes_or_no
+from kvchat.text.plain_text import one_line
+from kvchat.ui.editor import editor_command
+
+_DEFAULT = "default"
+_INDENT = 4
+_MOST_COLUMN = 60
+_KINDS = {integer: "integer", positive: "integer", number: "number", yes_or_no: "boolean"}
+_DRAFT = "# Settings of kvchat; `kvchat config schema` lists them all.\n"
+
+
+def show_config(options: ShowOptions) -> None:
+    """Say what is set, and where each value came from."""
+    flags = options.flags()
+    layers = read_layers(flags, config_file=options.config)
+    settings = read_settings(flags, config_file=options.config)
+    origins = deciding_origins(layers)
+    output = Output()
+    values = {
+        name: {"value": _plain(value_of(settings, name)), "from": origins.get(name, _DEFAULT)}
+        for name in KEYS
+    }
+    if options.ndjson:
+        for name, value in values.items():
+            output.json({"name": name} | value)
+        return
+    if options.json:
+        output.json({"settings": values, "paths": {n: str(p) for n, p in asdict(settings.paths).items()}})
+        return
+    rows = []
+    for name in KEYS:
+        written = json.dumps(_plain(value_of(settings, name)), ensure_ascii=False)
+        shown = one_line(f"{name} = {'none' if written == 'null' else written}")
+        rows.append((shown, f"# {one_line(origins.get(name, _DEFAULT))}"))
+    output.columns(rows, indent=_INDENT, most=_MOST_COLUMN)
+    for layer in layers:
+        _note_ignored(layer, origins, Status(quiet=options.quiet))
+
+
+def set_value(options: SetOptions) -> None:
+    """Write one setting into the person's configuration file."""
+    name = _known(options.name)
+    if (options.value is None) is not options.unset:
+        raise UsageError(f"give a value, or --unset: kvchat config set {name} VALUE")
+    file = own_file(options.config)
+    value = change_file(file, name, options.value)
+    overruled_by = overruling_origin(name, file, read_layers(config_file=options.config))
+    if as_json(options):
+        written = None if value is None else tomllib.loads(f"value = {value}")["value"]
+        Output().json({"name": name, "value": written, "file": str(file), "overruled_by": overruled_by})
+        return
+    done = f"{name} is no longer set" if value is None else f"{name} = {value}"
+    status = Status(quiet=options.quiet)
+    status.note(f"{done} in {file}")
+    if overruled_by is not None:
+        status.note(f"{overruled_by} overrules it here")
+
+
+def edit_config(options: PlaceOptions) -> None:
+    """Open the person's configuration file in an editor, and say what is wrong with it afterwards."""
+    file = own_file(options.config)
+    if not file.exists():
+        write_private(file, _DRAFT)
+    editor = editor_command(os.environ)
+    try:
+        code = subprocess.run([*editor, str(file)], check=False).returncode
+    except OSError as error:
+        raise UsageError(f"cannot start the editor {editor[0]!r} ({error.strerror}); set EDITOR") from error
+    if code:
+        raise UsageError(f"the editor ended with {code}; {file} is as it left it")
+    read_layers(config_file=file)
+
+
+def show_path(options: ListOptions) -> None:
+    """Print where the person's configuration file is, or would be."""
+    tell_path(options, own_file(options.config))
+
+
+def show_schema(options: ListOptions) -> None:
+    """Print what can be set as a JSON schema of the configuration file."""
+    settings = Settings(paths=read_settings(config_file=options.config).paths)
+    properties: dict[str, dict[str, object]] = {}
+    for name, key in KEYS.items():
+        described = _described(key.read) | {
+            "description": f"{key.variable} in the environment; a project file may"
+            + ("" if key.in_project else " not")
+            + " set it."
+        }
+        if not name.startswith("paths."):
+            described["default"] = _plain(value_of(settings, name))
+        section, _, last = name.rpartition(".")
+        if not section:
+            properties[name] = described
+            continue
+        table = properties.setdefault(
+            section, {"type": "object", "additionalProperties": False, "properties": {}}
+        )
+        inner = table["properties"]
+        assert isinstance(inner, dict)
+        inner[last] = described
+    schema = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "Settings of kvchat",
+        "type": "object",
+        "additionalProperties": False,
+        "properties": properties,
+    }
+    Output().line(json.dumps(schema, indent=None if as_json(options) else 2))
+
+
+def value_of(settings: Settings, name: str) -> object:
+    """Return the value of a setting by its name in `KEYS`."""
+    value: object = settings
+    for part in name.split("."):
+        value = getattr(value, part)
+    return value
+
+
+def _described(read: object) -> dict[str, object]:
+    if isinstance(read, OrNone):
+        inner = _described(read.read)
+        kinds = inner.get("type", "string")
+        both = kinds if isinstance(kinds, list) else [kinds]
+        return inner | {"type": sorted({*map(str, both), "string"})}
+    if isinstance(read, OneOf):
+        return {"enum": list(read.words)}
+    if read in _KINDS:
+        return {"type": _KINDS[read]}
+    return {"type": ["integer", "string"] if read is parse_size else "string"}
+
+
+def _plain(value: object) -> object:
+    return str(value) if isinstance(value, Path) else value
+
+
+def _note_ignored(layer: Layer, origins: dict[str, str], status: Status) -> None:
+    names = [name for name in layer.values if origins[name] != layer.origin]
+    for name in names:
+        status.note(f"{layer.origin} sets {name} too; {origins[name]} overrules it")
+
+
+def _known(name: str) -> str:
+    if name not in KEYS:
+        raise UsageError(f"there is no setting '{name}'{did_you_mean(name, KEYS)}")
+    return name

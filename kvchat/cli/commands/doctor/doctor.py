@@ -1,0 +1,341 @@
+"""`kvchat doctor`: what is here, what is wrong, and what to do about it. Changes nothing."""
+
+import platform
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import asdict, replace
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from os import W_OK, X_OK, access
+from pathlib import Path
+from shutil import disk_usage
+from stat import S_IMODE
+
+from kvchat.app.config import Settings
+from kvchat.app.model_location import located
+from kvchat.cli.commands.cache.cache import disk_state
+from kvchat.cli.commands.doctor.disk_check import disk_speed, model_cache
+from kvchat.cli.commands.doctor.encryption_check import find_encryption
+from kvchat.cli.commands.doctor.finding import Finding, State
+from kvchat.cli.output.streams import Output
+from kvchat.cli.parser.options import DoctorOptions
+from kvchat.engine.api.config import Capacity, EngineInfo
+from kvchat.engine.memory.disk.block_encryption import seal_of
+from kvchat.errors import KvchatError, StorageError
+from kvchat.platform.paths import Paths
+from kvchat.text.figures import bytes_text, count_text, plural
+
+_PACKAGES = ("kvchat", "torch", "transformers", "tokenizers", "safetensors", "textual")
+_EXTRAS = {
+    "peft": "LoRA adapters: pip install 'kvchat[lora]'",
+    "cryptography": "encryption on disk: pip install 'kvchat[encryption]'",
+    "keyring": "its key in the system's keyring: pip install 'kvchat[encryption]'",
+    "triton": "kernels for NVIDIA GPUs: comes with torch on Linux",
+}
+_LITTLE_BYTES = 2**30
+_SHORT_FINGERPRINT = 12
+_NAME_WIDTH = 10
+
+
+def doctor(options: DoctorOptions) -> int:
+    """Check everything in turn, telling each as it is found; return the exit code of the first broken one."""
+    settings = options.settings(unlock=False)
+    output = Output()
+    findings = []
+    for finding in _findings(settings, load_model=not options.no_model):
+        findings.append(finding)
+        if options.ndjson:
+            output.json(_as_values(finding))
+        elif not options.json:
+            tell(output, finding)
+    if options.json:
+        output.json({"state": _worst(findings), "checks": [_as_values(finding) for finding in findings]})
+    elif not options.ndjson and _worst(findings) == State.OK:
+        output.line("all is well")
+    return next((finding.exit_code for finding in findings if finding.state == State.BROKEN), 0)
+
+
+def _findings(settings: Settings, *, load_model: bool) -> Iterator[Finding]:
+    yield _versions()
+    yield from _machine(settings.paths)
+    yield from _directories(settings.paths)
+    yield _sessions(settings.paths.sessions_db)
+    encryption, opened = find_encryption(settings)
+    yield encryption
+    if opened is not None:
+        yield _store(opened)
+    yield disk_speed(settings.paths.cache_dir)
+    yield model_cache()
+    yield from (_extra(package, gives) for package, gives in _EXTRAS.items())
+    if load_model:
+        yield from _model(settings)
+
+
+def _versions() -> Finding:
+    known = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            known[package] = version(package)
+        except PackageNotFoundError:
+            known[package] = "not installed"
+    return Finding(
+        name="versions", lines=(", ".join(" ".join(item) for item in known.items()),), values={**known}
+    )
+
+
+def _compiled(paths: Paths) -> Iterator[Finding]:
+    """Yield what is known of layers that are compiled for a GPU, and what finding it out has cost."""
+    from kvchat.engine.forward.compiled import known_choices
+
+    choices = [*known_choices(paths.cache_dir).values()]
+    if choices:
+        yield Finding(
+            name="compiled layers",
+            lines=tuple(choice.in_words() for choice in choices),
+            values={"compiled_layers": [_without_nothing(asdict(choice)) for choice in choices]},
+        )
+
+
+def _without_nothing(values: dict[str, object]) -> dict[str, object]:
+    """Return the values without a problem that there is not."""
+    return {name: value for name, value in values.items() if name != "problem" or value}
+
+
+def _machine(paths: Paths) -> Iterator[Finding]:
+    from kvchat.engine.kernels.machine import this_machine
+
+    machine = this_machine()
+    has = ", ".join((f"torch uses {machine.instructions}", *machine.features))
+    yield Finding(
+        name="processor",
+        lines=(
+            f"{machine.processor}, {plural(machine.num_cores, 'core')} for this process",
+            f"{has}; {machine.kernels}",
+        ),
+        values={"processor": machine.processor, "num_cores": machine.num_cores}
+        | {"instructions": machine.instructions, "features": list(machine.features)}
+        | {"kernels": machine.kernels},
+    )
+    yield Finding(
+        name="gpu",
+        lines=(machine.gpu,),
+        state=State.OK if machine.gpu_advice is None else State.LOOK,
+        advice=machine.gpu_advice,
+        values={"kernels": machine.gpu},
+    )
+    yield from _compiled(paths)
+    for device in machine.devices:
+        of = "" if device.total_bytes is None else f" of {bytes_text(device.total_bytes)}"
+        has_room = device.free_bytes >= _LITTLE_BYTES
+        yield Finding(
+            name="device",
+            lines=(f"{device.name}: {device.description}, {bytes_text(device.free_bytes)}{of} free",),
+            state=State.OK if has_room else State.LOOK,
+            advice=None if has_room else "there is little memory: end other programs, or take a small model",
+            values={"device": device.name, "description": device.description}
+            | {"free_bytes": device.free_bytes, "total_bytes": device.total_bytes},
+        )
+
+
+def _directories(paths: Paths) -> Iterator[Finding]:
+    for name, directory in (
+        ("data", paths.data_dir),
+        ("cache", paths.cache_dir),
+        ("state", paths.state_dir),
+        ("runtime", paths.runtime_dir),
+    ):
+        yield _directory(name, directory)
+
+
+def _directory(name: str, directory: Path) -> Finding:
+    """Look at a directory, or where it does not exist yet at the one it will be made in."""
+    present = next(place for place in (directory, *directory.parents) if place.exists())
+    free = disk_usage(present).free
+    is_there = present == directory
+    mode = S_IMODE(directory.stat().st_mode) if is_there else None
+    words = f"{directory}, {f'mode {mode:04o}' if mode is not None else 'made when it is needed'}"
+    finding = Finding(
+        name=name,
+        lines=(f"{words}, {bytes_text(free)} free",),
+        values={"path": str(directory), "mode": None if mode is None else f"{mode:04o}", "free_bytes": free},
+    )
+    if not present.is_dir() or not access(present, W_OK | X_OK):
+        advice = f"{present} cannot be written: change its owner, or choose another place with KVCHAT_HOME"
+        return replace(finding, state=State.BROKEN, advice=advice, exit_code=StorageError.exit_code)
+    if mode is not None and mode & 0o077:
+        return replace(finding, state=State.LOOK, advice=f"others can look into it: chmod 700 {directory}")
+    if free < _LITTLE_BYTES:
+        return replace(finding, state=State.LOOK, advice="the disk is nearly full: free some space")
+    return finding
+
+
+def _sessions(path: Path) -> Finding:
+    """Ask SQLite whether the database of conversations holds together; nothing is written."""
+    if not path.exists():
+        return Finding(name="sessions", lines=("none yet",), values={"path": str(path), "bytes": 0})
+    values: dict[str, object] = {"path": str(path), "bytes": path.stat().st_size}
+    try:
+        with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as database:
+            problem = database.execute("PRAGMA quick_check(1)").fetchone()[0]
+    except sqlite3.Error as error:
+        problem = str(error)
+    line = f"{path}, {bytes_text(path.stat().st_size)}"
+    if problem == "ok":
+        return Finding(name="sessions", lines=(line,), values=values)
+    return Finding(
+        name="sessions",
+        lines=(f"{line}: {problem}",),
+        state=State.BROKEN,
+        advice=f"keep a copy of {path.parent}; a copy of the database that kvchat made may lie beside it",
+        values=values | {"problem": problem},
+        exit_code=StorageError.exit_code,
+    )
+
+
+def _store(settings: Settings) -> Finding:
+    """Say what is kept on disk, and how much of it was found damaged."""
+    cache_dir = settings.paths.cache_dir
+    state = disk_state(cache_dir, settings.engine.sealer)
+    usages = (state.usages or {}).values()
+    num_blocks, num_bytes = sum(one.num_blocks for one in usages), sum(one.num_bytes for one in usages)
+    quarantine = seal_of(settings.engine.sealer).home(cache_dir) / "quarantine"
+    num_damaged = len(list(quarantine.iterdir())) if quarantine.is_dir() else 0
+    limit = settings.engine.disk_bytes
+    of_limit = "" if limit is None else f" of {bytes_text(limit)}"
+    finding = Finding(
+        name="blocks",
+        lines=(
+            f"{count_text(num_blocks)} on disk, {bytes_text(num_bytes)}{of_limit}, {num_damaged} damaged",
+        ),
+        values={"num_blocks": num_blocks, "num_bytes": num_bytes, "num_damaged": num_damaged}
+        | {"limit_bytes": limit},
+    )
+    if state.problem is not None:
+        return replace(finding, state=State.BROKEN, advice=state.problem, exit_code=StorageError.exit_code)
+    if num_damaged:
+        advice = f"look whether the disk fails; what was damaged is in {quarantine} and may be deleted"
+        return replace(finding, state=State.LOOK, advice=advice)
+    return finding
+
+
+def _extra(package: str, gives: str) -> Finding:
+    is_there = find_spec(package) is not None
+    return Finding(
+        name="extra",
+        lines=(f"{package} {'is there' if is_there else 'is not there'} ({gives})",),
+        values={"package": package, "present": is_there, "gives": gives},
+    )
+
+
+def _model(settings: Settings) -> Iterator[Finding]:
+    """Load the model as a chat would, without a disk tier, and say what it is and what fits."""
+    from kvchat.engine import Engine
+
+    try:
+        location = located(settings, settings.model)
+        engine = Engine.load(str(location.path), replace(settings.engine, cache_dir=None))
+    except KvchatError as error:
+        yield Finding(
+            name="model",
+            lines=(settings.model,),
+            state=State.BROKEN,
+            advice=str(error),
+            values={"model": settings.model},
+            exit_code=error.exit_code,
+        )
+        return
+    try:
+        yield _model_finding(settings.model, engine.info)
+        yield from _refused_kernels()
+        if engine.info.capacity is not None:
+            yield _capacity_finding(engine.info.capacity, engine.info)
+    finally:
+        engine.close()
+
+
+def _refused_kernels() -> Iterator[Finding]:
+    """Yield which kernels the model turned out to compute without: they are tried as it is loaded."""
+    from kvchat.engine.kernels.health import HEALTH
+
+    if HEALTH.problems:
+        yield Finding(
+            name="gpu kernels",
+            lines=tuple(f"not used for {name}: {problem}" for name, problem in HEALTH.problems.items()),
+            state=State.LOOK,
+            advice="answers are right and slower; a newer driver, torch or triton may help",
+            values={"refused": dict(HEALTH.problems)},
+        )
+
+
+def _model_finding(name: str, info: EngineInfo) -> Finding:
+    from kvchat.engine.kernels.machine import num_threads
+
+    threads = num_threads()
+    return Finding(
+        name="model",
+        lines=(
+            f"{name} in {info.model_dir}",
+            f"fingerprint {info.fingerprint[:_SHORT_FINGERPRINT]}, runs by its {info.route}, {info.dtype} on "
+            f"{info.device} with {plural(threads, 'thread')}",
+            f"decodes by {_layers_text(info)}",
+            f"{count_text(info.max_context)} tokens of context",
+        ),
+        values={"model": name, "model_dir": info.model_dir, "fingerprint": info.fingerprint}
+        | {"route": str(info.route), "dtype": info.dtype, "device": info.device, "unfused": info.unfused}
+        | {"unrecorded": info.unrecorded}
+        | {"max_context": info.max_context, "threads": threads},
+    )
+
+
+def _layers_text(info: EngineInfo) -> str:
+    layers = "fused layers" if info.unfused is None else f"its own layers: {info.unfused}"
+    if not info.device.startswith("cuda"):
+        return layers
+    if info.unrecorded is None:
+        return f"{layers}; steps are recorded"
+    return f"{layers}; steps are not recorded, which makes answers slower: {info.unrecorded}"
+
+
+def _capacity_finding(capacity: Capacity, info: EngineInfo) -> Finding:
+    """Say what memory holds, as measured when the model was loaded."""
+    is_enough = capacity.max_concurrency >= 1
+    pools = tuple(
+        f"{pool.kind}: {plural(pool.num_blocks, 'block')}, {pool.max_concurrency:.1f} conversations"
+        for pool in capacity.pools
+    )
+    line = (
+        f"{count_text(capacity.num_tokens)} tokens in {plural(capacity.num_blocks, 'block')} of "
+        f"{bytes_text(capacity.device_bytes)}, {capacity.max_concurrency:.1f} conversations of full length; "
+        f"a step takes {bytes_text(capacity.activation_bytes)} beside them"
+    )
+    return Finding(
+        name="capacity",
+        lines=(line, *pools),
+        state=State.OK if is_enough else State.LOOK,
+        advice=None
+        if is_enough
+        else f"a conversation of {info.max_context:,} tokens does not fit: give more with --kv-device-bytes",
+        values=asdict(capacity),
+    )
+
+
+def tell(output: Output, finding: Finding) -> None:
+    """Print a finding for people: its lines below each other, then what to do."""
+    first, *others = finding.lines
+    indent = 9 + _NAME_WIDTH
+    output.folded(f"{finding.state:<6}  {finding.name:<{_NAME_WIDTH}} {first}", indent)
+    for line in others:
+        output.folded(" " * indent + line, indent)
+    if finding.advice is not None:
+        output.folded(f"{' ' * indent}-> {finding.advice}", indent + 3)
+
+
+def _worst(findings: list[Finding]) -> State:
+    order = list(State)
+    return max((finding.state for finding in findings), key=order.index, default=State.OK)
+
+
+def _as_values(finding: Finding) -> dict[str, object]:
+    head: dict[str, object] = {"name": finding.name, "state": finding.state}
+    return head | ({"advice": finding.advice} if finding.advice else {}) | finding.values

@@ -1,0 +1,140 @@
+"""`kvchat encrypt`: turn encryption of conversations and KV on and off, and change what opens them."""
+
+import os
+import secrets
+from contextlib import closing
+from dataclasses import replace
+
+from kvchat.app import passphrase, unlock
+from kvchat.app.config import Settings
+from kvchat.cli.output.streams import Output, Status, as_json
+from kvchat.cli.parser.options import EncryptOptions, ListOptions
+from kvchat.errors import UsageError
+from kvchat.platform.encryptor import KEY_BYTES, Sealer, require_packages
+from kvchat.platform.key_file import LOG_N, KeyFile, Kind, State, key_path, new_data_key, wrap, write_key
+from kvchat.platform.paths import Paths
+from kvchat.session.database.table_layout import PLAIN, Tables
+from kvchat.session.encryption.rewrite import rewrite
+from kvchat.session.encryption.tables import SealedTables
+from kvchat.session.packs import PackShelf
+from kvchat.session.salvage.recovery import damaged_copies
+from kvchat.session.store import SessionStore
+from kvchat.session.unsent_drafts import UnsentShelf
+
+_OPENERS = {Kind.PASSPHRASE: "a passphrase", Kind.KEYRING: "the system's keyring"}
+
+
+def turn_on(options: EncryptOptions) -> None:
+    """Encrypt all conversations, and all KV from now on."""
+    settings = options.settings(unlock=False)
+    paths, status = settings.paths, Status(quiet=options.quiet)
+    if unlock.key_in_use(paths) is not None:
+        raise UsageError("the conversations are encrypted already; `kvchat encrypt change` changes the key")
+    require_packages()
+    data_key = new_data_key()
+    sealer = Sealer(data_key)
+    key = _wrapped(data_key, options, passphrase.given(os.environ))
+    try:
+        switch(paths, key, PLAIN, SealedTables(sealer))
+    except BaseException:
+        if unlock.key_in_use(paths) is None:
+            unlock.forget_in_keyring(key)
+        raise
+    status.note(f"{_num_sessions(settings, sealer)} encrypted; {_OPENERS[key.kind]} opens them")
+    status.note("KV that lay in the clear was removed and is computed again when it is needed")
+    if key.kind is Kind.PASSPHRASE:
+        status.note("nobody can read them without the passphrase, not even you: keep a copy of it")
+    else:
+        status.note("nobody can read them without the keyring: `kvchat encrypt change` sets a passphrase")
+    for copy in damaged_copies(paths.sessions_db):
+        status.note(f"still in the clear: {copy}, a damaged database that was kept; remove it if you can")
+    if as_json(options):
+        Output().json(_values(key))
+
+
+def turn_off(options: ListOptions) -> None:
+    """Keep all conversations in the clear again."""
+    settings = options.settings(unlock=False)
+    paths, status = settings.paths, Status(quiet=options.quiet)
+    key = _key_of(settings)
+    sealer = Sealer(unlock.data_key_of(key, os.environ))
+    switch(paths, replace(key, state=State.TURNING_OFF), SealedTables(sealer), PLAIN)
+    unlock.forget_in_keyring(key)
+    status.note(f"{_num_sessions(settings, None)} in the clear again")
+    if as_json(options):
+        Output().json(_values(None))
+
+
+def change(options: EncryptOptions) -> None:
+    """Change the passphrase, or what opens the conversations. Nothing is encrypted anew."""
+    settings = options.settings(unlock=False)
+    key = _key_of(settings)
+    data_key = unlock.data_key_of(key, os.environ)
+    with unlock.alone(settings.paths):
+        changed = replace(_wrapped(data_key, options, passphrase.given_new(os.environ)), state=key.state)
+        write_key(key_path(settings.paths.data_dir), changed)
+    unlock.forget_in_keyring(key)
+    Status(quiet=options.quiet).note(f"{_OPENERS[changed.kind]} opens the conversations from now on")
+    if as_json(options):
+        Output().json(_values(changed))
+
+
+def switch(paths: Paths, key: KeyFile, source: Tables, target: Tables) -> None:
+    """Write all conversations in another way; killed at any moment, the next start ends it or takes it back.
+
+    Args:
+        key: of the encrypted side; its state says which way it goes.
+
+    Raises: StorageError: it could not be done, and everything is as before.
+    """
+    with unlock.alone(paths):
+        write_key(key_path(paths.data_dir), key)
+
+        def copy_files() -> None:
+            PackShelf(paths.packs_dir, source.sealer).copy_to(target.sealer)
+            UnsentShelf(paths.unsent_dir, source.sealer).copy_to(target.sealer)
+
+        try:
+            rewrite(paths.sessions_db, source, target, copy_files)
+        finally:
+            unlock.settle(paths, key)
+
+
+def show_status(options: ListOptions) -> None:
+    """Say whether conversations and KV are encrypted, and what opens them. Asks for no passphrase."""
+    settings = options.settings(unlock=False)
+    key = unlock.key_in_use(settings.paths)
+    if as_json(options):
+        Output().json(_values(key))
+    elif key is None:
+        Output().line("conversations and KV are in the clear; `kvchat encrypt on` encrypts them")
+    else:
+        Output().line(f"conversations and KV are encrypted; {_OPENERS[key.kind]} opens them")
+
+
+def _values(key: KeyFile | None) -> dict[str, object]:
+    return {"encrypted": key is not None, "opened_by": None if key is None else str(key.kind)}
+
+
+def _key_of(settings: Settings) -> KeyFile:
+    key = unlock.key_in_use(settings.paths)
+    if key is None:
+        raise UsageError("the conversations are not encrypted; `kvchat encrypt on` encrypts them")
+    return key
+
+
+def _wrapped(data_key: bytes, options: EncryptOptions, secret: bytes | None) -> KeyFile:
+    """Return a data key behind the keyring if that was asked for, else behind a passphrase."""
+    if not options.keyring:
+        secret = passphrase.ask_new() if secret is None else passphrase.accepted(secret)
+        return wrap(data_key, secret, Kind.PASSPHRASE, options.cost or LOG_N)
+    secret = secrets.token_bytes(KEY_BYTES)
+    key = wrap(data_key, secret, Kind.KEYRING)
+    unlock.put_into_keyring(key, secret)
+    return key
+
+
+def _num_sessions(settings: Settings, sealer: Sealer | None) -> str:
+    with closing(SessionStore(settings.paths.sessions_db, sealer)) as store:
+        count = len(store.list_sessions())
+    return "1 session is" if count == 1 else f"{count} sessions are"

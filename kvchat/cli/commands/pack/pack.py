@@ -1,0 +1,116 @@
+"""`kvchat pack`: beginnings of conversations that are computed once, and kept. Loads no model."""
+
+from collections.abc import Sequence
+from contextlib import closing
+from time import localtime, strftime
+
+from kvchat.app.config import Settings
+from kvchat.app.unlock import alone
+from kvchat.cli.commands.pack.options import PackOptions, RemovePacksOptions
+from kvchat.cli.output.streams import Output, Status, as_json, written_as_json
+from kvchat.cli.parser.options import ListOptions
+from kvchat.engine.memory.disk.catalog import BlockCatalog
+from kvchat.platform.values import dataclass
+from kvchat.session.packs import Pack, PackShelf
+from kvchat.text.figures import bytes_text, count_text
+from kvchat.text.plain_text import one_line
+
+_INDENT = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OnDisk:
+    """What of a pack is on disk. `is_whole`: all of its blocks are."""
+
+    is_whole: bool
+    num_bytes: int
+
+
+def shelf_of(settings: Settings) -> PackShelf:
+    """Return the packs of these settings' conversations."""
+    return PackShelf(settings.paths.packs_dir, settings.engine.sealer)
+
+
+def catalog_of(settings: Settings) -> BlockCatalog:
+    return BlockCatalog(settings.paths.cache_dir, sealer=settings.engine.sealer)
+
+
+def list_packs(options: ListOptions) -> None:
+    """List all packs by name."""
+    settings = options.settings()
+    packs = shelf_of(settings).all()
+    found = _allon_disk_of(packs, settings)
+    output = Output()
+    if written_as_json(options, output, (values_of(pack, found[pack.id]) for pack in packs)):
+        return
+    output.columns([(pack.name, summary_of(pack, found[pack.id])) for pack in packs], indent=_INDENT)
+
+
+def show_pack(options: PackOptions) -> None:
+    """Say what is known of a pack, and print its text."""
+    settings = options.settings()
+    pack = shelf_of(settings).find(options.name)
+    on_disk = _allon_disk_of([pack], settings)[pack.id]
+    output = Output()
+    if as_json(options):
+        output.json(values_of(pack, on_disk) | {"text": pack.text})
+        return
+    made = strftime("%Y-%m-%d %H:%M", localtime(pack.created_at))
+    output.line(f"{pack.name}  {summary_of(pack, on_disk)} · made {made}")
+    if pack.sources:
+        output.line(f"from {', '.join(pack.sources)}")
+    output.line()
+    output.line(pack.text)
+
+
+def remove_packs(options: RemovePacksOptions) -> None:
+    """Remove packs. Their blocks stay until room is needed, like any others."""
+    settings = options.settings()
+    shelf = shelf_of(settings)
+    packs = [shelf.find(name) for name in dict.fromkeys(options.names)]
+    with alone(settings.paths):
+        for pack in packs:
+            shelf.remove(pack)
+    if settings.paths.cache_dir.is_dir():
+        with closing(catalog_of(settings)) as catalog:
+            for pack in packs:
+                catalog.let_go(pack.id)
+    if not written_as_json(options, Output(), ({"name": pack.name} for pack in packs)):
+        Status(quiet=options.quiet).note(f"removed {', '.join(pack.name for pack in packs)}")
+
+
+def _allon_disk_of(packs: Sequence[Pack], settings: Settings) -> dict[str, OnDisk]:
+    if not settings.paths.cache_dir.is_dir():
+        return {pack.id: OnDisk(is_whole=False, num_bytes=0) for pack in packs}
+    with closing(catalog_of(settings)) as catalog:
+        return {pack.id: on_disk_of(pack, catalog) for pack in packs}
+
+
+def on_disk_of(pack: Pack, catalog: BlockCatalog) -> OnDisk:
+    """Return what of a pack is on disk, by the index."""
+    found = catalog.found(bytes.fromhex(pack.fingerprint), pack.keys)
+    return OnDisk(
+        is_whole=len(found) == len(pack.keys), num_bytes=sum(block.num_bytes for block in found.values())
+    )
+
+
+def summary_of(pack: Pack, on_disk: OnDisk) -> str:
+    """Return a pack in one line, but for its name."""
+    kept = bytes_text(on_disk.num_bytes) if on_disk.is_whole else "computed again at its next use"
+    return f"{count_text(len(pack.token_ids))} tokens · {kept} · {one_line(pack.model)}"
+
+
+def values_of(pack: Pack, on_disk: OnDisk) -> dict[str, object]:
+    """Return a pack for JSON, but for its text and ids."""
+    return {
+        "name": pack.name,
+        "num_tokens": len(pack.token_ids),
+        "num_bytes": on_disk.num_bytes,
+        "is_computed": on_disk.is_whole,
+        "model": pack.model,
+        "adapter": pack.adapter,
+        "cache_format": pack.cache_format,
+        "fingerprint": pack.fingerprint,
+        "sources": list(pack.sources),
+        "created_at": pack.created_at,
+    }

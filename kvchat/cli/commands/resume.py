@@ -1,0 +1,126 @@
+"""`kvchat [SESSION]`: the terminal interface."""
+
+import gc
+import sys
+from contextlib import suppress
+from typing import TYPE_CHECKING, cast
+
+from kvchat.app.composition import Kvchat, opened
+from kvchat.app.engine_swap import EngineSwap
+from kvchat.cli.commands.ask.pack_use import (
+    begun_with,
+    chosen_pack,
+    keep_again,
+    refuse_other_beginning,
+    refuse_other_name,
+)
+from kvchat.cli.commands.ask.session_choice import last_used, refuse_several
+from kvchat.cli.output.logs import start_log
+from kvchat.cli.parser.options import ResumeOptions
+from kvchat.errors import KvchatError, NoTerminal, SessionNotFound
+from kvchat.session.tree import SessionId
+
+if TYPE_CHECKING:
+    from kvchat.app.host import Host
+    from kvchat.app.lazy_host import BeginningHost
+
+
+def resume(options: ResumeOptions) -> int:
+    """Open the terminal interface and return its exit code."""
+    refuse_several(_choices(options))
+    settings, flags = options.settings(), options.flags()
+    pack = chosen_pack(options.pack, options.system, settings)
+    if pack is not None:
+        settings = begun_with(pack, settings)
+    engine, is_remote = EngineSwap(), settings.remote.url is not None
+    with opened(settings, engine, temp=options.temp) as kvchat:
+        reference = _session_id(kvchat, options)
+        if pack is not None and reference is not None:
+            refuse_other_beginning(pack, kvchat.store.session(reference))
+        if not (sys.stdin.isatty() and sys.stderr.isatty()):
+            raise NoTerminal(
+                "the interface needs a terminal on standard input and standard error;"
+                " `kvchat ask` works without one"
+            )
+        start_log(settings.paths)
+        model = pack.model if pack is not None and options.model is None else options.model
+        chat = kvchat.load_late(reference, model, options.adapter)
+        if pack is not None:
+            refuse_other_name(pack, chat.model)
+            keep_again(pack, settings)
+            chat.beginnings[pack.text] = pack.created_at
+        if options.new is not None:
+            reference = chat.create(title=options.new, system=settings.system).session.id
+        # Imported last: a wrong word is answered without it.
+        from kvchat.app.lazy_host import LateHost
+        from kvchat.ui.app import KvchatApp
+
+        def make() -> "BeginningHost":
+            if is_remote:
+                from kvchat.app.remote_host import RemoteHost
+
+                return RemoteHost(settings, kvchat, chat, engine, options.config, flags)
+            from kvchat.app.interface_host import InterfaceHost
+
+            return InterfaceHost(settings, kvchat, chat, engine, options.config, flags)
+
+        host = LateHost(settings, make)
+
+        def begin() -> None:
+            gc.enable()
+            host.made().begin()
+            if not (options.temp or is_remote):
+                kvchat.lend_if_possible()
+
+        app = KvchatApp(
+            chat,
+            kvchat.engine,
+            cast("Host", host),
+            reference,
+            log_path=settings.paths.log_file,
+            on_first_frame=begin,
+        )
+        try:
+            return app.run_in_terminal()
+        finally:
+            if options.new is not None:
+                _forget_unused(kvchat, reference)
+
+
+def _forget_unused(kvchat: Kvchat, session_id: SessionId | None) -> None:
+    """Delete a session that was begun by name, in which nothing was said and for which nothing is kept."""
+    store = kvchat.store
+    with suppress(KvchatError):
+        if session_id is None or store.all_turns(session_id) or store.unsent.holds(session_id):
+            return
+        store.delete_session(session_id)
+
+
+def _choices(options: ResumeOptions) -> dict[str, bool]:
+    return {
+        "SESSION": bool(options.session),
+        "-s": options.named is not None,
+        "-c": options.continue_last,
+        "--new": options.new is not None,
+        "--temp": options.temp,
+    }
+
+
+def _session_id(kvchat: Kvchat, options: ResumeOptions) -> SessionId | None:
+    """Return the id of the session that is meant, None for a new one."""
+    if options.continue_last:
+        return last_used(kvchat.store)
+    if options.reference is None:
+        return None
+    try:
+        return kvchat.store.find(options.reference).id
+    except SessionNotFound as error:
+        from difflib import get_close_matches
+
+        from kvchat.cli.parser.command_table import COMMANDS
+
+        commands = {command.words.split()[0] for command in COMMANDS}
+        near = get_close_matches(options.reference.split()[0], sorted(commands), n=1)
+        if not near:
+            raise
+        raise SessionNotFound(f"{error}\nDid you mean the command `kvchat {near[0]}`?") from error

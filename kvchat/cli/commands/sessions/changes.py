@@ -1,0 +1,126 @@
+"""`kvchat sessions`: name what is stored, keep it, remove it. Loads no model."""
+
+import sys
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import asdict
+
+import typer
+
+from kvchat.app.deletion import OTHERS, branch_words, expected_words
+from kvchat.app.open_sessions import open_store
+from kvchat.app.session_service import Removed, TidyStore
+from kvchat.cli.commands.sessions.options import PinOptions, RemoveOptions, RenameOptions
+from kvchat.cli.output.streams import Output, Status, as_json, written_as_json
+from kvchat.errors import UsageError
+from kvchat.session.tree import Session
+from kvchat.text.figures import bytes_text, plural
+from kvchat.text.plain_text import fitted, one_line
+
+_TITLE_LEN = 60
+
+
+def rename_session(options: RenameOptions) -> None:
+    """Give a session another title."""
+    with closing(open_store(options.settings())) as store:
+        session = store.rename(store.find(options.session).id, options.title)
+    if as_json(options):
+        Output().json({"session": session.id, "title": session.title})
+        return
+    title = fitted(one_line(session.title), _TITLE_LEN)
+    Status(quiet=options.quiet).note(f"{session.id} is now called {title}")
+
+
+def pin_sessions(options: PinOptions) -> None:
+    """Keep sessions on top of the list, and their KV on disk."""
+    _pin(options, is_pinned=True)
+
+
+def unpin_sessions(options: PinOptions) -> None:
+    """Let sessions stand where they were used last, and their KV make room."""
+    _pin(options, is_pinned=False)
+
+
+def _pin(options: PinOptions, *, is_pinned: bool) -> None:
+    with closing(open_store(options.settings())) as store:
+        sessions = [store.find(one) for one in options.sessions]
+        for session in sessions:
+            store.pin(session.id, is_pinned=is_pinned)
+            if not as_json(options):
+                words = "stays on top of the list, its KV on disk" if is_pinned else "is no longer pinned"
+                Status(quiet=options.quiet).note(f"{session.id}  {one_line(session.title)} {words}")
+    rows = ({"session": one.id, "title": one.title, "pinned": is_pinned} for one in sessions)
+    written_as_json(options, Output(), rows)
+
+
+def remove_sessions(options: RemoveOptions) -> int | None:
+    """Remove sessions or a branch, and the KV blocks that no other session needs."""
+    if options.branch is not None:
+        return _remove_branch(options, options.branch)
+    output, status = Output(), Status(quiet=options.quiet)
+    with closing(open_store(options.settings())) as store:
+        doomed = list({one.id: one for one in map(store.find, options.sessions)}.values())
+        if not options.yes and not _confirmed(store, doomed, status):
+            status.note("nothing was removed")
+            return 1
+        removed = store.remove_sessions([one.id for one in doomed])
+        left = store.still_readable()
+    if as_json(options):
+        output.json({"removed": [one.id for one in doomed]} | asdict(removed) | {"still_readable": [*left]})
+        return None
+    for session in doomed:
+        status.note(f"removed {session.id}  {one_line(session.title)}")
+    status.note(_freed_words(removed))
+    for words in left:
+        status.note(words)
+    return None
+
+
+def _remove_branch(options: RemoveOptions, name: str) -> int | None:
+    if len(options.sessions) > 1:
+        raise UsageError("--branch removes a branch of one session: name one")
+    output, status = Output(), Status(quiet=options.quiet)
+    with closing(open_store(options.settings())) as store:
+        session = store.find(options.sessions[0])
+        plan = store.removal_of(session.id, name)
+        if not options.yes and sys.stdin.isatty():
+            status.note(branch_words(plan))
+            status.note(expected_words(lambda: store.would_remove_branch(plan), OTHERS))
+            question = f"remove branch {one_line(name)} of {session.id} ({one_line(session.title)}) for good?"
+            if not typer.confirm(question, err=True):
+                status.note("nothing was removed")
+                return 1
+        removed = store.remove_branch(session.id, name)
+        left = store.still_readable() if plan.doomed else ()
+    if as_json(options):
+        counts = {
+            "num_turns": len(plan.doomed),
+            "num_shared_turns": plan.num_shared,
+            "still_readable": [*left],
+        }
+        output.json({"session": session.id, "branch": name} | counts | asdict(removed))
+        return None
+    shared = f"; {plural(plan.num_shared, 'message')} stay" if plan.num_shared else ""
+    gone = f"{plural(len(plan.doomed), 'message')} gone{shared}"
+    status.note(f"removed branch {one_line(name)} of {session.id}  {one_line(session.title)}: {gone}")
+    status.note(_freed_words(removed, OTHERS))
+    for words in left:
+        status.note(words)
+    return None
+
+
+def _freed_words(removed: Removed, owners: str = "sessions") -> str:
+    words = f"freed {plural(removed.freed_blocks, 'block')}, {bytes_text(removed.freed_bytes)}"
+    if removed.shared_blocks:
+        shared = f"{plural(removed.shared_blocks, 'block')}, {bytes_text(removed.shared_bytes)}"
+        words += f"; {shared} stay, since other {owners} share them"
+    return words
+
+
+def _confirmed(store: TidyStore, doomed: Sequence[Session], status: Status) -> bool:
+    """Ask on a terminal; elsewhere there is nobody to ask, and removing was asked for."""
+    if not sys.stdin.isatty():
+        return True
+    status.note(expected_words(lambda: store.would_remove([one.id for one in doomed])))
+    names = ", ".join(f"{one.id} ({one_line(one.title)})" for one in doomed)
+    return typer.confirm(f"remove {names} for good?", err=True)

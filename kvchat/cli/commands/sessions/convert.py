@@ -1,0 +1,240 @@
+"""`kvchat sessions convert`: a session's stored KV in fewer bits, in place, and back to exact.
+
+What it saves and what it loses is measured on the session itself and told before anything is changed.
+"""
+
+import sys
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING
+
+import typer
+
+from kvchat.app.config import Settings
+from kvchat.app.model_location import located
+from kvchat.app.open_sessions import open_store
+from kvchat.app.retention.block_store import drop_blocks, open_shelf
+from kvchat.cli.commands.sessions.convert_options import ConvertOptions
+from kvchat.cli.commands.sessions.settings import with_adapter
+from kvchat.cli.output.streams import Output, Status, as_json
+from kvchat.engine.api.cache_format import EXACT, canonical_cache_format
+from kvchat.engine.api.ids import GroupId, root_key
+from kvchat.engine.api.loss import GaugeReport
+from kvchat.engine.memory.disk.block_file import Layout
+from kvchat.engine.memory.disk.bundle_blocks import BlockShelf
+from kvchat.engine.models.identity import layouts_of, recall
+from kvchat.errors import CacheError, UsageError
+from kvchat.platform.values import dataclass
+from kvchat.session.answered import answer_positions
+from kvchat.session.kv.origin import Origin, new_origin, origin_of
+from kvchat.session.kv.stored_paths import leaf_paths
+from kvchat.session.store import SessionStore
+from kvchat.session.tree import Session, Turn, path_token_ids
+from kvchat.text.figures import bytes_text, plural
+
+if TYPE_CHECKING:
+    from kvchat.engine.quality.convert import Converter
+    from kvchat.engine.quality.session_conversion import Converted
+    from kvchat.engine.startup.weights import Candidate
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """What is to be converted, and with what."""
+
+    settings: Settings
+    store: SessionStore
+    session: Session
+    turns: tuple[Turn, ...]
+
+
+def convert_session(options: ConvertOptions) -> int | None:
+    """Say what converting saves and loses, ask, and convert."""
+    settings, status = options.settings(), Status(quiet=options.quiet)
+    wanted = canonical_cache_format(options.cache_format)
+    with closing(open_store(settings)) as store:
+        session = store.find(options.session)
+        work = _Work(with_adapter(settings, session), store, session, tuple(store.all_turns(session.id)))
+        if wanted == EXACT:
+            return _back(options, work, status)
+        _refuse_converted(session)
+        return _convert(options, work, wanted, status)
+
+
+def _convert(options: ConvertOptions, work: _Work, wanted: str, status: Status) -> int | None:
+    from kvchat.engine.quality.convert import Converter, load_exact
+
+    model = options.model or work.session.model or work.settings.model
+    location = located(work.settings, model)
+    status.show(f"loading {model} …")
+    config = work.settings.engine
+    candidate = load_exact(location.path, config, status.show)
+    converter = Converter(candidate, replace(config, cache_dir=work.settings.paths.cache_dir), wanted)
+    report = _measured(options, work, candidate, wanted, status)
+    status.clear()
+    if not as_json(options) and report is not None:
+        status.note(_loss_words(report))
+    is_done = not options.dry_run and (options.yes or not sys.stdin.isatty() or _confirmed())
+    if not is_done:
+        _tell(options, work.session, report, None, status)
+        return None if options.dry_run else 1
+    origin = new_origin(wanted, EXACT, converter.target.fingerprint.hex())
+    done = _written(work, converter, origin, status)
+    _tell(options, work.session, report, done, status)
+    return None
+
+
+def _measured(
+    options: ConvertOptions, work: _Work, candidate: "Candidate", wanted: str, status: Status
+) -> GaugeReport | None:
+    """Return what the session's last answer tokens lose, None where there are none or nobody asks."""
+    from kvchat.engine.quality.gauge import Gauge, Text
+
+    branch = work.store.branch(work.session.id, work.session.active_branch)
+    turns = work.store.turns_to(branch.leaf_id)
+    ids, positions = path_token_ids(turns), answer_positions(turns)
+    if not ids or not positions or options.no_gauge:
+        return None
+    config = work.settings.engine
+    gauge = Gauge(
+        candidate.loaded,
+        candidate.served,
+        block_size=config.block_size,
+        chunk_len=config.max_batch_tokens,
+    )
+    text = Text(ids, positions[-options.last :])
+    return gauge.measure(text, [wanted], is_converted=True, report=status.show)
+
+
+def _written(work: _Work, converter: "Converter", origin: Origin, status: Status) -> "Converted":
+    """Write the converted blocks, let the session use them, and remove exact ones that nobody else uses.
+
+    The session changes hands in one step of its database, after everything is written: a conversion that
+    fails or is cut off leaves it as it was.
+    """
+    from kvchat.engine.quality.session_conversion import Conversion
+
+    exact, target = converter.exact, converter.target
+    roots = (
+        root_key(exact.fingerprint, work.session.namespace),
+        root_key(target.fingerprint, origin.namespace),
+    )
+    with (
+        closing(_shelf(work.settings, exact.fingerprint, exact.pool.layouts())) as source,
+        closing(_shelf(work.settings, target.fingerprint, target.pool.layouts())) as shelf,
+    ):
+        conversion = Conversion(converter, source, shelf, roots, leaf_paths(work.turns))
+        if not conversion.planned.num_tokens:
+            raise CacheError(
+                "no exact KV of this session is stored for this model, so there is nothing to convert; ask"
+                f" something in it first, or compute it anew in this format: kvchat {work.session.id}"
+                f" --cache-format '{origin.cache_format}'"
+            )
+        done = conversion.run(status.show)
+        try:
+            work.store.use_blocks_of(work.session.id, origin.namespace)
+        except BaseException:  # it may have been deleted meanwhile, with the blocks that it had then
+            conversion.undo()
+            raise
+        freed_bytes = drop_blocks(work.settings, work.store, source, work.session, work.turns)
+    status.clear()
+    return replace(done, freed_bytes=freed_bytes)
+
+
+def _back(options: ConvertOptions, work: _Work, status: Status) -> int | None:
+    """Let a converted session use exact blocks again: those that are left, and else computed ones."""
+    origin = origin_of(work.session.namespace)
+    if origin is None:
+        _refuse_imported(work.session)
+        _tell_back(
+            options, work.session, status, "its KV is exact already; nothing was changed", is_done=False
+        )
+        return None
+    if not options.dry_run:
+        work.store.use_blocks_of(work.session.id, "")
+        fingerprint = bytes.fromhex(origin.fingerprint)
+        fields = recall(work.settings.paths.cache_dir, fingerprint)
+        if fields is not None:
+            with closing(_shelf(work.settings, fingerprint, layouts_of(fields))) as shelf:
+                drop_blocks(work.settings, work.store, shelf, work.session, work.turns)
+    when = "would be" if options.dry_run else "is"
+    words = f"its KV {when} computed exactly again when it goes on"
+    if options.dry_run:
+        words += "; nothing was changed"
+    _tell_back(options, work.session, status, words, is_done=not options.dry_run)
+    return None
+
+
+def _tell_back(
+    options: ConvertOptions, session: Session, status: Status, words: str, *, is_done: bool
+) -> None:
+    if as_json(options):
+        Output().json({"session": session.id, "done": is_done, "cache_format": EXACT})
+    else:
+        status.note(words)
+
+
+def _shelf(settings: Settings, fingerprint: bytes, layouts: Mapping[GroupId, Layout]) -> BlockShelf:
+    return open_shelf(settings, fingerprint, layouts, block_size=settings.engine.block_size)
+
+
+def _refuse_converted(session: Session) -> None:
+    origin = origin_of(session.namespace)
+    if origin is not None:
+        raise UsageError(
+            f"its KV was converted to {origin.cache_format}, and what that lost cannot come back by"
+            f" converting; go back first: kvchat sessions convert {session.id} exact"
+        )
+    _refuse_imported(session)
+
+
+def _refuse_imported(session: Session) -> None:
+    if session.namespace:
+        raise UsageError(
+            "its KV was imported and is not verified; compute it again first:"
+            f" kvchat sessions verify --all {session.id}"
+        )
+
+
+def _confirmed() -> bool:
+    return typer.confirm("convert it?", err=True)
+
+
+def _loss_words(report: GaugeReport) -> str:
+    (found,) = report.formats
+    loss = found.loss
+    return (
+        f"{bytes_text(report.exact_bytes)} would be {bytes_text(found.num_bytes)}; of the last"
+        f" {plural(loss.num_tokens, 'token')} of answers {100 * loss.agreement:.1f} % would be the same,"
+        f" at a divergence of {loss.divergence:.2g}"
+    )
+
+
+def _tell(
+    options: ConvertOptions,
+    session: Session,
+    report: GaugeReport | None,
+    done: "Converted | None",
+    status: Status,
+) -> None:
+    if as_json(options):
+        loss = None if report is None else asdict(report.formats[0])
+        values = None if done is None else asdict(done)
+        Output().json({"session": session.id, "done": done is not None, "loss": loss, "converted": values})
+    elif done is None:
+        status.note("nothing was changed")
+    else:
+        status.note(f"converted {plural(done.num_tokens, 'token')}, {_saved(done)}: {_how(session)}")
+
+
+def _saved(done: "Converted") -> str:
+    """Say what the disk gave back; exact blocks stay that others use."""
+    saved_bytes = done.freed_bytes - done.num_bytes
+    if saved_bytes >= 0:
+        return f"{bytes_text(saved_bytes)} saved"
+    return f"{bytes_text(-saved_bytes)} more on disk, since others use its exact blocks too"
+
+
+def _how(session: Session) -> str:
+    return f"kvchat {session.id} goes on with it; kvchat sessions convert {session.id} exact goes back"

@@ -1,0 +1,106 @@
+"""`kvchat sessions fork`, `undo` and `drop`: other courses of a stored conversation.
+
+A fork needs no model. The others say exactly what they cost before they are done; only the engine knows it.
+"""
+
+import sys
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import asdict
+
+import typer
+
+from kvchat.app.composition import LateStart, opened
+from kvchat.app.open_sessions import open_store
+from kvchat.chat.conversation import Conversation
+from kvchat.chat.service import Chat, EditCost, Revision
+from kvchat.cli.commands.sessions.options import ForkOptions, ReviseOptions
+from kvchat.cli.output.streams import Output, Status, as_json
+from kvchat.cli.output.waiting import wait_until_loaded
+from kvchat.errors import UsageError
+from kvchat.session.tree import Finish, TurnId, nth_last_question
+from kvchat.text.format_revision import drop_words, excerpt, undo_words
+from kvchat.text.plain_text import one_line
+
+Plan = Callable[[Chat, Conversation, int], Revision]
+Words = Callable[[Revision, EditCost], str]
+
+
+def fork_session(options: ForkOptions) -> None:
+    """Begin a branch at the end of another, or at an earlier message; it is the active one from then on."""
+    with closing(open_store(options.settings())) as store:
+        session = store.find(options.session)
+        beside = store.branch(session.id, options.branch or session.active_branch)
+        path = store.turns_to(beside.leaf_id)
+        leaf = path[-1] if path else None
+        if options.at is not None:
+            leaf = next((turn for turn in store.all_turns(session.id) if turn.id == options.at), None)
+            if leaf is None:
+                raise UsageError(
+                    f"{session.id} has no message {options.at!r}; `sessions tree --json` has the ids"
+                )
+        if leaf is not None and leaf.finish is Finish.PARTIAL:
+            raise UsageError("this answer is still being written; wait for its end, then fork")
+        leaf_id: TurnId | None = None if leaf is None else leaf.id
+        branch = store.create_branch(session.id, leaf_id=leaf_id, name=options.name, beside=beside.name)
+    if as_json(options):
+        Output().json({"session": session.id, "branch": branch.name, "leaf": branch.leaf_id})
+    else:
+        Status(quiet=options.quiet).note(f"on branch {one_line(branch.name)}; it shares all that was said")
+
+
+def undo_messages(options: ReviseOptions) -> int | None:
+    """Take back the last messages with their answers; they stay on their branch."""
+    return _revise(options, Chat.plan_undo, undo_words)
+
+
+def drop_message(options: ReviseOptions) -> int | None:
+    """Leave one message out with its answer; what followed it follows on a branch of its own."""
+    return _revise(options, _plan_drop, drop_words)
+
+
+def _revise(options: ReviseOptions, plan: Plan, words: Words) -> int | None:
+    """Say what another course costs, ask, and go on along it."""
+    settings, status = options.settings(), Status(quiet=options.quiet)
+    engine = LateStart()
+    with opened(settings, engine) as kvchat:
+        chat = kvchat.load(options.session, options.model, options.adapter)
+        conversation = chat.open(options.session)
+        # What cannot be done is told before a model is loaded.
+        revision = plan(chat, conversation, options.number)
+        engine.start()
+        wait_until_loaded(kvchat.engine, status)
+        cost = chat.revision_cost(conversation, revision)
+        if not as_json(options):
+            status.note(f"{excerpt(revision)}\n{words(revision, cost)}")
+        is_done = not options.dry_run and (options.yes or _confirmed())
+        if is_done:
+            chat.revise(conversation, revision)
+        if as_json(options):
+            Output().json(_values(conversation, revision, cost, is_done=is_done))
+        elif is_done:
+            status.note(f"on branch {one_line(conversation.branch.name)}")
+        elif not options.dry_run:
+            status.note("nothing was changed")
+            return 1
+    return None
+
+
+def _plan_drop(chat: Chat, conversation: Conversation, num: int) -> Revision:
+    question = nth_last_question(conversation.turns, num)
+    if question is None:
+        raise UsageError(f"there is no message {num} from the end to leave out")
+    return chat.plan_drop(conversation, question.id)
+
+
+def _values(
+    conversation: Conversation, revision: Revision, cost: EditCost, *, is_done: bool
+) -> dict[str, object]:
+    counts = {"dropped_turns": len(revision.dropped), "following_turns": len(revision.anew)}
+    branches = {"branch": conversation.branch.name, "stays_on": revision.stays_on}
+    return {"session": conversation.session.id, "done": is_done} | branches | counts | asdict(cost)
+
+
+def _confirmed() -> bool:
+    """Ask on a terminal; elsewhere there is nobody to ask, and nothing is lost."""
+    return not sys.stdin.isatty() or typer.confirm("go on like this?", err=True)

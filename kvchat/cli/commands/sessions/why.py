@@ -1,0 +1,37 @@
+"""`kvchat cache why`: why an answer computed what it did. Reads a tokenizer and loads no model."""
+
+from contextlib import closing
+from dataclasses import asdict
+
+from kvchat.app.model_location import located
+from kvchat.app.open_sessions import open_store
+from kvchat.cli.commands.sessions.options import WhyOptions
+from kvchat.cli.output.streams import Output, as_json
+from kvchat.errors import UsageError
+from kvchat.session.cache_miss import explain
+from kvchat.session.explanation import explained
+from kvchat.session.template.chat_template import ChatTemplate
+from kvchat.session.tree import Role
+from kvchat.text.format_cache_miss import why_words
+
+
+def explain_answer(options: WhyOptions) -> None:
+    """Say why an answer computed what it did, with the first token that differs."""
+    settings = options.settings()
+    with closing(open_store(settings)) as store:
+        session = store.find(options.session)
+        branch = store.branch(session.id, options.branch or session.active_branch)
+        answers = [turn for turn in store.turns_to(branch.leaf_id) if turn.role is Role.ASSISTANT]
+        if options.number > len(answers):
+            raise UsageError(f"there is no answer {options.number} from the end to explain")
+        answer = answers[-options.number]
+        explain(store.all_turns(session.id), answer)  # refused before a model is looked for
+        model = options.model or answer.model or session.model or settings.model
+        location = located(settings, model)
+        explanation = explained(store, ChatTemplate.from_dir(location.path), session, answer)
+    miss = explanation.miss
+    if as_json(options):
+        texts = {f"{side}_text": getattr(explanation, side) for side in ("shared", "here", "there")}
+        Output().json({"session": session.id, "turn": answer.id} | asdict(miss) | texts)
+    else:
+        Output().line(why_words(explanation))

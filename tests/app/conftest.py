@@ -1,0 +1,11 @@
+"""The fixtures of the command line: an empty home, and commands run in this process."""
+
+from tests.cli.conftest import (  # noqa: F401
+    ask,
+    fork_server,
+    home,
+    model_dir,
+    passphrase,
+    run,
+    tiny_model,
+)

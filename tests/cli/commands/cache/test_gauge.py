@@ -1,0 +1,185 @@
+"""`kvchat cache gauge` on conversations and on the built-in questions, as a person types it."""
+
+import json
+import os
+import shutil
+from contextlib import closing
+from math import inf
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from kvchat.app.child_process import engine_environ
+from kvchat.app.config import read_settings
+from kvchat.app.conversion.gauge_figures import figures_of, read_figures
+from kvchat.app.conversion.gauge_process import gauge_text, gauged
+from kvchat.cli.main import run as run_command
+from kvchat.engine.api.loss import FormatLoss, GaugeReport, Loss
+from kvchat.errors import EngineFailed
+from kvchat.session.store import SessionStore
+from kvchat.text.format_gauge import report_lines
+from tests.cli.secret_home import Run
+
+pytestmark = pytest.mark.cpu
+
+
+@pytest.fixture
+def asked(run: Run, tiny_model: Path) -> Run:
+    words = ["ask", "-q", "-m", str(tiny_model), "--max-tokens", "30", "--new", "demo"]
+    code, _, told = run(*words, "remember the sea " * 40)
+    assert code == 0, told
+    return run
+
+
+def test_a_conversation_is_measured_in_every_format_and_one_is_recommended(
+    asked: Run, tmp_path: Path
+) -> None:
+    picture = tmp_path / "loss.svg"
+    code, out, told = asked("cache", "gauge", "demo", "--last", "20", "--keep", "0", "--svg", str(picture))
+    assert code == 0, told
+    for name in ("fp8", "int8", "k=int8,v=int4", "int4", "k=int4,v=int2", "int2"):
+        assert any(line.split()[0] == name for line in out.splitlines())
+    assert "--cache-format int2 saves" in out.splitlines()[-1]
+    assert ElementTree.parse(picture).getroot().tag.endswith("svg")
+
+
+def test_json_has_every_figure_layers_and_the_advice(asked: Run) -> None:
+    code, out, told = asked(
+        *("cache", "gauge", "demo", "--json", "--last", "10", "--converted"),
+        *("--cache-format", "int8", "--cache-format", "int2", "--layers", "int2", "--keep", "1"),
+    )
+    assert code == 0, told
+    report = json.loads(out)
+    assert [one["cache_format"] for one in report["formats"]] == ["int8", "int2"]
+    assert [one["layer"] for one in report["layers"]] == [1, 3]
+    assert report["num_replayed"] == 10
+    assert all(one["is_converted"] for one in report["formats"])
+    assert report["formats"][0]["num_bytes"] < report["exact_bytes"]
+    assert report["recommended"] in ("int8", "int2", "exact")
+
+
+def test_what_cannot_be_measured_is_said(asked: Run, run: Run) -> None:
+    assert run("cache", "gauge", "nothing-of-that-name")[0] == 5
+    code, _, told = run("cache", "gauge", "demo", "--cache-format", "int3")
+    assert (code, "int3" in told) == (3, True)
+    code, _, told = run("cache", "gauge", "demo", "--svg", "/nowhere/at/all.svg", "--last", "5")
+    assert (code, "--svg" in told) == (1, True)
+
+
+def test_what_is_no_format_is_refused_before_a_session_or_a_model_is_looked_for(run: Run) -> None:
+    for option in ("--cache-format", "--layers"):
+        code, _, told = run("cache", "gauge", "nothing-of-that-name", option, "int3")
+        assert (code, "'int3' is unknown" in told) == (3, True)
+
+
+def test_a_conversation_without_an_answer_has_nothing_to_replay(
+    run: Run, tiny_model: Path, home: Path
+) -> None:
+    with closing(SessionStore(home / "data" / "sessions.db")) as store:
+        store.create_session(title="empty", model=str(tiny_model))
+    code, _, told = run("cache", "gauge", "empty")
+    assert (code, "send a message" in told) == (2, True)
+
+
+@pytest.mark.slow
+def test_the_built_in_questions_are_asked_of_the_starter_model(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["cache", "gauge", "--quick", "--json", "--cache-format", "int8"]) == 0
+    exact, int8 = json.loads(capsys.readouterr().out)
+    assert exact["all"]["num_questions"] == int8["all"]["num_questions"] == 62
+    assert exact["all"]["exact"] > 0.8
+    assert int8["all"]["lost"] <= 2.0
+    assert int8["answers"]["agreement"] > 0.99
+
+
+def test_the_window_measures_in_a_process_of_its_own(asked: Run) -> None:
+    """What it says is what the command says; a refusal is told, not shown as a table."""
+    settings = read_settings({})
+    told = gauge_text(settings, "demo", "main", "int2")
+    assert any(line.split()[0] == "int2" for line in told.splitlines())
+    with pytest.raises(EngineFailed, match="int3"):
+        gauge_text(settings, "demo", "main", "int3")
+
+
+def test_where_no_process_can_be_started_the_window_says_so(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = read_settings({})
+    monkeypatch.setattr("sys.executable", str(home / "nothing"))
+    with pytest.raises(EngineFailed, match="no process can be started"):
+        gauge_text(settings, "demo", "main", "int2")
+
+
+def test_the_window_gets_the_figures_of_the_words_it_shows(asked: Run, tmp_path: Path) -> None:
+    found = gauged(read_settings({}), "demo", "main", "int2")
+    (one,) = found.report.formats
+    assert found.words.splitlines()[1:-1] == list(report_lines(found.report, 0.99))[1:-1]
+    assert (one.cache_format, found.kept_agreement) == ("int2", 0.99)
+    path = tmp_path / "figures.json"
+    words = "cache", "gauge", "demo", "--last", "10", "--layers", "int2", "--figures", str(path), "--json"
+    code, out, _ = asked(*words, "--cache-format", "int2")
+    assert (code, json.loads(path.read_text())) == (0, json.loads(out))
+    again, kept = read_figures(path)
+    assert figures_of(again, json.loads(out)["session"], kept) == json.loads(out)
+    code, _, told = asked(*words[:5], "--figures", "/nowhere/at/all.json", "--cache-format", "int8")
+    assert (code, "--figures" in told) == (1, True)
+
+
+def test_an_endless_loss_comes_back_from_the_file_as_one(tmp_path: Path) -> None:
+    loss = Loss(
+        num_tokens=3,
+        agreement=0.5,
+        divergence=inf,
+        worst_divergence=inf,
+        perplexity_ratio=inf,
+        recall=None,
+    )
+    one = FormatLoss(
+        cache_format="int2",
+        num_bytes=5,
+        token_bytes=1.0,
+        loss=loss,
+        is_converted=False,
+        seconds=0.1,
+    )
+    report = GaugeReport(
+        model="m", num_tokens=9, num_replayed=3, exact_bytes=9, exact_token_bytes=2.0, formats=(one,)
+    )
+    path = tmp_path / "figures.json"
+    path.write_text(json.dumps(figures_of(report, "s1", 0.9)))
+    assert "Infinity" not in path.read_text()
+    assert read_figures(path) == (report, 0.9)
+
+
+def test_the_process_of_the_window_has_its_settings_wherever_they_came_from(asked: Run) -> None:
+    flags = {
+        "engine.threads": 1,
+        "engine.max_batch_tokens": 16,
+        "engine.disk_bytes": "3GiB",
+        "engine.weights": "fp32",
+    }
+    settings = read_settings(flags)
+    assert read_settings(environ=os.environ | engine_environ(settings)).engine == settings.engine
+    with pytest.raises(EngineFailed, match="max_batch_tokens must be at least that, not 16"):
+        gauge_text(settings, "demo", "main", "snapkv:64")
+
+
+def test_the_form_of_weights_can_be_named(asked: Run, tiny_model: Path) -> None:
+    before = asked("cache", "gauge", "demo", "--last", "5", "--cache-format", "int8", "--json")
+    code, out, told = asked(
+        *("cache", "gauge", "demo", "--last", "5", "--cache-format", "int8", "--json", "--weights", "int4"),
+    )
+    assert code == 0, told
+    assert json.loads(out)["formats"][0]["loss"] != json.loads(before[1])["formats"][0]["loss"]
+    assert asked("sessions", "convert", "demo", "int4", "--weights", "int4", "--dry-run")[0] == 0
+    code, _, told = asked("sessions", "verify", "demo", "-m", str(tiny_model), "--weights", "int4")
+    assert (code, "other weights" in told) == (7, True)
+
+
+def test_built_in_questions_are_not_asked_of_a_model_without_their_tokenizer(
+    run: Run, tiny_model: Path, tmp_path: Path
+) -> None:
+    other = Path(shutil.copytree(tiny_model, tmp_path / "other"))
+    (other / "tokenizer.json").unlink()
+    code, _, told = run("cache", "gauge", "-m", str(other), "--quick")
+    assert (code, "starter" in told) == (2, True)

@@ -1,0 +1,180 @@
+"""`kvchat bench` runs the scenarios of the source tree, and says where they are when they are not here."""
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from time import monotonic, sleep
+
+import pytest
+
+from benchmarks.__main__ import SCENARIOS
+from kvchat.cli.commands.bench import measure, source_tree
+from kvchat.cli.commands.bench_options import BenchOptions
+from kvchat.cli.main import run
+from kvchat.errors import KvchatError, UsageError
+from tests.patience import PATIENCE_S
+
+pytestmark = pytest.mark.pure
+
+Capture = pytest.CaptureFixture[str]
+
+MAIN = """
+import json, sys
+from pathlib import Path
+print("table of", *sys.argv[1:], flush=True)
+if "--json" in sys.argv:
+    Path(sys.argv[-1]).write_text(json.dumps({"rows": sys.argv[1:-2]}))
+sys.exit(3 if "failing" in sys.argv else 0)
+"""
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A source tree whose scenarios print what they are called with."""
+    package = tmp_path / "benchmarks"
+    (package / "cpu").mkdir(parents=True)
+    (tmp_path / "pyproject.toml").touch()
+    for name in ("__init__.py", "cpu/__init__.py", "table.py"):
+        (package / name).touch()
+    for name in ("__main__.py", "cpu/__main__.py"):
+        (package / name).write_text(MAIN)
+    for name in ("start", "failing"):
+        (package / f"{name}.py").write_text("\ndef measure():\n    pass\n")
+    return tmp_path
+
+
+def options(*scenarios: str, quick: bool = False, json: bool = False) -> BenchOptions:
+    return BenchOptions(scenarios=list(scenarios), quick=quick, json=json)
+
+
+def test_scenarios_run_in_processes_of_their_own(tree: Path, capfd: Capture) -> None:
+    assert measure(options("start", "cpu", quick=True), tree) == 0
+    assert capfd.readouterr().out == "table of start --quick\ntable of --quick\n"
+
+
+def test_plots_go_where_they_are_wanted_seen_from_here(
+    tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Capture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert measure(BenchOptions(scenarios=["start"], svg=Path("new/plots")), tree) == 0
+    assert capfd.readouterr().out == f"table of start --svg {tmp_path / 'new' / 'plots'}\n"
+    assert (tmp_path / "new" / "plots").is_dir()
+    with pytest.raises(UsageError, match="cannot make"):
+        measure(BenchOptions(scenarios=["start"], svg=tree / "pyproject.toml" / "plots"), tree)
+
+
+def test_without_a_name_all_scenarios_run(tree: Path, capfd: Capture) -> None:
+    assert measure(options(), tree) == 0
+    out, err = capfd.readouterr()
+    assert out == "table of\n"
+    assert "takes long" in err
+
+
+def test_json_is_one_object_and_the_table_goes_to_standard_error(tree: Path, capfd: Capture) -> None:
+    assert measure(options("start", json=True), tree) == 0
+    out, err = capfd.readouterr()
+    assert json.loads(out) == {"rows": ["start"]}
+    assert "table of start" in err
+
+
+def test_a_scenario_that_fails_gives_its_exit_code(tree: Path) -> None:
+    assert measure(options("failing", "cpu"), tree) == 3
+    with pytest.raises(KvchatError, match="exit code 3"):
+        measure(options("failing", json=True), tree)
+
+
+def test_an_unknown_scenario_is_refused_with_those_that_are_there(capsys: Capture) -> None:
+    assert run(["bench", "start", "nonsense", "--json"]) == 2
+    out, err = capsys.readouterr()
+    assert json.loads(out)["event"] == "error"
+    assert "no scenario is called nonsense" in err
+    assert all(name in err for name in (*SCENARIOS, "cpu", "gpu"))
+
+
+def test_programs_take_plots_and_their_figures_stand_under_their_names(
+    tree: Path, tmp_path: Path, capfd: Capture
+) -> None:
+    plots = tmp_path / "plots"
+    given = BenchOptions(scenarios=["start", "cpu"], quick=True, json=True, svg=plots)
+    assert measure(given, tree) == 0
+    out, err = capfd.readouterr()
+    words = ["--quick", "--svg", str(plots)]
+    assert json.loads(out) == {"rows": ["start", *words], "cpu": {"rows": words}}
+    assert err.count("table of") == 2
+
+
+def test_a_program_alone_is_one_object_too(tree: Path, capfd: Capture) -> None:
+    assert measure(options("cpu", json=True), tree) == 0
+    assert json.loads(capfd.readouterr().out) == {"cpu": {"rows": []}}
+
+
+def test_an_installed_package_says_where_the_measurements_are(tmp_path: Path) -> None:
+    (tmp_path / "benchmarks").mkdir()
+    (tmp_path / "benchmarks" / "__main__.py").touch()  # somebody else's, beside all other packages
+    with pytest.raises(KvchatError, match="make bench"):
+        source_tree(tmp_path)
+
+
+@pytest.mark.slow
+def test_a_scenario_of_this_tree_runs(capfd: Capture) -> None:
+    assert run(["bench", "bookkeeping", "--quick", "--json"]) == 0
+    assert json.loads(capfd.readouterr().out)["rows"]
+
+
+def test_what_the_system_kills_has_the_code_of_a_signal(tree: Path) -> None:
+    (tree / "benchmarks" / "__main__.py").write_text("import os; os.kill(os.getpid(), 9)\n")
+    assert measure(options("start"), tree) == 128 + 9
+
+
+SLOW = """
+import subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+print(child.pid, flush=True)
+time.sleep(600)
+"""
+BENCH = """
+import sys
+from pathlib import Path
+from kvchat.cli.commands.bench import measure
+from kvchat.cli.commands.bench_options import BenchOptions
+given = BenchOptions(scenarios=["start", "cpu"], json="--json" in sys.argv)
+sys.exit(measure(given, Path(sys.argv[1])))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_ends_what_is_measured_with_all_that_it_has_started(tree: Path, number: int) -> None:
+    (tree / "benchmarks" / "__main__.py").write_text(SLOW)
+    command = [sys.executable, "-c", BENCH, str(tree)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+        assert process.stdout is not None
+        grandchild = int(process.stdout.readline())
+        process.send_signal(number)
+        assert process.wait(PATIENCE_S) == 128 + number
+        assert process.stdout.read() == "", "no other scenario is begun"
+    deadline_s = monotonic() + PATIENCE_S
+    while _is_alive(grandchild):
+        assert monotonic() < deadline_s
+        sleep(0.02)
+
+
+def test_a_signal_is_told_to_whoever_reads_json(tree: Path) -> None:
+    (tree / "benchmarks" / "__main__.py").write_text(SLOW)
+    command = [sys.executable, "-c", BENCH, str(tree), "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        process.stderr.readline()
+        process.send_signal(signal.SIGINT)
+        out, _ = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 130
+    [event] = map(json.loads, out.splitlines())
+    assert (event["event"], event["exit_code"]) == ("error", 130)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
