@@ -21,7 +21,7 @@ from kvchat.app.interface_host import InterfaceHost
 from kvchat.chat.service import Chat, ChatEvent, TurnFinished
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.ui.app import KvchatApp
-from kvchat.ui.widgets.cache_panel import CachePanel
+from kvchat.ui.widgets.cache.panel import CachePanel
 
 SAMPLING = SamplingParams(temperature=1.0, max_tokens=160, ignore_eos=True, seed=1)
 STARTER_TOKENS = 1200

@@ -18,8 +18,8 @@ from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.session.template.chat_template import ChatTemplate
 from kvchat.session.tree import SessionId, Turn
 from kvchat.ui.app import KvchatApp
+from kvchat.ui.controllers.turn_runner import PendingTurn, TurnKind
 from kvchat.ui.screens.chat import ChatScreen
-from kvchat.ui.turns import PendingTurn, TurnKind
 from kvchat.ui.widgets.answer import AnswerView
 from kvchat.ui.widgets.markdown_view import AnswerMarkdown
 from kvchat.ui.widgets.session_list import SessionList

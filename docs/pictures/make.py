@@ -23,8 +23,8 @@ from kvchat.app.interface_host import InterfaceHost
 from kvchat.engine.api.status import EnginePhase
 from kvchat.session.tree import Turn
 from kvchat.ui.app import KvchatApp
+from kvchat.ui.controllers.turn_runner import Turns
 from kvchat.ui.screens.compare import CompareScreen
-from kvchat.ui.turns import Turns
 
 HERE = Path(__file__).parent
 SIZE = (132, 36)

@@ -2,10 +2,10 @@
 
 from kvchat.chat.events import EditCost, Revision
 from kvchat.engine.api.snapshot import CacheSnapshot
+from kvchat.text.attachments import shown_message
 from kvchat.text.figures import bytes_text, count_text, plural
 from kvchat.text.format_cost import bytes_of, in_bytes
 from kvchat.text.plain_text import fitted, one_line
-from kvchat.ui.attachments import shown_message
 
 COSTLY_TOKENS = 512
 """An edit that computes this much is asked for once more."""

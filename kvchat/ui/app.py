@@ -20,10 +20,10 @@ from kvchat.app.host import Host
 from kvchat.app.services import ChatService, EngineView
 from kvchat.errors import KvchatError
 from kvchat.ui.commands import COMMANDS
-from kvchat.ui.driver import KeyReader, TerminalDriver
 from kvchat.ui.screens.chat import ChatScreen
-from kvchat.ui.screens.late import LateScreen, Typed
-from kvchat.ui.terminal import guarded_terminal, hang_up_told, key_by_key, term_with_a_size
+from kvchat.ui.screens.deferred import LateScreen, Typed
+from kvchat.ui.terminal.driver import KeyReader, TerminalDriver
+from kvchat.ui.terminal.guard import guarded_terminal, hang_up_told, key_by_key, term_with_a_size
 from kvchat.ui.theme import KVCHAT_THEME, own_variables
 from kvchat.ui.widgets.prompt import Prompt
 

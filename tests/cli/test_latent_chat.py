@@ -14,8 +14,8 @@ from kvchat.app.engine_swap import EngineSwap
 from kvchat.app.interface_host import InterfaceHost
 from kvchat.engine.api.status import EnginePhase
 from kvchat.ui.app import KvchatApp
-from kvchat.ui.widgets.cache_panel import CachePanel
-from kvchat.ui.widgets.cache_rows import row_text
+from kvchat.ui.widgets.cache.panel import CachePanel
+from kvchat.ui.widgets.cache.panel_rows import row_text
 from tests.patience import PATIENCE_S
 from tests.tiny_models import write_model
 

@@ -12,10 +12,10 @@ from kvchat.engine.api.ids import BranchId
 from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.api.status import EnginePhase, EngineStatus
 from kvchat.session.tree import MAIN, Branch, BranchName, Session, SessionId
-from kvchat.ui.history import Recent
+from kvchat.ui.state.history import Recent
 from kvchat.ui.theme import KVCHAT_THEME, own_variables
-from kvchat.ui.widgets.cache_panel import CachePanel
-from kvchat.ui.widgets.cache_rows import BranchNames, Live
+from kvchat.ui.widgets.cache.panel import CachePanel
+from kvchat.ui.widgets.cache.panel_rows import BranchNames, Live
 from kvchat.ui.widgets.session_list import SessionList
 from kvchat.ui.widgets.session_rows import Held, ListOptions
 from kvchat.ui.widgets.status_bar import StatusBar, StatusFigures

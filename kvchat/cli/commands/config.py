@@ -25,7 +25,7 @@ from kvchat.cli.parser.options import ListOptions, PlaceOptions
 from kvchat.errors import UsageError
 from kvchat.platform.parsing import OneOf, OrNone, integer, number, parse_size, positive, yes_or_no
 from kvchat.text.plain_text import one_line
-from kvchat.ui.editor import editor_command
+from kvchat.ui.terminal.editor import editor_command
 
 _DEFAULT = "default"
 _INDENT = 4

@@ -13,7 +13,7 @@ from textual.widgets import OptionList, Static
 from textual.widgets.option_list import Option
 
 from kvchat.platform.values import dataclass
-from kvchat.ui.screens.late import LateScreen
+from kvchat.ui.screens.deferred import LateScreen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

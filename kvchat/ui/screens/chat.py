@@ -12,27 +12,27 @@ from textual.widget import Widget
 from kvchat.app.host import Host
 from kvchat.app.services import ChatService, EngineView
 from kvchat.errors import KvchatError
-from kvchat.ui.attaching import Attaching
-from kvchat.ui.attachments import words_of
-from kvchat.ui.branching import Branching
+from kvchat.text.attachments import words_of
 from kvchat.ui.commands import Command
-from kvchat.ui.courses import Courses
-from kvchat.ui.drain import INTERVAL_S, Drain
-from kvchat.ui.engine_watch import EngineWatch
-from kvchat.ui.formats import Formats
-from kvchat.ui.gauging import Gauging
-from kvchat.ui.housekeeping import Housekeeping
-from kvchat.ui.inspecting import Inspecting
-from kvchat.ui.keeping import Keeping
+from kvchat.ui.controllers.attaching import Attaching
+from kvchat.ui.controllers.branching import Branching
+from kvchat.ui.controllers.clipboard import Outlet
+from kvchat.ui.controllers.command_dispatcher import Helpers, Verbs
+from kvchat.ui.controllers.drafts import Keeping
+from kvchat.ui.controllers.engine_watch import EngineWatch
+from kvchat.ui.controllers.formats import Formats
+from kvchat.ui.controllers.gauging import Gauging
+from kvchat.ui.controllers.inspecting import Inspecting
+from kvchat.ui.controllers.revisions import Courses
+from kvchat.ui.controllers.sending import Sending
+from kvchat.ui.controllers.sessions import Shelf
+from kvchat.ui.controllers.settings import Housekeeping
+from kvchat.ui.controllers.temporary import Temporary
+from kvchat.ui.controllers.turn_runner import Turns
 from kvchat.ui.key_names import key_name, leave_keys
-from kvchat.ui.outlet import Outlet
 from kvchat.ui.screens.conversation import ConversationScreen
-from kvchat.ui.sending import Sending
-from kvchat.ui.shelf import Shelf
-from kvchat.ui.temporary import Temporary
-from kvchat.ui.turns import Turns
-from kvchat.ui.verbs import Helpers, Verbs
-from kvchat.ui.widgets.cache_panel import CachePanel
+from kvchat.ui.terminal.render_loop import INTERVAL_S, Drain
+from kvchat.ui.widgets.cache.panel import CachePanel
 from kvchat.ui.widgets.prompt import Prompt
 from kvchat.ui.widgets.session_list import SessionList
 from kvchat.ui.widgets.sessions_pane import SessionsPane

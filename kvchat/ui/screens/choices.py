@@ -9,8 +9,8 @@ from textual.containers import Vertical
 from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
+from kvchat.ui.screens.deferred import LateScreen
 from kvchat.ui.screens.dialog import Dialog
-from kvchat.ui.screens.late import LateScreen
 
 
 class ChoiceScreen(LateScreen[int | None]):

@@ -16,7 +16,7 @@ from kvchat.text.answer_footer import progress_parts
 from kvchat.text.figures import count_text, plural
 from kvchat.text.plain_text import clean_text
 from kvchat.text.prefill_time import PrefillPace
-from kvchat.ui.screens.late import LateScreen, Typed
+from kvchat.ui.screens.deferred import LateScreen, Typed
 
 _DRAIN_S = 1 / 20
 _LEAST_WIDTH = 32

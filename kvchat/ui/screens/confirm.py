@@ -9,7 +9,7 @@ from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.widgets import Static
 
-from kvchat.ui.screens.late import LateScreen, Typed
+from kvchat.ui.screens.deferred import LateScreen, Typed
 
 
 class ConfirmScreen(LateScreen[bool]):

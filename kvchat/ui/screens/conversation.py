@@ -16,27 +16,27 @@ from kvchat.engine.api.snapshot import CacheSnapshot
 from kvchat.engine.api.status import EnginePhase, EngineStatus
 from kvchat.errors import KvchatError
 from kvchat.session.tree import SessionId, Turn
+from kvchat.text.attachments import before_message, shown_message, split_message, take_out_files
 from kvchat.text.plain_text import one_line
-from kvchat.ui.attaching import Attaching
-from kvchat.ui.attachments import before_message, shown_message, split_message, take_out_files
-from kvchat.ui.branching import Branching
-from kvchat.ui.courses import Courses
-from kvchat.ui.drain import Drain
-from kvchat.ui.engine_watch import EngineWatch, Shown
-from kvchat.ui.formats import Formats
-from kvchat.ui.heading import editing_text, heading_text, welcome_text
-from kvchat.ui.keeping import Keeping
-from kvchat.ui.kept_open import KeptOpen
+from kvchat.ui.controllers.attaching import Attaching
+from kvchat.ui.controllers.branching import Branching
+from kvchat.ui.controllers.command_dispatcher import Opener, Verbs
+from kvchat.ui.controllers.drafts import Keeping
+from kvchat.ui.controllers.engine_watch import EngineWatch, Shown
+from kvchat.ui.controllers.formats import Formats
+from kvchat.ui.controllers.revisions import Courses
+from kvchat.ui.controllers.sending import Sending
+from kvchat.ui.controllers.sessions import Shelf
+from kvchat.ui.controllers.temporary import Temporary
+from kvchat.ui.controllers.turn_runner import PendingTurn, Turns
 from kvchat.ui.key_names import key_name
-from kvchat.ui.lane import Draft
-from kvchat.ui.reach import Reach
 from kvchat.ui.screens.window import WindowScreen
-from kvchat.ui.sending import Sending
-from kvchat.ui.shelf import Shelf
-from kvchat.ui.temporary import Temporary
-from kvchat.ui.turns import PendingTurn, Turns
-from kvchat.ui.verbs import Opener, Verbs
-from kvchat.ui.widgets.cache_rows import BranchNames
+from kvchat.ui.state.conversation_tab import Draft
+from kvchat.ui.state.open_conversations import KeptOpen
+from kvchat.ui.state.scroll_position import Reach
+from kvchat.ui.terminal.render_loop import Drain
+from kvchat.ui.widgets.cache.panel_rows import BranchNames
+from kvchat.ui.widgets.heading import editing_text, heading_text, welcome_text
 from kvchat.ui.widgets.prompt import Prompt
 from kvchat.ui.widgets.session_list import SessionList
 from kvchat.ui.widgets.session_rows import Held, ListOptions, SessionWithBranches

@@ -14,9 +14,9 @@ from textual.widgets import Static
 
 from kvchat.app.host import Gauged
 from kvchat.engine.quality.advice import recommended
-from kvchat.ui.screens.late import LateScreen
-from kvchat.ui.widgets.frontier_rows import LEGEND, frontier_rows
-from kvchat.ui.widgets.marks import Look, Row
+from kvchat.ui.screens.deferred import LateScreen
+from kvchat.ui.widgets.cache.frontier_rows import LEGEND, frontier_rows
+from kvchat.ui.widgets.cache.styles import Look, Row
 
 _AROUND = 4
 """Rows of the screen that are neither plot nor table."""

@@ -15,9 +15,9 @@ from textual.widgets import Static
 from kvchat.engine.api.inspection import InspectedBlock
 from kvchat.engine.api.snapshot import CacheSnapshot
 from kvchat.errors import KvchatError
-from kvchat.ui.history import SHOWN_S
 from kvchat.ui.screens.dialog import Dialog
-from kvchat.ui.widgets.block_rows import (
+from kvchat.ui.state.history import SHOWN_S
+from kvchat.ui.widgets.cache.block_rows import (
     Source,
     block_heading,
     detail_lines,
@@ -25,8 +25,8 @@ from kvchat.ui.widgets.block_rows import (
     source_heading,
     source_row,
 )
-from kvchat.ui.widgets.block_table import BlockTable
-from kvchat.ui.widgets.marks import Look, Row, row_text
+from kvchat.ui.widgets.cache.block_table import BlockTable
+from kvchat.ui.widgets.cache.styles import Look, Row, row_text
 
 _INTERVAL_S = 0.5
 _MOST_SOURCES = 6

@@ -8,7 +8,7 @@ from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
 from textual.widgets import Static
 
-from kvchat.ui.screens.late import LateScreen
+from kvchat.ui.screens.deferred import LateScreen
 
 
 class NoteScreen(LateScreen[None]):

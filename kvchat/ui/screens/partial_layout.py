@@ -13,8 +13,8 @@ from textual.geometry import Region, Size
 from textual.map_geometry import MapGeometry
 from textual.widget import Widget
 
-from kvchat.ui.screens.desk import DeskScreen
 from kvchat.ui.screens.part_compositor import PartCompositor
+from kvchat.ui.screens.services import DeskScreen
 
 
 class PartialLayoutScreen(DeskScreen):

@@ -15,8 +15,8 @@ from textual.widgets import Static
 from kvchat.app.services import Alternative
 from kvchat.errors import KvchatError
 from kvchat.text.plain_text import clean_text, padded
-from kvchat.ui.desk import Work
-from kvchat.ui.screens.late import LateScreen
+from kvchat.ui.controllers.screen_services import Work
+from kvchat.ui.screens.deferred import LateScreen
 
 _REST_S = 0.06
 _BAR_WIDTH = 20

@@ -12,9 +12,9 @@ from textual.content import Content
 from textual.widgets import Static
 
 from kvchat.ui.key_names import key_name
-from kvchat.ui.panes import PaneWish, pane_widths
 from kvchat.ui.screens.partial_layout import PartialLayoutScreen
-from kvchat.ui.widgets.cache_panel import CachePanel
+from kvchat.ui.state.panes import PaneWish, pane_widths
+from kvchat.ui.widgets.cache.panel import CachePanel
 from kvchat.ui.widgets.command_list import CommandList
 from kvchat.ui.widgets.prompt import Prompt
 from kvchat.ui.widgets.session_list import SessionList

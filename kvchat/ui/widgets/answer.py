@@ -16,7 +16,7 @@ from kvchat.text.plain_text import clean_text
 from kvchat.text.prefill_time import PrefillPace
 from kvchat.ui.key_names import name_for
 from kvchat.ui.widgets.column import Column
-from kvchat.ui.widgets.in_place import update_in_place, update_text
+from kvchat.ui.widgets.update_in_place import update_in_place, update_text
 
 if TYPE_CHECKING:
     from kvchat.ui.widgets.markdown_view import AnswerMarkdown
@@ -216,7 +216,7 @@ class AnswerView(Column):
         return AnswerMarkdown(clean_text(self.turn.text))
 
     def _still_body(self) -> Static:
-        from kvchat.ui.widgets.still_text import StillText
+        from kvchat.ui.widgets.static_text import StillText
 
         return StillText(clean_text(self.turn.text))
 

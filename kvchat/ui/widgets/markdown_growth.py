@@ -20,7 +20,7 @@ from textual.widgets._markdown import (
     MarkdownParagraph,
 )
 
-from kvchat.ui.widgets.in_place import update_in_place
+from kvchat.ui.widgets.update_in_place import update_in_place
 
 
 class GrowingParagraph(MarkdownParagraph):

@@ -19,8 +19,8 @@ from textual.widgets._markdown import MarkdownFence
 from textual.widgets.markdown import MarkdownStream
 
 from kvchat.session.render.markdown_parser import answer_parser
-from kvchat.ui.widgets.in_place import update_in_place
 from kvchat.ui.widgets.markdown_growth import GrowingBulletList, GrowingOrderedList, GrowingParagraph
+from kvchat.ui.widgets.update_in_place import update_in_place
 
 
 class CodeFence(MarkdownFence):

@@ -9,11 +9,11 @@ from textual.message import Message
 from textual.widgets import TextArea
 
 from kvchat.platform.values import dataclass
+from kvchat.text.attachments import is_long, looks_binary, tidy
 from kvchat.text.plain_text import clean_text
-from kvchat.ui.attachments import is_long, looks_binary, tidy
 from kvchat.ui.commands import Command, completions, message_text
 from kvchat.ui.key_names import keys_of
-from kvchat.ui.path_choices import PathChoice, path_at_end, path_choices
+from kvchat.ui.state.path_choices import PathChoice, path_at_end, path_choices
 
 Choice = Command | PathChoice
 Line = tuple[str, bool]

@@ -16,14 +16,14 @@ from textual.widgets import Static
 
 from kvchat.platform.values import dataclass
 from kvchat.session.tree import Role, Session, Turn, TurnId
+from kvchat.text.attachments import shown_message
 from kvchat.text.figures import plural
 from kvchat.text.plain_text import clean_text
-from kvchat.ui.attachments import shown_message
-from kvchat.ui.portion import Portion
+from kvchat.ui.terminal.work_slice import Portion
 from kvchat.ui.widgets.answer import AnswerView
 from kvchat.ui.widgets.column import Column
-from kvchat.ui.widgets.in_place import update_in_place
 from kvchat.ui.widgets.long_text import LongText
+from kvchat.ui.widgets.update_in_place import update_in_place
 
 MAX_LIVE = 15
 """Answers kept as Markdown widgets; each costs layout time whenever text is added."""

@@ -7,7 +7,7 @@ from rich.cells import cell_len
 from textual import events
 
 from kvchat.errors import ContextOverflow
-from kvchat.ui.turns import PendingTurn, TurnKind
+from kvchat.ui.controllers.turn_runner import PendingTurn, TurnKind
 from tests.ui.harness import Window, window
 from tests.ui.scripted import Answer, ScriptedChat
 from tests.ui.scripted_variants import ScriptedReading

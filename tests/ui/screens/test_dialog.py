@@ -12,7 +12,7 @@ from kvchat.ui.screens.inspector import InspectorScreen
 from kvchat.ui.screens.tokens import TokensScreen
 from kvchat.ui.widgets.session_list import SessionList
 from tests.ui.harness import Window, window
-from tests.ui.screens.test_late import burst
+from tests.ui.screens.test_deferred import burst
 from tests.ui.scripted import ScriptedChat
 
 pytestmark = pytest.mark.tui

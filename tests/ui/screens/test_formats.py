@@ -11,7 +11,7 @@ from kvchat.errors import PoolExhausted
 from kvchat.session.kv.origin import new_origin
 from kvchat.ui.screens.confirm import ConfirmScreen
 from tests.ui.harness import Window, window
-from tests.ui.screens.test_late import burst
+from tests.ui.screens.test_deferred import burst
 from tests.ui.scripted import Answer
 
 pytestmark = pytest.mark.tui

@@ -6,10 +6,10 @@ import pytest
 
 from kvchat.app.host import Appearance
 from kvchat.text.format_gauge import report_lines
-from kvchat.ui.widgets.frontier_rows import BEATEN, GOOD, TAKEN
+from kvchat.ui.widgets.cache.frontier_rows import BEATEN, GOOD, TAKEN
 from tests.ui.harness import window
 from tests.ui.scripted_files import ScriptedFiles
-from tests.ui.widgets.test_frontier_rows import STARTER, report
+from tests.ui.widgets.cache.test_frontier_rows import STARTER, report
 
 pytestmark = pytest.mark.tui
 

@@ -10,10 +10,10 @@ from kvchat.engine.api.ids import BranchId
 from kvchat.engine.api.inspection import InspectedBlock, InspectionWish
 from kvchat.engine.api.snapshot import MovedBytes, Tier
 from kvchat.ui.screens.inspector import InspectorScreen
-from kvchat.ui.widgets.block_table import BlockTable
+from kvchat.ui.widgets.cache.block_table import BlockTable
 from tests.ui.harness import Window, window
 from tests.ui.scripted_engine import HeldTokens, ScriptedEngine
-from tests.ui.widgets.test_block_rows import block, place
+from tests.ui.widgets.cache.test_block_rows import block, place
 
 pytestmark = pytest.mark.tui
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests.ui.harness import Window, window
 from tests.ui.scripted import ScriptedChat
-from tests.ui.test_clipboard import tool
+from tests.ui.terminal.test_system_clipboard import tool
 
 pytestmark = pytest.mark.tui
 

@@ -9,7 +9,7 @@ from kvchat.engine.api.ids import GroupId
 from kvchat.engine.api.inspection import BlockPlace, InspectedBlock, InspectionWish
 from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.api.status import EnginePhase
-from kvchat.ui.turns import PendingTurn, TurnKind
+from kvchat.ui.controllers.turn_runner import PendingTurn, TurnKind
 from tests.ui.harness import window
 from tests.ui.scripted import ScriptedChat, ScriptedConversation
 from tests.ui.scripted_engine import ScriptedEngine

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 from textual import events
 
-from kvchat.ui import sending
-from kvchat.ui.attachments import Attachment, before_message
-from kvchat.ui.sending import look_up
+from kvchat.text.attachments import Attachment, before_message
+from kvchat.ui.controllers import sending
+from kvchat.ui.controllers.sending import look_up
 from tests.ui.gate import Gate
 from tests.ui.harness import Window, window
-from tests.ui.screens.test_late import burst
+from tests.ui.screens.test_deferred import burst
 from tests.ui.scripted import ScriptedChat
 
 pytestmark = pytest.mark.tui

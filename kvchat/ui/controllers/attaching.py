@@ -1,0 +1,159 @@
+"""What goes with the next message, and its reading while the person still types."""
+
+import asyncio
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+
+from kvchat.app.services import ChatService, Reading
+from kvchat.errors import KvchatError
+from kvchat.text.attachments import PASTED, Attachment, before_message, read_attachment
+from kvchat.text.figures import plural
+from kvchat.text.plain_text import one_line
+from kvchat.ui.controllers.screen_services import Desk
+from kvchat.ui.controllers.turn_runner import Turns
+
+
+class AttachingDesk(Desk, Protocol):
+    """What is needed of the screen."""
+
+    def draw_attachments(self, lines: Sequence[str]) -> None: ...
+
+
+class Attaching:
+    """Keeps the attachments of the message in the prompt.
+
+    Attributes:
+        attachments: in the order in which they will stand.
+        waiting: messages that wait for files to be read.
+    """
+
+    def __init__(self, screen: AttachingDesk, chat: ChatService, turns: Turns) -> None:
+        self._screen = screen
+        self._chat = chat
+        self._turns = turns
+        self.attachments: tuple[Attachment, ...] = ()
+        self.waiting: list[str] = []
+        self._reading: Reading | None = None
+        self._put_aside: tuple[Attachment, ...] | None = None
+        self._of_edit: tuple[Attachment, ...] = ()
+        self._num_unread = 0
+        self._are_read = asyncio.Event()
+        self._has_failed = False
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether a file is being read that goes with the next message."""
+        return self._num_unread > 0
+
+    @property
+    def put_aside(self) -> tuple[Attachment, ...]:
+        """What goes with the next message that is no edit, while one is edited."""
+        return self._put_aside or ()
+
+    async def settled(self) -> bool:
+        """Wait until all files are read, and return whether all could be."""
+        while self._num_unread:
+            self._are_read.clear()
+            await self._are_read.wait()
+        has_failed, self._has_failed = self._has_failed, False
+        return not has_failed
+
+    def begin_edit(self, files: tuple[Attachment, ...]) -> None:
+        """Let the files of a message that is being changed go with it, and put aside what is attached."""
+        self.end_edit()
+        self._put_aside, self._of_edit = self.attachments, files
+        self._set(files)
+
+    def end_edit(self) -> None:
+        """Attach again what was put aside, and what was attached to a change that is given up."""
+        if self._put_aside is not None:
+            put_aside, self._put_aside = self._put_aside, None
+            self._set((*put_aside, *(one for one in self.attachments if one not in self._of_edit)))
+
+    def attach(self, path: str) -> None:
+        """Read a file and let it go with the next message."""
+        self._num_unread += 1
+        self._screen.begin(partial(self._attach, Path(path)))
+
+    def attach_text(self, text: str) -> None:
+        """Let a long paste go with the next message."""
+        number = sum(one.name.startswith(PASTED) for one in self.attachments) + 1
+        name = PASTED if number == 1 else f"{PASTED} {number}"
+        self._add(Attachment(name=name, text=text))
+        self._screen.tell(f"{plural(len(text), 'character')} go with your message; /detach leaves them out")
+
+    def detach(self) -> bool:
+        """Leave out what was attached last, and return whether there was anything."""
+        if not self.attachments:
+            return False
+        self._set(self.attachments[:-1])
+        return True
+
+    def take(self) -> tuple[str, Reading | None]:
+        """Return what stands before the message that is sent now and what was read of it; forget both."""
+        before, reading = before_message(self.attachments), self._reading
+        self.attachments, self._reading = (), None
+        self._draw("")
+        return before, reading
+
+    def give_back(self, attachments: tuple[Attachment, ...]) -> None:
+        """Attach again what was to go with a message that was not sent."""
+        if attachments:
+            self._set((*attachments, *self.attachments))
+
+    def read_again(self) -> None:
+        """Read for what is on screen now: another conversation, or an engine that has loaded."""
+        if self.attachments:
+            self._set(self.attachments)
+
+    async def _attach(self, path: Path) -> None:
+        try:
+            attachment = await asyncio.to_thread(read_attachment, path)
+        except KvchatError as error:
+            self._has_failed = bool(self.waiting)
+            self._screen.warn(str(error))
+        else:
+            self._add(attachment)
+        finally:
+            self._num_unread -= 1
+            self._are_read.set()
+
+    def _add(self, attachment: Attachment) -> None:
+        self._set((*self.attachments, attachment))
+
+    def _set(self, attachments: tuple[Attachment, ...]) -> None:
+        self.attachments = attachments
+        if self._reading is not None:
+            self._reading.stop()
+            self._reading = None
+        self._draw("")
+        if attachments and self._put_aside is None:
+            self._screen.begin(self._read, group="read ahead")
+
+    async def _read(self) -> None:
+        before, conversation = before_message(self.attachments), self._turns.conversation
+        system = self._turns.draft.system
+        try:
+            num_tokens = await asyncio.to_thread(self._chat.variants.num_tokens, before)
+            if not self._screen.is_engine_ready or self._turns.is_running:
+                self._draw(plural(num_tokens, "token"))
+                return
+            self._draw(f"{plural(num_tokens, 'token')}, being read")
+            reading = await asyncio.to_thread(self._chat.variants.read_ahead, conversation, system, before)
+            if before != before_message(self.attachments):
+                return  # the message was sent meanwhile
+            self._reading = reading
+            await asyncio.to_thread(reading.run)
+        except KvchatError as error:
+            self._draw(one_line(str(error)))
+            return
+        if self._reading is reading:
+            self._draw(f"{plural(num_tokens, 'token')}, read")
+
+    def _draw(self, state: str) -> None:
+        lines = [f"▤ {one_line(one.summary)}" for one in self.attachments]
+        if lines and state:
+            lines[-1] += f" · {state}"
+        self._screen.draw_attachments(lines)

@@ -1,0 +1,406 @@
+"""What each slash command does."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from functools import partial
+from typing import Protocol
+
+from kvchat.app.services import ChatService, ConversationView
+from kvchat.errors import KvchatError
+from kvchat.platform.values import dataclass
+from kvchat.session.tree import BranchName, Role, SessionId, Turn, TurnId, nth_last_question
+from kvchat.text.figures import plural
+from kvchat.text.format_cache_miss import why_words
+from kvchat.text.plain_text import one_line
+from kvchat.ui.commands import find_command, nearest_command, split_command
+from kvchat.ui.controllers.attaching import Attaching
+from kvchat.ui.controllers.branching import Branching
+from kvchat.ui.controllers.clipboard import Outlet
+from kvchat.ui.controllers.formats import Formats
+from kvchat.ui.controllers.gauging import Gauging
+from kvchat.ui.controllers.revisions import Courses
+from kvchat.ui.controllers.screen_services import Desk
+from kvchat.ui.controllers.sessions import Shelf
+from kvchat.ui.controllers.settings import Housekeeping
+from kvchat.ui.controllers.temporary import Temporary
+from kvchat.ui.controllers.turn_runner import PendingTurn, TurnKind, Turns
+from kvchat.ui.state.conversation_tab import Draft
+
+_COMPARED = 3
+
+Opener = Callable[[], Awaitable[ConversationView | None]]
+"""Gets the conversation to show; None is a new one."""
+
+
+class CommandDesk(Desk, Protocol):
+    """What commands need of the screen they are typed on."""
+
+    def restore_command(self, line: str) -> None: ...
+
+    def queue(self, pending: PendingTurn) -> None: ...
+
+    def open_with(self, opener: Opener, draft: Draft | None = None) -> object: ...
+
+    def find(self, words: str = "") -> None: ...
+
+    def conversation_changed(self) -> None: ...
+
+    def show_sessions_pane(self) -> None: ...
+
+    def show_tree(self) -> None: ...
+
+    def action_help(self) -> None: ...
+
+    def action_answer(self) -> None: ...
+
+    def action_history(self) -> None: ...
+
+    def stop_answer(self) -> None: ...
+
+    def action_cache(self) -> None: ...
+
+    def action_layers(self) -> None: ...
+
+    def action_inspect(self) -> None: ...
+
+    def action_freeze(self) -> None: ...
+
+    def quit(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Helpers:
+    """Who carries commands out."""
+
+    courses: Courses
+    shelf: Shelf
+    branching: Branching
+    outlet: Outlet
+    attaching: Attaching
+    housekeeping: Housekeeping
+    gauging: Gauging
+    formats: Formats
+    temporary: Temporary
+
+
+class Verbs:
+    """Runs commands for the chat screen. Anything that may read a file runs in a thread."""
+
+    def __init__(self, screen: CommandDesk, chat: ChatService, turns: Turns, helpers: Helpers) -> None:
+        self._screen = screen
+        self._chat = chat
+        self._turns = turns
+        self._courses = helpers.courses
+        self._shelf = helpers.shelf
+        self._branching = helpers.branching
+        self._outlet = helpers.outlet
+        self._attaching = helpers.attaching
+        self._housekeeping = helpers.housekeeping
+        self._formats = helpers.formats
+        self._actions: dict[str, Callable[[str], None]] = {
+            "help": lambda _: screen.action_help(),
+            "new": self.new,
+            "temp": lambda _: helpers.temporary.begin(),
+            "fork": self.fork,
+            "retry": self.retry,
+            "tokens": self.tokens,
+            "aside": self.aside,
+            "attach": helpers.attaching.attach,
+            "detach": self.detach,
+            "answer": lambda _: screen.action_answer(),
+            "history": lambda _: screen.action_history(),
+            "model": self.model,
+            "reload": lambda _: helpers.housekeeping.reload(),
+            "set": self.set,
+            "theme": lambda name: helpers.housekeeping.change("display.theme", name),
+            "copy": self.copy,
+            "open": self.open,
+            "edit": self.edit,
+            "undo": self.undo,
+            "drop": self.drop,
+            "continue": self.go_on,
+            "stop": lambda _: screen.stop_answer(),
+            "switch": self.switch,
+            "tree": lambda _: screen.show_tree(),
+            "search": lambda words: screen.find(words),
+            "pin": self.pin,
+            "system": self.system,
+            "cache": self.cache,
+            "gauge": helpers.gauging.gauge,
+            "export": self.export,
+            "why": self.why,
+            "title": self.rename,
+            "delete": self.delete,
+            "quit": lambda _: screen.quit(),
+        }
+
+    def run(self, line: str) -> None:
+        """Run a command line, or say why not."""
+        name, argument = split_command(line)
+        command = find_command(name)
+        if command is None:
+            near = nearest_command(name)
+            guess = f"; did you mean /{near.name}?" if near else ""
+            self._screen.warn(f"there is no /{name}{guess} (// sends it as text, f1 lists the commands)")
+            self._screen.restore_command(line)
+        elif command.needs_argument and not argument:
+            self._screen.warn(f"usage: {command.usage}")
+            self._screen.restore_command(line + " ")
+        elif "\n" in line and not command.takes_lines:
+            self._screen.warn(f"/{command.name} takes one line; // sends this as text")
+            self._screen.restore_command(line)
+        else:
+            self._actions[command.name](argument)
+
+    def run_on_line(self, name: str, session_id: SessionId, branch: BranchName | None) -> None:
+        """Run a command for a line of the list, whatever is on screen."""
+        actions: dict[str, Callable[[], None]] = {
+            "title": lambda: self._shelf.ask_for_title(session_id),
+            "pin": lambda: self._shelf.pin(session_id),
+            "export": lambda: self._shelf.ask_for_file(session_id, branch),
+            "delete": lambda: self._shelf.ask_to_delete(session_id, branch),
+        }
+        actions[name]()
+
+    def new(self, title: str = "", system: str = "") -> None:
+        self._screen.open_with(self._nothing, Draft(title=title, system=system or self._turns.system))
+
+    def switch(self, reference: str) -> None:
+        if not reference:
+            self._screen.show_sessions_pane()
+        else:
+            self._screen.open_with(lambda: self._opened(reference))
+
+    def opener_at(self, turn_id: TurnId) -> Opener:
+        """Return what opens the branch that a message lies on; a new one where none leads there any more."""
+
+        async def open_there() -> ConversationView:
+            opened: ConversationView = await asyncio.to_thread(self._chat.open_at, turn_id)
+            return opened
+
+        return open_there
+
+    def fork(self, name: str = "") -> None:
+        conversation = self._stored()
+        if conversation is None or not self._is_free("fork"):
+            return
+
+        async def open_fork() -> ConversationView:
+            forked: ConversationView = await asyncio.to_thread(
+                self._chat.fork, conversation, None, name or None
+            )
+            price = self._branching.price_so_far(forked)
+            self._screen.tell(f"on branch {one_line(forked.branch.name)}: {price}; what is new is its own")
+            return forked
+
+        self._screen.tell(self._branching.price_so_far(conversation), title="fork")
+        self._screen.open_with(open_fork)
+
+    def retry(self, argument: str = "") -> None:
+        if self._stored() is None or not self._is_free("retry"):
+            return
+        if argument in ("", "1"):
+            self._branching.retry()
+        elif argument.isdecimal() and len(argument) < 4:
+            self._branching.compare(int(argument))
+        else:
+            self._screen.warn(f"how many answers? /retry 3, not /retry {argument}")
+
+    def tokens(self, argument: str = "") -> None:
+        answer = self._answer("open as tokens", argument)
+        if answer is not None and self._is_free("open it"):
+            self._branching.open_tokens(answer)
+
+    def aside(self, text: str = "") -> None:
+        if self._branching.aside is not None and not text:
+            self._branching.end_aside()
+        elif self._stored() is not None and self._is_free("ask aside"):
+            self._branching.begin_aside(text)
+
+    def model(self, name: str = "") -> None:
+        if name:
+            self._housekeeping.reload(name)
+        else:
+            self._housekeeping.models()
+
+    def set(self, argument: str = "") -> None:
+        name, _, value = argument.partition(" ")
+        if name:
+            self._housekeeping.change(name, value.strip())
+        else:
+            self._housekeeping.settings()
+
+    def detach(self, _argument: str = "") -> None:
+        if not self._attaching.detach():
+            self._screen.warn("nothing is attached")
+
+    def copy(self, argument: str = "") -> None:
+        answer = self._answer("copy", "" if argument == "code" else argument)
+        if answer is not None and argument == "code":
+            self._outlet.copy_code(answer)
+        elif answer is not None:
+            self._outlet.copy(answer.text)
+
+    def open(self, argument: str = "") -> None:
+        answer = self._answer("open", argument)
+        if answer is not None:
+            self._outlet.open(answer)
+
+    def run_on(self, turn: Turn, name: str) -> None:
+        """Run what was chosen for one message."""
+        if name in ("edit", "drop", "retry", "compare") and not self._is_free(name):
+            return
+        actions: dict[str, Callable[[], object]] = {
+            "edit": lambda: self._courses.begin_edit(turn),
+            "drop": lambda: self._courses.drop(turn),
+            "retry": self.retry,
+            "compare": lambda: self._branching.compare(_COMPARED),
+            "why": lambda: self._explain(turn),
+            "copy": lambda: self._outlet.copy(turn.text),
+            "code": lambda: self._outlet.copy_code(turn),
+            "open": lambda: self._outlet.open(turn),
+        }
+        actions[name]()
+
+    def go_on(self, _argument: str = "") -> None:
+        conversation = self._stored()
+        if conversation is None or not self._is_free("continue"):
+            return
+        turns = conversation.turns
+        if not turns or not turns[-1].is_open:
+            self._screen.warn("the last answer is complete; there is nothing to continue")
+            return
+        self._screen.queue(PendingTurn(kind=TurnKind.CONTINUE))
+
+    def edit(self, argument: str) -> None:
+        question = self._question("edit", argument)
+        if question is not None:
+            self._courses.begin_edit(question)
+
+    def undo(self, argument: str) -> None:
+        if self._question("undo", argument) is not None:
+            self._courses.undo(int(argument or "1"))
+
+    def drop(self, argument: str) -> None:
+        question = self._question("drop", argument)
+        if question is not None:
+            self._courses.drop(question)
+
+    def system(self, text: str) -> None:
+        conversation = self._turns.conversation
+        if text:
+            if conversation is not None:
+                self._screen.tell("a system prompt stands before everything else: this is a new conversation")
+            self.new(system=text)
+            return
+        current = conversation.session.system if conversation else self._turns.draft.system
+        self._screen.tell(one_line(current) or "there is no system prompt", title="system prompt")
+
+    def cache(self, argument: str) -> None:
+        name, _, rest = argument.partition(" ")
+        if name == "format":
+            self._formats.choose(rest.strip())
+            return
+        actions = {
+            "": self._screen.action_cache,
+            "layers": self._screen.action_layers,
+            "blocks": self._screen.action_inspect,
+            "freeze": self._screen.action_freeze,
+        }
+        if argument in actions:
+            actions[argument]()
+        else:
+            known = "/cache, /cache layers, /cache blocks, /cache freeze or /cache format NAME"
+            self._screen.warn(f"{known}, not /cache {argument}")
+
+    def export(self, wish: str) -> None:
+        conversation = self._stored()
+        if conversation is not None:
+            self._shelf.export(conversation.session.id, conversation.branch.name, wish)
+
+    def pin(self, _argument: str = "") -> None:
+        conversation = self._stored()
+        if conversation is not None:
+            self._shelf.pin(conversation.session.id)
+
+    def why(self, argument: str) -> None:
+        answer = self._answer("explain", argument)
+        if answer is not None:
+            self._explain(answer)
+
+    def _explain(self, answer: Turn) -> None:
+        conversation = self._stored()
+        if conversation is not None:
+            self._screen.begin(partial(self._why, conversation, answer))
+
+    async def _why(self, conversation: ConversationView, answer: Turn) -> None:
+        try:
+            explanation = await asyncio.to_thread(self._chat.why, conversation, answer.id)
+        except KvchatError as error:
+            self._screen.warn(str(error))
+        else:
+            computed = plural(explanation.miss.computed_tokens, "token")
+            self._screen.note(f"Why {computed} were computed", why_words(explanation))
+
+    def rename(self, title: str) -> None:
+        conversation = self._turns.conversation
+        if conversation is None:
+            self._turns.draft = replace(self._turns.draft, title=title)
+            self._screen.conversation_changed()
+            return
+        self._shelf.rename(conversation.session.id, title)
+
+    def delete(self, _argument: str = "") -> None:
+        conversation = self._stored()
+        if conversation is not None:
+            self._shelf.ask_to_delete(conversation.session.id)
+
+    def _answer(self, purpose: str, argument: str) -> Turn | None:
+        """Return the n-th last answer; say where there is none."""
+        conversation = self._stored()
+        if conversation is None:
+            return None
+        answers = [turn for turn in conversation.turns if turn.role is Role.ASSISTANT]
+        num = int(argument or "1") if (argument or "1").isdecimal() else 0
+        if not 1 <= num <= len(answers):
+            self._screen.warn(f"there is no answer {argument or 1} from the end to {purpose}")
+            return None
+        return answers[-num]
+
+    def _question(self, purpose: str, argument: str) -> Turn | None:
+        """Return the person's n-th last message where it can be changed now; say why not otherwise."""
+        conversation = self._stored()
+        if conversation is None or not self._is_free(purpose):
+            return None
+        num = int(argument or "1") if (argument or "1").isdecimal() else 0
+        question = nth_last_question(conversation.turns, num)
+        if question is None:
+            self._screen.warn(f"there is no message {argument or 1} from the end to {purpose}")
+        return question
+
+    def _is_free(self, purpose: str) -> bool:
+        """Return whether no answer is being written; say so otherwise."""
+        if self._turns.is_running:
+            self._screen.warn(f"an answer is being written: esc stops it, then {purpose}")
+        return not self._turns.is_running
+
+    def _stored(self) -> ConversationView | None:
+        if self._turns.conversation is None:
+            self._screen.warn("nothing has been said here yet")
+        return self._turns.conversation
+
+    async def _nothing(self) -> None:
+        return None
+
+    async def _opened(self, reference: str) -> ConversationView:
+        """Return a branch of the open session, or a session, by what the person calls it."""
+        conversation = self._turns.conversation
+        if conversation is not None:
+            session_id = conversation.session.id
+            branches = await asyncio.to_thread(self._chat.store.branches, session_id)
+            if any(branch.name == reference for branch in branches):
+                found: ConversationView = await asyncio.to_thread(self._chat.open, session_id, reference)
+                return found
+        opened: ConversationView = await asyncio.to_thread(self._chat.open, reference)
+        return opened

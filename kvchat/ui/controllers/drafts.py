@@ -1,0 +1,158 @@
+"""Keeps what was written and not sent when the window closes, and gives it back when it is opened again."""
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from contextlib import ExitStack, suppress
+from typing import Protocol
+
+from kvchat.app.services import ConversationView, SessionShelf
+from kvchat.errors import KvchatError
+from kvchat.session.tree import SessionId
+from kvchat.text.attachments import before_message, words_of
+from kvchat.ui.controllers.attaching import Attaching
+from kvchat.ui.controllers.revisions import Courses
+from kvchat.ui.controllers.screen_services import Desk
+from kvchat.ui.controllers.turn_runner import Turns
+from kvchat.ui.state.conversation_tab import Unsent
+from kvchat.ui.widgets.prompt import Prompt
+
+log = logging.getLogger(__name__)
+
+_STORED_WITHIN_S = 5.0
+
+_Owner = tuple[str | None, str | None]
+"""The session and the branch that a text was written on; nothing, where no conversation has begun."""
+
+
+class _LeftMeanwhile(Exception):
+    """The conversation is not shown any more."""
+
+
+class KeepingDesk(Desk, Protocol):
+    """What is needed of the screen."""
+
+    prompt: Prompt
+
+    def give_back(self, text: str) -> None: ...
+
+
+class Keeping:
+    """Puts unsent messages on the shelf and takes them from there."""
+
+    def __init__(
+        self, screen: KeepingDesk, store: SessionShelf, turns: Turns, courses: Courses, attaching: Attaching
+    ) -> None:
+        self._screen = screen
+        self._store = store
+        self._turns = turns
+        self._courses = courses
+        self._attaching = attaching
+        self._has_told = False
+        self._problem = ""
+        self._left: list[Unsent] = []
+        """What waited, could not be kept, and belongs to conversations that are not shown."""
+        self._kept: set[tuple[_Owner, str]] = set()
+        """What is on the shelf from this window already: a window may be told to close more than once."""
+
+    def keep_all(self) -> None:
+        """Stop all answers, and keep what waited behind them, in edits and in the prompt."""
+        self._keep(self._take_all())
+
+    def leaves(self, *, is_wish: bool) -> bool:
+        """Keep everything for the window to be closed; return whether it may be.
+
+        Args:
+            is_wish: the person asks for it, and stays the first time that something cannot be kept.
+        """
+        may_stay = is_wish and not self._has_told
+        self._left = self._keep([*self._left, *self._turns.take_unsent()])
+        is_kept = not self._left
+        if is_kept or not may_stay:
+            is_kept &= not self._keep(self._typed())
+            is_kept &= not self._keep(self._turns.wait(_STORED_WITHIN_S))
+        if is_kept or not may_stay:
+            return True
+        self._has_told = True
+        self._put_back()
+        self._screen.warn(f"{self._problem}\nctrl+q again leaves all the same")
+        return False
+
+    async def give_back(self, conversation: ConversationView | None) -> None:
+        """Put what is kept for a conversation into the prompt, if it is still shown then."""
+        owner = _owner(conversation)
+        try:
+            elsewhere = await asyncio.to_thread(self._other_branches, conversation)
+            with suppress(_LeftMeanwhile), ExitStack() as stack:
+                lent = await asyncio.to_thread(
+                    stack.enter_context, self._store.unsent.lent(owner[0], elsewhere)
+                )
+                if lent.complaint:
+                    self._screen.warn(lent.complaint)
+                if _owner(self._turns.conversation) != owner:
+                    raise _LeftMeanwhile  # so that it stays where it is
+                self._kept = {(kept_for, text) for kept_for, text in self._kept if kept_for != owner}
+                if lent.text:
+                    self._screen.give_back(lent.text)
+                    self._screen.tell("what you had written and not sent is in the prompt again")
+                self._put_back()
+        except KvchatError as error:
+            self._screen.warn(str(error))
+
+    def _other_branches(self, conversation: ConversationView | None) -> frozenset[str]:
+        if conversation is None:
+            return frozenset()
+        names = {branch.name for branch in self._store.branches(conversation.session.id)}
+        return frozenset(names - {conversation.branch.name})
+
+    def _is_gone(self, session_id: str) -> bool:
+        """Whether another process has deleted a session; not where that cannot be told."""
+        try:
+            return not self._store.branches(SessionId(session_id))
+        except KvchatError:
+            return False
+
+    def _put_back(self) -> None:
+        """Put what could not be kept for the conversation on screen into the prompt."""
+        shown = _owner(self._turns.conversation)
+        here = [one for one in self._left if _owner(one.conversation) == shown]
+        self._left = [one for one in self._left if one not in here]
+        for one in reversed(here):
+            self._screen.give_back(one.text)
+
+    def _typed(self) -> list[Unsent]:
+        here = self._turns.conversation
+        attaching, editing = self._attaching, self._courses.editing
+        opened = None if editing is None else words_of(editing.text)
+        drafts = [text for text in self._screen.prompt.drafts if text != opened]  # unchanged, it is no draft
+        last = drafts.pop() if drafts else ""
+        beside = "" if editing is not None and not last else before_message(attaching.attachments)
+        waiting = [*self._courses.asked, *attaching.waiting, before_message(attaching.put_aside)]
+        texts = [*waiting, *drafts, beside + last]
+        return [Unsent(conversation=here, text=text) for text in texts if text]
+
+    def _take_all(self) -> list[Unsent]:
+        return [*self._turns.take_unsent(), *self._typed()]
+
+    def _keep(self, unsent: Iterable[Unsent]) -> list[Unsent]:
+        """Keep what is not kept yet, and return what cannot be."""
+        failed = []
+        for one in unsent:
+            session_id, branch = owner = _owner(one.conversation)
+            if (owner, one.text) in self._kept:
+                continue
+            try:
+                if session_id is not None and self._is_gone(session_id):
+                    session_id = branch = None  # nobody would ever open it
+                self._store.unsent.keep(session_id, one.text, branch)
+            except KvchatError as error:
+                log.error("%s", error)
+                self._problem = str(error)
+                failed.append(one)
+            else:
+                self._kept.add((owner, one.text))
+        return failed
+
+
+def _owner(conversation: ConversationView | None) -> _Owner:
+    return (None, None) if conversation is None else (conversation.session.id, conversation.branch.name)

@@ -1,0 +1,167 @@
+"""Reads the engine's state again and again and draws it: cache panel and status bar."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import field
+from time import monotonic
+
+from kvchat.app.services import ConversationView, EngineView
+from kvchat.engine.api.snapshot import BranchUsage, CacheSnapshot
+from kvchat.engine.api.status import EnginePhase, EngineStatus
+from kvchat.platform.values import dataclass
+from kvchat.session.tree import Session
+from kvchat.text.format_trust import trust_words
+from kvchat.ui.key_names import key_name
+from kvchat.ui.state.history import History
+from kvchat.ui.state.token_rate import TokenRate
+from kvchat.ui.widgets.cache.panel import CachePanel
+from kvchat.ui.widgets.cache.panel_rows import BranchNames, Live
+from kvchat.ui.widgets.session_rows import Held
+from kvchat.ui.widgets.status_bar import StatusBar, StatusFigures
+
+_BUSY_POLL_S = 1 / 12
+_IDLE_POLL_S = 0.5
+_DRAWN_S = 0.25
+"""While an answer is written: figures change all the time, and drawing them takes time from decoding."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shown:
+    """What the screen shows, as far as the figures depend on it. `session` is the open one."""
+
+    session: Session | None
+    names: BranchNames
+    context_len: int
+    is_running: bool
+    num_queued: int
+    last_rate: float | None
+    own_keys: Mapping[str, str] = field(default_factory=dict)
+
+
+class EngineWatch:
+    """One look at the engine per call of `look`; a snapshot is one immutable object, so looking is cheap.
+
+    Attributes:
+        status: the engine's state when last looked at.
+        snapshot: the cache's, None while it loads.
+    """
+
+    def __init__(
+        self,
+        engine: EngineView,
+        panel: CachePanel,
+        status_bar: StatusBar,
+        on_phase: Callable[[EngineStatus], None],
+    ) -> None:
+        self.status = EngineStatus(phase=EnginePhase.LOADING)
+        self.snapshot: CacheSnapshot | None = None
+        self._engine = engine
+        self._panel = panel
+        self._status_bar = status_bar
+        self._on_phase = on_phase
+        self._rate = TokenRate()
+        self._history = History()
+        self._words: tuple[object, ...] = ()
+        self._drawn_s = 0.0
+
+    @property
+    def is_ready(self) -> bool:
+        return self.status.phase is EnginePhase.READY
+
+    def look(self, shown: Shown) -> float:
+        """Read and draw; return the seconds until the next look."""
+        status, snapshot = self._engine.status(), self._engine.snapshot()
+        before, self.status = self.status, status
+        self.snapshot = snapshot
+        if snapshot is not None:
+            self._observe(snapshot)
+        figures = self._figures(snapshot, shown)
+        if self._is_to_be_drawn(figures):
+            self._draw(snapshot, shown, figures)
+        if status.phase is not before.phase:
+            self._on_phase(status)
+        is_busy = shown.is_running or status.phase is EnginePhase.LOADING
+        return _BUSY_POLL_S if is_busy else _IDLE_POLL_S
+
+    def _is_to_be_drawn(self, figures: StatusFigures) -> bool:
+        """Whether anything but counts has changed, or counts were drawn long enough ago."""
+        words = figures.status, figures.num_queued, figures.trust, figures.hint
+        is_due = words != self._words or monotonic() - self._drawn_s >= _DRAWN_S
+        if is_due:
+            self._words, self._drawn_s = words, monotonic()
+        return is_due
+
+    def _draw(self, snapshot: CacheSnapshot | None, shown: Shown, figures: StatusFigures) -> None:
+        if snapshot is not None:
+            self._panel.show_snapshot(snapshot, shown.names, self._live(snapshot, shown))
+        elif self.is_ready:
+            self._panel.show_elsewhere(self.status.detail, self.status.served)
+        self._status_bar.show_figures(figures)
+
+    def held_sessions(self) -> dict[str, Held]:
+        """Return what each session with a live branch has on the device, by its id."""
+        held: dict[str, Held] = {}
+        for branch in self._branches:
+            before = held.get(branch.owner, Held(is_on_device=False))
+            held[branch.owner] = Held(
+                own_bytes=before.own_bytes + branch.own_bytes,
+                shared_bytes=max(before.shared_bytes, branch.shared_bytes),
+                is_on_device=before.is_on_device or any(branch.blocks_per_group),
+                is_running=before.is_running or branch.running,
+            )
+        return held
+
+    def held_branches(self, opened: Iterable[ConversationView]) -> dict[tuple[str, str], Held]:
+        """Return what each of some open conversations has on the device, by its session's id and its name."""
+        names = {one.engine_branch: (one.session.id, one.branch.name) for one in opened}
+        return {
+            names[branch.branch]: Held(
+                own_bytes=branch.own_bytes,
+                shared_bytes=branch.shared_bytes,
+                is_on_device=any(branch.blocks_per_group),
+                is_running=branch.running,
+            )
+            for branch in self._branches
+            if branch.branch in names
+        }
+
+    @property
+    def _branches(self) -> Sequence[BranchUsage]:
+        return self.snapshot.branches if self.snapshot else ()
+
+    def forget_rate(self) -> None:
+        """Start the token rate over, because an answer has ended."""
+        self._rate.reset()
+
+    def _observe(self, snapshot: CacheSnapshot) -> None:
+        if snapshot.num_running:
+            self._rate.observe(monotonic(), snapshot.sampled_tokens)
+
+    def _live(self, snapshot: CacheSnapshot, shown: Shown) -> Live:
+        rate = self._rate.tokens_per_s if snapshot.num_running else None
+        recent = self._history.observe(monotonic(), snapshot, rate)
+        return Live(recent=recent, context_len=_context_tokens(snapshot, shown))
+
+    def _hint(self, shown: Shown) -> str:
+        if self.status.phase is EnginePhase.FAILED:
+            return "/reload loads it again"
+        name, does = ("stop", "stop") if shown.is_running else ("help", "help")
+        return f"{key_name(shown.own_keys, name)} {does}"
+
+    def _figures(self, snapshot: CacheSnapshot | None, shown: Shown) -> StatusFigures:
+        return StatusFigures(
+            status=self.status,
+            snapshot=snapshot,
+            context_tokens=_context_tokens(snapshot, shown),
+            tokens_per_s=self._rate.tokens_per_s or shown.last_rate,
+            num_queued=shown.num_queued,
+            trust=trust_words(shown.session) if shown.session else "",
+            hint=self._hint(shown),
+        )
+
+
+def _context_tokens(snapshot: CacheSnapshot | None, shown: Shown) -> int:
+    """Return the length of the conversation on screen, with what is being written now."""
+    branches = snapshot.branches if snapshot else ()
+    owner = shown.session.id if shown.session else None
+    live = [branch.num_tokens for branch in branches if branch.running and branch.owner == owner]
+    return max([shown.context_len, *live])

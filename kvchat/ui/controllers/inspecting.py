@@ -1,0 +1,91 @@
+"""Opens the inspector on the cache, and reads for it."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from kvchat.app.services import ChatService, EngineView
+from kvchat.engine.api.ids import BranchId
+from kvchat.engine.api.inspection import InspectionWish
+from kvchat.engine.api.snapshot import CacheSnapshot
+from kvchat.session.kv.namespaces import namespace_of
+from kvchat.session.tree import path_token_ids
+from kvchat.ui.controllers.screen_services import Desk
+from kvchat.ui.controllers.turn_runner import Turns
+from kvchat.ui.widgets.cache.block_rows import Source, sources
+from kvchat.ui.widgets.cache.panel_rows import BranchNames
+
+if TYPE_CHECKING:
+    from kvchat.ui.screens.inspector import BlocksWithWords
+
+
+class InspectingDesk(Desk, Protocol):
+    """What is needed of the screen."""
+
+    @property
+    def snapshot(self) -> CacheSnapshot | None: ...
+
+
+class Inspecting:
+    """Reads blocks for the inspector; the engine answers between two steps.
+
+    Args:
+        names: says what live branches are called.
+    """
+
+    def __init__(
+        self,
+        screen: InspectingDesk,
+        chat: ChatService,
+        engine: EngineView,
+        turns: Turns,
+        names: Callable[[], BranchNames],
+    ) -> None:
+        self._screen = screen
+        self._chat = chat
+        self._engine = engine
+        self._turns = turns
+        self._names = names
+        self._words: dict[tuple[int, ...], str] = {}
+
+    def open(self) -> None:
+        self._screen.begin(self._open)
+
+    async def _open(self) -> None:
+        from kvchat.ui.screens.inspector import InspectorScreen
+
+        await self._screen.ask(InspectorScreen(self))
+
+    @property
+    def snapshot(self) -> CacheSnapshot | None:
+        return self._screen.snapshot
+
+    def sources(self) -> Sequence[Source]:
+        """Return whose blocks can be shown, that of the conversation on screen first."""
+        if self.snapshot is None:
+            return ()
+        names = self._names()
+        found = sources(self.snapshot, names, self._on_screen(names.active))
+        return sorted(found, key=lambda source: source.mark != "●")
+
+    async def blocks(self, source: Source) -> "BlocksWithWords":
+        return await asyncio.to_thread(self._read, source)
+
+    def _read(self, source: Source) -> "BlocksWithWords":
+        words: dict[tuple[int, ...], str] = {}
+        blocks = self._engine.inspect(source.wish)
+        for block in blocks:
+            ids = block.token_ids
+            words[ids] = self._words.get(ids) or self._chat.variants.words(ids)
+        self._words = words
+        return [(block, words[block.token_ids]) for block in blocks]
+
+    def _on_screen(self, active: BranchId | None) -> InspectionWish | None:
+        """Return the path of the conversation on screen, for the engine to look for."""
+        conversation = self._turns.conversation
+        ids = path_token_ids(conversation.turns) if conversation is not None else None
+        if conversation is None or not ids or active is not None:
+            return None
+        return InspectionWish(
+            token_ids=tuple(ids), namespace=namespace_of(conversation.session, conversation.turns)
+        )

@@ -1,0 +1,194 @@
+"""Takes the conversation on screen along another course, once the person has seen what that costs."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from typing import Protocol
+
+from textual.timer import Timer
+
+from kvchat.app.services import ChatService, ConversationView
+from kvchat.chat.events import EditCost, Revision
+from kvchat.engine.api.snapshot import CacheSnapshot
+from kvchat.errors import KvchatError
+from kvchat.session.tree import Turn
+from kvchat.text.format_revision import (
+    COSTLY_TOKENS,
+    changed_words,
+    drop_words,
+    edit_words,
+    excerpt,
+    heading_words,
+    undo_words,
+)
+from kvchat.ui.controllers.screen_services import Desk
+from kvchat.ui.controllers.turn_runner import PendingTurn, TurnKind, Turns
+
+_REST_S = 0.2
+"""What an edit costs is looked up when typing has rested for this long."""
+
+Plan = Callable[[], Revision]
+Words = Callable[[Revision, EditCost, CacheSnapshot | None], str]
+
+
+class CourseDesk(Desk, Protocol):
+    """What a change of course needs of the screen."""
+
+    @property
+    def snapshot(self) -> CacheSnapshot | None: ...
+
+    def queue(self, pending: PendingTurn) -> None: ...
+
+    def queue_changed(self) -> None: ...
+
+    def give_back(self, text: str) -> None:
+        """Put a message that was not sent before what stands in the prompt."""
+        ...
+
+    def show_edit(self, text: str | None) -> None:
+        """Put a message into the prompt to be changed, its files beside it; None: it is no more."""
+        ...
+
+    def draw_heading(self) -> None: ...
+
+    def whole_message(self, words: str) -> str:
+        """Return a message with what is attached."""
+        ...
+
+
+class Courses:
+    """Edits, undos, and exchanges that are left out.
+
+    Attributes:
+        editing: the message that is being changed in the prompt, as far as it has got.
+        costs: what sending it would compute, in ever fewer words; empty until that is known.
+        asked: changed messages whose cost is being looked up, or agreed to.
+    """
+
+    def __init__(self, screen: CourseDesk, chat: ChatService, turns: Turns) -> None:
+        self._screen = screen
+        self._chat = chat
+        self._turns = turns
+        self.editing: Turn | None = None
+        self.costs: Sequence[str] = ()
+        self.asked: list[str] = []
+        self._rest: Timer | None = None
+
+    # Edits
+
+    def begin_edit(self, question: Turn) -> None:
+        """Put an earlier message into the prompt; sending it goes on from there."""
+        self.editing, self.costs = question, ()
+        self._screen.show_edit(question.text)
+
+    def end_edit(self) -> None:
+        self.editing, self.costs = None, ()
+        self._screen.show_edit(None)
+
+    def text_changed(self, text: str) -> None:
+        """Look up what the edit costs by now, when typing rests."""
+        if self.editing is None:
+            return
+        if self._rest is not None:
+            self._rest.stop()
+        self._rest = self._screen.set_timer(_REST_S, lambda: self._look_up(text))
+
+    def send_edit(self, text: str) -> None:
+        """Say what an edit costs, ask where that is much, and carry it out."""
+        question = self.editing
+        assert question is not None
+        self.end_edit()
+        self._screen.begin(partial(self._send_edit, question, text))
+
+    def _look_up(self, text: str) -> None:
+        if self.editing is not None:
+            whole = self._screen.whole_message(text)
+            self._screen.begin(partial(self._show_cost, self.editing, whole), group="look")
+
+    async def _show_cost(self, question: Turn, text: str) -> None:
+        costs: Sequence[str] = ()
+        with suppress(KvchatError):
+            cost = await asyncio.to_thread(self._chat.edit_cost, self._turns.conversation, question.id, text)
+            costs = heading_words(cost, self._screen.snapshot)
+        if self.editing is question:
+            self.costs = costs
+            self._screen.draw_heading()
+
+    async def _send_edit(self, question: Turn, text: str) -> None:
+        conversation = self._turns.conversation
+        self.asked.append(text)
+        self._screen.queue_changed()
+        words = await self._agreed(conversation, question, text)
+        self.asked.remove(text)
+        self._screen.queue_changed()
+        if conversation is not self._turns.conversation:
+            self._screen.give_back(text)
+            self._screen.warn("the changed message was not sent: you have left its conversation; here it is")
+        elif words is None:
+            self.begin_edit(replace(question, text=text))
+        else:
+            self._screen.tell(words)
+            self._screen.queue(PendingTurn(kind=TurnKind.EDIT, text=text, turn_id=question.id))
+
+    async def _agreed(self, conversation: ConversationView | None, question: Turn, text: str) -> str | None:
+        """Return what an edit costs, in words; None where it cannot be made, or is not to be."""
+        try:
+            cost = await asyncio.to_thread(self._chat.edit_cost, conversation, question.id, text)
+        except KvchatError as error:
+            self._screen.warn(str(error))
+            return None
+        words = edit_words(cost, self._screen.snapshot)
+        is_costly = cost.computed_tokens >= COSTLY_TOKENS
+        if is_costly and conversation is self._turns.conversation:
+            return words if await self._screen.confirm("Change this message?", words) else None
+        return words
+
+    # Undos, and what is left out
+
+    def undo(self, num: int) -> None:
+        """Take back the last messages with their answers, if the person agrees."""
+        conversation = self._turns.conversation
+        one, more = "your last message and its answer", f"your last {num} messages and their answers"
+        plan = partial(self._chat.plan_undo, conversation, num)
+        self._screen.begin(partial(self._revise, f"Take back {one if num == 1 else more}?", plan, undo_words))
+
+    def drop(self, question: Turn) -> None:
+        """Leave an exchange out and keep what follows it, if the person agrees."""
+        conversation = self._turns.conversation
+        plan = partial(self._chat.plan_drop, conversation, question.id)
+        self._screen.begin(partial(self._revise, "Leave this message and its answer out?", plan, drop_words))
+
+    async def _revise(self, ask: str, plan: Plan, words: Words) -> None:
+        conversation = self._turns.conversation
+        seen = conversation.turns if conversation is not None else ()
+        if not self._screen.is_engine_ready:
+            self._screen.tell("what it costs is known when the model is loaded")
+        try:
+            revision = await asyncio.to_thread(plan)
+            cost = await asyncio.to_thread(self._chat.revision_cost, conversation, revision)
+            price = words(revision, cost, self._screen.snapshot)
+            if not await self._screen.confirm(ask, f"{excerpt(revision)}\n\n{price}"):
+                return
+            if not self._is_as_seen(conversation, seen):
+                return
+            await asyncio.to_thread(self._chat.revise, conversation, revision)
+        except KvchatError as error:
+            self._screen.warn(str(error))
+            return
+        if conversation is None or conversation is not self._turns.conversation:
+            return
+        await self._turns.show(conversation)
+        branch = conversation.branch.name
+        self._screen.tell(changed_words(branch, revision, cost, self._screen.snapshot))
+
+    def _is_as_seen(self, conversation: ConversationView | None, seen: Sequence[Turn]) -> bool:
+        """Return whether nothing was said since the question, and nowhere else was gone; say so otherwise."""
+        is_here = conversation is not None and conversation is self._turns.conversation
+        if not is_here:
+            self._screen.warn("another conversation is on the screen now; nothing was changed")
+        elif conversation is not None and (conversation.turns != seen or self._turns.is_running):
+            self._screen.warn("the conversation has gone on since; nothing was changed: ask again")
+            return False
+        return is_here

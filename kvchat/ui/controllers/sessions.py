@@ -1,0 +1,247 @@
+"""What is done with stored sessions: listed, searched, exported, pinned, renamed, deleted."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+from threading import Event
+from time import monotonic, time
+from typing import Protocol
+
+from textual.timer import Timer
+
+from kvchat.app.services import SessionFiles, SessionShelf
+from kvchat.errors import FileTaken, KvchatError
+from kvchat.session.lookup import SearchHit
+from kvchat.session.tree import SessionId
+from kvchat.text.plain_text import one_line
+from kvchat.ui.controllers.screen_services import Desk
+from kvchat.ui.controllers.turn_runner import Turns
+from kvchat.ui.state.stored_sessions import StoredSessions
+from kvchat.ui.widgets.session_rows import UNTITLED, Finding, Held, ListOptions, SessionWithBranches
+
+log = logging.getLogger(__name__)
+
+_REST_S = 0.12
+"""Messages are searched when typing has rested for this long; titles are at once."""
+_FRESH_S = 2.0
+"""The list is drawn for other marks and bytes this often at most: while an answer is written, blocks fill."""
+_MINUTE_S = 60
+_COUNT_SHARE = 0.05
+"""Of the time, that counting what is on disk may take where it takes long."""
+_COUNT_S = 2.0
+"""What is on disk is counted when nothing has changed for this long; an answer's last block is there then."""
+
+
+class ShelfDesk(Desk, Protocol):
+    """What the sessions need of the screen."""
+
+    def held_sessions(self) -> dict[str, Held]: ...
+
+    def held_branches(self) -> dict[tuple[str, str], Held]: ...
+
+    def draw_sessions(self, sessions: Sequence[SessionWithBranches], options: ListOptions) -> None: ...
+
+    def draw_heading(self) -> None:
+        """Draw what the conversation on screen is called."""
+        ...
+
+    async def leave_session(self, session_id: SessionId, branch: str | None = None) -> None:
+        """Take a session, or that branch alone, off the screen and let go of what it holds."""
+        ...
+
+
+class Shelf:
+    """Runs what a person asks of the stored sessions. Whatever reads a file runs in a thread.
+
+    Attributes:
+        sessions: what the store holds, as last read.
+    """
+
+    def __init__(self, screen: ShelfDesk, store: SessionShelf, files: SessionFiles, turns: Turns) -> None:
+        self.sessions = StoredSessions(store)
+        self._screen = screen
+        self._store = store
+        self._files = files
+        self._turns = turns
+        self._finding = Finding()
+        self._rest: Timer | None = None
+        self._until_count: Timer | None = None
+        self._is_counting = False
+        self._not_before_s = 0.0
+        self._drawn_as: tuple[object, ...] = ()
+        self._drawn_s = 0.0
+
+    def refresh(self) -> None:
+        """Read the store again and draw it."""
+        self._screen.begin(self._refresh, group="sessions")
+
+    def draw(self) -> None:
+        """Draw what was read last."""
+        self._drawn_as, self._drawn_s = self._figures(), monotonic()
+        options = self.sessions.options(
+            self._turns.conversation,
+            self._screen.held_sessions(),
+            self._finding,
+            self._screen.held_branches(),
+        )
+        self._screen.draw_sessions(self.sessions.entries, options)
+
+    def keep_fresh(self) -> None:
+        """Draw marks, bytes and ages again where they have changed; cheap where not, so call it often."""
+        is_due = self._drawn_as and monotonic() - self._drawn_s >= _FRESH_S
+        if is_due and self._figures() != self._drawn_as:
+            self.draw()
+
+    def _figures(self) -> tuple[object, ...]:
+        """Return what changes in the list while the store is as it was."""
+        minute = time() // _MINUTE_S
+        return self._screen.held_sessions(), self._screen.held_branches(), minute
+
+    def find(self, words: str) -> None:
+        """Show only what has all of some words: by title at once, in messages when typing rests."""
+        self._finding = Finding(words=words)
+        self.draw()
+        if self._rest is not None:
+            self._rest.stop()
+        if words:
+            self._rest = self._screen.set_timer(_REST_S, partial(self._search, words))
+
+    def pin(self, session_id: SessionId) -> None:
+        """Keep a session on top of the list, or no longer."""
+        session = self.sessions.session(session_id)
+        is_pinned = session is None or not session.pinned
+        self._screen.begin(partial(self._change, lambda: self._store.pin(session_id, is_pinned=is_pinned)))
+
+    def rename(self, session_id: SessionId, title: str) -> None:
+        self._screen.begin(partial(self._change, lambda: self._store.rename(session_id, title)))
+
+    def ask_for_title(self, session_id: SessionId) -> None:
+        """Rename a session as the person writes it."""
+        self._screen.begin(partial(self._ask_for_title, session_id))
+
+    def ask_for_file(self, session_id: SessionId, branch: str | None = None) -> None:
+        """Write a session (None: the branch used last) to a file that the person names."""
+        self._screen.begin(partial(self._ask_for_file, session_id, branch))
+
+    def export(self, session_id: SessionId, branch: str, wish: str) -> None:
+        """Write a session to a file; ask before one is replaced."""
+        self._screen.begin(partial(self._export, partial(self._files.export, session_id, branch, wish)))
+
+    def ask_to_delete(self, session_id: SessionId, branch: str | None = None) -> None:
+        """Delete a session, or one of its branches, if the person means it."""
+        self._screen.begin(partial(self._ask_to_delete, session_id, branch))
+
+    def title(self, session_id: SessionId) -> str:
+        return self.sessions.title(session_id) or UNTITLED
+
+    async def _refresh(self) -> None:
+        try:
+            await asyncio.to_thread(self.sessions.read)
+        except KvchatError as error:
+            self._screen.warn(str(error))
+        self.draw()
+        self._screen.draw_heading()
+        self._count_later()
+
+    def _count_later(self) -> None:
+        if self._until_count is not None:
+            self._until_count.stop()
+        self._until_count = self._screen.set_timer(_COUNT_S, self._begin_count)
+
+    def _begin_count(self) -> None:
+        self._until_count = None
+        if self._is_counting or monotonic() < self._not_before_s:
+            self._count_later()
+        elif not self._turns.is_any_running:  # when it has ended the list is read again, and this comes back
+            self._screen.begin(self._count)
+
+    async def _count(self) -> None:
+        """Count what of the sessions is on disk, and draw it; where it cannot be counted nothing is said."""
+        self._is_counting, began_s, is_over = True, monotonic(), Event()
+        try:
+            self.sessions.on_disk = await asyncio.to_thread(self._files.on_disk, is_over.is_set)
+        except KvchatError:
+            log.warning("what is on disk cannot be counted", exc_info=True)
+        finally:
+            is_over.set()  # a window that closes waits for no thread that goes on
+            self._is_counting = False
+            self._not_before_s = monotonic() + (monotonic() - began_s) / _COUNT_SHARE
+        self.draw()
+
+    def _search(self, words: str) -> None:
+        self._screen.begin(partial(self._draw_hits, words), group="search")
+
+    async def _draw_hits(self, words: str) -> None:
+        hits: Sequence[SearchHit] = ()
+        try:
+            hits = await asyncio.to_thread(self._store.search, words)
+        except KvchatError as error:
+            self._screen.warn(str(error))
+        if self._finding.words == words:
+            self._finding = Finding(words=words, hits=hits)
+            self.draw()
+
+    async def _change(self, change: Callable[[], object]) -> None:
+        try:
+            await asyncio.to_thread(change)
+        except KvchatError as error:
+            self._screen.warn(str(error))
+        self.refresh()
+
+    async def _ask_for_title(self, session_id: SessionId) -> None:
+        from kvchat.ui.screens.choices import LineScreen
+
+        title = self.sessions.title(session_id) or ""
+        written = await self._screen.ask(LineScreen("rename", title, "enter renames it · esc closes"))
+        if written and written != title:
+            await self._change(lambda: self._store.rename(session_id, written))
+
+    async def _ask_for_file(self, session_id: SessionId, branch: str | None) -> None:
+        session = self.sessions.session(session_id)
+        if session is None:
+            return
+        branch = branch or session.active_branch
+        named = f"export “{self.title(session_id)}”"
+        from kvchat.ui.screens.choices import LineScreen
+
+        hint = ".md .html .json .kvchat; empty: a bundle · enter writes it · esc closes"
+        wish = await self._screen.ask(LineScreen(named, "", hint))
+        if wish is not None:
+            await self._export(partial(self._files.export, session_id, branch, wish))
+
+    async def _export(self, write: Callable[..., str]) -> None:
+        try:
+            try:
+                words = await asyncio.to_thread(write)
+            except FileTaken as taken:
+                if not await self._screen.confirm("Replace this file?", str(taken)):
+                    return
+                words = await asyncio.to_thread(write, force=True)
+        except KvchatError as error:
+            self._screen.warn(str(error))
+        else:
+            self._screen.tell(words, title="export")
+
+    async def _ask_to_delete(self, session_id: SessionId, branch: str | None) -> None:
+        if self._turns.is_answering(session_id):
+            self._screen.warn("an answer is being written there: stop it with esc, then delete it")
+            return
+        try:
+            freed = await asyncio.to_thread(self._files.freed_by_deleting, session_id, branch)
+        except KvchatError as error:
+            freed = str(error)
+        question, consequence = f"Delete “{self.title(session_id)}”?", f"{freed}."
+        if branch is None:
+            consequence = f"Its messages are gone for good, on all branches.\n{consequence}"
+        else:
+            question = f"Delete the branch “{one_line(branch)}” of “{self.title(session_id)}”?"
+        if not await self._screen.confirm(question, consequence):
+            return
+        await self._screen.leave_session(session_id, branch)
+        if branch is None:
+            await self._change(lambda: self._store.delete_session(session_id))
+        else:
+            await self._change(lambda: self._store.remove_branch(session_id, branch))
+        for words in await asyncio.to_thread(self._store.still_readable):
+            self._screen.warn(words)

@@ -1,0 +1,120 @@
+"""One conversation that is open in the interface: what runs and waits in it, and what of it is not stored."""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import field
+
+from kvchat.app.services import ConversationView, FeedEvent, TurnFailed, TurnFeed
+from kvchat.chat.events import TurnFinished, TurnStarted
+from kvchat.errors import PoolExhausted
+from kvchat.platform.values import dataclass
+from kvchat.session.tree import SessionId, Turn, TurnId
+from kvchat.ui.state.pending_turn import PendingTurn
+
+State = tuple[SessionId, str, TurnId | None]
+"""A branch of a session, and its last message."""
+
+_OUTGROWN = "the cache has no room for it exactly; go there to keep its KV in {}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draft:
+    """A conversation that is not stored yet: it is made with its first message.
+
+    Args:
+        is_temporary: it is to be deleted when it is left.
+    """
+
+    title: str = ""
+    system: str = ""
+    is_temporary: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unsent:
+    """A message that was not sent, and to whom it was to go."""
+
+    conversation: ConversationView | None
+    text: str
+
+
+@dataclass(slots=True, eq=False)
+class Lane:
+    """One conversation, on screen or behind it, with what runs and waits in it.
+
+    Args:
+        conversation: None for a draft.
+        draft: what a new conversation will be made with.
+        events: what the running turn has produced so far, to be drawn again when it comes back on screen.
+        answered: the conversation of the running turn, once its thread has it.
+        is_stopping: the running turn was asked to stop, maybe before its thread had a conversation.
+        ended_s: when the end of the last turn was drawn.
+    """
+
+    conversation: ConversationView | None = None
+    draft: Draft = field(default_factory=Draft)
+    queue: deque[PendingTurn] = field(default_factory=deque)
+    feed: TurnFeed = field(default_factory=TurnFeed)
+    running: PendingTurn | None = None
+    events: list[FeedEvent] = field(default_factory=list)
+    answered: ConversationView | None = None
+    is_stopping: bool = False
+    ended_s: float | None = None
+
+    @property
+    def is_busy(self) -> bool:
+        return self.feed.is_running or bool(self.queue)
+
+    def holds(self, conversation: ConversationView | None) -> bool:
+        """Whether this is the lane of a conversation's branch."""
+        mine = self.conversation
+        if mine is None or conversation is None:
+            return False
+        return (mine.session.id, mine.branch.name) == (conversation.session.id, conversation.branch.name)
+
+
+def state_of(conversation: ConversationView) -> State:
+    last = conversation.turns[-1].id if conversation.turns else None
+    return conversation.session.id, conversation.branch.name, last
+
+
+def unseen_words(events: Sequence[FeedEvent]) -> tuple[Sequence[str], tuple[str, ...]]:
+    """Return what is to be told of a turn that nobody saw, and the formats in which there is room for it."""
+    words: list[str] = []
+    fits_in: tuple[str, ...] = ()
+    for event in events:
+        if isinstance(event, TurnFinished):
+            words, fits_in = [*filter(None, [event.error]), *event.notices], event.fits_in
+        elif isinstance(event, TurnFailed) and isinstance(event.error, PoolExhausted):
+            fits_in = event.error.fits_in
+    return [*words, *(_OUTGROWN.format(cache_format) for cache_format in fits_in[:1])], fits_in
+
+
+def turns_before(lane: Lane) -> Sequence[Turn]:
+    """Return the turns that stand above what the running turn has produced."""
+    turns = lane.conversation.turns if lane.conversation else ()
+    started = next((event for event in lane.events if isinstance(event, TurnStarted)), None)
+    if started is None:
+        return turns
+    parent_id = (started.question or started.answer).parent_id
+    ids = [turn.id for turn in turns]
+    return turns[: ids.index(parent_id) + 1] if parent_id in ids else ()
+
+
+def unsent_message(lane: Lane, events: Sequence[FeedEvent]) -> str:
+    """Return the message of a turn that failed, where it is not stored."""
+    turns = lane.conversation.turns if lane.conversation else ()
+    started = next((event for event in events if isinstance(event, TurnStarted)), None)
+    is_kept = started is not None and started.question in turns
+    return lane.running.text if lane.running is not None and not is_kept else ""
+
+
+def message_not_stored(lane: Lane) -> str:
+    """Return the message of a turn that is given up, where it is not stored."""
+    events = [*lane.events, *lane.feed.waiting()]
+    is_started = any(isinstance(event, TurnStarted) for event in events)
+    if is_started and not any(isinstance(event, TurnFailed) for event in events):
+        return ""
+    text = unsent_message(lane, events)
+    turns = lane.conversation.turns if lane.conversation else ()
+    return "" if turns and turns[-1].text == text else text

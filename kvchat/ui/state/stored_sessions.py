@@ -1,0 +1,85 @@
+"""What the store holds, as last read: the list on the left and the names everywhere."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from time import time
+
+from kvchat.app.services import ConversationView, OnDisk, SessionShelf
+from kvchat.session.tree import Session, SessionId
+from kvchat.text.plain_text import STEP, one_line
+from kvchat.ui.widgets.cache.panel_rows import BranchNames
+from kvchat.ui.widgets.session_rows import Finding, Held, ListOptions, SessionWithBranches, title_of
+
+
+class StoredSessions:
+    """Sessions with their branches; the branches only where there are several.
+
+    Attributes:
+        entries: newest first.
+        titles: what the sessions are called, by id; asked for many times a second.
+        approximate: the sessions with an answer that was sampled on approximate KV.
+        on_disk: what of their KV is stored, as last counted.
+    """
+
+    def __init__(self, store: SessionShelf) -> None:
+        self.entries: tuple[SessionWithBranches, ...] = ()
+        self.titles: Mapping[str, str] = {}
+        self.approximate: frozenset[str] = frozenset()
+        self.on_disk: Mapping[SessionId, OnDisk] = {}
+        self._store = store
+
+    def read(self) -> None:
+        """Read the store again; from any thread."""
+        store = self._store
+        summaries = store.list_sessions()
+        self.entries = tuple(
+            (summary.session, store.branches(summary.session.id) if summary.num_branches > 1 else ())
+            for summary in summaries
+        )
+        self.titles = {session.id: title_of(session) for session, _ in self.entries}
+        self.approximate = frozenset(summary.session.id for summary in summaries if not summary.is_exact)
+
+    def session(self, session_id: SessionId) -> Session | None:
+        return next((session for session, _ in self.entries if session.id == session_id), None)
+
+    def title(self, session_id: SessionId) -> str | None:
+        return self.titles.get(session_id)
+
+    def branch_names(self, here: ConversationView | None, kept: Iterable[ConversationView]) -> BranchNames:
+        """Name the live branches of a session by its title; where several are known, those of the session on
+        screen by branch, those of another by both.
+        """
+        live = [known for known in (here, *kept) if known is not None and known.engine_branch is not None]
+        num_live = Counter(known.session.id for known in live)
+        of_branches = {
+            known.engine_branch: self._branch_name(known, here)
+            for known in live
+            if known.engine_branch is not None and num_live[known.session.id] > 1
+        }
+        active = here.engine_branch if here else None
+        return BranchNames(of_branches=of_branches, of_sessions=self.titles, active=active)
+
+    def _branch_name(self, known: ConversationView, here: ConversationView | None) -> str:
+        name = one_line(known.branch.name)
+        if here is not None and known.session.id == here.session.id:
+            return name
+        return f"{self.title(known.session.id) or known.session.id}{STEP}{name}"
+
+    def options(
+        self,
+        here: ConversationView | None,
+        held: Mapping[str, Held],
+        finding: Finding,
+        held_branches: Mapping[tuple[str, str], Held],
+    ) -> ListOptions:
+        """Return how to draw the list with the conversation on screen marked."""
+        return ListOptions(
+            active_session=here.session.id if here else None,
+            active_branch=here.branch.name if here else None,
+            held=held,
+            held_branches=held_branches,
+            now=time(),
+            approximate=self.approximate,
+            on_disk=self.on_disk,
+            finding=finding,
+        )

@@ -1,0 +1,87 @@
+"""When what turns produce is drawn: some times a second, and at once where something new begins.
+
+While text streams it is drawn as often as its share of the processor allows, at most `1 / INTERVAL_S` times.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from contextvars import copy_context
+from typing import Protocol
+
+from textual.app import App
+from textual.css.query import NoMatches
+from textual.timer import Timer
+from textual.widget import MountError
+
+from kvchat.ui.terminal.frame_budget import Pace
+
+INTERVAL_S = 1 / 30
+_SOON_S = 1e-4
+"""Textual has no timer of no time."""
+
+
+class DrainedTurns(Protocol):
+    """What is drained."""
+
+    def drain(self) -> Awaitable[None]: ...
+
+
+class Timers(Protocol):
+    """What is needed of the screen; it stops all timers before it closes."""
+
+    @property
+    def app(self) -> App[object]: ...
+
+    @property
+    def is_attached(self) -> bool: ...
+
+    def set_timer(self, delay: float, callback: Callable[[], Awaitable[None]]) -> Timer: ...
+
+    def set_interval(
+        self, interval: float, callback: Callable[[], Awaitable[None]], *, pause: bool
+    ) -> Timer: ...
+
+
+class Drain:
+    """Drains turns while any runs, never twice at one time, so that nothing is drawn out of its order."""
+
+    def __init__(self, screen: Timers, turns: DrainedTurns, interval_s: float = INTERVAL_S) -> None:
+        self._screen = screen
+        self._turns = turns
+        self._lock = asyncio.Lock()
+        self._loop = asyncio.get_running_loop()
+        self._context = copy_context()
+        self._pace = Pace()
+        self._timer = screen.set_interval(interval_s, self._drain_if_due, pause=True)
+
+    def start(self) -> None:
+        """Call when a turn has begun."""
+        self._timer.resume()
+
+    def stop(self) -> None:
+        """Call when none runs."""
+        self._timer.pause()
+
+    def wake(self) -> None:
+        """Do not wait for the next time. From any thread; costs the caller too much for every token."""
+        with suppress(RuntimeError):  # the window is closed
+            self._loop.call_soon_threadsafe(self._drain_soon, context=self._context)
+
+    def _drain_soon(self) -> None:
+        if self._screen.is_attached:
+            self._screen.set_timer(_SOON_S, self._drain)
+
+    async def _drain_if_due(self) -> None:
+        if self._pace.is_due:
+            await self._drain()
+
+    async def _drain(self) -> None:
+        async with self._lock:
+            self._pace.begin()
+            try:
+                await self._turns.drain()
+            except (NoMatches, MountError):
+                # A window that closes takes its widgets away also while something is drawn into them.
+                if self._screen.app.is_running and self._screen.is_attached:
+                    raise

@@ -1,0 +1,101 @@
+"""Blocks in lines, of which only those on the screen are made: a long conversation has thousands."""
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from rich.segment import Segment
+from rich.style import Style
+from textual import events
+from textual.binding import Binding, BindingType
+from textual.geometry import Size
+from textual.message import Message
+from textual.scroll_view import ScrollView
+from textual.strip import Strip
+
+from kvchat.engine.api.inspection import InspectedBlock
+from kvchat.ui.widgets.cache.block_rows import block_row
+from kvchat.ui.widgets.cache.styles import Look, Row
+
+_FAR = 10**9
+
+
+class BlockTable(ScrollView, can_focus=True):
+    """A list of blocks with a chosen one.
+
+    Attributes:
+        blocks: what is shown, and the words of each.
+        chosen: number of the block that the person looks at.
+    """
+
+    COMPONENT_CLASSES = {f"cache--{look.value}" for look in Look}
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("up", "move(-1)", "Up", show=False),
+        Binding("down", "move(1)", "Down", show=False),
+        Binding("pageup", "page(-1)", "Page up", show=False),
+        Binding("pagedown", "page(1)", "Page down", show=False),
+        Binding("home", f"move(-{_FAR})", "First", show=False),
+        Binding("end", f"move({_FAR})", "Last", show=False),
+    ]
+
+    class Moved(Message):
+        """The person looks at another block."""
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self.blocks: Sequence[tuple[InspectedBlock, str]] = ()
+        self.chosen = 0
+        self._moved: frozenset[int] = frozenset()
+        self._styles: dict[Look, Style] = {}
+
+    @property
+    def block(self) -> tuple[InspectedBlock, str] | None:
+        """The chosen block and its words, if there is any."""
+        return self.blocks[self.chosen] if self.chosen < len(self.blocks) else None
+
+    def show(self, blocks: Sequence[tuple[InspectedBlock, str]], moved: frozenset[int] = frozenset()) -> None:
+        """Draw these blocks; `moved`: the first positions of those whose tier has changed."""
+        if (blocks, moved) == (self.blocks, self._moved):
+            return
+        self.blocks, self._moved = blocks, moved
+        self.chosen = min(self.chosen, max(0, len(blocks) - 1))
+        self.virtual_size = Size(0, len(blocks))
+        self.refresh()
+
+    def choose(self, number: int) -> None:
+        self.chosen = min(max(0, number), max(0, len(self.blocks) - 1))
+        top, height = self.scroll_offset.y, self.size.height
+        if not top <= self.chosen < top + height:
+            self.scroll_to(y=self.chosen - height // 2, animate=False)
+        self.refresh()
+        self.post_message(self.Moved())
+
+    def action_move(self, step: int) -> None:
+        self.choose(self.chosen + step)
+
+    def action_page(self, direction: int) -> None:
+        self.choose(self.chosen + direction * max(1, self.size.height - 1))
+
+    def on_click(self, event: events.Click) -> None:
+        self.choose(event.y + self.scroll_offset.y)
+
+    def render_line(self, y: int) -> Strip:
+        line, width = y + self.scroll_offset.y, self.size.width
+        if line >= len(self.blocks):
+            return Strip.blank(width, self.rich_style)
+        segments = [Segment(text, self._style(look)) for text, look in self._row(line, width) if text]
+        return Strip(segments).adjust_cell_length(width, self.rich_style).apply_style(self.rich_style)
+
+    def notify_style_update(self) -> None:
+        super().notify_style_update()
+        self._styles.clear()
+
+    def _row(self, line: int, width: int) -> Row:
+        block, words = self.blocks[line]
+        is_moved = block.start in self._moved
+        return block_row(block, words, width, is_chosen=line == self.chosen, is_moved=is_moved)
+
+    def _style(self, look: Look) -> Style:
+        style = self._styles.get(look)
+        if style is None:
+            style = self._styles[look] = self.get_component_rich_style(f"cache--{look.value}", partial=True)
+        return style

@@ -1,0 +1,55 @@
+"""The part of the cache panel that has a past: speed and reuse over time, and the room that is left. Pure."""
+
+from collections.abc import Sequence
+
+from kvchat.engine.api.snapshot import CacheSnapshot
+from kvchat.text.figures import UNKNOWN, short_count_text
+from kvchat.text.format_capacity import room_words
+from kvchat.ui.state.history import Recent
+from kvchat.ui.widgets.cache.styles import Look, Row
+
+_STEPS = "▁▂▃▄▅▆▇█"
+_LABEL_WIDTH = 9
+_VALUE_WIDTH = 7
+
+
+def sparkline(values: Sequence[float], width: int, top: float | None = None) -> str:
+    """Return the last values as bars of eight heights, one cell each, filled up on the left.
+
+    Args:
+        top: the value that has the full height; None: the largest one shown.
+    """
+    shown = values[-width:] if width > 0 else ()
+    highest = max(shown, default=0.0) if top is None else top
+    steps = [_STEPS[min(7, int(value / highest * 8))] if highest > 0 else _STEPS[0] for value in shown]
+    return "".join(steps).rjust(max(0, width))
+
+
+def history_rows(recent: Recent, width: int) -> list[Row]:
+    """Return tokens per second and reuse as lines; nothing before there was any."""
+    rows = []
+    if recent.rates:
+        rows.append(_line("tok/s", recent.rates, f"{recent.rates[-1]:.0f}", width))
+    if recent.reuses:
+        rows.append(_line("reuse", recent.reuses, f"{100 * recent.reuses[-1]:.0f} %", width, is_share=True))
+    return rows
+
+
+def room_rows(snapshot: CacheSnapshot, context_len: int, width: int) -> list[Row]:
+    """Return how much more can be said, and what gives way then."""
+    num_tokens, before = room_words(snapshot, context_len)
+    label = "room for"
+    value = f"{short_count_text(num_tokens)} more tokens"
+    return [
+        ((label, Look.FAINT), (value.rjust(width - len(label)), Look.VALUE)),
+        ((before.rjust(width), Look.FAINT),),
+    ]
+
+
+def _line(label: str, values: Sequence[float], value: str, width: int, *, is_share: bool = False) -> Row:
+    line = sparkline(values, max(4, width - _LABEL_WIDTH - _VALUE_WIDTH), 1.0 if is_share else None)
+    return (
+        (label.ljust(_LABEL_WIDTH), Look.FAINT),
+        (line, Look.KEPT if is_share else Look.OWN),
+        ((value or UNKNOWN).rjust(_VALUE_WIDTH), Look.VALUE),
+    )

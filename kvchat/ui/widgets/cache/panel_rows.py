@@ -1,0 +1,394 @@
+"""The cache panel's content: a snapshot in, rows of marked text out. Pure: tests read it as plain lines.
+
+Every layer's bar has the same scale, so many blocks per cell, and is drawn in the order shared, own, kept,
+free. A full layer shows its free blocks up to the edge of the panel. A sliding one shows those that its
+window can still take, then the window, then what is kept of the blocks that it has left behind: however much
+is said, its bar stays short.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from math import ceil
+
+from kvchat.engine.api.ids import BranchId
+from kvchat.engine.api.snapshot import BranchUsage, CacheSnapshot, LayerUsage, Tier, TierUsage
+from kvchat.platform.values import dataclass
+from kvchat.text.figures import (
+    UNKNOWN,
+    bytes_text,
+    count_text,
+    part_text,
+    percent_text,
+    short_count_text,
+    tiny_bytes_text,
+)
+from kvchat.text.plain_text import STEP, path_padded
+from kvchat.ui.state.history import Recent
+from kvchat.ui.widgets.cache.live_rows import history_rows, room_rows
+from kvchat.ui.widgets.cache.shadow_rows import shadow_rows
+from kvchat.ui.widgets.cache.styles import MARKS, Look, Row, Run
+from kvchat.ui.widgets.cache.styles import row_text as row_text
+
+_VALUE_WIDTH = 9
+_MIN_BAR_WIDTH = 6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerRow:
+    """Layers that are alike, drawn as one row. Counts are blocks of one layer; bytes of all.
+
+    Neighbours, unless fewer than `last - first + 1` are meant: then others stand between them.
+    """
+
+    first: int
+    last: int
+    num_layers: int = 1
+    kind: str
+    window: int | None
+    num_shared: int
+    num_own: int
+    num_kept: int
+    num_total: int
+    used_bytes: int
+    kept_bytes: int
+
+    @property
+    def held_bytes(self) -> int:
+        return self.used_bytes + self.kept_bytes
+
+    @property
+    def are_neighbours(self) -> bool:
+        return self.num_layers == self.last - self.first + 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BranchNames:
+    """What live branches are called: by their own id where that is known, by their session's id otherwise."""
+
+    of_branches: Mapping[BranchId, str]
+    of_sessions: Mapping[str, str]
+    active: BranchId | None = None
+    """The branch on screen."""
+
+    def name_of(self, branch: BranchUsage, among: int = 1) -> str:
+        """Return what a branch is called `among` so many live ones of its session.
+
+        One that nobody has named stands beside those with a number: what is read ahead, or asked elsewhere.
+        """
+        if branch.branch in self.of_branches:
+            return self.of_branches[branch.branch]
+        of_session = self.of_sessions.get(branch.owner) or branch.owner or UNKNOWN
+        is_known = among == 1 or branch.branch == self.active
+        return of_session if is_known else f"{of_session}{STEP}#{branch.branch}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Live:
+    """What the panel shows besides a snapshot, where it follows an engine.
+
+    Args:
+        context_len: tokens of the conversation on screen.
+        frozen_at: since when, by the clock on the wall, it has stood still; empty: it follows.
+    """
+
+    recent: Recent
+    context_len: int = 0
+    frozen_at: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PanelOptions:
+    """How to draw. `max_rows`: leave out blank rows rather than have more, then let all alike layers share
+    a row, wherever they are.
+    """
+
+    width: int
+    max_rows: int | None = None
+    expanded: bool = False
+    names: BranchNames
+    live: Live | None = None
+
+
+def panel_rows(snapshot: CacheSnapshot, options: PanelOptions) -> tuple[Row, ...]:
+    """Return the rows of the panel, each at most `options.width` cells wide."""
+    rows = _rows(snapshot, options, layer_rows(snapshot, expanded=options.expanded))
+    if options.max_rows is None or len(rows) <= options.max_rows:
+        return rows
+    close = tuple(row for row in rows if row)
+    if len(close) <= options.max_rows or options.expanded:
+        return close
+    return tuple(row for row in _rows(snapshot, options, gathered_rows(snapshot)) if row)
+
+
+def _rows(snapshot: CacheSnapshot, options: PanelOptions, layers: Sequence[LayerRow]) -> tuple[Row, ...]:
+    blank: Row = ()
+    live = options.live
+    rows = [*_tier_section(snapshot, options.width, live.recent.moving if live else {}), blank]
+    rows += [*_layer_section(layers, snapshot.block_size, options.width), blank, _legend(options.width)]
+    if shadows := shadow_rows(snapshot.layers, options.width, expanded=options.expanded):
+        rows += [blank, *shadows]
+    if snapshot.branches:
+        rows += [blank, *_branch_section(snapshot, options)]
+    if live is None:
+        return *rows, blank, *_totals_section(snapshot, options.width)
+    if live.frozen_at:
+        rows[:0] = [((f"stands still since {live.frozen_at}", Look.MOVED),), blank]
+    in_all = _reused_row(snapshot, options.width, "reused in all")
+    rows += [blank, in_all, *history_rows(live.recent, options.width)]
+    return *rows, blank, *room_rows(snapshot, live.context_len, options.width)
+
+
+def layer_rows(snapshot: CacheSnapshot, *, expanded: bool) -> tuple[LayerRow, ...]:
+    """Return one row per layer, or per run of alike neighbours unless `expanded`."""
+    num_blocks = {group.group: group.total_blocks for group in snapshot.groups}
+    single = [_layer_row(layer, num_blocks[layer.group]) for layer in snapshot.layers]
+    if expanded:
+        return tuple(single)
+    return tuple(_merged(tuple(rows)) for _, rows in groupby(single, key=_likeness))
+
+
+def gathered_rows(snapshot: CacheSnapshot) -> tuple[LayerRow, ...]:
+    """Return one row for all layers that are alike, neighbours or not, in the order of the first of each."""
+    alike: dict[tuple[object, ...], list[LayerRow]] = {}
+    for row in layer_rows(snapshot, expanded=True):
+        alike.setdefault(_likeness(row), []).append(row)
+    return tuple(_merged(rows) for rows in alike.values())
+
+
+def blocks_per_cell(rows: Sequence[LayerRow], bar_width: int, block_size: int) -> int:
+    """Return the finest scale, a power of two, at which every row fits its bar, if there is one."""
+    most = max((row.num_shared + row.num_own + row.num_kept for row in rows), default=0)
+    scale = 1
+    while scale < most and any(_needed_cells(row, scale, block_size) > bar_width for row in rows):
+        scale *= 2
+    return scale
+
+
+def bar_runs(counts: Sequence[tuple[Look, int]], scale: int) -> tuple[Run, ...]:
+    """Return the marks of a bar; what is there at all gets at least one cell."""
+    return tuple((MARKS[look] * _cells(count, scale), look) for look, count in counts if count)
+
+
+def _layer_row(layer: LayerUsage, num_blocks: int) -> LayerRow:
+    block_bytes = max(1, layer.total_bytes // max(1, num_blocks))
+    num_shared = round(layer.shared_bytes / block_bytes)
+    return LayerRow(
+        first=layer.layer,
+        last=layer.layer,
+        kind=layer.kind,
+        window=layer.window,
+        num_shared=num_shared,
+        num_own=round(layer.used_bytes / block_bytes) - num_shared,
+        num_kept=round(layer.cached_bytes / block_bytes),
+        num_total=num_blocks,
+        used_bytes=layer.used_bytes,
+        kept_bytes=layer.cached_bytes,
+    )
+
+
+def _likeness(row: LayerRow) -> tuple[object, ...]:
+    counts = row.num_shared, row.num_own, row.num_kept, row.num_total
+    return row.kind, row.window, counts, row.used_bytes, row.kept_bytes
+
+
+def _merged(rows: Sequence[LayerRow]) -> LayerRow:
+    first = rows[0]
+    return LayerRow(
+        first=first.first,
+        last=rows[-1].last,
+        num_layers=len(rows),
+        kind=first.kind,
+        window=first.window,
+        num_shared=first.num_shared,
+        num_own=first.num_own,
+        num_kept=first.num_kept,
+        num_total=first.num_total,
+        used_bytes=sum(row.used_bytes for row in rows),
+        kept_bytes=sum(row.kept_bytes for row in rows),
+    )
+
+
+def _cells(count: int, scale: int) -> int:
+    return max(1, round(count / scale)) if count else 0
+
+
+def _held_cells(row: LayerRow, scale: int) -> int:
+    return _cells(row.num_shared, scale) + _cells(row.num_own, scale)
+
+
+def _window_cells(row: LayerRow, scale: int, block_size: int) -> int:
+    """Return the cells that one running branch can fill: its window may begin inside a block."""
+    return _cells(ceil(row.window / block_size) + 1, scale) if row.window else 0
+
+
+def _needed_cells(row: LayerRow, scale: int, block_size: int) -> int:
+    note = _kind_note(row)
+    held, kept = _held_cells(row, scale), _cells(row.num_kept, scale)
+    if not note:
+        return held + kept
+    return max(held, _window_cells(row, scale, block_size)) + len(note) + 2 + kept
+
+
+def _kind_note(row: LayerRow) -> str:
+    """Return what makes a layer differ from a full one."""
+    if row.window is not None:
+        return f"{'chunk' if row.kind == 'chunked' else 'window'} {row.window}"
+    return "" if row.kind == "full" else row.kind
+
+
+def _tier_section(snapshot: CacheSnapshot, width: int, moving: Mapping[Tier, str]) -> list[Row]:
+    return [_tier_row(tier, width, moving.get(tier.tier, "")) for tier in snapshot.tiers]
+
+
+def _tier_row(tier: TierUsage, width: int, way: str) -> Row:
+    name = tier.tier.value
+    if not way:
+        return _still_tier_row(tier, width, ((f"{name:<7}", Look.LABEL),))
+    mark = f"{way:<{6 - len(name)}}"
+    return _still_tier_row(tier, width, ((f"{name} ", Look.LABEL), (mark, Look.MOVED)))
+
+
+def _still_tier_row(tier: TierUsage, width: int, label_runs: tuple[Run, ...]) -> Row:
+    label = "".join(text for text, _ in label_runs)
+    held_bytes = tier.used_bytes + tier.cached_bytes
+    if not tier.total_bytes:
+        note = "no limit" if tier.total_bytes is None else "not used"
+        value = bytes_text(held_bytes).rjust(width - len(label) - len(note))
+        return *label_runs, (note, Look.FAINT), (value if held_bytes else "", Look.VALUE)
+    value = part_text(held_bytes, tier.total_bytes)
+    bar_width = max(_MIN_BAR_WIDTH, width - len(label) - 16)
+    bar = _share_bar((tier.used_bytes, tier.cached_bytes), tier.total_bytes, bar_width)
+    gap = max(1, width - len(label) - bar_width - len(value))
+    return *label_runs, *bar, (" " * gap, Look.FAINT), (value, Look.VALUE)
+
+
+def _share_bar(parts: tuple[int, int], total: int, width: int) -> tuple[Run, ...]:
+    """Return a bar of exactly `width` cells that shows used and kept as shares of `total`."""
+    unit = max(1.0, total / width)
+    used = min(width, _cells_of_share(parts[0], unit))
+    kept = min(width - used, _cells_of_share(parts[1], unit))
+    free = width - used - kept
+    looks = ((Look.OWN, used), (Look.KEPT, kept), (Look.FREE, free))
+    return tuple((MARKS[look] * count, look) for look, count in looks if count)
+
+
+def _cells_of_share(part: int, unit: float) -> int:
+    return max(1, round(part / unit)) if part else 0
+
+
+def _layer_section(layers: Sequence[LayerRow], block_size: int, width: int) -> list[Row]:
+    digits = len(str(layers[-1].last)) if layers else 1
+    labels = [_layer_label(row, digits) for row in layers]
+    label_width = max((len(label) for label in labels), default=0)
+    value_width = _VALUE_WIDTH + any(row.kept_bytes for row in layers)
+    bar_width = max(_MIN_BAR_WIDTH, width - label_width - 1 - value_width)
+    scale = blocks_per_cell(layers, bar_width, block_size)
+    rows: list[Row] = [_layer_heading(scale * block_size, width)]
+    for label, row in zip(labels, layers, strict=True):
+        bar = _layer_bar(row, bar_width, scale, block_size)
+        rows.append(((f"{label:<{label_width}} ", Look.LABEL), *bar, *_layer_value(row, value_width)))
+    return rows
+
+
+def _layer_value(row: LayerRow, width: int) -> tuple[Run, ...]:
+    """Return what branches hold, and what is kept for none: only that tells what a window saves."""
+    if not row.kept_bytes:
+        return ((bytes_text(row.used_bytes).rjust(width), Look.VALUE),)
+    kept = f"+{tiny_bytes_text(row.kept_bytes)}"
+    used = tiny_bytes_text(row.used_bytes).rjust(width - len(kept))
+    return (used, Look.VALUE), (kept, Look.FAINT)
+
+
+def _layer_heading(tokens_per_cell: int, width: int) -> Row:
+    title = "layers"
+    scale = f"one cell = {count_text(tokens_per_cell)} tokens"
+    return (title, Look.HEADING), (scale.rjust(width - len(title)), Look.FAINT)
+
+
+def _layer_label(row: LayerRow, digits: int) -> str:
+    first = f"L{row.first:0{digits}}"
+    if row.num_layers == 1:
+        return first
+    if not row.are_neighbours:
+        return f"{first}… ×{row.num_layers}"
+    return f"{first}-L{row.last:0{digits}} ×{row.num_layers}"
+
+
+def _layer_bar(row: LayerRow, bar_width: int, scale: int, block_size: int) -> tuple[Run, ...]:
+    """Return the bar, its free part and its note, padded to exactly `bar_width`."""
+    held = bar_runs(((Look.SHARED, row.num_shared), (Look.OWN, row.num_own)), scale)
+    kept = bar_runs(((Look.KEPT, row.num_kept),), scale)
+    note = _kind_note(row)
+    if note:
+        num_free = _window_cells(row, scale, block_size) - _held_cells(row, scale)
+        runs = (*held, (MARKS[Look.FREE] * num_free, Look.FREE), (f" {note} ", Look.DIFFERENT), *kept)
+    else:
+        num_free = min(bar_width, _cells(row.num_total, scale)) - _width((*held, *kept))
+        runs = (*held, *kept, (MARKS[Look.FREE] * num_free, Look.FREE))
+    return _padded(runs, bar_width)
+
+
+def _width(runs: Sequence[Run]) -> int:
+    return sum(len(text) for text, _ in runs)
+
+
+def _padded(runs: Sequence[Run], width: int) -> tuple[Run, ...]:
+    """Return runs that are exactly `width` cells wide together."""
+    fitted: list[Run] = []
+    for text, look in runs:
+        fitted.append((text[: width - _width(fitted)], look))
+    return *fitted, (" " * (width - _width(fitted)), Look.FAINT)
+
+
+def _legend(width: int) -> Row:
+    names = ((Look.SHARED, "shared"), (Look.OWN, "own"), (Look.KEPT, "kept"), (Look.FREE, "free"))
+    gap = "   " if width >= 34 else "  "
+    runs: list[Run] = []
+    for look, name in names:
+        runs += [(MARKS[look], look), (f" {name}{gap}", Look.FAINT)]
+    return tuple(runs)
+
+
+def _branch_section(snapshot: CacheSnapshot, options: PanelOptions) -> list[Row]:
+    rows: list[Row] = [(("branches on the device", Look.HEADING),)]
+    are_shared = any(branch.shared_bytes for branch in snapshot.branches)
+    num_live = Counter(branch.owner for branch in snapshot.branches)
+    for branch in snapshot.branches:
+        name = options.names.name_of(branch, among=num_live[branch.owner])
+        rows.append(_branch_row(branch, name, options, are_shared=are_shared))
+    return rows
+
+
+def _branch_row(branch: BranchUsage, name: str, options: PanelOptions, *, are_shared: bool) -> Row:
+    """Return a branch with what closing it would leave (shared), where any has that, and free (own)."""
+    mark = "▸ " if branch.running else "● " if branch.branch == options.names.active else "  "
+    own = f"{bytes_text(branch.own_bytes):>8}"
+    shared = f"{bytes_text(branch.shared_bytes):>8}" if branch.shared_bytes else " " * 8
+    room = max(4, options.width - len(mark) - (1 + are_shared) * (_VALUE_WIDTH + 2))
+    title = path_padded(name, room)
+    shares: tuple[Run, ...] = (
+        (f" {MARKS[Look.SHARED] if branch.shared_bytes else ' '} ", Look.SHARED),
+        (shared, Look.VALUE),
+    )
+    return (
+        (mark + title, Look.LABEL),
+        *(shares if are_shared else ()),
+        (f" {MARKS[Look.OWN]} ", Look.OWN),
+        (own, Look.VALUE),
+    )
+
+
+def _totals_section(snapshot: CacheSnapshot, width: int) -> list[Row]:
+    room = _total("room left", f"{count_text(snapshot.room_tokens)} tokens", width)
+    return [_reused_row(snapshot, width), room]
+
+
+def _reused_row(snapshot: CacheSnapshot, width: int, label: str = "reused") -> Row:
+    reused, asked = snapshot.reused_tokens, snapshot.reused_tokens + snapshot.computed_tokens
+    value = f"{short_count_text(reused)} of {short_count_text(asked)} · {percent_text(reused, asked)}"
+    return _total(label if len(label) + len(value) < width else "reused", value, width)
+
+
+def _total(label: str, value: str, width: int) -> Row:
+    return (label, Look.FAINT), (value.rjust(width - len(label)), Look.VALUE)

@@ -1,0 +1,269 @@
+"""What was written and not sent outlives the window."""
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import pytest
+
+from kvchat.chat.service import ChatEvent
+from kvchat.engine.api.status import EnginePhase
+from kvchat.errors import StorageError
+from kvchat.text.attachments import Attachment, before_message
+from tests.terminal import terminal
+from tests.ui.gate import HELD_S
+from tests.ui.harness import Window, window
+from tests.ui.scripted import Answer, ScriptedChat, ScriptedUnsent
+from tests.ui.scripted_engine import ScriptedEngine
+
+pytestmark = pytest.mark.tui
+
+
+async def leave_one_waiting(shown: Window) -> None:
+    """Ask twice, and begin another conversation while the first answer is written."""
+    await shown.say("first")
+    await shown.until(lambda: shown.chat.sent == ["first"])
+    await shown.say("second")
+    await shown.pilot.press("ctrl+n")
+    await shown.until(lambda: shown.screen.turns.conversation is None)
+
+
+async def test_what_waits_for_the_model_is_kept_for_a_conversation_that_has_not_begun(tmp_path: Path) -> None:
+    async with window(tmp_path, engine=ScriptedEngine(phase=EnginePhase.LOADING)) as shown:
+        await shown.say("one")
+        await shown.say("two")
+        await shown.type("half")
+        shown.screen.quit(143)
+        assert shown.chat.store.unsent.kept == {None: ["one\ntwo", "half"]}
+
+
+async def test_what_waits_behind_an_answer_is_kept_for_its_session(tmp_path: Path) -> None:
+    gate = Event()
+    async with window(tmp_path, Answer(hold=gate)) as shown:
+        await leave_one_waiting(shown)
+        gate.set()
+        shown.screen.quit()
+        assert shown.chat.store.unsent.kept == {"s1": ["second"]}
+
+
+async def test_a_changed_message_that_is_asked_about_is_kept(tmp_path: Path) -> None:
+    async with window(tmp_path) as shown:
+        await shown.say_and_wait("hello")
+        shown.chat.hold_costs = Event()
+        await shown.say("/edit")
+        await shown.type("!")
+        await shown.pilot.press("enter")
+        await shown.until(lambda: bool(shown.screen.courses.asked))
+        shown.screen.quit()
+        shown.chat.hold_costs.set()
+        assert shown.chat.store.unsent.kept == {"s1": ["hello!"]}
+
+
+async def test_what_was_kept_comes_back_with_its_files_before_what_is_typed(tmp_path: Path) -> None:
+    file = before_message([Attachment(name="notes.txt", text="one")])
+
+    def prepare(chat: ScriptedChat) -> None:
+        chat.add_session("Oslo", [("By boat?", "Yes.")])
+        chat.store.unsent.keep("s1", f"{file}look at this")
+        chat.store.unsent.keep(None, "a beginning")
+
+    async with window(tmp_path, prepare=prepare, initial="Oslo") as shown:
+        await shown.until(lambda: shown.screen.prompt.text == "look at this")
+        await shown.until_shown("▤ notes.txt")
+        await shown.until_shown("what you had written and not sent")
+        await shown.pilot.press("ctrl+n")
+        await shown.until(lambda: shown.screen.prompt.text == "a beginning\nlook at this")
+        assert shown.chat.store.unsent.kept == {}
+
+
+async def test_where_it_cannot_be_kept_the_window_stays_once_with_it_in_the_prompt(tmp_path: Path) -> None:
+    async with window(tmp_path, engine=ScriptedEngine(phase=EnginePhase.LOADING)) as shown:
+        shown.chat.store.unsent.is_full = True
+        await shown.say("one")
+        await shown.type("two")
+        await shown.pilot.press("ctrl+q")
+        await shown.until_shown("no space is left")
+        assert shown.screen.prompt.text == "one\ntwo"
+        await shown.pilot.press("ctrl+q")
+        assert shown.app._exit
+
+
+async def test_a_text_comes_back_on_the_branch_that_it_was_written_on(tmp_path: Path) -> None:
+    def prepare(chat: ScriptedChat) -> None:
+        chat.fork(chat.add_session("Oslo", [("By boat?", "Yes.")]), name="boats")
+        chat.store.unsent.keep("s1", "on boats", "boats")
+        chat.store.unsent.keep("s1", "on a branch that is gone", "gone")
+
+    async with window(tmp_path, prepare=prepare, initial="Oslo") as shown:
+        await shown.until(lambda: shown.screen.prompt.text == "on a branch that is gone")
+        shown.screen.prompt.set_text("")
+        await shown.say("/switch boats")
+        await shown.until(lambda: shown.screen.prompt.text == "on boats")
+        shown.screen.quit()
+        assert shown.chat.store.unsent.kept == {"s1": ["on boats"]}
+        assert shown.chat.store.unsent.branches["on boats"] == "boats"
+
+
+async def test_what_is_found_when_its_conversation_has_been_left_stays_kept(tmp_path: Path) -> None:
+    def prepare(chat: ScriptedChat) -> None:
+        chat.add_session("Oslo", [("By boat?", "Yes.")])
+        chat.store.unsent.keep("s1", "half")
+        chat.store.unsent.lending.clear()
+
+    async with window(tmp_path, prepare=prepare, initial="Oslo") as shown:
+        await shown.until(lambda: shown.chat.store.unsent.asked == ["s1"])
+        await shown.pilot.press("ctrl+n")
+        await shown.until(lambda: shown.screen.turns.conversation is None)
+        shown.chat.store.unsent.lending.set()
+        await shown.app.workers.wait_for_complete()
+        assert shown.screen.prompt.text == ""
+        assert shown.chat.store.unsent.kept == {"s1": ["half"]}
+
+
+async def test_what_cannot_be_kept_for_another_conversation_never_enters_this_one(tmp_path: Path) -> None:
+    gate = Event()
+    async with window(tmp_path, Answer(hold=gate)) as shown:
+        await leave_one_waiting(shown)
+        await shown.type("here")
+        shown.chat.store.unsent.is_full = True
+        await shown.pilot.press("ctrl+q")
+        await shown.until_shown("no space is left")
+        assert shown.screen.prompt.text == "here"
+        shown.chat.store.unsent.is_full = False
+        gate.set()
+        shown.screen.quit()
+        assert shown.chat.store.unsent.kept == {"s1": ["second"], None: ["here"]}
+
+
+async def test_what_fails_as_the_window_closes_and_cannot_be_kept_comes_back_to_the_prompt(
+    tmp_path: Path,
+) -> None:
+    async with window(tmp_path) as shown:
+        gate = Event()
+
+        def fail(conversation: Any, text: str) -> Iterator[ChatEvent]:
+            gate.wait(HELD_S)
+            raise StorageError("no space is left")
+            yield
+
+        shown.chat.send = fail  # type: ignore[method-assign]
+        await shown.say("go")
+        await shown.until(lambda: shown.screen.turns.is_running)
+        shown.chat.store.unsent.is_full = True
+        gate.set()
+        shown.screen.quit()
+        await shown.until(lambda: shown.screen.prompt.text == "go")
+        assert not shown.screen.turns.is_busy
+
+
+async def test_what_was_for_a_session_that_is_gone_is_kept_for_the_next_conversation(tmp_path: Path) -> None:
+    async with window(tmp_path) as shown:
+        await shown.say_and_wait("hello")
+        await shown.type("half")
+        shown.chat.store.sessions.clear()
+        shown.chat.store.paths.clear()
+        shown.screen.quit()
+        assert shown.chat.store.unsent.kept == {None: ["half"]}
+
+
+async def test_a_command_and_an_unchanged_edit_are_nothing_to_keep(tmp_path: Path) -> None:
+    async with window(tmp_path) as shown:
+        await shown.say_and_wait("hello")
+        await shown.say("/edit")
+        await shown.until(lambda: shown.screen.prompt.text == "hello")
+        assert shown.screen.keeping._take_all() == []
+        await shown.pilot.press("escape")
+        await shown.type("/undo")
+        shown.screen.quit()
+        assert shown.chat.store.unsent.kept == {}
+
+
+async def test_a_draft_is_kept_and_not_the_old_message_that_is_looked_at(tmp_path: Path) -> None:
+    async with window(tmp_path) as shown:
+        await shown.say_and_wait("hello")
+        await shown.type("half")
+        await shown.pilot.press("up")
+        await shown.until(lambda: shown.screen.prompt.text == "hello")
+        shown.screen.quit()
+        assert shown.chat.store.unsent.kept == {"s1": ["half"]}
+
+
+async def test_a_draft_that_gave_way_is_kept_until_it_is_sent(tmp_path: Path) -> None:
+    async with window(tmp_path) as shown:
+        await shown.say_and_wait("hello")
+        await shown.type("half")
+        shown.screen.write_prompt("another")
+        assert [one.text for one in shown.screen.keeping._take_all()] == ["half", "another"]
+        await shown.pilot.press("up")
+        await shown.until(lambda: shown.screen.prompt.text == "half")
+        await shown.say(" more")
+        await shown.until(
+            lambda: shown.chat.sent == ["hello", "half more"] and not shown.screen.turns.is_busy
+        )
+        assert [one.text for one in shown.screen.keeping._take_all()] == ["another"]
+
+
+async def test_what_is_typed_when_the_interface_fails_is_kept(tmp_path: Path) -> None:
+    unsent: list[ScriptedUnsent] = []
+
+    async def type_and_fail() -> None:
+        async with window(tmp_path) as shown:
+            unsent.append(shown.chat.store.unsent)
+            await shown.type("half")
+            shown.app.thread_failed(RuntimeError("a bug"))
+            await shown.pilot.pause()
+
+    with pytest.raises(RuntimeError, match="a bug"):
+        await type_and_fail()
+    assert unsent[0].kept == {None: ["half"]}
+
+
+async def test_a_window_that_is_told_to_close_several_times_keeps_everything_once(tmp_path: Path) -> None:
+    async with window(tmp_path, engine=ScriptedEngine(phase=EnginePhase.LOADING)) as shown:
+        await shown.say("one")
+        await shown.type("half")
+        shown.screen.quit(143)
+        shown.screen.quit(129)
+        shown.screen.quit()
+        shown.screen.keeping.keep_all()
+        assert shown.chat.store.unsent.kept == {None: ["one", "half"]}
+
+
+def test_what_was_typed_is_kept_once_when_the_terminal_vanishes(tmp_path: Path) -> None:
+    """The system tells of it, and so does what watches the terminal."""
+    arguments = ["-m", "kvchat", "--remote", "http://127.0.0.1:9", "-m", "none"]
+    with terminal(arguments, KVCHAT_HOME=str(tmp_path)) as shown:
+        shown.until_shown("Say something.")
+        shown.type("half a thought")
+        shown.until_shown("› half a thought")
+        shown.hang_up()
+        shown.exit_status()
+    (kept,) = tmp_path.rglob("unsent/*.json")
+    assert kept.read_text().count("half a thought") == 1
+
+
+def test_what_was_typed_in_a_window_that_a_signal_ends_is_in_the_next_one(tmp_path: Path) -> None:
+    arguments = ["-m", "kvchat", "--remote", "http://127.0.0.1:9", "-m", "none"]
+    with terminal(arguments, KVCHAT_HOME=str(tmp_path)) as shown:
+        shown.until_shown("Say something.")
+        shown.type("half a thought")
+        shown.until_shown("› half a thought")
+        shown.process.send_signal(signal.SIGHUP)
+        shown.exit_status()
+    assert not [file for file in tmp_path.rglob("*.json") if file.stat().st_mode & 0o077]
+    with terminal(arguments, KVCHAT_HOME=str(tmp_path)) as shown:
+        shown.until_shown("› half a thought")
+
+
+def test_what_was_typed_in_a_new_session_keeps_the_session_that_nothing_was_said_in(tmp_path: Path) -> None:
+    arguments = ["-m", "kvchat", "--remote", "http://127.0.0.1:9", "-m", "none"]
+    with terminal([*arguments, "--new", "demo"], KVCHAT_HOME=str(tmp_path)) as shown:
+        shown.until_shown("Say something.")
+        shown.type("half a thought")
+        shown.until_shown("› half a thought")
+        shown.type("\x11")
+        assert shown.exit_status() == 0
+    with terminal([*arguments, "demo"], KVCHAT_HOME=str(tmp_path)) as shown:
+        shown.until_shown("› half a thought")

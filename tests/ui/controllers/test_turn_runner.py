@@ -1,0 +1,31 @@
+"""Turns of one conversation are drawn into no other."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from kvchat.app.services import TurnEnded
+from kvchat.ui.state.pending_turn import PendingTurn, TurnKind
+from tests.ui.harness import window
+from tests.ui.scripted import Answer, ScriptedChat
+
+pytestmark = pytest.mark.tui
+
+
+def talk(chat: ScriptedChat) -> None:
+    chat.add_session("Oslo", [("By boat?", "By train.")])
+
+
+async def test_an_answer_that_is_being_drawn_while_another_conversation_comes_stays_in_its_own(
+    tmp_path: Path,
+) -> None:
+    async with window(tmp_path, Answer(text="Very well."), prepare=talk) as shown:
+        turns, other = shown.screen.turns, shown.chat.open("Oslo")
+        shown.screen.turn_produced = lambda: None  # type: ignore[method-assign]
+        turns.add(PendingTurn(kind=TurnKind.SEND, text="hello"))
+        turns.start_next()
+        await shown.until(lambda: any(isinstance(one, TurnEnded) for one in turns._lane.feed.waiting()))
+        await asyncio.gather(turns.drain(), turns.show(other))
+        assert turns.conversation is other
+        assert (shown.questions, [view.turn.text for view in shown.answers]) == (["By boat?"], ["By train."])

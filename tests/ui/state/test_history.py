@@ -1,0 +1,47 @@
+"""What is remembered of the past: speed, reuse, and moves for a moment."""
+
+from dataclasses import replace
+
+import pytest
+
+from kvchat.engine.api.snapshot import MovedBytes, Tier
+from kvchat.ui.state.history import LENGTH, SHOWN_S, History
+from tests.ui.scripted_engine import scripted_snapshot
+
+pytestmark = pytest.mark.pure
+
+EMPTY = scripted_snapshot([])
+
+
+def test_reuse_has_one_sample_for_each_request_and_is_that_requests_own() -> None:
+    history = History()
+    history.observe(0.0, replace(EMPTY, computed_tokens=100), None)
+    history.observe(0.1, replace(EMPTY, computed_tokens=100), None)
+    recent = history.observe(0.2, replace(EMPTY, computed_tokens=110, reused_tokens=90), None)
+    assert recent.reuses == (0.0, 0.9)
+
+
+def test_an_engine_that_begins_anew_adds_no_sample_of_less_than_nothing() -> None:
+    history = History()
+    history.observe(0.0, replace(EMPTY, computed_tokens=100), None)
+    assert history.observe(0.1, replace(EMPTY, computed_tokens=0), None).reuses == (0.0,)
+
+
+def test_rates_are_sampled_twice_a_second_and_only_while_anything_runs() -> None:
+    history = History()
+    for step in range(40):
+        recent = history.observe(step / 10, EMPTY, 20.0 if step < 20 else None)
+    assert recent.rates == (20.0,) * 4
+    for step in range(40, 40 + 10 * LENGTH):
+        recent = history.observe(step / 10, EMPTY, 30.0)
+    assert recent.rates == (30.0,) * LENGTH
+
+
+def test_a_move_is_shown_once_for_a_moment_and_says_which_way() -> None:
+    history = History()
+    assert history.observe(0.0, replace(EMPTY, moved=MovedBytes(to_disk=5)), None).moving == {}, "before"
+    moved = replace(EMPTY, moved=MovedBytes(to_disk=9, from_host=1))
+    assert history.observe(1.0, moved, None).moving == {Tier.DISK: "▼", Tier.HOST: "▲"}
+    both = replace(EMPTY, moved=MovedBytes(to_disk=9, from_disk=3, from_host=1))
+    assert history.observe(1.5, both, None).moving == {Tier.DISK: "⇅", Tier.HOST: "▲"}
+    assert history.observe(1.5 + SHOWN_S, both, None).moving == {}

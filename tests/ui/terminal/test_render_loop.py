@@ -1,0 +1,184 @@
+"""What a turn produces is drawn at once where something new begins, in order, one after another."""
+
+import asyncio
+from collections.abc import Iterator
+from threading import Event, Thread
+
+import pytest
+from textual.app import App
+from textual.css.query import NoMatches
+
+from kvchat.app.services import Produced, TurnEnded, TurnFailed, TurnFeed
+from kvchat.chat.service import TextDelta
+from kvchat.ui.terminal.render_loop import Drain
+from tests.patience import PATIENCE_S
+
+pytestmark = pytest.mark.tui
+
+
+class Window(App[None]):
+    """Drains what does nothing but note that it is drained."""
+
+    def __init__(self, interval_s: float) -> None:
+        super().__init__()
+        self.interval_s = interval_s
+        self.num_at_once = self.most_at_once = 0
+        self.drained = asyncio.Event()
+
+    def on_mount(self) -> None:
+        self.drain_turns = Drain(self.screen, self, self.interval_s)
+
+    async def drain(self) -> None:
+        self.num_at_once += 1
+        self.most_at_once = max(self.most_at_once, self.num_at_once)
+        await asyncio.sleep(0.001)
+        self.num_at_once -= 1
+        self.drained.set()
+
+    async def next_drain(self) -> None:
+        await asyncio.wait_for(self.drained.wait(), PATIENCE_S)
+        self.drained.clear()
+
+
+def test_waking_it_does_not_wait_for_the_next_time() -> None:
+    async def run() -> None:
+        window = Window(2 * PATIENCE_S)
+        async with window.run_test():
+            window.drain_turns.start()
+            for _ in range(3):
+                Thread(target=window.drain_turns.wake).start()
+                await window.next_drain()
+            assert window.most_at_once == 1
+
+    asyncio.run(run())
+
+
+def test_without_being_woken_it_drains_some_times_a_second_and_rests_when_it_is_stopped() -> None:
+    async def run() -> None:
+        window = Window(0.001)
+        async with window.run_test() as pilot:
+            window.drain_turns.start()
+            for _ in range(3):
+                await window.next_drain()
+            window.drain_turns.stop()
+            await pilot.pause(0.05)  # one may be under way
+            window.drained.clear()
+            await pilot.pause(0.05)
+            assert not window.drained.is_set()
+
+    asyncio.run(run())
+
+
+def test_however_often_it_is_woken_one_drains_after_another() -> None:
+    async def run() -> None:
+        window = Window(0.001)
+        async with window.run_test():
+            window.drain_turns.start()
+            for _ in range(50):
+                window.drain_turns.wake()
+            for _ in range(20):
+                await window.next_drain()
+            assert window.most_at_once == 1
+
+    asyncio.run(run())
+
+
+def test_a_turn_that_outlives_the_window_wakes_nobody_and_does_not_fail() -> None:
+    window = Window(2 * PATIENCE_S)
+
+    async def run() -> None:
+        async with window.run_test():
+            ...
+        window.drain_turns.wake()
+        await asyncio.sleep(0.05)
+        assert not window.drained.is_set()
+
+    asyncio.run(run())
+    window.drain_turns.wake()
+
+
+def test_a_turn_wakes_the_window_where_something_new_begins_and_not_for_every_token() -> None:
+    feed, ended, num_wakes = TurnFeed(), Event(), 0
+
+    def produce() -> Iterator[Produced]:
+        yield from (TextDelta(text="thought", reasoning=True) for _ in range(40))
+        yield from (TextDelta(text="word") for _ in range(40))
+        raise RuntimeError
+
+    def wake() -> None:
+        nonlocal num_wakes
+        num_wakes += 1
+        if num_wakes == 2:
+            ended.set()
+
+    feed.start(produce, wake)
+    assert ended.wait(PATIENCE_S)
+    taken = feed.take()
+    assert [type(event) for event in taken[-2:]] == [TurnFailed, TurnEnded]
+    assert len(taken) == 82
+    assert num_wakes == 2
+
+
+class Drawing(App[None]):
+    """Draws into a widget that is not there, `when_closing`: because the window closes meanwhile."""
+
+    def __init__(self, when_closing: bool) -> None:
+        super().__init__()
+        self.when_closing = when_closing
+        self.begun = asyncio.Event()
+
+    def on_mount(self) -> None:
+        self.drain_turns = Drain(self.screen, self)
+
+    async def drain(self) -> None:
+        self.begun.set()
+        while self.when_closing and self.is_running:
+            await asyncio.sleep(0.001)
+        self.query_one("#gone")
+
+
+def test_what_is_drawn_while_the_window_closes_is_let_go() -> None:
+    async def run() -> None:
+        window = Drawing(when_closing=True)
+        async with window.run_test():
+            window.drain_turns.wake()
+            await asyncio.wait_for(window.begun.wait(), PATIENCE_S)
+        assert not window.is_running
+
+    asyncio.run(run())
+
+
+def test_a_widget_that_is_missing_in_an_open_window_is_a_fault() -> None:
+    async def run() -> None:
+        window = Drawing(when_closing=False)
+        async with window.run_test() as pilot:
+            window.drain_turns.wake()
+            await asyncio.wait_for(window.begun.wait(), PATIENCE_S)
+            await pilot.pause()
+
+    with pytest.raises(NoMatches):
+        asyncio.run(run())
+
+
+class Leaving(App[None]):
+    """Leaves in the middle of what it draws."""
+
+    def on_mount(self) -> None:
+        self.drain_turns = Drain(self.screen, self)
+        self.begun = asyncio.Event()
+
+    async def drain(self) -> None:
+        self.exit()
+        self.begun.set()
+        self.query_one("#gone")
+
+
+def test_what_is_drawn_when_the_person_leaves_is_let_go() -> None:
+    async def run() -> None:
+        window = Leaving()
+        async with window.run_test():
+            window.drain_turns.wake()
+            await asyncio.wait_for(window.begun.wait(), PATIENCE_S)
+        assert not window.is_running
+
+    asyncio.run(run())
