@@ -10,7 +10,7 @@ from kvchat.engine.cache.device_tier import DeviceTier
 from kvchat.engine.cache.manager import CacheManager
 from kvchat.engine.formats.spec import FullSpec, Group, SlidingSpec
 from kvchat.engine.scheduling.scheduler import Scheduler
-from kvchat.engine.sequences.completion import Entry
+from kvchat.engine.sequences.completion import Completion
 
 BLOCK_SIZE = 64
 NUM_SEQUENCES = 64
@@ -71,8 +71,8 @@ def _step_rows(context_len: int, waiting_len: int = 0) -> list[Row]:
     ]
 
 
-def _entry(number: int, request: Request, branch) -> Entry:
-    return Entry(
+def _entry(number: int, request: Request, branch) -> Completion:
+    return Completion(
         id=RequestId(number),
         request=request,
         branch=branch,

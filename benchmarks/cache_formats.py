@@ -24,9 +24,9 @@ from kvchat.engine.forward.fusion import fused_pass, fusion_of
 from kvchat.engine.kernels.paged_attention import paged_attention
 from kvchat.engine.kernels.paged_attention.args import AttentionArgs, SequenceSpan
 from kvchat.engine.kernels.quantized_attention import seal, sealed_attention
-from kvchat.engine.kernels.quantized_attention.args import SealedPool, SealedStep
+from kvchat.engine.kernels.quantized_attention.args import QuantizedPool, QuantizedStep
 from kvchat.engine.kernels.quantized_kv.reference import dequantise, quantise
-from kvchat.engine.kernels.quantized_record import Code, SealedRecord, num_sealed
+from kvchat.engine.kernels.quantized_record import Code, QuantizedRecord, num_sealed
 from kvchat.engine.models.linear.packed import pack_linears
 from kvchat.engine.quality.convert import RUN_LEN, Converter, load_exact
 from kvchat.engine.quality.replay import Replay, ReplaySize
@@ -77,7 +77,7 @@ def measure(*, quick: bool = False) -> list[Row]:
 def _errors() -> Iterator[Row]:
     generator = torch.Generator().manual_seed(1)
     for name, code, is_by_channel, bound, outlier_bound, most_bits in BOUNDS:
-        record = SealedRecord(code, BLOCK_SIZE, 128, is_by_channel)
+        record = QuantizedRecord(code, BLOCK_SIZE, 128, is_by_channel)
         for kind, most in (("normal", bound), ("outliers", outlier_bound)):
             errors = []
             for _ in range(4):
@@ -145,7 +145,7 @@ def _exact_way(num_heads: int, num_kv_heads: int, dim: int) -> _Way:
 def _sealed_way(name: str, num_heads: int, num_kv_heads: int, dim: int) -> _Way:
     num_blocks = num_sealed(CONTEXT_LEN - 1, BLOCK_SIZE)
     records = [
-        SealedRecord(code, BLOCK_SIZE, dim, is_by_channel)
+        QuantizedRecord(code, BLOCK_SIZE, dim, is_by_channel)
         for code, is_by_channel in zip(CODES[name], (True, False), strict=True)
     ]
     layers = []
@@ -154,13 +154,13 @@ def _sealed_way(name: str, num_heads: int, num_kv_heads: int, dim: int) -> _Way:
             torch.zeros(num_blocks, num_kv_heads, 1, record.num_bytes, dtype=torch.uint8)
             for record in records
         ]
-        sealed = SealedPool(pools[0], pools[1], records[0], records[1])
+        sealed = QuantizedPool(pools[0], pools[1], records[0], records[1])
         every = torch.arange(num_blocks)
         exact = _random(num_blocks, num_kv_heads, dim), _random(num_blocks, num_kv_heads, dim)
-        seal(*exact, sealed, SealedStep((), every, every))
+        seal(*exact, sealed, QuantizedStep((), every, every))
         recent = _random(2, num_kv_heads, dim), _random(2, num_kv_heads, dim)
         nothing = torch.zeros(0, dtype=torch.long)
-        layers.append((recent, sealed, SealedStep([torch.randperm(num_blocks)], nothing, nothing)))
+        layers.append((recent, sealed, QuantizedStep([torch.randperm(num_blocks)], nothing, nothing)))
     query = torch.randn(1, num_heads, dim).bfloat16()
 
     def run() -> None:

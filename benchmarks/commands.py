@@ -19,7 +19,7 @@ from time import perf_counter
 from benchmarks.bytecode import kept_bytecode
 from benchmarks.table import Row
 from kvchat.app.ipc.client import borrow
-from kvchat.app.ipc.server import Lender
+from kvchat.app.ipc.server import EngineServer
 from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.api.events import RequestFinished, TokenEmitted
 from kvchat.engine.api.request import Request
@@ -85,7 +85,7 @@ def _lent() -> Iterator[Path]:
     worker.start()
     with TemporaryDirectory(prefix="kvchat-") as directory, closing(worker):
         path = Path(directory) / "run" / "engine.sock"
-        lender = Lender(worker, ChatTemplate.from_dir(location.path), path, "benchmark")
+        lender = EngineServer(worker, ChatTemplate.from_dir(location.path), path, "benchmark")
         lender.start()
         worker.info()
         with closing(lender):

@@ -24,9 +24,9 @@ from kvchat.engine.api.ids import BlockId, GroupId, root_key
 from kvchat.engine.formats.spec import FullSpec, Group, group_layers
 from kvchat.engine.formats.table import stored_groups
 from kvchat.engine.memory.device_pool import DevicePool
-from kvchat.engine.memory.disk.bundle_blocks import BlockShelf, NewBlock
+from kvchat.engine.memory.disk.bundle_blocks import BundleBlockStore, NewBlock
 from kvchat.engine.memory.disk.io import SYSTEM, Files, SystemFiles
-from kvchat.engine.quality.convert import RUN_LEN, Converter, Side
+from kvchat.engine.quality.convert import RUN_LEN, ConversionSide, Converter
 from kvchat.engine.quality.session_conversion import Conversion
 
 BLOCK_SIZE = 64
@@ -39,13 +39,13 @@ ROOTS = tuple(root_key(bytes([number]) * 32, "") for number in (1, 2))
 class Made(Converter):
     """Converts between two formats of no model."""
 
-    def __init__(self, exact: Side, target: Side) -> None:
+    def __init__(self, exact: ConversionSide, target: ConversionSide) -> None:
         self._size = BLOCK_SIZE
         self.exact = exact
         self.target = target
 
 
-class InTurn(BlockShelf):
+class InTurn(BundleBlockStore):
     """Waits for the medium with each block by itself."""
 
     def write_all(self, blocks: Iterable[NewBlock], *, is_wanted: bool = False) -> int:
@@ -90,7 +90,7 @@ def _files_alone(directory: Path, rounds: int) -> Iterator[Row]:
     payload = os.urandom(sum(region.nbytes for region in converter.target.pool.layouts()[group]))
     told: dict[str, list[float]] = {"together": [], "one after the other": [], "plain files": []}
     for _ in range(rounds):
-        for name, kind in (("together", BlockShelf), ("one after the other", InTurn)):
+        for name, kind in (("together", BundleBlockStore), ("one after the other", InTurn)):
             with closing(_shelf(directory / "cache", converter.target, kind)) as shelf:
                 told[name].append(seconds(partial(shelf.write_all, _chain(group, payload))))
             rmtree(directory / "cache")
@@ -117,7 +117,7 @@ def _converted(directory: Path, cache_format: str, rounds: int) -> Iterator[Row]
     told: dict[str, list[float]] = {}
     with closing(source):
         for _ in range(rounds):
-            for name, kind in (("together", BlockShelf), ("one after the other", InTurn)):
+            for name, kind in (("together", BundleBlockStore), ("one after the other", InTurn)):
                 told.setdefault(name, []).append(_round(directory, converter, source, path, kind))
             sizes = [len(data) for data in _written(directory, converter, source, path)]
             for name, cut in (("plain files", sizes), ("one plain file", [sum(sizes)])):
@@ -134,19 +134,19 @@ def _converted(directory: Path, cache_format: str, rounds: int) -> Iterator[Row]
         yield Row.of(f"  {name}", "in all", [number])
 
 
-def _sides(cache_format: str) -> tuple[Side, Side]:
+def _sides(cache_format: str) -> tuple[ConversionSide, ConversionSide]:
     spec = FullSpec(num_kv_heads=5, head_dim_k=64, head_dim_v=64, dtype="BF16")
     exact: tuple[Group, ...] = group_layers(dict.fromkeys(range(NUM_LAYERS), spec))
     found = []
     for number, groups in enumerate((exact, stored_groups(exact, cache_format, BLOCK_SIZE))):
         places = {group.id: RUN_LEN for group in groups}
         pool = DevicePool(groups, places, BLOCK_SIZE, torch.device("cpu"))
-        found.append(Side(groups, pool, bytes([number + 1]) * 32))
+        found.append(ConversionSide(groups, pool, bytes([number + 1]) * 32))
     return found[0], found[1]
 
 
-def _stored(directory: Path, converter: Converter, path: list[int]) -> BlockShelf:
-    shelf = _shelf(directory / "cache", converter.exact, BlockShelf)
+def _stored(directory: Path, converter: Converter, path: list[int]) -> BundleBlockStore:
+    shelf = _shelf(directory / "cache", converter.exact, BundleBlockStore)
     pool = converter.exact.pool
     for layer in pool.layers.values():
         layer.keys.normal_()
@@ -164,12 +164,18 @@ def _stored(directory: Path, converter: Converter, path: list[int]) -> BlockShel
     return shelf
 
 
-def _shelf(cache_dir: Path, side: Side, kind: type[BlockShelf], files: Files = SYSTEM) -> BlockShelf:
+def _shelf(
+    cache_dir: Path, side: ConversionSide, kind: type[BundleBlockStore], files: Files = SYSTEM
+) -> BundleBlockStore:
     return kind(cache_dir, side.fingerprint, side.pool.layouts(), block_size=BLOCK_SIZE, files=files)
 
 
 def _round(
-    directory: Path, converter: Converter, source: BlockShelf, path: list[int], kind: type[BlockShelf]
+    directory: Path,
+    converter: Converter,
+    source: BundleBlockStore,
+    path: list[int],
+    kind: type[BundleBlockStore],
 ) -> float:
     """Return how long it takes to read, quantise and write everything; what was written goes again."""
     with ExitStack() as stack:
@@ -180,9 +186,11 @@ def _round(
         return seconds(conversion.run)
 
 
-def _written(directory: Path, converter: Converter, source: BlockShelf, path: list[int]) -> Iterator[bytes]:
+def _written(
+    directory: Path, converter: Converter, source: BundleBlockStore, path: list[int]
+) -> Iterator[bytes]:
     """Yield the files that a conversion writes."""
-    target = _shelf(directory / "cache", converter.target, BlockShelf)
+    target = _shelf(directory / "cache", converter.target, BundleBlockStore)
     Conversion(converter, source, target, (ROOTS[0], ROOTS[1]), [path]).run()
     files = directory / "cache" / "blocks" / converter.target.fingerprint.hex()
     target.close()
@@ -195,8 +203,8 @@ def _counted(directory: Path, converter: Converter, path: list[int]) -> dict[str
     """Return how often a conversion waits for what, from opening the store to closing it."""
     files = CountedFiles()
     with (
-        closing(_shelf(directory / "cache", converter.exact, BlockShelf)) as source,
-        closing(_shelf(directory / "cache", converter.target, BlockShelf, files)) as target,
+        closing(_shelf(directory / "cache", converter.exact, BundleBlockStore)) as source,
+        closing(_shelf(directory / "cache", converter.target, BundleBlockStore, files)) as target,
     ):
         Conversion(converter, source, target, (ROOTS[0], ROOTS[1]), [path]).run()
     rmtree(directory / "cache" / "blocks" / converter.target.fingerprint.hex())

@@ -11,7 +11,7 @@ from benchmarks.table import Row
 from kvchat.engine.api.ids import GroupId, chain_keys, root_key
 from kvchat.engine.memory.disk.block_file import BlockHeader, Layout, Region
 from kvchat.engine.memory.disk.store import DiskStore
-from kvchat.platform.encryptor import Sealer
+from kvchat.platform.encryptor import Encryptor
 from kvchat.session.store import Outcome, SessionStore, new_turn_id
 from kvchat.session.tree import MAIN, Finish, Role, Turn
 
@@ -29,10 +29,10 @@ WORDS = [f"word{number}" for number in range(300)]
 
 def measure(*, quick: bool = False) -> list[Row]:
     """Return ratios of processor time, sealed to plain, measured in turn."""
-    Sealer(bytes(range(32)))  # where what it needs is not installed, nothing is measured in vain
+    Encryptor(bytes(range(32)))  # where what it needs is not installed, nothing is measured in vain
     taken: dict[str, list[tuple[float, float]]] = {}
     for number in range(QUICK_ROUNDS if quick else ROUNDS):
-        plain, sealed = _all_times(None, number), _all_times(Sealer(bytes(range(32))), number)
+        plain, sealed = _all_times(None, number), _all_times(Encryptor(bytes(range(32))), number)
         for name in plain:
             taken.setdefault(name, []).append((plain[name], sealed[name]))
     rows = []
@@ -43,12 +43,12 @@ def measure(*, quick: bool = False) -> list[Row]:
     return rows
 
 
-def _all_times(sealer: Sealer | None, seed: int) -> dict[str, float]:
+def _all_times(sealer: Encryptor | None, seed: int) -> dict[str, float]:
     with TemporaryDirectory(prefix="kvchat-bench-") as directory:
         return _block_times(Path(directory), sealer, seed) | _session_times(Path(directory), sealer)
 
 
-def _block_times(directory: Path, sealer: Sealer | None, seed: int) -> dict[str, float]:
+def _block_times(directory: Path, sealer: Encryptor | None, seed: int) -> dict[str, float]:
     ids = tuple(range(1, NUM_BLOCKS * BLOCK_SIZE + 1))
     keys = chain_keys(root_key(FINGERPRINT), ids, BLOCK_SIZE)
     headers = [
@@ -79,7 +79,7 @@ def _block_times(directory: Path, sealer: Sealer | None, seed: int) -> dict[str,
         }
 
 
-def _session_times(directory: Path, sealer: Sealer | None) -> dict[str, float]:
+def _session_times(directory: Path, sealer: Encryptor | None) -> dict[str, float]:
     with closing(SessionStore(directory / "sessions.db", sealer)) as store:
         session = store.create_session(title="measured")
         stored = _seconds(lambda: _talk(store, session.id))

@@ -15,7 +15,7 @@ from time import perf_counter
 from benchmarks.line_plot import Points, line_plot
 from benchmarks.table import Row
 from kvchat.engine import Engine, EngineConfig, Request, SamplingParams
-from kvchat.engine.api.ids import BranchId
+from kvchat.engine.api.ids import SequenceId
 from kvchat.engine.results import Result, collect
 
 LENGTHS = (250, 500, 1000, 2000, 4000)
@@ -134,7 +134,7 @@ def _answers(engine: Engine, prompts: list[tuple[int, ...]], num: int) -> tuple[
     return seconds, num_blocks
 
 
-def _answered(engine: Engine, token_ids: tuple[int, ...], branch: BranchId | None = None) -> Result:
+def _answered(engine: Engine, token_ids: tuple[int, ...], branch: SequenceId | None = None) -> Result:
     sampling = SamplingParams(max_tokens=1, ignore_eos=True)
     return collect(engine.submit(Request(token_ids=token_ids, sampling=sampling, branch=branch)))
 

@@ -13,12 +13,12 @@ import transformers
 from torch import Tensor
 
 from benchmarks.clock import cost_of
+from benchmarks.table import InputBatch as Figure
 from benchmarks.table import NothingHere
-from benchmarks.table import Row as Figure
-from kvchat.engine.formats.full.attend import GroupStep
+from kvchat.engine.formats.full.attend import AttentionMetadata
 from kvchat.engine.forward.fusion import fuse
-from kvchat.engine.forward.route import Served, choose_route
-from kvchat.engine.forward.runner import Row
+from kvchat.engine.forward.route import ModelPlan, choose_route
+from kvchat.engine.forward.runner import InputBatch
 from kvchat.engine.kernels.native.library import library, why_not
 from kvchat.engine.kernels.paged_attention import prepare
 from kvchat.engine.kernels.paged_attention.args import SequenceSpan
@@ -55,7 +55,7 @@ def measure(*, quick: bool = False) -> list[Figure]:
 
 @torch.inference_mode()
 def _figures(
-    bits: int, loaded: LoadedModel, served: Served, length: int, batch: int, num_rounds: int
+    bits: int, loaded: LoadedModel, served: ModelPlan, length: int, batch: int, num_rounds: int
 ) -> Iterator[Figure]:
     name = f"{bits} bits, {length:,} tokens x {batch}"
     num_blocks = batch * (length // BLOCK_SIZE + 1)
@@ -116,17 +116,17 @@ def _load(bits: int) -> LoadedModel:
     )
 
 
-def _row(served: Served, length: int, batch: int) -> Row:
+def _row(served: ModelPlan, length: int, batch: int) -> InputBatch:
     """Return a step of one token behind `length` others in each sequence, blocks in random order."""
     num_blocks = length // BLOCK_SIZE + 1
     tables = torch.randperm(batch * num_blocks).view(batch, num_blocks)
     spans = [SequenceSpan(number, number + 1, length, 0, table) for number, table in enumerate(tables)]
     slots = tables[:, -1] * BLOCK_SIZE + length % BLOCK_SIZE
-    return Row(
+    return InputBatch(
         token_ids=torch.randint(1, VOCAB_SIZE, (batch,)),
         positions=torch.full((batch,), length),
         groups={
-            group.id: GroupStep(slots, spans, prepare(spans, group.spec.first_visible, BLOCK_SIZE))
+            group.id: AttentionMetadata(slots, spans, prepare(spans, group.spec.first_visible, BLOCK_SIZE))
             for group in served.groups
         },
         sampling=torch.arange(batch),

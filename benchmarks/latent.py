@@ -11,12 +11,12 @@ from torch import Tensor
 
 from benchmarks.clock import Cost, cost_of
 from benchmarks.table import Row
-from kvchat.engine.api.ids import BlockId, BranchId, RequestId
+from kvchat.engine.api.ids import BlockId, RequestId, SequenceId
 from kvchat.engine.cache.plan import TableChange
 from kvchat.engine.formats.spec import Fp8LatentSpec
 from kvchat.engine.formats.table import stored_groups
 from kvchat.engine.forward.activation_memory import peak_bytes
-from kvchat.engine.forward.route import Served, choose_route
+from kvchat.engine.forward.route import ModelPlan, choose_route
 from kvchat.engine.forward.runner import Runner
 from kvchat.engine.kernels.latent_record.reference import pack
 from kvchat.engine.memory.device_pool import DevicePool
@@ -151,7 +151,7 @@ def _step(loaded: LoadedModel, length: int) -> Step:
     )
 
 
-def _ours(served: Served, past: Mapping[int, Tensor], length: int) -> Callable[[], Tensor]:
+def _ours(served: ModelPlan, past: Mapping[int, Tensor], length: int) -> Callable[[], Tensor]:
     """Return the step on a pool that holds these rows [length - 1, R + d_r] of each layer."""
     (group,) = served.groups
     num_blocks = -(-length // BLOCK_SIZE)
@@ -161,8 +161,8 @@ def _ours(served: Served, past: Mapping[int, Tensor], length: int) -> Callable[[
             rank = group.spec.rank
             rows = pack(rows[:, :rank], rows[:, rank:], group.spec.record)
         pool.layers[layer].keys.flatten(0, 2)[: length - 1] = rows
-    table = TableChange(BranchId(1), group.id, 0, tuple(map(BlockId, range(num_blocks))))
-    chunk = Chunk(RequestId(1), BranchId(1), length - 1, (5,), samples=True)
+    table = TableChange(SequenceId(1), group.id, 0, tuple(map(BlockId, range(num_blocks))))
+    chunk = Chunk(RequestId(1), SequenceId(1), length - 1, (5,), samples=True)
 
     def ours() -> Tensor:
         runner = Runner(served.make_pass(pool), served.groups, BLOCK_SIZE)  # takes the model over

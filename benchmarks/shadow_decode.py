@@ -13,10 +13,10 @@ from torch import Tensor
 
 from benchmarks.clock import cost_of
 from benchmarks.table import Row
-from kvchat.engine.api.ids import BranchId, GroupId
+from kvchat.engine.api.ids import GroupId, SequenceId
 from kvchat.engine.api.view import View
 from kvchat.engine.formats.attention_call import AttentionCall
-from kvchat.engine.formats.full.attend import GroupStep, PagedAttention
+from kvchat.engine.formats.full.attend import AttentionMetadata, PagedAttention
 from kvchat.engine.formats.shadow.rotary import Rotary
 from kvchat.engine.formats.shadow.shadows import Shadows
 from kvchat.engine.formats.spec import FullSpec, Group
@@ -111,11 +111,11 @@ class Decoding:
         blocks = self._table[: at // BLOCK_SIZE + 1]
         shadow = None
         if self._budget is not None:
-            shadow = self._shadows[self._budget].step(BranchId(0), PROMPT, at, blocks)
+            shadow = self._shadows[self._budget].step(SequenceId(0), PROMPT, at, blocks)
         span = SequenceSpan(0, 1, at, 0, blocks, shadow=shadow)
         slots = blocks[-1:] * BLOCK_SIZE + at % BLOCK_SIZE
         prepared = prepare([span], self._first_visible, BLOCK_SIZE)
-        self._attention.step = {GROUP: GroupStep(slots, [span], prepared)}
+        self._attention.step = {GROUP: AttentionMetadata(slots, [span], prepared)}
         for layer in range(NUM_LAYERS):
             query = torch.randn(1, self._shape.num_heads, HEAD_DIM).bfloat16()
             key, value = torch.randn(2, 1, self._shape.num_kv_heads, HEAD_DIM).bfloat16()

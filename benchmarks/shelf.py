@@ -21,7 +21,7 @@ from kvchat.engine.memory.host_pool import HostPool
 from kvchat.engine.memory.mover import Mover
 from kvchat.engine.memory.rates import Rates
 from kvchat.engine.memory.reader import Reader
-from kvchat.engine.tiering.in_flight_loads import Flights
+from kvchat.engine.tiering.in_flight_loads import InFlightLoads
 
 BLOCK_SIZE = 64
 NUM_BLOCKS = 64
@@ -79,7 +79,7 @@ class Shelf:
             mover.execute(moves)
             manager.finish_moves()
 
-        flights = Flights(tier, reader, Rates(), carry_out)
+        flights = InFlightLoads(tier, reader, Rates(), carry_out)
         branch = manager.open("", self.token_ids)
         match = manager.match(branch)
         assert match.length == len(self.token_ids) - 1

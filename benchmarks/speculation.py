@@ -17,14 +17,14 @@ import transformers
 from torch import Tensor
 
 from benchmarks.cpu.shapes import SHAPES
-from benchmarks.table import Row as Figure
+from benchmarks.table import SamplingRow as Figure
 from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.api.events import TokenEmitted
 from kvchat.engine.api.request import Request
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.engine import Engine
 from kvchat.engine.models.locate import locate_model
-from kvchat.engine.sampling.sampler import Choice, Row, Sampler
+from kvchat.engine.sampling.sampler import SampledToken, Sampler, SamplingRow
 from kvchat.engine.startup.assembly import build_parts
 from kvchat.session.template.chat_template import ChatTemplate
 
@@ -43,15 +43,15 @@ class Dictated(Sampler):
         super().__init__(seed=0)
         self._text = text
 
-    def sample(self, logits: Tensor, rows: Sequence[Row]) -> list[list[Choice | None]]:
+    def sample(self, logits: Tensor, rows: Sequence[SamplingRow]) -> list[list[SampledToken | None]]:
         super().sample(logits, [replace(row, draft=()) for row in rows for _ in (None, *row.draft)])
         return [self._follow(row) for row in rows]
 
-    def _follow(self, row: Row) -> list[Choice | None]:
+    def _follow(self, row: SamplingRow) -> list[SampledToken | None]:
         place = len(row.token_ids)
-        chosen: list[Choice | None] = []
+        chosen: list[SampledToken | None] = []
         for number, drafted in enumerate((*row.draft, None)):
-            chosen.append(Choice(self._text[place + number]))
+            chosen.append(SampledToken(self._text[place + number]))
             if self._text[place + number] != drafted:
                 break
         return chosen

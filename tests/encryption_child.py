@@ -9,10 +9,10 @@ from dataclasses import replace
 from kvchat.app.config import read_settings
 from kvchat.app.unlock import key_in_use
 from kvchat.cli.commands.encrypt import switch
-from kvchat.platform.encryptor import Sealer
-from kvchat.platform.key_file import Kind, State, wrap
+from kvchat.platform.encryptor import Encryptor
+from kvchat.platform.key_file import KeyKind, KeyState, wrap
 from kvchat.session.database.table_layout import PLAIN
-from kvchat.session.encryption.tables import SealedTables
+from kvchat.session.encryption.tables import EncryptedTables
 
 DATA_KEY = bytes(range(32))
 CHEAP = 4
@@ -20,14 +20,14 @@ CHEAP = 4
 
 def main(home: str) -> None:
     paths = read_settings(environ={"KVCHAT_HOME": home}).paths
-    sealed = SealedTables(Sealer(DATA_KEY))
-    key = wrap(DATA_KEY, b"open sesame", Kind.PASSPHRASE, CHEAP)
+    sealed = EncryptedTables(Encryptor(DATA_KEY))
+    key = wrap(DATA_KEY, b"open sesame", KeyKind.PASSPHRASE, CHEAP)
     print("ready", flush=True)
     while True:
         if key_in_use(paths) is None:
             switch(paths, key, PLAIN, sealed)
         else:
-            switch(paths, replace(key, state=State.TURNING_OFF), sealed, PLAIN)
+            switch(paths, replace(key, state=KeyState.TURNING_OFF), sealed, PLAIN)
 
 
 if __name__ == "__main__":

@@ -16,15 +16,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 
-from kvchat.app.session_service import TidyStore
+from kvchat.app.session_service import SessionService
 from kvchat.engine.api.ids import BlockKey
-from kvchat.engine.memory.disk.bundle_blocks import BlockShelf
+from kvchat.engine.memory.disk.bundle_blocks import BundleBlockStore
 from kvchat.engine.memory.disk.catalog import BlockCatalog
 from kvchat.engine.memory.disk.index import IndexedBlock
 from kvchat.engine.memory.disk.store import DiskStore
 from kvchat.engine.memory.disk.writer import BlockWriter
 from kvchat.errors import StorageError
-from kvchat.platform.encryptor import Sealer
+from kvchat.platform.encryptor import Encryptor
 from kvchat.session.kv.references import references
 from kvchat.session.salvage.recovery import backup_paths
 from kvchat.session.store import Outcome, SessionStore, new_session_id
@@ -65,12 +65,12 @@ class Places:
 
     database: Path
     cache_dir: Path
-    sealer: Sealer | None = None
+    sealer: Encryptor | None = None
     limit_bytes: int | None = None
 
     @classmethod
     def of(cls, home: Path, *, is_sealed: bool = False, limit_bytes: int | None = None) -> "Places":
-        sealer = Sealer(bytes(range(32))) if is_sealed else None
+        sealer = Encryptor(bytes(range(32))) if is_sealed else None
         return cls(
             database=home / "data" / "sessions.db",
             cache_dir=home / "cache",
@@ -110,7 +110,7 @@ class Work:
 
     def _open(self) -> None:
         places = self.places
-        self.sessions = TidyStore(places.database, places.cache_dir, places.sealer)
+        self.sessions = SessionService(places.database, places.cache_dir, places.sealer)
         self.store = places.open_store()
         self.writer = BlockWriter(self.store, max_bytes=1 << 20)
 
@@ -172,7 +172,7 @@ class Work:
         namespace = f"bundle:{self.random.getrandbits(64):x}"
         ids = [self.random.randrange(30_000) for _ in range(self.random.randrange(6, 40))]
         blocks = chain(ids, namespace=namespace)
-        shelf = BlockShelf(
+        shelf = BundleBlockStore(
             self.places.cache_dir,
             FINGERPRINT,
             LAYOUTS,
@@ -251,7 +251,7 @@ class Work:
         self._open()
 
 
-def collect(sessions: SessionStore, cache_dir: Path, sealer: Sealer | None = None) -> None:
+def collect(sessions: SessionStore, cache_dir: Path, sealer: Encryptor | None = None) -> None:
     catalog = BlockCatalog(cache_dir, sealer=sealer)
     known = references(sessions, BLOCK_SIZE)
 

@@ -14,8 +14,8 @@ from kvchat.engine.api.events import (
     TokenEmitted,
     Usage,
 )
-from kvchat.engine.api.ids import BranchId, RequestId
-from kvchat.engine.api.inspection import InspectedBlock, InspectionWish
+from kvchat.engine.api.ids import RequestId, SequenceId
+from kvchat.engine.api.inspection import InspectedBlock, InspectionRequest
 from kvchat.engine.api.request import Request
 from kvchat.engine.api.snapshot import CacheSnapshot
 from kvchat.engine.api.status import EnginePhase, EngineStatus
@@ -31,7 +31,7 @@ class ScriptedHandle:
     """
 
     def __init__(
-        self, engine: "ScriptedEngine", request: Request, branch: BranchId, tokens: Sequence[int]
+        self, engine: "ScriptedEngine", request: Request, branch: SequenceId, tokens: Sequence[int]
     ) -> None:
         self.request_id = RequestId(len(engine.requests))
         self.branch = branch
@@ -122,10 +122,10 @@ class ScriptedEngine:
     def __init__(self, script: Script, *, max_context: int = 100_000, fingerprint: str = "ab" * 32) -> None:
         self.requests: list[Request] = []
         self.handles: list[ScriptedHandle] = []
-        self.live: dict[BranchId, list[int]] = {}
+        self.live: dict[SequenceId, list[int]] = {}
         """Live branches and their tokens, sampled ones included."""
         self.prefetched: list[list[int]] = []
-        self.branch_priorities: dict[BranchId, int] = {}
+        self.branch_priorities: dict[SequenceId, int] = {}
         self.fails: KvchatError | None = None
         self.dies_after: int | None = None
         self.step_tokens = 1
@@ -182,17 +182,17 @@ class ScriptedEngine:
         self.handles.append(handle)
         return handle
 
-    def feed(self, branch: BranchId, token_id: int) -> None:
+    def feed(self, branch: SequenceId, token_id: int) -> None:
         """Note a token that the branch holds."""
         self.live[branch].append(token_id)
 
-    def prioritise_branch(self, branch: BranchId, priority: int) -> None:
+    def prioritise_branch(self, branch: SequenceId, priority: int) -> None:
         self.branch_priorities[branch] = priority
 
-    def fork(self, branch: BranchId) -> BranchId:
+    def fork(self, branch: SequenceId) -> SequenceId:
         return self._new_branch(self.live[branch])
 
-    def release(self, branch: BranchId) -> None:
+    def release(self, branch: SequenceId) -> None:
         self.live.pop(branch, None)
 
     def drain_saves(self) -> None:
@@ -205,7 +205,7 @@ class ScriptedEngine:
     def prefetch(self, token_ids: Sequence[int], *, beside: Sequence[int] = (), namespace: str = "") -> None:
         self.prefetched.append(list(token_ids))
 
-    def inspect(self, wish: InspectionWish) -> tuple[InspectedBlock, ...]:
+    def inspect(self, wish: InspectionRequest) -> tuple[InspectedBlock, ...]:
         return ()
 
     def snapshot(self) -> CacheSnapshot | None:
@@ -214,8 +214,8 @@ class ScriptedEngine:
     def close(self) -> None:
         self.live.clear()
 
-    def _new_branch(self, tokens: list[int]) -> BranchId:
+    def _new_branch(self, tokens: list[int]) -> SequenceId:
         self._next_branch += 1
-        branch = BranchId(self._next_branch)
+        branch = SequenceId(self._next_branch)
         self.live[branch] = list(tokens)
         return branch

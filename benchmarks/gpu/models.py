@@ -10,14 +10,14 @@ import transformers
 from benchmarks.gpu.stage import Stage
 from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.engine import Engine
-from kvchat.engine.forward.decode_graphs import ComputesAnew, DecodeSteps
+from kvchat.engine.forward.decode_graphs import ComputesAnew, DecodeGraphRunner
 from kvchat.engine.forward.layer_check import walking_pass
 from kvchat.engine.forward.layer_pass import LayerPass
 from kvchat.engine.forward.route import choose_route
 from kvchat.engine.forward.runner import Runner
 from kvchat.engine.models.fingerprint import Checkpoint
 from kvchat.engine.models.load import LoadedModel
-from kvchat.engine.models.weight_format import Source
+from kvchat.engine.models.weight_format import WeightSource
 from kvchat.engine.sampling.sampler import Sampler
 from kvchat.engine.startup.assembly import assemble
 from kvchat.engine.startup.gpu import can_record, limits_of
@@ -106,7 +106,7 @@ def open_engine(stage: Stage, model: Model, num_tokens: int) -> Engine:
         eos_token_ids=frozenset(),
     )
     candidate = Candidate(
-        source=Source(model_dir=Path(model.name)),
+        source=WeightSource(model_dir=Path(model.name)),
         checkpoint=Checkpoint(weights=(f"random {stage.seed}",), config={"shape": model.name}),
         loaded=loaded,
         served=choose_route(loaded),
@@ -132,7 +132,7 @@ def rehearsed(parts: EngineParts, candidate: Candidate) -> EngineParts:
     assert isinstance(forward, LayerPass), reason
     assert can_record(forward, groups)
     limits = limits_of(groups, parts.pool, parts.info.max_context)
-    steps = DecodeSteps(forward, groups, limits, ComputesAnew(), DRY_BATCHES)
+    steps = DecodeGraphRunner(forward, groups, limits, ComputesAnew(), DRY_BATCHES)
     steps.prepare()
     return replace(
         parts,

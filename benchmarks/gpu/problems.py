@@ -9,9 +9,9 @@ from torch import Tensor
 from benchmarks.gpu.stage import Stage
 from kvchat.engine.kernels.paged_attention.args import AttentionArgs, SequenceSpan
 from kvchat.engine.kernels.paged_attention.step_tables import step_tables
-from kvchat.engine.kernels.quantized_attention.args import SealedPool, SealedStep
+from kvchat.engine.kernels.quantized_attention.args import QuantizedPool, QuantizedStep
 from kvchat.engine.kernels.quantized_kv.reference import quantise
-from kvchat.engine.kernels.quantized_record import Code, SealedRecord, num_sealed
+from kvchat.engine.kernels.quantized_record import Code, QuantizedRecord, num_sealed
 
 BLOCK_SIZE = 64
 
@@ -70,9 +70,9 @@ class SealedAttention:
 
     query: Tensor
     pools: tuple[Tensor, Tensor]
-    sealed: SealedPool
+    sealed: QuantizedPool
     args: AttentionArgs
-    step: SealedStep
+    step: QuantizedStep
     num_bytes: int
 
 
@@ -83,7 +83,8 @@ def sealed_of(
     case = attention_of(stage, heads, lengths, 1, dtype)
     spans = case.args.spans
     records = [
-        SealedRecord(code, BLOCK_SIZE, heads.dim, by) for code, by in zip(codes, (True, False), strict=True)
+        QuantizedRecord(code, BLOCK_SIZE, heads.dim, by)
+        for code, by in zip(codes, (True, False), strict=True)
     ]
     # Blocks share the records of one: what stands in them costs nothing.
     one = stage.random(1, heads.kv, BLOCK_SIZE, heads.dim, dtype=dtype)
@@ -97,9 +98,9 @@ def sealed_of(
     return SealedAttention(
         query=case.query,
         pools=(case.k_pool, case.v_pool),
-        sealed=SealedPool(packed[0], packed[1], records[0], records[1]),
+        sealed=QuantizedPool(packed[0], packed[1], records[0], records[1]),
         args=case.args,
-        step=SealedStep(old, nothing, nothing),
+        step=QuantizedStep(old, nothing, nothing),
         num_bytes=block_bytes * sum(counts) + token_bytes * num_exact,
     )
 

@@ -7,7 +7,7 @@ from benchmarks.gpu import ceilings
 from benchmarks.gpu.stage import Figure, Stage
 from kvchat.engine.api.ids import BlockId, GroupId
 from kvchat.engine.formats.spec import FullSpec, Group
-from kvchat.engine.memory.async_saves import StagedSaves, Taken
+from kvchat.engine.memory.async_saves import AsyncSaves, TakenBlocks
 from kvchat.engine.memory.cuda_streams import CudaStreams
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.inline_streams import InlineStreams
@@ -25,8 +25,8 @@ def saving(stage: Stage) -> Iterator[Figure]:
     pool = DevicePool([group], {GROUP: count}, block_size, stage.device)
     streams = CudaStreams(stage.device) if stage.device.type == "cuda" else InlineStreams()
     block_bytes = pool.block_bytes(GROUP)
-    staged, at_once = StagedSaves(pool, streams, count * block_bytes), ReadAtOnce(pool)
-    taken: list[Taken] = []
+    staged, at_once = AsyncSaves(pool, streams, count * block_bytes), ReadAtOnce(pool)
+    taken: list[TakenBlocks] = []
 
     def take() -> None:
         for number in range(count):

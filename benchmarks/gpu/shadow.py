@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu.stage import Figure, Stage
-from kvchat.engine.formats.shadow.gpu import Remote, TurnTables
+from kvchat.engine.formats.shadow.gpu import GpuResources, RotationTables
 from kvchat.engine.formats.shadow.layer import ShadowLayer
 from kvchat.engine.formats.shadow.layer_store import Budgets
 from kvchat.engine.formats.shadow.pages import Budget
@@ -229,7 +229,7 @@ class ThroughShadows(Layers):
         super().__init__(stage, setting, num_layers, setting.shadow_batch)
         self._budgets = Budgets(device=Budget("device"), host=Budget("host"))
         streams = CudaStreams(stage.device) if stage.device.type == "cuda" else InlineStreams()
-        self._remote = Remote(streams=streams, turns=TurnTables(self._budgets.device))
+        self._remote = GpuResources(streams=streams, turns=RotationTables(self._budgets.device))
         self._rotary = Rotary(self._turn)
         self._directions = self._random(setting.shape.key_rank, setting.shape.width)
         rows = [[self._shadow() for _ in range(self.batch)] for _ in range(num_layers)]

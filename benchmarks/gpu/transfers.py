@@ -9,7 +9,7 @@ from benchmarks.gpu.stage import Stage
 from kvchat.engine.api.ids import BlockId, GroupId
 from kvchat.engine.cache.plan import Demote, Promote
 from kvchat.engine.formats.spec import FullSpec, Group
-from kvchat.engine.memory.async_transfer import StagedTransport
+from kvchat.engine.memory.async_transfer import AsyncTransport
 from kvchat.engine.memory.cuda_streams import CudaStreams
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.host_pool import HostPool
@@ -33,7 +33,7 @@ def move_there_and_back(stage: Stage) -> Iterator[tuple[str, str, int, Callable[
     sizes = {GROUP: pool.block_bytes(GROUP)}
     host = HostPool({GROUP: count}, sizes, PinnedSlabs if on_gpu else None)
     streams = CudaStreams(stage.device) if on_gpu else InlineStreams()
-    transport = StagedTransport(pool, host, Rates(), streams)
+    transport = AsyncTransport(pool, host, Rates(), streams)
     demotes = [Demote(GROUP, BlockId(number), BlockId(number)) for number in range(count)]
 
     def demote() -> None:

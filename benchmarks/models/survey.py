@@ -11,7 +11,7 @@ import transformers
 
 from benchmarks.models.configs import VOCAB_SIZE, Case, tiny_config
 from kvchat.engine import Engine, EngineConfig, SamplingParams
-from kvchat.engine.api.ids import BranchId
+from kvchat.engine.api.ids import SequenceId
 from kvchat.engine.api.request import Request
 from kvchat.engine.models.load import class_for
 from kvchat.engine.results import Result, collect
@@ -137,7 +137,7 @@ def _check_fork(engine: Engine, reference: "Reference") -> None:
     engine.check_integrity()
 
 
-def _on_branch(engine: Engine, prompt: Sequence[int], branch: BranchId) -> Result:
+def _on_branch(engine: Engine, prompt: Sequence[int], branch: SequenceId) -> Result:
     return collect(engine.submit(Request(token_ids=tuple(prompt), sampling=_sampling(), branch=branch)))
 
 

@@ -23,7 +23,7 @@ from kvchat.app.interface_host import InterfaceHost
 from kvchat.engine.api.status import EnginePhase
 from kvchat.session.tree import Turn
 from kvchat.ui.app import KvchatApp
-from kvchat.ui.controllers.turn_runner import Turns
+from kvchat.ui.controllers.turn_runner import TurnRunner
 from kvchat.ui.screens.compare import CompareScreen
 
 HERE = Path(__file__).parent
@@ -213,7 +213,7 @@ async def play_settings(person: Person) -> None:
     await person.commands("/theme kvchat")
 
 
-def _said(turns: Turns) -> Sequence[Turn]:
+def _said(turns: TurnRunner) -> Sequence[Turn]:
     return turns.conversation.turns if turns.conversation else ()
 
 

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, cast
 
 from kvchat.app.config import Settings
 from kvchat.app.engine_swap import EngineSwap
-from kvchat.app.lazy_chat import LateChat
+from kvchat.app.lazy_chat import LazyChat
 from kvchat.app.model_location import located
 from kvchat.app.open_sessions import open_store
-from kvchat.app.session_service import TidyStore
+from kvchat.app.session_service import SessionService
 from kvchat.chat.engine_client import EngineClient
 from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.models.locate import ModelLocation, lasting_name
@@ -24,7 +24,7 @@ from kvchat.session.tree import Session
 from kvchat.text.plain_text import one_line
 
 if TYPE_CHECKING:
-    from kvchat.app.ipc.server import Lender
+    from kvchat.app.ipc.server import EngineServer
     from kvchat.chat.service import Chat
     from kvchat.session.template.chat_template import ChatTemplate
 
@@ -55,7 +55,7 @@ def borrowed_or_started(runtime_dir: Path) -> EngineFactory:
     return factory
 
 
-class LateStart:
+class LazyStart:
     """Makes an engine that begins to load when `start` is called: once the window is drawn."""
 
     def __init__(self) -> None:
@@ -73,15 +73,15 @@ class LateStart:
 class Kvchat:
     """An open store, and the engine and chat above it once a model is chosen."""
 
-    def __init__(self, settings: Settings, store: TidyStore, engine_factory: EngineFactory) -> None:
+    def __init__(self, settings: Settings, store: SessionService, engine_factory: EngineFactory) -> None:
         self.store = store
         self._settings = settings
         self._engine_factory = engine_factory
         self._engine: EngineClient | None = None
         self._template: ChatTemplate | None = None
         self._model_dir: Path | None = None
-        self._late: LateChat | None = None
-        self._lender: Lender | None = None
+        self._late: LazyChat | None = None
+        self._lender: EngineServer | None = None
         self._is_to_be_lent = False
 
     @property
@@ -119,7 +119,7 @@ class Kvchat:
             return self._load_remote(self._settings.remote.url, reference, model)
         location = self._choose(reference, model, adapter)
         self._make_engine(location)
-        self._late = LateChat(self.store, lambda: self._make_chat(location, _template_of(location)))
+        self._late = LazyChat(self.store, lambda: self._make_chat(location, _template_of(location)))
         return cast("Chat", self._late)
 
     def finish_load(self) -> None:
@@ -164,13 +164,13 @@ class Kvchat:
     def _load_remote(self, url: str, reference: str | None, model: str | None) -> "Chat":
         """Return the chat of a server; the first of its models unless one is named."""
         from kvchat.remote.chat import RemoteChat
-        from kvchat.remote.endpoint import Endpoint
+        from kvchat.remote.endpoint import RemoteServer
         from kvchat.remote.key import client_key
 
         if reference is not None:
             self.store.find(reference)
         key_file = self._settings.remote.key_file
-        endpoint = Endpoint(url, None if key_file is None else client_key(key_file))
+        endpoint = RemoteServer(url, None if key_file is None else client_key(key_file))
         if model is None:
             models = endpoint.models()
             if not models:
@@ -205,7 +205,7 @@ class Kvchat:
             )
         self._settings = replace(self._settings, engine=replace(self._settings.engine, adapter=path))
 
-    def lend(self) -> "Lender | None":
+    def lend(self) -> "EngineServer | None":
         """Lend the engine to other processes of this user until this is closed.
 
         Returns:
@@ -214,7 +214,7 @@ class Kvchat:
         Raises:
             StorageError: there is no private place for a socket.
         """
-        from kvchat.app.ipc.server import Lender
+        from kvchat.app.ipc.server import EngineServer
         from kvchat.app.ipc.socket_path import identity_of, socket_path
 
         assert self._template is not None, "load comes first"
@@ -224,7 +224,7 @@ class Kvchat:
         self._is_to_be_lent = True
         # A worker itself: a borrower that ends late must not release a branch of the worker after it.
         engine = self.engine.worker if isinstance(self.engine, EngineSwap) else self.engine
-        lender = Lender(engine, self._template, path, identity)
+        lender = EngineServer(engine, self._template, path, identity)
         self._lender = lender if lender.start() else None
         return self._lender
 
@@ -276,7 +276,9 @@ def opened(settings: Settings, engine_factory: EngineFactory, *, temp: bool = Fa
             directory = stack.enter_context(TemporaryDirectory(prefix="kvchat-"))
             settings = _forgetful(settings, Path(directory))
         # A directory that is never made: there are no blocks to be listed, kept or removed.
-        opened_store = TidyStore(None, settings.paths.cache_dir / "none") if temp else open_store(settings)
+        opened_store = (
+            SessionService(None, settings.paths.cache_dir / "none") if temp else open_store(settings)
+        )
         store = stack.enter_context(closing(opened_store))
         yield stack.enter_context(closing(Kvchat(settings, store, engine_factory)))
 

@@ -82,7 +82,7 @@ class Keys:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Remote:
+class RemoteSettings:
     """The server that answers in place of an engine here; no `url`: none does.
 
     Args:
@@ -104,7 +104,7 @@ class Settings:
     display: Display = field(default_factory=Display)
     keys: Keys = field(default_factory=Keys)
     engine: EngineConfig = field(default_factory=EngineConfig)
-    remote: Remote = field(default_factory=Remote)
+    remote: RemoteSettings = field(default_factory=RemoteSettings)
     when_full: str = EVICT
     """What happens to a conversation that has outgrown the cache: see `compressed_format`."""
 
@@ -392,7 +392,7 @@ def _assemble(values: Mapping[str, object], paths: Paths, chosen: Path | None) -
         sampling=SamplingParams(**({"max_tokens": DEFAULT_MAX_TOKENS} | _section("sampling", values))),
         display=Display(**_section("display", values)),
         keys=Keys(**_section("keys", values)),
-        remote=Remote(**_section("remote", values)),
+        remote=RemoteSettings(**_section("remote", values)),
         engine=EngineConfig(
             **({"disk_bytes": DEFAULT_DISK_BYTES} | _section("engine", values)),
             cache_dir=paths.cache_dir,

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from kvchat.chat.engine_client import RequestHandle
 from kvchat.engine.api.config import EngineConfig, EngineInfo
-from kvchat.engine.api.ids import BranchId
-from kvchat.engine.api.inspection import InspectedBlock, InspectionWish
+from kvchat.engine.api.ids import SequenceId
+from kvchat.engine.api.inspection import InspectedBlock, InspectionRequest
 from kvchat.engine.api.request import Request
 from kvchat.engine.api.snapshot import CacheSnapshot
 from kvchat.engine.api.status import EngineStatus
@@ -78,13 +78,13 @@ class EngineSwap:
     def submit(self, request: Request) -> RequestHandle:
         return self.worker.submit(request)
 
-    def prioritise_branch(self, branch: BranchId, priority: int) -> None:
+    def prioritise_branch(self, branch: SequenceId, priority: int) -> None:
         self.worker.prioritise_branch(branch, priority)
 
-    def fork(self, branch: BranchId) -> BranchId:
+    def fork(self, branch: SequenceId) -> SequenceId:
         return self.worker.fork(branch)
 
-    def release(self, branch: BranchId) -> None:
+    def release(self, branch: SequenceId) -> None:
         self.worker.release(branch)
 
     def drain_saves(self) -> None:
@@ -96,7 +96,7 @@ class EngineSwap:
     def prefetch(self, token_ids: Sequence[int], *, beside: Sequence[int] = (), namespace: str = "") -> None:
         self.worker.prefetch(token_ids, beside=beside, namespace=namespace)
 
-    def inspect(self, wish: InspectionWish) -> tuple[InspectedBlock, ...]:
+    def inspect(self, wish: InspectionRequest) -> tuple[InspectedBlock, ...]:
         return self.worker.inspect(wish)
 
     def snapshot(self) -> CacheSnapshot | None:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import field
 from typing import TYPE_CHECKING, Protocol
 
-from kvchat.app.services import SessionFiles
+from kvchat.app.services import SessionFileService
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.platform.values import dataclass
 
@@ -59,7 +59,7 @@ class Gauged:
     kept_agreement: float
 
 
-class Host(SessionFiles, Protocol):
+class InterfaceServices(SessionFileService, Protocol):
     """The machine. Every method but `appearance` and `sampling` may wait and belongs into a thread."""
 
     def appearance(self) -> Appearance: ...

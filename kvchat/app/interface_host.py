@@ -13,10 +13,10 @@ from kvchat.app.conversion.gauge_process import gauged
 from kvchat.app.engine_swap import EngineSwap
 from kvchat.app.host import Appearance, Gauged, ModelEntry, SettingEntry
 from kvchat.app.lazy_host import appearance_of
-from kvchat.app.model_list import Memory, free_bytes_of, loaded_torch, models_here
+from kvchat.app.model_list import MemoryFit, free_bytes_of, loaded_torch, models_here
 from kvchat.app.model_location import located
 from kvchat.app.session_files import SessionFiles
-from kvchat.app.settings import SettingsInForce, engine_values
+from kvchat.app.settings import ActiveSettings, engine_values
 from kvchat.engine.api.cache_format import canonical_cache_format
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.api.snapshot import Tier
@@ -51,7 +51,7 @@ class InterfaceHost(SessionFiles):
         flags: Mapping[str, object] | None = None,
     ) -> None:
         super().__init__(settings, kvchat.store)
-        self._in_force = SettingsInForce(settings, flags, config_file)
+        self._in_force = ActiveSettings(settings, flags, config_file)
         self._kvchat = kvchat
         self._chat = chat
         self._engine = engine
@@ -82,7 +82,7 @@ class InterfaceHost(SessionFiles):
         return [replace(one, origin=_short(one.origin)) for one in self._in_force.entries(running)]
 
     def change_setting(self, name: str, value: str) -> str:
-        """Write a setting into the person's file, or take it out; see `SettingsInForce.change`."""
+        """Write a setting into the person's file, or take it out; see `ActiveSettings.change`."""
         words = self._in_force.change(name, value, reloads=self._engine.config is not None)
         self._settings = self._in_force.settings
         return words
@@ -91,10 +91,10 @@ class InterfaceHost(SessionFiles):
         named = {summary.session.model for summary in self._kvchat.store.list_sessions()}
         return models_here(self._engine.model, named, self._settings.paths.cache_dir, self._memory())
 
-    def _memory(self) -> Memory:
+    def _memory(self) -> MemoryFit:
         """Return what another model has to fit into; a GPU's is asked for once the engine has begun there."""
         if self._engine.status().phase is not EnginePhase.READY:
-            return Memory(free_bytes=free_bytes_of(self._settings.engine.device, loaded_torch()))
+            return MemoryFit(free_bytes=free_bytes_of(self._settings.engine.device, loaded_torch()))
         info, snapshot = self._engine.info(), self._engine.snapshot()
         cache_bytes = 0
         if snapshot is not None:
@@ -102,7 +102,7 @@ class InterfaceHost(SessionFiles):
             # A processor hands out memory as it is written to, a GPU at once.
             is_whole = info.device.startswith("cuda") and device.total_bytes is not None
             cache_bytes = (device.total_bytes or 0) if is_whole else device.used_bytes + device.cached_bytes
-        return Memory(
+        return MemoryFit(
             free_bytes=free_bytes_of(info.device, loaded_torch()),
             running=Path(info.model_dir),
             cache_bytes=cache_bytes,

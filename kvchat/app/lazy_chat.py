@@ -5,11 +5,11 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kvchat.app.session_service import TidyStore
+    from kvchat.app.session_service import SessionService
     from kvchat.chat.service import Chat
 
 
-class LateChat:
+class LazyChat:
     """Stands for a chat. Whoever needs more of it than the store waits until it is made, in any thread.
 
     Args:
@@ -17,7 +17,7 @@ class LateChat:
         make: makes it; called once, unless it fails.
     """
 
-    def __init__(self, store: "TidyStore", make: "Callable[[], Chat]") -> None:
+    def __init__(self, store: "SessionService", make: "Callable[[], Chat]") -> None:
         self.store = store
         self._make = make
         self._made: Chat | None = None

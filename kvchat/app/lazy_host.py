@@ -6,16 +6,16 @@ from threading import Lock
 from typing import Any, Protocol
 
 from kvchat.app.config import Settings
-from kvchat.app.host import Appearance, Host
+from kvchat.app.host import Appearance, InterfaceServices
 
 
-class BeginningHost(Host, Protocol):
+class StartingHost(InterfaceServices, Protocol):
     """A host that begins to load what answers."""
 
     def begin(self) -> None: ...
 
 
-class LateHost:
+class LazyHost:
     """Stands for a host. How the window looks is known before it is made.
 
     Args:
@@ -23,13 +23,13 @@ class LateHost:
         make: makes it; called once.
     """
 
-    def __init__(self, settings: Settings, make: Callable[[], BeginningHost]) -> None:
+    def __init__(self, settings: Settings, make: Callable[[], StartingHost]) -> None:
         self._settings = settings
         self._make = make
-        self._made: BeginningHost | None = None
+        self._made: StartingHost | None = None
         self._lock = Lock()
 
-    def made(self) -> BeginningHost:
+    def made(self) -> StartingHost:
         """Return the host itself, in any thread."""
         with self._lock:
             if self._made is None:

@@ -19,7 +19,7 @@ _CONTEXT = 8192
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Memory:
+class MemoryFit:
     """What there is for a model that is loaded in the place of the running one.
 
     Args:
@@ -40,7 +40,7 @@ class Memory:
 
 
 def models_here(
-    current: str, named: Iterable[str], cache_dir: Path, memory: Memory | None = None
+    current: str, named: Iterable[str], cache_dir: Path, memory: MemoryFit | None = None
 ) -> tuple[ModelEntry, ...]:
     """Return the starter, what the hub's cache holds and what sessions were held with, each once.
 
@@ -50,7 +50,7 @@ def models_here(
         cache_dir: where checkpoints made from GGUF files are.
         memory: None: that of the processor, beside which nothing gives way.
     """
-    memory = memory or Memory(free_bytes=available_bytes())
+    memory = memory or MemoryFit(free_bytes=available_bytes())
     names = dict.fromkeys([current, STARTER, *_hub_names(), *sorted(filter(None, named))])
     found = []
     for name in names:
@@ -95,7 +95,7 @@ def summary_of(place: Path, free_bytes: int | None) -> str:
     return " · ".join(parts)
 
 
-def _summary(name: str, cache_dir: Path, memory: Memory, *, is_current: bool) -> str | None:
+def _summary(name: str, cache_dir: Path, memory: MemoryFit, *, is_current: bool) -> str | None:
     """Return what is said of a model; None: it is not here."""
     if is_current and memory.running is not None:
         return summary_of(memory.running, memory.num_bytes)

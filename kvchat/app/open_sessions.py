@@ -8,7 +8,7 @@ from kvchat.app.config import Settings
 from kvchat.session.store import SessionStore
 
 if TYPE_CHECKING:
-    from kvchat.app.session_service import TidyStore
+    from kvchat.app.session_service import SessionService
 
 _MIN_PREFIX = 4
 
@@ -18,11 +18,11 @@ def open_to_read(settings: Settings) -> SessionStore:
     return SessionStore(settings.paths.sessions_db, settings.engine.sealer)
 
 
-def open_store(settings: Settings) -> "TidyStore":
+def open_store(settings: Settings) -> "SessionService":
     """Open the person's sessions; the database is made if there is none."""
-    from kvchat.app.session_service import TidyStore
+    from kvchat.app.session_service import SessionService
 
-    return TidyStore(
+    return SessionService(
         settings.paths.sessions_db,
         settings.paths.cache_dir,
         settings.engine.sealer,

@@ -18,8 +18,8 @@ from kvchat.chat.events import Prefill as Prefill
 from kvchat.chat.events import SampleDelta as SampleDelta
 from kvchat.chat.events import SampleEvent as SampleEvent
 from kvchat.chat.events import SamplesFinished as SamplesFinished
-from kvchat.engine.api.ids import BranchId
-from kvchat.engine.api.inspection import InspectedBlock, InspectionWish
+from kvchat.engine.api.ids import SequenceId
+from kvchat.engine.api.inspection import InspectedBlock, InspectionRequest
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.api.snapshot import CacheSnapshot
 from kvchat.engine.api.status import EngineStatus
@@ -27,7 +27,7 @@ from kvchat.platform.values import dataclass
 from kvchat.session.cache_miss import Explanation
 from kvchat.session.lookup import SearchHit, SessionSummary
 from kvchat.session.tree import Branch, Session, SessionId, Turn, TurnId
-from kvchat.session.unsent_drafts import LentText
+from kvchat.session.unsent_drafts import LentDraft
 
 
 class ConversationView(Protocol):
@@ -43,7 +43,7 @@ class ConversationView(Protocol):
     def turns(self) -> Sequence[Turn]: ...
 
     @property
-    def engine_branch(self) -> BranchId | None:
+    def engine_branch(self) -> SequenceId | None:
         """The live branch that holds this conversation in the engine's cache, if there is one."""
         ...
 
@@ -59,14 +59,14 @@ class UnsentTexts(Protocol):
 
     def lent(
         self, session_id: str | None, elsewhere: Collection[str] = ()
-    ) -> AbstractContextManager[LentText]:
+    ) -> AbstractContextManager[LentDraft]:
         """Lend what is kept, but not for the branches `elsewhere`, to nobody else meanwhile; it is kept no
         longer once the block has ended well.
         """
         ...
 
 
-class SessionShelf(Protocol):
+class SessionCatalog(Protocol):
     """The stored sessions, as `Chat.store` offers them."""
 
     @property
@@ -147,10 +147,10 @@ class VariantService(Protocol):
 
 
 class ChatService(Protocol):
-    """`kvchat.chat.service.Chat`, as far as the interface uses it. Conversations come from it and go back to it."""
+    """The part of `kvchat.chat.service.Chat` that the interface uses; it opens and closes conversations."""
 
     @property
-    def store(self) -> SessionShelf: ...
+    def store(self) -> SessionCatalog: ...
 
     @property
     def variants(self) -> VariantService: ...
@@ -203,17 +203,17 @@ class ChatService(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OnDisk:
+class KvOnDisk:
     """What of a session's KV is stored: what no other session has, and what others have too."""
 
     own_bytes: int
     shared_bytes: int
 
 
-class SessionFiles(Protocol):
+class SessionFileService(Protocol):
     """What may be done with the files behind the sessions."""
 
-    def on_disk(self, is_stopped: Callable[[], bool]) -> Mapping[SessionId, OnDisk]:
+    def on_disk(self, is_stopped: Callable[[], bool]) -> Mapping[SessionId, KvOnDisk]:
         """Count what of each session's KV is on disk; those that have none are not in it. Takes a while the
         first time; one call at a time.
 
@@ -250,7 +250,7 @@ class EngineView(Protocol):
         """Return at once."""
         ...
 
-    def inspect(self, wish: InspectionWish) -> tuple[InspectedBlock, ...]:
+    def inspect(self, wish: InspectionRequest) -> tuple[InspectedBlock, ...]:
         """Return blocks; waits until the engine's step ends."""
         ...
 

@@ -7,33 +7,33 @@ from typing import TYPE_CHECKING
 from kvchat.app.config import Settings
 from kvchat.app.deletion import OTHERS, branch_words, expected_words
 from kvchat.app.export_format import Format, format_of
-from kvchat.app.services import OnDisk
-from kvchat.app.session_service import TidyStore
+from kvchat.app.services import KvOnDisk
+from kvchat.app.session_service import SessionService
 from kvchat.cli.output.streams import Status
 from kvchat.errors import FileTaken, UsageError
 from kvchat.session.tree import SessionId
 
 if TYPE_CHECKING:
-    from kvchat.app.retention.stored_kv import KeptOnDisk
+    from kvchat.app.retention.stored_kv import StoredKv
 
 
 class SessionFiles:
     """The files of one store's sessions; implements the interface's protocol of this name."""
 
-    def __init__(self, settings: Settings, store: TidyStore) -> None:
+    def __init__(self, settings: Settings, store: SessionService) -> None:
         self._settings = settings
         self._store = store
-        self._kept: KeptOnDisk | None = None
+        self._kept: StoredKv | None = None
 
-    def on_disk(self, is_stopped: Callable[[], bool]) -> Mapping[SessionId, OnDisk]:
-        """Count what of each session's KV is on disk; see `KeptOnDisk.count`.
+    def on_disk(self, is_stopped: Callable[[], bool]) -> Mapping[SessionId, KvOnDisk]:
+        """Count what of each session's KV is on disk; see `StoredKv.count`.
 
         Raises:
             StorageError: it cannot be counted.
         """
-        from kvchat.app.retention.stored_kv import KeptOnDisk
+        from kvchat.app.retention.stored_kv import StoredKv
 
-        self._kept = self._kept or KeptOnDisk(self._store, self._settings)
+        self._kept = self._kept or StoredKv(self._store, self._settings)
         return self._kept.count(is_stopped)
 
     def export(self, session_id: SessionId, branch: str, wish: str, *, force: bool = False) -> str:

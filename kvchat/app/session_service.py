@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from kvchat.app.retention.session_pins import SessionPins
 from kvchat.engine.api.config import EngineConfig
 from kvchat.errors import EngineFailed, SessionNotFound, StorageError
-from kvchat.platform.encryptor import Sealer
+from kvchat.platform.encryptor import Encryptor
 from kvchat.platform.values import dataclass
 from kvchat.session.branch_removal import BranchRemoval
 from kvchat.session.kv.references import References, add_turns
@@ -38,7 +38,7 @@ class Removed:
     shared_bytes: int = 0
 
 
-class TidyStore(SessionStore):
+class SessionService(SessionStore):
     """A store that deletes, with a session or a branch, the blocks that only this one referred to.
 
     Args:
@@ -53,7 +53,7 @@ class TidyStore(SessionStore):
         self,
         path: Path | None,
         cache_dir: Path,
-        sealer: Sealer | None = None,
+        sealer: Encryptor | None = None,
         *,
         limit_bytes: int | None = None,
         block_size: int = _BLOCK_SIZE,

@@ -33,7 +33,7 @@ _OF_THE_MODEL = "engine.adapter"
 """Made for one model, with which it is named at the start."""
 
 
-class SettingsInForce:
+class ActiveSettings:
     """The settings of this window, and those of its files.
 
     Args:

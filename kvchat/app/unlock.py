@@ -13,8 +13,8 @@ from kvchat.app import passphrase
 from kvchat.app.config import Settings
 from kvchat.errors import EncryptionError, StorageError
 from kvchat.platform.directories import make_private
-from kvchat.platform.encryptor import Sealer, require_packages
-from kvchat.platform.key_file import KeyFile, Kind, State, forget_key, key_path, read_key, write_key
+from kvchat.platform.encryptor import Encryptor, require_packages
+from kvchat.platform.key_file import KeyFile, KeyKind, KeyState, forget_key, key_path, read_key, write_key
 from kvchat.platform.paths import Paths
 
 _SERVICE = "kvchat"
@@ -23,7 +23,7 @@ _MOST_TRIES = 3
 _PLAIN_CACHE = ("blocks", "kept", "held", "quarantine", "index.db", "index.db-wal", "index.db-shm")
 
 
-class NotGiven(EncryptionError):
+class PassphraseMissing(EncryptionError):
     """There is a passphrase, and nobody was to be asked for it."""
 
 
@@ -40,7 +40,7 @@ def unlocked(settings: Settings, *, may_ask: bool = True) -> Settings:
     key = key_in_use(settings.paths)
     if key is None:
         return settings
-    sealer = Sealer(data_key_of(key, os.environ, may_ask=may_ask))
+    sealer = Encryptor(data_key_of(key, os.environ, may_ask=may_ask))
     return replace(settings, engine=replace(settings.engine, sealer=sealer))
 
 
@@ -55,7 +55,7 @@ def opens_unasked(settings: Settings, environ: Mapping[str, str]) -> bool:
     key = key_in_use(settings.paths)
     # A descriptor has been read by now, and is not handed on.
     is_given = passphrase.PASSPHRASE in environ and not environ.get(passphrase.PASSPHRASE_FD)
-    return key is None or key.kind is Kind.KEYRING or is_given
+    return key is None or key.kind is KeyKind.KEYRING or is_given
 
 
 def key_in_use(paths: Paths) -> KeyFile | None:
@@ -67,11 +67,11 @@ def key_in_use(paths: Paths) -> KeyFile | None:
     """
     place = key_path(paths.data_dir)
     key = read_key(place)
-    if key is None or key.state is State.ON:
+    if key is None or key.state is KeyState.ON:
         return key
     with alone(paths):
         key = read_key(place)
-        return key if key is None or key.state is State.ON else settle(paths, key)
+        return key if key is None or key.state is KeyState.ON else settle(paths, key)
 
 
 def settle(paths: Paths, key: KeyFile) -> KeyFile | None:
@@ -89,13 +89,13 @@ def settle(paths: Paths, key: KeyFile) -> KeyFile | None:
         for directory in (paths.packs_dir, paths.unsent_dir):
             forget_other(directory, sealed=is_now_sealed)
         if is_now_sealed:
-            if key.state is State.TURNING_ON:
+            if key.state is KeyState.TURNING_ON:
                 forget_backups(database)
                 forget_plain_blocks(paths.cache_dir)
-            key = replace(key, state=State.ON)
+            key = replace(key, state=KeyState.ON)
             write_key(key_path(paths.data_dir), key)
             return key
-        if key.state is State.TURNING_OFF:
+        if key.state is KeyState.TURNING_OFF:
             forget_backups(database)
         _remove(sealed_home(paths.cache_dir, key.name))
         forget_key(key_path(paths.data_dir))
@@ -136,13 +136,13 @@ def data_key_of(key: KeyFile, environ: Mapping[str, str], *, may_ask: bool = Tru
     Raises: EncryptionError: there is none, or it is another one; the message says what to do.
     """
     require_packages()
-    if key.kind is Kind.KEYRING:
+    if key.kind is KeyKind.KEYRING:
         return _unwrapped(key, from_keyring(key), "the key in the system's keyring is another one")
     secret = passphrase.given(environ)
     if secret is not None:
         return _unwrapped(key, secret, "the passphrase that was given is another one")
     if not may_ask:
-        raise NotGiven("the passphrase was not given")
+        raise PassphraseMissing("the passphrase was not given")
     for _ in range(_MOST_TRIES - 1):
         with suppress(EncryptionError):
             return key.unwrapped(passphrase.ask("passphrase: "))
@@ -179,7 +179,7 @@ def put_into_keyring(key: KeyFile, secret: bytes) -> None:
 
 def forget_in_keyring(key: KeyFile) -> None:
     """Remove a key file's secret from the system's keyring; nothing happens if it is not there."""
-    if key.kind is Kind.KEYRING:
+    if key.kind is KeyKind.KEYRING:
         with suppress(EncryptionError), _keyring_told() as keyring:
             keyring.delete_password(_SERVICE, _name_in_keyring(key))
 

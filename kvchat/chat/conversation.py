@@ -10,10 +10,10 @@ from threading import Event as StopFlag
 from threading import Lock
 
 from kvchat.chat.engine_client import AnswerHandle, EngineClient, RequestHandle
-from kvchat.chat.events import ChatEvent, Loading, Prefill, TextDelta, TurnFinished, TurnStarted
-from kvchat.chat.recorder import Recorder
+from kvchat.chat.events import ChatEvent, LoadingStarted, Prefill, TextDelta, TurnFinished, TurnStarted
+from kvchat.chat.recorder import AnswerRecorder
 from kvchat.engine.api.events import LoadPlanned, PrefillProgress, RequestFinished
-from kvchat.engine.api.ids import BranchId
+from kvchat.engine.api.ids import SequenceId
 from kvchat.engine.api.request import Request
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.errors import CapacityError, EngineFailed, InvalidRequest, KvchatError, UsageError
@@ -42,14 +42,14 @@ class Conversation:
         self.branch = branch
         self.turns = turns
         """The path from the first message to the branch's leaf."""
-        self.engine_branch: BranchId | None = None
+        self.engine_branch: SequenceId | None = None
         """The live branch that holds this path in the engine's cache, if there is one."""
         self.is_closed = False
         """Nobody will go on from here, so no live branch is kept."""
         self._busy = Lock()
         self._stop = StopFlag()
         self._keeps_stop = False
-        self.recorder: Recorder | None = None
+        self.recorder: AnswerRecorder | None = None
         """What stores the answer in progress."""
         self._handle: AnswerHandle | None = None
         self._priority = ON_SCREEN
@@ -191,7 +191,7 @@ class Answering:
             request = self._request(conversation, prompt, answer, sampling)
             if conversation.is_stopping:
                 return Outcome(finish=Finish.INTERRUPTED), None
-            recorder = Recorder(self._submit(conversation, request), answer)
+            recorder = AnswerRecorder(self._submit(conversation, request), answer)
             conversation.recorder = recorder
             for item in recorder.recorded():
                 if not isinstance(item, RequestFinished):
@@ -278,9 +278,9 @@ def prefill_of(event: PrefillProgress) -> Prefill:
     )
 
 
-def _shown(item: LoadPlanned | PrefillProgress | Piece) -> Loading | Prefill | TextDelta:
+def _shown(item: LoadPlanned | PrefillProgress | Piece) -> LoadingStarted | Prefill | TextDelta:
     if isinstance(item, LoadPlanned):
-        return Loading(estimate=item.estimate)
+        return LoadingStarted(estimate=item.estimate)
     if isinstance(item, PrefillProgress):
         return prefill_of(item)
     return TextDelta(text=item.text, reasoning=item.reasoning)

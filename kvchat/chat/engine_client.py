@@ -8,8 +8,8 @@ from typing import Protocol
 
 from kvchat.engine.api.config import EngineInfo
 from kvchat.engine.api.events import Event
-from kvchat.engine.api.ids import BranchId, RequestId
-from kvchat.engine.api.inspection import InspectedBlock, InspectionWish
+from kvchat.engine.api.ids import RequestId, SequenceId
+from kvchat.engine.api.inspection import InspectedBlock, InspectionRequest
 from kvchat.engine.api.request import Request
 from kvchat.engine.api.snapshot import CacheSnapshot
 from kvchat.engine.api.status import EngineStatus
@@ -34,7 +34,7 @@ class RequestHandle(AnswerHandle, Protocol):
     def request_id(self) -> RequestId: ...
 
     @property
-    def branch(self) -> BranchId: ...
+    def branch(self) -> SequenceId: ...
 
     def take_events(self, timeout_s: float) -> tuple[Event, ...]:
         """Return what happened since the last call; wait up to `timeout_s` for the first event.
@@ -75,15 +75,15 @@ class EngineClient(Protocol):
         """
         ...
 
-    def prioritise_branch(self, branch: BranchId, priority: int) -> None:
+    def prioritise_branch(self, branch: SequenceId, priority: int) -> None:
         """Change how important a live branch is while nothing runs on it: of idle branches the least
         important makes room first. Unknown ones are ignored. Returns at once.
         """
         ...
 
-    def fork(self, branch: BranchId) -> BranchId: ...
+    def fork(self, branch: SequenceId) -> SequenceId: ...
 
-    def release(self, branch: BranchId) -> None:
+    def release(self, branch: SequenceId) -> None:
         """Let go of a live branch; its blocks stay cached. Unknown or released branches are ignored."""
         ...
 
@@ -101,7 +101,7 @@ class EngineClient(Protocol):
         """
         ...
 
-    def inspect(self, wish: InspectionWish) -> tuple[InspectedBlock, ...]:
+    def inspect(self, wish: InspectionRequest) -> tuple[InspectedBlock, ...]:
         """Return the blocks of a path, wherever they are, or those kept for nobody. Blocks while the engine
         loads, and until its step ends.
         """

@@ -39,7 +39,7 @@ class TurnStarted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Loading:
+class LoadingStarted:
     """The stored part of the prompt is brought to the device, or computed again; told before the wait."""
 
     estimate: LoadEstimate
@@ -75,7 +75,7 @@ class TurnFinished:
     """What a person should know of what was stored."""
 
 
-ChatEvent = TurnStarted | Loading | Prefill | TextDelta | TurnFinished
+ChatEvent = TurnStarted | LoadingStarted | Prefill | TextDelta | TurnFinished
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,7 @@ from kvchat.session.tree import Stored
 Recorded = LoadPlanned | PrefillProgress | Piece | RequestFinished
 
 
-class Recorder:
+class AnswerRecorder:
     """One request on its way into the store.
 
     Args:

@@ -11,13 +11,13 @@ from dataclasses import replace
 
 from kvchat.chat import costs
 from kvchat.chat.candidates.samples import differing
-from kvchat.chat.candidates.service import Variants as Variants
+from kvchat.chat.candidates.service import CandidateService as CandidateService
 from kvchat.chat.conversation import BEHIND, ON_SCREEN, Answering, Conversation, Undo
 from kvchat.chat.engine_client import EngineClient as EngineClient
 from kvchat.chat.engine_client import RequestHandle as RequestHandle
 from kvchat.chat.events import ChatEvent as ChatEvent
 from kvchat.chat.events import EditCost as EditCost
-from kvchat.chat.events import Loading as Loading
+from kvchat.chat.events import LoadingStarted as LoadingStarted
 from kvchat.chat.events import Prefill as Prefill
 from kvchat.chat.events import Revision as Revision
 from kvchat.chat.events import TextDelta as TextDelta
@@ -86,7 +86,7 @@ class Chat:
         self.model = model
         self.adapter = adapter
         self._answering = Answering(store=self.store, template=template, engine=self.engine, model=model)
-        self.variants = Variants(self._answering, sampling=self.sampling)
+        self.variants = CandidateService(self._answering, sampling=self.sampling)
 
     def use_sampling(self, sampling: SamplingParams) -> None:
         """Choose tokens in another way from the next answer on."""

@@ -5,14 +5,15 @@ and records what they mean for blocks and events.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections import abc
+from collections.abc import Callable
 from pathlib import Path
 from typing import Self
 
 from kvchat.engine.api.config import EngineConfig, EngineInfo
 from kvchat.engine.api.events import Event, FinishReason, RequestFinished
-from kvchat.engine.api.ids import BranchId, RequestId
-from kvchat.engine.api.inspection import InspectedBlock, InspectionWish
+from kvchat.engine.api.ids import RequestId, SequenceId
+from kvchat.engine.api.inspection import InspectedBlock, InspectionRequest
 from kvchat.engine.api.request import Request
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.api.snapshot import CacheSnapshot, Tier
@@ -23,24 +24,24 @@ from kvchat.engine.memory.disk.tier import open_saver
 from kvchat.engine.models.locate import locate_model
 from kvchat.engine.results import Result, collect
 from kvchat.engine.scheduling import request_events
-from kvchat.engine.scheduling.capacity_check import Room
-from kvchat.engine.scheduling.format_advisor import Smaller
-from kvchat.engine.scheduling.output_processor import Answers
-from kvchat.engine.scheduling.overlapped_decode import Ahead
-from kvchat.engine.scheduling.request_validator import Intake
+from kvchat.engine.scheduling.capacity_check import CapacityCheck
+from kvchat.engine.scheduling.format_advisor import FormatAdvisor
+from kvchat.engine.scheduling.output_processor import OutputProcessor
+from kvchat.engine.scheduling.overlapped_decode import OverlappedDecode
+from kvchat.engine.scheduling.request_validator import RequestValidator
 from kvchat.engine.scheduling.scheduler import Scheduler
 from kvchat.engine.sequences.batch import Batch
-from kvchat.engine.sequences.sequence import Branch
+from kvchat.engine.sequences.sequence import Sequence
 from kvchat.engine.startup import occupancy
 from kvchat.engine.startup.assembly import build_parts
 from kvchat.engine.startup.parts import EngineParts
-from kvchat.engine.tiering.demotion_queue import Departures
+from kvchat.engine.tiering.demotion_queue import DemotionQueue
 from kvchat.engine.tiering.idle_watch import IdleWatch
-from kvchat.engine.tiering.in_flight_loads import Flights
-from kvchat.engine.tiering.load_controller import Loading
-from kvchat.engine.tiering.pending_loads import Resumptions
-from kvchat.engine.tiering.prefetcher import Promotion, Wish
-from kvchat.engine.tiering.save_policy import Keeper
+from kvchat.engine.tiering.in_flight_loads import InFlightLoads
+from kvchat.engine.tiering.load_controller import LoadController
+from kvchat.engine.tiering.pending_loads import PendingLoads
+from kvchat.engine.tiering.prefetcher import Prefetcher, PrefetchRequest
+from kvchat.engine.tiering.save_policy import SavePolicy
 from kvchat.errors import InvalidRequest, PoolExhausted
 
 LOAD_WAIT_S = 0.02
@@ -55,7 +56,7 @@ class Engine:
         self._manager = parts.manager
         self._runner = parts.runner
         self._mover = parts.mover
-        self._keeper = Keeper(
+        self._keeper = SavePolicy(
             parts.manager, parts.saver, clock, parts.disk_problem, parts.is_gone, parts.rates
         )
         self._store = parts.store
@@ -65,15 +66,15 @@ class Engine:
         self._rates = parts.rates
         self._kept_rates = parts.kept_rates
         self._clock = clock
-        self._flights = Flights(parts.manager.device, parts.reader, parts.rates, self._carry_out)
-        self._promotion = Promotion(parts.manager, self._flights)
-        resumptions = Resumptions(self._flights)
+        self._flights = InFlightLoads(parts.manager.device, parts.reader, parts.rates, self._carry_out)
+        self._promotion = Prefetcher(parts.manager, self._flights)
+        resumptions = PendingLoads(self._flights)
         self._drafter = parts.drafter
         self._scheduler = Scheduler(parts.manager, parts.max_batch_tokens, resumptions, parts.drafter)
-        self._ahead: Ahead | None = None
+        self._ahead: OverlappedDecode | None = None
         if parts.runs_ahead:
-            self._ahead = Ahead(parts.manager, self._scheduler, parts.runner, self._carry_out)
-        self._answers = Answers(
+            self._ahead = OverlappedDecode(parts.manager, self._scheduler, parts.runner, self._carry_out)
+        self._answers = OutputProcessor(
             manager=parts.manager,
             scheduler=self._scheduler,
             sampler=parts.sampler,
@@ -84,20 +85,20 @@ class Engine:
             ahead=self._ahead,
         )
         self._handles: dict[RequestId, Handle] = {}
-        self._loading = Loading(
+        self._loading = LoadController(
             self._scheduler, resumptions, self._flights, parts.rates, self._answers.tell, self._carry_out
         )
         self._shadows = parts.shadows
-        self._room = Room(
+        self._room = CapacityCheck(
             parts.manager,
             parts.max_batch_tokens,
             parts.info.max_context,
             None if parts.shadows is None else parts.shadows.limit_bytes,
         )
-        self._smaller = Smaller(parts.manager, parts.info, parts.max_batch_tokens, parts.beside_bytes)
-        self._intake = Intake(parts.manager, self._answers, self._room, parts.info)
+        self._smaller = FormatAdvisor(parts.manager, parts.info, parts.max_batch_tokens, parts.beside_bytes)
+        self._intake = RequestValidator(parts.manager, self._answers, self._room, parts.info)
         self._idle = IdleWatch(self._scheduler, clock, parts.idle_demote_s)
-        self._departures = Departures(parts.manager.device, self._carry_out)
+        self._departures = DemotionQueue(parts.manager.device, self._carry_out)
 
     @classmethod
     def load(cls, model: str, config: EngineConfig | None = None) -> Self:
@@ -165,7 +166,7 @@ class Engine:
         """Change a request's priority, smaller runs first; unknown or finished ones are ignored."""
         self._answers.prioritise(request_id, priority)
 
-    def prioritise_branch(self, branch: BranchId, priority: int) -> None:
+    def prioritise_branch(self, branch: SequenceId, priority: int) -> None:
         """Change how important a live branch is while nothing runs on it: of idle branches the least
         important makes room first. Unknown ones are ignored.
         """
@@ -173,7 +174,7 @@ class Engine:
         if live is not None:
             live.priority = priority
 
-    def fork(self, branch: BranchId) -> BranchId:
+    def fork(self, branch: SequenceId) -> SequenceId:
         """Return a new live branch on the same blocks. No byte moves until one of them writes.
 
         Raises:
@@ -181,7 +182,7 @@ class Engine:
         """
         return self._manager.fork(self._intake.live(branch)).id
 
-    def release(self, branch: BranchId) -> None:
+    def release(self, branch: SequenceId) -> None:
         """Let go of a live branch; its blocks stay cached. Cancels the request that runs on it.
 
         It is saved, unless its owner is gone: `EngineConfig.is_gone`.
@@ -200,7 +201,7 @@ class Engine:
         self._keeper.after_step()
         self._keeper.drain()
 
-    def reusable_len(self, token_ids: Sequence[int], namespace: str = "") -> int:
+    def reusable_len(self, token_ids: abc.Sequence[int], namespace: str = "") -> int:
         """Return how many tokens of a prompt need not be computed, wherever they are kept. Moves nothing.
 
         Raises:
@@ -212,7 +213,9 @@ class Engine:
         self._manager.release(branch)
         return length
 
-    def promote(self, token_ids: Sequence[int], beside: Sequence[int] = (), namespace: str = "") -> None:
+    def promote(
+        self, token_ids: abc.Sequence[int], beside: abc.Sequence[int] = (), namespace: str = ""
+    ) -> None:
         """Begin to bring what is stored of a path to the device, ahead of the request that will use it.
 
         Takes room that nobody holds and holds none of it in the end. Replaces the path that was asked for
@@ -227,10 +230,12 @@ class Engine:
         self._intake.check_path((*token_ids, *beside), namespace)
         self._promotion.stop()
         if token_ids:
-            self._promotion.want(Wish(tuple(token_ids), tuple(beside), self._manager.root_of(namespace)))
+            self._promotion.want(
+                PrefetchRequest(tuple(token_ids), tuple(beside), self._manager.root_of(namespace))
+            )
             self._advance_loads()
 
-    def demote(self, branch: BranchId, tier: Tier = Tier.HOST) -> None:
+    def demote(self, branch: SequenceId, tier: Tier = Tier.HOST) -> None:
         """Take a live branch that is not answering off the device.
 
         What no other branch needs moves to host memory, as far as loading it from there is faster than
@@ -248,7 +253,7 @@ class Engine:
             raise InvalidRequest(f"branch {branch} is still answering")
         self._take_off(live, tier)
 
-    def pin(self, branch: BranchId) -> int:
+    def pin(self, branch: SequenceId) -> int:
         """Keep the full blocks that a live branch has now on the device, also when it is let go.
 
         Returns:
@@ -264,12 +269,12 @@ class Engine:
         busy = [*self._scheduler.running, *self._scheduler.waiting]
         return self._manager.pins.pin(live, self._room.needs_of(busy))
 
-    def unpin(self, branch: BranchId) -> None:
+    def unpin(self, branch: SequenceId) -> None:
         """Undo the pin of a branch, live or not; nothing happens if there is none."""
         self._manager.pins.unpin(branch)
 
     def generate(
-        self, prompts: Sequence[Sequence[int]], sampling: SamplingParams | None = None
+        self, prompts: abc.Sequence[abc.Sequence[int]], sampling: SamplingParams | None = None
     ) -> list[Result]:
         """Answer all prompts together; blocks stay cached, branches do not stay live."""
         requests = [
@@ -351,7 +356,7 @@ class Engine:
             problem=self._keeper.problem,
         )
 
-    def inspect(self, wish: InspectionWish) -> tuple[InspectedBlock, ...]:
+    def inspect(self, wish: InspectionRequest) -> tuple[InspectedBlock, ...]:
         """Return the blocks of a path, first block first, or what is kept for nobody; moves nothing.
 
         Raises:
@@ -395,11 +400,11 @@ class Engine:
                     self._departures.add(self._manager.leave(branch))
         self._departures.advance()
 
-    def _take_off(self, branch: Branch, tier: Tier) -> None:
+    def _take_off(self, branch: Sequence, tier: Tier) -> None:
         if self._keeper.save_leaving(branch):
             self._carry_out(self._manager.demote(branch, tier))
 
-    def _carry_out(self, moves: Sequence[Move]) -> None:
+    def _carry_out(self, moves: abc.Sequence[Move]) -> None:
         self._mover.execute(moves)
         self._manager.finish_moves()
 

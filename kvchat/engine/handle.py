@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 
 from kvchat.engine.api.events import Event, RequestFinished
-from kvchat.engine.api.ids import BranchId, RequestId
+from kvchat.engine.api.ids import RequestId, SequenceId
 
 
 class Handle:
@@ -13,7 +13,7 @@ class Handle:
     def __init__(
         self,
         request_id: RequestId,
-        branch: BranchId,
+        branch: SequenceId,
         step: Callable[[], object],
         cancel: Callable[[RequestId], None],
     ) -> None:

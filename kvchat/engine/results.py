@@ -11,12 +11,12 @@ from kvchat.engine.api.events import (
     TokenLogprobs,
     Usage,
 )
-from kvchat.engine.api.ids import BranchId
+from kvchat.engine.api.ids import SequenceId
 from kvchat.engine.handle import Handle
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
+class AnswerSample:
     """One answer. `logprobs` has an entry per token where they were asked for."""
 
     token_ids: list[int]
@@ -30,11 +30,11 @@ class Sample:
 class Result:
     """One finished request; the properties speak of its first answer."""
 
-    samples: list[Sample]
+    samples: list[AnswerSample]
     usage: Usage
     loaded: Loaded
     timings: Timings
-    branches: tuple[BranchId, ...] = ()
+    branches: tuple[SequenceId, ...] = ()
     """Every branch the request has used, live until released."""
 
     @property
@@ -70,9 +70,9 @@ def collect(handle: Handle) -> Result:
     )
 
 
-def _sample(end: SampleEnd, emitted: list[TokenEmitted]) -> Sample:
+def _sample(end: SampleEnd, emitted: list[TokenEmitted]) -> AnswerSample:
     own = [event for event in emitted if event.sample == end.sample]
-    return Sample(
+    return AnswerSample(
         token_ids=[event.token_id for event in own],
         finish_reason=end.reason,
         mean_logprob=end.mean_logprob,

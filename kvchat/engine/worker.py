@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from kvchat.engine.api.config import EngineConfig, EngineInfo
 from kvchat.engine.api.event_queue import EventQueue
 from kvchat.engine.api.events import Event, RequestFinished
-from kvchat.engine.api.ids import BranchId, RequestId
-from kvchat.engine.api.inspection import InspectedBlock, InspectionWish
+from kvchat.engine.api.ids import RequestId, SequenceId
+from kvchat.engine.api.inspection import InspectedBlock, InspectionRequest
 from kvchat.engine.api.request import Request
 from kvchat.engine.api.snapshot import CacheSnapshot
 from kvchat.engine.api.status import EnginePhase, EngineStatus
@@ -44,7 +44,7 @@ T = TypeVar("T")
 class WorkerHandle(EventQueue):
     """A request on its way, for threads other than the engine's."""
 
-    def __init__(self, request_id: RequestId, branch: BranchId, worker: "Worker") -> None:
+    def __init__(self, request_id: RequestId, branch: SequenceId, worker: "Worker") -> None:
         super().__init__(lambda: worker.failure)
         self.request_id = request_id
         self.branch = branch
@@ -127,13 +127,13 @@ class Worker:
     def prioritise(self, request_id: RequestId, priority: int) -> None:
         self._post(lambda engine: engine.prioritise(request_id, priority))
 
-    def prioritise_branch(self, branch: BranchId, priority: int) -> None:
+    def prioritise_branch(self, branch: SequenceId, priority: int) -> None:
         self._post(lambda engine: engine.prioritise_branch(branch, priority))
 
-    def fork(self, branch: BranchId) -> BranchId:
+    def fork(self, branch: SequenceId) -> SequenceId:
         return self._call(lambda engine: engine.fork(branch))
 
-    def release(self, branch: BranchId) -> None:
+    def release(self, branch: SequenceId) -> None:
         """Let go of a branch; unknown or released ones are ignored."""
         self._post(lambda engine: _release(engine, branch))
 
@@ -144,11 +144,11 @@ class Worker:
         if self._info is not None and self.failure is None:
             self._call(lambda engine: engine.drain_saves())
 
-    def demote(self, branch: BranchId) -> None:
+    def demote(self, branch: SequenceId) -> None:
         """Take a live branch off the device; see `Engine.demote`. Waits for the copies."""
         self._call(lambda engine: engine.demote(branch))
 
-    def pin(self, branch: BranchId) -> int:
+    def pin(self, branch: SequenceId) -> int:
         """Keep what a live branch has on the device; see `Engine.pin`.
 
         Raises:
@@ -157,7 +157,7 @@ class Worker:
         """
         return self._call(lambda engine: engine.pin(branch))
 
-    def unpin(self, branch: BranchId) -> None:
+    def unpin(self, branch: SequenceId) -> None:
         """Undo a pin; nothing happens if there is none."""
         self._post(lambda engine: engine.unpin(branch))
 
@@ -176,7 +176,7 @@ class Worker:
         """
         self._post(lambda engine: _promote(engine, token_ids, beside, namespace))
 
-    def inspect(self, wish: InspectionWish) -> tuple[InspectedBlock, ...]:
+    def inspect(self, wish: InspectionRequest) -> tuple[InspectedBlock, ...]:
         """Return the blocks of a path, or what is kept for nobody; waits while the model loads.
 
         Raises:
@@ -326,7 +326,7 @@ class Worker:
         self._set_status(EngineStatus(phase=EnginePhase.FAILED, detail=str(error), error=error))
 
 
-def _release(engine: Any, branch: BranchId) -> None:
+def _release(engine: Any, branch: SequenceId) -> None:
     try:
         engine.release(branch)
     except InvalidRequest:

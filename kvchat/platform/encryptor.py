@@ -23,11 +23,11 @@ RECORD_OVERHEAD = NONCE_BYTES + TAG_BYTES
 """Bytes that a sealed record takes beside its content."""
 
 
-class SealBroken(ValueError):
+class DecryptionFailed(ValueError):
     """What was found in a place is not what was sealed for it, or was sealed with another key."""
 
 
-class Sealer:
+class Encryptor:
     """Seals and opens with one data key. Has no state, so any number of threads and processes may seal."""
 
     def __init__(self, data_key: bytes) -> None:
@@ -52,7 +52,7 @@ class Sealer:
     def open(self, place: bytes, sealed: bytes) -> bytes:
         """Return what was sealed for a place.
 
-        Raises: SealBroken: these bytes were not.
+        Raises: DecryptionFailed: these bytes were not.
         """
         return opened(self._cipher, sealed[:NONCE_BYTES], sealed[NONCE_BYTES:], place)
 
@@ -95,27 +95,27 @@ def cipher_of(key: bytes) -> "AESGCM":
 def opened(cipher: "AESGCM", nonce: bytes, sealed: bytes | memoryview, place: bytes) -> bytes:
     """Decrypt and verify.
 
-    Raises: SealBroken: a byte is not what it must be.
+    Raises: DecryptionFailed: a byte is not what it must be.
     """
     from cryptography.exceptions import InvalidTag
 
     try:
         return cipher.decrypt(nonce, sealed, place)
     except (InvalidTag, ValueError) as error:
-        raise SealBroken("it does not open") from error
+        raise DecryptionFailed("it does not open") from error
 
 
 def open_into(cipher: "AESGCM", nonce: bytes, sealed: memoryview, place: bytes, out: memoryview) -> None:
     """Decrypt and verify, into memory that is there; worthless after an error.
 
-    Raises: SealBroken: a byte is not what it must be.
+    Raises: DecryptionFailed: a byte is not what it must be.
     """
     from cryptography.exceptions import InvalidTag
 
     try:
         cipher.decrypt_into(nonce, sealed, place, out)
     except (InvalidTag, ValueError) as error:
-        raise SealBroken("it does not open") from error
+        raise DecryptionFailed("it does not open") from error
 
 
 def _digest(key: bytes, purpose: bytes, data: bytes, digest_size: int = KEY_BYTES) -> bytes:

@@ -24,8 +24,8 @@ from kvchat.platform.encryptor import (
     KEY_BYTES,
     NONCE_BYTES,
     SALT_BYTES,
-    SealBroken,
-    Sealer,
+    DecryptionFailed,
+    Encryptor,
     cipher_of,
     opened,
 )
@@ -41,7 +41,7 @@ _VERSION = 1
 _REFUSED = "the key does not open this store"
 
 
-class State(StrEnum):
+class KeyState(StrEnum):
     """Between the first and the last step of turning it on or off, the database itself says what it is."""
 
     TURNING_ON = "turning on"
@@ -49,7 +49,7 @@ class State(StrEnum):
     TURNING_OFF = "turning off"
 
 
-class Kind(StrEnum):
+class KeyKind(StrEnum):
     """What the data key is wrapped by."""
 
     PASSPHRASE = "passphrase"
@@ -61,14 +61,14 @@ class KeyFile:
     """A wrapped data key.
 
     Args:
-        name: of the data key, see `Sealer.name`.
+        name: of the data key, see `Encryptor.name`.
         log_n: cost of scrypt; a key from the keyring is random and costs nothing.
         wrapped: nonce, data key encrypted, tag.
     """
 
     name: str
-    state: State
-    kind: Kind
+    state: KeyState
+    kind: KeyKind
     log_n: int
     salt: bytes
     wrapped: bytes
@@ -82,17 +82,17 @@ class KeyFile:
         place = _place(self.name, self.kind, self.log_n)
         try:
             return opened(cipher, self.wrapped[:NONCE_BYTES], self.wrapped[NONCE_BYTES:], place)
-        except SealBroken as error:
+        except DecryptionFailed as error:
             raise EncryptionError(_REFUSED) from error
 
 
-def wrap(data_key: bytes, secret: bytes, kind: Kind, log_n: int = LOG_N) -> KeyFile:
+def wrap(data_key: bytes, secret: bytes, kind: KeyKind, log_n: int = LOG_N) -> KeyFile:
     """Return a file for a data key that is about to be used."""
-    name = Sealer(data_key).name
+    name = Encryptor(data_key).name
     salt, nonce = os.urandom(SALT_BYTES), os.urandom(NONCE_BYTES)
     cipher = cipher_of(_wrapping_key(secret, kind, log_n, salt))
     wrapped = nonce + cipher.encrypt(nonce, data_key, _place(name, kind, log_n))
-    return KeyFile(name=name, state=State.TURNING_ON, kind=kind, log_n=log_n, salt=salt, wrapped=wrapped)
+    return KeyFile(name=name, state=KeyState.TURNING_ON, kind=kind, log_n=log_n, salt=salt, wrapped=wrapped)
 
 
 def new_data_key() -> bytes:
@@ -197,8 +197,8 @@ def _read(path: Path) -> KeyFile | None:
         values = json.loads(line)
         key = KeyFile(
             name=values["name"],
-            state=State(values["state"]),
-            kind=Kind(values["kind"]),
+            state=KeyState(values["state"]),
+            kind=KeyKind(values["kind"]),
             log_n=values["log_n"],
             salt=bytes.fromhex(values["salt"]),
             wrapped=bytes.fromhex(values["wrapped"]),
@@ -213,12 +213,12 @@ def _checksum(line: bytes) -> bytes:
     return blake2b(line, digest_size=16, person=b"kvchat.keyfile").hexdigest().encode()
 
 
-def _wrapping_key(secret: bytes, kind: Kind, log_n: int, salt: bytes) -> bytes:
-    if kind is Kind.KEYRING:
+def _wrapping_key(secret: bytes, kind: KeyKind, log_n: int, salt: bytes) -> bytes:
+    if kind is KeyKind.KEYRING:
         return blake2b(salt, key=secret, person=b"kvchat.keyring", digest_size=KEY_BYTES).digest()
     num_bytes = 256 * _BLOCK << log_n
     return scrypt(secret, salt=salt, n=1 << log_n, r=_BLOCK, p=1, maxmem=num_bytes, dklen=KEY_BYTES)
 
 
-def _place(name: str, kind: Kind, log_n: int) -> bytes:
+def _place(name: str, kind: KeyKind, log_n: int) -> bytes:
     return f"kvchat key {name} {kind} {log_n}".encode()

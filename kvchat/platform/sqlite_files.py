@@ -25,7 +25,7 @@ _descriptors: defaultdict[_Identity, list[int]] = defaultdict(list)
 """What must not be closed yet."""
 
 
-class Connection(sqlite3.Connection):
+class TrackedConnection(sqlite3.Connection):
     """A connection whose file can be looked at meanwhile."""
 
     def __init__(self, path: Path, **options: Any) -> None:
@@ -51,7 +51,7 @@ def connect(path: Path, *, timeout_s: float) -> sqlite3.Connection:
 
     Raises: FileNotFoundError: it is not there; sqlite3.Error: it cannot be opened.
     """
-    return Connection(path, timeout=timeout_s, isolation_level=None, check_same_thread=False)
+    return TrackedConnection(path, timeout=timeout_s, isolation_level=None, check_same_thread=False)
 
 
 def create(path: Path) -> None:

@@ -10,7 +10,7 @@ from time import monotonic, time
 from typing import NoReturn
 
 from kvchat.chat.candidates.samples import differing
-from kvchat.chat.candidates.service import Variants
+from kvchat.chat.candidates.service import CandidateService
 from kvchat.chat.conversation import Answering, Conversation, Undo
 from kvchat.chat.events import ChatEvent, TextDelta, TurnFinished, TurnStarted
 from kvchat.chat.revision import plan_drop_of, split_at, to_last_question
@@ -18,7 +18,7 @@ from kvchat.chat.service import Chat, EditCost, Explanation, Revision
 from kvchat.engine.api.events import Timings, Usage
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.errors import InvalidRequest, KvchatError, ModelNotFound, UsageError
-from kvchat.remote.endpoint import Endpoint, RemoteStream, Report
+from kvchat.remote.endpoint import RemoteServer, RemoteStream, Report
 from kvchat.remote.engine import RemoteEngine
 from kvchat.session.store import Outcome, SessionStore, new_turn_id
 from kvchat.session.template import prompts
@@ -37,7 +37,12 @@ class RemoteChat(Chat):
     """
 
     def __init__(
-        self, *, store: SessionStore, endpoint: Endpoint, model: str, sampling: SamplingParams | None = None
+        self,
+        *,
+        store: SessionStore,
+        endpoint: RemoteServer,
+        model: str,
+        sampling: SamplingParams | None = None,
     ) -> None:
         self.store = store
         self.engine: RemoteEngine = RemoteEngine(endpoint, model)
@@ -124,7 +129,7 @@ class RemoteChat(Chat):
 class RemoteAnswering(Answering):
     """Lets the last turn of a conversation grow to its end, as a server sends it."""
 
-    def __init__(self, store: SessionStore, endpoint: Endpoint, model: str) -> None:
+    def __init__(self, store: SessionStore, endpoint: RemoteServer, model: str) -> None:
         self.store = store
         self.model = model
         self._endpoint = endpoint
@@ -219,7 +224,7 @@ class _Growth:
         )
 
 
-class RemoteVariants(Variants):
+class RemoteVariants(CandidateService):
     """What a server cannot do is refused; an aside can be thrown away as ever."""
 
     def __init__(self, answering: "RemoteAnswering", *, sampling: SamplingParams) -> None:

@@ -54,7 +54,7 @@ class Report:
     completion_tokens: int | None = None
 
 
-class Endpoint:
+class RemoteServer:
     """A server.
 
     Args:

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from kvchat.engine.api.config import EngineInfo
-from kvchat.engine.api.ids import BranchId
-from kvchat.engine.api.inspection import InspectedBlock, InspectionWish
+from kvchat.engine.api.ids import SequenceId
+from kvchat.engine.api.inspection import InspectedBlock, InspectionRequest
 from kvchat.engine.api.request import Request
 from kvchat.engine.api.status import EnginePhase, EngineStatus
 from kvchat.errors import UsageError
-from kvchat.remote.endpoint import Endpoint
+from kvchat.remote.endpoint import RemoteServer
 from kvchat.remote.reports import CacheReports
 
 
@@ -20,7 +20,7 @@ class RemoteEngine:
         detail: which model answers, and where.
     """
 
-    def __init__(self, endpoint: Endpoint, model: str) -> None:
+    def __init__(self, endpoint: RemoteServer, model: str) -> None:
         self._endpoint = endpoint
         self._reports: CacheReports | None = None
         self.use_model(model)
@@ -61,13 +61,13 @@ class RemoteEngine:
     def submit(self, request: Request) -> NoReturn:
         raise UsageError("a server takes text, no tokens")
 
-    def prioritise_branch(self, branch: BranchId, priority: int) -> None:
+    def prioritise_branch(self, branch: SequenceId, priority: int) -> None:
         pass
 
-    def fork(self, branch: BranchId) -> NoReturn:
+    def fork(self, branch: SequenceId) -> NoReturn:
         raise UsageError("a server has no branches")
 
-    def release(self, branch: BranchId) -> None:
+    def release(self, branch: SequenceId) -> None:
         pass
 
     def drain_saves(self) -> None:
@@ -79,7 +79,7 @@ class RemoteEngine:
     def prefetch(self, token_ids: Sequence[int], *, beside: Sequence[int] = (), namespace: str = "") -> None:
         pass
 
-    def inspect(self, wish: InspectionWish) -> tuple[InspectedBlock, ...]:
+    def inspect(self, wish: InspectionRequest) -> tuple[InspectedBlock, ...]:
         return ()
 
     def snapshot(self) -> None:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from math import isfinite
 
-from kvchat.engine.api.server_cache import ServedCache
+from kvchat.engine.api.server_cache import ServerCache
 from kvchat.platform.values import dataclass
 
 _USAGE = (
@@ -48,7 +48,7 @@ class _Sample:
     value: float
 
 
-def served_cache(text: str, model: str | None = None) -> ServedCache | None:
+def served_cache(text: str, model: str | None = None) -> ServerCache | None:
     """Return what metrics say of a cache, None where that is nothing. Text of any kind will do.
 
     Args:
@@ -61,7 +61,7 @@ def served_cache(text: str, model: str | None = None) -> ServedCache | None:
     figures = _Figures(samples)
     hits = figures.pair(_HIT_TOKENS)
     counted = hits or figures.pair(_HITS)
-    found = ServedCache(
+    found = ServerCache(
         usage=figures.share(_USAGE),
         host_usage=_known(figures.share(_HOST_USAGE), _rate(figures.pair(_HOST_TOKENS))),
         hit_rate=_known(_rate(counted), figures.share(_HIT_RATE)),
@@ -70,7 +70,7 @@ def served_cache(text: str, model: str | None = None) -> ServedCache | None:
         num_running=figures.count(_RUNNING),
         num_waiting=figures.count(_WAITING),
     )
-    return None if found == ServedCache() else found
+    return None if found == ServerCache() else found
 
 
 class _Figures:

@@ -3,9 +3,9 @@
 from threading import Event, Thread
 from time import monotonic
 
-from kvchat.engine.api.server_cache import ServedCache
+from kvchat.engine.api.server_cache import ServerCache
 from kvchat.errors import KvchatError
-from kvchat.remote.endpoint import Endpoint
+from kvchat.remote.endpoint import RemoteServer
 from kvchat.remote.metrics import served_cache
 
 _PAUSE_S = 2.0
@@ -22,8 +22,8 @@ class CacheReports:
         model: whose figures count, where a server tells them by model.
     """
 
-    def __init__(self, endpoint: Endpoint, model: str, pause_s: float = _PAUSE_S) -> None:
-        self.latest: ServedCache | None = None
+    def __init__(self, endpoint: RemoteServer, model: str, pause_s: float = _PAUSE_S) -> None:
+        self.latest: ServerCache | None = None
         self.model = model
         self._endpoint = endpoint
         self._pause_s = pause_s

@@ -20,11 +20,11 @@ from kvchat.errors import (
     KvchatError,
     UnsupportedModel,
 )
-from kvchat.serving.chat_request import Refusal, Wish, read_wish
-from kvchat.serving.completion import Completion, Completions
+from kvchat.serving.chat_request import ChatCompletionRequest, RequestRefused, read_wish
+from kvchat.serving.completion import ChatCompletion, ChatCompletions
 from kvchat.serving.guard import BODY_S, Guard
 from kvchat.serving.metrics import CONTENT_TYPE, Metrics
-from kvchat.serving.replies import Head, delta, error_value, finish, refusal, server_event
+from kvchat.serving.replies import ReplyHead, delta, error_value, finish, refusal, server_event
 from kvchat.session.template.chat_template import ChatTemplate
 
 ANY_MODEL = "kvchat"
@@ -46,7 +46,7 @@ def make_app(
         sampling: used where a request says nothing.
         body_s: in this many seconds a request's body has to be here.
     """
-    endpoint = Endpoint(engine, template, sampling)
+    endpoint = ServingApp(engine, template, sampling)
     routes = [
         Route("/v1/chat/completions", endpoint.complete, methods=["POST"]),
         Route("/v1/models", endpoint.models),
@@ -57,14 +57,14 @@ def make_app(
     return Guard(Starlette(routes=routes), key, body_s)
 
 
-class Endpoint:
+class ServingApp:
     """What each path answers."""
 
     def __init__(self, engine: EngineClient, template: ChatTemplate, sampling: SamplingParams) -> None:
         self._engine = engine
         self._sampling = sampling
         self._metrics = Metrics()
-        self._completions = Completions(engine, template, self._metrics)
+        self._completions = ChatCompletions(engine, template, self._metrics)
         self._model = engine.info().model
 
     async def complete(self, request: Request) -> Response:
@@ -79,7 +79,7 @@ class Endpoint:
             return self._unknown(wish.model)
         try:
             completion = await self._completions.begin(wish)
-            head = Head(model=self._model)
+            head = ReplyHead(model=self._model)
             if wish.stream:
                 return _Stream(head, completion, wish)
             return await _whole(head, completion, request)
@@ -121,7 +121,7 @@ class Endpoint:
 class _Stream(StreamingResponse):
     """An answer as it comes; a client that goes away stops the model, however early."""
 
-    def __init__(self, head: Head, completion: Completion, wish: Wish) -> None:
+    def __init__(self, head: ReplyHead, completion: ChatCompletion, wish: ChatCompletionRequest) -> None:
         super().__init__(_events(head, completion, wish), media_type="text/event-stream")
         self._completion = completion
 
@@ -134,7 +134,9 @@ class _Stream(StreamingResponse):
                 self._completion.stop()
 
 
-async def _events(head: Head, completion: Completion, wish: Wish) -> AsyncIterator[bytes]:
+async def _events(
+    head: ReplyHead, completion: ChatCompletion, wish: ChatCompletionRequest
+) -> AsyncIterator[bytes]:
     """Yield a stream's parts."""
     try:
         yield head.chunk({"role": "assistant", "content": ""})
@@ -149,7 +151,7 @@ async def _events(head: Head, completion: Completion, wish: Wish) -> AsyncIterat
     yield b"data: [DONE]\n\n"
 
 
-async def _whole(head: Head, completion: Completion, request: Request) -> Response:
+async def _whole(head: ReplyHead, completion: ChatCompletion, request: Request) -> Response:
     """Return an answer when it is complete; a client that goes away stops the model."""
     gone = asyncio.ensure_future(_until_gone(request))
     reading = asyncio.ensure_future(_read(completion))
@@ -167,7 +169,7 @@ async def _whole(head: Head, completion: Completion, request: Request) -> Respon
     return JSONResponse(head.whole(text, reasoning, completion.finished))
 
 
-async def _read(completion: Completion) -> tuple[str, str]:
+async def _read(completion: ChatCompletion) -> tuple[str, str]:
     reasoning = ""
     async for piece in completion.pieces():
         reasoning += piece.text if piece.reasoning else ""
@@ -183,6 +185,6 @@ def _failed(error: KvchatError) -> Response:
     if isinstance(error, ContextOverflow):
         return refusal(400, str(error), "context_length_exceeded", "messages")
     if isinstance(error, InvalidRequest | UnsupportedModel):
-        param = error.param if isinstance(error, Refusal) else None
+        param = error.param if isinstance(error, RequestRefused) else None
         return refusal(400, str(error), "invalid_value", param)
     return refusal(503 if isinstance(error, CapacityError) else 500, str(error), "unavailable")

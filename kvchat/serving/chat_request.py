@@ -32,7 +32,7 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
 """Fields that would change the answer, with the values at which they do not."""
 
 
-class Refusal(InvalidRequest):
+class RequestRefused(InvalidRequest):
     """A field that cannot be taken. `param`: its name."""
 
     def __init__(self, message: str, param: str | None = None) -> None:
@@ -41,7 +41,7 @@ class Refusal(InvalidRequest):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
+class ChatCompletionRequest:
     """One chat completion.
 
     Args:
@@ -63,7 +63,7 @@ class Wish:
     wants_usage: bool = False
 
 
-def read_wish(body: object, defaults: SamplingParams) -> Wish:
+def read_wish(body: object, defaults: SamplingParams) -> ChatCompletionRequest:
     """Return what a body asks for.
 
     Args:
@@ -73,16 +73,16 @@ def read_wish(body: object, defaults: SamplingParams) -> Wish:
         InvalidRequest: it is none, or asks for what is not there; the message says what to change.
     """
     if not isinstance(body, dict):
-        raise Refusal("the body must be a JSON object")
+        raise RequestRefused("the body must be a JSON object")
     for name, neutral in _NEUTRAL.items():
         if body.get(name) not in neutral:
-            raise Refusal(f"{name} is not supported; leave it out", name)
+            raise RequestRefused(f"{name} is not supported; leave it out", name)
     messages = _messages(body.get("messages"))
     stream = _flag(body, "stream")
     options = body.get("stream_options") or {}
     if not isinstance(options, dict):
-        raise Refusal("stream_options must be an object", "stream_options")
-    return Wish(
+        raise RequestRefused("stream_options must be an object", "stream_options")
+    return ChatCompletionRequest(
         model=_text(body.get("model"), "model"),
         history=messages[:-1],
         question=messages[-1].content,
@@ -95,29 +95,29 @@ def read_wish(body: object, defaults: SamplingParams) -> Wish:
 
 def _messages(data: object) -> tuple[Message, ...]:
     if not isinstance(data, list) or not data:
-        raise Refusal("messages must be a list of messages", "messages")
+        raise RequestRefused("messages must be a list of messages", "messages")
     messages = tuple(_message(one, f"messages.{at}") for at, one in enumerate(data))
     if messages[-1].role != Role.USER:
-        raise Refusal("the last message must be the user's", "messages")
+        raise RequestRefused("the last message must be the user's", "messages")
     for at, message in enumerate(messages[1:], 1):
         before = messages[at - 1]
         if message.role == SYSTEM:
-            raise Refusal("a system message can only be the first", f"messages.{at}")
+            raise RequestRefused("a system message can only be the first", f"messages.{at}")
         if message.role == before.role or (before.role == SYSTEM and message.role != Role.USER):
-            raise Refusal("user and assistant must take turns, the user first", f"messages.{at}")
+            raise RequestRefused("user and assistant must take turns, the user first", f"messages.{at}")
     if messages[0].role == Role.ASSISTANT:
-        raise Refusal("user and assistant must take turns, the user first", "messages.0")
+        raise RequestRefused("user and assistant must take turns, the user first", "messages.0")
     return messages
 
 
 def _message(data: object, param: str) -> Message:
     if not isinstance(data, dict):
-        raise Refusal("a message must be an object", param)
+        raise RequestRefused("a message must be an object", param)
     role = _ROLES.get(str(data.get("role")))
     if role is None:
-        raise Refusal(f"the role must be one of {', '.join(_ROLES)}", f"{param}.role")
+        raise RequestRefused(f"the role must be one of {', '.join(_ROLES)}", f"{param}.role")
     if data.get("tool_calls"):
-        raise Refusal("tools are not supported", f"{param}.tool_calls")
+        raise RequestRefused("tools are not supported", f"{param}.tool_calls")
     content = data.get("content")
     if isinstance(content, list):
         content = "".join(_part(one, f"{param}.content") for one in content)
@@ -126,7 +126,7 @@ def _message(data: object, param: str) -> Message:
 
 def _part(data: object, param: str) -> str:
     if not isinstance(data, dict) or data.get("type") != "text":
-        raise Refusal("only parts of type 'text' are supported", param)
+        raise RequestRefused("only parts of type 'text' are supported", param)
     return _text(data.get("text"), param)
 
 
@@ -143,22 +143,22 @@ def _sampling(body: Mapping[str, Any], defaults: SamplingParams) -> SamplingPara
 def _stops(data: object) -> tuple[str, ...]:
     stops = [] if data is None else [data] if isinstance(data, str) else data
     if not isinstance(stops, list) or len(stops) > _MAX_STOPS:
-        raise Refusal(f"stop must be a string, or a list of up to {_MAX_STOPS}", "stop")
+        raise RequestRefused(f"stop must be a string, or a list of up to {_MAX_STOPS}", "stop")
     return tuple(stop for one in stops if (stop := _text(one, "stop")))
 
 
 def _flag(data: Mapping[str, Any], name: str) -> bool:
     value = data.get(name) or False
     if not isinstance(value, bool):
-        raise Refusal(f"{name} must be true or false", name)
+        raise RequestRefused(f"{name} must be true or false", name)
     return value
 
 
 def _text(value: object, param: str) -> str:
     if not isinstance(value, str):
-        raise Refusal(f"{param} must be text", param)
+        raise RequestRefused(f"{param} must be text", param)
     try:
         value.encode()
     except UnicodeEncodeError as error:
-        raise Refusal(f"{param} holds half of a character (a lone surrogate)", param) from error
+        raise RequestRefused(f"{param} holds half of a character (a lone surrogate)", param) from error
     return value

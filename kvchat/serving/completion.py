@@ -13,7 +13,7 @@ from kvchat.chat.engine_client import EngineClient, RequestHandle
 from kvchat.engine.api.events import Event, RequestFinished, TokenEmitted
 from kvchat.engine.api.request import Request
 from kvchat.errors import EngineFailed, KvchatError
-from kvchat.serving.chat_request import Wish
+from kvchat.serving.chat_request import ChatCompletionRequest
 from kvchat.serving.metrics import Metrics
 from kvchat.serving.transcripts import Transcripts
 from kvchat.session.template.chat_template import ChatTemplate, Message
@@ -24,7 +24,7 @@ _EVENT_WAIT_S = 1.0
 _OWNER = "serve"
 
 
-class Completions:
+class ChatCompletions:
     """Answers wishes with one engine.
 
     Args:
@@ -40,7 +40,7 @@ class Completions:
         self._transcripts = Transcripts()
         self._ends = tuple(sorted(end for end in template.end_ids if end < engine.info().vocab_size))
 
-    async def begin(self, wish: Wish) -> "Completion":
+    async def begin(self, wish: ChatCompletionRequest) -> "ChatCompletion":
         """Hand a wish to the engine.
 
         Raises:
@@ -54,7 +54,7 @@ class Completions:
             beginning.add_done_callback(_stop_begun)
             raise
 
-    def _begin(self, wish: Wish, loop: asyncio.AbstractEventLoop) -> "Completion":
+    def _begin(self, wish: ChatCompletionRequest, loop: asyncio.AbstractEventLoop) -> "ChatCompletion":
         prompt = self._prompt(wish)
         stops = self._template.stop_strings + wish.stops
         stream = self._template.stream(prompt, stops=stops)
@@ -62,7 +62,7 @@ class Completions:
         sampling = replace(wish.sampling, stop_token_ids=self._ends)
         request = Request(token_ids=prompt, sampling=sampling, owner=_OWNER, priority=BEHIND, stop=matcher)
         handle = self._engine.submit(request)
-        return Completion(
+        return ChatCompletion(
             handle,
             stream,
             loop,
@@ -70,7 +70,7 @@ class Completions:
             on_said=lambda text, ids: self._said(wish, prompt, text, ids),
         )
 
-    def _prompt(self, wish: Wish) -> tuple[int, ...]:
+    def _prompt(self, wish: ChatCompletionRequest) -> tuple[int, ...]:
         """Return the ids of a conversation: those the model saw as far as they are known here."""
         # The day, not the hour: a template that tells the time must not change the past with every question.
         now = datetime.combine(datetime.now().date(), datetime.min.time())
@@ -92,18 +92,20 @@ class Completions:
         with suppress(KvchatError):
             self._engine.release(event.branch)
 
-    def _said(self, wish: Wish, prompt: tuple[int, ...], text: str, token_ids: Sequence[int]) -> None:
+    def _said(
+        self, wish: ChatCompletionRequest, prompt: tuple[int, ...], text: str, token_ids: Sequence[int]
+    ) -> None:
         said = (*wish.history, Message(Role.USER, wish.question), Message(Role.ASSISTANT, text))
         self._transcripts.remember(said, (*prompt, *token_ids), len(prompt))
 
 
-def _stop_begun(beginning: "asyncio.Future[Completion]") -> None:
+def _stop_begun(beginning: "asyncio.Future[ChatCompletion]") -> None:
     """Stop what was begun for a client that is gone."""
     if not beginning.cancelled() and beginning.exception() is None:
         beginning.result().stop()
 
 
-class Completion:
+class ChatCompletion:
     """An answer on its way. Iterate `pieces` once; leaving it early stops the model.
 
     Attributes:

@@ -15,7 +15,7 @@ _FINISH = {FinishReason.LENGTH: "length"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Head:
+class ReplyHead:
     """What every part of one answer begins with."""
 
     model: str

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from kvchat.session.template.tokenizer import ChatTokenizer
 
 
-class Culprit(StrEnum):
+class MissReason(StrEnum):
     NONE = "none"
     """Only what was new was computed."""
     STARTED_OVER = "started over"
@@ -37,17 +37,17 @@ class Culprit(StrEnum):
     """The conversation was rendered anew, and the template writes what was said in another way."""
 
 
-_LOST: dict[Stored | None, Culprit] = {
-    Stored.NOTHING: Culprit.EVICTED,
-    Stored.LOADED: Culprit.EVICTED,
-    Stored.COMPUTED: Culprit.FASTER,
-    Stored.BOTH: Culprit.FASTER,
+_LOST: dict[Stored | None, MissReason] = {
+    Stored.NOTHING: MissReason.EVICTED,
+    Stored.LOADED: MissReason.EVICTED,
+    Stored.COMPUTED: MissReason.FASTER,
+    Stored.BOTH: MissReason.FASTER,
 }
 """What a prompt had computed before and did not reuse, by what became of its stored part."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Miss:
+class CacheMiss:
     """What an answer's prompt reused, and why no more.
 
     Args:
@@ -61,7 +61,7 @@ class Miss:
         accepted_tokens: those that were right, each of which saved a step.
     """
 
-    culprit: Culprit
+    culprit: MissReason
     prompt_tokens: int
     cached_tokens: int
     new_tokens: int
@@ -81,7 +81,7 @@ class Miss:
 class Explanation:
     """A miss with the text of both sides."""
 
-    miss: Miss
+    miss: CacheMiss
     shared: str
     here: str
     there: str
@@ -104,7 +104,7 @@ class Rendering:
 
 def explain(
     turns: Sequence[Turn], answer: Turn, rendering: Rendering | None = None, num_shown: int = 8
-) -> Miss:
+) -> CacheMiss:
     """Return why an answer computed what it did.
 
     Args:
@@ -133,21 +133,21 @@ def explain(
     other = max((ids for _, ids in earlier), key=lambda ids: _common(ids, prompt), default=())
 
     at = usage.cached_tokens
-    culprit = Culprit.DIFFERENT
+    culprit = MissReason.DIFFERENT
     if usage.computed_tokens <= new_tokens:
-        culprit = Culprit.NONE
+        culprit = MissReason.NONE
     elif at < min(agreeing, len(prompt) - 1):
-        culprit = _LOST.get(answer.stored, Culprit.NOT_KEPT)
+        culprit = _LOST.get(answer.stored, MissReason.NOT_KEPT)
     elif by_others > max(agreeing, at):
-        culprit = Culprit.MODEL
+        culprit = MissReason.MODEL
     elif has_started_over:
-        culprit = Culprit.STARTED_OVER
-    differs = by_others if culprit in (Culprit.DIFFERENT, Culprit.STARTED_OVER) else at
+        culprit = MissReason.STARTED_OVER
+    differs = by_others if culprit in (MissReason.DIFFERENT, MissReason.STARTED_OVER) else at
     if rendering is not None:
         culprit = _by_template(culprit, rendering, agreeing if at <= agreeing else 0)
-        differs = by_others if culprit is Culprit.SYSTEM else differs
-    is_shown = culprit is not Culprit.NONE
-    return Miss(
+        differs = by_others if culprit is MissReason.SYSTEM else differs
+    is_shown = culprit is not MissReason.NONE
+    return CacheMiss(
         culprit=culprit,
         prompt_tokens=usage.prompt_tokens,
         cached_tokens=at,
@@ -161,21 +161,21 @@ def explain(
     )
 
 
-def _by_template(culprit: Culprit, rendering: Rendering, agreeing: int) -> Culprit:
+def _by_template(culprit: MissReason, rendering: Rendering, agreeing: int) -> MissReason:
     """Return the culprit where the template, or what it stands on, may be the one.
 
     Args:
         agreeing: tokens that the same model had computed before; 0 where more than those were reused.
     """
-    may_be = culprit not in (Culprit.MODEL, *_LOST.values(), Culprit.NOT_KEPT)
+    may_be = culprit not in (MissReason.MODEL, *_LOST.values(), MissReason.NOT_KEPT)
     if may_be and 0 < agreeing < rendering.system_len:
-        return Culprit.SYSTEM
-    if culprit is Culprit.STARTED_OVER and rendering.rewrites and agreeing:
-        return Culprit.REWRITTEN
+        return MissReason.SYSTEM
+    if culprit is MissReason.STARTED_OVER and rendering.rewrites and agreeing:
+        return MissReason.REWRITTEN
     return culprit
 
 
-def with_text(miss: Miss, tokenizer: "ChatTokenizer") -> Explanation:
+def with_text(miss: CacheMiss, tokenizer: "ChatTokenizer") -> Explanation:
     """Return a miss with what its tokens say, control tokens by their names."""
     parts = (miss.shared, miss.here, miss.there)
     shared, here, there = (tokenizer.decode(ids, keep_control=True) for ids in parts)

@@ -8,7 +8,7 @@ from kvchat.platform.values import dataclass
 from kvchat.session.database.digests import has_its_text
 from kvchat.session.database.rows import session_of, turn_of
 from kvchat.session.database.statements import session
-from kvchat.session.tree import Part, Role, Session, SessionId, TurnId
+from kvchat.session.tree import MessagePart, Role, Session, SessionId, TurnId
 
 _MIN_ID_PREFIX = 4
 _MAX_LISTED = 8
@@ -128,7 +128,7 @@ def _hit(connection: sqlite3.Connection, row: sqlite3.Row) -> SearchHit:
         turn_id=turn.id,
         role=turn.role,
         created_at=turn.created_at,
-        excerpt="" if Part.TEXT in turn.broken else row["excerpt"],
+        excerpt="" if MessagePart.TEXT in turn.broken else row["excerpt"],
     )
 
 

@@ -17,9 +17,9 @@ from typing import Any
 from kvchat.engine.api.ids import BlockKey, block_key, chain_keys, root_key
 from kvchat.errors import PackExists, PackNotFound, StorageError
 from kvchat.platform.directories import SYSTEM_NAMES, NamedFiles
-from kvchat.platform.encryptor import Sealer
+from kvchat.platform.encryptor import Encryptor
 from kvchat.platform.values import dataclass
-from kvchat.session.encryption.files import SealedFiles
+from kvchat.session.encryption.files import EncryptedFiles
 from kvchat.session.encryption.files import forget_other as forget_other
 
 log = logging.getLogger(__name__)
@@ -62,7 +62,7 @@ class Pack:
         return [*keys, block_key(keys[-1] if keys else root, rest)] if rest else keys
 
 
-class PackShelf:
+class PackStore:
     """All packs of one person.
 
     Args:
@@ -74,9 +74,9 @@ class PackShelf:
         StorageError: from every method, where a file cannot be read or written.
     """
 
-    def __init__(self, directory: Path, sealer: Sealer | None, files: NamedFiles = SYSTEM_NAMES) -> None:
+    def __init__(self, directory: Path, sealer: Encryptor | None, files: NamedFiles = SYSTEM_NAMES) -> None:
         self._directory = directory
-        self._files = SealedFiles(directory, sealer, b"pack", files)
+        self._files = EncryptedFiles(directory, sealer, b"pack", files)
 
     def all(self) -> tuple[Pack, ...]:
         """Return all packs by name. One that is damaged is left out, and logged."""
@@ -120,9 +120,9 @@ class PackShelf:
         with _told(self._directory):
             self._files.remove(self._files.file(pack.id))
 
-    def copy_to(self, sealer: Sealer | None) -> None:
+    def copy_to(self, sealer: Encryptor | None) -> None:
         """Write every pack once more as another shelf in this place keeps it; see `forget_other`."""
-        target = PackShelf(self._directory, sealer)
+        target = PackStore(self._directory, sealer)
         for pack in self.all():
             target._write(pack)
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from kvchat.session.store import SessionStore
 from kvchat.session.template import prompts
 from kvchat.session.template.chat_template import ChatTemplate
-from kvchat.session.tree import Finish, Part, Role, Session, Turn, path_token_ids
+from kvchat.session.tree import Finish, MessagePart, Role, Session, Turn, path_token_ids
 
 _PROBE = "kvchat"
 
@@ -38,14 +38,14 @@ def _candidates(
 ) -> Iterator[Turn]:
     """Yield what a turn may have been. The template says nothing of turns of another tokenizer."""
     is_ours = turn.tokenizer == template.tokenizer.digest
-    if turn.broken == {Part.TEXT} and turn.token_ids is not None and is_ours:
+    if turn.broken == {MessagePart.TEXT} and turn.token_ids is not None and is_ours:
         if turn.role is Role.ASSISTANT:
             yield _answer_from_ids(template, before, turn)
         else:
             yield from _question_from_ids(template, session, before, turn)
-    elif turn.broken == {Part.IDS} and is_ours:
+    elif turn.broken == {MessagePart.IDS} and is_ours:
         yield from _ids_from_text(template, session, before, turn)
-    elif turn.broken == {Part.FACTS}:
+    elif turn.broken == {MessagePart.FACTS}:
         yield from _facts(before, turn)
 
 

@@ -14,7 +14,7 @@ from time import time
 
 from kvchat.engine.api.ids import u32le
 from kvchat.errors import SessionNotFound, UsageError
-from kvchat.platform.encryptor import Sealer
+from kvchat.platform.encryptor import Encryptor
 from kvchat.platform.writers import Writers
 from kvchat.session import timestamps
 from kvchat.session.database import rows, statements
@@ -34,7 +34,7 @@ from kvchat.session.tree import (
     Verification,
 )
 from kvchat.session.tree import Outcome as Outcome
-from kvchat.session.unsent_drafts import UnsentShelf
+from kvchat.session.unsent_drafts import DraftStore
 
 
 class SessionStore(SessionReader):
@@ -47,12 +47,12 @@ class SessionStore(SessionReader):
     Raises: StorageError: from every method, when the file cannot be read or written; it says what to do.
     """
 
-    def __init__(self, path: Path | None, sealer: Sealer | None = None) -> None:
+    def __init__(self, path: Path | None, sealer: Encryptor | None = None) -> None:
         database = MemoryDatabase() if path is None else Database(path, tables_of(sealer))
         self._writers = Writers(None if path is None else path.parent / "writers")
         super().__init__(database, TurnReader(self._writers))
         self.path = database.path
-        self.unsent = UnsentShelf(None if path is None else path.parent / "unsent", sealer)
+        self.unsent = DraftStore(None if path is None else path.parent / "unsent", sealer)
 
     def close(self) -> None:
         self._database.close()

@@ -30,7 +30,7 @@ class Finish(StrEnum):
     PARTIAL = "partial"
 
 
-class Part(StrEnum):
+class MessagePart(StrEnum):
     """A part of a stored turn that has a digest of its own."""
 
     TEXT = "text"
@@ -95,7 +95,7 @@ class Turn:
     starts_over: bool = False
     damaged: bool = False
     """Some part is not what was written, and could not be repaired."""
-    broken: frozenset[Part] = frozenset()
+    broken: frozenset[MessagePart] = frozenset()
     """Which parts those are."""
     repaired: bool = False
     """A part was rebuilt from another one."""
@@ -107,7 +107,7 @@ class Turn:
     @property
     def has_ids(self) -> bool:
         """Whether there are ids and they are what was written, whatever became of the text."""
-        return self.token_ids is not None and (not self.damaged or self.broken == {Part.TEXT})
+        return self.token_ids is not None and (not self.damaged or self.broken == {MessagePart.TEXT})
 
     @property
     def is_open(self) -> bool:

@@ -15,23 +15,23 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from kvchat.errors import StorageError
-from kvchat.platform.encryptor import Sealer
+from kvchat.platform.encryptor import Encryptor
 from kvchat.platform.values import dataclass
-from kvchat.session.encryption.files import SealedFiles
+from kvchat.session.encryption.files import EncryptedFiles
 
 _NOT_BEGUN = "new"
 _ASIDE = "damaged-"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LentText:
+class LentDraft:
     """What is kept for a conversation, empty for nothing, and what is to be said of what cannot be read."""
 
     text: str = ""
     complaint: str = ""
 
 
-class UnsentShelf:
+class DraftStore:
     """The unsent messages of one person.
 
     Args:
@@ -42,8 +42,8 @@ class UnsentShelf:
         StorageError: from every method, where a file cannot be read or written.
     """
 
-    def __init__(self, directory: Path | None, sealer: Sealer | None) -> None:
-        self._files = None if directory is None else SealedFiles(directory, sealer, b"unsent")
+    def __init__(self, directory: Path | None, sealer: Encryptor | None) -> None:
+        self._files = None if directory is None else EncryptedFiles(directory, sealer, b"unsent")
 
     def keep(self, session_id: str | None, text: str, branch: str | None = None) -> None:
         """Keep a text for a session, None for the conversation that has not begun, behind what is kept there.
@@ -72,7 +72,7 @@ class UnsentShelf:
         return frozenset(names - {_NOT_BEGUN})
 
     @contextmanager
-    def lent(self, session_id: str | None, elsewhere: Collection[str] = ()) -> Iterator[LentText]:
+    def lent(self, session_id: str | None, elsewhere: Collection[str] = ()) -> Iterator[LentDraft]:
         """Lend what is kept for a session, to nobody else meanwhile; after the block it is kept no longer.
 
         Where the block fails, or the process dies in it, all is still kept. What is damaged is set aside
@@ -82,7 +82,7 @@ class UnsentShelf:
             elsewhere: branches whose texts stay here. What is for a branch that is gone goes to any other.
         """
         if self._files is None:
-            yield LentText()
+            yield LentDraft()
             return
         with ExitStack() as locks:
             files = [file for file in _kept(self._files, session_id or _NOT_BEGUN) if _is_locked(file, locks)]
@@ -98,7 +98,7 @@ class UnsentShelf:
                 except (ValueError, TypeError, KeyError):
                     files.remove(file)
                     complaints.append(_set_aside(file))
-            yield LentText(text="\n".join(texts), complaint="\n".join(complaints))
+            yield LentDraft(text="\n".join(texts), complaint="\n".join(complaints))
             for file in files:
                 self._remove(file)
 
@@ -122,11 +122,11 @@ class UnsentShelf:
         for file in (*_kept(self._files, name), *_kept(self._files, _ASIDE + name), *unfinished):
             self._remove(file)
 
-    def copy_to(self, sealer: Sealer | None) -> None:
+    def copy_to(self, sealer: Encryptor | None) -> None:
         """Write every text once more as another shelf in this place keeps it, save what is damaged."""
         if self._files is None:
             return
-        target = SealedFiles(self._files.directory, sealer, b"unsent")
+        target = EncryptedFiles(self._files.directory, sealer, b"unsent")
         for file in _all(self._files):
             with _told(f"{file} cannot be written in another way"), suppress(FileNotFoundError, ValueError):
                 target.write(target.file(file.stem), self._files.read(file))
@@ -137,12 +137,12 @@ class UnsentShelf:
             self._files.remove(file)
 
 
-def _all(files: SealedFiles) -> Sequence[Path]:
+def _all(files: EncryptedFiles) -> Sequence[Path]:
     with _told(f"cannot read {files.directory}"):
         return files.all()
 
 
-def _kept(files: SealedFiles, name: str) -> Sequence[Path]:
+def _kept(files: EncryptedFiles, name: str) -> Sequence[Path]:
     """Return the files of one conversation, in the order in which they were written."""
     stems = {file.stem: file for file in _all(files)}
     return [stems[stem] for stem in sorted(stems) if stem == name or stem.startswith(f"{name}.")]
@@ -165,7 +165,7 @@ def _is_locked(file: Path, locks: ExitStack) -> bool:
             return False
 
 
-def _texts(files: SealedFiles, file: Path) -> tuple[str | None, list[str]]:
+def _texts(files: EncryptedFiles, file: Path) -> tuple[str | None, list[str]]:
     """Return the branch that a file is for, None for any, and its texts."""
     with _told(f"cannot read {file}"):
         data = files.read(file)

@@ -1,29 +1,33 @@
 """Why an answer computed what it did, in words."""
 
-from kvchat.session.cache_miss import Culprit, Explanation
+from kvchat.session.cache_miss import Explanation, MissReason
 from kvchat.text.figures import count_text, guesses_text, plural
 from kvchat.text.plain_text import one_line
 
 _REASONS = {
-    Culprit.NONE: "Only what was new to it was computed.",
-    Culprit.STARTED_OVER: (
+    MissReason.NONE: "Only what was new to it was computed.",
+    MissReason.STARTED_OVER: (
         "The conversation was rendered anew: its tokens were missing, damaged, or of another tokenizer."
     ),
-    Culprit.DIFFERENT: "Something earlier was changed or left out; what follows it had never been computed.",
-    Culprit.MODEL: "Another model, or other weights, had answered before; blocks serve one model alone.",
-    Culprit.EVICTED: (
+    MissReason.DIFFERENT: (
+        "Something earlier was changed or left out; what follows it had never been computed."
+    ),
+    MissReason.MODEL: "Another model, or other weights, had answered before; blocks serve one model alone.",
+    MissReason.EVICTED: (
         "It had been computed before, but no tier had it any more: it was given up for room, removed, or"
         " never saved."
     ),
-    Culprit.FASTER: "It was stored, but computing it again was faster than loading it.",
-    Culprit.SYSTEM: (
+    MissReason.FASTER: "It was stored, but computing it again was faster than loading it.",
+    MissReason.SYSTEM: (
         "Nothing that was computed before begins like this: the system prompt is another, or what the"
         " template writes before the first message."
     ),
-    Culprit.REWRITTEN: (
+    MissReason.REWRITTEN: (
         "The conversation was rendered anew, and the model's template writes what was said in another way."
     ),
-    Culprit.NOT_KEPT: "It had been computed before, but was not kept, or was faster to compute than to load.",
+    MissReason.NOT_KEPT: (
+        "It had been computed before, but was not kept, or was faster to compute than to load."
+    ),
 }
 
 

@@ -1,6 +1,6 @@
 """What a server reports of its cache, in words. What it does not report is unknown, never nothing."""
 
-from kvchat.engine.api.server_cache import ServedCache
+from kvchat.engine.api.server_cache import ServerCache
 from kvchat.text.figures import count_text, short_count_text
 
 UNTOLD = "unknown"
@@ -10,7 +10,7 @@ def share_words(share: float | None) -> str:
     return UNTOLD if share is None else f"{100 * share:.0f} %"
 
 
-def reuse_words(served: ServedCache, *, short: bool = False) -> str:
+def reuse_words(served: ServerCache, *, short: bool = False) -> str:
     """Return what its prefix cache found of what it was asked for, since the server started."""
     hit, asked = served.hit_tokens, served.asked_tokens
     if hit is None or asked is None:
@@ -20,7 +20,7 @@ def reuse_words(served: ServedCache, *, short: bool = False) -> str:
     return f"{count(hit)} of {count(asked)}{share}"
 
 
-def request_words(served: ServedCache) -> str:
+def request_words(served: ServerCache) -> str:
     """Return how many requests it computes, of everybody, and how many wait."""
     if served.num_running is None and served.num_waiting is None:
         return UNTOLD

@@ -6,7 +6,7 @@ from time import monotonic
 from kvchat.chat.events import Prefill
 
 
-class PrefillPace:
+class PrefillTime:
     """Tells it from the speed seen so far; one for each prompt.
 
     Args:

@@ -16,12 +16,12 @@ from textual.binding import Binding, BindingType
 from textual.screen import Screen
 from textual.widgets import Input
 
-from kvchat.app.host import Host
+from kvchat.app.host import InterfaceServices
 from kvchat.app.services import ChatService, EngineView
 from kvchat.errors import KvchatError
 from kvchat.ui.commands import COMMANDS
 from kvchat.ui.screens.chat import ChatScreen
-from kvchat.ui.screens.deferred import LateScreen, Typed
+from kvchat.ui.screens.deferred import DeferredScreen, Typed
 from kvchat.ui.terminal.driver import KeyReader, TerminalDriver
 from kvchat.ui.terminal.guard import guarded_terminal, hang_up_told, key_by_key, term_with_a_size
 from kvchat.ui.theme import KVCHAT_THEME, own_variables
@@ -78,7 +78,7 @@ class KvchatApp(App[None]):
         self,
         chat: ChatService,
         engine: EngineView,
-        host: Host,
+        host: InterfaceServices,
         initial: str | None = None,
         *,
         log_path: Path,
@@ -159,7 +159,7 @@ class KvchatApp(App[None]):
                 self._early_input.append(event)
                 return
             self.chat_screen.typed_s = event.time
-            if isinstance(self.screen, LateScreen):
+            if isinstance(self.screen, DeferredScreen):
                 typed = self.screen.text_of(event)
                 if typed is not None:
                     self._type_ahead(typed)

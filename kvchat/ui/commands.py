@@ -6,7 +6,7 @@ from kvchat.platform.values import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Command:
+class SlashCommand:
     """A slash command. `argument` is how its argument is shown in help, empty where it takes none;
     `takes_lines`: that may have several lines. `is_for_lines`: it may be meant for a line in the list.
     """
@@ -38,71 +38,79 @@ class Command:
 
 
 COMMANDS = (
-    Command(name="help", summary="keys and commands"),
-    Command(
+    SlashCommand(name="help", summary="keys and commands"),
+    SlashCommand(
         name="new",
         argument="[title]",
         summary="start a conversation; the one on screen stays",
         aliases=("clear",),
     ),
-    Command(name="temp", summary="start one that is deleted when you leave it; again: keep it"),
-    Command(name="fork", argument="[name]", summary="go on from here on a branch of its own"),
-    Command(name="retry", argument="[n]", summary="answer again on a new branch; n answers to compare"),
-    Command(name="tokens", argument="[n]", summary="open the n-th last answer as tokens, go on from another"),
-    Command(
+    SlashCommand(name="temp", summary="start one that is deleted when you leave it; again: keep it"),
+    SlashCommand(name="fork", argument="[name]", summary="go on from here on a branch of its own"),
+    SlashCommand(name="retry", argument="[n]", summary="answer again on a new branch; n answers to compare"),
+    SlashCommand(
+        name="tokens", argument="[n]", summary="open the n-th last answer as tokens, go on from another"
+    ),
+    SlashCommand(
         name="aside",
         argument="[text]",
         summary="ask on a fork that is thrown away; again: go back",
         takes_lines=True,
     ),
-    Command(name="edit", argument="[n]", summary="change your n-th last message and go on from there"),
-    Command(name="undo", argument="[n]", summary="take back your last n messages; they stay on their branch"),
-    Command(name="drop", argument="[n]", summary="leave out your n-th last message, keep what follows"),
-    Command(name="continue", summary="go on with an interrupted answer"),
-    Command(name="stop", summary="stop the answer"),
-    Command(name="switch", argument="[name]", summary="open another conversation or branch"),
-    Command(name="tree", summary="the conversations with their branches, at this one's line"),
-    Command(name="search", argument="[words]", summary="find sessions by title, and messages by words"),
-    Command(
+    SlashCommand(name="edit", argument="[n]", summary="change your n-th last message and go on from there"),
+    SlashCommand(
+        name="undo", argument="[n]", summary="take back your last n messages; they stay on their branch"
+    ),
+    SlashCommand(name="drop", argument="[n]", summary="leave out your n-th last message, keep what follows"),
+    SlashCommand(name="continue", summary="go on with an interrupted answer"),
+    SlashCommand(name="stop", summary="stop the answer"),
+    SlashCommand(name="switch", argument="[name]", summary="open another conversation or branch"),
+    SlashCommand(name="tree", summary="the conversations with their branches, at this one's line"),
+    SlashCommand(name="search", argument="[words]", summary="find sessions by title, and messages by words"),
+    SlashCommand(
         name="system",
         argument="[text]",
         summary="show the system prompt, or start anew with another",
         takes_lines=True,
     ),
-    Command(name="attach", argument="FILE", summary="let a text file go with your message, as @file does"),
-    Command(name="detach", summary="leave out what was attached last"),
-    Command(name="answer", summary="let a question come that waited because you were typing"),
-    Command(name="history", summary="find an earlier message"),
-    Command(name="copy", argument="[n|code]", summary="copy the n-th last answer, or the last one's code"),
-    Command(name="open", argument="[n]", summary="open the n-th last answer in $EDITOR"),
-    Command(
+    SlashCommand(
+        name="attach", argument="FILE", summary="let a text file go with your message, as @file does"
+    ),
+    SlashCommand(name="detach", summary="leave out what was attached last"),
+    SlashCommand(name="answer", summary="let a question come that waited because you were typing"),
+    SlashCommand(name="history", summary="find an earlier message"),
+    SlashCommand(
+        name="copy", argument="[n|code]", summary="copy the n-th last answer, or the last one's code"
+    ),
+    SlashCommand(name="open", argument="[n]", summary="open the n-th last answer in $EDITOR"),
+    SlashCommand(
         name="cache", argument="[what]", summary="the cache panel; what: layers, blocks, freeze, format NAME"
     ),
-    Command(name="gauge", argument="[format]", summary="measure what smaller cache formats lose here"),
-    Command(
+    SlashCommand(name="gauge", argument="[format]", summary="measure what smaller cache formats lose here"),
+    SlashCommand(
         name="export",
         argument="[file]",
         summary="write it to a file: .md .html .json .kvchat",
         is_for_lines=True,
     ),
-    Command(name="why", argument="[n]", summary="say why the n-th last answer computed what it did"),
-    Command(name="title", argument="TITLE", summary="rename the conversation", is_for_lines=True),
-    Command(
+    SlashCommand(name="why", argument="[n]", summary="say why the n-th last answer computed what it did"),
+    SlashCommand(name="title", argument="TITLE", summary="rename the conversation", is_for_lines=True),
+    SlashCommand(
         name="pin",
         summary="keep the conversation on top of the list and its KV on disk, or no longer",
         is_for_lines=True,
     ),
-    Command(name="delete", summary="delete the conversation", is_for_lines=True),
-    Command(name="model", argument="[name]", summary="choose another model; sizes and what fits"),
-    Command(name="reload", summary="load the engine again"),
-    Command(name="set", argument="[name value]", summary="see and change settings, in your own file"),
-    Command(name="theme", argument="NAME", summary="other colours; ansi-dark has the terminal's own"),
-    Command(name="quit", summary="leave; everything is kept", aliases=("bye", "exit")),
+    SlashCommand(name="delete", summary="delete the conversation", is_for_lines=True),
+    SlashCommand(name="model", argument="[name]", summary="choose another model; sizes and what fits"),
+    SlashCommand(name="reload", summary="load the engine again"),
+    SlashCommand(name="set", argument="[name value]", summary="see and change settings, in your own file"),
+    SlashCommand(name="theme", argument="NAME", summary="other colours; ansi-dark has the terminal's own"),
+    SlashCommand(name="quit", summary="leave; everything is kept", aliases=("bye", "exit")),
 )
 _BY_NAME = {name: command for command in COMMANDS for name in command.names}
 
 
-def find_command(name: str) -> Command | None:
+def find_command(name: str) -> SlashCommand | None:
     return _BY_NAME.get(name.lower())
 
 
@@ -112,7 +120,7 @@ def split_command(line: str) -> tuple[str, str]:
     return name, line[1 + len(name) :].strip()
 
 
-def completions(line: str) -> tuple[Command, ...]:
+def completions(line: str) -> tuple[SlashCommand, ...]:
     """Return the commands that a line may become: those whose name begins with what is typed.
 
     A line with an argument, or one that begins with `//`, completes to nothing.
@@ -123,7 +131,7 @@ def completions(line: str) -> tuple[Command, ...]:
     return tuple(command for command in COMMANDS if any(name.startswith(typed) for name in command.names))
 
 
-def nearest_command(name: str) -> Command | None:
+def nearest_command(name: str) -> SlashCommand | None:
     """Return the command that was probably meant by an unknown name."""
     candidates = completions(f"/{name[:2]}")
     return candidates[0] if candidates else None

@@ -11,9 +11,9 @@ from kvchat.app.composition import Kvchat, opened
 from kvchat.app.config import Settings, read_settings
 from kvchat.app.engine_swap import EngineSwap
 from kvchat.app.interface_host import InterfaceHost
-from kvchat.app.ipc.client import Borrowed, borrow
+from kvchat.app.ipc.client import EngineClientProxy, borrow
 from kvchat.app.ipc.socket_path import identity_of, socket_path
-from kvchat.app.model_list import Memory, free_bytes_of, models_here, summary_of
+from kvchat.app.model_list import MemoryFit, free_bytes_of, models_here, summary_of
 from kvchat.chat.service import Chat
 from kvchat.engine.api.status import EnginePhase
 from kvchat.engine.models.locate import locate_model
@@ -193,7 +193,7 @@ def test_a_window_that_lends_nothing_lends_nothing_after_a_reload(home: Path, ti
         assert borrowed_from(settings, tiny_model) is None
 
 
-def borrowed_from(settings: Settings, model_dir: Path) -> Borrowed | None:
+def borrowed_from(settings: Settings, model_dir: Path) -> EngineClientProxy | None:
     identity = identity_of(model_dir, settings.engine)
     return borrow(socket_path(settings.paths.runtime_dir, identity), identity)
 
@@ -254,11 +254,11 @@ def test_models_say_their_size_and_what_fits(tmp_path: Path) -> None:
 
 def test_what_the_running_model_takes_gives_way_to_the_one_that_is_chosen(tmp_path: Path) -> None:
     place = locate_model("starter").path
-    tight = Memory(free_bytes=2**20)
+    tight = MemoryFit(free_bytes=2**20)
     assert "does not fit" in models_here("starter", [], tmp_path, tight)[0].summary
-    running = Memory(free_bytes=2**20, running=place, cache_bytes=2**30)
+    running = MemoryFit(free_bytes=2**20, running=place, cache_bytes=2**30)
     assert "fits, with 8.2k tokens" in models_here("starter", [], tmp_path, running)[0].summary
-    unknown = Memory(free_bytes=None, running=place)
+    unknown = MemoryFit(free_bytes=None, running=place)
     assert models_here("starter", [], tmp_path, unknown)[0].summary.endswith("per token")
 
 
@@ -286,7 +286,7 @@ def test_a_gguf_file_is_listed_by_its_size(tmp_path: Path, monkeypatch: pytest.M
     cached.parent.mkdir(parents=True)
     for file in (named, cached):
         file.write_bytes(bytes(3 << 20))
-    memory = Memory(free_bytes=2 << 20)
+    memory = MemoryFit(free_bytes=2 << 20)
     found = {entry.name: entry.summary for entry in models_here("starter", [str(named)], tmp_path, memory)}
     assert found[str(named)] == found[str(cached)] == "3.0 MiB · GGUF · does not fit"
     assert "someone/some-GGUF" not in found

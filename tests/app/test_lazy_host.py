@@ -10,7 +10,7 @@ from kvchat.app.composition import Kvchat, opened
 from kvchat.app.config import read_settings
 from kvchat.app.engine_swap import EngineSwap
 from kvchat.app.interface_host import InterfaceHost
-from kvchat.app.lazy_host import LateHost
+from kvchat.app.lazy_host import LazyHost
 
 pytestmark = pytest.mark.cpu
 
@@ -37,7 +37,7 @@ def parts(home: Path, tiny_model: Path) -> Iterator[Parts]:
 
 
 def test_how_the_window_looks_is_known_before_anything_is_made_and_follows_what_is_set(parts: Parts) -> None:
-    host = LateHost(parts.settings, parts.make)
+    host = LazyHost(parts.settings, parts.make)
     before = host.appearance()
     assert (before.theme, before.system, before.keys) == ("nord", "Be brief.", {"find": "ctrl+k"})
     assert not parts.made
@@ -48,7 +48,7 @@ def test_how_the_window_looks_is_known_before_anything_is_made_and_follows_what_
 
 
 def test_one_is_made_however_many_threads_ask(parts: Parts) -> None:
-    host = LateHost(parts.settings, parts.make)
+    host = LazyHost(parts.settings, parts.make)
     threads = [Thread(target=host.made) for _ in range(8)]
     for thread in threads:
         thread.start()

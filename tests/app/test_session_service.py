@@ -8,7 +8,7 @@ import pytest
 
 from kvchat.app.config import read_settings
 from kvchat.app.session_files import SessionFiles
-from kvchat.app.session_service import TidyStore
+from kvchat.app.session_service import SessionService
 from kvchat.errors import StorageError
 from tests.cli.secret_home import files_with
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.pure
 def test_what_was_not_sent_to_a_session_that_is_gone_goes_with_the_next_sweep(
     tmp_path: Path, sweep: Callable[..., object]
 ) -> None:
-    with closing(TidyStore(tmp_path / "sessions.db", tmp_path / "cache")) as store:
+    with closing(SessionService(tmp_path / "sessions.db", tmp_path / "cache")) as store:
         here, one, gone = (store.create_session(title=title).id for title in ("here", "one", "gone"))
         store.delete_session(gone)
         for owner in (here, gone, None):
@@ -39,7 +39,7 @@ def test_what_was_not_sent_to_a_session_that_is_gone_goes_with_the_next_sweep(
 def test_text_is_deleted_also_where_the_cache_cannot_be_used(tmp_path: Path) -> None:
     (tmp_path / "cache").mkdir()
     (tmp_path / "cache" / "blocks").write_text("a file where the blocks should be")
-    with closing(TidyStore(tmp_path / "sessions.db", tmp_path / "cache")) as store:
+    with closing(SessionService(tmp_path / "sessions.db", tmp_path / "cache")) as store:
         doomed, kept = (store.create_session(title=title).id for title in ("quixotry", "kept"))
         store.delete_session(doomed)
         assert [one.session.id for one in store.list_sessions()] == [kept]
@@ -55,7 +55,7 @@ def test_text_is_deleted_also_where_the_cache_cannot_be_used(tmp_path: Path) -> 
 def test_what_a_cache_that_cannot_be_used_would_free_is_said_before_it_is_deleted(tmp_path: Path) -> None:
     (tmp_path / "cache").mkdir()
     (tmp_path / "cache" / "blocks").write_text("a file where the blocks should be")
-    with closing(TidyStore(tmp_path / "sessions.db", tmp_path / "cache")) as store:
+    with closing(SessionService(tmp_path / "sessions.db", tmp_path / "cache")) as store:
         session = store.create_session(title="doomed")
         files = SessionFiles(read_settings(), store)
         told = files.freed_by_deleting(session.id)
@@ -65,7 +65,7 @@ def test_what_a_cache_that_cannot_be_used_would_free_is_said_before_it_is_delete
 
 def test_a_cache_that_cannot_be_looked_for_is_told_by_whoever_opens_it(tmp_path: Path) -> None:
     """As below a directory that may not be searched: looking is refused, which is not to be nowhere."""
-    with closing(TidyStore(tmp_path / "sessions.db", Unsearchable(tmp_path / "cache"))) as store:
+    with closing(SessionService(tmp_path / "sessions.db", Unsearchable(tmp_path / "cache"))) as store:
         session = store.create_session(title="doomed")
         for look in (lambda: store.would_remove([session.id]), store.collect):
             with suppress(StorageError):

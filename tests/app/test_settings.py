@@ -9,18 +9,18 @@ from kvchat.app.config import read_settings
 from kvchat.app.engine_swap import EngineSwap
 from kvchat.app.host import SettingEntry
 from kvchat.app.remote_host import RemoteHost
-from kvchat.app.settings import SettingsInForce
+from kvchat.app.settings import ActiveSettings
 from kvchat.errors import ConfigError
 
 pytestmark = pytest.mark.pure
 
 
-def entry(settings: SettingsInForce, name: str) -> SettingEntry:
+def entry(settings: ActiveSettings, name: str) -> SettingEntry:
     return next(one for one in settings.entries({}) if one.name == name)
 
 
 def test_sampling_counts_from_the_next_message_on_and_leaves_what_else_the_run_was_given(home: Path) -> None:
-    changed = SettingsInForce(read_settings({"sampling.max_tokens": 4}))
+    changed = ActiveSettings(read_settings({"sampling.max_tokens": 4}))
     words = changed.change("sampling.temperature", "0.7")
     assert words.startswith("sampling.temperature = 0.7; it counts from your next message on")
     assert (changed.settings.sampling.temperature, changed.settings.sampling.max_tokens) == (0.7, 4)
@@ -31,14 +31,14 @@ def test_sampling_counts_from_the_next_message_on_and_leaves_what_else_the_run_w
 
 
 def test_a_system_prompt_and_a_theme_count_from_now_on(home: Path) -> None:
-    changed = SettingsInForce(read_settings())
+    changed = ActiveSettings(read_settings())
     assert "conversations that begin from now on" in changed.change("system", "Be brief.")
     assert changed.change("display.theme", "nord") == 'display.theme = "nord"'
     assert (changed.settings.system, changed.settings.display.theme) == ("Be brief.", "nord")
 
 
 def test_what_the_engine_is_built_from_counts_from_the_next_engine_on(home: Path) -> None:
-    changed = SettingsInForce(read_settings())
+    changed = ActiveSettings(read_settings())
     assert changed.engine_changes() == {}
     assert "it counts from /reload on" in changed.change("engine.block_size", "32")
     shown = entry(changed, "engine.block_size")
@@ -51,7 +51,7 @@ def test_what_the_engine_is_built_from_counts_from_the_next_engine_on(home: Path
 
 
 def test_keys_and_places_count_from_the_next_start_on(home: Path) -> None:
-    changed = SettingsInForce(read_settings())
+    changed = ActiveSettings(read_settings())
     assert changed.change("keys.help", "f9").endswith("it counts from the next start on")
     shown = entry(changed, "keys.help")
     assert (shown.value, shown.in_force) == ("f9", "")
@@ -62,7 +62,7 @@ def test_what_the_environment_or_the_command_overrules_is_not_said_to_count(
 ) -> None:
     monkeypatch.setenv("KVCHAT_TOP_K", "5")
     flags = {"sampling.temperature": 0.5}
-    changed = SettingsInForce(read_settings(flags), flags)
+    changed = ActiveSettings(read_settings(flags), flags)
     words = changed.change("sampling.top_k", "9"), changed.change("sampling.temperature", "0.7")
     assert [one.partition("; ")[2] for one in words] == [
         "KVCHAT_TOP_K overrules it here",
@@ -74,13 +74,13 @@ def test_what_the_environment_or_the_command_overrules_is_not_said_to_count(
 
 
 def test_what_the_engine_runs_with_is_in_force_whatever_is_set(home: Path) -> None:
-    entries = SettingsInForce(read_settings()).entries({"engine.cache_format": "int4", "model": "starter"})
+    entries = ActiveSettings(read_settings()).entries({"engine.cache_format": "int4", "model": "starter"})
     by_name = {one.name: one.in_force for one in entries}
     assert (by_name["engine.cache_format"], by_name["model"]) == ("int4", None)
 
 
 def test_what_is_set_while_the_engine_begins_anew_awaits_the_next_one(home: Path) -> None:
-    changed = SettingsInForce(read_settings())
+    changed = ActiveSettings(read_settings())
     changed.change("engine.block_size", "32")
     changed.change("engine.max_context", "512")
     taken = changed.engine_changes()
@@ -103,7 +103,7 @@ def test_a_key_that_the_environment_gives_to_something_else_is_refused_and_nothi
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KVCHAT_KEY_HELP", "f9")
-    changed = SettingsInForce(read_settings())
+    changed = ActiveSettings(read_settings())
     with pytest.raises(ConfigError, match="are both 'f9'"):
         changed.change("keys.find", "f9")
     assert not (home / "config.toml").exists()

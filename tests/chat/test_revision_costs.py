@@ -11,7 +11,7 @@ from kvchat.app.config import read_settings
 from kvchat.chat.conversation import Conversation
 from kvchat.chat.service import Chat, EditCost
 from kvchat.engine.api.sampling_params import SamplingParams
-from kvchat.session.cache_miss import Culprit
+from kvchat.session.cache_miss import MissReason
 
 pytestmark = pytest.mark.cpu
 
@@ -77,7 +77,7 @@ def test_what_another_course_costs_is_what_is_then_computed_also_from_disk(tmp_p
         hold_to(cost, conversation, num_kept)
         without = conversation.turns[-1]
         explained = chat.why(conversation, without.id)
-        assert explained.miss.culprit is Culprit.DIFFERENT
+        assert explained.miss.culprit is MissReason.DIFFERENT
         assert explained.miss.computed_tokens == cost.computed_tokens + explained.miss.new_tokens - 1
         assert explained.here.startswith(" block?")
         assert explained.there.startswith(" KV cache?")

@@ -15,7 +15,7 @@ from kvchat.app.open_sessions import open_store
 from kvchat.chat.conversation import Conversation
 from kvchat.chat.service import Chat
 from kvchat.engine.api.ids import BlockKey, u32le
-from kvchat.engine.api.inspection import InspectionWish
+from kvchat.engine.api.inspection import InspectionRequest
 from kvchat.engine.memory.disk.catalog import BlockCatalog
 from kvchat.engine.memory.disk.index import IndexedBlock
 from kvchat.errors import StorageError
@@ -50,7 +50,10 @@ def block_files() -> set[Path]:
 def wait_until_saved(kvchat: Kvchat, conversation: Conversation) -> None:
     """Wait for each block, however slow the disk is, and then for the tail."""
     ids = path_token_ids(conversation.turns) or ()
-    wish, end_s = InspectionWish(token_ids=tuple(ids[: (len(ids) - 1) // 64 * 64])), monotonic() + PATIENCE_S
+    wish, end_s = (
+        InspectionRequest(token_ids=tuple(ids[: (len(ids) - 1) // 64 * 64])),
+        monotonic() + PATIENCE_S,
+    )
     assert kvchat.engine.inspect(wish)
     while not all(any(place.is_stored for place in one.places) for one in kvchat.engine.inspect(wish)):
         assert monotonic() < end_s

@@ -14,7 +14,7 @@ import pytest
 from kvchat.app import unlock
 from kvchat.app.config import read_settings
 from kvchat.engine.api.ids import u32le
-from kvchat.platform.encryptor import Sealer
+from kvchat.platform.encryptor import Encryptor
 from kvchat.platform.paths import Paths
 from kvchat.session.store import SessionStore
 from tests.cli.secret_home import CHEAP, SECRET, WORDS, Give, Run, files_with, make_talk, paths_of
@@ -28,7 +28,7 @@ from tests.terminal import ROOT, terminal
 def test_killed_while_it_is_turned_on_or_off_a_store_stays_whole(home: Path, num_kills: int) -> None:
     """It is encrypted then and no word is in the clear beside it, or it is in the clear; nothing is lost."""
     make_talk(home)
-    paths, random, sealer = paths_of(home), Random(0), Sealer(DATA_KEY)
+    paths, random, sealer = paths_of(home), Random(0), Encryptor(DATA_KEY)
     before = _texts(paths, None)
     for _ in range(num_kills):
         command = [sys.executable, "-m", "tests.encryption_child", str(home)]
@@ -109,7 +109,7 @@ def _kill_while_it_answers(tiny_model: Path, fork_server: ForkServer) -> None:
         process.kill()
 
 
-def _texts(paths: Paths, sealer: Sealer | None) -> list[str]:
+def _texts(paths: Paths, sealer: Encryptor | None) -> list[str]:
     with closing(SessionStore(paths.sessions_db, sealer)) as store:
         (summary,) = store.list_sessions()
         return [summary.session.title, *(turn.text for turn in store.all_turns(summary.session.id))]

@@ -11,7 +11,7 @@ import pytest
 
 from kvchat.app.config import Settings, read_settings
 from kvchat.app.open_sessions import open_store
-from kvchat.app.session_service import TidyStore
+from kvchat.app.session_service import SessionService
 from kvchat.cli.commands.transfer.import_ import BundleFile, Imported, Importer
 from kvchat.cli.commands.transfer.import_agreement import Agreement
 from kvchat.cli.main import run
@@ -38,7 +38,7 @@ def source(directory: Path) -> BundleFile:
     return BundleFile(path=path, bundle=read_bundle(path), agreement=Agreement(model="small"))
 
 
-def bring(settings: Settings, store: TidyStore, bundle: BundleFile, files: Files = SYSTEM) -> Imported:
+def bring(settings: Settings, store: SessionService, bundle: BundleFile, files: Files = SYSTEM) -> Imported:
     (imported,) = Importer(settings, store, Status(quiet=True), files=files).bring(bundle)
     return imported
 

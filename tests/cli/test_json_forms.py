@@ -16,7 +16,7 @@ from kvchat.cli.output.signals import StopSignals
 from kvchat.cli.output.streams import Output, Status
 from kvchat.cli.parser.command_table import COMMANDS
 from kvchat.engine.api.config import EngineConfig
-from kvchat.session.packs import PackShelf
+from kvchat.session.packs import PackStore
 from tests.cli.commands.pack.test_pack import make_pack
 from tests.cli.secret_home import CHEAP, Give, Run, make_talk, paths_of
 from tests.scripted_engine import ScriptedEngine
@@ -100,7 +100,7 @@ def test_what_is_done_to_several_is_a_line_for_each(talk: None, lines: Lines, ho
     assert (pinned["title"], pinned["pinned"]) == ("about it", True)
     assert lines("sessions", "unpin", "about it", "--json") == [[pinned | {"pinned": False}]]
     for name in ("one", "two", "three"):
-        PackShelf(paths_of(home).packs_dir, None).put(make_pack(name, "some rules"))
+        PackStore(paths_of(home).packs_dir, None).put(make_pack(name, "some rules"))
     assert lines("pack", "rm", "one", "two", "--ndjson") == [{"name": "one"}, {"name": "two"}]
     assert lines("pack", "rm", "three", "--json") == [[{"name": "three"}]]
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from kvchat.cli.commands.doctor.doctor import tell
-from kvchat.cli.commands.doctor.finding import Finding, State
+from kvchat.cli.commands.doctor.finding import CheckResult, CheckState
 from kvchat.cli.main import run
 from kvchat.cli.output.streams import Output
 from kvchat.cli.output.wrap import fold
@@ -77,10 +77,10 @@ def test_a_finding_of_the_doctor_goes_on_below_itself(monkeypatch: pytest.Monkey
     terminal = Terminal()
     output = Output(terminal)
     assert output.width == 80
-    finding = Finding(
+    finding = CheckResult(
         name="versions",
         lines=("python 3.11, " * 9, "second"),
-        state=State.LOOK,
+        state=CheckState.LOOK,
         advice="take a newer one of each of them, " * 3,
     )
     tell(output, finding)

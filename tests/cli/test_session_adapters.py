@@ -16,7 +16,7 @@ from kvchat.chat.service import Chat
 from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.models.locate import locate_model
 from kvchat.errors import ModelNotFound
-from kvchat.platform.encryptor import Sealer
+from kvchat.platform.encryptor import Encryptor
 from kvchat.session.database import schema
 from kvchat.session.store import SessionStore
 from kvchat.session.template.chat_template import ChatTemplate
@@ -101,9 +101,9 @@ def test_opened_without_it_what_differs_is_told_and_how_to_open_it(
         assert chat.notices(chat.open(session_id)) == ()
 
 
-@pytest.mark.parametrize("sealer", [None, Sealer(bytes(32))], ids=["in the clear", "sealed"])
+@pytest.mark.parametrize("sealer", [None, Encryptor(bytes(32))], ids=["in the clear", "sealed"])
 def test_sessions_of_the_version_before_have_no_adapter_and_take_one(
-    tmp_path: Path, sealer: Sealer | None
+    tmp_path: Path, sealer: Encryptor | None
 ) -> None:
     path = tmp_path / "sessions.db"
     with closing(SessionStore(path, sealer)) as store:

@@ -1,6 +1,6 @@
 """The engine's bookkeeping over a cache without tensors: who is admitted, with what, and when."""
 
-from collections.abc import Sequence
+from collections import abc
 from dataclasses import dataclass, field
 
 from kvchat.engine.api.events import LoadPlanned
@@ -8,10 +8,10 @@ from kvchat.engine.api.ids import RequestId
 from kvchat.engine.api.request import Request
 from kvchat.engine.memory.rates import Rates
 from kvchat.engine.scheduling.scheduler import Drafter, NoDrafter, Scheduler
-from kvchat.engine.sequences.completion import Entry
-from kvchat.engine.sequences.sequence import Branch
-from kvchat.engine.tiering.load_controller import Loading
-from kvchat.engine.tiering.pending_loads import Resumptions
+from kvchat.engine.sequences.completion import Completion
+from kvchat.engine.sequences.sequence import Sequence
+from kvchat.engine.tiering.load_controller import LoadController
+from kvchat.engine.tiering.pending_loads import PendingLoads
 from tests.engine.cache.caches import Cache
 
 
@@ -24,14 +24,14 @@ class Assembly:
     rates: Rates = field(default_factory=Rates)
     drafter: Drafter = field(default_factory=NoDrafter)
     scheduler: Scheduler = field(init=False)
-    loading: Loading = field(init=False)
+    loading: LoadController = field(init=False)
     planned: list[LoadPlanned] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         flights = self.cache.flights
-        resumptions = Resumptions(flights)
+        resumptions = PendingLoads(flights)
         self.scheduler = Scheduler(self.cache.manager, self.max_batch_tokens, resumptions, self.drafter)
-        self.loading = Loading(
+        self.loading = LoadController(
             self.scheduler, resumptions, flights, self.rates, self.planned.append, self.cache.carry_out
         )
 
@@ -40,11 +40,13 @@ class Assembly:
         self.loading.advance()
 
 
-def entry_of(number: int, branch: Branch, prompt: Sequence[int], max_tokens: int, priority: int = 0) -> Entry:
+def entry_of(
+    number: int, branch: Sequence, prompt: abc.Sequence[int], max_tokens: int, priority: int = 0
+) -> Completion:
     """Return request `number`, whose answer begins on `branch`."""
     branch.token_ids = list(prompt)
     request = Request(token_ids=tuple(prompt), priority=priority)
-    return Entry(
+    return Completion(
         id=RequestId(number),
         request=request,
         branch=branch,

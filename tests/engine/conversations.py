@@ -14,7 +14,7 @@ from torch import Tensor
 
 from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.api.events import TokenEmitted
-from kvchat.engine.api.ids import BranchId
+from kvchat.engine.api.ids import SequenceId
 from kvchat.engine.api.request import Request
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.engine import Engine
@@ -110,7 +110,7 @@ class Life:
         self.samplings = samplings or (GREEDY,)
         self.random = random.Random(seed)
         self.requests: list[Asked] = []
-        self.branches: dict[BranchId, list[int]] = {}
+        self.branches: dict[SequenceId, list[int]] = {}
         """Live branches on which nothing runs, with the text that they stand for."""
         self.engine, self.recorder = self._open()
 
@@ -225,7 +225,7 @@ class Life:
         self.engine.check_integrity()
         self.engine.close()
 
-    def _submit(self, prompt: list[int], branch: BranchId | None = None) -> None:
+    def _submit(self, prompt: list[int], branch: SequenceId | None = None) -> None:
         sampling = replace(self.random.choice(self.samplings), max_tokens=self.random.choice((4, 12, 24)))
         request = Request(
             token_ids=tuple(prompt), sampling=sampling, priority=self.random.randrange(2), branch=branch

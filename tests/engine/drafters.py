@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from kvchat.engine.api.ids import RequestId
 from kvchat.engine.sequences.batch import Batch
-from kvchat.engine.sequences.completion import Entry
+from kvchat.engine.sequences.completion import Completion
 
 MOST_GUESSES = 7
 
@@ -36,7 +36,7 @@ class Guesses:
         return tuple(drafted)
 
     def propose(
-        self, due: Sequence[Entry], num_beside: int, most: int
+        self, due: Sequence[Completion], num_beside: int, most: int
     ) -> Mapping[RequestId, tuple[int, ...]]:
         drafts: dict[RequestId, tuple[int, ...]] = {}
         for entry in due:
@@ -60,13 +60,13 @@ class Foreseen(Guesses):
         rate: see `Guesses`.
     """
 
-    def __init__(self, answer_of: Callable[[Entry], Sequence[int]], rate: float) -> None:
+    def __init__(self, answer_of: Callable[[Completion], Sequence[int]], rate: float) -> None:
         super().__init__(self._next, rate)
         self._answer_of = answer_of
         self._text: list[int] = []
 
     def propose(
-        self, due: Sequence[Entry], num_beside: int, most: int
+        self, due: Sequence[Completion], num_beside: int, most: int
     ) -> Mapping[RequestId, tuple[int, ...]]:
         drafts: dict[RequestId, tuple[int, ...]] = {}
         for entry in due:

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.engine import Engine
-from kvchat.engine.forward.decode_graphs import ComputesAnew, DecodeSteps
+from kvchat.engine.forward.decode_graphs import ComputesAnew, DecodeGraphRunner
 from kvchat.engine.forward.layer_check import walking_pass
 from kvchat.engine.forward.runner import Runner
-from kvchat.engine.models.weight_format import Source
+from kvchat.engine.models.weight_format import WeightSource
 from kvchat.engine.sampling.sampler import Sampler
 from kvchat.engine.scheduling.scheduler import Drafter
 from kvchat.engine.sequences.batch import Batch
@@ -63,11 +63,13 @@ def open_ahead(
     forward = getattr(parts.runner._forward, "_own", parts.runner._forward)  # unfused
     groups = parts.runner._groups
     if walks:
-        own = load_candidate(Source(model_dir=model_dir), config, torch.device("cpu"))  # nothing is packed
+        own = load_candidate(
+            WeightSource(model_dir=model_dir), config, torch.device("cpu")
+        )  # nothing is packed
         forward, reason = walking_pass(own.loaded, own.served, parts.pool)
         assert reason is None
     limits = limits_of(groups, parts.pool, parts.info.max_context)
-    steps = DecodeSteps(forward, groups, limits, ComputesAnew(), BATCH_SIZES)
+    steps = DecodeGraphRunner(forward, groups, limits, ComputesAnew(), BATCH_SIZES)
     steps.prepare()
     runner = AheadRunner(Runner(forward, groups, config.block_size, steps), parts)
     parts = replace(

@@ -4,8 +4,8 @@ import random
 
 from kvchat.engine.formats.spec import Group
 from kvchat.engine.sequences.batch import Batch
-from kvchat.engine.sequences.completion import Entry
-from kvchat.engine.sequences.sequence import Branch
+from kvchat.engine.sequences.completion import Completion
+from kvchat.engine.sequences.sequence import Sequence
 from tests.engine.assembly import Assembly, entry_of
 from tests.engine.cache.caches import Cache, full_group
 
@@ -18,26 +18,26 @@ class StepLoop:
         self.assembly = Assembly(self.cache, max_batch_tokens)
         self.scheduler = self.assembly.scheduler
         self.batches: list[Batch] = []
-        self.entries: list[Entry] = []
-        self.done: list[Entry] = []
-        self.refused: list[Entry] = []
+        self.entries: list[Completion] = []
+        self.done: list[Completion] = []
+        self.refused: list[Completion] = []
         self.num_admissions = 0
 
     def submit(
-        self, token_ids: list[int], max_tokens: int = 1, priority: int = 0, branch: Branch | None = None
-    ) -> Entry:
+        self, token_ids: list[int], max_tokens: int = 1, priority: int = 0, branch: Sequence | None = None
+    ) -> Completion:
         branch = branch or self.cache.open(token_ids)
         entry = entry_of(len(self.entries) + 1, branch, token_ids, max_tokens, priority)
         self.entries.append(entry)
         self.scheduler.add(entry)
         return entry
 
-    def cancel(self, entry: Entry) -> None:
+    def cancel(self, entry: Completion) -> None:
         self.scheduler.remove(entry)
         self.scheduler.touch(entry.branch.id)
         self.done.append(entry)
 
-    def release(self, entry: Entry) -> None:
+    def release(self, entry: Completion) -> None:
         self.cache.manager.release(entry.branch)
 
     def step(self) -> Batch:
@@ -73,7 +73,7 @@ class StepLoop:
         self.release(entry)
         self.cache.forget_device()
 
-    def computed(self, entry: Entry) -> list[int]:
+    def computed(self, entry: Completion) -> list[int]:
         """Return the positions computed for a request, in order."""
         return [
             position
@@ -98,7 +98,7 @@ class StepLoop:
             if chunk.samples:
                 self._sample(next(entry for entry in self.entries if entry.id == chunk.request))
 
-    def _sample(self, entry: Entry) -> None:
+    def _sample(self, entry: Completion) -> None:
         entry.branch.token_ids.append(random.Random(repr(entry.branch.token_ids)).randrange(50))
         entry.num_generated += 1
         if entry.num_generated >= entry.max_tokens:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from kvchat.engine.cache.load_unit import Unit
+from kvchat.engine.cache.load_unit import LoadUnit
 from kvchat.engine.cache.plan import Fetch
 from kvchat.engine.memory.reader import Job, Landed
 
@@ -39,7 +39,7 @@ class SteppedReader:
     fails_at: int | None = None
     """Number of the block, counted as they are read, that is not to be had."""
 
-    def submit(self, units: Sequence[Unit], *, is_urgent: bool) -> Job | None:
+    def submit(self, units: Sequence[LoadUnit], *, is_urgent: bool) -> Job | None:
         self.jobs.append(Job(units, is_urgent))
         return self.jobs[-1]
 
@@ -103,7 +103,7 @@ class TimedReader(SteppedReader):
     done_s: float = 0.0
     """When the block on its way lands."""
 
-    def submit(self, units: Sequence[Unit], *, is_urgent: bool) -> Job | None:
+    def submit(self, units: Sequence[LoadUnit], *, is_urgent: bool) -> Job | None:
         job = super().submit(units, is_urgent=is_urgent)
         if len(self.jobs) == 1:
             self.done_s = self.clock() + self.next_s

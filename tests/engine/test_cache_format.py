@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvchat.engine.api.cache_format import Form, canonical_cache_format, parse_cache_format
+from kvchat.engine.api.cache_format import SideFormat, canonical_cache_format, parse_cache_format
 from kvchat.errors import ConfigError
 
 pytestmark = pytest.mark.pure
@@ -39,7 +39,7 @@ def test_the_last_range_that_names_a_layer_counts() -> None:
         "int4",
     ]
     assert not form.is_exact
-    assert parse_cache_format("exact; layers 3=int8").form_of(3) == Form("int8", "int8")
+    assert parse_cache_format("exact; layers 3=int8").form_of(3) == SideFormat("int8", "int8")
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from kvchat.engine.api.config import EngineConfig
-from kvchat.engine.api.ids import BranchId
+from kvchat.engine.api.ids import SequenceId
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.engine import Engine
@@ -70,7 +70,7 @@ def engine_with_clock(model_dir: Path, idle_demote_s: float | None) -> tuple[Eng
     return Engine(build_parts("tiny", model_dir, config), clock), clock
 
 
-def go_on(engine: Engine, branch: BranchId, ids: list[int], model_dir: Path) -> tuple[int, int, int]:
+def go_on(engine: Engine, branch: SequenceId, ids: list[int], model_dir: Path) -> tuple[int, int, int]:
     """Ask one more token id on a branch; return computed tokens and where the others came from."""
     result = answer(engine, ids, 8, branch)
     assert list(result.token_ids) == reference(model_dir).answer(ids, 8)
@@ -99,7 +99,7 @@ def test_a_branch_that_answers_or_is_gone_is_not_demoted(model_dir: Path) -> Non
     with pytest.raises(InvalidRequest, match="is still answering"):
         engine.demote(handle.branch)
     with pytest.raises(InvalidRequest, match="no live branch"):
-        engine.demote(BranchId(999))
+        engine.demote(SequenceId(999))
 
 
 @pytest.mark.parametrize("limit_s", [None, 60.0])
@@ -126,7 +126,7 @@ def test_a_branch_that_left_the_screen_while_it_was_idle_makes_room_before_other
     finish(engine, shown)
     finish(engine, left)
     engine.prioritise_branch(left.branch, 1)  # else the one that has been idle longest would go first
-    engine.prioritise_branch(BranchId(99), 1)
+    engine.prioritise_branch(SequenceId(99), 1)
     answer(engine, token_ids(120, 3), 2)
     lengths = {usage.branch: usage.num_tokens for usage in engine.snapshot().branches}
     assert lengths[left.branch] == 0

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kvchat.engine import Engine, EngineConfig, Request, SamplingParams
 from kvchat.engine.api.events import FinishReason, PrefillProgress, RequestFinished, TokenEmitted
-from kvchat.engine.api.ids import BranchId
+from kvchat.engine.api.ids import SequenceId
 from kvchat.engine.forward.runner import Runner
 from kvchat.engine.sequences.batch import Batch
 from kvchat.engine.startup.assembly import build_parts
@@ -32,7 +32,7 @@ def engine(model_dir: Path, open_engine: OpenEngine) -> Engine:
 
 
 def ask(
-    engine: Engine, prompt: list[int], sampling: SamplingParams, branch: BranchId | None = None
+    engine: Engine, prompt: list[int], sampling: SamplingParams, branch: SequenceId | None = None
 ) -> list[int]:
     handle = engine.submit(Request(token_ids=tuple(prompt), sampling=sampling, branch=branch))
     return finish(engine, handle).token_ids
@@ -97,7 +97,7 @@ def test_a_branch_that_is_unknown_busy_or_different_is_refused(engine: Engine) -
     handle = submit(engine, token_ids(20), 10)
     engine.step()
     with pytest.raises(InvalidRequest, match="no live branch"):
-        submit(engine, token_ids(30), 3, BranchId(99))
+        submit(engine, token_ids(30), 3, SequenceId(99))
     with pytest.raises(InvalidRequest, match="still answering"):
         submit(engine, token_ids(20), 3, handle.branch)
     text = token_ids(20) + finish(engine, handle).token_ids
@@ -313,7 +313,7 @@ class BrokenFor:
 
     def __init__(self, inner: Runner) -> None:
         self._inner = inner
-        self.branch: BranchId | None = None
+        self.branch: SequenceId | None = None
 
     def run(self, batch: Batch) -> Tensor:
         logits = self._inner.run(batch).clone()

@@ -6,14 +6,14 @@ import pytest
 
 from kvchat.engine.api.event_queue import EventQueue
 from kvchat.engine.api.events import TokenEmitted
-from kvchat.engine.api.ids import BranchId, RequestId
+from kvchat.engine.api.ids import RequestId, SequenceId
 from kvchat.errors import EngineFailed
 
 pytestmark = pytest.mark.pure
 
 
 def token(token_id: int) -> TokenEmitted:
-    return TokenEmitted(request_id=RequestId(1), branch=BranchId(1), token_id=token_id)
+    return TokenEmitted(request_id=RequestId(1), branch=SequenceId(1), token_id=token_id)
 
 
 def test_what_came_is_taken_once_and_in_its_order() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvchat.engine.api.ids import BranchId
+from kvchat.engine.api.ids import SequenceId
 from kvchat.engine.api.snapshot import CacheSnapshot
 from kvchat.engine.engine import Engine
 from kvchat.errors import InvalidRequest
@@ -16,7 +16,7 @@ def used(snapshot: CacheSnapshot) -> list[int]:
     return [group.used_blocks for group in snapshot.groups]
 
 
-def begin(engine: Engine, length: int, num_tokens: int = 8) -> tuple[BranchId, list[int]]:
+def begin(engine: Engine, length: int, num_tokens: int = 8) -> tuple[SequenceId, list[int]]:
     """Answer a prompt and return the live branch with its text."""
     prompt = token_ids(length)
     handle = submit(engine, prompt, num_tokens)

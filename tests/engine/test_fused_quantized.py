@@ -10,7 +10,7 @@ from torch import Tensor
 from kvchat.engine.forward.fused_pass import FusedPools
 from kvchat.engine.forward.fusion import fuse
 from kvchat.engine.forward.route import choose_route
-from kvchat.engine.forward.runner import ForwardPass, Row
+from kvchat.engine.forward.runner import ForwardPass, InputBatch
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.models.load import load_model
 from kvchat.engine.quality.replay import MakePass, Replay, ReplaySize
@@ -52,7 +52,7 @@ class Both:
         self.found: list[Tensor] = []
         self.wanted: list[Tensor] = []
 
-    def logits(self, row: Row) -> Tensor:
+    def logits(self, row: InputBatch) -> Tensor:
         before = [part.clone() for part in parts_of(self._pool)]
         self.found.append(self._fused.logits(row).float())
         old = [layer.sealed.pool.keys.clone() for layer in self._pool.layers.values() if layer.sealed]

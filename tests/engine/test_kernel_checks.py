@@ -8,12 +8,18 @@ import torch
 from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.api.ids import GroupId
 from kvchat.engine.formats.spec import FullSpec, Group
-from kvchat.engine.forward.decode_graphs import BATCH_SIZES, MOST_GATHERED, ComputesAnew, DecodeSteps, Limits
+from kvchat.engine.forward.decode_graphs import (
+    BATCH_SIZES,
+    MOST_GATHERED,
+    ComputesAnew,
+    DecodeGraphRunner,
+    Limits,
+)
 from kvchat.engine.forward.kernel_sizes import sizes_in_config, sizes_in_groups
 from kvchat.engine.kernels.kernel_checks import LatentSizes
-from kvchat.engine.kernels.model_checks import Latents, Sizes
+from kvchat.engine.kernels.model_checks import AttentionSizes, Latents
 from kvchat.engine.kernels.quantized_record import Code
-from kvchat.engine.models.weight_format import Source
+from kvchat.engine.models.weight_format import WeightSource
 from kvchat.engine.startup import weights
 from tests.engine.conftest import TinyModels
 
@@ -30,7 +36,7 @@ def test_kernels_are_tried_in_the_type_that_the_weights_have(
     calls: list[tuple[torch.device, str]] = []
     monkeypatch.setattr(weights, "try_gpu", lambda device, name, _: calls.append((device, name)))
     cpu = torch.device("cpu")
-    weights.load_candidate(Source(model_dir=Path(tiny("llama"))), EngineConfig(dtype=dtype), cpu)
+    weights.load_candidate(WeightSource(model_dir=Path(tiny("llama"))), EngineConfig(dtype=dtype), cpu)
     assert calls == [(cpu, tried)]
 
 
@@ -42,14 +48,14 @@ def test_kernels_are_tried_in_the_models_own_sizes(
     cache_format: str, tiny: TinyModels, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the blocks of its check at load before that, then in those of its cache, exact and quantised."""
-    calls: list[tuple[Sizes, ...]] = []
+    calls: list[tuple[AttentionSizes, ...]] = []
     monkeypatch.setattr(weights, "try_sizes", lambda device, name, sizes, _: calls.append(sizes))
     config = EngineConfig(dtype="float32", cache_format=cache_format, block_size=32)
-    weights.load_candidate(Source(model_dir=Path(tiny("llama"))), config, torch.device("cpu"))
+    weights.load_candidate(WeightSource(model_dir=Path(tiny("llama"))), config, torch.device("cpu"))
     before, after = calls
-    assert before == (Sizes(**HEADS, block_size=4),)
-    exact = Sizes(**HEADS, block_size=32)
-    quantised = Sizes(**HEADS, block_size=32, codes=(Code.INT8, Code.INT4))
+    assert before == (AttentionSizes(**HEADS, block_size=4),)
+    exact = AttentionSizes(**HEADS, block_size=32)
+    quantised = AttentionSizes(**HEADS, block_size=32, codes=(Code.INT8, Code.INT4))
     assert set(after) == ({exact} if cache_format == "exact" else {exact, quantised})
 
 
@@ -78,7 +84,7 @@ def test_a_config_tells_sizes_or_nothing(
     fields: dict[str, object], wanted: tuple[tuple[int, int, int], ...]
 ) -> None:
     listed = [
-        Sizes(num_heads=heads, num_kv_heads=kv, head_dim_k=dim, head_dim_v=dim, block_size=4)
+        AttentionSizes(num_heads=heads, num_kv_heads=kv, head_dim_k=dim, head_dim_v=dim, block_size=4)
         for heads, kv, dim in wanted
     ]
     assert sizes_in_config(Config(**fields), 4) == tuple(listed)
@@ -93,7 +99,7 @@ def test_a_config_of_latents_tells_theirs() -> None:
 def test_layers_that_share_keys_among_no_whole_number_of_heads_are_tried_without_a_group() -> None:
     spec = FullSpec(num_kv_heads=3, head_dim_k=8, head_dim_v=12, dtype="float32")
     groups = [Group(id=GroupId(number), spec=spec, layers=(number,)) for number in range(2)]
-    wanted = Sizes(num_heads=3, num_kv_heads=3, head_dim_k=8, head_dim_v=12, block_size=32)
+    wanted = AttentionSizes(num_heads=3, num_kv_heads=3, head_dim_k=8, head_dim_v=12, block_size=32)
     assert sizes_in_groups(Config(num_attention_heads=[1, 2]), groups, 32) == (wanted,)
 
 
@@ -105,6 +111,6 @@ def test_where_a_kernel_reads_codes_steps_are_recorded_whatever_their_numbers_wo
     recent = Group(id=GroupId(0), spec=spec, layers=(0,))
     sealed = Group(id=GroupId(1), spec=spec, layers=(0,), sealed_from=GroupId(0))
     limits = Limits(block_size=64, context_len=MOST_GATHERED, num_slots={}, reads_codes=reads_codes)
-    steps = DecodeSteps(None, (recent, sealed), limits, ComputesAnew())  # type: ignore[arg-type]
+    steps = DecodeGraphRunner(None, (recent, sealed), limits, ComputesAnew())  # type: ignore[arg-type]
     assert (len(steps._sizes) == 2 * len(BATCH_SIZES)) == reads_codes
     assert all(reads_codes or size.num_rows * size.context_len <= MOST_GATHERED for size in steps._sizes)

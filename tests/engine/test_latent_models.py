@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from transformers.cache_utils import DynamicCache
 
-from kvchat.engine.api.ids import BlockId, BranchId, RequestId
+from kvchat.engine.api.ids import BlockId, RequestId, SequenceId
 from kvchat.engine.cache.plan import TableChange
 from kvchat.engine.formats.latent.attend import LatentAttention
 from kvchat.engine.formats.spec import LatentSpec
@@ -55,11 +55,11 @@ def logits_of(make_pass: Any, served: Any, ids: list[int], cuts: list[int]) -> T
     runner = Runner(make_pass(pool), served.groups, BLOCK_SIZE)
     order = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(0)).tolist()
     changes = tuple(
-        TableChange(BranchId(1), group.id, 0, tuple(map(BlockId, order))) for group in served.groups
+        TableChange(SequenceId(1), group.id, 0, tuple(map(BlockId, order))) for group in served.groups
     )
     rows = []
     for start, end in zip([0, *cuts], [*cuts, len(ids)], strict=True):
-        chunk = Chunk(RequestId(1), BranchId(1), start, tuple(ids[start:end]), samples=True)
+        chunk = Chunk(RequestId(1), SequenceId(1), start, tuple(ids[start:end]), samples=True)
         rows.append(runner.run(Batch(chunks=(chunk,), moves=(), changes=changes, dropped=())))
         changes = ()
     return torch.cat(rows)
@@ -269,8 +269,8 @@ def test_a_decode_step_never_expands_the_context(cache_format: str, tmp_path: Pa
         layer.keys.zero_()
     runner = Runner(served.make_pass(pool), served.groups, BLOCK_SIZE)
     table = tuple(map(BlockId, range(length // BLOCK_SIZE)))
-    changes_of = tuple(TableChange(BranchId(1), group.id, 0, table) for group in served.groups)
-    chunk = Chunk(RequestId(1), BranchId(1), length - 1, (5,), samples=True)
+    changes_of = tuple(TableChange(SequenceId(1), group.id, 0, table) for group in served.groups)
+    chunk = Chunk(RequestId(1), SequenceId(1), length - 1, (5,), samples=True)
     batch = Batch(chunks=(chunk,), moves=(), changes=changes_of, dropped=())
     expanded = length * 32 * (12 + 8 + 20) * 4
     assert peak_bytes(lambda: runner.run(batch)) < 0.02 * expanded

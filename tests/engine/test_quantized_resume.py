@@ -6,16 +6,16 @@ from pathlib import Path
 import pytest
 
 from kvchat.engine import Engine, EngineConfig, SamplingParams
-from kvchat.platform.encryptor import Sealer
+from kvchat.platform.encryptor import Encryptor
 
 pytestmark = pytest.mark.cpu
 
-SEALER = Sealer(bytes(range(32)))
+SEALER = Encryptor(bytes(range(32)))
 PROMPT = [7 + number * number % 900 for number in range(300)]
 GREEDY = SamplingParams(max_tokens=12, temperature=0.0)
 
 
-def answer(cache_dir: Path | None, sealer: Sealer | None = SEALER) -> tuple[tuple[int, ...], int]:
+def answer(cache_dir: Path | None, sealer: Encryptor | None = SEALER) -> tuple[tuple[int, ...], int]:
     """Return the starter's answer in an engine of its own, and how many tokens came from the disk."""
     with closing(Engine.load("starter", EngineConfig(cache_dir=cache_dir, sealer=sealer))) as engine:
         (result,) = engine.generate([PROMPT], GREEDY)
@@ -29,7 +29,7 @@ def test_what_is_read_from_sealed_blocks_gives_the_same_tokens(tmp_path: Path) -
     assert tokens == expected
     assert num_from_disk >= 256
     # Neither another key nor none finds or disturbs them.
-    assert answer(tmp_path, Sealer(bytes(32))) == (expected, 0)
+    assert answer(tmp_path, Encryptor(bytes(32))) == (expected, 0)
     assert answer(tmp_path, None) == (expected, 0)
     assert answer(tmp_path)[1] >= 256
 

@@ -10,7 +10,7 @@ import torch
 from kvchat.engine.api.request import Request
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.engine import Engine
-from kvchat.engine.forward.decode_graphs import MOST_GATHERED, DecodeSteps
+from kvchat.engine.forward.decode_graphs import MOST_GATHERED, DecodeGraphRunner
 from kvchat.engine.sequences.batch import Batch, Chunk
 from kvchat.engine.startup.gpu import can_record
 from tests.engine.conftest import TinyModels
@@ -124,7 +124,7 @@ def test_only_steps_whose_blocks_find_room_as_numbers_are_recorded(tiny: TinyMod
         tiny("llama", max_position_embeddings=MOST_GATHERED // 2), cache_format="int8"
     )
     steps: Any = runner._inner._short
-    assert isinstance(steps, DecodeSteps)
+    assert isinstance(steps, DecodeGraphRunner)
     sizes = {(size.num_rows, size.context_len) for size in steps._steps}
     assert sizes == {(1, 4096), (8, 4096), (1, MOST_GATHERED // 2)}
     engine.close()

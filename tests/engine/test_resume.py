@@ -13,7 +13,7 @@ import pytest
 from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.api.events import Loaded
 from kvchat.engine.api.ids import BlockKey, GroupId
-from kvchat.engine.api.inspection import InspectionWish
+from kvchat.engine.api.inspection import InspectionRequest
 from kvchat.engine.engine import Engine
 from kvchat.engine.memory.disk.io import Buffer
 from kvchat.engine.memory.disk.store import BlockHeader, DiskStore
@@ -197,7 +197,7 @@ def _wait_until_saved(engine: Engine, token_ids: list[int]) -> None:
     """Until each of these blocks is there: a count would take parts of a tail for blocks."""
     end_s = monotonic() + PATIENCE_S
     while monotonic() < end_s:
-        blocks = engine.inspect(InspectionWish(token_ids=tuple(token_ids)))
+        blocks = engine.inspect(InspectionRequest(token_ids=tuple(token_ids)))
         if all(place.is_stored for block in blocks for place in block.places):
             return
         sleep(0.01)

@@ -8,7 +8,7 @@ import torch
 import transformers
 
 import kvchat
-from kvchat.engine.api.ids import BranchId
+from kvchat.engine.api.ids import SequenceId
 from kvchat.engine.api.request import Request
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.api.snapshot import ShadowUsage
@@ -241,7 +241,7 @@ def test_a_conversation_that_goes_on_on_anothers_branch_is_looked_at_through_its
     """Both are of one session, equally long and computed equally far; only the text tells them apart."""
     texts = [token_ids(PROMPT), token_ids(PROMPT, seed=1)]
 
-    def go_on(engine: Engine, text: Sequence[int], starts: str, branch: BranchId | None) -> Handle:
+    def go_on(engine: Engine, text: Sequence[int], starts: str, branch: SequenceId | None) -> Handle:
         sampling = SamplingParams(max_tokens=8)
         request = Request(token_ids=tuple(text), sampling=sampling, namespace=starts, branch=branch)
         return engine.submit(request)

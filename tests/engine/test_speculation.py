@@ -20,9 +20,9 @@ from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.engine import Engine
 from kvchat.engine.forward.runner import Runner
 from kvchat.engine.results import Result, collect
-from kvchat.engine.sampling.speculative.ngram_proposer import Drafts
+from kvchat.engine.sampling.speculative.ngram_proposer import NgramProposer
 from kvchat.engine.sequences.batch import Batch
-from kvchat.engine.sequences.completion import Entry
+from kvchat.engine.sequences.completion import Completion
 from kvchat.engine.startup.assembly import build_parts
 from kvchat.errors import ConfigError
 from tests.engine.conftest import OpenEngine, OpenRecorded, TinyModels
@@ -46,7 +46,7 @@ def greedy(model_dir: Path, rate: float = RATE) -> Foreseen:
     """Return a drafter that knows transformers' greedy answers."""
     known: dict[tuple[int, ...], list[int]] = {}
 
-    def answer_of(entry: Entry) -> Sequence[int]:
+    def answer_of(entry: Completion) -> Sequence[int]:
         prompt = entry.request.token_ids
         if prompt not in known:
             known[prompt] = reference(model_dir).answer(prompt, entry.max_tokens)
@@ -58,7 +58,7 @@ def greedy(model_dir: Path, rate: float = RATE) -> Foreseen:
 def as_in_a_life(model_dir: Path, dtype: str = "float32") -> Foreseen:
     """Return a drafter that knows what an engine without a past answers."""
 
-    def answer_of(entry: Entry) -> Sequence[int]:
+    def answer_of(entry: Completion) -> Sequence[int]:
         return cold(model_dir, entry.request.token_ids, entry.request.sampling, dtype).tokens[entry.sample]
 
     return Foreseen(answer_of, RATE)
@@ -338,7 +338,7 @@ def test_tokens_are_told_in_order_also_where_a_step_brings_several(
 
 def test_speculation_can_be_turned_off(llama: Path) -> None:
     by_default = build_parts("tiny", llama, EngineConfig(device="cpu"))
-    assert isinstance(by_default.drafter, Drafts)
+    assert isinstance(by_default.drafter, NgramProposer)
     engine = Engine(build_parts("tiny", llama, EngineConfig(device="cpu", speculate="off")))
     assert ask(engine, token_ids(40), max_tokens=200).usage.drafted_tokens == 0
     with pytest.raises(ConfigError, match="use auto or off"):

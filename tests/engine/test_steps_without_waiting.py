@@ -21,7 +21,7 @@ from kvchat.engine.forward.decode_graphs import Limits, Size, _Step
 from kvchat.engine.forward.runner import ForwardPass
 from kvchat.engine.kernels.store_kv import reference, torch_ops
 from kvchat.engine.memory.device_pool import DevicePool
-from kvchat.engine.models.weight_format import Source
+from kvchat.engine.models.weight_format import WeightSource
 from kvchat.engine.sampling.device_sampler import draw
 from kvchat.engine.startup.weights import load_candidate
 from tests.engine.conftest import TinyModels
@@ -58,7 +58,7 @@ def moved_as_it_is(module: torch.nn.Module) -> None:
 def make_step(model_dir: Path, cache_format: str, dtype: str = "auto") -> Callable[[], Tensor]:
     """Return a step on a device without numbers, which returns its logits."""
     config = EngineConfig(device="cpu", block_size=BLOCK_SIZE, cache_format=cache_format, dtype=dtype)
-    candidate = load_candidate(Source(model_dir=model_dir), config, CPU)
+    candidate = load_candidate(WeightSource(model_dir=model_dir), config, CPU)
     moved_as_it_is(candidate.loaded.module)
     groups = candidate.served.groups
     pool = DevicePool(groups, {group.id: NUM_BLOCKS for group in groups}, BLOCK_SIZE, META)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.engine.api.ids import BranchId
+from kvchat.engine.api.ids import SequenceId
 from kvchat.engine.api.request import Request
 from kvchat.engine.api.sampling_params import SamplingParams
 from tests.engine.conftest import TinyModels
@@ -58,7 +58,7 @@ class Script:
         max_tokens: int,
         *,
         priority: int = 0,
-        branch: BranchId | None = None,
+        branch: SequenceId | None = None,
     ) -> None:
         request = Request(
             token_ids=tuple(prompt),

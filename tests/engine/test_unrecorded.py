@@ -11,11 +11,11 @@ from kvchat.cli.commands.doctor.doctor import _layers_text
 from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.formats.full.gather import GatherCache
 from kvchat.engine.formats.spec import Group
-from kvchat.engine.forward.decode_graphs import ComputesAnew, DecodeSteps, Limits
+from kvchat.engine.forward.decode_graphs import ComputesAnew, DecodeGraphRunner, Limits
 from kvchat.engine.forward.passes import SequencePass
 from kvchat.engine.forward.runner import ForwardPass
 from kvchat.engine.memory.device_pool import DevicePool
-from kvchat.engine.models.weight_format import Source
+from kvchat.engine.models.weight_format import WeightSource
 from kvchat.engine.startup.gpu import can_record, unrecorded, why_not
 from kvchat.engine.startup.weights import load_candidate
 from tests.engine.conftest import TinyModels
@@ -31,7 +31,7 @@ def model(
     model_dir: Path, cache_format: str = "exact", *, one_by_one: bool = False
 ) -> tuple[ForwardPass, tuple[Group, ...]]:
     config = EngineConfig(device="cpu", block_size=BLOCK_SIZE, cache_format=cache_format)
-    candidate = load_candidate(Source(model_dir=model_dir), config, CPU)
+    candidate = load_candidate(WeightSource(model_dir=model_dir), config, CPU)
     groups = candidate.served.groups
     pool = DevicePool(groups, {group.id: 4 for group in groups}, BLOCK_SIZE, CPU)
     if one_by_one:
@@ -91,7 +91,7 @@ def test_a_step_that_could_not_be_recorded_says_why(
     forward, groups = model(tiny("llama"))
     slots = {group.id: 4 * BLOCK_SIZE for group in groups}
     limits = Limits(block_size=BLOCK_SIZE, context_len=32, num_slots=slots)
-    steps = DecodeSteps(forward, groups, limits, recorder, (1, 2))
+    steps = DecodeGraphRunner(forward, groups, limits, recorder, (1, 2))
     steps.prepare()
     told = unrecorded(on_gpu(forward), groups, steps)
     assert told is None if words is None else words in str(told)

@@ -18,7 +18,7 @@ from kvchat.engine.engine import Engine
 from kvchat.engine.kernels.quantized_linear import dequantise
 from kvchat.engine.models.checkpoints.fp8 import expand
 from kvchat.engine.models.checkpoints.prepared import prepared_bytes
-from kvchat.engine.models.linear.quantized import QuantisedLinear, quantise_linears, replace
+from kvchat.engine.models.linear.quantized import QuantizedLinear, quantise_linears, replace
 from kvchat.engine.models.load import load_model
 from kvchat.engine.models.locate import locate_model
 from kvchat.engine.startup.assembly import build_parts
@@ -300,7 +300,7 @@ def save_dequantised(model_dir: Path, bits: int, target: Path) -> Path:
     module: Any = transformers.AutoModelForCausalLM.from_pretrained(model_dir)
     for name, _ in list(quantise_linears(module, bits)):
         layer = module.get_submodule(name)
-        assert isinstance(layer, QuantisedLinear)
+        assert isinstance(layer, QuantizedLinear)
         plain = torch.nn.Linear(layer.in_features, layer.out_features, bias=layer.bias is not None)
         plain.weight = torch.nn.Parameter(dequantise(layer.quantised))
         plain.bias = layer.bias

@@ -12,7 +12,7 @@ import pytest
 
 from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.api.events import FinishReason, RequestFinished, TokenEmitted
-from kvchat.engine.api.ids import BranchId, RequestId
+from kvchat.engine.api.ids import RequestId, SequenceId
 from kvchat.engine.api.request import Request, StopMatcher
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.api.snapshot import Tier
@@ -55,7 +55,7 @@ def ask(
     num_tokens: int,
     seed: int = 0,
     stop: StopMatcher | None = None,
-    branch: BranchId | None = None,
+    branch: SequenceId | None = None,
 ) -> Request:
     ids = tuple(token_ids(length, seed))
     return Request(token_ids=ids, sampling=SamplingParams(max_tokens=num_tokens), stop=stop, branch=branch)
@@ -135,7 +135,7 @@ def test_forks_and_releases_reach_the_engine(model_dir: Path, start_worker: Star
     answered, end = collect(worker.submit(request))
     assert answered == reference(model_dir).answer(turn, 5)
     assert end.usage.cached_tokens == 34
-    for branch in (child, handle.branch, child, BranchId(99)):
+    for branch in (child, handle.branch, child, SequenceId(99)):
         worker.release(branch)
     with pytest.raises(InvalidRequest, match="no live branch"):
         worker.fork(child)
@@ -150,7 +150,7 @@ def test_pins_and_demotions_reach_the_engine(model_dir: Path, start_worker: Star
     with pytest.raises(InvalidRequest, match="is not on the device"):
         worker.pin(handle.branch)
     worker.unpin(handle.branch)
-    worker.unpin(BranchId(999))
+    worker.unpin(SequenceId(999))
 
 
 def test_a_refused_request_is_the_askers_problem_alone(model_dir: Path, start_worker: StartWorker) -> None:
@@ -254,7 +254,7 @@ def test_a_closed_worker_refuses_and_closes_again(model_dir: Path, start_worker:
     with pytest.raises(EngineFailed, match="closed"):
         worker.submit(ask(5, 3))
     worker.cancel(RequestId(1))
-    worker.release(BranchId(1))
+    worker.release(SequenceId(1))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="niceness belongs to threads on Linux alone")

@@ -16,18 +16,18 @@ from torch import Tensor
 
 from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.api.events import FinishReason, Loaded, TokenEmitted, Usage
-from kvchat.engine.api.ids import BranchId
+from kvchat.engine.api.ids import SequenceId
 from kvchat.engine.api.request import Request
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.engine import Engine
 from kvchat.engine.forward.runner import Runner
-from kvchat.engine.forward.self_check_cache import KeptChecks, subject_of
+from kvchat.engine.forward.self_check_cache import SelfCheckCache, subject_of
 from kvchat.engine.handle import Handle
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.rates import LEAST_TOKENS, WINDOW, Rates
 from kvchat.engine.models.load import choose_device
 from kvchat.engine.models.locate import locate_model
-from kvchat.engine.models.weight_format import Source
+from kvchat.engine.models.weight_format import WeightSource
 from kvchat.engine.scheduling.scheduler import Drafter
 from kvchat.engine.sequences.batch import Batch
 from kvchat.engine.startup.assembly import assemble, check_settings
@@ -173,7 +173,7 @@ class RecordingRunner:
     def __init__(self, inner: Runner, device_pool: DevicePool) -> None:
         self._inner = inner
         self.device_pool = device_pool
-        self.rows: dict[tuple[BranchId, int], Tensor] = {}
+        self.rows: dict[tuple[SequenceId, int], Tensor] = {}
         """Logits behind the token at a branch's position."""
         self.batches: list[Batch] = []
 
@@ -189,7 +189,7 @@ class RecordingRunner:
             self.rows[place] = row  # that of a draft which was wrong, until its position is computed again
         return logits
 
-    def row(self, branch: BranchId, position: int) -> Tensor:
+    def row(self, branch: SequenceId, position: int) -> Tensor:
         return self.rows[branch, position]
 
 
@@ -223,11 +223,11 @@ def build(model_dir: Path, config: EngineConfig, candidate: Candidate | None = N
 
 
 def load(model_dir: Path, config: EngineConfig) -> Candidate:
-    source = Source(model_dir=model_dir, adapter_dir=config.adapter)
+    source = WeightSource(model_dir=model_dir, adapter_dir=config.adapter)
     return load_candidate(source, config, choose_device(config.device))
 
 
-class _Measured(KeptChecks):
+class _Measured(SelfCheckCache):
     """What is known of a model, and what was measured of its steps by any engine of this process."""
 
     _known: ClassVar[dict[tuple[str, str], Any]] = {}
@@ -255,7 +255,7 @@ def make_computing_slow(rates: Rates) -> None:
     rates.observe_prefill = lambda *_: None  # type: ignore[method-assign]  # what it takes in truth
 
 
-def submit(engine: Engine, ids: Sequence[int], num_tokens: int, branch: BranchId | None = None) -> Handle:
+def submit(engine: Engine, ids: Sequence[int], num_tokens: int, branch: SequenceId | None = None) -> Handle:
     sampling = SamplingParams(max_tokens=num_tokens)
     handle = engine.submit(Request(token_ids=tuple(ids), sampling=sampling, branch=branch))
     _PROMPTS[handle] = tuple(ids)
@@ -296,7 +296,7 @@ def finish(engine: Engine, handle: Handle) -> Answer:
 
 
 def answer(
-    engine: Engine, ids: Sequence[int], num_tokens: int = 24, branch: BranchId | None = None
+    engine: Engine, ids: Sequence[int], num_tokens: int = 24, branch: SequenceId | None = None
 ) -> Answer:
     """Return a greedy answer. The branch it ran on is released unless it was given."""
     handle = submit(engine, ids, num_tokens, branch)

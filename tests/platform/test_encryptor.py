@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvchat.errors import EncryptionError
-from kvchat.platform.encryptor import RECORD_OVERHEAD, SealBroken, Sealer, new_salt
+from kvchat.platform.encryptor import RECORD_OVERHEAD, DecryptionFailed, Encryptor, new_salt
 
 pytestmark = pytest.mark.pure
 
-SEALER = Sealer(bytes(range(32)))
-OTHER = Sealer(bytes(range(1, 33)))
+SEALER = Encryptor(bytes(range(32)))
+OTHER = Encryptor(bytes(range(1, 33)))
 
 WITHOUT = """
 import sys
@@ -38,14 +38,14 @@ def test_every_changed_byte_every_other_place_and_every_other_key_is_refused() -
     sealed = SEALER.seal(b"turns.text\0one", b"a secret")
     for position in range(len(sealed)):
         changed = sealed[:position] + bytes([sealed[position] ^ 1]) + sealed[position + 1 :]
-        with pytest.raises(SealBroken):
+        with pytest.raises(DecryptionFailed):
             SEALER.open(b"turns.text\0one", changed)
     for length in range(len(sealed)):
-        with pytest.raises(SealBroken):
+        with pytest.raises(DecryptionFailed):
             SEALER.open(b"turns.text\0one", sealed[:length])
-    with pytest.raises(SealBroken):
+    with pytest.raises(DecryptionFailed):
         SEALER.open(b"turns.text\0two", sealed)
-    with pytest.raises(SealBroken):
+    with pytest.raises(DecryptionFailed):
         OTHER.open(b"turns.text\0one", sealed)
 
 
@@ -63,7 +63,7 @@ def test_two_files_of_one_name_are_sealed_under_different_keys() -> None:
 
 
 def test_a_pseudonym_depends_on_the_key_and_on_nothing_else() -> None:
-    assert SEALER.pseudonym(b"name") == Sealer(bytes(range(32))).pseudonym(b"name")
+    assert SEALER.pseudonym(b"name") == Encryptor(bytes(range(32))).pseudonym(b"name")
     assert SEALER.pseudonym(b"name") != OTHER.pseudonym(b"name")
     assert SEALER.name != OTHER.name
 

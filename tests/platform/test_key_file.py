@@ -8,8 +8,8 @@ import pytest
 from kvchat.errors import EncryptionError, StorageError
 from kvchat.platform.key_file import (
     KeyFile,
-    Kind,
-    State,
+    KeyKind,
+    KeyState,
     backup_path,
     forget_key,
     key_path,
@@ -27,7 +27,7 @@ CHEAP = 4
 
 
 def wrapped(data_key: bytes, passphrase: str = "open sesame") -> KeyFile:
-    return wrap(data_key, secret_of(passphrase), Kind.PASSPHRASE, CHEAP)
+    return wrap(data_key, secret_of(passphrase), KeyKind.PASSPHRASE, CHEAP)
 
 
 def test_the_passphrase_opens_it_and_another_does_not() -> None:
@@ -42,7 +42,7 @@ def test_the_passphrase_opens_it_and_another_does_not() -> None:
 
 def test_a_key_of_the_keyring_opens_with_what_the_keyring_keeps() -> None:
     data_key, secret = new_data_key(), new_data_key()
-    key = wrap(data_key, secret, Kind.KEYRING)
+    key = wrap(data_key, secret, KeyKind.KEYRING)
     assert key.unwrapped(secret) == data_key
     with pytest.raises(EncryptionError):
         key.unwrapped(new_data_key())
@@ -100,7 +100,7 @@ def test_after_a_change_that_was_cut_short_the_newer_passphrase_counts(tmp_path:
     data_key, place = new_data_key(), key_path(tmp_path)
     write_key(place, wrapped(data_key, "old"))
     old = backup_path(place).read_bytes()
-    write_key(place, replace(wrapped(data_key, "new"), state=State.ON))
+    write_key(place, replace(wrapped(data_key, "new"), state=KeyState.ON))
     backup_path(place).write_bytes(old)
     key = read_key(place)
     assert key is not None

@@ -10,7 +10,7 @@ from threading import Event, Thread
 import pytest
 
 from kvchat.remote.chat import RemoteChat
-from kvchat.remote.endpoint import Endpoint
+from kvchat.remote.endpoint import RemoteServer
 from kvchat.session.store import SessionStore
 from kvchat.session.template.chat_template import ChatTemplate
 from tests.serving.conftest import KEY, Served
@@ -112,4 +112,4 @@ def served(template: ChatTemplate) -> Iterator[Served]:
 
 @pytest.fixture
 def chat(store: SessionStore, served: Served) -> RemoteChat:
-    return RemoteChat(store=store, endpoint=Endpoint(served.server.url, KEY), model="scripted")
+    return RemoteChat(store=store, endpoint=RemoteServer(served.server.url, KEY), model="scripted")

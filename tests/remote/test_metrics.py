@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvchat.cli.main import run
-from kvchat.engine.api.server_cache import ServedCache
+from kvchat.engine.api.server_cache import ServerCache
 from kvchat.errors import RemoteError
 from kvchat.remote.chat import RemoteChat
-from kvchat.remote.endpoint import Endpoint
+from kvchat.remote.endpoint import RemoteServer
 from kvchat.remote.metrics import served_cache
 from kvchat.remote.reports import CacheReports
 from kvchat.session.store import SessionStore
@@ -45,7 +45,7 @@ vllm:cache_config_info{block_size="16",cache_dtype="auto",engine="0",num_gpu_blo
 # TYPE vllm:iteration_tokens_total histogram
 vllm:iteration_tokens_total_bucket{engine="0",le="+Inf",model_name="Qwen/Qwen3-0.6B"} 3.0
 """
-TOLD = ServedCache(
+TOLD = ServerCache(
     usage=0.4225,
     hit_rate=1204 / 3400,
     hit_tokens=1204,
@@ -91,21 +91,21 @@ sglang:cached_tokens_total{cache_source="host",model_name="m"} 72.0
     ("text", "cache"),
     [
         (VLLM, TOLD),
-        (FIRST_V1, ServedCache(usage=0.5, hit_rate=0.25)),
-        (V0, ServedCache(usage=0.0, host_usage=0.0, hit_rate=0.8, num_running=0, num_waiting=0)),
+        (FIRST_V1, ServerCache(usage=0.5, hit_rate=0.25)),
+        (V0, ServerCache(usage=0.0, host_usage=0.0, hit_rate=0.8, num_running=0, num_waiting=0)),
         (
             SGLANG,
-            ServedCache(
+            ServerCache(
                 usage=0.28, host_usage=0.5, hit_rate=0.007507552643049313, num_running=3, num_waiting=2
             ),
         ),
-        (COUNTED, ServedCache(hit_rate=0.75, hit_tokens=3072, asked_tokens=4096)),
+        (COUNTED, ServerCache(hit_rate=0.75, hit_tokens=3072, asked_tokens=4096)),
         ("llamacpp:kv_cache_usage_ratio 0.5\nllamacpp:requests_deferred 1\n", None),
     ],
     ids=["vllm", "vllm-first-v1", "vllm-v0", "sglang", "sglang-counters", "llama.cpp"],
 )
-def test_the_names_of_each_server_are_known(text: str, cache: ServedCache | None) -> None:
-    assert served_cache(text) == (cache or ServedCache(usage=0.5, num_waiting=1))
+def test_the_names_of_each_server_are_known(text: str, cache: ServerCache | None) -> None:
+    assert served_cache(text) == (cache or ServerCache(usage=0.5, num_waiting=1))
 
 
 def test_older_and_newer_names_of_one_figure_are_not_mixed() -> None:
@@ -146,20 +146,20 @@ def test_what_cannot_be_so_is_unknown(line: str) -> None:
 
 
 def test_a_line_that_was_cut_is_not_half_a_number() -> None:
-    assert served_cache("vllm:num_requests_running 1\nvllm:num_requests_waiting 12") == ServedCache(
+    assert served_cache("vllm:num_requests_running 1\nvllm:num_requests_waiting 12") == ServerCache(
         num_running=1
     )
 
 
 def test_labels_may_hold_anything() -> None:
     line = r'vllm:kv_cache_usage_perc{model_name="a \"b\" } 0.9 \\",le="x"} 0.25 1700000000000'
-    assert served_cache(line + "\n") == ServedCache(usage=0.25)
+    assert served_cache(line + "\n") == ServerCache(usage=0.25)
 
 
-def is_a_share_or_unknown(cache: ServedCache | None) -> bool:
+def is_a_share_or_unknown(cache: ServerCache | None) -> bool:
     """Whether nothing is told but, perhaps, a use between nothing and all."""
     usage = None if cache is None else cache.usage
-    return cache is None or (usage is not None and 0 <= usage <= 1 and cache == ServedCache(usage=usage))
+    return cache is None or (usage is not None and 0 <= usage <= 1 and cache == ServerCache(usage=usage))
 
 
 @given(text=st.text(st.sampled_from('vlm:kv_cache_usage_perc{}="\\ 0.5\n-e'), max_size=300))
@@ -217,15 +217,15 @@ def until(predicate: Callable[[], bool]) -> None:
 
 
 def test_metrics_lie_beside_the_api_and_are_asked_for_with_the_key(metrics: Metrics) -> None:
-    assert served_cache(Endpoint(metrics.url, "secret").metrics()) == TOLD
-    assert served_cache(Endpoint(metrics.url.removesuffix("/v1")).metrics()) == TOLD
+    assert served_cache(RemoteServer(metrics.url, "secret").metrics()) == TOLD
+    assert served_cache(RemoteServer(metrics.url.removesuffix("/v1")).metrics()) == TOLD
     assert metrics.asked == [("/metrics", "Bearer secret"), ("/metrics", None)]
 
 
 def test_what_a_server_tells_is_followed_and_forgotten_when_it_tells_no_more(
     store: SessionStore, metrics: Metrics
 ) -> None:
-    reports = CacheReports(Endpoint(metrics.url), "any", pause_s=0.01)
+    reports = CacheReports(RemoteServer(metrics.url), "any", pause_s=0.01)
     reports.start()
     try:
         until(lambda: reports.latest == TOLD)
@@ -265,21 +265,21 @@ BAD_METRICS = [
 @pytest.mark.parametrize("data", BAD_METRICS, ids=["absent", "moved", "cut", "huge", "garbage", "nothing"])
 def test_metrics_that_cannot_be_had_are_unknown(raw: Raw, data: bytes) -> None:
     with pytest.raises(RemoteError, match="/metrics"):
-        Endpoint(raw(data).url).metrics()
+        RemoteServer(raw(data).url).metrics()
 
 
 @pytest.mark.parametrize("data", [b"", PLAIN, PLAIN + b"\r\n" + VLLM.encode()], ids=["none", "head", "some"])
 def test_metrics_that_come_too_slowly_are_given_up_even_where_some_have_come(data: bytes, raw: Raw) -> None:
     server = raw(data, hangs=True)
     with pytest.raises(RemoteError, match="took too long"):
-        Endpoint(server.url).metrics(limit_s=0.2)
+        RemoteServer(server.url).metrics(limit_s=0.2)
     assert server.gone.wait(PATIENCE_S)
 
 
 def test_metrics_that_never_come_keep_nothing_waiting(store: SessionStore, raw: Raw) -> None:
     """The server answers each connection with an answer's events, and then keeps it open."""
     server = raw(sse(piece("Well."), END) + b"data: [DONE]\n\n", hangs=True)
-    chat = RemoteChat(store=store, endpoint=Endpoint(server.url), model="any")
+    chat = RemoteChat(store=store, endpoint=RemoteServer(server.url), model="any")
     chat.engine.watch_cache()
     try:
         assert talk(chat, "Hello").turns[-1].text == "Well."

@@ -21,7 +21,7 @@ from gguf import GGUFWriter, TokenType
 from kvchat.chat.service import TurnFinished
 from kvchat.engine.models.locate import locate_model
 from kvchat.remote.chat import RemoteChat
-from kvchat.remote.endpoint import Endpoint
+from kvchat.remote.endpoint import RemoteServer
 from kvchat.session.store import SessionStore
 from kvchat.session.tree import Finish
 from kvchat.text.answer_footer import footer_parts
@@ -66,7 +66,7 @@ def _listens(port: int) -> bool:
 
 def talk_to(url: str, model: str | None, directory: Path) -> None:
     """Ask twice, fork, stop in the middle; the server stays usable."""
-    endpoint = Endpoint(url)
+    endpoint = RemoteServer(url)
     with closing(SessionStore(directory / "sessions.db")) as store:
         chat = RemoteChat(store=store, endpoint=endpoint, model=model or endpoint.models()[0])
         chat.sampling = chat.sampling.__class__(max_tokens=12)

@@ -19,7 +19,7 @@ from kvchat.errors import (
     UsageError,
 )
 from kvchat.remote.chat import RemoteChat
-from kvchat.remote.endpoint import Endpoint
+from kvchat.remote.endpoint import RemoteServer
 from kvchat.remote.key import client_key
 from kvchat.session.store import SessionStore
 from kvchat.session.tree import Finish, Turn
@@ -63,7 +63,7 @@ def talk(chat: RemoteChat, *questions: str) -> Conversation:
 
 
 def over(store: SessionStore, server: RawServer) -> RemoteChat:
-    return RemoteChat(store=store, endpoint=Endpoint(server.url), model="any")
+    return RemoteChat(store=store, endpoint=RemoteServer(server.url), model="any")
 
 
 def test_an_answer_is_stored_as_it_was_said_without_ids_and_never_exact(
@@ -215,14 +215,14 @@ def test_counts_that_nobody_could_have_computed_are_unknown(store: SessionStore,
 def test_what_is_no_list_of_models_is_told_and_not_read_without_end(raw: Raw, body: bytes) -> None:
     server = raw(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
     with pytest.raises(RemoteError, match="did not say which models"):
-        Endpoint(server.url).models()
+        RemoteServer(server.url).models()
 
 
 def test_nobody_there_is_told_with_the_address(store: SessionStore, raw: Raw) -> None:
     server = raw(b"")
     server.close()
     with pytest.raises(RemoteError, match="nobody answers"):
-        Endpoint(server.url).models()
+        RemoteServer(server.url).models()
 
 
 def test_stopping_closes_the_connection_and_keeps_what_came(store: SessionStore, raw: Raw) -> None:
@@ -295,7 +295,7 @@ def test_a_session_that_began_here_goes_on_by_its_text(chat: RemoteChat, served:
 @pytest.mark.parametrize("url", ["ftp://host/v1", "127.0.0.1:8000", "http://", "http://me:secret@host/v1"])
 def test_what_is_no_address_is_refused(url: str) -> None:
     with pytest.raises(UsageError):
-        Endpoint(url)
+        RemoteServer(url)
 
 
 def test_the_key_is_read_from_a_file_that_nobody_else_reads(tmp_path: Path) -> None:

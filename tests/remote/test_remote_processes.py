@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.app.config import Remote
+from kvchat.app.config import RemoteSettings
 from kvchat.cli.commands.pack.options import MakeOptions
 from kvchat.cli.commands.serve_options import ServeOptions
 from kvchat.cli.commands.sessions.options import VerifyCacheOptions
@@ -65,7 +65,7 @@ def test_only_conversations_go_to_the_server(
     assert AskOptions().settings().remote.url == variables["KVCHAT_REMOTE"]
     assert ResumeOptions(remote="none").settings().remote.url is None
     for options in (ServeOptions(), MakeOptions(name="spec"), VerifyCacheOptions(), DoctorOptions()):
-        assert options.settings().remote == Remote()
+        assert options.settings().remote == RemoteSettings()
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 
 from kvchat.engine.api.events import Usage
 from kvchat.errors import UsageError
-from kvchat.session.cache_miss import Culprit, Rendering, explain
+from kvchat.session.cache_miss import MissReason, Rendering, explain
 from kvchat.session.tree import Finish, Role, SessionId, Stored, Turn, TurnId, path_token_ids
 
 pytestmark = pytest.mark.pure
@@ -64,7 +64,7 @@ def test_an_answer_that_computed_only_what_was_new_has_no_culprit() -> None:
     retried = talk.say(first, [4, 5], cached=6)
     for answer in (first, second, retried):
         miss = explain(talk.turns, answer)
-        assert (miss.culprit, miss.here, miss.there) == (Culprit.NONE, (), ())
+        assert (miss.culprit, miss.here, miss.there) == (MissReason.NONE, (), ())
     assert explain(talk.turns, second).new_tokens == 3
 
 
@@ -77,7 +77,7 @@ def test_where_something_earlier_was_changed_the_first_differing_token_is_shown_
     talk.turns.append(copied)
     answer = talk.say(copied, [8], cached=6)
     miss = explain(talk.turns, answer)
-    assert (miss.culprit, miss.at) == (Culprit.DIFFERENT, 6)
+    assert (miss.culprit, miss.at) == (MissReason.DIFFERENT, 6)
     assert (miss.shared, miss.here, miss.there[:1]) == ((1, 2, 3, 900, 901, 4), (44, 45, 8), (5,))
     assert (miss.computed_tokens, miss.new_tokens) == (3, 2)
 
@@ -87,21 +87,21 @@ def test_what_was_computed_before_and_not_reused_was_not_kept() -> None:
     first = talk.say(None, [1, 2, 3], cached=0)
     second = talk.say(first, [4, 5], cached=0)
     miss = explain(talk.turns, second)
-    assert (miss.culprit, miss.at, miss.here[:2], miss.there) == (Culprit.NOT_KEPT, 0, (1, 2), ())
+    assert (miss.culprit, miss.at, miss.here[:2], miss.there) == (MissReason.NOT_KEPT, 0, (1, 2), ())
 
 
 @pytest.mark.parametrize(
     ("stored", "culprit"),
     [
-        (Stored.NOTHING, Culprit.EVICTED),
-        (Stored.LOADED, Culprit.EVICTED),
-        (Stored.COMPUTED, Culprit.FASTER),
-        (Stored.BOTH, Culprit.FASTER),
-        (None, Culprit.NOT_KEPT),
+        (Stored.NOTHING, MissReason.EVICTED),
+        (Stored.LOADED, MissReason.EVICTED),
+        (Stored.COMPUTED, MissReason.FASTER),
+        (Stored.BOTH, MissReason.FASTER),
+        (None, MissReason.NOT_KEPT),
     ],
 )
 def test_what_was_given_up_and_what_was_faster_to_compute_are_told_apart_where_that_was_noted(
-    stored: Stored | None, culprit: Culprit
+    stored: Stored | None, culprit: MissReason
 ) -> None:
     talk = Talk()
     first = talk.say(None, [1, 2, 3], cached=0)
@@ -118,10 +118,10 @@ def test_a_system_prompt_that_was_edited_is_the_culprit() -> None:
     rendering = Rendering(system_len=4)
     retried = replace(edited, usage=replace(edited.usage, computed_tokens=8, prompt_tokens=5))
     miss = explain(talk.turns, retried, rendering)
-    assert (miss.culprit, miss.here[0], miss.there[0]) == (Culprit.SYSTEM, 9, 3)
-    assert explain(talk.turns, retried).culprit is Culprit.DIFFERENT
+    assert (miss.culprit, miss.here[0], miss.there[0]) == (MissReason.SYSTEM, 9, 3)
+    assert explain(talk.turns, retried).culprit is MissReason.DIFFERENT
     said = replace(other_words, usage=replace(other_words.usage, computed_tokens=8))
-    assert explain(talk.turns, said, rendering).culprit is Culprit.DIFFERENT
+    assert explain(talk.turns, said, rendering).culprit is MissReason.DIFFERENT
 
 
 def test_a_template_that_writes_the_past_in_another_way_is_the_culprit_where_it_was_rendered_anew() -> None:
@@ -130,17 +130,17 @@ def test_a_template_that_writes_the_past_in_another_way_is_the_culprit_where_it_
     second = talk.say(first, [1, 2, 3, 9, 10, 11, 12], cached=3, over=True)
     third = talk.say(second, [13], cached=3)
     rewriting, keeping = Rendering(system_len=1, rewrites=True), Rendering(system_len=1)
-    assert explain(talk.turns, second, rewriting).culprit is Culprit.REWRITTEN
-    assert explain(talk.turns, second, keeping).culprit is Culprit.STARTED_OVER
-    assert explain(talk.turns, third, rewriting).culprit is Culprit.NOT_KEPT
+    assert explain(talk.turns, second, rewriting).culprit is MissReason.REWRITTEN
+    assert explain(talk.turns, second, keeping).culprit is MissReason.STARTED_OVER
+    assert explain(talk.turns, third, rewriting).culprit is MissReason.NOT_KEPT
 
 
 def test_blocks_of_another_model_serve_no_other() -> None:
     talk = Talk()
     first = talk.say(None, [1, 2, 3], cached=0, model=OTHER)
     second = talk.say(first, [4, 5], cached=0)
-    assert explain(talk.turns, second).culprit is Culprit.MODEL
-    assert explain(talk.turns, talk.say(second, [6], cached=8)).culprit is Culprit.NONE
+    assert explain(talk.turns, second).culprit is MissReason.MODEL
+    assert explain(talk.turns, talk.say(second, [6], cached=8)).culprit is MissReason.NONE
 
 
 def test_a_conversation_that_was_rendered_anew_says_so() -> None:
@@ -149,8 +149,8 @@ def test_a_conversation_that_was_rendered_anew_says_so() -> None:
     second = talk.say(first, [1, 7, 8, 9, 10, 11, 12], cached=1, over=True)
     third = talk.say(second, [13], cached=8)
     miss = explain(talk.turns, second)
-    assert (miss.culprit, miss.at, miss.here[0], miss.there[0]) == (Culprit.STARTED_OVER, 1, 7, 2)
-    assert explain(talk.turns, third).culprit is Culprit.NONE
+    assert (miss.culprit, miss.at, miss.here[0], miss.there[0]) == (MissReason.STARTED_OVER, 1, 7, 2)
+    assert explain(talk.turns, third).culprit is MissReason.NONE
 
 
 def test_what_was_not_computed_here_cannot_be_explained() -> None:

@@ -11,18 +11,18 @@ import pytest
 
 from kvchat.engine.api.ids import u32le
 from kvchat.errors import EncryptionError, KvchatError, StorageError
-from kvchat.platform.encryptor import Sealer
+from kvchat.platform.encryptor import Encryptor
 from kvchat.session.database import schema
 from kvchat.session.database.table_layout import is_sealed
 from kvchat.session.encryption import tables
 from kvchat.session.salvage.recovery import backup_paths
 from kvchat.session.store import SessionStore
-from kvchat.session.tree import MAIN, Finish, Part, Turn
+from kvchat.session.tree import MAIN, Finish, MessagePart, Turn
 from tests.session.turns import exchange, open_answer, question
 
 pytestmark = pytest.mark.pure
 
-SEALER = Sealer(bytes(range(32)))
+SEALER = Encryptor(bytes(range(32)))
 IDS = tuple(range(70_000, 70_012))
 SECRET = "marmalade zeppelin"
 
@@ -127,8 +127,10 @@ def test_an_answer_grows_piece_by_piece_in_its_order(store: SessionStore) -> Non
         store.append_to_answer(answer.id, [1], "late")
 
 
-@pytest.mark.parametrize(("column", "part"), [("text", Part.TEXT), ("token_ids", Part.IDS)])
-def test_a_damaged_value_is_told_alone_and_repaired_by_the_other(path: Path, column: str, part: Part) -> None:
+@pytest.mark.parametrize(("column", "part"), [("text", MessagePart.TEXT), ("token_ids", MessagePart.IDS)])
+def test_a_damaged_value_is_told_alone_and_repaired_by_the_other(
+    path: Path, column: str, part: MessagePart
+) -> None:
     with closing(SessionStore(path, SEALER)) as store:
         whole = talk(store)[1]
     with closing(raw(path)) as connection:
@@ -231,7 +233,7 @@ def test_another_key_opens_nothing_and_changes_nothing(path: Path) -> None:
         talk(store)
     before = sorted(path.parent.iterdir()), path.read_bytes()
     with pytest.raises(EncryptionError, match="from a backup"):
-        SessionStore(path, Sealer(bytes(32)))
+        SessionStore(path, Encryptor(bytes(32)))
     with pytest.raises(EncryptionError, match="its key is gone"):
         SessionStore(path)
     assert (sorted(path.parent.iterdir()), path.read_bytes()) == before

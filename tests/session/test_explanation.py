@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kvchat.engine.api.events import Usage
-from kvchat.session.cache_miss import Culprit, Explanation
+from kvchat.session.cache_miss import Explanation, MissReason
 from kvchat.session.explanation import explained
 from kvchat.session.store import SessionStore
 from kvchat.session.template import prompts
@@ -64,10 +64,10 @@ class Talk:
 
 @pytest.mark.parametrize(
     ("source", "thought", "culprit"),
-    [(QWEN_THINKING, "Easy.</think>\n\n", Culprit.REWRITTEN), (CHATML, "", Culprit.STARTED_OVER)],
+    [(QWEN_THINKING, "Easy.</think>\n\n", MissReason.REWRITTEN), (CHATML, "", MissReason.STARTED_OVER)],
 )
 def test_a_template_that_leaves_reasoning_out_is_blamed_where_a_conversation_is_rendered_anew(
-    store: SessionStore, tmp_path: Path, source: str, thought: str, culprit: Culprit
+    store: SessionStore, tmp_path: Path, source: str, thought: str, culprit: MissReason
 ) -> None:
     talk = Talk(store, template_of(tmp_path, source), "Be kind.")
     talk.say("What is 2 + 2?", f"{thought}4")
@@ -86,15 +86,15 @@ def test_an_edited_system_prompt_is_blamed_and_other_first_words_are_not(
 ) -> None:
     template = template_of(tmp_path, CHATML)
     first = Talk(store, template, "Be kind.")
-    assert first.why(first.say("Hello", "Hi")).miss.culprit is Culprit.NONE
+    assert first.why(first.say("Hello", "Hi")).miss.culprit is MissReason.NONE
     same = Talk(store, template, "Be kind.")
-    assert same.why(same.say("Good morning", "Hi", cached=4)).miss.culprit is Culprit.NONE
+    assert same.why(same.say("Good morning", "Hi", cached=4)).miss.culprit is MissReason.NONE
     edited = Talk(store, template, "Be brief.")
     told = edited.why(edited.say("Hello", "Hi", cached=2))
-    assert told.miss.culprit is Culprit.SYSTEM
+    assert told.miss.culprit is MissReason.SYSTEM
     assert told.shared.endswith("Be ")
     assert (told.here[:2], told.there[:2]) == ("br", "ki")
-    assert edited.why(edited.say("And then?", "Hi", cached=99)).miss.culprit is Culprit.NONE
+    assert edited.why(edited.say("And then?", "Hi", cached=99)).miss.culprit is MissReason.NONE
 
 
 def test_what_is_wrong_with_another_conversation_or_was_brought_with_one_says_nothing_of_this_one(
@@ -111,4 +111,4 @@ def test_what_is_wrong_with_another_conversation_or_was_brought_with_one_says_no
         connection.commit()
     store.use_blocks_of(brought.session.id, "theirs")
     talk = Talk(store, template, "Be brief.")
-    assert talk.why(talk.say("Hello", "Hi", cached=2)).miss.culprit is Culprit.NONE
+    assert talk.why(talk.say("Hello", "Hi", cached=2)).miss.culprit is MissReason.NONE

@@ -12,7 +12,7 @@ from kvchat.errors import KvchatError
 from kvchat.session.salvage import recovery
 from kvchat.session.salvage.recovery import backup_paths
 from kvchat.session.template.chat_template import ChatTemplate
-from kvchat.session.tree import Finish, Part, Turn
+from kvchat.session.tree import Finish, MessagePart, Turn
 from tests.session.small_home import (
     DATABASE,
     LOG,
@@ -349,15 +349,15 @@ def complaints(found: Seen, wanted: Seen, *, may_lose_both: bool) -> list[str]:
 
 
 def _complaints_of_turn(found: Turn, wanted: Turn, *, may_lose_both: bool) -> Iterator[str]:
-    if found.text != wanted.text and Part.TEXT not in found.broken:
+    if found.text != wanted.text and MessagePart.TEXT not in found.broken:
         yield f"{wanted.text!r} became {found.text!r}"
-    if found.token_ids != wanted.token_ids and Part.IDS not in found.broken:
+    if found.token_ids != wanted.token_ids and MessagePart.IDS not in found.broken:
         yield f"the ids of {wanted.text!r} are others"
     facts = ("role", "parent_id", "session_id", "tokenizer", "starts_over", "exact", "model", "fingerprint")
     for name in facts:
-        if getattr(found, name) != getattr(wanted, name) and Part.FACTS not in found.broken:
+        if getattr(found, name) != getattr(wanted, name) and MessagePart.FACTS not in found.broken:
             yield f"{name} of {wanted.text!r} is {getattr(found, name)!r}"
-    if not may_lose_both and found.broken >= {Part.TEXT, Part.IDS}:
+    if not may_lose_both and found.broken >= {MessagePart.TEXT, MessagePart.IDS}:
         yield f"{wanted.text!r} is lost"
 
 

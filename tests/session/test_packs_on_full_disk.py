@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from kvchat.errors import StorageError
-from kvchat.session.packs import PackShelf
+from kvchat.session.packs import PackStore
 from tests.engine.memory.disk.failing_files import FailingFiles
 from tests.engine.memory.disk.test_crash_states_of_small_files import pack
 
@@ -22,7 +22,7 @@ def test_a_pack_that_is_refused_anywhere_takes_nothing_from_the_one_before(
     seen = set()
     for at in range(14):
         files = FailingFiles(code)
-        shelf = PackShelf(tmp_path / str(at), None, files)
+        shelf = PackStore(tmp_path / str(at), None, files)
         shelf.put(pack("one"))
         files.fail(at, is_passing=is_passing)
         told = ""
@@ -45,7 +45,7 @@ def test_a_pack_that_is_refused_anywhere_takes_nothing_from_the_one_before(
 
 def test_a_removal_that_is_refused_leaves_the_pack(tmp_path: Path) -> None:
     files = FailingFiles(errno.EROFS)
-    shelf = PackShelf(tmp_path, None, files)
+    shelf = PackStore(tmp_path, None, files)
     shelf.put(pack("one"))
     files.fail(0)
     with pytest.raises(StorageError, match="cannot be written"):

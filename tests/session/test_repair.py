@@ -16,7 +16,7 @@ from kvchat.session import repair
 from kvchat.session.store import Outcome, SessionStore
 from kvchat.session.template import prompts
 from kvchat.session.template.chat_template import ChatTemplate
-from kvchat.session.tree import MAIN, Finish, Part, SessionId, Turn, path_token_ids
+from kvchat.session.tree import MAIN, Finish, MessagePart, SessionId, Turn, path_token_ids
 from tests.scripted_engine import ScriptedEngine
 from tests.session.turns import exchange, open_answer, question
 from tests.tiny_models import CHATML, LLAMA3, STARTER, write_model
@@ -75,7 +75,7 @@ def test_text_and_token_ids_repair_each_other(
 ) -> None:
     path = converse(store, template)
     damage(store, path[at], column, value)
-    broken = {"text": Part.TEXT, "token_ids": Part.IDS}[column]
+    broken = {"text": MessagePart.TEXT, "token_ids": MessagePart.IDS}[column]
     assert store.turn(path[at].id).broken == {broken}
     mended = read_and_mend(store, template, path)
     assert mended == tuple(replace(turn, repaired=turn.id == path[at].id) for turn in path)
@@ -104,7 +104,7 @@ def test_a_fact_that_was_changed_is_found_and_put_right(
 ) -> None:
     path = converse(store, template)
     damage(store, path[3], column, value)
-    assert store.turn(path[3].id).broken == {Part.FACTS}
+    assert store.turn(path[3].id).broken == {MessagePart.FACTS}
     assert read_and_mend(store, template, path)[3] == replace(path[3], repaired=True)
 
 
@@ -116,7 +116,7 @@ def test_a_turn_that_lost_both_halves_is_marked_and_the_rest_opens(
     damage(store, path[1], "token_ids", b"\1\0\0\0")
     mended = read_and_mend(store, template, path)
     assert [turn.damaged for turn in mended] == [False, True, False, False]
-    assert mended[1].broken == {Part.TEXT, Part.IDS}
+    assert mended[1].broken == {MessagePart.TEXT, MessagePart.IDS}
     assert [turn.text for turn in mended[2:]] == [turn.text for turn in path[2:]]
 
 
@@ -140,9 +140,9 @@ def test_a_damaged_piece_of_an_unfinished_answer_is_told_and_never_vouched_for(t
     with sqlite3.connect(store.path) as connection:
         connection.execute("UPDATE pieces SET text = ' forged'")
     connection.close()
-    assert store.turn(turn.id).broken == {Part.TEXT}
+    assert store.turn(turn.id).broken == {MessagePart.TEXT}
     assert store.settle(session.id) == 1
-    assert store.turn(turn.id).broken >= {Part.TEXT}
+    assert store.turn(turn.id).broken >= {MessagePart.TEXT}
     assert store.turn(turn.id).has_ids
     store.close()
 
@@ -178,7 +178,7 @@ def test_a_real_database_of_the_first_version_keeps_every_word(tmp_path: Path) -
     assert (answer.text, answer.token_ids, answer.finish) == ("Yes, I do", (3, 4, 5), Finish.INTERRUPTED)
     assert [turn.damaged for turn in store.all_turns(store.find("damaged").id)] == [False, True]
     damage(store, turns[1], "text", "forged")
-    assert store.turn(turns[1].id).broken == {Part.TEXT}
+    assert store.turn(turns[1].id).broken == {MessagePart.TEXT}
     store.close()
 
 

@@ -7,25 +7,25 @@ from pathlib import Path
 import pytest
 
 from kvchat.errors import StorageError
-from kvchat.platform.encryptor import Sealer
+from kvchat.platform.encryptor import Encryptor
 from kvchat.session.store import SessionStore
-from kvchat.session.unsent_drafts import UnsentShelf
+from kvchat.session.unsent_drafts import DraftStore
 
 pytestmark = pytest.mark.pure
 
-SEALERS = [None, Sealer(bytes(32))]
+SEALERS = [None, Encryptor(bytes(32))]
 
 
 @pytest.mark.parametrize("sealer", SEALERS)
 def test_it_is_kept_in_order_for_its_session_and_given_back_once(
-    tmp_path: Path, sealer: Sealer | None
+    tmp_path: Path, sealer: Encryptor | None
 ) -> None:
-    shelf = UnsentShelf(tmp_path / "unsent", sealer)
+    shelf = DraftStore(tmp_path / "unsent", sealer)
     shelf.keep("s1", "one \ud800")
     shelf.keep("s1", "two")
     shelf.keep(None, "a beginning")
     assert {file.stat().st_mode & 0o777 for file in (tmp_path / "unsent").iterdir()} == {0o600}
-    again = UnsentShelf(tmp_path / "unsent", sealer)
+    again = DraftStore(tmp_path / "unsent", sealer)
     assert again.take("s2") == ""
     assert again.take("s1") == "one \ud800\ntwo"
     assert again.take("s1") == ""
@@ -34,19 +34,19 @@ def test_it_is_kept_in_order_for_its_session_and_given_back_once(
 
 
 def test_it_is_sealed_and_unsealed_with_the_conversations(tmp_path: Path) -> None:
-    plain, sealed = UnsentShelf(tmp_path, None), UnsentShelf(tmp_path, Sealer(bytes(32)))
+    plain, sealed = DraftStore(tmp_path, None), DraftStore(tmp_path, Encryptor(bytes(32)))
     plain.keep("s1", "a secret")
-    plain.copy_to(Sealer(bytes(32)))
-    plain.copy_to(Sealer(bytes(32)))
+    plain.copy_to(Encryptor(bytes(32)))
+    plain.copy_to(Encryptor(bytes(32)))
     plain.forget("s1")
     assert b"secret" not in b"".join(file.read_bytes() for file in tmp_path.iterdir())
     assert sealed.take("s1") == "a secret"
 
 
 def test_a_damaged_one_is_named_and_another_key_opens_nothing(tmp_path: Path) -> None:
-    UnsentShelf(tmp_path, Sealer(bytes(32))).keep("s1", "a secret")
+    DraftStore(tmp_path, Encryptor(bytes(32))).keep("s1", "a secret")
     with pytest.raises(StorageError, match="is damaged; remove the file"):
-        UnsentShelf(tmp_path, Sealer(bytes([1] * 32))).take("s1")
+        DraftStore(tmp_path, Encryptor(bytes([1] * 32))).take("s1")
 
 
 def test_it_goes_with_its_session_and_is_not_written_where_nothing_is(tmp_path: Path) -> None:
@@ -56,21 +56,21 @@ def test_it_goes_with_its_session_and_is_not_written_where_nothing_is(tmp_path: 
     store.delete_session(session.id)
     assert store.unsent.take(session.id) == ""
     store.close()
-    forgetful = UnsentShelf(None, None)
+    forgetful = DraftStore(None, None)
     forgetful.keep(None, "half a thought")
     assert forgetful.take(None) == ""
 
 
 def test_a_damaged_one_is_set_aside_and_costs_neither_the_others_nor_the_next(tmp_path: Path) -> None:
-    shelf = UnsentShelf(tmp_path, None)
+    shelf = DraftStore(tmp_path, None)
     for text in ("first", "torn", "third"):
         shelf.keep(None, text)
     torn = sorted(tmp_path.iterdir())[1]
     torn.write_bytes(torn.read_bytes()[:4])
     (tmp_path / "new.json").write_bytes(b"")
     shelf.keep(None, "next")
-    shelf.copy_to(Sealer(bytes(32)))
-    with UnsentShelf(tmp_path, Sealer(bytes(32))).lent(None) as kept:
+    shelf.copy_to(Encryptor(bytes(32)))
+    with DraftStore(tmp_path, Encryptor(bytes(32))).lent(None) as kept:
         assert kept.text == "first\nthird\nnext"
     with shelf.lent(None) as kept:
         assert kept.text == "first\nthird\nnext"
@@ -82,7 +82,7 @@ def test_a_damaged_one_is_set_aside_and_costs_neither_the_others_nor_the_next(tm
 
 
 def test_windows_that_close_together_lose_nothing(tmp_path: Path) -> None:
-    shelves = [UnsentShelf(tmp_path, None) for _ in range(8)]
+    shelves = [DraftStore(tmp_path, None) for _ in range(8)]
     with ThreadPoolExecutor(8) as windows:
         for number in range(5):
             list(windows.map(lambda shelf, n=number: shelf.keep(None, f"text {n}"), shelves))
@@ -93,9 +93,9 @@ def test_windows_that_close_together_lose_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("sealer", SEALERS)
 def test_it_is_lent_to_one_window_and_kept_until_that_one_has_it(
-    tmp_path: Path, sealer: Sealer | None
+    tmp_path: Path, sealer: Encryptor | None
 ) -> None:
-    one, other = UnsentShelf(tmp_path, sealer), UnsentShelf(tmp_path, sealer)
+    one, other = DraftStore(tmp_path, sealer), DraftStore(tmp_path, sealer)
     one.keep("s1", "half a thought")
     with suppress(KeyboardInterrupt), one.lent("s1") as kept:
         assert kept.text == "half a thought"
@@ -110,7 +110,7 @@ def test_it_is_lent_to_one_window_and_kept_until_that_one_has_it(
 def test_what_is_for_another_branch_stays_and_what_is_for_a_branch_that_is_gone_goes_to_any(
     tmp_path: Path,
 ) -> None:
-    shelf = UnsentShelf(tmp_path, None)
+    shelf = DraftStore(tmp_path, None)
     shelf.keep("s1", "on boats", "boats")
     shelf.keep("s1", "on trains", "trains")
     with shelf.lent("s1", {"boats"}) as lent:
@@ -122,4 +122,4 @@ def test_what_is_for_another_branch_stays_and_what_is_for_a_branch_that_is_gone_
 
 def test_texts_of_before_there_were_branches_are_given_back(tmp_path: Path) -> None:
     (tmp_path / "s1.json").write_text('["one", "two"]')
-    assert UnsentShelf(tmp_path, None).take("s1") == "one\ntwo"
+    assert DraftStore(tmp_path, None).take("s1") == "one\ntwo"

@@ -2,14 +2,14 @@
 
 import pytest
 
-from kvchat.session.cache_miss import Culprit, Explanation, Miss
+from kvchat.session.cache_miss import CacheMiss, Explanation, MissReason
 from kvchat.text.format_cache_miss import why_words
 
 pytestmark = pytest.mark.pure
 
 
-def words(culprit: Culprit, here: str = "", there: str = "") -> str:
-    miss = Miss(
+def words(culprit: MissReason, here: str = "", there: str = "") -> str:
+    miss = CacheMiss(
         culprit=culprit,
         prompt_tokens=1367,
         cached_tokens=324,
@@ -22,7 +22,7 @@ def words(culprit: Culprit, here: str = "", there: str = "") -> str:
 
 
 def test_both_sides_are_shown_from_the_first_token_that_differs() -> None:
-    assert words(Culprit.DIFFERENT, here="a\n\x1b[1mfork?", there="eviction?") == (
+    assert words(MissReason.DIFFERENT, here="a\n\x1b[1mfork?", there="eviction?") == (
         "reused    324 of 1,367 tokens\n"
         "computed  1,043 tokens, 8 of them new\n\n"
         "Something earlier was changed or left out; what follows it had never been computed.\n\n"
@@ -33,8 +33,8 @@ def test_both_sides_are_shown_from_the_first_token_that_differs() -> None:
 
 
 def test_guesses_are_told_where_any_were_made() -> None:
-    miss = Miss(
-        culprit=Culprit.NONE,
+    miss = CacheMiss(
+        culprit=MissReason.NONE,
         prompt_tokens=9,
         cached_tokens=1,
         new_tokens=8,
@@ -51,14 +51,14 @@ def test_guesses_are_told_where_any_were_made() -> None:
 
 
 def test_each_culprit_has_a_sentence_of_its_own() -> None:
-    told = {culprit: words(culprit).splitlines()[3] for culprit in Culprit}
-    assert len(set(told.values())) == len(Culprit)
-    assert "faster than loading" in told[Culprit.FASTER]
-    assert "no tier had it any more" in told[Culprit.EVICTED]
-    assert "system prompt" in told[Culprit.SYSTEM]
-    assert "template writes what was said in another way" in told[Culprit.REWRITTEN]
+    told = {culprit: words(culprit).splitlines()[3] for culprit in MissReason}
+    assert len(set(told.values())) == len(MissReason)
+    assert "faster than loading" in told[MissReason.FASTER]
+    assert "no tier had it any more" in told[MissReason.EVICTED]
+    assert "system prompt" in told[MissReason.SYSTEM]
+    assert "template writes what was said in another way" in told[MissReason.REWRITTEN]
 
 
-@pytest.mark.parametrize("culprit", Culprit)
-def test_every_culprit_has_a_sentence(culprit: Culprit) -> None:
+@pytest.mark.parametrize("culprit", MissReason)
+def test_every_culprit_has_a_sentence(culprit: MissReason) -> None:
     assert words(culprit).splitlines()[3].endswith(".")

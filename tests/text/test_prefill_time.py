@@ -4,7 +4,7 @@ import pytest
 
 from kvchat.chat.service import Prefill
 from kvchat.engine.api.events import Loaded
-from kvchat.text.prefill_time import PrefillPace
+from kvchat.text.prefill_time import PrefillTime
 
 pytestmark = pytest.mark.pure
 
@@ -20,7 +20,7 @@ class Clock:
 
 def test_the_time_left_follows_the_speed_since_the_first_look() -> None:
     clock = Clock()
-    pace = PrefillPace(clock)
+    pace = PrefillTime(clock)
     left = []
     for passed_s, computed in ((0, 0), (2, 500), (2, 1500), (2, 2000)):
         clock.now_s += passed_s
@@ -31,7 +31,7 @@ def test_the_time_left_follows_the_speed_since_the_first_look() -> None:
 
 def test_what_was_computed_before_the_first_look_counts_as_no_speed() -> None:
     clock = Clock()
-    pace = PrefillPace(clock)
+    pace = PrefillTime(clock)
     first = Prefill(prompt_tokens=1000, cached_tokens=0, computed_tokens=600, loaded=Loaded())
     assert pace.left_s(first) is None
     clock.now_s += 1

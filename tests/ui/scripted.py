@@ -19,7 +19,7 @@ from kvchat.chat.service import (
     TurnStarted,
 )
 from kvchat.engine.api.events import Loaded, Timings, Usage
-from kvchat.engine.api.ids import BranchId
+from kvchat.engine.api.ids import SequenceId
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.errors import SessionNotFound
 from kvchat.session.cache_miss import Explanation, explain
@@ -38,7 +38,7 @@ class ScriptedConversation:
     session: Session
     branch: Branch
     turns: tuple[Turn, ...] = ()
-    engine_branch: BranchId | None = None
+    engine_branch: SequenceId | None = None
     is_stopped: bool = False
     keeps_stop: bool = False
 

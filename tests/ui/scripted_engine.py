@@ -5,8 +5,8 @@ from dataclasses import dataclass, field, replace
 from math import ceil
 
 from kvchat.chat.service import EnginePhase, EngineStatus
-from kvchat.engine.api.ids import BranchId, GroupId
-from kvchat.engine.api.inspection import InspectedBlock, InspectionWish
+from kvchat.engine.api.ids import GroupId, SequenceId
+from kvchat.engine.api.inspection import InspectedBlock, InspectionRequest
 from kvchat.engine.api.snapshot import (
     BranchUsage,
     CacheSnapshot,
@@ -143,7 +143,7 @@ def _branch(number: int, branch: HeldTokens, layers: Sequence[LayerKind]) -> Bra
     shared = sum(_blocks(kind, branch.num_shared) * kind.block_bytes for kind in layers)
     held = sum(_blocks(kind, branch.num_tokens) * kind.block_bytes for kind in layers)
     return BranchUsage(
-        branch=BranchId(number),
+        branch=SequenceId(number),
         owner=branch.owner,
         num_tokens=branch.num_tokens,
         running=branch.running,
@@ -171,10 +171,10 @@ class ScriptedEngine:
     reused: int = 0
     computed: int = 0
     moved: MovedBytes = field(default_factory=MovedBytes)
-    blocks: dict[InspectionWish, tuple[InspectedBlock, ...]] = field(default_factory=dict)
+    blocks: dict[InspectionRequest, tuple[InspectedBlock, ...]] = field(default_factory=dict)
     """What is inspected; nothing by default."""
 
-    def inspect(self, wish: InspectionWish) -> tuple[InspectedBlock, ...]:
+    def inspect(self, wish: InspectionRequest) -> tuple[InspectedBlock, ...]:
         return self.blocks.get(wish, ())
 
     def status(self) -> EngineStatus:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from threading import Event
 
 from kvchat.app.host import Appearance, Gauged, ModelEntry, SettingEntry
-from kvchat.app.services import OnDisk
+from kvchat.app.services import KvOnDisk
 from kvchat.engine.api.loss import GaugeReport
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.errors import EngineFailed, FileTaken, UsageError
@@ -35,7 +35,7 @@ class ScriptedFiles:
             model="m", num_tokens=9, num_replayed=1, exact_bytes=9, exact_token_bytes=1.0, formats=()
         )
         self.more_words = ""
-        self.stored: dict[SessionId, OnDisk] = {}
+        self.stored: dict[SessionId, KvOnDisk] = {}
         self.changing = Event()
         self.changing.set()
 
@@ -96,7 +96,7 @@ class ScriptedFiles:
         self.formats.append((session_id, cache_format))
         return f"goes on in {cache_format}"
 
-    def on_disk(self, is_stopped: Callable[[], bool]) -> Mapping[SessionId, OnDisk]:
+    def on_disk(self, is_stopped: Callable[[], bool]) -> Mapping[SessionId, KvOnDisk]:
         return self.stored
 
     def export(self, session_id: SessionId, branch: str, wish: str, *, force: bool = False) -> str:

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from threading import Event
 
 from kvchat.errors import StorageError
-from kvchat.session.unsent_drafts import LentText
+from kvchat.session.unsent_drafts import LentDraft
 from tests.ui.gate import HELD_S
 
 
@@ -29,12 +29,12 @@ class ScriptedUnsent:
         self.branches[text] = branch
 
     @contextmanager
-    def lent(self, session_id: str | None, elsewhere: Collection[str] = ()) -> Iterator[LentText]:
+    def lent(self, session_id: str | None, elsewhere: Collection[str] = ()) -> Iterator[LentDraft]:
         self.asked.append(session_id)
         self.lending.wait(HELD_S)
         kept = self.kept.get(session_id, [])
         stay = [text for text in kept if self.branches[text] in elsewhere]
-        yield LentText(text="\n".join(text for text in kept if text not in stay))
+        yield LentDraft(text="\n".join(text for text in kept if text not in stay))
         self.kept.pop(session_id, None)
         if stay:
             self.kept[session_id] = stay

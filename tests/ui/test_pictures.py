@@ -8,7 +8,7 @@ from textual.app import App, ComposeResult
 from textual.widget import Widget
 
 import kvchat.ui
-from kvchat.engine.api.ids import BranchId
+from kvchat.engine.api.ids import SequenceId
 from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.api.status import EnginePhase, EngineStatus
 from kvchat.session.tree import MAIN, Branch, BranchName, Session, SessionId
@@ -17,7 +17,7 @@ from kvchat.ui.theme import KVCHAT_THEME, own_variables
 from kvchat.ui.widgets.cache.panel import CachePanel
 from kvchat.ui.widgets.cache.panel_rows import BranchNames, Live
 from kvchat.ui.widgets.session_list import SessionList
-from kvchat.ui.widgets.session_rows import Held, ListOptions
+from kvchat.ui.widgets.session_rows import Held, SessionListOptions
 from kvchat.ui.widgets.status_bar import StatusBar, StatusFigures
 from tests.ui.picture import check_picture, drawn
 from tests.ui.scripted_engine import FULL, SLIDING, HeldTokens, scripted_snapshot
@@ -60,7 +60,7 @@ async def test_the_cache_panel_tells_tiers_layers_and_branches_apart_by_marks_an
     panel = CachePanel()
     recent = Recent(rates=(1.0, 20.0, 40.0), reuses=(0.5, 0.97), moving={Tier.DISK: "▼"})
     names = BranchNames(
-        of_branches={BranchId(1): "by boat"}, of_sessions={"s1": "Trip to Oslo"}, active=BranchId(1)
+        of_branches={SequenceId(1): "by boat"}, of_sessions={"s1": "Trip to Oslo"}, active=SequenceId(1)
     )
     async with Frame(panel).run_test(size=(40, 20)) as pilot:
         panel.show_snapshot(SNAPSHOT, names, Live(recent=recent, context_len=1400))
@@ -75,7 +75,7 @@ async def test_the_session_list_has_marks_bytes_and_ages_in_the_narrowest_pane()
         Branch(session_id=SessionId("s1"), name=BranchName(name), leaf_id=None, updated_at=NOW - 60)
         for name in ("main", "by boat", "by car")
     ]
-    options = ListOptions(
+    options = SessionListOptions(
         active_session=SessionId("s1"),
         active_branch=MAIN,
         held={"s1": Held(own_bytes=4 << 20, shared_bytes=2 << 20)},

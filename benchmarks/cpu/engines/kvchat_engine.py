@@ -8,7 +8,7 @@ import torch
 
 from kvchat.engine import Engine, EngineConfig, Request, SamplingParams
 from kvchat.engine.api.events import TokenEmitted
-from kvchat.engine.api.ids import BranchId
+from kvchat.engine.api.ids import SequenceId
 
 
 class KvchatEngine:
@@ -29,7 +29,7 @@ class KvchatEngine:
             speculate="off",  # every engine does the same work for a token
         )
         self._engine = Engine.load(model, config)
-        self._branches: dict[int, BranchId] = {}
+        self._branches: dict[int, SequenceId] = {}
         self._prompts: dict[int, list[int]] = {}
         self._namespaces: dict[int, str] = {}
 

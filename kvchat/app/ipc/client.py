@@ -14,8 +14,8 @@ from kvchat.app.ipc.wire import EVENTS, VERSION, Channel, ProtocolError, plain, 
 from kvchat.engine.api.config import EngineInfo
 from kvchat.engine.api.event_queue import EventQueue
 from kvchat.engine.api.events import Event, RequestFinished
-from kvchat.engine.api.ids import BranchId, RequestId
-from kvchat.engine.api.inspection import InspectedBlock, InspectionWish
+from kvchat.engine.api.ids import RequestId, SequenceId
+from kvchat.engine.api.inspection import InspectedBlock, InspectionRequest
 from kvchat.engine.api.request import Request
 from kvchat.engine.api.snapshot import CacheSnapshot
 from kvchat.engine.api.status import EnginePhase, EngineStatus
@@ -39,7 +39,7 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 
-def borrow(path: Path, identity: str) -> "Borrowed | None":
+def borrow(path: Path, identity: str) -> "EngineClientProxy | None":
     """Return the engine that is lent at a socket; None where there is none, or it is another one."""
     if not is_private(path.parent):
         return None
@@ -59,13 +59,13 @@ def borrow(path: Path, identity: str) -> "Borrowed | None":
         log.info("no engine is borrowed at %s: %s", path, error)
         channel.end()
         return None
-    return Borrowed(channel)
+    return EngineClientProxy(channel)
 
 
-class BorrowedHandle(EventQueue):
+class IpcHandle(EventQueue):
     """A request on its way in another process."""
 
-    def __init__(self, request_id: RequestId, branch: BranchId, engine: "Borrowed") -> None:
+    def __init__(self, request_id: RequestId, branch: SequenceId, engine: "EngineClientProxy") -> None:
         super().__init__(lambda: EngineFailed(_GONE) if engine.is_gone else None)
         self.request_id = request_id
         self.branch = branch
@@ -78,7 +78,7 @@ class BorrowedHandle(EventQueue):
         self._engine.tell("prioritise", request=self.request_id, priority=priority)
 
 
-class Borrowed:
+class EngineClientProxy:
     """The engine at the other end of a channel. Implements `EngineClient`; any thread may call."""
 
     def __init__(self, channel: Channel, drain_s: float = _DRAIN_S) -> None:
@@ -91,7 +91,7 @@ class Borrowed:
         self._drain_s = drain_s
         self._ids = count(1)
         self._waiting: dict[int, Future[Any]] = {}
-        self._handles: dict[int, BorrowedHandle] = {}
+        self._handles: dict[int, IpcHandle] = {}
         self._info: EngineInfo | None = None
         self._reader = Thread(target=self._read, name="kvchat-borrower", daemon=True)
         self._reader.start()
@@ -109,21 +109,21 @@ class Borrowed:
             self._info = _understood(EngineInfo, self._ask("info"))
         return self._info
 
-    def submit(self, request: Request) -> BorrowedHandle:
+    def submit(self, request: Request) -> IpcHandle:
         value = plain(request) | {"stop": None}
         # A matcher cannot be sent; the lender makes the same one from where the answer begins.
         prompt_len = request.stop.prompt_len if isinstance(request.stop, StopStrings) else None
         handle = self._ask("submit", request=value, prompt_len=prompt_len)
-        assert isinstance(handle, BorrowedHandle)
+        assert isinstance(handle, IpcHandle)
         return handle
 
-    def prioritise_branch(self, branch: BranchId, priority: int) -> None:
+    def prioritise_branch(self, branch: SequenceId, priority: int) -> None:
         self.tell("prioritise_branch", branch=branch, priority=priority)
 
-    def fork(self, branch: BranchId) -> BranchId:
-        return BranchId(self._ask("fork", branch=branch))
+    def fork(self, branch: SequenceId) -> SequenceId:
+        return SequenceId(self._ask("fork", branch=branch))
 
-    def release(self, branch: BranchId) -> None:
+    def release(self, branch: SequenceId) -> None:
         self.tell("release", branch=branch)
 
     def drain_saves(self) -> None:
@@ -140,7 +140,7 @@ class Borrowed:
     def prefetch(self, token_ids: Sequence[int], *, beside: Sequence[int] = (), namespace: str = "") -> None:
         """Begin nothing: whoever lends loads ahead for the conversation on its own screen."""
 
-    def inspect(self, wish: InspectionWish) -> tuple[InspectedBlock, ...]:
+    def inspect(self, wish: InspectionRequest) -> tuple[InspectedBlock, ...]:
         """Show nothing: whoever lends has the window that looks into its cache."""
         return ()
 
@@ -220,7 +220,7 @@ class Borrowed:
         if isinstance(result, dict) and "request" in result:
             # Before anybody can ask for it: its first events may be on the next line.
             number = RequestId(int(result["request"]))
-            result = BorrowedHandle(number, BranchId(int(result["branch"])), self)
+            result = IpcHandle(number, SequenceId(int(result["branch"])), self)
             self._handles[number] = result
         future.set_result(result)
 

@@ -21,7 +21,7 @@ from kvchat.app.ipc.wire import VERSION, Channel, ProtocolError, plain, plain_er
 from kvchat.chat.conversation import BEHIND
 from kvchat.chat.engine_client import EngineClient, RequestHandle
 from kvchat.engine.api.events import Event, RequestFinished
-from kvchat.engine.api.ids import BranchId, RequestId
+from kvchat.engine.api.ids import RequestId, SequenceId
 from kvchat.engine.api.request import Request
 from kvchat.errors import EngineFailed, InvalidRequest, KvchatError
 from kvchat.session.template.chat_template import ChatTemplate
@@ -33,7 +33,7 @@ _GREETING_S = 10.0
 log = logging.getLogger(__name__)
 
 
-class Lender:
+class EngineServer:
     """Listens at a socket until it is closed.
 
     Args:
@@ -49,7 +49,7 @@ class Lender:
         self._template = template
         self._identity = identity
         self._guard = Lock()
-        self._connections: set[Connection] = set()
+        self._connections: set[ClientConnection] = set()
         self._idle_since_s = monotonic()
         self._socket: socket.socket | None = None
         self._lock: int | None = None
@@ -106,12 +106,12 @@ class Lender:
             if is_full or not is_own_user(accepted):
                 accepted.close()
                 continue
-            connection = Connection(accepted, self._engine, self._template, self._identity)
+            connection = ClientConnection(accepted, self._engine, self._template, self._identity)
             with self._guard:
                 self._connections.add(connection)
             Thread(target=self._serve, args=(connection,), name="kvchat-lent", daemon=True).start()
 
-    def _serve(self, connection: "Connection") -> None:
+    def _serve(self, connection: "ClientConnection") -> None:
         try:
             connection.serve()
         finally:
@@ -120,7 +120,7 @@ class Lender:
                 self._idle_since_s = monotonic()
 
 
-class Connection:
+class ClientConnection:
     """One borrower: what it asks for, and what it holds of the engine."""
 
     def __init__(
@@ -134,7 +134,7 @@ class Connection:
         self._guard = Lock()
         self._running: dict[RequestId, RequestHandle] = {}
         self._new: list[RequestHandle] = []
-        self._branches: set[BranchId] = set()
+        self._branches: set[SequenceId] = set()
         self._is_over = False
 
     def serve(self) -> None:
@@ -289,18 +289,18 @@ class Connection:
             handle.cancel()
 
 
-_CALLS: dict[str, Callable[[Connection, dict[str, Any]], object]] = {
-    "status": Connection._status,
-    "info": Connection._info,
-    "snapshot": Connection._snapshot,
-    "reusable_len": Connection._reusable_len,
-    "submit": Connection._submit,
-    "cancel": Connection._cancel,
-    "prioritise": Connection._prioritise,
-    "prioritise_branch": Connection._prioritise_branch,
-    "fork": Connection._fork,
-    "release": Connection._release,
-    "drain_saves": Connection._drain_saves,
+_CALLS: dict[str, Callable[[ClientConnection, dict[str, Any]], object]] = {
+    "status": ClientConnection._status,
+    "info": ClientConnection._info,
+    "snapshot": ClientConnection._snapshot,
+    "reusable_len": ClientConnection._reusable_len,
+    "submit": ClientConnection._submit,
+    "cancel": ClientConnection._cancel,
+    "prioritise": ClientConnection._prioritise,
+    "prioritise_branch": ClientConnection._prioritise_branch,
+    "fork": ClientConnection._fork,
+    "release": ClientConnection._release,
+    "drain_saves": ClientConnection._drain_saves,
 }
 
 

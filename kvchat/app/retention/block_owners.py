@@ -4,20 +4,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 
 from kvchat.app.config import Settings
-from kvchat.app.session_service import TidyStore
+from kvchat.app.session_service import SessionService
 from kvchat.engine.api.ids import BlockKey
 from kvchat.engine.memory.disk.catalog import BlockCatalog
 from kvchat.engine.memory.disk.index import DiskUsage, IndexedBlock
 from kvchat.platform.values import dataclass
 from kvchat.session.kv.references import References
-from kvchat.session.packs import PackShelf
+from kvchat.session.packs import PackStore
 from kvchat.session.tree import SessionId
 
 _NOBODY = "no session"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Holder:
+class BlockOwner:
     """A session, a pack or nobody, with what it has on disk. `own_bytes`: what nobody else has."""
 
     kind: str
@@ -28,7 +28,7 @@ class Holder:
     own_bytes: int
 
 
-def holders(store: TidyStore, settings: Settings) -> list[Holder]:
+def holders(store: SessionService, settings: Settings) -> list[BlockOwner]:
     """Return everybody who has blocks, most bytes first. Looks at every block."""
     if not settings.paths.cache_dir.is_dir():
         return []
@@ -40,7 +40,7 @@ def holders(store: TidyStore, settings: Settings) -> list[Holder]:
         session = summary.session
         known = {size: store.references(size, [session.id]) for size in sizes}
         held["session", session.title, session.id] = [one for one in blocks if is_covered(one, known)]
-    for pack in PackShelf(settings.paths.packs_dir, settings.engine.sealer).all():
+    for pack in PackStore(settings.paths.packs_dir, settings.engine.sealer).all():
         keys = _keys_of(pack.fingerprint, pack.keys)
         held["pack", pack.name, pack.id] = [one for one in blocks if (one.fingerprint, one.key) in keys]
     counts: dict[int, int] = {}
@@ -52,7 +52,9 @@ def holders(store: TidyStore, settings: Settings) -> list[Holder]:
     return sorted(rows, key=lambda row: -row.num_bytes)
 
 
-def evicted(store: TidyStore, settings: Settings, sessions: Sequence[str], to_bytes: int | None) -> DiskUsage:
+def evicted(
+    store: SessionService, settings: Settings, sessions: Sequence[str], to_bytes: int | None
+) -> DiskUsage:
     """Remove what only these sessions refer to; or with `to_bytes` the longest unused, until so much is left.
 
     Blocks that packs and pinned sessions keep stay.
@@ -78,18 +80,18 @@ def is_covered(block: IndexedBlock, known: Mapping[int, References]) -> bool:
     return found.covers_tail(block.parent, block.token_ids) if block.is_tail else block.key in found.keys
 
 
-def _kept_without(store: TidyStore, catalog: BlockCatalog, chosen: Iterable[SessionId]) -> "Kept":
+def _kept_without(store: SessionService, catalog: BlockCatalog, chosen: Iterable[SessionId]) -> "PinnedBytes":
     chosen = set(chosen)
     others = [one.session.id for one in store.list_sessions() if one.session.id not in chosen]
     sizes = {block.block_size for block in catalog.blocks()}
-    return Kept(
+    return PinnedBytes(
         own={size: store.references(size, chosen) for size in sizes},
         others={size: store.references(size, others) for size in sizes},
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
+class PinnedBytes:
     """Says which blocks stay: all but those that `own` refers to and `others` does not."""
 
     own: Mapping[int, References]
@@ -103,9 +105,9 @@ def _keys_of(fingerprint: str, keys: Iterable[BlockKey]) -> set[tuple[bytes, Blo
     return {(bytes.fromhex(fingerprint), key) for key in keys}
 
 
-def _row(name: tuple[str, str, str], blocks: Sequence[IndexedBlock], counts: Mapping[int, int]) -> Holder:
+def _row(name: tuple[str, str, str], blocks: Sequence[IndexedBlock], counts: Mapping[int, int]) -> BlockOwner:
     kind, shown, holder_id = name
-    return Holder(
+    return BlockOwner(
         kind=kind,
         name=shown,
         id=holder_id,

@@ -6,7 +6,7 @@ from kvchat.app.config import Settings
 from kvchat.app.retention.view_blocks import add_view_turns
 from kvchat.engine.api.ids import GroupId, root_key
 from kvchat.engine.memory.disk.block_file import Layout
-from kvchat.engine.memory.disk.bundle_blocks import BlockShelf
+from kvchat.engine.memory.disk.bundle_blocks import BundleBlockStore
 from kvchat.engine.memory.disk.io import SYSTEM, Files
 from kvchat.engine.memory.disk.used_views import used_views
 from kvchat.engine.models.checkpoints.prepared import elsewhere
@@ -22,10 +22,10 @@ def open_shelf(
     *,
     block_size: int,
     files: Files = SYSTEM,
-) -> BlockShelf:
+) -> BundleBlockStore:
     """Open the blocks of a fingerprint; what exceeds the limits goes."""
     engine, cache_dir = settings.engine, settings.paths.cache_dir
-    return BlockShelf(
+    return BundleBlockStore(
         cache_dir,
         fingerprint,
         layouts,
@@ -39,7 +39,7 @@ def open_shelf(
 
 
 def drop_blocks(
-    settings: Settings, store: SessionStore, shelf: BlockShelf, session: Session, turns: Sequence[Turn]
+    settings: Settings, store: SessionStore, shelf: BundleBlockStore, session: Session, turns: Sequence[Turn]
 ) -> int:
     """Remove a session's blocks that no session refers to any more, and that no pack keeps.
 

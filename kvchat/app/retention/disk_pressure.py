@@ -9,7 +9,7 @@ from kvchat.app.conversion.convert_process import convert_words
 from kvchat.app.conversion.format_downgrade import wanted_formats
 from kvchat.app.open_sessions import open_store, short_id
 from kvchat.app.retention.block_owners import holders
-from kvchat.app.session_service import TidyStore
+from kvchat.app.session_service import SessionService
 from kvchat.app.unlock import opens_unasked
 from kvchat.cli.output.streams import Status
 from kvchat.cli.output.waiting import is_being_answered
@@ -32,7 +32,7 @@ _LEFT = 0.6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Unused:
+class UnusedSession:
     """An exact conversation.
 
     Args:
@@ -72,7 +72,7 @@ def compress_unused(settings: Settings, status: Status, answered: SessionId | No
         status.note(f"nothing more was kept in fewer bits: {error}")
 
 
-def first_that_pays(unused: Iterable[Unused], free_bytes: int) -> Unused | None:
+def first_that_pays(unused: Iterable[UnusedSession], free_bytes: int) -> UnusedSession | None:
     """Return the first conversation whose converted blocks find room beside the exact ones, and take less
     than what goes for them. Pure.
     """
@@ -89,7 +89,7 @@ def is_nearly_full(free_bytes: int, limit_bytes: int) -> bool:
 
 def _compress(
     settings: Settings,
-    store: TidyStore,
+    store: SessionService,
     answered: SessionId | None,
     limit_bytes: int,
     formats: Sequence[str],
@@ -110,7 +110,7 @@ def _compress(
         free_bytes = limit_bytes - _used_bytes(settings)
 
 
-def _converted(settings: Settings, store: TidyStore, one: Unused, formats: Sequence[str]) -> str:
+def _converted(settings: Settings, store: SessionService, one: UnusedSession, formats: Sequence[str]) -> str:
     """Convert a conversation, if nobody is at work in it, and return what became of it."""
     session = one.session
     why = ""
@@ -135,16 +135,16 @@ def _give_up() -> None:
     raise _Busy
 
 
-def _back(store: TidyStore, session: Session) -> str:
+def _back(store: SessionService, session: Session) -> str:
     ids = [summary.session.id for summary in store.list_sessions()]
     return f"kvchat sessions convert {short_id(session.id, ids)} exact goes back"
 
 
-def _unused(settings: Settings, store: TidyStore, answered: SessionId | None) -> list[Unused]:
+def _unused(settings: Settings, store: SessionService, answered: SessionId | None) -> list[UnusedSession]:
     """Return the conversations that may be converted, longest unused first. Looks at every block."""
     held = {row.id: row for row in holders(store, settings) if row.kind == "session"}
     return [
-        Unused(session=one.session, num_bytes=row.num_bytes, own_bytes=row.own_bytes)
+        UnusedSession(session=one.session, num_bytes=row.num_bytes, own_bytes=row.own_bytes)
         for one in reversed(store.list_sessions())
         if (row := held.get(one.session.id)) is not None
         and one.session.id != answered

@@ -27,7 +27,7 @@ times as much has no room, its blocks are looked for.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TooLong:
+class OverlongSession:
     """A conversation whose blocks have no room on disk all together.
 
     Args:
@@ -44,7 +44,7 @@ class TooLong:
     least_bytes: int
 
 
-def too_long(settings: Settings) -> tuple[TooLong, ...]:
+def too_long(settings: Settings) -> tuple[OverlongSession, ...]:
     """Return the conversations that are; none where that cannot be told. Creates nothing."""
     limit_bytes = blocks_limit(settings.engine.disk_bytes, settings.paths.cache_dir)
     if (
@@ -65,7 +65,7 @@ def too_long(settings: Settings) -> tuple[TooLong, ...]:
         return ()
 
 
-def too_long_lines(found: Sequence[TooLong], settings: Settings) -> Iterator[str]:
+def too_long_lines(found: Sequence[OverlongSession], settings: Settings) -> Iterator[str]:
     """Yield what is said of them, a line each."""
     ids = [one.session for one in found]
     room = bytes_text(blocks_limit(settings.engine.disk_bytes, settings.paths.cache_dir) or 0)
@@ -86,7 +86,7 @@ class _Disk:
     catalog: BlockCatalog
     limit_bytes: int
 
-    def among_all(self) -> Iterator[TooLong]:
+    def among_all(self) -> Iterator[OverlongSession]:
         usages = self.catalog.usages()
         sizes = {fingerprint: self.catalog.block_size(fingerprint) or 0 for fingerprint in usages}
         for summary in self.store.list_sessions():
@@ -107,7 +107,9 @@ class _Disk:
             if found:
                 yield max(found, key=lambda one: (one.num_tokens, one.kept_tokens))
 
-    def _of(self, session: Session, path: Sequence[int], fingerprint: bytes, size: int) -> TooLong | None:
+    def _of(
+        self, session: Session, path: Sequence[int], fingerprint: bytes, size: int
+    ) -> OverlongSession | None:
         root = chain_root(fingerprint.hex(), session.namespace)
         if root is None:
             return None
@@ -120,7 +122,7 @@ class _Disk:
         least_bytes = len(keys) * min(block.num_bytes for block in kept)
         if least_bytes <= self.limit_bytes:
             return None
-        return TooLong(
+        return OverlongSession(
             session=session.id,
             title=session.title,
             num_tokens=len(keys) * size,

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvchat.errors import KvchatError, PinRefused
-from kvchat.platform.encryptor import Sealer
+from kvchat.platform.encryptor import Encryptor
 from kvchat.session.kv.origin import origin_of
 from kvchat.session.kv.references import References, chain_root, runs_of
 from kvchat.session.store import SessionStore
@@ -44,7 +44,7 @@ class SessionPins:
         self,
         store: SessionStore,
         cache_dir: Path,
-        sealer: Sealer | None,
+        sealer: Encryptor | None,
         *,
         limit_bytes: int | None,
         block_size: int,

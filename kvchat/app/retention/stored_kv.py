@@ -6,8 +6,8 @@ from contextlib import closing
 from time import perf_counter, sleep
 
 from kvchat.app.config import Settings
-from kvchat.app.services import OnDisk
-from kvchat.app.session_service import TidyStore
+from kvchat.app.services import KvOnDisk
+from kvchat.app.session_service import SessionService
 from kvchat.engine.api.ids import BlockKey, u32le
 from kvchat.engine.memory.disk.catalog import BlockCatalog
 from kvchat.engine.memory.disk.index import IndexedBlock
@@ -30,16 +30,16 @@ class _Referred:
         return bool(ends) and any(end.startswith(u32le(block.token_ids)) for end in ends)
 
 
-class KeptOnDisk:
+class StoredKv:
     """Counts for all sessions at once. What a session refers to is worked out once for each state of it."""
 
-    def __init__(self, store: TidyStore, settings: Settings) -> None:
+    def __init__(self, store: SessionService, settings: Settings) -> None:
         self._store = store
         self._settings = settings
         self._states: dict[SessionId, object] = {}
         self._referred: dict[tuple[SessionId, int], _Referred] = {}
 
-    def count(self, is_stopped: Callable[[], bool] = lambda: False) -> dict[SessionId, OnDisk]:
+    def count(self, is_stopped: Callable[[], bool] = lambda: False) -> dict[SessionId, KvOnDisk]:
         """Return what each session has that has anything. Not for two threads at once.
 
         Args:
@@ -97,12 +97,12 @@ class KeptOnDisk:
         return referred
 
 
-def _shares(held: Mapping[SessionId, Sequence[IndexedBlock]]) -> dict[SessionId, OnDisk]:
+def _shares(held: Mapping[SessionId, Sequence[IndexedBlock]]) -> dict[SessionId, KvOnDisk]:
     """Return what each session alone has, and what it has with others."""
     num_holders = Counter(id(block) for blocks in held.values() for block in blocks)
     counted = {}
     for session_id, blocks in held.items():
         total = sum(block.num_bytes for block in blocks)
         own = sum(block.num_bytes for block in blocks if num_holders[id(block)] == 1)
-        counted[session_id] = OnDisk(own_bytes=own, shared_bytes=total - own)
+        counted[session_id] = KvOnDisk(own_bytes=own, shared_bytes=total - own)
     return counted

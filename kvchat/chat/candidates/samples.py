@@ -13,7 +13,7 @@ from kvchat.chat.engine_client import RequestHandle
 from kvchat.chat.events import MOST_SAMPLES, SampleDelta, SampleEvent, SamplesFinished
 from kvchat.chat.revision import to_last_question
 from kvchat.engine.api.events import PrefillProgress, RequestFinished, TokenEmitted
-from kvchat.engine.api.ids import BranchId
+from kvchat.engine.api.ids import SequenceId
 from kvchat.engine.api.request import Request
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.errors import EngineFailed, KvchatError, UsageError
@@ -29,7 +29,7 @@ DIFFERING_TEMPERATURE = 0.8
 _WAIT_S = 0.05
 
 
-class Samples:
+class Candidates:
     """Answers a conversation's last question several times.
 
     Args:
@@ -135,7 +135,7 @@ class Samples:
         usage = replace(finished.usage, completion_tokens=end.completion_tokens)
         return outcome_of(replace(finished, reason=end.reason, usage=usage), closed=closed)
 
-    def _release(self, branches: Sequence[BranchId]) -> None:
+    def _release(self, branches: Sequence[SequenceId]) -> None:
         for branch in branches:
             with suppress(KvchatError):
                 self._engine.release(branch)
@@ -159,6 +159,6 @@ def _pieces(answers: Sequence[Answer]) -> Iterator[SampleDelta]:
             yield SampleDelta(sample=number, text=piece.text, reasoning=piece.reasoning)
 
 
-def _branches(handle: RequestHandle, finished: RequestFinished | None) -> tuple[BranchId, ...]:
+def _branches(handle: RequestHandle, finished: RequestFinished | None) -> tuple[SequenceId, ...]:
     ends = finished.samples if finished is not None else ()
     return tuple(dict.fromkeys([*(end.branch for end in ends), handle.branch]))

@@ -5,7 +5,7 @@ from dataclasses import replace
 from time import time
 
 from kvchat.chat.candidates.read_ahead import ReadAhead
-from kvchat.chat.candidates.samples import DIFFERING_TEMPERATURE, Samples
+from kvchat.chat.candidates.samples import DIFFERING_TEMPERATURE, Candidates
 from kvchat.chat.candidates.token_fork import TokenForks
 from kvchat.chat.conversation import Answering, Conversation
 from kvchat.chat.events import Alternative, ChatEvent, EditCost, SampleEvent
@@ -16,7 +16,7 @@ from kvchat.session.store import new_session_id
 from kvchat.session.tree import Session, Turn, TurnId, path_token_ids
 
 
-class Variants:
+class CandidateService:
     """What `Chat` offers besides one answer after the other.
 
     Args:
@@ -27,7 +27,7 @@ class Variants:
     def __init__(self, answering: Answering, *, sampling: SamplingParams) -> None:
         self._answering = answering
         self._sampling = sampling
-        self._samples = Samples(answering)
+        self._samples = Candidates(answering)
         self._tokens = TokenForks(answering)
 
     def use_sampling(self, sampling: SamplingParams) -> None:
@@ -37,11 +37,11 @@ class Variants:
     # Several answers
 
     def compare(self, conversation: Conversation, num: int) -> Iterator[SampleEvent]:
-        """Answer the last question `num` times at once; see `Samples.run`."""
+        """Answer the last question `num` times at once; see `Candidates.run`."""
         return self._samples.run(conversation, num, self._sampling)
 
     def take(self, conversation: Conversation, answer: Turn) -> None:
-        """Go on with one of the answers; see `Samples.take`."""
+        """Go on with one of the answers; see `Candidates.take`."""
         self._samples.take(conversation, answer)
 
     @property

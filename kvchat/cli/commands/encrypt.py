@@ -10,18 +10,27 @@ from kvchat.app.config import Settings
 from kvchat.cli.output.streams import Output, Status, as_json
 from kvchat.cli.parser.options import EncryptOptions, ListOptions
 from kvchat.errors import UsageError
-from kvchat.platform.encryptor import KEY_BYTES, Sealer, require_packages
-from kvchat.platform.key_file import LOG_N, KeyFile, Kind, State, key_path, new_data_key, wrap, write_key
+from kvchat.platform.encryptor import KEY_BYTES, Encryptor, require_packages
+from kvchat.platform.key_file import (
+    LOG_N,
+    KeyFile,
+    KeyKind,
+    KeyState,
+    key_path,
+    new_data_key,
+    wrap,
+    write_key,
+)
 from kvchat.platform.paths import Paths
 from kvchat.session.database.table_layout import PLAIN, Tables
 from kvchat.session.encryption.rewrite import rewrite
-from kvchat.session.encryption.tables import SealedTables
-from kvchat.session.packs import PackShelf
+from kvchat.session.encryption.tables import EncryptedTables
+from kvchat.session.packs import PackStore
 from kvchat.session.salvage.recovery import damaged_copies
 from kvchat.session.store import SessionStore
-from kvchat.session.unsent_drafts import UnsentShelf
+from kvchat.session.unsent_drafts import DraftStore
 
-_OPENERS = {Kind.PASSPHRASE: "a passphrase", Kind.KEYRING: "the system's keyring"}
+_OPENERS = {KeyKind.PASSPHRASE: "a passphrase", KeyKind.KEYRING: "the system's keyring"}
 
 
 def turn_on(options: EncryptOptions) -> None:
@@ -32,17 +41,17 @@ def turn_on(options: EncryptOptions) -> None:
         raise UsageError("the conversations are encrypted already; `kvchat encrypt change` changes the key")
     require_packages()
     data_key = new_data_key()
-    sealer = Sealer(data_key)
+    sealer = Encryptor(data_key)
     key = _wrapped(data_key, options, passphrase.given(os.environ))
     try:
-        switch(paths, key, PLAIN, SealedTables(sealer))
+        switch(paths, key, PLAIN, EncryptedTables(sealer))
     except BaseException:
         if unlock.key_in_use(paths) is None:
             unlock.forget_in_keyring(key)
         raise
     status.note(f"{_num_sessions(settings, sealer)} encrypted; {_OPENERS[key.kind]} opens them")
     status.note("KV that lay in the clear was removed and is computed again when it is needed")
-    if key.kind is Kind.PASSPHRASE:
+    if key.kind is KeyKind.PASSPHRASE:
         status.note("nobody can read them without the passphrase, not even you: keep a copy of it")
     else:
         status.note("nobody can read them without the keyring: `kvchat encrypt change` sets a passphrase")
@@ -57,8 +66,8 @@ def turn_off(options: ListOptions) -> None:
     settings = options.settings(unlock=False)
     paths, status = settings.paths, Status(quiet=options.quiet)
     key = _key_of(settings)
-    sealer = Sealer(unlock.data_key_of(key, os.environ))
-    switch(paths, replace(key, state=State.TURNING_OFF), SealedTables(sealer), PLAIN)
+    sealer = Encryptor(unlock.data_key_of(key, os.environ))
+    switch(paths, replace(key, state=KeyState.TURNING_OFF), EncryptedTables(sealer), PLAIN)
     unlock.forget_in_keyring(key)
     status.note(f"{_num_sessions(settings, None)} in the clear again")
     if as_json(options):
@@ -91,8 +100,8 @@ def switch(paths: Paths, key: KeyFile, source: Tables, target: Tables) -> None:
         write_key(key_path(paths.data_dir), key)
 
         def copy_files() -> None:
-            PackShelf(paths.packs_dir, source.sealer).copy_to(target.sealer)
-            UnsentShelf(paths.unsent_dir, source.sealer).copy_to(target.sealer)
+            PackStore(paths.packs_dir, source.sealer).copy_to(target.sealer)
+            DraftStore(paths.unsent_dir, source.sealer).copy_to(target.sealer)
 
         try:
             rewrite(paths.sessions_db, source, target, copy_files)
@@ -127,14 +136,14 @@ def _wrapped(data_key: bytes, options: EncryptOptions, secret: bytes | None) -> 
     """Return a data key behind the keyring if that was asked for, else behind a passphrase."""
     if not options.keyring:
         secret = passphrase.ask_new() if secret is None else passphrase.accepted(secret)
-        return wrap(data_key, secret, Kind.PASSPHRASE, options.cost or LOG_N)
+        return wrap(data_key, secret, KeyKind.PASSPHRASE, options.cost or LOG_N)
     secret = secrets.token_bytes(KEY_BYTES)
-    key = wrap(data_key, secret, Kind.KEYRING)
+    key = wrap(data_key, secret, KeyKind.KEYRING)
     unlock.put_into_keyring(key, secret)
     return key
 
 
-def _num_sessions(settings: Settings, sealer: Sealer | None) -> str:
+def _num_sessions(settings: Settings, sealer: Encryptor | None) -> str:
     with closing(SessionStore(settings.paths.sessions_db, sealer)) as store:
         count = len(store.list_sessions())
     return "1 session is" if count == 1 else f"{count} sessions are"

@@ -21,8 +21,8 @@ from kvchat.errors import KvchatError, NoTerminal, SessionNotFound
 from kvchat.session.tree import SessionId
 
 if TYPE_CHECKING:
-    from kvchat.app.host import Host
-    from kvchat.app.lazy_host import BeginningHost
+    from kvchat.app.host import InterfaceServices
+    from kvchat.app.lazy_host import StartingHost
 
 
 def resume(options: ResumeOptions) -> int:
@@ -52,10 +52,10 @@ def resume(options: ResumeOptions) -> int:
         if options.new is not None:
             reference = chat.create(title=options.new, system=settings.system).session.id
         # Imported last: a wrong word is answered without it.
-        from kvchat.app.lazy_host import LateHost
+        from kvchat.app.lazy_host import LazyHost
         from kvchat.ui.app import KvchatApp
 
-        def make() -> "BeginningHost":
+        def make() -> "StartingHost":
             if is_remote:
                 from kvchat.app.remote_host import RemoteHost
 
@@ -64,7 +64,7 @@ def resume(options: ResumeOptions) -> int:
 
             return InterfaceHost(settings, kvchat, chat, engine, options.config, flags)
 
-        host = LateHost(settings, make)
+        host = LazyHost(settings, make)
 
         def begin() -> None:
             gc.enable()
@@ -75,7 +75,7 @@ def resume(options: ResumeOptions) -> int:
         app = KvchatApp(
             chat,
             kvchat.engine,
-            cast("Host", host),
+            cast("InterfaceServices", host),
             reference,
             log_path=settings.paths.log_file,
             on_first_frame=begin,

@@ -7,7 +7,7 @@ from kvchat.app.composition import Kvchat, opened, start_worker
 from kvchat.chat.service import Chat
 from kvchat.cli.commands.serve_options import ServeOptions
 from kvchat.cli.output.logs import start_log
-from kvchat.cli.output.signals import StopAsked, StopSignals
+from kvchat.cli.output.signals import StopRequested, StopSignals
 from kvchat.cli.output.streams import Output, Status, as_json
 from kvchat.cli.output.waiting import wait_until_loaded
 from kvchat.errors import ConfigError, EngineFailed, UsageError
@@ -36,7 +36,7 @@ def serve(options: ServeOptions) -> int:
                     lend(kvchat, status, signals, idle_s, Output() if as_json(options) else None)
                 else:
                     endpoint.run(kvchat, chat, status, signals)
-        except StopAsked:
+        except StopRequested:
             pass
         status.clear()
         return signals.exit_code or 0

@@ -10,7 +10,7 @@ from typing import Any
 _WATCHED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-class StopAsked(BaseException):
+class StopRequested(BaseException):
     """A signal came while there was nothing to stop gently. Not an Exception: nobody may swallow it."""
 
 
@@ -28,7 +28,7 @@ class StopSignals:
         return None if self._received is None else 128 + self._received
 
     def stop_with(self, stop: Callable[[], None] | None) -> None:
-        """Call `stop` at a first signal from now on; None: raise StopAsked instead.
+        """Call `stop` at a first signal from now on; None: raise StopRequested instead.
 
         Effect: a signal that is already here calls it at once.
         """
@@ -52,6 +52,6 @@ class StopSignals:
             os._exit(128 + number)
         self._received = number
         if self._stop is None:
-            raise StopAsked
+            raise StopRequested
         # In a thread of its own: the interrupted code may hold the very lock that stopping needs.
         Thread(target=self._stop, name="kvchat-stop", daemon=True).start()

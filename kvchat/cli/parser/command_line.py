@@ -36,7 +36,7 @@ _HELP = f"""Chat in the terminal with a local model whose memory, the KV cache, 
 """
 
 
-class _LateCommand(TyperCommand):
+class _LazyCommand(TyperCommand):
     """A command whose options are imported when they are asked for: the others begin faster without them."""
 
     def __init__(self, command: Command) -> None:
@@ -98,9 +98,9 @@ def _as_typer_has_it(hint: Any) -> Any:
 
 def _all_commands() -> dict[str, Any]:
     """Return what may follow `kvchat`, by its word."""
-    found: dict[str, Any] = {one.name: _LateCommand(one) for one in COMMANDS if one.family is None}
+    found: dict[str, Any] = {one.name: _LazyCommand(one) for one in COMMANDS if one.family is None}
     for name, words in FAMILIES.items():
-        verbs: dict[str, Any] = {one.name: _LateCommand(one) for one in COMMANDS if one.family == name}
+        verbs: dict[str, Any] = {one.name: _LazyCommand(one) for one in COMMANDS if one.family == name}
         found[name] = TyperGroup(name=name, commands=verbs, help=words, rich_markup_mode=None)
     return found
 

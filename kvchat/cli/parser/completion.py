@@ -37,11 +37,11 @@ def complete_session(ctx: object, incomplete: str) -> list[Offer]:
 
 def complete_pack(ctx: object, incomplete: str) -> list[Offer]:
     """Return the packs whose name begins with what is typed; nothing where they cannot be read."""
-    from kvchat.session.packs import PackShelf
+    from kvchat.session.packs import PackStore
 
     with suppress(KvchatError, OSError):
         settings = _settings(ctx)
-        packs = PackShelf(settings.paths.packs_dir, settings.engine.sealer).all()
+        packs = PackStore(settings.paths.packs_dir, settings.engine.sealer).all()
         return [(pack.name, _shown(pack.model)) for pack in packs if pack.name.startswith(incomplete)]
     return []
 

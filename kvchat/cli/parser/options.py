@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, ClassVar
 
-from kvchat.app.config import KEYS, Remote, Settings, did_you_mean, read_settings
+from kvchat.app.config import KEYS, RemoteSettings, Settings, did_you_mean, read_settings
 from kvchat.cli.parser.option_class import option_class
 from kvchat.cli.parser.option_types import SESSION_HELP as SESSION_HELP
 from kvchat.cli.parser.option_types import (
@@ -71,7 +71,7 @@ class PlaceOptions:
         """
         settings = read_settings(self.flags(), config_file=self.config)
         if not self.is_talk:
-            settings = replace(settings, remote=Remote())  # a server answers; all else is done here
+            settings = replace(settings, remote=RemoteSettings())  # a server answers; all else is done here
         if not unlock:
             return settings
         from kvchat.app.unlock import unlocked

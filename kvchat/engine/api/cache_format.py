@@ -14,7 +14,7 @@ _RANGE = re.compile(r"(\d{1,9})(?:\s*-\s*(\d{1,9}))?")
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class SideFormat:
     """What becomes of keys, and of values."""
 
     key: str
@@ -34,7 +34,7 @@ class LayerRange:
 
     first: int
     last: int
-    form: Form
+    form: SideFormat
 
     def __str__(self) -> str:
         layers = f"{self.first}" if self.first == self.last else f"{self.first}-{self.last}"
@@ -51,7 +51,7 @@ class CacheFormat:
         view: what queries see of blocks that are stored exact; None: all.
     """
 
-    form: Form
+    form: SideFormat
     ranges: tuple[LayerRange, ...] = ()
     view: View | None = None
 
@@ -69,7 +69,7 @@ class CacheFormat:
         """The format in which blocks are stored, and by which they are named."""
         return EXACT if self.view is not None else str(self)
 
-    def form_of(self, layer: int) -> Form:
+    def form_of(self, layer: int) -> SideFormat:
         named = [part.form for part in self.ranges if part.first <= layer <= part.last]
         return named[-1] if named else self.form
 
@@ -91,7 +91,7 @@ def parse_cache_format(text: str) -> CacheFormat:
     if is_view(first):
         if any(others):
             raise ConfigError(f"cache format '{text}': a view is one of all layers; write {first} alone")
-        return CacheFormat(Form(EXACT, EXACT), view=parse_view(first))
+        return CacheFormat(SideFormat(EXACT, EXACT), view=parse_view(first))
     ranges = tuple(part for other in others if other for part in _ranges(other))
     form = _form(first)
     if form.is_exact and all(part.form.is_exact for part in ranges):
@@ -111,7 +111,7 @@ def _ranges(text: str) -> list[LayerRange]:
     return [_range(part.strip(), _form(form.strip())) for part in head.removeprefix("layers ").split(",")]
 
 
-def _range(text: str, form: Form) -> LayerRange:
+def _range(text: str, form: SideFormat) -> LayerRange:
     found = _RANGE.fullmatch(text)
     if found is None:
         raise ConfigError(
@@ -124,13 +124,13 @@ def _range(text: str, form: Form) -> LayerRange:
     return LayerRange(first, last, form)
 
 
-def _form(text: str) -> Form:
+def _form(text: str) -> SideFormat:
     if "=" not in text:
-        return Form(_name(text), _name(text))
+        return SideFormat(_name(text), _name(text))
     parts = dict(_side(part) for part in text.split(","))
     if len(text.split(",")) != 2 or set(parts) != {"k", "v"}:
         raise ConfigError(f"'{text}' is no cache format: keys and values apart are written k=int8,v=int4")
-    form = Form(parts["k"], parts["v"])
+    form = SideFormat(parts["k"], parts["v"])
     if EXACT in (form.key, form.value) and not form.is_exact:
         raise ConfigError(
             f"'{text}' is no cache format: keys and values of a layer are quantised together, or both exact; "

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from kvchat.platform.values import dataclass
 
 if TYPE_CHECKING:
-    from kvchat.platform.encryptor import Sealer
+    from kvchat.platform.encryptor import Encryptor
 
 CACHE_FORMATS = ("exact", "fp8", "int8", "int4", "int2")
 """Names of the formats in which KV can be stored; `api/cache_format.py` says how they are put together."""
@@ -62,7 +62,7 @@ class EngineConfig:
     disk_bytes: int | None = None
     disk_daily_bytes: int | None = None
     cache_dir: Path | None = None
-    sealer: "Sealer | None" = None
+    sealer: "Encryptor | None" = None
     is_gone: Callable[[str], bool] | None = field(default=None, compare=False, repr=False)
     owners: Path | None = field(default=None, compare=False)
     eviction: str = "s3fifo"

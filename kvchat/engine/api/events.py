@@ -3,7 +3,7 @@
 from dataclasses import field
 from enum import StrEnum
 
-from kvchat.engine.api.ids import BranchId, RequestId
+from kvchat.engine.api.ids import RequestId, SequenceId
 from kvchat.platform.values import dataclass
 
 
@@ -85,7 +85,7 @@ class LoadPlanned:
     """The request waits for stored blocks, or computes what it could have loaded; told before the wait."""
 
     request_id: RequestId
-    branch: BranchId
+    branch: SequenceId
     estimate: LoadEstimate
 
 
@@ -94,7 +94,7 @@ class PrefillProgress:
     """The request entered the engine, or another chunk of its prompt is computed."""
 
     request_id: RequestId
-    branch: BranchId
+    branch: SequenceId
     prompt_tokens: int
     cached_tokens: int
     computed_tokens: int
@@ -117,7 +117,7 @@ class TokenEmitted:
     """The next token of a request's answer; `sample` numbers the answers of one request."""
 
     request_id: RequestId
-    branch: BranchId
+    branch: SequenceId
     token_id: int
     sample: int = 0
     logprobs: TokenLogprobs | None = None
@@ -131,7 +131,7 @@ class SampleEnd:
     """
 
     sample: int
-    branch: BranchId
+    branch: SequenceId
     reason: FinishReason
     completion_tokens: int
     mean_logprob: float | None = None
@@ -147,7 +147,7 @@ class RequestFinished:
     """
 
     request_id: RequestId
-    branch: BranchId
+    branch: SequenceId
     reason: FinishReason
     usage: Usage = field(default_factory=Usage)
     loaded: Loaded = field(default_factory=Loaded)

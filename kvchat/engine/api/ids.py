@@ -10,7 +10,7 @@ from hashlib import blake2b
 from itertools import pairwise
 from typing import NewType
 
-BranchId = NewType("BranchId", int)
+SequenceId = NewType("SequenceId", int)
 RequestId = NewType("RequestId", int)
 GroupId = NewType("GroupId", int)
 BlockId = NewType("BlockId", int)

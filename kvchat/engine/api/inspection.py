@@ -1,12 +1,12 @@
 """What somebody who looks into the cache asks for, and the blocks that are shown. Values."""
 
-from kvchat.engine.api.ids import BranchId, GroupId
+from kvchat.engine.api.ids import GroupId, SequenceId
 from kvchat.engine.api.snapshot import Tier
 from kvchat.platform.values import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InspectionWish:
+class InspectionRequest:
     """Whose blocks to show.
 
     Args:
@@ -16,7 +16,7 @@ class InspectionWish:
         most: of what is kept for nobody, at most so many blocks, those used last.
     """
 
-    branch: BranchId | None = None
+    branch: SequenceId | None = None
     token_ids: tuple[int, ...] = ()
     namespace: str = ""
     most: int = 256

@@ -3,7 +3,7 @@
 from dataclasses import field
 from typing import Protocol
 
-from kvchat.engine.api.ids import BranchId
+from kvchat.engine.api.ids import SequenceId
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.errors import InvalidRequest
 from kvchat.platform.values import dataclass
@@ -44,7 +44,7 @@ class Request:
     sampling: SamplingParams = field(default_factory=SamplingParams)
     owner: str = ""
     priority: int = 0
-    branch: BranchId | None = None
+    branch: SequenceId | None = None
     stop: StopMatcher | None = None
     namespace: str = ""
     is_saved: bool = True

@@ -4,7 +4,7 @@ from kvchat.platform.values import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServedCache:
+class ServerCache:
     """Figures of a server, of all its engines together. None: it does not report this one.
 
     Args:

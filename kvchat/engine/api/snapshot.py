@@ -5,7 +5,7 @@ from dataclasses import asdict, field
 from enum import StrEnum
 
 from kvchat.engine.api.config import Capacity
-from kvchat.engine.api.ids import BranchId, GroupId
+from kvchat.engine.api.ids import GroupId, SequenceId
 from kvchat.platform.values import dataclass
 
 
@@ -98,7 +98,7 @@ class LayerUsage:
 class BranchUsage:
     """What one live branch holds on the device."""
 
-    branch: BranchId
+    branch: SequenceId
     owner: str
     num_tokens: int
     running: bool

@@ -2,7 +2,7 @@
 
 from enum import StrEnum
 
-from kvchat.engine.api.server_cache import ServedCache
+from kvchat.engine.api.server_cache import ServerCache
 from kvchat.errors import KvchatError
 from kvchat.platform.values import dataclass
 
@@ -26,4 +26,4 @@ class EngineStatus:
     phase: EnginePhase
     detail: str = ""
     error: KvchatError | None = None
-    served: ServedCache | None = None
+    served: ServerCache | None = None

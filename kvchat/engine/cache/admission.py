@@ -8,7 +8,7 @@ from kvchat.engine.cache.device_tier import DeviceTier
 from kvchat.engine.cache.match import PartialBlock, PrefixMatch
 from kvchat.engine.cache.plan import Copy
 from kvchat.engine.formats.spec import Group
-from kvchat.engine.sequences.sequence import Branch
+from kvchat.engine.sequences.sequence import Sequence
 
 
 class Admission:
@@ -19,7 +19,7 @@ class Admission:
     def __init__(self, device: DeviceTier) -> None:
         self._device = device
 
-    def take(self, branch: Branch, match: PrefixMatch, num_following: int) -> tuple[Copy, ...] | None:
+    def take(self, branch: Sequence, match: PrefixMatch, num_following: int) -> tuple[Copy, ...] | None:
         """Hold the matched blocks in an empty branch's tables, and allocate the one that is to be a copy.
 
         Args:
@@ -63,7 +63,7 @@ class Admission:
             found.append(block)
         return found
 
-    def _hold(self, branch: Branch, group: Group, match: PrefixMatch) -> None:
+    def _hold(self, branch: Sequence, group: Group, match: PrefixMatch) -> None:
         pool, table, found = self._device.pools[group.id], branch.tables[group.id], self._found(group, match)
         for block in found:
             self._device.holdings.share(branch, group.id, block)
@@ -76,7 +76,7 @@ class Admission:
             pool.share(source)
             self._device.keep_source(group.id, source)
 
-    def _copy(self, branch: Branch, group: Group, partial: PartialBlock) -> Copy:
+    def _copy(self, branch: Sequence, group: Group, partial: PartialBlock) -> Copy:
         target = self._device.holdings.allocate(branch, group.id)
         branch.tables[group.id].append(target)
         return Copy(group.id, partial.blocks[group.id], target, partial.num_tokens)

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from kvchat.engine.api.ids import BlockId, BlockKey
-from kvchat.engine.cache.child_counts import Lineage
+from kvchat.engine.cache.child_counts import ChildCounts
 from kvchat.engine.cache.eviction import EvictionOrder, S3Fifo
 
 
@@ -39,7 +39,7 @@ class BlockPool:
         self._used_s = [0.0] * num_blocks
         self._free = [BlockId(index) for index in reversed(range(num_blocks))]
         self._cached = S3Fifo(num_blocks) if order is None else order
-        self._lineage = Lineage()
+        self._lineage = ChildCounts()
         self._counts = [0] * num_blocks
         self._keys: list[BlockKey | None] = [None] * num_blocks
         self._pins: Counter[BlockId] = Counter()

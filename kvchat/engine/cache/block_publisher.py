@@ -6,10 +6,10 @@ from kvchat.engine.cache.plan import Save
 from kvchat.engine.cache.prefix_index import IndexNode
 from kvchat.engine.cache.table_log import TableLog
 from kvchat.engine.formats.spec import Group
-from kvchat.engine.sequences.sequence import Branch
+from kvchat.engine.sequences.sequence import Sequence
 
 
-class Naming:
+class BlockPublisher:
     """Names the blocks that branches have written; a name is given once."""
 
     def __init__(self, device: DeviceTier, log: TableLog) -> None:
@@ -17,7 +17,7 @@ class Naming:
         self._log = log
         self._saves: list[Save] = []
 
-    def publish(self, branch: Branch, group: Group, number: int) -> None:
+    def publish(self, branch: Sequence, group: Group, number: int) -> None:
         """Name a full block and note it for the store, or give it up for the one that has its name."""
         table = branch.tables[group.id]
         key, parent = branch.name_of(group, number)
@@ -39,7 +39,7 @@ class Naming:
             replaced = None if self._device.has_passing else branch.saved_tail
             self._saves.append(Save(group.id, key, node.parent, node.token_ids, block, replaced))
 
-    def name_tail(self, branch: Branch) -> None:
+    def name_tail(self, branch: Sequence) -> None:
         """Name the tail of a branch that is letting go, where no other branch goes on writing it."""
         number, num_tokens = divmod(branch.computed_len, self._device.block_size)
         if not num_tokens:
@@ -60,7 +60,7 @@ class Naming:
         self._saves.clear()
         return saves
 
-    def tail_saves(self, branch: Branch) -> tuple[Save, ...]:
+    def tail_saves(self, branch: Sequence) -> tuple[Save, ...]:
         """Return what must be written so that the branch's tail is stored; nothing if it is. Pure."""
         number, num_tokens = divmod(branch.computed_len, self._device.block_size)
         if not num_tokens:
@@ -75,7 +75,7 @@ class Naming:
             if (block := branch.tables[group.id][number]) is not None
         )
 
-    def block_saves(self, branch: Branch) -> tuple[Save, ...]:
+    def block_saves(self, branch: Sequence) -> tuple[Save, ...]:
         """Return every full block that the branch holds, for a store that may lack some of them. Pure."""
         return tuple(
             Save(group.id, *branch.name_of(group, number), self._ids(branch, number), block)
@@ -84,5 +84,5 @@ class Naming:
             if block is not None
         )
 
-    def _ids(self, branch: Branch, number: int) -> tuple[int, ...]:
+    def _ids(self, branch: Sequence, number: int) -> tuple[int, ...]:
         return branch.block_ids(number, self._device.block_size)

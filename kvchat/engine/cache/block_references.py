@@ -7,36 +7,36 @@ has to walk the tables to know them.
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 
-from kvchat.engine.api.ids import BlockId, BranchId, GroupId
+from kvchat.engine.api.ids import BlockId, GroupId, SequenceId
 from kvchat.engine.cache.block_pool import BlockPool
-from kvchat.engine.sequences.sequence import Branch
+from kvchat.engine.sequences.sequence import Sequence
 
-Place = tuple[BranchId, GroupId]
+Place = tuple[SequenceId, GroupId]
 
 
-class Holdings:
+class BlockReferences:
     """Holders of blocks by branch. Every operation is O(holders of one block)."""
 
     def __init__(self) -> None:
         self._pools: Mapping[GroupId, BlockPool] = {}
         self._num_held: Counter[Place] = Counter()
         self._num_shared: Counter[Place] = Counter()
-        self._holders: dict[tuple[GroupId, BlockId], set[BranchId]] = {}
-        self._owners: dict[BranchId, str] = {}
+        self._holders: dict[tuple[GroupId, BlockId], set[SequenceId]] = {}
+        self._owners: dict[SequenceId, str] = {}
         self._num_exclusive: Counter[tuple[str, GroupId]] = Counter()
 
     def watch(self, pools: Mapping[GroupId, BlockPool]) -> None:
         """Take blocks from these pools, which call `note_shared`."""
         self._pools = pools
 
-    def holders(self, group: GroupId, block: BlockId) -> Collection[BranchId]:
+    def holders(self, group: GroupId, block: BlockId) -> Collection[SequenceId]:
         """Return the branches that hold a block. Pure."""
         return self._holders.get((group, block), ())
 
-    def num_held(self, branch: BranchId, group: GroupId) -> int:
+    def num_held(self, branch: SequenceId, group: GroupId) -> int:
         return self._num_held[branch, group]
 
-    def num_shared(self, branch: BranchId, group: GroupId) -> int:
+    def num_shared(self, branch: SequenceId, group: GroupId) -> int:
         """Return how many of a branch's blocks have another holder: a branch, a copy or a transfer."""
         return self._num_shared[branch, group]
 
@@ -46,23 +46,23 @@ class Holdings:
         """
         return self._num_exclusive[owner, group]
 
-    def allocate(self, branch: Branch, group: GroupId) -> BlockId:
+    def allocate(self, branch: Sequence, group: GroupId) -> BlockId:
         """Return a block that the branch alone holds; see `BlockPool.allocate`."""
         block = self._pools[group].allocate()
         self._add(branch, group, block)
         return block
 
-    def share(self, branch: Branch, group: GroupId, block: BlockId) -> None:
+    def share(self, branch: Sequence, group: GroupId, block: BlockId) -> None:
         """Make the branch a holder of a used or cached block."""
         self._pools[group].share(block)
         self._add(branch, group, block)
 
-    def release(self, branch: Branch, group: GroupId, block: BlockId) -> None:
+    def release(self, branch: Sequence, group: GroupId, block: BlockId) -> None:
         """Let go of a block that the branch holds."""
         self.hand_over(branch, group, block)
         self._pools[group].release(block)
 
-    def hand_over(self, branch: Branch, group: GroupId, block: BlockId) -> None:
+    def hand_over(self, branch: Sequence, group: GroupId, block: BlockId) -> None:
         """Let go of a block, whose holder is from now on the caller."""
         holders = self._holders[group, block]
         before = self._sole_owner(holders)
@@ -77,14 +77,14 @@ class Holdings:
         for branch in self._holders.get((group, block), ()):
             self._num_shared[branch, group] += 1 if is_shared else -1
 
-    def forget(self, branch: BranchId) -> None:
+    def forget(self, branch: SequenceId) -> None:
         """Drop the counts of a branch that holds nothing."""
         self._owners.pop(branch, None)
         for group in self._pools:
             assert not self._num_held.pop((branch, group), 0)
             assert not self._num_shared.pop((branch, group), 0)
 
-    def check_integrity(self, branches: Iterable[Branch]) -> None:
+    def check_integrity(self, branches: Iterable[Sequence]) -> None:
         """Assert that the counts are what a walk over all tables finds."""
         num_held: Counter[Place] = Counter()
         num_shared: Counter[Place] = Counter()
@@ -101,7 +101,7 @@ class Holdings:
         sole = ((*of, group) for (group, _), of in owners.items() if len(of) == 1)
         assert self._num_exclusive == Counter(sole)
 
-    def _add(self, branch: Branch, group: GroupId, block: BlockId) -> None:
+    def _add(self, branch: Sequence, group: GroupId, block: BlockId) -> None:
         self._owners[branch.id] = branch.owner
         holders = self._holders.setdefault((group, block), set())
         before = self._sole_owner(holders)
@@ -109,12 +109,12 @@ class Holdings:
         self._move_exclusive(group, before, self._sole_owner(holders))
         self._count(branch.id, group, 1, is_shared=self._pools[group].count(block) > 1)
 
-    def _count(self, branch: BranchId, group: GroupId, change: int, *, is_shared: bool) -> None:
+    def _count(self, branch: SequenceId, group: GroupId, change: int, *, is_shared: bool) -> None:
         self._num_held[branch, group] += change
         if is_shared:
             self._num_shared[branch, group] += change
 
-    def _sole_owner(self, holders: Iterable[BranchId]) -> str | None:
+    def _sole_owner(self, holders: Iterable[SequenceId]) -> str | None:
         owners = {self._owners[branch] for branch in holders}
         return owners.pop() if len(owners) == 1 else None
 

@@ -9,7 +9,7 @@ from kvchat.engine.api.ids import BlockKey
 MOST_REMEMBERED = 4096
 
 
-class Journal:
+class ChangeLog:
     """The parents of the names that came or went, newest last. Older ones are forgotten."""
 
     def __init__(self) -> None:

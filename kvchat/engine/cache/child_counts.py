@@ -3,7 +3,7 @@
 from kvchat.engine.api.ids import BlockId, BlockKey
 
 
-class Lineage:
+class ChildCounts:
     """Counts resident children by their parent's key: either may come first. Every operation is O(1)."""
 
     def __init__(self) -> None:

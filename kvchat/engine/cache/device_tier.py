@@ -2,22 +2,22 @@
 that must go.
 """
 
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter, abc
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 
 from kvchat.engine.api.ids import BlockId, BlockKey, GroupId
 from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.cache.block_pool import BlockPool
-from kvchat.engine.cache.block_references import Holdings
+from kvchat.engine.cache.block_references import BlockReferences
 from kvchat.engine.cache.eviction import Eviction, make_order
 from kvchat.engine.cache.host_tier import HostTier
 from kvchat.engine.cache.integrity import check_branch, check_holders, check_index
 from kvchat.engine.cache.plan import Demote
 from kvchat.engine.cache.prefix_index import IndexNode, PrefixIndex
 from kvchat.engine.formats.spec import Group
-from kvchat.engine.sequences.sequence import Branch
+from kvchat.engine.sequences.sequence import Sequence
 
 
 class DeviceTier:
@@ -25,7 +25,7 @@ class DeviceTier:
 
     def __init__(
         self,
-        groups: Sequence[Group],
+        groups: abc.Sequence[Group],
         num_blocks: Mapping[GroupId, int],
         *,
         block_size: int,
@@ -47,7 +47,7 @@ class DeviceTier:
         """Grows whenever a transfer begins, lets go of a block or has one landed."""
         self._standing_alone = {group.id for group in groups if group.spec.stands_alone}
         self.block_bytes = {group.id: group.block_bytes(block_size) for group in groups}
-        self.holdings = Holdings()
+        self.holdings = BlockReferences()
         self.pools = {
             group: BlockPool(
                 count,
@@ -113,7 +113,7 @@ class DeviceTier:
         self.host.finish_moves()
 
     def check_integrity(
-        self, branches: Iterable[Branch], pins: Mapping[GroupId, Counter[BlockId]] | None = None
+        self, branches: Iterable[Sequence], pins: Mapping[GroupId, Counter[BlockId]] | None = None
     ) -> None:
         """Raise AssertionError on any broken invariant."""
         pins = pins or {}

@@ -1,14 +1,15 @@
 """Looking into the cache: the blocks of one path, wherever they are. Reads bookkeeping and moves nothing."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections import abc
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-from kvchat.engine.api.ids import BlockId, BlockKey, BranchId, GroupId, block_key
-from kvchat.engine.api.inspection import BlockPlace, InspectedBlock, InspectionWish
+from kvchat.engine.api.ids import BlockId, BlockKey, GroupId, SequenceId, block_key
+from kvchat.engine.api.inspection import BlockPlace, InspectedBlock, InspectionRequest
 from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.cache.manager import CacheManager
-from kvchat.engine.formats.pruned.view_schedule import Course
-from kvchat.engine.sequences.sequence import Branch
+from kvchat.engine.formats.pruned.view_schedule import ViewSchedule
+from kvchat.engine.sequences.sequence import Sequence
 from kvchat.platform.values import dataclass
 
 
@@ -24,9 +25,9 @@ class _Link:
 
 
 def inspected(
-    manager: CacheManager, wish: InspectionWish, running: Collection[BranchId]
+    manager: CacheManager, wish: InspectionRequest, running: Collection[SequenceId]
 ) -> tuple[InspectedBlock, ...]:
-    """Return what is wished for; see `InspectionWish`. Pure.
+    """Return what is wished for; see `InspectionRequest`. Pure.
 
     Args:
         running: the branches that requests run on.
@@ -36,7 +37,7 @@ def inspected(
     return _inspected(manager, _path_links(manager, wish), running)
 
 
-def _path_links(manager: CacheManager, wish: InspectionWish) -> list[_Link]:
+def _path_links(manager: CacheManager, wish: InspectionRequest) -> list[_Link]:
     branch = manager.branches.get(wish.branch) if wish.branch is not None else None
     if branch is None:
         course = manager.courses.of("", wish.namespace)
@@ -50,7 +51,9 @@ def _path_links(manager: CacheManager, wish: InspectionWish) -> list[_Link]:
     return links
 
 
-def _chain(manager: CacheManager, root: BlockKey, course: Course, ids: Sequence[int]) -> list[_Link]:
+def _chain(
+    manager: CacheManager, root: BlockKey, course: ViewSchedule, ids: abc.Sequence[int]
+) -> list[_Link]:
     links: list[_Link] = []
     previous = root
     for number, start in enumerate(range(0, len(ids), manager.block_size)):
@@ -61,7 +64,7 @@ def _chain(manager: CacheManager, root: BlockKey, course: Course, ids: Sequence[
     return links
 
 
-def _written(manager: CacheManager, branch: Branch) -> dict[GroupId, BlockId]:
+def _written(manager: CacheManager, branch: Sequence) -> dict[GroupId, BlockId]:
     """Return where the groups have a branch's tail."""
     tables = ((group.id, branch.tables[group.id]) for group in manager.device.groups_with_tail)
     number = branch.computed_len // manager.block_size
@@ -83,7 +86,7 @@ def _kept_links(manager: CacheManager, most: int) -> list[_Link]:
 
 
 def _inspected(
-    manager: CacheManager, links: Sequence[_Link], running: Collection[BranchId]
+    manager: CacheManager, links: abc.Sequence[_Link], running: Collection[SequenceId]
 ) -> tuple[InspectedBlock, ...]:
     keys = [link.key for link in links]
     stored = {group.id: manager.stored(keys, group.id) for group in manager.groups}
@@ -94,7 +97,7 @@ def _inspected(
 
 
 def _block(
-    manager: CacheManager, link: _Link, is_stored: Mapping[GroupId, bool], running: Collection[BranchId]
+    manager: CacheManager, link: _Link, is_stored: Mapping[GroupId, bool], running: Collection[SequenceId]
 ) -> InspectedBlock:
     places = tuple(_place(manager, link, group.id, is_stored=is_stored[group.id]) for group in manager.groups)
     ages = [
@@ -127,7 +130,7 @@ def _place(manager: CacheManager, link: _Link, group: GroupId, *, is_stored: boo
 
 
 def _unused_s(
-    manager: CacheManager, link: _Link, group: GroupId, running: Collection[BranchId]
+    manager: CacheManager, link: _Link, group: GroupId, running: Collection[SequenceId]
 ) -> float | None:
     block = _device_block(manager, link, group)
     if block is not None:

@@ -1,13 +1,13 @@
 """The invariants of the bookkeeping, checked from outside it."""
 
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter, abc
+from collections.abc import Iterable, Mapping
 
 from kvchat.engine.api.ids import BlockId, GroupId, block_key
 from kvchat.engine.cache.block_pool import BlockPool
 from kvchat.engine.cache.prefix_index import PrefixIndex
 from kvchat.engine.formats.spec import Group
-from kvchat.engine.sequences.sequence import Branch
+from kvchat.engine.sequences.sequence import Sequence
 
 Pools = Mapping[GroupId, BlockPool]
 
@@ -15,7 +15,7 @@ Pools = Mapping[GroupId, BlockPool]
 def check_holders(
     group: Group,
     pool: BlockPool,
-    branches: Iterable[Branch],
+    branches: Iterable[Sequence],
     moving: Iterable[tuple[GroupId, BlockId]],
     pins: Counter[BlockId] | None = None,
 ) -> None:
@@ -43,7 +43,7 @@ def check_index(index: PrefixIndex, pools: Pools) -> None:
             assert key is None or index.block(key, group) == block
 
 
-def check_branch(branch: Branch, groups: Sequence[Group], pools: Pools, block_size: int) -> None:
+def check_branch(branch: Sequence, groups: abc.Sequence[Group], pools: Pools, block_size: int) -> None:
     """Assert that a branch holds all that its next query sees and nothing behind it, full blocks named, the
     tail not.
     """

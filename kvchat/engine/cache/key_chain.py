@@ -7,7 +7,7 @@ from kvchat.platform.values import dataclass
 
 
 @dataclass(slots=True)
-class Chain:
+class KeyChain:
     """What has been named of one sequence, first block first.
 
     A name is a pure function of the parent and the ids, so it is looked up with both: a name that was
@@ -32,5 +32,5 @@ class Chain:
             self.block_ids.append(token_ids)
         return key
 
-    def copy(self) -> "Chain":
-        return Chain(list(self.keys), list(self.parents), list(self.block_ids))
+    def copy(self) -> "KeyChain":
+        return KeyChain(list(self.keys), list(self.parents), list(self.block_ids))

@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 
-from kvchat.engine.api.ids import BlockKey, BranchId
-from kvchat.engine.sequences.sequence import Branch
+from kvchat.engine.api.ids import BlockKey, SequenceId
+from kvchat.engine.sequences.sequence import Sequence
 
 
 class LiveTails:
@@ -11,19 +11,19 @@ class LiveTails:
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
-        self._branches: dict[BlockKey, dict[BranchId, Branch]] = {}
+        self._branches: dict[BlockKey, dict[SequenceId, Sequence]] = {}
 
-    def watch(self, branch: Branch, parent: BlockKey) -> None:
+    def watch(self, branch: Sequence, parent: BlockKey) -> None:
         self._branches.setdefault(parent, {})[branch.id] = branch
 
-    def unwatch(self, branch: Branch, parent: BlockKey) -> None:
+    def unwatch(self, branch: Sequence, parent: BlockKey) -> None:
         """Forget a branch; nothing happens if it is not known."""
         watched = self._branches.get(parent, {})
         watched.pop(branch.id, None)
         if not watched:
             self._branches.pop(parent, None)
 
-    def behind(self, parent: BlockKey) -> list[Branch]:
+    def behind(self, parent: BlockKey) -> list[Sequence]:
         """Return the branches with a tail behind `parent`. Pure."""
         return [
             branch
@@ -31,7 +31,7 @@ class LiveTails:
             if branch.computed_len % self._block_size
         ]
 
-    def check_integrity(self, branches: Mapping[BranchId, Branch]) -> None:
+    def check_integrity(self, branches: Mapping[SequenceId, Sequence]) -> None:
         """Assert that only live branches are known, each behind its last full block, and all with a tail."""
         known = [
             (branch, parent) for parent, watched in self._branches.items() for branch in watched.values()

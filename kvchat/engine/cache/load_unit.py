@@ -7,7 +7,7 @@ from kvchat.platform.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Unit:
+class LoadUnit:
     """What one block lacks on the device.
 
     Args:

@@ -5,13 +5,14 @@ changes and blocks to save; others move the bytes. Moves must be executed in the
 returned, before the next step writes. What comes from slower tiers is brought by transfers, not by moves.
 """
 
-from collections.abc import Iterable, Sequence
+from collections import abc
+from collections.abc import Iterable
 from itertools import count
 
-from kvchat.engine.api.ids import BlockId, BlockKey, BranchId, GroupId, root_key
+from kvchat.engine.api.ids import BlockId, BlockKey, GroupId, SequenceId, root_key
 from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.cache.admission import Admission
-from kvchat.engine.cache.block_publisher import Naming
+from kvchat.engine.cache.block_publisher import BlockPublisher
 from kvchat.engine.cache.device_tier import DeviceTier
 from kvchat.engine.cache.live_tails import LiveTails
 from kvchat.engine.cache.match import PrefixMatch, PrefixMatcher
@@ -21,9 +22,9 @@ from kvchat.engine.cache.table_log import TableLog
 from kvchat.engine.cache.tiers import DiskTier, NoTier, SlowTiers
 from kvchat.engine.formats.pruned.pruning import Pruning
 from kvchat.engine.formats.pruned.view_schedule import Hole
-from kvchat.engine.formats.pruned.view_schedules import Courses
+from kvchat.engine.formats.pruned.view_schedules import ViewSchedules
 from kvchat.engine.formats.spec import Group
-from kvchat.engine.sequences.sequence import BlockTable, Branch
+from kvchat.engine.sequences.sequence import BlockTable, Sequence
 
 
 class CacheManager:
@@ -44,14 +45,14 @@ class CacheManager:
         self._holdings = device.holdings
         self.root = root_key(fingerprint)
         self._fingerprint = fingerprint
-        self.courses = Courses(device.groups, device.block_size)
-        self.branches: dict[BranchId, Branch] = {}
+        self.courses = ViewSchedules(device.groups, device.block_size)
+        self.branches: dict[SequenceId, Sequence] = {}
         self._ids = count(1)
         self._tails = LiveTails(device.block_size)
         self._log = TableLog()
         self._admission = Admission(device)
         self.pins = Pins(device)
-        self._naming = Naming(device, self._log)
+        self._naming = BlockPublisher(device, self._log)
         self._pruning = Pruning(device, self._naming, self._log)
         self._disk = slow or NoTier()
         self._matcher, self._resident_matcher = (
@@ -65,13 +66,13 @@ class CacheManager:
         """Return the parent of the first blocks of a namespace. Pure."""
         return root_key(self._fingerprint, self.courses.parse(namespace).shared)
 
-    def open(self, owner: str, token_ids: Iterable[int], namespace: str = "") -> Branch:
+    def open(self, owner: str, token_ids: Iterable[int], namespace: str = "") -> Sequence:
         """Return a new live branch that holds no block yet; it shares blocks with its namespace alone, and
         over a view only those that are exact.
         """
         ids = list(token_ids)
-        branch = Branch(
-            id=BranchId(next(self._ids)),
+        branch = Sequence(
+            id=SequenceId(next(self._ids)),
             owner=owner,
             root=self.root_of(namespace),
             token_ids=ids,
@@ -82,7 +83,7 @@ class CacheManager:
         self.branches[branch.id] = branch
         return branch
 
-    def fork(self, branch: Branch) -> Branch:
+    def fork(self, branch: Sequence) -> Sequence:
         """Return a new branch on the same blocks, the tail included. Moves no byte."""
         child = self.open(branch.owner, branch.token_ids, branch.namespace)
         child.priority = branch.priority
@@ -103,20 +104,20 @@ class CacheManager:
             self._watch_tail(child)
         return child
 
-    def release(self, branch: Branch) -> None:
+    def release(self, branch: Sequence) -> None:
         """Let go of a branch. Its blocks stay cached, its tail as a copy source."""
         self.reset(branch)
         del self.branches[branch.id]
         self._holdings.forget(branch.id)
         self._log.drop(branch.id)
 
-    def reset(self, branch: Branch) -> None:
+    def reset(self, branch: Sequence) -> None:
         """Let go of a branch's blocks; its token ids stay, and it can be admitted again."""
         self._unwatch_tail(branch)
         self._naming.name_tail(branch)
         self._let_go(branch)
 
-    def demote(self, branch: Branch, tier: Tier = Tier.HOST) -> tuple[Demote, ...]:
+    def demote(self, branch: Sequence, tier: Tier = Tier.HOST) -> tuple[Demote, ...]:
         """Let go of a branch's blocks, and take those that nobody else holds off the device.
 
         Args:
@@ -132,7 +133,7 @@ class CacheManager:
                 self.device.forget(*name)
         return self.take_demotions()
 
-    def leave(self, branch: Branch) -> list[tuple[GroupId, BlockId]]:
+    def leave(self, branch: Sequence) -> list[tuple[GroupId, BlockId]]:
         """Let go of a branch's blocks, which stay cached, and return them: children before their parents."""
         self._unwatch_tail(branch)
         self._naming.name_tail(branch)
@@ -161,7 +162,7 @@ class CacheManager:
 
     # Blocks of a branch
 
-    def match(self, branch: Branch, max_len: int | None = None, *, resident: bool = False) -> PrefixMatch:
+    def match(self, branch: Sequence, max_len: int | None = None, *, resident: bool = False) -> PrefixMatch:
         """Return what of an empty branch's tokens can be reused (`resident`: on the device alone), at most
         `max_len` tokens. Pure.
         """
@@ -172,7 +173,7 @@ class CacheManager:
         """Return a group that has too few blocks for `admit`; None if there is room. Pure."""
         return self._admission.lacking(match, num_following)
 
-    def admit(self, branch: Branch, match: PrefixMatch, num_following: int = 0) -> tuple[Move, ...] | None:
+    def admit(self, branch: Sequence, match: PrefixMatch, num_following: int = 0) -> tuple[Move, ...] | None:
         """Take the matched blocks into an empty branch's tables.
 
         Args:
@@ -197,7 +198,7 @@ class CacheManager:
             self._watch_tail(branch)
         return self.take_demotions() + moves
 
-    def touch(self, branch: Branch) -> None:
+    def touch(self, branch: Sequence) -> None:
         """Note that a new request uses what the branch holds: blocks that are used again are kept longer."""
         for group, table in zip(self.groups, branch.tables, strict=True):
             for block in table:
@@ -206,7 +207,7 @@ class CacheManager:
         tail = () if branch.saved_tail is None else (branch.saved_tail,)
         self._disk.touch((*branch.keys, *(key for key, _ in branch.kept_names.values()), *tail))
 
-    def extend(self, branch: Branch, num_tokens: int) -> tuple[Move, ...] | None:
+    def extend(self, branch: Sequence, num_tokens: int) -> tuple[Move, ...] | None:
         """Make the slots of the next `num_tokens` tokens writable.
 
         Returns:
@@ -229,7 +230,7 @@ class CacheManager:
         self._pruning.prepare(branch, num_tokens)
         return self.take_demotions() + tuple(moves)
 
-    def holes(self, branch: Branch) -> tuple[tuple[GroupId, tuple[Hole, ...]], ...]:
+    def holes(self, branch: Sequence) -> tuple[tuple[GroupId, tuple[Hole, ...]], ...]:
         """Return what a pruned branch has lost from sight, in the groups where it has. Pure."""
         if not branch.course.stages:
             return ()
@@ -237,11 +238,11 @@ class CacheManager:
         lost = ((group, branch.course.holes(group, branch.computed_len, size)) for group in self.groups)
         return tuple((group.id, holes) for group, holes in lost if holes)
 
-    def prunes(self, branch: Branch) -> tuple[Prune, ...]:
+    def prunes(self, branch: Sequence) -> tuple[Prune, ...]:
         """Return what is to be pruned behind the tokens that `extend` has made room for. Pure."""
         return self._pruning.planned(branch)
 
-    def commit(self, branch: Branch, num_tokens: int) -> None:
+    def commit(self, branch: Sequence, num_tokens: int) -> None:
         """Record that the next `num_tokens` tokens have been written: name full blocks, drop what left a
         window.
         """
@@ -266,7 +267,7 @@ class CacheManager:
         for group, table in zip(self.groups, branch.tables, strict=True):
             self._leave_window(branch, group, table)
 
-    def retract(self, branch: Branch) -> None:
+    def retract(self, branch: Sequence) -> None:
         """Let go of blocks behind the last computed token: what was written there is not to be kept."""
         for group, table in zip(self.groups, branch.tables, strict=True):
             while len(table) > self._num_blocks(group, branch.computed_len):
@@ -286,7 +287,7 @@ class CacheManager:
         """Return the moves that bring evicted blocks to host memory, due before anything is overwritten."""
         return self.device.take_demotions()
 
-    def take_changes(self) -> tuple[tuple[TableChange, ...], tuple[BranchId, ...]]:
+    def take_changes(self) -> tuple[tuple[TableChange, ...], tuple[SequenceId, ...]]:
         """Return the table changes and the released branches since the last call."""
         return self._log.take()
 
@@ -294,11 +295,11 @@ class CacheManager:
         """Return the blocks that were named since the last call, in order."""
         return self._naming.take_saves()
 
-    def tail_saves(self, branch: Branch) -> tuple[Save, ...]:
+    def tail_saves(self, branch: Sequence) -> tuple[Save, ...]:
         """Return what must be written so that the branch's tail is stored; nothing if it is. Pure."""
         return self._naming.tail_saves(branch)
 
-    def block_saves(self, branch: Branch) -> tuple[Save, ...]:
+    def block_saves(self, branch: Sequence) -> tuple[Save, ...]:
         """Return every full block that the branch holds, for a store that may lack some of them. Pure."""
         return self._naming.block_saves(branch)
 
@@ -306,7 +307,7 @@ class CacheManager:
         """Whether the block to be saved still has its name. Pure."""
         return self.pools[save.group].key(save.block) == save.key
 
-    def stored(self, keys: Sequence[BlockKey], group: GroupId) -> Sequence[bool]:
+    def stored(self, keys: abc.Sequence[BlockKey], group: GroupId) -> abc.Sequence[bool]:
         """For each key, whether the disk has its bytes. Pure."""
         return self._disk.has_all(keys, group)
 
@@ -326,7 +327,7 @@ class CacheManager:
             return False
         return self._disk.has_all([key], group)[0]
 
-    def _own_tail(self, branch: Branch, group: Group) -> Iterable[Move]:
+    def _own_tail(self, branch: Sequence, group: Group) -> Iterable[Move]:
         """Copy the tail before the first write if another table holds it too."""
         number, num_tokens = divmod(branch.computed_len, self.block_size)
         table, pool = branch.tables[group.id], self.pools[group.id]
@@ -342,7 +343,7 @@ class CacheManager:
         self._log.note_one(branch, group.id, number, own)
         yield Copy(group.id, shared, own, num_tokens)
 
-    def _num_missing(self, branch: Branch, group: Group, num_tokens: int) -> int:
+    def _num_missing(self, branch: Sequence, group: Group, num_tokens: int) -> int:
         table = branch.tables[group.id]
         missing = self._num_blocks(group, branch.computed_len + num_tokens) - len(table)
         if branch.computed_len % self.block_size and group.spec.has_tail:
@@ -351,13 +352,13 @@ class CacheManager:
             missing += self.pools[group.id].count(tail) > 1
         return missing + self._pruning.num_kept(branch, group, num_tokens)
 
-    def _publish(self, branch: Branch, group: Group, number: int) -> None:
+    def _publish(self, branch: Sequence, group: Group, number: int) -> None:
         """Name what a group has as a whole now that block `number` is full."""
         start, end = (self._num_blocks(group, count * self.block_size) for count in (number, number + 1))
         for whole in range(start, end):
             self._naming.publish(branch, group, whole)
 
-    def _let_go(self, branch: Branch) -> None:
+    def _let_go(self, branch: Sequence) -> None:
         for group, table in zip(self.groups, branch.tables, strict=True):
             for block in reversed(table):
                 if block is not None:
@@ -368,7 +369,7 @@ class CacheManager:
         branch.computed_len = branch.num_ahead = 0
         branch.keys.clear()
 
-    def _leave_window(self, branch: Branch, group: Group, table: BlockTable) -> None:
+    def _leave_window(self, branch: Sequence, group: Group, table: BlockTable) -> None:
         end = min(group.spec.first_visible(branch.computed_len) // self.block_size, len(table))
         start = end
         while start > group.spec.num_sink_blocks and table[start - 1] is not None:
@@ -379,10 +380,10 @@ class CacheManager:
             self._holdings.release(branch, group.id, block)
             table[number] = None
 
-    def _watch_tail(self, branch: Branch) -> None:
+    def _watch_tail(self, branch: Sequence) -> None:
         self._tails.watch(branch, branch.last_key)
 
-    def _unwatch_tail(self, branch: Branch) -> None:
+    def _unwatch_tail(self, branch: Sequence) -> None:
         self._tails.unwatch(branch, branch.last_key)
 
     def _num_blocks(self, group: Group, num_tokens: int) -> int:

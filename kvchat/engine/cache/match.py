@@ -5,16 +5,17 @@ hangs on the same parent is reused by copying it. Every group must be able to co
 needs all blocks, a sliding group those its window still covers. At least one token is left to compute.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import abc
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import field, replace
 from itertools import accumulate
 
 from kvchat.engine.api.ids import BlockId, BlockKey, GroupId
 from kvchat.engine.cache.prefix_index import PrefixIndex
 from kvchat.engine.cache.tiers import SlowTiers
-from kvchat.engine.formats.pruned.view_schedule import EXACT, Course, Name
+from kvchat.engine.formats.pruned.view_schedule import EXACT, Name, ViewSchedule
 from kvchat.engine.formats.spec import Group
-from kvchat.engine.sequences.sequence import Branch
+from kvchat.engine.sequences.sequence import Sequence
 from kvchat.platform.values import dataclass
 
 MOST_SIBLINGS = 16
@@ -63,7 +64,7 @@ class PrefixMatch:
     disk_len: int = 0
     parents: tuple[BlockKey, ...] = ()
     kept_names: Mapping[int, Name] = field(default_factory=dict)
-    course: Course = EXACT
+    course: ViewSchedule = EXACT
 
     @property
     def all_keys(self) -> tuple[BlockKey, ...]:
@@ -114,11 +115,11 @@ class PrefixMatcher:
 
     def __init__(
         self,
-        groups: Sequence[Group],
+        groups: abc.Sequence[Group],
         block_size: int,
         index: PrefixIndex,
         slow: SlowTiers,
-        live_tails: Callable[[BlockKey], Iterable[Branch]],
+        live_tails: Callable[[BlockKey], Iterable[Sequence]],
     ) -> None:
         self._groups = groups
         self._with_tail = [group for group in groups if group.spec.has_tail]
@@ -127,7 +128,7 @@ class PrefixMatcher:
         self._slow = slow
         self._live_tails = live_tails
 
-    def match(self, branch: Branch, max_len: int | None = None) -> PrefixMatch:
+    def match(self, branch: Sequence, max_len: int | None = None) -> PrefixMatch:
         """Return the longest usable prefix of all but the last token, of at most `max_len` tokens. Pure,
         but for the names that the branch remembers.
         """
@@ -145,7 +146,7 @@ class PrefixMatcher:
             most = min(most, course.most_found(course.stages[0]))
         return self._match(branch, course.up_to(0), most)
 
-    def _match(self, branch: Branch, course: Course, limit: int) -> PrefixMatch:
+    def _match(self, branch: Sequence, course: ViewSchedule, limit: int) -> PrefixMatch:
         """Return the longest prefix that can be used once all stages of `course` have been passed."""
         token_ids = branch.token_ids
         chain = self._chain(branch, course, limit)
@@ -170,7 +171,7 @@ class PrefixMatcher:
         disk_len = self._num_fetched(chain, found, beyond_host=True)
         return replace(found, host_len=slow_len - disk_len, disk_len=disk_len)
 
-    def _chain(self, branch: Branch, course: Course, limit: int) -> _Chain:
+    def _chain(self, branch: Sequence, course: ViewSchedule, limit: int) -> _Chain:
         size = self._block_size
         ids = [
             tuple(branch.token_ids[start : start + size]) for start in range(0, limit // size * size, size)
@@ -234,7 +235,7 @@ class PrefixMatcher:
             return False
         return end - group.spec.first_visible(position) // self._block_size <= chain.runs[group.id][end]
 
-    def _best_partial(self, chain: _Chain, num_blocks: int, rest: Sequence[int]) -> PartialBlock | None:
+    def _best_partial(self, chain: _Chain, num_blocks: int, rest: abc.Sequence[int]) -> PartialBlock | None:
         # The further into the block, the less of the blocks before it is seen.
         if not self._windows_present(chain, num_blocks, self._block_size - 1):
             return None
@@ -248,7 +249,7 @@ class PrefixMatcher:
                 best = PartialBlock(candidate.key, candidate.token_ids, common, candidate.blocks)
         return best
 
-    def _candidates(self, parent: BlockKey, rest: Sequence[int]) -> Iterable[_Candidate]:
+    def _candidates(self, parent: BlockKey, rest: abc.Sequence[int]) -> Iterable[_Candidate]:
         """Yield the blocks and tails behind `parent` that begin most like `rest`; those that more groups have
         on the device first, so that they win ties.
         """
@@ -270,7 +271,7 @@ class PrefixMatcher:
                 known.stored = stored.groups
         yield from sorted(named.values(), key=lambda candidate: -len(candidate.blocks))
 
-    def _live_candidate(self, branch: Branch) -> _Candidate:
+    def _live_candidate(self, branch: Sequence) -> _Candidate:
         number = branch.computed_len // self._block_size
         blocks = {
             group.id: block
@@ -306,7 +307,7 @@ class PrefixMatcher:
         return bool(absent)
 
 
-def common_run(left: Sequence[int], right: Sequence[int]) -> int:
+def common_run(left: abc.Sequence[int], right: abc.Sequence[int]) -> int:
     """Return the length of the longest common prefix."""
     for index, (a, b) in enumerate(zip(left, right, strict=False)):
         if a != b:

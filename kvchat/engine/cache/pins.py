@@ -5,13 +5,13 @@ outlives the branch. What the branch computes later is covered by pinning it aga
 undone; one that would leave too little for everybody else is refused.
 """
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections import Counter, abc
+from collections.abc import Mapping
 
-from kvchat.engine.api.ids import BlockId, BlockKey, BranchId, GroupId
+from kvchat.engine.api.ids import BlockId, BlockKey, GroupId, SequenceId
 from kvchat.engine.cache.device_tier import DeviceTier
 from kvchat.engine.formats.spec import Group
-from kvchat.engine.sequences.sequence import Branch
+from kvchat.engine.sequences.sequence import Sequence
 from kvchat.errors import PinRefused
 
 MOST_PINNED = 2
@@ -26,12 +26,12 @@ class Pins:
 
     def __init__(self, device: DeviceTier) -> None:
         self._device = device
-        self._blocks: dict[BranchId, dict[GroupId, tuple[BlockId, ...]]] = {}
+        self._blocks: dict[SequenceId, dict[GroupId, tuple[BlockId, ...]]] = {}
 
-    def __contains__(self, branch: BranchId) -> bool:
+    def __contains__(self, branch: SequenceId) -> bool:
         return branch in self._blocks
 
-    def pin(self, branch: Branch, requests: Sequence[tuple[Branch, Needs]] = ()) -> int:
+    def pin(self, branch: Sequence, requests: abc.Sequence[tuple[Sequence, Needs]] = ()) -> int:
         """Pin what a branch holds, instead of what it held when it was pinned before.
 
         Args:
@@ -53,7 +53,7 @@ class Pins:
         self._blocks[branch.id] = blocks
         return sum(map(len, blocks.values()))
 
-    def unpin(self, branch: BranchId) -> bool:
+    def unpin(self, branch: SequenceId) -> bool:
         """Undo a pin; False if there is none under this name."""
         for group, blocks in (pinned := self._blocks.pop(branch, {})).items():
             for block in reversed(blocks):
@@ -67,7 +67,7 @@ class Pins:
             self.unpin(name)
         return len(names)
 
-    def num_others(self, group: GroupId, keys: Sequence[BlockKey]) -> int:
+    def num_others(self, group: GroupId, keys: abc.Sequence[BlockKey]) -> int:
         """Return how many pinned blocks of a group are not among `keys`. Pure."""
         pool, index = self._device.pools[group], self._device.index
         own = {index.block(key, group) for key in keys}
@@ -77,7 +77,7 @@ class Pins:
         """Return how many pins keep each block of a group. Pure."""
         return Counter(block for blocks in self._blocks.values() for block in blocks.get(group, ()))
 
-    def _full_blocks(self, branch: Branch, group: Group) -> tuple[BlockId, ...]:
+    def _full_blocks(self, branch: Sequence, group: Group) -> tuple[BlockId, ...]:
         """Return what going on behind the branch's last full block needs, as far as it is on the device: with
         a window that may begin before what the branch holds itself, since its tail is further on.
         """
@@ -88,10 +88,10 @@ class Pins:
 
     def _check_room(
         self,
-        name: BranchId,
+        name: SequenceId,
         group: GroupId,
-        wanted: Sequence[BlockId],
-        requests: Sequence[tuple[Branch, Needs]],
+        wanted: abc.Sequence[BlockId],
+        requests: abc.Sequence[tuple[Sequence, Needs]],
     ) -> None:
         num_blocks = self._device.pools[group].num_blocks
         kept = self.counts(group) - Counter(self._blocks.get(name, {}).get(group, ()))

@@ -4,7 +4,7 @@ Moves are carried out at once, in the order in which they were planned. Fetches 
 yet, in any order and beside everything else.
 """
 
-from kvchat.engine.api.ids import BlockId, BlockKey, BranchId, GroupId
+from kvchat.engine.api.ids import BlockId, BlockKey, GroupId, SequenceId
 from kvchat.platform.values import dataclass
 
 
@@ -84,7 +84,7 @@ class Save:
 class TableChange:
     """Entries `[start, start + len(block_ids))` of one branch's table in one group have new values."""
 
-    branch: BranchId
+    branch: SequenceId
     group: GroupId
     start: int
     block_ids: tuple[BlockId, ...]

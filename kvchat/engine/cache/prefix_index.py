@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import field
 
 from kvchat.engine.api.ids import BlockId, BlockKey, GroupId
-from kvchat.engine.cache.change_log import Journal
+from kvchat.engine.cache.change_log import ChangeLog
 from kvchat.engine.cache.siblings import Siblings
 from kvchat.platform.values import dataclass
 
@@ -29,7 +29,7 @@ class PrefixIndex:
     def __init__(self) -> None:
         self._nodes: dict[BlockKey, IndexNode] = {}
         self._children: dict[BlockKey, Siblings] = {}
-        self.journal = Journal()
+        self.journal = ChangeLog()
 
     def __len__(self) -> int:
         return len(self._nodes)

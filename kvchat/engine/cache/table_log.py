@@ -1,8 +1,8 @@
 """What has changed in block tables since the runner was last told."""
 
-from kvchat.engine.api.ids import BlockId, BranchId, GroupId
+from kvchat.engine.api.ids import BlockId, GroupId, SequenceId
 from kvchat.engine.cache.plan import TableChange
-from kvchat.engine.sequences.sequence import Branch
+from kvchat.engine.sequences.sequence import Sequence
 
 
 class TableLog:
@@ -12,12 +12,12 @@ class TableLog:
     """
 
     def __init__(self) -> None:
-        self._changes: dict[BranchId, list[TableChange]] = {}
-        self._dropped: list[BranchId] = []
-        self._told: set[BranchId] = set()
+        self._changes: dict[SequenceId, list[TableChange]] = {}
+        self._dropped: list[SequenceId] = []
+        self._told: set[SequenceId] = set()
         """Branches of which the runner knows."""
 
-    def note_from(self, branch: Branch, group: GroupId, start: int) -> None:
+    def note_from(self, branch: Sequence, group: GroupId, start: int) -> None:
         """Note that a table's entries from `start` on are new; holes are left out."""
         table = branch.tables[group]
         while start < len(table):
@@ -29,18 +29,18 @@ class TableLog:
                 self._note(TableChange(branch.id, group, start, blocks))
             start = end + 1
 
-    def note_one(self, branch: Branch, group: GroupId, number: int, block: BlockId) -> None:
+    def note_one(self, branch: Sequence, group: GroupId, number: int, block: BlockId) -> None:
         """Note that one entry names another block."""
         self._note(TableChange(branch.id, group, number, (block,)))
 
-    def drop(self, branch: BranchId) -> None:
+    def drop(self, branch: SequenceId) -> None:
         """Note that a branch is gone."""
         self._changes.pop(branch, None)
         if branch in self._told:
             self._told.remove(branch)
             self._dropped.append(branch)
 
-    def take(self) -> tuple[tuple[TableChange, ...], tuple[BranchId, ...]]:
+    def take(self) -> tuple[tuple[TableChange, ...], tuple[SequenceId, ...]]:
         """Return the changes and the dropped branches since the last call."""
         changes = tuple(change for noted in self._changes.values() for change in noted)
         dropped = tuple(self._dropped)

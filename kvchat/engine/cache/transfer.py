@@ -14,7 +14,7 @@ from itertools import chain
 from kvchat.engine.api.ids import BlockId, BlockKey, GroupId
 from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.cache.device_tier import DeviceTier
-from kvchat.engine.cache.load_unit import Unit
+from kvchat.engine.cache.load_unit import LoadUnit
 from kvchat.engine.cache.match import PrefixMatch
 from kvchat.engine.cache.plan import Fetch, Load, Promote
 from kvchat.engine.cache.prefix_index import IndexNode
@@ -33,7 +33,7 @@ class Transfer:
     """
 
     match: PrefixMatch
-    units: tuple[Unit, ...] = ()
+    units: tuple[LoadUnit, ...] = ()
     held: dict[int, list[Held]] = field(default_factory=dict)
     """Device blocks by the number of the block in the prompt."""
     lent: list[Held] = field(default_factory=list)
@@ -43,7 +43,7 @@ class Transfer:
 
     _bytes_left: list[dict[Tier, int]] = field(default_factory=list)
 
-    def take(self, units: tuple[Unit, ...]) -> None:
+    def take(self, units: tuple[LoadUnit, ...]) -> None:
         """Set what is to be moved."""
         self.units = units
         left = [{Tier.HOST: 0, Tier.DISK: 0}]
@@ -132,7 +132,7 @@ class Transfers:
         self._flying |= {unit.node.key: transfer for unit in transfer.units}
         return transfer
 
-    def land(self, transfer: Transfer, unit: Unit, arrived: Sequence[bool]) -> None:
+    def land(self, transfer: Transfer, unit: LoadUnit, arrived: Sequence[bool]) -> None:
         """Name the blocks of a unit whose bytes are there. If somebody has computed one meanwhile, that one
         stays, and the transfer holds it in place of its own.
 
@@ -237,8 +237,8 @@ class Transfers:
                 return group
         return None
 
-    def _unit(self, piece: _Piece, moves: Sequence[Fetch]) -> Unit:
-        return Unit(
+    def _unit(self, piece: _Piece, moves: Sequence[Fetch]) -> LoadUnit:
+        return LoadUnit(
             number=piece.number,
             node=piece.node,
             moves=tuple(moves),

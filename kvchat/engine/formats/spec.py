@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from kvchat.engine.api.ids import GroupId
 from kvchat.engine.kernels.fp8_record import Fp8Record
-from kvchat.engine.kernels.quantized_record import Code, SealedRecord, num_sealed
+from kvchat.engine.kernels.quantized_record import Code, QuantizedRecord, num_sealed
 from kvchat.platform.values import dataclass
 
 ITEM_BYTES = {"F32": 4, "BF16": 2, "F16": 2, "U8": 1}
@@ -120,7 +120,7 @@ class FullSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RecentSpec(FullSpec):
+class ResidualSpec(FullSpec):
     """The exact part of a quantised layer: a query sees its own block here and the one before.
 
     Args:
@@ -152,7 +152,7 @@ class RecentSpec(FullSpec):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SealedSpec(FullSpec):
+class QuantizedSpec(FullSpec):
     """The quantised part of a layer: all blocks before the recent ones, each written once, as a whole.
 
     A slot of a block is one head's record of the whole block, so there is one for each head.
@@ -178,12 +178,12 @@ class SealedSpec(FullSpec):
         return False
 
     @property
-    def key_record(self) -> SealedRecord:
-        return SealedRecord(self.key_code, self.block_size, self.head_dim_k, is_by_channel=True)
+    def key_record(self) -> QuantizedRecord:
+        return QuantizedRecord(self.key_code, self.block_size, self.head_dim_k, is_by_channel=True)
 
     @property
-    def value_record(self) -> SealedRecord:
-        return SealedRecord(self.value_code, self.block_size, self.head_dim_v, is_by_channel=False)
+    def value_record(self) -> QuantizedRecord:
+        return QuantizedRecord(self.value_code, self.block_size, self.head_dim_v, is_by_channel=False)
 
     def num_blocks(self, num_tokens: int, block_size: int) -> int:
         return num_sealed(num_tokens, block_size)
@@ -326,7 +326,7 @@ def group_layers(
 def exact_twins(groups: Sequence[Group]) -> tuple[Group, ...]:
     """Return the groups that tokens are written to, as they are where no block becomes quantised."""
     return tuple(
-        replace(group, spec=group.spec.exact) if isinstance(group.spec, RecentSpec) else group
+        replace(group, spec=group.spec.exact) if isinstance(group.spec, ResidualSpec) else group
         for group in groups
         if group.sealed_from is None
     )

@@ -9,15 +9,15 @@ apart from all others.
 from collections.abc import Sequence
 from dataclasses import replace
 
-from kvchat.engine.api.cache_format import CacheFormat, Form, parse_cache_format
+from kvchat.engine.api.cache_format import CacheFormat, SideFormat, parse_cache_format
 from kvchat.engine.api.ids import GroupId
 from kvchat.engine.formats.spec import (
     Fp8LatentSpec,
     FullSpec,
     Group,
     LatentSpec,
-    RecentSpec,
-    SealedSpec,
+    QuantizedSpec,
+    ResidualSpec,
     group_layers,
 )
 from kvchat.engine.formats.views import viewed_groups
@@ -32,7 +32,7 @@ class _Stored:
     """What is stored of one layer: what its tokens are written to, and what of it becomes quantised."""
 
     spec: FullSpec
-    sealed: SealedSpec | None = None
+    sealed: QuantizedSpec | None = None
 
 
 def stored_groups(groups: Sequence[Group], text: str, block_size: int) -> tuple[Group, ...]:
@@ -92,11 +92,11 @@ def _stored(layer: int, spec: FullSpec, form: CacheFormat, block_size: int) -> _
     return _sealed(spec, own, block_size)
 
 
-def _sealed(spec: FullSpec, form: Form, block_size: int) -> _Stored:
+def _sealed(spec: FullSpec, form: SideFormat, block_size: int) -> _Stored:
     heads = {"num_kv_heads": spec.num_kv_heads, "head_dim_k": spec.head_dim_k, "head_dim_v": spec.head_dim_v}
     return _Stored(
-        RecentSpec(**heads, dtype=spec.dtype, block_size=block_size),
-        SealedSpec(
+        ResidualSpec(**heads, dtype=spec.dtype, block_size=block_size),
+        QuantizedSpec(
             **heads,
             dtype="U8",
             key_code=Code(form.key),
@@ -106,8 +106,8 @@ def _sealed(spec: FullSpec, form: Form, block_size: int) -> _Stored:
     )
 
 
-def _latent(layer: int, spec: LatentSpec, form: Form) -> Fp8LatentSpec:
-    if form != Form("fp8", "fp8"):
+def _latent(layer: int, spec: LatentSpec, form: SideFormat) -> Fp8LatentSpec:
+    if form != SideFormat("fp8", "fp8"):
         raise ConfigError(
             f"cache format '{form}' has no form for latents (MLA), which layer {layer} of this model keeps: "
             "a latent is key and value of all heads at once, and other codes leave too little of it; use "

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 @dataclass(slots=True)
-class Part:
+class Allocation:
     """Part of a run: bytes that live when it begins, and the most that live at one time until it ends."""
 
     start_bytes: int
@@ -28,7 +28,7 @@ class StorageWatch(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.live_bytes = 0
-        self.parts = [Part(0, 0)]
+        self.parts = [Allocation(0, 0)]
         self._known: set[int] = set()
 
     @property
@@ -37,7 +37,7 @@ class StorageWatch(TorchDispatchMode):
 
     def begin_part(self) -> None:
         """End the part of the run that lasts until now."""
-        self.parts.append(Part(self.live_bytes, self.live_bytes))
+        self.parts.append(Allocation(self.live_bytes, self.live_bytes))
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -82,7 +82,7 @@ def peak_bytes(run: Callable[[], object]) -> int:
     return watch.peak_bytes
 
 
-def layer_parts(layers: Sequence[nn.Module], run: Callable[[], object]) -> list[Part]:
+def layer_parts(layers: Sequence[nn.Module], run: Callable[[], object]) -> list[Allocation]:
     """Return what `run` holds before these layers, and from the start of each to that of the next."""
     watch = StorageWatch()
     with ExitStack() as hooks:

@@ -20,7 +20,7 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
-from kvchat.engine.forward.layer_pass import Compile, LayerPass, Walk
+from kvchat.engine.forward.layer_pass import Compile, LayerPass, LayerWalk
 from kvchat.platform.directories import make_private
 
 FILE_NAME = "compiled-layers.json"
@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class CompileChoice:
     """What was measured for one model's shape on one device.
 
     Args:
@@ -72,19 +72,19 @@ class Choice:
         return f"{self.model} on {self.device}: {verdict} ({found}; {self.compile_s:.0f} s to find out, once)"
 
 
-def known_choices(cache_dir: Path) -> dict[str, Choice]:
+def known_choices(cache_dir: Path) -> dict[str, CompileChoice]:
     """Return what has been measured, by fingerprint; nothing where the file cannot be read."""
     try:
         listed = json.loads((cache_dir / FILE_NAME).read_text())
-        choices = {key: Choice(**fields) for key, fields in listed.items()}
+        choices = {key: CompileChoice(**fields) for key, fields in listed.items()}
         return {key: choice for key, choice in choices.items() if isinstance(choice.gain, float)}
     except (OSError, ValueError, TypeError, AttributeError):
         return {}
 
 
 def choose(
-    forward: LayerPass, walk: Walk, time_step: TimeStep, cache_dir: Path, compile: Compile | None = None
-) -> Choice:
+    forward: LayerPass, walk: LayerWalk, time_step: TimeStep, cache_dir: Path, compile: Compile | None = None
+) -> CompileChoice:
     """Make the pass compute whichever way is faster, measured now or before.
 
     Args:
@@ -104,7 +104,7 @@ def choose(
     return choice
 
 
-def _give_up(key: str, choice: Choice, cache_dir: Path, problem: str) -> None:
+def _give_up(key: str, choice: CompileChoice, cache_dir: Path, problem: str) -> None:
     """Remember that what was chosen has failed: a step that is timed would not, so the next start would
     choose the same again.
     """
@@ -112,7 +112,7 @@ def _give_up(key: str, choice: Choice, cache_dir: Path, problem: str) -> None:
     _keep(known_choices(cache_dir) | {key: failed}, cache_dir)
 
 
-def _keep(choices: dict[str, Choice], cache_dir: Path) -> None:
+def _keep(choices: dict[str, CompileChoice], cache_dir: Path) -> None:
     """Write what has been measured, whole or not at all; not being able to costs the next start time."""
     temporary = cache_dir / f".{FILE_NAME}.{os.getpid()}.tmp"
     try:
@@ -125,7 +125,7 @@ def _keep(choices: dict[str, Choice], cache_dir: Path) -> None:
             temporary.unlink(missing_ok=True)
 
 
-def _measured(forward: LayerPass, walk: Walk, time_step: TimeStep, compile: Compile) -> Choice:
+def _measured(forward: LayerPass, walk: LayerWalk, time_step: TimeStep, compile: Compile) -> CompileChoice:
     forward.use(None)
     start_s, plain_s, compiled_s = perf_counter(), 0.0, 0.0
     try:
@@ -139,7 +139,7 @@ def _measured(forward: LayerPass, walk: Walk, time_step: TimeStep, compile: Comp
     except Exception as error:  # compilers raise whatever they like
         log.warning("layers are not compiled, which may be slower: %s", f"{error}"[:300])
         compiled_s = 0.0
-    return Choice(
+    return CompileChoice(
         model=f"{len(walk.layers)} layers of {walk.layers[0].projections.query.num_inputs}",
         device=_device_name(forward.device),
         plain_s=plain_s,
@@ -154,7 +154,7 @@ def _require_near(found: Tensor, wanted: Tensor, dtype: torch.dtype) -> None:
         raise RuntimeError(f"compiled layers give other logits ({distance:.2g} of their size away)")
 
 
-def fingerprint_of(walk: Walk, device: torch.device) -> str:
+def fingerprint_of(walk: LayerWalk, device: torch.device) -> str:
     """Return a name of what a choice depends on: what layers compute, their sizes, device and versions."""
     versions = []
     for package in PACKAGES:

@@ -21,15 +21,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kvchat.engine.api.ids import BranchId, GroupId
+from kvchat.engine.api.ids import GroupId, SequenceId
 from kvchat.engine.cache.plan import TableChange
-from kvchat.engine.formats.full.attend import GroupStep
+from kvchat.engine.formats.full.attend import AttentionMetadata
 from kvchat.engine.formats.spec import Group
 from kvchat.engine.forward.activation_memory import peak_bytes
-from kvchat.engine.forward.graph_reserve import Reserve
-from kvchat.engine.forward.runner import ForwardPass, Row
+from kvchat.engine.forward.graph_reserve import GraphReserve
+from kvchat.engine.forward.runner import ForwardPass, InputBatch
 from kvchat.engine.kernels.paged_attention.args import StepTables
-from kvchat.engine.kernels.quantized_attention.args import SealedStep
+from kvchat.engine.kernels.quantized_attention.args import QuantizedStep
 from kvchat.engine.sequences.batch import Batch, Chunk
 
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64)
@@ -46,7 +46,7 @@ TIMED_ROUNDS, TIMED_STEPS = 4, 5
 log = logging.getLogger(__name__)
 
 
-class Recorder(Protocol):
+class GraphRecorder(Protocol):
     """Makes something that computes a step again out of a step that computes once."""
 
     def record(self, step: Callable[[], None]) -> Callable[[], None]:
@@ -88,7 +88,7 @@ class Limits:
     reads_codes: bool = False
 
 
-class DecodeSteps:
+class DecodeGraphRunner:
     """Computes batches in which every sequence has one token."""
 
     def __init__(
@@ -96,7 +96,7 @@ class DecodeSteps:
         forward: ForwardPass,
         groups: Sequence[Group],
         limits: Limits,
-        recorder: Recorder,
+        recorder: GraphRecorder,
         batch_sizes: Sequence[int] = BATCH_SIZES,
     ) -> None:
         self._forward = forward
@@ -110,7 +110,7 @@ class DecodeSteps:
             size for size in sizes if not is_gathered or size.num_rows * size.context_len <= MOST_GATHERED
         ]
         self._steps: dict[Size, _Step] = {}
-        self._tables: dict[tuple[BranchId, GroupId], NDArray[np.int32]] = {}
+        self._tables: dict[tuple[SequenceId, GroupId], NDArray[np.int32]] = {}
         self.problem: str | None = None
         """Why no size is recorded, once it was tried; None: some are."""
 
@@ -136,7 +136,7 @@ class DecodeSteps:
 
     @torch.inference_mode()
     def prepare(
-        self, report: Callable[[str], None] = lambda _: None, reserve: Reserve | None = None
+        self, report: Callable[[str], None] = lambda _: None, reserve: GraphReserve | None = None
     ) -> float:
         """Record every size, the largest first, since smaller ones use its memory again.
 
@@ -281,7 +281,7 @@ class _Step:
         self._send()
         self._compute()
 
-    def record(self, recorder: Recorder) -> None:
+    def record(self, recorder: GraphRecorder) -> None:
         """Make the step repeatable, and see that it is. Computes it, on rows without a query.
 
         Raises:
@@ -299,7 +299,7 @@ class _Step:
             raise RuntimeError("a step that is repeated computes other numbers than it did")
 
     def fill(
-        self, chunks: Sequence[Chunk], tables: Mapping[tuple[BranchId, GroupId], NDArray[np.int32]]
+        self, chunks: Sequence[Chunk], tables: Mapping[tuple[SequenceId, GroupId], NDArray[np.int32]]
     ) -> None:
         """Write what is to be computed into the host's buffer."""
         self._turn = (self._turn + 1) % NUM_HOST_BUFFERS
@@ -371,7 +371,7 @@ class _Step:
 
     def _compute(self) -> None:
         """Compute the step; while it is recorded, the result's place is too."""
-        row = Row(
+        row = InputBatch(
             token_ids=self._row.token_ids.long(),
             positions=self._row.positions.long(),
             groups=self._row.groups,
@@ -382,7 +382,7 @@ class _Step:
             self._logits = torch.empty_like(logits)
         self._logits.copy_(logits)
 
-    def _make_row(self) -> Row:
+    def _make_row(self) -> InputBatch:
         """Return the step's tokens and tables as parts of the buffer on the device."""
         num_rows = self._size.num_rows
         token_ids, positions, q_lens = self._device[: 3 * num_rows].view(3, num_rows)
@@ -405,8 +405,8 @@ class _Step:
                 most_visible=_most_visible(group, self._size.context_len),
             )
             tables.single_tiles()  # made here: a recorded step copies nothing from the host
-            groups[group.id] = GroupStep(slots=part[:num_rows], spans=(), prepared=tables)
-        return Row(token_ids=token_ids, positions=positions, groups=groups, sampling=at.long())
+            groups[group.id] = AttentionMetadata(slots=part[:num_rows], spans=(), prepared=tables)
+        return InputBatch(token_ids=token_ids, positions=positions, groups=groups, sampling=at.long())
 
 
 def _parts(numbers: NDArray[np.int32], num_rows: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
@@ -414,10 +414,10 @@ def _parts(numbers: NDArray[np.int32], num_rows: int) -> tuple[NDArray[np.int32]
     return numbers[: 2 * num_rows].reshape(2, num_rows), numbers[2 * num_rows :].reshape(num_rows, -1)
 
 
-def _sealed_step(listed: Tensor) -> GroupStep:
+def _sealed_step(listed: Tensor) -> AttentionMetadata:
     """Return a step over the quantised blocks [B, n] that writes none."""
     nothing = listed.new_empty(0, dtype=torch.long)
-    return GroupStep(slots=nothing, spans=(), sealed=SealedStep((), nothing, nothing, listed))
+    return AttentionMetadata(slots=nothing, spans=(), sealed=QuantizedStep((), nothing, nothing, listed))
 
 
 def _most_visible(group: Group, context_len: int) -> int:

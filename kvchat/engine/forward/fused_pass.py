@@ -20,15 +20,15 @@ import torch
 from torch import Tensor
 
 from kvchat.engine.api.ids import GroupId
-from kvchat.engine.formats.full.attend import GroupStep
+from kvchat.engine.formats.full.attend import AttentionMetadata
 from kvchat.engine.formats.full.attend import LayerPool as Stored
-from kvchat.engine.forward.runner import ForwardPass, Row
+from kvchat.engine.forward.runner import ForwardPass, InputBatch
 from kvchat.engine.kernels.decoder_layers.args import GroupRows, LayerPool, StepRows
 from kvchat.engine.kernels.decoder_layers.native import NativeLayers
 from kvchat.engine.kernels.paged_attention.args import SequenceSpan, SpanTable
 from kvchat.engine.kernels.paged_attention.native import span_table
 from kvchat.engine.kernels.quantized_attention import seal
-from kvchat.engine.kernels.quantized_attention.args import SealedStep
+from kvchat.engine.kernels.quantized_attention.args import QuantizedStep
 from kvchat.engine.models.rope_tables import RopeTables
 
 MOST_ROWS = 16
@@ -57,7 +57,7 @@ class FusedPools:
             return pool
         return replace(pool, sealed=layer.sealed.pool, old=list(self.old).index(layer.sealed.group))
 
-    def seal(self, groups: Mapping[GroupId, GroupStep]) -> None:
+    def seal(self, groups: Mapping[GroupId, AttentionMetadata]) -> None:
         """Quantise the blocks that become old with a step, which no token of the step may belong to."""
         for group, layers in self.old.items():
             step = sealed_step(groups[group])
@@ -98,7 +98,7 @@ class FusedLayers:
         """Whether nobody computes many rows faster with products of rounded inputs."""
         return self._layers.suits_rounded
 
-    def logits(self, row: Row, *, is_rounded: bool = False) -> Tensor:
+    def logits(self, row: InputBatch, *, is_rounded: bool = False) -> Tensor:
         """Write keys and values of every token and return the logits [R, V] of the sampling rows.
 
         Args:
@@ -113,12 +113,12 @@ class FusedLayers:
             logits = logits.div_(self._softcap).tanh_().mul_(self._softcap)
         return logits
 
-    def hidden(self, hidden: Tensor, row: Row, layer: int, *, is_rounded: bool = False) -> Tensor:
+    def hidden(self, hidden: Tensor, row: InputBatch, layer: int, *, is_rounded: bool = False) -> Tensor:
         """Return what one layer makes of `hidden` [T, hidden]."""
         step = self.step(row)
         return self._layers.hidden(hidden, step, slice(layer, layer + 1), is_rounded=is_rounded)
 
-    def step(self, row: Row) -> StepRows:
+    def step(self, row: InputBatch) -> StepRows:
         last = int(row.positions.max())
         if last >= self._ropes.num_positions:
             self._ropes.grow(last + 1)
@@ -128,12 +128,12 @@ class FusedLayers:
         return StepRows(positions=row.positions, groups=groups, sampling=row.sampling, old=old)
 
 
-def sealed_step(step: GroupStep) -> SealedStep:
+def sealed_step(step: AttentionMetadata) -> QuantizedStep:
     assert step.sealed is not None
     return step.sealed
 
 
-def _group_rows(step: GroupStep) -> GroupRows:
+def _group_rows(step: AttentionMetadata) -> GroupRows:
     table = step.prepared if isinstance(step.prepared, SpanTable) else span_table(step.spans)
     return GroupRows(slots=step.slots, spans=step.spans, table=table.rows)
 
@@ -160,7 +160,7 @@ class FusedPass:
         self._most_rows = most_rows
         self._long = partial(fused.logits, is_rounded=True) if rounds_long else own.logits
 
-    def logits(self, row: Row) -> Tensor:
+    def logits(self, row: InputBatch) -> Tensor:
         ways = self._ways(row)
         if len(ways) < 2:
             return next(iter(ways), self._fused.logits)(row)
@@ -174,10 +174,10 @@ class FusedPass:
         assert out is not None
         return out
 
-    def _ways(self, row: Row) -> Mapping[Callable[[Row], Tensor], list[int]]:
+    def _ways(self, row: InputBatch) -> Mapping[Callable[[InputBatch], Tensor], list[int]]:
         """Return who computes logits, and which sequences of a step."""
         special = _special(row)
-        ways: dict[Callable[[Row], Tensor], list[int]] = {}
+        ways: dict[Callable[[InputBatch], Tensor], list[int]] = {}
         for number, span in enumerate(_spans(row)):
             if number in special:
                 way = self._own.logits
@@ -199,12 +199,12 @@ def most_short(block_size: int, is_quantised: bool, suits_prompts: bool) -> int 
     return None if suits_prompts else MOST_ROWS
 
 
-def _spans(row: Row) -> Sequence[SequenceSpan]:
+def _spans(row: InputBatch) -> Sequence[SequenceSpan]:
     """Return the sequences of a step; groups of quantised blocks list none."""
     return next(step.spans for step in row.groups.values() if step.sealed is None)
 
 
-def _special(row: Row) -> set[int]:
+def _special(row: InputBatch) -> set[int]:
     """Return the sequences that answer from shadows in some layers, or whose queries are watched."""
     return {
         number
@@ -214,14 +214,14 @@ def _special(row: Row) -> set[int]:
     }
 
 
-def part_of(row: Row, numbers: Sequence[int]) -> tuple[Row, Tensor]:
+def part_of(row: InputBatch, numbers: Sequence[int]) -> tuple[InputBatch, Tensor]:
     """Return some of a row's sequences as a row of their own, and the places of their logits among all."""
     spans = _spans(row)
     kept = [spans[number] for number in numbers]
     index = torch.cat([torch.arange(span.q_start, span.q_end) for span in kept])
     places = torch.isin(row.sampling, index).nonzero()[:, 0]
     groups = {group: _group_part(step, numbers, index) for group, step in row.groups.items()}
-    part = Row(
+    part = InputBatch(
         token_ids=row.token_ids[index],
         positions=row.positions[index],
         groups=groups,
@@ -230,7 +230,7 @@ def part_of(row: Row, numbers: Sequence[int]) -> tuple[Row, Tensor]:
     return part, places
 
 
-def _group_part(step: GroupStep, numbers: Sequence[int], index: Tensor) -> GroupStep:
+def _group_part(step: AttentionMetadata, numbers: Sequence[int], index: Tensor) -> AttentionMetadata:
     if step.sealed is not None:
         return replace(step, sealed=_sealed_part(step.sealed, numbers))
     moved: list[SequenceSpan] = []
@@ -238,12 +238,12 @@ def _group_part(step: GroupStep, numbers: Sequence[int], index: Tensor) -> Group
     for number in numbers:
         moved.append(step.spans[number].moved(start))
         start = moved[-1].q_end
-    return GroupStep(slots=step.slots[index], spans=moved, prepared=span_table(moved))
+    return AttentionMetadata(slots=step.slots[index], spans=moved, prepared=span_table(moved))
 
 
-def _sealed_part(step: SealedStep, numbers: Sequence[int]) -> SealedStep:
+def _sealed_part(step: QuantizedStep, numbers: Sequence[int]) -> QuantizedStep:
     sources, targets = (listed.split(list(step.counts)) for listed in (step.sources, step.targets))
-    return SealedStep(
+    return QuantizedStep(
         [step.blocks[number] for number in numbers],
         torch.cat([sources[number] for number in numbers]),
         torch.cat([targets[number] for number in numbers]),

@@ -27,14 +27,14 @@ from kvchat.engine.formats.full.attend import PagedAttention
 from kvchat.engine.formats.spec import ChunkedSpec, FullSpec, Group, SlidingSpec, exact_twins
 from kvchat.engine.formats.view_spec import PrunedSpec, ShadowSpec, WindowSpec
 from kvchat.engine.forward.fused_pass import FusedLayers, FusedPass, FusedPools, most_short
-from kvchat.engine.forward.layer_sample import NUM_POSITIONS, Seen, sample_row, scratch, watch
-from kvchat.engine.forward.route import Route, Served
-from kvchat.engine.forward.runner import ForwardPass, Row
-from kvchat.engine.forward.self_check_cache import KeptChecks, name_of
+from kvchat.engine.forward.layer_sample import NUM_POSITIONS, SampledLayer, sample_row, scratch, watch
+from kvchat.engine.forward.route import ModelPlan, Route
+from kvchat.engine.forward.runner import ForwardPass, InputBatch
+from kvchat.engine.forward.self_check_cache import SelfCheckCache, name_of
 from kvchat.engine.kernels.decoder_layers.args import DecoderLayer
 from kvchat.engine.kernels.decoder_layers.native import NativeLayers, step_bytes
 from kvchat.engine.kernels.native.library import library, why_not
-from kvchat.engine.kernels.quantized_linear import QuantisedWeight
+from kvchat.engine.kernels.quantized_linear import QuantizedWeight
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.models.load import LoadedModel
 from kvchat.engine.models.probing.decoder_structure import Decoder, Unmatched, match_decoder, match_layer
@@ -137,7 +137,7 @@ class Fusion:
 
     @property
     def is_quantised(self) -> bool:
-        return any(isinstance(linear.weight, QuantisedWeight) for linear in self.layers[0].projections.all)
+        return any(isinstance(linear.weight, QuantizedWeight) for linear in self.layers[0].projections.all)
 
     def stand_before(self, own: ForwardPass, pool: DevicePool) -> FusedPass:
         """Return a pass that computes sequences by fused layers, and by `own` what they do not."""
@@ -161,7 +161,7 @@ class Fusion:
         return embedded if self._factor == 1.0 else embedded * self._factor
 
 
-def fusion_of(loaded: LoadedModel, served: Served, checks: KeptChecks | None = None) -> Fusion | str:
+def fusion_of(loaded: LoadedModel, served: ModelPlan, checks: SelfCheckCache | None = None) -> Fusion | str:
     """Return a model's fused layers, or why it has none.
 
     Args:
@@ -178,7 +178,7 @@ def fusion_of(loaded: LoadedModel, served: Served, checks: KeptChecks | None = N
         return _told(error)
 
 
-def fused_pass(served: Served, pool: DevicePool, fusion: Fusion | str) -> tuple[ForwardPass, str | None]:
+def fused_pass(served: ModelPlan, pool: DevicePool, fusion: Fusion | str) -> tuple[ForwardPass, str | None]:
     """Return a pass over `pool`: by fused layers, or by the model's own and why."""
     if not isinstance(fusion, str):
         try:
@@ -197,7 +197,7 @@ def _told(error: Exception) -> str:
 
 
 @torch.inference_mode()
-def fuse(loaded: LoadedModel, groups: Sequence[Group], checks: KeptChecks | None = None) -> Fusion:
+def fuse(loaded: LoadedModel, groups: Sequence[Group], checks: SelfCheckCache | None = None) -> Fusion:
     """Return the fused layers of a model that runs by its attention.
 
     Args:
@@ -214,7 +214,7 @@ def fuse(loaded: LoadedModel, groups: Sequence[Group], checks: KeptChecks | None
     groups = exact_twins(groups)
     if module.device.type != "cpu" or not all(_is_plain(group) for group in groups):
         raise Unmatched("its cache is not read by native kernels")
-    checks, name = checks or KeptChecks(), name_of("fused layers", groups, loaded.max_context)
+    checks, name = checks or SelfCheckCache(), name_of("fused layers", groups, loaded.max_context)
     if (known := _numbers_in(checks.find(name))) is not None:
         recalled = _recalled(loaded, groups, known)
         return recalled if checks.find(_rounding(groups, loaded)) is True else recalled.without_rounding()
@@ -231,7 +231,7 @@ def _rounding(groups: Sequence[Group], loaded: LoadedModel) -> str:
     return name_of("fused layers, rounded", groups, loaded.max_context)
 
 
-def _require_at_end(loaded: LoadedModel, groups: Sequence[Group], fusion: Fusion, row: Row) -> bool:
+def _require_at_end(loaded: LoadedModel, groups: Sequence[Group], fusion: Fusion, row: InputBatch) -> bool:
     """Do the same at the end of the context with the first layers, as many as it takes for one of each sort:
     what begins at some position is a layer's setting, whatever its weights are.
     """
@@ -266,16 +266,16 @@ def _numbers_in(finding: object) -> list[int] | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class FusionSample:
     """A model's layers as they were matched, and what it computed of a few tokens, on any device."""
 
     fusion: Fusion
-    row: Row
-    seen: Seen
+    row: InputBatch
+    seen: SampledLayer
     logits: Tensor
 
 
-def take_sample(loaded: LoadedModel, groups: Sequence[Group]) -> Sample:
+def take_sample(loaded: LoadedModel, groups: Sequence[Group]) -> FusionSample:
     """Match the layers of a model that runs by its attention.
 
     Raises: Unmatched: they are of another structure; the message says why.
@@ -288,10 +288,12 @@ def take_sample(loaded: LoadedModel, groups: Sequence[Group]) -> Sample:
     row = sample_row(groups, module)
     seen, logits = watch(module, decoder, pool, row)
     fusion = _matched(decoder, pool, seen, row, loaded.max_context)
-    return Sample(fusion.without_rope(_unturned_layers(decoder, seen)), row, seen, logits)
+    return FusionSample(fusion.without_rope(_unturned_layers(decoder, seen)), row, seen, logits)
 
 
-def _require_all(fusion: Fusion, groups: Sequence[Group], seen: Seen, row: Row, logits: Tensor) -> bool:
+def _require_all(
+    fusion: Fusion, groups: Sequence[Group], seen: SampledLayer, row: InputBatch, logits: Tensor
+) -> bool:
     """Return whether it may be rounded, too."""
     fused = _on(fusion, scratch(groups))
     _require_same(fused, seen, row, logits)
@@ -315,7 +317,9 @@ def in_float32(groups: Sequence[Group]) -> list[Group]:
     return [replace(group, spec=replace(group.spec, dtype="F32")) for group in groups]
 
 
-def _matched(decoder: Decoder, pool: DevicePool, seen: Seen, row: Row, max_context: int) -> Fusion:
+def _matched(
+    decoder: Decoder, pool: DevicePool, seen: SampledLayer, row: InputBatch, max_context: int
+) -> Fusion:
     ropes: list[tuple[Tensor, Tensor]] = []
     layers: list[DecoderLayer] = []
     for number, layer in enumerate(decoder.layers):
@@ -355,7 +359,7 @@ def _moved(rotary: Rotary, offset: int, positions: Tensor) -> tuple[Tensor, Tens
     return rotary(positions + offset)
 
 
-def _factor(decoder: Decoder, seen: Seen, row: Row) -> float:
+def _factor(decoder: Decoder, seen: SampledLayer, row: InputBatch) -> float:
     """Return by what the model multiplies what its embedding gives."""
     embedded, given = decoder.embed(row.token_ids).float(), seen.inputs[0].float()
     if torch.equal(embedded, given):
@@ -366,7 +370,7 @@ def _factor(decoder: Decoder, seen: Seen, row: Row) -> float:
     return factor
 
 
-def _unturned_layers(decoder: Decoder, seen: Seen) -> list[int]:
+def _unturned_layers(decoder: Decoder, seen: SampledLayer) -> list[int]:
     """Return the layers that ignore the rotary embedding that they are given: their keys are as projected.
 
     What they add tells too little: beside a large sum it is within the tolerance of 16 bits either way.
@@ -394,7 +398,7 @@ def _on(fusion: Fusion, pool: DevicePool) -> FusedLayers:
 
 
 def _require_same(
-    fused: FusedLayers, seen: Seen, row: Row, logits: Tensor, *, is_rounded: bool = False
+    fused: FusedLayers, seen: SampledLayer, row: InputBatch, logits: Tensor, *, is_rounded: bool = False
 ) -> None:
     """Compare every layer and the logits with the model's own."""
     for number, (given, wanted) in enumerate(zip(seen.inputs, seen.outputs, strict=True)):
@@ -403,7 +407,7 @@ def _require_same(
     require_logits(fused.logits(row, is_rounded=is_rounded), logits, seen.inputs[0].dtype)
 
 
-def _require_structure(fusion: Fusion, pool: DevicePool, seen: Seen, row: Row) -> None:
+def _require_structure(fusion: Fusion, pool: DevicePool, seen: SampledLayer, row: InputBatch) -> None:
     """Compare one layer of each kind in float32, where rounding hides nothing."""
     for number, layer, given, wanted in float_layers(fusion, pool, seen, row):
         fused = fusion.with_layer(number, layer, seen.calls[number], pool)
@@ -411,7 +415,7 @@ def _require_structure(fusion: Fusion, pool: DevicePool, seen: Seen, row: Row) -
 
 
 def float_layers(
-    fusion: Fusion, pool: DevicePool, seen: Seen, row: Row
+    fusion: Fusion, pool: DevicePool, seen: SampledLayer, row: InputBatch
 ) -> Iterator[tuple[int, nn.Module, Tensor, Tensor]]:
     """Yield one layer of each kind as a copy in float32: its number, itself, what it gets and gives."""
     attention = PagedAttention(pool.layers)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reserve:
+class GraphReserve:
     """What the largest step that is not recorded allocates beside weights and pools.
 
     Args:

@@ -10,16 +10,16 @@ from kvchat.engine.formats.spec import (
     FullSpec,
     Group,
     LatentSpec,
-    RecentSpec,
-    SealedSpec,
+    QuantizedSpec,
+    ResidualSpec,
     SlidingSpec,
 )
 from kvchat.engine.kernels.kernel_checks import LatentSizes
-from kvchat.engine.kernels.model_checks import Latents, Sizes
+from kvchat.engine.kernels.model_checks import AttentionSizes, Latents
 from kvchat.engine.kernels.shadow_checks import ShadowSizes
 
 
-def sizes_in_config(config: Any, block_size: int) -> tuple[Sizes | Latents, ...]:
+def sizes_in_config(config: Any, block_size: int) -> tuple[AttentionSizes | Latents, ...]:
     """Return the sizes that a model's config tells before any layer has been looked at; none where it tells
     them in another way. Pure.
 
@@ -36,7 +36,7 @@ def sizes_in_config(config: Any, block_size: int) -> tuple[Sizes | Latents, ...]
     head_dim = _count(config, "head_dim") or (_count(config, "hidden_size") or 0) // num_heads
     if not head_dim or num_heads % num_kv_heads:
         return ()
-    sizes = Sizes(
+    sizes = AttentionSizes(
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim_k=head_dim,
@@ -46,7 +46,9 @@ def sizes_in_config(config: Any, block_size: int) -> tuple[Sizes | Latents, ...]
     return (sizes,)
 
 
-def sizes_in_groups(config: Any, groups: Sequence[Group], block_size: int) -> tuple[Sizes | Latents, ...]:
+def sizes_in_groups(
+    config: Any, groups: Sequence[Group], block_size: int
+) -> tuple[AttentionSizes | Latents, ...]:
     """Return the sizes of all layers, each once. Pure."""
     listed = [sizes for group in groups if (sizes := _sizes(config, group.spec, block_size)) is not None]
     return tuple(dict.fromkeys(listed))
@@ -74,16 +76,16 @@ def _num_heads(config: Any, spec: FullSpec) -> int:
     return spec.num_kv_heads * max(1, num_heads // spec.num_kv_heads)
 
 
-def _sizes(config: Any, spec: FullSpec, block_size: int) -> Sizes | Latents | None:
+def _sizes(config: Any, spec: FullSpec, block_size: int) -> AttentionSizes | Latents | None:
     num_heads = _count(config, "num_attention_heads") or spec.num_kv_heads
     if isinstance(spec, LatentSpec):
         latents = _latents(config, num_heads, block_size)
         if latents is None:
             return None
         return Latents(sizes=latents.sizes, is_packed=isinstance(spec, Fp8LatentSpec))
-    if isinstance(spec, RecentSpec):  # what its quantised twin says
+    if isinstance(spec, ResidualSpec):  # what its quantised twin says
         return None
-    return Sizes(
+    return AttentionSizes(
         num_heads=_num_heads(config, spec),
         num_kv_heads=spec.num_kv_heads,
         head_dim_k=spec.head_dim_k,
@@ -91,7 +93,7 @@ def _sizes(config: Any, spec: FullSpec, block_size: int) -> Sizes | Latents | No
         block_size=block_size,
         window=spec.window_len if isinstance(spec, SlidingSpec) else None,
         chunk=spec.chunk_len if isinstance(spec, ChunkedSpec) else None,
-        codes=(spec.key_code, spec.value_code) if isinstance(spec, SealedSpec) else None,
+        codes=(spec.key_code, spec.value_code) if isinstance(spec, QuantizedSpec) else None,
     )
 
 

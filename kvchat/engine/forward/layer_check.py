@@ -11,17 +11,17 @@ import torch
 
 from kvchat.engine.formats.spec import ChunkedSpec, FullSpec, Group, SlidingSpec
 from kvchat.engine.forward.fusion import (
-    Sample,
+    FusionSample,
     float_layers,
     in_float32,
     require_logits,
     require_near,
     take_sample,
 )
-from kvchat.engine.forward.layer_pass import LayerPass, Walk
+from kvchat.engine.forward.layer_pass import LayerPass, LayerWalk
 from kvchat.engine.forward.layer_sample import NUM_POSITIONS, scratch, watch
-from kvchat.engine.forward.route import Route, Served
-from kvchat.engine.forward.runner import ForwardPass, Row
+from kvchat.engine.forward.route import ModelPlan, Route
+from kvchat.engine.forward.runner import ForwardPass, InputBatch
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.models.load import LoadedModel
 from kvchat.engine.models.probing.decoder_structure import Unmatched, match_layer
@@ -29,7 +29,7 @@ from kvchat.engine.models.probing.decoder_structure import Unmatched, match_laye
 log = logging.getLogger(__name__)
 
 
-def walking_pass(loaded: LoadedModel, served: Served, pool: DevicePool) -> tuple[ForwardPass, str | None]:
+def walking_pass(loaded: LoadedModel, served: ModelPlan, pool: DevicePool) -> tuple[ForwardPass, str | None]:
     """Return a pass over `pool`: one that walks through the layers, or the model's own and why.
 
     Effect:
@@ -48,7 +48,7 @@ def walking_pass(loaded: LoadedModel, served: Served, pool: DevicePool) -> tuple
 
 
 @torch.inference_mode()
-def walk_through(loaded: LoadedModel, served: Served) -> Walk:
+def walk_through(loaded: LoadedModel, served: ModelPlan) -> LayerWalk:
     """Return the layers of a model.
 
     Raises: Unmatched: they cannot be walked through; the message says why.
@@ -61,7 +61,7 @@ def walk_through(loaded: LoadedModel, served: Served) -> Walk:
         raise Unmatched(f"it runs by its {served.route}, on a cache of {', '.join(_kinds(groups))}")
     sample = take_sample(loaded, groups)
     fusion = sample.fusion
-    walk = Walk(
+    walk = LayerWalk(
         decoder=fusion.decoder,
         embed=fusion.embed,
         layers=fusion.layers,
@@ -88,7 +88,7 @@ def _kinds(groups: Sequence[Group]) -> list[str]:
     return sorted({group.spec.kind for group in groups})
 
 
-def _require_same(walk: Walk, groups: Sequence[Group], sample: Sample, row: Row) -> None:
+def _require_same(walk: LayerWalk, groups: Sequence[Group], sample: FusionSample, row: InputBatch) -> None:
     """Compare every layer and the logits with the model's own."""
     made = LayerPass(walk, scratch(groups, row.positions.device))
     for number, (given, wanted) in enumerate(zip(sample.seen.inputs, sample.seen.outputs, strict=True)):
@@ -96,7 +96,7 @@ def _require_same(walk: Walk, groups: Sequence[Group], sample: Sample, row: Row)
     require_logits(made.logits(row), sample.logits, walk.dtype)
 
 
-def _require_structure(walk: Walk, groups: Sequence[Group], sample: Sample) -> None:
+def _require_structure(walk: LayerWalk, groups: Sequence[Group], sample: FusionSample) -> None:
     """Compare one layer of each kind in float32, where rounding hides nothing."""
     pool = scratch(in_float32(groups), sample.row.positions.device)
     for number, layer, given, wanted in float_layers(sample.fusion, pool, sample.seen, sample.row):

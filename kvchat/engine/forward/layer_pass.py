@@ -15,12 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kvchat.engine.formats.full.attend import GroupStep, LayerPool
-from kvchat.engine.forward.runner import Row
+from kvchat.engine.formats.full.attend import AttentionMetadata, LayerPool
+from kvchat.engine.forward.runner import InputBatch
 from kvchat.engine.kernels.decoder_layers.args import DecoderLayer
 from kvchat.engine.kernels.decoder_layers.torch_ops import (
+    LayerWeights,
     Projected,
-    Weights,
     after_attention,
     before_attention,
     linear_of,
@@ -38,12 +38,12 @@ from kvchat.engine.models.probing.decoder_structure import Decoder
 from kvchat.engine.models.rope_tables import Rotary
 
 log = logging.getLogger(__name__)
-Between = Callable[[Tensor, Tensor, Weights, Weights], tuple[Tensor, Projected]]
+Between = Callable[[Tensor, Tensor, LayerWeights, LayerWeights], tuple[Tensor, Projected]]
 Compile = Callable[[Between], Between]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Walk:
+class LayerWalk:
     """What a pass walks through.
 
     Args:
@@ -68,7 +68,7 @@ class LayerPass:
         ValueError: the weights are packed or quantised.
     """
 
-    def __init__(self, walk: Walk, pool: DevicePool, compile: Compile | None = None) -> None:
+    def __init__(self, walk: LayerWalk, pool: DevicePool, compile: Compile | None = None) -> None:
         self.walk = walk
         self._pools = [pool.layers[number] for number in sorted(pool.layers)]
         self._weights = [weights_of(layer) for layer in walk.layers]
@@ -120,7 +120,7 @@ class LayerPass:
 
         return between
 
-    def logits(self, row: Row) -> Tensor:
+    def logits(self, row: InputBatch) -> Tensor:
         """Write keys and values of every token and return the logits [R, V] of the sampling rows."""
         walk = self.walk
         hidden = walk.embed(row.token_ids).to(walk.dtype)
@@ -135,7 +135,7 @@ class LayerPass:
         logits = linear_of(norm_of(hidden[row.sampling], decoder.last_norm), decoder.head)
         return logits if decoder.softcap is None else (logits / decoder.softcap).tanh() * decoder.softcap
 
-    def hidden(self, hidden: Tensor, row: Row, number: int) -> Tensor:
+    def hidden(self, hidden: Tensor, row: InputBatch, number: int) -> Tensor:
         """Return what one layer makes of `hidden` [T, hidden]."""
         layer = self.walk.layers[number]
         ropes = [tuple(part[0] for part in rotary(row.positions[None])) for rotary in self.walk.rotaries]
@@ -143,7 +143,7 @@ class LayerPass:
         return after_attention(hidden, attended, layer)
 
     def _attend(
-        self, number: int, projected: Projected, ropes: Sequence[tuple[Tensor, ...]], row: Row
+        self, number: int, projected: Projected, ropes: Sequence[tuple[Tensor, ...]], row: InputBatch
     ) -> Tensor:
         """Turn and store what a layer projected, and attend."""
         layer, pool = self.walk.layers[number], self._pools[number]
@@ -163,7 +163,7 @@ class LayerPass:
 
 
 def _turned_and_stored(
-    projected: Projected, pool: LayerPool, step: GroupStep, rope: tuple[Tensor, ...] | None
+    projected: Projected, pool: LayerPool, step: AttentionMetadata, rope: tuple[Tensor, ...] | None
 ) -> Tensor:
     query, key, value = projected
     if rope is None:
@@ -175,7 +175,7 @@ def _turned_and_stored(
 
 
 def _between(
-    layer: DecoderLayer, following: DecoderLayer, hidden: Tensor, attended: Tensor, *weights: Weights
+    layer: DecoderLayer, following: DecoderLayer, hidden: Tensor, attended: Tensor, *weights: LayerWeights
 ) -> tuple[Tensor, Projected]:
     """Return what a layer makes of what it attended to, and what the next one projects that to.
 

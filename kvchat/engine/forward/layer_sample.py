@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from kvchat.engine.formats.attention_call import AttentionCall
-from kvchat.engine.formats.full.attend import GroupStep, PagedAttention
+from kvchat.engine.formats.full.attend import AttentionMetadata, PagedAttention
 from kvchat.engine.formats.spec import Group
 from kvchat.engine.forward.passes import PackedPass
-from kvchat.engine.forward.runner import Row
+from kvchat.engine.forward.runner import InputBatch
 from kvchat.engine.kernels.paged_attention import prepare
 from kvchat.engine.kernels.paged_attention.args import SequenceSpan
 from kvchat.engine.memory.device_pool import DevicePool
@@ -29,7 +29,7 @@ NUM_POSITIONS = 40
 
 
 @dataclass(slots=True)
-class Seen:
+class SampledLayer:
     """What a model's layers got and gave in one pass."""
 
     inputs: list[Tensor] = field(default_factory=list)
@@ -42,7 +42,7 @@ class Seen:
 class _Watched(PagedAttention):
     """Notes what layers pass to their attention."""
 
-    def __init__(self, pool: DevicePool, seen: Seen) -> None:
+    def __init__(self, pool: DevicePool, seen: SampledLayer) -> None:
         super().__init__(pool.layers)
         self._seen = seen
 
@@ -65,7 +65,7 @@ def _num_blocks(position: int, num_tokens: int) -> int:
     return -(-(position + num_tokens) // BLOCK_SIZE)
 
 
-def sample_row(groups: Sequence[Group], module: Any) -> Row:
+def sample_row(groups: Sequence[Group], module: Any) -> InputBatch:
     device = module.device
     positions = torch.cat([torch.arange(start, start + count, device=device) for start, count in TEXTS])
     spans: list[SequenceSpan] = []
@@ -79,12 +79,12 @@ def sample_row(groups: Sequence[Group], module: Any) -> Row:
     vocab_size = module.config.get_text_config().vocab_size
     generator = torch.Generator().manual_seed(2)
     step = {
-        group.id: GroupStep(
+        group.id: AttentionMetadata(
             slots=torch.cat(slots), spans=spans, prepared=prepare(spans, group.spec.first_visible, BLOCK_SIZE)
         )
         for group in groups
     }
-    return Row(
+    return InputBatch(
         token_ids=torch.randint(1, vocab_size, (len(positions),), generator=generator).to(device),
         positions=positions,
         groups=step,
@@ -92,9 +92,11 @@ def sample_row(groups: Sequence[Group], module: Any) -> Row:
     )
 
 
-def watch(module: nn.Module, decoder: Decoder, pool: DevicePool, row: Row) -> tuple[Seen, Tensor]:
+def watch(
+    module: nn.Module, decoder: Decoder, pool: DevicePool, row: InputBatch
+) -> tuple[SampledLayer, Tensor]:
     """Return what the layers got and gave, and the logits."""
-    seen = Seen()
+    seen = SampledLayer()
     own = PackedPass(module, _Watched(pool, seen))
 
     def before(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from kvchat.engine.formats.full.attend import PagedAttention
 from kvchat.engine.formats.full.gather import GatherCache
 from kvchat.engine.formats.latent.attend import LatentAttention
-from kvchat.engine.forward.runner import Row
+from kvchat.engine.forward.runner import InputBatch
 from kvchat.engine.kernels.paged_attention.args import SequenceSpan
 from kvchat.engine.models.hook import accepted_arguments, attach
 from kvchat.engine.models.probing.past import PackedPast
@@ -41,7 +41,7 @@ class PackedPass:
         """Whether what is computed follows from the tensors of a row alone, so that it can be recorded."""
         return self._past is None
 
-    def logits(self, row: Row) -> Tensor:
+    def logits(self, row: InputBatch) -> Tensor:
         self._attention.step = row.groups
         cache: dict[str, Any] = {"use_cache": False}
         if self._past is not None:
@@ -65,7 +65,7 @@ class SequencePass:
         self._cache = cache
         self._accepted = accepted_arguments(module)
 
-    def logits(self, row: Row) -> Tensor:
+    def logits(self, row: InputBatch) -> Tensor:
         spans = next(iter(row.groups.values())).spans
         wanted = row.sampling.tolist()
         rows: list[Tensor] = []
@@ -76,7 +76,7 @@ class SequencePass:
             rows += logits[len(logits) - num_rows :]
         return torch.stack(rows) if rows else logits[:0]
 
-    def _sequence(self, row: Row, span: SequenceSpan, num_rows: int) -> Tensor:
+    def _sequence(self, row: InputBatch, span: SequenceSpan, num_rows: int) -> Tensor:
         """Compute one sequence's tokens and return the logits behind its last `num_rows` ones, or more."""
         start, end, position = span.q_start, span.q_end, span.position
         tokens = slice(start, end)

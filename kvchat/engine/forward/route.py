@@ -21,7 +21,7 @@ from kvchat.engine.formats.spec import Group, group_layers
 from kvchat.engine.forward.passes import PackedPass, SequencePass
 from kvchat.engine.forward.runner import ForwardPass
 from kvchat.engine.forward.self_check import require_own_logits
-from kvchat.engine.forward.self_check_cache import KeptChecks, name_of
+from kvchat.engine.forward.self_check_cache import SelfCheckCache, name_of
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.models.hook import IMPLEMENTATION, set_implementation
 from kvchat.engine.models.latent import expand_latents, keep_latents, latent_layers
@@ -52,7 +52,7 @@ class Route(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class ModelPlan:
     """A model as it is run: its layers in groups, and how its forward pass is made on a pool."""
 
     route: Route
@@ -60,7 +60,7 @@ class Served:
     make_pass: Callable[[DevicePool], ForwardPass]
 
 
-def choose_route(loaded: LoadedModel, checks: KeptChecks | None = None) -> Served:
+def choose_route(loaded: LoadedModel, checks: SelfCheckCache | None = None) -> ModelPlan:
     """Return the first route that computes what the model itself computes.
 
     Args:
@@ -73,7 +73,7 @@ def choose_route(loaded: LoadedModel, checks: KeptChecks | None = None) -> Serve
         Runs a few short passes; leaves the model's attention set for the route.
     """
     _refuse_sparse(loaded)
-    checks = checks or KeptChecks()
+    checks = checks or SelfCheckCache()
     reasons: list[str] = []
     by_attention = (_by_latents, _by_attention) if latent_layers(loaded.module) else (_by_attention,)
     for try_route in (*by_attention, _by_cache):
@@ -100,7 +100,7 @@ def _refuse_sparse(loaded: LoadedModel) -> None:
         raise UnsupportedModel(f"{model_name(config)} skips blocks of tokens in long texts")
 
 
-def _by_latents(loaded: LoadedModel) -> Served:
+def _by_latents(loaded: LoadedModel) -> ModelPlan:
     module = loaded.module
     latents = latent_layers(module)
     if not set_implementation(module, IMPLEMENTATION):
@@ -111,21 +111,21 @@ def _by_latents(loaded: LoadedModel) -> Served:
     layers = probe_layers(module, loaded.max_context, latents)
     if layers.borrowed or layers.asks_past_len:
         raise UnsupportedModel(f"{model_name(module.config)} keeps latents in a way of its own")
-    return Served(
+    return ModelPlan(
         Route.LATENT,
         group_layers(layers.specs),
         lambda pool: PackedPass(module, LatentAttention(pool.layers, latents)),
     )
 
 
-def _by_attention(loaded: LoadedModel) -> Served:
+def _by_attention(loaded: LoadedModel) -> ModelPlan:
     module = loaded.module
     expand_latents(module)
     if not set_implementation(module, IMPLEMENTATION):
         raise UnsupportedModel(f"{model_name(module.config)} does not let its attention be replaced")
     layers = probe_layers(module, loaded.max_context)
     groups = group_layers(layers.specs, layers.borrowed)
-    return Served(Route.ATTENTION, groups, lambda pool: _packed_pass(module, layers, pool))
+    return ModelPlan(Route.ATTENTION, groups, lambda pool: _packed_pass(module, layers, pool))
 
 
 def _packed_pass(module: nn.Module, layers: ModelLayers, pool: DevicePool) -> PackedPass:
@@ -133,8 +133,8 @@ def _packed_pass(module: nn.Module, layers: ModelLayers, pool: DevicePool) -> Pa
     return PackedPass(module, PagedAttention(pool.layers, layers.borrowed), past)
 
 
-def _by_cache(loaded: LoadedModel) -> Served:
+def _by_cache(loaded: LoadedModel) -> ModelPlan:
     module = loaded.module
     set_implementation(module, OWN_ATTENTION)
     groups = group_layers(probe_gathered_layers(module).specs)
-    return Served(Route.CACHE, groups, lambda pool: SequencePass(module, GatherCache(pool.layers)))
+    return ModelPlan(Route.CACHE, groups, lambda pool: SequencePass(module, GatherCache(pool.layers)))

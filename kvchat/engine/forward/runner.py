@@ -15,21 +15,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kvchat.engine.api.ids import BranchId, GroupId
+from kvchat.engine.api.ids import GroupId, SequenceId
 from kvchat.engine.cache.plan import TableChange
-from kvchat.engine.formats.full.attend import GroupStep
+from kvchat.engine.formats.full.attend import AttentionMetadata
 from kvchat.engine.formats.pruned.pruner import Pruner
 from kvchat.engine.formats.pruned.visible_blocks import pruned_span, windowed_span
 from kvchat.engine.formats.shadow.shadows import Shadows
 from kvchat.engine.formats.spec import Group
 from kvchat.engine.kernels.paged_attention import prepare
 from kvchat.engine.kernels.paged_attention.args import SequenceSpan
-from kvchat.engine.kernels.quantized_attention.args import SealedStep
+from kvchat.engine.kernels.quantized_attention.args import QuantizedStep
 from kvchat.engine.sequences.batch import Batch, Chunk
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class InputBatch:
     """One step's tokens of all sequences, one after the other.
 
     Args:
@@ -41,7 +41,7 @@ class Row:
 
     token_ids: Tensor
     positions: Tensor
-    groups: Mapping[GroupId, GroupStep]
+    groups: Mapping[GroupId, AttentionMetadata]
     sampling: Tensor
 
 
@@ -51,7 +51,7 @@ class ForwardPass(Protocol):
     @property
     def device(self) -> torch.device: ...
 
-    def logits(self, row: Row) -> Tensor:
+    def logits(self, row: InputBatch) -> Tensor:
         """Write keys and values of every token and return the logits [R, V] of the sampling rows."""
         ...
 
@@ -100,7 +100,7 @@ class Runner:
         self._groups = groups
         self._block_size = block_size
         self._device = forward.device
-        self._tables: dict[tuple[BranchId, GroupId], Tensor] = {}
+        self._tables: dict[tuple[SequenceId, GroupId], Tensor] = {}
 
     @torch.inference_mode()
     def run(self, batch: Batch) -> Tensor:
@@ -119,7 +119,7 @@ class Runner:
         positions = np.concatenate([np.arange(chunk.start, chunk.end) for chunk in chunks])
         token_ids = [token for chunk in chunks for token in chunk.token_ids]
         lens = [len(chunk.token_ids) for chunk in chunks]
-        row = Row(
+        row = InputBatch(
             token_ids=torch.tensor(token_ids, device=self._device),
             positions=torch.from_numpy(positions).to(self._device),
             groups={group.id: self._step_of(chunks, lens, positions, group) for group in self._groups},
@@ -174,12 +174,12 @@ class Runner:
 
     def _step_of(
         self, chunks: Sequence[Chunk], lens: Sequence[int], positions: np.ndarray, group: Group
-    ) -> GroupStep:
+    ) -> AttentionMetadata:
         if group.sealed_from is None:
             return self._group_step(chunks, lens, positions, group)
         return self._sealed_step(chunks, group, group.sealed_from)
 
-    def _sealed_step(self, chunks: Sequence[Chunk], group: Group, recent: GroupId) -> GroupStep:
+    def _sealed_step(self, chunks: Sequence[Chunk], group: Group, recent: GroupId) -> AttentionMetadata:
         """Return which quantised blocks are read, and which exact ones become old with the step."""
         nothing = torch.zeros(0, dtype=torch.long, device=self._device)
         blocks, sources = [], []
@@ -189,12 +189,12 @@ class Runner:
             sources.append(self._tables[chunk.branch, recent][first:end])
         targets = [listed[len(listed) - len(new) :] for listed, new in zip(blocks, sources, strict=True)]
         counts = [len(new) for new in sources]
-        step = SealedStep(blocks, torch.cat(sources), torch.cat(targets), counts=counts)
-        return GroupStep(slots=nothing, spans=(), sealed=step)
+        step = QuantizedStep(blocks, torch.cat(sources), torch.cat(targets), counts=counts)
+        return AttentionMetadata(slots=nothing, spans=(), sealed=step)
 
     def _group_step(
         self, chunks: Sequence[Chunk], lens: Sequence[int], positions: np.ndarray, group: Group
-    ) -> GroupStep:
+    ) -> AttentionMetadata:
         """Return slots and spans from one list of all blocks that the step touches in a group."""
         if group.spec.is_view:
             return self._viewed_step(chunks, lens, positions, group)
@@ -214,7 +214,7 @@ class Runner:
         spans = _spans(chunks, lens, firsts, listed.split(counts))
         if group.spec.is_shadowed:
             spans = [self._shadowed(chunk, span) for chunk, span in zip(chunks, spans, strict=True)]
-        return GroupStep(
+        return AttentionMetadata(
             slots=blocks * size + offsets,
             spans=spans,
             prepared=prepare(spans, group.spec.first_visible, size),
@@ -229,7 +229,7 @@ class Runner:
 
     def _viewed_step(
         self, chunks: Sequence[Chunk], lens: Sequence[int], positions: np.ndarray, group: Group
-    ) -> GroupStep:
+    ) -> AttentionMetadata:
         """Return slots, and spans over the blocks in sight."""
         size = self._block_size
         tables = [self._tables[chunk.branch, group.id] for chunk in chunks]
@@ -241,7 +241,7 @@ class Runner:
         at = torch.from_numpy(positions).to(self._device)
         parts = [table[own // size] for table, own in zip(tables, at.split(list(lens)), strict=True)]
         prepared = prepare(spans, lambda _: 0, size)
-        return GroupStep(slots=torch.cat(parts) * size + at % size, spans=spans, prepared=prepared)
+        return AttentionMetadata(slots=torch.cat(parts) * size + at % size, spans=spans, prepared=prepared)
 
     def _seen(self, chunk: Chunk, group: Group, table: Tensor, rows: tuple[int, int]) -> SequenceSpan:
         if group.spec.num_sink_blocks:

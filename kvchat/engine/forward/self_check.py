@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kvchat.engine.api.ids import BlockId, BranchId, RequestId
+from kvchat.engine.api.ids import BlockId, RequestId, SequenceId
 from kvchat.engine.cache.plan import TableChange
 from kvchat.engine.formats.spec import Group
 from kvchat.engine.forward.runner import ForwardPass, Runner
@@ -104,7 +104,7 @@ def _logits(
     pool = DevicePool(groups, sizes, BLOCK_SIZE, module.device)
     runner = Runner(make_pass(pool), groups, BLOCK_SIZE)
     changes = tuple(
-        TableChange(BranchId(number), group.id, 0, _blocks(number, num_blocks))
+        TableChange(SequenceId(number), group.id, 0, _blocks(number, num_blocks))
         for number in range(len(texts))
         for group in groups
     )
@@ -124,7 +124,7 @@ def _chunk(number: int, text: Tensor, part: int) -> Chunk:
     start, end = CUTS[number][part : part + 2]
     return Chunk(
         request=RequestId(number),
-        branch=BranchId(number),
+        branch=SequenceId(number),
         start=start,
         token_ids=tuple(text[start:end].tolist()),
         samples=True,

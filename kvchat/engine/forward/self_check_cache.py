@@ -42,7 +42,7 @@ Records = dict[str, Findings]
 """By what they are of, the newest last."""
 
 
-class KeptChecks:
+class SelfCheckCache:
     """What is known of one model as it is computed here.
 
     Args:
@@ -72,14 +72,14 @@ class KeptChecks:
         write_kept(self._file, {"version": VERSION, "models": _newest(records, MAX_MODELS)})
 
 
-def checks_of(cache_dir: Path | None, checkpoint: Checkpoint, loaded: LoadedModel) -> KeptChecks:
+def checks_of(cache_dir: Path | None, checkpoint: Checkpoint, loaded: LoadedModel) -> SelfCheckCache:
     """Return what is known of a model that was loaded from a checkpoint.
 
     Nothing is known of one on a GPU: its driver and its compiler have a say, and checks take no time there.
     """
     if cache_dir is None or next(loaded.module.parameters()).device.type != "cpu":
-        return KeptChecks()
-    return KeptChecks(cache_dir / FILE_NAME, subject_of(checkpoint, loaded))
+        return SelfCheckCache()
+    return SelfCheckCache(cache_dir / FILE_NAME, subject_of(checkpoint, loaded))
 
 
 def name_of(check: str, *settings: object) -> str:

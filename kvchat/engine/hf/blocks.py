@@ -10,7 +10,8 @@ what was saved on disk, as far as their weights are the same to the last byte.
 
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections import abc
+from collections.abc import Iterator
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Self
@@ -23,7 +24,7 @@ from kvchat.engine.api.ids import GroupId
 from kvchat.engine.cache.device_tier import DeviceTier
 from kvchat.engine.cache.manager import CacheManager
 from kvchat.engine.cache.plan import Move
-from kvchat.engine.formats.full.attend import GroupStep
+from kvchat.engine.formats.full.attend import AttentionMetadata
 from kvchat.engine.formats.pool_sizing import pool_blocks
 from kvchat.engine.formats.spec import Group, group_layers
 from kvchat.engine.kernels.paged_attention.args import SequenceSpan
@@ -35,9 +36,9 @@ from kvchat.engine.memory.rates import Rates
 from kvchat.engine.memory.reader import Reader
 from kvchat.engine.models.fingerprint import Checkpoint, Storage, digest_of, fields_of, meaning_of
 from kvchat.engine.models.probing.probe import probe_gathered_layers
-from kvchat.engine.sequences.sequence import Branch
-from kvchat.engine.tiering.in_flight_loads import Flights
-from kvchat.engine.tiering.save_policy import Keeper
+from kvchat.engine.sequences.sequence import Sequence
+from kvchat.engine.tiering.in_flight_loads import InFlightLoads
+from kvchat.engine.tiering.save_policy import SavePolicy
 from kvchat.errors import InvalidRequest, PoolExhausted
 from kvchat.platform.host_memory import available_bytes
 
@@ -98,9 +99,9 @@ class HFBlocks:
         tier = DeviceTier(self._groups, num_blocks, block_size=block_size)
         self._manager = CacheManager(tier, fingerprint=digest, slow=self._mover)
         reader = Reader(self._mover.fetch, max_bytes=_READ_QUEUE_BYTES, announce=self._mover.announce)
-        self._flights = Flights(tier, reader, rates, self._carry_out)
+        self._flights = InFlightLoads(tier, reader, rates, self._carry_out)
         saver = open_saver(self.pool, self._store, self._manager)
-        self._keeper = Keeper(self._manager, saver, time.monotonic, self.disk_problem, rates=rates)
+        self._keeper = SavePolicy(self._manager, saver, time.monotonic, self.disk_problem, rates=rates)
         self._is_closed = False
 
     def __enter__(self) -> Self:
@@ -109,7 +110,7 @@ class HFBlocks:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def open(self, token_ids: Sequence[int]) -> Branch:
+    def open(self, token_ids: abc.Sequence[int]) -> Sequence:
         """Return a branch of these tokens with as much computed as is known, from memory and disk; all but
         the last at most. Waits for the disk.
 
@@ -135,7 +136,7 @@ class HFBlocks:
         self._carry_out(moves or ())
         return branch
 
-    def begin(self, branch: Branch) -> dict[GroupId, GroupStep]:
+    def begin(self, branch: Sequence) -> dict[GroupId, AttentionMetadata]:
         """Return where the tokens of a branch go that are not computed yet.
 
         Raises:
@@ -152,17 +153,17 @@ class HFBlocks:
         self._manager.take_changes()  # nobody else keeps tables
         return {group.id: self._step(branch, group, start, end) for group in self._groups}
 
-    def commit(self, branch: Branch) -> None:
+    def commit(self, branch: Sequence) -> None:
         """Note that all tokens of a branch are computed: they are shared and saved from now on."""
         self._manager.commit(branch, len(branch.token_ids) - branch.computed_len)
         self._keeper.after_step()
 
-    def take_back(self, branch: Branch) -> None:
+    def take_back(self, branch: Sequence) -> None:
         """Forget the tokens of a branch that were to be computed, because a pass has failed."""
         del branch.token_ids[branch.computed_len :]
         self._manager.retract(branch)
 
-    def release(self, branch: Branch) -> None:
+    def release(self, branch: Sequence) -> None:
         """Save a branch and let go of it; its blocks stay as long as there is room."""
         if not self._is_closed and branch.id in self._manager.branches:
             self.take_back(branch)
@@ -188,16 +189,16 @@ class HFBlocks:
         self._manager.check_integrity()
         self._flights.check_integrity()
 
-    def _step(self, branch: Branch, group: Group, start: int, end: int) -> GroupStep:
+    def _step(self, branch: Sequence, group: Group, start: int, end: int) -> AttentionMetadata:
         device = self.pool.device
         table = [block for block in branch.tables[group.id] if block is not None]
         assert len(table) == -(-end // self.block_size), "nothing leaves a window here"
         blocks = torch.tensor(table, dtype=torch.long, device=device)
         positions = torch.arange(start, end, device=device)
         slots = blocks[positions // self.block_size] * self.block_size + positions % self.block_size
-        return GroupStep(slots=slots, spans=[SequenceSpan(0, end - start, start, 0, blocks)])
+        return AttentionMetadata(slots=slots, spans=[SequenceSpan(0, end - start, start, 0, blocks)])
 
-    def _carry_out(self, moves: Sequence[Move]) -> None:
+    def _carry_out(self, moves: abc.Sequence[Move]) -> None:
         self._mover.execute(moves)
         self._manager.finish_moves()
 
@@ -244,7 +245,7 @@ def _context_len(model: Any) -> int:
 
 
 def _num_blocks(
-    groups: Sequence[Group], config: EngineConfig, context_len: int, device: torch.device
+    groups: abc.Sequence[Group], config: EngineConfig, context_len: int, device: torch.device
 ) -> dict[GroupId, int]:
     block_bytes = sum(group.block_bytes(config.block_size) for group in groups)
     limit = config.device_bytes

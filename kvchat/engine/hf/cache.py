@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from kvchat.engine.api.ids import GroupId
-from kvchat.engine.formats.full.attend import GroupStep
+from kvchat.engine.formats.full.attend import AttentionMetadata
 from kvchat.engine.formats.full.gather import GatherCache
 from kvchat.engine.hf.blocks import HFBlocks
 from kvchat.engine.hf.texts import Texts
@@ -39,7 +39,7 @@ class HFCache(GatherCache):
         self.cached_tokens = 0
         self._blocks = blocks
         self._texts = Texts(blocks, num_texts)
-        self._steps: list[dict[GroupId, GroupStep]] = []
+        self._steps: list[dict[GroupId, AttentionMetadata]] = []
         mine = ref(self)
         hooks = (
             blocks.model.register_forward_pre_hook(_before(mine), with_kwargs=True),

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from kvchat.engine.hf.blocks import HFBlocks
-from kvchat.engine.sequences.sequence import Branch
+from kvchat.engine.sequences.sequence import Sequence
 from kvchat.errors import InvalidRequest
 
 
@@ -32,7 +32,7 @@ class Texts:
         if num_texts is not None and num_texts < 1:
             raise InvalidRequest(f"num_texts must be at least 1, not {num_texts}")
         self.blocks = blocks
-        self.branches: list[Branch] = []
+        self.branches: list[Sequence] = []
         self.pads: list[int] = []
         self._num_texts = num_texts
 
@@ -77,7 +77,7 @@ class Texts:
         self.branches.clear()
 
     @property
-    def _rows(self) -> list[tuple[int, Branch]]:
+    def _rows(self) -> list[tuple[int, Sequence]]:
         return list(zip(self.pads, self.branches, strict=False))  # fewer where one could not be opened
 
     def _ids_of(self, arguments: dict[str, Any]) -> Tensor:

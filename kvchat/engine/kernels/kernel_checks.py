@@ -36,7 +36,7 @@ NUM_BLOCKS = 26
 TOLERANCES = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 4e-2}
 
 
-class Trial(Protocol):
+class KernelCheck(Protocol):
     """Returns the largest error of a kernel, infinite where one is not a number.
 
     Args:
@@ -49,7 +49,7 @@ class Trial(Protocol):
 def try_kernels(
     device: torch.device,
     dtype: torch.dtype,
-    trials: Mapping[str, Trial] | None = None,
+    trials: Mapping[str, KernelCheck] | None = None,
     health: Health = HEALTH,
 ) -> None:
     """Refuse the kernels that raise, or compute other numbers than their definitions.
@@ -206,16 +206,16 @@ def rope_store_error(device: torch.device, dtype: torch.dtype, *, seed: int = 0)
     return max(errors)
 
 
-TRIALS: dict[str, Trial] = {
+TRIALS: dict[str, KernelCheck] = {
     paged_attention.OPERATION: both_attentions_error,
     store_kv.OPERATION: store_error,
     move_blocks.OPERATION: move_error,
 }
-LATENT_TRIALS: dict[str, Trial] = {
+LATENT_TRIALS: dict[str, KernelCheck] = {
     latent.OPERATION: latents_error,
     latent_record.OPERATION: records_error,
 }
-FUSED_TRIALS: dict[str, Trial] = {rope_and_store.OPERATION: rope_store_error}
+FUSED_TRIALS: dict[str, KernelCheck] = {rope_and_store.OPERATION: rope_store_error}
 """Of models whose layers are walked through."""
 
 

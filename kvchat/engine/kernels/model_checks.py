@@ -20,8 +20,8 @@ from kvchat.engine.kernels import (
 )
 from kvchat.engine.kernels.fp8_record import Fp8Record
 from kvchat.engine.kernels.kernel_checks import (
+    KernelCheck,
     LatentSizes,
-    Trial,
     largest_error,
     latent_error,
     on_cpu,
@@ -31,10 +31,10 @@ from kvchat.engine.kernels.kernel_checks import (
 )
 from kvchat.engine.kernels.paged_attention.args import AttentionArgs
 from kvchat.engine.kernels.paged_attention.reference import paged_attention as attention_definition
-from kvchat.engine.kernels.quantized_attention.args import SealedPool, SealedStep
+from kvchat.engine.kernels.quantized_attention.args import QuantizedPool, QuantizedStep
 from kvchat.engine.kernels.quantized_attention.reference import sealed_attention as sealed_definition
 from kvchat.engine.kernels.quantized_kv.reference import quantise
-from kvchat.engine.kernels.quantized_record import Code, SealedRecord, num_sealed
+from kvchat.engine.kernels.quantized_record import Code, QuantizedRecord, num_sealed
 from kvchat.engine.kernels.store_kv import reference as store_reference
 
 NUM_NEW = (1, 5)
@@ -42,7 +42,7 @@ NUM_NEW = (1, 5)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sizes:
+class AttentionSizes:
     """How a layer attends, and what its blocks hold.
 
     Args:
@@ -72,13 +72,13 @@ class Latents:
     is_packed: bool = False
 
 
-def trials_of(layers: Sequence[Sizes | Latents]) -> dict[str, Trial]:
+def trials_of(layers: Sequence[AttentionSizes | Latents]) -> dict[str, KernelCheck]:
     """Return what is to be tried for a model that has such layers, each listed once."""
-    exact = [sizes for sizes in layers if isinstance(sizes, Sizes) and sizes.codes is None]
-    quantised = [sizes for sizes in layers if isinstance(sizes, Sizes) and sizes.codes is not None]
+    exact = [sizes for sizes in layers if isinstance(sizes, AttentionSizes) and sizes.codes is None]
+    quantised = [sizes for sizes in layers if isinstance(sizes, AttentionSizes) and sizes.codes is not None]
     latents = [layer for layer in layers if isinstance(layer, Latents)]
     packed = [layer for layer in latents if layer.is_packed]
-    wanted: dict[str, tuple[Callable[..., float], Sequence[Sizes | Latents]]] = {
+    wanted: dict[str, tuple[Callable[..., float], Sequence[AttentionSizes | Latents]]] = {
         store_kv.OPERATION: (_store_error, [*exact, *quantised]),
         paged_attention.OPERATION: (_attention_error, exact),
         quantized_attention.OPERATION: (_sealed_error, quantised),
@@ -93,15 +93,15 @@ def trials_of(layers: Sequence[Sizes | Latents]) -> dict[str, Trial]:
 def formats_error(device: torch.device, dtype: torch.dtype, *, seed: int = 0) -> float:
     """Every code, of keys and of values, in the usual sizes."""
     codes = (Code.FP8, Code.INT4), (Code.INT8, Code.INT8), (Code.INT4, Code.INT2), (Code.INT2, Code.FP8)
-    return _worst(_sealed_error, [Sizes(codes=pair) for pair in codes], device, dtype, seed=seed)
+    return _worst(_sealed_error, [AttentionSizes(codes=pair) for pair in codes], device, dtype, seed=seed)
 
 
-SEALED_TRIALS: dict[str, Trial] = {quantized_attention.OPERATION: formats_error}
+SEALED_TRIALS: dict[str, KernelCheck] = {quantized_attention.OPERATION: formats_error}
 
 
 def _worst(
     error: Callable[..., float],
-    layers: Sequence[Sizes | Latents],
+    layers: Sequence[AttentionSizes | Latents],
     device: torch.device,
     dtype: torch.dtype,
     *,
@@ -120,7 +120,7 @@ def _records_error(layer: Latents, device: torch.device, dtype: torch.dtype, see
     return records_error(device, dtype, Fp8Record(layer.sizes.rank, layer.sizes.rope_dim), seed=seed)
 
 
-def _store_error(sizes: Sizes, device: torch.device, dtype: torch.dtype, seed: int) -> float:
+def _store_error(sizes: AttentionSizes, device: torch.device, dtype: torch.dtype, seed: int) -> float:
     """Nine tokens in slots of any order."""
     num_slots = 4 * sizes.block_size
     num_tokens = min(9, num_slots)
@@ -140,7 +140,7 @@ def _store_error(sizes: Sizes, device: torch.device, dtype: torch.dtype, seed: i
     return max(largest_error(*pair) for pair in zip(pools, wanted, strict=True))
 
 
-def _attention_error(sizes: Sizes, device: torch.device, dtype: torch.dtype, seed: int) -> float:
+def _attention_error(sizes: AttentionSizes, device: torch.device, dtype: torch.dtype, seed: int) -> float:
     errors = []
     for num_new in NUM_NEW:
         query, pools, args = _problem(sizes, num_new, device, dtype, seed)
@@ -151,12 +151,12 @@ def _attention_error(sizes: Sizes, device: torch.device, dtype: torch.dtype, see
     return max(errors)
 
 
-def _sealed_error(sizes: Sizes, device: torch.device, dtype: torch.dtype, seed: int) -> float:
+def _sealed_error(sizes: AttentionSizes, device: torch.device, dtype: torch.dtype, seed: int) -> float:
     """Quantised blocks hold other numbers than the exact ones of the same place, in another order."""
     assert sizes.codes is not None
     dims = sizes.head_dim_k, sizes.head_dim_v
     records = [
-        SealedRecord(code, sizes.block_size, dim, is_by_channel)
+        QuantizedRecord(code, sizes.block_size, dim, is_by_channel)
         for code, dim, is_by_channel in zip(sizes.codes, dims, (True, False), strict=True)
     ]
     errors = []
@@ -174,19 +174,19 @@ def _sealed_error(sizes: Sizes, device: torch.device, dtype: torch.dtype, seed: 
         ]
         nothing = old[0][:0]
         there = replace(args, spans=on_cpu(list(args.spans)))
-        on_host = SealedPool(packed[0], packed[1], records[0], records[1])
+        on_host = QuantizedPool(packed[0], packed[1], records[0], records[1])
         wanted = sealed_definition(
             query.cpu(), (pools[0].cpu(), pools[1].cpu()), on_host, there, [blocks.cpu() for blocks in old]
         )
         pool = replace(on_host, keys=packed[0].to(device), values=packed[1].to(device))
-        step = SealedStep(old, nothing, nothing)
+        step = QuantizedStep(old, nothing, nothing)
         found = quantized_attention.sealed_attention(query, (pools[0], pools[1]), pool, args, step)
         errors.append(largest_error(found, wanted))
     return max(errors)
 
 
 def _problem(
-    sizes: Sizes, num_new: int, device: torch.device, dtype: torch.dtype, seed: int
+    sizes: AttentionSizes, num_new: int, device: torch.device, dtype: torch.dtype, seed: int
 ) -> tuple[Tensor, tuple[Tensor, Tensor], AttentionArgs]:
     """Return queries, pools and sequences of which the last tokens have queries, in blocks of any order."""
     spans = spans_of(device, num_new, sizes.block_size, seed)

@@ -35,7 +35,7 @@ class Code(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class SealedRecord:
+class QuantizedRecord:
     """The keys, or the values, of P tokens and one head: codes, and what turns them back into numbers.
 
     Numbers that share a scale: in 8 bits those of one token. In 4 and 2 bits, for keys (`is_by_channel`),

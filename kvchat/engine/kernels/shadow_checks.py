@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from kvchat.engine.kernels import shadow_kv
-from kvchat.engine.kernels.kernel_checks import Trial, largest_error, random_numbers
-from kvchat.engine.kernels.shadow_kv import Change, Turns, reference
+from kvchat.engine.kernels.kernel_checks import KernelCheck, largest_error, random_numbers
+from kvchat.engine.kernels.shadow_kv import Change, Rotations, reference
 
 NUM_SLOTS, NUM_CHUNKS = 20, 70
 CHUNK, CHUNKS_OF_BLOCK = 8, 8
@@ -94,8 +94,8 @@ def keys_error(
     directions = random_numbers(device, dtype, width, sizes.rank, seed=seed + 2) * sizes.rank**-0.5
     half = torch.arange(sizes.dim // 2)
     angles = torch.arange(NUM_CHUNKS * CHUNK)[:, None] * 1e4 ** (-half * 2 / sizes.dim)
-    known = Turns(cosines=angles.cos(), sines=angles.sin())
-    turns = Turns(cosines=known.cosines.to(device), sines=known.sines.to(device))
+    known = Rotations(cosines=angles.cos(), sines=angles.sin())
+    turns = Rotations(cosines=known.cosines.to(device), sines=known.sines.to(device))
     out = torch.full((sizes.num_kv_heads, NUM_SLOTS, CHUNK, sizes.dim), 99.0, dtype=dtype, device=device)
     shadow_kv.restore_keys(projections, directions, on(device, change), turns, out)
     wanted = torch.full(out.shape, 99.0)
@@ -134,9 +134,9 @@ ERRORS: dict[str, Callable[..., float]] = {
     shadow_kv.LOADS: load_error,
     shadow_kv.KEYS: keys_error,
 }
-SHADOW_TRIALS: dict[str, Trial] = {**ERRORS}
+SHADOW_TRIALS: dict[str, KernelCheck] = {**ERRORS}
 
 
-def trials_in(sizes: ShadowSizes) -> dict[str, Trial]:
+def trials_in(sizes: ShadowSizes) -> dict[str, KernelCheck]:
     """Return what is to be tried for a model that has such layers."""
     return {operation: partial(error, sizes=sizes) for operation, error in ERRORS.items()}

@@ -11,7 +11,7 @@ from typing import Protocol
 Work = Callable[[], None]
 
 
-class Lane(Enum):
+class Stream(Enum):
     """What is carried out in order, beside the other lane and beside computation."""
 
     OUT = auto()
@@ -46,7 +46,7 @@ class Streams(Protocol):
         """Return what is done when all computation handed in so far is. In any thread."""
         ...
 
-    def beside(self, lane: Lane, work: Work, after: Sequence[Event]) -> Event:
+    def beside(self, lane: Stream, work: Work, after: Sequence[Event]) -> Event:
         """Hand in work for a lane that begins when all of `after` is done. In any thread."""
         ...
 

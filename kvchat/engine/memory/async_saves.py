@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from kvchat.engine.api.ids import BlockId, GroupId
-from kvchat.engine.kernels.streams import Event, Lane, Streams
+from kvchat.engine.kernels.streams import Event, Stream, Streams
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.pinned import PinnedSlabs, pinned
 
 
 @dataclass(slots=True, eq=False)
-class Taken:
+class TakenBlocks:
     """One block's bytes, there once its copy is done.
 
     Args:
@@ -51,7 +51,7 @@ class Taken:
         self.is_released = True
 
 
-class StagedSaves:
+class AsyncSaves:
     """Takes blocks off the device on streams.
 
     Args:
@@ -69,7 +69,7 @@ class StagedSaves:
     ) -> None:
         self._pool = pool
         self._streams = streams
-        self._under_way: list[Taken] = []
+        self._under_way: list[TakenBlocks] = []
         self._slabs: dict[GroupId, PinnedSlabs] = {}
         self._free: dict[GroupId, list[int]] = {}
         for group in pool.layouts():
@@ -88,7 +88,7 @@ class StagedSaves:
             self._free[taken.group].append(taken.place)
         return bool(self._free[group])
 
-    def take(self, group: GroupId, block: BlockId, num_tokens: int) -> Taken:
+    def take(self, group: GroupId, block: BlockId, num_tokens: int) -> TakenBlocks:
         """Begin to copy a block as it is after all computation handed in so far; waits for nothing.
 
         Args:
@@ -105,11 +105,11 @@ class StagedSaves:
         def copy() -> None:
             target.copy_(gathered[0], non_blocking=True)
 
-        event = self._streams.beside(Lane.OUT, copy, [self._streams.compute(gather)])
+        event = self._streams.beside(Stream.OUT, copy, [self._streams.compute(gather)])
 
         def clear(run: memoryview, num_kept: int) -> None:
             self._pool.clear_slots(group, run, num_kept)
 
-        taken = Taken(group, place, num_tokens, data, event, gathered, clear)
+        taken = TakenBlocks(group, place, num_tokens, data, event, gathered, clear)
         self._under_way.append(taken)
         return taken

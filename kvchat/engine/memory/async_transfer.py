@@ -19,7 +19,7 @@ from torch import Tensor
 from kvchat.engine.api.ids import BlockId, GroupId
 from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.cache.plan import Copy, Demote, Move, Promote
-from kvchat.engine.kernels.streams import Event, Lane, Streams
+from kvchat.engine.kernels.streams import Event, Stream, Streams
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.host_pool import HostPool
 from kvchat.engine.memory.pinned import pinned
@@ -54,7 +54,7 @@ class _Landing(local):
         return self._run[:num_bytes]
 
 
-class StagedTransport:
+class AsyncTransport:
     """Carries out moves on streams.
 
     Args:
@@ -105,7 +105,7 @@ class StagedTransport:
             there = run.to(self._pool.device, non_blocking=True)
             self._pool.moves(group).scatter([target], there[None])
 
-        self._streams.beside(Lane.IN, bring, [self._streams.mark(), *after]).wait()
+        self._streams.beside(Stream.IN, bring, [self._streams.mark(), *after]).wait()
 
     def settle(self) -> None:
         while self._leaving:
@@ -136,7 +136,7 @@ class StagedTransport:
             for place, row in zip(places, gathered[0], strict=True):
                 place.copy_(row, non_blocking=True)
 
-        event = self._streams.beside(Lane.OUT, copy, [self._streams.compute(gather)])
+        event = self._streams.beside(Stream.OUT, copy, [self._streams.compute(gather)])
         names = [(group, move.place) for move in run]
         self._filled.update(dict.fromkeys(names, event))
         num_bytes = len(run) * self._pool.block_bytes(group)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kvchat.engine.kernels.streams import Event, Lane, Work
+from kvchat.engine.kernels.streams import Event, Stream, Work
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class CudaStreams:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._computing = torch.cuda.current_stream(device)
-        self._lanes = {lane: torch.cuda.Stream(device) for lane in Lane}
+        self._lanes = {lane: torch.cuda.Stream(device) for lane in Stream}
 
     def compute(self, work: Work) -> Event:
         return self._record(self._computing, work)
@@ -40,7 +40,7 @@ class CudaStreams:
     def mark(self) -> Event:
         return self._record(self._computing, lambda: None)
 
-    def beside(self, lane: Lane, work: Work, after: Sequence[Event]) -> Event:
+    def beside(self, lane: Stream, work: Work, after: Sequence[Event]) -> Event:
         stream = self._lanes[lane]
         for event in after:
             assert isinstance(event, CudaEvent)

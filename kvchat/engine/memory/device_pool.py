@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kvchat.engine.api.ids import BlockId, GroupId
-from kvchat.engine.formats.spec import FullSpec, Group, SealedSpec
+from kvchat.engine.formats.spec import FullSpec, Group, QuantizedSpec
 from kvchat.engine.kernels.move_blocks import BlockMoves
 from kvchat.engine.kernels.move_blocks.reference import BlockRegions
-from kvchat.engine.kernels.quantized_attention.args import SealedPool
-from kvchat.engine.kernels.read_block.native import Places
+from kvchat.engine.kernels.quantized_attention.args import QuantizedPool
+from kvchat.engine.kernels.read_block.native import ReadTargets
 from kvchat.engine.memory.disk.block_file import Region
 from kvchat.engine.memory.pages import PAGE, mapped
 from kvchat.engine.memory.pinned import pinned_map
@@ -33,11 +33,11 @@ DTYPE_NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items() if dtype.is_f
 
 
 @dataclass(frozen=True, slots=True)
-class SealedLayer:
+class QuantizedLayer:
     """One layer's quantised blocks, and the group that has them."""
 
     group: GroupId
-    pool: SealedPool
+    pool: QuantizedPool
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class LayerPool:
     spec: FullSpec
     keys: Tensor
     values: Tensor
-    sealed: SealedLayer | None = None
+    sealed: QuantizedLayer | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,12 +90,12 @@ class DevicePool:
                 for layer, keys, values in zip(group.layers, *self._pools[group.id].parts, strict=True):
                     self.layers[layer] = LayerPool(group.id, group.spec, keys, values, sealed.get(layer))
 
-    def _sealed_layers(self) -> Iterator[tuple[int, SealedLayer]]:
+    def _sealed_layers(self) -> Iterator[tuple[int, QuantizedLayer]]:
         for group in self._groups.values():
-            if isinstance(group.spec, SealedSpec):
+            if isinstance(group.spec, QuantizedSpec):
                 records = group.spec.key_record, group.spec.value_record
                 for layer, keys, values in zip(group.layers, *self._pools[group.id].parts, strict=True):
-                    yield layer, SealedLayer(group.id, SealedPool(keys, values, *records))
+                    yield layer, QuantizedLayer(group.id, QuantizedPool(keys, values, *records))
 
     @property
     def num_bytes(self) -> int:
@@ -183,13 +183,13 @@ class DevicePool:
         for number, (_, columns) in enumerate(self._columns(group, data)):
             np.copyto(pool.memory[number][:, block], columns)
 
-    def places(self, group: GroupId, block: BlockId) -> Places | None:
+    def places(self, group: GroupId, block: BlockId) -> ReadTargets | None:
         """Return where a block's bytes are, in the order of its run; None where they are no plain memory."""
         memory = self._pools[group].memory
         if not memory:
             return None
         keys, values = memory
-        return Places(
+        return ReadTargets(
             starts=(keys[0, block].ctypes.data, values[0, block].ctypes.data),
             strides=(keys.strides[0], values.strides[0]),
             sizes=(keys.shape[2], values.shape[2]),

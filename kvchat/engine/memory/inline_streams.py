@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvchat.engine.kernels.streams import Event, Lane, Work
+from kvchat.engine.kernels.streams import Event, Stream, Work
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class InlineStreams:
     def mark(self) -> Event:
         return Done()
 
-    def beside(self, lane: Lane, work: Work, after: Sequence[Event]) -> Event:
+    def beside(self, lane: Stream, work: Work, after: Sequence[Event]) -> Event:
         assert all(event.is_done for event in after)
         work()
         return Done()

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from threading import Condition, Lock, Thread
 from time import perf_counter
 
-from kvchat.engine.cache.load_unit import Unit
+from kvchat.engine.cache.load_unit import LoadUnit
 from kvchat.engine.cache.plan import Fetch
 
 NUM_THREADS = 2
@@ -26,7 +26,7 @@ class Job:
     `is_urgent`: a request waits for it, so it comes before those that nobody waits for.
     """
 
-    units: Sequence[Unit]
+    units: Sequence[LoadUnit]
     is_urgent: bool = True
     num_taken: int = 0
     num_announced: int = 0
@@ -38,7 +38,7 @@ class Job:
     is_cancelled: bool = False
 
     @property
-    def next(self) -> Unit | None:
+    def next(self) -> LoadUnit | None:
         """The unit to read next, None if nothing is left to take."""
         if self.is_cancelled or self.num_taken == len(self.units):
             return None
@@ -78,7 +78,7 @@ class Landed:
     """
 
     job: Job
-    unit: Unit
+    unit: LoadUnit
     arrived: tuple[bool, ...]
     seconds: float
 
@@ -118,7 +118,7 @@ class Reader:
         self._due = Condition(self._lock)
         self._rested = Condition(self._lock)
 
-    def submit(self, units: Sequence[Unit], *, is_urgent: bool = True) -> Job | None:
+    def submit(self, units: Sequence[LoadUnit], *, is_urgent: bool = True) -> Job | None:
         """Queue the units, to be read in this order; None if the queue has no room for them."""
         assert units
         job = Job(units, is_urgent)
@@ -213,7 +213,7 @@ class Reader:
                 if job.is_at_rest:
                     self._rested.notify_all()
 
-    def _take(self) -> tuple[Job, Unit, Sequence[Unit]] | None:
+    def _take(self) -> tuple[Job, LoadUnit, Sequence[LoadUnit]] | None:
         """Wait for the next unit, and say which to announce; None once closed."""
         with self._lock:
             self._due.wait_for(lambda: self._is_closed or self._first() is not None)

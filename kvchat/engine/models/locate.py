@@ -13,7 +13,7 @@ from kvchat.errors import ModelError, ModelNotFound, ModelUnreadable
 from kvchat.platform.values import dataclass
 
 if TYPE_CHECKING:
-    from kvchat.platform.encryptor import Sealer
+    from kvchat.platform.encryptor import Encryptor
 
 STARTER = "starter"
 GGUF_SUFFIX = ".gguf"
@@ -48,7 +48,7 @@ def locate_model(
     *,
     cache_dir: Path | None = None,
     disk_bytes: int | None = None,
-    sealer: "Sealer | None" = None,
+    sealer: "Encryptor | None" = None,
     network_timeout_s: float = NETWORK_TIMEOUT_S,
 ) -> ModelLocation:
     """Return the directory of a model; only for a hub id that is not in the local cache, from the network.
@@ -72,10 +72,10 @@ def locate_model(
         return ModelLocation(name=name, path=path.resolve())
     if path.is_file() and path.suffix == GGUF_SUFFIX and cache_dir is not None:
         # Not for those who name a directory.
-        from kvchat.engine.models.checkpoints.disk_budget import DiskRoom
+        from kvchat.engine.models.checkpoints.disk_budget import DiskBudget
         from kvchat.engine.models.checkpoints.gguf_files import checkpoint_of
 
-        room = DiskRoom(cache_dir=cache_dir, disk_bytes=disk_bytes, sealer=sealer)
+        room = DiskBudget(cache_dir=cache_dir, disk_bytes=disk_bytes, sealer=sealer)
         return ModelLocation(name=name, path=checkpoint_of(path.resolve(), cache_dir, room))
     if path.is_file():
         wanted = "a cache directory" if path.suffix == GGUF_SUFFIX else "the model's directory"

@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 import torch
 
 from kvchat.engine.api.config import EngineConfig
-from kvchat.engine.models.checkpoints.disk_budget import DiskRoom
+from kvchat.engine.models.checkpoints.disk_budget import DiskBudget
 from kvchat.engine.models.checkpoints.fp8 import write_expanded
 from kvchat.engine.models.checkpoints.prepared import (
     EXPANDED,
@@ -30,7 +30,7 @@ DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class WeightSource:
     """Where weights come from."""
 
     model_dir: Path
@@ -38,14 +38,14 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Form:
+class WeightForm:
     """Files that hold weights in the wanted form, and how they are loaded.
 
     Args:
         may_map: whether they may stay mapped.
     """
 
-    source: Source
+    source: WeightSource
     dtype: str
     may_map: bool = False
 
@@ -58,8 +58,8 @@ class Form:
 
 @contextmanager
 def in_wanted_form(
-    source: Source, config: EngineConfig, digests: WeightDigests, report: Callable[[str], None]
-) -> Iterator[Form]:
+    source: WeightSource, config: EngineConfig, digests: WeightDigests, report: Callable[[str], None]
+) -> Iterator[WeightForm]:
     """Give the files from which weights are loaded; those made for it alone are gone afterwards.
 
     Raises:
@@ -67,13 +67,13 @@ def in_wanted_form(
         ModelError, CapacityError: the plain model cannot be loaded or not be quantised.
         StorageError: what is made cannot be written.
     """
-    form = Form(source=source, dtype=_dtype(config))
+    form = WeightForm(source=source, dtype=_dtype(config))
     is_fp8 = has_fp8_blocks(read_config(source.model_dir))
     if not is_fp8 and config.weights not in QUANTISED:
         yield form
         return
     with _directory(config) as directory:
-        room = DiskRoom(cache_dir=config.cache_dir, disk_bytes=config.disk_bytes, sealer=config.sealer)
+        room = DiskBudget(cache_dir=config.cache_dir, disk_bytes=config.disk_bytes, sealer=config.sealer)
         kept = PreparedCheckpoints(directory, digests, room.weights_limit)
         if is_fp8:
             form = _expanded(form, kept, report, room.make)
@@ -83,8 +83,8 @@ def in_wanted_form(
 
 
 def _expanded(
-    form: Form, kept: PreparedCheckpoints, report: Callable[[str], None], make_room: MakeRoom
-) -> Form:
+    form: WeightForm, kept: PreparedCheckpoints, report: Callable[[str], None], make_room: MakeRoom
+) -> WeightForm:
     source = form.source
     key = key_of(read_checkpoint(source.model_dir, None, kept.digests), EXPANDED, "auto")
     path = kept.get(key, lambda directory: write_expanded(source.model_dir, directory, report, make_room))
@@ -92,12 +92,12 @@ def _expanded(
 
 
 def _quantised(
-    form: Form,
+    form: WeightForm,
     weights: str,
     kept: PreparedCheckpoints,
     report: Callable[[str], None],
     make_room: MakeRoom,
-) -> Form:
+) -> WeightForm:
     source = form.source
     recipe = Recipe(
         model_dir=source.model_dir,
@@ -108,7 +108,7 @@ def _quantised(
         make_room=make_room,
     )
     path = quantised_dir(recipe, kept, report)
-    return replace(form, source=Source(model_dir=path), may_map=True)
+    return replace(form, source=WeightSource(model_dir=path), may_map=True)
 
 
 def check_weights(config: EngineConfig) -> None:

@@ -17,10 +17,10 @@ from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.api.ids import BlockId, GroupId
 from kvchat.engine.formats.spec import Group
 from kvchat.engine.kernels.quantized_attention import seal
-from kvchat.engine.kernels.quantized_attention.args import SealedStep
+from kvchat.engine.kernels.quantized_attention.args import QuantizedStep
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.models.load import choose_device
-from kvchat.engine.models.weight_format import Source
+from kvchat.engine.models.weight_format import WeightSource
 from kvchat.engine.quality.replay import copy_blocks
 from kvchat.engine.startup.weights import Candidate, fingerprint_of, groups_in, load_candidate
 from kvchat.errors import ConfigError
@@ -32,7 +32,7 @@ Payloads = Mapping[GroupId, bytes]
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
+class ConversionSide:
     """A format with room for a few blocks of each group."""
 
     groups: tuple[Group, ...]
@@ -40,12 +40,12 @@ class Side:
     fingerprint: bytes
 
 
-def _side_of(candidate: Candidate, config: EngineConfig) -> Side:
+def _side_of(candidate: Candidate, config: EngineConfig) -> ConversionSide:
     groups = groups_in(candidate.served, config.cache_format, config.block_size)
     places = {group.id: RUN_LEN for group in groups}
     pool = DevicePool(groups, places, config.block_size, torch.device("cpu"))
     served = replace(candidate.served, groups=groups)
-    return Side(groups, pool, fingerprint_of(replace(candidate, served=served), config, pool))
+    return ConversionSide(groups, pool, fingerprint_of(replace(candidate, served=served), config, pool))
 
 
 class Converter:
@@ -88,7 +88,7 @@ class Converter:
                 numbers = self.exact.pool.layers[layer]
                 copy_blocks(pool, numbers, places, places)
                 if pool.sealed is not None:
-                    seal(numbers.keys, numbers.values, pool.sealed.pool, SealedStep((), places, places))
+                    seal(numbers.keys, numbers.values, pool.sealed.pool, QuantizedStep((), places, places))
         return [
             {
                 group.id: bytes(self.target.pool.read_block(group.id, BlockId(place), self._size))
@@ -125,6 +125,6 @@ def load_exact(
     Raises:
         ModelError, CapacityError: it cannot be loaded.
     """
-    source = Source(model_dir=model_dir, adapter_dir=config.adapter)
+    source = WeightSource(model_dir=model_dir, adapter_dir=config.adapter)
     config = replace(config, cache_format=EXACT)
     return load_candidate(source, config, choose_device(config.device), report)

@@ -16,13 +16,13 @@ from kvchat.engine.api.cache_format import EXACT, parse_cache_format
 from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.api.loss import FormatLoss, GaugeReport, LayerLoss
 from kvchat.engine.api.view import require_steps
-from kvchat.engine.formats.spec import Fp8LatentSpec, Group, SealedSpec
-from kvchat.engine.forward.route import Served
+from kvchat.engine.formats.spec import Fp8LatentSpec, Group, QuantizedSpec
+from kvchat.engine.forward.route import ModelPlan
 from kvchat.engine.kernels.threads import choose_threads, usable_cores
 from kvchat.engine.models.latent import projections
 from kvchat.engine.models.linear.packed import pack_linears
 from kvchat.engine.models.load import LoadedModel, choose_device
-from kvchat.engine.models.weight_format import Source
+from kvchat.engine.models.weight_format import WeightSource
 from kvchat.engine.quality.loss import TokenLosses, token_losses
 from kvchat.engine.quality.replay import Replay, ReplaySize
 from kvchat.engine.startup.assembly import placed, shadows_of
@@ -79,7 +79,7 @@ class Gauge:
     def __init__(
         self,
         loaded: LoadedModel,
-        served: Served,
+        served: ModelPlan,
         *,
         block_size: int = 64,
         chunk_len: int = 512,
@@ -100,7 +100,7 @@ class Gauge:
         """
         config = replace(config, cache_format=EXACT)
         device = choose_device(config.device)
-        source = Source(model_dir=model_dir, adapter_dir=config.adapter)
+        source = WeightSource(model_dir=model_dir, adapter_dir=config.adapter)
         candidate = load_candidate(source, config, device, report)
         pack_linears(candidate.loaded.module, projections(candidate.loaded.module))
         return cls(
@@ -292,4 +292,4 @@ def _runs(positions: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 
 def _is_lossy(group: Group) -> bool:
-    return isinstance(group.spec, SealedSpec | Fp8LatentSpec)
+    return isinstance(group.spec, QuantizedSpec | Fp8LatentSpec)

@@ -1,7 +1,8 @@
 """Computes KV anew behind a given past, in a namespace that nobody can reach, and hands out its bytes."""
 
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections import abc
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -10,7 +11,7 @@ from kvchat.engine.api.ids import BlockId, GroupId, RequestId
 from kvchat.engine.formats.spec import Group
 from kvchat.engine.kernels.quantized_kv.reference import quantise
 from kvchat.engine.sequences.batch import Batch, Chunk
-from kvchat.engine.sequences.sequence import Branch
+from kvchat.engine.sequences.sequence import Sequence
 from kvchat.engine.startup.parts import EngineParts
 from kvchat.errors import PoolExhausted
 
@@ -45,7 +46,7 @@ class Recompute:
         self._block_size = parts.info.block_size
         self._chunk_len = max(1, chunk_len // self._block_size) * self._block_size
 
-    def blocks(self, token_ids: Sequence[int], start: int, past: ReadPast) -> Iterator[ComputedBlock]:
+    def blocks(self, token_ids: abc.Sequence[int], start: int, past: ReadPast) -> Iterator[ComputedBlock]:
         """Yield the blocks from position `start` on, a multiple of the block size, the tail included."""
         assert start % self._block_size == 0
         branch = self._begin(token_ids, start, past)
@@ -61,7 +62,7 @@ class Recompute:
         finally:
             self._manager.release(branch)
 
-    def last_logits(self, token_ids: Sequence[int], start: int, past: ReadPast) -> Tensor:
+    def last_logits(self, token_ids: abc.Sequence[int], start: int, past: ReadPast) -> Tensor:
         """Return the logits [V] behind the last token, everything before `start` being given."""
         branch = self._begin(token_ids, start, past)
         try:
@@ -75,7 +76,7 @@ class Recompute:
         finally:
             self._manager.release(branch)
 
-    def _begin(self, token_ids: Sequence[int], start: int, past: ReadPast) -> Branch:
+    def _begin(self, token_ids: abc.Sequence[int], start: int, past: ReadPast) -> Sequence:
         """Return a branch whose first `start` positions hold the given past."""
         branch = self._manager.open(_OWNER, token_ids, f"verify:{secrets.token_hex(16)}")
         try:
@@ -90,7 +91,7 @@ class Recompute:
             raise
         return branch
 
-    def _fill(self, branch: Branch, group: Group, end: int, past: ReadPast) -> None:
+    def _fill(self, branch: Sequence, group: Group, end: int, past: ReadPast) -> None:
         """Write the given past of one group, from the tokens that are computed up to `end`."""
         first, last = (group.num_blocks(length, self._block_size) for length in (branch.computed_len, end))
         for number in range(first, last):
@@ -98,7 +99,7 @@ class Recompute:
             if block is not None and data is not None:
                 self._pool.write_block(group.id, block, bytearray(data))
 
-    def _run(self, branch: Branch, num_tokens: int, *, samples: bool) -> Tensor:
+    def _run(self, branch: Sequence, num_tokens: int, *, samples: bool) -> Tensor:
         self._extend(branch, num_tokens)
         start = branch.computed_len
         chunk = Chunk(
@@ -111,7 +112,7 @@ class Recompute:
         changes, dropped = self._manager.take_changes()
         return self._runner.run(Batch((chunk,), (), changes, dropped))
 
-    def _extend(self, branch: Branch, num_tokens: int) -> None:
+    def _extend(self, branch: Sequence, num_tokens: int) -> None:
         moves = self._manager.extend(branch, num_tokens)
         if moves is None:
             raise PoolExhausted(
@@ -121,11 +122,11 @@ class Recompute:
         self._mover.execute(moves)
         self._manager.finish_moves()
 
-    def _commit(self, branch: Branch, num_tokens: int) -> None:
+    def _commit(self, branch: Sequence, num_tokens: int) -> None:
         self._manager.commit(branch, num_tokens)
         self._manager.take_saves()  # nobody stores these
 
-    def _reader(self, branch: Branch, number: int) -> Callable[[GroupId, int], bytes]:
+    def _reader(self, branch: Sequence, number: int) -> Callable[[GroupId, int], bytes]:
         groups = {group.id: group for group in self._manager.groups}
 
         def read(group: GroupId, num_tokens: int) -> bytes:

@@ -13,28 +13,28 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from kvchat.engine.api.ids import BlockId, BranchId, GroupId, RequestId
+from kvchat.engine.api.ids import BlockId, GroupId, RequestId, SequenceId
 from kvchat.engine.api.namespace import Namespace
 from kvchat.engine.cache.plan import Prune, TableChange
 from kvchat.engine.formats.full.attend import LayerPool
 from kvchat.engine.formats.pool_sizing import window_blocks
 from kvchat.engine.formats.pruned.pruner import Pruner
 from kvchat.engine.formats.pruned.view_schedule import Hole
-from kvchat.engine.formats.pruned.view_schedules import Courses
+from kvchat.engine.formats.pruned.view_schedules import ViewSchedules
 from kvchat.engine.formats.shadow.shadows import Shadows
 from kvchat.engine.formats.spec import Fp8LatentSpec, Group
 from kvchat.engine.forward.runner import ForwardPass, Runner
 from kvchat.engine.kernels.latent_record import store_records
 from kvchat.engine.kernels.quantized_attention import seal
-from kvchat.engine.kernels.quantized_attention.args import SealedStep
+from kvchat.engine.kernels.quantized_attention.args import QuantizedStep
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.sequences.batch import Batch, Chunk, ShadowedPrompt
 
 MakePass = Callable[[DevicePool], ForwardPass]
-_BRANCH = BranchId(0)
+_BRANCH = SequenceId(0)
 
 
-class Served(Protocol):
+class ReplayModel(Protocol):
     """A model, and how a pass of it is made on a pool; the pass made last is the one that computes."""
 
     @property
@@ -70,7 +70,7 @@ class Replay:
 
     def __init__(
         self,
-        served: Served,
+        served: ReplayModel,
         groups: Sequence[Group],
         size: ReplaySize,
         device: torch.device,
@@ -83,7 +83,7 @@ class Replay:
         self._rings = {group.id: _ring(group, size) for group in groups}
         self.pool = DevicePool(groups, self._rings, size.block_size, device)
         self._runner: Runner | None = None
-        self._courses = Courses(self.groups, size.block_size)
+        self._courses = ViewSchedules(self.groups, size.block_size)
         self._course = self._courses.of("replay", "")
         self._num_plans = 0
         """That were made: what is computed after another one may be another text."""
@@ -189,7 +189,7 @@ class Replay:
             if pool.sealed is not None:
                 sealed = next(one for one in self.groups if one.id == pool.sealed.group)
                 old = self._numbers(0, sealed.num_blocks(num_tokens, self.size.block_size))
-                step = SealedStep((), exact.places(source.group, old), self.places(pool.sealed.group, old))
+                step = QuantizedStep((), exact.places(source.group, old), self.places(pool.sealed.group, old))
                 seal(source.keys, source.values, pool.sealed.pool, step)
 
     def places(self, group: GroupId, numbers: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from kvchat.engine.api.ids import BlockKey, GroupId, block_key, u32le
 from kvchat.engine.formats.spec import Group
 from kvchat.engine.memory.disk.block_file import BlockHeader
-from kvchat.engine.memory.disk.bundle_blocks import BlockShelf, NewBlock
+from kvchat.engine.memory.disk.bundle_blocks import BundleBlockStore, NewBlock
 from kvchat.engine.quality.convert import RUN_LEN, Converter, Payloads
 from kvchat.errors import CacheError, StorageError
 
@@ -67,8 +67,8 @@ class Conversion:
     def __init__(
         self,
         converter: Converter,
-        source: BlockShelf,
-        target: BlockShelf,
+        source: BundleBlockStore,
+        target: BundleBlockStore,
         roots: tuple[BlockKey, BlockKey],
         paths: Iterable[Sequence[int]],
     ) -> None:
@@ -217,7 +217,7 @@ class Conversion:
         return (number + 1) * self._size > group.spec.first_visible(num_tokens)
 
 
-def _bytes(shelf: BlockShelf, groups: Iterable[GroupId]) -> int:
+def _bytes(shelf: BundleBlockStore, groups: Iterable[GroupId]) -> int:
     return sum(region.nbytes for group in groups for region in shelf.layouts[group])
 
 

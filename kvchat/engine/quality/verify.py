@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from kvchat.engine.api.ids import BlockKey, GroupId, block_key, u32le
-from kvchat.engine.formats.spec import Fp8LatentSpec, FullSpec, Group, SealedSpec
+from kvchat.engine.formats.spec import Fp8LatentSpec, FullSpec, Group, QuantizedSpec
 from kvchat.engine.kernels.latent_record.reference import unpack
 from kvchat.engine.kernels.quantized_kv.reference import dequantise
-from kvchat.engine.kernels.quantized_record import SealedRecord
+from kvchat.engine.kernels.quantized_record import QuantizedRecord
 from kvchat.engine.memory.device_pool import TORCH_DTYPES
 from kvchat.engine.memory.disk.block_file import Layout
-from kvchat.engine.memory.disk.bundle_blocks import BlockShelf
+from kvchat.engine.memory.disk.bundle_blocks import BundleBlockStore
 from kvchat.engine.quality.recompute import ComputedBlock, ReadPast, Recompute
 from kvchat.errors import ConfigError, StorageError
 
@@ -30,7 +30,7 @@ _NO_ROOM = (
 )
 
 
-class Target(Protocol):
+class VerifyTarget(Protocol):
     """A stored block or tail to be looked at."""
 
     @property
@@ -81,7 +81,7 @@ class Verifier:
             names say, and none of them may be written under these.
     """
 
-    def __init__(self, recompute: Recompute, groups: Sequence[Group], shelf: BlockShelf) -> None:
+    def __init__(self, recompute: Recompute, groups: Sequence[Group], shelf: BundleBlockStore) -> None:
         if any(group.spec.is_view for group in groups):
             raise ConfigError(
                 "KV is verified in the format in which it is stored, and a view stores it exact; use "
@@ -95,7 +95,7 @@ class Verifier:
         self.findings = Findings()
         self._done: set[BlockKey] = set()
 
-    def check_path(self, path: Sequence[int], targets: Sequence[Target]) -> Iterator[Target]:
+    def check_path(self, path: Sequence[int], targets: Sequence[VerifyTarget]) -> Iterator[VerifyTarget]:
         """Compute a whole path from nothing, compare its stored blocks, and yield them one by one.
 
         Effect: stores what was computed under the native names, whether or not the stored blocks agree.
@@ -114,7 +114,7 @@ class Verifier:
                 yield target
         self._check_logits(path[:end], 0, _nothing, past)
 
-    def check_block(self, path: Sequence[int], targets: Sequence[Target], target: Target) -> None:
+    def check_block(self, path: Sequence[int], targets: Sequence[VerifyTarget], target: VerifyTarget) -> None:
         """Compute one block behind what is stored before it, and compare it."""
         end = target.number * self._size + len(target.token_ids)
         past = self._stored_past(targets)
@@ -134,9 +134,9 @@ class Verifier:
         first = group.spec.first_visible(position) // self._size
         return range(first, group.num_blocks(position, self._size))
 
-    def _stored_past(self, targets: Sequence[Target]) -> ReadPast:
+    def _stored_past(self, targets: Sequence[VerifyTarget]) -> ReadPast:
         """Return a reader of what is stored on a path; the longest at each place."""
-        best: dict[int, Target] = {}
+        best: dict[int, VerifyTarget] = {}
         for target in targets:
             known = best.get(target.number)
             if known is None or len(known.token_ids) < len(target.token_ids):
@@ -150,7 +150,7 @@ class Verifier:
 
         return read
 
-    def _compare(self, target: Target, block: ComputedBlock, *, keep: bool) -> None:
+    def _compare(self, target: VerifyTarget, block: ComputedBlock, *, keep: bool) -> None:
         self._done.add(target.key)
         self.findings.num_blocks += 1
         deviations = []
@@ -177,7 +177,7 @@ class Verifier:
             self.findings.num_exact += worst == 0.0
             self.findings.worst = max(self.findings.worst, worst)
 
-    def _keep(self, group: GroupId, target: Target, computed: bytes) -> None:
+    def _keep(self, group: GroupId, target: VerifyTarget, computed: bytes) -> None:
         """Store what was computed under the native name."""
         if self._shelf.write(group, target.native_parent, target.token_ids, computed, is_wanted=True):
             return
@@ -214,7 +214,7 @@ def deviation(stored: bytes, computed: bytes, layout: Layout, spec: FullSpec | N
     """
     if stored == computed:
         return 0.0
-    compare = relative_norm if isinstance(spec, SealedSpec) else relative
+    compare = relative_norm if isinstance(spec, QuantizedSpec) else relative
     pairs = zip(_regions(stored, layout, spec), _regions(computed, layout, spec), strict=True)
     return max(compare(left, right) for left, right in pairs)
 
@@ -246,14 +246,14 @@ def _regions(payload: bytes, layout: Layout, spec: FullSpec | None) -> Iterator[
         if isinstance(spec, Fp8LatentSpec):
             latents = unpack(numbers.view(-1, spec.record.num_bytes), spec.record)
             yield from latents.tensor_split([spec.rank], dim=1)
-        elif isinstance(spec, SealedSpec):
+        elif isinstance(spec, QuantizedSpec):
             yield dequantise(numbers.view(region.shape).transpose(0, 1), _record(spec, region.name))
         else:
             yield numbers
         start = end
 
 
-def _record(spec: SealedSpec, region: str) -> SealedRecord:
+def _record(spec: QuantizedSpec, region: str) -> QuantizedRecord:
     return spec.key_record if region.endswith(".k") else spec.value_record
 
 

@@ -19,7 +19,7 @@ LEAST_TEMPERATURE = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class SamplingRow:
     """One sequence whose next token is due.
 
     Args:
@@ -34,7 +34,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class SampledToken:
     """The next token of a row; `logprobs` where they were asked for."""
 
     token_id: int
@@ -66,7 +66,7 @@ class Sampler:
             self._seeds.manual_seed(seed)
         self._states: dict[RequestId, _State] = {}
 
-    def sample(self, logits: Tensor, rows: Sequence[Row]) -> list[list[Choice | None]]:
+    def sample(self, logits: Tensor, rows: Sequence[SamplingRow]) -> list[list[SampledToken | None]]:
         """Return the next tokens of each sequence; None where a row of logits has no usable number.
 
         Each token is chosen from the logits behind the one before, as it would be without a draft, so a
@@ -81,7 +81,7 @@ class Sampler:
             return self.sample_there(logits, rows)
         greedy = logits.argmax(dim=-1).tolist()
         finite = torch.isfinite(logits.amax(dim=-1)).tolist()
-        chosen: list[list[Choice | None]] = []
+        chosen: list[list[SampledToken | None]] = []
         start = 0
         for row in rows:
             own = range(start, start := start + 1 + len(row.draft))
@@ -93,15 +93,15 @@ class Sampler:
                     break
         return chosen
 
-    def sample_there(self, logits: Tensor, rows: Sequence[Row]) -> list[list[Choice | None]]:
+    def sample_there(self, logits: Tensor, rows: Sequence[SamplingRow]) -> list[list[SampledToken | None]]:
         """Do as `sample` where the logits lie: one copy goes there and one comes back."""
         return choices(self.begin(logits, rows))
 
-    def draws_there(self, logits: Tensor, rows: Sequence[Row]) -> bool:
+    def draws_there(self, logits: Tensor, rows: Sequence[SamplingRow]) -> bool:
         """Whether tokens are drawn where the logits lie. Pure."""
         return (logits.is_cuda or self._draws_there) and all(map(_is_plain, rows))
 
-    def begin(self, logits: Tensor, rows: Sequence[Row]) -> Drawn:
+    def begin(self, logits: Tensor, rows: Sequence[SamplingRow]) -> Drawn:
         """Begin to do as `sample` where the logits lie, and wait for nothing.
 
         Args:
@@ -114,7 +114,7 @@ class Sampler:
         """Drop what is kept of a finished request."""
         self._states.pop(request, None)
 
-    def _choose(self, logits: Tensor, greedy: int, row: Row) -> Choice:
+    def _choose(self, logits: Tensor, greedy: int, row: SamplingRow) -> SampledToken:
         params = row.params
         raw = logits
         if params.repetition_penalty != 1:
@@ -124,33 +124,33 @@ class Sampler:
         if params.repetition_penalty != 1:
             self._occurred(row, logits.numel())[token] = True
         report = None if params.logprobs is None else token_logprobs(raw, token, params.logprobs)
-        return Choice(token, report)
+        return SampledToken(token, report)
 
-    def _draw(self, logits: Tensor, row: Row) -> int:
+    def _draw(self, logits: Tensor, row: SamplingRow) -> int:
         if logits.is_cuda:  # as in `sample_there`: a text must not depend on who else asks for what
             return int(draw(logits[None], [row.params], [self._number(row)]))
         probabilities = distribution(logits, row.params).cpu()
         return int(torch.multinomial(probabilities, 1, generator=self._generator(row)))
 
-    def _number(self, row: Row) -> float:
+    def _number(self, row: SamplingRow) -> float:
         """Return the request's next number in [0, 1)."""
         return float(torch.rand((), generator=self._generator(row), dtype=torch.float64))
 
-    def _penalized(self, logits: Tensor, row: Row) -> Tensor:
+    def _penalized(self, logits: Tensor, row: SamplingRow) -> Tensor:
         penalty = row.params.repetition_penalty
         weakened = torch.where(logits > 0, logits / penalty, logits * penalty)
         limits = torch.finfo(logits.dtype)
         weakened = weakened.clamp(limits.min, limits.max)  # a tiny penalty makes infinities
         return torch.where(self._occurred(row, logits.numel()).to(logits.device), weakened, logits)
 
-    def _occurred(self, row: Row, vocab_size: int) -> Tensor:
+    def _occurred(self, row: SamplingRow, vocab_size: int) -> Tensor:
         state = self._states.setdefault(row.request, _State())
         if state.occurred is None:
             state.occurred = torch.zeros(vocab_size, dtype=torch.bool)
             state.occurred[torch.tensor(row.token_ids)] = True
         return state.occurred
 
-    def _generator(self, row: Row) -> Generator:
+    def _generator(self, row: SamplingRow) -> Generator:
         state = self._states.setdefault(row.request, _State())
         if state.generator is None:
             seed = row.params.seed
@@ -160,12 +160,12 @@ class Sampler:
         return state.generator
 
 
-def choices(drawn: Drawn) -> list[list[Choice | None]]:
+def choices(drawn: Drawn) -> list[list[SampledToken | None]]:
     """Return tokens that were drawn as `Sampler.sample` does; waits for them."""
-    return [[None if token is None else Choice(token)] for token in drawn.tokens_here()]
+    return [[None if token is None else SampledToken(token)] for token in drawn.tokens_here()]
 
 
-def _is_plain(row: Row) -> bool:
+def _is_plain(row: SamplingRow) -> bool:
     return not row.draft and row.params.repetition_penalty == 1 and row.params.logprobs is None
 
 

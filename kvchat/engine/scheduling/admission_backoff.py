@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from kvchat.engine.api.ids import BlockKey, GroupId, RequestId
 from kvchat.engine.cache.manager import CacheManager
-from kvchat.engine.sequences.completion import Entry
+from kvchat.engine.sequences.completion import Completion
 from kvchat.platform.values import dataclass
 
 Rank = tuple[int, int]
@@ -37,14 +37,14 @@ class _Refusal:
     parents: frozenset[BlockKey]
 
 
-class Refusals:
+class AdmissionBackoff:
     """The last refusal: nobody behind the first request that is refused is asked in the same step."""
 
     def __init__(self, manager: CacheManager) -> None:
         self._manager = manager
         self._last: _Refusal | None = None
 
-    def note(self, entry: Entry, running: Sequence[Entry], lacking: GroupId | None) -> None:
+    def note(self, entry: Completion, running: Sequence[Completion], lacking: GroupId | None) -> None:
         """Note that there was no room.
 
         Args:
@@ -70,7 +70,7 @@ class Refusals:
         """Try again in any case."""
         self._last = None
 
-    def stands(self, entry: Entry, running: Sequence[Entry]) -> bool:
+    def stands(self, entry: Completion, running: Sequence[Completion]) -> bool:
         """Whether trying again can only end as it did before; never if nothing runs. Pure."""
         last = self._last
         if last is None or last.request != entry.id or not running:
@@ -89,5 +89,5 @@ class Refusals:
         )
 
 
-def _ranks(entry: Entry, running: Sequence[Entry]) -> tuple[Rank, ...]:
+def _ranks(entry: Completion, running: Sequence[Completion]) -> tuple[Rank, ...]:
     return (entry.rank, *(other.rank for other in running))

@@ -1,19 +1,20 @@
 """Whether a conversation fits into the device pool, also beside what is pinned there."""
 
-from collections.abc import Iterable, Sequence
+from collections import abc
+from collections.abc import Iterable
 
 from kvchat.engine.api.ids import BlockKey, GroupId, chain_keys
 from kvchat.engine.cache.manager import CacheManager
 from kvchat.engine.formats.pool_sizing import least_blocks
 from kvchat.engine.formats.shadow.memory import beside_bytes
-from kvchat.engine.sequences.completion import Entry
-from kvchat.engine.sequences.sequence import Branch
+from kvchat.engine.sequences.completion import Completion
+from kvchat.engine.sequences.sequence import Sequence
 from kvchat.errors import PoolExhausted
 
 MIB = 2**20
 
 
-class Room:
+class CapacityCheck:
     """What conversations need of the pools."""
 
     def __init__(
@@ -29,7 +30,7 @@ class Room:
         self._chunk_len = chunk_len
         self._max_context = max_context
 
-    def check(self, token_ids: Sequence[int], root: BlockKey, least_new: int = 1) -> None:
+    def check(self, token_ids: abc.Sequence[int], root: BlockKey, least_new: int = 1) -> None:
         """Raise PoolExhausted if a prompt can never be answered with the blocks that may be had for it.
 
         The answers to a request, and the beams of a search, take turns if need be: what one of them needs
@@ -67,7 +68,7 @@ class Room:
                 f"--kv-{'device' if is_remote else 'host'}-bytes, or use --cache-format exact"
             )
 
-    def needs_of(self, entries: Iterable[Entry]) -> list[tuple[Branch, dict[GroupId, int]]]:
+    def needs_of(self, entries: Iterable[Completion]) -> list[tuple[Sequence, dict[GroupId, int]]]:
         """Return what each request needs when it has generated all that it may, its branch first. Pure."""
         return [
             (entry.branch, self._needs(min(entry.prompt_len + entry.max_tokens, self._max_context)))
@@ -80,6 +81,6 @@ class Room:
             group.id: least_blocks(group, num_tokens, self._chunk_len, size) for group in self._manager.groups
         }
 
-    def _num_pinned_beside(self, group: GroupId, token_ids: Sequence[int], root: BlockKey) -> int:
+    def _num_pinned_beside(self, group: GroupId, token_ids: abc.Sequence[int], root: BlockKey) -> int:
         keys = chain_keys(root, token_ids, self._manager.block_size)
         return self._manager.pins.num_others(group, keys)

@@ -20,7 +20,7 @@ OFFERED = (*TRIED[:2], OFFERED_SHADOW, *TRIED[2:])
 MIB = 2**20
 
 
-class Smaller:
+class FormatAdvisor:
     """Knows what the present pools' bytes would hold in another format."""
 
     def __init__(

@@ -1,6 +1,7 @@
 """The answers in progress: what the logits of a step mean for them."""
 
-from collections.abc import Callable, Sequence
+from collections import abc
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Protocol
@@ -9,27 +10,27 @@ import torch
 from torch import Tensor
 
 from kvchat.engine.api.events import Event, FinishReason
-from kvchat.engine.api.ids import BranchId, RequestId
+from kvchat.engine.api.ids import RequestId, SequenceId
 from kvchat.engine.api.request import Request
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.cache.manager import CacheManager
-from kvchat.engine.sampling.sampler import Choice, Row, Sampler, choices
+from kvchat.engine.sampling.sampler import SampledToken, Sampler, SamplingRow, choices
 from kvchat.engine.scheduling import request_events
 from kvchat.engine.scheduling.scheduler import Scheduler
 from kvchat.engine.sequences.batch import Batch
 from kvchat.engine.sequences.beam_search import Advance, BeamSearch, Continuation
-from kvchat.engine.sequences.completion import Entry
-from kvchat.engine.sequences.request_state import Family, Hypothesis, seeded
-from kvchat.engine.sequences.sequence import Branch
+from kvchat.engine.sequences.completion import Completion
+from kvchat.engine.sequences.request_state import Hypothesis, RequestState, seeded
+from kvchat.engine.sequences.sequence import Sequence
 from kvchat.engine.sequences.stop_guard import StopGuard
-from kvchat.engine.tiering.save_policy import Keeper
+from kvchat.engine.tiering.save_policy import SavePolicy
 
 
 @dataclass(frozen=True, slots=True)
 class _Due:
     """A sequence whose next token is due: the logits [1 + D, V] behind its last token and D of a draft."""
 
-    entry: Entry
+    entry: Completion
     logits: Tensor
     draft: tuple[int, ...] = ()
 
@@ -37,7 +38,7 @@ class _Due:
 class Launcher(Protocol):
     """Goes on with answers before their tokens are known; see `Ahead`."""
 
-    def launch(self, due: Sequence[Entry], tokens: Tensor) -> None:
+    def launch(self, due: abc.Sequence[Completion], tokens: Tensor) -> None:
         """Hand in what follows.
 
         Args:
@@ -48,7 +49,7 @@ class Launcher(Protocol):
 
 
 @dataclass(slots=True)
-class Answers:
+class OutputProcessor:
     """Every running sequence, the requests they belong to, and the events that are still to be told.
 
     Args:
@@ -60,22 +61,22 @@ class Answers:
     manager: CacheManager
     scheduler: Scheduler
     sampler: Sampler
-    keeper: Keeper
+    keeper: SavePolicy
     clock: Callable[[], float]
     eos_ids: frozenset[int]
     max_context: int
     ahead: Launcher | None = None
-    entries: dict[RequestId, Entry] = field(default_factory=dict)
-    families: dict[RequestId, Family] = field(default_factory=dict)
+    entries: dict[RequestId, Completion] = field(default_factory=dict)
+    families: dict[RequestId, RequestState] = field(default_factory=dict)
     events: list[Event] = field(default_factory=list)
     reused_tokens: int = 0
     computed_tokens: int = 0
     sampled_tokens: int = 0
     _ids: "count[int]" = field(default_factory=lambda: count(1))
 
-    def open(self, request: Request, branch: Branch) -> Entry:
+    def open(self, request: Request, branch: Sequence) -> Completion:
         """Queue a request whose answer begins on `branch`."""
-        entry = Entry(
+        entry = Completion(
             id=self._new_id(),
             request=request,
             branch=branch,
@@ -87,7 +88,7 @@ class Answers:
             may_draft=request.sampling.beam_width is None,
         )
         self.entries[entry.id] = entry
-        self.families[entry.id] = Family(entry, [entry], search=self._new_search(request))
+        self.families[entry.id] = RequestState(entry, [entry], search=self._new_search(request))
         self.scheduler.add(entry)
         return entry
 
@@ -97,7 +98,7 @@ class Answers:
         can_end = bool(self._ends(request.sampling))
         return self._max_tokens(request) if is_told_whole and not can_end else 1
 
-    def running_on(self, branch: BranchId) -> Entry | None:
+    def running_on(self, branch: SequenceId) -> Completion | None:
         return next((entry for entry in self.entries.values() if entry.branch.id == branch), None)
 
     def tell(self, event: Event) -> None:
@@ -139,7 +140,7 @@ class Answers:
 
     def finish(
         self,
-        entry: Entry,
+        entry: Completion,
         reason: FinishReason,
         error: str | None = None,
         fits_in: tuple[str, ...] = (),
@@ -169,12 +170,17 @@ class Answers:
     def _sample(self, due: list["_Due"]) -> None:
         if not due:
             return
-        rows = [Row(one.entry.id, one.entry.sampling, one.entry.branch.token_ids, one.draft) for one in due]
+        rows = [
+            SamplingRow(one.entry.id, one.entry.sampling, one.entry.branch.token_ids, one.draft)
+            for one in due
+        ]
         for one, chosen in zip(due, self._choose(due, rows), strict=True):
             one.entry.num_drafted += len(one.draft)
             self._take_tokens(one.entry, chosen)
 
-    def _choose(self, due: Sequence["_Due"], rows: Sequence[Row]) -> list[list[Choice | None]]:
+    def _choose(
+        self, due: abc.Sequence["_Due"], rows: abc.Sequence[SamplingRow]
+    ) -> list[list[SampledToken | None]]:
         """Return what is chosen for each row; the step that follows is handed in before it is known."""
         logits = torch.cat([one.logits for one in due])
         if self.ahead is None or not self.sampler.draws_there(logits, rows):
@@ -183,18 +189,18 @@ class Answers:
         self.ahead.launch([one.entry for one in due], drawn.tokens)
         return choices(drawn)
 
-    def _fork_siblings(self, entry: Entry) -> list[Entry]:
+    def _fork_siblings(self, entry: Completion) -> list[Completion]:
         """Return the further answers that begin where the first one's prompt has just been computed."""
         family = self._family(entry)
         return [self._fork(entry, sample) for sample in family.missing_samples]
 
-    def _fork(self, entry: Entry, sample: int) -> Entry:
+    def _fork(self, entry: Completion, sample: int) -> Completion:
         sibling = self._family(entry).sibling(entry, self._new_id(), self.manager.fork(entry.branch), sample)
         self.entries[sibling.id] = sibling
         self.scheduler.add(sibling)
         return sibling
 
-    def _take_tokens(self, entry: Entry, chosen: Sequence[Choice | None]) -> None:
+    def _take_tokens(self, entry: Completion, chosen: abc.Sequence[SampledToken | None]) -> None:
         """Append what was chosen, up to where the answer ends. Each token but the last is one of a draft that
         was right, and has been computed; one that ends an answer counts as not computed, as it always does.
         """
@@ -211,7 +217,9 @@ class Answers:
         if end is not None:
             self.finish(entry, *end)
 
-    def _take_token(self, entry: Entry, choice: Choice | None) -> tuple[FinishReason, str | None] | None:
+    def _take_token(
+        self, entry: Completion, choice: SampledToken | None
+    ) -> tuple[FinishReason, str | None] | None:
         """Append one token; returns why the answer ends with it, if it does."""
         if choice is None:
             return FinishReason.ERROR, "the model's output is not a number (NaN or infinite)"
@@ -225,7 +233,7 @@ class Answers:
             return FinishReason.ERROR, error
         return None if reason is None else (reason, None)
 
-    def _note_first_token(self, entry: Entry) -> None:
+    def _note_first_token(self, entry: Completion) -> None:
         if entry.first_token_s is not None:
             return
         entry.first_token_s = self.clock()
@@ -234,7 +242,7 @@ class Answers:
             self.computed_tokens += entry.prompt_len - entry.cached_len
             self.events.append(request_events.progress(entry))
 
-    def _finish_reason(self, entry: Entry, token: int) -> FinishReason | None:
+    def _finish_reason(self, entry: Completion, token: int) -> FinishReason | None:
         ends_turn = token in self.eos_ids and not entry.sampling.ignore_eos
         if ends_turn or token in entry.sampling.stop_token_ids:
             return FinishReason.STOP
@@ -246,7 +254,7 @@ class Answers:
 
     def _search(self, due: list["_Due"]) -> None:
         """Keep the beams' logits; where a search has those of all its beams, let it choose."""
-        ready: dict[RequestId, Family] = {}
+        ready: dict[RequestId, RequestState] = {}
         for one in due:
             entry, family = one.entry, self._family(one.entry)
             assert family.search is not None
@@ -262,11 +270,11 @@ class Answers:
             else:
                 self.finish(family.first, FinishReason.ERROR, "the model's output is not a number")
 
-    def _apply(self, family: Family, advance: Advance) -> None:
+    def _apply(self, family: RequestState, advance: Advance) -> None:
         """Fork beams with several continuations, release those with none, append the tokens."""
         for continuation in advance.finished:
             self._keep_hypothesis(family, continuation)
-        grown: list[tuple[Entry, Continuation]] = []
+        grown: list[tuple[Completion, Continuation]] = []
         taken: set[RequestId] = set()
         for continuation in advance.kept:
             parent = continuation.parent
@@ -284,7 +292,7 @@ class Answers:
             self.events += request_events.hypothesis_tokens(family)
             self._tell_end(family)
 
-    def _keep_hypothesis(self, family: Family, end: Continuation) -> None:
+    def _keep_hypothesis(self, family: RequestState, end: Continuation) -> None:
         """Put a finished answer among the best ones, on a branch of its own."""
         branch = self.manager.fork(end.parent.branch)
         branch.token_ids.append(end.token_id)
@@ -292,7 +300,7 @@ class Answers:
         num_tokens = end.parent.num_generated + 1
         self._release(family.keep(Hypothesis(branch, end.score, num_tokens, reason)))
 
-    def _drop(self, family: Family, beams: list[Entry]) -> None:
+    def _drop(self, family: RequestState, beams: list[Completion]) -> None:
         """Let go of beams that are not continued."""
         for entry in list(beams):
             self._take_out(entry)
@@ -309,7 +317,7 @@ class Answers:
 
     # Both
 
-    def _tell_end(self, family: Family) -> None:
+    def _tell_end(self, family: RequestState) -> None:
         if family.running:
             return
         del self.families[family.first.id]
@@ -318,13 +326,13 @@ class Answers:
                 self.manager.release(self.manager.branches[branch])
         self.events.append(request_events.finished(family, self.clock()))
 
-    def _take_out(self, entry: Entry) -> None:
+    def _take_out(self, entry: Completion) -> None:
         self.scheduler.remove(entry)
         self.scheduler.touch(entry.branch.id)
         self.sampler.forget(entry.id)
         del self.entries[entry.id]
 
-    def _family(self, entry: Entry) -> Family:
+    def _family(self, entry: Completion) -> RequestState:
         return self.families[entry.request_id or entry.id]
 
     def _new_id(self) -> RequestId:

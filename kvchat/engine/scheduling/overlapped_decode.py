@@ -16,13 +16,13 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from kvchat.engine.api.ids import BranchId
+from kvchat.engine.api.ids import SequenceId
 from kvchat.engine.cache.manager import CacheManager
 from kvchat.engine.cache.plan import Move
 from kvchat.engine.kernels.device import upload
 from kvchat.engine.scheduling.scheduler import Scheduler
 from kvchat.engine.sequences.batch import Batch, Chunk
-from kvchat.engine.sequences.completion import Entry
+from kvchat.engine.sequences.completion import Completion
 
 
 class StepRunner(Protocol):
@@ -39,18 +39,18 @@ class StepRunner(Protocol):
 class _Launched:
     """A step that was handed in: whose rows its logits [R, V] are, and the tokens that it began with [R]."""
 
-    entries: Sequence[Entry]
+    entries: Sequence[Completion]
     chunks: Sequence[Chunk]
     logits: Tensor
 
-    def rows_for(self, batch: Batch) -> dict[BranchId, int]:
+    def rows_for(self, batch: Batch) -> dict[SequenceId, int]:
         """Return the rows that a batch needs, as it would compute them now: of the same request, whose token
         was told since, at the same place in the same blocks.
         """
         moved = {change.branch for change in batch.changes} | set(batch.dropped)
         places = [(chunk.request, chunk.branch, chunk.start) for chunk in self.chunks]
         rows = {place: number for number, place in enumerate(places)}
-        found: dict[BranchId, int] = {}
+        found: dict[SequenceId, int] = {}
         for chunk in batch.chunks:
             number = rows.get((chunk.request, chunk.branch, chunk.start))
             is_one = len(chunk.token_ids) == 1 and chunk.samples
@@ -59,7 +59,7 @@ class _Launched:
         return found
 
 
-class Ahead:
+class OverlappedDecode:
     """Hands in steps ahead of one engine's, and gives them back as their turn comes.
 
     Args:
@@ -104,7 +104,7 @@ class Ahead:
             ]
         )
 
-    def launch(self, due: Sequence[Entry], tokens: Tensor) -> None:
+    def launch(self, due: Sequence[Completion], tokens: Tensor) -> None:
         """Hand in one more token of each answer, unless the next step will be another one.
 
         Args:
@@ -143,7 +143,7 @@ class Ahead:
         """Forget what has been computed ahead."""
         self._take()
 
-    def _may_follow(self, due: Sequence[Entry]) -> bool:
+    def _may_follow(self, due: Sequence[Completion]) -> bool:
         """Whether the next step probably computes one token of each of these answers, and nothing else."""
         scheduler = self._scheduler
         if scheduler.waiting or len(due) != len(scheduler.running):
@@ -159,7 +159,7 @@ class Ahead:
         return launched
 
 
-def _next_chunk(entry: Entry) -> Chunk:
+def _next_chunk(entry: Completion) -> Chunk:
     """Return the token that is not known yet, called 0."""
     return Chunk(entry.id, entry.branch.id, entry.branch.computed_len, (0,), samples=True)
 

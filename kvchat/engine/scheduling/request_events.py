@@ -8,12 +8,12 @@ from kvchat.engine.api.events import (
     TokenEmitted,
     Usage,
 )
-from kvchat.engine.sampling.sampler import Choice
-from kvchat.engine.sequences.completion import Entry
-from kvchat.engine.sequences.request_state import Family
+from kvchat.engine.sampling.sampler import SampledToken
+from kvchat.engine.sequences.completion import Completion
+from kvchat.engine.sequences.request_state import RequestState
 
 
-def progress(entry: Entry) -> PrefillProgress:
+def progress(entry: Completion) -> PrefillProgress:
     """Return how much of the prompt is there by now."""
     return PrefillProgress(
         request_id=entry.id,
@@ -25,7 +25,7 @@ def progress(entry: Entry) -> PrefillProgress:
     )
 
 
-def token(entry: Entry, choice: Choice) -> TokenEmitted:
+def token(entry: Completion, choice: SampledToken) -> TokenEmitted:
     return TokenEmitted(
         request_id=entry.request_id or entry.id,
         branch=entry.branch.id,
@@ -35,7 +35,7 @@ def token(entry: Entry, choice: Choice) -> TokenEmitted:
     )
 
 
-def hypothesis_tokens(family: Family) -> list[TokenEmitted]:
+def hypothesis_tokens(family: RequestState) -> list[TokenEmitted]:
     """Return the tokens of a search's answers, which are known only at its end."""
     return [
         TokenEmitted(
@@ -46,7 +46,7 @@ def hypothesis_tokens(family: Family) -> list[TokenEmitted]:
     ]
 
 
-def beam_tokens(beam: Entry) -> list[TokenEmitted]:
+def beam_tokens(beam: Completion) -> list[TokenEmitted]:
     """Return the tokens of a beam whose search is given up."""
     return [
         TokenEmitted(request_id=beam.request_id or beam.id, branch=beam.branch.id, token_id=token_id)
@@ -54,7 +54,7 @@ def beam_tokens(beam: Entry) -> list[TokenEmitted]:
     ]
 
 
-def finished(family: Family, now_s: float) -> RequestFinished:
+def finished(family: RequestState, now_s: float) -> RequestFinished:
     """Return the last event of a request."""
     entry, samples = family.first, family.ranked()
     return RequestFinished(
@@ -77,14 +77,14 @@ def finished(family: Family, now_s: float) -> RequestFinished:
     )
 
 
-def _computed_len(entry: Entry) -> int:
+def _computed_len(entry: Completion) -> int:
     """Return how many prompt tokens were computed for this request."""
     if entry.first_token_s is not None:
         return entry.prompt_len - entry.cached_len
     return max(0, entry.branch.computed_len - entry.cached_len)
 
 
-def _timings(family: Family, now_s: float) -> Timings:
+def _timings(family: RequestState, now_s: float) -> Timings:
     entry = family.first
     first_s = entry.first_token_s
     decode_s = now_s - first_s if first_s is not None else 0.0

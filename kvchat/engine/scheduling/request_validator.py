@@ -3,20 +3,22 @@
 from collections.abc import Iterable
 
 from kvchat.engine.api.config import EngineInfo
-from kvchat.engine.api.ids import BranchId
+from kvchat.engine.api.ids import SequenceId
 from kvchat.engine.api.request import Request, check_namespace
 from kvchat.engine.cache.manager import CacheManager
-from kvchat.engine.formats.pruned.view_schedule import Course
-from kvchat.engine.scheduling.capacity_check import Room
-from kvchat.engine.scheduling.output_processor import Answers
-from kvchat.engine.sequences.sequence import Branch
+from kvchat.engine.formats.pruned.view_schedule import ViewSchedule
+from kvchat.engine.scheduling.capacity_check import CapacityCheck
+from kvchat.engine.scheduling.output_processor import OutputProcessor
+from kvchat.engine.sequences.sequence import Sequence
 from kvchat.errors import ContextOverflow, InvalidRequest
 
 
-class Intake:
+class RequestValidator:
     """Refuses what can never be answered, before anything of the engine has changed for it."""
 
-    def __init__(self, manager: CacheManager, answers: Answers, room: Room, info: EngineInfo) -> None:
+    def __init__(
+        self, manager: CacheManager, answers: OutputProcessor, room: CapacityCheck, info: EngineInfo
+    ) -> None:
         """Args:
         info: what the model takes, which stays when its weights are exchanged.
         """
@@ -50,7 +52,7 @@ class Intake:
         if unknown is not None:
             raise InvalidRequest(f"token id {unknown} is not in the model's vocabulary of {self._vocab_size}")
 
-    def branch_for(self, request: Request) -> Branch:
+    def branch_for(self, request: Request) -> Sequence:
         """Return the branch on which a request runs, with the prompt as its tokens: a new one, or its own."""
         if request.branch is None:
             branch = self._manager.open(request.owner, request.token_ids, request.namespace)
@@ -70,17 +72,17 @@ class Intake:
         branch.token_ids = list(request.token_ids)
         return branch
 
-    def _course(self, branch: Branch, request: Request) -> Course:
+    def _course(self, branch: Sequence, request: Request) -> ViewSchedule:
         return self._manager.courses.going_on(branch.course, request.namespace, len(request.token_ids))
 
-    def _goes_on(self, branch: Branch, request: Request) -> bool:
+    def _goes_on(self, branch: Sequence, request: Request) -> bool:
         """Whether what a branch holds is what the prompt goes on from. Pure."""
         present, course, length = branch.course, self._course(branch, request), branch.computed_len
         passed = [[stage for stage in one.stages if stage.at <= length] for one in (present, course)]
         stage = course.next_stage(length)
         return passed[0] == passed[1] and (stage is None or length <= course.most_found(stage))
 
-    def live(self, branch: BranchId) -> Branch:
+    def live(self, branch: SequenceId) -> Sequence:
         """Return a live branch by its id. Pure."""
         live = self._manager.branches.get(branch)
         if live is None:

@@ -6,38 +6,38 @@ pressure idle branches let go of their blocks first, then the least important, m
 goes back to the queue; what it had computed stays cached as long as there is room.
 """
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections import Counter, abc
+from collections.abc import Mapping
 from dataclasses import field, replace
 from typing import Protocol
 
 from kvchat.engine.api.events import Loaded
-from kvchat.engine.api.ids import BranchId, GroupId, RequestId
+from kvchat.engine.api.ids import GroupId, RequestId, SequenceId
 from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.cache.manager import CacheManager
 from kvchat.engine.cache.match import PrefixMatch
 from kvchat.engine.cache.plan import Move
-from kvchat.engine.scheduling.admission_backoff import Refusals
+from kvchat.engine.scheduling.admission_backoff import AdmissionBackoff
 from kvchat.engine.sequences.batch import Batch, Chunk, ShadowedPrompt
-from kvchat.engine.sequences.completion import Entry
-from kvchat.engine.sequences.sequence import Branch
+from kvchat.engine.sequences.completion import Completion
+from kvchat.engine.sequences.sequence import Sequence
 from kvchat.platform.values import dataclass
 
 
-class Reserve(Protocol):
+class ReservedTokens(Protocol):
     """Blocks that are held for waiting requests, beside those of branches."""
 
-    def let_go(self, entry: Entry) -> bool:
+    def let_go(self, entry: Completion) -> bool:
         """Give up what is held for less important requests than this one; False if that gives no block back
         now.
         """
         ...
 
 
-class NoReserve:
+class NoReservedTokens:
     """Nothing is held for anybody."""
 
-    def let_go(self, entry: Entry) -> bool:
+    def let_go(self, entry: Completion) -> bool:
         return False
 
 
@@ -45,7 +45,7 @@ class Drafter(Protocol):
     """Guesses what will be chosen next, so that a step can compute more than one token of an answer."""
 
     def propose(
-        self, due: Sequence[Entry], num_beside: int, most: int
+        self, due: abc.Sequence[Completion], num_beside: int, most: int
     ) -> Mapping[RequestId, tuple[int, ...]]:
         """Return tokens that may follow, for each sequence at most as many as it can keep.
 
@@ -56,7 +56,7 @@ class Drafter(Protocol):
         """
         ...
 
-    def foresees(self, entry: Entry) -> bool:
+    def foresees(self, entry: Completion) -> bool:
         """Take what is new of a sequence; whether anything can be guessed of what follows."""
         ...
 
@@ -73,11 +73,11 @@ class NoDrafter:
     """Guesses nothing."""
 
     def propose(
-        self, due: Sequence[Entry], num_beside: int, most: int
+        self, due: abc.Sequence[Completion], num_beside: int, most: int
     ) -> Mapping[RequestId, tuple[int, ...]]:
         return {}
 
-    def foresees(self, entry: Entry) -> bool:
+    def foresees(self, entry: Completion) -> bool:
         return False
 
     def observe(self, batch: Batch, seconds: float) -> None: ...
@@ -98,20 +98,20 @@ class Scheduler:
 
     manager: CacheManager
     max_batch_tokens: int
-    reserve: Reserve = field(default_factory=NoReserve)
+    reserve: ReservedTokens = field(default_factory=NoReservedTokens)
     drafter: Drafter = field(default_factory=NoDrafter)
-    waiting: list[Entry] = field(default_factory=list, init=False)
-    running: list[Entry] = field(default_factory=list, init=False)
-    _refusals: Refusals = field(init=False)
+    waiting: list[Completion] = field(default_factory=list, init=False)
+    running: list[Completion] = field(default_factory=list, init=False)
+    _refusals: AdmissionBackoff = field(init=False)
 
     def __post_init__(self) -> None:
-        self._refusals = Refusals(self.manager)
+        self._refusals = AdmissionBackoff(self.manager)
 
     @property
     def has_work(self) -> bool:
         return bool(self.waiting or self.running)
 
-    def add(self, entry: Entry) -> None:
+    def add(self, entry: Completion) -> None:
         """Queue a request. A branch that still holds its blocks needs no admission and runs at once."""
         entry.branch.priority = entry.request.priority
         entry.branch.idle_since_s = None
@@ -123,20 +123,20 @@ class Scheduler:
             self.waiting.append(entry)
             self.waiting.sort(key=lambda waiting: waiting.rank)
 
-    def prioritise(self, entry: Entry, priority: int) -> None:
+    def prioritise(self, entry: Completion, priority: int) -> None:
         """Change how important a running or waiting request is, from the next step on."""
         entry.request = replace(entry.request, priority=priority)
         entry.branch.priority = priority
         self._refusals.forget()
         self.waiting.sort(key=lambda waiting: waiting.rank)
 
-    def remove(self, entry: Entry) -> None:
+    def remove(self, entry: Completion) -> None:
         """Take a finished or cancelled request out; its branch stays live."""
         queue = self.running if entry in self.running else self.waiting
         queue.remove(entry)
         self.drafter.forget(entry.id)
 
-    def admit(self, entry: Entry) -> tuple[Move, ...] | None:
+    def admit(self, entry: Completion) -> tuple[Move, ...] | None:
         """Move the waiting request to the running ones, with the blocks its prompt can reuse of the device's.
 
         Returns:
@@ -163,21 +163,21 @@ class Scheduler:
             entry.loaded = found
         return moves
 
-    def refuse(self, entry: Entry, lacking: GroupId | None) -> None:
-        """Note that there is no room for a waiting request, and none to be made; see `Refusals.note`."""
+    def refuse(self, entry: Completion, lacking: GroupId | None) -> None:
+        """Note that a waiting request cannot be admitted for now; see `AdmissionBackoff.note`."""
         self._refusals.note(entry, self.running, lacking)
 
-    def is_refused(self, entry: Entry) -> bool:
+    def is_refused(self, entry: Completion) -> bool:
         """Whether there was no room for a waiting request, and nothing has happened that could change it.
         Pure.
         """
         return self._refusals.stands(entry, self.running) and not self.idle_branches()
 
-    def make_room(self, entry: Entry) -> bool:
+    def make_room(self, entry: Completion) -> bool:
         """Take blocks from idle branches or less important requests; False if there are none to take."""
         return self._reset_idle() or self.reserve.let_go(entry) or self._requeue_less_important(entry)
 
-    def requeue(self, entry: Entry) -> None:
+    def requeue(self, entry: Completion) -> None:
         """Put a running request back; it starts again from what is cached."""
         if entry.first_token_s is None and entry.loaded and entry.branch.computed_len <= entry.loaded.total:
             # It has used nothing of what it found, and may find less next time.
@@ -221,7 +221,7 @@ class Scheduler:
         changes, dropped = self.manager.take_changes() if chunks else ((), ())
         return Batch(tuple(chunks.values()), tuple(moves), changes, dropped)
 
-    def _match(self, entry: Entry, max_len: int | None = None) -> PrefixMatch:
+    def _match(self, entry: Completion, max_len: int | None = None) -> PrefixMatch:
         return self.manager.match(entry.branch, max_len, resident=True)
 
     def _provenance(self, match: PrefixMatch) -> Loaded:
@@ -240,7 +240,7 @@ class Scheduler:
             device=match.length - num_tokens.total(), host=num_tokens[Tier.HOST], disk=num_tokens[Tier.DISK]
         )
 
-    def _num_following(self, entry: Entry, match: PrefixMatch) -> int:
+    def _num_following(self, entry: Completion, match: PrefixMatch) -> int:
         """Return the tokens for which there must be room behind a match: beside others also for the next
         chunk, or the request would have to make way in the same step.
         """
@@ -249,7 +249,7 @@ class Scheduler:
         return min(len(entry.branch.token_ids) - match.length, self.max_batch_tokens)
 
     def _extend(
-        self, entry: Entry, num_tokens: int, chunks: dict[RequestId, Chunk]
+        self, entry: Completion, num_tokens: int, chunks: dict[RequestId, Chunk]
     ) -> tuple[Move, ...] | None:
         """Make slots writable, taking blocks from idle branches and then from less important requests, also
         from those in `chunks`.
@@ -289,7 +289,7 @@ class Scheduler:
                 chunks[number] = replace(chunk, token_ids=chunk.token_ids + draft, num_drafted=len(draft))
         return moves
 
-    def _chunk(self, entry: Entry, num_tokens: int) -> Chunk:
+    def _chunk(self, entry: Completion, num_tokens: int) -> Chunk:
         branch = entry.branch
         start = branch.computed_len
         end = start + num_tokens
@@ -304,14 +304,14 @@ class Scheduler:
             shadowed=self._shadowed(branch),
         )
 
-    def _shadowed(self, branch: Branch) -> ShadowedPrompt | None:
+    def _shadowed(self, branch: Sequence) -> ShadowedPrompt | None:
         num_tokens = branch.course.shadow_start(branch.computed_len)
         if num_tokens is None:
             return None
         name = branch.prefix_name(num_tokens, self.manager.block_size)
         return ShadowedPrompt(name=name, num_tokens=num_tokens)
 
-    def _requeue_less_important(self, entry: Entry) -> bool:
+    def _requeue_less_important(self, entry: Completion) -> bool:
         """Take the blocks of the least important running request; False if none is less important."""
         victim = max(self.running, key=lambda other: other.rank, default=entry)
         if victim.rank <= entry.rank:
@@ -326,7 +326,7 @@ class Scheduler:
             self.manager.reset(idle[0])
         return bool(idle)
 
-    def idle_branches(self) -> list[Branch]:
+    def idle_branches(self) -> list[Sequence]:
         """Return the branches that hold blocks and do not run, in the order in which they give way: the least
         important first, among equals the one that has been idle longest. Pure.
         """
@@ -335,7 +335,7 @@ class Scheduler:
         idle = [branch for branch in branches if branch.computed_len and branch.id not in busy]
         return sorted(idle, key=lambda branch: -branch.priority)
 
-    def touch(self, branch: BranchId) -> None:
+    def touch(self, branch: SequenceId) -> None:
         """Record that a branch has just become idle: among equals it is the last to lose its blocks."""
         branches = self.manager.branches
         branches[branch] = branches.pop(branch)

@@ -1,6 +1,6 @@
 """What one step computes: ints and tuples, no tensors."""
 
-from kvchat.engine.api.ids import BranchId, GroupId, RequestId
+from kvchat.engine.api.ids import GroupId, RequestId, SequenceId
 from kvchat.engine.cache.plan import Move, Prune, TableChange
 from kvchat.platform.values import dataclass
 
@@ -35,7 +35,7 @@ class Chunk:
     """
 
     request: RequestId
-    branch: BranchId
+    branch: SequenceId
     start: int
     token_ids: tuple[int, ...]
     samples: bool
@@ -70,7 +70,7 @@ class Batch:
     chunks: tuple[Chunk, ...]
     moves: tuple[Move, ...]
     changes: tuple[TableChange, ...]
-    dropped: tuple[BranchId, ...]
+    dropped: tuple[SequenceId, ...]
 
     @property
     def num_tokens(self) -> int:

@@ -15,14 +15,14 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from kvchat.engine.sequences.completion import Entry
+from kvchat.engine.sequences.completion import Completion
 
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
     """One more token behind a beam. `score`: summed log-probability; `ends`: nothing may follow."""
 
-    parent: Entry
+    parent: Completion
     token_id: int
     score: float
     ends: bool
@@ -56,7 +56,7 @@ class BeamSearch:
     """Normalised scores of the finished answers, best first."""
     _rows: dict[int, Tensor] = field(default_factory=dict)
 
-    def offer(self, beam: Entry, logits: Tensor) -> None:
+    def offer(self, beam: Completion, logits: Tensor) -> None:
         """Take the logits [V] behind a beam's last token."""
         self._rows[beam.id] = logits.log_softmax(dim=-1)
 
@@ -65,11 +65,11 @@ class BeamSearch:
         """Whether the beams' logits are numbers to choose by."""
         return all(bool(torch.isfinite(row.amax())) for row in self._rows.values())
 
-    def is_ready(self, beams: Sequence[Entry]) -> bool:
+    def is_ready(self, beams: Sequence[Completion]) -> bool:
         """Whether every beam's logits are there. Pure."""
         return all(beam.id in self._rows for beam in beams)
 
-    def advance(self, beams: Sequence[Entry]) -> Advance:
+    def advance(self, beams: Sequence[Completion]) -> Advance:
         """Choose the continuations of all beams, using up their logits."""
         num_tokens = beams[0].num_generated + 1
         candidates = self._candidates(beams, ends_all=num_tokens >= self.max_tokens)
@@ -83,7 +83,7 @@ class BeamSearch:
         """Return the score by which finished answers compete."""
         return score / num_tokens**self.length_penalty
 
-    def _candidates(self, beams: Sequence[Entry], *, ends_all: bool) -> list[Continuation]:
+    def _candidates(self, beams: Sequence[Completion], *, ends_all: bool) -> list[Continuation]:
         """Return the best continuations, best first; enough that `width` of them do not end."""
         totals = torch.stack([self._rows[beam.id] + beam.sum_logprob for beam in beams])  # [B, V]
         vocab_size = totals.shape[1]

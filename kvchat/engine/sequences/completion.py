@@ -6,12 +6,12 @@ from kvchat.engine.api.events import Loaded
 from kvchat.engine.api.ids import RequestId
 from kvchat.engine.api.request import Request
 from kvchat.engine.api.sampling_params import SamplingParams
-from kvchat.engine.sequences.sequence import Branch
+from kvchat.engine.sequences.sequence import Sequence
 from kvchat.engine.sequences.stop_guard import StopGuard
 
 
 @dataclass(slots=True, eq=False)
-class Entry:
+class Completion:
     """A sequence inside the scheduler: an answer, or a beam of a search. Equal to itself alone.
 
     Args:
@@ -21,7 +21,7 @@ class Entry:
 
     id: RequestId
     request: Request
-    branch: Branch
+    branch: Sequence
     max_tokens: int
     submitted_s: float
     prompt_len: int

@@ -3,25 +3,25 @@
 from dataclasses import dataclass, field, replace
 
 from kvchat.engine.api.events import FinishReason, SampleEnd
-from kvchat.engine.api.ids import BranchId, RequestId
+from kvchat.engine.api.ids import RequestId, SequenceId
 from kvchat.engine.api.sampling_params import NUM_SEEDS, SamplingParams
 from kvchat.engine.sequences.beam_search import BeamSearch
-from kvchat.engine.sequences.completion import Entry
-from kvchat.engine.sequences.sequence import Branch
+from kvchat.engine.sequences.completion import Completion
+from kvchat.engine.sequences.sequence import Sequence
 
 
 @dataclass(frozen=True, slots=True)
 class Hypothesis:
     """A finished answer of a beam search. `score`: summed log-probability of its tokens."""
 
-    branch: Branch
+    branch: Sequence
     score: float
     num_tokens: int
     reason: FinishReason
 
 
 @dataclass(slots=True)
-class Family:
+class RequestState:
     """One request's answers: those that run, and those that have ended.
 
     Args:
@@ -30,8 +30,8 @@ class Family:
         search: decides instead of the sampler, if the request asks for it.
     """
 
-    first: Entry
-    running: list[Entry]
+    first: Completion
+    running: list[Completion]
     search: BeamSearch | None = None
     ended: list[SampleEnd] = field(default_factory=list)
     num_generated: int = 0
@@ -48,7 +48,9 @@ class Family:
         is_due = self.search is None and self.running == [self.first] and not self.ended
         return range(1, num_samples) if is_due else range(0)
 
-    def sibling(self, parent: Entry, sequence_id: RequestId, branch: Branch, sample: int) -> Entry:
+    def sibling(
+        self, parent: Completion, sequence_id: RequestId, branch: Sequence, sample: int
+    ) -> Completion:
         """Return a further answer that goes on from where `parent` stands, on a fork of its branch."""
         request = self.first.request
         entry = replace(
@@ -64,7 +66,7 @@ class Family:
         self.running.append(entry)
         return entry
 
-    def end(self, entry: Entry, reason: FinishReason, error: str | None) -> None:
+    def end(self, entry: Completion, reason: FinishReason, error: str | None) -> None:
         """Record that an answer has ended."""
         self.running.remove(entry)
         self.num_generated += entry.num_generated
@@ -115,7 +117,7 @@ class Family:
         return taken
 
     @property
-    def untold_branches(self) -> list[BranchId]:
+    def untold_branches(self) -> list[SequenceId]:
         """The branches of answers that are not given and have no token: no event has named them."""
         told = {self.first.branch.id, *(end.branch for end in self.ranked())}
         return [end.branch for end in self.ended if not end.completion_tokens and end.branch not in told]

@@ -2,9 +2,9 @@
 
 from dataclasses import field
 
-from kvchat.engine.api.ids import BlockId, BlockKey, BranchId, GroupId, block_key
-from kvchat.engine.cache.key_chain import Chain
-from kvchat.engine.formats.pruned.view_schedule import EXACT, Course, Name
+from kvchat.engine.api.ids import BlockId, BlockKey, GroupId, SequenceId, block_key
+from kvchat.engine.cache.key_chain import KeyChain
+from kvchat.engine.formats.pruned.view_schedule import EXACT, Name, ViewSchedule
 from kvchat.engine.formats.spec import Group
 from kvchat.platform.values import dataclass
 
@@ -13,7 +13,7 @@ BlockTable = list[BlockId | None]
 
 
 @dataclass(slots=True)
-class Branch:
+class Sequence:
     """Bookkeeping of one sequence.
 
     `token_ids[:computed_len]` have their KV in the tables' blocks. `keys` name the full blocks among them,
@@ -22,7 +22,7 @@ class Branch:
     `namespace`.
     """
 
-    id: BranchId
+    id: SequenceId
     owner: str
     root: BlockKey
     token_ids: list[int]
@@ -45,9 +45,9 @@ class Branch:
     namespace: str = ""
     is_saved: bool = True
     """Whether what it computes goes to the disk."""
-    chain: Chain = field(default_factory=Chain)
+    chain: KeyChain = field(default_factory=KeyChain)
     """Names of its full blocks, computed or not, as far as anybody has asked for them."""
-    course: Course = EXACT
+    course: ViewSchedule = EXACT
     """What it keeps in sight."""
 
     @property

@@ -29,8 +29,8 @@ from kvchat.engine.forward.runner import ForwardPass, Runner
 from kvchat.engine.forward.self_check_cache import name_of
 from kvchat.engine.kernels.device import is_interpreted
 from kvchat.engine.kernels.machine import processor_name
-from kvchat.engine.memory.async_saves import StagedSaves
-from kvchat.engine.memory.async_transfer import StagedTransport
+from kvchat.engine.memory.async_saves import AsyncSaves
+from kvchat.engine.memory.async_transfer import AsyncTransport
 from kvchat.engine.memory.cuda_streams import CudaStreams
 from kvchat.engine.memory.device_pool import TORCH_DTYPES, DevicePool
 from kvchat.engine.memory.disk.store import DiskStore
@@ -47,16 +47,16 @@ from kvchat.engine.models.latent import projections
 from kvchat.engine.models.linear.packed import pack_linears
 from kvchat.engine.models.load import LoadedModel, choose_device
 from kvchat.engine.models.probing.rotaries import layer_rotaries
-from kvchat.engine.models.weight_format import Source, check_weights
+from kvchat.engine.models.weight_format import WeightSource, check_weights
 from kvchat.engine.sampling.sampler import Sampler
-from kvchat.engine.sampling.speculative.ngram_proposer import Drafts
+from kvchat.engine.sampling.speculative.ngram_proposer import NgramProposer
 from kvchat.engine.scheduling.scheduler import NoDrafter
 from kvchat.engine.startup.gpu import Recording, recorded_bytes, short_steps, try_shadows, unrecorded
 from kvchat.engine.startup.memory_plan import Lengths, activation_bytes, measured
 from kvchat.engine.startup.parts import EngineParts
-from kvchat.engine.startup.weights import Candidate, Weights, fingerprint_of, load_candidate
-from kvchat.engine.tiering.host_admission import Worth
-from kvchat.engine.tiering.persisted_rates import Computing, KeptRates
+from kvchat.engine.startup.weights import Candidate, EngineWeights, fingerprint_of, load_candidate
+from kvchat.engine.tiering.host_admission import HostAdmission
+from kvchat.engine.tiering.persisted_rates import Computing, PersistedRates
 from kvchat.errors import ConfigError, OutOfMemory
 from kvchat.platform.host_memory import available_bytes
 
@@ -87,7 +87,7 @@ def build_parts(
     check_settings(config)
     device = choose_device(config.device)
     candidate = load_candidate(
-        Source(model_dir=model_dir, adapter_dir=config.adapter), config, device, report
+        WeightSource(model_dir=model_dir, adapter_dir=config.adapter), config, device, report
     )
     return assemble(model, candidate, config, report)
 
@@ -119,7 +119,7 @@ def assemble(
     host = _host_pool(places, groups, config.block_size, device)
     capacity = measured(groups, num_blocks, lengths, activation, (host.num_bytes, memory.device_shadow_bytes))
     log.info("capacity: %s", capacity)
-    kept_rates = KeptRates(config.cache_dir, _computing(digest, device))
+    kept_rates = PersistedRates(config.cache_dir, _computing(digest, device))
     rates = Rates(kept_rates.load())
     mover, outgoing = _movers(pool, host, store, rates, config)
     tier = _device_tier(groups, num_blocks, places, rates, config)
@@ -145,7 +145,7 @@ def assemble(
         runs_ahead=short is not None,
         sampler=Sampler(config.seed),
         # A draft that is not kept would have to be taken back from a shadow, which is to make it anew.
-        drafter=Drafts() if config.speculate == "auto" and shadows is None else NoDrafter(),
+        drafter=NgramProposer() if config.speculate == "auto" and shadows is None else NoDrafter(),
         pool=pool,
         mover=mover,
         rates=rates,
@@ -159,7 +159,7 @@ def assemble(
         is_gone=config.is_gone,
         shadows=shadows,
         beside_bytes=memory.beside_bytes if device.type == "cpu" else None,
-        weights=Weights(candidate, config, pool),
+        weights=EngineWeights(candidate, config, pool),
     )
 
 
@@ -343,7 +343,7 @@ def _device_tier(
 ) -> DeviceTier:
     """Return the accounts of the device pool, and of host memory with `places` blocks of each group."""
     eviction = Eviction(config.eviction)
-    worth = Worth(rates, groups, config.block_size)
+    worth = HostAdmission(rates, groups, config.block_size)
     host = HostTier(groups, places, eviction, worth.in_host)
     return DeviceTier(groups, num_blocks, block_size=config.block_size, host=host, eviction=eviction)
 
@@ -411,8 +411,8 @@ def _movers(
     if pool.device.type != "cuda":
         return Mover(pool, host, store, rates), None
     streams = CudaStreams(pool.device)
-    outgoing = None if config.cache_dir is None else StagedSaves(pool, streams, WRITE_QUEUE_BYTES)
-    return Mover(pool, host, store, rates, StagedTransport(pool, host, rates, streams)), outgoing
+    outgoing = None if config.cache_dir is None else AsyncSaves(pool, streams, WRITE_QUEUE_BYTES)
+    return Mover(pool, host, store, rates, AsyncTransport(pool, host, rates, streams)), outgoing
 
 
 def _free_bytes(device: torch.device) -> int:

@@ -11,8 +11,8 @@ from kvchat.engine.api.ids import GroupId
 from kvchat.engine.formats.spec import Group
 from kvchat.engine.forward.compiled import choose
 from kvchat.engine.forward.cuda_graphs import CudaGraphs
-from kvchat.engine.forward.decode_graphs import ComputesAnew, DecodeSteps, Limits
-from kvchat.engine.forward.graph_reserve import Reserve
+from kvchat.engine.forward.decode_graphs import ComputesAnew, DecodeGraphRunner, Limits
+from kvchat.engine.forward.graph_reserve import GraphReserve
 from kvchat.engine.forward.layer_pass import LayerPass
 from kvchat.engine.forward.passes import PackedPass
 from kvchat.engine.forward.runner import ForwardPass
@@ -20,7 +20,7 @@ from kvchat.engine.kernels import quantized_attention
 from kvchat.engine.kernels.device import is_supported, takes_triton
 from kvchat.engine.kernels.kernel_checks import FUSED_TRIALS, LATENT_TRIALS, TRIALS, try_kernels
 from kvchat.engine.kernels.launch_checks import debugs
-from kvchat.engine.kernels.model_checks import Latents, Sizes, trials_of
+from kvchat.engine.kernels.model_checks import AttentionSizes, Latents, trials_of
 from kvchat.engine.kernels.shadow_checks import ShadowSizes, trials_in
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.models.load import DTYPES
@@ -40,7 +40,9 @@ def try_gpu(device: torch.device, dtype: str, report: Report) -> None:
         try_kernels(device, DTYPES.get(dtype, torch.float32), TRIALS | LATENT_TRIALS | FUSED_TRIALS)
 
 
-def try_sizes(device: torch.device, dtype: str, sizes: Sequence[Sizes | Latents], report: Report) -> None:
+def try_sizes(
+    device: torch.device, dtype: str, sizes: Sequence[AttentionSizes | Latents], report: Report
+) -> None:
     """Do the same in a model's own sizes.
 
     Args:
@@ -83,7 +85,7 @@ def recorded_bytes(
     if not can_record(forward, groups):
         return 0
     limits = limits_of(groups, pool, lengths.context_len)
-    return DecodeSteps(forward, groups, limits, ComputesAnew()).recorded_bytes()
+    return DecodeGraphRunner(forward, groups, limits, ComputesAnew()).recorded_bytes()
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,18 +103,18 @@ class Recording:
 
 def short_steps(
     forward: ForwardPass, groups: Sequence[Group], pool: DevicePool, recording: Recording, report: Report
-) -> DecodeSteps | None:
+) -> DecodeGraphRunner | None:
     """Return recorded steps where a GPU can repeat this model's; None: nothing is recorded."""
     device = forward.device
     if device.type != "cuda" or debugs() or not can_record(forward, groups):
         return None
     limits = limits_of(groups, pool, recording.context_len)
-    steps = DecodeSteps(forward, groups, limits, CudaGraphs(device))
+    steps = DecodeGraphRunner(forward, groups, limits, CudaGraphs(device))
     cache_dir = recording.cache_dir
     if isinstance(forward, LayerPass) and cache_dir is not None:
         report("timing a step, compiled and not (a minute or more, the first time only)")
         report(choose(forward, forward.walk, steps.time_smallest, cache_dir).in_words())
-    reserve = Reserve(num_bytes=recording.reserve_bytes, free_bytes=partial(free_bytes, device))
+    reserve = GraphReserve(num_bytes=recording.reserve_bytes, free_bytes=partial(free_bytes, device))
     seconds = steps.prepare(report, reserve)
     report(f"decode steps are recorded ({seconds:.0f} s)")
     return steps
@@ -142,7 +144,7 @@ def why_not(forward: ForwardPass, groups: Sequence[Group]) -> str | None:
     return None
 
 
-def unrecorded(forward: ForwardPass, groups: Sequence[Group], steps: DecodeSteps | None) -> str | None:
+def unrecorded(forward: ForwardPass, groups: Sequence[Group], steps: DecodeGraphRunner | None) -> str | None:
     """Return why no decode step is recorded on a GPU; None: some are, or there is no GPU. Pure.
 
     Args:

@@ -18,11 +18,11 @@ from functools import partial
 from torch import nn
 
 from kvchat.engine.api.config import Capacity, PoolCapacity
-from kvchat.engine.api.ids import BlockId, BranchId, GroupId, RequestId
+from kvchat.engine.api.ids import BlockId, GroupId, RequestId, SequenceId
 from kvchat.engine.cache.plan import TableChange
 from kvchat.engine.formats.pool_sizing import least_blocks
 from kvchat.engine.formats.spec import Group
-from kvchat.engine.forward.activation_memory import Part, layer_parts, peak_bytes
+from kvchat.engine.forward.activation_memory import Allocation, layer_parts, peak_bytes
 from kvchat.engine.forward.runner import ForwardPass, Runner
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.models.probing.first_layers import first_layers, layers_of, num_telling_layers
@@ -31,7 +31,7 @@ from kvchat.engine.sequences.batch import Batch, Chunk
 from kvchat.errors import UnsupportedModel
 
 PROBE_LENS = (8, 24)
-_BRANCH = BranchId(0)
+_BRANCH = SequenceId(0)
 
 log = logging.getLogger(__name__)
 
@@ -103,18 +103,18 @@ def _num_telling(module: nn.Module, groups: Sequence[Group], run: Callable[[], N
     return None
 
 
-def _holds_as_much(first: Sequence[Part], whole: Sequence[Part]) -> bool:
+def _holds_as_much(first: Sequence[Allocation], whole: Sequence[Allocation]) -> bool:
     """Compare a model's first layers with all; the last part of each holds what is behind the layers too."""
     early, late = whole[1 : len(first)], whole[len(first) :]
     starts_alike = _most_at_start(late) <= _most_at_start(early)
     return starts_alike and _most(late[:-1]) <= _most(early) and _most(late[-1:]) <= _most(first)
 
 
-def _most_at_start(parts: Sequence[Part]) -> int:
+def _most_at_start(parts: Sequence[Allocation]) -> int:
     return max(part.start_bytes for part in parts)
 
 
-def _most(parts: Sequence[Part]) -> int:
+def _most(parts: Sequence[Allocation]) -> int:
     return max((part.peak_bytes for part in parts), default=0)
 
 

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Collection
 from dataclasses import replace
 
-from kvchat.engine.api.ids import BranchId
+from kvchat.engine.api.ids import SequenceId
 from kvchat.engine.api.snapshot import (
     BranchUsage,
     GroupUsage,
@@ -19,7 +19,7 @@ from kvchat.engine.formats.shadow.shadows import Shadows
 from kvchat.engine.formats.spec import Group
 from kvchat.engine.memory.disk.store import DiskStore
 from kvchat.engine.memory.rates import Direction, Rates
-from kvchat.engine.sequences.sequence import Branch
+from kvchat.engine.sequences.sequence import Sequence
 
 
 def group_usages(manager: CacheManager) -> tuple[GroupUsage, ...]:
@@ -112,7 +112,7 @@ def disk_usage(store: DiskStore | None) -> TierUsage:
     )
 
 
-def branch_usages(manager: CacheManager, running: Collection[BranchId]) -> tuple[BranchUsage, ...]:
+def branch_usages(manager: CacheManager, running: Collection[SequenceId]) -> tuple[BranchUsage, ...]:
     return tuple(_branch_usage(manager, branch, branch.id in running) for branch in manager.branches.values())
 
 
@@ -202,7 +202,7 @@ def _borrower_usage(group: Group, layer: int, lender: int) -> LayerUsage:
     )
 
 
-def _branch_usage(manager: CacheManager, branch: Branch, is_running: bool) -> BranchUsage:
+def _branch_usage(manager: CacheManager, branch: Sequence, is_running: bool) -> BranchUsage:
     holdings, sizes = manager.device.holdings, manager.device.block_bytes
     num_held = {group: holdings.num_held(branch.id, group) for group in sizes}
     num_shared = {group: holdings.num_shared(branch.id, group) for group in sizes}

@@ -14,9 +14,9 @@ from kvchat.engine.memory.rates import Rates
 from kvchat.engine.memory.saver import Outgoing, Saver
 from kvchat.engine.sampling.sampler import Sampler
 from kvchat.engine.scheduling.scheduler import Drafter
-from kvchat.engine.startup.weights import Weights
+from kvchat.engine.startup.weights import EngineWeights
 from kvchat.engine.tiering.in_flight_loads import BlockReader
-from kvchat.engine.tiering.persisted_rates import KeptRates
+from kvchat.engine.tiering.persisted_rates import PersistedRates
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +42,7 @@ class EngineParts:
     pool: DevicePool
     mover: Mover
     rates: Rates
-    kept_rates: KeptRates
+    kept_rates: PersistedRates
     idle_demote_s: float | None
     runs_ahead: bool = False
     reader: BlockReader
@@ -53,4 +53,4 @@ class EngineParts:
     is_gone: Callable[[str], bool] | None = None
     shadows: Shadows | None = None
     beside_bytes: int | None = None
-    weights: Weights
+    weights: EngineWeights

@@ -19,8 +19,8 @@ from kvchat.engine.formats.spec import Group, LatentSpec
 from kvchat.engine.formats.table import stored_groups
 from kvchat.engine.forward import self_check
 from kvchat.engine.forward.kernel_sizes import sizes_in_config, sizes_in_groups
-from kvchat.engine.forward.route import Route, Served, choose_route
-from kvchat.engine.forward.self_check_cache import KeptChecks, checks_of
+from kvchat.engine.forward.route import ModelPlan, Route, choose_route
+from kvchat.engine.forward.self_check_cache import SelfCheckCache, checks_of
 from kvchat.engine.kernels.threads import choose_threads
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.disk.store import DiskStore
@@ -32,7 +32,7 @@ from kvchat.engine.models.fingerprint import Checkpoint, Storage, digest_of, fie
 from kvchat.engine.models.identity import remember
 from kvchat.engine.models.linear.packed import overwrite, tensors_of
 from kvchat.engine.models.load import LoadedModel
-from kvchat.engine.models.weight_format import Form, Source, in_wanted_form
+from kvchat.engine.models.weight_format import WeightForm, WeightSource, in_wanted_form
 from kvchat.engine.startup.gpu import try_gpu, try_sizes
 from kvchat.errors import ConfigError, ModelNotFound, ModelUnreadable, UnsupportedModel
 
@@ -47,15 +47,18 @@ class Candidate:
         checks: what is known of it from earlier starts.
     """
 
-    source: Source
+    source: WeightSource
     checkpoint: Checkpoint
     loaded: LoadedModel
-    served: Served
-    checks: KeptChecks = field(default_factory=KeptChecks)
+    served: ModelPlan
+    checks: SelfCheckCache = field(default_factory=SelfCheckCache)
 
 
 def load_candidate(
-    source: Source, config: EngineConfig, device: torch.device, report: Callable[[str], None] = lambda _: None
+    source: WeightSource,
+    config: EngineConfig,
+    device: torch.device,
+    report: Callable[[str], None] = lambda _: None,
 ) -> Candidate:
     """Load weights and find the route on which they run.
 
@@ -93,7 +96,7 @@ def load_candidate(
     return Candidate(source=source, checkpoint=checkpoint, loaded=loaded, served=served, checks=checks)
 
 
-def groups_in(served: Served, cache_format: str, block_size: int) -> tuple[Group, ...]:
+def groups_in(served: ModelPlan, cache_format: str, block_size: int) -> tuple[Group, ...]:
     """Return what is stored of a model's layers in a format.
 
     Raises:
@@ -108,7 +111,7 @@ def groups_in(served: Served, cache_format: str, block_size: int) -> tuple[Group
     return groups
 
 
-def _read(form: Form, digests: WeightDigests) -> Checkpoint:
+def _read(form: WeightForm, digests: WeightDigests) -> Checkpoint:
     return read_checkpoint(form.source.model_dir, form.source.adapter_dir, digests)
 
 
@@ -158,7 +161,7 @@ class Update:
         )
 
 
-class Weights:
+class EngineWeights:
     """The weights in use."""
 
     def __init__(self, candidate: Candidate, config: EngineConfig, pool: DevicePool) -> None:
@@ -197,13 +200,13 @@ class Weights:
         self._source = candidate.source
         self._checkpoint = candidate.checkpoint
 
-    def _find(self, path: Path) -> Source:
+    def _find(self, path: Path) -> WeightSource:
         if not path.is_dir():
             raise ModelNotFound(f"There is no directory {path}. Give one that holds a model or an adapter.")
         if (path / ADAPTER_CONFIG).is_file() and not (path / "config.json").is_file():
-            return Source(model_dir=self._source.model_dir, adapter_dir=path)
+            return WeightSource(model_dir=self._source.model_dir, adapter_dir=path)
         check_model(path)
-        return Source(model_dir=path)
+        return WeightSource(model_dir=path)
 
     def _require_same_model(self, candidate: Candidate, path: Path) -> None:
         """Refuse what this engine's cache was not made for."""

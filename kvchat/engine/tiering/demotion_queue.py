@@ -17,7 +17,7 @@ PIECE_BYTES: Final = 8 << 20
 """What one step moves at most, or one block where that is larger."""
 
 
-class Departures:
+class DemotionQueue:
     """Owned by the engine's thread.
 
     Args:

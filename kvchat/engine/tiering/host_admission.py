@@ -8,7 +8,7 @@ from kvchat.engine.formats.spec import Group
 from kvchat.engine.memory.rates import Rates
 
 
-class Worth:
+class HostAdmission:
     """Weighs a block of all groups together, since one computation brings back all of them."""
 
     def __init__(self, rates: Rates, groups: Sequence[Group], block_size: int) -> None:

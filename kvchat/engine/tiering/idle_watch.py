@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from kvchat.engine.scheduling.scheduler import Scheduler
-from kvchat.engine.sequences.sequence import Branch
+from kvchat.engine.sequences.sequence import Sequence
 
 CHECK_INTERVAL_S = 1.0
 
@@ -20,7 +20,7 @@ class IdleWatch:
         self._limit_s = limit_s
         self._checked_s = clock()
 
-    def due(self) -> tuple[Branch, ...]:
+    def due(self) -> tuple[Sequence, ...]:
         """Return the branches to demote, the least important first. Looks once a second at most."""
         now_s = self._clock()
         if self._limit_s is None or now_s - self._checked_s < min(CHECK_INTERVAL_S, self._limit_s):

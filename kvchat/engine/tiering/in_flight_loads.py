@@ -7,7 +7,7 @@ from typing import Protocol
 from kvchat.engine.api.ids import BlockKey, GroupId
 from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.cache.device_tier import DeviceTier
-from kvchat.engine.cache.load_unit import Unit
+from kvchat.engine.cache.load_unit import LoadUnit
 from kvchat.engine.cache.match import PrefixMatch
 from kvchat.engine.cache.plan import Move
 from kvchat.engine.cache.transfer import Transfer, Transfers
@@ -19,7 +19,7 @@ from kvchat.platform.values import dataclass
 class BlockReader(Protocol):
     """What is needed of the reader; see `memory.reader.Reader`."""
 
-    def submit(self, units: Sequence[Unit], *, is_urgent: bool) -> Job | None: ...
+    def submit(self, units: Sequence[LoadUnit], *, is_urgent: bool) -> Job | None: ...
 
     def claim(self, job: Job, end: int) -> int: ...
 
@@ -33,7 +33,7 @@ class BlockReader(Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class Flight:
+class InFlightLoad:
     """A transfer that the reader carries out.
 
     Args:
@@ -52,7 +52,7 @@ class Flight:
         return self.job.is_over
 
 
-class Flights:
+class InFlightLoads:
     """Owned by the engine's thread; only the reader behind it has one of its own.
 
     Args:
@@ -71,11 +71,11 @@ class Flights:
         self._reader = reader
         self._rates = rates
         self._carry_out = carry_out
-        self._flights: dict[Job, Flight] = {}
-        self._leaving: list[Flight] = []
+        self._flights: dict[Job, InFlightLoad] = {}
+        self._leaving: list[InFlightLoad] = []
 
     @property
-    def under_way(self) -> tuple[Flight, ...]:
+    def under_way(self) -> tuple[InFlightLoad, ...]:
         """The flights that hold blocks, those that have landed included, in the order in which they began."""
         return tuple(self._flights.values())
 
@@ -84,7 +84,7 @@ class Flights:
         """Whether bytes are on their way."""
         return any(not flight.is_over for flight in self._flights.values())
 
-    def in_the_way(self, match: PrefixMatch) -> Flight | None:
+    def in_the_way(self, match: PrefixMatch) -> InFlightLoad | None:
         """Return a flight that is bringing a block of the match and has not brought it yet. Pure."""
         transfer = self._transfers.in_the_way(match)
         return next((flight for flight in self._flights.values() if flight.transfer is transfer), None)
@@ -105,7 +105,7 @@ class Flights:
 
     def begin(
         self, match: PrefixMatch, root: BlockKey, *, spared: Sequence[BlockKey] = (), is_urgent: bool = True
-    ) -> Flight | None:
+    ) -> InFlightLoad | None:
         """Begin to bring a match to the device; None if there is no room, there or in the reader's queue."""
         transfer = self._transfers.begin(match, root, spared)
         self._carry_out(self._device.take_demotions())
@@ -115,10 +115,10 @@ class Flights:
         if job is None:
             self._transfers.end(transfer)
             return None
-        self._flights[job] = Flight(transfer, job)
+        self._flights[job] = InFlightLoad(transfer, job)
         return self._flights[job]
 
-    def claim(self, flight: Flight, end: int) -> int:
+    def claim(self, flight: InFlightLoad, end: int) -> int:
         """Let the blocks before number `end` be computed instead, as far as none of them is being read.
 
         Returns:
@@ -145,7 +145,7 @@ class Flights:
             self._leaving.remove(flight)
             self._end(flight)
 
-    def leave(self, flight: Flight) -> None:
+    def leave(self, flight: InFlightLoad) -> None:
         """Let go of a flight: now if it is over, else as soon as the block being read has landed."""
         if flight.has_ended or flight in self._leaving:
             return
@@ -170,7 +170,7 @@ class Flights:
         """Raise AssertionError if more or less is held than flights hold."""
         self._transfers.check_integrity(flight.transfer for flight in self._flights.values())
 
-    def _end(self, flight: Flight) -> None:
+    def _end(self, flight: InFlightLoad) -> None:
         flight.has_ended = True
         self._transfers.end(flight.transfer)
         del self._flights[flight.job]

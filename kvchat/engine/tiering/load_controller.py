@@ -17,10 +17,10 @@ from kvchat.engine.cache.match import PrefixMatch
 from kvchat.engine.cache.plan import Move
 from kvchat.engine.memory.rates import Rates
 from kvchat.engine.scheduling.scheduler import Scheduler
-from kvchat.engine.sequences.completion import Entry
-from kvchat.engine.tiering.in_flight_loads import Flights
+from kvchat.engine.sequences.completion import Completion
+from kvchat.engine.tiering.in_flight_loads import InFlightLoads
 from kvchat.engine.tiering.load_choice import meeting, weigh
-from kvchat.engine.tiering.pending_loads import Resumption, Resumptions
+from kvchat.engine.tiering.pending_loads import PendingLoad, PendingLoads
 
 LEAST_LANDED: Final = 3
 """Units of a flight that say something about its pace. The first of a process bears what happens once, and a
@@ -37,7 +37,7 @@ class Obstacle(Enum):
     """Neither it nor anybody behind it can be admitted."""
 
 
-class Loading:
+class LoadController:
     """Admits waiting requests, with all that they can reuse.
 
     Args:
@@ -49,8 +49,8 @@ class Loading:
     def __init__(
         self,
         scheduler: Scheduler,
-        resumptions: Resumptions,
-        flights: Flights,
+        resumptions: PendingLoads,
+        flights: InFlightLoads,
         rates: Rates,
         tell: Callable[[LoadPlanned], None],
         carry_out: Callable[[Sequence[Move]], None],
@@ -75,7 +75,7 @@ class Loading:
             elif resumption.present_len is not None and resumption.entry in self._scheduler.running:
                 self._follow_front(resumption)
 
-    def admit_waiting(self) -> Iterator[Entry]:
+    def admit_waiting(self) -> Iterator[Completion]:
         """Admit requests in order until there is no room for one, and yield each that was admitted; those
         that still load are passed by.
         """
@@ -88,7 +88,7 @@ class Loading:
             if obstacle is None:
                 yield entry
 
-    def admit(self, entry: Entry) -> Obstacle | None:
+    def admit(self, entry: Completion) -> Obstacle | None:
         """Admit one waiting request, or begin to load what it lacks.
 
         Returns:
@@ -104,13 +104,13 @@ class Loading:
         self._settle(entry)
         return None
 
-    def _prepare(self, entry: Entry) -> Obstacle | None:
+    def _prepare(self, entry: Completion) -> Obstacle | None:
         """Begin to load what a request lacks; None if nothing stands in its way any more."""
         if self._scheduler.is_refused(entry):
             return Obstacle.NO_ROOM
         resumption = self._resumptions.of(entry)
         if resumption is None:
-            resumption = Resumption(entry, counts=entry.loaded is None)
+            resumption = PendingLoad(entry, counts=entry.loaded is None)
         elif resumption.is_landing:
             return None if self._pays_to_compute(resumption) else Obstacle.LOADS
         elif resumption.blocked_by and not resumption.blocked_by.is_over:
@@ -124,7 +124,7 @@ class Loading:
             self._resumptions.keep(resumption)
         return obstacle
 
-    def _settle(self, entry: Entry) -> None:
+    def _settle(self, entry: Completion) -> None:
         """Note that a request was admitted: with all it can reuse, or to compute beside its flight."""
         resumption = self._resumptions.of(entry)
         if resumption is None:
@@ -139,7 +139,7 @@ class Loading:
 
     # Before it is admitted
 
-    def _begin(self, resumption: Resumption) -> Obstacle | None:
+    def _begin(self, resumption: PendingLoad) -> Obstacle | None:
         """Begin the flight that a request needs, making room as for an admission."""
         entry = resumption.entry
         if resumption.flight is not None:
@@ -180,7 +180,7 @@ class Loading:
         brought = self._manager.device.brought
         return {key: brought[key] for key in match.all_keys if key in brought}
 
-    def _estimate(self, resumption: Resumption, match: PrefixMatch) -> LoadEstimate:
+    def _estimate(self, resumption: PendingLoad, match: PrefixMatch) -> LoadEstimate:
         """Weigh loading against computing, and tell it once."""
         branch = resumption.entry.branch
         resumption.start_len = self._manager.match(branch, match.length, resident=True).length
@@ -197,7 +197,7 @@ class Loading:
         resumption.estimate = estimate
         return estimate
 
-    def _pays_to_compute(self, resumption: Resumption) -> bool:
+    def _pays_to_compute(self, resumption: PendingLoad) -> bool:
         """Whether loading has turned out so slow that the request should begin to compute beside it. What was
         pruned comes as a whole: its blocks are not those that the first tokens fill.
         """
@@ -217,13 +217,13 @@ class Loading:
         )
         return estimate.choice is not LoadChoice.LOAD
 
-    def _front_obstacle(self, resumption: Resumption) -> Obstacle | None:
+    def _front_obstacle(self, resumption: PendingLoad) -> Obstacle | None:
         assert resumption.estimate is not None
         return None if resumption.estimate.choice is LoadChoice.BOTH else Obstacle.LOADS
 
     # Computing beside a flight
 
-    def _follow_front(self, resumption: Resumption) -> None:
+    def _follow_front(self, resumption: PendingLoad) -> None:
         """Let a front go on, or end it where it has met the loaded part."""
         flight, entry = resumption.flight, resumption.entry
         assert flight is not None
@@ -241,7 +241,7 @@ class Loading:
         else:
             self._resumptions.forget(resumption)
 
-    def _move_front(self, resumption: Resumption) -> None:
+    def _move_front(self, resumption: PendingLoad) -> None:
         """Claim the next blocks to compute: as many as keep computing and loading equally long."""
         flight, branch = resumption.flight, resumption.entry.branch
         assert flight is not None
@@ -263,7 +263,7 @@ class Loading:
 
     # The end
 
-    def _provenance(self, resumption: Resumption) -> Loaded:
+    def _provenance(self, resumption: PendingLoad) -> Loaded:
         """Return where the tokens of an admitted request came from that it has not computed."""
         branch, size = resumption.entry.branch, self._manager.block_size
         fetched = resumption.fetched

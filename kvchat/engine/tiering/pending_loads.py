@@ -6,23 +6,23 @@ from dataclasses import field
 from kvchat.engine.api.events import LoadEstimate
 from kvchat.engine.api.ids import BlockKey, RequestId
 from kvchat.engine.api.snapshot import Tier
-from kvchat.engine.sequences.completion import Entry
-from kvchat.engine.tiering.in_flight_loads import Flight, Flights
+from kvchat.engine.sequences.completion import Completion
+from kvchat.engine.tiering.in_flight_loads import InFlightLoad, InFlightLoads
 from kvchat.platform.values import dataclass
 
 
 @dataclass(slots=True, eq=False)
-class Resumption:
+class PendingLoad:
     """One request's way to its stored blocks, until it is admitted with them.
 
     Args:
         counts: whether the request tells what it finds now as what it has reused.
     """
 
-    entry: Entry
+    entry: Completion
     counts: bool
-    flight: Flight | None = None
-    blocked_by: Flight | None = None
+    flight: InFlightLoad | None = None
+    blocked_by: InFlightLoad | None = None
     """Another flight that brings blocks which this one needs."""
     estimate: LoadEstimate | None = None
     start_len: int = 0
@@ -39,32 +39,32 @@ class Resumption:
         return self.flight is not None and not self.flight.is_over
 
 
-class Resumptions:
+class PendingLoads:
     """The resumptions of all requests. Owned by the engine's thread."""
 
-    def __init__(self, flights: Flights) -> None:
+    def __init__(self, flights: InFlightLoads) -> None:
         self._flights = flights
-        self._resumptions: dict[RequestId, Resumption] = {}
+        self._resumptions: dict[RequestId, PendingLoad] = {}
 
-    def __iter__(self) -> Iterator[Resumption]:
+    def __iter__(self) -> Iterator[PendingLoad]:
         return iter(tuple(self._resumptions.values()))
 
-    def of(self, entry: Entry) -> Resumption | None:
+    def of(self, entry: Completion) -> PendingLoad | None:
         """Return what is known of a request; None if it waits for nothing. Pure."""
         return self._resumptions.get(entry.id)
 
-    def keep(self, resumption: Resumption) -> None:
+    def keep(self, resumption: PendingLoad) -> None:
         """Remember a resumption; it takes the place of an earlier one of the same request."""
         self._resumptions[resumption.entry.id] = resumption
 
-    def forget(self, resumption: Resumption) -> None:
+    def forget(self, resumption: PendingLoad) -> None:
         """Let go of what is held for a request, and let it compute wherever it likes."""
         resumption.entry.limit = None
         self._resumptions.pop(resumption.entry.id, None)
         if resumption.flight is not None:
             self._flights.leave(resumption.flight)
 
-    def let_go(self, entry: Entry) -> bool:
+    def let_go(self, entry: Completion) -> bool:
         """Give up blocks that are held for less important requests, the least important first.
 
         Returns:

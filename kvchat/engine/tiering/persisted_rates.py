@@ -40,7 +40,7 @@ class Computing:
         return f"{self.fingerprint} {self.device}"
 
 
-class KeptRates:
+class PersistedRates:
     """The record of one engine. Several processes may keep theirs at once; the last to write counts.
 
     Args:

@@ -4,15 +4,15 @@ One at a time, in room that nobody holds, and behind everything that a request w
 stays cached when the wish changes.
 """
 
-from kvchat.engine.api.ids import BlockKey, BranchId, chain_keys
+from kvchat.engine.api.ids import BlockKey, SequenceId, chain_keys
 from kvchat.engine.cache.manager import CacheManager
-from kvchat.engine.sequences.sequence import Branch
-from kvchat.engine.tiering.in_flight_loads import Flight, Flights
+from kvchat.engine.sequences.sequence import Sequence
+from kvchat.engine.tiering.in_flight_loads import InFlightLoad, InFlightLoads
 from kvchat.platform.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class PrefetchRequest:
     """Token ids to have on the device, and those whose blocks must not make room for them."""
 
     token_ids: tuple[int, ...]
@@ -20,19 +20,19 @@ class Wish:
     root: BlockKey
 
 
-class Promotion:
-    def __init__(self, manager: CacheManager, flights: Flights) -> None:
+class Prefetcher:
+    def __init__(self, manager: CacheManager, flights: InFlightLoads) -> None:
         self._manager = manager
         self._flights = flights
-        self._wish: Wish | None = None
-        self._flight: Flight | None = None
+        self._wish: PrefetchRequest | None = None
+        self._flight: InFlightLoad | None = None
 
     @property
     def is_due(self) -> bool:
         """Whether there is something to begin."""
         return self._wish is not None
 
-    def want(self, wish: Wish) -> None:
+    def want(self, wish: PrefetchRequest) -> None:
         """Begin with another path as soon as nothing else is on its way."""
         self.stop()
         self._wish = wish
@@ -53,9 +53,9 @@ class Promotion:
             wish, self._wish = self._wish, None
             self._flight = self._begin(wish)
 
-    def _begin(self, wish: Wish) -> Flight | None:
+    def _begin(self, wish: PrefetchRequest) -> InFlightLoad | None:
         """Bring the path, or as much of its beginning as there is room for."""
-        branch = Branch(BranchId(0), "", wish.root, list(wish.token_ids), [])
+        branch = Sequence(SequenceId(0), "", wish.root, list(wish.token_ids), [])
         spared = chain_keys(wish.root, wish.beside, self._manager.block_size)
         max_len: int | None = None
         while max_len != 0:

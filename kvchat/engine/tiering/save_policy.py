@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from kvchat.engine.cache.manager import CacheManager
 from kvchat.engine.memory.rates import Rates
 from kvchat.engine.memory.saver import STEP_BYTES, Saver
-from kvchat.engine.sequences.sequence import Branch
+from kvchat.engine.sequences.sequence import Sequence
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ CLOSE_TIMEOUT_S = 30.0
 DRAIN_TIMEOUT_S = 3.0
 
 
-class Keeper:
+class SavePolicy:
     """Tells the saver what to save; without a disk tier it does nothing.
 
     Args:
@@ -89,7 +89,7 @@ class Keeper:
                 if branch.is_saved and self._loss_s(branch) >= LEAST_LOSS_S:
                     self._save_tail(self._saver, branch)
 
-    def save_branch(self, branch: Branch) -> None:
+    def save_branch(self, branch: Sequence) -> None:
         """Queue everything of a branch that the store lacks; nothing, where nobody wants it any more."""
         if self._saver is None:
             return
@@ -97,7 +97,7 @@ class Keeper:
             self._saver.save_missing(self._manager.block_saves(branch))
             self._save_tail(self._saver, branch)
 
-    def save_leaving(self, branch: Branch) -> bool:
+    def save_leaving(self, branch: Sequence) -> bool:
         """Queue everything of a branch that leaves the device.
 
         Returns: False where that takes its time: what waits is read from the device, so the branch lets go of
@@ -113,7 +113,7 @@ class Keeper:
         if self._saver is not None:
             self._saver.drain(DRAIN_TIMEOUT_S)
 
-    def close(self, branches: Iterable[Branch]) -> None:
+    def close(self, branches: Iterable[Sequence]) -> None:
         """Save the branches and wait until everything is durable. Later calls do nothing."""
         saver, self._saver = self._saver, None
         if saver is None:
@@ -132,7 +132,7 @@ class Keeper:
         self._saver = saver
         self._problem = problem
 
-    def _is_wanted(self, saver: Saver, branch: Branch) -> bool:
+    def _is_wanted(self, saver: Saver, branch: Sequence) -> bool:
         """Whether a branch is saved; what waits of one whose owner is gone is dropped."""
         if not branch.is_saved:
             return False
@@ -150,12 +150,12 @@ class Keeper:
             else:
                 log.warning("blocks are not saved: %s", self._problem)
 
-    def _loss_s(self, branch: Branch) -> float:
+    def _loss_s(self, branch: Sequence) -> float:
         """Return how long what is not saved of a branch's tail would take to compute."""
         start = max(len(branch.keys) * self._manager.block_size, branch.saved_len)
         return self._rates.seconds_to_compute(max(0, branch.computed_len - start), start)
 
-    def _save_tail(self, saver: Saver, branch: Branch) -> None:
+    def _save_tail(self, saver: Saver, branch: Sequence) -> None:
         saves = self._manager.tail_saves(branch)
         if saves and saver.save_tail(saves):
             branch.saved_tail = saves[0].key

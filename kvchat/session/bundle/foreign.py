@@ -31,7 +31,7 @@ _LEAST_REPEATED_LEN = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Transcript:
+class ForeignConversation:
     """One conversation, as the store adopts it."""
 
     session: Session
@@ -69,7 +69,7 @@ class _Message:
         return _GAP.join(reversed(pieces))
 
 
-def read_transcripts(path: Path) -> tuple[list[Transcript], int]:
+def read_transcripts(path: Path) -> tuple[list[ForeignConversation], int]:
     """Return the conversations of a file, and how many of it could not be read.
 
     Raises:
@@ -106,9 +106,11 @@ def _is_chatgpt(entries: Sequence[dict[str, Any]]) -> bool:
     return any("mapping" in entry for entry in entries)
 
 
-def _each(entries: Iterable[Any], read: Callable[[Any], Transcript | None]) -> tuple[list[Transcript], int]:
+def _each(
+    entries: Iterable[Any], read: Callable[[Any], ForeignConversation | None]
+) -> tuple[list[ForeignConversation], int]:
     """Read what can be read: one strange conversation must not keep a thousand others out."""
-    found: list[Transcript] = []
+    found: list[ForeignConversation] = []
     num_skipped = 0
     for entry in entries:
         try:
@@ -125,11 +127,11 @@ def _each(entries: Iterable[Any], read: Callable[[Any], Transcript | None]) -> t
 # ChatGPT
 
 
-def _chatgpt(entries: Sequence[dict[str, Any]]) -> tuple[list[Transcript], int]:
+def _chatgpt(entries: Sequence[dict[str, Any]]) -> tuple[list[ForeignConversation], int]:
     return _each(entries, _chatgpt_conversation)
 
 
-def _chatgpt_conversation(entry: dict[str, Any]) -> Transcript | None:
+def _chatgpt_conversation(entry: dict[str, Any]) -> ForeignConversation | None:
     """Return one conversation; None if nothing was said in it."""
     nodes = entry["mapping"]
     system = ""
@@ -179,7 +181,7 @@ def _chatgpt_text(message: dict[str, Any]) -> str:
 # llm
 
 
-def _llm(entries: Sequence[dict[str, Any]]) -> tuple[list[Transcript], int]:
+def _llm(entries: Sequence[dict[str, Any]]) -> tuple[list[ForeignConversation], int]:
     conversations: dict[str, list[dict[str, Any]]] = {}
     for number, entry in enumerate(entries):
         name = entry.get("conversation_id")
@@ -187,7 +189,7 @@ def _llm(entries: Sequence[dict[str, Any]]) -> tuple[list[Transcript], int]:
     return _each(conversations.values(), _llm_conversation)
 
 
-def _llm_conversation(entries: list[dict[str, Any]]) -> Transcript | None:
+def _llm_conversation(entries: list[dict[str, Any]]) -> ForeignConversation | None:
     """Return one conversation; None if nothing was said in it."""
     if not any(isinstance(entry.get("prompt"), str) for entry in entries):
         return None
@@ -225,7 +227,7 @@ def _spoken(parent: _Message | None, role: Role, text: str, at: float) -> _Messa
 
 def _transcript(
     title: str, system: str, created_at: float, roots: list[_Message], current: _Message | None
-) -> Transcript | None:
+) -> ForeignConversation | None:
     """Return the tree behind its roots; the branch with `current` is the active one.
 
     Raises: BundleError: its turns would repeat what was said without measure.
@@ -269,7 +271,7 @@ def _transcript(
         created_at=created_at,
         updated_at=max(turn.created_at for turn in turns),
     )
-    return Transcript(session=session, branches=_branches(session, leaves), turns=tuple(turns))
+    return ForeignConversation(session=session, branches=_branches(session, leaves), turns=tuple(turns))
 
 
 def _pieces_len(messages: list[_Message]) -> int:

@@ -12,12 +12,12 @@ from operator import ne
 from typing import Any
 
 from kvchat.platform.values import dataclass
-from kvchat.session.tree import Part
+from kvchat.session.tree import MessagePart
 
 Row = Mapping[str, Any] | sqlite3.Row
 
 _DIGEST_BYTES = 16
-_PARTS = (Part.TEXT, Part.IDS, Part.FACTS)
+_PARTS = (MessagePart.TEXT, MessagePart.IDS, MessagePart.FACTS)
 _FACTS = (
     "session_id", "parent_id", "role", "finish", "model", "fingerprint", "tokenizer", "exact", "starts_over",
 )  # fmt: skip
@@ -49,14 +49,14 @@ class PartDigests:
             + _facts_digest(row)
         )
 
-    def without(self, parts: frozenset[Part]) -> bytes:
+    def without(self, parts: frozenset[MessagePart]) -> bytes:
         """Return the digests with those of some parts blank, so that nothing vouches for them."""
         return b"".join(
             bytes(_DIGEST_BYTES) if part in parts else self.packed[start : start + _DIGEST_BYTES]
             for part, start in _starts()
         )
 
-    def broken(self, written: bytes) -> frozenset[Part]:
+    def broken(self, written: bytes) -> frozenset[MessagePart]:
         """Return the parts whose digests are not those that were written."""
         return frozenset(
             part
@@ -65,7 +65,7 @@ class PartDigests:
         )
 
 
-def _starts() -> Iterator[tuple[Part, int]]:
+def _starts() -> Iterator[tuple[MessagePart, int]]:
     return ((part, at * _DIGEST_BYTES) for at, part in enumerate(_PARTS))
 
 
@@ -97,15 +97,15 @@ def piece_digests(name: str, text: str, reasoning: str, ids: bytes) -> bytes:
     return text_digest(name, text, reasoning) + ids_digest(name, ids)
 
 
-def broken_in_piece(row: Row, turn_id: str) -> frozenset[Part]:
+def broken_in_piece(row: Row, turn_id: str) -> frozenset[MessagePart]:
     """Return the parts of a turn's piece that are not what was written; none for one of the first version."""
     written = row["digests"]
     if written is None:
         return frozenset()
     name = piece_name(turn_id, row["place"])
     found = {
-        Part.TEXT: written[:_DIGEST_BYTES] == text_digest(name, row["text"], row["reasoning"]),
-        Part.IDS: written[_DIGEST_BYTES:] == ids_digest(name, row["token_ids"]),
+        MessagePart.TEXT: written[:_DIGEST_BYTES] == text_digest(name, row["text"], row["reasoning"]),
+        MessagePart.IDS: written[_DIGEST_BYTES:] == ids_digest(name, row["token_ids"]),
     }
     return frozenset(part for part, is_right in found.items() if not is_right)
 

@@ -15,7 +15,7 @@ from kvchat.session.tree import (
     Branch,
     BranchName,
     Finish,
-    Part,
+    MessagePart,
     Role,
     Session,
     SessionId,
@@ -80,11 +80,11 @@ def broken_in_branch(row: sqlite3.Row) -> frozenset[str]:
     return frozenset() if written is None else digests.broken_columns(digests.BRANCH_COLUMNS, row, written)
 
 
-def broken_in_pieces(pieces: Sequence[sqlite3.Row], turn_id: str) -> frozenset[Part]:
+def broken_in_pieces(pieces: Sequence[sqlite3.Row], turn_id: str) -> frozenset[MessagePart]:
     """Return the parts of an unfinished answer that are not what was written; a missing piece breaks all."""
     places = [piece["place"] for piece in pieces if piece["place"] is not None]
     if places != list(range(len(places))):
-        return frozenset({Part.TEXT, Part.IDS})
+        return frozenset({MessagePart.TEXT, MessagePart.IDS})
     return frozenset().union(*(digests.broken_in_piece(piece, turn_id) for piece in pieces))
 
 
@@ -219,34 +219,34 @@ def storable(text: str) -> str:
     return text.encode(errors="replace").decode()
 
 
-def _checked(row: sqlite3.Row) -> tuple[Role, Finish, tuple[int, ...] | None, frozenset[Part]]:
+def _checked(row: sqlite3.Row) -> tuple[Role, Finish, tuple[int, ...] | None, frozenset[MessagePart]]:
     blob = row["token_ids"]
     try:
         broken = _broken(row)
     except (TypeError, AttributeError):  # a value of another type than its column's
-        broken, blob = frozenset(Part), None
+        broken, blob = frozenset(MessagePart), None
     try:
         ids = None if blob is None else tuple(from_u32le(blob))
     except ValueError:
-        ids, broken = None, broken | {Part.IDS}
+        ids, broken = None, broken | {MessagePart.IDS}
     role, finish = _role_or_user(row["role"]), _finish_or_error(row["finish"])
     if (role, finish) != (row["role"], row["finish"]):
-        broken |= {Part.FACTS}
+        broken |= {MessagePart.FACTS}
     return role, finish, ids, broken
 
 
-def _broken(row: sqlite3.Row) -> frozenset[Part]:
+def _broken(row: sqlite3.Row) -> frozenset[MessagePart]:
     """Return the parts that are not what was written."""
     if row["digest"] is None:
         if row["finish"] != Finish.PARTIAL:
-            return frozenset(Part)
+            return frozenset(MessagePart)
         return digests.PartDigests.of(row).broken(row["parts"]) if row["parts"] else frozenset()
     whole = digests.turn_digest(
         row["role"], row["parent_id"], row["text"], row["reasoning"], row["token_ids"]
     )
     parts = row["parts"] or b""
     if whole == row["digest"]:  # then only facts that it does not cover can be others
-        return frozenset() if digests.has_its_facts(row, parts) else frozenset({Part.FACTS})
+        return frozenset() if digests.has_its_facts(row, parts) else frozenset({MessagePart.FACTS})
     return digests.PartDigests.of(row).broken(parts)
 
 

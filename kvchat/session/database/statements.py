@@ -22,7 +22,7 @@ from kvchat.session.database.digests import (
 )
 from kvchat.session.salvage.damage import refuse_hidden
 from kvchat.session.template.message_files import split_files
-from kvchat.session.tree import Branch, BranchName, Part, Session, SessionId, Turn, TurnId
+from kvchat.session.tree import Branch, BranchName, MessagePart, Session, SessionId, Turn, TurnId
 
 _ALPHABET = "abcdefghijklmnopqrstuvwxyz234567"
 _TITLE_LEN = 60
@@ -238,7 +238,7 @@ def agrees(connection: sqlite3.Connection, turn: Turn) -> bool:
         return False
     values = rows.values_of(replace(turn, damaged=False), "")
     still_broken = PartDigests.of(values).broken(row["parts"] or b"")
-    return still_broken <= {Part.TEXT} & turn.broken
+    return still_broken <= {MessagePart.TEXT} & turn.broken
 
 
 def is_shared(connection: sqlite3.Connection, branch: Branch, turn_id: TurnId) -> bool:

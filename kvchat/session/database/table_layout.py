@@ -10,7 +10,7 @@ from typing import Protocol
 
 from kvchat.errors import EncryptionError, StorageError
 from kvchat.platform import sqlite_files
-from kvchat.platform.encryptor import Sealer
+from kvchat.platform.encryptor import Encryptor
 from kvchat.platform.key_file import key_path
 from kvchat.session.database import rows, schema
 
@@ -25,7 +25,7 @@ class Tables(Protocol):
     """One way in which rows lie in the file."""
 
     @property
-    def sealer(self) -> Sealer | None:
+    def sealer(self) -> Encryptor | None:
         """What the rows are sealed with; None: they are in the clear."""
         ...
 

@@ -9,7 +9,7 @@ from kvchat.errors import SessionNotFound
 from kvchat.platform.writers import Writers
 from kvchat.session.database import rows
 from kvchat.session.salvage import damage
-from kvchat.session.tree import Finish, Part, SessionId, Turn, TurnId
+from kvchat.session.tree import Finish, MessagePart, SessionId, Turn, TurnId
 
 
 class TurnReader:
@@ -46,7 +46,7 @@ class TurnReader:
             if turn.finish is Finish.PARTIAL:
                 turn = self._with_pieces(connection, turn, row)
             turns.append(turn)
-        if any(Part.FACTS in turn.broken for turn in turns):
+        if any(MessagePart.FACTS in turn.broken for turn in turns):
             damage.refuse_damage(connection)  # then more than this row may be
         return tuple(turns)
 

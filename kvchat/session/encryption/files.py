@@ -10,12 +10,12 @@ from kvchat.platform.directories import (
     remove_unfinished,
     write_private,
 )
-from kvchat.platform.encryptor import Sealer
+from kvchat.platform.encryptor import Encryptor
 
 _SUFFIXES = {False: ".json", True: ".sealed"}
 
 
-class SealedFiles:
+class EncryptedFiles:
     """One directory of such files, each under a name.
 
     Args:
@@ -29,7 +29,7 @@ class SealedFiles:
     """
 
     def __init__(
-        self, directory: Path, sealer: Sealer | None, kind: bytes, files: NamedFiles = SYSTEM_NAMES
+        self, directory: Path, sealer: Encryptor | None, kind: bytes, files: NamedFiles = SYSTEM_NAMES
     ) -> None:
         self.directory = directory
         self._files = files

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from kvchat.errors import EncryptionError, StorageError
-from kvchat.platform.encryptor import SealBroken, Sealer
+from kvchat.platform.encryptor import DecryptionFailed, Encryptor
 from kvchat.platform.values import dataclass
 from kvchat.session.database import schema
 from kvchat.session.database.table_layout import PLAIN, SEALED_MARK, Tables, is_sealed
@@ -92,15 +92,15 @@ _NONCE_LEN = 16
 """Characters of a sealed text that hold its nonce, which follows from the text."""
 
 
-def tables_of(sealer: Sealer | None) -> Tables:
+def tables_of(sealer: Encryptor | None) -> Tables:
     """Return how rows lie: sealed, or in the clear for None."""
-    return PLAIN if sealer is None else SealedTables(sealer)
+    return PLAIN if sealer is None else EncryptedTables(sealer)
 
 
-class SealedTables:
+class EncryptedTables:
     """Rows sealed with one key."""
 
-    def __init__(self, sealer: Sealer) -> None:
+    def __init__(self, sealer: Encryptor) -> None:
         self.sealer = sealer
         self._indexed: tuple[sqlite3.Connection, dict[int, str]] | None = None
 
@@ -189,7 +189,7 @@ class SealedTables:
         """Return what was sealed, None if it does not open."""
         try:
             return None if value is None else self.sealer.open(_place(place, row_id), value)
-        except (SealBroken, TypeError):
+        except (DecryptionFailed, TypeError):
             return None
 
     def _opened_text(self, place: str, row_id: bytes, value: bytes | None) -> str | None:

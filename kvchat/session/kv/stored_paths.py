@@ -8,7 +8,7 @@ from kvchat.platform.values import dataclass
 from kvchat.session.tree import Turn, TurnId
 
 
-class StoredBlocks(Protocol):
+class PathBlocks(Protocol):
     """What is kept of one fingerprint's blocks."""
 
     @property
@@ -20,7 +20,7 @@ class StoredBlocks(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StoredBlock:
+class PathBlock:
     """A stored block or tail of a path.
 
     Args:
@@ -54,8 +54,8 @@ def leaf_paths(turns: Sequence[Turn]) -> Iterator[tuple[int, ...]]:
 
 
 def blocks_on(
-    stored: StoredBlocks, path: Sequence[int], root: BlockKey, native_root: BlockKey
-) -> Iterator[StoredBlock]:
+    stored: PathBlocks, path: Sequence[int], root: BlockKey, native_root: BlockKey
+) -> Iterator[PathBlock]:
     """Yield the stored blocks and tails of a path, block by block."""
     size = stored.block_size
     parent, native_parent = root, native_root
@@ -73,13 +73,13 @@ def blocks_on(
 
 
 def _found(
-    stored: StoredBlocks,
+    stored: PathBlocks,
     number: int,
     key: BlockKey,
     parents: tuple[BlockKey, BlockKey],
     token_ids: tuple[int, ...],
-) -> StoredBlock:
-    return StoredBlock(
+) -> PathBlock:
+    return PathBlock(
         number=number,
         key=key,
         parent=parents[0],

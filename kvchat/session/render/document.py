@@ -7,7 +7,7 @@ SPEAKERS = {Role.USER: "you", Role.ASSISTANT: "kvchat"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Message:
+class DocumentMessage:
     """One message. `notes` say what it cost and how it ended, in order."""
 
     role: Role
@@ -23,4 +23,4 @@ class Document:
     title: str
     facts: tuple[str, ...]
     system: str
-    messages: tuple[Message, ...]
+    messages: tuple[DocumentMessage, ...]

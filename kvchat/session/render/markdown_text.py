@@ -13,7 +13,7 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 from kvchat.platform.printable_text import clean_text, one_line
-from kvchat.session.render.document import SPEAKERS, Document, Message
+from kvchat.session.render.document import SPEAKERS, Document, DocumentMessage
 from kvchat.session.tree import Role
 
 SAFE_LINK = re.compile(r"(https?://|mailto:)", re.IGNORECASE)
@@ -51,7 +51,7 @@ def harmless(text: str) -> str:
     return quoted.replace("<", "&lt;").replace("[", "&#91;") if _is_risky(quoted) else quoted
 
 
-def _message(message: Message) -> Iterator[str]:
+def _message(message: DocumentMessage) -> Iterator[str]:
     yield f"## {SPEAKERS[message.role]}"
     if message.reasoning.strip():
         yield f"*thought:* {plain(message.reasoning.strip())}"

@@ -9,7 +9,7 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 from kvchat.platform.printable_text import clean_text, one_line
-from kvchat.session.render.document import SPEAKERS, Document, Message
+from kvchat.session.render.document import SPEAKERS, Document, DocumentMessage
 from kvchat.session.render.markdown_parser import answer_parser
 from kvchat.session.render.markdown_text import SAFE_LINK
 from kvchat.session.tree import Role
@@ -48,7 +48,7 @@ def answer_html(text: str) -> str:
     return str(parser.renderer.render(list(_adapted(tokens)), parser.options, {}))
 
 
-def _message(message: Message) -> str:
+def _message(message: DocumentMessage) -> str:
     parts: list[str] = []
     if thought := clean_text(message.reasoning).strip():
         parts.append(f'<details><summary>thought</summary><div dir="auto">{escape(thought)}</div></details>')

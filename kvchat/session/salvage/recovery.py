@@ -26,7 +26,7 @@ from kvchat.session.salvage import wal
 from kvchat.session.salvage.damage import refuse_damage
 from kvchat.session.salvage.relink_sessions import tie_sessions
 from kvchat.session.salvage.relink_turns import tie_turns
-from kvchat.session.salvage.table_roots import Layout, layout_of, likeliest
+from kvchat.session.salvage.table_roots import TableRoots, layout_of, likeliest
 
 BACKUP_AGE_S = 86_400.0
 _TABLES = ("sessions", "branches", "turns", "pieces")
@@ -209,7 +209,7 @@ class _Source:
     log: bytes | None = None
 
 
-def _sources(aside: Path, backups: tuple[Path, Path], layout: Layout, tables: Tables) -> list[_Source]:
+def _sources(aside: Path, backups: tuple[Path, Path], layout: TableRoots, tables: Tables) -> list[_Source]:
     """Return where rows may be had, the best first.
 
     Args:

@@ -10,7 +10,7 @@ from typing import Any
 
 from kvchat.platform.values import dataclass
 from kvchat.session.database import digests, rows, statements
-from kvchat.session.tree import Finish, Part, Role
+from kvchat.session.tree import Finish, MessagePart, Role
 
 Values = dict[str, Any]
 
@@ -39,11 +39,11 @@ def tie_turns(target: sqlite3.Connection) -> None:
 
 def _put_back_id(target: sqlite3.Connection, values: Values) -> None:
     """Find the id of a turn of which every digest disagrees, since each is bound to the id."""
-    if _broken_parts(values) != set(Part):
+    if _broken_parts(values) != set(MessagePart):
         return
     known = {row["id"] for row in target.execute("SELECT id FROM turns")}
     for turn_id in _referenced_ids(target) | known:
-        if _broken_parts(values | {"id": turn_id}) == set(Part):
+        if _broken_parts(values | {"id": turn_id}) == set(MessagePart):
             continue
         if turn_id in known:  # it came whole from elsewhere
             target.execute("DELETE FROM turns WHERE num = ?", (values["num"],))
@@ -54,7 +54,7 @@ def _put_back_id(target: sqlite3.Connection, values: Values) -> None:
 
 def _put_back_facts(target: sqlite3.Connection, values: Values) -> None:
     """Find what a turn's facts were, or at least a parent, so that the turns before it are not hidden."""
-    if Part.FACTS not in _broken_parts(values):
+    if MessagePart.FACTS not in _broken_parts(values):
         return
     others = [row for row in _places(target) if row.num != values["num"]]
     for change in _facts(values, others):
@@ -178,7 +178,7 @@ def _move_piece(target: sqlite3.Connection, piece: sqlite3.Row, turn_num: int) -
     statements.insert(target, "pieces", {**dict(piece), "turn_num": turn_num})
 
 
-def _broken_parts(values: Values) -> set[Part]:
+def _broken_parts(values: Values) -> set[MessagePart]:
     if values["finish"] == Finish.PARTIAL and not values["parts"]:
         return set()
     return set(digests.PartDigests.of(values).broken(values["parts"] or b""))

@@ -18,25 +18,25 @@ _INDEX_PAGES = (2, 10)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
+class TableRoots:
     """Where tables begin. `begins_index`: for the first page of each table or index, which of both it is."""
 
     first_page: bytes
     begins_index: Mapping[int, bool | None]
 
 
-def layout_of(path: Path) -> Layout:
+def layout_of(path: Path) -> TableRoots:
     """Return the layout of a new database, in which no first page is damaged."""
     with closing(connect(path)) as connection:
         query = "SELECT rootpage FROM sqlite_master WHERE rootpage > 0"
         pages = [page for (page,) in connection.execute(query)]
     data = path.read_bytes()
-    return Layout(
+    return TableRoots(
         first_page=data[:PAGE_BYTES], begins_index={page: _is_of_index(data, page) for page in pages}
     )
 
 
-def likeliest(layouts: Sequence[Layout], damaged: Path) -> Layout:
+def likeliest(layouts: Sequence[TableRoots], damaged: Path) -> TableRoots:
     """Return the layout that agrees best with what is on the pages of a file."""
     most = max(max(layout.begins_index) for layout in layouts)
     with open(damaged, "rb") as file:
@@ -44,7 +44,7 @@ def likeliest(layouts: Sequence[Layout], damaged: Path) -> Layout:
     return max(layouts, key=lambda layout: _num_agreeing(layout, data))
 
 
-def _num_agreeing(layout: Layout, data: bytes) -> int:
+def _num_agreeing(layout: TableRoots, data: bytes) -> int:
     return sum(_is_of_index(data, page) == is_index for page, is_index in layout.begins_index.items())
 
 

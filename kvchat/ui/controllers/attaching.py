@@ -11,17 +11,17 @@ from kvchat.errors import KvchatError
 from kvchat.text.attachments import PASTED, Attachment, before_message, read_attachment
 from kvchat.text.figures import plural
 from kvchat.text.plain_text import one_line
-from kvchat.ui.controllers.screen_services import Desk
-from kvchat.ui.controllers.turn_runner import Turns
+from kvchat.ui.controllers.screen_services import ScreenServices
+from kvchat.ui.controllers.turn_runner import TurnRunner
 
 
-class AttachingDesk(Desk, Protocol):
+class AttachmentServices(ScreenServices, Protocol):
     """What is needed of the screen."""
 
     def draw_attachments(self, lines: Sequence[str]) -> None: ...
 
 
-class Attaching:
+class AttachmentController:
     """Keeps the attachments of the message in the prompt.
 
     Attributes:
@@ -29,7 +29,7 @@ class Attaching:
         waiting: messages that wait for files to be read.
     """
 
-    def __init__(self, screen: AttachingDesk, chat: ChatService, turns: Turns) -> None:
+    def __init__(self, screen: AttachmentServices, chat: ChatService, turns: TurnRunner) -> None:
         self._screen = screen
         self._chat = chat
         self._turns = turns

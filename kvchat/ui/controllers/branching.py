@@ -17,8 +17,8 @@ from kvchat.text.attachments import shown_message
 from kvchat.text.figures import plural
 from kvchat.text.format_cost import in_bytes, price_words
 from kvchat.text.plain_text import fitted, one_line
-from kvchat.ui.controllers.screen_services import Desk
-from kvchat.ui.controllers.turn_runner import PendingTurn, TurnKind, Turns
+from kvchat.ui.controllers.screen_services import ScreenServices
+from kvchat.ui.controllers.turn_runner import PendingTurn, TurnKind, TurnRunner
 from kvchat.ui.screens.actions import Action, ActionsScreen
 
 _ASIDE = "aside"
@@ -26,7 +26,7 @@ _TITLE_LEN = 50
 _FREE = EditCost(reused_tokens=0, computed_tokens=0, left_turns=0, left_tokens=0)
 
 
-class BranchingDesk(Desk, Protocol):
+class BranchServices(ScreenServices, Protocol):
     """What other ways need of the screen."""
 
     @property
@@ -64,10 +64,10 @@ class Aside:
         return (conversation.session.id, conversation.branch.name) == (here.session.id, here.branch.name)
 
 
-class Branching:
+class BranchController:
     """Runs what leads away from the last answer. Prices are looked up before anything is done."""
 
-    def __init__(self, screen: BranchingDesk, chat: ChatService, turns: Turns) -> None:
+    def __init__(self, screen: BranchServices, chat: ChatService, turns: TurnRunner) -> None:
         self._screen = screen
         self._chat = chat
         self._turns = turns
@@ -370,7 +370,7 @@ class _Looks:
     """Asks the engine about places of one answer."""
 
     def __init__(
-        self, chat: ChatService, conversation: ConversationView, turn: Turn, screen: BranchingDesk
+        self, chat: ChatService, conversation: ConversationView, turn: Turn, screen: BranchServices
     ) -> None:
         self._variants = chat.variants
         self._conversation = conversation

@@ -10,10 +10,10 @@ from textual.app import App, SuspendNotSupported
 from kvchat.errors import UsageError
 from kvchat.session.tree import Turn
 from kvchat.text.figures import plural
-from kvchat.ui.controllers.screen_services import Desk
+from kvchat.ui.controllers.screen_services import ScreenServices
 
 
-class OutletDesk(Desk, Protocol):
+class ClipboardServices(ScreenServices, Protocol):
     """What is needed of the screen."""
 
     @property
@@ -22,10 +22,10 @@ class OutletDesk(Desk, Protocol):
     def write_prompt(self, text: str) -> None: ...
 
 
-class Outlet:
+class Clipboard:
     """Copies texts, and opens them in the editor."""
 
-    def __init__(self, screen: OutletDesk) -> None:
+    def __init__(self, screen: ClipboardServices) -> None:
         self._screen = screen
 
     def copy(self, text: str) -> None:

@@ -14,17 +14,17 @@ from kvchat.text.figures import plural
 from kvchat.text.format_cache_miss import why_words
 from kvchat.text.plain_text import one_line
 from kvchat.ui.commands import find_command, nearest_command, split_command
-from kvchat.ui.controllers.attaching import Attaching
-from kvchat.ui.controllers.branching import Branching
-from kvchat.ui.controllers.clipboard import Outlet
-from kvchat.ui.controllers.formats import Formats
-from kvchat.ui.controllers.gauging import Gauging
-from kvchat.ui.controllers.revisions import Courses
-from kvchat.ui.controllers.screen_services import Desk
-from kvchat.ui.controllers.sessions import Shelf
-from kvchat.ui.controllers.settings import Housekeeping
-from kvchat.ui.controllers.temporary import Temporary
-from kvchat.ui.controllers.turn_runner import PendingTurn, TurnKind, Turns
+from kvchat.ui.controllers.attaching import AttachmentController
+from kvchat.ui.controllers.branching import BranchController
+from kvchat.ui.controllers.clipboard import Clipboard
+from kvchat.ui.controllers.formats import FormatController
+from kvchat.ui.controllers.gauging import GaugeController
+from kvchat.ui.controllers.revisions import RevisionController
+from kvchat.ui.controllers.screen_services import ScreenServices
+from kvchat.ui.controllers.sessions import SessionController
+from kvchat.ui.controllers.settings import SettingsController
+from kvchat.ui.controllers.temporary import TemporaryController
+from kvchat.ui.controllers.turn_runner import PendingTurn, TurnKind, TurnRunner
 from kvchat.ui.state.conversation_tab import Draft
 
 _COMPARED = 3
@@ -33,7 +33,7 @@ Opener = Callable[[], Awaitable[ConversationView | None]]
 """Gets the conversation to show; None is a new one."""
 
 
-class CommandDesk(Desk, Protocol):
+class CommandServices(ScreenServices, Protocol):
     """What commands need of the screen they are typed on."""
 
     def restore_command(self, line: str) -> None: ...
@@ -73,21 +73,23 @@ class CommandDesk(Desk, Protocol):
 class Helpers:
     """Who carries commands out."""
 
-    courses: Courses
-    shelf: Shelf
-    branching: Branching
-    outlet: Outlet
-    attaching: Attaching
-    housekeeping: Housekeeping
-    gauging: Gauging
-    formats: Formats
-    temporary: Temporary
+    courses: RevisionController
+    shelf: SessionController
+    branching: BranchController
+    outlet: Clipboard
+    attaching: AttachmentController
+    housekeeping: SettingsController
+    gauging: GaugeController
+    formats: FormatController
+    temporary: TemporaryController
 
 
-class Verbs:
+class CommandDispatcher:
     """Runs commands for the chat screen. Anything that may read a file runs in a thread."""
 
-    def __init__(self, screen: CommandDesk, chat: ChatService, turns: Turns, helpers: Helpers) -> None:
+    def __init__(
+        self, screen: CommandServices, chat: ChatService, turns: TurnRunner, helpers: Helpers
+    ) -> None:
         self._screen = screen
         self._chat = chat
         self._turns = turns

@@ -6,14 +6,14 @@ from collections.abc import Iterable
 from contextlib import ExitStack, suppress
 from typing import Protocol
 
-from kvchat.app.services import ConversationView, SessionShelf
+from kvchat.app.services import ConversationView, SessionCatalog
 from kvchat.errors import KvchatError
 from kvchat.session.tree import SessionId
 from kvchat.text.attachments import before_message, words_of
-from kvchat.ui.controllers.attaching import Attaching
-from kvchat.ui.controllers.revisions import Courses
-from kvchat.ui.controllers.screen_services import Desk
-from kvchat.ui.controllers.turn_runner import Turns
+from kvchat.ui.controllers.attaching import AttachmentController
+from kvchat.ui.controllers.revisions import RevisionController
+from kvchat.ui.controllers.screen_services import ScreenServices
+from kvchat.ui.controllers.turn_runner import TurnRunner
 from kvchat.ui.state.conversation_tab import Unsent
 from kvchat.ui.widgets.prompt import Prompt
 
@@ -29,7 +29,7 @@ class _LeftMeanwhile(Exception):
     """The conversation is not shown any more."""
 
 
-class KeepingDesk(Desk, Protocol):
+class DraftServices(ScreenServices, Protocol):
     """What is needed of the screen."""
 
     prompt: Prompt
@@ -37,11 +37,16 @@ class KeepingDesk(Desk, Protocol):
     def give_back(self, text: str) -> None: ...
 
 
-class Keeping:
+class DraftController:
     """Puts unsent messages on the shelf and takes them from there."""
 
     def __init__(
-        self, screen: KeepingDesk, store: SessionShelf, turns: Turns, courses: Courses, attaching: Attaching
+        self,
+        screen: DraftServices,
+        store: SessionCatalog,
+        turns: TurnRunner,
+        courses: RevisionController,
+        attaching: AttachmentController,
     ) -> None:
         self._screen = screen
         self._store = store

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
 
-from kvchat.app.host import Host
+from kvchat.app.host import InterfaceServices
 from kvchat.app.services import ConversationView
 from kvchat.engine.api.cache_format import EXACT
 from kvchat.engine.api.snapshot import CacheSnapshot
@@ -13,9 +13,9 @@ from kvchat.engine.api.view import SHADOW
 from kvchat.errors import KvchatError
 from kvchat.session.kv.origin import origin_of
 from kvchat.text.figures import plural
-from kvchat.ui.controllers.screen_services import Desk
-from kvchat.ui.controllers.settings import Housekeeping
-from kvchat.ui.controllers.turn_runner import Turns
+from kvchat.ui.controllers.screen_services import ScreenServices
+from kvchat.ui.controllers.settings import SettingsController
+from kvchat.ui.controllers.turn_runner import TurnRunner
 
 _THERE_ARE = "there are fp8, int8, int4, int2, k=int8,v=int4, shadow:25% and exact"
 _LOSSY = (
@@ -33,17 +33,23 @@ _BACK = "; /cache format exact goes back"
 _GO_ON = f"{_BACK}; enter sends the message again, f5 goes on with an answer"
 
 
-class FormatsDesk(Desk, Protocol):
+class FormatServices(ScreenServices, Protocol):
     """What is needed of the screen."""
 
     @property
     def snapshot(self) -> CacheSnapshot | None: ...
 
 
-class Formats:
+class FormatController:
     """Changes the format once the person has seen what that saves and loses."""
 
-    def __init__(self, screen: FormatsDesk, host: Host, turns: Turns, housekeeping: Housekeeping) -> None:
+    def __init__(
+        self,
+        screen: FormatServices,
+        host: InterfaceServices,
+        turns: TurnRunner,
+        housekeeping: SettingsController,
+    ) -> None:
         self._screen = screen
         self._host = host
         self._turns = turns

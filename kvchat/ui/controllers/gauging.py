@@ -3,19 +3,19 @@
 import asyncio
 from functools import partial
 
-from kvchat.app.host import Host
+from kvchat.app.host import InterfaceServices
 from kvchat.app.services import ConversationView
 from kvchat.errors import KvchatError
-from kvchat.ui.controllers.screen_services import Desk
-from kvchat.ui.controllers.turn_runner import Turns
+from kvchat.ui.controllers.screen_services import ScreenServices
+from kvchat.ui.controllers.turn_runner import TurnRunner
 
 _GROUP = "gauge"
 
 
-class Gauging:
+class GaugeController:
     """Runs the gauge, which takes a while, beside everything else."""
 
-    def __init__(self, screen: Desk, host: Host, turns: Turns) -> None:
+    def __init__(self, screen: ScreenServices, host: InterfaceServices, turns: TurnRunner) -> None:
         self._screen = screen
         self._host = host
         self._turns = turns

@@ -5,28 +5,28 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from kvchat.app.services import ChatService, EngineView
-from kvchat.engine.api.ids import BranchId
-from kvchat.engine.api.inspection import InspectionWish
+from kvchat.engine.api.ids import SequenceId
+from kvchat.engine.api.inspection import InspectionRequest
 from kvchat.engine.api.snapshot import CacheSnapshot
 from kvchat.session.kv.namespaces import namespace_of
 from kvchat.session.tree import path_token_ids
-from kvchat.ui.controllers.screen_services import Desk
-from kvchat.ui.controllers.turn_runner import Turns
-from kvchat.ui.widgets.cache.block_rows import Source, sources
+from kvchat.ui.controllers.screen_services import ScreenServices
+from kvchat.ui.controllers.turn_runner import TurnRunner
+from kvchat.ui.widgets.cache.block_rows import RowSource, sources
 from kvchat.ui.widgets.cache.panel_rows import BranchNames
 
 if TYPE_CHECKING:
     from kvchat.ui.screens.inspector import BlocksWithWords
 
 
-class InspectingDesk(Desk, Protocol):
+class InspectorServices(ScreenServices, Protocol):
     """What is needed of the screen."""
 
     @property
     def snapshot(self) -> CacheSnapshot | None: ...
 
 
-class Inspecting:
+class InspectorController:
     """Reads blocks for the inspector; the engine answers between two steps.
 
     Args:
@@ -35,10 +35,10 @@ class Inspecting:
 
     def __init__(
         self,
-        screen: InspectingDesk,
+        screen: InspectorServices,
         chat: ChatService,
         engine: EngineView,
-        turns: Turns,
+        turns: TurnRunner,
         names: Callable[[], BranchNames],
     ) -> None:
         self._screen = screen
@@ -60,7 +60,7 @@ class Inspecting:
     def snapshot(self) -> CacheSnapshot | None:
         return self._screen.snapshot
 
-    def sources(self) -> Sequence[Source]:
+    def sources(self) -> Sequence[RowSource]:
         """Return whose blocks can be shown, that of the conversation on screen first."""
         if self.snapshot is None:
             return ()
@@ -68,10 +68,10 @@ class Inspecting:
         found = sources(self.snapshot, names, self._on_screen(names.active))
         return sorted(found, key=lambda source: source.mark != "●")
 
-    async def blocks(self, source: Source) -> "BlocksWithWords":
+    async def blocks(self, source: RowSource) -> "BlocksWithWords":
         return await asyncio.to_thread(self._read, source)
 
-    def _read(self, source: Source) -> "BlocksWithWords":
+    def _read(self, source: RowSource) -> "BlocksWithWords":
         words: dict[tuple[int, ...], str] = {}
         blocks = self._engine.inspect(source.wish)
         for block in blocks:
@@ -80,12 +80,12 @@ class Inspecting:
         self._words = words
         return [(block, words[block.token_ids]) for block in blocks]
 
-    def _on_screen(self, active: BranchId | None) -> InspectionWish | None:
+    def _on_screen(self, active: SequenceId | None) -> InspectionRequest | None:
         """Return the path of the conversation on screen, for the engine to look for."""
         conversation = self._turns.conversation
         ids = path_token_ids(conversation.turns) if conversation is not None else None
         if conversation is None or not ids or active is not None:
             return None
-        return InspectionWish(
+        return InspectionRequest(
             token_ids=tuple(ids), namespace=namespace_of(conversation.session, conversation.turns)
         )

@@ -23,8 +23,8 @@ from kvchat.text.format_revision import (
     heading_words,
     undo_words,
 )
-from kvchat.ui.controllers.screen_services import Desk
-from kvchat.ui.controllers.turn_runner import PendingTurn, TurnKind, Turns
+from kvchat.ui.controllers.screen_services import ScreenServices
+from kvchat.ui.controllers.turn_runner import PendingTurn, TurnKind, TurnRunner
 
 _REST_S = 0.2
 """What an edit costs is looked up when typing has rested for this long."""
@@ -33,7 +33,7 @@ Plan = Callable[[], Revision]
 Words = Callable[[Revision, EditCost, CacheSnapshot | None], str]
 
 
-class CourseDesk(Desk, Protocol):
+class RevisionServices(ScreenServices, Protocol):
     """What a change of course needs of the screen."""
 
     @property
@@ -58,7 +58,7 @@ class CourseDesk(Desk, Protocol):
         ...
 
 
-class Courses:
+class RevisionController:
     """Edits, undos, and exchanges that are left out.
 
     Attributes:
@@ -67,7 +67,7 @@ class Courses:
         asked: changed messages whose cost is being looked up, or agreed to.
     """
 
-    def __init__(self, screen: CourseDesk, chat: ChatService, turns: Turns) -> None:
+    def __init__(self, screen: RevisionServices, chat: ChatService, turns: TurnRunner) -> None:
         self._screen = screen
         self._chat = chat
         self._turns = turns

@@ -6,13 +6,13 @@ from typing import Any, Protocol
 from textual.screen import ModalScreen
 from textual.timer import Timer
 
-from kvchat.ui.screens.deferred import LateScreen, Result
+from kvchat.ui.screens.deferred import DeferredScreen, Result
 
 Work = Callable[[], Coroutine[Any, Any, None]]
 """Something that may wait for a file, for the engine or for the person."""
 
 
-class Desk(Protocol):
+class ScreenServices(Protocol):
     """A screen that tells, asks, and runs what may wait."""
 
     @property
@@ -32,7 +32,7 @@ class Desk(Protocol):
         """Show a screen and wait for what it is dismissed with; inside work."""
         ...
 
-    def ask_late(self, offer: str, make: Callable[[], LateScreen[Result]]) -> Awaitable[Result]:
+    def ask_late(self, offer: str, make: Callable[[], DeferredScreen[Result]]) -> Awaitable[Result]:
         """Show a screen that may come while something is typed; it is offered in a line then."""
         ...
 

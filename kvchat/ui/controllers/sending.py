@@ -12,10 +12,10 @@ from kvchat.platform.values import dataclass
 from kvchat.session.tree import Turn, TurnId
 from kvchat.text.attachments import Attachment, before_message, read_attachment
 from kvchat.text.plain_text import one_line
-from kvchat.ui.controllers.attaching import Attaching
-from kvchat.ui.controllers.revisions import Courses
-from kvchat.ui.controllers.screen_services import Desk
-from kvchat.ui.controllers.turn_runner import PendingTurn, TurnKind, Turns
+from kvchat.ui.controllers.attaching import AttachmentController
+from kvchat.ui.controllers.revisions import RevisionController
+from kvchat.ui.controllers.screen_services import ScreenServices
+from kvchat.ui.controllers.turn_runner import PendingTurn, TurnKind, TurnRunner
 
 _MARKED = re.compile(r"(?<!\S)@(\S+)")
 _AFTER_NAMES = ".,;:!?)\"'"
@@ -23,7 +23,7 @@ _MOST_REMEMBERED = 100
 _AS_IT_IS = {True: "enter sends it as a message", False: "enter sends it as the change"}
 
 
-class SendingDesk(Desk, Protocol):
+class SendServices(ScreenServices, Protocol):
     """What is needed of the screen."""
 
     def queue(self, pending: PendingTurn) -> None: ...
@@ -47,10 +47,16 @@ class Marked:
     problems: tuple[str, ...]
 
 
-class Sending:
+class SendController:
     """Takes messages from the prompt. One whose files cannot be read comes back, once."""
 
-    def __init__(self, screen: SendingDesk, turns: Turns, attaching: Attaching, courses: Courses) -> None:
+    def __init__(
+        self,
+        screen: SendServices,
+        turns: TurnRunner,
+        attaching: AttachmentController,
+        courses: RevisionController,
+    ) -> None:
         self._screen = screen
         self._turns = turns
         self._attaching = attaching

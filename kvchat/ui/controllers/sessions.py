@@ -10,15 +10,21 @@ from typing import Protocol
 
 from textual.timer import Timer
 
-from kvchat.app.services import SessionFiles, SessionShelf
+from kvchat.app.services import SessionCatalog, SessionFileService
 from kvchat.errors import FileTaken, KvchatError
 from kvchat.session.lookup import SearchHit
 from kvchat.session.tree import SessionId
 from kvchat.text.plain_text import one_line
-from kvchat.ui.controllers.screen_services import Desk
-from kvchat.ui.controllers.turn_runner import Turns
+from kvchat.ui.controllers.screen_services import ScreenServices
+from kvchat.ui.controllers.turn_runner import TurnRunner
 from kvchat.ui.state.stored_sessions import StoredSessions
-from kvchat.ui.widgets.session_rows import UNTITLED, Finding, Held, ListOptions, SessionWithBranches
+from kvchat.ui.widgets.session_rows import (
+    UNTITLED,
+    Held,
+    SearchFinding,
+    SessionListOptions,
+    SessionWithBranches,
+)
 
 log = logging.getLogger(__name__)
 
@@ -33,14 +39,14 @@ _COUNT_S = 2.0
 """What is on disk is counted when nothing has changed for this long; an answer's last block is there then."""
 
 
-class ShelfDesk(Desk, Protocol):
+class SessionServices(ScreenServices, Protocol):
     """What the sessions need of the screen."""
 
     def held_sessions(self) -> dict[str, Held]: ...
 
     def held_branches(self) -> dict[tuple[str, str], Held]: ...
 
-    def draw_sessions(self, sessions: Sequence[SessionWithBranches], options: ListOptions) -> None: ...
+    def draw_sessions(self, sessions: Sequence[SessionWithBranches], options: SessionListOptions) -> None: ...
 
     def draw_heading(self) -> None:
         """Draw what the conversation on screen is called."""
@@ -51,20 +57,22 @@ class ShelfDesk(Desk, Protocol):
         ...
 
 
-class Shelf:
+class SessionController:
     """Runs what a person asks of the stored sessions. Whatever reads a file runs in a thread.
 
     Attributes:
         sessions: what the store holds, as last read.
     """
 
-    def __init__(self, screen: ShelfDesk, store: SessionShelf, files: SessionFiles, turns: Turns) -> None:
+    def __init__(
+        self, screen: SessionServices, store: SessionCatalog, files: SessionFileService, turns: TurnRunner
+    ) -> None:
         self.sessions = StoredSessions(store)
         self._screen = screen
         self._store = store
         self._files = files
         self._turns = turns
-        self._finding = Finding()
+        self._finding = SearchFinding()
         self._rest: Timer | None = None
         self._until_count: Timer | None = None
         self._is_counting = False
@@ -100,7 +108,7 @@ class Shelf:
 
     def find(self, words: str) -> None:
         """Show only what has all of some words: by title at once, in messages when typing rests."""
-        self._finding = Finding(words=words)
+        self._finding = SearchFinding(words=words)
         self.draw()
         if self._rest is not None:
             self._rest.stop()
@@ -179,7 +187,7 @@ class Shelf:
         except KvchatError as error:
             self._screen.warn(str(error))
         if self._finding.words == words:
-            self._finding = Finding(words=words, hits=hits)
+            self._finding = SearchFinding(words=words, hits=hits)
             self.draw()
 
     async def _change(self, change: Callable[[], object]) -> None:

@@ -5,13 +5,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import Protocol, TypeVar
 
-from kvchat.app.host import Host, SettingEntry
+from kvchat.app.host import InterfaceServices, SettingEntry
 from kvchat.app.services import ChatService, ConversationView
 from kvchat.errors import KvchatError
 from kvchat.text.figures import UNKNOWN
 from kvchat.text.plain_text import one_line
-from kvchat.ui.controllers.screen_services import Desk
-from kvchat.ui.controllers.turn_runner import Turns
+from kvchat.ui.controllers.screen_services import ScreenServices
+from kvchat.ui.controllers.turn_runner import TurnRunner
 
 _NAME_WIDTH = 30
 _VALUE_WIDTH = 26
@@ -19,7 +19,7 @@ _VALUE_WIDTH = 26
 Result = TypeVar("Result")
 
 
-class HousekeepingDesk(Desk, Protocol):
+class SettingsServices(ScreenServices, Protocol):
     """What is needed of the screen."""
 
     async def let_go_of_engine(self) -> None:
@@ -29,10 +29,12 @@ class HousekeepingDesk(Desk, Protocol):
     def show_theme(self, name: str) -> None: ...
 
 
-class Housekeeping:
+class SettingsController:
     """Runs what a person changes about kvchat itself. Whatever reads a file runs in a thread."""
 
-    def __init__(self, screen: HousekeepingDesk, chat: ChatService, host: Host, turns: Turns) -> None:
+    def __init__(
+        self, screen: SettingsServices, chat: ChatService, host: InterfaceServices, turns: TurnRunner
+    ) -> None:
         self._screen = screen
         self._chat = chat
         self._host = host

@@ -9,8 +9,8 @@ from typing import Protocol
 from kvchat.app.services import ChatService, ConversationView
 from kvchat.errors import KvchatError
 from kvchat.session.tree import SessionId
-from kvchat.ui.controllers.screen_services import Desk
-from kvchat.ui.controllers.turn_runner import Turns
+from kvchat.ui.controllers.screen_services import ScreenServices
+from kvchat.ui.controllers.turn_runner import TurnRunner
 from kvchat.ui.state.conversation_tab import Draft
 
 _BEGUN = (
@@ -21,7 +21,7 @@ _TOO_LATE = "it is just being deleted, as it was left"
 _NOT_YET = "its first message is just being stored, so it is still temporary: /temp again keeps it"
 
 
-class TemporaryDesk(Desk, Protocol):
+class TemporaryServices(ScreenServices, Protocol):
     """What is needed of the screen."""
 
     def open_with(
@@ -33,10 +33,10 @@ class TemporaryDesk(Desk, Protocol):
     def conversation_changed(self) -> None: ...
 
 
-class Temporary:
+class TemporaryController:
     """Begins such conversations, and deletes them once they are neither on screen nor being answered."""
 
-    def __init__(self, screen: TemporaryDesk, chat: ChatService, turns: Turns) -> None:
+    def __init__(self, screen: TemporaryServices, chat: ChatService, turns: TurnRunner) -> None:
         self._screen = screen
         self._chat = chat
         self._turns = turns

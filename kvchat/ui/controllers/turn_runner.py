@@ -16,12 +16,12 @@ from kvchat.app.services import (
     TurnEnded,
     TurnFailed,
 )
-from kvchat.chat.events import Loading, Prefill, TextDelta, TurnFinished, TurnStarted
+from kvchat.chat.events import LoadingStarted, Prefill, TextDelta, TurnFinished, TurnStarted
 from kvchat.errors import PoolExhausted
 from kvchat.session.tree import SessionId, Turn, TurnId, path_token_ids
 from kvchat.ui.state.conversation_tab import (
+    ConversationTab,
     Draft,
-    Lane,
     State,
     Unsent,
     message_not_stored,
@@ -74,7 +74,7 @@ class TurnListener(Protocol):
         ...
 
 
-class Turns:
+class TurnRunner:
     """Runs the turns of all conversations, one at a time in each, and draws those of the one on screen.
 
     Args:
@@ -93,8 +93,8 @@ class Turns:
         self._garbage = GarbageSchedule()
         self.system = system
         self.temporary: set[SessionId] = set()
-        self._lane = Lane(draft=Draft(system=system))
-        self._behind: list[Lane] = []
+        self._lane = ConversationTab(draft=Draft(system=system))
+        self._behind: list[ConversationTab] = []
         self._answer: AnswerView | None = None
         self._question_id: TurnId | None = None
         self._drawing = asyncio.Lock()
@@ -152,7 +152,7 @@ class Turns:
         return [lane.conversation for lane in self._behind if lane.conversation is not None]
 
     @property
-    def _lanes(self) -> list[Lane]:
+    def _lanes(self) -> list[ConversationTab]:
         return [self._lane, *self._behind]
 
     def is_answering(self, session_id: SessionId) -> bool:
@@ -220,7 +220,7 @@ class Turns:
         self._listener.queue_changed()
         return unsent
 
-    def _stop(self, lane: Lane) -> str:
+    def _stop(self, lane: ConversationTab) -> str:
         if lane.feed.is_running:
             lane.is_stopping = True  # first: the thread looks at it once it has said what it answers
             if lane.answered is not None:
@@ -258,7 +258,9 @@ class Turns:
             if self._lane.conversation is not None:
                 self._chat.put_behind(self._lane.conversation)
         self._answer, self._question_id = None, None
-        self._lane = self._take_lane(conversation) or Lane(conversation, draft or Draft(system=self.system))
+        self._lane = self._take_lane(conversation) or ConversationTab(
+            conversation, draft or Draft(system=self.system)
+        )
         if self._lane.conversation is not None:
             self._chat.bring_forward(self._lane.conversation)
         session = self._lane.conversation.session if self._lane.conversation else None
@@ -276,7 +278,7 @@ class Turns:
             if lane.holds(conversation) and not lane.feed.is_running:
                 lane.conversation = conversation
 
-    def _take_lane(self, conversation: ConversationView | None) -> Lane | None:
+    def _take_lane(self, conversation: ConversationView | None) -> ConversationTab | None:
         lane = next((lane for lane in self._behind if lane.holds(conversation)), None)
         if lane is not None:
             self._behind.remove(lane)
@@ -302,7 +304,7 @@ class Turns:
                     lane.events.append(event)
                     await self._draw(event)
 
-    def _note_behind(self, lane: Lane) -> None:
+    def _note_behind(self, lane: ConversationTab) -> None:
         lane.events += lane.feed.take()
         for event in lane.events:
             if isinstance(event, ConversationOpened) and lane.conversation is None:
@@ -323,7 +325,7 @@ class Turns:
             self._listener.turn_failed(failure.error, unsent)
         self._listener.turn_ended()
 
-    def _tell_behind(self, lane: Lane) -> None:
+    def _tell_behind(self, lane: ConversationTab) -> None:
         """Pass on what would have been told if the answer had come on screen; a format is offered there."""
         words, fits_in = unseen_words(lane.events)
         for message in words:
@@ -335,14 +337,14 @@ class Turns:
         """Call when an engine is loaded: it may have room for what another had none for."""
         self._outgrown.clear()
 
-    def _end(self, lane: Lane) -> None:
+    def _end(self, lane: ConversationTab) -> None:
         lane.running = None
         lane.ended_s = monotonic()
         lane.events.clear()
         if not self.is_any_running:
             self._garbage.end_turn()
 
-    def _produce(self, lane: Lane, pending: PendingTurn) -> Iterator[Produced]:
+    def _produce(self, lane: ConversationTab, pending: PendingTurn) -> Iterator[Produced]:
         """Run a turn; in the feed's thread."""
         conversation = lane.conversation
         if conversation is None:
@@ -367,7 +369,7 @@ class Turns:
                 self._listener.conversation_changed()
             case TurnStarted():
                 await self._draw_start(event)
-            case Loading() if self._answer is not None:
+            case LoadingStarted() if self._answer is not None:
                 self._answer.show_loading(event.estimate)
             case Prefill() if self._answer is not None:
                 self._answer.show_prefill(event)

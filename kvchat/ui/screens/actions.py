@@ -13,7 +13,7 @@ from textual.widgets import OptionList, Static
 from textual.widgets.option_list import Option
 
 from kvchat.platform.values import dataclass
-from kvchat.ui.screens.deferred import LateScreen
+from kvchat.ui.screens.deferred import DeferredScreen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +25,7 @@ class Action:
     note: str = ""
 
 
-class ActionsScreen(LateScreen[str | None]):
+class ActionsScreen(DeferredScreen[str | None]):
     """A short menu; the dismissal value is the chosen key."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,ctrl+c", "dismiss(None)", "Close")]

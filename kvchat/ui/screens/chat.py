@@ -9,29 +9,29 @@ from textual import work
 from textual.binding import Binding, BindingType
 from textual.widget import Widget
 
-from kvchat.app.host import Host
+from kvchat.app.host import InterfaceServices
 from kvchat.app.services import ChatService, EngineView
 from kvchat.errors import KvchatError
 from kvchat.text.attachments import words_of
-from kvchat.ui.commands import Command
-from kvchat.ui.controllers.attaching import Attaching
-from kvchat.ui.controllers.branching import Branching
-from kvchat.ui.controllers.clipboard import Outlet
-from kvchat.ui.controllers.command_dispatcher import Helpers, Verbs
-from kvchat.ui.controllers.drafts import Keeping
+from kvchat.ui.commands import SlashCommand
+from kvchat.ui.controllers.attaching import AttachmentController
+from kvchat.ui.controllers.branching import BranchController
+from kvchat.ui.controllers.clipboard import Clipboard
+from kvchat.ui.controllers.command_dispatcher import CommandDispatcher, Helpers
+from kvchat.ui.controllers.drafts import DraftController
 from kvchat.ui.controllers.engine_watch import EngineWatch
-from kvchat.ui.controllers.formats import Formats
-from kvchat.ui.controllers.gauging import Gauging
-from kvchat.ui.controllers.inspecting import Inspecting
-from kvchat.ui.controllers.revisions import Courses
-from kvchat.ui.controllers.sending import Sending
-from kvchat.ui.controllers.sessions import Shelf
-from kvchat.ui.controllers.settings import Housekeeping
-from kvchat.ui.controllers.temporary import Temporary
-from kvchat.ui.controllers.turn_runner import Turns
+from kvchat.ui.controllers.formats import FormatController
+from kvchat.ui.controllers.gauging import GaugeController
+from kvchat.ui.controllers.inspecting import InspectorController
+from kvchat.ui.controllers.revisions import RevisionController
+from kvchat.ui.controllers.sending import SendController
+from kvchat.ui.controllers.sessions import SessionController
+from kvchat.ui.controllers.settings import SettingsController
+from kvchat.ui.controllers.temporary import TemporaryController
+from kvchat.ui.controllers.turn_runner import TurnRunner
 from kvchat.ui.key_names import key_name, leave_keys
 from kvchat.ui.screens.conversation import ConversationScreen
-from kvchat.ui.terminal.render_loop import INTERVAL_S, Drain
+from kvchat.ui.terminal.render_loop import INTERVAL_S, RenderLoop
 from kvchat.ui.widgets.cache.panel import CachePanel
 from kvchat.ui.widgets.prompt import Prompt
 from kvchat.ui.widgets.session_list import SessionList
@@ -41,7 +41,7 @@ from kvchat.ui.widgets.transcript import Transcript
 
 
 class ChatScreen(ConversationScreen):
-    """Puts the widgets together, and hands on what is typed and pressed to `Turns`, `Verbs` and the rest."""
+    """The chat screen: composes the widgets and hands keys and text to the controllers."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("f5", "continue", "Continue", id="go_on", show=False),
@@ -55,7 +55,9 @@ class ChatScreen(ConversationScreen):
         Binding("ctrl+j,shift+enter,alt+enter", "to_prompt", "New line", id="newline", show=False),
     ]
 
-    def __init__(self, chat: ChatService, engine: EngineView, host: Host, initial: str | None) -> None:
+    def __init__(
+        self, chat: ChatService, engine: EngineView, host: InterfaceServices, initial: str | None
+    ) -> None:
         super().__init__(chat, engine, host)
         self._initial = initial
 
@@ -65,17 +67,17 @@ class ChatScreen(ConversationScreen):
         self.prompt.use_keys(self.own_keys)
         for widget in (self.prompt, self.transcript, *self.query("FindField, SessionList").results(Widget)):
             leave_keys(widget, self.own_keys)
-        self.turns = Turns(self._chat, self.transcript, self, system=self._host.appearance().system)
-        self.courses = Courses(self, self._chat, self.turns)
-        self.shelf = Shelf(self, self._chat.store, self._host, self.turns)
-        self.branching = Branching(self, self._chat, self.turns)
-        self.temporary = Temporary(self, self._chat, self.turns)
-        self.outlet = Outlet(self)
-        self.attaching = Attaching(self, self._chat, self.turns)
-        self.sending = Sending(self, self.turns, self.attaching, self.courses)
-        self.keeping = Keeping(self, self._chat.store, self.turns, self.courses, self.attaching)
-        housekeeping = Housekeeping(self, self._chat, self._host, self.turns)
-        self.formats = Formats(self, self._host, self.turns, housekeeping)
+        self.turns = TurnRunner(self._chat, self.transcript, self, system=self._host.appearance().system)
+        self.courses = RevisionController(self, self._chat, self.turns)
+        self.shelf = SessionController(self, self._chat.store, self._host, self.turns)
+        self.branching = BranchController(self, self._chat, self.turns)
+        self.temporary = TemporaryController(self, self._chat, self.turns)
+        self.outlet = Clipboard(self)
+        self.attaching = AttachmentController(self, self._chat, self.turns)
+        self.sending = SendController(self, self.turns, self.attaching, self.courses)
+        self.keeping = DraftController(self, self._chat.store, self.turns, self.courses, self.attaching)
+        housekeeping = SettingsController(self, self._chat, self._host, self.turns)
+        self.formats = FormatController(self, self._host, self.turns, housekeeping)
         helpers = Helpers(
             courses=self.courses,
             shelf=self.shelf,
@@ -83,12 +85,12 @@ class ChatScreen(ConversationScreen):
             outlet=self.outlet,
             attaching=self.attaching,
             housekeeping=housekeeping,
-            gauging=Gauging(self, self._host, self.turns),
+            gauging=GaugeController(self, self._host, self.turns),
             formats=self.formats,
             temporary=self.temporary,
         )
-        self.verbs = Verbs(self, self._chat, self.turns, helpers)
-        self._inspecting = Inspecting(self, self._chat, self.engine, self.turns, self._branch_names)
+        self.verbs = CommandDispatcher(self, self._chat, self.turns, helpers)
+        self._inspecting = InspectorController(self, self._chat, self.engine, self.turns, self._branch_names)
         self._watch = EngineWatch(
             self.engine, self.query_one(CachePanel), self.query_one(StatusBar), self._phase_changed
         )
@@ -97,7 +99,7 @@ class ChatScreen(ConversationScreen):
         self.draw_lines("#attachments", ())
         self.begin(self._read_history)
         self.prompt.focus()
-        self._drain = Drain(self, self.turns)
+        self._drain = RenderLoop(self, self.turns)
         self.set_timer(INTERVAL_S, self._look)
         self.conversation_changed()
         if self._initial is not None:
@@ -183,7 +185,7 @@ class ChatScreen(ConversationScreen):
     def on_session_list_asked(self, event: SessionList.Asked) -> None:
         self.verbs.run_on_line(event.command, event.session_id, event.branch)
 
-    def run_command(self, command: Command) -> None:
+    def run_command(self, command: SlashCommand) -> None:
         """Run what was chosen by name: for the line of the list where the person is there and it can be meant
         for one, else for the conversation on screen, once its argument is written.
         """

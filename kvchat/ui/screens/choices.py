@@ -9,11 +9,11 @@ from textual.containers import Vertical
 from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
-from kvchat.ui.screens.deferred import LateScreen
+from kvchat.ui.screens.deferred import DeferredScreen
 from kvchat.ui.screens.dialog import Dialog
 
 
-class ChoiceScreen(LateScreen[int | None]):
+class ChoiceScreen(DeferredScreen[int | None]):
     """A list; the dismissal value is the number of the line that was chosen."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,ctrl+c", "dismiss(None)", "Close")]

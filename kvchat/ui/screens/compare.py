@@ -15,8 +15,8 @@ from kvchat.session.tree import Turn
 from kvchat.text.answer_footer import progress_parts
 from kvchat.text.figures import count_text, plural
 from kvchat.text.plain_text import clean_text
-from kvchat.text.prefill_time import PrefillPace
-from kvchat.ui.screens.deferred import LateScreen, Typed
+from kvchat.text.prefill_time import PrefillTime
+from kvchat.ui.screens.deferred import DeferredScreen, Typed
 
 _DRAIN_S = 1 / 20
 _LEAST_WIDTH = 32
@@ -57,7 +57,7 @@ class CandidateView(VerticalScroll, can_focus=False):
         self.set_class(is_chosen, "-chosen")
 
 
-class CompareScreen(LateScreen[Turn | None]):
+class CompareScreen(DeferredScreen[Turn | None]):
     """Shows candidates while they are written; the dismissal value is the one to go on with.
 
     Args:
@@ -96,7 +96,7 @@ class CompareScreen(LateScreen[Turn | None]):
         self._is_typing = False
         self._is_held_back = False
         self._status = Static(price, id="compare-status", markup=False)
-        self._pace = PrefillPace()
+        self._pace = PrefillTime()
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="compare"):

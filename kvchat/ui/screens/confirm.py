@@ -9,10 +9,10 @@ from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.widgets import Static
 
-from kvchat.ui.screens.deferred import LateScreen, Typed
+from kvchat.ui.screens.deferred import DeferredScreen, Typed
 
 
-class ConfirmScreen(LateScreen[bool]):
+class ConfirmScreen(DeferredScreen[bool]):
     """Asks before something is lost; the dismissal value says whether to go on.
 
     Args:

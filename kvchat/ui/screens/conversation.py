@@ -10,7 +10,7 @@ from textual import events, work
 from textual.content import Content
 from textual.widgets import Static
 
-from kvchat.app.host import Host
+from kvchat.app.host import InterfaceServices
 from kvchat.app.services import ChatService, ConversationView, EngineView
 from kvchat.engine.api.snapshot import CacheSnapshot
 from kvchat.engine.api.status import EnginePhase, EngineStatus
@@ -18,28 +18,28 @@ from kvchat.errors import KvchatError
 from kvchat.session.tree import SessionId, Turn
 from kvchat.text.attachments import before_message, shown_message, split_message, take_out_files
 from kvchat.text.plain_text import one_line
-from kvchat.ui.controllers.attaching import Attaching
-from kvchat.ui.controllers.branching import Branching
-from kvchat.ui.controllers.command_dispatcher import Opener, Verbs
-from kvchat.ui.controllers.drafts import Keeping
+from kvchat.ui.controllers.attaching import AttachmentController
+from kvchat.ui.controllers.branching import BranchController
+from kvchat.ui.controllers.command_dispatcher import CommandDispatcher, Opener
+from kvchat.ui.controllers.drafts import DraftController
 from kvchat.ui.controllers.engine_watch import EngineWatch, Shown
-from kvchat.ui.controllers.formats import Formats
-from kvchat.ui.controllers.revisions import Courses
-from kvchat.ui.controllers.sending import Sending
-from kvchat.ui.controllers.sessions import Shelf
-from kvchat.ui.controllers.temporary import Temporary
-from kvchat.ui.controllers.turn_runner import PendingTurn, Turns
+from kvchat.ui.controllers.formats import FormatController
+from kvchat.ui.controllers.revisions import RevisionController
+from kvchat.ui.controllers.sending import SendController
+from kvchat.ui.controllers.sessions import SessionController
+from kvchat.ui.controllers.temporary import TemporaryController
+from kvchat.ui.controllers.turn_runner import PendingTurn, TurnRunner
 from kvchat.ui.key_names import key_name
 from kvchat.ui.screens.window import WindowScreen
 from kvchat.ui.state.conversation_tab import Draft
-from kvchat.ui.state.open_conversations import KeptOpen
-from kvchat.ui.state.scroll_position import Reach
-from kvchat.ui.terminal.render_loop import Drain
+from kvchat.ui.state.open_conversations import OpenConversations
+from kvchat.ui.state.scroll_position import ScrollPosition
+from kvchat.ui.terminal.render_loop import RenderLoop
 from kvchat.ui.widgets.cache.panel_rows import BranchNames
 from kvchat.ui.widgets.heading import editing_text, heading_text, welcome_text
 from kvchat.ui.widgets.prompt import Prompt
 from kvchat.ui.widgets.session_list import SessionList
-from kvchat.ui.widgets.session_rows import Held, ListOptions, SessionWithBranches
+from kvchat.ui.widgets.session_rows import Held, SessionListOptions, SessionWithBranches
 
 _QUIET_S = 2.0
 _TYPING_S = 0.7
@@ -59,27 +59,27 @@ class ConversationScreen(WindowScreen):
             mounted.
     """
 
-    turns: Turns
-    courses: Courses
-    shelf: Shelf
-    branching: Branching
-    temporary: Temporary
-    attaching: Attaching
-    keeping: Keeping
-    sending: Sending
-    verbs: Verbs
-    formats: Formats
+    turns: TurnRunner
+    courses: RevisionController
+    shelf: SessionController
+    branching: BranchController
+    temporary: TemporaryController
+    attaching: AttachmentController
+    keeping: DraftController
+    sending: SendController
+    verbs: CommandDispatcher
+    formats: FormatController
     _watch: EngineWatch
-    _drain: Drain
+    _drain: RenderLoop
 
-    def __init__(self, chat: ChatService, engine: EngineView, host: Host) -> None:
+    def __init__(self, chat: ChatService, engine: EngineView, host: InterfaceServices) -> None:
         super().__init__(host.appearance().keys)
         self._chat = chat
         self._host = host
         self.engine = engine
         self._last_rate: float | None = None
-        self._kept = KeptOpen()
-        self._reach = Reach(chat, engine)
+        self._kept = OpenConversations()
+        self._reach = ScrollPosition(chat, engine)
         self._place: object = None
         self._queued_s = 0.0
         self._is_opening = False
@@ -158,7 +158,7 @@ class ConversationScreen(WindowScreen):
     def held_branches(self) -> dict[tuple[str, str], Held]:
         return self._watch.held_branches(self._opened())
 
-    def draw_sessions(self, sessions: Sequence[SessionWithBranches], options: ListOptions) -> None:
+    def draw_sessions(self, sessions: Sequence[SessionWithBranches], options: SessionListOptions) -> None:
         if self.is_attached and self.query(SessionList):  # the window may have been closed meanwhile
             self.query_one(SessionList).show_sessions(sessions, options)
 

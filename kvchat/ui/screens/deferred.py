@@ -22,11 +22,11 @@ _SEEN_S = 1.0
 _TEXT_KEYS = frozenset({"enter", "backspace", "ctrl+j", "shift+enter", "alt+enter"})
 
 
-class GaveWay:
+class Deferred:
     """What a dialog is dismissed with that went because the person was typing something else."""
 
 
-class LateScreen(Dialog[Result | GaveWay], Generic[Result]):
+class DeferredScreen(Dialog[Result | Deferred], Generic[Result]):
     """A dialog that takes no key that was meant for the prompt.
 
     What was typed before it came belongs to the prompt, and so does every text that begins with a key that
@@ -67,7 +67,7 @@ class LateScreen(Dialog[Result | GaveWay], Generic[Result]):
     def _give_way(self, event: Typed, held: events.Key | None) -> Sequence[Typed]:
         """Go, because the person is typing."""
         self._stop_waiting()
-        self.dismiss(GaveWay())
+        self.dismiss(Deferred())
         return (event,) if held is None else (held, event)
 
     def _is_text(self, event: events.Key) -> bool:

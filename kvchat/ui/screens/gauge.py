@@ -14,7 +14,7 @@ from textual.widgets import Static
 
 from kvchat.app.host import Gauged
 from kvchat.engine.quality.advice import recommended
-from kvchat.ui.screens.deferred import LateScreen
+from kvchat.ui.screens.deferred import DeferredScreen
 from kvchat.ui.widgets.cache.frontier_rows import LEGEND, frontier_rows
 from kvchat.ui.widgets.cache.styles import Look, Row
 
@@ -28,7 +28,7 @@ _STYLES = {
 }
 
 
-class GaugeScreen(LateScreen[None]):
+class GaugeScreen(DeferredScreen[None]):
     """Shows what was measured; the plot grows with the terminal, and goes where there is no room for it."""
 
     ANSWERS: ClassVar[Mapping[str, Any]] = {"enter": None, "q": None}

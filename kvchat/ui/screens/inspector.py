@@ -18,7 +18,7 @@ from kvchat.errors import KvchatError
 from kvchat.ui.screens.dialog import Dialog
 from kvchat.ui.state.history import SHOWN_S
 from kvchat.ui.widgets.cache.block_rows import (
-    Source,
+    RowSource,
     block_heading,
     detail_lines,
     place_text,
@@ -41,11 +41,11 @@ class InspectorLooks(Protocol):
     @property
     def snapshot(self) -> CacheSnapshot | None: ...
 
-    def sources(self) -> Sequence[Source]:
+    def sources(self) -> Sequence[RowSource]:
         """Return whose blocks can be shown; none while the model loads."""
         ...
 
-    def blocks(self, source: Source) -> Awaitable[BlocksWithWords]:
+    def blocks(self, source: RowSource) -> Awaitable[BlocksWithWords]:
         """Ask the engine. Raises: KvchatError: there is no engine."""
         ...
 
@@ -63,7 +63,7 @@ class InspectorScreen(Dialog[None]):
     def __init__(self, looks: InspectorLooks) -> None:
         super().__init__()
         self._looks = looks
-        self._sources: Sequence[Source] = ()
+        self._sources: Sequence[RowSource] = ()
         self._chosen = 0
         self._frozen_at = ""
         self._problem = ""
@@ -127,7 +127,7 @@ class InspectorScreen(Dialog[None]):
         self._draw()
 
     @property
-    def _source(self) -> Source | None:
+    def _source(self) -> RowSource | None:
         return self._sources[self._chosen] if self._chosen < len(self._sources) else None
 
     def _show(self, blocks: BlocksWithWords) -> None:

@@ -8,10 +8,10 @@ from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
 from textual.widgets import Static
 
-from kvchat.ui.screens.deferred import LateScreen
+from kvchat.ui.screens.deferred import DeferredScreen
 
 
-class NoteScreen(LateScreen[None]):
+class NoteScreen(DeferredScreen[None]):
     """A title and a text, as they are."""
 
     ANSWERS: ClassVar[Mapping[str, Any]] = {"enter": None, "q": None}

@@ -14,10 +14,10 @@ from textual.map_geometry import MapGeometry
 from textual.widget import Widget
 
 from kvchat.ui.screens.part_compositor import PartCompositor
-from kvchat.ui.screens.services import DeskScreen
+from kvchat.ui.screens.services import ServicesScreen
 
 
-class PartialLayoutScreen(DeskScreen):
+class PartialLayoutScreen(ServicesScreen):
     """Places only what is seen where all that was to be laid out lies inside one widget that scrolls.
 
     Attributes:

@@ -9,8 +9,8 @@ from typing import Any
 from textual.screen import ModalScreen, Screen
 
 from kvchat.ui.controllers.screen_services import Work
-from kvchat.ui.screens.deferred import GaveWay, LateScreen, Result
-from kvchat.ui.state.pending_questions import Offers
+from kvchat.ui.screens.deferred import Deferred, DeferredScreen, Result
+from kvchat.ui.state.pending_questions import PendingQuestions
 
 _ASKED_S: ContextVar[float] = ContextVar("asked_s")
 """When the key was pressed that the running work answers."""
@@ -19,7 +19,7 @@ _UNCOVERED_S = 0.05
 """How often a screen is looked at that is to go when nothing stands above it."""
 
 
-class DeskScreen(Screen[None]):
+class ServicesScreen(Screen[None]):
     """A screen that tells, asks, and runs what may wait.
 
     Attributes:
@@ -31,7 +31,7 @@ class DeskScreen(Screen[None]):
         super().__init__()
         self.typed_s = 0.0
         self._command_s: float | None = None
-        self.offers = Offers(self.draw_offers)
+        self.offers = PendingQuestions(self.draw_offers)
 
     def draw_offers(self, waiting: Sequence[str]) -> None:
         """Show what waits until it is asked for."""
@@ -65,10 +65,10 @@ class DeskScreen(Screen[None]):
     @property
     def has_dialog(self) -> bool:
         """Whether a screen is open that a key has asked for: it may be pressed again before that counts."""
-        asked = (one for one in self.app.screen_stack if not isinstance(one, LateScreen))
+        asked = (one for one in self.app.screen_stack if not isinstance(one, DeferredScreen))
         return any(isinstance(one, ModalScreen) for one in asked)
 
-    async def ask_late(self, offer: str, make: Callable[[], LateScreen[Result]]) -> Result:
+    async def ask_late(self, offer: str, make: Callable[[], DeferredScreen[Result]]) -> Result:
         """Show a screen that may come while something is typed; then `offer` stands in a line instead, and
         the screen comes when the person asks for it. Inside a worker.
         """
@@ -77,7 +77,7 @@ class DeskScreen(Screen[None]):
             if not is_wanted:
                 await self.offers.wait(offer)
             answer = await self._shown(make())
-            if not isinstance(answer, GaveWay):
+            if not isinstance(answer, Deferred):
                 _ASKED_S.set(self.typed_s)
                 return answer
             is_wanted = False

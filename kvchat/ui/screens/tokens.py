@@ -16,7 +16,7 @@ from kvchat.app.services import Alternative
 from kvchat.errors import KvchatError
 from kvchat.text.plain_text import clean_text, padded
 from kvchat.ui.controllers.screen_services import Work
-from kvchat.ui.screens.deferred import LateScreen
+from kvchat.ui.screens.deferred import DeferredScreen
 
 _REST_S = 0.06
 _BAR_WIDTH = 20
@@ -35,7 +35,7 @@ class TokenLooks(Protocol):
     def price(self, at: int) -> Awaitable[str]: ...
 
 
-class TokensScreen(LateScreen[TokenChoice | None]):
+class TokensScreen(DeferredScreen[TokenChoice | None]):
     """Moves over the tokens of an answer; the dismissal value is a place and another token.
 
     Args:

@@ -13,7 +13,7 @@ from textual.widgets import Static
 
 from kvchat.ui.key_names import key_name
 from kvchat.ui.screens.partial_layout import PartialLayoutScreen
-from kvchat.ui.state.panes import PaneWish, pane_widths
+from kvchat.ui.state.panes import PaneRequest, pane_widths
 from kvchat.ui.widgets.cache.panel import CachePanel
 from kvchat.ui.widgets.command_list import CommandList
 from kvchat.ui.widgets.prompt import Prompt
@@ -54,7 +54,7 @@ class WindowScreen(PartialLayoutScreen):
     def __init__(self, own_keys: Mapping[str, str]) -> None:
         super().__init__()
         self.own_keys = own_keys
-        self._wish = PaneWish()
+        self._wish = PaneRequest()
 
     def compose(self) -> ComposeResult:
         with Horizontal(id="body"):

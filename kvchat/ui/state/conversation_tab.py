@@ -39,7 +39,7 @@ class Unsent:
 
 
 @dataclass(slots=True, eq=False)
-class Lane:
+class ConversationTab:
     """One conversation, on screen or behind it, with what runs and waits in it.
 
     Args:
@@ -90,7 +90,7 @@ def unseen_words(events: Sequence[FeedEvent]) -> tuple[Sequence[str], tuple[str,
     return [*words, *(_OUTGROWN.format(cache_format) for cache_format in fits_in[:1])], fits_in
 
 
-def turns_before(lane: Lane) -> Sequence[Turn]:
+def turns_before(lane: ConversationTab) -> Sequence[Turn]:
     """Return the turns that stand above what the running turn has produced."""
     turns = lane.conversation.turns if lane.conversation else ()
     started = next((event for event in lane.events if isinstance(event, TurnStarted)), None)
@@ -101,7 +101,7 @@ def turns_before(lane: Lane) -> Sequence[Turn]:
     return turns[: ids.index(parent_id) + 1] if parent_id in ids else ()
 
 
-def unsent_message(lane: Lane, events: Sequence[FeedEvent]) -> str:
+def unsent_message(lane: ConversationTab, events: Sequence[FeedEvent]) -> str:
     """Return the message of a turn that failed, where it is not stored."""
     turns = lane.conversation.turns if lane.conversation else ()
     started = next((event for event in events if isinstance(event, TurnStarted)), None)
@@ -109,7 +109,7 @@ def unsent_message(lane: Lane, events: Sequence[FeedEvent]) -> str:
     return lane.running.text if lane.running is not None and not is_kept else ""
 
 
-def message_not_stored(lane: Lane) -> str:
+def message_not_stored(lane: ConversationTab) -> str:
     """Return the message of a turn that is given up, where it is not stored."""
     events = [*lane.events, *lane.feed.waiting()]
     is_started = any(isinstance(event, TurnStarted) for event in events)

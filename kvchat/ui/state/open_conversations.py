@@ -15,7 +15,7 @@ MAX_KEPT = 4
 _Key = tuple[SessionId, str]
 
 
-class KeptOpen:
+class OpenConversations:
     """The conversations left most recently, oldest first. It only remembers; closing is the caller's."""
 
     def __init__(self) -> None:

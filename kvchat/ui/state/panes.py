@@ -12,7 +12,7 @@ _WIDE_CONVERSATION_WIDTH = 78
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PaneWish:
+class PaneRequest:
     """What the person asked for; None leaves a pane to the width. `last` names the pane asked for last."""
 
     sessions: bool | None = None
@@ -29,7 +29,7 @@ class PaneWidths:
     has_conversation: bool = True
 
 
-def pane_widths(width: int, wish: PaneWish) -> PaneWidths:
+def pane_widths(width: int, wish: PaneRequest) -> PaneWidths:
     """Return the panes to show in a terminal of `width` columns.
 
     Left to itself a pane appears where the conversation keeps a comfortable width; asked for, where it keeps
@@ -44,7 +44,7 @@ def pane_widths(width: int, wish: PaneWish) -> PaneWidths:
     return PaneWidths(sessions=sessions, cache=cache)
 
 
-def _cache_columns(width: int, wish: PaneWish) -> int:
+def _cache_columns(width: int, wish: PaneRequest) -> int:
     if wish.cache is False:
         return 0
     comfortable = width - _CACHE_WIDTH - _AUTO_CONVERSATION_WIDTH
@@ -55,7 +55,7 @@ def _cache_columns(width: int, wish: PaneWish) -> int:
     return _NARROW_CACHE_WIDTH if wish.cache and fits else 0
 
 
-def _sessions_columns(width: int, wish: PaneWish) -> int:
+def _sessions_columns(width: int, wish: PaneRequest) -> int:
     if wish.sessions is False:
         return 0
     least = _MIN_CONVERSATION_WIDTH if wish.sessions else _AUTO_CONVERSATION_WIDTH
@@ -66,7 +66,7 @@ def _sessions_columns(width: int, wish: PaneWish) -> int:
     return min(_WIDE_SESSIONS_WIDTH, _SESSIONS_WIDTH + max(0, spare // 2))
 
 
-def _single_pane(width: int, wish: PaneWish) -> PaneWidths:
+def _single_pane(width: int, wish: PaneRequest) -> PaneWidths:
     if wish.last == "sessions" and wish.sessions:
         return PaneWidths(sessions=width, cache=0, has_conversation=False)
     if wish.last == "cache" and wish.cache:

@@ -8,7 +8,7 @@ from kvchat.text.plain_text import one_line
 Waiting = tuple[str, asyncio.Event]
 
 
-class Offers:
+class PendingQuestions:
     """Lets what would open a dialog wait.
 
     Args:

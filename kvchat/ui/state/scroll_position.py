@@ -1,7 +1,7 @@
 """How much of a conversation that comes on screen is there, and where."""
 
 from kvchat.app.services import ChatService, ConversationView, EngineView
-from kvchat.engine.api.inspection import InspectedBlock, InspectionWish
+from kvchat.engine.api.inspection import InspectedBlock, InspectionRequest
 from kvchat.engine.api.snapshot import CacheSnapshot
 from kvchat.errors import KvchatError
 from kvchat.session.kv.namespaces import namespace_of
@@ -9,7 +9,7 @@ from kvchat.session.tree import path_token_ids
 from kvchat.text.format_cost import reach_words
 
 
-class Reach:
+class ScrollPosition:
     """Asks the engine, between two of its steps.
 
     Args:
@@ -41,7 +41,7 @@ class Reach:
     def _blocks(self, conversation: ConversationView) -> tuple[InspectedBlock, ...]:
         ids = path_token_ids(conversation.turns) or ()
         namespace = namespace_of(conversation.session, conversation.turns)
-        wish = InspectionWish(branch=conversation.engine_branch, token_ids=tuple(ids), namespace=namespace)
+        wish = InspectionRequest(branch=conversation.engine_branch, token_ids=tuple(ids), namespace=namespace)
         try:
             return self._engine.inspect(wish)
         except KvchatError:

@@ -4,11 +4,17 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from time import time
 
-from kvchat.app.services import ConversationView, OnDisk, SessionShelf
+from kvchat.app.services import ConversationView, KvOnDisk, SessionCatalog
 from kvchat.session.tree import Session, SessionId
 from kvchat.text.plain_text import STEP, one_line
 from kvchat.ui.widgets.cache.panel_rows import BranchNames
-from kvchat.ui.widgets.session_rows import Finding, Held, ListOptions, SessionWithBranches, title_of
+from kvchat.ui.widgets.session_rows import (
+    Held,
+    SearchFinding,
+    SessionListOptions,
+    SessionWithBranches,
+    title_of,
+)
 
 
 class StoredSessions:
@@ -21,11 +27,11 @@ class StoredSessions:
         on_disk: what of their KV is stored, as last counted.
     """
 
-    def __init__(self, store: SessionShelf) -> None:
+    def __init__(self, store: SessionCatalog) -> None:
         self.entries: tuple[SessionWithBranches, ...] = ()
         self.titles: Mapping[str, str] = {}
         self.approximate: frozenset[str] = frozenset()
-        self.on_disk: Mapping[SessionId, OnDisk] = {}
+        self.on_disk: Mapping[SessionId, KvOnDisk] = {}
         self._store = store
 
     def read(self) -> None:
@@ -69,11 +75,11 @@ class StoredSessions:
         self,
         here: ConversationView | None,
         held: Mapping[str, Held],
-        finding: Finding,
+        finding: SearchFinding,
         held_branches: Mapping[tuple[str, str], Held],
-    ) -> ListOptions:
+    ) -> SessionListOptions:
         """Return how to draw the list with the conversation on screen marked."""
-        return ListOptions(
+        return SessionListOptions(
             active_session=here.session.id if here else None,
             active_branch=here.branch.name if here else None,
             held=held,

@@ -11,7 +11,7 @@ LONGEST_S: Final = 0.3
 """However dear a drawing is, text comes as often as this."""
 
 
-class Pace:
+class FrameBudget:
     """Says when the next drawing is due. What counts is what the interface's thread has really spent, layout
     and everything else included, so a wide terminal or a slow machine is drawn less often.
 

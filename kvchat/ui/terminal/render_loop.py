@@ -14,7 +14,7 @@ from textual.css.query import NoMatches
 from textual.timer import Timer
 from textual.widget import MountError
 
-from kvchat.ui.terminal.frame_budget import Pace
+from kvchat.ui.terminal.frame_budget import FrameBudget
 
 INTERVAL_S = 1 / 30
 _SOON_S = 1e-4
@@ -43,7 +43,7 @@ class Timers(Protocol):
     ) -> Timer: ...
 
 
-class Drain:
+class RenderLoop:
     """Drains turns while any runs, never twice at one time, so that nothing is drawn out of its order."""
 
     def __init__(self, screen: Timers, turns: DrainedTurns, interval_s: float = INTERVAL_S) -> None:
@@ -52,7 +52,7 @@ class Drain:
         self._lock = asyncio.Lock()
         self._loop = asyncio.get_running_loop()
         self._context = copy_context()
-        self._pace = Pace()
+        self._pace = FrameBudget()
         self._timer = screen.set_interval(interval_s, self._drain_if_due, pause=True)
 
     def start(self) -> None:

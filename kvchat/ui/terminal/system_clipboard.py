@@ -13,14 +13,14 @@ OSC_52 = "the terminal (OSC 52)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Route:
+class ClipboardRoute:
     """A command that takes the text on its standard input."""
 
     name: str
     command: tuple[str, ...]
 
 
-def routes(environ: Mapping[str, str], platform: str = sys.platform) -> tuple[Route, ...]:
+def routes(environ: Mapping[str, str], platform: str = sys.platform) -> tuple[ClipboardRoute, ...]:
     """Return the tools that could reach the clipboard the person sees, best first.
 
     Over SSH a tool of this machine would reach another clipboard, so only the terminal is left.
@@ -29,14 +29,14 @@ def routes(environ: Mapping[str, str], platform: str = sys.platform) -> tuple[Ro
         return ()
     found = []
     if platform == "darwin":
-        found.append(Route(name="pbcopy", command=("pbcopy",)))
+        found.append(ClipboardRoute(name="pbcopy", command=("pbcopy",)))
     if environ.get("WAYLAND_DISPLAY"):
-        found.append(Route(name="wl-copy", command=("wl-copy",)))
+        found.append(ClipboardRoute(name="wl-copy", command=("wl-copy",)))
     if environ.get("DISPLAY"):
-        found.append(Route(name="xclip", command=("xclip", "-selection", "clipboard")))
-        found.append(Route(name="xsel", command=("xsel", "--clipboard", "--input")))
+        found.append(ClipboardRoute(name="xclip", command=("xclip", "-selection", "clipboard")))
+        found.append(ClipboardRoute(name="xsel", command=("xsel", "--clipboard", "--input")))
     if environ.get("WSL_DISTRO_NAME"):
-        found.append(Route(name="clip.exe", command=("clip.exe",)))
+        found.append(ClipboardRoute(name="clip.exe", command=("clip.exe",)))
     return tuple(found)
 
 

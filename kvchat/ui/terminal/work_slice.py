@@ -12,7 +12,7 @@ _FIRST = 4
 _MOST = 20
 
 
-class Portion:
+class WorkSlice:
     """Says how many equal things to do at a time, from what the last of them took.
 
     Attributes:

@@ -13,7 +13,7 @@ from kvchat.session.tree import Finish, Session, Turn
 from kvchat.text.answer_footer import ending_text, footer_parts, loading_parts, progress_parts, wrap_parts
 from kvchat.text.figures import plural
 from kvchat.text.plain_text import clean_text
-from kvchat.text.prefill_time import PrefillPace
+from kvchat.text.prefill_time import PrefillTime
 from kvchat.ui.key_names import name_for
 from kvchat.ui.widgets.column import Column
 from kvchat.ui.widgets.update_in_place import update_in_place, update_text
@@ -137,7 +137,7 @@ class AnswerView(Column):
         self._ending = EndingLine(turn.finish) if ending_text(turn.finish) else None
         self._pieces: list[str] = [turn.text]
         self._thoughts: list[str] = [turn.reasoning]
-        self._pace = PrefillPace()
+        self._pace = PrefillTime()
 
     @property
     def is_live(self) -> bool:
@@ -160,7 +160,7 @@ class AnswerView(Column):
         """Start to take text; what the answer has already stays."""
         assert self._live is not None
         self._live.begin()
-        self._pace = PrefillPace()
+        self._pace = PrefillTime()
         if self._ending is not None:
             self._ending.display = False
         self._footer.show_parts(("reading",))
@@ -216,9 +216,9 @@ class AnswerView(Column):
         return AnswerMarkdown(clean_text(self.turn.text))
 
     def _still_body(self) -> Static:
-        from kvchat.ui.widgets.static_text import StillText
+        from kvchat.ui.widgets.static_text import StaticText
 
-        return StillText(clean_text(self.turn.text))
+        return StaticText(clean_text(self.turn.text))
 
     def _reasoning_of(self, text: str) -> Reasoning:
         return Reasoning(clean_text(text), is_folded=self._folds_reasoning)

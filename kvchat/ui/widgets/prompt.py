@@ -11,11 +11,11 @@ from textual.widgets import TextArea
 from kvchat.platform.values import dataclass
 from kvchat.text.attachments import is_long, looks_binary, tidy
 from kvchat.text.plain_text import clean_text
-from kvchat.ui.commands import Command, completions, message_text
+from kvchat.ui.commands import SlashCommand, completions, message_text
 from kvchat.ui.key_names import keys_of
 from kvchat.ui.state.path_choices import PathChoice, path_at_end, path_choices
 
-Choice = Command | PathChoice
+Choice = SlashCommand | PathChoice
 Line = tuple[str, bool]
 """A line of the history, and whether it is a command."""
 
@@ -23,7 +23,7 @@ _NEWLINE_KEYS = frozenset({"ctrl+j", "shift+enter", "alt+enter"})
 _SEND_KEYS = frozenset({"enter"})
 
 
-class Walk:
+class HistoryWalk:
     """A walk through the history, from the line that is being typed; what is changed on it stays changed.
 
     Args:
@@ -118,7 +118,7 @@ class Prompt(TextArea):
         self._candidates: tuple[Choice, ...] = ()
         self._chosen = 0
         self._history: list[Line] = []
-        self._walk: Walk | None = None
+        self._walk: HistoryWalk | None = None
         self._put_aside: list[str] = []
         self._pasted: list[str] = []
         self._stored: list[str] = []
@@ -348,13 +348,13 @@ class Prompt(TextArea):
     def _walks_history(self, key: str) -> bool:
         """Handle up and down at the edges of the text; return whether another line was shown."""
         if key == "up" and self.cursor_at_first_line and self._history:
-            self._walk = self._walk or Walk(self._history)
+            self._walk = self._walk or HistoryWalk(self._history)
             return self._show_line(self._walk, -1)
         if key == "down" and self.cursor_at_last_line and self._walk is not None:
             return self._show_line(self._walk, 1)
         return False
 
-    def _show_line(self, walk: Walk, step: int) -> bool:
+    def _show_line(self, walk: HistoryWalk, step: int) -> bool:
         line = walk.go(step, (self.text, self._has_typed_slash))
         if line is None:
             return False

@@ -17,8 +17,8 @@ from textual.widgets.option_list import Option
 from kvchat.platform.values import dataclass
 from kvchat.session.tree import BranchName, SessionId, TurnId
 from kvchat.ui.widgets.session_rows import (
-    ListOptions,
     SessionLine,
+    SessionListOptions,
     SessionWithBranches,
     line_text,
     session_lines,
@@ -71,7 +71,7 @@ class SessionList(OptionList):
         super().__init__(id=id, markup=False, compact=True)
         self.lines: tuple[SessionLine, ...] = ()
         self._sessions: Sequence[SessionWithBranches] = ()
-        self._drawn_as: ListOptions | None = None
+        self._drawn_as: SessionListOptions | None = None
         self._folded: frozenset[str] = frozenset()
         self._rest: Timer | None = None
 
@@ -80,7 +80,7 @@ class SessionList(OptionList):
         """The highlighted line."""
         return self.lines[self.highlighted] if self.highlighted is not None else None
 
-    def show_sessions(self, sessions: Sequence[SessionWithBranches], options: ListOptions) -> None:
+    def show_sessions(self, sessions: Sequence[SessionWithBranches], options: SessionListOptions) -> None:
         """Draw the sessions; the highlight stays on its line."""
         self._sessions, self._drawn_as = sessions, options
         lines = session_lines(sessions, replace(options, folded=self._folded))

@@ -5,7 +5,7 @@ from dataclasses import field
 
 from rich.cells import cell_len
 
-from kvchat.app.services import OnDisk
+from kvchat.app.services import KvOnDisk
 from kvchat.platform.values import dataclass
 from kvchat.session.lookup import SearchHit
 from kvchat.session.tree import Branch, BranchName, Session, SessionId, TurnId
@@ -69,7 +69,7 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class SearchFinding:
     """What is looked for, and what was found in messages."""
 
     words: str = ""
@@ -77,7 +77,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ListOptions:
+class SessionListOptions:
     """How to draw.
 
     Args:
@@ -93,12 +93,14 @@ class ListOptions:
     now: float
     held_branches: Mapping[tuple[str, str], Held] = field(default_factory=dict)
     approximate: frozenset[str] = frozenset()
-    on_disk: Mapping[SessionId, OnDisk] = field(default_factory=dict)
+    on_disk: Mapping[SessionId, KvOnDisk] = field(default_factory=dict)
     folded: frozenset[str] = frozenset()
-    finding: Finding = field(default_factory=Finding)
+    finding: SearchFinding = field(default_factory=SearchFinding)
 
 
-def session_lines(sessions: Sequence[SessionWithBranches], options: ListOptions) -> tuple[SessionLine, ...]:
+def session_lines(
+    sessions: Sequence[SessionWithBranches], options: SessionListOptions
+) -> tuple[SessionLine, ...]:
     """Return the lines, pinned and newest first; branches only where there are several.
 
     With words to look for: the sessions that have all of them in their title or a branch's name, and those
@@ -168,7 +170,7 @@ def _names(session: Session, branches: Sequence[Branch]) -> Iterator[str]:
     yield from (branch.name for branch in branches)
 
 
-def _session_line(session: Session, options: ListOptions, *, num_folded: int) -> SessionLine:
+def _session_line(session: Session, options: SessionListOptions, *, num_folded: int) -> SessionLine:
     is_active = session.id == options.active_session
     held = options.held.get(session.id)
     stored = options.on_disk.get(session.id)
@@ -190,7 +192,7 @@ def _session_line(session: Session, options: ListOptions, *, num_folded: int) ->
     )
 
 
-def _mark(held: Held | None, stored: OnDisk | None = None) -> str:
+def _mark(held: Held | None, stored: KvOnDisk | None = None) -> str:
     """Return where something is that is not on screen."""
     if held is None:
         return "·" if stored is None else "◌"
@@ -199,7 +201,9 @@ def _mark(held: Held | None, stored: OnDisk | None = None) -> str:
     return "○" if held.is_on_device else "◐"
 
 
-def _branch_lines(session: Session, branches: Sequence[Branch], options: ListOptions) -> list[SessionLine]:
+def _branch_lines(
+    session: Session, branches: Sequence[Branch], options: SessionListOptions
+) -> list[SessionLine]:
     lines = []
     for index, branch in enumerate(branches):
         is_active = session.id == options.active_session and branch.name == options.active_branch
@@ -219,7 +223,7 @@ def _branch_lines(session: Session, branches: Sequence[Branch], options: ListOpt
     return lines
 
 
-def _hit_line(hit: SearchHit, options: ListOptions) -> SessionLine:
+def _hit_line(hit: SearchHit, options: SessionListOptions) -> SessionLine:
     return SessionLine(
         session_id=hit.session_id,
         branch=None,

@@ -14,7 +14,7 @@ from kvchat.ui.widgets.markdown_view import StillMarkdown
 Line = Sequence[Segment]
 
 
-class StillText(Static):
+class StaticText(Static):
     """Markdown that is rendered once for each width and then costs what is seen of it; Textual renders it for
     its height and again to be drawn. Parts of it can be selected, as of a live text.
     """

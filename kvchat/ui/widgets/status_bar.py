@@ -3,7 +3,7 @@
 from textual.content import Content
 from textual.widgets import Static
 
-from kvchat.engine.api.server_cache import ServedCache
+from kvchat.engine.api.server_cache import ServerCache
 from kvchat.engine.api.snapshot import CacheSnapshot
 from kvchat.engine.api.status import EnginePhase, EngineStatus
 from kvchat.platform.values import dataclass
@@ -95,7 +95,7 @@ def _engine_parts(figures: StatusFigures) -> list[str]:
     return parts
 
 
-def _served_words(served: ServedCache | None) -> str:
+def _served_words(served: ServerCache | None) -> str:
     if served is None:
         return "its cache is unknown"
     return f"its cache {share_words(served.usage)} · reuse {share_words(served.hit_rate)}"

@@ -19,7 +19,7 @@ from kvchat.session.tree import Role, Session, Turn, TurnId
 from kvchat.text.attachments import shown_message
 from kvchat.text.figures import plural
 from kvchat.text.plain_text import clean_text
-from kvchat.ui.terminal.work_slice import Portion
+from kvchat.ui.terminal.work_slice import WorkSlice
 from kvchat.ui.widgets.answer import AnswerView
 from kvchat.ui.widgets.column import Column
 from kvchat.ui.widgets.long_text import LongText
@@ -78,7 +78,7 @@ class EarlierLine(Static):
 TurnView = QuestionView | AnswerView
 
 
-class Page(Column):
+class TranscriptPage(Column):
     """All turns. It shows nothing itself: what comes into it, or goes, has nothing else drawn again."""
 
     def refresh(
@@ -119,7 +119,7 @@ class Transcript(VerticalScroll):
         self._folds_reasoning = True
         self._from_end: float | None = None
         self._num_coming = 0
-        self._portion = Portion()
+        self._portion = WorkSlice()
         self._welcome = ""
         self._leaving: set[Widget] = set()
         self._shown = object()
@@ -128,13 +128,13 @@ class Transcript(VerticalScroll):
 
     def compose(self) -> ComposeResult:
         # As high as the window at least: an anchored scroll would push a short conversation to the bottom.
-        with Page(id="page"):
+        with TranscriptPage(id="page"):
             yield Static("", id="welcome", markup=False)
             yield EarlierLine()
 
     @property
-    def page(self) -> Page:
-        return self.query_one("#page", Page)
+    def page(self) -> TranscriptPage:
+        return self.query_one("#page", TranscriptPage)
 
     @property
     def views(self) -> list[TurnView]:

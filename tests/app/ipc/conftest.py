@@ -6,8 +6,8 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from kvchat.app.ipc.client import Borrowed, borrow
-from kvchat.app.ipc.server import Lender
+from kvchat.app.ipc.client import EngineClientProxy, borrow
+from kvchat.app.ipc.server import EngineServer
 from kvchat.session.template.chat_template import ChatTemplate
 from tests.scripted_engine import ScriptedEngine
 from tests.tiny_models import write_model
@@ -34,15 +34,15 @@ def engine() -> ScriptedEngine:
 
 
 @pytest.fixture
-def lender(engine: ScriptedEngine, template: ChatTemplate, place: Path) -> Iterator[Lender]:
-    lender = Lender(engine, template, place, IDENTITY)
+def lender(engine: ScriptedEngine, template: ChatTemplate, place: Path) -> Iterator[EngineServer]:
+    lender = EngineServer(engine, template, place, IDENTITY)
     assert lender.start()
     yield lender
     lender.close()
 
 
 @pytest.fixture
-def borrowed(lender: Lender) -> Iterator[Borrowed]:
+def borrowed(lender: EngineServer) -> Iterator[EngineClientProxy]:
     borrowed = borrow(lender.path, IDENTITY)
     assert borrowed is not None
     yield borrowed

@@ -15,8 +15,8 @@ from time import monotonic, sleep
 import pytest
 
 from kvchat.app.config import read_settings
-from kvchat.app.ipc.client import Borrowed, BorrowedHandle, borrow
-from kvchat.app.ipc.server import Lender
+from kvchat.app.ipc.client import EngineClientProxy, IpcHandle, borrow
+from kvchat.app.ipc.server import EngineServer
 from kvchat.app.ipc.socket_path import identity_of, make_room, socket_path
 from kvchat.app.ipc.wire import VERSION, Channel
 from kvchat.chat.conversation import BEHIND
@@ -24,7 +24,7 @@ from kvchat.chat.engine_client import EngineClient
 from kvchat.chat.service import Chat, TextDelta, TurnFinished
 from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.api.events import FinishReason, RequestFinished, TokenEmitted
-from kvchat.engine.api.ids import BranchId
+from kvchat.engine.api.ids import SequenceId
 from kvchat.engine.api.request import Request
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.errors import ContextOverflow, EngineFailed, InvalidRequest, ModelUnreadable, StorageError
@@ -47,7 +47,7 @@ def eventually(holds: Callable[[], object]) -> None:
         sleep(0.002)
 
 
-def tokens_of(handle: BorrowedHandle) -> tuple[list[int], RequestFinished]:
+def tokens_of(handle: IpcHandle) -> tuple[list[int], RequestFinished]:
     tokens: list[int] = []
     while True:
         for event in handle.take_events(5.0):
@@ -65,7 +65,7 @@ def told(engine: EngineClient, store: SessionStore, template: ChatTemplate) -> t
 
 
 def test_a_borrowed_engine_answers_as_ones_own(
-    borrowed: Borrowed, engine: ScriptedEngine, template: ChatTemplate, tmp_path: Path
+    borrowed: EngineClientProxy, engine: ScriptedEngine, template: ChatTemplate, tmp_path: Path
 ) -> None:
     with closing(SessionStore(tmp_path / "sessions.db")) as store:
         texts, last = told(borrowed, store, template)
@@ -76,7 +76,7 @@ def test_a_borrowed_engine_answers_as_ones_own(
     assert last.answer.fingerprint == own.answer.fingerprint
 
 
-def test_events_come_in_order_and_the_last_one_says_why(borrowed: Borrowed) -> None:
+def test_events_come_in_order_and_the_last_one_says_why(borrowed: EngineClientProxy) -> None:
     tokens, last = tokens_of(borrowed.submit(Request(token_ids=(1,), sampling=SamplingParams(max_tokens=30))))
     assert tuple(tokens) == ANSWER[:30]
     assert last.reason is FinishReason.LENGTH
@@ -88,7 +88,7 @@ def test_the_lender_ends_an_answer_at_the_stop_strings_of_a_model_without_a_temp
     plain = ChatTemplate(template.tokenizer, None)
     ids = plain.tokenizer.encode("Yes.\nUser: and you")
     talker = ScriptedEngine(lambda prompt: ids)
-    lender = Lender(talker, plain, place, IDENTITY)
+    lender = EngineServer(talker, plain, place, IDENTITY)
     assert lender.start()
     try:
         engine_there = borrow(place, IDENTITY)
@@ -102,7 +102,7 @@ def test_the_lender_ends_an_answer_at_the_stop_strings_of_a_model_without_a_temp
     assert len(last.answer.token_ids or ()) < len(ids)
 
 
-def test_refusals_keep_their_kind(borrowed: Borrowed, engine: ScriptedEngine) -> None:
+def test_refusals_keep_their_kind(borrowed: EngineClientProxy, engine: ScriptedEngine) -> None:
     with pytest.raises(ContextOverflow, match="shorten it"):
         borrowed.submit(Request(token_ids=tuple(range(1000))))
     engine.fails = ModelUnreadable("the weights are damaged; download them again")
@@ -112,7 +112,7 @@ def test_refusals_keep_their_kind(borrowed: Borrowed, engine: ScriptedEngine) ->
 
 
 def test_a_branch_of_somebody_else_cannot_be_continued_forked_or_released(
-    borrowed: Borrowed, engine: ScriptedEngine
+    borrowed: EngineClientProxy, engine: ScriptedEngine
 ) -> None:
     theirs = engine.submit(PROMPT).branch
     with pytest.raises(InvalidRequest, match="somebody else"):
@@ -124,7 +124,9 @@ def test_a_branch_of_somebody_else_cannot_be_continued_forked_or_released(
     assert theirs in engine.live
 
 
-def test_whoever_sits_before_the_lender_goes_first(borrowed: Borrowed, engine: ScriptedEngine) -> None:
+def test_whoever_sits_before_the_lender_goes_first(
+    borrowed: EngineClientProxy, engine: ScriptedEngine
+) -> None:
     engine.held_after = 1
     handle = borrowed.submit(PROMPT)
     handle.prioritise(0)
@@ -137,7 +139,7 @@ def test_whoever_sits_before_the_lender_goes_first(borrowed: Borrowed, engine: S
     assert engine.branch_priorities[handle.branch] == BEHIND
 
 
-def test_a_cancelled_request_ends_within_a_step(borrowed: Borrowed, engine: ScriptedEngine) -> None:
+def test_a_cancelled_request_ends_within_a_step(borrowed: EngineClientProxy, engine: ScriptedEngine) -> None:
     engine.held_after = len(ANSWER) // 4
     handle = borrowed.submit(PROMPT)
     eventually(lambda: any(isinstance(event, TokenEmitted) for event in handle.take_events(1.0)))
@@ -147,7 +149,9 @@ def test_a_cancelled_request_ends_within_a_step(borrowed: Borrowed, engine: Scri
     assert len(tokens) < len(ANSWER) // 2
 
 
-def test_a_borrower_that_vanishes_costs_its_own_request_alone(lender: Lender, engine: ScriptedEngine) -> None:
+def test_a_borrower_that_vanishes_costs_its_own_request_alone(
+    lender: EngineServer, engine: ScriptedEngine
+) -> None:
     lost, other = borrow(lender.path, IDENTITY), borrow(lender.path, IDENTITY)
     assert lost is not None
     assert other is not None
@@ -167,14 +171,16 @@ def test_a_borrower_that_vanishes_costs_its_own_request_alone(lender: Lender, en
         lost.submit(PROMPT)
 
 
-def test_an_engine_that_dies_ends_the_borrowers_answer(borrowed: Borrowed, engine: ScriptedEngine) -> None:
+def test_an_engine_that_dies_ends_the_borrowers_answer(
+    borrowed: EngineClientProxy, engine: ScriptedEngine
+) -> None:
     engine.dies_after = 3
     with pytest.raises(EngineFailed):
         tokens_of(borrowed.submit(PROMPT))
 
 
 def test_a_lender_that_closes_ends_the_borrowers_answer(
-    lender: Lender, borrowed: Borrowed, engine: ScriptedEngine
+    lender: EngineServer, borrowed: EngineClientProxy, engine: ScriptedEngine
 ) -> None:
     engine.held_after = len(ANSWER) // 4
     handle = borrowed.submit(PROMPT)
@@ -209,7 +215,7 @@ GREETED = [
 
 @pytest.mark.parametrize("line", HOSTILE + GREETED)
 def test_what_is_no_message_ends_that_connection_and_no_other(
-    line: bytes, lender: Lender, borrowed: Borrowed, engine: ScriptedEngine
+    line: bytes, lender: EngineServer, borrowed: EngineClientProxy, engine: ScriptedEngine
 ) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as raw:
         raw.connect(str(lender.path))
@@ -223,15 +229,15 @@ def test_what_is_no_message_ends_that_connection_and_no_other(
     assert tokens_of(borrowed.submit(PROMPT))[0] == list(ANSWER)
 
 
-def test_nobody_is_lent_another_engine(lender: Lender) -> None:
+def test_nobody_is_lent_another_engine(lender: EngineServer) -> None:
     assert borrow(lender.path, "fedcba9876543210") is None
     assert borrow(lender.path.with_name("nothing.sock"), IDENTITY) is None
 
 
 def test_a_second_lender_of_the_same_engine_stands_back(
-    lender: Lender, engine: ScriptedEngine, template: ChatTemplate
+    lender: EngineServer, engine: ScriptedEngine, template: ChatTemplate
 ) -> None:
-    second = Lender(engine, template, lender.path, IDENTITY)
+    second = EngineServer(engine, template, lender.path, IDENTITY)
     assert not second.start()
     second.close()
     borrowed = borrow(lender.path, IDENTITY)
@@ -247,7 +253,7 @@ def test_the_socket_of_a_dead_process_is_no_engine_and_in_nobodys_way(
         dead.bind(str(place))
     assert place.is_socket()
     assert borrow(place, IDENTITY) is None
-    lender = Lender(engine, template, place, IDENTITY)
+    lender = EngineServer(engine, template, place, IDENTITY)
     assert lender.start()
     borrowed = borrow(place, IDENTITY)
     assert borrowed is not None
@@ -255,7 +261,7 @@ def test_the_socket_of_a_dead_process_is_no_engine_and_in_nobodys_way(
     lender.close()
 
 
-def test_a_lender_knows_for_how_long_nobody_has_borrowed(lender: Lender) -> None:
+def test_a_lender_knows_for_how_long_nobody_has_borrowed(lender: EngineServer) -> None:
     borrowed = borrow(lender.path, IDENTITY)
     assert borrowed is not None
     assert lender.idle_s == 0
@@ -263,12 +269,12 @@ def test_a_lender_knows_for_how_long_nobody_has_borrowed(lender: Lender) -> None
     eventually(lambda: lender.idle_s > 0)
 
 
-def test_socket_and_directory_are_the_owners_alone(lender: Lender) -> None:
+def test_socket_and_directory_are_the_owners_alone(lender: EngineServer) -> None:
     assert stat.S_IMODE(lender.path.stat().st_mode) == 0o600
     assert stat.S_IMODE(lender.path.parent.stat().st_mode) == 0o700
 
 
-def test_a_directory_into_which_others_reach_is_not_used(place: Path, lender: Lender) -> None:
+def test_a_directory_into_which_others_reach_is_not_used(place: Path, lender: EngineServer) -> None:
     place.parent.chmod(0o755)
     assert borrow(place, IDENTITY) is None
     with pytest.raises(StorageError, match="chmod 700"):
@@ -281,7 +287,9 @@ def test_a_directory_into_which_others_reach_is_not_used(place: Path, lender: Le
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become somebody else")
-def test_another_user_is_cut_off_where_modes_would_let_him_in(lender: Lender, engine: ScriptedEngine) -> None:
+def test_another_user_is_cut_off_where_modes_would_let_him_in(
+    lender: EngineServer, engine: ScriptedEngine
+) -> None:
     for path in (lender.path, lender.path.parent, lender.path.parent.parent):
         path.chmod(0o777)
     program = (
@@ -342,7 +350,7 @@ def test_another_kvchat_looks_for_another_engine(tmp_path: Path, monkeypatch: py
 
 def test_a_lender_whose_values_are_others_is_named_and_no_bug_of_ours() -> None:
     here, there = socket.socketpair()
-    borrowed, lender = Borrowed(Channel(here)), Channel(there)
+    borrowed, lender = EngineClientProxy(Channel(here)), Channel(there)
 
     def answer() -> None:
         while (message := lender.receive()) is not None:
@@ -356,11 +364,13 @@ def test_a_lender_whose_values_are_others_is_named_and_no_bug_of_ours() -> None:
     borrowed.close()
 
 
-def test_branches_of_a_fork_belong_to_the_borrower(borrowed: Borrowed, engine: ScriptedEngine) -> None:
+def test_branches_of_a_fork_belong_to_the_borrower(
+    borrowed: EngineClientProxy, engine: ScriptedEngine
+) -> None:
     handle = borrowed.submit(PROMPT)
     tokens_of(handle)
     forked = borrowed.fork(handle.branch)
-    ids = tuple(engine.live[BranchId(forked)])
+    ids = tuple(engine.live[SequenceId(forked)])
     assert borrowed.reusable_len((*ids, 1)) == len(ids)
     borrowed.release(forked)
     eventually(lambda: forked not in engine.live)
@@ -368,7 +378,7 @@ def test_branches_of_a_fork_belong_to_the_borrower(borrowed: Borrowed, engine: S
 
 def test_nobody_waits_for_ever_for_a_lender_that_was_stopped() -> None:
     here, there = socket.socketpair()
-    borrowed, stopped = Borrowed(Channel(here), drain_s=0.05), Channel(there)
+    borrowed, stopped = EngineClientProxy(Channel(here), drain_s=0.05), Channel(there)
     with pytest.raises(EngineFailed, match="does not answer"):
         borrowed.drain_saves()
     stopped.end()

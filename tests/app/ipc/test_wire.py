@@ -20,7 +20,7 @@ from kvchat.engine.api.events import (
     TokenLogprobs,
     Usage,
 )
-from kvchat.engine.api.ids import BranchId, GroupId, RequestId
+from kvchat.engine.api.ids import GroupId, RequestId, SequenceId
 from kvchat.engine.api.request import Request
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.api.snapshot import CacheSnapshot, GroupUsage, Tier, TierUsage
@@ -28,7 +28,7 @@ from kvchat.errors import ContextOverflow, EngineFailed, InvalidRequest, PoolExh
 
 pytestmark = pytest.mark.pure
 
-REQUEST, BRANCH = RequestId(3), BranchId(7)
+REQUEST, BRANCH = RequestId(3), SequenceId(7)
 
 VALUES = [
     Request(

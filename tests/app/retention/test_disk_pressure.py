@@ -13,7 +13,7 @@ from traceback import walk_stack
 import pytest
 
 from kvchat.app.config import read_settings
-from kvchat.app.retention.disk_pressure import FREE_SHARE, Unused, first_that_pays, is_nearly_full
+from kvchat.app.retention.disk_pressure import FREE_SHARE, UnusedSession, first_that_pays, is_nearly_full
 from kvchat.app.unlock import opens_unasked, unlocked
 from kvchat.session.kv.origin import origin_of
 from kvchat.session.tree import Session, SessionId
@@ -175,11 +175,11 @@ def test_what_opens_by_a_typed_passphrase_alone_is_not_converted(
     assert not opens_unasked(settings, given | {"KVCHAT_PASSPHRASE_FD": "3"}), "it has been read"
 
 
-def unused(title: str, num_bytes: int, own_bytes: int) -> Unused:
+def unused(title: str, num_bytes: int, own_bytes: int) -> UnusedSession:
     session = Session(
         id=SessionId(title), title=title, system="", model="tiny", created_at=0.0, updated_at=0.0
     )
-    return Unused(session=session, num_bytes=num_bytes, own_bytes=own_bytes)
+    return UnusedSession(session=session, num_bytes=num_bytes, own_bytes=own_bytes)
 
 
 @pytest.mark.pure

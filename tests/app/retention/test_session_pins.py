@@ -11,7 +11,7 @@ import pytest
 
 from kvchat.app.config import read_settings
 from kvchat.app.open_sessions import open_store
-from kvchat.app.session_service import TidyStore
+from kvchat.app.session_service import SessionService
 from kvchat.engine.memory.disk.catalog import BlockCatalog
 from kvchat.errors import PinRefused, SessionNotFound
 from kvchat.session.store import Outcome, SessionStore, new_turn_id
@@ -204,7 +204,7 @@ def test_a_removed_branch_is_kept_by_no_list_even_where_nothing_more_may_be_kept
     chains.write_all(blocks, chains.chain(list(range(1, 9))))
     chains.write_all(blocks, chains.chain(beside)[1:])
     blocks.close()
-    with closing(TidyStore(paths.sessions_db, paths.cache_dir, block_size=chains.BLOCK_SIZE)) as store:
+    with closing(SessionService(paths.sessions_db, paths.cache_dir, block_size=chains.BLOCK_SIZE)) as store:
         session = store.create_session(title="Trip")
         add(store, session, "q", "a", ids=[[1, 2, 3, 4], [5, 6, 7, 8, 9]])
         question, _ = store.all_turns(session.id)
@@ -218,7 +218,7 @@ def test_a_removed_branch_is_kept_by_no_list_even_where_nothing_more_may_be_kept
         store.pin(session.id, is_pinned=True)
         assert len([*home.rglob("*.keep")]) == 2
     with closing(
-        TidyStore(paths.sessions_db, paths.cache_dir, limit_bytes=1, block_size=chains.BLOCK_SIZE)
+        SessionService(paths.sessions_db, paths.cache_dir, limit_bytes=1, block_size=chains.BLOCK_SIZE)
     ) as store:
         assert store.remove_branch(session.id, "beside").freed_blocks == 1
     with closing(BlockCatalog(paths.cache_dir)) as catalog:
@@ -237,7 +237,7 @@ def test_what_is_kept_for_a_session_that_is_gone_is_collected(kvchat: Kvchat, ru
     assert not [*home.rglob("*.keep")]
 
 
-class DeletedElsewhere(TidyStore):
+class DeletedElsewhere(SessionService):
     """A store whose sessions another process deletes right before they are looked at."""
 
     def session(self, session_id: SessionId) -> Session:

@@ -15,12 +15,12 @@ from keyring.backend import KeyringBackend
 from keyring.errors import PasswordDeleteError
 
 from kvchat.cli.commands.encrypt import switch
-from kvchat.platform.encryptor import Sealer
-from kvchat.platform.key_file import Kind, new_data_key, wrap
+from kvchat.platform.encryptor import Encryptor
+from kvchat.platform.key_file import KeyKind, new_data_key, wrap
 from kvchat.session.database.table_layout import PlainTables
-from kvchat.session.encryption.tables import SealedTables
+from kvchat.session.encryption.tables import EncryptedTables
 from kvchat.session.store import SessionStore
-from kvchat.session.unsent_drafts import UnsentShelf
+from kvchat.session.unsent_drafts import DraftStore
 from tests.cli.secret_home import CHEAP, SECRET, WORDS, Give, Run, files_with, make_talk, paths_of
 from tests.terminal import terminal
 
@@ -85,7 +85,7 @@ def test_what_was_not_sent_is_encrypted_and_comes_back_in_the_clear(
     home: Path, run: Run, passphrase: Give
 ) -> None:
     make_talk(home)
-    shelf = UnsentShelf(paths_of(home).unsent_dir, None)
+    shelf = DraftStore(paths_of(home).unsent_dir, None)
     shelf.keep("one", SECRET)
     passphrase("open sesame")
     assert run("encrypt", "on", *CHEAP)[0] == 0
@@ -97,7 +97,7 @@ def test_what_was_not_sent_is_encrypted_and_comes_back_in_the_clear(
 class ClosingWindow(PlainTables):
     """Rows in the clear, beside which a window keeps what was not sent as long as it has them open."""
 
-    def __init__(self, shelf: UnsentShelf) -> None:
+    def __init__(self, shelf: DraftStore) -> None:
         self._shelf = shelf
 
     def show(self, connection: sqlite3.Connection) -> None:
@@ -111,11 +111,11 @@ def test_what_a_window_keeps_as_it_closes_is_encrypted_too(home: Path) -> None:
     """Encryption waits a moment for other windows to close: until they have, they may keep something."""
     make_talk(home)
     paths, data_key = paths_of(home), new_data_key()
-    key = wrap(data_key, b"open sesame", Kind.PASSPHRASE, 10)
-    window = ClosingWindow(UnsentShelf(paths.unsent_dir, None))
-    switch(paths, key, window, SealedTables(Sealer(data_key)))
+    key = wrap(data_key, b"open sesame", KeyKind.PASSPHRASE, 10)
+    window = ClosingWindow(DraftStore(paths.unsent_dir, None))
+    switch(paths, key, window, EncryptedTables(Encryptor(data_key)))
     assert files_with(home, *WORDS) == []
-    assert UnsentShelf(paths.unsent_dir, Sealer(data_key)).take("one") == SECRET
+    assert DraftStore(paths.unsent_dir, Encryptor(data_key)).take("one") == SECRET
 
 
 @pure

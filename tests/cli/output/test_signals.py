@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from kvchat.cli.output.signals import StopAsked, StopSignals
+from kvchat.cli.output.signals import StopRequested, StopSignals
 from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.pure
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.pure
 
 def test_a_signal_before_there_is_anything_to_stop_breaks_off() -> None:
     with StopSignals() as signals:
-        with pytest.raises(StopAsked):
+        with pytest.raises(StopRequested):
             signal.raise_signal(signal.SIGTERM)
         assert signals.exit_code == 143
 

@@ -1,9 +1,10 @@
 """Small caches to test bookkeeping with: groups, a slower tier, a device whose slots know their content."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections import abc
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from kvchat.engine.api.ids import BlockId, BlockKey, BranchId, GroupId, block_key, chain_keys, root_key
+from kvchat.engine.api.ids import BlockId, BlockKey, GroupId, SequenceId, block_key, chain_keys, root_key
 from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.cache.device_tier import DeviceTier
 from kvchat.engine.cache.eviction import Eviction
@@ -12,11 +13,11 @@ from kvchat.engine.cache.manager import CacheManager
 from kvchat.engine.cache.match import PrefixMatch
 from kvchat.engine.cache.plan import Demote, Fetch, Load, Move, Promote, Save, TableChange
 from kvchat.engine.cache.prefix_index import IndexNode
-from kvchat.engine.formats.spec import ChunkedSpec, FullSpec, Group, RecentSpec, SealedSpec, SlidingSpec
+from kvchat.engine.formats.spec import ChunkedSpec, FullSpec, Group, QuantizedSpec, ResidualSpec, SlidingSpec
 from kvchat.engine.kernels.quantized_record import Code
 from kvchat.engine.memory.rates import Rates
-from kvchat.engine.sequences.sequence import Branch
-from kvchat.engine.tiering.in_flight_loads import Flight, Flights
+from kvchat.engine.sequences.sequence import Sequence
+from kvchat.engine.tiering.in_flight_loads import InFlightLoad, InFlightLoads
 from tests.engine.stepped_reader import SteppedReader
 
 FINGERPRINT = b"\x07" * 32
@@ -44,7 +45,7 @@ def chunked_group(chunk_len: int, group_id: int = 1) -> Group:
 
 def sealed_group(block_size: int) -> Group:
     """The quantised blocks of a layer whose recent ones are in `recent_group`."""
-    spec = SealedSpec(
+    spec = QuantizedSpec(
         num_kv_heads=1,
         head_dim_k=2,
         head_dim_v=2,
@@ -57,11 +58,11 @@ def sealed_group(block_size: int) -> Group:
 
 
 def recent_group(block_size: int) -> Group:
-    spec = RecentSpec(num_kv_heads=1, head_dim_k=2, head_dim_v=2, dtype="F32", block_size=block_size)
+    spec = ResidualSpec(num_kv_heads=1, head_dim_k=2, head_dim_v=2, dtype="F32", block_size=block_size)
     return Group(id=GroupId(1), spec=spec, layers=(0,))
 
 
-def name_of(token_ids: Sequence[int], block_size: int) -> BlockKey:
+def name_of(token_ids: abc.Sequence[int], block_size: int) -> BlockKey:
     """Return the key of the last block or tail of `token_ids`."""
     start = (len(token_ids) - 1) // block_size * block_size
     keys = chain_keys(ROOT, token_ids[:start], block_size)
@@ -84,10 +85,10 @@ class FakeTier:
     unreadable: set[tuple[BlockKey, GroupId]] = field(default_factory=set)
     touched: list[BlockKey] = field(default_factory=list)
 
-    def has_all(self, keys: Sequence[BlockKey], group: GroupId) -> Sequence[bool]:
+    def has_all(self, keys: abc.Sequence[BlockKey], group: GroupId) -> abc.Sequence[bool]:
         return [(key, group) in self.contents for key in keys]
 
-    def nearest(self, parent: BlockKey, token_ids: Sequence[int], most: int) -> Sequence[StoredBlock]:
+    def nearest(self, parent: BlockKey, token_ids: abc.Sequence[int], most: int) -> abc.Sequence[StoredBlock]:
         behind = sorted((ids, key) for key, (node_parent, ids) in self.nodes.items() if node_parent == parent)
         groups = {group for _, group in self.contents}
         there = {
@@ -103,7 +104,7 @@ class FakeTier:
     def touch(self, keys: Iterable[BlockKey]) -> None:
         self.touched += keys
 
-    def write(self, save: Save, contents: Sequence[Content]) -> None:
+    def write(self, save: Save, contents: abc.Sequence[Content]) -> None:
         self.contents[save.key, save.group] = list(contents)
         self.nodes[save.key] = (save.parent, save.token_ids)
         self.unreadable.discard((save.key, save.group))
@@ -124,7 +125,7 @@ class FakeDevice:
     def __init__(self, manager: CacheManager, tier: FakeTier) -> None:
         self.manager = manager
         self.tier = tier
-        self.tables: dict[tuple[BranchId, GroupId], dict[int, BlockId]] = {}
+        self.tables: dict[tuple[SequenceId, GroupId], dict[int, BlockId]] = {}
         self.places: dict[tuple[GroupId, BlockId], list[Content]] = {}
         self.planned: set[tuple[GroupId, BlockId]] = set()
         """Blocks whose bytes a planned move has still to copy to host memory; nothing writes them before."""
@@ -148,7 +149,7 @@ class FakeDevice:
     def fetch(self, move: Fetch) -> bool:
         """Bring a block from a slower tier; False if it is not to be had."""
         if isinstance(move, Promote):
-            contents: Sequence[Content] | None = self.places[move.group, move.place]
+            contents: abc.Sequence[Content] | None = self.places[move.group, move.place]
         else:
             contents = self.tier.read(move)
         self._fill(move.group, move.target, contents or ())
@@ -169,7 +170,7 @@ class FakeDevice:
             if pool.count(block) == 0 and pool.key(block) is None:
                 self.poison(group, block)
 
-    def apply(self, changes: Iterable[TableChange], dropped: Iterable[BranchId]) -> None:
+    def apply(self, changes: Iterable[TableChange], dropped: Iterable[SequenceId]) -> None:
         for change in changes:
             table = self.tables.setdefault((change.branch, change.group), {})
             table.update(enumerate(change.block_ids, start=change.start))
@@ -177,7 +178,7 @@ class FakeDevice:
             for group in self.manager.pools:
                 self.tables.pop((branch, group), None)
 
-    def write(self, branch: Branch, start: int, end: int, draft: Sequence[int] = ()) -> None:
+    def write(self, branch: Sequence, start: int, end: int, draft: abc.Sequence[int] = ()) -> None:
         """Write the KV of tokens `[start, end)` of a branch and its draft through the reported tables."""
         text = [*branch.token_ids, *draft]
         for group in [group.id for group in self.manager.groups if group.spec.has_tail]:
@@ -193,7 +194,7 @@ class FakeDevice:
             if sealed.sealed_from is not None:
                 self._seal(branch, sealed, sealed.sealed_from, (start, end))
 
-    def _seal(self, branch: Branch, sealed: Group, recent: GroupId, written: tuple[int, int]) -> None:
+    def _seal(self, branch: Sequence, sealed: Group, recent: GroupId, written: tuple[int, int]) -> None:
         """Bring the blocks that become old with the tokens `[start, end)` to their place among the others."""
         first, last = (sealed.num_blocks(length, self.manager.block_size) for length in written)
         for number in range(first, last):
@@ -202,7 +203,7 @@ class FakeDevice:
             assert self._num_tables(sealed.id, target) == 1, "a block of several branches is sealed"
             self.slots[sealed.id, target] = list(self.slots[recent, source])
 
-    def check_seen(self, branch: Branch, start: int, end: int, draft: Sequence[int] = ()) -> None:
+    def check_seen(self, branch: Sequence, start: int, end: int, draft: abc.Sequence[int] = ()) -> None:
         """Assert that queries `[start, end)` see the right content through the reported tables."""
         text = [*branch.token_ids, *draft]
         for group in self.manager.groups:
@@ -212,7 +213,7 @@ class FakeDevice:
                 right = tuple(text[: position + 1])
                 assert self.slots[group.id, block][offset] == right, f"wrong content at {position}"
 
-    def check_held(self, branch: Branch) -> None:
+    def check_held(self, branch: Sequence) -> None:
         """Assert that all a branch's next query sees is in its own tables."""
         for group in self.manager.groups:
             end = self._end_in(group, branch.computed_len)
@@ -242,7 +243,7 @@ class FakeDevice:
         size = self.manager.block_size
         return min(num_tokens, size * group.num_blocks(num_tokens, size))
 
-    def _fill(self, group: GroupId, block: BlockId, contents: Sequence[Content]) -> None:
+    def _fill(self, group: GroupId, block: BlockId, contents: abc.Sequence[Content]) -> None:
         self.poison(group, block)
         self.slots[group, block][: len(contents)] = contents
 
@@ -263,12 +264,12 @@ class Cache:
     device: FakeDevice
     tier: FakeTier
     reader: SteppedReader
-    flights: Flights
+    flights: InFlightLoads
 
     def __init__(
         self,
         *groups: Group,
-        num_blocks: int | Sequence[int] = 32,
+        num_blocks: int | abc.Sequence[int] = 32,
         block_size: int = 4,
         num_places: int = 0,
         eviction: Eviction = Eviction.S3FIFO,
@@ -286,20 +287,20 @@ class Cache:
         self.manager = CacheManager(device, fingerprint=FINGERPRINT, slow=self.tier)
         self.device = FakeDevice(self.manager, self.tier)
         self.reader = SteppedReader(self.device.fetch)
-        self.flights = Flights(device, self.reader, Rates(), self.carry_out)
+        self.flights = InFlightLoads(device, self.reader, Rates(), self.carry_out)
 
-    def open(self, token_ids: Sequence[int]) -> Branch:
+    def open(self, token_ids: abc.Sequence[int]) -> Sequence:
         return self.manager.open("someone", token_ids)
 
     def carry_out(self, moves: Iterable[Move]) -> None:
         self.device.execute(moves)
         self.manager.finish_moves()
 
-    def admit(self, branch: Branch) -> bool:
+    def admit(self, branch: Sequence) -> bool:
         """Fill a branch's tables with what is cached, after bringing all of it to the device; a block that
         cannot be read makes it match again.
         """
-        flight: Flight | None = None
+        flight: InFlightLoad | None = None
         while (match := self.manager.match(branch)).host_len + match.disk_len:
             flight = self.bring(match, branch)
             if flight is None:
@@ -314,7 +315,7 @@ class Cache:
             self.flights.leave(flight)
         return moves is not None
 
-    def bring(self, match: PrefixMatch, branch: Branch) -> Flight | None:
+    def bring(self, match: PrefixMatch, branch: Sequence) -> InFlightLoad | None:
         """Bring a match to the device, where it is held until somebody leaves the flight; None: no room."""
         flight = self.flights.begin(match, branch.root)
         while flight is not None and not flight.is_over:
@@ -322,7 +323,7 @@ class Cache:
             self.flights.collect()
         return flight
 
-    def compute(self, branch: Branch, num_tokens: int | None = None, chunk_len: int = 9) -> None:
+    def compute(self, branch: Sequence, num_tokens: int | None = None, chunk_len: int = 9) -> None:
         """Compute the next `num_tokens` tokens, or all, in chunks."""
         left = branch.num_uncomputed if num_tokens is None else num_tokens
         while left:
@@ -331,7 +332,7 @@ class Cache:
             self.run(moves, [(branch, min(left, chunk_len))])
             left -= min(left, chunk_len)
 
-    def run(self, moves: Iterable[Move], chunks: Sequence[tuple[Branch, int]]) -> None:
+    def run(self, moves: Iterable[Move], chunks: abc.Sequence[tuple[Sequence, int]]) -> None:
         """Carry out a step whose slots are writable: move, write, look, commit."""
         self.carry_out(moves)
         self.device.apply(*self.manager.take_changes())
@@ -342,21 +343,21 @@ class Cache:
         for branch, num_tokens in chunks:
             self.manager.commit(branch, num_tokens)
 
-    def computed(self, token_ids: Sequence[int]) -> Branch:
+    def computed(self, token_ids: abc.Sequence[int]) -> Sequence:
         """Return a live branch all of whose tokens are computed."""
         branch = self.open(token_ids)
         assert self.admit(branch)
         self.compute(branch)
         return branch
 
-    def matched_len(self, token_ids: Sequence[int]) -> int:
+    def matched_len(self, token_ids: abc.Sequence[int]) -> int:
         """Return how many of a prompt's tokens would be reused."""
         branch = self.open(token_ids)
         length = self.manager.match(branch).length
         self.manager.release(branch)
         return length
 
-    def demote(self, branch: Branch, tier: Tier = Tier.HOST) -> None:
+    def demote(self, branch: Sequence, tier: Tier = Tier.HOST) -> None:
         """Take a branch's blocks off the device, as far as the tier takes them."""
         moves = self.manager.demote(branch, tier)
         self.device.plan(moves)
@@ -368,7 +369,7 @@ class Cache:
             slots = self.device.slots[save.group, save.block]
             self.tier.write(save, slots[: len(save.token_ids)])
 
-    def store_branch(self, branch: Branch) -> None:
+    def store_branch(self, branch: Sequence) -> None:
         """Save all that a branch holds."""
         self.store(self.manager.block_saves(branch))
         tails = self.manager.tail_saves(branch)

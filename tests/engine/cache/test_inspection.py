@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from kvchat.engine.api.ids import chain_keys, root_key
-from kvchat.engine.api.inspection import InspectedBlock, InspectionWish
+from kvchat.engine.api.inspection import InspectedBlock, InspectionRequest
 from kvchat.engine.api.request import Request
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.api.snapshot import OwnerUsage, Tier
@@ -25,7 +25,7 @@ def tiers(blocks: tuple[InspectedBlock, ...], group: int = 0) -> list[Tier | Non
 
 
 def of_path(engine: Engine, ids: list[int]) -> tuple[InspectedBlock, ...]:
-    return engine.inspect(InspectionWish(token_ids=tuple(ids)))
+    return engine.inspect(InspectionRequest(token_ids=tuple(ids)))
 
 
 def test_a_live_branch_shows_its_blocks_by_name_and_its_tail_without(
@@ -34,7 +34,7 @@ def test_a_live_branch_shows_its_blocks_by_name_and_its_tail_without(
     engine = open_engine(tiny("llama"))
     handle = submit(engine, token_ids(40), 4)
     finish(engine, handle)
-    blocks = engine.inspect(InspectionWish(branch=handle.branch))
+    blocks = engine.inspect(InspectionRequest(branch=handle.branch))
     root = root_key(bytes.fromhex(engine.info.fingerprint))
     keys = [key.hex() for key in chain_keys(root, token_ids(40), BLOCK)]
     assert [block.key for block in blocks] == [*keys, ""]
@@ -50,9 +50,9 @@ def test_a_fork_is_a_second_holder_of_every_block(tiny: TinyModels, open_engine:
     handle = submit(engine, token_ids(40), 4)
     finish(engine, handle)
     child = engine.fork(handle.branch)
-    assert {block.num_holders for block in engine.inspect(InspectionWish(branch=child))} == {2}
+    assert {block.num_holders for block in engine.inspect(InspectionRequest(branch=child))} == {2}
     engine.release(child)
-    assert {block.num_holders for block in engine.inspect(InspectionWish(branch=handle.branch))} == {1}
+    assert {block.num_holders for block in engine.inspect(InspectionRequest(branch=handle.branch))} == {1}
 
 
 def test_last_use_is_now_while_a_request_runs_and_grows_afterwards(
@@ -61,11 +61,11 @@ def test_last_use_is_now_while_a_request_runs_and_grows_afterwards(
     engine = open_engine(tiny("llama"))
     handle = submit(engine, token_ids(40), 8)
     engine.step()
-    running = engine.inspect(InspectionWish(branch=handle.branch))
+    running = engine.inspect(InspectionRequest(branch=handle.branch))
     assert {block.unused_s for block in running} == {0.0}
     finish(engine, handle)
-    first = engine.inspect(InspectionWish(branch=handle.branch))
-    later = engine.inspect(InspectionWish(branch=handle.branch))
+    first = engine.inspect(InspectionRequest(branch=handle.branch))
+    later = engine.inspect(InspectionRequest(branch=handle.branch))
     for before, after in zip(first, later, strict=True):
         assert before.unused_s is not None
         assert after.unused_s is not None
@@ -84,7 +84,7 @@ def test_blocks_are_shown_in_host_memory_and_on_disk_and_nothing_is_moved(
     engine.tick()
     engine.demote(handle.branch)
     before = engine.snapshot()
-    blocks = engine.inspect(InspectionWish(branch=handle.branch))
+    blocks = engine.inspect(InspectionRequest(branch=handle.branch))
     assert tiers(blocks)[:3] == [Tier.HOST] * 3
     assert before.moved.to_host == before.tier(Tier.HOST).cached_bytes > 0
     assert engine.snapshot().tiers[:2] == before.tiers[:2]
@@ -112,7 +112,7 @@ def test_a_block_that_has_left_the_window_is_held_by_nobody_in_that_group(
     finish(engine, handle)
     windows = [group.window for group in engine.snapshot().groups]
     full, sliding = windows.index(None), windows.index(20)
-    blocks = engine.inspect(InspectionWish(branch=handle.branch))
+    blocks = engine.inspect(InspectionRequest(branch=handle.branch))
     assert {block.places[full].num_holders for block in blocks} == {1}
     assert [block.places[sliding].num_holders for block in blocks] == [0] * 5 + [1, 1]
 
@@ -123,13 +123,13 @@ def test_what_is_kept_for_nobody_is_shown_last_use_first(tiny: TinyModels, open_
     held = submit(engine, token_ids(33, seed=2), 1)
     finish(engine, held)
     engine.generate([token_ids(33, seed=3)], SamplingParams(max_tokens=1))
-    kept = engine.inspect(InspectionWish())
+    kept = engine.inspect(InspectionRequest())
     starts = {tuple(token_ids(33, seed=seed)[:BLOCK]): seed for seed in (1, 2, 3)}
     assert [starts[block.token_ids] for block in kept if block.token_ids in starts] == [3, 1]
     assert [block.num_holders for block in kept] == [0] * len(kept)
     ages = [block.unused_s or 0.0 for block in kept]
     assert ages == sorted(ages)
-    assert len(engine.inspect(InspectionWish(most=2))) == 2
+    assert len(engine.inspect(InspectionRequest(most=2))) == 2
 
 
 def test_an_id_outside_the_vocabulary_is_refused(tiny: TinyModels, open_engine: OpenEngine) -> None:

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvchat.engine.api.ids import BlockKey, block_key, chain_keys
-from kvchat.engine.cache.key_chain import Chain
+from kvchat.engine.cache.key_chain import KeyChain
 from tests.engine.cache.caches import ROOT, Cache, full_group
 from tests.engine.cache.counting import counted_calls
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.pure
 OTHER_ROOT = BlockKey(bytes(32))
 
 
-def named(chain: Chain, root: BlockKey, token_ids: list[int], block_size: int = 2) -> list[BlockKey]:
+def named(chain: KeyChain, root: BlockKey, token_ids: list[int], block_size: int = 2) -> list[BlockKey]:
     keys: list[BlockKey] = []
     for number in range(len(token_ids) // block_size):
         ids = tuple(token_ids[number * block_size : (number + 1) * block_size])
@@ -28,7 +28,7 @@ def named(chain: Chain, root: BlockKey, token_ids: list[int], block_size: int = 
     )
 )
 def test_what_is_remembered_is_what_would_be_computed(sequences: list[tuple[BlockKey, list[int]]]) -> None:
-    chain = Chain()
+    chain = KeyChain()
     for root, token_ids in sequences:
         assert named(chain, root, token_ids) == chain_keys(root, token_ids, 2)
 

@@ -10,13 +10,13 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from kvchat.engine.api.ids import BlockKey, BranchId, GroupId
+from kvchat.engine.api.ids import BlockKey, GroupId, SequenceId
 from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.cache.eviction import Eviction
 from kvchat.engine.cache.plan import Move, Save
 from kvchat.engine.formats.pool_sizing import window_blocks
 from kvchat.engine.formats.spec import Group
-from kvchat.engine.sequences.sequence import Branch
+from kvchat.engine.sequences.sequence import Sequence
 from kvchat.errors import PinRefused
 from tests.engine.cache.caches import Cache, chunked_group, full_group, name_of, sliding_group
 
@@ -59,12 +59,12 @@ class CacheTraces(RuleBasedStateMachine):
     def begin(self, cache: Cache) -> None:
         self.cache = cache
         self.manager, self.device, self.tier = self.cache.manager, self.cache.device, self.cache.tier
-        self.admitted: list[Branch] = []
-        self.waiting: list[Branch] = []
+        self.admitted: list[Sequence] = []
+        self.waiting: list[Sequence] = []
         self.sequences: list[tuple[int, ...]] = [()]
         self.tokens_of: dict[BlockKey, tuple[int, ...]] = {}
         self.saves: list[Save] = []
-        self.pinned: dict[BranchId, tuple[BlockKey, ...]] = {}
+        self.pinned: dict[SequenceId, tuple[BlockKey, ...]] = {}
 
     # Branches
 
@@ -125,7 +125,7 @@ class CacheTraces(RuleBasedStateMachine):
 
     @rule(chunk_lens=st.lists(st.integers(0, 12), min_size=MAX_BRANCHES, max_size=MAX_BRANCHES))
     def step(self, chunk_lens: list[int]) -> None:
-        chunks: dict[int, tuple[Branch, int]] = {}
+        chunks: dict[int, tuple[Sequence, int]] = {}
         moves: list[Move] = []
         for branch, chunk_len in zip(list(self.admitted), chunk_lens, strict=False):
             num_tokens = min(chunk_len, branch.num_uncomputed)
@@ -308,7 +308,7 @@ class CacheTraces(RuleBasedStateMachine):
 
     # Parts of the rules
 
-    def admit(self, branch: Branch) -> None:
+    def admit(self, branch: Sequence) -> None:
         """Admit as an engine does that has nothing else to do."""
         match = self.manager.match(branch)
         assert match == self.manager.match(branch)
@@ -322,7 +322,7 @@ class CacheTraces(RuleBasedStateMachine):
             self.admitted.append(branch)
 
     def extend(
-        self, branch: Branch, num_tokens: int, chunks: dict[int, tuple[Branch, int]]
+        self, branch: Sequence, num_tokens: int, chunks: dict[int, tuple[Sequence, int]]
     ) -> tuple[Move, ...]:
         """Make slots writable, at the cost of other branches and of their part in this step."""
         num_known = [len(table) for table in branch.tables]
@@ -341,26 +341,26 @@ class CacheTraces(RuleBasedStateMachine):
                 self.device.poison(group.id, block)
         return moves
 
-    def compute(self, branch: Branch, leave: int = 0) -> None:
+    def compute(self, branch: Sequence, leave: int = 0) -> None:
         """Compute a branch in chunks until `leave` tokens are left."""
         while branch.num_uncomputed > leave:
             num_tokens = min(branch.num_uncomputed - leave, MAX_CHUNK)
             moves = self.extend(branch, num_tokens, {})
             self.cache.run(moves, [(branch, num_tokens)])
 
-    def matched_len(self, branch: Branch) -> int:
+    def matched_len(self, branch: Sequence) -> int:
         """Return how many of a branch's tokens another one like it would find."""
         probe = self.manager.open("probe", branch.token_ids)
         length = self.manager.match(probe, branch.computed_len).length
         self.manager.release(probe)
         return length
 
-    def take_back(self, branch: Branch) -> None:
+    def take_back(self, branch: Sequence) -> None:
         self.manager.reset(branch)
         self.admitted.remove(branch)
         self.waiting.append(branch)
 
-    def remember(self, branch: Branch) -> None:
+    def remember(self, branch: Sequence) -> None:
         tokens = tuple(branch.token_ids)
         self.sequences.append(tokens)
         for end in range(1, len(tokens) + 1):

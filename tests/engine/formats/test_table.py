@@ -9,8 +9,8 @@ from kvchat.engine.formats.spec import (
     FullSpec,
     Group,
     LatentSpec,
-    RecentSpec,
-    SealedSpec,
+    QuantizedSpec,
+    ResidualSpec,
     SlidingSpec,
     group_layers,
 )
@@ -47,8 +47,8 @@ def test_fp8_packs_a_latent_into_its_record() -> None:
 @pytest.mark.parametrize(("code", "most"), [("fp8", 8.3), ("int8", 8.3), ("int4", 5.1), ("int2", 3.1)])
 def test_a_full_layer_keeps_recent_blocks_and_quantised_ones(code: str, most: float) -> None:
     recent, sealed = stored_groups([group_of(FULL)], code, P)
-    assert isinstance(recent.spec, RecentSpec)
-    assert isinstance(sealed.spec, SealedSpec)
+    assert isinstance(recent.spec, ResidualSpec)
+    assert isinstance(sealed.spec, QuantizedSpec)
     assert (recent.layers, sealed.layers, sealed.sealed_from) == ((0, 1), (0, 1), recent.id)
     assert (recent.block_bytes(P), sealed.spec.kind) == (group_of(FULL).block_bytes(P), code)
     assert 8 * sealed.block_bytes(P) / (2 * 2 * 2 * 128 * P) <= most

@@ -6,7 +6,7 @@ from kvchat.engine.api.cache_format import canonical_cache_format, parse_cache_f
 from kvchat.engine.api.ids import GroupId, root_key
 from kvchat.engine.api.namespace import Namespace, parse_namespace
 from kvchat.engine.formats.pruned.view_schedule import EXACT, in_sight
-from kvchat.engine.formats.pruned.view_schedules import Courses
+from kvchat.engine.formats.pruned.view_schedules import ViewSchedules
 from kvchat.engine.formats.spec import Group, group_layers
 from kvchat.engine.formats.table import stored_groups
 from kvchat.engine.formats.view_spec import WindowSpec
@@ -88,7 +88,7 @@ def test_a_query_sees_at_least_so_many_tokens(budget: int, num_recent: int) -> N
 
 def test_the_first_block_never_leaves_sight() -> None:
     group = window(128)
-    course = Courses([group], P).of("a", "", 9)
+    course = ViewSchedules([group], P).of("a", "", 9)
     assert course.numbers(group, 10 * P, P) == [0, 8, 9]
     assert course.numbers(group, 10 * P + 1, P) == [0, 8, 9, 10]
     assert course.holes(group, 3 * P + 63, P) == ()
@@ -123,7 +123,7 @@ def test_models_that_cannot_be_seen_in_part_are_refused(text: str) -> None:
 
 
 def test_names_descend_from_the_owner_where_something_is_out_of_sight() -> None:
-    courses = Courses([window(128)], P)
+    courses = ViewSchedules([window(128)], P)
     key = root_key(b"\x01" * 32)
     own, again, other = courses.of("a", "", 9), courses.of("a", "", 8), courses.of("b", "", 9)
     assert all(own.parent(number, key, 10_000) == key for number in (0, 3, 5))
@@ -132,11 +132,11 @@ def test_names_descend_from_the_owner_where_something_is_out_of_sight() -> None:
     assert tainted == again.parent(4, key, 10_000)
     assert courses.of("", str(Namespace(owner="a")), 9).parent(4, key, 10_000) == tainted
     assert courses.of("", "", 9).parent(4, key, 10_000) != courses.of("", "", 9).parent(4, key, 10_000)
-    assert Courses([window(256)], P).of("a", "", 9).parent(5, key, 10_000) != tainted
+    assert ViewSchedules([window(256)], P).of("a", "", 9).parent(5, key, 10_000) != tainted
 
 
 def test_an_exact_branch_has_the_exact_course_whoever_owns_it() -> None:
-    courses = Courses([group_of(FULL)], P)
+    courses = ViewSchedules([group_of(FULL)], P)
     assert courses.of("a", str(Namespace(owner="b", answer_starts=(3,))), 9) is EXACT
     assert EXACT.numbers(group_of(FULL), 130, P) == [0, 1, 2]
     assert EXACT.holes(Group(id=GroupId(0), spec=SLIDING, layers=(0,)), 130, P) == ((0, 1),)
@@ -168,11 +168,11 @@ def test_what_goes_with_a_kept_token_counts_in_the_names_of_what_is_computed_the
 ) -> None:
     """What an earlier rule has left of a prompt is not what this one would, so its blocks are not met."""
     groups = stored_groups([group_of(FULL)], text, P)
-    salt = Courses(groups, P).of("a", "", 900).salt
+    salt = ViewSchedules(groups, P).of("a", "", 900).salt
     with monkeypatch.context() as changed:
         changed.setattr("kvchat.engine.formats.pruned.view_schedules.REACH", 2)
-        assert Courses(groups, P).of("a", "", 900).salt != salt
+        assert ViewSchedules(groups, P).of("a", "", 900).salt != salt
         keydiff = stored_groups([group_of(FULL)], "keydiff:128", P)
-        other = Courses(keydiff, P).of("a", "", 900).salt
-    assert Courses(keydiff, P).of("a", "", 900).salt == other
-    assert Courses(groups, P).of("a", "", 900).salt == salt
+        other = ViewSchedules(keydiff, P).of("a", "", 900).salt
+    assert ViewSchedules(keydiff, P).of("a", "", 900).salt == other
+    assert ViewSchedules(groups, P).of("a", "", 900).salt == salt

@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvchat.engine.api.ids import BlockId, BranchId, RequestId
+from kvchat.engine.api.ids import BlockId, RequestId, SequenceId
 from kvchat.engine.cache.plan import TableChange
 from kvchat.engine.forward.activation_memory import peak_bytes
-from kvchat.engine.forward.decode_graphs import ComputesAnew, DecodeSteps, Limits
-from kvchat.engine.forward.graph_reserve import Reserve
-from kvchat.engine.forward.route import Served, choose_route
-from kvchat.engine.forward.runner import Row, Runner
+from kvchat.engine.forward.decode_graphs import ComputesAnew, DecodeGraphRunner, Limits
+from kvchat.engine.forward.graph_reserve import GraphReserve
+from kvchat.engine.forward.route import ModelPlan, choose_route
+from kvchat.engine.forward.runner import InputBatch, Runner
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.models.load import load_model
 from kvchat.engine.sequences.batch import Batch, Chunk
@@ -42,14 +42,14 @@ class Table:
             raise self._error
         return CPU
 
-    def logits(self, row: Row) -> Tensor:
+    def logits(self, row: InputBatch) -> Tensor:
         return self.LOGITS[row.token_ids[row.sampling]]
 
 
 class Sequences:
     """Prompts of a model in blocks of a shuffled pool, and the last token of each still to be computed."""
 
-    def __init__(self, served: Served) -> None:
+    def __init__(self, served: ModelPlan) -> None:
         self.served = served
         sizes = {group.id: NUM_BLOCKS for group in served.groups}
         self.pool = DevicePool(served.groups, sizes, BLOCK_SIZE, CPU)
@@ -63,23 +63,23 @@ class Sequences:
         self.changes: list[TableChange] = []
         for number, prompt in enumerate(self.prompts):
             blocks = tuple(BlockId(order.pop()) for _ in range(-(-len(prompt) // BLOCK_SIZE)))
-            self.changes += [TableChange(BranchId(number), group.id, 0, blocks) for group in served.groups]
+            self.changes += [TableChange(SequenceId(number), group.id, 0, blocks) for group in served.groups]
         chunks = [self.chunk(number, 0, prompt[:-1]) for number, prompt in enumerate(self.prompts)]
         self.runner.run(Batch(tuple(chunks), (), tuple(self.changes), ()))
 
     def chunk(self, number: int, start: int, tokens: Sequence[int]) -> Chunk:
-        return Chunk(RequestId(number), BranchId(number), start, tuple(tokens), True)
+        return Chunk(RequestId(number), SequenceId(number), start, tuple(tokens), True)
 
     def last(self, numbers: Sequence[int]) -> Batch:
         """Return the batch of the last tokens of some sequences."""
         chunks = [self.chunk(number, LENGTHS[number], self.prompts[number][-1:]) for number in numbers]
         return Batch(tuple(chunks), (), (), ())
 
-    def steps(self, batch_sizes: Sequence[int]) -> DecodeSteps:
+    def steps(self, batch_sizes: Sequence[int]) -> DecodeGraphRunner:
         """Return prepared steps on the same pool, which know all tables."""
         num_slots = {group.id: NUM_BLOCKS * BLOCK_SIZE for group in self.served.groups}
         limits = Limits(block_size=BLOCK_SIZE, context_len=CONTEXT_LEN, num_slots=num_slots)
-        made = DecodeSteps(self.forward, self.served.groups, limits, ComputesAnew(), batch_sizes)
+        made = DecodeGraphRunner(self.forward, self.served.groups, limits, ComputesAnew(), batch_sizes)
         made.prepare()
         made.note(Batch((), (), tuple(self.changes), ()))
         return made
@@ -187,12 +187,12 @@ def test_sizes_whose_buffers_find_no_memory_are_left_out_with_one_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     limits = Limits(block_size=BLOCK_SIZE, context_len=CONTEXT_LEN, num_slots={})
-    batch = Batch((Chunk(RequestId(1), BranchId(1), 0, (5,), True),), (), (), ())
-    working = DecodeSteps(Table(), (), limits, ComputesAnew())
+    batch = Batch((Chunk(RequestId(1), SequenceId(1), 0, (5,), True),), (), (), ())
+    working = DecodeGraphRunner(Table(), (), limits, ComputesAnew())
     working.prepare()
     assert working.takes(batch)
     assert torch.equal(working.logits(batch), Table.LOGITS[5:6])
-    steps = DecodeSteps(Table(torch.OutOfMemoryError), (), limits, ComputesAnew())
+    steps = DecodeGraphRunner(Table(torch.OutOfMemoryError), (), limits, ComputesAnew())
     steps.prepare()
     assert not steps.takes(batch)
     (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
@@ -203,7 +203,7 @@ def test_sizes_whose_buffers_find_no_memory_are_left_out_with_one_warning(
 def test_a_device_that_failed_is_not_taken_for_one_that_cannot_record() -> None:
     limits = Limits(block_size=BLOCK_SIZE, context_len=CONTEXT_LEN, num_slots={})
     with pytest.raises(torch.AcceleratorError):
-        DecodeSteps(Table(torch.AcceleratorError), (), limits, ComputesAnew()).prepare()
+        DecodeGraphRunner(Table(torch.AcceleratorError), (), limits, ComputesAnew()).prepare()
 
 
 class Card:
@@ -244,8 +244,8 @@ def test_recorded_steps_leave_what_other_steps_need(
     sequences = open_sequences(tiny("llama"))
     card = Card(1200, reserve_bytes, comes_back=comes_back)
     limits = Limits(block_size=BLOCK_SIZE, context_len=CONTEXT_LEN, num_slots={})
-    steps = DecodeSteps(sequences.forward, sequences.served.groups, limits, card, (1, 2, 8))
-    steps.prepare(reserve=Reserve(num_bytes=reserve_bytes, free_bytes=card.left))
+    steps = DecodeGraphRunner(sequences.forward, sequences.served.groups, limits, card, (1, 2, 8))
+    steps.prepare(reserve=GraphReserve(num_bytes=reserve_bytes, free_bytes=card.left))
     kept = {size.num_rows for size in steps._steps}
     assert kept == (fitting if comes_back or 8 in fitting else set())
     assert not kept or card.left() >= reserve_bytes
@@ -262,7 +262,9 @@ def test_what_recorded_steps_hold_is_known_before_there_are_any(tiny: Any) -> No
 
     def foreseen(batch_sizes: Sequence[int]) -> int:
         groups = sequences.served.groups
-        return DecodeSteps(sequences.forward, groups, limits, ComputesAnew(), batch_sizes).recorded_bytes()
+        return DecodeGraphRunner(
+            sequences.forward, groups, limits, ComputesAnew(), batch_sizes
+        ).recorded_bytes()
 
     one, large, both = foreseen((1,)), foreseen((8,)), foreseen((1, 8))
     steps = sequences.steps((1, 8))
@@ -273,4 +275,4 @@ def test_what_recorded_steps_hold_is_known_before_there_are_any(tiny: Any) -> No
     for found, rows in ((one, (1,)), (large, (8,)), (both, (1, 8))):
         assert found >= sum(held[number] for number in rows) + peaks[max(rows)]
     assert both == large + held[1]
-    assert DecodeSteps(sequences.forward, (), limits, ComputesAnew(), ()).recorded_bytes() == 0
+    assert DecodeGraphRunner(sequences.forward, (), limits, ComputesAnew(), ()).recorded_bytes() == 0

@@ -9,12 +9,12 @@ import torch
 
 from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.forward.compiled import choose, fingerprint_of, known_choices
-from kvchat.engine.forward.decode_graphs import ComputesAnew, DecodeSteps
+from kvchat.engine.forward.decode_graphs import ComputesAnew, DecodeGraphRunner
 from kvchat.engine.forward.layer_check import walk_through, walking_pass
 from kvchat.engine.forward.layer_pass import LayerPass
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.models.probing.decoder_structure import Unmatched
-from kvchat.engine.models.weight_format import Source
+from kvchat.engine.models.weight_format import WeightSource
 from kvchat.engine.startup.gpu import can_record, limits_of
 from kvchat.engine.startup.weights import Candidate, load_candidate
 from tests.engine.conftest import TinyModels
@@ -29,7 +29,7 @@ CPU = torch.device("cpu")
 
 
 def load(model_dir: Path, dtype: str = "float32", **settings: Any) -> Candidate:
-    return load_candidate(Source(model_dir=model_dir), EngineConfig(dtype=dtype, **settings), CPU)
+    return load_candidate(WeightSource(model_dir=model_dir), EngineConfig(dtype=dtype, **settings), CPU)
 
 
 def pool_of(candidate: Candidate, block_size: int = 16) -> DevicePool:
@@ -90,14 +90,14 @@ def compile_by(backend: str) -> Any:
     return lambda between: torch.compile(between, backend=backend, fullgraph=True)
 
 
-def steps_of(candidate: Candidate) -> tuple[LayerPass, DecodeSteps]:
+def steps_of(candidate: Candidate) -> tuple[LayerPass, DecodeGraphRunner]:
     pool, groups = pool_of(candidate), candidate.served.groups
     for layer in pool.layers.values():
         layer.keys.zero_()
         layer.values.zero_()
     forward, _ = walking_pass(candidate.loaded, candidate.served, pool)
     assert isinstance(forward, LayerPass)
-    return forward, DecodeSteps(forward, groups, limits_of(groups, pool, 128), ComputesAnew(), (2,))
+    return forward, DecodeGraphRunner(forward, groups, limits_of(groups, pool, 128), ComputesAnew(), (2,))
 
 
 @pytest.mark.filterwarnings("ignore")

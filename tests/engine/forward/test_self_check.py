@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from kvchat.engine.forward.passes import PackedPass
-from kvchat.engine.forward.route import Served, choose_route
-from kvchat.engine.forward.runner import Row
+from kvchat.engine.forward.route import ModelPlan, choose_route
+from kvchat.engine.forward.runner import InputBatch
 from kvchat.engine.forward.self_check import require_own_logits
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.models.load import LoadedModel, load_model
@@ -27,12 +27,12 @@ class Changed:
         self._inner = inner
         self._changes = changes
 
-    def logits(self, row: Row) -> Tensor:
+    def logits(self, row: InputBatch) -> Tensor:
         zeros = torch.zeros_like(row.positions)
         return self._inner.logits(replace(row, **dict.fromkeys(self._changes, zeros)))
 
 
-def loaded(model_dir: Path, dtype: str) -> tuple[LoadedModel, Served]:
+def loaded(model_dir: Path, dtype: str) -> tuple[LoadedModel, ModelPlan]:
     model = load_model(model_dir, dtype, torch.device("cpu"))
     return model, choose_route(model)
 

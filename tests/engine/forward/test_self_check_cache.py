@@ -21,7 +21,7 @@ from kvchat.engine.forward.self_check_cache import (
     MAX_FINDINGS,
     MAX_MODELS,
     VERSION,
-    KeptChecks,
+    SelfCheckCache,
     subject_of,
 )
 from kvchat.engine.models.fingerprint import Checkpoint
@@ -213,12 +213,14 @@ def test_findings_of_several_models_live_beside_each_other_and_the_oldest_go(tmp
     file = tmp_path / FILE_NAME
     for model in range(MAX_MODELS + 3):
         for finding in range(3):
-            KeptChecks(file, f"{model}").keep(f"{finding}", model + finding)
+            SelfCheckCache(file, f"{model}").keep(f"{finding}", model + finding)
     for finding in range(MAX_FINDINGS + 3):
-        KeptChecks(file, "last").keep(f"{finding}", finding)
-    models = [model for model in range(MAX_MODELS + 3) if KeptChecks(file, f"{model}").find("2") is not None]
+        SelfCheckCache(file, "last").keep(f"{finding}", finding)
+    models = [
+        model for model in range(MAX_MODELS + 3) if SelfCheckCache(file, f"{model}").find("2") is not None
+    ]
     assert models == list(range(4, MAX_MODELS + 3))
-    last = KeptChecks(file, "last")
+    last = SelfCheckCache(file, "last")
     assert [last.find(f"{number}") for number in (0, 2, 3, MAX_FINDINGS + 2)] == [
         None,
         None,
@@ -243,9 +245,9 @@ def test_findings_of_several_models_live_beside_each_other_and_the_oldest_go(tmp
 def test_what_is_not_in_the_form_of_this_version_counts_as_nothing(tmp_path: Path, fields: object) -> None:
     file = tmp_path / FILE_NAME
     write(file, fields)
-    assert KeptChecks(file, "here").find("a") is None
-    KeptChecks(file, "here").keep("a", 2)
-    assert KeptChecks(file, "here").find("a") == 2
+    assert SelfCheckCache(file, "here").find("a") is None
+    SelfCheckCache(file, "here").keep("a", 2)
+    assert SelfCheckCache(file, "here").find("a") == 2
 
 
 def write(file: Path, fields: object) -> None:

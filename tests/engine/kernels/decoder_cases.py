@@ -24,7 +24,7 @@ from kvchat.engine.kernels.linear.paired_weight import pair
 from kvchat.engine.kernels.native.library import Library
 from kvchat.engine.kernels.paged_attention.args import SequenceSpan
 from kvchat.engine.kernels.paged_attention.native import span_table
-from kvchat.engine.kernels.quantized_linear import Coding, QuantisedWeight, quantise
+from kvchat.engine.kernels.quantized_linear import Coding, QuantizedWeight, quantise
 from kvchat.engine.kernels.quantized_linear.weight import pack as pack_codes
 from kvchat.engine.kernels.quantized_linear.weight import to_tiles
 
@@ -151,12 +151,12 @@ class Model:
             return Linear(weight=quantise(weight, int(self.shape.weights[3:])), bias=bias)
         return Linear(weight=weight, bias=bias)
 
-    def _coded(self, coding: Coding, num_outputs: int, num_inputs: int) -> QuantisedWeight:
+    def _coded(self, coding: Coding, num_outputs: int, num_inputs: int) -> QuantizedWeight:
         least, largest = (-127, 127) if coding.bits == 8 else (0, 15)
         codes = torch.randint(least, largest + 1, (num_outputs, num_inputs), generator=self._generator)
         groups = self.numbers(2, num_outputs, num_inputs // coding.group).abs() * num_inputs**-0.5
         scales, minima = to_tiles((groups[0] * 2 / largest).half()), to_tiles((-groups[1]).half())
-        return QuantisedWeight(
+        return QuantizedWeight(
             coding=coding,
             codes=pack_codes(codes, coding),
             scales=scales,

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from kvchat.engine.kernels.paged_attention.args import AttentionArgs, SequenceSpan
-from kvchat.engine.kernels.quantized_attention.args import SealedPool
+from kvchat.engine.kernels.quantized_attention.args import QuantizedPool
 from kvchat.engine.kernels.quantized_kv.reference import quantise
-from kvchat.engine.kernels.quantized_record import Code, SealedRecord, num_sealed
+from kvchat.engine.kernels.quantized_record import Code, QuantizedRecord, num_sealed
 
 torch.set_num_threads(1)
 
@@ -31,10 +31,10 @@ class SealedShape:
     has_sinks: bool = False
     dtype: torch.dtype = torch.float32
 
-    def records(self) -> tuple[SealedRecord, SealedRecord]:
+    def records(self) -> tuple[QuantizedRecord, QuantizedRecord]:
         return (
-            SealedRecord(self.key_code, self.block_size, self.head_dim_k, is_by_channel=True),
-            SealedRecord(self.value_code, self.block_size, self.head_dim_v, is_by_channel=False),
+            QuantizedRecord(self.key_code, self.block_size, self.head_dim_k, is_by_channel=True),
+            QuantizedRecord(self.value_code, self.block_size, self.head_dim_v, is_by_channel=False),
         )
 
 
@@ -42,7 +42,7 @@ class SealedShape:
 class SealedCase:
     query: Tensor
     pools: tuple[Tensor, Tensor]
-    sealed: SealedPool
+    sealed: QuantizedPool
     args: AttentionArgs
     blocks: Sequence[Tensor]
 
@@ -85,7 +85,7 @@ def make_sealed_case(shape: SealedShape, sequences: Sequence[tuple[int, int]]) -
     return SealedCase(
         query=random(row, shape.num_heads, shape.head_dim_k).to(shape.dtype),
         pools=(pools[0].to(shape.dtype), pools[1].to(shape.dtype)),
-        sealed=SealedPool(*sealed, *records),
+        sealed=QuantizedPool(*sealed, *records),
         args=AttentionArgs(
             spans=spans,
             softmax_scale=0.4,

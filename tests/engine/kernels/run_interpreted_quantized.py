@@ -20,7 +20,7 @@ from kvchat.engine.kernels.paged_attention.args import StepTables
 from kvchat.engine.kernels.paged_attention.step_tables import step_tables
 from kvchat.engine.kernels.quantized_attention import reference, table_ops
 from kvchat.engine.kernels.quantized_attention import triton as kernels
-from kvchat.engine.kernels.quantized_attention.args import SealedStep
+from kvchat.engine.kernels.quantized_attention.args import QuantizedStep
 from kvchat.engine.kernels.quantized_kv.reference import quantise
 from kvchat.engine.kernels.quantized_record import Code
 from tests.engine.kernels.interpreted import tell
@@ -66,7 +66,7 @@ def padding_error() -> float:
     case = make_sealed_case(SealedShape(key_code=Code.FP8, value_code=Code.INT2), ((1, 1), (65, 1), (130, 1)))
     wanted = computed(case)
     known = step_tables(case.args.spans, case.args.first_visible)
-    old = SealedStep(case.blocks, NOTHING, NOTHING).padded()
+    old = QuantizedStep(case.blocks, NOTHING, NOTHING).padded()
     for num_empty, num_wider in ((0, 0), (2, 4)):
         query = torch.cat([case.query, torch.full_like(case.query[:num_empty], float("nan"))])
         tables = filled_up(known, num_empty)
@@ -74,7 +74,7 @@ def padding_error() -> float:
         for row, own in enumerate(case.blocks):
             room[row, : len(own)] = own
         args = replace(case.args, spans=(), prepared=tables)
-        step = SealedStep((), NOTHING, NOTHING, room)
+        step = QuantizedStep((), NOTHING, NOTHING, room)
         got = kernels.sealed_attention(query, case.pools, case.sealed, args, step)
         if not torch.equal(got[: len(wanted)], wanted) or got[len(wanted) :].any():
             return float("inf")
@@ -133,7 +133,7 @@ def control_error(name: str) -> float:
 
 
 def computed(case: SealedCase) -> Tensor:
-    step = SealedStep(case.blocks, NOTHING, NOTHING)
+    step = QuantizedStep(case.blocks, NOTHING, NOTHING)
     return kernels.sealed_attention(case.query, case.pools, case.sealed, case.args, step)
 
 

@@ -14,7 +14,7 @@ os.environ["TRITON_INTERPRET"] = "1"
 import torch
 from torch import Tensor
 
-from kvchat.engine.kernels.shadow_kv import Change, Turns, reference
+from kvchat.engine.kernels.shadow_kv import Change, Rotations, reference
 from kvchat.engine.kernels.shadow_kv import triton as kernels
 from tests.engine.kernels.interpreted import tell
 
@@ -156,12 +156,12 @@ def restore_error(
     angles = torch.arange(num_chunks * 8)[:, None] * 100.0 ** (-torch.arange(num_turned // 2) / num_turned)
     place = with_gaps if has_gaps else torch.Tensor.clone
     sides = [place(side) for side in ((angles + shift).cos(), (angles + shift).sin())]
-    turns = Turns(cosines=sides[0], sines=sides[1], are_neighbours=are_neighbours)
+    turns = Rotations(cosines=sides[0], sines=sides[1], are_neighbours=are_neighbours)
     out = place(torch.full((num_kv_heads, num_slots, 8, dim), float("nan"), dtype=dtype))
     own = Change(slots=place(change.slots), is_missing=place(change.is_missing))
     kernels.restore_keys(place(projections), place(directions), own, turns, out, first_chunk)
     wanted = torch.full(out.shape, float("nan"))
-    known = Turns(cosines=angles.cos(), sines=angles.sin(), are_neighbours=are_neighbours)
+    known = Rotations(cosines=angles.cos(), sines=angles.sin(), are_neighbours=are_neighbours)
     reference.restore_keys(projections, directions, change, known, wanted, first_chunk)
     there = (change.slots >= first_chunk) & (change.slots < end) & change.is_missing
     is_filled = there[..., None, None].expand(out.shape)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from kvchat.engine.kernels.native.library import Library
-from kvchat.engine.kernels.shadow_kv import Choice, Seen, Stand, native, reference
+from kvchat.engine.kernels.shadow_kv import ChosenChunks, ChunkChoice, Landmarks, native, reference
 from tests.engine.kernels.native_library import all_levels
 
 pytestmark = [pytest.mark.cpu, all_levels]
@@ -40,11 +40,11 @@ PIECES = {"short": (9,), "long": (601,), "pages": (64, 300, 1, 33)}
 class Case:
     query: Tensor
     pools: tuple[Tensor, Tensor]
-    choice: Choice
+    choice: ChunkChoice
 
     def to(self, dtype: torch.dtype) -> "Case":
         stands = tuple(
-            stand if stand.scales is not None else Stand(rows=stand.rows.to(dtype))
+            stand if stand.scales is not None else Landmarks(rows=stand.rows.to(dtype))
             for stand in self.choice.stands
         )
         k_pool, v_pool = self.pools
@@ -55,12 +55,12 @@ class Case:
             choice=replace(self.choice, stands=stands),
         )
 
-    def found(self, library: Library) -> Seen:
+    def found(self, library: Library) -> ChosenChunks:
         seen = native.chosen_attention(self.query, self.pools, self.choice, library)
         assert seen is not None
         return seen
 
-    def wanted(self) -> Seen:
+    def wanted(self) -> ChosenChunks:
         return reference.chosen_attention(self.query, self.pools, self.choice)
 
 
@@ -82,7 +82,7 @@ def make_case(
     stands = tuple(stand_of(part, number % 3) for number, part in enumerate(chunks.split(pieces)))
     others = torch.stack([torch.randperm(num_chunks - 2, generator=generator)[:2] + 1 for _ in range(heads)])
     edges = torch.tensor([0, num_chunks - 1]).expand(heads, 2)
-    choice = Choice(
+    choice = ChunkChoice(
         blocks=blocks,
         stands=stands,
         always=torch.cat((edges, others), dim=1).sort(dim=1).values,
@@ -95,12 +95,12 @@ def make_case(
     return Case(query=query, pools=(pools[0], pools[1]), choice=choice)
 
 
-def stand_of(chunks: Tensor, kind: int) -> Stand:
+def stand_of(chunks: Tensor, kind: int) -> Landmarks:
     """Return what stands for chunks [n, c, H_kv, D]: landmarks, keys, or codes of them."""
     if kind < 2:
-        return Stand(rows=chunks if kind else chunks.mean(dim=1))
+        return Landmarks(rows=chunks if kind else chunks.mean(dim=1))
     codes, scales = reference.coded(chunks)
-    return Stand(rows=codes, scales=scales)
+    return Landmarks(rows=codes, scales=scales)
 
 
 def in_blocks(side: Tensor, blocks: Tensor, block_size: int) -> Tensor:
@@ -112,7 +112,7 @@ def in_blocks(side: Tensor, blocks: Tensor, block_size: int) -> Tensor:
     return pool
 
 
-def check(found: Seen, wanted: Seen) -> None:
+def check(found: ChosenChunks, wanted: ChosenChunks) -> None:
     assert torch.equal(found.chosen, wanted.chosen)
     assert found.num_new == wanted.num_new
     torch.testing.assert_close(found.out, wanted.out, rtol=1e-5, atol=1e-5)
@@ -178,7 +178,7 @@ def test_of_chunks_that_are_alike_the_first_are_taken(num_new: int, library: Lib
     stands = []
     for stand in case.choice.stands:
         numbers = torch.randint(0, len(kinds), stand.rows.shape[:-1], generator=generator)
-        stands.append(Stand(rows=kinds[numbers]))
+        stands.append(Landmarks(rows=kinds[numbers]))
     query = torch.randint(-1, 2, case.query.shape, generator=generator).float()
     for num_chosen in (1, 20, 37, 250):
         choice = replace(case.choice, stands=tuple(stands), num_chosen=num_chosen)
@@ -190,7 +190,7 @@ def test_of_chunks_that_are_alike_the_first_are_taken(num_new: int, library: Lib
 
 def test_of_chunks_that_are_all_alike_the_first_are_taken(library: Library) -> None:
     case = make_case(SHAPES["14 on 2 of 128"], (64,))
-    choice = replace(case.choice, stands=(Stand(rows=torch.ones(64, 2, 128)),), num_chosen=5)
+    choice = replace(case.choice, stands=(Landmarks(rows=torch.ones(64, 2, 128)),), num_chosen=5)
     found = replace(case, choice=choice).found(library)
     for head, chosen in enumerate(found.chosen.tolist()):
         always = set(choice.always[head].tolist())
@@ -207,7 +207,7 @@ def test_one_head_that_wants_a_chunk_above_all_is_enough(library: Library) -> No
     query[0, :7] = 8 * axes[20:27]
     query[0, 9:] = 8 * axes[30:36]
     always = torch.tensor([[0, 3]]).expand(5, 2)
-    choice = replace(case.choice, stands=(Stand(rows=means),), always=always, num_chosen=2)
+    choice = replace(case.choice, stands=(Landmarks(rows=means),), always=always, num_chosen=2)
     found = replace(case, query=query, choice=choice).found(library)
     assert found.chosen[2].tolist() == [17, 230]
     assert found.chosen[1].tolist() == [1, 2]
@@ -233,7 +233,7 @@ def test_what_is_not_finite_is_left_to_the_definition(wrong: float, piece: int, 
     assert wronged is not None
     wronged[-1, ..., 3] = wrong
     if piece < 2:
-        stands[piece] = Stand(rows=wronged)
+        stands[piece] = Landmarks(rows=wronged)
     choice = replace(case.choice, stands=tuple(stands))
     assert native.chosen_attention(case.query, case.pools, choice, library) is None
 
@@ -276,6 +276,6 @@ def test_what_lies_otherwise_is_not_taken(library: Library) -> None:
     assert not takes((k_pool, v_pool.bfloat16()))
     assert not takes((k_pool.double(), v_pool.double()))
     assert not takes(chunk_size=12)
-    assert not takes(stands=tuple(Stand(rows=stand.rows.bfloat16()) for stand in case.choice.stands))
+    assert not takes(stands=tuple(Landmarks(rows=stand.rows.bfloat16()) for stand in case.choice.stands))
     assert not takes(stands=tuple(replace(stand, rows=stand.rows[..., ::2]) for stand in case.choice.stands))
     assert not native.takes(torch.cat((case.query, case.query)), case.pools, case.choice)

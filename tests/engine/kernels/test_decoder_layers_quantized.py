@@ -10,9 +10,9 @@ from torch import Tensor
 from kvchat.engine.kernels.decoder_layers import reference
 from kvchat.engine.kernels.decoder_layers.args import LayerPool, StepRows
 from kvchat.engine.kernels.native.library import Library
-from kvchat.engine.kernels.quantized_attention.args import SealedPool
+from kvchat.engine.kernels.quantized_attention.args import QuantizedPool
 from kvchat.engine.kernels.quantized_kv.reference import quantise
-from kvchat.engine.kernels.quantized_record import Code, SealedRecord, num_sealed
+from kvchat.engine.kernels.quantized_record import Code, QuantizedRecord, num_sealed
 from tests.engine.kernels.decoder_cases import Model, Shape, hidden_of, make_step, native_of
 from tests.engine.kernels.native_library import EMULATED, all_levels
 
@@ -75,7 +75,7 @@ def sealed_pools(model: Model, codes: Sequence[Codes]) -> list[LayerPool]:
             continue
         places = places_of(shape)[number % 2]
         records = [
-            SealedRecord(code, shape.block_size, shape.dim, is_by_channel)
+            QuantizedRecord(code, shape.block_size, shape.dim, is_by_channel)
             for code, is_by_channel in zip(pair, (True, False), strict=True)
         ]
         packed = [
@@ -85,7 +85,7 @@ def sealed_pools(model: Model, codes: Sequence[Codes]) -> list[LayerPool]:
         for to, part, record in zip(packed, (pool.keys, pool.values), records, strict=True):
             to[places[behind], :, 0] = quantise(part[behind], record)
             part[before] = float("nan")
-        pools.append(replace(pool, sealed=SealedPool(*packed, *records), old=number % 2))
+        pools.append(replace(pool, sealed=QuantizedPool(*packed, *records), old=number % 2))
     return pools
 
 

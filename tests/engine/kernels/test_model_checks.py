@@ -16,9 +16,9 @@ from kvchat.engine.kernels.kernel_checks import (
     largest_error,
     try_kernels,
 )
-from kvchat.engine.kernels.model_checks import SEALED_TRIALS, Latents, Sizes, trials_of
+from kvchat.engine.kernels.model_checks import SEALED_TRIALS, AttentionSizes, Latents, trials_of
 from kvchat.engine.kernels.paged_attention.args import StepTables
-from kvchat.engine.kernels.quantized_attention.args import SealedStep, check_old_blocks
+from kvchat.engine.kernels.quantized_attention.args import QuantizedStep, check_old_blocks
 from kvchat.engine.kernels.quantized_record import Code
 
 pytestmark = pytest.mark.cpu
@@ -26,10 +26,10 @@ pytestmark = pytest.mark.cpu
 CPU = torch.device("cpu")
 EVERY_TRIAL = TRIALS | LATENT_TRIALS | FUSED_TRIALS | SEALED_TRIALS
 LAYERS = (
-    Sizes(num_heads=6, num_kv_heads=2, head_dim_k=80, head_dim_v=96, block_size=4),
-    Sizes(window=37, block_size=16),
-    Sizes(chunk=100, head_dim_k=33),
-    Sizes(num_heads=3, num_kv_heads=1, block_size=16, codes=(Code.INT8, Code.INT4)),
+    AttentionSizes(num_heads=6, num_kv_heads=2, head_dim_k=80, head_dim_v=96, block_size=4),
+    AttentionSizes(window=37, block_size=16),
+    AttentionSizes(chunk=100, head_dim_k=33),
+    AttentionSizes(num_heads=3, num_kv_heads=1, block_size=16, codes=(Code.INT8, Code.INT4)),
     Latents(sizes=LatentSizes(num_heads=3, rank=40, rope_dim=6, head_dim=20, block_size=16)),
     Latents(sizes=LatentSizes(rank=200, rope_dim=8), is_packed=True),
 )
@@ -120,8 +120,8 @@ def test_quantised_blocks_are_looked_at_before_a_launch(
 
 def test_the_tables_of_a_step_are_made_once() -> None:
     listed = [torch.tensor([5, 6, 7]), torch.tensor([], dtype=torch.long), torch.tensor([8])]
-    step = SealedStep(listed, listed[1], listed[1])
+    step = QuantizedStep(listed, listed[1], listed[1])
     assert step.padded().tolist() == [[5, 6, 7], [0, 0, 0], [8, 0, 0]]
     assert step.padded() is step.padded()
     recorded = torch.zeros(2, 4, dtype=torch.int32)
-    assert SealedStep((), listed[1], listed[1], recorded).padded() is recorded
+    assert QuantizedStep((), listed[1], listed[1], recorded).padded() is recorded

@@ -10,7 +10,7 @@ import torch
 
 from kvchat.engine.kernels.native.build import FLAGS, LEVELS
 from kvchat.engine.kernels.native.library import Library, libraries
-from kvchat.engine.kernels.paged_attention.native import AttentionCall
+from kvchat.engine.kernels.paged_attention.native import NativeCall
 from kvchat.engine.kernels.quantized_linear import Coding, native
 from tests.engine.kernels.native_library import aarch64_program, emulated, why_not_emulated
 from tests.engine.kernels.test_native_quantized_linear import CODINGS, NUM_INPUTS, random, random_weight
@@ -77,7 +77,7 @@ def test_a_processor_without_dot_products_stops_at_one() -> None:
 def test_what_would_end_a_process_or_keep_memory_is_noticed() -> None:
     processor = Processor(aarch64_program(), OLD)
     with pytest.raises(Broken, match=r"paged_attention_neon: .*UNMAPPED"):
-        processor.paged_attention_neon(ctypes.byref(AttentionCall(num_spans=1)))
+        processor.paged_attention_neon(ctypes.byref(NativeCall(num_spans=1)))
     with pytest.raises(Broken, match=r"pieces of \[24\] bytes"):
         processor.call("malloc", 24)
-    assert processor.paged_attention_neon(ctypes.byref(AttentionCall())) == 0
+    assert processor.paged_attention_neon(ctypes.byref(NativeCall())) == 0

@@ -7,7 +7,7 @@ from torch import Tensor
 from kvchat.engine.kernels.native.library import Library, libraries
 from kvchat.engine.kernels.quantized_kv.native import quantise_into, takes
 from kvchat.engine.kernels.quantized_kv.reference import dequantise, quantise
-from kvchat.engine.kernels.quantized_record import Code, SealedRecord
+from kvchat.engine.kernels.quantized_record import Code, QuantizedRecord
 from tests.engine.kernels import native_library
 from tests.engine.kernels.native_library import emulated_levels
 
@@ -36,7 +36,7 @@ def numbers(block_size: int, dim: int, dtype: torch.dtype) -> Tensor:
     return blocks.to(dtype)
 
 
-def quantised(blocks: Tensor, record: SealedRecord, native: Library) -> Tensor:
+def quantised(blocks: Tensor, record: QuantizedRecord, native: Library) -> Tensor:
     """Return the records, written out of order into a larger pool."""
     pool = torch.full((len(blocks) + 3, blocks.shape[1], 1, record.num_bytes), 0xA5, dtype=torch.uint8)
     sources = torch.arange(len(blocks))
@@ -54,7 +54,7 @@ def test_records_have_the_bytes_that_the_definition_gives(
     dtype: torch.dtype, code: Code, is_by_channel: bool, native: Library
 ) -> None:
     for block_size, dim in SHAPES:
-        record = SealedRecord(code, block_size, dim, is_by_channel)
+        record = QuantizedRecord(code, block_size, dim, is_by_channel)
         blocks = numbers(block_size, dim, dtype)
         assert torch.equal(quantised(blocks, record, native), quantise(blocks, record))
 
@@ -64,7 +64,7 @@ def test_records_have_the_bytes_that_the_definition_gives(
 def test_a_number_that_is_not_finite_spoils_its_own_head_and_block(
     code: Code, wrong: float, native: Library
 ) -> None:
-    record = SealedRecord(code, 64, 64, is_by_channel=True)
+    record = QuantizedRecord(code, 64, 64, is_by_channel=True)
     blocks = numbers(64, 64, torch.float32)
     blocks[1, 2, 63, 63] = wrong
     found = quantised(blocks, record, native)
@@ -82,12 +82,12 @@ def test_every_number_of_e4m3_is_rounded_as_torch_rounds(native: Library) -> Non
     values = torch.cat([edges, -edges])
     row = torch.zeros(1, 1, 1, 1024)
     row[..., : len(values)] = values
-    record = SealedRecord(Code.FP8, 1, 1024, is_by_channel=True)
+    record = QuantizedRecord(Code.FP8, 1, 1024, is_by_channel=True)
     assert torch.equal(quantised(row, record, native), quantise(row, record))
 
 
 def test_pools_with_gaps_between_blocks_are_read_where_they_lie(native: Library) -> None:
-    record = SealedRecord(Code.INT4, 64, 64, is_by_channel=True)
+    record = QuantizedRecord(Code.INT4, 64, 64, is_by_channel=True)
     blocks = torch.randn(4, 5, 64, 192)[:, ::2, :, 64:128]
     assert takes(blocks)
     assert torch.equal(quantised(blocks, record, native), quantise(blocks, record))

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from kvchat.engine.kernels.native.library import Library, libraries
-from kvchat.engine.kernels.quantized_linear import Coding, QuantisedWeight, dequantise, native, reference
+from kvchat.engine.kernels.quantized_linear import Coding, QuantizedWeight, dequantise, native, reference
 from kvchat.engine.kernels.quantized_linear.weight import from_tiles, pack, to_tiles, unpack
 from tests.engine.kernels import native_library
 from tests.engine.kernels.native_library import all_levels
@@ -211,10 +211,10 @@ def random(shape: tuple[int, ...]) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
 
 
-def first_outputs(weight: QuantisedWeight, end: int) -> QuantisedWeight:
+def first_outputs(weight: QuantizedWeight, end: int) -> QuantizedWeight:
     """Return the first outputs of a weight as a weight of their own."""
     minima = weight.minima
-    return QuantisedWeight(
+    return QuantizedWeight(
         coding=weight.coding,
         codes=pack(unpack(weight.codes, weight.coding)[:end], weight.coding),
         scales=to_tiles(from_tiles(weight.scales)[:end]),
@@ -222,12 +222,12 @@ def first_outputs(weight: QuantisedWeight, end: int) -> QuantisedWeight:
     )
 
 
-def random_weight(coding: Coding, num_outputs: int, num_inputs: int = NUM_INPUTS) -> QuantisedWeight:
+def random_weight(coding: Coding, num_outputs: int, num_inputs: int = NUM_INPUTS) -> QuantizedWeight:
     generator = torch.Generator().manual_seed(1)
     first, last = (-127, 128) if coding.bits == 8 and not coding.has_minima else (0, 16)
     codes = torch.randint(first, last, (num_outputs, num_inputs), generator=generator)
     scales = torch.rand(num_outputs, num_inputs // coding.group, generator=generator).half() * 0.01
-    return QuantisedWeight(
+    return QuantizedWeight(
         coding=coding,
         codes=pack(codes, coding),
         scales=scales,

@@ -15,7 +15,7 @@ from kvchat.engine.kernels.quantized_attention import native as sealed_native
 from kvchat.engine.kernels.quantized_attention import reference as sealed_reference
 from kvchat.engine.kernels.quantized_kv.reference import quantise
 from kvchat.engine.kernels.quantized_record import Code
-from kvchat.engine.kernels.shadow_kv import Stand
+from kvchat.engine.kernels.shadow_kv import Landmarks
 from kvchat.engine.kernels.shadow_kv import native as shadow_native
 from tests.engine.kernels.attention_cases import Shape, make_case
 from tests.engine.kernels.native_library import all_levels
@@ -190,7 +190,7 @@ def test_a_product_of_codes_that_is_no_number_is_left_to_the_definition(
     codes = torch.randint(-127, 128, (64, 8, 5, 64), generator=generator).to(torch.int8)
     scales = torch.full((64, 5), 1e-3)
     scales[:, 3] = of_scale
-    case = replace(case, choice=replace(case.choice, stands=(Stand(rows=codes, scales=scales),)))
+    case = replace(case, choice=replace(case.choice, stands=(Landmarks(rows=codes, scales=scales),)))
     case.found(library)
     case.query[0, 9:12] = of_query
     assert shadow_native.chosen_attention(case.query, case.pools, case.choice, library) is None

@@ -7,7 +7,7 @@ import torch
 
 from kvchat.engine.kernels.paged_attention.args import SequenceSpan
 from kvchat.engine.kernels.quantized_attention import native, reference, seal, torch_ops
-from kvchat.engine.kernels.quantized_attention.args import SealedStep
+from kvchat.engine.kernels.quantized_attention.args import QuantizedStep
 from kvchat.engine.kernels.quantized_record import Code
 from tests.engine.kernels import native_library
 from tests.engine.kernels.native_library import all_levels
@@ -74,12 +74,14 @@ def test_only_the_blocks_of_the_step_are_written() -> None:
     case = make_sealed_case(SealedShape(), [(100, 1)])
     span = case.args.spans[0]
     before = case.sealed.keys.clone(), case.sealed.values.clone()
-    step = SealedStep(case.blocks, span.blocks[:1], torch.tensor([2]))
+    step = QuantizedStep(case.blocks, span.blocks[:1], torch.tensor([2]))
     seal(*case.pools, case.sealed, step)
     for now, old in zip((case.sealed.keys, case.sealed.values), before, strict=True):
         assert [block for block in range(len(now)) if not torch.equal(now[block], old[block])] == [2]
     seal(
-        *case.pools, case.sealed, SealedStep(case.blocks, span.blocks[:0], torch.tensor([], dtype=torch.long))
+        *case.pools,
+        case.sealed,
+        QuantizedStep(case.blocks, span.blocks[:0], torch.tensor([], dtype=torch.long)),
     )
 
 

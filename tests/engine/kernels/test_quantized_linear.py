@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kvchat.engine.kernels.quantized_linear import Coding, QuantisedWeight, dequantise, quantise
+from kvchat.engine.kernels.quantized_linear import Coding, QuantizedWeight, dequantise, quantise
 from kvchat.engine.kernels.quantized_linear.reference import linear
 from kvchat.engine.kernels.quantized_linear.weight import GROUP, from_tiles, pack, to_tiles, unpack
 
@@ -123,11 +123,11 @@ def test_a_layer_computes_with_the_dequantised_numbers(coding: Coding, has_bias:
     )
 
 
-def coded(coding: Coding, num_outputs: int = 7) -> QuantisedWeight:
+def coded(coding: Coding, num_outputs: int = 7) -> QuantizedWeight:
     random = torch.Generator().manual_seed(1)
     codes = torch.randint(0, 16, (num_outputs, 64), generator=random)
     scales = torch.rand(num_outputs, 64 // coding.group, generator=random).half()
-    return QuantisedWeight(
+    return QuantizedWeight(
         coding=coding,
         codes=pack(codes, coding),
         scales=scales,

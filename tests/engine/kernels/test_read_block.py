@@ -16,9 +16,9 @@ from kvchat.engine.kernels.native.library import Library
 from kvchat.engine.kernels.read_block.native import (
     BUFFER_BYTES,
     BytesDiffer,
-    Head,
+    FileHead,
     HeadDiffers,
-    Places,
+    ReadTargets,
     read_block,
 )
 from tests.engine.kernels import native_library
@@ -45,18 +45,18 @@ class Pool:
         self.payload = random.randbytes(num_layers * sum(self.sizes))
         blank = bytearray(random.randbytes(head_bytes))
         blank[CHECKSUM_START : CHECKSUM_START + 32] = b"0" * 32
-        self.head = Head(blank=bytes(blank), checksum_start=CHECKSUM_START)
+        self.head = FileHead(blank=bytes(blank), checksum_start=CHECKSUM_START)
         blank[CHECKSUM_START : CHECKSUM_START + 32] = (
             xxhash.xxh3_128(bytes(blank) + self.payload).hexdigest().encode()
         )
         self.file = bytes(blank) + self.payload
 
-    def places(self, block: int) -> Places:
+    def places(self, block: int) -> ReadTargets:
         keys, values = (
             part.ctypes.data + block * size for part, size in zip(self.parts, self.sizes, strict=True)
         )
         strides = (NUM_BLOCKS * self.sizes[0], NUM_BLOCKS * self.sizes[1])
-        return Places(
+        return ReadTargets(
             starts=(keys, values),
             strides=strides,
             sizes=(self.sizes[0], self.sizes[1]),

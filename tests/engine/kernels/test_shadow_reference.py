@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvchat.engine.kernels.shadow_kv import Stand
+from kvchat.engine.kernels.shadow_kv import Landmarks
 from kvchat.engine.kernels.shadow_kv import reference as shadow
 
 pytestmark = pytest.mark.cpu
@@ -135,7 +135,7 @@ def test_codes_of_keys_are_no_further_off_than_half_a_scale() -> None:
     chunks[2, :, 1] = 0
     codes, scales = shadow.coded(chunks)
     assert (codes.dtype, codes.abs().amax()) == (torch.int8, 127)
-    read = Stand(rows=codes, scales=scales).numbers().view(chunks.shape)
+    read = Landmarks(rows=codes, scales=scales).numbers().view(chunks.shape)
     assert ((read - chunks).abs() <= scales[:, None, :, None] * 0.5001).all()
     assert not read[2, :, 1].any()
 

@@ -7,7 +7,7 @@ from torch import Tensor
 from kvchat.engine.formats.shadow.rotary import HALVES, NEIGHBOURS, Rotary
 from kvchat.engine.kernels.shadow_kv import (
     Change,
-    Sight,
+    VisibleChunks,
     chosen,
     exchange,
     gathered_attention,
@@ -59,7 +59,7 @@ def test_attention_over_parts_is_that_over_all_of_them(
     parts = [randn(NUM_KV_HEADS, length, DIM, seed=length).to(dtype) for length in lengths]
     others = [randn(NUM_KV_HEADS, length, VALUE_DIM, seed=length + 1).to(dtype) for length in lengths]
     query = randn(num_queries, NUM_KV_HEADS * GROUP, DIM, seed=3).to(dtype)
-    keys, values = Sight.of(parts), Sight.of(others)
+    keys, values = VisibleChunks.of(parts), VisibleChunks.of(others)
     assert keys.num_tokens == values.num_tokens == sum(lengths)
     assert torch.equal(keys.tokens, torch.cat(parts, dim=1))
     found = gathered_attention(query, keys, values, DIM**-0.5)

@@ -14,9 +14,9 @@ from kvchat.engine.kernels.paged_attention import launches
 from kvchat.engine.kernels.paged_attention.args import AttentionArgs
 from kvchat.engine.kernels.quantized_attention import fits
 from kvchat.engine.kernels.quantized_attention import triton as kernels
-from kvchat.engine.kernels.quantized_attention.args import SealedPool
+from kvchat.engine.kernels.quantized_attention.args import QuantizedPool
 from kvchat.engine.kernels.quantized_kv import triton as packed
-from kvchat.engine.kernels.quantized_record import Code, SealedRecord
+from kvchat.engine.kernels.quantized_record import Code, QuantizedRecord
 from kvchat.engine.kernels.tiling import Tiling
 from tests.engine.kernels.compiled import BYTES, SHARED_LIMITS, Compiled, assert_fits, compile_kernel
 from tests.engine.kernels.interpreted import errors_of
@@ -85,7 +85,7 @@ def compile_attention(
 ) -> Compiled:
     """Compile for `shape` = (query heads of a key-value head, head size)."""
     group, dim = shape
-    keys, values = (SealedRecord(code, 64, dim, by) for code, by in zip(codes, (True, False), strict=True))
+    keys, values = (QuantizedRecord(code, 64, dim, by) for code, by in zip(codes, (True, False), strict=True))
     nothing = torch.empty(0, dtype=torch.uint8)
     choose = kernels.decode_tiling if is_split else kernels.prefill_tiling
     tiling = tiling or choose(group, dim, BYTES[dtype])
@@ -96,7 +96,7 @@ def compile_attention(
     for side, record in (("k", keys), ("v", values)):
         types[f"{side}_units"] = "*i32" if packed.unit_bytes(record) == 4 else "*u8"
         types |= {f"{side}_scales": "*fp16", f"{side}_minima": "*fp16", f"{side}_factors": "*fp32"}
-    constants = kernels.constants(args, group, SealedPool(nothing, nothing, keys, values), is_split)
+    constants = kernels.constants(args, group, QuantizedPool(nothing, nothing, keys, values), is_split)
     return compile_kernel(
         kernels._attend,
         types,

@@ -10,7 +10,7 @@ from torch import Tensor
 if find_spec("triton") is None:
     pytest.skip("Triton is there on Linux only", allow_module_level=True)
 
-from kvchat.engine.kernels.shadow_kv import MOST_SLOTS, Change, Turns
+from kvchat.engine.kernels.shadow_kv import MOST_SLOTS, Change, Rotations
 from kvchat.engine.kernels.shadow_kv import triton as kernels
 from tests.engine.kernels.compiled import BYTES, SHARED_LIMITS, Compiled, assert_fits, compile_kernel
 from tests.engine.kernels.interpreted import errors_of
@@ -93,7 +93,7 @@ def with_gaps(tensor: Tensor) -> Tensor:
 
 
 def restore(sides: Sequence[Tensor]) -> None:
-    turns = Turns(cosines=sides[4], sines=sides[5])
+    turns = Rotations(cosines=sides[4], sines=sides[5])
     kernels.restore_keys(sides[0], sides[1], Change(slots=sides[2], is_missing=sides[3]), turns, sides[6])
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import cast
 
-from kvchat.engine.kernels.streams import Event, Lane, Work
+from kvchat.engine.kernels.streams import Event, Stream, Work
 
 
 @dataclass(slots=True, eq=False)
@@ -48,11 +48,11 @@ class DelayedStreams:
         forgets_joins: so does computing with what comes behind a lane's work.
     """
 
-    def __init__(self, seed: int, *, forgets: Lane | None = None, forgets_joins: bool = False) -> None:
+    def __init__(self, seed: int, *, forgets: Stream | None = None, forgets_joins: bool = False) -> None:
         self._forgets = forgets
         self._forgets_joins = forgets_joins
         self._random = Random(seed)
-        self._queues = {lane: deque[Promise]() for lane in (None, *Lane)}
+        self._queues = {lane: deque[Promise]() for lane in (None, *Stream)}
         self._last = Promise(self, lambda: None, (), has_run=True)
 
     def compute(self, work: Work) -> Event:
@@ -62,7 +62,7 @@ class DelayedStreams:
     def mark(self) -> Event:
         return self._last
 
-    def beside(self, lane: Lane, work: Work, after: Sequence[Event]) -> Event:
+    def beside(self, lane: Stream, work: Work, after: Sequence[Event]) -> Event:
         return self._put(lane, work, () if lane is self._forgets else after)
 
     def join(self, event: Event) -> None:
@@ -88,7 +88,7 @@ class DelayedStreams:
     def _ready(self) -> list[deque[Promise]]:
         return [queue for queue in self._queues.values() if queue and queue[0].is_ready]
 
-    def _put(self, lane: Lane | None, work: Work, after: Sequence[Event]) -> Promise:
+    def _put(self, lane: Stream | None, work: Work, after: Sequence[Event]) -> Promise:
         promise = Promise(self, work, cast("Sequence[Promise]", after))
         self._queues[lane].append(promise)
         self.let_time_pass()

@@ -11,9 +11,9 @@ import torch
 
 from kvchat.engine.api.ids import BlockId, BlockKey, GroupId, block_key, root_key
 from kvchat.engine.cache.plan import Load, Save
-from kvchat.engine.kernels.streams import Event, Lane, Work
-from kvchat.engine.memory.async_saves import StagedSaves, Taken
-from kvchat.engine.memory.async_transfer import StagedTransport
+from kvchat.engine.kernels.streams import Event, Stream, Work
+from kvchat.engine.memory.async_saves import AsyncSaves, TakenBlocks
+from kvchat.engine.memory.async_transfer import AsyncTransport
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.disk.block_file import BlockHeader
 from kvchat.engine.memory.disk.io import Buffer, SystemFiles
@@ -42,10 +42,10 @@ def plain(num_bytes: int) -> torch.Tensor:
     return torch.zeros(num_bytes, dtype=torch.uint8)
 
 
-def take_at_random(seed: int, *, forgets: Lane | None = None) -> bool:
+def take_at_random(seed: int, *, forgets: Stream | None = None) -> bool:
     """Take blocks that are written over right behind; return whether any byte differs from the moment."""
     random, pool, as_taken = Random(seed), make_pool(), make_pool()
-    under_way: list[tuple[Taken, bytes]] = []
+    under_way: list[tuple[TakenBlocks, bytes]] = []
     found = []
 
     def look() -> None:
@@ -54,7 +54,7 @@ def take_at_random(seed: int, *, forgets: Lane | None = None) -> bool:
         taken.release()
 
     streams = DelayedStreams(seed, forgets=forgets)
-    saves = StagedSaves(pool, streams, 3 * pool.block_bytes(GROUPS[0]), plain)
+    saves = AsyncSaves(pool, streams, 3 * pool.block_bytes(GROUPS[0]), plain)
     for number in range(1, 60):
         group, block = random.choice(GROUPS), BlockId(random.randrange(NUM_BLOCKS))
         streams.compute(lambda of=(group, block, number): fill(pool, *of))
@@ -79,7 +79,7 @@ def test_what_arrives_is_what_was_there_when_it_was_taken(seed: int) -> None:
 
 def test_a_copy_that_does_not_wait_for_the_computation_is_seen() -> None:
     with pytest.raises(IndexError):
-        take_at_random(0, forgets=Lane.OUT)
+        take_at_random(0, forgets=Stream.OUT)
 
 
 class HeldStreams:
@@ -97,7 +97,7 @@ class HeldStreams:
     def mark(self) -> Event:
         return Moment(set_flag())
 
-    def beside(self, lane: Lane, work: Work, after: Sequence[Event]) -> Event:
+    def beside(self, lane: Stream, work: Work, after: Sequence[Event]) -> Event:
         done = Flag()
         self.num_beside += 1
         self._waiting.append((work, done))
@@ -170,7 +170,7 @@ def filled_pool() -> DevicePool:
 def test_handing_blocks_over_waits_for_no_copy_and_what_has_no_room_waits_by_name() -> None:
     pool, streams, sink = filled_pool(), HeldStreams(), Sink()
     num_taken = 4
-    outgoing = StagedSaves(pool, streams, (num_taken - 1) * pool.block_bytes(GROUPS[0]), plain)
+    outgoing = AsyncSaves(pool, streams, (num_taken - 1) * pool.block_bytes(GROUPS[0]), plain)
     writer = BlockWriter(sink, max_bytes=1 << 20)
     saver = Saver(pool, sink, writer, lambda _: True, outgoing)  # type: ignore[arg-type]
     saves = saves_of(GROUPS[0])
@@ -188,7 +188,7 @@ def test_handing_blocks_over_waits_for_no_copy_and_what_has_no_room_waits_by_nam
 
 def test_a_place_of_what_was_given_up_is_used_again_once_its_copy_is_done() -> None:
     pool, streams, sink = filled_pool(), HeldStreams(), Sink()
-    outgoing = StagedSaves(pool, streams, pool.block_bytes(GROUPS[0]), plain)
+    outgoing = AsyncSaves(pool, streams, pool.block_bytes(GROUPS[0]), plain)
     writer = BlockWriter(sink, max_bytes=1)
     saver = Saver(pool, sink, writer, lambda _: True, outgoing)  # type: ignore[arg-type]
     saver.save_blocks(saves_of(GROUPS[0]))
@@ -204,11 +204,11 @@ def test_a_place_of_what_was_given_up_is_used_again_once_its_copy_is_done() -> N
     saver.close(PATIENCE_S)
 
 
-def bring_at_random(seed: int, *, forgets: Lane | None = None) -> bool:
+def bring_at_random(seed: int, *, forgets: Stream | None = None) -> bool:
     """Bring blocks to where something was computed just before; return whether any byte differs."""
     random, pool, expected = Random(seed), make_pool(), {}
     streams = DelayedStreams(seed, forgets=forgets)
-    transport = StagedTransport(pool, make_host(pool), Rates(), streams, allocate=plain)
+    transport = AsyncTransport(pool, make_host(pool), Rates(), streams, allocate=plain)
     for number in range(1, 30):
         group, block = random.choice(GROUPS), BlockId(random.randrange(NUM_BLOCKS))
         streams.compute(lambda of=(group, block, number): fill(pool, *of))
@@ -233,7 +233,7 @@ def test_what_is_brought_from_the_disk_comes_after_what_was_computed_before(seed
 
 
 def test_a_block_that_is_brought_too_early_is_seen() -> None:
-    assert any(bring_at_random(seed, forgets=Lane.IN) for seed in range(6))
+    assert any(bring_at_random(seed, forgets=Stream.IN) for seed in range(6))
 
 
 class InOneRun(SystemFiles):
@@ -260,7 +260,7 @@ def test_a_block_goes_from_the_disk_to_the_device_on_the_lane_for_that(tmp_path:
         assert store.write(header, data)
         streams = HeldStreams()
         streams.let()
-        transport = StagedTransport(pool, make_host(pool), Rates(), streams, allocate=plain)
+        transport = AsyncTransport(pool, make_host(pool), Rates(), streams, allocate=plain)
         mover = Mover(pool, make_host(pool), store, transport=transport)
         load = Load(
             group=group, key=save.key, parent=save.parent, token_ids=save.token_ids, target=BlockId(5)

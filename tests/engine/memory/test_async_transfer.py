@@ -8,8 +8,8 @@ import torch
 from kvchat.engine.api.ids import BlockId, GroupId
 from kvchat.engine.cache.plan import Copy, Demote, Move, Promote
 from kvchat.engine.formats.spec import FullSpec, Group
-from kvchat.engine.kernels.streams import Lane
-from kvchat.engine.memory.async_transfer import StagedTransport
+from kvchat.engine.kernels.streams import Stream
+from kvchat.engine.memory.async_transfer import AsyncTransport
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.host_pool import HostPool
 from kvchat.engine.memory.pinned import PinnedSlabs
@@ -77,13 +77,13 @@ def random_moves(random: Random, group: GroupId) -> list[Move]:
     return moves
 
 
-def differs(seed: int, *, forgets: Lane | None = None, num_steps: int = 30) -> bool:
+def differs(seed: int, *, forgets: Stream | None = None, num_steps: int = 30) -> bool:
     """Run one random trace on streams and at once, and return whether any byte differs in the end."""
     random, pool, direct_pool = Random(seed), make_pool(), make_pool()
     host, direct_host = make_host(pool), make_host(direct_pool)
     direct = DirectTransport(direct_pool, direct_host, Rates())
     streams = DelayedStreams(seed, forgets=forgets)
-    staged = StagedTransport(pool, host, Rates(), streams, most_bytes=6 * pool.block_bytes(GROUPS[0]))
+    staged = AsyncTransport(pool, host, Rates(), streams, most_bytes=6 * pool.block_bytes(GROUPS[0]))
     for number in range(1, num_steps):
         group, block = random.choice(GROUPS), random.randrange(NUM_BLOCKS)
         action = random.randrange(3)
@@ -110,9 +110,9 @@ def test_delayed_moves_leave_what_moves_at_once_leave(seed: int) -> None:
 
 
 def test_moves_that_forget_what_they_come_after_are_seen() -> None:
-    assert any(differs(seed, forgets=Lane.IN) for seed in range(12))
+    assert any(differs(seed, forgets=Stream.IN) for seed in range(12))
     with pytest.raises(IndexError):
-        differs(0, forgets=Lane.OUT)
+        differs(0, forgets=Stream.OUT)
 
 
 def test_a_plan_is_cut_where_its_order_matters() -> None:
@@ -142,7 +142,7 @@ def test_a_plan_is_cut_where_its_order_matters() -> None:
 def test_no_more_than_allowed_is_under_way() -> None:
     pool = make_pool()
     host, size = make_host(pool), pool.block_bytes(GROUPS[0])
-    staged = StagedTransport(pool, host, Rates(), DelayedStreams(0), most_bytes=2 * size)
+    staged = AsyncTransport(pool, host, Rates(), DelayedStreams(0), most_bytes=2 * size)
     for number in range(5):
         fill(pool, GROUPS[0], number, number + 1)
     staged.execute([Demote(GROUPS[0], BlockId(number), BlockId(number)) for number in range(5)])

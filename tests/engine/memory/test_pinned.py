@@ -9,7 +9,7 @@ import torch
 
 from kvchat.engine.api.ids import BlockId
 from kvchat.engine.memory import pinned
-from kvchat.engine.memory.async_saves import StagedSaves
+from kvchat.engine.memory.async_saves import AsyncSaves
 from kvchat.engine.memory.disk.tier import WRITE_QUEUE_BYTES
 from kvchat.engine.memory.pinned import PinnedSlabs, pinned_bytes, pinned_map, slab_places
 from tests.engine.memory.delayed_streams import DelayedStreams
@@ -74,7 +74,7 @@ def test_all_memory_of_what_is_saved_is_pinned_at_the_start() -> None:
 
     size = pool.block_bytes(GROUPS[0])
     streams = DelayedStreams(0)
-    saves = StagedSaves(pool, streams, 8 * size, allocate)
+    saves = AsyncSaves(pool, streams, 8 * size, allocate)
     at_start = list(made)
     assert sum(at_start) >= 9 * size
     for number in range(9):

@@ -7,7 +7,7 @@ import pytest
 
 from kvchat.engine.api.ids import BlockId, BlockKey, GroupId
 from kvchat.engine.api.snapshot import Tier
-from kvchat.engine.cache.load_unit import Unit
+from kvchat.engine.cache.load_unit import LoadUnit
 from kvchat.engine.cache.plan import Fetch, Load
 from kvchat.engine.cache.prefix_index import IndexNode
 from kvchat.engine.memory.reader import NUM_AHEAD, Job, Landed, Reader
@@ -18,15 +18,15 @@ pytestmark = pytest.mark.pure
 BLOCK_BYTES = 100
 
 
-def unit(number: int) -> Unit:
+def unit(number: int) -> LoadUnit:
     key, parent = BlockKey(bytes([number]) * 32), BlockKey(bytes([number + 1]) * 32)
     node = IndexNode(key, parent, (number,), number)
-    return Unit(
+    return LoadUnit(
         number, node, (Load(GroupId(0), key, parent, (number,), BlockId(number)),), BLOCK_BYTES, Tier.DISK
     )
 
 
-def units(start: int, end: int) -> list[Unit]:
+def units(start: int, end: int) -> list[LoadUnit]:
     return [unit(number) for number in reversed(range(start, end))]
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.api.ids import BlockKey, GroupId, root_key
-from kvchat.engine.memory.disk.bundle_blocks import BlockShelf, NewBlock
+from kvchat.engine.memory.disk.bundle_blocks import BundleBlockStore, NewBlock
 from kvchat.engine.memory.disk.catalog import BlockCatalog, IsReferenced
 from kvchat.engine.quality.convert import RUN_LEN, Converter, load_exact
 from kvchat.engine.quality.session_conversion import Conversion
@@ -27,7 +27,7 @@ LENGTH = 200
 NAMESPACE = "int4<-exact"
 
 
-class CountingShelf(BlockShelf):
+class CountingShelf(BundleBlockStore):
     """Counts what is read and written, and says when more than one run has been read."""
 
     num_calls = 0
@@ -43,7 +43,7 @@ class CountingShelf(BlockShelf):
         return super().read(group, parent, token_ids)
 
 
-class PatientShelf(BlockShelf):
+class PatientShelf(BundleBlockStore):
     """Writes nothing before more than one run has been read."""
 
     is_ahead: Event
@@ -53,7 +53,7 @@ class PatientShelf(BlockShelf):
         return super().write_all(blocks, is_wanted=is_wanted)
 
 
-class CollectedShelf(BlockShelf):
+class CollectedShelf(BundleBlockStore):
     """Lets somebody collect garbage whenever blocks were written."""
 
     collect: Callable[[], None]
@@ -87,8 +87,8 @@ class Stored:
         self,
         limit_bytes: int | None = None,
         daily_bytes: int | None = None,
-        kind: type[BlockShelf] = BlockShelf,
-    ) -> BlockShelf:
+        kind: type[BundleBlockStore] = BundleBlockStore,
+    ) -> BundleBlockStore:
         side = self.converter.target
         return kind(
             self.cache_dir,

@@ -15,7 +15,7 @@ from kvchat.engine.formats.spec import Fp8LatentSpec
 from kvchat.engine.kernels.fp8_record import Fp8Record
 from kvchat.engine.kernels.latent_record.reference import pack
 from kvchat.engine.memory.disk.block_file import Region
-from kvchat.engine.memory.disk.bundle_blocks import BlockShelf
+from kvchat.engine.memory.disk.bundle_blocks import BundleBlockStore
 from kvchat.engine.quality.recompute import Recompute
 from kvchat.engine.quality.verify import Verifier, deviation, tolerance
 from kvchat.engine.startup.assembly import build_parts
@@ -116,7 +116,7 @@ def test_nothing_is_verified_over_a_view(view: str, tiny: TinyModels, tmp_path: 
     fingerprint = bytes.fromhex(parts.info.fingerprint)
     with (
         closing(Engine(parts)),
-        closing(BlockShelf(tmp_path, fingerprint, parts.pool.layouts(), block_size=16)) as shelf,
+        closing(BundleBlockStore(tmp_path, fingerprint, parts.pool.layouts(), block_size=16)) as shelf,
         pytest.raises(ConfigError, match="--cache-format exact"),
     ):
         Verifier(Recompute(parts, chunk_len=64), parts.manager.groups, shelf)

@@ -6,14 +6,14 @@ who runs, what each step computes, which branches hold blocks, and how many bloc
 """
 
 import random
-from collections.abc import Sequence
+from collections import abc
 from dataclasses import dataclass
 
-from kvchat.engine.api.ids import BranchId
+from kvchat.engine.api.ids import SequenceId
 from kvchat.engine.formats.spec import Group
 from kvchat.engine.sequences.batch import Batch
-from kvchat.engine.sequences.completion import Entry
-from kvchat.engine.sequences.sequence import Branch
+from kvchat.engine.sequences.completion import Completion
+from kvchat.engine.sequences.sequence import Sequence
 from kvchat.engine.tiering.load_controller import Obstacle
 from tests.engine.assembly import Assembly, entry_of
 from tests.engine.cache.caches import Cache
@@ -66,7 +66,7 @@ class Lockstep:
         self.expected = ReferenceScheduler(
             self.expected_cache, setting.max_batch_tokens, self.shipments.let_go, guesses.draft
         )
-        self.entries: dict[int, Entry] = {}
+        self.entries: dict[int, Completion] = {}
         self.ended: list[Job] = []
         self.refused: list[Job] = []
         self.texts: list[list[int]] = [[]]
@@ -81,17 +81,17 @@ class Lockstep:
     # Actions
 
     @property
-    def idle(self) -> list[Branch]:
+    def idle(self) -> list[Sequence]:
         """Return the branches on which no request is open."""
         busy = {job.branch for job in self.expected.jobs}
         return [branch for branch in self.manager.branches.values() if branch.id not in busy]
 
-    def submit(self, prompt: Sequence[int], max_tokens: int, priority: int) -> None:
+    def submit(self, prompt: abc.Sequence[int], max_tokens: int, priority: int) -> None:
         branch = self.cache.open(prompt)
         self.expected_cache.lines[branch.id] = Line(list(prompt))
         self._add(branch, max_tokens, priority)
 
-    def go_on(self, branch: Branch, prompt: Sequence[int], max_tokens: int, priority: int) -> None:
+    def go_on(self, branch: Sequence, prompt: abc.Sequence[int], max_tokens: int, priority: int) -> None:
         """Ask more on an idle branch; a prompt it has outgrown makes it begin anew."""
         line = self.expected_cache.lines[branch.id]
         if branch.computed_len >= len(prompt):
@@ -101,7 +101,7 @@ class Lockstep:
         line.token_ids = list(prompt)
         self._add(branch, max_tokens, priority)
 
-    def fork(self, branch: Branch) -> None:
+    def fork(self, branch: Sequence) -> None:
         child = self.manager.fork(branch)
         self.expected_cache.fork(branch.id, child.id)
         self._compare()
@@ -111,12 +111,12 @@ class Lockstep:
         self._take_out(job)
         self._compare()
 
-    def release(self, branch: Branch) -> None:
+    def release(self, branch: Sequence) -> None:
         self.manager.release(branch)
         del self.expected_cache.lines[branch.id]
         self._compare()
 
-    def save(self, branch: Branch) -> None:
+    def save(self, branch: Sequence) -> None:
         """Write what a branch holds to the slower tier."""
         self.cache.store_branch(branch)
 
@@ -176,7 +176,7 @@ class Lockstep:
 
     # Parts of the above
 
-    def _add(self, branch: Branch, max_tokens: int, priority: int) -> None:
+    def _add(self, branch: Sequence, max_tokens: int, priority: int) -> None:
         number = len(self.entries) + 1
         entry = entry_of(number, branch, branch.token_ids, max_tokens, priority)
         self.entries[number] = entry
@@ -205,7 +205,7 @@ class Lockstep:
             if not self._admit(self.entries[job.number], job):
                 return
 
-    def _admit(self, entry: Entry, job: Job) -> bool:
+    def _admit(self, entry: Completion, job: Job) -> bool:
         """Admit one request; False if there is no room, for it or for those behind it."""
         found = self._check_match(entry.branch)
         own = self.shipments.of(job)
@@ -233,7 +233,7 @@ class Lockstep:
         self.expected.admit(job, known)
         return True
 
-    def _expect_load(self, job: Job, entry: Entry) -> None:
+    def _expect_load(self, job: Job, entry: Completion) -> None:
         """Nobody waits for nothing: bytes move, and what begins to move is not on the device."""
         known = {shipment.flight for shipment in self.shipments.known}
         for flight in [flight for flight in self.flights.under_way if flight not in known]:
@@ -244,7 +244,7 @@ class Lockstep:
         self.shipments.compare(self.flights.under_way)
         assert self.flights.is_busy
 
-    def _check_match(self, branch: Branch) -> int:
+    def _check_match(self, branch: Sequence) -> int:
         """Return how much of a prompt is found, which is all there is if nothing can have been evicted."""
         prompt, found = branch.token_ids, self.manager.match(branch).length
         most = self.expected_cache.most_reusable(prompt)
@@ -260,7 +260,7 @@ class Lockstep:
         branches = self.manager.branches
         for line in self.expected.idle():
             number = next(n for n, known in self.expected_cache.lines.items() if known is line)
-            if branches[BranchId(number)].computed_len == 0:
+            if branches[SequenceId(number)].computed_len == 0:
                 assert not self._surely_fits(job, found)
                 assert line is self.expected.idle()[0]
                 self.expected_cache.reset(line)
@@ -314,9 +314,9 @@ class Lockstep:
                 job = next(job for job in self.expected.running if job.number == chunk.request)
                 self._sample(job, chunk.draft)
 
-    def _sample(self, job: Job, draft: Sequence[int]) -> None:
+    def _sample(self, job: Job, draft: abc.Sequence[int]) -> None:
         """Choose the next token, and those behind it as long as the draft has them right."""
-        branch, line = self.manager.branches[BranchId(job.branch)], job.line
+        branch, line = self.manager.branches[SequenceId(job.branch)], job.line
         for number, drafted in enumerate((*draft, None)):
             if number:
                 self.manager.commit(branch, 1)
@@ -334,11 +334,11 @@ class Lockstep:
             self.texts.append(list(line.token_ids))
             self._take_out(job)
 
-    def _chosen(self, token_ids: Sequence[int]) -> int:
+    def _chosen(self, token_ids: abc.Sequence[int]) -> int:
         """Return the token that is chosen behind others."""
         return random.Random(repr(list(token_ids))).randrange(self.setting.num_tokens)
 
-    def _refuse(self, entry: Entry) -> None:
+    def _refuse(self, entry: Completion) -> None:
         """End the request that has no room though nobody else runs."""
         job = next(job for job in self.expected.jobs if job.number == entry.id)
         assert len(self.expected.running) <= 1

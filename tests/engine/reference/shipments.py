@@ -9,7 +9,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 
 from kvchat.engine.cache.manager import CacheManager
-from kvchat.engine.tiering.in_flight_loads import Flight
+from kvchat.engine.tiering.in_flight_loads import InFlightLoad
 from tests.engine.reference.prefix_cache import ReferenceCache
 from tests.engine.reference.schedule import Job
 
@@ -24,7 +24,7 @@ class Shipment:
 
     job: Job
     prompt: tuple[int, ...]
-    flight: Flight
+    flight: InFlightLoad
     manager: CacheManager
     is_wanted: bool = True
     blocks: set[tuple[int, Hashable]] = field(default_factory=set)
@@ -114,7 +114,7 @@ class Shipments:
         """Forget what nobody holds any more."""
         self._known = [shipment for shipment in self._known if shipment.is_held]
 
-    def compare(self, under_way: tuple[Flight, ...]) -> None:
+    def compare(self, under_way: tuple[InFlightLoad, ...]) -> None:
         """Assert that the real flights are these, and that those without a request have been cancelled."""
         assert set(under_way) == {shipment.flight for shipment in self._known}
         for shipment in self._known:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from kvchat.engine.api.ids import RequestId
 from kvchat.engine.api.sampling_params import SamplingParams
-from kvchat.engine.sampling.sampler import Choice, Row, Sampler, distribution
+from kvchat.engine.sampling.sampler import SampledToken, Sampler, SamplingRow, distribution
 from kvchat.errors import InvalidRequest
 
 pytestmark = pytest.mark.cpu
@@ -17,11 +17,11 @@ PROBABILITIES = (0.4, 0.3, 0.2, 0.1)
 LOGITS = torch.tensor([log(p) for p in PROBABILITIES])
 
 
-def row(params: SamplingParams, number: int = 1, token_ids: tuple[int, ...] = (0,)) -> Row:
-    return Row(RequestId(number), params, token_ids)
+def row(params: SamplingParams, number: int = 1, token_ids: tuple[int, ...] = (0,)) -> SamplingRow:
+    return SamplingRow(RequestId(number), params, token_ids)
 
 
-def sample(sampler: Sampler, logits: Tensor, rows: list[Row]) -> list[Choice | None]:
+def sample(sampler: Sampler, logits: Tensor, rows: list[SamplingRow]) -> list[SampledToken | None]:
     """Return the next token of each sequence; none has a draft."""
     return [choice for (choice,) in sampler.sample(logits, rows)]
 
@@ -102,7 +102,7 @@ def test_a_seed_gives_the_same_text_whatever_else_is_in_the_batch() -> None:
     assert draw_one(Sampler(0), logits, [row(SamplingParams(temperature=1.0, seed=12))]) != texts
 
 
-def draw_one(sampler: Sampler, logits: Tensor, rows: list[Row]) -> list[int]:
+def draw_one(sampler: Sampler, logits: Tensor, rows: list[SamplingRow]) -> list[int]:
     choices = [sample(sampler, line[None], rows)[0] for line in logits]
     return [choice.token_id for choice in choices if choice is not None]
 
@@ -181,10 +181,12 @@ def test_a_draft_is_followed_up_to_the_first_token_that_is_not_chosen() -> None:
     for num_right in range(5):
         draft = (*right[:num_right], (right[num_right] + 1) % 50, *right[num_right + 1 : 4])[:5]
         (chosen,) = Sampler(0).sample(
-            logits[: 1 + len(draft)], [Row(RequestId(1), SamplingParams(), (0,), draft)]
+            logits[: 1 + len(draft)], [SamplingRow(RequestId(1), SamplingParams(), (0,), draft)]
         )
         assert [choice.token_id for choice in chosen if choice] == right[: num_right + 1]
-    (chosen,) = Sampler(0).sample(logits, [Row(RequestId(1), SamplingParams(), (0,), tuple(right[:5]))])
+    (chosen,) = Sampler(0).sample(
+        logits, [SamplingRow(RequestId(1), SamplingParams(), (0,), tuple(right[:5]))]
+    )
     assert [choice.token_id for choice in chosen if choice] == right
 
 
@@ -197,7 +199,10 @@ def test_drafted_tokens_are_drawn_as_they_are_one_by_one_whatever_is_beside_them
     while len(tokens) < 36:
         start = len(tokens)
         draft = (*wanted[start : start + 2], 7 - wanted[start + 2])
-        rows = [Row(RequestId(2), SamplingParams(), (0,)), Row(RequestId(1), params, (0,), draft)]
+        rows = [
+            SamplingRow(RequestId(2), SamplingParams(), (0,)),
+            SamplingRow(RequestId(1), params, (0,), draft),
+        ]
         beside, chosen = sampler.sample(torch.cat([logits[:1], logits[start : start + 4]]), rows)
         assert len(beside) == 1
         tokens += [choice.token_id for choice in chosen if choice]
@@ -208,5 +213,5 @@ def test_a_row_that_is_not_a_number_ends_a_draft() -> None:
     logits = torch.randn(4, 20, generator=torch.Generator().manual_seed(0))
     right = tuple(logits.argmax(dim=1).tolist())
     logits[2] = nan
-    (chosen,) = Sampler(0).sample(logits, [Row(RequestId(1), SamplingParams(), (0,), right[:3])])
+    (chosen,) = Sampler(0).sample(logits, [SamplingRow(RequestId(1), SamplingParams(), (0,), right[:3])])
     assert [choice and choice.token_id for choice in chosen] == [*right[:2], None]

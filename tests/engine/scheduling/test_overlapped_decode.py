@@ -14,8 +14,8 @@ from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.engine import Engine
 from kvchat.engine.results import Result
 from kvchat.engine.sampling.device_sampler import Drawn
-from kvchat.engine.sampling.sampler import Row, Sampler
-from kvchat.engine.sampling.speculative.ngram_proposer import Drafts
+from kvchat.engine.sampling.sampler import Sampler, SamplingRow
+from kvchat.engine.sampling.speculative.ngram_proposer import NgramProposer
 from tests.engine.conftest import TinyModels
 from tests.engine.conversations import BEAMS, GREEDY, SEVERAL, Life
 from tests.engine.overlapped_engines import AheadRunner, open_ahead
@@ -152,7 +152,7 @@ def test_tokens_are_read_after_the_next_step_has_been_handed_in(tiny: TinyModels
             return super().tokens_here()
 
     class Watching(Sampler):
-        def begin(self, logits: Tensor, rows: Sequence[Row]) -> Drawn:
+        def begin(self, logits: Tensor, rows: Sequence[SamplingRow]) -> Drawn:
             drawn = super().begin(logits, rows)
             return Watched(drawn.tokens, logits)
 
@@ -237,7 +237,7 @@ def test_drawn_texts_are_the_same_with_and_without(tiny: TinyModels, opened: Any
 
 def test_an_answer_that_repeats_itself_is_guessed_instead(tiny: TinyModels, opened: Any) -> None:
     """A guess brings several tokens at once, but must know the last one."""
-    engine, runner = opened(tiny("llama"), drafter=Drafts())
+    engine, runner = opened(tiny("llama"), drafter=NgramProposer())
     submit(engine, token_ids(12) * 3, 8)
     engine.step()
     assert not runner.ahead

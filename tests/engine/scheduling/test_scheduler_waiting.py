@@ -4,7 +4,7 @@ import pytest
 
 from kvchat.engine.cache.match import PrefixMatcher
 from kvchat.engine.formats.spec import Group
-from kvchat.engine.sequences.completion import Entry
+from kvchat.engine.sequences.completion import Completion
 from tests.engine.cache.caches import full_group, sliding_group
 from tests.engine.cache.counting import counted_calls
 from tests.engine.step_loop import StepLoop, numbers
@@ -74,7 +74,7 @@ def test_a_block_that_somebody_has_computed_while_it_was_loaded_is_held_once() -
 # For room
 
 
-def crowd(*groups: Group, num_running: int = 4, num_spare: int = 24) -> tuple[StepLoop, Entry]:
+def crowd(*groups: Group, num_running: int = 4, num_spare: int = 24) -> tuple[StepLoop, Completion]:
     """Return answers at work, and a long prompt for which there is no room beside them."""
     loop = StepLoop(*(groups or (full_group(),)), num_blocks=40 + num_spare, max_batch_tokens=200)
     for number in range(num_running):

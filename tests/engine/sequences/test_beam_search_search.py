@@ -7,15 +7,15 @@ import torch
 import transformers
 
 from kvchat.engine.api.events import FinishReason, TokenEmitted
-from kvchat.engine.api.ids import BlockKey, BranchId, RequestId
+from kvchat.engine.api.ids import BlockKey, RequestId, SequenceId
 from kvchat.engine.api.request import Request
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.cache.plan import Copy
 from kvchat.engine.engine import Engine
 from kvchat.engine.results import collect
-from kvchat.engine.sequences.completion import Entry
-from kvchat.engine.sequences.request_state import Family
-from kvchat.engine.sequences.sequence import Branch
+from kvchat.engine.sequences.completion import Completion
+from kvchat.engine.sequences.request_state import RequestState
+from kvchat.engine.sequences.sequence import Sequence
 from kvchat.errors import InvalidRequest, PoolExhausted
 from tests.engine.tiny_models import make_config, open_engine, open_recorded, save_model, token_ids
 
@@ -179,9 +179,9 @@ def test_a_held_beam_gives_way_to_a_request_that_fits(model_dir: Path) -> None:
 
 def test_a_fork_of_a_beam_that_is_being_loaded_computes_what_it_lacks() -> None:
     """The beam was preempted while it was held; nothing is on its way for the fork."""
-    branch = Branch(BranchId(1), "", BlockKey(b""), token_ids(40), [])
-    fork = Branch(BranchId(2), "", BlockKey(b""), token_ids(40), [])
-    beam = Entry(
+    branch = Sequence(SequenceId(1), "", BlockKey(b""), token_ids(40), [])
+    fork = Sequence(SequenceId(2), "", BlockKey(b""), token_ids(40), [])
+    beam = Completion(
         id=RequestId(1),
         request=Request(token_ids=tuple(token_ids(40)), sampling=SamplingParams(beam_width=2)),
         branch=branch,
@@ -190,7 +190,7 @@ def test_a_fork_of_a_beam_that_is_being_loaded_computes_what_it_lacks() -> None:
         prompt_len=40,
         limit=16,
     )
-    assert Family(beam, [beam]).sibling(beam, RequestId(2), fork, sample=0).num_due == 40
+    assert RequestState(beam, [beam]).sibling(beam, RequestId(2), fork, sample=0).num_due == 40
 
 
 @pytest.mark.parametrize("wrong", [{"n": 3}, {"temperature": 1.0}, {"best_of": 2}])

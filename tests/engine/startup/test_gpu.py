@@ -16,7 +16,7 @@ from kvchat.engine.kernels.health import HEALTH, Health
 from kvchat.engine.kernels.kernel_checks import FUSED_TRIALS, LATENT_TRIALS, TRIALS, try_kernels
 from kvchat.engine.kernels.model_checks import SEALED_TRIALS
 from kvchat.engine.kernels.shadow_checks import SHADOW_TRIALS
-from kvchat.engine.memory.async_transfer import StagedTransport
+from kvchat.engine.memory.async_transfer import AsyncTransport
 from kvchat.engine.memory.cuda_streams import CudaStreams
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.host_pool import HostPool
@@ -85,7 +85,7 @@ def test_blocks_that_move_beside_computation_hold_what_they_should(seed: int) ->
         for place in range(staged_traces.NUM_PLACES):
             host.view(group, BlockId(place))[:] = bytes(sizes[group])
     direct = DirectTransport(direct_pool, direct_host, Rates())
-    staged = StagedTransport(pool, host, Rates(), CudaStreams(device), most_bytes=6 * max(sizes.values()))
+    staged = AsyncTransport(pool, host, Rates(), CudaStreams(device), most_bytes=6 * max(sizes.values()))
     for number in range(1, 60):
         group, block = random.choice(staged_traces.GROUPS), random.randrange(staged_traces.NUM_BLOCKS)
         action = random.randrange(3)

@@ -6,7 +6,7 @@ from kvchat.engine.api.ids import BlockKey
 from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.cache.prefix_index import IndexNode
 from kvchat.engine.memory.rates import Direction, Rates
-from kvchat.engine.tiering.host_admission import Worth
+from kvchat.engine.tiering.host_admission import HostAdmission
 from tests.engine.cache.caches import Cache, full_group, sliding_group
 
 pytestmark = pytest.mark.pure
@@ -18,7 +18,7 @@ def node(start: int = 0, num_tokens: int = 4) -> IndexNode:
 
 def test_a_block_is_kept_where_loading_it_is_faster_and_dropped_where_computing_is() -> None:
     rates = Rates()
-    worth = Worth(rates, [full_group(), sliding_group(5)], 4)
+    worth = HostAdmission(rates, [full_group(), sliding_group(5)], 4)
     block_bytes = full_group().block_bytes(4) + sliding_group(5).block_bytes(4)
     rates.observe_move(Tier.HOST, Direction.LOAD, block_bytes, 1.0)
     rates.observe_prefill(40, 0, 9.0)  # 0.9 s for a block

@@ -10,7 +10,7 @@ import pytest
 
 from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.memory.rates import LEAST_OWN, WINDOW, Direction, Measured, Rates
-from kvchat.engine.tiering.persisted_rates import FILE_NAME, MAX_RECORDS, VERSION, Computing, KeptRates
+from kvchat.engine.tiering.persisted_rates import FILE_NAME, MAX_RECORDS, VERSION, Computing, PersistedRates
 from kvchat.platform.persisted_file import MAX_BYTES
 
 pytestmark = pytest.mark.pure
@@ -32,12 +32,12 @@ def measured_here() -> Rates:
 
 
 def keep(cache_dir: Path, rates: Rates, computing: Computing = HERE) -> Path:
-    KeptRates(cache_dir, computing).save(rates)
+    PersistedRates(cache_dir, computing).save(rates)
     return cache_dir / FILE_NAME
 
 
 def load(cache_dir: Path, computing: Computing = HERE) -> Measured:
-    return KeptRates(cache_dir, computing).load()
+    return PersistedRates(cache_dir, computing).load()
 
 
 def write(file: Path, fields: object) -> None:
@@ -74,7 +74,7 @@ def test_what_a_process_measures_itself_replaces_what_it_began_with() -> None:
 def test_processes_that_measure_once_each_learn_a_lasting_change_together(tmp_path: Path) -> None:
     keep(tmp_path, measured_here())
     for _ in range(WINDOW):
-        kept = KeptRates(tmp_path, HERE)
+        kept = PersistedRates(tmp_path, HERE)
         rates = Rates(kept.load())
         rates.observe_prefill(64, 0, 6.4)
         kept.save(rates)
@@ -93,11 +93,11 @@ def test_where_nothing_was_measured_nothing_is_written(tmp_path: Path) -> None:
     assert not keep(tmp_path, Rates()).exists()
     file = keep(tmp_path, measured_here())
     before = file.stat().st_ino
-    kept = KeptRates(tmp_path, HERE)
+    kept = PersistedRates(tmp_path, HERE)
     kept.save(Rates(kept.load()))
     assert file.stat().st_ino == before
-    KeptRates(None, HERE).save(measured_here())
-    assert KeptRates(None, HERE).load() == NOTHING
+    PersistedRates(None, HERE).save(measured_here())
+    assert PersistedRates(None, HERE).load() == NOTHING
 
 
 def test_the_file_is_its_owners_alone_and_nothing_else_is_left_behind(tmp_path: Path) -> None:

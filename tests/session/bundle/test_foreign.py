@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kvchat.errors import BundleError
-from kvchat.session.bundle.foreign import Transcript, read_transcripts
+from kvchat.session.bundle.foreign import ForeignConversation, read_transcripts
 from kvchat.session.store import SessionStore
 from kvchat.session.tree import Role
 
@@ -37,13 +37,13 @@ def chatgpt(current: str, title: str = "Trip", **nodes: Node) -> dict[str, Any]:
     return {"title": title, "create_time": 99.5, "mapping": mapping, "current_node": current}
 
 
-def read(tmp_path: Path, value: object) -> tuple[list[Transcript], int]:
+def read(tmp_path: Path, value: object) -> tuple[list[ForeignConversation], int]:
     path = tmp_path / "export.json"
     path.write_text(json.dumps(value))
     return read_transcripts(path)
 
 
-def stored(tmp_path: Path, transcript: Transcript) -> list[list[tuple[str, str]]]:
+def stored(tmp_path: Path, transcript: ForeignConversation) -> list[list[tuple[str, str]]]:
     """Adopt a transcript and return the paths of its branches, the active one first."""
     store = SessionStore(tmp_path / "sessions.db")
     session = store.adopt(transcript.session, transcript.branches, transcript.turns)

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from kvchat.errors import StorageError
-from kvchat.platform.encryptor import Sealer
+from kvchat.platform.encryptor import Encryptor
 from kvchat.session.database.table_layout import PLAIN, is_sealed
 from kvchat.session.encryption.rewrite import converting_path, rewrite
-from kvchat.session.encryption.tables import SealedTables
+from kvchat.session.encryption.tables import EncryptedTables
 from kvchat.session.salvage.recovery import backup_paths
 from kvchat.session.store import SessionStore
 from kvchat.session.tree import MAIN, Turn
@@ -18,8 +18,8 @@ from tests.session.turns import open_answer, question
 
 pytestmark = pytest.mark.pure
 
-SEALER = Sealer(bytes(range(32)))
-SEALED = SealedTables(SEALER)
+SEALER = Encryptor(bytes(range(32)))
+SEALED = EncryptedTables(SEALER)
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def path(tmp_path: Path) -> Path:
     return path
 
 
-def contents(path: Path, sealer: Sealer | None) -> list[object]:
+def contents(path: Path, sealer: Encryptor | None) -> list[object]:
     with closing(SessionStore(path, sealer)) as store:
         found: list[object] = []
         for summary in store.list_sessions():

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
 from kvchat.platform.printable_text import clean_text
-from kvchat.session.render.document import Document, Message
+from kvchat.session.render.document import Document, DocumentMessage
 from kvchat.session.render.markdown_text import harmless, markdown_text, plain
 from kvchat.session.tree import Role
 
@@ -66,8 +66,8 @@ def test_nothing_in_an_answer_is_html_a_picture_or_a_link_to_a_program(text: str
 
 @given(PIECES | TROUBLE)
 def test_no_answer_swallows_or_forges_what_stands_behind_it(text: str) -> None:
-    answer = Message(role=Role.ASSISTANT, text=text + "\n## you\n\n# title\n```")
-    asked = Message(role=Role.USER, text="And then? # you")
+    answer = DocumentMessage(role=Role.ASSISTANT, text=text + "\n## you\n\n# title\n```")
+    asked = DocumentMessage(role=Role.USER, text="And then? # you")
     page = markdown_text(Document(title="t", facts=(), system="", messages=(asked, answer, asked)))
     tokens = reader().parse(page)
     headings = [
@@ -88,8 +88,10 @@ def test_code_stays_code_and_formatting_stays() -> None:
 
 def test_the_page_says_who_said_what_and_what_it_cost() -> None:
     messages = (
-        Message(role=Role.USER, text="How do I get\nto *Oslo*?"),
-        Message(role=Role.ASSISTANT, text="By **train**.", reasoning="hm", notes=("reused 3 of 9", "exact")),
+        DocumentMessage(role=Role.USER, text="How do I get\nto *Oslo*?"),
+        DocumentMessage(
+            role=Role.ASSISTANT, text="By **train**.", reasoning="hm", notes=("reused 3 of 9", "exact")
+        ),
     )
     document = Document(
         title="Trip to <Oslo>", facts=("starter", "branch main"), system="Be brief.", messages=messages

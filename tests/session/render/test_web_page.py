@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from kvchat.session.render.document import Document, Message
+from kvchat.session.render.document import Document, DocumentMessage
 from kvchat.session.render.web_page import answer_html, web_page
 from kvchat.session.tree import Role
 from tests.session.render.test_markdown_text import PIECES, TROUBLE
@@ -44,7 +44,7 @@ class Seen(HTMLParser):
         self.text += data
 
 
-def page(*messages: Message, title: str = "t", system: str = "") -> str:
+def page(*messages: DocumentMessage, title: str = "t", system: str = "") -> str:
     return web_page(Document(title=title, facts=("starter",), system=system, messages=messages))
 
 
@@ -61,8 +61,8 @@ def test_an_answer_makes_only_the_elements_of_markdown_and_links_to_pages(text: 
 
 def test_whatever_was_said_the_page_holds_it_as_text_and_nothing_else() -> None:
     messages = (
-        Message(role=Role.USER, text=HOSTILE, reasoning=HOSTILE, notes=(HOSTILE,)),
-        Message(role=Role.ASSISTANT, text=HOSTILE, reasoning=HOSTILE, notes=(HOSTILE,)),
+        DocumentMessage(role=Role.USER, text=HOSTILE, reasoning=HOSTILE, notes=(HOSTILE,)),
+        DocumentMessage(role=Role.ASSISTANT, text=HOSTILE, reasoning=HOSTILE, notes=(HOSTILE,)),
     )
     text = page(*messages, title=HOSTILE, system=HOSTILE)
     seen = Seen(text)
@@ -76,7 +76,7 @@ def test_whatever_was_said_the_page_holds_it_as_text_and_nothing_else() -> None:
 
 
 def test_the_page_needs_nothing_from_elsewhere() -> None:
-    text = page(Message(role=Role.ASSISTANT, text="![x](https://a.org/x.png)"))
+    text = page(DocumentMessage(role=Role.ASSISTANT, text="![x](https://a.org/x.png)"))
     assert "default-src 'none'" in text
     for loading in ("src=", "url(", "@import", "<link", "<script", "<img"):
         assert loading not in text
@@ -97,4 +97,6 @@ def test_formatting_is_kept_and_headings_stand_below_those_of_the_page() -> None
 
 
 def test_a_person_s_lines_stay_as_they_were_typed() -> None:
-    assert '<div dir="auto">a\n    b  *c*</div>' in page(Message(role=Role.USER, text="a\n    b  *c*\n"))
+    assert '<div dir="auto">a\n    b  *c*</div>' in page(
+        DocumentMessage(role=Role.USER, text="a\n    b  *c*\n")
+    )

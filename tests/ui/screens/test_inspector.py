@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from kvchat.chat.service import EnginePhase
-from kvchat.engine.api.ids import BranchId
-from kvchat.engine.api.inspection import InspectedBlock, InspectionWish
+from kvchat.engine.api.ids import SequenceId
+from kvchat.engine.api.inspection import InspectedBlock, InspectionRequest
 from kvchat.engine.api.snapshot import MovedBytes, Tier
 from kvchat.ui.screens.inspector import InspectorScreen
 from kvchat.ui.widgets.cache.block_table import BlockTable
@@ -17,7 +17,7 @@ from tests.ui.widgets.cache.test_block_rows import block, place
 
 pytestmark = pytest.mark.tui
 
-FIRST, SECOND = InspectionWish(branch=BranchId(0)), InspectionWish(branch=BranchId(1))
+FIRST, SECOND = InspectionRequest(branch=SequenceId(0)), InspectionRequest(branch=SequenceId(1))
 
 
 def engine_with_blocks() -> ScriptedEngine:

@@ -6,7 +6,7 @@ import pytest
 
 from kvchat.chat.service import EditCost
 from kvchat.engine.api.ids import GroupId
-from kvchat.engine.api.inspection import BlockPlace, InspectedBlock, InspectionWish
+from kvchat.engine.api.inspection import BlockPlace, InspectedBlock, InspectionRequest
 from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.api.status import EnginePhase
 from kvchat.ui.controllers.turn_runner import PendingTurn, TurnKind
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.tui
 class OnDisk(ScriptedEngine):
     """Knows that every path it is asked for lies on disk."""
 
-    def inspect(self, wish: InspectionWish) -> tuple[InspectedBlock, ...]:
+    def inspect(self, wish: InspectionRequest) -> tuple[InspectedBlock, ...]:
         place = BlockPlace(group=GroupId(0), tier=Tier.DISK, is_stored=True)
         return (
             InspectedBlock(

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.app.services import OnDisk
-from kvchat.engine.api.ids import BranchId
+from kvchat.app.services import KvOnDisk
+from kvchat.engine.api.ids import SequenceId
 from kvchat.ui.screens.choices import LineScreen
 from kvchat.ui.widgets.find_field import FindField
 from kvchat.ui.widgets.session_list import SessionList
@@ -100,7 +100,7 @@ async def test_marks_and_bytes_follow_the_engine_while_the_store_is_as_it_was(tm
         await shown.until(lambda: "● Bergen" in names(shown))
         await shown.say("/fork by train")
         await shown.until(lambda: "  └ ● by train" in names(shown))
-        shown.screen.turns.conversation.engine_branch = BranchId(0)
+        shown.screen.turns.conversation.engine_branch = SequenceId(0)
         oslo = shown.chat.open("Oslo").session.id
         shown.engine.held.clear()
         shown.engine.held["here"] = HeldTokens(owner="s1", num_tokens=600, num_shared=300)
@@ -117,12 +117,12 @@ async def test_what_stored_sessions_have_on_disk_is_counted_beside_the_window_an
 ) -> None:
     async with window(tmp_path, prepare=three, size=(170, 40)) as shown:
         oslo, notes = (shown.chat.open(title).session.id for title in ("Oslo", "kv notes"))
-        shown.files.stored = {oslo: OnDisk(own_bytes=4 << 20, shared_bytes=2 << 20)}
+        shown.files.stored = {oslo: KvOnDisk(own_bytes=4 << 20, shared_bytes=2 << 20)}
         await shown.until(lambda: "◌ Oslo" in names(shown))
         [line] = [line.partition("│")[0] for line in shown.text.splitlines() if "◌ Oslo" in line]
         assert line.split()[-3:-1] == ["▒2.0M", "4.0M"]
         assert {"· kv notes", "· Bergen"} < set(names(shown))
-        shown.files.stored = {notes: OnDisk(own_bytes=1 << 20, shared_bytes=0)}
+        shown.files.stored = {notes: KvOnDisk(own_bytes=1 << 20, shared_bytes=0)}
         await shown.say_and_wait("hello")
         await shown.until(lambda: {"◌ kv notes", "· Oslo"} < set(names(shown)))
 

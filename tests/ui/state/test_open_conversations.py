@@ -3,7 +3,7 @@
 import pytest
 
 from kvchat.session.tree import MAIN, SessionId
-from kvchat.ui.state.open_conversations import MAX_KEPT, KeptOpen
+from kvchat.ui.state.open_conversations import MAX_KEPT, OpenConversations
 from tests.ui.scripted import ScriptedChat, ScriptedConversation
 from tests.ui.scripted_engine import HeldTokens, ScriptedEngine, scripted_snapshot
 
@@ -21,7 +21,7 @@ def stored(chat: ScriptedChat, title: str) -> ScriptedConversation:
 
 def test_a_conversation_that_is_opened_again_is_the_one_that_was_kept(chat: ScriptedChat) -> None:
     stored(chat, "a")
-    kept, first = KeptOpen(), chat.open("a")
+    kept, first = OpenConversations(), chat.open("a")
     assert kept.keep(first) == []
     assert kept.take(chat.open("a")) == (first, [])
     assert len(kept) == 0
@@ -29,7 +29,7 @@ def test_a_conversation_that_is_opened_again_is_the_one_that_was_kept(chat: Scri
 
 def test_one_that_moved_meanwhile_is_closed_and_the_fresh_one_shown(chat: ScriptedChat) -> None:
     stored(chat, "a")
-    kept, first = KeptOpen(), chat.open("a")
+    kept, first = OpenConversations(), chat.open("a")
     kept.keep(first)
     chat.store.paths[SessionId("s1"), MAIN] = first.turns[:-1]
     fresh = chat.open("a")
@@ -37,14 +37,14 @@ def test_one_that_moved_meanwhile_is_closed_and_the_fresh_one_shown(chat: Script
 
 
 def test_the_oldest_is_closed_when_there_are_too_many(chat: ScriptedChat) -> None:
-    kept = KeptOpen()
+    kept = OpenConversations()
     opened = [stored(chat, f"{number}") for number in range(MAX_KEPT + 1)]
     closed = [closing for conversation in opened for closing in kept.keep(conversation)]
     assert closed == opened[:1]
 
 
 def test_a_deleted_session_is_not_kept(chat: ScriptedChat) -> None:
-    kept, first, second = KeptOpen(), stored(chat, "a"), stored(chat, "b")
+    kept, first, second = OpenConversations(), stored(chat, "a"), stored(chat, "b")
     kept.keep(first)
     kept.keep(second)
     assert kept.drop_session(first.session.id) == [first]
@@ -52,7 +52,7 @@ def test_a_deleted_session_is_not_kept(chat: ScriptedChat) -> None:
 
 
 def test_nothing_is_kept_at_the_price_of_a_whole_context(chat: ScriptedChat) -> None:
-    kept, first = KeptOpen(), stored(chat, "a")
+    kept, first = OpenConversations(), stored(chat, "a")
     kept.keep(first)
     roomy = scripted_snapshot([HeldTokens(owner="s", num_tokens=1000)], kept_tokens=7000)
     assert kept.drop_for_room(roomy) == []

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from kvchat.engine.api.ids import BranchId
-from kvchat.ui.state.open_conversations import KeptOpen
+from kvchat.engine.api.ids import SequenceId
+from kvchat.ui.state.open_conversations import OpenConversations
 from kvchat.ui.state.stored_sessions import StoredSessions
 from tests.ui.scripted import ScriptedChat, ScriptedConversation
 from tests.ui.scripted_engine import ScriptedEngine
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.pure
 def conversation(chat: ScriptedChat, title: str, number: int, branch: str = "main") -> ScriptedConversation:
     opened = chat.open(title, "main")
     opened.branch = replace(opened.branch, name=branch)
-    opened.engine_branch = BranchId(number)
+    opened.engine_branch = SequenceId(number)
     return opened
 
 
@@ -24,7 +24,7 @@ def test_a_session_is_called_by_its_title_and_by_branch_only_where_several_are_l
     chat = ScriptedChat(ScriptedEngine())
     for title in ("Oslo", "Rome"):
         chat.add_session(title, [("Hello?", "Hello!")])
-    sessions, kept = StoredSessions(chat.store), KeptOpen()
+    sessions, kept = StoredSessions(chat.store), OpenConversations()
     sessions.read()
     here = conversation(chat, "Oslo", 1)
     assert sessions.branch_names(here, kept).of_branches == {}
@@ -33,7 +33,10 @@ def test_a_session_is_called_by_its_title_and_by_branch_only_where_several_are_l
     assert sessions.branch_names(here, kept).of_branches == {1: "main", 2: "by boat"}
     kept.keep(conversation(chat, "Rome", 4, "by train"))
     names = sessions.branch_names(here, kept).of_branches
-    assert {number: names[BranchId(number)] for number in (3, 4)} == {3: "Rome › main", 4: "Rome › by train"}
+    assert {number: names[SequenceId(number)] for number in (3, 4)} == {
+        3: "Rome › main",
+        4: "Rome › by train",
+    }
 
 
 def test_titles_are_made_when_the_store_is_read_and_not_whenever_they_are_asked_for() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvchat.ui.terminal.frame_budget import LONGEST_S, Pace
+from kvchat.ui.terminal.frame_budget import LONGEST_S, FrameBudget
 
 pytestmark = pytest.mark.pure
 
@@ -16,7 +16,7 @@ class Clock:
 
 def test_a_drawing_that_takes_a_hundredth_of_a_second_comes_ten_times_a_second_at_a_tenth() -> None:
     clock, spent = Clock(), Clock()
-    pace = Pace(0.1, clock, spent)
+    pace = FrameBudget(0.1, clock, spent)
     pace.begin()
     spent.now_s = 0.01
     clock.now_s = 0.09
@@ -29,7 +29,7 @@ def test_a_drawing_that_takes_a_hundredth_of_a_second_comes_ten_times_a_second_a
 
 def test_however_dear_it_is_text_comes_some_times_a_second() -> None:
     clock, spent = Clock(), Clock()
-    pace = Pace(0.1, clock, spent)
+    pace = FrameBudget(0.1, clock, spent)
     pace.begin()
     spent.now_s = 60.0
     assert not pace.is_due

@@ -10,7 +10,7 @@ from textual.css.query import NoMatches
 
 from kvchat.app.services import Produced, TurnEnded, TurnFailed, TurnFeed
 from kvchat.chat.service import TextDelta
-from kvchat.ui.terminal.render_loop import Drain
+from kvchat.ui.terminal.render_loop import RenderLoop
 from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.tui
@@ -26,7 +26,7 @@ class Window(App[None]):
         self.drained = asyncio.Event()
 
     def on_mount(self) -> None:
-        self.drain_turns = Drain(self.screen, self, self.interval_s)
+        self.drain_turns = RenderLoop(self.screen, self, self.interval_s)
 
     async def drain(self) -> None:
         self.num_at_once += 1
@@ -128,7 +128,7 @@ class Drawing(App[None]):
         self.begun = asyncio.Event()
 
     def on_mount(self) -> None:
-        self.drain_turns = Drain(self.screen, self)
+        self.drain_turns = RenderLoop(self.screen, self)
 
     async def drain(self) -> None:
         self.begun.set()
@@ -164,7 +164,7 @@ class Leaving(App[None]):
     """Leaves in the middle of what it draws."""
 
     def on_mount(self) -> None:
-        self.drain_turns = Drain(self.screen, self)
+        self.drain_turns = RenderLoop(self.screen, self)
         self.begun = asyncio.Event()
 
     async def drain(self) -> None:

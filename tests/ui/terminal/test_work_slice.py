@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvchat.ui.terminal.work_slice import BUDGET_S, Portion
+from kvchat.ui.terminal.work_slice import BUDGET_S, WorkSlice
 
 pytestmark = pytest.mark.pure
 
@@ -14,7 +14,7 @@ class Clock:
         return self.now_s
 
 
-def after(portion: Portion, clock: Clock, each_s: float) -> int:
+def after(portion: WorkSlice, clock: Clock, each_s: float) -> int:
     """Do what it says once, at so many seconds each, and return what it says then."""
     portion.begin(portion.num)
     clock.now_s += portion.num * each_s
@@ -24,19 +24,19 @@ def after(portion: Portion, clock: Clock, each_s: float) -> int:
 
 def test_it_comes_to_what_takes_the_budget() -> None:
     clock = Clock()
-    portion = Portion(clock)
+    portion = WorkSlice(clock)
     assert [after(portion, clock, BUDGET_S / 10) for _ in range(4)] == [8, 10, 10, 10]
 
 
 def test_two_at_least_are_done_however_long_it_takes_and_more_when_they_are_short_again() -> None:
     clock = Clock()
-    portion = Portion(clock)
+    portion = WorkSlice(clock)
     assert after(portion, clock, 9.0) == 2
     assert [after(portion, clock, BUDGET_S / 6) for _ in range(3)] == [4, 6, 6]
 
 
 def test_an_end_without_a_beginning_changes_nothing() -> None:
-    portion = Portion(Clock())
+    portion = WorkSlice(Clock())
     before = portion.num
     portion.end()
     assert portion.num == before

@@ -3,14 +3,14 @@
 import pytest
 from rich.cells import cell_len
 
-from kvchat.app.services import OnDisk
+from kvchat.app.services import KvOnDisk
 from kvchat.session.lookup import SearchHit
 from kvchat.session.tree import MAIN, Branch, BranchName, Role, Session, SessionId, TurnId
 from kvchat.text.figures import short_bytes_text
 from kvchat.ui.widgets.session_rows import (
-    Finding,
     Held,
-    ListOptions,
+    SearchFinding,
+    SessionListOptions,
     SessionWithBranches,
     line_text,
     session_lines,
@@ -41,7 +41,7 @@ def stored(
 
 
 def drawn(sessions: list[SessionWithBranches], width: int = 26) -> list[str]:
-    options = ListOptions(
+    options = SessionListOptions(
         active_session=SessionId("s1"),
         active_branch=MAIN,
         held={"s1": Held(own_bytes=4 << 20), "s2": Held()},
@@ -66,7 +66,7 @@ def test_sessions_and_branches_stand_in_columns_newest_first() -> None:
 
 
 def test_sessions_with_approximate_answers_are_marked() -> None:
-    options = ListOptions(
+    options = SessionListOptions(
         active_session=SessionId("s1"),
         active_branch=MAIN,
         held={},
@@ -79,13 +79,13 @@ def test_sessions_with_approximate_answers_are_marked() -> None:
 
 
 def test_what_is_on_disk_is_marked_and_counted_where_nothing_is_on_the_device() -> None:
-    options = ListOptions(
+    options = SessionListOptions(
         active_session=None,
         active_branch=None,
         held={"s1": Held(own_bytes=1 << 20), "s2": Held(is_on_device=False)},
         now=NOW,
         on_disk={
-            SessionId(f"s{number}"): OnDisk(own_bytes=2 << 20, shared_bytes=3 << 20) for number in (1, 2, 3)
+            SessionId(f"s{number}"): KvOnDisk(own_bytes=2 << 20, shared_bytes=3 << 20) for number in (1, 2, 3)
         },
     )
     sessions = [stored(number, name, number, "main") for number, name in enumerate("abcd", 1)]
@@ -118,8 +118,12 @@ def test_a_session_without_a_title_has_a_name() -> None:
 
 
 def found(words: str, hits: tuple[SearchHit, ...] = ()) -> list[str]:
-    options = ListOptions(
-        active_session=None, active_branch=None, held={}, now=NOW, finding=Finding(words=words, hits=hits)
+    options = SessionListOptions(
+        active_session=None,
+        active_branch=None,
+        held={},
+        now=NOW,
+        finding=SearchFinding(words=words, hits=hits),
     )
     sessions = [stored(1, "Trip to Oslo", 5, "main", "by boat"), stored(2, "kv notes", 500, "main")]
     return [line.name for line in session_lines(sessions, options)]
@@ -156,19 +160,19 @@ def test_wide_characters_take_two_cells() -> None:
     assert [cell_len(name + figures) for name, figures in lines] == [26]
 
 
-NARROW = ListOptions(active_session=None, active_branch=None, held={}, now=NOW)
+NARROW = SessionListOptions(active_session=None, active_branch=None, held={}, now=NOW)
 
 
 def test_shared_bytes_are_shown_where_there_is_room() -> None:
     held = {"s1": Held(own_bytes=4 << 20, shared_bytes=2 << 20)}
-    options = ListOptions(active_session=None, active_branch=None, held=held, now=NOW)
+    options = SessionListOptions(active_session=None, active_branch=None, held=held, now=NOW)
     [line] = session_lines([stored(1, "Oslo", 125, "main")], options)
     assert line_text(line, 30)[1].split() == ["▒2.0M", "4.0M", "2m"]
     assert line_text(line, 20)[1].split() == ["4.0M", "2m"]
 
 
 def test_a_long_title_leaves_room_for_its_own_bytes() -> None:
-    options = ListOptions(
+    options = SessionListOptions(
         active_session=None, active_branch=None, held={"s1": Held(own_bytes=4 << 20)}, now=NOW
     )
     [line] = session_lines([stored(1, "Proof reading a long text", 125, "main")], options)
@@ -192,7 +196,7 @@ def test_a_title_gives_way_to_own_and_shared_bytes_in_the_narrowest_list(
     width: int, own: int, shared: int
 ) -> None:
     held = {"s1": Held(own_bytes=own, shared_bytes=shared)}
-    options = ListOptions(active_session=None, active_branch=None, held=held, now=NOW)
+    options = SessionListOptions(active_session=None, active_branch=None, held=held, now=NOW)
     [line] = session_lines([stored(1, LONG, 125, "main")], options)
     name, figures = line_text(line, width)
     assert len(name + figures) == width
@@ -210,7 +214,7 @@ def test_own_bytes_and_ages_stand_in_columns_whatever_is_shared(width: int) -> N
         "s2": Held(own_bytes=412 << 10),
         "s3": Held(shared_bytes=2 << 20),
     }
-    options = ListOptions(active_session=None, active_branch=None, held=held, now=NOW)
+    options = SessionListOptions(active_session=None, active_branch=None, held=held, now=NOW)
     lines = session_lines([stored(number, LONG, 125 * number, "main") for number in (1, 2, 3)], options)
     figures = ["".join(line_text(line, width)) for line in lines]
     assert [text[-4:] for text in figures] == ["  2m", "  4m", "  6m"]
@@ -226,7 +230,7 @@ def test_a_live_branch_says_where_it_is_and_what_is_its_own() -> None:
         ("s1", "on foot"): Held(own_bytes=64 << 10, is_running=True),
         ("s2", "by rail"): Held(own_bytes=9 << 20),
     }
-    options = ListOptions(
+    options = SessionListOptions(
         active_session=SessionId("s1"), active_branch=MAIN, held={}, held_branches=branches, now=NOW
     )
     names = ("main", "by boat", "by car", "on foot", "by rail")
@@ -242,6 +246,6 @@ def test_a_live_branch_says_where_it_is_and_what_is_its_own() -> None:
 
 def test_a_session_that_is_answered_behind_the_screen_is_marked() -> None:
     held = {"s1": Held(is_running=True), "s2": Held(is_running=True)}
-    options = ListOptions(active_session=SessionId("s1"), active_branch=MAIN, held=held, now=NOW)
+    options = SessionListOptions(active_session=SessionId("s1"), active_branch=MAIN, held=held, now=NOW)
     lines = session_lines([stored(1, "here", 5, "main"), stored(2, "behind", 9, "main")], options)
     assert [line.name for line in lines] == ["● here", "▸ behind"]

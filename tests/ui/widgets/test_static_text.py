@@ -12,7 +12,7 @@ from textual.strip import Strip
 from textual.widgets import Static
 
 from kvchat.ui.widgets.markdown_view import StillMarkdown
-from kvchat.ui.widgets.static_text import StillText
+from kvchat.ui.widgets.static_text import StaticText
 
 pytestmark = pytest.mark.tui
 
@@ -45,7 +45,7 @@ class Beside(App[None]):
 
     def __init__(self) -> None:
         super().__init__()
-        self.ours = StillText(TEXT)
+        self.ours = StaticText(TEXT)
         self.theirs = Static(StillMarkdown(TEXT), classes="still", markup=False)
 
     def compose(self) -> ComposeResult:
@@ -88,7 +88,7 @@ async def test_it_is_rendered_once_for_each_width(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(MarkdownContext, "on_text", noted)
     app: App[None] = App()
     async with app.run_test(size=(80, 24)) as pilot:
-        await app.mount(StillText("By train."))
+        await app.mount(StaticText("By train."))
         await pilot.pause()
         assert len(rendered) == 1
         await pilot.resize_terminal(60, 24)
@@ -99,7 +99,7 @@ async def test_it_is_rendered_once_for_each_width(monkeypatch: pytest.MonkeyPatc
 async def test_a_part_of_it_is_selected_and_marked() -> None:
     app: App[None] = App()
     async with app.run_test(size=(40, 12)) as pilot:
-        text = StillText("By **train** or by boat, whichever leaves first.")
+        text = StaticText("By **train** or by boat, whichever leaves first.")
         await app.mount(text)
         await pilot.pause()
         part = Selection(Offset(3, 0), Offset(5, 1))
@@ -116,7 +116,7 @@ async def test_a_part_of_it_is_selected_and_marked() -> None:
 async def test_each_line_is_selected_as_it_is_drawn_also_an_empty_one_at_the_end(said: str) -> None:
     app: App[None] = App()
     async with app.run_test(size=(40, 12)) as pilot:
-        text = StillText(said)
+        text = StaticText(said)
         await app.mount(text)
         await pilot.pause()
         lines = [text.render_line(y).text.rstrip() for y in range(text.size.height)]
@@ -132,7 +132,7 @@ async def test_each_line_is_selected_as_it_is_drawn_also_an_empty_one_at_the_end
 async def test_the_mouse_selects_words_of_it() -> None:
     app: App[None] = App()
     async with app.run_test(size=(40, 12)) as pilot:
-        await app.mount(StillText("By **train** or by boat."))
+        await app.mount(StaticText("By **train** or by boat."))
         await pilot.pause()
         await pilot.mouse_down(offset=(3, 0))
         await pilot.hover(offset=(7, 0))
@@ -140,7 +140,7 @@ async def test_the_mouse_selects_words_of_it() -> None:
         assert app.screen.get_selected_text() == "train"
 
 
-def marked(app: App[None], text: StillText) -> Iterator[str]:
+def marked(app: App[None], text: StaticText) -> Iterator[str]:
     """Yield what stands out in each line."""
     background = app.screen.get_component_rich_style("screen--selection").bgcolor
     for strip in text.render_lines(text.outer_size.region):

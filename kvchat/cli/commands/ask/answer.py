@@ -5,7 +5,7 @@ from dataclasses import asdict
 from typing import Protocol
 
 from kvchat.chat.conversation import Conversation
-from kvchat.chat.service import ChatEvent, Loading, Prefill, TextDelta, TurnFinished, TurnStarted
+from kvchat.chat.service import ChatEvent, LoadingStarted, Prefill, TextDelta, TurnFinished, TurnStarted
 from kvchat.cli.output.streams import Output, Status
 from kvchat.errors import KvchatError
 from kvchat.session.kv.trust import is_imported
@@ -13,7 +13,7 @@ from kvchat.session.tree import Finish, Session, Turn
 from kvchat.text.answer_footer import SEPARATOR, footer_parts, loading_parts
 from kvchat.text.figures import count_text, guesses_text, rate_text, seconds_text
 from kvchat.text.format_trust import exactness_words
-from kvchat.text.prefill_time import PrefillPace
+from kvchat.text.prefill_time import PrefillTime
 
 EVENT_VERSION = 1
 
@@ -45,7 +45,7 @@ class TextWriter:
 
     def take(self, event: ChatEvent) -> None:
         match event:
-            case Loading(estimate=estimate) if parts := loading_parts(estimate):
+            case LoadingStarted(estimate=estimate) if parts := loading_parts(estimate):
                 self._status.show(SEPARATOR.join(parts))
             case Prefill():
                 self._status.show(self._meter.describe(event))
@@ -110,7 +110,7 @@ class NdjsonWriter:
                     title=self._conversation.session.title,
                     turn=event.answer.id,
                 )
-            case Loading(estimate=estimate):
+            case LoadingStarted(estimate=estimate):
                 self._write("loading", **asdict(estimate))
             case Prefill():
                 self._write("prefill", **asdict(event))
@@ -127,7 +127,7 @@ class PrefillMeter:
     """Says how far the prompt is, and how long the rest takes at the speed seen so far."""
 
     def __init__(self) -> None:
-        self._pace = PrefillPace()
+        self._pace = PrefillTime()
 
     def describe(self, event: Prefill) -> str:
         new_tokens = event.prompt_tokens - event.cached_tokens

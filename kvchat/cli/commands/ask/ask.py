@@ -21,7 +21,7 @@ from kvchat.cli.commands.ask.answer import (
     error_event,
     notice_event,
 )
-from kvchat.cli.commands.ask.candidates import SeveralAnswers, is_cut_off
+from kvchat.cli.commands.ask.candidates import CandidatesWriter, is_cut_off
 from kvchat.cli.commands.ask.pack_use import (
     begun_with,
     chosen_pack,
@@ -31,9 +31,9 @@ from kvchat.cli.commands.ask.pack_use import (
 )
 from kvchat.cli.commands.ask.prompt import piped_stdin, read_prompt
 from kvchat.cli.commands.ask.session_choice import last_used, refuse_several
-from kvchat.cli.commands.ask.strict_cache import Expectation
+from kvchat.cli.commands.ask.strict_cache import StrictCacheCheck
 from kvchat.cli.output.logs import start_log
-from kvchat.cli.output.signals import StopAsked, StopSignals
+from kvchat.cli.output.signals import StopRequested, StopSignals
 from kvchat.cli.output.standard_streams import CLOSED_PIPE
 from kvchat.cli.output.streams import Output, Status
 from kvchat.cli.output.waiting import own_turn, wait_until_loaded
@@ -103,7 +103,7 @@ def answer(
                 code = question.run(prompt, signals)
             if code == 0 and _may_compress(options, settings):
                 _compress(settings, status, signals, question.answered)
-        except StopAsked:
+        except StopRequested:
             code = 0
             if (options.json or options.ndjson) and not output.has_ended:
                 assert signals.exit_code is not None
@@ -164,7 +164,7 @@ class _Question:
         self._output, self._status = streams
         self._pack = pack
         self.answered: SessionId | None = None
-        self._expected: Expectation | None = None
+        self._expected: StrictCacheCheck | None = None
         self._notices: list[str] = []
         self._is_cut_off = False
 
@@ -195,7 +195,7 @@ class _Question:
                 refuse_other_model(self._pack, chat)
                 keep_again(self._pack, self._settings)
             if self._options.strict_cache:
-                self._expected = Expectation(conversation, self._pack, self._options.edit)
+                self._expected = StrictCacheCheck(conversation, self._pack, self._options.edit)
                 self._expected.check(chat)
             ask = self._pump if self._options.num == 1 else self._ask_several
             try:
@@ -288,7 +288,7 @@ class _Question:
         return None
 
     def _ask_several(self, chat: Chat, conversation: Conversation, prompt: str, signals: StopSignals) -> int:
-        answers = SeveralAnswers(
+        answers = CandidatesWriter(
             self._options, self._output, self._status, missed=self._missed, stats=self._wants_stats
         )
         with conversation.stoppable():

@@ -30,7 +30,7 @@ BETWEEN = "\n---\n\n"
 """What stands between two answers on standard output."""
 
 
-class SeveralAnswers:
+class CandidatesWriter:
     """One question and its answers on their way to standard output.
 
     Args:

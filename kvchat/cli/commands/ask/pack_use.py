@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from kvchat.app.config import Settings
 from kvchat.errors import PackMismatch, UsageError
-from kvchat.session.packs import Pack, PackShelf
+from kvchat.session.packs import Pack, PackStore
 from kvchat.session.tree import Session
 from kvchat.text.plain_text import one_line
 
@@ -31,7 +31,7 @@ def chosen_pack(name: str | None, system: str | None, settings: Settings) -> Pac
         raise UsageError("a pack is a system prompt itself; leave out --system, or --pack")
     if settings.remote.url is not None:
         raise UsageError("a pack is computed and kept here, not by a server; leave out --pack, or --remote")
-    return PackShelf(settings.paths.packs_dir, settings.engine.sealer).find(name)
+    return PackStore(settings.paths.packs_dir, settings.engine.sealer).find(name)
 
 
 def begun_with(pack: Pack, settings: Settings) -> Settings:

@@ -9,7 +9,7 @@ from kvchat.session.packs import Pack
 from kvchat.session.tree import Turn, nth_last_question, path_token_ids
 
 
-class Expectation:
+class StrictCacheCheck:
     """How many tokens of a prompt must come from the cache: all that a session's past has, but for the last
     one, which was sampled and never computed, and all of a pack.
     """

@@ -17,7 +17,7 @@ from kvchat.engine.memory.disk.catalog import BlockCatalog
 from kvchat.engine.memory.disk.index import DiskUsage, WrittenBytes
 from kvchat.engine.models.checkpoints.prepared import PREPARED_DIR, prepared_bytes
 from kvchat.errors import StorageError, UsageError
-from kvchat.platform.encryptor import Sealer
+from kvchat.platform.encryptor import Encryptor
 from kvchat.platform.values import dataclass
 from kvchat.text.figures import bytes_text, plural
 from kvchat.text.plain_text import one_line
@@ -111,7 +111,7 @@ def cache_path(options: ListOptions) -> None:
     tell_path(options, options.settings(unlock=False).paths.cache_dir)
 
 
-def disk_state(cache_dir: Path, sealer: Sealer | None) -> DiskState:
+def disk_state(cache_dir: Path, sealer: Encryptor | None) -> DiskState:
     """Look at what is on disk; creates nothing where there is nothing."""
     if not cache_dir.is_dir():
         return DiskState(usages={}, written=WrittenBytes(today=0, total=0), problem=None)

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import asdict
 
-from kvchat.app.config import Remote
-from kvchat.engine.api.server_cache import ServedCache
+from kvchat.app.config import RemoteSettings
+from kvchat.engine.api.server_cache import ServerCache
 from kvchat.errors import RemoteError
 from kvchat.platform.values import dataclass
 from kvchat.text.format_server_cache import request_words, reuse_words, share_words
@@ -17,11 +17,11 @@ class ServerState:
     """A server. `cache`: None where it reports nothing; `problem`: why not."""
 
     url: str
-    cache: ServedCache | None
+    cache: ServerCache | None
     problem: str | None
 
     def values(self) -> dict[str, object]:
-        reported = asdict(self.cache or ServedCache())
+        reported = asdict(self.cache or ServerCache())
         return {"url": self.url, "problem": self.problem} | reported
 
     def lines(self) -> Iterator[str]:
@@ -35,7 +35,7 @@ class ServerState:
         yield f"  requests  {request_words(self.cache)}"
 
 
-def server_state(remote: Remote) -> ServerState | None:
+def server_state(remote: RemoteSettings) -> ServerState | None:
     """Ask the server, if one answers; it is given up after 15 seconds.
 
     Raises:
@@ -43,11 +43,11 @@ def server_state(remote: Remote) -> ServerState | None:
     """
     if remote.url is None:
         return None
-    from kvchat.remote.endpoint import Endpoint
+    from kvchat.remote.endpoint import RemoteServer
     from kvchat.remote.key import client_key
     from kvchat.remote.metrics import served_cache
 
-    endpoint = Endpoint(remote.url, None if remote.key_file is None else client_key(remote.key_file))
+    endpoint = RemoteServer(remote.url, None if remote.key_file is None else client_key(remote.key_file))
     try:
         cache = served_cache(endpoint.metrics())
     except RemoteError as error:

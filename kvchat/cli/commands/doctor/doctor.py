@@ -17,7 +17,7 @@ from kvchat.app.model_location import located
 from kvchat.cli.commands.cache.cache import disk_state
 from kvchat.cli.commands.doctor.disk_check import disk_speed, model_cache
 from kvchat.cli.commands.doctor.encryption_check import find_encryption
-from kvchat.cli.commands.doctor.finding import Finding, State
+from kvchat.cli.commands.doctor.finding import CheckResult, CheckState
 from kvchat.cli.output.streams import Output
 from kvchat.cli.parser.options import DoctorOptions
 from kvchat.engine.api.config import Capacity, EngineInfo
@@ -51,12 +51,12 @@ def doctor(options: DoctorOptions) -> int:
             tell(output, finding)
     if options.json:
         output.json({"state": _worst(findings), "checks": [_as_values(finding) for finding in findings]})
-    elif not options.ndjson and _worst(findings) == State.OK:
+    elif not options.ndjson and _worst(findings) == CheckState.OK:
         output.line("all is well")
-    return next((finding.exit_code for finding in findings if finding.state == State.BROKEN), 0)
+    return next((finding.exit_code for finding in findings if finding.state == CheckState.BROKEN), 0)
 
 
-def _findings(settings: Settings, *, load_model: bool) -> Iterator[Finding]:
+def _findings(settings: Settings, *, load_model: bool) -> Iterator[CheckResult]:
     yield _versions()
     yield from _machine(settings.paths)
     yield from _directories(settings.paths)
@@ -72,25 +72,25 @@ def _findings(settings: Settings, *, load_model: bool) -> Iterator[Finding]:
         yield from _model(settings)
 
 
-def _versions() -> Finding:
+def _versions() -> CheckResult:
     known = {"python": platform.python_version()}
     for package in _PACKAGES:
         try:
             known[package] = version(package)
         except PackageNotFoundError:
             known[package] = "not installed"
-    return Finding(
+    return CheckResult(
         name="versions", lines=(", ".join(" ".join(item) for item in known.items()),), values={**known}
     )
 
 
-def _compiled(paths: Paths) -> Iterator[Finding]:
+def _compiled(paths: Paths) -> Iterator[CheckResult]:
     """Yield what is known of layers that are compiled for a GPU, and what finding it out has cost."""
     from kvchat.engine.forward.compiled import known_choices
 
     choices = [*known_choices(paths.cache_dir).values()]
     if choices:
-        yield Finding(
+        yield CheckResult(
             name="compiled layers",
             lines=tuple(choice.in_words() for choice in choices),
             values={"compiled_layers": [_without_nothing(asdict(choice)) for choice in choices]},
@@ -102,12 +102,12 @@ def _without_nothing(values: dict[str, object]) -> dict[str, object]:
     return {name: value for name, value in values.items() if name != "problem" or value}
 
 
-def _machine(paths: Paths) -> Iterator[Finding]:
+def _machine(paths: Paths) -> Iterator[CheckResult]:
     from kvchat.engine.kernels.machine import this_machine
 
     machine = this_machine()
     has = ", ".join((f"torch uses {machine.instructions}", *machine.features))
-    yield Finding(
+    yield CheckResult(
         name="processor",
         lines=(
             f"{machine.processor}, {plural(machine.num_cores, 'core')} for this process",
@@ -117,10 +117,10 @@ def _machine(paths: Paths) -> Iterator[Finding]:
         | {"instructions": machine.instructions, "features": list(machine.features)}
         | {"kernels": machine.kernels},
     )
-    yield Finding(
+    yield CheckResult(
         name="gpu",
         lines=(machine.gpu,),
-        state=State.OK if machine.gpu_advice is None else State.LOOK,
+        state=CheckState.OK if machine.gpu_advice is None else CheckState.LOOK,
         advice=machine.gpu_advice,
         values={"kernels": machine.gpu},
     )
@@ -128,17 +128,17 @@ def _machine(paths: Paths) -> Iterator[Finding]:
     for device in machine.devices:
         of = "" if device.total_bytes is None else f" of {bytes_text(device.total_bytes)}"
         has_room = device.free_bytes >= _LITTLE_BYTES
-        yield Finding(
+        yield CheckResult(
             name="device",
             lines=(f"{device.name}: {device.description}, {bytes_text(device.free_bytes)}{of} free",),
-            state=State.OK if has_room else State.LOOK,
+            state=CheckState.OK if has_room else CheckState.LOOK,
             advice=None if has_room else "there is little memory: end other programs, or take a small model",
             values={"device": device.name, "description": device.description}
             | {"free_bytes": device.free_bytes, "total_bytes": device.total_bytes},
         )
 
 
-def _directories(paths: Paths) -> Iterator[Finding]:
+def _directories(paths: Paths) -> Iterator[CheckResult]:
     for name, directory in (
         ("data", paths.data_dir),
         ("cache", paths.cache_dir),
@@ -148,32 +148,34 @@ def _directories(paths: Paths) -> Iterator[Finding]:
         yield _directory(name, directory)
 
 
-def _directory(name: str, directory: Path) -> Finding:
+def _directory(name: str, directory: Path) -> CheckResult:
     """Look at a directory, or where it does not exist yet at the one it will be made in."""
     present = next(place for place in (directory, *directory.parents) if place.exists())
     free = disk_usage(present).free
     is_there = present == directory
     mode = S_IMODE(directory.stat().st_mode) if is_there else None
     words = f"{directory}, {f'mode {mode:04o}' if mode is not None else 'made when it is needed'}"
-    finding = Finding(
+    finding = CheckResult(
         name=name,
         lines=(f"{words}, {bytes_text(free)} free",),
         values={"path": str(directory), "mode": None if mode is None else f"{mode:04o}", "free_bytes": free},
     )
     if not present.is_dir() or not access(present, W_OK | X_OK):
         advice = f"{present} cannot be written: change its owner, or choose another place with KVCHAT_HOME"
-        return replace(finding, state=State.BROKEN, advice=advice, exit_code=StorageError.exit_code)
+        return replace(finding, state=CheckState.BROKEN, advice=advice, exit_code=StorageError.exit_code)
     if mode is not None and mode & 0o077:
-        return replace(finding, state=State.LOOK, advice=f"others can look into it: chmod 700 {directory}")
+        return replace(
+            finding, state=CheckState.LOOK, advice=f"others can look into it: chmod 700 {directory}"
+        )
     if free < _LITTLE_BYTES:
-        return replace(finding, state=State.LOOK, advice="the disk is nearly full: free some space")
+        return replace(finding, state=CheckState.LOOK, advice="the disk is nearly full: free some space")
     return finding
 
 
-def _sessions(path: Path) -> Finding:
+def _sessions(path: Path) -> CheckResult:
     """Ask SQLite whether the database of conversations holds together; nothing is written."""
     if not path.exists():
-        return Finding(name="sessions", lines=("none yet",), values={"path": str(path), "bytes": 0})
+        return CheckResult(name="sessions", lines=("none yet",), values={"path": str(path), "bytes": 0})
     values: dict[str, object] = {"path": str(path), "bytes": path.stat().st_size}
     try:
         with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as database:
@@ -182,18 +184,18 @@ def _sessions(path: Path) -> Finding:
         problem = str(error)
     line = f"{path}, {bytes_text(path.stat().st_size)}"
     if problem == "ok":
-        return Finding(name="sessions", lines=(line,), values=values)
-    return Finding(
+        return CheckResult(name="sessions", lines=(line,), values=values)
+    return CheckResult(
         name="sessions",
         lines=(f"{line}: {problem}",),
-        state=State.BROKEN,
+        state=CheckState.BROKEN,
         advice=f"keep a copy of {path.parent}; a copy of the database that kvchat made may lie beside it",
         values=values | {"problem": problem},
         exit_code=StorageError.exit_code,
     )
 
 
-def _store(settings: Settings) -> Finding:
+def _store(settings: Settings) -> CheckResult:
     """Say what is kept on disk, and how much of it was found damaged."""
     cache_dir = settings.paths.cache_dir
     state = disk_state(cache_dir, settings.engine.sealer)
@@ -203,7 +205,7 @@ def _store(settings: Settings) -> Finding:
     num_damaged = len(list(quarantine.iterdir())) if quarantine.is_dir() else 0
     limit = settings.engine.disk_bytes
     of_limit = "" if limit is None else f" of {bytes_text(limit)}"
-    finding = Finding(
+    finding = CheckResult(
         name="blocks",
         lines=(
             f"{count_text(num_blocks)} on disk, {bytes_text(num_bytes)}{of_limit}, {num_damaged} damaged",
@@ -212,23 +214,25 @@ def _store(settings: Settings) -> Finding:
         | {"limit_bytes": limit},
     )
     if state.problem is not None:
-        return replace(finding, state=State.BROKEN, advice=state.problem, exit_code=StorageError.exit_code)
+        return replace(
+            finding, state=CheckState.BROKEN, advice=state.problem, exit_code=StorageError.exit_code
+        )
     if num_damaged:
         advice = f"look whether the disk fails; what was damaged is in {quarantine} and may be deleted"
-        return replace(finding, state=State.LOOK, advice=advice)
+        return replace(finding, state=CheckState.LOOK, advice=advice)
     return finding
 
 
-def _extra(package: str, gives: str) -> Finding:
+def _extra(package: str, gives: str) -> CheckResult:
     is_there = find_spec(package) is not None
-    return Finding(
+    return CheckResult(
         name="extra",
         lines=(f"{package} {'is there' if is_there else 'is not there'} ({gives})",),
         values={"package": package, "present": is_there, "gives": gives},
     )
 
 
-def _model(settings: Settings) -> Iterator[Finding]:
+def _model(settings: Settings) -> Iterator[CheckResult]:
     """Load the model as a chat would, without a disk tier, and say what it is and what fits."""
     from kvchat.engine import Engine
 
@@ -236,10 +240,10 @@ def _model(settings: Settings) -> Iterator[Finding]:
         location = located(settings, settings.model)
         engine = Engine.load(str(location.path), replace(settings.engine, cache_dir=None))
     except KvchatError as error:
-        yield Finding(
+        yield CheckResult(
             name="model",
             lines=(settings.model,),
-            state=State.BROKEN,
+            state=CheckState.BROKEN,
             advice=str(error),
             values={"model": settings.model},
             exit_code=error.exit_code,
@@ -254,25 +258,25 @@ def _model(settings: Settings) -> Iterator[Finding]:
         engine.close()
 
 
-def _refused_kernels() -> Iterator[Finding]:
+def _refused_kernels() -> Iterator[CheckResult]:
     """Yield which kernels the model turned out to compute without: they are tried as it is loaded."""
     from kvchat.engine.kernels.health import HEALTH
 
     if HEALTH.problems:
-        yield Finding(
+        yield CheckResult(
             name="gpu kernels",
             lines=tuple(f"not used for {name}: {problem}" for name, problem in HEALTH.problems.items()),
-            state=State.LOOK,
+            state=CheckState.LOOK,
             advice="answers are right and slower; a newer driver, torch or triton may help",
             values={"refused": dict(HEALTH.problems)},
         )
 
 
-def _model_finding(name: str, info: EngineInfo) -> Finding:
+def _model_finding(name: str, info: EngineInfo) -> CheckResult:
     from kvchat.engine.kernels.machine import num_threads
 
     threads = num_threads()
-    return Finding(
+    return CheckResult(
         name="model",
         lines=(
             f"{name} in {info.model_dir}",
@@ -297,7 +301,7 @@ def _layers_text(info: EngineInfo) -> str:
     return f"{layers}; steps are not recorded, which makes answers slower: {info.unrecorded}"
 
 
-def _capacity_finding(capacity: Capacity, info: EngineInfo) -> Finding:
+def _capacity_finding(capacity: Capacity, info: EngineInfo) -> CheckResult:
     """Say what memory holds, as measured when the model was loaded."""
     is_enough = capacity.max_concurrency >= 1
     pools = tuple(
@@ -309,10 +313,10 @@ def _capacity_finding(capacity: Capacity, info: EngineInfo) -> Finding:
         f"{bytes_text(capacity.device_bytes)}, {capacity.max_concurrency:.1f} conversations of full length; "
         f"a step takes {bytes_text(capacity.activation_bytes)} beside them"
     )
-    return Finding(
+    return CheckResult(
         name="capacity",
         lines=(line, *pools),
-        state=State.OK if is_enough else State.LOOK,
+        state=CheckState.OK if is_enough else CheckState.LOOK,
         advice=None
         if is_enough
         else f"a conversation of {info.max_context:,} tokens does not fit: give more with --kv-device-bytes",
@@ -320,7 +324,7 @@ def _capacity_finding(capacity: Capacity, info: EngineInfo) -> Finding:
     )
 
 
-def tell(output: Output, finding: Finding) -> None:
+def tell(output: Output, finding: CheckResult) -> None:
     """Print a finding for people: its lines below each other, then what to do."""
     first, *others = finding.lines
     indent = 9 + _NAME_WIDTH
@@ -331,11 +335,11 @@ def tell(output: Output, finding: Finding) -> None:
         output.folded(f"{' ' * indent}-> {finding.advice}", indent + 3)
 
 
-def _worst(findings: list[Finding]) -> State:
-    order = list(State)
-    return max((finding.state for finding in findings), key=order.index, default=State.OK)
+def _worst(findings: list[CheckResult]) -> CheckState:
+    order = list(CheckState)
+    return max((finding.state for finding in findings), key=order.index, default=CheckState.OK)
 
 
-def _as_values(finding: Finding) -> dict[str, object]:
+def _as_values(finding: CheckResult) -> dict[str, object]:
     head: dict[str, object] = {"name": finding.name, "state": finding.state}
     return head | ({"advice": finding.advice} if finding.advice else {}) | finding.values

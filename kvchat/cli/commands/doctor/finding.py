@@ -6,7 +6,7 @@ from enum import StrEnum
 from kvchat.platform.values import dataclass
 
 
-class State(StrEnum):
+class CheckState(StrEnum):
     """`LOOK`: it works, and there is something to do about it."""
 
     OK = "ok"
@@ -15,7 +15,7 @@ class State(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class CheckResult:
     """What one check has found.
 
     Args:
@@ -27,7 +27,7 @@ class Finding:
 
     name: str
     lines: tuple[str, ...]
-    state: State = State.OK
+    state: CheckState = CheckState.OK
     advice: str | None = None
     values: dict[str, object] = field(default_factory=dict)
     exit_code: int = 0

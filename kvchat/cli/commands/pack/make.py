@@ -6,14 +6,14 @@ from time import monotonic, sleep, time
 
 from kvchat.app.composition import borrowed_or_started, opened, start_worker
 from kvchat.app.config import Settings
-from kvchat.app.ipc.client import Borrowed
+from kvchat.app.ipc.client import EngineClientProxy
 from kvchat.app.unlock import alone
 from kvchat.chat.service import Chat
 from kvchat.cli.commands.ask.prompt import piped_stdin, read_prompt
 from kvchat.cli.commands.pack.options import MakeOptions
-from kvchat.cli.commands.pack.pack import OnDisk, catalog_of, on_disk_of, shelf_of, summary_of, values_of
+from kvchat.cli.commands.pack.pack import PackOnDisk, catalog_of, on_disk_of, shelf_of, summary_of, values_of
 from kvchat.cli.output.logs import start_log
-from kvchat.cli.output.signals import StopAsked, StopSignals
+from kvchat.cli.output.signals import StopRequested, StopSignals
 from kvchat.cli.output.streams import Output, Status, as_json
 from kvchat.cli.output.waiting import wait_until_loaded
 from kvchat.engine.memory.disk.catalog import BlockCatalog
@@ -48,8 +48,8 @@ def make_pack(options: MakeOptions) -> int:
                 wait_until_loaded(kvchat.engine, status)
                 pack = _drawn_up(chat, name, text, [str(file) for file in options.file or ()])
                 _compute(chat, pack, settings, status)
-                patience_s = _SAVE_S if isinstance(kvchat.engine, Borrowed) else 0.0
-        except StopAsked:
+                patience_s = _SAVE_S if isinstance(kvchat.engine, EngineClientProxy) else 0.0
+        except StopRequested:
             return signals.exit_code or 0
     with closing(catalog_of(settings)) as catalog:
         on_disk = _finish(pack, settings, catalog, patience_s)
@@ -113,7 +113,7 @@ def _compute(chat: Chat, pack: Pack, settings: Settings, status: Status) -> None
     status.clear()
 
 
-def _finish(pack: Pack, settings: Settings, catalog: BlockCatalog, patience_s: float) -> OnDisk:
+def _finish(pack: Pack, settings: Settings, catalog: BlockCatalog, patience_s: float) -> PackOnDisk:
     """Write a pack whose blocks are on their way to the disk, once they are there.
 
     Args:
@@ -148,7 +148,7 @@ def _finish(pack: Pack, settings: Settings, catalog: BlockCatalog, patience_s: f
     return on_disk
 
 
-def _awaited(pack: Pack, catalog: BlockCatalog, patience_s: float) -> OnDisk:
+def _awaited(pack: Pack, catalog: BlockCatalog, patience_s: float) -> PackOnDisk:
     deadline_s = monotonic() + patience_s
     while not (on_disk := on_disk_of(pack, catalog)).is_whole and monotonic() < deadline_s:
         sleep(_POLL_S)

@@ -11,7 +11,7 @@ from kvchat.cli.output.streams import Output, Status, as_json, written_as_json
 from kvchat.cli.parser.options import ListOptions
 from kvchat.engine.memory.disk.catalog import BlockCatalog
 from kvchat.platform.values import dataclass
-from kvchat.session.packs import Pack, PackShelf
+from kvchat.session.packs import Pack, PackStore
 from kvchat.text.figures import bytes_text, count_text
 from kvchat.text.plain_text import one_line
 
@@ -19,16 +19,16 @@ _INDENT = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OnDisk:
+class PackOnDisk:
     """What of a pack is on disk. `is_whole`: all of its blocks are."""
 
     is_whole: bool
     num_bytes: int
 
 
-def shelf_of(settings: Settings) -> PackShelf:
+def shelf_of(settings: Settings) -> PackStore:
     """Return the packs of these settings' conversations."""
-    return PackShelf(settings.paths.packs_dir, settings.engine.sealer)
+    return PackStore(settings.paths.packs_dir, settings.engine.sealer)
 
 
 def catalog_of(settings: Settings) -> BlockCatalog:
@@ -79,28 +79,28 @@ def remove_packs(options: RemovePacksOptions) -> None:
         Status(quiet=options.quiet).note(f"removed {', '.join(pack.name for pack in packs)}")
 
 
-def _allon_disk_of(packs: Sequence[Pack], settings: Settings) -> dict[str, OnDisk]:
+def _allon_disk_of(packs: Sequence[Pack], settings: Settings) -> dict[str, PackOnDisk]:
     if not settings.paths.cache_dir.is_dir():
-        return {pack.id: OnDisk(is_whole=False, num_bytes=0) for pack in packs}
+        return {pack.id: PackOnDisk(is_whole=False, num_bytes=0) for pack in packs}
     with closing(catalog_of(settings)) as catalog:
         return {pack.id: on_disk_of(pack, catalog) for pack in packs}
 
 
-def on_disk_of(pack: Pack, catalog: BlockCatalog) -> OnDisk:
+def on_disk_of(pack: Pack, catalog: BlockCatalog) -> PackOnDisk:
     """Return what of a pack is on disk, by the index."""
     found = catalog.found(bytes.fromhex(pack.fingerprint), pack.keys)
-    return OnDisk(
+    return PackOnDisk(
         is_whole=len(found) == len(pack.keys), num_bytes=sum(block.num_bytes for block in found.values())
     )
 
 
-def summary_of(pack: Pack, on_disk: OnDisk) -> str:
+def summary_of(pack: Pack, on_disk: PackOnDisk) -> str:
     """Return a pack in one line, but for its name."""
     kept = bytes_text(on_disk.num_bytes) if on_disk.is_whole else "computed again at its next use"
     return f"{count_text(len(pack.token_ids))} tokens · {kept} · {one_line(pack.model)}"
 
 
-def values_of(pack: Pack, on_disk: OnDisk) -> dict[str, object]:
+def values_of(pack: Pack, on_disk: PackOnDisk) -> dict[str, object]:
     """Return a pack for JSON, but for its text and ids."""
     return {
         "name": pack.name,

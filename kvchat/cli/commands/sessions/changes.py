@@ -9,7 +9,7 @@ import typer
 
 from kvchat.app.deletion import OTHERS, branch_words, expected_words
 from kvchat.app.open_sessions import open_store
-from kvchat.app.session_service import Removed, TidyStore
+from kvchat.app.session_service import Removed, SessionService
 from kvchat.cli.commands.sessions.options import PinOptions, RemoveOptions, RenameOptions
 from kvchat.cli.output.streams import Output, Status, as_json, written_as_json
 from kvchat.errors import UsageError
@@ -117,7 +117,7 @@ def _freed_words(removed: Removed, owners: str = "sessions") -> str:
     return words
 
 
-def _confirmed(store: TidyStore, doomed: Sequence[Session], status: Status) -> bool:
+def _confirmed(store: SessionService, doomed: Sequence[Session], status: Status) -> bool:
     """Ask on a terminal; elsewhere there is nobody to ask, and removing was asked for."""
     if not sys.stdin.isatty():
         return True

@@ -22,7 +22,7 @@ from kvchat.engine.api.cache_format import EXACT, canonical_cache_format
 from kvchat.engine.api.ids import GroupId, root_key
 from kvchat.engine.api.loss import GaugeReport
 from kvchat.engine.memory.disk.block_file import Layout
-from kvchat.engine.memory.disk.bundle_blocks import BlockShelf
+from kvchat.engine.memory.disk.bundle_blocks import BundleBlockStore
 from kvchat.engine.models.identity import layouts_of, recall
 from kvchat.errors import CacheError, UsageError
 from kvchat.platform.values import dataclass
@@ -175,7 +175,7 @@ def _tell_back(
         status.note(words)
 
 
-def _shelf(settings: Settings, fingerprint: bytes, layouts: Mapping[GroupId, Layout]) -> BlockShelf:
+def _shelf(settings: Settings, fingerprint: bytes, layouts: Mapping[GroupId, Layout]) -> BundleBlockStore:
     return open_shelf(settings, fingerprint, layouts, block_size=settings.engine.block_size)
 
 

@@ -10,7 +10,7 @@ from dataclasses import asdict
 
 import typer
 
-from kvchat.app.composition import LateStart, opened
+from kvchat.app.composition import LazyStart, opened
 from kvchat.app.open_sessions import open_store
 from kvchat.chat.conversation import Conversation
 from kvchat.chat.service import Chat, EditCost, Revision
@@ -62,7 +62,7 @@ def drop_message(options: ReviseOptions) -> int | None:
 def _revise(options: ReviseOptions, plan: Plan, words: Words) -> int | None:
     """Say what another course costs, ask, and go on along it."""
     settings, status = options.settings(), Status(quiet=options.quiet)
-    engine = LateStart()
+    engine = LazyStart()
     with opened(settings, engine) as kvchat:
         chat = kvchat.load(options.session, options.model, options.adapter)
         conversation = chat.open(options.session)

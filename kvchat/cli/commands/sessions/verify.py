@@ -22,13 +22,13 @@ from kvchat.cli.commands.sessions.settings import with_adapter
 from kvchat.cli.output.streams import Output, Status, as_json
 from kvchat.engine.api.cache_format import parse_cache_format
 from kvchat.engine.api.ids import block_key, root_key
-from kvchat.engine.memory.disk.bundle_blocks import BlockShelf
+from kvchat.engine.memory.disk.bundle_blocks import BundleBlockStore
 from kvchat.engine.memory.disk.used_views import used_views
 from kvchat.errors import CacheError, StorageError, UsageError
 from kvchat.platform.values import dataclass
 from kvchat.session.kv.origin import origin_of
 from kvchat.session.kv.references import References
-from kvchat.session.kv.stored_paths import StoredBlock, blocks_on, leaf_paths
+from kvchat.session.kv.stored_paths import PathBlock, blocks_on, leaf_paths
 from kvchat.session.tree import Session, Turn, Verdict, Verification
 from kvchat.text.figures import plural
 
@@ -44,7 +44,7 @@ class _Path:
     """The ids of one path, and what is stored of it."""
 
     token_ids: tuple[int, ...]
-    blocks: tuple[StoredBlock, ...]
+    blocks: tuple[PathBlock, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ def verify_cache(options: VerifyCacheOptions) -> int | None:
 
 def _scope(
     settings: Settings,
-    shelf: BlockShelf,
+    shelf: BundleBlockStore,
     sessions: Sequence[tuple[Session, Sequence[Turn]]],
     paths: Sequence[_Path],
 ) -> _Scope:
@@ -129,13 +129,13 @@ def _scope(
     return _Scope(len(looked_at), len(unseen))
 
 
-def _still_stored(path: _Path, shelf: BlockShelf) -> _Path:
+def _still_stored(path: _Path, shelf: BundleBlockStore) -> _Path:
     """Return a path with what is still stored of it."""
     blocks = (replace(block, groups=tuple(shelf.groups_of(block.key))) for block in path.blocks)
     return _Path(path.token_ids, tuple(block for block in blocks if block.groups))
 
 
-def _read_all(shelf: BlockShelf, paths: Sequence[_Path], status: Status) -> int:
+def _read_all(shelf: BundleBlockStore, paths: Sequence[_Path], status: Status) -> int:
     """Read every block once, which sets damaged ones aside; return how many were."""
     num_damaged = 0
     blocks = {block.key: block for path in paths for block in path.blocks}
@@ -149,7 +149,7 @@ def _read_all(shelf: BlockShelf, paths: Sequence[_Path], status: Status) -> int:
 @contextmanager
 def _verifier(
     settings: Settings, model: str, status: Status
-) -> "Iterator[tuple[Verifier, BlockShelf, bytes]]":
+) -> "Iterator[tuple[Verifier, BundleBlockStore, bytes]]":
     """Load a model without tiers of its own, and open what is stored for it.
 
     A view shares the names of the exact format, and what is computed over it never has them.
@@ -180,7 +180,7 @@ def _verifier(
 
 
 def _session_paths(
-    shelf: BlockShelf, turns: Sequence[Turn], namespace: str, fingerprint: bytes
+    shelf: BundleBlockStore, turns: Sequence[Turn], namespace: str, fingerprint: bytes
 ) -> list[_Path]:
     root, native = root_key(fingerprint, namespace), root_key(fingerprint)
     return [_Path(path, tuple(blocks_on(shelf, path, root, native))) for path in leaf_paths(turns)]
@@ -199,14 +199,14 @@ def _check(verifier: "Verifier", paths: Sequence[_Path], options: VerifyOptions,
         verifier.check_block(path.token_ids, path.blocks, block)
 
 
-def _sample(paths: Sequence[_Path], num_blocks: int, seed: str | None) -> list[tuple[_Path, StoredBlock]]:
+def _sample(paths: Sequence[_Path], num_blocks: int, seed: str | None) -> list[tuple[_Path, PathBlock]]:
     found = {block.key: (path, block) for path in paths for block in path.blocks}
     chosen = Random(seed).sample(list(found.values()), min(num_blocks, len(found)))
     # Earlier blocks first: what is set aside must not be the past that later ones are held to.
     return sorted(chosen, key=lambda one: one[1].number)
 
 
-def _require_native(shelf: BlockShelf, paths: Sequence[_Path]) -> None:
+def _require_native(shelf: BundleBlockStore, paths: Sequence[_Path]) -> None:
     """Make sure that all of what was computed is still there before it takes the place of a bundle's."""
     for path in paths:
         for block in path.blocks:

@@ -12,7 +12,7 @@ from kvchat.app.open_sessions import open_store
 from kvchat.cli.commands.sessions.options import ExportOptions
 from kvchat.cli.commands.transfer.readable import portable_name, readable_text
 from kvchat.cli.output.streams import Output, Status, as_json
-from kvchat.engine.memory.disk.bundle_blocks import BlockShelf
+from kvchat.engine.memory.disk.bundle_blocks import BundleBlockStore
 from kvchat.engine.models.identity import layouts_of, recall
 from kvchat.errors import FileTaken, UsageError
 from kvchat.platform.values import dataclass
@@ -221,10 +221,10 @@ def _model(settings: Settings, turns: Sequence[Turn], *, with_kv: bool) -> Bundl
     )
 
 
-def _shelf(settings: Settings, kv: BundleModel) -> BlockShelf:
+def _shelf(settings: Settings, kv: BundleModel) -> BundleBlockStore:
     fields = recall(settings.paths.cache_dir, kv.fingerprint)
     assert fields is not None
-    return BlockShelf(
+    return BundleBlockStore(
         settings.paths.cache_dir,
         kv.fingerprint,
         layouts_of(fields),

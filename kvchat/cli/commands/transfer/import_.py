@@ -18,12 +18,12 @@ from kvchat.cli.commands.sessions.options import ImportOptions
 from kvchat.cli.commands.transfer.import_agreement import Agreement, agree
 from kvchat.cli.output.streams import Output, Status, written_as_json
 from kvchat.engine.api.ids import BlockKey, GroupId, block_key
-from kvchat.engine.memory.disk.bundle_blocks import BlockShelf
+from kvchat.engine.memory.disk.bundle_blocks import BundleBlockStore
 from kvchat.engine.memory.disk.io import SYSTEM, Files
 from kvchat.engine.models.identity import layouts_of, remember
 from kvchat.errors import BundleError, SessionNotFound, StorageError
 from kvchat.platform.values import dataclass
-from kvchat.session.bundle.foreign import Transcript, read_transcripts
+from kvchat.session.bundle.foreign import ForeignConversation, read_transcripts
 from kvchat.session.bundle.reader import Bundle, read_blocks, read_bundle, renamed
 from kvchat.session.bundle.record import MAGIC
 from kvchat.session.store import SessionStore
@@ -67,7 +67,7 @@ class BundleFile:
     agreement: Agreement
 
 
-Source = BundleFile | list[Transcript]
+Source = BundleFile | list[ForeignConversation]
 
 
 def import_sessions(options: ImportOptions) -> None:
@@ -202,7 +202,7 @@ class Importer:
         tried: list[tuple[GroupId, BlockKey, int]] = []
         reason = ""
         with ExitStack() as opened:
-            shelf: BlockShelf | None = None
+            shelf: BundleBlockStore | None = None
             try:
                 shelf = opened.enter_context(closing(self._shelf(kv.fingerprint, kv.fields, kv.block_size)))
             except (StorageError, OSError) as error:  # the text is kept without it
@@ -226,7 +226,7 @@ class Importer:
             reason = self._no_room(len(sizes), bundle.num_blocks)
         return _Installed(num_blocks=len(sizes), num_bytes=sum(sizes), reason=reason)
 
-    def _shelf(self, fingerprint: bytes, fields: Mapping[str, Any], block_size: int) -> BlockShelf:
+    def _shelf(self, fingerprint: bytes, fields: Mapping[str, Any], block_size: int) -> BundleBlockStore:
         layouts = layouts_of(fields)
         return open_shelf(self._settings, fingerprint, layouts, block_size=block_size, files=self._files)
 

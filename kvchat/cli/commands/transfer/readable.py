@@ -6,7 +6,7 @@ from pathlib import Path
 from time import localtime, strftime
 
 from kvchat.app.export_format import Format
-from kvchat.session.render.document import Document, Message
+from kvchat.session.render.document import Document, DocumentMessage
 from kvchat.session.tree import Branch, Finish, Role, Session, Turn
 from kvchat.text.answer_footer import footer_parts
 from kvchat.text.figures import plural
@@ -55,7 +55,9 @@ def _document(session: Session, branch: Branch, turns: Sequence[Turn]) -> Docume
         facts=tuple(_facts(session, branch, turns)),
         system=session.system,
         messages=tuple(
-            Message(role=turn.role, text=turn.text, reasoning=turn.reasoning, notes=_notes(turn, session))
+            DocumentMessage(
+                role=turn.role, text=turn.text, reasoning=turn.reasoning, notes=_notes(turn, session)
+            )
             for turn in turns
         ),
     )

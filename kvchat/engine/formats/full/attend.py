@@ -19,12 +19,12 @@ from kvchat.engine.kernels.move_blocks.bring import bring_blocks
 from kvchat.engine.kernels.paged_attention import paged_attention
 from kvchat.engine.kernels.paged_attention.args import AttentionArgs, Prepared, SequenceSpan
 from kvchat.engine.kernels.quantized_attention import seal, sealed_attention
-from kvchat.engine.kernels.quantized_attention.args import SealedPool, SealedStep
+from kvchat.engine.kernels.quantized_attention.args import QuantizedPool, QuantizedStep
 from kvchat.engine.kernels.store_kv import store_kv
 
 
 @dataclass(frozen=True, slots=True)
-class GroupStep:
+class AttentionMetadata:
     """Where one step's tokens go and what they see, in one group.
 
     Args:
@@ -37,17 +37,17 @@ class GroupStep:
     slots: Tensor
     spans: Sequence[SequenceSpan]
     prepared: Prepared | None = None
-    sealed: SealedStep | None = None
+    sealed: QuantizedStep | None = None
 
 
-class SealedLayer(Protocol):
+class QuantizedLayerPool(Protocol):
     """One layer's quantised blocks."""
 
     @property
     def group(self) -> GroupId: ...
 
     @property
-    def pool(self) -> SealedPool: ...
+    def pool(self) -> QuantizedPool: ...
 
 
 class LayerPool(Protocol):
@@ -66,7 +66,7 @@ class LayerPool(Protocol):
     def values(self) -> Tensor: ...
 
     @property
-    def sealed(self) -> SealedLayer | None: ...
+    def sealed(self) -> QuantizedLayerPool | None: ...
 
 
 class PagedAttention:
@@ -80,7 +80,7 @@ class PagedAttention:
     def __init__(self, layers: Mapping[int, LayerPool], borrowed: Mapping[int, int] | None = None) -> None:
         self._layers = layers
         self._borrowed = borrowed or {}
-        self.step: Mapping[GroupId, GroupStep] = {}
+        self.step: Mapping[GroupId, AttentionMetadata] = {}
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, call: AttentionCall) -> Tensor:
         """Store the new keys and values of `layer`, unless it borrows them, and return [T, H, D_v]."""

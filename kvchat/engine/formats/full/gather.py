@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache
 
 from kvchat.engine.api.ids import GroupId
-from kvchat.engine.formats.full.attend import GroupStep, LayerPool
+from kvchat.engine.formats.full.attend import AttentionMetadata, LayerPool
 from kvchat.engine.kernels.paged_attention.args import SequenceSpan
 from kvchat.engine.kernels.store_kv import store_kv
 
@@ -28,7 +28,7 @@ class GatherCache(Cache):
         self._spans: dict[GroupId, SequenceSpan] = {}
         self._start = 0
 
-    def begin(self, step: Mapping[GroupId, GroupStep], number: int) -> None:
+    def begin(self, step: Mapping[GroupId, AttentionMetadata], number: int) -> None:
         """Take the batch's sequence `number`, whose tokens are computed next."""
         for group, part in step.items():
             span = self._spans[group] = part.spans[number]

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from kvchat.engine.api.ids import GroupId
 from kvchat.engine.formats.attention_call import AttentionCall
-from kvchat.engine.formats.full.attend import GroupStep, LayerPool, PagedAttention
+from kvchat.engine.formats.full.attend import AttentionMetadata, LayerPool, PagedAttention
 from kvchat.engine.formats.spec import Fp8LatentSpec
 from kvchat.engine.kernels.fp8_record import Fp8Record
 from kvchat.engine.kernels.latent_attention import latent_attention
@@ -48,11 +48,11 @@ class LatentAttention:
         self._paged = PagedAttention(layers)
 
     @property
-    def step(self) -> Mapping[GroupId, GroupStep]:
+    def step(self) -> Mapping[GroupId, AttentionMetadata]:
         return self._paged.step
 
     @step.setter
-    def step(self, step: Mapping[GroupId, GroupStep]) -> None:
+    def step(self, step: Mapping[GroupId, AttentionMetadata]) -> None:
         self._paged.step = step
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, call: AttentionCall) -> Tensor:

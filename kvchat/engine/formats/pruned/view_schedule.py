@@ -27,7 +27,7 @@ def taint_key(parent: BlockKey, salt: bytes) -> BlockKey:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
+class PrunePoint:
     """A long prompt has been read, and a stretch of it is pruned, once; or it gets a shadow.
 
     Args:
@@ -47,7 +47,7 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Course:
+class ViewSchedule:
     """Args:
     salt: what the taint consists of: view and owner.
     block_size: tokens of a block.
@@ -61,17 +61,17 @@ class Course:
     salt: bytes = b""
     block_size: int = 1
     first_tainted: int | None = None
-    stages: tuple[Stage, ...] = ()
+    stages: tuple[PrunePoint, ...] = ()
     num_observed: int = 0
     query_block: int = 0
 
     # Stages
 
-    def up_to(self, num_stages: int) -> "Course":
+    def up_to(self, num_stages: int) -> "ViewSchedule":
         """Return the course as it is before its later stages. Pure."""
         return self if num_stages >= len(self.stages) else replace(self, stages=self.stages[:num_stages])
 
-    def next_stage(self, num_tokens: int) -> Stage | None:
+    def next_stage(self, num_tokens: int) -> PrunePoint | None:
         """Return the first stage behind `num_tokens` computed tokens. Pure."""
         return next((stage for stage in self.stages if stage.at > num_tokens), None)
 
@@ -86,7 +86,7 @@ class Course:
             return self._whole_blocks(num_computed, num_left)
         return self._whole_blocks(num_computed, max(0, min(num_tokens, num_left - self.num_observed)))
 
-    def most_found(self, stage: Stage) -> int:
+    def most_found(self, stage: PrunePoint) -> int:
         """Return how many tokens before a stage may be found instead of computed: what decides about it must
         be computed. Pure.
         """
@@ -122,7 +122,7 @@ class Course:
         return previous
 
     def kept_names(
-        self, stage: Stage, spine: Sequence[BlockKey], token_ids: Sequence[int]
+        self, stage: PrunePoint, spine: Sequence[BlockKey], token_ids: Sequence[int]
     ) -> dict[int, Name]:
         """Return the names of what is kept of a stretch, by number. They follow from all tokens that were
         read when it was pruned. Pure.
@@ -160,7 +160,7 @@ class Course:
         return in_sight(self.holes(group, num_tokens, block_size), group.num_blocks(num_tokens, block_size))
 
 
-EXACT = Course()
+EXACT = ViewSchedule()
 
 
 def in_sight(holes: Sequence[Hole], end: int) -> list[int]:

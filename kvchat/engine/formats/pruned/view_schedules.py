@@ -7,14 +7,14 @@ from dataclasses import replace
 from kvchat.engine.api.ids import KEY_BYTES, GroupId
 from kvchat.engine.api.namespace import Namespace, parse_namespace
 from kvchat.engine.api.view import NUM_OBSERVED, REACH, SNAPKV, View
-from kvchat.engine.formats.pruned.view_schedule import EXACT, Course, Stage
+from kvchat.engine.formats.pruned.view_schedule import EXACT, PrunePoint, ViewSchedule
 from kvchat.engine.formats.shadow.settings import LEAST_WIDTH, QUERY_BLOCK, least_prompt
 from kvchat.engine.formats.spec import FullSpec, Group
 from kvchat.engine.formats.view_spec import NUM_SINK_BLOCKS, PrunedSpec, ShadowSpec, WindowSpec
 from kvchat.engine.formats.views import viewed_groups
 
 
-class Courses:
+class ViewSchedules:
     """The courses of branches whose layers are these."""
 
     def __init__(self, groups: Sequence[Group], block_size: int) -> None:
@@ -32,7 +32,7 @@ class Courses:
         """Return what a namespace says. Pure."""
         return parse_namespace(namespace)
 
-    def of(self, owner: str, namespace: str, num_tokens: int = 0) -> Course:
+    def of(self, owner: str, namespace: str, num_tokens: int = 0) -> ViewSchedule:
         """Return the course of a new branch.
 
         Args:
@@ -47,9 +47,9 @@ class Courses:
         if self._windows:
             window = self._windows[0]
             salt = f"window {window.num_recent} of {window.block_size}".encode() + nonce
-            return Course(salt=salt, block_size=self._block_size, first_tainted=window.first_tainted)
+            return ViewSchedule(salt=salt, block_size=self._block_size, first_tainted=window.first_tainted)
         if self._shadowed:
-            course = Course(
+            course = ViewSchedule(
                 salt=str(self._shadowed[0].view).encode() + nonce,
                 block_size=self._block_size,
                 query_block=QUERY_BLOCK,
@@ -57,14 +57,14 @@ class Courses:
             return self.going_on(course, namespace, num_tokens)
         is_observed = self._pruned[0].rule == SNAPKV
         rule = f"{self._pruned[0].text} reach {REACH}" if is_observed else self._pruned[0].text
-        course = Course(
+        course = ViewSchedule(
             salt=rule.encode() + nonce,
             block_size=self._block_size,
             num_observed=NUM_OBSERVED if is_observed else 0,
         )
         return self.going_on(course, namespace, num_tokens)
 
-    def going_on(self, course: Course, namespace: str, num_tokens: int) -> Course:
+    def going_on(self, course: ViewSchedule, namespace: str, num_tokens: int) -> ViewSchedule:
         """Return the course of a branch that goes on with a longer prompt: what is pruned stays so.
 
         Args:
@@ -79,40 +79,40 @@ class Courses:
         return replace(course, stages=stages_at(ends, self._pruned[0].num_kept, self._block_size))
 
 
-def course_over(view: View, block_size: int, namespace: str) -> Course:
+def course_over(view: View, block_size: int, namespace: str) -> ViewSchedule:
     """Return the course that branches of a namespace have over a view, whatever the model. Pure where the
     namespace says whose it is.
     """
     # Wide enough for every view: no course depends on it.
     layer = FullSpec(num_kv_heads=1, head_dim_k=LEAST_WIDTH + 1, head_dim_v=1, dtype="F32")
     groups = viewed_groups((Group(id=GroupId(0), spec=layer, layers=(0,)),), view, block_size)
-    return Courses(groups, block_size).of("", namespace)
+    return ViewSchedules(groups, block_size).of("", namespace)
 
 
-def stages_at(prompt_ends: Iterable[int], num_kept: int, block_size: int) -> tuple[Stage, ...]:
+def stages_at(prompt_ends: Iterable[int], num_kept: int, block_size: int) -> tuple[PrunePoint, ...]:
     """Return where a branch is pruned. Pure, and what comes later changes nothing of what is before.
 
     A stretch begins where the last one ended, so that nothing is pruned twice, and ends before the last
     tokens of the prompt. It is pruned if it has more blocks than are kept of it.
     """
-    stages: list[Stage] = []
+    stages: list[PrunePoint] = []
     start = NUM_SINK_BLOCKS
     for at in prompt_ends:
         end = (at - NUM_OBSERVED) // block_size
         if end - start > num_kept:
-            stages.append(Stage(at=at, start=start, end=end))
+            stages.append(PrunePoint(at=at, start=start, end=end))
             start = end
     return tuple(stages)
 
 
-def shadow_stages(prompt_ends: Iterable[int], view: View) -> tuple[Stage, ...]:
+def shadow_stages(prompt_ends: Iterable[int], view: View) -> tuple[PrunePoint, ...]:
     """Return where a branch gets a shadow: behind the first prompt that is long enough, and anew behind each
     by whose end it has grown to twice what it was. Pure.
     """
-    stages: list[Stage] = []
+    stages: list[PrunePoint] = []
     least = least_prompt(view)
     for at in prompt_ends:
         if at >= least:
-            stages.append(Stage(at=at, start=0, end=0))
+            stages.append(PrunePoint(at=at, start=0, end=0))
             least = 2 * at
     return tuple(stages)

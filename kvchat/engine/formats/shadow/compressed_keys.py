@@ -15,7 +15,7 @@ from torch import Tensor
 from kvchat.engine.formats.shadow.pages import Budget, Rows
 from kvchat.engine.formats.shadow.rotary import Rotary
 from kvchat.engine.formats.shadow.settings import CODED_LEN, PIECE_LEN, ShadowSettings
-from kvchat.engine.kernels.shadow_kv import Change, Stand, Turns, products, reference, restore_keys
+from kvchat.engine.kernels.shadow_kv import Change, Landmarks, Rotations, products, reference, restore_keys
 from kvchat.errors import OutOfMemory
 
 LEAST_PER_RANK = 4
@@ -65,14 +65,14 @@ class Segment:
             self.scales.truncate(before)
             raise
 
-    def stands(self) -> Iterator[Stand]:
+    def stands(self) -> Iterator[Landmarks]:
         """Yield keys that lie on no basis as chunks are weighed by them."""
         rows = self.rows.parts(0, len(self.rows))
         if self.scales is None:
-            yield from (Stand(rows=part) for part in rows)
+            yield from (Landmarks(rows=part) for part in rows)
             return
         for part, scales in zip(rows, self.scales.parts(0, len(self.rows)), strict=True):
-            yield Stand(rows=part, scales=scales)
+            yield Landmarks(rows=part, scales=scales)
 
     def fork(self) -> "Segment":
         return Segment(
@@ -91,7 +91,7 @@ class Segment:
             self.directions.release()
 
 
-class SealedKeys:
+class CompressedKeys:
     """All sealed keys of one layer of one branch.
 
     Args:
@@ -188,7 +188,7 @@ class SealedKeys:
         counts = heads.bincount(minlength=self._heads[0]).tolist()
         return torch.cat([self.take(head, own) for head, own in enumerate(chunks.split(counts))])
 
-    def restore(self, change: Change, turns: Turns, out: Tensor) -> None:
+    def restore(self, change: Change, turns: Rotations, out: Tensor) -> None:
         """Fill the missing slots of `out` [H_kv, k, c, D] with the keys of chunks that lie on a basis.
 
         Effect: waits for nothing, where a kernel does it.
@@ -221,7 +221,7 @@ class SealedKeys:
         parts = [piece for stand in stands for piece in stand.split(PIECE_LEN // stand.num_keys)]
         return torch.cat([_worth(query, part) for part in parts], dim=-1)
 
-    def stands(self, landmarks: Rows) -> Iterator[Stand]:
+    def stands(self, landmarks: Rows) -> Iterator[Landmarks]:
         """Yield what chunks are weighed by, in order: landmarks on a basis, keys elsewhere.
 
         Args:
@@ -232,11 +232,11 @@ class SealedKeys:
                 yield from segment.stands()
             else:
                 means = landmarks.parts(segment.first_chunk, segment.first_chunk + len(segment.rows))
-                yield from (Stand(rows=part) for part in means)
+                yield from (Landmarks(rows=part) for part in means)
 
-    def fork(self) -> "SealedKeys":
+    def fork(self) -> "CompressedKeys":
         """Return the same keys for another branch; no byte is copied."""
-        other = SealedKeys(self._settings, self._rotary, self._heads, self._dtype, self._budget)
+        other = CompressedKeys(self._settings, self._rotary, self._heads, self._dtype, self._budget)
         other._segments = [segment.fork() for segment in self._segments]
         return other
 
@@ -354,6 +354,6 @@ class SealedKeys:
         return self._settings.is_sourced and num_tokens >= CODED_LEN
 
 
-def _worth(query: Tensor, stand: Stand) -> Tensor:
+def _worth(query: Tensor, stand: Landmarks) -> Tensor:
     """Return the products [Q, H_kv, G, n] of queries with what stands for n chunks, the highest of each."""
     return products(query, stand.numbers()).unflatten(-1, (-1, stand.num_keys)).amax(dim=-1)

@@ -7,11 +7,11 @@ import torch
 from kvchat.engine.formats.shadow.pages import Budget
 from kvchat.engine.formats.shadow.rotary import Rotary
 from kvchat.engine.formats.shadow.settings import TABLE_STEP
-from kvchat.engine.kernels.shadow_kv import Turns
+from kvchat.engine.kernels.shadow_kv import Rotations
 from kvchat.engine.kernels.streams import Streams
 
 
-class TurnTables:
+class RotationTables:
     """Cosines and sines of all positions, for all layers that turn alike.
 
     Args:
@@ -20,9 +20,9 @@ class TurnTables:
 
     def __init__(self, budget: Budget) -> None:
         self._budget = budget
-        self._tables: dict[Rotary, Turns] = {}
+        self._tables: dict[Rotary, Rotations] = {}
 
-    def of(self, rotary: Rotary, num_positions: int, device: torch.device) -> Turns:
+    def of(self, rotary: Rotary, num_positions: int, device: torch.device) -> Rotations:
         """Return a table of at least so many positions.
 
         Raises:
@@ -47,16 +47,16 @@ class TurnTables:
         return sum(map(_bytes, self._tables.values()))
 
 
-def _bytes(turns: Turns) -> int:
+def _bytes(turns: Rotations) -> int:
     return turns.cosines.nbytes + turns.sines.nbytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Remote:
+class GpuResources:
     """Args:
     streams: on which host memory is read beside computing.
     turns: of the device that computes.
     """
 
     streams: Streams
-    turns: TurnTables
+    turns: RotationTables

@@ -16,16 +16,16 @@ import torch
 from torch import Tensor
 
 from kvchat.engine.formats.shadow.compressed_keys import Segment
-from kvchat.engine.formats.shadow.gpu import Remote
-from kvchat.engine.formats.shadow.layer_store import Budgets, Stock
+from kvchat.engine.formats.shadow.gpu import GpuResources
+from kvchat.engine.formats.shadow.layer_store import Budgets, LayerStore
 from kvchat.engine.formats.shadow.pages import Rows
 from kvchat.engine.formats.shadow.rotary import Rotary
 from kvchat.engine.formats.shadow.settings import PIECE_LEN, LayerShape, ShadowSettings, check_gain
 from kvchat.engine.formats.shadow.working_set import EMPTY
 from kvchat.engine.kernels.shadow_kv import (
     Change,
-    Choice,
-    Sight,
+    ChunkChoice,
+    VisibleChunks,
     chosen,
     chosen_attention,
     chunk_scores,
@@ -54,7 +54,7 @@ class ShadowStep:
     num_fetched: int | Tensor
 
 
-class Source(Protocol):
+class ValueSource(Protocol):
     """All keys and values of a layer of one branch."""
 
     @property
@@ -78,10 +78,10 @@ class ShadowLayer:
     def __init__(
         self,
         settings: ShadowSettings,
-        stock: Stock,
+        stock: LayerStore,
         num_tokens: int,
         num_sealed: int,
-        remote: Remote | None = None,
+        remote: GpuResources | None = None,
     ) -> None:
         assert (remote is not None) is settings.is_remote
         self.settings = settings
@@ -89,7 +89,7 @@ class ShadowLayer:
         self.remote = remote
         self.num_tokens = num_tokens
         self.num_sealed = num_sealed
-        self._source: Source | None = None
+        self._source: ValueSource | None = None
         self._chosen_before: Tensor | None = None
 
     @classmethod
@@ -102,7 +102,7 @@ class ShadowLayer:
         budgets: Budgets,
         *,
         kind: str,
-        remote: Remote | None = None,
+        remote: GpuResources | None = None,
     ) -> "ShadowLayer":
         """Return the shadow of a prompt that was computed exactly.
 
@@ -125,7 +125,7 @@ class ShadowLayer:
             kind=kind,
         )
         check_gain(settings, shape, len(keys))
-        layer = cls(settings, Stock.empty_for(settings, rotary, keys, values, budgets), 0, 0, remote)
+        layer = cls(settings, LayerStore.empty_for(settings, rotary, keys, values, budgets), 0, 0, remote)
         try:
             layer._take_over(keys, values)
         except BaseException:  # a device may fail too, and nobody else can give the bytes back
@@ -149,7 +149,7 @@ class ShadowLayer:
         keys: Tensor,
         values: Tensor,
         softmax_scale: float,
-        source: Source | None = None,
+        source: ValueSource | None = None,
     ) -> tuple[Tensor, list[ShadowStep]]:
         """Add tokens and return what their queries see [Q, H, D_v], with what each block of them saw.
 
@@ -307,8 +307,8 @@ class ShadowLayer:
     ) -> ShadowStep:
         """Return what a block of queries sees beside keys and values of chosen chunks [H_kv, m, c, *]."""
         stock, num_chosen = self.stock, found[0].shape[1]
-        keys = Sight.of(_parts(stock.always_keys, found[0], stock.tail_keys))
-        values = Sight.of(_parts(stock.always_values, found[1], stock.tail_values))
+        keys = VisibleChunks.of(_parts(stock.always_keys, found[0], stock.tail_keys))
+        values = VisibleChunks.of(_parts(stock.always_values, found[1], stock.tail_values))
         self._check_sight(keys.num_tokens, num_chosen)
         return ShadowStep(
             out=gathered_attention(query, keys, values, softmax_scale),
@@ -317,7 +317,9 @@ class ShadowLayer:
             num_fetched=num_fetched,
         )
 
-    def _read_beside(self, query: Tensor, softmax_scale: float, source: Source, remote: Remote) -> ShadowStep:
+    def _read_beside(
+        self, query: Tensor, softmax_scale: float, source: ValueSource, remote: GpuResources
+    ) -> ShadowStep:
         """Return what a block of queries is answered from, where a GPU reads missing chunks in host memory
         while it makes their keys; nothing waits for it.
         """
@@ -342,12 +344,12 @@ class ShadowLayer:
         held = stock.working.keys[:, :num_chosen], stock.working.values[:, :num_chosen]
         return self._answered(query, softmax_scale, held, num_fetched)
 
-    def _read_in_blocks(self, query: Tensor, softmax_scale: float, source: Source) -> ShadowStep | None:
+    def _read_in_blocks(self, query: Tensor, softmax_scale: float, source: ValueSource) -> ShadowStep | None:
         """Return what a block of queries is answered from, by a kernel that reads all of it in the branch's
         blocks; None: there is none for it.
         """
         stock = self.stock
-        choice = Choice(
+        choice = ChunkChoice(
             blocks=source.blocks,
             stands=tuple(stock.sealed_keys.stands(stock.landmarks)),
             always=stock.always,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 import torch
 from torch import Tensor
 
-from kvchat.engine.formats.shadow.compressed_keys import SealedKeys
+from kvchat.engine.formats.shadow.compressed_keys import CompressedKeys
 from kvchat.engine.formats.shadow.pages import Budget, Rows
 from kvchat.engine.formats.shadow.rotary import Rotary
 from kvchat.engine.formats.shadow.settings import ShadowSettings
@@ -24,7 +24,7 @@ class Budgets:
 
 
 @dataclass(slots=True, kw_only=True)
-class Stock:
+class LayerStore:
     """What is kept; branches share it until one of them writes.
 
     Args:
@@ -43,13 +43,13 @@ class Stock:
     always_keys: Rows
     always_values: Rows
     values: Rows
-    sealed_keys: SealedKeys
+    sealed_keys: CompressedKeys
     working: WorkingSet
 
     @classmethod
     def empty_for(
         cls, settings: ShadowSettings, rotary: Rotary, keys: Tensor, values: Tensor, budgets: Budgets
-    ) -> "Stock":
+    ) -> "LayerStore":
         """Return an empty stock for keys [n, H_kv, D] and values [n, H_kv, D_v] such as these.
 
         Raises:
@@ -66,11 +66,11 @@ class Stock:
             always_keys=Rows((size, keys.shape[2]), keys.dtype, device, page_rows=1),
             always_values=Rows((size, values.shape[2]), values.dtype, device, page_rows=1),
             values=Rows((size, 0 if settings.is_sourced else values.shape[2]), values.dtype, budgets.host),
-            sealed_keys=SealedKeys(settings, rotary, (keys.shape[1], keys.shape[2]), keys.dtype, device),
+            sealed_keys=CompressedKeys(settings, rotary, (keys.shape[1], keys.shape[2]), keys.dtype, device),
             working=WorkingSet(working[0], working[1], device),
         )
 
-    def fork(self) -> "Stock":
+    def fork(self) -> "LayerStore":
         """Return the same for another branch.
 
         Raises:

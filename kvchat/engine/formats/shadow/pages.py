@@ -44,7 +44,7 @@ class Budget:
         assert self.used_bytes >= 0
 
 
-class Page:
+class RowPage:
     """Rows [capacity, ...] of which the first `num_rows` are written, by a branch that holds it alone."""
 
     def __init__(self, capacity: int, like: Tensor, budget: Budget) -> None:
@@ -71,7 +71,7 @@ class Page:
         self.data[self.num_rows : self.num_rows + len(rows)] = rows
         self.num_rows += len(rows)
 
-    def share(self) -> "Page":
+    def share(self) -> "RowPage":
         self.num_holders += 1
         return self
 
@@ -95,13 +95,13 @@ class Rows:
         self._page_rows = page_rows
         self._like = torch.empty(0, *shape, dtype=dtype)
         self._budget = budget
-        self._pages: list[Page] = []
+        self._pages: list[RowPage] = []
 
     def __len__(self) -> int:
         return sum(page.num_rows for page in self._pages)
 
     @property
-    def pages(self) -> list[Page]:
+    def pages(self) -> list[RowPage]:
         return list(self._pages)
 
     def append(self, rows: Tensor) -> None:
@@ -115,7 +115,7 @@ class Rows:
         last = self._writable_page() if len(fitting) else None
         # Claimed before anything is written, so that a refusal leaves all as it was.
         page = (
-            Page(max(self._page_rows, len(rest)), self._like.to(rows.device), self._budget)
+            RowPage(max(self._page_rows, len(rest)), self._like.to(rows.device), self._budget)
             if len(rest)
             else None
         )
@@ -134,11 +134,11 @@ class Rows:
             if not last.num_rows:
                 self._pages.pop().release()
 
-    def _writable_page(self) -> Page:
+    def _writable_page(self) -> RowPage:
         """Return the last page, a copy of it where another branch holds it too."""
         last = self._pages[-1]
         if last.num_holders > 1:
-            own = Page(len(last.data), last.data, self._budget)
+            own = RowPage(len(last.data), last.data, self._budget)
             own.write(last.data[: last.num_rows])
             last.release()
             self._pages[-1] = own

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from kvchat.engine.kernels.shadow_kv import Turns, reference
+from kvchat.engine.kernels.shadow_kv import Rotations, reference
 from kvchat.errors import UnsupportedModel
 
 CosinesAndSines = Callable[[Tensor], tuple[Tensor, Tensor]]
@@ -70,11 +70,11 @@ class Rotary:
         keys = self._in_halves(keys, num_turned)
         return self._back(reference.unrotated(keys, cosines, sines, self.scaling), num_turned)
 
-    def turns(self, num_positions: int, device: torch.device) -> Turns:
+    def turns(self, num_positions: int, device: torch.device) -> Rotations:
         """Return the embedding at the first `num_positions` positions, as kernels read it on the device."""
         sides = self._halves(torch.arange(num_positions, device=device))
         cosines, sines = (side[:, : side.shape[1] // 2].contiguous() for side in sides)
-        return Turns(cosines=cosines, sines=sines, are_neighbours=self.layout == NEIGHBOURS)
+        return Rotations(cosines=cosines, sines=sines, are_neighbours=self.layout == NEIGHBOURS)
 
     def _halves(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Return cosines and sines [n, R] in halves, however the source orders them."""

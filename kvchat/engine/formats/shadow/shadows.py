@@ -13,10 +13,10 @@ from functools import partial
 
 from torch import Tensor
 
-from kvchat.engine.api.ids import BranchId
+from kvchat.engine.api.ids import SequenceId
 from kvchat.engine.api.snapshot import ShadowUsage
 from kvchat.engine.api.view import View
-from kvchat.engine.formats.shadow.gpu import Remote, TurnTables
+from kvchat.engine.formats.shadow.gpu import GpuResources, RotationTables
 from kvchat.engine.formats.shadow.layer import ShadowLayer, ShadowStep
 from kvchat.engine.formats.shadow.layer_store import Budgets
 from kvchat.engine.formats.shadow.pages import Budget
@@ -48,7 +48,7 @@ class Counts:
 
 
 @dataclass(slots=True)
-class KeptShadow:
+class CachedShadow:
     """A shadow for each layer, of a prompt alone or of a branch that goes on from it."""
 
     prompt: ShadowedPrompt
@@ -81,19 +81,21 @@ class Shadows:
         self.limit_bytes = limit_bytes
         self.budgets = Budgets(device=Budget("device"), host=Budget("host"))
         self.counts = {layer: Counts() for layer in rotaries}
-        self.remote: Remote | None = None
+        self.remote: GpuResources | None = None
         if streams is not None:
-            self.remote = Remote(streams=streams, turns=TurnTables(self.budgets.device))
+            self.remote = GpuResources(streams=streams, turns=RotationTables(self.budgets.device))
         self._rotaries = rotaries
         # Both in the order in which they were used.
-        self._branches: dict[BranchId, KeptShadow] = {}
-        self._prompts: dict[bytes, KeptShadow] = {}
+        self._branches: dict[SequenceId, CachedShadow] = {}
+        self._prompts: dict[bytes, CachedShadow] = {}
 
     @property
     def used_bytes(self) -> int:
         return self.budgets.device.used_bytes + self.budgets.host.used_bytes
 
-    def step(self, branch: BranchId, prompt: ShadowedPrompt, num_tokens: int, blocks: Tensor) -> "StepShadow":
+    def step(
+        self, branch: SequenceId, prompt: ShadowedPrompt, num_tokens: int, blocks: Tensor
+    ) -> "StepShadow":
         """Return what answers the tokens of a branch behind `num_tokens`.
 
         Args:
@@ -104,12 +106,12 @@ class Shadows:
         if found is not None and found.prompt != prompt:
             found.release()
             found = None
-        shadow = self._branches[branch] = found or KeptShadow(prompt)
+        shadow = self._branches[branch] = found or CachedShadow(prompt)
         made = self._prompts.pop(prompt.name, None)
-        self._prompts[prompt.name] = made or KeptShadow(prompt)
+        self._prompts[prompt.name] = made or CachedShadow(prompt)
         return StepShadow(self, shadow, num_tokens, blocks)
 
-    def forget(self, branch: BranchId) -> None:
+    def forget(self, branch: SequenceId) -> None:
         """Let go of what is a branch's own, if it has a shadow; its prompt's stays while there is room."""
         found = self._branches.pop(branch, None)
         if found is not None:
@@ -129,7 +131,7 @@ class Shadows:
         if self.remote is not None:
             self.remote.streams.mark().wait()
 
-    def trim(self, kept: Collection[BranchId]) -> None:
+    def trim(self, kept: Collection[SequenceId]) -> None:
         """Let go of the prompts used longest ago, with the branches that go on from them, while there are too
         many bytes; of none that `kept` go on from until nothing else is left, and of what is theirs never.
         """
@@ -193,7 +195,7 @@ class Shadows:
             self.counts[layer].made_len += prompt.num_tokens
         return layers[layer].fork()
 
-    def _is_on(self, branch: BranchId, name: bytes) -> bool:
+    def _is_on(self, branch: SequenceId, name: bytes) -> bool:
         found = self._branches.get(branch)
         return found is not None and found.prompt.name == name
 
@@ -206,7 +208,7 @@ class StepShadow:
         blocks: all of the branch, in order.
     """
 
-    def __init__(self, shadows: Shadows, branch: KeptShadow, num_tokens: int, blocks: Tensor) -> None:
+    def __init__(self, shadows: Shadows, branch: CachedShadow, num_tokens: int, blocks: Tensor) -> None:
         self._shadows = shadows
         self._branch = branch
         self._num_tokens = num_tokens

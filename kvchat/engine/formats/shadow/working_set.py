@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kvchat.engine.formats.shadow.pages import Budget
 from kvchat.engine.kernels.shadow_kv import Change, exchange
-from kvchat.engine.kernels.streams import Lane, Streams
+from kvchat.engine.kernels.streams import Stream, Streams
 
 Fetch = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 """Heads [M], ascending, and a chunk of each [M] → their keys [M, c, D] and values [M, c, D_v]."""
@@ -84,7 +84,7 @@ class WorkingSet:
         load, compute = fills
         streams.compute(find)
         # Behind all that was handed in: earlier steps have read what is written over.
-        loaded = streams.beside(Lane.IN, lambda: load(changes[0], keys, values), [streams.mark()])
+        loaded = streams.beside(Stream.IN, lambda: load(changes[0], keys, values), [streams.mark()])
         streams.compute(lambda: compute(changes[0], keys, values))
         streams.join(loaded)
         return num_fetched

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from kvchat.engine.kernels.linear.paired_weight import PairedWeight
 from kvchat.engine.kernels.paged_attention.args import SequenceSpan
-from kvchat.engine.kernels.quantized_attention.args import SealedPool
-from kvchat.engine.kernels.quantized_linear import QuantisedWeight
+from kvchat.engine.kernels.quantized_attention.args import QuantizedPool
+from kvchat.engine.kernels.quantized_linear import QuantizedWeight
 
 
 class Activation(StrEnum):
@@ -44,7 +44,7 @@ class Linear:
         bias: [N], or None.
     """
 
-    weight: Tensor | PairedWeight | QuantisedWeight
+    weight: Tensor | PairedWeight | QuantizedWeight
     bias: Tensor | None
 
     @property
@@ -143,7 +143,7 @@ class LayerPool:
     keys: Tensor
     values: Tensor
     group: int
-    sealed: SealedPool | None = None
+    sealed: QuantizedPool | None = None
     old: int = 0
 
 

@@ -24,8 +24,8 @@ from kvchat.engine.kernels.linear.emulated import is_emulated, is_multiplied_nat
 from kvchat.engine.kernels.linear.packed_layout import packed_layout
 from kvchat.engine.kernels.linear.paired_weight import BLOCK, PairedWeight
 from kvchat.engine.kernels.native.library import Library, library
-from kvchat.engine.kernels.quantized_attention.native import Side, addresses_of, side_of
-from kvchat.engine.kernels.quantized_linear import QuantisedWeight, native
+from kvchat.engine.kernels.quantized_attention.native import RecordSide, addresses_of, side_of
+from kvchat.engine.kernels.quantized_linear import QuantizedWeight, native
 from kvchat.engine.kernels.quantized_linear.weight import TILE
 
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
@@ -71,7 +71,7 @@ class _Layer(ctypes.Structure):
         *_fields(ctypes.c_int64, "window chunk rope group activation"),
         *_fields(ctypes.c_double, "scale softcap"),
         ("old", ctypes.c_int64),
-        *_fields(Side, "old_keys old_values"),
+        *_fields(RecordSide, "old_keys old_values"),
     ]
 
 
@@ -236,7 +236,7 @@ class NativeLayers:
         found = _Product(bias=None if bias is None else bias.data_ptr())
         found.num_outputs, found.num_inputs = weight.shape
         found.bias_type = 0 if bias is None else TYPES[bias.dtype]
-        if isinstance(weight, QuantisedWeight):
+        if isinstance(weight, QuantizedWeight):
             _add_codes(found, weight)
             return found
         found.type = TYPES[weight.dtype]
@@ -274,7 +274,7 @@ def step_bytes(
     heads = max(part.query.num_outputs + part.key.num_outputs + part.value.num_outputs for part in parts)
     inputs = width + attended + inner
     num_bytes = 4 * (inputs + heads + width)
-    if any(isinstance(linear.weight, QuantisedWeight) for part in parts for linear in part.all):
+    if any(isinstance(linear.weight, QuantizedWeight) for part in parts for linear in part.all):
         num_bytes += int((_FINE_BYTES if dtype == torch.float32 else _COARSE_BYTES) * inputs)
     elif (found := level or library()) and all(
         _suits_rounded(linear, dtype, found) for part in parts for linear in part.all
@@ -285,7 +285,7 @@ def step_bytes(
 
 def _suits_prompts(linear: Linear, dtype: torch.dtype, level: Library) -> bool:
     weight = linear.weight
-    if isinstance(weight, QuantisedWeight):
+    if isinstance(weight, QuantizedWeight):
         return native.prefers_codes(dtype, weight, level)
     is_small = isinstance(weight, Tensor) and len(weight) < BLOCK and is_emulated(weight.dtype)
     return is_small or isinstance(weight, PairedWeight)
@@ -300,12 +300,12 @@ def _suits_rounded(linear: Linear, dtype: torch.dtype, level: Library) -> bool:
     weight = linear.weight
     if dtype != torch.bfloat16 or not rounds_products(level):
         return False
-    if isinstance(weight, QuantisedWeight):
+    if isinstance(weight, QuantizedWeight):
         return weight.shape[0] % TILE == 0
     return isinstance(weight, PairedWeight) or (weight.is_mkldnn and weight.dtype == torch.bfloat16)
 
 
-def _add_codes(product: _Product, weight: QuantisedWeight) -> None:
+def _add_codes(product: _Product, weight: QuantizedWeight) -> None:
     coding, minima = weight.coding, weight.minima
     if not native.takes(torch.empty(1), weight):
         raise ValueError(f"weights of {coding}")
@@ -314,10 +314,10 @@ def _add_codes(product: _Product, weight: QuantisedWeight) -> None:
     product.minima = None if minima is None else minima.data_ptr()
 
 
-def _old(pool: LayerPool) -> tuple[int, Side, Side]:
+def _old(pool: LayerPool) -> tuple[int, RecordSide, RecordSide]:
     sealed = pool.sealed
     if sealed is None:
-        return -1, Side(), Side()
+        return -1, RecordSide(), RecordSide()
     keys, values = side_of(sealed.keys, sealed.key_record), side_of(sealed.values, sealed.value_record)
     return pool.old, keys, values
 

@@ -22,7 +22,7 @@ from kvchat.engine.kernels.linear.paired_weight import PairedWeight
 from kvchat.engine.kernels.paged_attention.args import AttentionArgs
 from kvchat.engine.kernels.paged_attention.reference import paged_attention
 from kvchat.engine.kernels.quantized_attention.reference import sealed_attention
-from kvchat.engine.kernels.quantized_linear import QuantisedWeight, dequantise
+from kvchat.engine.kernels.quantized_linear import QuantizedWeight, dequantise
 from kvchat.engine.kernels.store_kv.reference import store_kv
 
 BYTE_BLOCK = 32
@@ -76,7 +76,7 @@ def _linear(x: Tensor, linear: Linear) -> Tensor:
 
 
 def _linear_rounded(x: Tensor, linear: Linear) -> Tensor:
-    is_quantised = isinstance(linear.weight, QuantisedWeight)
+    is_quantised = isinstance(linear.weight, QuantizedWeight)
     return _linear(rounded_to_bytes(x) if is_quantised else x.bfloat16().float(), linear)
 
 
@@ -87,9 +87,9 @@ def rounded_to_bytes(x: Tensor) -> Tensor:
     return ((blocks * (127 / largest)).round() * (largest / 127)).flatten(1)[:, : x.shape[1]]
 
 
-def dense(weight: Tensor | PairedWeight | QuantisedWeight) -> Tensor:
+def dense(weight: Tensor | PairedWeight | QuantizedWeight) -> Tensor:
     """Return a weight's numbers in float32."""
-    if isinstance(weight, QuantisedWeight):
+    if isinstance(weight, QuantizedWeight):
         return dequantise(weight)
     if isinstance(weight, PairedWeight) or weight.is_mkldnn:
         weight = weight.to_dense()
@@ -106,7 +106,7 @@ def _attend(
 ) -> Tensor:
     heads, products, rows = layer.heads, layer.projections, step.groups[pool.group]
     of_input = (products.query, products.key, products.value)
-    is_mixed = len({isinstance(linear.weight, QuantisedWeight) for linear in of_input}) > 1
+    is_mixed = len({isinstance(linear.weight, QuantizedWeight) for linear in of_input}) > 1
     query, key, value = ((_linear if is_mixed else multiply)(x, linear) for linear in of_input)
     query = query.unflatten(1, (heads.num_heads, heads.dim))
     key, value = (part.unflatten(1, (heads.num_kv_heads, heads.dim)) for part in (key, value))

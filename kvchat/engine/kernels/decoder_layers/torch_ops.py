@@ -17,14 +17,14 @@ Projected = tuple[Tensor, Tensor, Tensor]
 """Queries [T, H, D], keys and values [T, H_kv, D], not turned yet."""
 
 
-class Weights(NamedTuple):
+class LayerWeights(NamedTuple):
     """The tensors of a layer's products, weight and bias each, and of its norms."""
 
     products: tuple[tuple[Tensor, Tensor | None], ...]
     norms: tuple[Tensor | None, ...]
 
 
-def weights_of(layer: DecoderLayer) -> Weights:
+def weights_of(layer: DecoderLayer) -> LayerWeights:
     """Return a layer's tensors.
 
     Raises:
@@ -36,10 +36,10 @@ def weights_of(layer: DecoderLayer) -> Weights:
             raise ValueError("weights that are packed or quantised")
         products.append((linear.weight, linear.bias))
     norms = (*_norms(layer), layer.heads.query_norm, layer.heads.key_norm)
-    return Weights(tuple(products), tuple(norm.weight if norm is not None else None for norm in norms))
+    return LayerWeights(tuple(products), tuple(norm.weight if norm is not None else None for norm in norms))
 
 
-def with_weights(layer: DecoderLayer, weights: Weights) -> DecoderLayer:
+def with_weights(layer: DecoderLayer, weights: LayerWeights) -> DecoderLayer:
     """Return a layer that computes the same with other weights."""
     query, key, value, output, gate, up, down = (
         Linear(weight=weight, bias=bias) for weight, bias in weights.products

@@ -17,7 +17,7 @@ from kvchat.engine.kernels.tiling import Tiling
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class LaunchTarget:
     """Where a launch writes: the result [T, H, D], or parts [T * H, S, D] with their lse and counts."""
 
     out: Tensor
@@ -31,7 +31,7 @@ class Target:
         return self.out, self.lse, self.counts
 
 
-Launch = Callable[[Tensor, Tiling, Target], None]
+Launch = Callable[[Tensor, Tiling, LaunchTarget], None]
 """Takes sequence and first query of each tile [M, 2], the size of tiles, and where to write."""
 
 
@@ -57,12 +57,14 @@ def attend(
         launch(tables.other_tiles(tilings[1].block_m // group), tilings[1], whole(out))
 
 
-def whole(out: Tensor) -> Target:
+def whole(out: Tensor) -> LaunchTarget:
     """Return the result as what a launch writes."""
-    return Target(out, out, out, 1, False)
+    return LaunchTarget(out, out, out, 1, False)
 
 
-def in_parts(out: Tensor, tables: StepTables, most_parts: int, launch: Callable[[Target], None]) -> None:
+def in_parts(
+    out: Tensor, tables: StepTables, most_parts: int, launch: Callable[[LaunchTarget], None]
+) -> None:
     """Have the single queries of a step computed by one launch, in up to so many parts, and merge these."""
     if most_parts == 1:
         launch(whole(out))
@@ -72,7 +74,7 @@ def in_parts(out: Tensor, tables: StepTables, most_parts: int, launch: Callable[
     parts = torch.empty(num_tokens * num_heads, most_parts, dim, dtype=torch.float32, device=device)
     lse = torch.empty(num_tokens * num_heads, most_parts, dtype=torch.float32, device=device)
     counts = torch.zeros(num_tokens * num_heads, dtype=torch.int32, device=device)
-    launch(Target(parts, lse, counts, most_parts, True))
+    launch(LaunchTarget(parts, lse, counts, most_parts, True))
     if len(tables.singles) == num_tokens:
         merge_lse(parts, lse, counts, out.view(num_tokens * num_heads, dim))
         return

@@ -19,8 +19,8 @@ LEAST_BYTES = 2**18
 """A further thread computes for every so many bytes of keys and values; less is done before it has begun."""
 
 
-class AttentionCall(ctypes.Structure):
-    """The fields of call.h's `AttentionCall`, in order."""
+class NativeCall(ctypes.Structure):
+    """The fields of call.h's `NativeCall`, in order."""
 
     _fields_ = [
         *(
@@ -81,7 +81,7 @@ def paged_attention(
 
 def attention_call(
     query: Tensor, pools: tuple[Tensor, Tensor], out: Tensor, args: AttentionArgs, native: Library
-) -> tuple[AttentionCall, tuple[object, ...]]:
+) -> tuple[NativeCall, tuple[object, ...]]:
     """Return the call that computes into `out`, and what must live as long as it, beside its tensors."""
     k_pool, v_pool = pools
     table = args.prepared if isinstance(args.prepared, SpanTable) else span_table(args.spans)
@@ -89,7 +89,7 @@ def attention_call(
     num_kv_heads, block_size, dim_v = v_pool.shape[1:]
     sinks = None if args.sinks is None else args.sinks.float().contiguous()
     num_bytes = table.num_keys * num_kv_heads * (dim_k + dim_v) * k_pool.element_size()
-    call = AttentionCall(
+    call = NativeCall(
         query.data_ptr(),
         k_pool.data_ptr(),
         v_pool.data_ptr(),

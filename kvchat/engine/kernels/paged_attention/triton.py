@@ -16,7 +16,7 @@ from kvchat.engine.kernels.device import in_rows
 from kvchat.engine.kernels.online_softmax.triton import begin, count_parts, keys_of_part, store_result
 from kvchat.engine.kernels.paged_attention import launches
 from kvchat.engine.kernels.paged_attention.args import AttentionArgs, StepTables
-from kvchat.engine.kernels.paged_attention.launches import Target
+from kvchat.engine.kernels.paged_attention.launches import LaunchTarget
 from kvchat.engine.kernels.paged_attention.step_tables import tables_of
 from kvchat.engine.kernels.tiling import HALF, Tiling
 
@@ -66,7 +66,7 @@ def paged_attention(
     sizes = group, max(k_pool.shape[3], v_pool.shape[3]), query.element_size()
     most_parts = min(MOST_PARTS, -(-tables.most_visible // PART_LEN))
 
-    def launch(tiles: Tensor, tiling: Tiling, target: Target) -> None:
+    def launch(tiles: Tensor, tiling: Tiling, target: LaunchTarget) -> None:
         _launch(query, (k_pool, v_pool), args, (tables, tiles), (tiling, target))
 
     tilings = decode_tiling(*sizes), prefill_tiling(*sizes)
@@ -79,7 +79,7 @@ def _launch(
     pools: tuple[Tensor, Tensor],
     args: AttentionArgs,
     where: tuple[StepTables, Tensor],
-    how: tuple[Tiling, Target],
+    how: tuple[Tiling, LaunchTarget],
 ) -> None:
     tables, tiles = where
     tiling, target = how

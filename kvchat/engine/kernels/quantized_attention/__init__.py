@@ -10,7 +10,7 @@ from kvchat.engine.kernels.launch_checks import check_blocks, check_targets, deb
 from kvchat.engine.kernels.paged_attention.args import AttentionArgs
 from kvchat.engine.kernels.paged_attention.step_tables import check_tables, tables_of
 from kvchat.engine.kernels.quantized_attention import native, reference, table_ops, torch_ops
-from kvchat.engine.kernels.quantized_attention.args import SealedPool, SealedStep, check_old_blocks
+from kvchat.engine.kernels.quantized_attention.args import QuantizedPool, QuantizedStep, check_old_blocks
 from kvchat.engine.kernels.quantized_kv import native as native_codes
 from kvchat.engine.kernels.tiling import HALF
 
@@ -21,7 +21,7 @@ MOST_WIDE_HEADS = 16
 """More query heads of a key-value head in float32 are left to torch: their tiles spill."""
 
 
-def seal(k_pool: Tensor, v_pool: Tensor, sealed: SealedPool, step: SealedStep) -> None:
+def seal(k_pool: Tensor, v_pool: Tensor, sealed: QuantizedPool, step: QuantizedStep) -> None:
     """Do what the reference does; see there for arguments."""
     if not len(step.sources):
         return
@@ -42,9 +42,9 @@ def seal(k_pool: Tensor, v_pool: Tensor, sealed: SealedPool, step: SealedStep) -
 def sealed_attention(
     query: Tensor,
     pools: tuple[Tensor, Tensor],
-    sealed: SealedPool,
+    sealed: QuantizedPool,
     args: AttentionArgs,
-    step: SealedStep,
+    step: QuantizedStep,
 ) -> Tensor:
     """Return what the reference returns; see there for arguments."""
     if debugs():
@@ -65,7 +65,7 @@ def fits(group: int, element_size: int) -> bool:
     return element_size <= HALF or group <= MOST_WIDE_HEADS
 
 
-def _check(pool: Tensor, sealed: SealedPool, args: AttentionArgs, step: SealedStep) -> None:
+def _check(pool: Tensor, sealed: QuantizedPool, args: AttentionArgs, step: QuantizedStep) -> None:
     """Raise AssertionError unless all blocks that sequences may read lie in their pools."""
     tables = tables_of(args)
     check_tables(tables, pool)
@@ -75,9 +75,9 @@ def _check(pool: Tensor, sealed: SealedPool, args: AttentionArgs, step: SealedSt
 def _plain(
     query: Tensor,
     pools: tuple[Tensor, Tensor],
-    sealed: SealedPool,
+    sealed: QuantizedPool,
     args: AttentionArgs,
-    step: SealedStep,
+    step: QuantizedStep,
 ) -> Tensor:
     if step.tables is not None:
         return table_ops.sealed_attention(query, pools, sealed, args, step.tables)

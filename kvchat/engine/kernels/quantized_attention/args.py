@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from kvchat.engine.kernels.paged_attention.args import StepTables
-from kvchat.engine.kernels.quantized_record import SealedRecord, num_sealed
+from kvchat.engine.kernels.quantized_record import QuantizedRecord, num_sealed
 
 
 @dataclass(frozen=True, slots=True)
-class SealedPool:
+class QuantizedPool:
     """One layer's quantised blocks.
 
     Args:
@@ -23,12 +23,12 @@ class SealedPool:
 
     keys: Tensor
     values: Tensor
-    key_record: SealedRecord
-    value_record: SealedRecord
+    key_record: QuantizedRecord
+    value_record: QuantizedRecord
 
 
 @dataclass(frozen=True, slots=True)
-class SealedStep:
+class QuantizedStep:
     """One step's part in quantised blocks, for all layers of a group.
 
     Args:

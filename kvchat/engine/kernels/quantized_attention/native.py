@@ -12,15 +12,15 @@ from torch import Tensor
 from kvchat.engine.kernels.native.library import Library, library
 from kvchat.engine.kernels.paged_attention import native as paged
 from kvchat.engine.kernels.paged_attention.args import AttentionArgs
-from kvchat.engine.kernels.quantized_attention.args import SealedPool
-from kvchat.engine.kernels.quantized_record import Code, SealedRecord
+from kvchat.engine.kernels.quantized_attention.args import QuantizedPool
+from kvchat.engine.kernels.quantized_record import Code, QuantizedRecord
 
 CODES = (Code.FP8, Code.INT8, Code.INT4, Code.INT2)
 """In the order of the kernel's numbers for them."""
 
 
-class Side(ctypes.Structure):
-    """The fields of sealed.h's `Side`, in order."""
+class RecordSide(ctypes.Structure):
+    """The fields of sealed.h's `RecordSide`, in order."""
 
     _fields_ = [
         ("pool", ctypes.c_void_p),
@@ -36,10 +36,10 @@ class _Call(ctypes.Structure):
     """The fields of sealed.h's `SealedCall`, in order."""
 
     _fields_ = [
-        ("attention", paged.AttentionCall),
+        ("attention", paged.NativeCall),
         ("blocks", ctypes.c_void_p),
-        ("keys", Side),
-        ("values", Side),
+        ("keys", RecordSide),
+        ("values", RecordSide),
     ]
 
 
@@ -51,7 +51,7 @@ def takes(query: Tensor, pools: tuple[Tensor, Tensor]) -> bool:
 def sealed_attention(
     query: Tensor,
     pools: tuple[Tensor, Tensor],
-    sealed: SealedPool,
+    sealed: QuantizedPool,
     args: AttentionArgs,
     blocks: Sequence[Tensor],
     native: Library | None = None,
@@ -83,9 +83,9 @@ def addresses_of(blocks: Sequence[Tensor]) -> Tensor:
     return torch.tensor([listed.data_ptr() for listed in blocks], dtype=torch.int64)
 
 
-def side_of(pool: Tensor, record: SealedRecord) -> Side:
+def side_of(pool: Tensor, record: QuantizedRecord) -> RecordSide:
     """Return the keys, or the values, of a layer's quantised blocks as kernels read them."""
-    return Side(
+    return RecordSide(
         pool.data_ptr(),
         *pool.stride()[:2],
         CODES.index(record.code),

@@ -12,12 +12,12 @@ from torch import Tensor
 
 from kvchat.engine.kernels.paged_attention.args import AttentionArgs, SequenceSpan
 from kvchat.engine.kernels.paged_attention.reference import attend
-from kvchat.engine.kernels.quantized_attention.args import SealedPool, SealedStep
+from kvchat.engine.kernels.quantized_attention.args import QuantizedPool, QuantizedStep
 from kvchat.engine.kernels.quantized_kv.reference import dequantise, quantise
 from kvchat.engine.kernels.quantized_record import num_sealed
 
 
-def seal(k_pool: Tensor, v_pool: Tensor, sealed: SealedPool, step: SealedStep) -> None:
+def seal(k_pool: Tensor, v_pool: Tensor, sealed: QuantizedPool, step: QuantizedStep) -> None:
     """Quantise the step's old blocks of the exact pools [N, H_kv, P, D] into their places."""
     if len(step.sources):
         sealed.keys[step.targets, :, 0] = quantise(k_pool[step.sources], sealed.key_record)
@@ -27,7 +27,7 @@ def seal(k_pool: Tensor, v_pool: Tensor, sealed: SealedPool, step: SealedStep) -
 def sealed_attention(
     query: Tensor,
     pools: tuple[Tensor, Tensor],
-    sealed: SealedPool,
+    sealed: QuantizedPool,
     args: AttentionArgs,
     blocks: Sequence[Tensor],
 ) -> Tensor:
@@ -57,7 +57,7 @@ def sealed_attention(
     return out
 
 
-def dequantised(sealed: SealedPool, blocks: Tensor) -> tuple[Tensor, Tensor]:
+def dequantised(sealed: QuantizedPool, blocks: Tensor) -> tuple[Tensor, Tensor]:
     """Return keys and values [n * P, H_kv, D], float32, of quantised blocks."""
     keys = dequantise(sealed.keys[blocks, :, 0], sealed.key_record)
     values = dequantise(sealed.values[blocks, :, 0], sealed.value_record)

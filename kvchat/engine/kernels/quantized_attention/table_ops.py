@@ -11,13 +11,13 @@ from torch import Tensor
 
 from kvchat.engine.kernels.paged_attention.args import AttentionArgs, StepTables
 from kvchat.engine.kernels.paged_attention.table_ops import attend, gather, hidden_slots
-from kvchat.engine.kernels.quantized_attention.args import SealedPool
+from kvchat.engine.kernels.quantized_attention.args import QuantizedPool
 from kvchat.engine.kernels.quantized_kv.reference import dequantise
-from kvchat.engine.kernels.quantized_record import SealedRecord
+from kvchat.engine.kernels.quantized_record import QuantizedRecord
 
 
 def sealed_attention(
-    query: Tensor, pools: tuple[Tensor, Tensor], sealed: SealedPool, args: AttentionArgs, old: Tensor
+    query: Tensor, pools: tuple[Tensor, Tensor], sealed: QuantizedPool, args: AttentionArgs, old: Tensor
 ) -> Tensor:
     """Return what the reference returns, for rows that stand in their sequence's order.
 
@@ -41,7 +41,7 @@ def sealed_attention(
     return attend(query, (torch.cat(keys, dim=2), torch.cat(values, dim=2)), torch.cat(hidden, dim=1), args)
 
 
-def _numbers(records: Tensor, tables: Tensor, record: SealedRecord) -> Tensor:
+def _numbers(records: Tensor, tables: Tensor, record: QuantizedRecord) -> Tensor:
     """Return all slots of the tables' blocks in order [B, H_kv, n P, D], float32."""
     numbers = dequantise(records.index_select(0, tables.flatten())[:, :, 0], record)  # [B n, H_kv, P, D]
     return numbers.unflatten(0, tables.shape).transpose(1, 2).flatten(2, 3)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from kvchat.engine.kernels.paged_attention.args import AttentionArgs, SequenceSpan
-from kvchat.engine.kernels.quantized_attention.args import SealedPool
+from kvchat.engine.kernels.quantized_attention.args import QuantizedPool
 from kvchat.engine.kernels.quantized_kv.reference import dequantise
 from kvchat.engine.kernels.quantized_record import num_sealed
 
@@ -24,7 +24,7 @@ PIECE_NUMBERS = 2**19
 def sealed_attention(
     query: Tensor,
     pools: tuple[Tensor, Tensor],
-    sealed: SealedPool,
+    sealed: QuantizedPool,
     args: AttentionArgs,
     blocks: Sequence[Tensor],
 ) -> Tensor:
@@ -43,7 +43,7 @@ def sealed_attention(
 def _attend_piece(
     query: Tensor,
     pools: tuple[Tensor, Tensor],
-    sealed: SealedPool,
+    sealed: QuantizedPool,
     args: AttentionArgs,
     seen: tuple[SequenceSpan, Tensor],
 ) -> Tensor:

@@ -23,9 +23,9 @@ from kvchat.engine.kernels.online_softmax.triton import (
 )
 from kvchat.engine.kernels.paged_attention import launches
 from kvchat.engine.kernels.paged_attention.args import AttentionArgs, StepTables
-from kvchat.engine.kernels.paged_attention.launches import Target
+from kvchat.engine.kernels.paged_attention.launches import LaunchTarget
 from kvchat.engine.kernels.paged_attention.step_tables import tables_of
-from kvchat.engine.kernels.quantized_attention.args import SealedPool, SealedStep
+from kvchat.engine.kernels.quantized_attention.args import QuantizedPool, QuantizedStep
 from kvchat.engine.kernels.quantized_kv import triton as packed
 from kvchat.engine.kernels.quantized_kv.triton import products_with_keys, weighted_values
 from kvchat.engine.kernels.tiling import HALF, MOST_REGISTERS, Tiling
@@ -67,9 +67,9 @@ def _wide_tiling(rows: int) -> Tiling:
 def sealed_attention(
     query: Tensor,
     pools: tuple[Tensor, Tensor],
-    sealed: SealedPool,
+    sealed: QuantizedPool,
     args: AttentionArgs,
-    step: SealedStep,
+    step: QuantizedStep,
 ) -> Tensor:
     """Return what the reference returns; see there for arguments.
 
@@ -86,7 +86,7 @@ def sealed_attention(
     most_visible = old.shape[1] * block_size + tables.most_visible
     most_parts = max(1, min(MOST_PARTS, -(-most_visible // PART_LEN)))
 
-    def launch(tiles: Tensor, tiling: Tiling, target: Target) -> None:
+    def launch(tiles: Tensor, tiling: Tiling, target: LaunchTarget) -> None:
         _launch(query, pools, sealed, args, (tables, old, tiles), (tiling, target))
 
     tilings = decode_tiling(*sizes), prefill_tiling(*sizes)
@@ -97,10 +97,10 @@ def sealed_attention(
 def _launch(
     query: Tensor,
     pools: tuple[Tensor, Tensor],
-    sealed: SealedPool,
+    sealed: QuantizedPool,
     args: AttentionArgs,
     where: tuple[StepTables, Tensor, Tensor],
-    how: tuple[Tiling, Target],
+    how: tuple[Tiling, LaunchTarget],
 ) -> None:
     tables, old, tiles = where
     tiling, target = how
@@ -130,7 +130,9 @@ def _launch(
     )
 
 
-def constants(args: AttentionArgs, group: int, sealed: SealedPool, is_split: bool) -> dict[str, int | bool]:
+def constants(
+    args: AttentionArgs, group: int, sealed: QuantizedPool, is_split: bool
+) -> dict[str, int | bool]:
     """Return what the kernel is compiled for besides dtypes and tiles."""
     keys, values = sealed.key_record, sealed.value_record
     return {

@@ -11,7 +11,7 @@ from torch import Tensor
 from kvchat.engine.kernels.native.library import Library, library
 from kvchat.engine.kernels.paged_attention.native import TYPES
 from kvchat.engine.kernels.quantized_kv.reference import quantise
-from kvchat.engine.kernels.quantized_record import Code, SealedRecord
+from kvchat.engine.kernels.quantized_record import Code, QuantizedRecord
 
 CODES = (Code.FP8, Code.INT8, Code.INT4, Code.INT2)
 """In the order of the kernel's numbers for them."""
@@ -53,7 +53,7 @@ def quantise_into(
     records: Tensor,
     pool: Tensor,
     blocks: tuple[Tensor, Tensor],
-    record: SealedRecord,
+    record: QuantizedRecord,
     native: Library | None = None,
 ) -> None:
     """Write the records of some blocks of a pool [N, H_kv, P, D] into `records` [N, H_kv, 1, b].

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kvchat.engine.kernels.quantized_record import Code, SealedRecord
+from kvchat.engine.kernels.quantized_record import Code, QuantizedRecord
 
 LARGEST_E4M3 = 448.0
 LARGEST_INT8 = 127.0
@@ -23,7 +23,7 @@ LEAST_EXPONENT = -100
 """Smaller numbers are divided as if they had this size."""
 
 
-def quantise(numbers: Tensor, record: SealedRecord) -> Tensor:
+def quantise(numbers: Tensor, record: QuantizedRecord) -> Tensor:
     """Return the records [N, H_kv, b], uint8, of keys or values [N, H_kv, P, D] of any float type.
 
     A record with a number that is not finite reads as NaN everywhere, so that it cannot pass for a finite
@@ -47,7 +47,7 @@ def quantise(numbers: Tensor, record: SealedRecord) -> Tensor:
     return out
 
 
-def dequantise(records: Tensor, record: SealedRecord) -> Tensor:
+def dequantise(records: Tensor, record: QuantizedRecord) -> Tensor:
     """Return the numbers [N, H_kv, P, D], float32, of records [N, H_kv, b]."""
     codes = unpack(_codes(records, record), record.code.bits, record.dim)
     numbers = _numbers(codes, record.code) * _spread(_scales_of(records, record, record.scales_at), record)
@@ -81,7 +81,7 @@ def _factors(numbers: Tensor) -> Tensor:
     return factors.masked_fill(~largest.isfinite(), float("nan"))
 
 
-def _scales(scaled: Tensor, record: SealedRecord) -> tuple[Tensor, Tensor]:
+def _scales(scaled: Tensor, record: QuantizedRecord) -> tuple[Tensor, Tensor]:
     """Return scales and minima [N, H_kv, *scales_shape], float16."""
     if not record.code.has_minima:
         largest = LARGEST_E4M3 if record.code is Code.FP8 else LARGEST_INT8
@@ -92,7 +92,7 @@ def _scales(scaled: Tensor, record: SealedRecord) -> tuple[Tensor, Tensor]:
     return scales.half(), least.half()
 
 
-def _extremes(scaled: Tensor, record: SealedRecord) -> tuple[Tensor, Tensor]:
+def _extremes(scaled: Tensor, record: QuantizedRecord) -> tuple[Tensor, Tensor]:
     """Return the least and the greatest number of each group."""
     rows, columns = record.scales_shape
     tokens, channels = record.token_group, record.channel_group
@@ -103,7 +103,7 @@ def _extremes(scaled: Tensor, record: SealedRecord) -> tuple[Tensor, Tensor]:
     return groups.amin(dim=(3, 5)) + 0.0, groups.amax(dim=(3, 5))  # no zero has a sign
 
 
-def _spread(per_group: Tensor, record: SealedRecord) -> Tensor:
+def _spread(per_group: Tensor, record: QuantizedRecord) -> Tensor:
     """Return what belongs to groups [N, H_kv, *scales_shape] for each number [N, H_kv, P, D], float32."""
     spread = per_group.float()
     if record.token_group > 1:
@@ -137,17 +137,17 @@ def _put(out: Tensor, start: int, part: Tensor) -> None:
     out[..., start : start + part.shape[2]] = part
 
 
-def _codes(records: Tensor, record: SealedRecord) -> Tensor:
+def _codes(records: Tensor, record: QuantizedRecord) -> Tensor:
     """Return the packed codes [N, H_kv, P, token_bytes]."""
     size = record.num_tokens * record.token_bytes
     return records[..., :size].unflatten(2, (record.num_tokens, record.token_bytes))
 
 
-def _scales_of(records: Tensor, record: SealedRecord, start: int) -> Tensor:
+def _scales_of(records: Tensor, record: QuantizedRecord, start: int) -> Tensor:
     part = records[..., start : start + record.scales_bytes].contiguous()
     return part.view(torch.float16).unflatten(2, record.scales_shape)
 
 
-def _factors_of(records: Tensor, record: SealedRecord) -> Tensor:
+def _factors_of(records: Tensor, record: QuantizedRecord) -> Tensor:
     part = records[..., record.factor_at : record.factor_at + 4].contiguous()
     return part.view(torch.float32)[..., 0]

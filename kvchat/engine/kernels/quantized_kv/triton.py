@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kvchat.engine.kernels.online_softmax.triton import products_of
-from kvchat.engine.kernels.quantized_record import GROUP_LEN, Code, SealedRecord
+from kvchat.engine.kernels.quantized_record import GROUP_LEN, Code, QuantizedRecord
 
 WORD_BYTES = 4
 """All parts of a record begin at whole words."""
@@ -21,7 +21,7 @@ GROUP = tl.constexpr(GROUP_LEN)
 LARGEST_HALF = tl.constexpr(65504.0)
 
 
-def views(records: Tensor, record: SealedRecord) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def views(records: Tensor, record: QuantizedRecord) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return records [N, H_kv, 1, b] as units of codes, scales, minima and factors, each beginning with the
     first record's; scales stand in for minima where there are none.
     """
@@ -32,12 +32,12 @@ def views(records: Tensor, record: SealedRecord) -> tuple[Tensor, Tensor, Tensor
     return units, scales, minima, records.view(torch.float32)[..., record.factor_at // WORD_BYTES :]
 
 
-def unit_bytes(record: SealedRecord) -> int:
+def unit_bytes(record: QuantizedRecord) -> int:
     """Return the bytes that are read at once."""
     return 1 if record.token_bytes % WORD_BYTES else WORD_BYTES
 
 
-def constants(side: str, record: SealedRecord) -> dict[str, int | bool]:
+def constants(side: str, record: QuantizedRecord) -> dict[str, int | bool]:
     """Return what a kernel is compiled for; each name begins with the side, `K` or `V`."""
     return {
         f"{side}_BITS": record.code.bits,

@@ -3,12 +3,12 @@
 from torch import Tensor
 
 from kvchat.engine.kernels.quantized_linear import native, reference
-from kvchat.engine.kernels.quantized_linear.weight import Coding, QuantisedWeight, dequantise, quantise
+from kvchat.engine.kernels.quantized_linear.weight import Coding, QuantizedWeight, dequantise, quantise
 
-__all__ = ["Coding", "QuantisedWeight", "dequantise", "linear", "quantise"]
+__all__ = ["Coding", "QuantizedWeight", "dequantise", "linear", "quantise"]
 
 
-def linear(x: Tensor, weight: QuantisedWeight, bias: Tensor | None) -> Tensor:
+def linear(x: Tensor, weight: QuantizedWeight, bias: Tensor | None) -> Tensor:
     """Do what the reference does; see there for arguments."""
     if native.takes(x, weight):
         return native.linear(x, weight, bias)

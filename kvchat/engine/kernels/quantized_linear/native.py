@@ -14,7 +14,7 @@ from torch.nn import functional
 from kvchat.engine.kernels.linear.emulated import is_emulated
 from kvchat.engine.kernels.linear.widened import multiply
 from kvchat.engine.kernels.native.library import Library, library
-from kvchat.engine.kernels.quantized_linear.weight import QuantisedWeight
+from kvchat.engine.kernels.quantized_linear.weight import QuantizedWeight
 
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 """Dtypes of inputs, by the kernel's numbers."""
@@ -38,19 +38,19 @@ class _Call(ctypes.Structure):
     ]
 
 
-def takes(x: Tensor, weight: QuantisedWeight) -> bool:
+def takes(x: Tensor, weight: QuantizedWeight) -> bool:
     """Whether there is a native kernel for these tensors. Pure."""
     return library() is not None and x.device.type == "cpu" and x.dtype in TYPES
 
 
-def prefers_codes(dtype: torch.dtype, weight: QuantisedWeight, native: Library | None) -> bool:
+def prefers_codes(dtype: torch.dtype, weight: QuantizedWeight, native: Library | None) -> bool:
     """Whether any number of rows of a dtype is computed from the codes. Pure."""
     found = native or library()
     is_whole = found is not None and found.level in _WHOLE_LEVELS
     return is_whole and weight.coding.group >= _LEAST_GROUP and is_emulated(dtype)
 
 
-def linear(x: Tensor, weight: QuantisedWeight, bias: Tensor | None, native: Library | None = None) -> Tensor:
+def linear(x: Tensor, weight: QuantizedWeight, bias: Tensor | None, native: Library | None = None) -> Tensor:
     """Return what the reference returns; see there for arguments.
 
     Args:
@@ -64,21 +64,21 @@ def linear(x: Tensor, weight: QuantisedWeight, bias: Tensor | None, native: Libr
     return out.view(*x.shape[:-1], weight.shape[0])
 
 
-def expand(weight: QuantisedWeight, dtype: torch.dtype, native: Library | None = None) -> Tensor:
+def expand(weight: QuantizedWeight, dtype: torch.dtype, native: Library | None = None) -> Tensor:
     """Return the weight [N, K] in a dtype of TYPES."""
     out = torch.empty(weight.shape, dtype=dtype)
     _run("expand_quantised", _call(out, weight, None, out, 0), native)
     return out
 
 
-def _from_codes(x: Tensor, weight: QuantisedWeight, bias: Tensor | None, native: Library | None) -> Tensor:
+def _from_codes(x: Tensor, weight: QuantizedWeight, bias: Tensor | None, native: Library | None) -> Tensor:
     bias = None if bias is None else bias.to(x.dtype).contiguous()
     out = x.new_empty(len(x), weight.shape[0])
     _run("quantised_linear", _call(x, weight, bias, out, len(x)), native)
     return out
 
 
-def _from_parts(x: Tensor, weight: QuantisedWeight, bias: Tensor | None, native: Library | None) -> Tensor:
+def _from_parts(x: Tensor, weight: QuantizedWeight, bias: Tensor | None, native: Library | None) -> Tensor:
     out = x.new_empty(len(x), weight.shape[0])
     x, product = (x.float(), multiply) if is_emulated(x.dtype) else (x, functional.linear)
     for start in range(0, weight.shape[0], _OUTPUTS_AT_ONCE):
@@ -87,7 +87,7 @@ def _from_parts(x: Tensor, weight: QuantisedWeight, bias: Tensor | None, native:
     return out if bias is None else out.add_(bias)
 
 
-def _call(x: Tensor, weight: QuantisedWeight, bias: Tensor | None, out: Tensor, num_rows: int) -> _Call:
+def _call(x: Tensor, weight: QuantizedWeight, bias: Tensor | None, out: Tensor, num_rows: int) -> _Call:
     num_outputs, num_inputs = weight.shape
     return _Call(
         x.data_ptr(),

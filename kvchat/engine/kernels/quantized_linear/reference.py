@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kvchat.engine.kernels.quantized_linear.weight import QuantisedWeight, dequantise
+from kvchat.engine.kernels.quantized_linear.weight import QuantizedWeight, dequantise
 
 _ROWS_AT_ONCE = 2048
 
 
-def linear(x: Tensor, weight: QuantisedWeight, bias: Tensor | None) -> Tensor:
+def linear(x: Tensor, weight: QuantizedWeight, bias: Tensor | None) -> Tensor:
     """Return `x @ dequantise(weight).T + bias`, computed in the dtype of `x`.
 
     A part of the weight is dequantised at a time, never all of it.

@@ -48,7 +48,7 @@ class Coding:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class QuantisedWeight:
+class QuantizedWeight:
     """The tensors of one weight [N, K].
 
     Outputs lie in tiles of TILE, a remainder one by one. Within a tile, numbers of all its outputs follow
@@ -70,9 +70,9 @@ class QuantisedWeight:
     def shape(self) -> tuple[int, int]:
         return self.scales.shape[0], self.scales.shape[1] * self.coding.group
 
-    def part(self, start: int, end: int) -> "QuantisedWeight":
+    def part(self, start: int, end: int) -> "QuantizedWeight":
         """Return outputs [start, end) of the weight, multiples of TILE or the last, as views."""
-        return QuantisedWeight(
+        return QuantizedWeight(
             coding=self.coding,
             codes=self.codes[start:end],
             scales=self.scales[start:end],
@@ -84,7 +84,7 @@ class QuantisedWeight:
         return self.codes.nbytes + self.scales.nbytes + (0 if self.minima is None else self.minima.nbytes)
 
 
-def quantise(weight: Tensor, bits: int) -> QuantisedWeight:
+def quantise(weight: Tensor, bits: int) -> QuantizedWeight:
     """Return the nearest codes of a weight [N, K] of any floating dtype, in groups of 32 without minima.
 
     The number of largest magnitude in a group becomes an end of the range: 127 or -127 with 8 bits, -8 with
@@ -99,10 +99,10 @@ def quantise(weight: Tensor, bits: int) -> QuantisedWeight:
     codes, scales = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
     if not bool(scales.isfinite().all()):
         raise ValueError("its numbers are not finite, or too large")
-    return QuantisedWeight(coding=coding, codes=codes, scales=to_tiles(scales))
+    return QuantizedWeight(coding=coding, codes=codes, scales=to_tiles(scales))
 
 
-def dequantise(weight: QuantisedWeight) -> Tensor:
+def dequantise(weight: QuantizedWeight) -> Tensor:
     """Return the weight [N, K] in float32."""
     codes = unpack(weight.codes, weight.coding).float().unflatten(1, (-1, weight.coding.group))
     scales = from_tiles(weight.scales).float()[:, :, None]
@@ -113,7 +113,7 @@ def dequantise(weight: QuantisedWeight) -> Tensor:
 
 
 def pack(codes: Tensor, coding: Coding) -> Tensor:
-    """Return codes [N, K], 0 to 15 with 4 bits, as `QuantisedWeight` keeps them."""
+    """Return codes [N, K], 0 to 15 with 4 bits, as `QuantizedWeight` keeps them."""
     if coding.bits == 8:
         return to_tiles(codes.to(torch.int8), _QUAD)
     first, second = codes.to(torch.uint8).unflatten(1, (-1, 2, _QUAD)).unbind(2)
@@ -121,7 +121,7 @@ def pack(codes: Tensor, coding: Coding) -> Tensor:
 
 
 def unpack(codes: Tensor, coding: Coding) -> Tensor:
-    """Return the codes of `QuantisedWeight` one by one [N, K]."""
+    """Return the codes of `QuantizedWeight` one by one [N, K]."""
     codes = from_tiles(codes, _QUAD)
     if coding.bits == 8:
         return codes

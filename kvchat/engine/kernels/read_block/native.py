@@ -22,7 +22,7 @@ _WHOLE, _ENDED_EARLY, _UNREADABLE, _OTHER_HEAD, _OTHER_BYTES = range(5)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Places:
+class ReadTargets:
     """Where a block's bytes belong in memory, first keys, then values.
 
     Args:
@@ -42,7 +42,7 @@ class Places:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Head:
+class FileHead:
     """What a file begins with, zeros for the 32 digits of its checksum, which begin at `checksum_start`."""
 
     blank: bytes
@@ -81,7 +81,7 @@ class _Buffer(threading.local):
 _buffer = _Buffer()
 
 
-def read_block(descriptor: int, head: Head, places: Places, native: Library | None = None) -> None:
+def read_block(descriptor: int, head: FileHead, places: ReadTargets, native: Library | None = None) -> None:
     """Fill a block from its file and verify all of the file. The interpreter's lock is released meanwhile.
 
     Effect: after an error what `places` holds is worthless.

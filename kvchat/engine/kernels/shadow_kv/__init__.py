@@ -7,16 +7,29 @@ from torch import Tensor
 from kvchat.engine.kernels.device import takes_triton
 from kvchat.engine.kernels.health import HEALTH
 from kvchat.engine.kernels.shadow_kv import native, reference, torch_ops
-from kvchat.engine.kernels.shadow_kv.args import MOST_SLOTS, Change, Choice, Seen, Stand, Turns
-from kvchat.engine.kernels.shadow_kv.torch_ops import Sight, chosen, gathered_attention, picked, products
+from kvchat.engine.kernels.shadow_kv.args import (
+    MOST_SLOTS,
+    Change,
+    ChosenChunks,
+    ChunkChoice,
+    Landmarks,
+    Rotations,
+)
+from kvchat.engine.kernels.shadow_kv.torch_ops import (
+    VisibleChunks,
+    chosen,
+    gathered_attention,
+    picked,
+    products,
+)
 
 __all__ = [
     "Change",
-    "Choice",
-    "Seen",
-    "Sight",
-    "Stand",
-    "Turns",
+    "ChosenChunks",
+    "ChunkChoice",
+    "Landmarks",
+    "Rotations",
+    "VisibleChunks",
     "chosen",
     "chosen_attention",
     "chunk_scores",
@@ -31,7 +44,7 @@ SCORES, WORKING_SET = "scores of chunks", "the working set of a shadow"
 LOADS, KEYS = "chunks from host memory", "keys from projections"
 
 
-def chosen_attention(query: Tensor, pools: tuple[Tensor, Tensor], choice: Choice) -> Seen | None:
+def chosen_attention(query: Tensor, pools: tuple[Tensor, Tensor], choice: ChunkChoice) -> ChosenChunks | None:
     """Return what the reference returns; None: no kernel reads these in their blocks, or not all of them are
     finite. What is chosen has to be gathered then.
     """
@@ -83,7 +96,12 @@ def load_chunks(pool: Tensor, blocks: Tensor, change: Change, out: Tensor) -> No
 
 
 def restore_keys(
-    projections: Tensor, directions: Tensor, change: Change, turns: Turns, out: Tensor, first_chunk: int = 0
+    projections: Tensor,
+    directions: Tensor,
+    change: Change,
+    turns: Rotations,
+    out: Tensor,
+    first_chunk: int = 0,
 ) -> None:
     """Do what the reference does; see there for arguments."""
 

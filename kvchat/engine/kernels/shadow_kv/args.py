@@ -15,7 +15,7 @@ MOST_SLOTS = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stand:
+class Landmarks:
     """What stands for some chunks when they are weighed.
 
     Args:
@@ -40,12 +40,12 @@ class Stand:
     def num_bytes(self) -> int:
         return self.rows.nbytes + (0 if self.scales is None else self.scales.nbytes)
 
-    def split(self, num_chunks: int) -> Iterator["Stand"]:
+    def split(self, num_chunks: int) -> Iterator["Landmarks"]:
         """Yield the same in pieces of at most so many chunks."""
         for start in range(0, self.num_chunks, num_chunks):
             part = slice(start, start + num_chunks)
             scales = None if self.scales is None else self.scales[part]
-            yield Stand(rows=self.rows[part], scales=scales)
+            yield Landmarks(rows=self.rows[part], scales=scales)
 
     def numbers(self) -> Tensor:
         """Return keys or landmarks [n * keys of a chunk, H_kv, D]: a copy in float32 of what is in codes."""
@@ -55,7 +55,7 @@ class Stand:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Turns:
+class Rotations:
     """A rotary embedding at every position.
 
     Args:
@@ -82,7 +82,7 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class ChunkChoice:
     """A sequence of which its last tokens choose what they see.
 
     Its first tokens are sealed: they belong to chunks. The others are its tail, which is seen as it is.
@@ -97,7 +97,7 @@ class Choice:
     """
 
     blocks: Tensor
-    stands: tuple[Stand, ...]
+    stands: tuple[Landmarks, ...]
     always: Tensor
     num_chosen: int
     chunk_size: int
@@ -118,7 +118,7 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class ChosenChunks:
     """What queries saw.
 
     Args:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from kvchat.engine.kernels.native.library import Library, library
 from kvchat.engine.kernels.paged_attention import native as paged
-from kvchat.engine.kernels.shadow_kv.args import Choice, Seen, Stand
+from kvchat.engine.kernels.shadow_kv.args import ChosenChunks, ChunkChoice, Landmarks
 
 MOST_QUERIES: Final = 16
 """More are multiplied faster by torch, and what they choose is copied once for all of them."""
@@ -40,7 +40,7 @@ class _Call(ctypes.Structure):
     ]
 
 
-def takes(query: Tensor, pools: tuple[Tensor, Tensor], choice: Choice) -> bool:
+def takes(query: Tensor, pools: tuple[Tensor, Tensor], choice: ChunkChoice) -> bool:
     """Whether there is a native kernel for these. Pure."""
     return (
         len(query) <= MOST_QUERIES
@@ -52,15 +52,15 @@ def takes(query: Tensor, pools: tuple[Tensor, Tensor], choice: Choice) -> bool:
     )
 
 
-def _is_readable(stand: Stand, dtype: torch.dtype) -> bool:
+def _is_readable(stand: Landmarks, dtype: torch.dtype) -> bool:
     if stand.scales is None:
         return stand.rows.dtype == dtype and stand.rows.is_contiguous()
     return stand.rows.dtype == torch.int8 and stand.rows.is_contiguous() and stand.scales.is_contiguous()
 
 
 def chosen_attention(
-    query: Tensor, pools: tuple[Tensor, Tensor], choice: Choice, native: Library | None = None
-) -> Seen | None:
+    query: Tensor, pools: tuple[Tensor, Tensor], choice: ChunkChoice, native: Library | None = None
+) -> ChosenChunks | None:
     """Return what the reference returns, None where a product is not finite; see there for arguments.
 
     Args:
@@ -74,11 +74,11 @@ def chosen_attention(
         raise MemoryError("attention needs more memory than there is")
     if found == _NOT_FINITE:
         return None
-    return Seen(out=seen[0], chosen=seen[1], num_new=call.num_new)
+    return ChosenChunks(out=seen[0], chosen=seen[1], num_new=call.num_new)
 
 
 def _call_of(
-    query: Tensor, pools: tuple[Tensor, Tensor], choice: Choice, native: Library
+    query: Tensor, pools: tuple[Tensor, Tensor], choice: ChunkChoice, native: Library
 ) -> tuple[_Call, tuple[Tensor, Tensor], tuple[object, ...]]:
     """Return the call, the tensors it writes, and what must live as long as it beside those it is given."""
     k_pool, v_pool = pools
@@ -123,7 +123,7 @@ def _call_of(
     return call, (out, chosen), (always, before, blocks, pieces)
 
 
-def _table(stands: tuple[Stand, ...]) -> Tensor:
+def _table(stands: tuple[Landmarks, ...]) -> Tensor:
     """Return addresses of rows and scales, first chunk, chunks and keys of a chunk of each, int64."""
     rows, first = [], 0
     for stand in stands:
@@ -133,7 +133,7 @@ def _table(stands: tuple[Stand, ...]) -> Tensor:
     return torch.tensor(rows, dtype=torch.int64)
 
 
-def _num_threads(choice: Choice, k_pool: Tensor, v_pool: Tensor) -> int:
+def _num_threads(choice: ChunkChoice, k_pool: Tensor, v_pool: Tensor) -> int:
     """Return how many threads are worth their beginning for what is read."""
     tail_len = choice.num_tokens - choice.num_sealed * choice.chunk_size
     num_seen = (choice.always.shape[1] + choice.num_chosen) * choice.chunk_size + tail_len

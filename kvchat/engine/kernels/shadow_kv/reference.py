@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kvchat.engine.kernels.shadow_kv.args import Change, Choice, Seen, Stand, Turns
+from kvchat.engine.kernels.shadow_kv.args import Change, ChosenChunks, ChunkChoice, Landmarks, Rotations
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,7 +202,7 @@ def attention(query: Tensor, keys: Tensor, values: Tensor, is_seen: Tensor, soft
     return torch.einsum("hgqn,nhd->qhgd", weights, values.float()).reshape(num_queries, num_heads, -1)
 
 
-def chosen_attention(query: Tensor, pools: tuple[Tensor, Tensor], choice: Choice) -> Seen:
+def chosen_attention(query: Tensor, pools: tuple[Tensor, Tensor], choice: ChunkChoice) -> ChosenChunks:
     """Return what the last Q tokens of a sequence see of it: the chunks that each head chooses for all of
     them, those that it sees anyway, and the tail up to themselves.
 
@@ -222,14 +222,14 @@ def chosen_attention(query: Tensor, pools: tuple[Tensor, Tensor], choice: Choice
     before = torch.zeros_like(always)
     if choice.before is not None:
         before.scatter_(1, choice.before, value=True)
-    return Seen(
+    return ChosenChunks(
         out=out.to(query.dtype),
         chosen=picked.nonzero()[:, 1].view(len(always), -1),
         num_new=int((picked & ~before).sum()),
     )
 
 
-def worth(query: Tensor, stand: Stand) -> Tensor:
+def worth(query: Tensor, stand: Landmarks) -> Tensor:
     """Return the products [Q, H_kv, G, n] with what stands for n chunks: landmarks, or their best keys."""
     return highest_products(query, stand.numbers(), stand.num_keys)
 
@@ -262,7 +262,12 @@ def gathered_attention(query: Tensor, keys: Tensor, values: Tensor, softmax_scal
 
 
 def restore_keys(
-    projections: Tensor, directions: Tensor, change: Change, turns: Turns, out: Tensor, first_chunk: int = 0
+    projections: Tensor,
+    directions: Tensor,
+    change: Change,
+    turns: Rotations,
+    out: Tensor,
+    first_chunk: int = 0,
 ) -> None:
     """Fill the missing slots of `out` [H_kv, k, c, D] with the rotated keys of their chunks, as far as these
     have projections here.
@@ -281,7 +286,7 @@ def restore_keys(
         out[head, there] = turned(before, turns, positions).to(out.dtype)
 
 
-def turned(keys: Tensor, turns: Turns, positions: Tensor) -> Tensor:
+def turned(keys: Tensor, turns: Rotations, positions: Tensor) -> Tensor:
     """Return keys [..., D] with the embedding of their `positions` [...], float32."""
     cosines, sines = turns.cosines[positions], turns.sines[positions]
     num_turned = 2 * cosines.shape[-1]

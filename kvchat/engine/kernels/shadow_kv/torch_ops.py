@@ -27,7 +27,7 @@ BLOCK_SIZE = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sight:
+class VisibleChunks:
     """Keys or values of all that a step sees.
 
     Args:
@@ -38,7 +38,7 @@ class Sight:
     num_tokens: int
 
     @classmethod
-    def of(cls, parts: Sequence[Tensor]) -> "Sight":
+    def of(cls, parts: Sequence[Tensor]) -> "VisibleChunks":
         """Return a copy of parts [H_kv, n, D], one behind the other."""
         num_tokens = sum(part.shape[1] for part in parts)
         first = parts[0]
@@ -124,7 +124,9 @@ def _whole(
     return AttentionArgs(spans=(span,), softmax_scale=softmax_scale, prepared=prepared)
 
 
-def gathered_attention(query: Tensor, keys: Sight, values: Sight, softmax_scale: float) -> Tensor:
+def gathered_attention(
+    query: Tensor, keys: VisibleChunks, values: VisibleChunks, softmax_scale: float
+) -> Tensor:
     """Return what the reference returns, in the type of the queries; see there for arguments."""
     k_pool, v_pool = keys.pool, values.pool
     if takes_triton(query, paged.OPERATION):

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kvchat.engine.kernels.shadow_kv.args import MOST_SLOTS, Change, Turns
+from kvchat.engine.kernels.shadow_kv.args import MOST_SLOTS, Change, Rotations
 from kvchat.engine.kernels.tiling import HALF, MOST_REGISTERS
 
 SCORED_CHUNKS = 64
@@ -111,7 +111,12 @@ def load_constants(chunk_size: int, dim: int, block_size: int) -> dict[str, int]
 
 
 def restore_keys(
-    projections: Tensor, directions: Tensor, change: Change, turns: Turns, out: Tensor, first_chunk: int = 0
+    projections: Tensor,
+    directions: Tensor,
+    change: Change,
+    turns: Rotations,
+    out: Tensor,
+    first_chunk: int = 0,
 ) -> None:
     """Fill the missing slots of `out` [H_kv, k, c, D], as the reference does; see there for arguments."""
     slots, is_missing = change.slots, change.is_missing

@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class StorePlaces:
     """Where each row of a step goes; rows without a slot repeat the first one that has one.
 
     Args:
@@ -25,7 +25,7 @@ class Places:
     is_there: Tensor
 
 
-def places_of(slots: Tensor, num_blocks: int, block_size: int) -> Places:
+def places_of(slots: Tensor, num_blocks: int, block_size: int) -> StorePlaces:
     """Return where the rows of a step go, some of whose slots [T] may lie behind the pool."""
     is_there = slots < num_blocks * block_size
     rows = torch.where(
@@ -33,7 +33,7 @@ def places_of(slots: Tensor, num_blocks: int, block_size: int) -> Places:
     )
     own = slots.index_select(0, rows).long().clamp(max=num_blocks * block_size - 1)
     blocks = torch.div(own, block_size, rounding_mode="floor")
-    return Places(rows, blocks, own - blocks * block_size, is_there.index_select(0, rows))
+    return StorePlaces(rows, blocks, own - blocks * block_size, is_there.index_select(0, rows))
 
 
 def store_kv(key: Tensor, value: Tensor, k_pool: Tensor, v_pool: Tensor, slots: Tensor) -> None:
@@ -43,7 +43,7 @@ def store_kv(key: Tensor, value: Tensor, k_pool: Tensor, v_pool: Tensor, slots: 
         put(new.to(pool.dtype), pool, places)
 
 
-def put(new: Tensor, pool: Tensor, places: Places) -> None:
+def put(new: Tensor, pool: Tensor, places: StorePlaces) -> None:
     """Write rows [T, H_kv, D] into a pool [N, H_kv, P, D] of their dtype."""
     known = pool[places.blocks, :, places.offsets]
     rows = new.index_select(0, places.rows)

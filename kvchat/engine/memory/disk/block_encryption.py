@@ -23,8 +23,8 @@ from kvchat.platform.encryptor import (
     RECORD_OVERHEAD,
     SALT_BYTES,
     TAG_BYTES,
-    SealBroken,
-    Sealer,
+    DecryptionFailed,
+    Encryptor,
     new_salt,
     open_into,
     opened,
@@ -43,7 +43,7 @@ _HEAD_START = _SALT_END + _LENGTH.size
 _HEAD_NONCE, _PAYLOAD_NONCE = bytes(12), bytes(11) + b"\1"
 
 
-class BlockSeal(Protocol):
+class BlockNames(Protocol):
     """One way in which blocks lie on disk.
 
     Args:
@@ -135,14 +135,14 @@ class PlainBlocks:
 PLAIN = PlainBlocks()
 
 
-class SealedBlocks:
+class EncryptedBlocks:
     """Blocks sealed with one key, in a directory of its own: other stores may share the cache directory."""
 
     keeps_order = False
     entry_overhead = 2 * KEY_BYTES + RECORD_OVERHEAD
     file_overhead = _HEAD_START + 2 * TAG_BYTES
 
-    def __init__(self, sealer: Sealer) -> None:
+    def __init__(self, sealer: Encryptor) -> None:
         self._sealer = sealer
 
     def home(self, cache_dir: Path) -> Path:
@@ -180,7 +180,7 @@ class SealedBlocks:
         head_end = _HEAD_START + len(head) + TAG_BYTES
         salt, place = bytes(file[len(_MAGIC) : _SALT_END]), _place(path)
         if file[:_HEAD_START] != _opening(salt, head_end - _HEAD_START):
-            raise SealBroken("it does not begin as it must")
+            raise DecryptionFailed("it does not begin as it must")
         cipher = self._sealer.of_file(place, salt)
         head[:] = opened(cipher, _HEAD_NONCE, file[_HEAD_START:head_end], place)
         open_into(cipher, _PAYLOAD_NONCE, file[head_end:], place, payload)
@@ -189,16 +189,16 @@ class SealedBlocks:
         opening = file.read(_HEAD_START)
         num_head_bytes = _bounded(opening[_SALT_END:], num_bytes)
         if not opening.startswith(_MAGIC):
-            raise SealBroken("it does not begin as it must")
+            raise DecryptionFailed("it does not begin as it must")
         place = _place(path)
         cipher = self._sealer.of_file(place, opening[len(_MAGIC) : _SALT_END])
         head = opened(cipher, _HEAD_NONCE, file.read(num_head_bytes), place)
         return head, num_bytes - len(opening) - num_head_bytes - TAG_BYTES
 
 
-def seal_of(sealer: Sealer | None) -> BlockSeal:
+def seal_of(sealer: Encryptor | None) -> BlockNames:
     """Return how blocks lie: sealed, or in the clear for None."""
-    return PLAIN if sealer is None else SealedBlocks(sealer)
+    return PLAIN if sealer is None else EncryptedBlocks(sealer)
 
 
 def sealed_home(cache_dir: Path, key_name: str) -> Path:

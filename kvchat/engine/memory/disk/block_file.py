@@ -28,8 +28,14 @@ from threading import Lock
 from typing import TYPE_CHECKING
 
 from kvchat.engine.api.ids import KEY_BYTES, BlockKey, GroupId, block_key, from_u32le, u32le
-from kvchat.engine.kernels.read_block.native import BytesDiffer, Head, HeadDiffers, Places, read_block
-from kvchat.engine.memory.disk.block_encryption import PLAIN, BlockSeal, DiskKey
+from kvchat.engine.kernels.read_block.native import (
+    BytesDiffer,
+    FileHead,
+    HeadDiffers,
+    ReadTargets,
+    read_block,
+)
+from kvchat.engine.memory.disk.block_encryption import PLAIN, BlockNames, DiskKey
 from kvchat.engine.memory.disk.io import Buffer, Files, at_once, read_all, write_all
 from kvchat.errors import BlockDamaged, BlockMissing, StorageError
 
@@ -192,7 +198,7 @@ def read_file(
     identity: FileIdentity,
     payload: memoryview,
     turn: Lock,
-    seal: BlockSeal = PLAIN,
+    seal: BlockNames = PLAIN,
 ) -> None:
     """Fill `payload` and verify all of the file. Not mapped: a truncated map kills.
 
@@ -221,7 +227,7 @@ def read_file(
         raise BlockDamaged(f"The block file {path} is damaged: {_what_differs(bytes(head), blank)}.")
 
 
-def scatter_file(files: Files, path: Path, identity: FileIdentity, places: Places) -> None:
+def scatter_file(files: Files, path: Path, identity: FileIdentity, places: ReadTargets) -> None:
     """Fill a block's places in a pool from a file in the clear, and verify all of it; otherwise as
     `read_file`. One call outside the interpreter's lock.
 
@@ -230,7 +236,7 @@ def scatter_file(files: Files, path: Path, identity: FileIdentity, places: Place
     blank = _render_blank(identity)
     with _opened(files, path, len(blank) + places.num_bytes) as descriptor:
         try:
-            read_block(descriptor, Head(blank=blank, checksum_start=_CHECKSUM_START), places)
+            read_block(descriptor, FileHead(blank=blank, checksum_start=_CHECKSUM_START), places)
         except HeadDiffers:
             raise BlockDamaged(f"The block file {path} is damaged: {_OTHER_BLOCK}.") from None
         except BytesDiffer:
@@ -263,7 +269,7 @@ def _unread(path: Path, verb: str, error: OSError) -> BlockDamaged | StorageErro
     return BlockDamaged(words) if error.errno in _DAMAGE else StorageError(words)
 
 
-def parse_header(path: Path, seal: BlockSeal = PLAIN) -> FoundBlock:
+def parse_header(path: Path, seal: BlockNames = PLAIN) -> FoundBlock:
     """Read what a file says it is. The payload is not read; `read_file` verifies it before use.
 
     Raises:

@@ -10,7 +10,7 @@ _KIB, _MIB = 2**10, 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Demand:
+class BudgetNotices:
     """What has a claim on the room for blocks, beside what may go.
 
     Args:
@@ -45,7 +45,7 @@ def require_allowance(*, today_bytes: int, num_bytes: int, daily_bytes: int | No
         )
 
 
-def require_room(demand: Demand, *, limit_bytes: int, elsewhere_bytes: int) -> None:
+def require_room(demand: BudgetNotices, *, limit_bytes: int, elsewhere_bytes: int) -> None:
     """Raise StorageError, with the numbers, where blocks and what they are made from have no room together.
 
     Args:

@@ -10,7 +10,7 @@ from kvchat.engine.memory.disk.block_file import BlockHeader, Layout
 from kvchat.engine.memory.disk.io import SYSTEM, Files
 from kvchat.engine.memory.disk.store import DiskStore
 from kvchat.errors import BlockDamaged, BlockMissing
-from kvchat.platform.encryptor import Sealer
+from kvchat.platform.encryptor import Encryptor
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class NewBlock:
         )
 
 
-class BlockShelf:
+class BundleBlockStore:
     """The stored blocks of one fingerprint, found by what they hold.
 
     Args:
@@ -54,7 +54,7 @@ class BlockShelf:
         block_size: int,
         limit_bytes: int | None = None,
         daily_bytes: int | None = None,
-        sealer: Sealer | None = None,
+        sealer: Encryptor | None = None,
         files: Files = SYSTEM,
         elsewhere: Callable[[], int] = lambda: 0,
     ) -> None:
@@ -136,7 +136,7 @@ class BlockShelf:
         return self._store.write_all(found, is_wanted=is_wanted)
 
     def room_for(
-        self, headers: Iterable[BlockHeader], source: "BlockShelf", keys: Iterable[BlockKey]
+        self, headers: Iterable[BlockHeader], source: "BundleBlockStore", keys: Iterable[BlockKey]
     ) -> AbstractContextManager[None]:
         """Hold room for blocks that are written inside, and keep the blocks of `source` that they are made
         from; see `DiskStore.room_for`.

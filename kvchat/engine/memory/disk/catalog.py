@@ -12,7 +12,7 @@ from kvchat.engine.memory.disk.index import DiskUsage, IndexedBlock, WrittenByte
 from kvchat.engine.memory.disk.io import SYSTEM, Files
 from kvchat.engine.memory.disk.pinned_blocks import Kept
 from kvchat.errors import StorageError
-from kvchat.platform.encryptor import Sealer
+from kvchat.platform.encryptor import Encryptor
 
 IsReferenced = Callable[[IndexedBlock], bool]
 
@@ -20,7 +20,7 @@ IsReferenced = Callable[[IndexedBlock], bool]
 class BlockCatalog:
     """What is on disk, by fingerprint, and its removal."""
 
-    def __init__(self, cache_dir: Path, *, sealer: Sealer | None = None, files: Files = SYSTEM) -> None:
+    def __init__(self, cache_dir: Path, *, sealer: Encryptor | None = None, files: Files = SYSTEM) -> None:
         """Open the catalog and settle what a crash has left.
 
         Args:

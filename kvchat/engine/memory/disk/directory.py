@@ -9,8 +9,8 @@ from threading import Lock, RLock
 
 from kvchat.engine.api.ids import GroupId
 from kvchat.engine.kernels.native.library import library
-from kvchat.engine.kernels.read_block.native import Places
-from kvchat.engine.memory.disk.block_encryption import PLAIN, BlockSeal, DiskKey
+from kvchat.engine.kernels.read_block.native import ReadTargets
+from kvchat.engine.memory.disk.block_encryption import PLAIN, BlockNames, DiskKey
 from kvchat.engine.memory.disk.block_file import (
     DueFile,
     FileIdentity,
@@ -29,12 +29,12 @@ from kvchat.engine.memory.disk.block_paths import (
     write_on_shelves,
 )
 from kvchat.engine.memory.disk.budget_notices import require_allowance
-from kvchat.engine.memory.disk.eviction import RoomMaker, Sources
+from kvchat.engine.memory.disk.eviction import DiskEviction, Sources
 from kvchat.engine.memory.disk.index import BlockIndex, BlockName, WrittenBytes
-from kvchat.engine.memory.disk.index_rebuild import BlockSurvey
+from kvchat.engine.memory.disk.index_rebuild import IndexRebuild
 from kvchat.engine.memory.disk.io import Files, unlink_if_there
 from kvchat.engine.memory.disk.quarantine import Quarantine
-from kvchat.engine.memory.disk.write_intents import WorkInProgress
+from kvchat.engine.memory.disk.write_intents import WriteIntents
 from kvchat.errors import StorageError
 from kvchat.platform.directories import make_private
 from kvchat.platform.writers import Writers
@@ -57,7 +57,7 @@ class BlockDirectory:
     """
 
     def __init__(
-        self, cache_dir: Path, files: Files, clock: Callable[[], float], seal: BlockSeal = PLAIN
+        self, cache_dir: Path, files: Files, clock: Callable[[], float], seal: BlockNames = PLAIN
     ) -> None:
         """Open the directory and settle what a crash has left.
 
@@ -79,12 +79,14 @@ class BlockDirectory:
         with storage_errors(cache_dir):
             make_private(self.blocks_dir, files)
         self.index = BlockIndex(cache_dir / "index.db", files, self.has_file, seal)
-        self._survey = BlockSurvey(self.blocks_dir, files, seal, self.index, self.quarantine, clock)
+        self._survey = IndexRebuild(self.blocks_dir, files, seal, self.index, self.quarantine, clock)
         self._writers = Writers(cache_dir / "writers")
-        self._in_progress = WorkInProgress(
+        self._in_progress = WriteIntents(
             self.blocks_dir, self._writers, files, self.index, lambda name: self.path(*name), self.has_file
         )
-        self._room = RoomMaker(cache_dir, files, self.index, self.quarantine, self._in_progress, self.remove)
+        self._room = DiskEviction(
+            cache_dir, files, self.index, self.quarantine, self._in_progress, self.remove
+        )
         self.kept, self.order = self._room.kept, self._room.order
         try:
             self._recover()
@@ -110,7 +112,7 @@ class BlockDirectory:
         """Whether `scatter` works: blocks are in the clear, and there are native kernels to read them."""
         return self.seal is PLAIN and self.files.gives_descriptors and library() is not None
 
-    def scatter(self, path: Path, identity: FileIdentity, places: Places) -> None:
+    def scatter(self, path: Path, identity: FileIdentity, places: ReadTargets) -> None:
         """Fill a block's places in a pool with verified bytes; see `scatter_file`."""
         scatter_file(self.files, path, identity, places)
 
@@ -190,7 +192,7 @@ class BlockDirectory:
                 self._in_progress.settle()
 
     def enforce(self, limit_bytes: int) -> bool:
-        """Remove blocks until the files fit; see `RoomMaker`.
+        """Remove blocks until the files fit; see `DiskEviction`.
 
         Returns: False if what is left is being written or kept, and is too much.
         """
@@ -205,7 +207,7 @@ class BlockDirectory:
         limit_bytes: int | None,
         elsewhere_bytes: int,
     ) -> Iterator[None]:
-        """Hold room for blocks that are written inside, and keep what they are made from; see `RoomMaker`."""
+        """Reserve space for blocks written inside, and pin what they are made from; see `DiskEviction`."""
         blocks = [self._planned(identity, file_bytes(identity)) for identity in due]
         names = [self._name(block) for block in blocks]
         with self._lock:

@@ -7,21 +7,21 @@ from pathlib import Path
 from kvchat.engine.memory.disk.block_encryption import DiskKey
 from kvchat.engine.memory.disk.block_file import FoundBlock
 from kvchat.engine.memory.disk.block_paths import storage_errors
-from kvchat.engine.memory.disk.budget_notices import Demand, require_room
-from kvchat.engine.memory.disk.eviction_lock import RoomLock
-from kvchat.engine.memory.disk.eviction_order import DiskOrder
+from kvchat.engine.memory.disk.budget_notices import BudgetNotices, require_room
+from kvchat.engine.memory.disk.eviction_lock import EvictionLock
+from kvchat.engine.memory.disk.eviction_order import DiskEvictionOrder
 from kvchat.engine.memory.disk.index import BlockIndex, BlockName
 from kvchat.engine.memory.disk.io import Files
-from kvchat.engine.memory.disk.pinned_blocks import KeptBlocks
+from kvchat.engine.memory.disk.pinned_blocks import PinnedBlocks
 from kvchat.engine.memory.disk.quarantine import Quarantine
-from kvchat.engine.memory.disk.write_intents import WorkInProgress
+from kvchat.engine.memory.disk.write_intents import WriteIntents
 from kvchat.errors import StorageError
 
 Sources = tuple[bytes, Collection[DiskKey]]
 """A fingerprint, and names of blocks from which others are made."""
 
 
-class RoomMaker:
+class DiskEviction:
     """Called under the directory's lock.
 
     Args:
@@ -39,22 +39,22 @@ class RoomMaker:
         files: Files,
         index: BlockIndex,
         quarantine: Quarantine,
-        in_progress: WorkInProgress,
+        in_progress: WriteIntents,
         remove: Callable[[Sequence[BlockName]], None],
     ) -> None:
         self._index = index
-        self.kept = KeptBlocks(home, files)
-        self._held = KeptBlocks(home, files, "held")
+        self.kept = PinnedBlocks(home, files)
+        self._held = PinnedBlocks(home, files, "held")
         """What is kept for as long as others are made from it, under the writer that makes them."""
         self._quarantine = quarantine
         self._in_progress = in_progress
         self._remove = remove
-        self._lock = RoomLock(home / "room.lock")
-        self.order = DiskOrder(index, [self.kept, self._held])
+        self._lock = EvictionLock(home / "room.lock")
+        self.order = DiskEvictionOrder(index, [self.kept, self._held])
 
     def enforce(self, limit_bytes: int) -> bool:
-        """Let blocks go until the files fit, as `DiskOrder` says: never a parent before its children, and
-        none that is kept.
+        """Evict blocks in `DiskEvictionOrder` until the files fit: never a parent before its children, and
+        none that is pinned.
 
         Returns: False if what is left is being written or kept, and is too much.
         """
@@ -121,11 +121,11 @@ class RoomMaker:
         self.kept.remove_unfinished()
         self._held.remove_unfinished()
 
-    def _demand(self, new_bytes: int, sources: Sources, limit_bytes: int) -> Demand:
+    def _demand(self, new_bytes: int, sources: Sources, limit_bytes: int) -> BudgetNotices:
         fingerprint, keys = sources
         made_from = frozenset((fingerprint, key) for key in keys)
         kept = self.kept.all() | self._held.all()
-        return Demand(
+        return BudgetNotices(
             new_bytes=new_bytes,
             source_bytes=self._index.num_bytes(made_from),
             kept_bytes=self._index.num_bytes(kept - made_from),

@@ -11,7 +11,7 @@ PATIENCE_S = 5.0
 _POLL_S = 0.002
 
 
-class RoomLock:
+class EvictionLock:
     """A lock (flock) on a file beside the blocks, of which the kernel lets go when its process ends.
 
     It may be taken again by whoever has it. Called under the directory's lock. Two who make room at once for

@@ -20,16 +20,16 @@ from kvchat.engine.api.ids import BlockKey, GroupId
 from kvchat.engine.cache.eviction import SMALL_SHARE, Eviction, Ghosts
 from kvchat.engine.memory.disk.block_encryption import DiskKey
 from kvchat.engine.memory.disk.index import BlockIndex, BlockName, IndexedBlock
-from kvchat.engine.memory.disk.pinned_blocks import Kept, KeptBlocks
+from kvchat.engine.memory.disk.pinned_blocks import Kept, PinnedBlocks
 
 MAX_GHOSTS: Final = 8192
 
 
-class DiskOrder:
+class DiskEvictionOrder:
     """The order of one cache directory, over all fingerprints. Called under the directory's lock."""
 
     def __init__(
-        self, index: BlockIndex, kept: Sequence[KeptBlocks], eviction: Eviction = Eviction.S3FIFO
+        self, index: BlockIndex, kept: Sequence[PinnedBlocks], eviction: Eviction = Eviction.S3FIFO
     ) -> None:
         self.eviction = eviction
         self._index = index

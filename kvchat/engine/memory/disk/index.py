@@ -15,7 +15,7 @@ from math import inf, nextafter
 from pathlib import Path
 
 from kvchat.engine.api.ids import BlockKey, GroupId, u32le
-from kvchat.engine.memory.disk.block_encryption import PLAIN, BlockSeal, DiskKey
+from kvchat.engine.memory.disk.block_encryption import PLAIN, BlockNames, DiskKey
 from kvchat.engine.memory.disk.block_file import BlockHeader, FoundBlock
 from kvchat.engine.memory.disk.index_file import IndexFile, Row
 from kvchat.engine.memory.disk.index_schema import RECOUNT, WRITTEN, schema_of
@@ -87,7 +87,7 @@ class BlockIndex:
     """The rows of one cache directory. May be called from several threads and opened by several processes."""
 
     def __init__(
-        self, path: Path, files: Files, is_there: Callable[[BlockName], bool], seal: BlockSeal = PLAIN
+        self, path: Path, files: Files, is_there: Callable[[BlockName], bool], seal: BlockNames = PLAIN
     ) -> None:
         """Open the index, or begin an empty one.
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from kvchat.engine.api.ids import GroupId
-from kvchat.engine.memory.disk.block_encryption import BlockSeal, DiskKey
+from kvchat.engine.memory.disk.block_encryption import BlockNames, DiskKey
 from kvchat.engine.memory.disk.block_file import (
     SUFFIX,
     TEMPORARY_SUFFIX,
@@ -34,14 +34,14 @@ _BLOCK_FILE = re.compile(rf"([0-9a-f]{{64}})\.(\d{{1,9}}){re.escape(SUFFIX)}")
 _TEMPORARY_FILE = re.compile(rf"\..+\.([0-9a-z]+){re.escape(TEMPORARY_SUFFIX)}")
 
 
-class BlockSurvey:
+class IndexRebuild:
     """Adds rows for files without one, drops rows without a file, and sets aside what is no block."""
 
     def __init__(
         self,
         blocks_dir: Path,
         files: Files,
-        seal: BlockSeal,
+        seal: BlockNames,
         index: BlockIndex,
         quarantine: Quarantine,
         clock: Callable[[], float],

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from kvchat.engine.memory.disk.block_encryption import BlockSeal
+from kvchat.engine.memory.disk.block_encryption import BlockNames
 
 WRITTEN: Final = "CREATE TABLE written (day INTEGER PRIMARY KEY, bytes INTEGER NOT NULL) WITHOUT ROWID"
 """What no file tells: it stays when the other tables are of another version."""
@@ -67,7 +67,7 @@ RECOUNT: Final = (
 )
 
 
-def schema_of(seal: BlockSeal) -> tuple[str, ...]:
+def schema_of(seal: BlockNames) -> tuple[str, ...]:
     """Return the statements that create the tables, indexes and triggers for blocks that lie so."""
     if not seal.entry_overhead:
         return SCHEMA

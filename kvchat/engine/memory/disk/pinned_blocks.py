@@ -26,7 +26,7 @@ Kept = frozenset[tuple[bytes, DiskKey]]
 """Fingerprints and names of blocks."""
 
 
-class KeptBlocks:
+class PinnedBlocks:
     """What is kept in one cache directory. May be called from several threads and processes."""
 
     def __init__(self, home: Path, files: Files = SYSTEM, place: str = "kept") -> None:

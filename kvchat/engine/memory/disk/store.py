@@ -8,7 +8,7 @@ from threading import Lock
 
 from kvchat.engine.api.ids import KEY_BYTES, BlockKey, GroupId, block_key
 from kvchat.engine.cache.eviction import Eviction
-from kvchat.engine.kernels.read_block.native import Places
+from kvchat.engine.kernels.read_block.native import ReadTargets
 from kvchat.engine.memory.disk.block_encryption import seal_of
 from kvchat.engine.memory.disk.block_file import BlockHeader, FileIdentity, Layout, Region, file_bytes
 from kvchat.engine.memory.disk.block_paths import storage_errors
@@ -17,7 +17,7 @@ from kvchat.engine.memory.disk.directory import BlockDirectory
 from kvchat.engine.memory.disk.index import BlockName, DiskUsage, IndexedBlock, WrittenBytes
 from kvchat.engine.memory.disk.io import SYSTEM, Buffer, Files
 from kvchat.errors import BlockDamaged, BlockMissing, StorageError
-from kvchat.platform.encryptor import Sealer
+from kvchat.platform.encryptor import Encryptor
 from kvchat.platform.values import dataclass
 
 __all__ = ["BlockHeader", "DiskStore", "DiskUsage", "Region", "StoredBlock", "WrittenBytes"]
@@ -50,7 +50,7 @@ class DiskStore:
         daily_bytes: int | None = None,
         clock: Callable[[], float] = time.time,
         files: Files = SYSTEM,
-        sealer: Sealer | None = None,
+        sealer: Encryptor | None = None,
         eviction: Eviction = Eviction.S3FIFO,
         elsewhere: Callable[[], int] = lambda: 0,
     ) -> None:
@@ -156,7 +156,7 @@ class DiskStore:
         with self._lost_if_unusable(header) as path:
             self._directory.read(path, self._identity(header), out)
 
-    def scatter(self, header: BlockHeader, places: Places) -> bool:
+    def scatter(self, header: BlockHeader, places: ReadTargets) -> bool:
         """Fill a block's places in a pool, which are worthless after an error; otherwise as `read_into`.
 
         Returns: False if it can only be read in one run; nothing was read then.

@@ -12,7 +12,7 @@ from kvchat.errors import StorageError
 from kvchat.platform.writers import Writers
 
 
-class WorkInProgress:
+class WriteIntents:
     """The work of one writer, and what dead ones have left. Called under the directory's lock.
 
     Args:

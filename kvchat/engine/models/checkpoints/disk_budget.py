@@ -9,7 +9,7 @@ from kvchat.engine.memory.disk.block_encryption import seal_of
 from kvchat.engine.memory.disk.catalog import BlockCatalog
 from kvchat.engine.models.checkpoints.prepared import blocks_limit
 from kvchat.errors import StorageError
-from kvchat.platform.encryptor import Sealer
+from kvchat.platform.encryptor import Encryptor
 
 LIMIT_SHARE: Final = 2
 """Weights in other forms take at most this part of the disk that blocks and they may take."""
@@ -18,7 +18,7 @@ _HEAD_BYTES: Final = 1 << 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DiskRoom:
+class DiskBudget:
     """What a person gave to blocks and prepared weights together.
 
     Args:
@@ -29,7 +29,7 @@ class DiskRoom:
 
     cache_dir: Path | None
     disk_bytes: int | None = None
-    sealer: Sealer | None = None
+    sealer: Encryptor | None = None
 
     @property
     def weights_limit(self) -> int | None:

@@ -16,7 +16,7 @@ from gguf import MODEL_ARCH, GGUFReader, ReaderTensor, dequantize, get_tensor_na
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from kvchat.engine.kernels.quantized_linear import Coding, QuantisedWeight
+from kvchat.engine.kernels.quantized_linear import Coding, QuantizedWeight
 from kvchat.engine.models.checkpoints.gguf_blocks import FORMATS, quantised
 from kvchat.engine.models.checkpoints.prepared import WEIGHTS_FILE, MakeRoom
 from kvchat.engine.models.checkpoints.quantized import describe
@@ -99,7 +99,7 @@ def write_checkpoint(
     codings: dict[str, Coding] = {}
     tensors: dict[str, Tensor] = {}
     for name, tensor in _named(file, module, report):
-        if isinstance(tensor, QuantisedWeight):
+        if isinstance(tensor, QuantizedWeight):
             layer = name.removesuffix(".weight")
             codings[layer] = tensor.coding
             parts = {"codes": tensor.codes, "scales": tensor.scales, "minima": tensor.minima}
@@ -169,7 +169,7 @@ def _dtype(file: GgufFile) -> torch.dtype:
     return torch.float16 if kinds <= {"F16", "F32"} else torch.bfloat16
 
 
-def _named(file: GgufFile, module: Any, report: Report) -> Iterator[tuple[str, Tensor | QuantisedWeight]]:
+def _named(file: GgufFile, module: Any, report: Report) -> Iterator[tuple[str, Tensor | QuantizedWeight]]:
     """Yield what the file holds for every parameter of a model, by the parameter's name.
 
     A last layer that shares the embedding's numbers gets its own, quantised, where they are: the embedding is
@@ -195,7 +195,7 @@ def _named(file: GgufFile, module: Any, report: Report) -> Iterator[tuple[str, T
 
 def _converted(
     file: GgufFile, module: nn.Module, name: str, tensor: ReaderTensor
-) -> Tensor | QuantisedWeight:
+) -> Tensor | QuantizedWeight:
     layer = module.get_submodule(name.rpartition(".")[0])
     order = _rows(file.architecture, module.config, tensor)
     if type(layer) is nn.Linear and name.endswith(".weight") and tensor.tensor_type in FORMATS:

@@ -12,7 +12,7 @@ import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from numpy.typing import NDArray
 
-from kvchat.engine.kernels.quantized_linear import Coding, QuantisedWeight
+from kvchat.engine.kernels.quantized_linear import Coding, QuantizedWeight
 from kvchat.engine.kernels.quantized_linear.weight import pack, to_tiles
 
 Bytes = NDArray[np.uint8]
@@ -38,14 +38,14 @@ class BlockFormat:
     read: Callable[[Bytes], Groups]
 
 
-def quantised(data: Bytes, kind: GGMLQuantizationType) -> QuantisedWeight:
+def quantised(data: Bytes, kind: GGMLQuantizationType) -> QuantizedWeight:
     """Return a weight [N, K] from its rows of blocks [N, bytes of K numbers]."""
     block_format = FORMATS[kind]
     num_outputs = data.shape[0]
     blocks = np.array(data).reshape(-1, GGML_QUANT_SIZES[kind][1])
     groups = block_format.read(blocks)
     codes = torch.from_numpy(groups.codes).reshape(num_outputs, -1)
-    return QuantisedWeight(
+    return QuantizedWeight(
         coding=block_format.coding,
         codes=pack(codes, block_format.coding),
         scales=_by_row(groups.scales, num_outputs),

@@ -7,7 +7,7 @@ import sys
 from hashlib import blake2b
 from pathlib import Path
 
-from kvchat.engine.models.checkpoints.disk_budget import DiskRoom
+from kvchat.engine.models.checkpoints.disk_budget import DiskBudget
 from kvchat.engine.models.checkpoints.prepared import PREPARED_DIR, VERSION, MakeRoom, PreparedCheckpoints
 from kvchat.engine.models.checkpoints.weight_digests import WeightDigests
 from kvchat.errors import ModelUnreadable
@@ -17,7 +17,7 @@ _DIGESTS_FILE = "weights.json"
 _KEY_BYTES = 16
 
 
-def checkpoint_of(path: Path, cache_dir: Path, room: DiskRoom) -> Path:
+def checkpoint_of(path: Path, cache_dir: Path, room: DiskBudget) -> Path:
     """Return the directory of the checkpoint made from a GGUF file; makes it the first time.
 
     Args:

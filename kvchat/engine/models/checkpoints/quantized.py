@@ -26,7 +26,7 @@ def describe(codings: Mapping[str, Coding]) -> dict[str, Any]:
 
 
 @register_quantization_config(METHOD)
-class QuantisedLayers(QuantizationConfigMixin):
+class QuantizedLayers(QuantizationConfigMixin):
     """What `describe` returned.
 
     Raises: ValueError: it was written by another version, or names no codings.
@@ -48,11 +48,11 @@ class QuantisedLayers(QuantizationConfigMixin):
 
 
 @register_quantizer(METHOD)
-class Quantiser(HfQuantizer):
+class Quantizer(HfQuantizer):
     """Puts quantised layers in place of plain ones before weights are read."""
 
     requires_calibration = False
-    quantization_config: QuantisedLayers
+    quantization_config: QuantizedLayers
 
     def _process_model_before_weight_loading(self, model: nn.Module, **others: object) -> None:
         for name, coding in self.quantization_config.codings.items():

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kvchat.engine.kernels.quantized_linear import Coding, QuantisedWeight, linear, quantise
+from kvchat.engine.kernels.quantized_linear import Coding, QuantizedWeight, linear, quantise
 
 LEAST_SIDE = 64
 """Layers with fewer inputs or outputs, such as routers between experts, weigh little and decide much."""
@@ -14,14 +14,14 @@ _OUTPUT_BITS = 8
 """Of the layer that computes the logits, however few the others have."""
 
 
-class QuantisedLinear(nn.Module):
+class QuantizedLinear(nn.Module):
     """Stands in for `nn.Linear`."""
 
     codes: Tensor
     scales: Tensor
     minima: Tensor | None
 
-    def __init__(self, weight: QuantisedWeight, bias: nn.Parameter | None) -> None:
+    def __init__(self, weight: QuantizedWeight, bias: nn.Parameter | None) -> None:
         super().__init__()
         self.coding = weight.coding
         self.out_features, self.in_features = weight.shape
@@ -31,8 +31,8 @@ class QuantisedLinear(nn.Module):
         self.bias = bias
 
     @property
-    def quantised(self) -> QuantisedWeight:
-        return QuantisedWeight(coding=self.coding, codes=self.codes, scales=self.scales, minima=self.minima)
+    def quantised(self) -> QuantizedWeight:
+        return QuantizedWeight(coding=self.coding, codes=self.codes, scales=self.scales, minima=self.minima)
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., T, K] → [..., T, N]."""
@@ -59,7 +59,7 @@ def quantise_linears(
         if type(layer) is not nn.Linear or layer in spared or not _can_quantise(layer):
             continue
         weight = quantise(layer.weight.detach(), _OUTPUT_BITS if name == output else bits)
-        replace(model, name, QuantisedLinear(weight, layer.bias))
+        replace(model, name, QuantizedLinear(weight, layer.bias))
         yield name, weight.coding
 
 
@@ -69,13 +69,13 @@ def output_name(model: Any) -> str | None:
     return next((name for name, layer in model.named_modules() if layer is output), None) if output else None
 
 
-def empty_linear(layer: nn.Linear, coding: Coding) -> QuantisedLinear:
+def empty_linear(layer: nn.Linear, coding: Coding) -> QuantizedLinear:
     """Return a layer of the same size whose tensors are still to be filled, on the device of `layer`."""
     num_outputs, num_inputs = layer.weight.shape
     device = layer.weight.device
     groups = (num_outputs, num_inputs // coding.group)
     is_whole = coding.bits == 8
-    weight = QuantisedWeight(
+    weight = QuantizedWeight(
         coding=coding,
         codes=torch.empty(
             num_outputs,
@@ -86,7 +86,7 @@ def empty_linear(layer: nn.Linear, coding: Coding) -> QuantisedLinear:
         scales=torch.empty(groups, dtype=torch.float16, device=device),
         minima=torch.empty(groups, dtype=torch.float16, device=device) if coding.has_minima else None,
     )
-    return QuantisedLinear(weight, layer.bias)
+    return QuantizedLinear(weight, layer.bias)
 
 
 def replace(model: nn.Module, name: str, layer: nn.Module) -> None:

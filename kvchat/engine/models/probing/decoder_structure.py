@@ -24,10 +24,10 @@ from kvchat.engine.kernels.decoder_layers.args import (
     Norm,
     Projections,
 )
-from kvchat.engine.kernels.quantized_linear import QuantisedWeight
+from kvchat.engine.kernels.quantized_linear import QuantizedWeight
 from kvchat.engine.models.linear.packed import PackedLinear
 from kvchat.engine.models.linear.paired import PairedLinear
-from kvchat.engine.models.linear.quantized import QuantisedLinear
+from kvchat.engine.models.linear.quantized import QuantizedLinear
 from kvchat.engine.models.linear.widened import WidenedLinear
 
 _PLAIN = {"input_layernorm": "before_attention", "post_attention_layernorm": "before_mlp"}
@@ -132,7 +132,7 @@ def match_layer(layer: Any, call: AttentionCall, spec: FullSpec, rope: int | Non
 
 def match_linear(layer: Any) -> Linear:
     """Return the tensors of a linear layer."""
-    if isinstance(layer, QuantisedLinear):
+    if isinstance(layer, QuantizedLinear):
         return Linear(weight=layer.quantised, bias=layer.bias)
     if isinstance(layer, PairedLinear):
         return Linear(weight=layer.paired, bias=layer.bias)
@@ -221,7 +221,7 @@ def _require_all(layer: nn.Module, matched: DecoderLayer, call: AttentionCall) -
     )
     for linear in products.all:
         weight = linear.weight
-        num_used += 2 + (weight.minima is not None) if isinstance(weight, QuantisedWeight) else 1
+        num_used += 2 + (weight.minima is not None) if isinstance(weight, QuantizedWeight) else 1
         num_used += linear.bias is not None
     num_used += call.sinks is not None
     if num_used != len([*layer.parameters(), *layer.buffers()]):

@@ -9,14 +9,14 @@ from kvchat.engine.kernels.decoder_layers.reference import dense
 from kvchat.engine.models.hook import AttentionLayer, attach
 from kvchat.engine.models.linear.packed import PackedLinear
 from kvchat.engine.models.linear.paired import PairedLinear
-from kvchat.engine.models.linear.quantized import QuantisedLinear
+from kvchat.engine.models.linear.quantized import QuantizedLinear
 from kvchat.engine.models.linear.widened import WidenedLinear
 from kvchat.engine.models.probing.decoder_structure import match_linear
 
 
 def float_copy(layer: nn.Module, behind: AttentionLayer) -> nn.Module:
     """Return a copy of a layer with plain weights in float32 and `behind` at its attention."""
-    linears = (nn.Linear, PackedLinear, PairedLinear, WidenedLinear, QuantisedLinear)
+    linears = (nn.Linear, PackedLinear, PairedLinear, WidenedLinear, QuantizedLinear)
     known: dict[int, Any] = {
         id(part): _float_linear(part) for part in layer.modules() if isinstance(part, linears)
     }

@@ -28,7 +28,7 @@ from kvchat.engine.models.hook import (
 )
 from kvchat.engine.models.latent import LatentLayer
 from kvchat.engine.models.probing.past import KeepsState, ProbePast
-from kvchat.engine.models.probing.visible_range import Reach, reach_of
+from kvchat.engine.models.probing.visible_range import VisibleRange, reach_of
 from kvchat.errors import UnsupportedModel
 
 ATTENTION_TYPES = {"full_attention", "attention", "sliding_attention", "chunked_attention", "global", "local"}
@@ -69,7 +69,7 @@ class _Recorder:
     borrowed: dict[int, int] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
     _stored: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
-    _masks: list[tuple[Tensor, Reach]] = field(default_factory=list)
+    _masks: list[tuple[Tensor, VisibleRange]] = field(default_factory=list)
     """Masks that were read, as they were then: layers of one sort are given the same."""
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, call: AttentionCall) -> Tensor:
@@ -87,30 +87,32 @@ class _Recorder:
         value_dim = latent.value_dim if latent else value.shape[2]
         return query.new_zeros(query.shape[0], query.shape[1], value_dim)
 
-    def _reach(self, layer: int, call: AttentionCall) -> Reach:
+    def _reach(self, layer: int, call: AttentionCall) -> VisibleRange:
         """Return what the layer's queries see: by its mask, and by the window it passes if that is longer."""
-        reach = Reach(window=call.window)
+        reach = VisibleRange(window=call.window)
         if call.mask is not None:
             reach = self._reach_of(call.mask)
             if reach.window is None and call.window is not None and call.window > self.start:
-                reach = Reach(window=call.window)
+                reach = VisibleRange(window=call.window)
             elif reach.problem is None and call.window not in (None, reach.window):
-                reach = Reach(problem=f"passes a window of {call.window} and masks another ({reach.window})")
+                reach = VisibleRange(
+                    problem=f"passes a window of {call.window} and masks another ({reach.window})"
+                )
         if reach.problem is not None:
             self.problems.append(f"layer {layer} {reach.problem}")
         return reach
 
-    def _reach_of(self, mask: Tensor) -> Reach:
+    def _reach_of(self, mask: Tensor) -> VisibleRange:
         for known, reach in self._masks:
             if known.dtype == mask.dtype and torch.equal(known, mask):
                 return reach
         self._masks.append((mask.clone(), reach_of(mask, self.start, self.chunk_len)))
         return self._masks[-1][1]
 
-    def _note(self, layer: int, key: Tensor, value: Tensor, reach: Reach) -> None:
+    def _note(self, layer: int, key: Tensor, value: Tensor, reach: VisibleRange) -> None:
         latent = self.latents.get(layer)
         spec = _spec(key, value, reach) if latent is None else _latent_spec(key, value, latent.rope_layout)
-        if layer in self.latents and reach != Reach():
+        if layer in self.latents and reach != VisibleRange():
             self.problems.append(f"layer {layer} keeps latents and does not see all tokens")
         for lender, (known_key, known_value) in self._stored.items():
             if _is_same(key, known_key) and _is_same(value, known_value) and spec == self.specs[lender]:
@@ -126,7 +128,7 @@ def _is_same(left: Tensor, right: Tensor) -> bool:
     )
 
 
-def _spec(key: Tensor, value: Tensor, reach: Reach) -> FullSpec:
+def _spec(key: Tensor, value: Tensor, reach: VisibleRange) -> FullSpec:
     heads, dim_k, dim_v, dtype = key.shape[1], key.shape[2], value.shape[2], DTYPE_NAMES[key.dtype]
     if reach.chunk is not None:
         return ChunkedSpec(
@@ -226,7 +228,9 @@ def probe_gathered_layers(model: nn.Module) -> ModelLayers:
     config: Any = model.config
     past = ProbePast(0)
     run_probe(model, past)
-    specs = {layer: _spec(_rows(key), _rows(value), Reach()) for layer, (key, value) in past.updates.items()}
+    specs = {
+        layer: _spec(_rows(key), _rows(value), VisibleRange()) for layer, (key, value) in past.updates.items()
+    }
     missing = sorted(_layers_that_attend(config.get_text_config()) - specs.keys())
     if missing:
         raise UnsupportedModel(

@@ -8,10 +8,10 @@ from torch import Tensor, nn
 
 from kvchat.engine.models.linear.packed import PackedLinear
 from kvchat.engine.models.linear.paired import PairedLinear
-from kvchat.engine.models.linear.quantized import QuantisedLinear
+from kvchat.engine.models.linear.quantized import QuantizedLinear
 from kvchat.engine.models.linear.widened import WidenedLinear
 
-LINEARS = (nn.Linear, PackedLinear, PairedLinear, WidenedLinear, QuantisedLinear)
+LINEARS = (nn.Linear, PackedLinear, PairedLinear, WidenedLinear, QuantizedLinear)
 _PRODUCTS = {kind.forward for kind in LINEARS}
 """What a layer does that is a product and nothing else: a router that is a linear layer too does more."""
 

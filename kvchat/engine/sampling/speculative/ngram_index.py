@@ -17,7 +17,7 @@ MOST_TOKENS = 2**15
 """So many of the last tokens can be found again at least, and at most twice as many."""
 
 
-class Repeats:
+class NgramIndex:
     """The index of one sequence.
 
     Args:

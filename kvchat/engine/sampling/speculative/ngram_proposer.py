@@ -1,7 +1,7 @@
-"""Which tokens are guessed, and how many: as far as the tokens that are won pay for the longer step.
+"""N-gram proposer: drafts tokens while expected acceptance pays for the longer step.
 
-A guess is what followed the last time (`Repeats`). How probably it is right is known from every token chosen
-before (`Acceptance`), what computing it costs from every step timed before (`StepCosts`). The tokens that are
+A draft is what followed the last time (`NgramIndex`). Its probability comes from every token chosen before
+(`Acceptance`), what computing it costs from every step timed before (`StepCosts`). The tokens that are
 most probably right are drafted, over all sequences, as many as make the step yield most tokens per second.
 Where none pay nothing is drafted, but for rare steps that find out what it costs.
 """
@@ -11,10 +11,10 @@ from dataclasses import field
 
 from kvchat.engine.api.ids import RequestId
 from kvchat.engine.sampling.speculative.acceptance import Acceptance
-from kvchat.engine.sampling.speculative.ngram_index import Repeats
+from kvchat.engine.sampling.speculative.ngram_index import NgramIndex
 from kvchat.engine.sampling.speculative.step_costs import StepCosts
 from kvchat.engine.sequences.batch import Batch
-from kvchat.engine.sequences.completion import Entry
+from kvchat.engine.sequences.completion import Completion
 from kvchat.platform.values import dataclass
 
 MOST_DRAFTED = 15
@@ -41,9 +41,9 @@ class _Text:
     """What is kept of one sequence."""
 
     acceptance: Acceptance
-    repeats: Repeats = field(default_factory=Repeats)
+    repeats: NgramIndex = field(default_factory=NgramIndex)
 
-    def read(self, entry: Entry, most: int) -> bool:
+    def read(self, entry: Completion, most: int) -> bool:
         """Take what is new of a sequence, at most so many tokens of its prompt; False if there is more."""
         token_ids, known = entry.branch.token_ids, len(self.repeats)
         prompt_end = min(entry.prompt_len, known + most)
@@ -68,7 +68,7 @@ class _Text:
         return chances
 
 
-class Drafts:
+class NgramProposer:
     """The drafter of one engine."""
 
     def __init__(self) -> None:
@@ -80,7 +80,7 @@ class Drafts:
         self._is_probing = False
 
     def propose(
-        self, due: Sequence[Entry], num_beside: int, most: int
+        self, due: Sequence[Completion], num_beside: int, most: int
     ) -> Mapping[RequestId, tuple[int, ...]]:
         """See `Drafter.propose`. Beside prompts nothing is drafted: what it costs there is not known."""
         texts = {entry.id: self._text(entry) for entry in due}
@@ -103,7 +103,7 @@ class Drafts:
             nums[number] = nums.get(number, 0) + 1
         return {number: texts[number].repeats.draft(num) for number, num in nums.items()}
 
-    def foresees(self, entry: Entry) -> bool:
+    def foresees(self, entry: Completion) -> bool:
         text = self._text(entry)
         return not text.read(entry, READ_AT_ONCE) or text.repeats.match_len > 0
 
@@ -118,12 +118,12 @@ class Drafts:
     def forget(self, request: RequestId) -> None:
         self._texts.pop(request, None)
 
-    def _text(self, entry: Entry) -> _Text:
+    def _text(self, entry: Completion) -> _Text:
         if entry.id not in self._texts:
             self._texts[entry.id] = _Text(Acceptance(self._acceptance))
         return self._texts[entry.id]
 
-    def _num_worth_it(self, chances: Sequence[float], due: Sequence[Entry]) -> int:
+    def _num_worth_it(self, chances: Sequence[float], due: Sequence[Completion]) -> int:
         """Return how many of the most probable tokens to draft.
 
         Args:

@@ -3,8 +3,8 @@
 from collections import Counter
 from collections.abc import Sequence
 
-from kvchat.engine.api.ids import BranchId
-from kvchat.engine.api.inspection import BlockPlace, InspectedBlock, InspectionWish
+from kvchat.engine.api.ids import SequenceId
+from kvchat.engine.api.inspection import BlockPlace, InspectedBlock, InspectionRequest
 from kvchat.engine.api.snapshot import CacheSnapshot, GroupUsage, Tier
 from kvchat.platform.values import dataclass
 from kvchat.text.figures import UNKNOWN, age_text, bytes_text, count_text, plural
@@ -25,7 +25,7 @@ ON_SCREEN = "on screen, not opened in the engine yet"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class RowSource:
     """Whose blocks can be shown.
 
     Args:
@@ -33,7 +33,7 @@ class Source:
     """
 
     name: str
-    wish: InspectionWish
+    wish: InspectionRequest
     mark: str = " "
     num_tokens: int | None = None
     shared_bytes: int | None = None
@@ -41,25 +41,27 @@ class Source:
     freed_bytes: int | None = None
 
     @property
-    def branch(self) -> BranchId | None:
+    def branch(self) -> SequenceId | None:
         return self.wish.branch
 
 
-def sources(snapshot: CacheSnapshot, names: BranchNames, on_screen: InspectionWish | None) -> list[Source]:
+def sources(
+    snapshot: CacheSnapshot, names: BranchNames, on_screen: InspectionRequest | None
+) -> list[RowSource]:
     """Return the live branches, session by session, and what is kept for nobody.
 
     Args:
         on_screen: the path of the conversation on screen, where no live branch has it.
     """
-    found: list[Source] = []
+    found: list[RowSource] = []
     freed = {usage.owner: usage.freed_bytes for usage in snapshot.owners}
     num_live = Counter(branch.owner for branch in snapshot.branches)
     for branch in sorted(snapshot.branches, key=lambda usage: usage.owner):
         mark = "▸" if branch.running else "●" if branch.branch == names.active else " "
         found.append(
-            Source(
+            RowSource(
                 name=names.name_of(branch, among=num_live[branch.owner]),
-                wish=InspectionWish(branch=branch.branch),
+                wish=InspectionRequest(branch=branch.branch),
                 mark=mark,
                 num_tokens=branch.num_tokens,
                 shared_bytes=branch.shared_bytes,
@@ -68,9 +70,9 @@ def sources(snapshot: CacheSnapshot, names: BranchNames, on_screen: InspectionWi
             )
         )
     if on_screen is not None and names.active not in {source.branch for source in found}:
-        found.append(Source(name=ON_SCREEN, wish=on_screen, mark="●", num_tokens=len(on_screen.token_ids)))
+        found.append(RowSource(name=ON_SCREEN, wish=on_screen, mark="●", num_tokens=len(on_screen.token_ids)))
     kept_bytes = sum(group.cached_blocks * group.block_bytes for group in snapshot.groups)
-    found.append(Source(name=KEPT, wish=InspectionWish(), own_bytes=kept_bytes))
+    found.append(RowSource(name=KEPT, wish=InspectionRequest(), own_bytes=kept_bytes))
     return found
 
 
@@ -80,7 +82,7 @@ def source_heading(width: int) -> Row:
     )
 
 
-def source_row(source: Source, width: int, *, is_chosen: bool) -> Row:
+def source_row(source: RowSource, width: int, *, is_chosen: bool) -> Row:
     """Return a source with its figures; the last is what closing all of its session would let go of."""
     figures = (
         "" if source.num_tokens is None else count_text(source.num_tokens),

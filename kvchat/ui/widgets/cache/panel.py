@@ -10,7 +10,7 @@ from textual.geometry import Region, Size
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
-from kvchat.engine.api.server_cache import ServedCache
+from kvchat.engine.api.server_cache import ServerCache
 from kvchat.engine.api.snapshot import CacheSnapshot
 from kvchat.text.plain_text import one_line
 from kvchat.ui.widgets.cache.panel_rows import BranchNames, Live, PanelOptions, panel_rows
@@ -49,7 +49,7 @@ class CachePanel(ScrollView, can_focus=False):
         self._snapshot, self._names, self._live = snapshot, names, live
         self._compose_rows()
 
-    def show_elsewhere(self, where: str, served: ServedCache | None = None) -> None:
+    def show_elsewhere(self, where: str, served: ServerCache | None = None) -> None:
         """Say that a server answers, and what it reports of its cache; None: nothing of it is known."""
         if self.frozen_at:
             return

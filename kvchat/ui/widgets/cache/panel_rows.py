@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from math import ceil
 
-from kvchat.engine.api.ids import BranchId
+from kvchat.engine.api.ids import SequenceId
 from kvchat.engine.api.snapshot import BranchUsage, CacheSnapshot, LayerUsage, Tier, TierUsage
 from kvchat.platform.values import dataclass
 from kvchat.text.figures import (
@@ -66,9 +66,9 @@ class LayerRow:
 class BranchNames:
     """What live branches are called: by their own id where that is known, by their session's id otherwise."""
 
-    of_branches: Mapping[BranchId, str]
+    of_branches: Mapping[SequenceId, str]
     of_sessions: Mapping[str, str]
-    active: BranchId | None = None
+    active: SequenceId | None = None
     """The branch on screen."""
 
     def name_of(self, branch: BranchUsage, among: int = 1) -> str:

@@ -1,6 +1,6 @@
 """What the cache panel says of a server's cache. Pure."""
 
-from kvchat.engine.api.server_cache import ServedCache
+from kvchat.engine.api.server_cache import ServerCache
 from kvchat.text.format_server_cache import request_words, reuse_words, share_words
 from kvchat.ui.widgets.cache.styles import MARKS, Look, Row
 
@@ -9,7 +9,7 @@ _VALUE_WIDTH = 8
 _MIN_BAR_WIDTH = 4
 
 
-def served_rows(where: str, served: ServedCache | None, width: int) -> tuple[Row, ...]:
+def served_rows(where: str, served: ServerCache | None, width: int) -> tuple[Row, ...]:
     """Return the rows of the panel where a server answers.
 
     Args:

@@ -10,7 +10,7 @@ import pytest
 
 from kvchat.app.config import read_settings
 from kvchat.app.open_sessions import open_store
-from kvchat.app.retention.stored_kv import KeptOnDisk
+from kvchat.app.retention.stored_kv import StoredKv
 from tests.cli.secret_home import Run
 
 pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("loading_pays")]
@@ -67,7 +67,7 @@ def test_the_list_of_sessions_counts_the_same(kvchat: Kvchat) -> None:
     """Also when it counts again, once something was said, evicted and removed."""
     settings = read_settings()
     with closing(open_store(settings)) as store:
-        kept = KeptOnDisk(store, settings)
+        kept = StoredKv(store, settings)
 
         def counted() -> dict[str, tuple[int, int]]:
             titles = {summary.session.id: summary.session.title for summary in store.list_sessions()}

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from kvchat.app.session_service import TidyStore
+from kvchat.app.session_service import SessionService
 from kvchat.errors import PackNotFound, StorageError
-from kvchat.platform.encryptor import Sealer
-from kvchat.session.packs import Pack, PackShelf, forget_other, new_pack_id
+from kvchat.platform.encryptor import Encryptor
+from kvchat.session.packs import Pack, PackStore, forget_other, new_pack_id
 from tests.cli.secret_home import CHEAP, Give, Run, files_with
 
 pytestmark = pytest.mark.usefixtures("loading_pays")
@@ -130,7 +130,7 @@ def test_what_a_pack_keeps_is_not_promised_to_be_freed_with_a_session(ask: Ask, 
     made = done(run("pack", "make", "rules", "--system", f"Rules: {RULES}", "--json"))
     ask("--pack", "rules", "Which?")
     before = done(run("cache", "status", "--json"))["disk_bytes"]
-    with closing(TidyStore(next(home.rglob("sessions.db")), home / "cache")) as store:
+    with closing(SessionService(next(home.rglob("sessions.db")), home / "cache")) as store:
         (session,) = (one.session.id for one in store.list_sessions())
         told = store.would_remove([session])
         found = store.remove_sessions([session])
@@ -188,7 +188,7 @@ def test_packs_are_sealed_with_the_conversations_and_opened_again_with_them(
 
 @pure
 def test_files_of_packs_are_private_and_a_damaged_one_hides_no_other(tmp_path: Path) -> None:
-    shelf = PackShelf(tmp_path / "packs", None)
+    shelf = PackStore(tmp_path / "packs", None)
     shelf.put(make_pack("one", "first"))
     shelf.put(make_pack("two", "second"))
     shelf.put(make_pack("two", "newer"))
@@ -209,11 +209,11 @@ def test_files_of_packs_are_private_and_a_damaged_one_hides_no_other(tmp_path: P
 
 @pure
 def test_a_sealed_pack_opens_with_its_key_and_in_its_place_alone(tmp_path: Path) -> None:
-    shelf = PackShelf(tmp_path / "packs", Sealer(bytes(32)))
+    shelf = PackStore(tmp_path / "packs", Encryptor(bytes(32)))
     shelf.put(make_pack("one", "first"))
     shelf.put(make_pack("two", "second"))
     one, two = sorted((tmp_path / "packs").iterdir())
-    assert PackShelf(tmp_path / "packs", Sealer(bytes([1] * 32))).all() == ()
+    assert PackStore(tmp_path / "packs", Encryptor(bytes([1] * 32))).all() == ()
     one.write_bytes(two.read_bytes())
     assert len(shelf.all()) == 1
     forget_other(tmp_path / "packs", sealed=False)
@@ -236,8 +236,8 @@ def make_pack(name: str, text: str) -> Pack:
     )
 
 
-def _shelf(home: Path) -> PackShelf:
-    return PackShelf(home / "data" / "packs", None)
+def _shelf(home: Path) -> PackStore:
+    return PackStore(home / "data" / "packs", None)
 
 
 def _session_ids(run: Run) -> list[str]:

@@ -11,10 +11,10 @@ import pytest
 
 from kvchat.app.config import read_settings
 from kvchat.app.open_sessions import open_store, short_id, short_ids
-from kvchat.app.session_service import TidyStore
+from kvchat.app.session_service import SessionService
 from kvchat.cli.main import run
 from kvchat.engine.memory.disk.catalog import BlockCatalog
-from kvchat.platform.encryptor import Sealer
+from kvchat.platform.encryptor import Encryptor
 from kvchat.session.store import SessionStore, new_turn_id
 from kvchat.session.tree import Finish, Role, Session, Turn
 from tests.cli.printed import in_pipe, on_terminal
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.pure
 
 
 @pytest.fixture
-def store() -> Iterator[TidyStore]:
+def store() -> Iterator[SessionService]:
     with closing(open_store(read_settings())) as store:
         yield store
 
@@ -179,7 +179,7 @@ def test_a_session_is_renamed_but_not_to_a_name_that_is_taken(store: SessionStor
 
 
 def test_removing_asks_on_a_terminal_and_takes_no_for_an_answer(
-    store: TidyStore, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    store: SessionService, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
@@ -201,7 +201,7 @@ def test_removing_one_unknown_session_removes_none(store: SessionStore) -> None:
 
 
 def test_removing_frees_the_blocks_of_a_session_and_keeps_those_that_others_share(
-    store: TidyStore, home: Path, capsys: pytest.CaptureFixture[str]
+    store: SessionService, home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     kept_ids, gone_ids, foreign_ids = [1, 2, 3, 4, 5], [1, 2, 3, 4, 50, 60, 70, 80, 90], [7, 7, 7, 7]
     for title, ids in (("kept", kept_ids), ("gone", gone_ids)):
@@ -262,7 +262,7 @@ def test_a_short_name_is_as_long_as_it_must_be() -> None:
 
 
 def test_a_branch_is_removed_alone_with_what_no_other_branch_has(
-    store: TidyStore, home: Path, capsys: pytest.CaptureFixture[str]
+    store: SessionService, home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """What it shares with another branch stays, in text and in KV."""
     session = store.create_session(title="Trip")
@@ -290,7 +290,7 @@ def test_a_branch_is_removed_alone_with_what_no_other_branch_has(
         assert {block.token_ids for block in catalog.blocks()} == {tuple(shared), tuple(others)}
 
 
-def test_what_hangs_behind_a_removed_branch_goes_with_it_and_nothing_else(store: TidyStore) -> None:
+def test_what_hangs_behind_a_removed_branch_goes_with_it_and_nothing_else(store: SessionService) -> None:
     """An answer that was undone stands on no branch; a branch that ends inside another keeps what it has."""
     session = store.create_session(title="Trip")
     add(store, session, "Where to?", "To Oslo.", "And then?", "Home.")
@@ -306,7 +306,9 @@ def test_what_hangs_behind_a_removed_branch_goes_with_it_and_nothing_else(store:
     assert [branch.name for branch in store.branches(session.id)] == ["short"]
 
 
-def test_the_blocks_of_an_answer_that_was_undone_go_with_its_branch(store: TidyStore, home: Path) -> None:
+def test_the_blocks_of_an_answer_that_was_undone_go_with_its_branch(
+    store: SessionService, home: Path
+) -> None:
     session = store.create_session(title="Trip")
     shared, question, answer = [1, 2, 3, 4], [5, 6, 7, 8], [9, 10, 11, 12]
     add(store, session, "q", "a", "again?", "b", ids=[shared[:2], shared[2:], question, answer])
@@ -325,7 +327,7 @@ def test_the_blocks_of_an_answer_that_was_undone_go_with_its_branch(store: TidyS
 
 
 def test_the_only_branch_an_unknown_one_or_one_of_several_sessions_is_not_removed(
-    store: TidyStore, capsys: pytest.CaptureFixture[str]
+    store: SessionService, capsys: pytest.CaptureFixture[str]
 ) -> None:
     session = store.create_session(title="Trip")
     add(store, session, "q", "a")
@@ -338,7 +340,7 @@ def test_the_only_branch_an_unknown_one_or_one_of_several_sessions_is_not_remove
 
 
 def test_removing_a_branch_asks_and_says_what_is_shared(
-    store: TidyStore, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    store: SessionService, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
@@ -357,7 +359,7 @@ def test_removing_a_branch_asks_and_says_what_is_shared(
 
 
 def test_a_branch_of_an_encrypted_store_is_removed_like_any_other(tmp_path: Path) -> None:
-    with closing(SessionStore(tmp_path / "sessions.db", Sealer(bytes(32)))) as store:
+    with closing(SessionStore(tmp_path / "sessions.db", Encryptor(bytes(32)))) as store:
         session = store.create_session(title="Trip")
         add(store, session, "q", "a")
         store.create_branch(session.id, leaf_id=store.branch(session.id, "main").leaf_id, name="beside")

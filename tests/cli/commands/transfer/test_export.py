@@ -13,7 +13,7 @@ from kvchat.app.config import read_settings
 from kvchat.app.export_format import Format
 from kvchat.app.open_sessions import open_store
 from kvchat.app.session_files import SessionFiles
-from kvchat.app.session_service import TidyStore
+from kvchat.app.session_service import SessionService
 from kvchat.cli.commands.transfer.export import file_name
 from kvchat.cli.main import run
 from kvchat.errors import FileTaken, StorageError, UsageError
@@ -27,13 +27,13 @@ DOCS = Path(__file__).parents[2] / "docs" / "exports.md"
 
 
 @pytest.fixture
-def store() -> Iterator[TidyStore]:
+def store() -> Iterator[SessionService]:
     with closing(open_store(read_settings())) as store:
         yield store
 
 
 @pytest.fixture
-def session(store: TidyStore) -> Session:
+def session(store: SessionService) -> Session:
     """A conversation that forks behind its first answer; `boat` was used last."""
     session = store.create_session(title="Trip to Oslo", system="Be brief.", model="/home/ana/models/tiny")
     first = exchange(store, store.branch(session.id, "main"), "How?", "By **train**.")
@@ -59,7 +59,9 @@ def test_markdown_and_the_web_page_show_the_branch_used_last_or_the_one_asked_fo
     assert "At night" not in page
 
 
-def test_json_holds_the_whole_tree_with_its_ids_or_one_branch(store: TidyStore, session: Session) -> None:
+def test_json_holds_the_whole_tree_with_its_ids_or_one_branch(
+    store: SessionService, session: Session
+) -> None:
     run(["export", "trip", "-o", "all.json"])
     found = json.loads(read("all.json"))
     assert (found["format"], found["version"], found["model"]) == ("kvchat.session", 1, "tiny")
@@ -121,7 +123,7 @@ def test_a_file_that_exists_is_replaced_only_if_that_is_said(session: Session) -
 
 
 def test_a_place_that_cannot_be_written_is_told_and_nothing_is_left_there(
-    store: TidyStore, session: Session
+    store: SessionService, session: Session
 ) -> None:
     assert run(["export", "trip", "-o", "nowhere/a.md"]) == 1
     with pytest.raises(StorageError, match="cannot be written"):
@@ -129,7 +131,7 @@ def test_a_place_that_cannot_be_written_is_told_and_nothing_is_left_there(
 
 
 def test_no_format_carries_what_would_steer_a_terminal(
-    store: TidyStore, capsys: pytest.CaptureFixture[str]
+    store: SessionService, capsys: pytest.CaptureFixture[str]
 ) -> None:
     session = store.create_session(title="\x1b]0;owned\x07", system="\x9b2J")
     exchange(store, store.branch(session.id, "main"), "a\x1b[31mb\u202ec", "d\x1b[2Je")
@@ -138,7 +140,7 @@ def test_no_format_carries_what_would_steer_a_terminal(
         assert not set(capsys.readouterr().out) & set("\x1b\x07\x9b\u202e")
 
 
-def test_the_interface_exports_by_file_or_by_format(store: TidyStore, session: Session) -> None:
+def test_the_interface_exports_by_file_or_by_format(store: SessionService, session: Session) -> None:
     files = SessionFiles(read_settings(), store)
     assert f"wrote {Path('notes.md').absolute()}: 4 turns, " in files.export(session.id, "main", "notes.md")
     assert "/trip-to-oslo.html: 4 turns, " in files.export(session.id, "main", "html")

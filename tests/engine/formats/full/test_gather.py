@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kvchat.engine.formats.full.attend import GroupStep
+from kvchat.engine.formats.full.attend import AttentionMetadata
 from kvchat.engine.formats.full.gather import GatherCache
 from kvchat.engine.formats.spec import FullSpec, group_layers
 from kvchat.engine.kernels.paged_attention.args import SequenceSpan
@@ -36,7 +36,7 @@ def test_two_sequences_in_steps_get_back_what_each_has_given() -> None:
             spans.append(SequenceSpan(row, row + end - start, start, 0, torch.tensor(table)))
             places.append(slots(table, start, end))
             row += end - start
-        step = {groups[0].id: GroupStep(torch.cat(places).long(), spans)}
+        step = {groups[0].id: AttentionMetadata(torch.cat(places).long(), spans)}
         for number, (start, end) in enumerate(cuts):
             if start == end:
                 continue

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from kvchat.engine.formats.shadow.gpu import Remote, TurnTables
+from kvchat.engine.formats.shadow.gpu import GpuResources, RotationTables
 from kvchat.engine.formats.shadow.layer import ShadowLayer
 from kvchat.engine.formats.shadow.layer_store import Budgets
 from kvchat.engine.formats.shadow.settings import ShadowSettings
@@ -40,7 +40,7 @@ def remote_shadow_of(
 ) -> ShadowLayer:
     """Return the shadow of a context's first tokens. `settings`: they say that blocks are remote."""
     budgets = budgets or free()
-    remote = Remote(streams=streams or InlineStreams(), turns=TurnTables(budgets.device))
+    remote = GpuResources(streams=streams or InlineStreams(), turns=RotationTables(budgets.device))
     _, keys, values = context.part(0, num_tokens)
     return ShadowLayer.of_prompt(settings, ROTARY, keys, values, budgets, kind="full", remote=remote)
 

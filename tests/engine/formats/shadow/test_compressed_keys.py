@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvchat.engine.formats.shadow.compressed_keys import LEAST_PER_RANK, SealedKeys
+from kvchat.engine.formats.shadow.compressed_keys import LEAST_PER_RANK, CompressedKeys
 from kvchat.engine.formats.shadow.pages import Budget, Rows
 from kvchat.engine.formats.shadow.settings import CODED_LEN, PIECE_LEN, ShadowSettings
 from kvchat.engine.kernels.shadow_kv import reference
@@ -28,15 +28,17 @@ pytestmark = pytest.mark.cpu
 CHUNK = SMALL.chunk_size
 
 
-def sealed(settings: ShadowSettings = SMALL, budget: Budget | None = None) -> SealedKeys:
-    return SealedKeys(settings, ROTARY, (NUM_KV_HEADS, HEAD_DIM), torch.float32, budget or Budget("device"))
+def sealed(settings: ShadowSettings = SMALL, budget: Budget | None = None) -> CompressedKeys:
+    return CompressedKeys(
+        settings, ROTARY, (NUM_KV_HEADS, HEAD_DIM), torch.float32, budget or Budget("device")
+    )
 
 
 def turned(before: Tensor, start: int = 0) -> Tensor:
     return ROTARY.turned(before.view(-1, NUM_KV_HEADS, HEAD_DIM), torch.arange(start, start + len(before)))
 
 
-def error(keys: SealedKeys, wanted: Tensor, start: int = 0) -> float:
+def error(keys: CompressedKeys, wanted: Tensor, start: int = 0) -> float:
     """Return the largest relative error over heads of the chunks from token `start` on."""
     chunks = torch.arange(start // CHUNK, keys.num_chunks)
     found = torch.stack([keys.take(head, chunks).flatten(0, 1) for head in range(NUM_KV_HEADS)], dim=1)

@@ -17,7 +17,7 @@ from kvchat.engine.formats.shadow.settings import TABLE_STEP, LayerShape, most_b
 from kvchat.engine.formats.shadow.shadows import Shadows
 from kvchat.engine.formats.shadow.working_set import EMPTY, WorkingSet
 from kvchat.engine.kernels.shadow_kv import Change, torch_ops
-from kvchat.engine.kernels.streams import Lane
+from kvchat.engine.kernels.streams import Stream
 from kvchat.errors import OutOfMemory
 from tests.engine.formats.shadow.contexts import (
     HEAD_DIM,
@@ -162,7 +162,7 @@ def test_a_device_too_small_for_the_embeddings_table_is_refused_with_the_numbers
 # What is read beside computing
 
 
-def differs(seed: int, *, forgets: Lane | None = None, forgets_joins: bool = False) -> bool:
+def differs(seed: int, *, forgets: Stream | None = None, forgets_joins: bool = False) -> bool:
     """Run changes of a working set on streams that are late, and return whether a step ever reads what its
     chunks do not hold, or nothing at all.
     """
@@ -206,7 +206,7 @@ def test_what_is_read_beside_computing_is_there_when_it_is_attended_to(seed: int
 
 def test_reading_that_forgets_what_it_comes_after_or_before_is_seen() -> None:
     assert any(differs(seed, forgets_joins=True) for seed in range(8))
-    assert any(differs(seed, forgets=Lane.IN) for seed in range(8))
+    assert any(differs(seed, forgets=Stream.IN) for seed in range(8))
 
 
 def test_what_a_step_asks_for_follows_without_a_question_to_the_device() -> None:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kvchat.engine.formats.shadow.pages import Budget, Page, Rows
+from kvchat.engine.formats.shadow.pages import Budget, RowPage, Rows
 from kvchat.errors import OutOfMemory
 from tests.engine.formats.shadow.contexts import randn
 
@@ -59,7 +59,7 @@ def test_a_budget_is_what_is_allocated() -> None:
 def test_what_cannot_be_allocated_or_written_is_not_counted() -> None:
     budget = Budget("device")
     with pytest.raises(RuntimeError, match="memory"):
-        Page(2**50, torch.empty(0, 3), budget)
+        RowPage(2**50, torch.empty(0, 3), budget)
     assert budget.used_bytes == 0
     rows = Rows((3,), torch.float32, budget)
     with pytest.raises(RuntimeError, match="size"):

@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kvchat.engine.api.ids import BranchId
+from kvchat.engine.api.ids import SequenceId
 from kvchat.engine.api.view import View
 from kvchat.engine.formats.shadow.settings import CODED_LEN
 from kvchat.engine.formats.shadow.shadows import BlockChunks, Shadows
-from kvchat.engine.kernels.shadow_kv import Choice, reference
+from kvchat.engine.kernels.shadow_kv import ChunkChoice, reference
 from kvchat.engine.sequences.batch import ShadowedPrompt
 from tests.engine.formats.shadow.contexts import (
     HEAD_DIM,
@@ -105,7 +105,7 @@ def test_a_step_over_blocks_is_answered_as_the_definition_says(energy: float, st
         out, steps = layer.attend(query, keys, values, SCALE, source)
         assert len(steps) == 1
         at += size
-        choice = Choice(
+        choice = ChunkChoice(
             blocks=source.blocks,
             stands=tuple(layer.stock.sealed_keys.stands(layer.stock.landmarks)),
             always=layer.stock.always,
@@ -149,7 +149,7 @@ def prompt(number: int, num_tokens: int = PROMPT) -> ShadowedPrompt:
 def say(shadows: Shadows, branch: int, begun: ShadowedPrompt, context: Context, start: int) -> torch.Tensor:
     """Return what the rest of a context sees that a branch has in blocks up to `start`."""
     pools, blocks = in_blocks(context)
-    step = shadows.step(BranchId(branch), begun, start, blocks)
+    step = shadows.step(SequenceId(branch), begun, start, blocks)
     return step.attend(0, context.part(start, len(context.keys)), pools, SCALE)
 
 
@@ -162,7 +162,7 @@ def three(limit_bytes: int) -> Shadows:
 
 
 def tail_bytes(shadows: Shadows, branch: int) -> int:
-    stock = shadows._branches[BranchId(branch)].layers[0].stock
+    stock = shadows._branches[SequenceId(branch)].layers[0].stock
     return sum(page.num_bytes for rows in (stock.tail_keys, stock.tail_values) for page in rows.pages)
 
 
@@ -189,7 +189,7 @@ def test_branches_that_begin_alike_share_what_was_made_of_the_beginning() -> Non
         wanted = say(alone, 0, prompt(0), other, PROMPT)
         torch.testing.assert_close(found[place], wanted)
         torch.testing.assert_close(later[place], wanted[at - PROMPT :], atol=1e-5, rtol=1e-5)
-        assert shadows._branches[BranchId(2 + place)].layers[0].num_sealed > PROMPT // CHUNK
+        assert shadows._branches[SequenceId(2 + place)].layers[0].num_sealed > PROMPT // CHUNK
 
 
 def test_what_two_branches_share_is_counted_once() -> None:
@@ -204,23 +204,23 @@ def test_what_two_branches_share_is_counted_once() -> None:
 def test_those_used_longest_ago_make_room_but_not_those_of_the_step() -> None:
     whole = three(0).used_bytes
     shadows = three(whole * 2 // 3)
-    shadows.step(BranchId(0), prompt(0), PROMPT + 1, torch.zeros(0))
-    shadows.trim({BranchId(2)})
+    shadows.step(SequenceId(0), prompt(0), PROMPT + 1, torch.zeros(0))
+    shadows.trim({SequenceId(2)})
     assert (list(shadows._branches), list(shadows._prompts)) == ([2, 0], [b"2", b"0"])
     assert shadows.used_bytes == whole * 2 // 3
     shadows.limit_bytes = 0
-    shadows.trim({BranchId(2)})
+    shadows.trim({SequenceId(2)})
     assert (list(shadows._branches), list(shadows._prompts)) == ([2], [])
     assert shadows.used_bytes == whole // 3 - tail_bytes(shadows, 2), "what the prompt alone had is gone"
-    shadows.forget(BranchId(2))
-    shadows.forget(BranchId(2))
+    shadows.forget(SequenceId(2))
+    shadows.forget(SequenceId(2))
     assert shadows.used_bytes == 0
 
 
 def test_a_prompt_stays_for_whoever_begins_with_it_while_there_is_room() -> None:
     shadows = three(2**40)
     own, before = tail_bytes(shadows, 1), shadows.used_bytes
-    shadows.forget(BranchId(1))
+    shadows.forget(SequenceId(1))
     assert shadows.used_bytes == before - own
     say(shadows, 7, prompt(1), make_context(PROMPT + 1), PROMPT)
     assert (shadows.used_bytes, shadows.counts[0].made_len) == (before, 3 * PROMPT)
@@ -231,6 +231,6 @@ def test_a_prompt_stays_for_whoever_begins_with_it_while_there_is_room() -> None
 def test_a_shadow_that_is_to_begin_elsewhere_is_let_go() -> None:
     shadows = three(2**40)
     own, before = tail_bytes(shadows, 1), shadows.used_bytes
-    shadows.step(BranchId(1), prompt(9, PROMPT + 8), PROMPT + 8, torch.zeros(0))
+    shadows.step(SequenceId(1), prompt(9, PROMPT + 8), PROMPT + 8, torch.zeros(0))
     assert shadows.used_bytes == before - own
-    assert not shadows._branches[BranchId(1)].layers
+    assert not shadows._branches[SequenceId(1)].layers

@@ -6,8 +6,8 @@ from kvchat.engine.api.cache_format import canonical_cache_format, parse_cache_f
 from kvchat.engine.api.ids import BlockKey, root_key
 from kvchat.engine.api.namespace import Namespace
 from kvchat.engine.api.view import View, parse_view
-from kvchat.engine.formats.pruned.view_schedule import Course
-from kvchat.engine.formats.pruned.view_schedules import Courses, course_over, shadow_stages
+from kvchat.engine.formats.pruned.view_schedule import ViewSchedule
+from kvchat.engine.formats.pruned.view_schedules import ViewSchedules, course_over, shadow_stages
 from kvchat.engine.formats.shadow.settings import (
     GAIN_FACTOR,
     LayerShape,
@@ -154,16 +154,16 @@ def test_a_shadow_begins_behind_the_first_long_prompt_and_anew_when_the_text_has
     assert shadow_stages((least - 1,), view) == ()
 
 
-def course(*starts: int, owner: str = "a", text: str = "shadow:64:forced") -> Course:
+def course(*starts: int, owner: str = "a", text: str = "shadow:64:forced") -> ViewSchedule:
     namespace = str(Namespace(owner=owner, answer_starts=starts))
-    return Courses([shadowed(text)], P).of("", namespace)
+    return ViewSchedules([shadowed(text)], P).of("", namespace)
 
 
 def test_what_is_computed_behind_its_beginning_is_of_that_session_alone() -> None:
     """The block of the prompt's end is not exact any more: the answer begins within it."""
     key = root_key(b"\x01" * 32)
 
-    def parent(of: Course, number: int) -> BlockKey:
+    def parent(of: ViewSchedule, number: int) -> BlockKey:
         return of.parent(number, key, 10_000)
 
     own = course(300)
@@ -206,6 +206,6 @@ def test_all_blocks_stay_in_sight() -> None:
 
 @pytest.mark.parametrize("number", [4, 5])
 def test_exact_branches_of_the_same_session_are_named_apart(number: int) -> None:
-    exact = Courses([group_of(WIDE)], P).of("", str(Namespace(owner="a", answer_starts=(300,))))
+    exact = ViewSchedules([group_of(WIDE)], P).of("", str(Namespace(owner="a", answer_starts=(300,))))
     key = root_key(b"\x01" * 32)
     assert exact.parent(number, key, 1000) == key

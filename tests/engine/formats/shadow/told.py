@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from kvchat.engine.api.ids import BranchId
+from kvchat.engine.api.ids import SequenceId
 from kvchat.engine.api.request import Request
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.api.snapshot import Tier
@@ -69,8 +69,8 @@ def tell(model_dir: Path, cache_dir: Path, device: str = "cpu") -> Told:
 
 
 def _say(
-    engine: Engine, text: list[int], starts: Sequence[int], num_tokens: int, branch: BranchId | None = None
-) -> BranchId:
+    engine: Engine, text: list[int], starts: Sequence[int], num_tokens: int, branch: SequenceId | None = None
+) -> SequenceId:
     """Have a text answered, and add the answer to it."""
     sampling, namespace = SamplingParams(max_tokens=num_tokens), name("a", *starts)
     request = Request(token_ids=tuple(text), sampling=sampling, namespace=namespace, branch=branch)
@@ -79,7 +79,7 @@ def _say(
     return handle.branch
 
 
-def _chosen(engine: Engine, branch: BranchId) -> list[list[list[int]]]:
+def _chosen(engine: Engine, branch: SequenceId) -> list[list[list[int]]]:
     assert engine._shadows is not None
     layers = engine._shadows._branches[branch].layers
     held = [

@@ -13,12 +13,12 @@ import pytest
 from kvchat.engine.memory.disk.block_encryption import DiskKey
 from kvchat.engine.memory.disk.catalog import BlockCatalog
 from kvchat.engine.memory.disk.io import SystemFiles
-from kvchat.engine.memory.disk.pinned_blocks import KeptBlocks
+from kvchat.engine.memory.disk.pinned_blocks import PinnedBlocks
 from kvchat.engine.models.fingerprint import digest_of
 from kvchat.engine.models.identity import recall, remember
 from kvchat.errors import BlockDamaged, BlockMissing
 from kvchat.platform.directories import STALE_S
-from kvchat.session.packs import Pack, PackShelf
+from kvchat.session.packs import Pack, PackStore
 from tests.engine.memory.chains import FINGERPRINT, FULL, chain, open_store, path_of, read
 from tests.engine.memory.disk.crash_states import (
     Forget,
@@ -49,8 +49,8 @@ class Small:
     """The small files of one directory, and what is in them."""
 
     def __init__(self, place: Path, files: SystemFiles) -> None:
-        self.kept = KeptBlocks(place, files)
-        self.packs = PackShelf(place / "packs", None, files)
+        self.kept = PinnedBlocks(place, files)
+        self.packs = PackStore(place / "packs", None, files)
         self._place, self._files = place, files
 
     def keep(self, name: str, blocks: frozenset[tuple[bytes, DiskKey]]) -> None:

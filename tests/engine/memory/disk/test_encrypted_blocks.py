@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from kvchat.engine.api.ids import BlockKey, GroupId, u32le
-from kvchat.engine.memory.disk.block_encryption import SealedBlocks
+from kvchat.engine.memory.disk.block_encryption import EncryptedBlocks
 from kvchat.engine.memory.disk.catalog import BlockCatalog
 from kvchat.engine.memory.disk.store import DiskStore
 from kvchat.errors import BlockDamaged, BlockMissing
-from kvchat.platform.encryptor import SealBroken, Sealer
+from kvchat.platform.encryptor import DecryptionFailed, Encryptor
 from tests.engine.memory.chains import (
     BLOCK_SIZE,
     FINGERPRINT,
@@ -28,12 +28,12 @@ from tests.engine.memory.chains import (
 
 pytestmark = pytest.mark.pure
 
-SEALER, OTHER = Sealer(bytes(range(32))), Sealer(bytes(range(1, 33)))
+SEALER, OTHER = Encryptor(bytes(range(32))), Encryptor(bytes(range(1, 33)))
 
 
 def open_sealed(
     cache_dir: Path,
-    sealer: Sealer | None = SEALER,
+    sealer: Encryptor | None = SEALER,
     fingerprint: bytes = FINGERPRINT,
 ) -> DiskStore:
     return DiskStore(
@@ -99,11 +99,14 @@ def test_every_flipped_byte_of_a_sealed_file_is_noticed(tmp_path: Path, store: D
     write_all(store, [block])
     (path,) = files(tmp_path)
     whole = path.read_bytes()
-    seal, num_head_bytes = SealedBlocks(SEALER), len(whole) - len(block.payload) - SealedBlocks.file_overhead
+    seal, num_head_bytes = (
+        EncryptedBlocks(SEALER),
+        len(whole) - len(block.payload) - EncryptedBlocks.file_overhead,
+    )
     parts = [memoryview(bytearray(num_head_bytes)), memoryview(bytearray(len(block.payload)))]
     for position in range(len(whole)):
         changed = whole[:position] + bytes([whole[position] ^ 1]) + whole[position + 1 :]
-        with pytest.raises(SealBroken):
+        with pytest.raises(DecryptionFailed):
             seal.open(path, [memoryview(changed)], parts)
     seal.open(path, [memoryview(whole)], parts)
     assert parts[1] == block.payload

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from kvchat.engine.api.ids import BlockKey
 from kvchat.engine.cache.eviction import Eviction
-from kvchat.engine.memory.disk.eviction_order import MAX_GHOSTS, DiskOrder
+from kvchat.engine.memory.disk.eviction_order import MAX_GHOSTS, DiskEvictionOrder
 from kvchat.engine.memory.disk.index import IndexedBlock
-from kvchat.engine.memory.disk.pinned_blocks import KeptBlocks
+from kvchat.engine.memory.disk.pinned_blocks import PinnedBlocks
 from kvchat.engine.memory.disk.store import DiskStore
 from kvchat.errors import StorageError
 from tests.engine.memory.chains import (
@@ -166,7 +166,7 @@ def test_while_nobody_can_read_what_is_kept_blocks_that_need_no_room_are_written
 
 def test_names_of_what_went_are_bounded_and_nothing_of_them_is_on_disk(tmp_path: Path) -> None:
     with closing(open_store(tmp_path)) as store:
-        order = DiskOrder(store._index, [KeptBlocks(tmp_path)], Eviction.S3FIFO)
+        order = DiskEvictionOrder(store._index, [PinnedBlocks(tmp_path)], Eviction.S3FIFO)
         gone = [_indexed(number) for number in range(MAX_GHOSTS + 10)]
         order.note_gone(gone)
         assert order.num_ghosts == MAX_GHOSTS

@@ -9,7 +9,7 @@ import pytest
 from kvchat.engine.api.ids import BlockKey
 from kvchat.engine.memory.disk.block_encryption import DiskKey
 from kvchat.engine.memory.disk.catalog import BlockCatalog
-from kvchat.engine.memory.disk.pinned_blocks import KeptBlocks
+from kvchat.engine.memory.disk.pinned_blocks import PinnedBlocks
 from kvchat.errors import StorageError
 from tests.engine.memory.chains import FINGERPRINT, FULL, Clock, chain, open_store, write_all
 from tests.engine.memory.disk.test_refused_opens import no_descriptors
@@ -74,7 +74,7 @@ def test_blocks_are_kept_before_they_are_there(tmp_path: Path) -> None:
 
 
 def test_other_processes_see_at_once_what_is_kept(tmp_path: Path) -> None:
-    one, other = KeptBlocks(tmp_path), KeptBlocks(tmp_path)
+    one, other = PinnedBlocks(tmp_path), PinnedBlocks(tmp_path)
     assert other.all() == frozenset()
     names = [DiskKey(bytes([number]) * 32) for number in range(3)]
     one.keep("spec", FINGERPRINT, names)
@@ -87,10 +87,10 @@ def test_other_processes_see_at_once_what_is_kept(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("damage", [b"", b"short", bytes(48), bytes(32 * 40 + 16)])
 def test_a_damaged_file_keeps_nothing(tmp_path: Path, damage: bytes) -> None:
-    kept = KeptBlocks(tmp_path)
+    kept = PinnedBlocks(tmp_path)
     kept.keep("spec", FINGERPRINT, [DiskKey(bytes(32))])
     (tmp_path / "kept" / "spec.keep").write_bytes(damage)
-    assert KeptBlocks(tmp_path).all() == frozenset()
+    assert PinnedBlocks(tmp_path).all() == frozenset()
 
 
 def test_what_cannot_be_read_now_is_asked_for_again_and_nothing_goes_meanwhile(tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_what_cannot_be_read_now_is_asked_for_again_and_nothing_goes_meanwhile(t
 
 
 def test_a_failed_read_is_not_taken_for_what_is_kept(tmp_path: Path) -> None:
-    kept = KeptBlocks(tmp_path)
+    kept = PinnedBlocks(tmp_path)
     kept.keep("spec", FINGERPRINT, [DiskKey(bytes(32))])
     with no_descriptors(), pytest.raises(StorageError):
         kept.all()
@@ -151,7 +151,7 @@ def test_what_a_killed_process_has_left_half_written_goes_and_what_is_being_writ
     _keep(tmp_path, PACK, "other")
     assert not stale.exists()
     assert fresh.exists()
-    assert KeptBlocks(tmp_path).names() == ["other", "spec"]
+    assert PinnedBlocks(tmp_path).names() == ["other", "spec"]
 
     os.utime(fresh, (long_ago_s, long_ago_s))
     catalog = BlockCatalog(tmp_path)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kvchat.engine.memory.disk.block_encryption import DiskKey
-from kvchat.engine.memory.disk.pinned_blocks import KeptBlocks
+from kvchat.engine.memory.disk.pinned_blocks import PinnedBlocks
 from kvchat.errors import StorageError
 from tests.engine.memory.chains import FINGERPRINT
 from tests.engine.memory.disk.failing_files import FailingFiles
@@ -33,7 +33,7 @@ def no_file_longer_than(num_bytes: int) -> Iterator[None]:
 
 @pytest.mark.parametrize("num_bytes", [0, 100, 4096, 32_000])
 def test_a_list_that_finds_no_room_changes_nothing_and_leaves_nothing(tmp_path: Path, num_bytes: int) -> None:
-    kept = KeptBlocks(tmp_path)
+    kept = PinnedBlocks(tmp_path)
     kept.keep("pack", FINGERPRINT, FEW)
     before = {path.name: path.read_bytes() for path in (tmp_path / "kept").iterdir()}
     with no_file_longer_than(num_bytes):
@@ -43,7 +43,7 @@ def test_a_list_that_finds_no_room_changes_nothing_and_leaves_nothing(tmp_path: 
         assert kept.all() == {(FINGERPRINT, key) for key in FEW}
     assert {path.name: path.read_bytes() for path in (tmp_path / "kept").iterdir()} == before
     kept.keep("other", FINGERPRINT, MANY)
-    assert len(KeptBlocks(tmp_path).all()) == len(FEW) + len(MANY)
+    assert len(PinnedBlocks(tmp_path).all()) == len(FEW) + len(MANY)
 
 
 @pytest.mark.parametrize("is_passing", [True, False])
@@ -55,7 +55,7 @@ def test_a_list_that_is_refused_anywhere_is_the_one_before_or_the_new_one(
     num_refused = 0
     for at in range(40):
         files = FailingFiles(code)
-        kept = KeptBlocks(tmp_path / str(at), files)
+        kept = PinnedBlocks(tmp_path / str(at), files)
         if at % 2:
             kept.keep("pack", FINGERPRINT, FEW)
         before = kept.all()

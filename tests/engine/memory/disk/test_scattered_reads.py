@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.engine.kernels.read_block.native import Places
+from kvchat.engine.kernels.read_block.native import ReadTargets
 from kvchat.engine.memory.disk.store import DiskStore
 from kvchat.errors import BlockDamaged, BlockMissing
-from kvchat.platform.encryptor import Sealer
+from kvchat.platform.encryptor import Encryptor
 from tests.engine.kernels import native_library
 from tests.engine.memory.chains import FULL, LAYOUTS, chain, open_store, path_of, write_all
 from tests.engine.memory.disk.failing_files import FailingFiles
@@ -41,7 +41,7 @@ class Target:
         half = NUM_BYTES // 2
         self._halves = [(ctypes.c_char * half)(), (ctypes.c_char * (NUM_BYTES - half))()]
         addresses = [ctypes.addressof(part) for part in self._halves]
-        self.places = Places(
+        self.places = ReadTargets(
             starts=(addresses[0], addresses[1]),
             strides=(0, 0),
             sizes=(half, NUM_BYTES - half),
@@ -117,7 +117,7 @@ def test_sealed_blocks_and_watched_files_are_read_in_one_run(tmp_path: Path) -> 
         layouts=LAYOUTS,
         block_size=4,
         limit_bytes=None,
-        sealer=Sealer(bytes(32)),
+        sealer=Encryptor(bytes(32)),
     )
     for store in (watched, sealed):
         store.write(BLOCK.header, BLOCK.payload)

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from kvchat.engine.kernels.quantized_linear import dequantise
 from kvchat.engine.models.checkpoints.gguf import open_gguf, write_checkpoint
 from kvchat.engine.models.checkpoints.prepared import WEIGHTS_FILE, prepared_bytes
-from kvchat.engine.models.linear.quantized import QuantisedLinear
+from kvchat.engine.models.linear.quantized import QuantizedLinear
 from kvchat.engine.models.load import load_model
 from kvchat.engine.models.locate import locate_model
 from kvchat.errors import KvchatError, ModelUnreadable, UnsupportedModel
@@ -39,7 +39,7 @@ def test_a_file_computes_what_transformers_computes_with_its_numbers(
     model = tiny(kind)
     expected = write_gguf(model, tmp_path / "model.gguf", kind, quantised)
     loaded = load_model(read(tmp_path / "model.gguf", tmp_path / "made"), "float32", CPU)
-    layers = [name for name, layer in loaded.module.named_modules() if isinstance(layer, QuantisedLinear)]
+    layers = [name for name, layer in loaded.module.named_modules() if isinstance(layer, QuantizedLinear)]
     assert bool(layers) == quantised.name.startswith("Q")
     rest = {Kind.F32: torch.float32, Kind.F16: torch.float16}.get(quantised, torch.bfloat16)
     for name, numbers in expected.items():
@@ -58,11 +58,11 @@ def test_quantised_numbers_are_taken_over_as_they_are(tmp_path: Path) -> None:
     model = tiny("llama")
     expected = write_gguf(model, tmp_path / "model.gguf", "llama", Kind.Q4_0)
     module = load_model(read(tmp_path / "model.gguf", tmp_path / "made"), "auto", CPU).module
-    names = [name for name, layer in module.named_modules() if isinstance(layer, QuantisedLinear)]
+    names = [name for name, layer in module.named_modules() if isinstance(layer, QuantizedLinear)]
     assert len(names) == 7 * 2 + 1
     for name in names:
         layer = module.get_submodule(name)
-        assert isinstance(layer, QuantisedLinear)
+        assert isinstance(layer, QuantizedLinear)
         assert torch.equal(dequantise(layer.quantised), expected[f"{name}.weight"])
 
 
@@ -70,7 +70,7 @@ def test_a_last_layer_that_shares_the_embedding_stays_quantised(tmp_path: Path) 
     model = tiny("llama", tie_word_embeddings=True)
     write_gguf(model, tmp_path / "model.gguf", "llama", Kind.Q8_0)
     module = load_model(read(tmp_path / "model.gguf", tmp_path / "made"), "auto", CPU).module
-    assert isinstance(module.get_submodule("lm_head"), QuantisedLinear)
+    assert isinstance(module.get_submodule("lm_head"), QuantizedLinear)
 
 
 def test_factors_of_the_rotary_embedding_divide_every_frequency(tmp_path: Path) -> None:

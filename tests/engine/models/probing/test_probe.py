@@ -12,7 +12,7 @@ import torch
 import transformers
 
 from kvchat.engine.formats.spec import FullSpec, SlidingSpec
-from kvchat.engine.forward.route import Served, choose_route
+from kvchat.engine.forward.route import ModelPlan, choose_route
 from kvchat.engine.models.load import load_model
 from kvchat.errors import UnsupportedModel
 from tests.engine.conftest import OpenEngine, TinyModels
@@ -35,7 +35,7 @@ COMMON = {
 }
 
 
-def route(model_dir: Path, dtype: str = "float32") -> Served:
+def route(model_dir: Path, dtype: str = "float32") -> ModelPlan:
     return choose_route(load_model(model_dir, dtype, torch.device("cpu")))
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers.models.deepseek_v3 import modeling_deepseek_v3
 
 from kvchat.engine.formats.spec import LatentSpec
-from kvchat.engine.forward.route import Route, Served, choose_route
+from kvchat.engine.forward.route import ModelPlan, Route, choose_route
 from kvchat.engine.models.load import load_model
 from kvchat.engine.models.probing.rope_layout import FIRSTS_THEN_SECONDS, HALVES, INTERLEAVED
 from tests.engine.conftest import OpenEngine
@@ -22,7 +22,7 @@ Rotate = Any
 PUBLISHED: Rotate = modeling_deepseek_v3.apply_rotary_pos_emb_interleave
 
 
-def served(model_dir: Path, dtype: str = "float32") -> Served:
+def served(model_dir: Path, dtype: str = "float32") -> ModelPlan:
     return choose_route(load_model(model_dir, dtype, torch.device("cpu")))
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvchat.engine.models.probing.visible_range import Reach, reach_of
+from kvchat.engine.models.probing.visible_range import VisibleRange, reach_of
 
 pytestmark = pytest.mark.cpu
 
@@ -24,14 +24,16 @@ def positions(num_queries: int = 2) -> tuple[Tensor, Tensor]:
 
 def test_everything_before_is_full() -> None:
     queries, keys = positions()
-    assert reach_of(mask_of(keys <= queries), START, 16) == Reach()
-    assert reach_of((keys <= queries)[None, None], START, None) == Reach()
+    assert reach_of(mask_of(keys <= queries), START, 16) == VisibleRange()
+    assert reach_of((keys <= queries)[None, None], START, None) == VisibleRange()
 
 
 @pytest.mark.parametrize("window", [1, 7, 50])
 def test_a_window_is_its_length(window: int) -> None:
     queries, keys = positions()
-    assert reach_of(mask_of((keys <= queries) & (keys > queries - window)), START, 16) == Reach(window=window)
+    assert reach_of(mask_of((keys <= queries) & (keys > queries - window)), START, 16) == VisibleRange(
+        window=window
+    )
 
 
 @pytest.mark.parametrize("chunk", [16, 17, 25, 51])
@@ -40,7 +42,7 @@ def test_chunks_are_told_from_windows_also_across_their_edge(chunk: int) -> None
     queries, keys = positions()
     seen = (keys <= queries) & (keys // chunk == queries // chunk)
     found = reach_of(mask_of(seen), START, chunk)
-    assert found == Reach(chunk=chunk)
+    assert found == VisibleRange(chunk=chunk)
 
 
 def test_what_is_neither_is_a_problem() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvchat.engine.sampling.speculative.ngram_index import NGRAM_LENS, Repeats
+from kvchat.engine.sampling.speculative.ngram_index import NGRAM_LENS, NgramIndex
 
 pytestmark = pytest.mark.pure
 
@@ -55,7 +55,7 @@ def latest(text: Sequence[int], length: int) -> int | None:
 
 @given(text=texts, num_tokens=st.integers(0, 12))
 def test_it_finds_what_a_search_finds(text: list[int], num_tokens: int) -> None:
-    index, search = Repeats(), Search()
+    index, search = NgramIndex(), Search()
     for token in text:
         index.feed((token,))
         search.feed(token)
@@ -67,7 +67,7 @@ def test_it_finds_what_a_search_finds(text: list[int], num_tokens: int) -> None:
 
 @given(text=texts, cut=st.integers(0, 60))
 def test_it_does_not_matter_how_a_text_is_fed(text: list[int], cut: int) -> None:
-    at_once, in_parts = Repeats(), Repeats()
+    at_once, in_parts = NgramIndex(), NgramIndex()
     at_once.feed(text)
     in_parts.feed(text[:cut])
     in_parts.feed(text[cut:])
@@ -76,7 +76,7 @@ def test_it_does_not_matter_how_a_text_is_fed(text: list[int], cut: int) -> None
 
 @given(text=st.lists(st.integers(0, 3), min_size=1, max_size=200), most=st.integers(1, 20))
 def test_what_it_keeps_is_bounded_and_reaches_back_as_far_as_it_says(text: list[int], most: int) -> None:
-    index = Repeats(most_tokens=most)
+    index = NgramIndex(most_tokens=most)
     for number, token in enumerate(text, start=1):
         index.feed((token,))
         assert len(index._young) + len(index._old) <= 2 * (len(NGRAM_LENS) * most + 1)
@@ -85,7 +85,7 @@ def test_what_it_keeps_is_bounded_and_reaches_back_as_far_as_it_says(text: list[
 
 
 def test_a_text_that_repeats_itself_is_expected_to_go_on_so() -> None:
-    index = Repeats()
+    index = NgramIndex()
     index.feed([5, 6, 7, 5, 6, 7, 5])
     assert index.match_len == 4  # 5 6 was found again, then 7 and 5 agreed
     assert index.draft(7) == (6, 7, 5, 6, 7, 5, 6)

@@ -10,7 +10,7 @@ from kvchat.engine.sampling.speculative.ngram_proposer import (
     MOST_DRAFTED,
     MOST_OF_A_STEP,
     READ_AT_ONCE,
-    Drafts,
+    NgramProposer,
 )
 from kvchat.engine.sequences.batch import Batch, Chunk
 from tests.engine.assembly import entry_of
@@ -33,7 +33,7 @@ class Steps:
     def __init__(self, cost: Callable[[int], float], *texts: Sequence[int]) -> None:
         """`texts`: prompt and answer of each sequence; a tenth of it is prompt."""
         self.cost = cost
-        self.drafts = Drafts()
+        self.drafts = NgramProposer()
         self.texts = {RequestId(number): list(text) for number, text in enumerate(texts, start=1)}
         cache = Cache(full_group())
         self.entries = [

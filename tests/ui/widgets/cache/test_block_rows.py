@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from kvchat.engine.api.ids import BranchId, GroupId
-from kvchat.engine.api.inspection import BlockPlace, InspectedBlock, InspectionWish
+from kvchat.engine.api.ids import GroupId, SequenceId
+from kvchat.engine.api.inspection import BlockPlace, InspectedBlock, InspectionRequest
 from kvchat.engine.api.snapshot import OwnerUsage, Tier
 from kvchat.ui.widgets.cache.block_rows import (
     ON_SCREEN,
@@ -24,7 +24,9 @@ from tests.ui.scripted_engine import HeldTokens, scripted_snapshot
 
 pytestmark = pytest.mark.pure
 
-NAMES = BranchNames(of_branches={}, of_sessions={"s1": "Trip to Oslo", "s2": "漢字の旅"}, active=BranchId(0))
+NAMES = BranchNames(
+    of_branches={}, of_sessions={"s1": "Trip to Oslo", "s2": "漢字の旅"}, active=SequenceId(0)
+)
 SNAPSHOT = scripted_snapshot(
     [
         HeldTokens(owner="s1", num_tokens=1260, num_shared=1100),
@@ -156,7 +158,7 @@ def test_sources_are_branches_by_session_with_what_closing_frees_and_what_is_kep
         " ▸ 漢字の旅                             1,400   4.3 MiB   768 KiB        768 KiB",
         "   kept for nobody                                        1.9 MiB",
     ]
-    assert found[-1].wish == InspectionWish()
+    assert found[-1].wish == InspectionRequest()
 
 
 def test_a_session_with_two_branches_says_once_what_closing_it_frees() -> None:
@@ -167,7 +169,7 @@ def test_a_session_with_two_branches_says_once_what_closing_it_frees() -> None:
 
 
 def test_a_conversation_on_screen_that_is_not_live_is_shown_by_its_path() -> None:
-    wish = InspectionWish(token_ids=(1, 2, 3))
+    wish = InspectionRequest(token_ids=(1, 2, 3))
     nowhere = replace(NAMES, active=None)
     assert [one.name for one in sources(SNAPSHOT, nowhere, wish)][2:] == [ON_SCREEN, "kept for nobody"]
     assert ON_SCREEN not in [one.name for one in sources(SNAPSHOT, NAMES, wish)]

@@ -6,7 +6,7 @@ from threading import Event
 
 import pytest
 
-from kvchat.engine.api.server_cache import ServedCache
+from kvchat.engine.api.server_cache import ServerCache
 from kvchat.engine.api.status import EnginePhase, EngineStatus
 from kvchat.ui.widgets.cache.panel import CachePanel
 from kvchat.ui.widgets.cache.panel_rows import row_text
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.tui
 class ServedElsewhere(ScriptedEngine):
     """A server answers in the engine's place."""
 
-    served = ServedCache(usage=0.42, hit_rate=0.354, hit_tokens=1204, asked_tokens=3400)
+    served = ServerCache(usage=0.42, hit_rate=0.354, hit_tokens=1204, asked_tokens=3400)
 
     def status(self) -> EngineStatus:
         return EngineStatus(phase=EnginePhase.READY, detail="qwen at gpu-box", served=self.served)

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from kvchat.engine.api.ids import BranchId
+from kvchat.engine.api.ids import SequenceId
 from kvchat.engine.api.snapshot import CacheSnapshot
 from kvchat.ui.widgets.cache.panel_rows import (
     BranchNames,
@@ -142,7 +142,7 @@ def test_a_pool_without_blocks_is_drawn_too() -> None:
 
 def test_branches_are_called_by_their_own_name_where_it_is_known() -> None:
     names = BranchNames(
-        of_branches={BranchId(0): "by boat"}, of_sessions={"s2": "Proof reading"}, active=BranchId(1)
+        of_branches={SequenceId(0): "by boat"}, of_sessions={"s2": "Proof reading"}, active=SequenceId(1)
     )
     rows = panel_rows(scripted_snapshot(FORKED), PanelOptions(width=40, names=names))
     shown = [row_text(row)[:15] for row in rows if "KiB" in row_text(row)][-2:]
@@ -169,7 +169,7 @@ def test_what_a_window_saves_is_seen_where_blocks_behind_it_are_kept() -> None:
 def test_branches_of_one_session_that_nobody_has_named_are_told_apart() -> None:
     held = (*FORKED, HeldTokens(owner="s1", num_tokens=64), HeldTokens(owner="s1", num_tokens=64))
     names = BranchNames(
-        of_branches={BranchId(3): "by boat"}, of_sessions={"s1": "Trip to Oslo"}, active=BranchId(0)
+        of_branches={SequenceId(3): "by boat"}, of_sessions={"s1": "Trip to Oslo"}, active=SequenceId(0)
     )
     rows = panel_rows(scripted_snapshot(held), PanelOptions(width=40, names=names))
     shown = [row_text(row)[2:].split("  ")[0] for row in rows if row_text(row)[:2] in ("▸ ", "● ", "  ")]

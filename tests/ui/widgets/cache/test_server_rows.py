@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvchat.engine.api.server_cache import ServedCache
+from kvchat.engine.api.server_cache import ServerCache
 from kvchat.engine.api.status import EnginePhase, EngineStatus
 from kvchat.ui.widgets.cache.server_rows import served_rows
 from kvchat.ui.widgets.cache.styles import row_text
@@ -10,12 +10,12 @@ from kvchat.ui.widgets.status_bar import StatusFigures, status_text
 
 pytestmark = pytest.mark.pure
 
-TOLD = ServedCache(
+TOLD = ServerCache(
     usage=0.42, hit_rate=0.354, hit_tokens=1204, asked_tokens=3400, num_running=2, num_waiting=0
 )
 
 
-def lines(served: ServedCache | None, width: int = 36) -> list[str]:
+def lines(served: ServerCache | None, width: int = 36) -> list[str]:
     return [row_text(row) for row in served_rows("m at 127.0.0.1", served, width)]
 
 
@@ -38,14 +38,14 @@ def test_what_is_reported_has_a_bar_and_what_is_not_is_unknown() -> None:
 @pytest.mark.parametrize("width", [30, 36, 61])
 def test_no_row_is_wider_than_the_panel(usage: float, width: int) -> None:
     told = lines(
-        ServedCache(usage=usage, host_usage=usage, hit_rate=1.0, hit_tokens=10**9, asked_tokens=10**9), width
+        ServerCache(usage=usage, host_usage=usage, hit_rate=1.0, hit_tokens=10**9, asked_tokens=10**9), width
     )
     assert max(map(len, told)) <= width
     assert ("▓" in told[2]) == (usage > 0)
 
 
 def test_a_share_of_nothing_asked_is_not_told() -> None:
-    assert lines(ServedCache(usage=0.0, hit_tokens=0, asked_tokens=0))[5].split() == [
+    assert lines(ServerCache(usage=0.0, hit_tokens=0, asked_tokens=0))[5].split() == [
         "reused",
         "0",
         "of",
