@@ -52,11 +52,11 @@ def _step_rows(context_len: int, waiting_len: int = 0) -> list[Row]:
         manager.release(cached)
     for number in range(NUM_SEQUENCES):
         token_ids = tuple(random.randrange(32000) for _ in range(context_len))
-        branch = manager.open("", token_ids)
+        sequence = manager.open("", token_ids)
         request = Request(token_ids=token_ids)
-        scheduler.add(_entry(number, request, branch))
+        scheduler.add(_entry(number, request, sequence))
         scheduler.admit(scheduler.waiting[0])
-    while any(entry.branch.num_uncomputed > 1 for entry in scheduler.running):
+    while any(entry.sequence.num_uncomputed > 1 for entry in scheduler.running):
         _step(scheduler, random)
     if waiting_len:
         request = Request(token_ids=tuple(waiting))
@@ -71,11 +71,11 @@ def _step_rows(context_len: int, waiting_len: int = 0) -> list[Row]:
     ]
 
 
-def _entry(number: int, request: Request, branch) -> Completion:
+def _entry(number: int, request: Request, sequence) -> Completion:
     return Completion(
         id=RequestId(number),
         request=request,
-        branch=branch,
+        sequence=sequence,
         max_tokens=1 << 30,
         submitted_s=0.0,
         prompt_len=len(request.token_ids),
@@ -90,9 +90,9 @@ def _step(scheduler: Scheduler, random: Random) -> None:
     entries = {entry.id: entry for entry in scheduler.running}
     for chunk in batch.chunks:
         entry = entries[chunk.request]
-        scheduler.manager.commit(entry.branch, chunk.end - chunk.start)
+        scheduler.manager.commit(entry.sequence, chunk.end - chunk.start)
         if chunk.samples:
-            entry.branch.token_ids.append(random.randrange(32000))
+            entry.sequence.token_ids.append(random.randrange(32000))
             entry.num_generated += 1
     scheduler.manager.take_saves()
 
@@ -101,9 +101,9 @@ def _match_rows(num_tokens: int) -> list[Row]:
     manager = _manager(num_tokens // BLOCK_SIZE + 8)
     random = Random(1)
     token_ids = [random.randrange(32000) for _ in range(num_tokens)]
-    branch = manager.open("", token_ids)
-    manager.extend(branch, num_tokens)
-    manager.commit(branch, num_tokens)
+    sequence = manager.open("", token_ids)
+    manager.extend(sequence, num_tokens)
+    manager.commit(sequence, num_tokens)
     probe = manager.open("", [*token_ids, 1])
     costs = [cost_of(lambda: manager.match(probe)) for _ in range(4 * ROUNDS)]
     assert manager.match(probe).length == num_tokens
@@ -120,13 +120,13 @@ def _children_rows(num_children: int) -> list[Row]:
     random = Random(2)
     first = [random.randrange(32000) for _ in range(BLOCK_SIZE + 4)]
     for _ in range(num_children):
-        branch = manager.open("", [*first, *(random.randrange(32000) for _ in range(BLOCK_SIZE - 4))])
-        match = manager.match(branch)
-        manager.admit(branch, match)
-        manager.extend(branch, branch.num_uncomputed)
-        manager.commit(branch, branch.num_uncomputed)
+        sequence = manager.open("", [*first, *(random.randrange(32000) for _ in range(BLOCK_SIZE - 4))])
+        match = manager.match(sequence)
+        manager.admit(sequence, match)
+        manager.extend(sequence, sequence.num_uncomputed)
+        manager.commit(sequence, sequence.num_uncomputed)
         manager.finish_moves()
-        manager.release(branch)
+        manager.release(sequence)
         manager.take_saves()
         manager.take_changes()
     probe = manager.open("", [*first, *(random.randrange(32000) for _ in range(BLOCK_SIZE))])

@@ -140,7 +140,7 @@ def _decode_costs(engine: Engine, measured: Measured, round_: int) -> None:
         while engine.has_work:
             engine.step()
         for handle in handles:
-            engine.release(handle.branch)
+            engine.release(handle.sequence)
         middle = len(costs) // 2
         measured.add(
             name,

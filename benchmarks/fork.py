@@ -1,6 +1,6 @@
 """A fork beside computing: its time, its memory, its first token; and three answers from one prompt.
 
-With the starter model. A fork goes on behind its whole branch with eight new tokens; beside it a text of
+With the starter model. A fork goes on behind its whole sequence with eight new tokens; beside it a text of
 that length is computed from nothing. Three answers are decoded from one prompt, and from three prompts of its
 length that share nothing, one after the other.
 """
@@ -41,7 +41,7 @@ class Forked:
 
 
 def measure(*, quick: bool = False, svg_dir: Path | None = None) -> list[Row]:
-    """Measure forks and answers; with `svg_dir` draw how first tokens grow with the branch."""
+    """Measure forks and answers; with `svg_dir` draw how first tokens grow with the sequence."""
     rounds, lengths = (2, LENGTHS[:3]) if quick else (ROUNDS, LENGTHS)
     engine = Engine.load("starter", EngineConfig(device_bytes=1 << 29, speculate="off", seed=0))
     random = Random(0)
@@ -59,7 +59,7 @@ def measure(*, quick: bool = False, svg_dir: Path | None = None) -> list[Row]:
         engine.close()
     if svg_dir is not None:
         plotted: dict[str, Points] = dict(lines)
-        plot = line_plot("First token behind a branch", "tokens of the branch", "ms", plotted)
+        plot = line_plot("First token behind a sequence", "tokens of the sequence", "ms", plotted)
         (svg_dir / SVG_NAME).write_text(plot)
     return rows
 
@@ -77,10 +77,10 @@ def _fork_rows(length: int, forks: list[Forked]) -> Iterator[Row]:
 def _forked(engine: Engine, random: Random, length: int) -> Forked:
     said, new = _text(random, engine, length), _text(random, engine, NEW_LEN)
     first = _answered(engine, said)
-    (branch,) = first.branches
+    (sequence,) = first.sequences
     held = _used_blocks(engine)
     start_s = perf_counter()
-    fork = engine.fork(branch)
+    fork = engine.fork(sequence)
     fork_s = perf_counter() - start_s
     num_blocks = _used_blocks(engine) - held
     went_on = _answered(engine, (*said, *first.token_ids, *new), fork)
@@ -88,7 +88,7 @@ def _forked(engine: Engine, random: Random, length: int) -> Forked:
     other = _answered(engine, _text(random, engine, length + 1 + NEW_LEN))
     assert went_on.usage.computed_tokens == NEW_LEN + 1, "the last sampled token was never fed"
     assert other.usage.cached_tokens == 0
-    for used in (*first.branches, *went_on.branches, *other.branches):
+    for used in (*first.sequences, *went_on.sequences, *other.sequences):
         engine.release(used)
     assert went_on.timings.ttft_s is not None
     assert other.timings.ttft_s is not None
@@ -129,14 +129,14 @@ def _answers(engine: Engine, prompts: list[tuple[int, ...]], num: int) -> tuple[
     results = [collect(engine.submit(Request(token_ids=prompt, sampling=sampling))) for prompt in prompts]
     seconds, num_blocks = perf_counter() - start_s, _used_blocks(engine) - held
     for result in results:
-        for branch in result.branches:
-            engine.release(branch)
+        for sequence in result.sequences:
+            engine.release(sequence)
     return seconds, num_blocks
 
 
-def _answered(engine: Engine, token_ids: tuple[int, ...], branch: SequenceId | None = None) -> Result:
+def _answered(engine: Engine, token_ids: tuple[int, ...], sequence: SequenceId | None = None) -> Result:
     sampling = SamplingParams(max_tokens=1, ignore_eos=True)
-    return collect(engine.submit(Request(token_ids=token_ids, sampling=sampling, branch=branch)))
+    return collect(engine.submit(Request(token_ids=token_ids, sampling=sampling, sequence=sequence)))
 
 
 def _used_blocks(engine: Engine) -> int:

@@ -62,7 +62,7 @@ class _Session:
         self.text = [5 + (11 * index) % 2500 for index in range(SESSION_LEN)]
         handle = engine.submit(Request(token_ids=tuple(self.text), sampling=SamplingParams(max_tokens=1)))
         self.text += [event.token_id for event in handle if isinstance(event, TokenEmitted)]
-        self._branch = handle.branch
+        self._sequence = handle.sequence
         engine.drain_saves()
         self._num_saved = 0
 
@@ -70,7 +70,7 @@ class _Session:
         """Return the rate of one answer behind the session, from its first token to its last."""
         self.text.append(5 + len(self.text) % 2500)
         sampling = SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True)
-        request = Request(token_ids=tuple(self.text), sampling=sampling, branch=self._branch)
+        request = Request(token_ids=tuple(self.text), sampling=sampling, sequence=self._sequence)
         self.engine.submit(request)
         times: list[float] = []
         while self.engine.has_work:
@@ -152,7 +152,7 @@ def _written_of_turns(engine: Engine, session: list[int]) -> tuple[list[float], 
         num_blocks = -(-stored_len // size) - before_len // size
         per_bound.append(written / (num_blocks * group.block_bytes))
         per_new.append(written / ((stored_len - before_len) * group.block_bytes / size))
-    return per_bound[1:], per_new[1:]  # the first one begins where another branch ends
+    return per_bound[1:], per_new[1:]  # the first one begins where another sequence ends
 
 
 def _write_model(directory: Path, shape: dict[str, int]) -> Path:

@@ -25,10 +25,10 @@ def measure() -> list[Row]:
         full = next(group for group in snapshot.groups if group.kind == "full")
         sliding = next(group for group in snapshot.groups if group.kind == "sliding")
         num_slots = full.used_blocks * snapshot.block_size
-        empty.append(100 * (1 - sum(branch.num_tokens for branch in snapshot.branches) / num_slots))
+        empty.append(100 * (1 - sum(branch.num_tokens for branch in snapshot.sequences) / num_slots))
         assert sliding.window is not None
         most = window_blocks(sliding.window, snapshot.block_size)
-        windows.append(max(branch.blocks_per_group[sliding.group] for branch in snapshot.branches) / most)
+        windows.append(max(branch.blocks_per_group[sliding.group] for branch in snapshot.sequences) / most)
         engine.close()
     return [
         Row.of("allocated slots without a token", "%", empty, "full layers; at most 4"),

@@ -134,7 +134,7 @@ def _answer(engine: Engine, sampler: Dictated, task: Task) -> tuple[float, str]:
     while engine.has_work:
         engine.step()
     elapsed_s = process_time() - start_s
-    engine.release(handle.branch)
+    engine.release(handle.sequence)
     assert handle.result is not None
     usage = handle.result.usage
     return (NUM_TOKENS - 1) / elapsed_s, f"{usage.accepted_tokens} of {usage.drafted_tokens} guesses right"

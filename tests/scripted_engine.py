@@ -1,4 +1,4 @@
-"""An engine that says what a script tells it: torch-free, and as strict about branches as the real one."""
+"""An engine that says what a script tells it: torch-free, and as strict about sequences as the real one."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -31,10 +31,10 @@ class ScriptedHandle:
     """
 
     def __init__(
-        self, engine: "ScriptedEngine", request: Request, branch: SequenceId, tokens: Sequence[int]
+        self, engine: "ScriptedEngine", request: Request, sequence: SequenceId, tokens: Sequence[int]
     ) -> None:
         self.request_id = RequestId(len(engine.requests))
-        self.branch = branch
+        self.sequence = sequence
         self.cancelled = Flag()
         self.priorities: list[int] = []
         self._engine = engine
@@ -73,12 +73,12 @@ class ScriptedHandle:
     def _sample(self) -> TokenEmitted:
         token = self._tokens.popleft()
         self._num_sampled += 1
-        self._engine.feed(self.branch, token)
+        self._engine.feed(self.sequence, token)
         sampling = self._request.sampling
         ends = token in sampling.stop_token_ids and not sampling.ignore_eos
         if ends or (self._request.stop is not None and self._request.stop.feed(token)):
             self._tokens.clear()
-        return TokenEmitted(request_id=self.request_id, branch=self.branch, token_id=token)
+        return TokenEmitted(request_id=self.request_id, sequence=self.sequence, token_id=token)
 
     def _reason_to_end(self) -> FinishReason | None:
         if self._engine.dies_after is not None and self._num_sampled >= self._engine.dies_after:
@@ -94,7 +94,7 @@ class ScriptedHandle:
         num = len(self._request.token_ids)
         return PrefillProgress(
             request_id=self.request_id,
-            branch=self.branch,
+            sequence=self.sequence,
             prompt_tokens=num,
             cached_tokens=0,
             computed_tokens=num,
@@ -105,7 +105,7 @@ class ScriptedHandle:
         num = len(self._request.token_ids)
         return RequestFinished(
             request_id=self.request_id,
-            branch=self.branch,
+            sequence=self.sequence,
             reason=self._reason,
             usage=Usage(prompt_tokens=num, computed_tokens=num, completion_tokens=self._num_sampled),
         )
@@ -123,9 +123,9 @@ class ScriptedEngine:
         self.requests: list[Request] = []
         self.handles: list[ScriptedHandle] = []
         self.live: dict[SequenceId, list[int]] = {}
-        """Live branches and their tokens, sampled ones included."""
+        """Live sequences and their tokens, sampled ones included."""
         self.prefetched: list[list[int]] = []
-        self.branch_priorities: dict[SequenceId, int] = {}
+        self.sequence_priorities: dict[SequenceId, int] = {}
         self.fails: KvchatError | None = None
         self.dies_after: int | None = None
         self.step_tokens = 1
@@ -142,7 +142,7 @@ class ScriptedEngine:
         self._script = script
         self._max_context = max_context
         self._fingerprint = fingerprint
-        self._next_branch = 0
+        self._next_sequence = 0
 
     def status(self) -> EngineStatus:
         return EngineStatus(phase=EnginePhase.READY)
@@ -170,30 +170,30 @@ class ScriptedEngine:
         self.requests.append(request)
         if len(request.token_ids) >= self._max_context:
             raise ContextOverflow(f"the conversation is longer than {self._max_context} tokens; shorten it")
-        branch = self._new_branch([]) if request.branch is None else request.branch
-        if branch not in self.live:
-            raise InvalidRequest(f"there is no live branch {branch}")
-        held = self.live[branch]
+        sequence = self._new_sequence([]) if request.sequence is None else request.sequence
+        if sequence not in self.live:
+            raise InvalidRequest(f"there is no live sequence {sequence}")
+        held = self.live[sequence]
         if list(request.token_ids[: len(held)]) != held:
-            raise InvalidRequest("the request does not continue its branch")
-        self.live[branch] = list(request.token_ids[:-1])
-        self.feed(branch, request.token_ids[-1])
-        handle = self.handle_class(self, request, branch, self._script(request.token_ids))
+            raise InvalidRequest("the request does not continue its sequence")
+        self.live[sequence] = list(request.token_ids[:-1])
+        self.feed(sequence, request.token_ids[-1])
+        handle = self.handle_class(self, request, sequence, self._script(request.token_ids))
         self.handles.append(handle)
         return handle
 
-    def feed(self, branch: SequenceId, token_id: int) -> None:
-        """Note a token that the branch holds."""
-        self.live[branch].append(token_id)
+    def feed(self, sequence: SequenceId, token_id: int) -> None:
+        """Note a token that the sequence holds."""
+        self.live[sequence].append(token_id)
 
-    def prioritise_branch(self, branch: SequenceId, priority: int) -> None:
-        self.branch_priorities[branch] = priority
+    def prioritise_sequence(self, sequence: SequenceId, priority: int) -> None:
+        self.sequence_priorities[sequence] = priority
 
-    def fork(self, branch: SequenceId) -> SequenceId:
-        return self._new_branch(self.live[branch])
+    def fork(self, sequence: SequenceId) -> SequenceId:
+        return self._new_sequence(self.live[sequence])
 
-    def release(self, branch: SequenceId) -> None:
-        self.live.pop(branch, None)
+    def release(self, sequence: SequenceId) -> None:
+        self.live.pop(sequence, None)
 
     def drain_saves(self) -> None:
         pass
@@ -214,8 +214,8 @@ class ScriptedEngine:
     def close(self) -> None:
         self.live.clear()
 
-    def _new_branch(self, tokens: list[int]) -> SequenceId:
-        self._next_branch += 1
-        branch = SequenceId(self._next_branch)
-        self.live[branch] = list(tokens)
-        return branch
+    def _new_sequence(self, tokens: list[int]) -> SequenceId:
+        self._next_sequence += 1
+        sequence = SequenceId(self._next_sequence)
+        self.live[sequence] = list(tokens)
+        return sequence

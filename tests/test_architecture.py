@@ -17,7 +17,7 @@ import pytest
 pytestmark = pytest.mark.pure
 
 ROOT = Path(__file__).parent.parent
-MAX_FILE_LINES = 450
+MAX_FILE_LINES = 600
 MAX_FUNCTION_LINES = 70
 MAX_KERNEL_LINES = 120
 """A Triton kernel takes every number as an argument, a line each; what it does is as long as a function."""
@@ -26,141 +26,65 @@ MAX_KERNEL_BODY_LINES = 60
 # Module prefix -> floor. The longest matching prefix counts; imports go down, or stay inside one package.
 FLOORS = {
     "kvchat.errors": 0,
-    "kvchat.platform.values": 0,
-    "kvchat.platform.parsing": 0,
-    "kvchat.platform.directories": 0,
-    "kvchat.platform.writers": 0,
-    "kvchat.sealing": 0,
-    "kvchat.platform.sqlite_files": 0,
-    "kvchat.app.config": 0,
-    "kvchat.platform.paths": 0,
-    "kvchat.engine.api": 0,
-    "kvchat.engine.sequences.batch": 0,
-    "kvchat.engine.cache.plan": 0,
-    "kvchat.engine.kernels": 0,
-    "kvchat.engine.kernels.threads": 0,
-    "kvchat.session.tree": 0,
-    "kvchat.starter": 0,
-    "kvchat.starter.examples": 8,
-    "kvchat.session": 1,
-    "kvchat.engine.cache": 1,
-    "kvchat.engine.cache.manager": 2,
-    "kvchat.engine.memory": 2,
-    "kvchat.engine.kernels.streams": 0,
-    "kvchat.engine.attention": 2,
-    "kvchat.engine.shadow": 2,
-    "kvchat.engine.formats.shadow.settings": 0,
-    "kvchat.engine.sequences.stop_guard": 1,
-    "kvchat.engine.sequences.completion": 2,
-    "kvchat.engine.scheduling.admission_backoff": 3,
-    "kvchat.engine.scheduling.scheduler": 3,
-    "kvchat.engine.models": 3,
-    "kvchat.engine.forward.runner": 3,
-    "kvchat.engine.sampling.sampler": 3,
-    "kvchat.engine.sampling.device_sampler": 3,
-    "kvchat.engine": 4,
-    "kvchat.chat.events": 1,
-    "kvchat.chat.engine_client": 0,
-    "kvchat.chat.recorder": 2,
-    "kvchat.chat.revision": 2,
-    "kvchat.chat.conversation": 3,
-    "kvchat.chat.notices": 4,
-    "kvchat.chat.costs": 4,
-    "kvchat.variants": 4,
-    "kvchat.chat.service": 5,
-    "kvchat.gauge": 5,
-    "kvchat.lending": 5,
-    "kvchat.serve": 6,
-    "kvchat.remote": 6,
-    "kvchat.ui": 6,
-    "kvchat.cli": 7,
-    "kvchat.__main__": 8,
-    "kvchat": 9,
+    "kvchat.platform": 1,
+    "kvchat.starter": 1,
+    "kvchat.engine.api": 2,
+    "kvchat.engine.kernels": 3,
+    "kvchat.engine.cache": 4,
+    "kvchat.engine.formats": 4,
+    "kvchat.engine.sequences": 4,
+    "kvchat.engine.memory": 5,
+    "kvchat.engine.models": 5,
+    "kvchat.engine.sampling": 5,
+    "kvchat.engine.forward": 6,
+    "kvchat.engine.scheduling": 6,
+    "kvchat.engine.tiering": 6,
+    "kvchat.engine": 7,
+    "kvchat.engine.startup": 7,
+    "kvchat.engine.hf": 8,
+    "kvchat.engine.quality": 8,
+    "kvchat.session": 8,
+    "kvchat.chat": 9,
+    "kvchat.text": 10,
+    "kvchat.remote": 10,
+    "kvchat.serving": 10,
+    "kvchat.app": 11,
+    "kvchat.ui": 12,
+    "kvchat.cli": 13,
+    "kvchat.__main__": 14,
+    "kvchat": 14,
 }
-
-# What the rest of its own floor stands on.
-FOUNDATIONS = (
-    "kvchat.errors",
-    "kvchat.platform.values",
-    "kvchat.platform.parsing",
-    "kvchat.platform.paths",
-    "kvchat.platform.directories",
-    "kvchat.platform.writers",
-    "kvchat.sealing",
-    "kvchat.platform.sqlite_files",
-    "kvchat.engine.api",
-    "kvchat.engine.cache.plan",
-    "kvchat.engine.kernels.threads",
-)
-
-# Packages inside which modules of one floor may import each other.
-PACKAGES = (
-    "kvchat.variants",
-    "kvchat.gauge",
-    "kvchat.sealing",
-    "kvchat.engine.api",
-    "kvchat.engine.kernels",
-    "kvchat.engine.cache",
-    "kvchat.engine.memory",
-    "kvchat.engine.attention",
-    "kvchat.engine.shadow",
-    "kvchat.engine.models",
-    "kvchat.engine",
-    "kvchat.session",
-    "kvchat.lending",
-    "kvchat.serve",
-    "kvchat.remote",
-    "kvchat.starter",
-    "kvchat.ui",
-    "kvchat.cli",
-)
+"""Packages by floor: a module imports packages of lower floors, and of its own; modules never form a cycle."""
 
 # These import where torch and transformers cannot be imported at all.
 WITHOUT_TORCH = (
-    "kvchat.platform.values",
-    "kvchat.chat.events",
-    "kvchat.platform.parsing",
-    "kvchat.platform.writers",
-    "kvchat.sealing",
-    "kvchat.platform.sqlite_files",
-    "kvchat.app.config",
-    "kvchat.platform.paths",
     "kvchat.errors",
-    "kvchat.chat.engine_client",
-    "kvchat.chat.recorder",
-    "kvchat.chat.revision",
-    "kvchat.chat.costs",
-    "kvchat.chat.notices",
-    "kvchat.chat.conversation",
-    "kvchat.variants",
-    "kvchat.chat.service",
-    "kvchat.gauge",
-    "kvchat.lending",
-    "kvchat.serve",
-    "kvchat.remote",
-    "kvchat.session",
-    "kvchat.ui",
-    "kvchat.cli",
+    "kvchat.platform",
     "kvchat.engine.api",
     "kvchat.engine.cache",
-    "kvchat.engine.sequences.batch",
-    "kvchat.engine.sampling.speculative.acceptance",
-    "kvchat.engine.sampling.speculative.ngram_proposer",
-    "kvchat.engine.sampling.speculative.ngram_index",
-    "kvchat.engine.sampling.speculative.step_costs",
-    "kvchat.engine.tiering.in_flight_loads",
-    "kvchat.engine.cache.inspection",
-    "kvchat.engine.tiering.persisted_rates",
-    "kvchat.engine.tiering.load_controller",
-    "kvchat.engine.tiering.prefetcher",
+    "kvchat.engine.sequences",
+    "kvchat.engine.sampling.speculative",
     "kvchat.engine.scheduling.admission_backoff",
-    "kvchat.engine.tiering.pending_loads",
     "kvchat.engine.scheduling.scheduler",
+    "kvchat.engine.tiering.in_flight_loads",
+    "kvchat.engine.tiering.load_controller",
+    "kvchat.engine.tiering.pending_loads",
+    "kvchat.engine.tiering.persisted_rates",
+    "kvchat.engine.tiering.prefetcher",
     "kvchat.engine.worker",
     "kvchat.engine.models.locate",
+    "kvchat.engine.formats.spec",
     "kvchat.engine.formats.shadow.settings",
     "kvchat.engine.memory.disk.store",
     "kvchat.engine.memory.disk.catalog",
+    "kvchat.session",
+    "kvchat.chat",
+    "kvchat.text",
+    "kvchat.remote",
+    "kvchat.serving",
+    "kvchat.app",
+    "kvchat.ui",
+    "kvchat.cli",
 )
 
 # `__init__` files that may hold code: the public faces, and the dispatch of one kernel.
@@ -233,11 +157,6 @@ def is_below(name: str, prefixes: tuple[str, ...]) -> bool:
     return any(name == prefix or name.startswith(prefix + ".") for prefix in prefixes)
 
 
-def package_of(name: str) -> str:
-    """Return the innermost package inside which `name` may import its own floor."""
-    return next((package for package in PACKAGES if is_below(name, (package,))), name)
-
-
 def upward_imports(modules: Iterable[Module]) -> list[str]:
     modules = list(modules)
     known = {module.name for module in modules}
@@ -247,13 +166,7 @@ def upward_imports(modules: Iterable[Module]) -> list[str]:
         for target in sorted(own_imports(module, known) - {module.name}):
             if floor_of(target) > floor:
                 offences.append(f"{module.name} (floor {floor}) imports {target} (floor {floor_of(target)})")
-            elif floor_of(target) == floor and not _may_import_sideways(module.name, target):
-                offences.append(f"{module.name} imports {target}: one floor, two packages")
     return offences
-
-
-def _may_import_sideways(name: str, target: str) -> bool:
-    return package_of(name) == package_of(target) or is_below(target, FOUNDATIONS)
 
 
 def import_cycles(modules: Iterable[Module]) -> list[str]:
@@ -347,7 +260,7 @@ def imports_torch(names: Iterable[str]) -> str:
     return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True).stdout
 
 
-def test_imports_go_down_the_floors_or_stay_inside_one_package() -> None:
+def test_imports_go_down_the_floors_or_stay_on_one() -> None:
     assert upward_imports(source_modules()) == []
 
 
@@ -379,14 +292,7 @@ def test_nothing_unpickles_trusts_remote_code_or_is_a_drawer_for_everything() ->
 def test_an_import_of_a_higher_floor_is_found() -> None:
     store = parse("kvchat.session.store", "def f():\n    from kvchat.cli import main\n")
     assert upward_imports([store, parse("kvchat.cli.main", "")]) == [
-        "kvchat.session.store (floor 1) imports kvchat.cli.main (floor 7)"
-    ]
-
-
-def test_an_import_of_another_package_on_the_same_floor_is_found() -> None:
-    store = parse("kvchat.session.store", "import kvchat.engine.cache.block")
-    assert upward_imports([store, parse("kvchat.engine.cache.block", "")]) == [
-        "kvchat.session.store imports kvchat.engine.cache.block: one floor, two packages"
+        "kvchat.session.store (floor 8) imports kvchat.cli.main (floor 13)"
     ]
 
 
@@ -418,7 +324,7 @@ def test_code_in_an_init_is_found() -> None:
 def test_a_long_file_and_a_long_function_are_found() -> None:
     body = "def f():\n" + "    x = 1\n" * MAX_FUNCTION_LINES
     assert too_long([parse("kvchat.chat.service", body)]) == ["kvchat.chat.service.f has 71 lines"]
-    assert too_long([parse("kvchat.chat.service", "x = 1\n" * 451)]) == ["kvchat.chat.service has 451 lines"]
+    assert too_long([parse("kvchat.chat.service", "x = 1\n" * 601)]) == ["kvchat.chat.service has 601 lines"]
     kernel = "@triton.jit\ndef f(\n" + "".join(f"    a{number},\n" for number in range(50)) + "):\n"
     assert not too_long([parse("kvchat.chat.service", kernel + "    x = 1\n" * MAX_KERNEL_BODY_LINES)])
     long = kernel + "    x = 1\n" * (MAX_KERNEL_BODY_LINES + 1)

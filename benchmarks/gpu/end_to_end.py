@@ -189,7 +189,7 @@ def _decode(stage: Stage, engine: Engine, model: Model, sizes: Sizes, count: int
     while engine.has_work:
         engine.step()
     for handle in handles:
-        engine.release(handle.branch)
+        engine.release(handle.sequence)
     return seconds / num_steps, between
 
 

@@ -126,19 +126,19 @@ def _check_prefix(engine: Engine, reference: "Reference", text: list[int]) -> No
 
 
 def _check_fork(engine: Engine, reference: "Reference") -> None:
-    """Two branches that part inside a block, each with its own continuation."""
+    """Two sequences that part inside a block, each with its own continuation."""
     prompt = token_ids(45, seed=1)
     handle = engine.submit(Request(token_ids=tuple(prompt), sampling=_sampling()))
     text = prompt + collect(handle).token_ids
-    child = engine.fork(handle.branch)
-    for branch, seed in ((handle.branch, 2), (child, 3)):
+    child = engine.fork(handle.sequence)
+    for sequence, seed in ((handle.sequence, 2), (child, 3)):
         turn = text + token_ids(7, seed=seed)
-        reference.expect(turn, _on_branch(engine, turn, branch), "a fork")
+        reference.expect(turn, _on_sequence(engine, turn, sequence), "a fork")
     engine.check_integrity()
 
 
-def _on_branch(engine: Engine, prompt: Sequence[int], branch: SequenceId) -> Result:
-    return collect(engine.submit(Request(token_ids=tuple(prompt), sampling=_sampling(), branch=branch)))
+def _on_sequence(engine: Engine, prompt: Sequence[int], sequence: SequenceId) -> Result:
+    return collect(engine.submit(Request(token_ids=tuple(prompt), sampling=_sampling(), sequence=sequence)))
 
 
 def _sampling() -> SamplingParams:

@@ -17,7 +17,7 @@ from kvchat.engine.worker import Worker
 class EngineSwap:
     """Makes a worker that begins to load when `start` is called, once the window is drawn; and is its proxy.
 
-    Implements `EngineClient`. Live branches end with the worker that has them: whoever holds any lets go of
+    Implements `EngineClient`. Live sequences end with the worker that has them: whoever holds any lets go of
     them before a swap.
     """
 
@@ -78,14 +78,14 @@ class EngineSwap:
     def submit(self, request: Request) -> RequestHandle:
         return self.worker.submit(request)
 
-    def prioritise_branch(self, branch: SequenceId, priority: int) -> None:
-        self.worker.prioritise_branch(branch, priority)
+    def prioritise_sequence(self, sequence: SequenceId, priority: int) -> None:
+        self.worker.prioritise_sequence(sequence, priority)
 
-    def fork(self, branch: SequenceId) -> SequenceId:
-        return self.worker.fork(branch)
+    def fork(self, sequence: SequenceId) -> SequenceId:
+        return self.worker.fork(sequence)
 
-    def release(self, branch: SequenceId) -> None:
-        self.worker.release(branch)
+    def release(self, sequence: SequenceId) -> None:
+        self.worker.release(sequence)
 
     def drain_saves(self) -> None:
         self.worker.drain_saves()

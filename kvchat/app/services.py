@@ -43,7 +43,7 @@ class ConversationView(Protocol):
     def turns(self) -> Sequence[Turn]: ...
 
     @property
-    def engine_branch(self) -> SequenceId | None:
+    def engine_sequence(self) -> SequenceId | None:
         """The live branch that holds this conversation in the engine's cache, if there is one."""
         ...
 

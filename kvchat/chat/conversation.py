@@ -42,7 +42,7 @@ class Conversation:
         self.branch = branch
         self.turns = turns
         """The path from the first message to the branch's leaf."""
-        self.engine_branch: SequenceId | None = None
+        self.engine_sequence: SequenceId | None = None
         """The live branch that holds this path in the engine's cache, if there is one."""
         self.is_closed = False
         """Nobody will go on from here, so no live branch is kept."""
@@ -178,7 +178,7 @@ class Answering:
 
     def release(self, conversation: Conversation) -> None:
         """Let go of a conversation's live branch."""
-        branch, conversation.engine_branch = conversation.engine_branch, None
+        branch, conversation.engine_sequence = conversation.engine_sequence, None
         if branch is not None:
             with suppress(KvchatError):
                 self.engine.release(branch)
@@ -197,7 +197,7 @@ class Answering:
                 if not isinstance(item, RequestFinished):
                     yield _shown(item)
         except EngineFailed as error:
-            conversation.engine_branch = None
+            conversation.engine_sequence = None
             return Outcome(finish=Finish.ERROR), str(error)
         finished = recorder.finished
         assert finished is not None
@@ -221,7 +221,7 @@ class Answering:
             sampling=with_ends(sampling, self.template.end_ids, info.vocab_size),
             owner=conversation.session.id,
             priority=conversation.priority,
-            branch=conversation.engine_branch,
+            sequence=conversation.engine_sequence,
             stop=self.template.stop_matcher(prompt, so_far),
             namespace=namespace_of(conversation.session, conversation.turns, len(prompt)),
         )
@@ -231,12 +231,12 @@ class Answering:
         try:
             handle = self.engine.submit(request)
         except InvalidRequest:
-            if request.branch is None:
+            if request.sequence is None:
                 raise
             # The engine has let go of the branch; it finds the same blocks by their ids.
             self.release(conversation)
-            handle = self.engine.submit(replace(request, branch=None))
-        conversation.engine_branch = handle.branch
+            handle = self.engine.submit(replace(request, sequence=None))
+        conversation.engine_sequence = handle.sequence
         conversation.watch(handle)
         return handle
 

@@ -34,7 +34,7 @@ class RequestHandle(AnswerHandle, Protocol):
     def request_id(self) -> RequestId: ...
 
     @property
-    def branch(self) -> SequenceId: ...
+    def sequence(self) -> SequenceId: ...
 
     def take_events(self, timeout_s: float) -> tuple[Event, ...]:
         """Return what happened since the last call; wait up to `timeout_s` for the first event.
@@ -75,16 +75,16 @@ class EngineClient(Protocol):
         """
         ...
 
-    def prioritise_branch(self, branch: SequenceId, priority: int) -> None:
-        """Change how important a live branch is while nothing runs on it: of idle branches the least
+    def prioritise_sequence(self, sequence: SequenceId, priority: int) -> None:
+        """Change how important a live sequence is while nothing runs on it: of idle sequences the least
         important makes room first. Unknown ones are ignored. Returns at once.
         """
         ...
 
-    def fork(self, branch: SequenceId) -> SequenceId: ...
+    def fork(self, sequence: SequenceId) -> SequenceId: ...
 
-    def release(self, branch: SequenceId) -> None:
-        """Let go of a live branch; its blocks stay cached. Unknown or released branches are ignored."""
+    def release(self, sequence: SequenceId) -> None:
+        """Let go of a live sequence; its blocks stay cached. Unknown or released sequences are ignored."""
         ...
 
     def drain_saves(self) -> None:

@@ -156,8 +156,8 @@ class Chat:
     def _rank(self, conversation: Conversation, priority: int) -> None:
         """Tell the engine how important a conversation is, at work or idle."""
         conversation.priority = priority
-        if conversation.engine_branch is not None:
-            self.engine.prioritise_branch(conversation.engine_branch, priority)
+        if conversation.engine_sequence is not None:
+            self.engine.prioritise_sequence(conversation.engine_sequence, priority)
 
     def _prefetch(self, conversation: Conversation, beside: Conversation | None) -> None:
         spared = beside.token_ids if beside is not None else None
@@ -183,10 +183,10 @@ class Chat:
             conversation.session.id, leaf_id=leaf_id, name=name or "", beside=conversation.branch.name
         )
         forked = Conversation(self.store.session(conversation.session.id), branch, path)
-        live = conversation.engine_branch
+        live = conversation.engine_sequence
         if live is not None and not conversation.is_busy and leaf_id == conversation.branch.leaf_id:
             with suppress(KvchatError):
-                forked.engine_branch = self.engine.fork(live)
+                forked.engine_sequence = self.engine.fork(live)
         return forked
 
     def stop(self, conversation: Conversation) -> None:

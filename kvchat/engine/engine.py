@@ -127,7 +127,7 @@ class Engine:
         """Queue a request.
 
         Raises:
-            InvalidRequest: empty prompt, id outside the vocabulary, unknown, busy or diverging branch.
+            InvalidRequest: empty prompt, id outside the vocabulary, unknown, busy or diverging sequence.
             ContextOverflow: the prompt leaves no room for an answer in the model's context.
             PoolExhausted: the prompt can never fit into the device pool.
         """
@@ -135,9 +135,9 @@ class Engine:
             self._intake.check(request)
         except PoolExhausted as error:
             raise self._smaller.hinted(error, len(request.token_ids)) from None
-        branch = self._intake.branch_for(request)
-        entry = self._answers.open(request, branch)
-        handle = Handle(entry.id, branch.id, self.step, self.cancel)
+        sequence = self._intake.sequence_for(request)
+        entry = self._answers.open(request, sequence)
+        handle = Handle(entry.id, sequence.id, self.step, self.cancel)
         self._handles[entry.id] = handle
         return handle
 
@@ -166,34 +166,34 @@ class Engine:
         """Change a request's priority, smaller runs first; unknown or finished ones are ignored."""
         self._answers.prioritise(request_id, priority)
 
-    def prioritise_branch(self, branch: SequenceId, priority: int) -> None:
-        """Change how important a live branch is while nothing runs on it: of idle branches the least
+    def prioritise_sequence(self, sequence: SequenceId, priority: int) -> None:
+        """Change how important a live sequence is while nothing runs on it: of idle sequences the least
         important makes room first. Unknown ones are ignored.
         """
-        live = self._manager.branches.get(branch)
+        live = self._manager.sequences.get(sequence)
         if live is not None:
             live.priority = priority
 
-    def fork(self, branch: SequenceId) -> SequenceId:
-        """Return a new live branch on the same blocks. No byte moves until one of them writes.
+    def fork(self, sequence: SequenceId) -> SequenceId:
+        """Return a new live sequence on the same blocks. No byte moves until one of them writes.
 
         Raises:
-            InvalidRequest: no such live branch.
+            InvalidRequest: no such live sequence.
         """
-        return self._manager.fork(self._intake.live(branch)).id
+        return self._manager.fork(self._intake.live(sequence)).id
 
-    def release(self, branch: SequenceId) -> None:
-        """Let go of a live branch; its blocks stay cached. Cancels the request that runs on it.
+    def release(self, sequence: SequenceId) -> None:
+        """Let go of a live sequence; its blocks stay cached. Cancels the request that runs on it.
 
         It is saved, unless its owner is gone: `EngineConfig.is_gone`.
         """
-        live = self._intake.live(branch)
-        entry = self._answers.running_on(branch)
+        live = self._intake.live(sequence)
+        entry = self._answers.running_on(sequence)
         if entry is not None:
             self._answers.cancel(entry.request_id or entry.id)
             self._answers.finish_cancelled()
-        if branch in self._manager.branches:  # a search lets go of its beams by itself
-            self._keeper.save_branch(live)
+        if sequence in self._manager.sequences:  # a search lets go of its beams by itself
+            self._keeper.save_sequence(live)
             self._manager.release(live)
 
     def drain_saves(self) -> None:
@@ -208,9 +208,9 @@ class Engine:
             InvalidRequest: an id outside the vocabulary, or a namespace that is no text.
         """
         self._intake.check_path(token_ids, namespace)
-        branch = self._manager.open("", token_ids, namespace)
-        length = self._manager.match(branch).length
-        self._manager.release(branch)
+        sequence = self._manager.open("", token_ids, namespace)
+        length = self._manager.match(sequence).length
+        self._manager.release(sequence)
         return length
 
     def promote(
@@ -235,48 +235,48 @@ class Engine:
             )
             self._advance_loads()
 
-    def demote(self, branch: SequenceId, tier: Tier = Tier.HOST) -> None:
-        """Take a live branch that is not answering off the device.
+    def demote(self, sequence: SequenceId, tier: Tier = Tier.HOST) -> None:
+        """Take a live sequence that is not answering off the device.
 
-        What no other branch needs moves to host memory, as far as loading it from there is faster than
-        computing it. The rest stays cached until its place is needed. The next request on the branch finds
+        What no other sequence needs moves to host memory, as far as loading it from there is faster than
+        computing it. The rest stays cached until its place is needed. The next request on the sequence finds
         all of it.
 
         Args:
             tier: with the disk, instead of moving anything, what it has already is taken off the device.
 
         Raises:
-            InvalidRequest: no such live branch, or it is answering.
+            InvalidRequest: no such live sequence, or it is answering.
         """
-        live = self._intake.live(branch)
-        if self._answers.running_on(branch) is not None:
-            raise InvalidRequest(f"branch {branch} is still answering")
+        live = self._intake.live(sequence)
+        if self._answers.running_on(sequence) is not None:
+            raise InvalidRequest(f"sequence {sequence} is still answering")
         self._take_off(live, tier)
 
-    def pin(self, branch: SequenceId) -> int:
-        """Keep the full blocks that a live branch has now on the device, also when it is let go.
+    def pin(self, sequence: SequenceId) -> int:
+        """Keep the full blocks that a live sequence has now on the device, also when it is let go.
 
         Returns:
             The number of blocks kept. Pinning again covers what has been computed since.
 
         Raises:
-            InvalidRequest: no such live branch, or nothing of it is on the device.
+            InvalidRequest: no such live sequence, or nothing of it is on the device.
             PinRefused: too few blocks would be left; the message says how many.
         """
-        live = self._intake.live(branch)
+        live = self._intake.live(sequence)
         if not live.computed_len:
-            raise InvalidRequest(f"branch {branch} is not on the device; ask on it first")
+            raise InvalidRequest(f"sequence {sequence} is not on the device; ask on it first")
         busy = [*self._scheduler.running, *self._scheduler.waiting]
         return self._manager.pins.pin(live, self._room.needs_of(busy))
 
-    def unpin(self, branch: SequenceId) -> None:
-        """Undo the pin of a branch, live or not; nothing happens if there is none."""
-        self._manager.pins.unpin(branch)
+    def unpin(self, sequence: SequenceId) -> None:
+        """Undo the pin of a sequence, live or not; nothing happens if there is none."""
+        self._manager.pins.unpin(sequence)
 
     def generate(
         self, prompts: abc.Sequence[abc.Sequence[int]], sampling: SamplingParams | None = None
     ) -> list[Result]:
-        """Answer all prompts together; blocks stay cached, branches do not stay live."""
+        """Answer all prompts together; blocks stay cached, sequences do not stay live."""
         requests = [
             Request(token_ids=tuple(prompt), sampling=sampling or SamplingParams()) for prompt in prompts
         ]
@@ -284,14 +284,14 @@ class Engine:
             self._intake.check(request)
         results = [collect(handle) for handle in [self.submit(request) for request in requests]]
         for result in results:
-            for branch in result.branches:
-                self.release(branch)
+            for sequence in result.sequences:
+                self.release(sequence)
         return results
 
     def update_weights(self, source: str | Path) -> EngineInfo:
         """Run on other weights of the same model from now on: those of a model directory, or of the one in
-        use with an adapter's. Branches stay live, and their tokens are computed anew when they are used. Pins
-        are undone: what they keep is of no use to the new weights.
+        use with an adapter's. Sequences stay live, and their tokens are computed anew when they are used.
+        Pins are undone: what they keep is of no use to the new weights.
 
         Returns: what the engine is now, with its new fingerprint.
 
@@ -311,7 +311,7 @@ class Engine:
         while self._flights.is_busy:  # the block that is being read comes from the old store
             self._flights.wait(LOAD_WAIT_S)
             self._flights.collect()
-        self._keeper.close(self._manager.branches.values())
+        self._keeper.close(self._manager.sequences.values())
         if self._store is not None:
             self._store.close()
         self._weights.exchange(update.candidate)
@@ -328,7 +328,7 @@ class Engine:
 
     def snapshot(self) -> CacheSnapshot:
         """Return the cache's present state from the pools' own accounting."""
-        running = {entry.branch.id for entry in self._scheduler.running}
+        running = {entry.sequence.id for entry in self._scheduler.running}
         return CacheSnapshot(
             model=self.info.model,
             fingerprint=self.info.fingerprint,
@@ -341,7 +341,7 @@ class Engine:
             ),
             groups=occupancy.group_usages(self._manager),
             layers=occupancy.layer_usages(self._manager, self._shadows),
-            branches=occupancy.branch_usages(self._manager, running),
+            sequences=occupancy.sequence_usages(self._manager, running),
             num_running=len(self._scheduler.running),
             num_waiting=len(self._scheduler.waiting),
             reused_tokens=self._answers.reused_tokens,
@@ -364,7 +364,7 @@ class Engine:
         """
         self._intake.check_path(wish.token_ids, wish.namespace)
         return inspection.inspected(
-            self._manager, wish, {entry.branch.id for entry in self._scheduler.running}
+            self._manager, wish, {entry.sequence.id for entry in self._scheduler.running}
         )
 
     def check_integrity(self) -> None:
@@ -379,7 +379,7 @@ class Engine:
         self._demote_idle()
 
     def close(self) -> None:
-        """Save every live branch and end the writer. May be called twice."""
+        """Save every live sequence and end the writer. May be called twice."""
         for request_id in self._answers.families:
             self._answers.cancel(request_id)
         self._answers.finish_cancelled()
@@ -387,22 +387,22 @@ class Engine:
         self._loading.advance()
         self._flights.close()
         self._mover.settle()
-        self._keeper.close(self._manager.branches.values())
+        self._keeper.close(self._manager.sequences.values())
         if self._store is not None:
             self._store.close()
         self._kept_rates.save(self._rates)
 
     def _demote_idle(self) -> None:
-        """Take branches off the device that nobody has used for long, unless the disk still reads them."""
+        """Take sequences off the device that nobody has used for long, unless the disk still reads them."""
         if not self._keeper.is_behind:
-            for branch in self._idle.due():
-                if self._keeper.save_leaving(branch):
-                    self._departures.add(self._manager.leave(branch))
+            for sequence in self._idle.due():
+                if self._keeper.save_leaving(sequence):
+                    self._departures.add(self._manager.leave(sequence))
         self._departures.advance()
 
-    def _take_off(self, branch: Sequence, tier: Tier) -> None:
-        if self._keeper.save_leaving(branch):
-            self._carry_out(self._manager.demote(branch, tier))
+    def _take_off(self, sequence: Sequence, tier: Tier) -> None:
+        if self._keeper.save_leaving(sequence):
+            self._carry_out(self._manager.demote(sequence, tier))
 
     def _carry_out(self, moves: abc.Sequence[Move]) -> None:
         self._mover.execute(moves)
@@ -439,7 +439,7 @@ class Engine:
         stuck = self._scheduler.running or [entry for entry in self._scheduler.waiting if not entry.is_held]
         if stuck:
             words = "the cache is full; give it more with --kv-device-bytes, or unpin something"
-            full = self._smaller.hinted(PoolExhausted(words), len(stuck[0].branch.token_ids))
+            full = self._smaller.hinted(PoolExhausted(words), len(stuck[0].sequence.token_ids))
             self._answers.finish(stuck[0], FinishReason.ERROR, str(full), full.fits_in)
 
     def _deliver(self) -> tuple[Event, ...]:

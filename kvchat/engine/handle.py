@@ -13,23 +13,23 @@ class Handle:
     def __init__(
         self,
         request_id: RequestId,
-        branch: SequenceId,
+        sequence: SequenceId,
         step: Callable[[], object],
         cancel: Callable[[RequestId], None],
     ) -> None:
         self.request_id = request_id
-        self.branch = branch
+        self.sequence = sequence
         self.result: RequestFinished | None = None
         self._step = step
         self._cancel = cancel
         self._events: deque[Event] = deque()
 
     def push(self, event: Event) -> None:
-        """Take an event; the last one tells which branch holds the answer."""
+        """Take an event; the last one tells which sequence holds the answer."""
         self._events.append(event)
         if isinstance(event, RequestFinished):
             self.result = event
-            self.branch = event.branch
+            self.sequence = event.sequence
 
     def cancel(self) -> None:
         """Ask for the end of the request; takes effect with the next step."""

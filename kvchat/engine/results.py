@@ -34,8 +34,8 @@ class Result:
     usage: Usage
     loaded: Loaded
     timings: Timings
-    branches: tuple[SequenceId, ...] = ()
-    """Every branch the request has used, live until released."""
+    sequences: tuple[SequenceId, ...] = ()
+    """Every sequence the request has used, live until released."""
 
     @property
     def token_ids(self) -> list[int]:
@@ -59,14 +59,14 @@ def collect(handle: Handle) -> Result:
     emitted = [event for event in handle if isinstance(event, TokenEmitted)]
     finished = handle.result
     assert finished is not None
-    ends = [finished.branch, *(end.branch for end in finished.samples)]  # some may have no token
-    branches = dict.fromkeys([*(event.branch for event in emitted), *ends])
+    ends = [finished.sequence, *(end.sequence for end in finished.samples)]  # some may have no token
+    sequences = dict.fromkeys([*(event.sequence for event in emitted), *ends])
     return Result(
         samples=[_sample(end, emitted) for end in finished.samples],
         usage=finished.usage,
         loaded=finished.loaded,
         timings=finished.timings,
-        branches=tuple(branches),
+        sequences=tuple(sequences),
     )
 
 

@@ -44,10 +44,10 @@ T = TypeVar("T")
 class WorkerHandle(EventQueue):
     """A request on its way, for threads other than the engine's."""
 
-    def __init__(self, request_id: RequestId, branch: SequenceId, worker: "Worker") -> None:
+    def __init__(self, request_id: RequestId, sequence: SequenceId, worker: "Worker") -> None:
         super().__init__(lambda: worker.failure)
         self.request_id = request_id
-        self.branch = branch
+        self.sequence = sequence
         self._worker = worker
 
     def cancel(self) -> None:
@@ -127,15 +127,15 @@ class Worker:
     def prioritise(self, request_id: RequestId, priority: int) -> None:
         self._post(lambda engine: engine.prioritise(request_id, priority))
 
-    def prioritise_branch(self, branch: SequenceId, priority: int) -> None:
-        self._post(lambda engine: engine.prioritise_branch(branch, priority))
+    def prioritise_sequence(self, sequence: SequenceId, priority: int) -> None:
+        self._post(lambda engine: engine.prioritise_sequence(sequence, priority))
 
-    def fork(self, branch: SequenceId) -> SequenceId:
-        return self._call(lambda engine: engine.fork(branch))
+    def fork(self, sequence: SequenceId) -> SequenceId:
+        return self._call(lambda engine: engine.fork(sequence))
 
-    def release(self, branch: SequenceId) -> None:
-        """Let go of a branch; unknown or released ones are ignored."""
-        self._post(lambda engine: _release(engine, branch))
+    def release(self, sequence: SequenceId) -> None:
+        """Let go of a sequence; unknown or released ones are ignored."""
+        self._post(lambda engine: _release(engine, sequence))
 
     def drain_saves(self) -> None:
         """Wait until nothing is on its way to the disk; see `Engine.drain_saves`. Not while the model loads:
@@ -144,22 +144,22 @@ class Worker:
         if self._info is not None and self.failure is None:
             self._call(lambda engine: engine.drain_saves())
 
-    def demote(self, branch: SequenceId) -> None:
-        """Take a live branch off the device; see `Engine.demote`. Waits for the copies."""
-        self._call(lambda engine: engine.demote(branch))
+    def demote(self, sequence: SequenceId) -> None:
+        """Take a live sequence off the device; see `Engine.demote`. Waits for the copies."""
+        self._call(lambda engine: engine.demote(sequence))
 
-    def pin(self, branch: SequenceId) -> int:
-        """Keep what a live branch has on the device; see `Engine.pin`.
+    def pin(self, sequence: SequenceId) -> int:
+        """Keep what a live sequence has on the device; see `Engine.pin`.
 
         Raises:
-            InvalidRequest: no such live branch, or nothing of it is on the device.
+            InvalidRequest: no such live sequence, or nothing of it is on the device.
             PinRefused: too few blocks would be left.
         """
-        return self._call(lambda engine: engine.pin(branch))
+        return self._call(lambda engine: engine.pin(sequence))
 
-    def unpin(self, branch: SequenceId) -> None:
+    def unpin(self, sequence: SequenceId) -> None:
         """Undo a pin; nothing happens if there is none."""
-        self._post(lambda engine: engine.unpin(branch))
+        self._post(lambda engine: engine.unpin(sequence))
 
     def reusable_len(self, token_ids: Sequence[int], namespace: str = "") -> int:
         """Return how many tokens of a prompt need not be computed; waits while the model loads.
@@ -269,7 +269,7 @@ class Worker:
 
     def _submit(self, engine: "Engine", request: Request) -> WorkerHandle:
         inner = engine.submit(request)
-        handle = WorkerHandle(inner.request_id, inner.branch, self)
+        handle = WorkerHandle(inner.request_id, inner.sequence, self)
         with self._handles_lock:
             self._handles[inner.request_id] = handle
         return handle
@@ -326,11 +326,11 @@ class Worker:
         self._set_status(EngineStatus(phase=EnginePhase.FAILED, detail=str(error), error=error))
 
 
-def _release(engine: Any, branch: SequenceId) -> None:
+def _release(engine: Any, sequence: SequenceId) -> None:
     try:
-        engine.release(branch)
+        engine.release(sequence)
     except InvalidRequest:
-        log.debug("branch %s was released before", branch)
+        log.debug("sequence %s was released before", sequence)
 
 
 def _promote(engine: Any, token_ids: Sequence[int], beside: Sequence[int], namespace: str) -> None:

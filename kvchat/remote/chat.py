@@ -158,7 +158,7 @@ class RemoteAnswering(Answering):
         yield TurnFinished(answer=conversation.turns[-1])
 
     def release(self, conversation: Conversation) -> None:
-        conversation.engine_branch = None
+        conversation.engine_sequence = None
 
     def _messages(self, conversation: Conversation) -> Sequence[Message]:
         return prompts.history(conversation.session, conversation.turns[:-1])[:-1]

@@ -61,13 +61,13 @@ class RemoteEngine:
     def submit(self, request: Request) -> NoReturn:
         raise UsageError("a server takes text, no tokens")
 
-    def prioritise_branch(self, branch: SequenceId, priority: int) -> None:
+    def prioritise_sequence(self, sequence: SequenceId, priority: int) -> None:
         pass
 
-    def fork(self, branch: SequenceId) -> NoReturn:
+    def fork(self, sequence: SequenceId) -> NoReturn:
         raise UsageError("a server has no branches")
 
-    def release(self, branch: SequenceId) -> None:
+    def release(self, sequence: SequenceId) -> None:
         pass
 
     def drain_saves(self) -> None:

@@ -90,7 +90,7 @@ class ChatCompletions:
         """Count a request that has ended, and let go of its branch; its blocks stay cached."""
         self._metrics.count(event, total_s)
         with suppress(KvchatError):
-            self._engine.release(event.branch)
+            self._engine.release(event.sequence)
 
     def _said(
         self, wish: ChatCompletionRequest, prompt: tuple[int, ...], text: str, token_ids: Sequence[int]

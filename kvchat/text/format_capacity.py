@@ -20,6 +20,6 @@ def room_words(snapshot: CacheSnapshot, context_len: int) -> tuple[int, str]:
             snapshot.room_tokens,
             f"before kept blocks {'move to host memory' if to_host else 'are given up'}",
         )
-    if len(snapshot.branches) > 1:
+    if len(snapshot.sequences) > 1:
         return snapshot.room_tokens, "before other branches leave the device"
     return snapshot.room_tokens, "before the cache is full"

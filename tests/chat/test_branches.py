@@ -98,7 +98,7 @@ def test_a_fork_shares_the_past_and_the_live_branch(desk: Desk) -> None:
     fork = desk.chat.fork(conversation, name="by boat")
     assert fork.turns == conversation.turns
     assert fork.branch.name == "by boat"
-    assert fork.engine_branch not in (None, conversation.engine_branch)
+    assert fork.engine_sequence not in (None, conversation.engine_sequence)
     list(desk.chat.send(fork, "boat"))
     list(desk.chat.send(conversation, "train"))
     assert "train" not in desk.seen(fork)
@@ -113,7 +113,7 @@ def test_a_fork_at_an_earlier_message_can_be_answered_or_asked_on(desk: Desk) ->
     for text in ("One", "Two"):
         list(desk.chat.send(conversation, text))
     at_answer = desk.chat.fork(conversation, conversation.turns[1].id)
-    assert at_answer.engine_branch is None
+    assert at_answer.engine_sequence is None
     assert at_answer.turns == conversation.turns[:2]
     at_question = desk.chat.fork(conversation, conversation.turns[2].id)
     list(desk.chat.retry(at_question))

@@ -52,7 +52,7 @@ def test_an_engine_that_dies_ends_the_turn_with_what_there_was(desk: Desk) -> No
     assert "restart" in (finished.error or "")
     assert shown(events) == finished.answer.text
     assert len(finished.answer.token_ids or ()) == 5
-    assert conversation.engine_branch is None
+    assert conversation.engine_sequence is None
     desk.engine.dies_after = None
     full = desk.script(())
     desk.engine._script = lambda prompt: full[5:]
@@ -123,8 +123,8 @@ def test_a_live_branch_that_the_engine_has_lost_costs_nothing_but_time(desk: Des
     list(desk.chat.send(conversation, "One"))
     desk.engine.live.clear()
     assert shown(list(desk.chat.send(conversation, "Two"))) == REPLY
-    assert [request.branch is None for request in desk.engine.requests] == [True, False, True]
-    assert conversation.engine_branch in desk.engine.live
+    assert [request.sequence is None for request in desk.engine.requests] == [True, False, True]
+    assert conversation.engine_sequence in desk.engine.live
 
 
 def test_another_tokenizer_starts_over_from_the_texts_and_is_exact_from_there(

@@ -101,10 +101,10 @@ def test_stop_from_another_thread_ends_the_answer_as_interrupted(desk: Desk) -> 
     assert (finished.answer.finish, finished.error) == (Finish.INTERRUPTED, None)
     assert shown(events) == finished.answer.text
     assert finished.answer.text != REPLY
-    live = conversation.engine_branch
+    live = conversation.engine_sequence
     desk.engine.held_after = None
     list(desk.chat.send(conversation, "Again"))
-    assert desk.engine.requests[-1].branch == live
+    assert desk.engine.requests[-1].sequence == live
 
 
 def test_stop_before_the_engine_has_the_request_never_starts_it(desk: Desk) -> None:
@@ -150,7 +150,7 @@ def test_a_conversation_that_leaves_the_screen_makes_way_also_while_it_is_answer
     assert desk.engine.handles[-1].priorities[-1] == 0
     list(events)
     desk.chat.put_behind(conversation)
-    assert conversation.engine_branch is not None
-    assert desk.engine.branch_priorities[conversation.engine_branch] > 0, "what it holds is in others' way"
+    assert conversation.engine_sequence is not None
+    assert desk.engine.sequence_priorities[conversation.engine_sequence] > 0, "it gives way to others"
     list(desk.chat.send(conversation, "And again"))
     assert desk.engine.requests[-1].priority > 0

@@ -76,7 +76,7 @@ def test_an_exchange_in_the_middle_is_left_out_and_what_followed_follows(desk: D
     assert (copied.text, copied.token_ids) == (before[-1].text, before[-1].token_ids)
     assert copied.usage.prompt_tokens == 0
     list(desk.chat.send(conversation, "Four"))
-    assert desk.engine.requests[-1].branch is None
+    assert desk.engine.requests[-1].sequence is None
 
 
 def test_without_the_first_exchange_the_next_one_opens_the_conversation(desk: Desk) -> None:

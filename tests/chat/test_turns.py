@@ -55,14 +55,14 @@ def test_what_the_model_sees_only_ever_grows(desk: Desk) -> None:
 def test_the_next_turn_continues_the_live_branch_and_close_lets_go_of_it(desk: Desk) -> None:
     conversation = desk.chat.create()
     list(desk.chat.send(conversation, "One"))
-    live = conversation.engine_branch
+    live = conversation.engine_sequence
     assert live is not None
     list(desk.chat.send(conversation, "Two"))
-    assert desk.engine.requests[1].branch == live
+    assert desk.engine.requests[1].sequence == live
     assert [request.owner for request in desk.engine.requests] == [conversation.session.id] * 2
     desk.chat.close(conversation)
     assert desk.engine.live == {}
-    assert conversation.engine_branch is None
+    assert conversation.engine_sequence is None
 
 
 def test_everything_is_stored_before_it_is_shown(desk: Desk) -> None:
@@ -177,7 +177,7 @@ class WeighingHandle(ScriptedHandle):
         estimate = LoadEstimate(choice=LoadChoice.COMPUTE, load_s=9.0, compute_s=1.0, expected_s=1.0)
         is_first = not self._has_begun
         events = super().take_events(timeout_s)
-        planned = LoadPlanned(request_id=self.request_id, branch=self.branch, estimate=estimate)
+        planned = LoadPlanned(request_id=self.request_id, sequence=self.sequence, estimate=estimate)
         return (planned, *events) if is_first else events
 
 

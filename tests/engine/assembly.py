@@ -41,15 +41,15 @@ class Assembly:
 
 
 def entry_of(
-    number: int, branch: Sequence, prompt: abc.Sequence[int], max_tokens: int, priority: int = 0
+    number: int, sequence: Sequence, prompt: abc.Sequence[int], max_tokens: int, priority: int = 0
 ) -> Completion:
-    """Return request `number`, whose answer begins on `branch`."""
-    branch.token_ids = list(prompt)
+    """Return request `number`, whose answer begins on `sequence`."""
+    sequence.token_ids = list(prompt)
     request = Request(token_ids=tuple(prompt), priority=priority)
     return Completion(
         id=RequestId(number),
         request=request,
-        branch=branch,
+        sequence=sequence,
         max_tokens=max_tokens,
         submitted_s=0.0,
         prompt_len=len(prompt),

@@ -26,25 +26,25 @@ def check_a_fork_beside_its_parent(engine: Engine, wanted: Wanted, num_tokens: i
     prompt = token_ids(60)
     handle = submit(engine, prompt, 4)
     text = prompt + finish(engine, handle).token_ids
-    child = engine.fork(handle.branch)
-    assert all(usage.own_bytes == 0 for usage in engine.snapshot().branches)
+    child = engine.fork(handle.sequence)
+    assert all(usage.own_bytes == 0 for usage in engine.snapshot().sequences)
     parent_turn, child_turn = (text + token_ids(4, seed=seed) for seed in (81, 82))
-    found = answer(engine, parent_turn, num_tokens, handle.branch)
+    found = answer(engine, parent_turn, num_tokens, handle.sequence)
     assert found.token_ids == wanted(parent_turn, num_tokens)
     result = answer(engine, child_turn, num_tokens, child)
     assert (result.usage.cached_tokens, result.token_ids) == (len(text) - 1, wanted(child_turn, num_tokens))
 
 
 def loaded_after_a_demotion(engine: Engine, wanted: Wanted) -> tuple[Loaded, int]:
-    """Push a branch into host memory and go on with it; return what was loaded, and how much there was."""
+    """Push a sequence into host memory and go on with it; return what was loaded, and how much there was."""
     prompt = token_ids(100)
     handle = submit(engine, prompt, 8)
     text = prompt + finish(engine, handle).token_ids
-    engine.demote(handle.branch)
+    engine.demote(handle.sequence)
     assert engine.snapshot().tier(Tier.DEVICE).used_bytes == 0
     room_is_wanted(engine)
     turn = [*text, 7]
-    result = answer(engine, turn, 8, handle.branch)
+    result = answer(engine, turn, 8, handle.sequence)
     assert (result.usage.cached_tokens, result.token_ids) == (len(text) - 1, wanted(turn, 8))
     return result.loaded, len(text) - 1
 

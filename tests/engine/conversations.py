@@ -74,7 +74,7 @@ def keep_rows(asked: Asked, recorder: RecordingRunner) -> None:
     if asked.sampling == replace(GREEDY, max_tokens=asked.sampling.max_tokens):
         first = len(asked.prompt) - 1
         asked.rows = [
-            recorder.row(asked.handle.branch, first + at) for at in range(len(asked.tokens.get(0, ())))
+            recorder.row(asked.handle.sequence, first + at) for at in range(len(asked.tokens.get(0, ())))
         ]
 
 
@@ -110,8 +110,8 @@ class Life:
         self.samplings = samplings or (GREEDY,)
         self.random = random.Random(seed)
         self.requests: list[Asked] = []
-        self.branches: dict[SequenceId, list[int]] = {}
-        """Live branches on which nothing runs, with the text that they stand for."""
+        self.sequences: dict[SequenceId, list[int]] = {}
+        """Live sequences on which nothing runs, with the text that they stand for."""
         self.engine, self.recorder = self._open()
 
     def run(self, num_actions: int) -> None:
@@ -128,7 +128,7 @@ class Life:
 
     def _possible(self) -> list[Callable[[], None]]:
         actions = [self.ask, self.ask, self.ask_again, self.ask_again]
-        if self.branches:
+        if self.sequences:
             actions += [self.go_on, self.go_on, self.fork, self.release]
         if any(asked.is_open for asked in self.requests):
             actions += [self.fork, self.cancel]
@@ -147,25 +147,25 @@ class Life:
         self._submit(list(self.random.choice(self.requests).prompt))
 
     def go_on(self) -> None:
-        branch = self.random.choice(list(self.branches))
-        text = self.branches.pop(branch) + self._words(1, 25)
+        sequence = self.random.choice(list(self.sequences))
+        text = self.sequences.pop(sequence) + self._words(1, 25)
         if len(text) <= MAX_TEXT:
-            self._submit(text, branch)
+            self._submit(text, sequence)
         else:
-            self.engine.release(branch)
+            self.engine.release(sequence)
 
     def fork(self) -> None:
-        """Fork an idle branch, or one that is being written."""
+        """Fork an idle sequence, or one that is being written."""
         running = {
-            asked.handle.branch: asked
+            asked.handle.sequence: asked
             for asked in self.requests
             if asked.is_open and asked.sampling.beam_width is None  # a search lets go of beams by itself
         }
-        live = [*self.branches, *running]
+        live = [*self.sequences, *running]
         if live:
-            branch = self.random.choice(live)
-            text = self.branches[branch] if branch in self.branches else running[branch].text
-            self.branches[self.engine.fork(branch)] = list(text)
+            sequence = self.random.choice(live)
+            text = self.sequences[sequence] if sequence in self.sequences else running[sequence].text
+            self.sequences[self.engine.fork(sequence)] = list(text)
 
     def cancel(self) -> None:
         asked = self.random.choice([asked for asked in self.requests if asked.is_open])
@@ -176,10 +176,10 @@ class Life:
             self.release()
 
     def release(self) -> None:
-        if self.branches:
-            branch = self.random.choice(list(self.branches))
-            del self.branches[branch]
-            self.engine.release(branch)
+        if self.sequences:
+            sequence = self.random.choice(list(self.sequences))
+            del self.sequences[sequence]
+            self.engine.release(sequence)
 
     def step(self, num_steps: int | None) -> None:
         before = [asked for asked in self.requests if asked.is_open]
@@ -188,10 +188,10 @@ class Life:
             if asked.handle.result is not None:
                 keep_rows(asked, self.recorder)
                 for end in asked.handle.result.samples:
-                    self.branches[end.branch] = [*asked.prompt, *asked.tokens.get(end.sample, ())]
+                    self.sequences[end.sequence] = [*asked.prompt, *asked.tokens.get(end.sample, ())]
                     if len(asked.tokens.get(end.sample, ())) < end.completion_tokens:
-                        del self.branches[end.branch]  # a search that was given up has told nothing
-                        self.engine.release(end.branch)
+                        del self.sequences[end.sequence]  # a search that was given up has told nothing
+                        self.engine.release(end.sequence)
 
     def restart(self) -> None:
         self._close()
@@ -217,18 +217,18 @@ class Life:
             asked.handle.cancel()
         self.step(1)
         assert not self.engine.has_work
-        for branch in [usage.branch for usage in self.engine.snapshot().branches]:
-            self.engine.release(branch)
-        self.branches.clear()
+        for sequence in [usage.sequence for usage in self.engine.snapshot().sequences]:
+            self.engine.release(sequence)
+        self.sequences.clear()
         snapshot = self.engine.snapshot()
         assert [group.used_blocks for group in snapshot.groups] == [0] * len(snapshot.groups)
         self.engine.check_integrity()
         self.engine.close()
 
-    def _submit(self, prompt: list[int], branch: SequenceId | None = None) -> None:
+    def _submit(self, prompt: list[int], sequence: SequenceId | None = None) -> None:
         sampling = replace(self.random.choice(self.samplings), max_tokens=self.random.choice((4, 12, 24)))
         request = Request(
-            token_ids=tuple(prompt), sampling=sampling, priority=self.random.randrange(2), branch=branch
+            token_ids=tuple(prompt), sampling=sampling, priority=self.random.randrange(2), sequence=sequence
         )
         self.requests.append(Asked(request.token_ids, sampling, self.engine.submit(request)))
 

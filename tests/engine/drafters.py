@@ -40,7 +40,7 @@ class Guesses:
     ) -> Mapping[RequestId, tuple[int, ...]]:
         drafts: dict[RequestId, tuple[int, ...]] = {}
         for entry in due:
-            guess = self.draft(entry.id, entry.branch.token_ids)[: min(most, entry.most_drafted)]
+            guess = self.draft(entry.id, entry.sequence.token_ids)[: min(most, entry.most_drafted)]
             drafts[entry.id] = guess
             most -= len(guess)
         return drafts

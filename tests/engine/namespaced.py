@@ -15,11 +15,11 @@ def name(owner: str, *answer_starts: int) -> str:
 
 
 def ask(engine: Engine, ids: Sequence[int], namespace: str, num_tokens: int = 4) -> Result:
-    """Return what the engine answers; its branches are released."""
+    """Return what the engine answers; its sequences are released."""
     sampling = SamplingParams(max_tokens=num_tokens)
     result = collect(engine.submit(Request(token_ids=tuple(ids), sampling=sampling, namespace=namespace)))
     engine.check_integrity()
-    for branch in result.branches:
-        engine.release(branch)
+    for sequence in result.sequences:
+        engine.release(sequence)
     engine.check_integrity()
     return result

@@ -39,7 +39,7 @@ class AheadRunner(RecordingRunner):
         if logits is not None:
             self.ahead.append(batch)
             for chunk, row in zip(batch.chunks, logits, strict=True):
-                self.rows[chunk.branch, chunk.start] = row
+                self.rows[chunk.sequence, chunk.start] = row
         return logits
 
 

@@ -24,21 +24,21 @@ class StepLoop:
         self.num_admissions = 0
 
     def submit(
-        self, token_ids: list[int], max_tokens: int = 1, priority: int = 0, branch: Sequence | None = None
+        self, token_ids: list[int], max_tokens: int = 1, priority: int = 0, sequence: Sequence | None = None
     ) -> Completion:
-        branch = branch or self.cache.open(token_ids)
-        entry = entry_of(len(self.entries) + 1, branch, token_ids, max_tokens, priority)
+        sequence = sequence or self.cache.open(token_ids)
+        entry = entry_of(len(self.entries) + 1, sequence, token_ids, max_tokens, priority)
         self.entries.append(entry)
         self.scheduler.add(entry)
         return entry
 
     def cancel(self, entry: Completion) -> None:
         self.scheduler.remove(entry)
-        self.scheduler.touch(entry.branch.id)
+        self.scheduler.touch(entry.sequence.id)
         self.done.append(entry)
 
     def release(self, entry: Completion) -> None:
-        self.cache.manager.release(entry.branch)
+        self.cache.manager.release(entry.sequence)
 
     def step(self) -> Batch:
         self.assembly.advance_loads()
@@ -69,7 +69,7 @@ class StepLoop:
         """Have a prompt answered, and keep what was computed for it on the slower tier alone."""
         entry = self.submit(token_ids)
         self.finish()
-        self.cache.store_branch(entry.branch)
+        self.cache.store_sequence(entry.sequence)
         self.release(entry)
         self.cache.forget_device()
 
@@ -85,21 +85,21 @@ class StepLoop:
 
     def _compute(self, batch: Batch) -> None:
         self.cache.device.apply(batch.changes, batch.dropped)
-        branches = self.cache.manager.branches
+        sequences = self.cache.manager.sequences
         for chunk in batch.chunks:
-            branch = branches[chunk.branch]
-            assert chunk.start == branch.computed_len
-            assert chunk.token_ids == tuple(branch.token_ids[chunk.start : chunk.end])
-            self.cache.device.write(branch, chunk.start, chunk.end)
+            sequence = sequences[chunk.sequence]
+            assert chunk.start == sequence.computed_len
+            assert chunk.token_ids == tuple(sequence.token_ids[chunk.start : chunk.end])
+            self.cache.device.write(sequence, chunk.start, chunk.end)
         for chunk in batch.chunks:
-            self.cache.device.check_seen(branches[chunk.branch], chunk.start, chunk.end)
+            self.cache.device.check_seen(sequences[chunk.sequence], chunk.start, chunk.end)
         for chunk in batch.chunks:
-            self.cache.manager.commit(branches[chunk.branch], chunk.end - chunk.start)
+            self.cache.manager.commit(sequences[chunk.sequence], chunk.end - chunk.start)
             if chunk.samples:
                 self._sample(next(entry for entry in self.entries if entry.id == chunk.request))
 
     def _sample(self, entry: Completion) -> None:
-        entry.branch.token_ids.append(random.Random(repr(entry.branch.token_ids)).randrange(50))
+        entry.sequence.token_ids.append(random.Random(repr(entry.sequence.token_ids)).randrange(50))
         entry.num_generated += 1
         if entry.num_generated >= entry.max_tokens:
             self.cancel(entry)

@@ -38,7 +38,7 @@ BAD_REQUESTS: list[tuple[type[Exception], Callable[[], Request]]] = [
     (InvalidRequest, lambda: ask((1, True))),
     (InvalidRequest, lambda: ask("abc")),
     (InvalidRequest, lambda: Request(token_ids=PROMPT, priority=None)),  # type: ignore[arg-type]
-    (InvalidRequest, lambda: Request(token_ids=PROMPT, branch=99)),  # type: ignore[arg-type]
+    (InvalidRequest, lambda: Request(token_ids=PROMPT, sequence=99)),  # type: ignore[arg-type]
     (InvalidRequest, lambda: Request(token_ids=PROMPT, namespace="\ud800")),
     (InvalidRequest, lambda: Request(token_ids=PROMPT, namespace=None)),  # type: ignore[arg-type]
     (InvalidRequest, lambda: Request(token_ids=PROMPT, namespace=b"x")),  # type: ignore[arg-type]
@@ -139,16 +139,16 @@ def _with_embedding(model_dir: Path, copy_dir: Path, token: int, value: float) -
     return copy_dir
 
 
-def test_answers_that_end_before_their_first_token_leave_no_branch(
+def test_answers_that_end_before_their_first_token_leave_no_sequence(
     tiny: TinyModels, open_engine: OpenEngine, tmp_path: Path
 ) -> None:
     engine = open_engine(_with_embedding(tiny("llama"), tmp_path / "model", 7, math.nan))
     (result,) = engine.generate([[3, 7, 5]], SamplingParams(max_tokens=4, temperature=1.0, n=3))
     assert [sample.finish_reason for sample in result.samples] == [FinishReason.ERROR] * 3
-    assert not engine.snapshot().branches
+    assert not engine.snapshot().sequences
 
 
-def test_candidates_that_end_before_their_first_token_leave_no_branch(
+def test_candidates_that_end_before_their_first_token_leave_no_sequence(
     tiny: TinyModels, open_engine: OpenEngine, tmp_path: Path
 ) -> None:
     """No event names those that are not among the best."""
@@ -156,7 +156,7 @@ def test_candidates_that_end_before_their_first_token_leave_no_branch(
     sampling = {"temperature": 1.0, "n": 2, "best_of": 5}
     (result,) = engine.generate([[3, 7, 5]], SamplingParams(**sampling))  # type: ignore[arg-type]
     assert [sample.finish_reason for sample in result.samples] == [FinishReason.ERROR] * 2
-    assert not engine.snapshot().branches
+    assert not engine.snapshot().sequences
     engine.check_integrity()
 
 
@@ -243,8 +243,8 @@ def test_a_token_that_makes_everything_nan_ends_its_requests_alone(
 
 
 def _release_all(engine: Engine) -> None:
-    for usage in engine.snapshot().branches:
-        engine.release(usage.branch)
+    for usage in engine.snapshot().sequences:
+        engine.release(usage.sequence)
 
 
 SLIDING, FULL = "sliding_attention", "full_attention"

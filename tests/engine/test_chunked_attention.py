@@ -53,7 +53,7 @@ def test_one_token_back_computes_one_token(model_dir: Path, open_engine: OpenEng
         assert result.token_ids == reference(model_dir).answer(prompt[:length], 4)
 
 
-def test_a_branch_holds_no_more_blocks_than_its_chunk_touches(
+def test_a_sequence_holds_no_more_blocks_than_its_chunk_touches(
     sizes: tuple[int, int], model_dir: Path, open_engine: OpenEngine
 ) -> None:
     chunk, block = sizes
@@ -62,5 +62,5 @@ def test_a_branch_holds_no_more_blocks_than_its_chunk_touches(
     number = next(number for number, group in enumerate(engine.snapshot().groups) if group.kind == "chunked")
     for _ in handle:
         engine.check_integrity()
-        for branch in engine.snapshot().branches:
-            assert branch.blocks_per_group[number] <= window_blocks(chunk, block)
+        for sequence in engine.snapshot().sequences:
+            assert sequence.blocks_per_group[number] <= window_blocks(chunk, block)

@@ -1,4 +1,4 @@
-"""Branches that leave the device and come back: by themselves, asked to, or not at all because pinned."""
+"""Sequences that leave the device and come back: by themselves, asked to, or not at all because pinned."""
 
 from pathlib import Path
 from typing import Any
@@ -70,40 +70,40 @@ def engine_with_clock(model_dir: Path, idle_demote_s: float | None) -> tuple[Eng
     return Engine(build_parts("tiny", model_dir, config), clock), clock
 
 
-def go_on(engine: Engine, branch: SequenceId, ids: list[int], model_dir: Path) -> tuple[int, int, int]:
-    """Ask one more token id on a branch; return computed tokens and where the others came from."""
-    result = answer(engine, ids, 8, branch)
+def go_on(engine: Engine, sequence: SequenceId, ids: list[int], model_dir: Path) -> tuple[int, int, int]:
+    """Ask one more token id on a sequence; return computed tokens and where the others came from."""
+    result = answer(engine, ids, 8, sequence)
     assert list(result.token_ids) == reference(model_dir).answer(ids, 8)
     engine.check_integrity()
     return result.usage.computed_tokens, result.loaded.host, result.loaded.device
 
 
-def test_a_demoted_branch_frees_the_device_and_goes_on_from_host_memory(model_dir: Path) -> None:
+def test_a_demoted_sequence_frees_the_device_and_goes_on_from_host_memory(model_dir: Path) -> None:
     """Traps 23 and 26: the round trip changes no token, and spares their computation."""
     engine, prompt = engine_of(model_dir, host_tokens=3000), token_ids(100, seed=1)
     handle = submit(engine, prompt, 8)
     first = finish(engine, handle).token_ids
-    engine.demote(handle.branch)
+    engine.demote(handle.sequence)
     engine.check_integrity()
     assert used_bytes(engine) == 0
     assert engine.snapshot().tier(Tier.HOST).cached_bytes > 0
     room_is_wanted(engine)
-    computed, host, _ = go_on(engine, handle.branch, [*prompt, *first, 7], model_dir)
+    computed, host, _ = go_on(engine, handle.sequence, [*prompt, *first, 7], model_dir)
     assert computed == 2  # the last sampled token and the new one
     assert host == 100 + 7
 
 
-def test_a_branch_that_answers_or_is_gone_is_not_demoted(model_dir: Path) -> None:
+def test_a_sequence_that_answers_or_is_gone_is_not_demoted(model_dir: Path) -> None:
     engine = engine_of(model_dir)
     handle = submit(engine, token_ids(40), 8)
     with pytest.raises(InvalidRequest, match="is still answering"):
-        engine.demote(handle.branch)
-    with pytest.raises(InvalidRequest, match="no live branch"):
+        engine.demote(handle.sequence)
+    with pytest.raises(InvalidRequest, match="no live sequence"):
         engine.demote(SequenceId(999))
 
 
 @pytest.mark.parametrize("limit_s", [None, 60.0])
-def test_a_branch_left_alone_for_long_leaves_the_device_by_itself(
+def test_a_sequence_left_alone_for_long_leaves_the_device_by_itself(
     model_dir: Path, limit_s: float | None
 ) -> None:
     engine, clock = engine_with_clock(model_dir, limit_s)
@@ -117,20 +117,20 @@ def test_a_branch_left_alone_for_long_leaves_the_device_by_itself(
     clock.now_s += 20.0
     engine.tick()
     assert used_bytes(engine) == (held if limit_s is None else 0)
-    go_on(engine, handle.branch, [*token_ids(100, seed=1), *first, 7], model_dir)
+    go_on(engine, handle.sequence, [*token_ids(100, seed=1), *first, 7], model_dir)
 
 
-def test_a_branch_that_left_the_screen_while_it_was_idle_makes_room_before_others(model_dir: Path) -> None:
+def test_a_sequence_that_left_the_screen_while_it_was_idle_makes_room_before_others(model_dir: Path) -> None:
     engine = engine_of(model_dir, num_tokens=360)
     shown, left = (submit(engine, token_ids(120, seed), 2) for seed in (1, 2))
     finish(engine, shown)
     finish(engine, left)
-    engine.prioritise_branch(left.branch, 1)  # else the one that has been idle longest would go first
-    engine.prioritise_branch(SequenceId(99), 1)
+    engine.prioritise_sequence(left.sequence, 1)  # else the one that has been idle longest would go first
+    engine.prioritise_sequence(SequenceId(99), 1)
     answer(engine, token_ids(120, 3), 2)
-    lengths = {usage.branch: usage.num_tokens for usage in engine.snapshot().branches}
-    assert lengths[left.branch] == 0
-    assert lengths[shown.branch] > 0
+    lengths = {usage.sequence: usage.num_tokens for usage in engine.snapshot().sequences}
+    assert lengths[left.sequence] == 0
+    assert lengths[shown.sequence] > 0
     engine.close()
 
 
@@ -138,16 +138,16 @@ def test_pinned_blocks_are_on_the_device_whatever_else_is_computed(model_dir: Pa
     engine, prompt = engine_of(model_dir, host_tokens=0), token_ids(100, seed=1)
     handle = submit(engine, prompt, 8)
     finish(engine, handle)
-    num_blocks = engine.pin(handle.branch)
+    num_blocks = engine.pin(handle.sequence)
     assert num_blocks == sum(group.pinned_blocks for group in engine.snapshot().groups) > 0
-    engine.release(handle.branch)
+    engine.release(handle.sequence)
     for seed in range(50, 54):
         engine.generate([token_ids(400, seed)], SamplingParams(max_tokens=1))
     again = engine.generate([[*prompt, 7]], SamplingParams(max_tokens=8))[0]
     assert again.token_ids == reference(model_dir).answer([*prompt, 7], 8)
     assert again.loaded.device >= 96
-    engine.unpin(handle.branch)
-    engine.unpin(handle.branch)
+    engine.unpin(handle.sequence)
+    engine.unpin(handle.sequence)
     assert not any(group.pinned_blocks for group in engine.snapshot().groups)
     engine.check_integrity()
 
@@ -158,11 +158,11 @@ def test_a_pin_beside_which_a_request_at_work_would_not_fit_is_refused(model_dir
     finish(engine, idle)
     working = submit(engine, token_ids(300, seed=2), 200)
     with pytest.raises(PinRefused, match="a request at work needs"):
-        engine.pin(idle.branch)
+        engine.pin(idle.sequence)
     assert not any(group.pinned_blocks for group in engine.snapshot().groups)
     working.cancel()
     finish(engine, working)
-    assert engine.pin(idle.branch) > 0
+    assert engine.pin(idle.sequence) > 0
     engine.check_integrity()
 
 
@@ -170,11 +170,11 @@ def test_a_request_that_cannot_fit_beside_the_pins_is_refused_with_the_numbers(m
     engine, prompt = engine_of(model_dir), token_ids(250, seed=1)
     pinned = submit(engine, prompt, 4)
     finish(engine, pinned)
-    engine.pin(pinned.branch)
+    engine.pin(pinned.sequence)
     with pytest.raises(PoolExhausted, match="are pinned for others; unpin something"):
         submit(engine, token_ids(450, seed=2), 4)
     submit(engine, [*prompt, *token_ids(200, seed=3)], 4).cancel()  # it uses what is pinned
-    engine.unpin(pinned.branch)
+    engine.unpin(pinned.sequence)
     submit(engine, token_ids(450, seed=2), 4).cancel()
 
 
@@ -224,4 +224,4 @@ def test_no_tier_takes_more_than_its_limit_from_the_first_moment_on(
         handle = submit(engine, token_ids(60, seed), 4)
         finish(engine, handle)
         if seed % 2:
-            engine.demote(handle.branch)
+            engine.demote(handle.sequence)

@@ -32,9 +32,9 @@ def engine(model_dir: Path, open_engine: OpenEngine) -> Engine:
 
 
 def ask(
-    engine: Engine, prompt: list[int], sampling: SamplingParams, branch: SequenceId | None = None
+    engine: Engine, prompt: list[int], sampling: SamplingParams, sequence: SequenceId | None = None
 ) -> list[int]:
-    handle = engine.submit(Request(token_ids=tuple(prompt), sampling=sampling, branch=branch))
+    handle = engine.submit(Request(token_ids=tuple(prompt), sampling=sampling, sequence=sequence))
     return finish(engine, handle).token_ids
 
 
@@ -47,7 +47,7 @@ def test_a_prompt_that_is_empty_or_not_of_the_vocabulary_is_refused(
 ) -> None:
     with pytest.raises(InvalidRequest, match=r"empty|vocabulary"):
         submit(engine, prompt, 3)
-    assert engine.snapshot().branches == ()
+    assert engine.snapshot().sequences == ()
     assert answer(engine, [5], 3).usage.prompt_tokens == 1
 
 
@@ -93,19 +93,19 @@ def test_a_cache_too_small_for_the_model_is_refused_with_the_number_it_needs(
         open_engine(model_dir, device_bytes=1000)
 
 
-def test_a_branch_that_is_unknown_busy_or_different_is_refused(engine: Engine) -> None:
+def test_a_sequence_that_is_unknown_busy_or_different_is_refused(engine: Engine) -> None:
     handle = submit(engine, token_ids(20), 10)
     engine.step()
-    with pytest.raises(InvalidRequest, match="no live branch"):
+    with pytest.raises(InvalidRequest, match="no live sequence"):
         submit(engine, token_ids(30), 3, SequenceId(99))
     with pytest.raises(InvalidRequest, match="still answering"):
-        submit(engine, token_ids(20), 3, handle.branch)
+        submit(engine, token_ids(20), 3, handle.sequence)
     text = token_ids(20) + finish(engine, handle).token_ids
     with pytest.raises(InvalidRequest, match="does not begin"):
-        submit(engine, [*text[:10], 7, 7, *text[12:]], 3, handle.branch)
+        submit(engine, [*text[:10], 7, 7, *text[12:]], 3, handle.sequence)
     with pytest.raises(InvalidRequest, match="does not begin"):
-        submit(engine, text[:10], 3, handle.branch)
-    assert answer(engine, [*text, 8], 3, handle.branch).usage.cached_tokens == len(text) - 1
+        submit(engine, text[:10], 3, handle.sequence)
+    assert answer(engine, [*text, 8], 3, handle.sequence).usage.cached_tokens == len(text) - 1
 
 
 # How an answer ends
@@ -191,14 +191,14 @@ def test_a_cancelled_request_ends_at_the_next_step_and_leaves_its_neighbours_alo
     assert engine.step() == ()
 
 
-def test_releasing_a_branch_that_answers_ends_its_request(engine: Engine) -> None:
+def test_releasing_a_sequence_that_answers_ends_its_request(engine: Engine) -> None:
     handle = submit(engine, token_ids(40), 50)
     for _ in range(5):
         engine.step()
-    engine.release(handle.branch)
+    engine.release(handle.sequence)
     engine.check_integrity()
     assert finish(engine, handle).finish_reason is FinishReason.CANCELLED
-    assert engine.snapshot().branches == ()
+    assert engine.snapshot().sequences == ()
 
 
 # Events and counts
@@ -243,7 +243,7 @@ def test_generate_answers_all_prompts_and_keeps_only_their_blocks(engine: Engine
         reference(model_dir).answer(prompt, 8) for prompt in prompts
     ]
     snapshot = engine.snapshot()
-    assert snapshot.branches == ()
+    assert snapshot.sequences == ()
     assert snapshot.groups[0].cached_blocks > 0
 
 
@@ -309,17 +309,17 @@ def test_closing_twice_is_closing_once(model_dir: Path, open_engine: OpenEngine,
 
 
 class BrokenFor:
-    """Turns the logits of one branch into NaN."""
+    """Turns the logits of one sequence into NaN."""
 
     def __init__(self, inner: Runner) -> None:
         self._inner = inner
-        self.branch: SequenceId | None = None
+        self.sequence: SequenceId | None = None
 
     def run(self, batch: Batch) -> Tensor:
         logits = self._inner.run(batch).clone()
         parts = logits.split([chunk.num_rows for chunk in batch.chunks])
         for rows, chunk in zip(parts, batch.chunks, strict=True):
-            if chunk.branch == self.branch:
+            if chunk.sequence == self.sequence:
                 rows[:, 3] = float("nan")
         return logits
 
@@ -341,7 +341,7 @@ def test_logits_that_are_not_numbers_end_their_request_alone(
     handles = [submit(engine, prompt, 12) for prompt in prompts]
     for _ in range(4):
         engine.step()
-    runner.branch = handles[1].branch
+    runner.sequence = handles[1].sequence
     results = [finish(engine, handle) for handle in handles]
     assert results[1].finish_reason is FinishReason.ERROR
     assert results[1].error is not None

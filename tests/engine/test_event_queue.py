@@ -13,7 +13,7 @@ pytestmark = pytest.mark.pure
 
 
 def token(token_id: int) -> TokenEmitted:
-    return TokenEmitted(request_id=RequestId(1), branch=SequenceId(1), token_id=token_id)
+    return TokenEmitted(request_id=RequestId(1), sequence=SequenceId(1), token_id=token_id)
 
 
 def test_what_came_is_taken_once_and_in_its_order() -> None:

@@ -42,7 +42,7 @@ def expect_rows(
     """The logits that chose each token equal those of one uncached pass over the whole text."""
     rows = reference(model_dir).logits(prompt + tokens)
     for position in range(len(prompt) - 1, len(prompt) + len(tokens) - 1):
-        row = recorder.row(handle.branch, position)
+        row = recorder.row(handle.sequence, position)
         bound = 1e-4 * rows[position].abs().max()
         assert (row - rows[position]).abs().max() < bound, f"position {position}"
 
@@ -76,7 +76,7 @@ def test_one_token_at_the_start_of_a_prompt_changes_the_answer_as_in_transformer
     results = [finish(engine, handle) for handle in handles]
     for prompt, handle, result in zip((plain, needle), handles, results, strict=True):
         expect_rows(model_dir, recorder, handle, prompt, result.token_ids)
-    first, second = (recorder.row(handle.branch, 149) for handle in handles)
+    first, second = (recorder.row(handle.sequence, 149) for handle in handles)
     assert (first - second).abs().max() > 1e-2
 
 
@@ -159,11 +159,11 @@ def test_parent_and_child_of_a_fork_continue_exactly_and_apart(
     engine = open_engine(model_dir)
     handle = submit(engine, token_ids(61), 9)
     text = token_ids(61) + finish(engine, handle).token_ids
-    child = engine.fork(handle.branch)
-    turns = {handle.branch: text + token_ids(5, seed=4), child: text + token_ids(20, seed=5)}
-    handles = {branch: submit(engine, prompt, 24, branch) for branch, prompt in turns.items()}
-    for branch, prompt in turns.items():
-        result = finish(engine, handles[branch])
+    child = engine.fork(handle.sequence)
+    turns = {handle.sequence: text + token_ids(5, seed=4), child: text + token_ids(20, seed=5)}
+    handles = {sequence: submit(engine, prompt, 24, sequence) for sequence, prompt in turns.items()}
+    for sequence, prompt in turns.items():
+        result = finish(engine, handles[sequence])
         assert result.usage.cached_tokens == len(text) - 1
         expect(model_dir, prompt, result.token_ids)
 
@@ -187,12 +187,12 @@ def test_contexts_far_beyond_the_window_are_exact(
 
 def _expect_windows_held(engine: Engine, window: int, block_size: int) -> None:
     snapshot = engine.snapshot()
-    for branch in snapshot.branches:
-        for group, held in zip(snapshot.groups, branch.blocks_per_group, strict=True):
+    for sequence in snapshot.sequences:
+        for group, held in zip(snapshot.groups, sequence.blocks_per_group, strict=True):
             if group.window is not None:
                 assert held <= -(-window // block_size) + 1
             else:
-                assert held == -(-branch.num_tokens // block_size)
+                assert held == -(-sequence.num_tokens // block_size)
 
 
 @pytest.mark.parametrize(("kind", "window"), WINDOWS)
@@ -224,7 +224,7 @@ def test_after_a_cancel_at_any_chunk_the_retry_is_exact(
             engine.step()
         handle.cancel()
         assert finish(engine, handle).finish_reason is FinishReason.CANCELLED
-        engine.release(handle.branch)
+        engine.release(handle.sequence)
         retry = answer(engine, prompt, 4)
         assert retry.usage.cached_tokens == min(13 * num_steps, 119)
         expect(model_dir, prompt, retry.token_ids)
@@ -243,7 +243,7 @@ def test_a_cancelled_answer_goes_on_where_it_stopped(
     handle.cancel()
     begun = finish(engine, handle)
     assert len(begun.token_ids) == 12
-    rest = answer(engine, prompt + begun.token_ids, 20, handle.branch)
+    rest = answer(engine, prompt + begun.token_ids, 20, handle.sequence)
     assert rest.usage.computed_tokens == 1
     expect(model_dir, prompt, begun.token_ids + rest.token_ids)
 
@@ -255,12 +255,12 @@ def test_interleaved_conversations_never_meet(kind: str, tiny: TinyModels, open_
     block_bytes = sum(group.block_bytes for group in open_engine(model_dir).snapshot().groups)
     engine = open_engine(model_dir, device_bytes=16 * block_bytes, max_batch_tokens=16)
     texts = {name: token_ids(60, seed) for name, seed in {"A": 10, "B": 11}.items()}
-    branches: dict[str, Handle] = {}
+    sequences: dict[str, Handle] = {}
     for turn, name in enumerate("ABAABB"):
         texts[name] += token_ids(9, seed=20 + turn)
-        branch = branches[name].branch if name in branches else None
-        branches[name] = submit(engine, texts[name], 10, branch)
-        result = finish(engine, branches[name])
+        sequence = sequences[name].sequence if name in sequences else None
+        sequences[name] = submit(engine, texts[name], 10, sequence)
+        result = finish(engine, sequences[name])
         expect(model_dir, texts[name], result.token_ids)
         texts[name] += result.token_ids
 
@@ -306,7 +306,7 @@ def test_sixteen_bit_answers_are_the_same_warm_and_cold_within_the_margin(
     cold, warm = (submit(engine, prompt, 20) for _ in range(2))
     tokens = finish(engine, cold).token_ids
     for position, (left, right) in enumerate(zip(tokens, finish(engine, warm).token_ids, strict=True)):
-        row = recorder.row(cold.branch, 89 + position)
+        row = recorder.row(cold.sequence, 89 + position)
         if left != right:
             assert row[left] - row[right] < 0.02 * row.abs().max()
             return

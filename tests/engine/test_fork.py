@@ -17,10 +17,10 @@ def used(snapshot: CacheSnapshot) -> list[int]:
 
 
 def begin(engine: Engine, length: int, num_tokens: int = 8) -> tuple[SequenceId, list[int]]:
-    """Answer a prompt and return the live branch with its text."""
+    """Answer a prompt and return the live sequence with its text."""
     prompt = token_ids(length)
     handle = submit(engine, prompt, num_tokens)
-    return handle.branch, prompt + finish(engine, handle).token_ids
+    return handle.sequence, prompt + finish(engine, handle).token_ids
 
 
 def test_ten_forks_of_two_thousand_tokens_add_no_block_until_they_write_then_one_tail_each(
@@ -28,15 +28,15 @@ def test_ten_forks_of_two_thousand_tokens_add_no_block_until_they_write_then_one
 ) -> None:
     model_dir = tiny("qwen3", max_position_embeddings=4096, sliding_window=200)
     engine = open_engine(model_dir, block_size=64)
-    branch, text = begin(engine, 2000)
+    sequence, text = begin(engine, 2000)
     before = engine.snapshot()
-    children = [engine.fork(branch) for _ in range(10)]
+    children = [engine.fork(sequence) for _ in range(10)]
     engine.check_integrity()
     forked = engine.snapshot()
     assert used(forked) == used(before)
     assert [group.shared_blocks for group in forked.groups] == used(forked)
-    assert len(forked.branches) == 11
-    assert all(usage.own_bytes == 0 for usage in forked.branches)
+    assert len(forked.sequences) == 11
+    assert all(usage.own_bytes == 0 for usage in forked.sequences)
 
     turns = {child: text + token_ids(5, seed=80 + number) for number, child in enumerate(children)}
     handles = {child: submit(engine, turn, 3, child) for child, turn in turns.items()}
@@ -54,17 +54,17 @@ def test_the_parent_writes_into_a_copy_while_a_fork_holds_its_tail(
     """Trap 11: the child continues the old text after the parent has gone on."""
     model_dir = tiny("gemma3")
     engine = open_engine(model_dir)
-    branch, text = begin(engine, 60)
-    child = engine.fork(branch)
+    sequence, text = begin(engine, 60)
+    child = engine.fork(sequence)
     parent_turn = text + token_ids(4, seed=81)
-    answer(engine, parent_turn, 30, branch)
+    answer(engine, parent_turn, 30, sequence)
     child_turn = text + token_ids(4, seed=82)
     result = answer(engine, child_turn, 30, child)
     assert result.usage.cached_tokens == len(text) - 1
     assert result.token_ids == reference(model_dir).answer(child_turn, 30)
 
 
-def test_a_fork_of_a_running_branch_continues_what_was_computed_so_far(
+def test_a_fork_of_a_running_sequence_continues_what_was_computed_so_far(
     tiny: TinyModels, open_engine: OpenEngine
 ) -> None:
     model_dir = tiny("qwen3")
@@ -74,7 +74,7 @@ def test_a_fork_of_a_running_branch_continues_what_was_computed_so_far(
     handle = submit(engine, prompt, 40)
     for _ in range(10):
         engine.step()
-    child = engine.fork(handle.branch)
+    child = engine.fork(handle.sequence)
     turn = prompt + wanted[:10] + token_ids(6, seed=83)
     asked = submit(engine, turn, 10, child)
     assert finish(engine, handle).token_ids == wanted
@@ -87,43 +87,43 @@ def test_forks_of_forks_released_in_any_order_leave_nothing_held(
     tiny: TinyModels, open_engine: OpenEngine
 ) -> None:
     engine = open_engine(tiny("qwen3"))
-    branch, _ = begin(engine, 70)
-    branches = [branch]
+    sequence, _ = begin(engine, 70)
+    sequences = [sequence]
     for _ in range(4):
-        branches.append(engine.fork(branches[-1]))
-    for leaving in (branches[2], branches[0], branches[4], branches[1], branches[3]):
+        sequences.append(engine.fork(sequences[-1]))
+    for leaving in (sequences[2], sequences[0], sequences[4], sequences[1], sequences[3]):
         engine.release(leaving)
         engine.check_integrity()
     snapshot = engine.snapshot()
     assert used(snapshot) == [0, 0]
-    assert snapshot.branches == ()
+    assert snapshot.sequences == ()
 
 
 def test_a_released_fork_is_no_longer_there(tiny: TinyModels, open_engine: OpenEngine) -> None:
     engine = open_engine(tiny("llama"))
-    branch, text = begin(engine, 20)
-    child = engine.fork(branch)
+    sequence, text = begin(engine, 20)
+    child = engine.fork(sequence)
     engine.release(child)
-    with pytest.raises(InvalidRequest, match="no live branch"):
+    with pytest.raises(InvalidRequest, match="no live sequence"):
         engine.release(child)
-    with pytest.raises(InvalidRequest, match="no live branch"):
+    with pytest.raises(InvalidRequest, match="no live sequence"):
         engine.fork(child)
-    with pytest.raises(InvalidRequest, match="no live branch"):
+    with pytest.raises(InvalidRequest, match="no live sequence"):
         submit(engine, [*text, 5], 3, child)
-    assert answer(engine, [*text, 5], 3, branch).usage.cached_tokens == len(text) - 1
+    assert answer(engine, [*text, 5], 3, sequence).usage.cached_tokens == len(text) - 1
 
 
-def test_a_retry_without_a_branch_finds_the_tail_of_a_live_one(
+def test_a_retry_without_a_sequence_finds_the_tail_of_a_live_one(
     tiny: TinyModels, open_recorded: OpenRecorded
 ) -> None:
-    """The first answer's branch stays as it is; the retry copies what it shares with its tail."""
+    """The first answer's sequence stays as it is; the retry copies what it shares with its tail."""
     model_dir = tiny("gpt2")
     engine, recorder = open_recorded(model_dir)
-    branch, text = begin(engine, 60)
+    sequence, text = begin(engine, 60)
     retry = text[:57] + token_ids(6, seed=84)
     result = answer(engine, retry, 12)
     assert result.usage.cached_tokens == 57
     assert result.token_ids == reference(model_dir).answer(retry, 12)
     again = text + token_ids(6, seed=85)
-    assert answer(engine, again, 12, branch).token_ids == reference(model_dir).answer(again, 12)
+    assert answer(engine, again, 12, sequence).token_ids == reference(model_dir).answer(again, 12)
     assert max(len(chunk.token_ids) for batch in recorder.batches[8:] for chunk in batch.chunks) == 7

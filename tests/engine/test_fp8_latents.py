@@ -100,7 +100,7 @@ def test_logits_are_near_those_of_the_exact_format_and_not_the_same(model_dir: P
         )
         handle = submit(engine, token_ids(70), 1)
         finish(engine, handle)
-        rows.append(recorder.row(handle.branch, 69).float())
+        rows.append(recorder.row(handle.sequence, 69).float())
         engine.close()
     distance = float((rows[0] - rows[1]).norm() / rows[0].norm())
     assert 1e-3 < distance < 0.15

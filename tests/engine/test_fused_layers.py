@@ -160,7 +160,7 @@ def decoded(tiny: TinyModels, open_recorded: OpenRecorded, dtype: str, others: l
         engine.step()
     finish(engine, handle)
     first = len(PROMPTS[0])
-    return torch.stack([recorder.row(handle.branch, position) for position in range(first, first + 11)])
+    return torch.stack([recorder.row(handle.sequence, position) for position in range(first, first + 11)])
 
 
 @pytest.mark.parametrize("weights", ["auto", "int8", "int4"])
@@ -182,7 +182,7 @@ def test_an_answer_that_is_read_again_has_the_bits_that_it_was_computed_with(
     second, again = open_recorded(model_dir, cache_dir=tmp_path / "second", **settings)
     other = submit(second, text[:-1], 1)
     assert finish(second, other).usage.computed_tokens == len(text) - 1
-    assert torch.equal(again.row(other.branch, len(text) - 2), recorder.row(handle.branch, len(text) - 2))
+    assert torch.equal(again.row(other.sequence, len(text) - 2), recorder.row(handle.sequence, len(text) - 2))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -156,7 +156,7 @@ def decoded(
         engine.step()
     finish(engine, handle)
     first = len(PROMPT)
-    return torch.stack([recorder.row(handle.branch, position) for position in range(first, first + 39)])
+    return torch.stack([recorder.row(handle.sequence, position) for position in range(first, first + 39)])
 
 
 def test_each_layer_reads_the_quantised_blocks_of_its_own_group(tiny: TinyModels) -> None:

@@ -74,7 +74,9 @@ def test_a_fork_copies_a_tail_of_latents_before_it_writes(opened: Opened, wanted
     check_a_fork_beside_its_parent(opened(), wanted, 20)
 
 
-def test_a_demoted_branch_goes_on_from_host_memory(cache_format: str, opened: Opened, wanted: Wanted) -> None:
+def test_a_demoted_sequence_goes_on_from_host_memory(
+    cache_format: str, opened: Opened, wanted: Wanted
+) -> None:
     token_bytes = TOKEN_BYTES[cache_format]
     engine = opened(device_bytes=600 * token_bytes, host_bytes=3000 * token_bytes)
     loaded, num_tokens = loaded_after_a_demotion(engine, wanted)

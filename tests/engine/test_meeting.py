@@ -172,7 +172,7 @@ def test_a_request_that_is_cancelled_while_both_go_on_leaks_nothing(track: Track
     assert race.runner.sizes
     handle.cancel()
     race.engine.step()
-    race.engine.release(handle.branch)
+    race.engine.release(handle.sequence)
     while race.engine.is_loading:
         race.clock.now_s += 1.0
         race.engine.tick()

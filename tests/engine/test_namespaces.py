@@ -38,8 +38,8 @@ def test_two_namespaces_share_no_block_and_no_tail_whether_live_cached_or_stored
     again = ask(engine, BUNDLE)
     assert imported.usage.cached_tokens == native.usage.cached_tokens == 0
     assert again.usage.cached_tokens == len(PROMPT) - 1
-    for branch in (*imported.branches, *native.branches, *again.branches):
-        engine.release(branch)
+    for sequence in (*imported.sequences, *native.sequences, *again.sequences):
+        engine.release(sequence)
     engine.close()
     reopened = open_engine(model_dir, cache_dir=tmp_path)
     assert ask(reopened, "bundle:" + "8" * 64).usage.cached_tokens == 0
@@ -53,18 +53,18 @@ def test_a_fork_and_the_answers_on_it_stay_in_the_namespace(
 ) -> None:
     engine = open_engine(tiny("qwen3"))
     imported = ask(engine, BUNDLE)
-    child = engine.fork(imported.branches[0])
+    child = engine.fork(imported.sequences[0])
     longer = (*PROMPT, *imported.token_ids, *token_ids(40, seed=9))
-    result = collect(engine.submit(replace(request(BUNDLE, longer), branch=child)))
+    result = collect(engine.submit(replace(request(BUNDLE, longer), sequence=child)))
     assert result.usage.cached_tokens == len(PROMPT) + 3
     assert ask(engine, "", longer).usage.cached_tokens == 0
     assert ask(engine, BUNDLE, (*longer, 5)).usage.cached_tokens == len(longer)
 
 
-def test_a_live_branch_is_not_continued_in_another_namespace(
+def test_a_live_sequence_is_not_continued_in_another_namespace(
     tiny: TinyModels, open_engine: OpenEngine
 ) -> None:
     engine = open_engine(tiny("qwen3"))
     imported = ask(engine, BUNDLE)
     with pytest.raises(InvalidRequest, match="another namespace"):
-        engine.submit(replace(request("", (*PROMPT, 1)), branch=imported.branches[0]))
+        engine.submit(replace(request("", (*PROMPT, 1)), sequence=imported.sequences[0]))

@@ -92,13 +92,13 @@ def test_a_pruned_answer_is_dense_attention_with_a_mask_for_each_head(
     found = finish(engine, handle).token_ids
     engine.check_integrity()
     wanted = judge.logits(prompt + found, dropped)
-    assert torch.allclose(recorder.row(handle.branch, 202), wanted[202], atol=2e-4)
+    assert torch.allclose(recorder.row(handle.sequence, 202), wanted[202], atol=2e-4)
     for position in range(203, 213):
-        row = recorder.row(handle.branch, position)
+        row = recorder.row(handle.sequence, position)
         assert torch.allclose(row, wanted[position], atol=5e-4), position
         assert int(wanted[position].argmax()) == found[position - 202]
     exact = reference(tiny(kind)).logits(prompt + found)
-    assert not torch.allclose(recorder.row(handle.branch, 210), exact[210], atol=0.05)
+    assert not torch.allclose(recorder.row(handle.sequence, 210), exact[210], atol=0.05)
 
 
 Opened = Callable[..., Engine]
@@ -135,7 +135,7 @@ def test_a_budget_that_keeps_all_is_bit_equal_to_the_exact_format(
         engine, recorder = open_recorded(tiny("llama"), cache_format=cache_format)
         handle = submit(engine, prompt, 10)
         assert finish(engine, handle).token_ids == reference(tiny("llama")).answer(prompt, 10)
-        rows.append([recorder.row(handle.branch, position) for position in range(199, 208)])
+        rows.append([recorder.row(handle.sequence, position) for position in range(199, 208)])
     assert all(torch.equal(left, right) for left, right in zip(*rows, strict=True))
 
 
@@ -195,11 +195,11 @@ def test_old_turns_are_not_pruned_again(opened: Opened) -> None:
         return [group.used_blocks for group in engine.snapshot().groups]
 
     before = held()
-    answer = finish(engine, submit(engine, text, 8, first.branch))
+    answer = finish(engine, submit(engine, text, 8, first.sequence))
     assert answer.usage.cached_tokens == 203 + 7
     assert [after - then for after, then in zip(held(), before, strict=True)] == [2] * len(before)
     longer = [*text, *answer.token_ids, *token_ids(300, seed=4)]
-    last = finish(engine, submit(engine, longer, 8, first.branch))
+    last = finish(engine, submit(engine, longer, 8, first.sequence))
     engine.check_integrity()
     assert all(after - then <= 2 + 6 + 4 for after, then in zip(held(), before, strict=True))
     fresh = ask(opened(), longer, name("x", 203, len(text), len(longer)), 8)
@@ -257,11 +257,12 @@ def test_a_fork_goes_on_beside_its_parent(opened: Opened) -> None:
     engine, prompt = opened(), token_ids(203)
     handle = submit(engine, prompt, 8)
     text = prompt + finish(engine, handle).token_ids
-    child = engine.fork(handle.branch)
+    child = engine.fork(handle.sequence)
     engine.check_integrity()
     ends = [text + token_ids(20, seed=seed) for seed in (1, 2)]
     handles = [
-        submit(engine, end, 10, branch) for end, branch in zip(ends, (handle.branch, child), strict=True)
+        submit(engine, end, 10, sequence)
+        for end, sequence in zip(ends, (handle.sequence, child), strict=True)
     ]
     found = [finish(engine, handle).token_ids for handle in handles]
     engine.check_integrity()
@@ -280,10 +281,10 @@ def test_under_pressure_and_from_host_memory_it_answers_the_same(opened: Opened)
     handles = [submit(engine, prompt, 24) for prompt in prompts]
     assert [finish(engine, handle).token_ids for handle in handles] == wanted
     for handle, prompt, answered in zip(handles, prompts, wanted, strict=True):
-        engine.demote(handle.branch)
+        engine.demote(handle.sequence)
         engine.check_integrity()
         text = [*prompt, *answered, *token_ids(12, seed=9)]
-        again = finish(engine, submit(engine, text, 6, handle.branch))
+        again = finish(engine, submit(engine, text, 6, handle.sequence))
         fresh = ask(judge, text, name("x", len(prompt), len(text)), 6)
         assert again.token_ids == fresh.token_ids
 
@@ -300,7 +301,7 @@ def test_a_prompt_that_is_cancelled_anywhere_leaves_nothing_behind(opened: Opene
         handle.cancel()
         finish(engine, handle)
         engine.check_integrity()
-        engine.release(handle.branch)
+        engine.release(handle.sequence)
     assert ask(engine, prompt, "", 6).token_ids == wanted
 
 

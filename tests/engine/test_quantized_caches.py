@@ -149,7 +149,7 @@ def test_requests_that_make_way_for_others_end_with_the_same_answers(opened: Ope
     assert found == [wanted(prompt, 40) for prompt in prompts]
 
 
-def test_a_demoted_branch_goes_on_from_host_memory(opened: Opened, wanted: Wanted) -> None:
+def test_a_demoted_sequence_goes_on_from_host_memory(opened: Opened, wanted: Wanted) -> None:
     sizes = sum(group.block_bytes for group in opened().snapshot().groups)
     loaded, _ = loaded_after_a_demotion(opened(device_bytes=30 * sizes, host_bytes=200 * sizes), wanted)
     assert loaded.host > 0
@@ -224,7 +224,7 @@ def test_a_conversation_takes_a_part_of_its_bytes(
         submitted = submit(engine, token_ids(900), 1)
         finish(engine, submitted)
         snapshot = engine.snapshot()
-        held.append(snapshot.branches[0].own_bytes)
+        held.append(snapshot.sequences[0].own_bytes)
         assert held[-1] == sum(layer.used_bytes for layer in snapshot.layers)
         assert [layer.layer for layer in snapshot.layers] == [0, 1, 2, 3]
     assert held[1] < (share + 2 * BLOCK / 900) * held[0]
@@ -241,6 +241,6 @@ def test_logits_are_near_those_of_the_exact_format_and_not_the_same(
         engine, recorder = open_recorded(tiny("llama"), cache_format=name, max_batch_tokens=20)
         handle = submit(engine, token_ids(150), 1)
         finish(engine, handle)
-        rows.append(recorder.row(handle.branch, 149).float())
+        rows.append(recorder.row(handle.sequence, 149).float())
     distance = float((rows[0] - rows[1]).norm() / rows[0].norm())
     assert least < distance < most

@@ -46,11 +46,11 @@ def tell(engine: Engine, runner: RecordingRunner) -> Told:
     while engine.has_work:
         engine.step()
         engine.check_integrity()
-    branches = [engine._manager.branches[handle.branch] for handle in handles]
-    texts = [list(branch.token_ids) for branch in branches]
+    sequences = [engine._manager.sequences[handle.sequence] for handle in handles]
+    texts = [list(sequence.token_ids) for sequence in sequences]
     logits = [
-        torch.stack([runner.row(branch.id, at) for at in range(len(prompt) - 1, branch.computed_len)])
-        for prompt, branch in zip(PROMPTS, branches, strict=True)
+        torch.stack([runner.row(sequence.id, at) for at in range(len(prompt) - 1, sequence.computed_len)])
+        for prompt, sequence in zip(PROMPTS, sequences, strict=True)
     ]
     engine.close()
     return Told(texts, logits)
@@ -102,7 +102,7 @@ def test_neighbours_and_empty_rows_change_no_bit_of_what_is_quantised(
     while engine.has_work:
         engine.step()
     steps: Any = runner._inner._short
-    chunks = [next_chunk(engine, handle.branch) for handle in handles]
+    chunks = [next_chunk(engine, handle.sequence) for handle in handles]
     together = steps.logits(Batch(tuple(chunks), (), (), ()))
     (large,) = (size for size in steps._steps if size.num_rows > 1)
     for size in [size for size in steps._steps if size != large]:
@@ -112,9 +112,9 @@ def test_neighbours_and_empty_rows_change_no_bit_of_what_is_quantised(
     engine.close()
 
 
-def next_chunk(engine: Engine, branch: Any) -> Chunk:
+def next_chunk(engine: Engine, sequence: Any) -> Chunk:
     """Return the chunk of the token that was told last, which has a slot already where it begins no block."""
-    known = engine._manager.branches[branch]
+    known = engine._manager.sequences[sequence]
     assert known.computed_len % 16
     return Chunk(known.id, known.id, known.computed_len, (known.token_ids[-1],), True)  # type: ignore[arg-type]
 

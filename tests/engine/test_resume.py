@@ -76,7 +76,7 @@ def test_two_thousand_tokens_of_another_process_are_loaded_and_the_answer_is_tha
     never_closed, recorder = open_recorded(model_dir, block_size=64)
     handle = submit(never_closed, begun, 40)
     assert finish(never_closed, handle).token_ids == text[1960:]
-    wanted = answer(never_closed, prompt, 32, handle.branch)
+    wanted = answer(never_closed, prompt, 32, handle.sequence)
     assert wanted.usage.computed_tokens == NUM_NEW
 
     reopened, other = open_recorded(model_dir, block_size=64, cache_dir=tmp_path)
@@ -88,7 +88,7 @@ def test_two_thousand_tokens_of_another_process_are_loaded_and_the_answer_is_tha
     assert [len(chunk.token_ids) for chunk in other.batches[0].chunks] == [NUM_NEW]
     assert result.token_ids == wanted.token_ids == reference(model_dir).answer(prompt, 32)
     end = len(prompt) - 1
-    assert (other.row(again.branch, end) - recorder.row(handle.branch, end)).abs().max() < 1e-4
+    assert (other.row(again.sequence, end) - recorder.row(handle.sequence, end)).abs().max() < 1e-4
 
 
 _ELSEWHERE = """

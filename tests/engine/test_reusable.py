@@ -24,11 +24,11 @@ def test_what_is_said_to_be_reusable_is_what_is_reused(
     assert engine.reusable_len(edited) == 70
     assert engine.reusable_len(edited, "bundle:7") == 0
     after = engine.snapshot()
-    assert (after.tier(Tier.DEVICE), after.groups, after.layers, after.branches) == (
+    assert (after.tier(Tier.DEVICE), after.groups, after.layers, after.sequences) == (
         before.tier(Tier.DEVICE),
         before.groups,
         before.layers,
-        before.branches,
+        before.sequences,
     )
     engine.check_integrity()
     engine.close()

@@ -56,7 +56,7 @@ def test_a_prompt_is_as_near_to_float32_as_transformers_own_bfloat16(
     handle = submit(engine, prompt, 1)
     finish(engine, handle)
     exact, theirs = (last_logits(model_dir, prompt, dtype) for dtype in (torch.float32, torch.bfloat16))
-    ours = recorder.row(handle.branch, len(prompt) - 1)
+    ours = recorder.row(handle.sequence, len(prompt) - 1)
     assert 0 < (ours - exact).norm() < 1.2 * (theirs - exact).norm()
 
 
@@ -78,7 +78,7 @@ def test_rounded_inputs_add_less_error_than_quantised_weights_have(
         for prompt in prompts:
             handle = submit(engine, prompt, 1)
             finish(engine, handle)
-            rows.append(recorder.row(handle.branch, len(prompt) - 1))
+            rows.append(recorder.row(handle.sequence, len(prompt) - 1))
         found.append(torch.stack(rows))
     rounded, fine = ((each - exact).norm() for each in found)
     assert not torch.equal(*found)
@@ -129,6 +129,6 @@ def test_a_prompt_that_is_cut_alike_has_the_same_bits_whatever_shares_its_step(
                 engine.step()
         handle = submit(engine, PROMPTS[2], 1)
         finish(engine, handle)
-        found.append(recorder.row(handle.branch, len(PROMPTS[2]) - 1))
+        found.append(recorder.row(handle.sequence, len(PROMPTS[2]) - 1))
     for other in found[1:]:
         assert torch.equal(other, found[0])

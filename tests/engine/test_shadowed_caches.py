@@ -63,7 +63,7 @@ def test_a_budget_that_sees_all_is_the_exact_format(
     text = prompt + finish(engine, handle).token_ids
     assert text[303:] == reference(tiny(kind)).answer(prompt, 12)
     text += token_ids(150, seed=1)
-    found = finish(engine, submit(engine, text, 12, handle.branch)).token_ids
+    found = finish(engine, submit(engine, text, 12, handle.sequence)).token_ids
     assert found == reference(tiny(kind)).answer(text, 12)
     assert [usage.wanted_chunks > 0 for usage in shadows(engine)] == [True] * num_layers
 
@@ -82,14 +82,14 @@ def test_an_answer_is_dense_attention_over_what_each_step_chooses(
     engine, recorder = open_recorded(tiny(kind), cache_format=SOME, max_batch_tokens=100)
     handle = submit(engine, prompt, 12)
     text = prompt + finish(engine, handle).token_ids + token_ids(150, seed=1)
-    found = finish(engine, submit(engine, text, 8, handle.branch)).token_ids
+    found = finish(engine, submit(engine, text, 8, handle.sequence)).token_ids
     text += found
     first, follow = PROMPT + 11, len(text) - 8
     cuts = [*range(PROMPT, first), *query_blocks(first, follow), *range(follow, len(text) + 1)]
     judge = Shadowed(tiny(kind), settings_for(parse_view(SOME), PROMPT))
     wanted = judge.logits(text, cuts)
     for position in [*range(PROMPT - 1, first), *range(follow - 1, len(text) - 1)]:
-        row = recorder.row(handle.branch, position)
+        row = recorder.row(handle.sequence, position)
         assert torch.allclose(row, wanted[position], atol=1e-3), position
     exact = reference(tiny(kind)).logits(text)
     assert torch.allclose(wanted[PROMPT - 1], exact[PROMPT - 1], atol=1e-4)
@@ -151,7 +151,7 @@ def test_a_session_is_taken_up_in_another_process(opened: Opened, tmp_path: Path
     engine = opened(cache_dir=tmp_path)
     first = submit(engine, prompt, 20)
     text = prompt + finish(engine, first).token_ids + token_ids(20, seed=5)
-    wanted = finish(engine, submit(engine, text, 12, first.branch)).token_ids
+    wanted = finish(engine, submit(engine, text, 12, first.sequence)).token_ids
     engine.close()
     engine = opened(cache_dir=tmp_path / "other")
     turn = ask(engine, prompt, name("a", PROMPT), 20)
@@ -169,10 +169,11 @@ def test_forks_go_on_beside_each_other(opened: Opened) -> None:
     engine, prompt = opened(), token_ids(PROMPT)
     handle = submit(engine, prompt, 8)
     text = prompt + finish(engine, handle).token_ids
-    child = engine.fork(handle.branch)
+    child = engine.fork(handle.sequence)
     ends = [text + token_ids(20, seed=seed) for seed in (1, 2)]
     handles = [
-        submit(engine, end, 10, branch) for end, branch in zip(ends, (handle.branch, child), strict=True)
+        submit(engine, end, 10, sequence)
+        for end, sequence in zip(ends, (handle.sequence, child), strict=True)
     ]
     found = [finish(engine, handle).token_ids for handle in handles]
     engine.check_integrity()
@@ -180,7 +181,7 @@ def test_forks_go_on_beside_each_other(opened: Opened) -> None:
         alone = opened()
         first = submit(alone, prompt, 8)
         finish(alone, first)
-        assert finish(alone, submit(alone, end, 10, first.branch)).token_ids == wanted
+        assert finish(alone, submit(alone, end, 10, first.sequence)).token_ids == wanted
 
 
 def made(engine: Engine) -> list[int]:
@@ -194,13 +195,13 @@ def test_what_was_made_of_a_prompt_is_made_once_for_all_who_begin_with_it(opened
     handle = submit(engine, prompt, 8)
     said = finish(engine, handle).token_ids
     assert made(engine) == [PROMPT] * 4
-    child = engine.fork(handle.branch)
+    child = engine.fork(handle.sequence)
     finish(engine, submit(engine, [*prompt, *said, *token_ids(20, seed=1)], 6, child))
     assert made(engine) == [PROMPT] * 4
     turn = [*prompt, *said, *token_ids(9, seed=2)]
     ask(engine, turn, name("c", PROMPT, len(turn)), 4)
-    for branch in (handle.branch, child):
-        engine.release(branch)
+    for sequence in (handle.sequence, child):
+        engine.release(sequence)
     again = ask(engine, prompt, name("b", PROMPT), 8)
     assert again.token_ids == said
     assert made(engine) == [PROMPT] * 4
@@ -224,26 +225,26 @@ def test_a_session_that_is_taken_up_has_its_prompts_shadow_made_once_and_nothing
         text += result.token_ids
 
 
-def test_another_text_on_the_same_branch_is_looked_at_through_its_own_shadow(opened: Opened) -> None:
+def test_another_text_on_the_same_sequence_is_looked_at_through_its_own_shadow(opened: Opened) -> None:
     """Of the same length, so that nothing but the text tells the shadows apart."""
     engine = opened()
     texts = [token_ids(PROMPT), token_ids(PROMPT, seed=1)]
     handle = submit(engine, texts[0], 8)
     finish(engine, handle)
-    engine.demote(handle.branch)  # nothing of it is held any more, so the branch takes any text
-    found = finish(engine, submit(engine, texts[1], 8, handle.branch)).token_ids
+    engine.demote(handle.sequence)  # nothing of it is held any more, so the sequence takes any text
+    found = finish(engine, submit(engine, texts[1], 8, handle.sequence)).token_ids
     assert found == ask(opened(), texts[1], "", 8).token_ids
 
 
-def test_a_conversation_that_goes_on_on_anothers_branch_is_looked_at_through_its_own_shadow(
+def test_a_conversation_that_goes_on_on_anothers_sequence_is_looked_at_through_its_own_shadow(
     opened: Opened,
 ) -> None:
     """Both are of one session, equally long and computed equally far; only the text tells them apart."""
     texts = [token_ids(PROMPT), token_ids(PROMPT, seed=1)]
 
-    def go_on(engine: Engine, text: Sequence[int], starts: str, branch: SequenceId | None) -> Handle:
+    def go_on(engine: Engine, text: Sequence[int], starts: str, sequence: SequenceId | None) -> Handle:
         sampling = SamplingParams(max_tokens=8)
-        request = Request(token_ids=tuple(text), sampling=sampling, namespace=starts, branch=branch)
+        request = Request(token_ids=tuple(text), sampling=sampling, namespace=starts, sequence=sequence)
         return engine.submit(request)
 
     alone, engine = opened(), opened()
@@ -251,12 +252,12 @@ def test_a_conversation_that_goes_on_on_anothers_branch_is_looked_at_through_its
     said = [finish(one, handle).token_ids for one, handle in zip((alone, engine), handles, strict=True)]
     longer = [*texts[1], *said[0], *token_ids(20, seed=3)]
     starts = name("a", PROMPT, len(longer))
-    wanted = finish(alone, go_on(alone, longer, starts, handles[0].branch)).token_ids
-    engine.release(handles[1].branch)
+    wanted = finish(alone, go_on(alone, longer, starts, handles[0].sequence)).token_ids
+    engine.release(handles[1].sequence)
     other = go_on(engine, texts[0], name("a", PROMPT), None)
     finish(engine, other)
-    engine.demote(other.branch)
-    found = finish(engine, go_on(engine, longer, starts, other.branch))
+    engine.demote(other.sequence)
+    found = finish(engine, go_on(engine, longer, starts, other.sequence))
     assert found.usage.cached_tokens == PROMPT + 7
     assert found.token_ids == wanted
 
@@ -281,7 +282,7 @@ def test_a_prompt_that_is_cancelled_anywhere_leaves_nothing_behind(opened: Opene
             engine.step()
         handle.cancel()
         finish(engine, handle)
-        engine.release(handle.branch)
+        engine.release(handle.sequence)
     engine.step()
     assert ask(engine, prompt, "", 6).token_ids == wanted
 
@@ -298,16 +299,16 @@ def test_shadows_that_nobody_uses_make_room_and_are_made_again(opened: Opened) -
     engine = opened(host_bytes=needed)
     texts = [token_ids(PROMPT, seed) for seed in (1, 2)]
     alone = [opened() for _ in texts]
-    branches, others = [], []
+    sequences, others = [], []
     for place, (text, other) in enumerate(zip(texts, alone, strict=True)):
         handle, beside = submit(engine, text, 6), submit(other, text, 6)
         texts[place] = text + finish(engine, handle).token_ids
         finish(other, beside)
-        branches.append(handle.branch)
-        others.append(beside.branch)
+        sequences.append(handle.sequence)
+        others.append(beside.sequence)
     for place in (0, 1, 0, 1):
         texts[place] = texts[place] + token_ids(7, seed=place)
-        found = finish(engine, submit(engine, texts[place], 4, branches[place])).token_ids
+        found = finish(engine, submit(engine, texts[place], 4, sequences[place])).token_ids
         wanted = finish(alone[place], submit(alone[place], texts[place], 4, others[place])).token_ids
         assert found == wanted
         held = sum(usage.device_bytes + usage.host_bytes for usage in shadows(engine))
@@ -334,7 +335,7 @@ def test_what_a_shadow_holds_and_finds_at_hand_is_told_by_layer(opened: Opened) 
         assert usage.hit_rate is not None
         assert 0 < usage.hit_rate < 1
     held = [usage.device_bytes for usage in shadows(engine)]
-    engine.release(handle.branch)
+    engine.release(handle.sequence)
     ask(engine, token_ids(20), "")
     left = [usage.device_bytes for usage in shadows(engine)]
     assert all(0 < kept < before for kept, before in zip(left, held, strict=True)), "the prompt's alone"

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.cpu
 
 
 def check_sums(snapshot: CacheSnapshot) -> None:
-    """Free, cached and used add up, in groups, layers, tiers and branches alike."""
+    """Free, cached and used add up, in groups, layers, tiers and sequences alike."""
     device = snapshot.tier(Tier.DEVICE)
     for group in snapshot.groups:
         assert group.free_blocks + group.cached_blocks + group.used_blocks == group.total_blocks
@@ -28,7 +28,7 @@ def check_sums(snapshot: CacheSnapshot) -> None:
     assert device.total_bytes == sum(layer.total_bytes for layer in snapshot.layers)
     assert device.used_bytes == sum(layer.used_bytes for layer in snapshot.layers)
     assert device.cached_bytes == sum(layer.cached_bytes for layer in snapshot.layers)
-    assert sum(branch.own_bytes for branch in snapshot.branches) <= device.used_bytes
+    assert sum(sequence.own_bytes for sequence in snapshot.sequences) <= device.used_bytes
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -70,16 +70,16 @@ def test_a_snapshot_tells_used_from_cached_and_running_from_idle(
     assert empty.room_tokens == empty.groups[0].total_blocks * 16
     handle = submit(engine, token_ids(40), 8)
     engine.step()
-    (branch,) = engine.snapshot().branches
-    assert branch.running
-    assert branch.num_tokens == 40
+    (sequence,) = engine.snapshot().sequences
+    assert sequence.running
+    assert sequence.num_tokens == 40
     assert engine.snapshot().num_running == 1
     finish(engine, handle)
-    (branch,) = engine.snapshot().branches
-    assert not branch.running
-    assert (branch.blocks_per_group, branch.shared_bytes) == ((3,), 0)
-    assert branch.own_bytes == 3 * empty.groups[0].block_bytes
-    engine.release(handle.branch)
+    (sequence,) = engine.snapshot().sequences
+    assert not sequence.running
+    assert (sequence.blocks_per_group, sequence.shared_bytes) == ((3,), 0)
+    assert sequence.own_bytes == 3 * empty.groups[0].block_bytes
+    engine.release(handle.sequence)
     (group,) = engine.snapshot().groups
     assert (group.used_blocks, group.cached_blocks) == (0, 3)
     assert engine.snapshot().room_tokens == (group.total_blocks - 3) * 16

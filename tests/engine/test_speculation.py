@@ -177,8 +177,8 @@ def test_an_answer_ends_inside_a_draft_as_it_does_without(llama: Path, open_reco
         assert result.token_ids == answer[: end + 1]
         assert result.finish_reason is FinishReason.STOP
         num_accepted += result.usage.accepted_tokens
-        (branch,) = engine.snapshot().branches
-        assert branch.num_tokens == len(prompt) + end
+        (sequence,) = engine.snapshot().sequences
+        assert sequence.num_tokens == len(prompt) + end
         again = ask(engine, [*prompt, *result.token_ids], max_tokens=4)
         assert again.usage.computed_tokens == 1
         assert again.token_ids == reference(llama).answer([*prompt, *result.token_ids], 4)

@@ -65,28 +65,28 @@ def play(loop: Lockstep, action: tuple[Any, ...]) -> None:
     """Do what an action says, if there is anything to do it with."""
     name, which, *rest = action
     jobs, idle = loop.expected.jobs, loop.idle
-    branches = list(loop.manager.branches.values())
-    is_crowded = len(branches) >= MAX_BRANCHES
+    sequences = list(loop.manager.sequences.values())
+    is_crowded = len(sequences) >= MAX_BRANCHES
     if name == "submit" and not is_crowded:
         keep, suffix, max_tokens, priority = rest
         text = loop.texts[which % len(loop.texts)][:keep] + suffix
         loop.submit(text[: MAX_LEN - max_tokens], max_tokens, priority)
     elif name == "go_on" and idle:
         keep, suffix, max_tokens, priority = rest
-        branch = idle[which % len(idle)]
-        text = branch.token_ids[: max(keep, branch.computed_len)] + suffix
+        sequence = idle[which % len(idle)]
+        text = sequence.token_ids[: max(keep, sequence.computed_len)] + suffix
         if len(text) + max_tokens <= MAX_LEN:
-            loop.go_on(branch, text, max_tokens, priority)
+            loop.go_on(sequence, text, max_tokens, priority)
     elif name == "retry" and idle:
-        branch = idle[which % len(idle)]
-        loop.go_on(branch, branch.token_ids[: 1 + which % len(branch.token_ids)], 3, 0)
-    elif name == "fork" and branches and not is_crowded:
-        loop.fork(branches[which % len(branches)])
+        sequence = idle[which % len(idle)]
+        loop.go_on(sequence, sequence.token_ids[: 1 + which % len(sequence.token_ids)], 3, 0)
+    elif name == "fork" and sequences and not is_crowded:
+        loop.fork(sequences[which % len(sequences)])
     elif name in ("cancel", "drop") and jobs:
         job = jobs[which % len(jobs)]
         loop.cancel(job)
         if name == "drop":
-            loop.release(loop.manager.branches[job.branch])
+            loop.release(loop.manager.sequences[job.sequence])
     elif name == "release" and idle:
         loop.release(idle[which % len(idle)])
     elif name == "save" and idle:
@@ -111,8 +111,8 @@ def end(loop: Lockstep) -> None:
     """Answer what is still open, let go of everything, and see that nothing is held any more."""
     loop.finish()
     assert not loop.refused, "what fits alone is never refused"
-    for branch in list(loop.manager.branches.values()):
-        loop.release(branch)
+    for sequence in list(loop.manager.sequences.values()):
+        loop.release(sequence)
     assert all(pool.num_used == 0 for pool in loop.manager.pools.values())
     event("something may have been evicted" if loop.may_have_evicted else "nothing was evicted")
     event(f"requests: {min(len(loop.ended), 10)}")

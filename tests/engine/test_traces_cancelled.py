@@ -36,10 +36,10 @@ def scripted_step(loop: Lockstep, number: int) -> None:
     elif number == 3:
         loop.submit(text[:18], max_tokens=4, priority=0)
     elif number in (6, 9):
-        branches = list(loop.manager.branches.values())
-        loop.fork(branches[0])
+        sequences = list(loop.manager.sequences.values())
+        loop.fork(sequences[0])
         if number == 9:
-            loop.save(branches[-1])
+            loop.save(sequences[-1])
     elif number == 11 and loop.idle:
         loop.go_on(loop.idle[-1], [*loop.idle[-1].token_ids, 0, 1, 1], max_tokens=6, priority=0)
     elif number == 14:
@@ -70,12 +70,12 @@ def run_script(
             for job in [job for job in loop.expected.jobs if job.number == which]:
                 loop.cancel(job)
                 if leaves:
-                    loop.release(loop.manager.branches[job.branch])
+                    loop.release(loop.manager.sequences[job.sequence])
         loop.step()
         number += 1
         assert number < 200, "somebody starves"
     assert not loop.refused
-    for branch in list(loop.manager.branches.values()):
-        loop.release(branch)
+    for sequence in list(loop.manager.sequences.values()):
+        loop.release(sequence)
     assert [pool.num_used for pool in loop.manager.pools.values()] == [0, 0]
     return number

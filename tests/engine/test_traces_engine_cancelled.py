@@ -45,8 +45,8 @@ class Script:
         elif number == 3:
             self.ask(text[:60], GREEDY, 4)
             first = self.requests[0]
-            branch = self.engine.fork(first.handle.branch)
-            self.ask(first.text + token_ids(9, seed=92), GREEDY, 6, branch=branch)
+            sequence = self.engine.fork(first.handle.sequence)
+            self.ask(first.text + token_ids(9, seed=92), GREEDY, 6, sequence=sequence)
         elif number == 5:
             self.ask(text, SEVERAL, 5)
             self.ask(text[:50], BEAMS, 4, priority=2)
@@ -58,13 +58,13 @@ class Script:
         max_tokens: int,
         *,
         priority: int = 0,
-        branch: SequenceId | None = None,
+        sequence: SequenceId | None = None,
     ) -> None:
         request = Request(
             token_ids=tuple(prompt),
             sampling=replace(sampling, max_tokens=max_tokens),
             priority=priority,
-            branch=branch,
+            sequence=sequence,
         )
         self.requests.append(Asked(request.token_ids, request.sampling, self.engine.submit(request)))
 
@@ -94,8 +94,8 @@ class Script:
             again = self.engine.generate([asked.prompt], asked.sampling)[0]
             wanted = cold(self.model_dir, asked.prompt, asked.sampling).tokens
             assert [sample.token_ids for sample in again.samples] == [wanted[n] for n in sorted(wanted)]
-        for usage in self.engine.snapshot().branches:
-            self.engine.release(usage.branch)
+        for usage in self.engine.snapshot().sequences:
+            self.engine.release(usage.sequence)
         assert {group.used_blocks for group in self.engine.snapshot().groups} == {0}
         self.engine.check_integrity()
         self.engine.close()

@@ -43,9 +43,9 @@ def store(loop: Lockstep, texts: list[list[int]]) -> None:
     for text in texts:
         loop.submit(text, max_tokens=3, priority=1)
         loop.finish()
-    for branch in list(loop.manager.branches.values()):
-        loop.save(branch)
-        loop.release(branch)
+    for sequence in list(loop.manager.sequences.values()):
+        loop.save(sequence)
+        loop.release(sequence)
     loop.forget_device()
 
 

@@ -105,17 +105,17 @@ def test_blocks_of_the_old_weights_serve_nobody_until_these_come_back(
     assert stored == {old, open_engine(second).info.fingerprint}
 
 
-def test_a_live_branch_keeps_its_tokens_and_is_computed_anew(
+def test_a_live_sequence_keeps_its_tokens_and_is_computed_anew(
     first: Path, second: Path, open_engine: OpenEngine, tmp_path: Path
 ) -> None:
     engine = open_engine(first, cache_dir=tmp_path / "cache")
     handle = submit(engine, PROMPT, 12)
     text = PROMPT + finish(engine, handle).token_ids
-    child = engine.fork(handle.branch)
+    child = engine.fork(handle.sequence)
     engine.update_weights(second)
     engine.check_integrity()
-    for branch in (handle.branch, child):
-        result = answer(engine, [*text, 7], 12, branch)
+    for sequence in (handle.sequence, child):
+        result = answer(engine, [*text, 7], 12, sequence)
         assert result.token_ids == reference(second).answer([*text, 7], 12)
     engine.close()
     again = open_engine(first, cache_dir=tmp_path / "cache")
@@ -128,11 +128,11 @@ def test_what_was_pinned_for_the_old_weights_keeps_no_room_from_the_new_ones(
     engine = open_engine(first)
     handle = submit(engine, PROMPT, 12)
     finish(engine, handle)
-    assert engine.pin(handle.branch)
+    assert engine.pin(handle.sequence)
     engine.update_weights(second)
     assert {group.pinned_blocks for group in engine.snapshot().groups} == {0}
     engine.check_integrity()
-    engine.unpin(handle.branch)
+    engine.unpin(handle.sequence)
 
 
 def test_weights_do_not_change_under_a_request(first: Path, second: Path, open_engine: OpenEngine) -> None:
@@ -289,8 +289,8 @@ def test_an_update_that_fails_leaves_everything_as_it_was(
     damage(second)
     with pytest.raises(error):
         engine.update_weights(second)
-    assert (engine.snapshot().branches, engine.info) == (before[0].branches, before[1])
-    result = answer(engine, [*text, 7], 12, handle.branch)
+    assert (engine.snapshot().sequences, engine.info) == (before[0].sequences, before[1])
+    result = answer(engine, [*text, 7], 12, handle.sequence)
     assert result.usage.computed_tokens == 2
     assert result.token_ids == reference(first).answer([*text, 7], 12)
     assert engine.snapshot().tier(Tier.DISK).num_blocks > 0

@@ -37,7 +37,7 @@ class Talk:
 
 def live(engine: Engine, judge: Engine, random: Random, num_turns: int) -> None:
     talks = [Talk(f"s{number}", []) for number in range(3)]
-    branches: list[int] = []
+    sequences: list[int] = []
     for turn in range(num_turns):
         chosen = random.sample(talks, random.randint(1, 2))
         asked = []
@@ -63,15 +63,15 @@ def live(engine: Engine, judge: Engine, random: Random, num_turns: int) -> None:
                     Request(token_ids=tuple(talk.ids), sampling=sampling, namespace=namespace)
                 )
                 assert found == finish(judge, fresh).token_ids
-                judge.release(fresh.branch)
+                judge.release(fresh.sequence)
             talk.ids += found
-            branches.append(handle.branch)
-        while len(branches) > random.randint(0, 4):
-            branch = branches.pop(0)
+            sequences.append(handle.sequence)
+        while len(sequences) > random.randint(0, 4):
+            sequence = sequences.pop(0)
             if random.random() < 0.5:
-                engine.demote(branch)
+                engine.demote(sequence)
                 engine.check_integrity()
-            engine.release(branch)
+            engine.release(sequence)
         engine.check_integrity()
 
 

@@ -43,7 +43,7 @@ def test_a_window_is_dense_attention_with_a_mask(tiny: TinyModels, open_recorded
     assert found == masked.answer(prompt, 12)
     wanted = masked.logits(prompt + found)
     for position in range(len(prompt) - 1, len(prompt) + 11):
-        row = recorder.row(handle.branch, position)
+        row = recorder.row(handle.sequence, position)
         assert torch.allclose(row, wanted[position], atol=2e-4), position
 
 
@@ -56,7 +56,7 @@ def test_a_window_that_holds_everything_is_bit_equal_to_the_exact_format(
         engine, recorder = open_recorded(tiny("llama"), cache_format=cache_format)
         handle = submit(engine, prompt, 10)
         result = finish(engine, handle)
-        rows.append([recorder.row(handle.branch, position) for position in range(119, 128)])
+        rows.append([recorder.row(handle.sequence, position) for position in range(119, 128)])
         assert result.token_ids == reference(tiny("llama")).answer(prompt, 10)
     assert all(torch.equal(left, right) for left, right in zip(*rows, strict=True))
 
@@ -102,8 +102,8 @@ def ask(engine: Engine, ids: list[int], owner: str, num_tokens: int = 4) -> Resu
     sampling = SamplingParams(max_tokens=num_tokens)
     result = collect(engine.submit(Request(token_ids=tuple(ids), sampling=sampling, owner=owner)))
     engine.check_integrity()
-    for branch in result.branches:
-        engine.release(branch)
+    for sequence in result.sequences:
+        engine.release(sequence)
     return result
 
 
@@ -155,11 +155,12 @@ def test_a_fork_goes_on_beside_its_parent(opened: Opened) -> None:
     engine, prompt = opened(), token_ids(150)
     handle = submit(engine, prompt, 8)
     text = prompt + finish(engine, handle).token_ids
-    child = engine.fork(handle.branch)
+    child = engine.fork(handle.sequence)
     engine.check_integrity()
     ends = [text + token_ids(20, seed=seed) for seed in (1, 2)]
     handles = [
-        submit(engine, end, 10, branch) for end, branch in zip(ends, (handle.branch, child), strict=True)
+        submit(engine, end, 10, sequence)
+        for end, sequence in zip(ends, (handle.sequence, child), strict=True)
     ]
     found = [finish(engine, handle).token_ids for handle in handles]
     assert found == [ask(opened(), end, "x", 10).token_ids for end in ends]
@@ -180,7 +181,7 @@ def test_under_pressure_and_from_host_memory_it_answers_the_same(
     handles = [submit(engine, prompt, 24) for prompt in prompts]
     assert [finish(engine, handle).token_ids for handle in handles] == wanted
     for handle, prompt, answered in zip(handles, prompts, wanted, strict=True):
-        engine.demote(handle.branch)
+        engine.demote(handle.sequence)
         engine.check_integrity()
-        again = finish(engine, submit(engine, prompt + answered[:10], 14, handle.branch))
+        again = finish(engine, submit(engine, prompt + answered[:10], 14, handle.sequence))
         assert again.token_ids == answered[10:]

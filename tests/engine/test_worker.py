@@ -55,10 +55,12 @@ def ask(
     num_tokens: int,
     seed: int = 0,
     stop: StopMatcher | None = None,
-    branch: SequenceId | None = None,
+    sequence: SequenceId | None = None,
 ) -> Request:
     ids = tuple(token_ids(length, seed))
-    return Request(token_ids=ids, sampling=SamplingParams(max_tokens=num_tokens), stop=stop, branch=branch)
+    return Request(
+        token_ids=ids, sampling=SamplingParams(max_tokens=num_tokens), stop=stop, sequence=sequence
+    )
 
 
 def collect(handle: WorkerHandle) -> tuple[list[int], RequestFinished]:
@@ -129,15 +131,15 @@ def test_forks_and_releases_reach_the_engine(model_dir: Path, start_worker: Star
     worker = start_worker(model_dir)
     handle = worker.submit(ask(30, 5))
     tokens, _ = collect(handle)
-    child = worker.fork(handle.branch)
+    child = worker.fork(handle.sequence)
     turn = (*token_ids(30), *tokens, 7)
-    request = Request(token_ids=turn, sampling=SamplingParams(max_tokens=5), branch=child)
+    request = Request(token_ids=turn, sampling=SamplingParams(max_tokens=5), sequence=child)
     answered, end = collect(worker.submit(request))
     assert answered == reference(model_dir).answer(turn, 5)
     assert end.usage.cached_tokens == 34
-    for branch in (child, handle.branch, child, SequenceId(99)):
-        worker.release(branch)
-    with pytest.raises(InvalidRequest, match="no live branch"):
+    for sequence in (child, handle.sequence, child, SequenceId(99)):
+        worker.release(sequence)
+    with pytest.raises(InvalidRequest, match="no live sequence"):
         worker.fork(child)
 
 
@@ -145,11 +147,11 @@ def test_pins_and_demotions_reach_the_engine(model_dir: Path, start_worker: Star
     worker = start_worker(model_dir)
     handle = worker.submit(ask(40, 4))
     collect(handle)
-    assert worker.pin(handle.branch) == 2
-    worker.demote(handle.branch)
+    assert worker.pin(handle.sequence) == 2
+    worker.demote(handle.sequence)
     with pytest.raises(InvalidRequest, match="is not on the device"):
-        worker.pin(handle.branch)
-    worker.unpin(handle.branch)
+        worker.pin(handle.sequence)
+    worker.unpin(handle.sequence)
     worker.unpin(SequenceId(999))
 
 
@@ -180,7 +182,7 @@ def test_snapshots_follow_the_engine(model_dir: Path, start_worker: StartWorker)
         if snapshot is not None and snapshot.tier(Tier.DEVICE).used_bytes and not snapshot.num_running:
             break
     assert snapshot is not None
-    assert [branch.num_tokens for branch in snapshot.branches] == [42]
+    assert [sequence.num_tokens for sequence in snapshot.sequences] == [42]
 
 
 def test_a_model_that_cannot_be_loaded_reaches_everyone_who_asks(
@@ -223,7 +225,7 @@ def test_an_engine_that_dies_tells_everyone_who_waits(model_dir: Path, start_wor
     with pytest.raises(EngineFailed):
         worker.submit(ask(5, 3))
     with pytest.raises(EngineFailed):
-        worker.fork(patient.branch)
+        worker.fork(patient.sequence)
     assert worker.status().phase is EnginePhase.FAILED
     worker.close()
 

@@ -174,14 +174,14 @@ class RecordingRunner:
         self._inner = inner
         self.device_pool = device_pool
         self.rows: dict[tuple[SequenceId, int], Tensor] = {}
-        """Logits behind the token at a branch's position."""
+        """Logits behind the token at a sequence's position."""
         self.batches: list[Batch] = []
 
     def run(self, batch: Batch) -> Tensor:
         logits = self._inner.run(batch)
         self.batches.append(batch)
         positions = [
-            (chunk.branch, position)
+            (chunk.sequence, position)
             for chunk in batch.chunks
             for position in range(chunk.end - chunk.num_rows, chunk.end)
         ]
@@ -189,8 +189,8 @@ class RecordingRunner:
             self.rows[place] = row  # that of a draft which was wrong, until its position is computed again
         return logits
 
-    def row(self, branch: SequenceId, position: int) -> Tensor:
-        return self.rows[branch, position]
+    def row(self, sequence: SequenceId, position: int) -> Tensor:
+        return self.rows[sequence, position]
 
 
 def open_engine(model_dir: Path, **settings: Any) -> Engine:
@@ -255,9 +255,9 @@ def make_computing_slow(rates: Rates) -> None:
     rates.observe_prefill = lambda *_: None  # type: ignore[method-assign]  # what it takes in truth
 
 
-def submit(engine: Engine, ids: Sequence[int], num_tokens: int, branch: SequenceId | None = None) -> Handle:
+def submit(engine: Engine, ids: Sequence[int], num_tokens: int, sequence: SequenceId | None = None) -> Handle:
     sampling = SamplingParams(max_tokens=num_tokens)
-    handle = engine.submit(Request(token_ids=tuple(ids), sampling=sampling, branch=branch))
+    handle = engine.submit(Request(token_ids=tuple(ids), sampling=sampling, sequence=sequence))
     _PROMPTS[handle] = tuple(ids)
     return handle
 
@@ -296,13 +296,13 @@ def finish(engine: Engine, handle: Handle) -> Answer:
 
 
 def answer(
-    engine: Engine, ids: Sequence[int], num_tokens: int = 24, branch: SequenceId | None = None
+    engine: Engine, ids: Sequence[int], num_tokens: int = 24, sequence: SequenceId | None = None
 ) -> Answer:
-    """Return a greedy answer. The branch it ran on is released unless it was given."""
-    handle = submit(engine, ids, num_tokens, branch)
+    """Return a greedy answer. The sequence it ran on is released unless it was given."""
+    handle = submit(engine, ids, num_tokens, sequence)
     result = finish(engine, handle)
-    if branch is None:
-        engine.release(handle.branch)
+    if sequence is None:
+        engine.release(handle.sequence)
     engine.check_integrity()
     return result
 

@@ -38,7 +38,7 @@ class ScriptedConversation:
     session: Session
     branch: Branch
     turns: tuple[Turn, ...] = ()
-    engine_branch: SequenceId | None = None
+    engine_sequence: SequenceId | None = None
     is_stopped: bool = False
     keeps_stop: bool = False
 

@@ -8,12 +8,12 @@ from kvchat.chat.service import EnginePhase, EngineStatus
 from kvchat.engine.api.ids import GroupId, SequenceId
 from kvchat.engine.api.inspection import InspectedBlock, InspectionRequest
 from kvchat.engine.api.snapshot import (
-    BranchUsage,
     CacheSnapshot,
     GroupUsage,
     LayerUsage,
     MovedBytes,
     OwnerUsage,
+    SequenceUsage,
     Tier,
     TierUsage,
 )
@@ -83,7 +83,7 @@ def scripted_snapshot(
         tiers=(device, disk) if disk_bytes is not None else (device,),
         groups=groups,
         layers=layer_usage,
-        branches=tuple(_branch(number, branch, layers) for number, branch in enumerate(branches)),
+        sequences=tuple(_branch(number, branch, layers) for number, branch in enumerate(branches)),
         num_running=sum(branch.running for branch in branches),
         num_waiting=0,
         reused_tokens=reused,
@@ -139,11 +139,11 @@ def _layer(index: int, group: GroupUsage) -> LayerUsage:
     )
 
 
-def _branch(number: int, branch: HeldTokens, layers: Sequence[LayerKind]) -> BranchUsage:
+def _branch(number: int, branch: HeldTokens, layers: Sequence[LayerKind]) -> SequenceUsage:
     shared = sum(_blocks(kind, branch.num_shared) * kind.block_bytes for kind in layers)
     held = sum(_blocks(kind, branch.num_tokens) * kind.block_bytes for kind in layers)
-    return BranchUsage(
-        branch=SequenceId(number),
+    return SequenceUsage(
+        sequence=SequenceId(number),
         owner=branch.owner,
         num_tokens=branch.num_tokens,
         running=branch.running,
@@ -155,7 +155,7 @@ def _branch(number: int, branch: HeldTokens, layers: Sequence[LayerKind]) -> Bra
 
 def _owner(branch: HeldTokens, layers: Sequence[LayerKind]) -> OwnerUsage:
     """Return the usage of a session with this one branch."""
-    return OwnerUsage(owner=branch.owner, num_branches=1, freed_bytes=_branch(0, branch, layers).own_bytes)
+    return OwnerUsage(owner=branch.owner, num_sequences=1, freed_bytes=_branch(0, branch, layers).own_bytes)
 
 
 @dataclass

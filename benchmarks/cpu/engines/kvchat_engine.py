@@ -12,7 +12,7 @@ from kvchat.engine.api.ids import SequenceId
 
 
 class KvchatEngine:
-    """Prompts stay on live branches; decoding runs on forks of them."""
+    """Prompts stay on live sequences; decoding runs on forks of them."""
 
     def __init__(self, model: str, settings: dict[str, Any]) -> None:
         config = EngineConfig(
@@ -29,12 +29,12 @@ class KvchatEngine:
             speculate="off",  # every engine does the same work for a token
         )
         self._engine = Engine.load(model, config)
-        self._branches: dict[int, SequenceId] = {}
+        self._sequences: dict[int, SequenceId] = {}
         self._prompts: dict[int, list[int]] = {}
         self._namespaces: dict[int, str] = {}
 
     def prefill(self, token_ids: list[int]) -> float:
-        if old := self._branches.pop(len(token_ids), None):
+        if old := self._sequences.pop(len(token_ids), None):
             self._engine.release(old)
         # A namespace of its own: nothing that was computed before may serve it.
         namespace = f"{len(token_ids)} {time.monotonic_ns()}"
@@ -44,24 +44,24 @@ class KvchatEngine:
         )
         list(handle)
         elapsed_s = time.perf_counter() - start_s
-        self._branches[len(token_ids)] = handle.branch
+        self._sequences[len(token_ids)] = handle.sequence
         self._prompts[len(token_ids)] = token_ids
         self._namespaces[len(token_ids)] = namespace
         return elapsed_s
 
     def decode(self, length: int, num_tokens: int, batch: int) -> float:
         sampling = SamplingParams(max_tokens=num_tokens + 1, ignore_eos=True)
-        branches = [self._engine.fork(self._branches[length]) for _ in range(batch)]
+        sequences = [self._engine.fork(self._sequences[length]) for _ in range(batch)]
         handles = [
             self._engine.submit(
                 Request(
                     token_ids=(*self._prompts[length], 5 + number),
                     sampling=sampling,
-                    branch=branch,
+                    sequence=sequence,
                     namespace=self._namespaces[length],
                 )
             )
-            for number, branch in enumerate(branches)
+            for number, sequence in enumerate(sequences)
         ]
         num_first = 0
         while num_first < batch:  # the first token of each belongs to the prompt
@@ -71,7 +71,7 @@ class KvchatEngine:
             self._engine.step()
         elapsed_s = time.perf_counter() - start_s
         for handle in handles:
-            self._engine.release(handle.branch)
+            self._engine.release(handle.sequence)
         return elapsed_s
 
     def describe(self) -> dict[str, Any]:

@@ -65,10 +65,10 @@ def borrow(path: Path, identity: str) -> "EngineClientProxy | None":
 class IpcHandle(EventQueue):
     """A request on its way in another process."""
 
-    def __init__(self, request_id: RequestId, branch: SequenceId, engine: "EngineClientProxy") -> None:
+    def __init__(self, request_id: RequestId, sequence: SequenceId, engine: "EngineClientProxy") -> None:
         super().__init__(lambda: EngineFailed(_GONE) if engine.is_gone else None)
         self.request_id = request_id
-        self.branch = branch
+        self.sequence = sequence
         self._engine = engine
 
     def cancel(self) -> None:
@@ -117,14 +117,14 @@ class EngineClientProxy:
         assert isinstance(handle, IpcHandle)
         return handle
 
-    def prioritise_branch(self, branch: SequenceId, priority: int) -> None:
-        self.tell("prioritise_branch", branch=branch, priority=priority)
+    def prioritise_sequence(self, sequence: SequenceId, priority: int) -> None:
+        self.tell("prioritise_sequence", sequence=sequence, priority=priority)
 
-    def fork(self, branch: SequenceId) -> SequenceId:
-        return SequenceId(self._ask("fork", branch=branch))
+    def fork(self, sequence: SequenceId) -> SequenceId:
+        return SequenceId(self._ask("fork", sequence=sequence))
 
-    def release(self, branch: SequenceId) -> None:
-        self.tell("release", branch=branch)
+    def release(self, sequence: SequenceId) -> None:
+        self.tell("release", sequence=sequence)
 
     def drain_saves(self) -> None:
         number, future = self._asked("drain_saves", {})
@@ -220,7 +220,7 @@ class EngineClientProxy:
         if isinstance(result, dict) and "request" in result:
             # Before anybody can ask for it: its first events may be on the next line.
             number = RequestId(int(result["request"]))
-            result = IpcHandle(number, SequenceId(int(result["branch"])), self)
+            result = IpcHandle(number, SequenceId(int(result["sequence"])), self)
             self._handles[number] = result
         future.set_result(result)
 

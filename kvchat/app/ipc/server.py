@@ -134,7 +134,7 @@ class ClientConnection:
         self._guard = Lock()
         self._running: dict[RequestId, RequestHandle] = {}
         self._new: list[RequestHandle] = []
-        self._branches: set[SequenceId] = set()
+        self._sequences: set[SequenceId] = set()
         self._is_over = False
 
     def serve(self) -> None:
@@ -169,12 +169,12 @@ class ClientConnection:
         with self._guard:
             self._is_over = True
             running = tuple(self._running.values())
-            # The branch of a request that runs is released when it has ended.
-            idle = self._branches.difference(handle.branch for handle in running)
+            # The sequence of a request that runs is released when it has ended.
+            idle = self._sequences.difference(handle.sequence for handle in running)
         for handle in running:
             handle.cancel()
-        for branch in idle:
-            self._engine.release(branch)
+        for sequence in idle:
+            self._engine.release(sequence)
 
     def _answer(self, message: dict[str, Any]) -> None:
         value = message.get("value")
@@ -212,8 +212,8 @@ class ClientConnection:
 
     def _submit(self, value: dict[str, Any]) -> object:
         request = restored(Request, value["request"])
-        if request.branch is not None and request.branch not in self._branches:
-            raise InvalidRequest("this branch belongs to somebody else, or is gone")
+        if request.sequence is not None and request.sequence not in self._sequences:
+            raise InvalidRequest("this sequence belongs to somebody else, or is gone")
         if (prompt_len := value["prompt_len"]) is not None:
             ids = request.token_ids
             stop = self._template.stop_matcher(ids[:prompt_len], ids[prompt_len:])
@@ -223,9 +223,9 @@ class ClientConnection:
         handle = self._engine.submit(request)
         with self._guard:
             self._running[handle.request_id] = handle
-            self._branches.add(handle.branch)
+            self._sequences.add(handle.sequence)
         self._new.append(handle)
-        return {"request": handle.request_id, "branch": handle.branch}
+        return {"request": handle.request_id, "sequence": handle.sequence}
 
     def _cancel(self, value: dict[str, Any]) -> None:
         if handle := self._running.get(value["request"]):
@@ -235,21 +235,21 @@ class ClientConnection:
         if handle := self._running.get(value["request"]):
             handle.prioritise(max(int(value["priority"]), BEHIND))
 
-    def _prioritise_branch(self, value: dict[str, Any]) -> None:
-        if value["branch"] in self._branches:
-            self._engine.prioritise_branch(value["branch"], max(int(value["priority"]), BEHIND))
+    def _prioritise_sequence(self, value: dict[str, Any]) -> None:
+        if value["sequence"] in self._sequences:
+            self._engine.prioritise_sequence(value["sequence"], max(int(value["priority"]), BEHIND))
 
     def _fork(self, value: dict[str, Any]) -> object:
-        if value["branch"] not in self._branches:
-            raise InvalidRequest("this branch belongs to somebody else, or is gone")
-        branch = self._engine.fork(value["branch"])
-        self._branches.add(branch)
-        return branch
+        if value["sequence"] not in self._sequences:
+            raise InvalidRequest("this sequence belongs to somebody else, or is gone")
+        sequence = self._engine.fork(value["sequence"])
+        self._sequences.add(sequence)
+        return sequence
 
     def _release(self, value: dict[str, Any]) -> None:
-        if value["branch"] in self._branches:
-            self._branches.discard(value["branch"])
-            self._engine.release(value["branch"])
+        if value["sequence"] in self._sequences:
+            self._sequences.discard(value["sequence"])
+            self._engine.release(value["sequence"])
 
     def _drain_saves(self, value: dict[str, Any]) -> None:
         self._engine.drain_saves()
@@ -277,7 +277,7 @@ class ClientConnection:
             is_over = self._is_over
         if is_over:
             with suppress(KvchatError):
-                self._engine.release(handle.branch)
+                self._engine.release(handle.sequence)
 
     def _pass_on(self, handle: RequestHandle, event: Event) -> None:
         if self._is_over:
@@ -297,7 +297,7 @@ _CALLS: dict[str, Callable[[ClientConnection, dict[str, Any]], object]] = {
     "submit": ClientConnection._submit,
     "cancel": ClientConnection._cancel,
     "prioritise": ClientConnection._prioritise,
-    "prioritise_branch": ClientConnection._prioritise_branch,
+    "prioritise_sequence": ClientConnection._prioritise_sequence,
     "fork": ClientConnection._fork,
     "release": ClientConnection._release,
     "drain_saves": ClientConnection._drain_saves,

@@ -71,7 +71,7 @@ class ReadAhead:
         if handle is not None:
             handle.cancel()
             with suppress(KvchatError):
-                self._engine.release(handle.branch)
+                self._engine.release(handle.sequence)
 
     def hand_over(self, conversation: Conversation) -> None:
         """Let a conversation's next message find what was computed. Waits for the engine.

@@ -161,4 +161,4 @@ def _pieces(answers: Sequence[Answer]) -> Iterator[SampleDelta]:
 
 def _branches(handle: RequestHandle, finished: RequestFinished | None) -> tuple[SequenceId, ...]:
     ends = finished.samples if finished is not None else ()
-    return tuple(dict.fromkeys([*(end.branch for end in ends), handle.branch]))
+    return tuple(dict.fromkeys([*(end.sequence for end in ends), handle.sequence]))

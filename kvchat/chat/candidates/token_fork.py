@@ -146,7 +146,7 @@ class TokenForks:
         finally:
             handle.cancel()
             with suppress(KvchatError):
-                self._engine.release(handle.branch)
+                self._engine.release(handle.sequence)
 
     def _alternative(self, token_id: int, logprob: float) -> Alternative:
         return Alternative(

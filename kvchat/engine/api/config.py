@@ -36,9 +36,9 @@ class EngineConfig:
         disk_daily_bytes: most bytes of blocks written on one day; None: no limit.
         cache_dir: directory of the disk tier; None: no disk tier.
         sealer: what is encrypted on disk is encrypted with it; None: nothing is.
-        is_gone: whether the owner of a branch is gone, and its text with him; asked before it is saved
+        is_gone: whether the owner of a sequence is gone, and its text with him; asked before it is saved
             as it is let go of, in the thread of the engine; must not raise. None: nobody ever is.
-        owners: directory of the store whose sessions own branches, the one that `is_gone` asks.
+        owners: directory of the store whose sessions own sequences, the one that `is_gone` asks.
         eviction: which cached block makes room: s3fifo, which a long document read once does not flush, or
             lru, the least recently used.
         idle_demote_s: a conversation left alone for so many seconds leaves the device for host memory; None:

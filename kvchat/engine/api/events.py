@@ -85,7 +85,7 @@ class LoadPlanned:
     """The request waits for stored blocks, or computes what it could have loaded; told before the wait."""
 
     request_id: RequestId
-    branch: SequenceId
+    sequence: SequenceId
     estimate: LoadEstimate
 
 
@@ -94,7 +94,7 @@ class PrefillProgress:
     """The request entered the engine, or another chunk of its prompt is computed."""
 
     request_id: RequestId
-    branch: SequenceId
+    sequence: SequenceId
     prompt_tokens: int
     cached_tokens: int
     computed_tokens: int
@@ -117,7 +117,7 @@ class TokenEmitted:
     """The next token of a request's answer; `sample` numbers the answers of one request."""
 
     request_id: RequestId
-    branch: SequenceId
+    sequence: SequenceId
     token_id: int
     sample: int = 0
     logprobs: TokenLogprobs | None = None
@@ -125,13 +125,13 @@ class TokenEmitted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleEnd:
-    """How one answer of a request ended. Its branch stays live until it is released.
+    """How one answer of a request ended. Its sequence stays live until it is released.
 
     `mean_logprob` is the mean log-probability of its tokens, None where none was asked for.
     """
 
     sample: int
-    branch: SequenceId
+    sequence: SequenceId
     reason: FinishReason
     completion_tokens: int
     mean_logprob: float | None = None
@@ -142,12 +142,13 @@ class SampleEnd:
 class RequestFinished:
     """The last event of a request. `error` is a message to show where `reason` is ERROR.
 
-    `branch`, `reason` and `error` are those of the first of `samples`, which stand in order of preference: by
-    number, or where more were sampled than returned the most probable first. Usage counts all of them.
+    `sequence`, `reason` and `error` are those of the first of `samples`, which stand in order of
+    preference: by number, or where more were sampled than returned the most probable first. Usage counts
+    all of them.
     """
 
     request_id: RequestId
-    branch: SequenceId
+    sequence: SequenceId
     reason: FinishReason
     usage: Usage = field(default_factory=Usage)
     loaded: Loaded = field(default_factory=Loaded)

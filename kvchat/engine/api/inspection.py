@@ -10,13 +10,13 @@ class InspectionRequest:
     """Whose blocks to show.
 
     Args:
-        branch: a live branch, whose own tokens are looked at; None, or one that is gone: `token_ids` are.
-        token_ids: a path. Without it and without a branch: what is kept on the device for nobody.
+        sequence: a live sequence, whose own tokens are looked at; None, or one that is gone: `token_ids` are.
+        token_ids: a path. Without it and without a sequence: what is kept on the device for nobody.
         namespace: that of the path.
         most: of what is kept for nobody, at most so many blocks, those used last.
     """
 
-    branch: SequenceId | None = None
+    sequence: SequenceId | None = None
     token_ids: tuple[int, ...] = ()
     namespace: str = ""
     most: int = 256
@@ -29,7 +29,7 @@ class BlockPlace:
     Args:
         tier: the fastest that has it; None: none has it, since it left the window or was given up.
         is_stored: whether the disk has it (too).
-        num_holders: branches, copies and transfers that hold it on the device.
+        num_holders: sequences, copies and transfers that hold it on the device.
     """
 
     group: GroupId
@@ -44,7 +44,7 @@ class InspectedBlock:
     """A block or tail.
 
     Args:
-        key: its name in hexadecimal. A tail that is still written has one only when its branch lets go.
+        key: its name in hexadecimal. A tail that is still written has one only when its sequence lets go.
         parent: the name of the block before it; of the first block, that of the namespace.
         start: position of its first token.
         places: one for each group of the snapshot, in its order.

@@ -1,6 +1,6 @@
 """Whose blocks a request may reuse, where more than one name is needed to say it.
 
-Over a view a branch begins with exact blocks, which all sessions of a namespace share, and goes on with
+Over a view a sequence begins with exact blocks, which all sessions of a namespace share, and goes on with
 blocks of its own session. Both stand in one text, so whatever passes a namespace on passes this on too.
 """
 
@@ -14,7 +14,7 @@ _SEPARATOR = "\x1f"
 class Namespace:
     """Args:
     shared: namespace of exact blocks.
-    owner: whose the other blocks are, a session's id; empty: nobody else's than the branch's.
+    owner: whose the other blocks are, a session's id; empty: nobody else's than the sequence's.
     answer_starts: where answers begin in the tokens, ascending: prompts have been read as a whole there.
     """
 

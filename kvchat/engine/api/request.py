@@ -30,7 +30,7 @@ class Request:
         sampling: how to choose tokens.
         owner: whose blocks these are, for display and fairness (a session's id).
         priority: smaller runs first; the session on screen has 0.
-        branch: a live branch to continue; its tokens must begin `token_ids`. None: find what is cached.
+        sequence: a live sequence to continue; its tokens must begin `token_ids`. None: find what is cached.
         stop: matcher of stop strings.
         namespace: whose blocks may be reused and whose the new ones are: empty for native blocks; a bundle's
             are kept apart from all others until they have been verified.
@@ -44,7 +44,7 @@ class Request:
     sampling: SamplingParams = field(default_factory=SamplingParams)
     owner: str = ""
     priority: int = 0
-    branch: SequenceId | None = None
+    sequence: SequenceId | None = None
     stop: StopMatcher | None = None
     namespace: str = ""
     is_saved: bool = True

@@ -19,7 +19,7 @@ class Tier(StrEnum):
 class TierUsage:
     """Bytes of one tier.
 
-    used: held by a branch; cached: kept for reuse, may be evicted; total: None = no limit.
+    used: held by a sequence; cached: kept for reuse, may be evicted; total: None = no limit.
     """
 
     tier: Tier
@@ -44,7 +44,7 @@ class GroupUsage:
     cached_blocks: int
     used_blocks: int
     shared_blocks: int
-    """Used blocks that more than one branch holds."""
+    """Used blocks that more than one sequence holds."""
     pinned_blocks: int = 0
     """Used blocks that stay whoever needs room."""
     borrowers: tuple[int, ...] = ()
@@ -53,7 +53,7 @@ class GroupUsage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShadowUsage:
-    """The shadows through which branches look at one layer, beside its blocks.
+    """The shadows through which sequences look at one layer, beside its blocks.
 
     Device and host are what would lie in which memory; of a processor both are the same.
     """
@@ -95,10 +95,10 @@ class LayerUsage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BranchUsage:
-    """What one live branch holds on the device."""
+class SequenceUsage:
+    """What one live sequence holds on the device."""
 
-    branch: SequenceId
+    sequence: SequenceId
     owner: str
     num_tokens: int
     running: bool
@@ -109,12 +109,12 @@ class BranchUsage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnerUsage:
-    """What the live branches of one owner, such as a session, hold on the device together."""
+    """What the live sequences of one owner, such as a session, hold on the device together."""
 
     owner: str
-    num_branches: int
+    num_sequences: int
     freed_bytes: int
-    """In blocks that no other owner's branch holds: closing all of the owner's branches lets go of them.
+    """In blocks that no other owner's sequence holds: closing all of the owner's sequences lets go of them.
     They stay cached until their place is needed.
     """
 
@@ -138,7 +138,7 @@ class CacheSnapshot:
     tiers: tuple[TierUsage, ...]
     groups: tuple[GroupUsage, ...]
     layers: tuple[LayerUsage, ...]
-    branches: tuple[BranchUsage, ...]
+    sequences: tuple[SequenceUsage, ...]
     num_running: int
     num_waiting: int
     reused_tokens: int
@@ -146,7 +146,7 @@ class CacheSnapshot:
     computed_tokens: int
     """Prompt tokens that were computed, since the engine started."""
     room_tokens: int
-    """Tokens one more branch can hold before a cached block must be evicted."""
+    """Tokens one more sequence can hold before a cached block must be evicted."""
     capacity: Capacity | None = None
     cache_format: str = "exact"
     is_exact: bool = True

@@ -1,4 +1,4 @@
-"""Taking what a match found on the device into a branch's tables.
+"""Taking what a match found on the device into a sequence's tables.
 
 Everything that is matched is held before anything is allocated: what is allocated evicts.
 """
@@ -12,15 +12,15 @@ from kvchat.engine.sequences.sequence import Sequence
 
 
 class Admission:
-    """Fills the tables of empty branches. A match must lie on the device as a whole: what is stored elsewhere
-    is brought there by a transfer before.
+    """Fills the tables of empty sequences. A match must lie on the device as a whole: what is stored
+    elsewhere is brought there by a transfer before.
     """
 
     def __init__(self, device: DeviceTier) -> None:
         self._device = device
 
-    def take(self, branch: Sequence, match: PrefixMatch, num_following: int) -> tuple[Copy, ...] | None:
-        """Hold the matched blocks in an empty branch's tables, and allocate the one that is to be a copy.
+    def take(self, sequence: Sequence, match: PrefixMatch, num_following: int) -> tuple[Copy, ...] | None:
+        """Hold the matched blocks in an empty sequence's tables, and allocate the one that is to be a copy.
 
         Args:
             num_following: tokens behind the matched ones for which there must be room too.
@@ -31,10 +31,10 @@ class Admission:
         if self.lacking(match, num_following) is not None:
             return None
         for group in self._device.groups:
-            self._hold(branch, group, match)
+            self._hold(sequence, group, match)
         if match.partial is None:
             return ()
-        return tuple(self._copy(branch, group, match.partial) for group in self._device.groups_with_tail)
+        return tuple(self._copy(sequence, group, match.partial) for group in self._device.groups_with_tail)
 
     def lacking(self, match: PrefixMatch, num_following: int) -> GroupId | None:
         """Return a group with too few blocks for `take`; None if there is room. Pure."""
@@ -63,10 +63,14 @@ class Admission:
             found.append(block)
         return found
 
-    def _hold(self, branch: Sequence, group: Group, match: PrefixMatch) -> None:
-        pool, table, found = self._device.pools[group.id], branch.tables[group.id], self._found(group, match)
+    def _hold(self, sequence: Sequence, group: Group, match: PrefixMatch) -> None:
+        pool, table, found = (
+            self._device.pools[group.id],
+            sequence.tables[group.id],
+            self._found(group, match),
+        )
         for block in found:
-            self._device.holdings.share(branch, group.id, block)
+            self._device.holdings.share(sequence, group.id, block)
         numbers = match.numbers(group, self._device.block_size)
         table += [None] * min(len(match.keys), group.num_blocks(match.length, self._device.block_size))
         for number, block in zip(numbers, found, strict=True):
@@ -76,7 +80,7 @@ class Admission:
             pool.share(source)
             self._device.keep_source(group.id, source)
 
-    def _copy(self, branch: Sequence, group: Group, partial: PartialBlock) -> Copy:
-        target = self._device.holdings.allocate(branch, group.id)
-        branch.tables[group.id].append(target)
+    def _copy(self, sequence: Sequence, group: Group, partial: PartialBlock) -> Copy:
+        target = self._device.holdings.allocate(sequence, group.id)
+        sequence.tables[group.id].append(target)
         return Copy(group.id, partial.blocks[group.id], target, partial.num_tokens)

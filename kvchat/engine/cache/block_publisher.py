@@ -10,45 +10,45 @@ from kvchat.engine.sequences.sequence import Sequence
 
 
 class BlockPublisher:
-    """Names the blocks that branches have written; a name is given once."""
+    """Names the blocks that sequences have written; a name is given once."""
 
     def __init__(self, device: DeviceTier, log: TableLog) -> None:
         self._device = device
         self._log = log
         self._saves: list[Save] = []
 
-    def publish(self, branch: Sequence, group: Group, number: int) -> None:
+    def publish(self, sequence: Sequence, group: Group, number: int) -> None:
         """Name a full block and note it for the store, or give it up for the one that has its name."""
-        table = branch.tables[group.id]
-        key, parent = branch.name_of(group, number)
+        table = sequence.tables[group.id]
+        key, parent = sequence.name_of(group, number)
         block = table[number]
         if block is None:
             return
         known = self._device.index.block(key, group.id)
         if known is not None:
-            self._device.holdings.share(branch, group.id, known)
-            self._device.holdings.release(branch, group.id, block)
+            self._device.holdings.share(sequence, group.id, known)
+            self._device.holdings.release(sequence, group.id, block)
             table[number] = known
-            self._log.note_one(branch, group.id, number, known)
+            self._log.note_one(sequence, group.id, number, known)
             return
         start = number * self._device.block_size
-        node = IndexNode(key, parent, self._ids(branch, number), start)
+        node = IndexNode(key, parent, self._ids(sequence, number), start)
         self._device.name(group.id, block, node)
-        if branch.is_saved and not group.spec.is_passing:
+        if sequence.is_saved and not group.spec.is_passing:
             # Where passing blocks are stored at turns' ends alone, the tail there is the only way back to it.
-            replaced = None if self._device.has_passing else branch.saved_tail
+            replaced = None if self._device.has_passing else sequence.saved_tail
             self._saves.append(Save(group.id, key, node.parent, node.token_ids, block, replaced))
 
-    def name_tail(self, branch: Sequence) -> None:
-        """Name the tail of a branch that is letting go, where no other branch goes on writing it."""
-        number, num_tokens = divmod(branch.computed_len, self._device.block_size)
+    def name_tail(self, sequence: Sequence) -> None:
+        """Name the tail of a sequence that is letting go, where no other sequence goes on writing it."""
+        number, num_tokens = divmod(sequence.computed_len, self._device.block_size)
         if not num_tokens:
             return
-        ids = self._ids(branch, number)
+        ids = self._ids(sequence, number)
         start = number * self._device.block_size
-        node = IndexNode(block_key(branch.last_key, ids), branch.last_key, ids, start)
+        node = IndexNode(block_key(sequence.last_key, ids), sequence.last_key, ids, start)
         for group in self._device.groups_with_tail:
-            block = branch.tables[group.id][number]
+            block = sequence.tables[group.id][number]
             if block is None or self._device.pools[group.id].count(block) > 1:
                 continue
             if self._device.index.block(node.key, group.id) is None:
@@ -60,29 +60,29 @@ class BlockPublisher:
         self._saves.clear()
         return saves
 
-    def tail_saves(self, branch: Sequence) -> tuple[Save, ...]:
-        """Return what must be written so that the branch's tail is stored; nothing if it is. Pure."""
-        number, num_tokens = divmod(branch.computed_len, self._device.block_size)
+    def tail_saves(self, sequence: Sequence) -> tuple[Save, ...]:
+        """Return what must be written so that the sequence's tail is stored; nothing if it is. Pure."""
+        number, num_tokens = divmod(sequence.computed_len, self._device.block_size)
         if not num_tokens:
             return ()
-        ids = self._ids(branch, number)
-        key = block_key(branch.last_key, ids)
-        if key == branch.saved_tail:
+        ids = self._ids(sequence, number)
+        key = block_key(sequence.last_key, ids)
+        if key == sequence.saved_tail:
             return ()
         return tuple(
-            Save(group.id, key, branch.last_key, ids, block, branch.saved_tail)
+            Save(group.id, key, sequence.last_key, ids, block, sequence.saved_tail)
             for group in self._device.groups_with_tail
-            if (block := branch.tables[group.id][number]) is not None
+            if (block := sequence.tables[group.id][number]) is not None
         )
 
-    def block_saves(self, branch: Sequence) -> tuple[Save, ...]:
-        """Return every full block that the branch holds, for a store that may lack some of them. Pure."""
+    def block_saves(self, sequence: Sequence) -> tuple[Save, ...]:
+        """Return every full block that the sequence holds, for a store that may lack some of them. Pure."""
         return tuple(
-            Save(group.id, *branch.name_of(group, number), self._ids(branch, number), block)
+            Save(group.id, *sequence.name_of(group, number), self._ids(sequence, number), block)
             for group in self._device.groups
-            for number, (_, block) in enumerate(zip(branch.keys, branch.tables[group.id], strict=False))
+            for number, (_, block) in enumerate(zip(sequence.keys, sequence.tables[group.id], strict=False))
             if block is not None
         )
 
-    def _ids(self, branch: Sequence, number: int) -> tuple[int, ...]:
-        return branch.block_ids(number, self._device.block_size)
+    def _ids(self, sequence: Sequence, number: int) -> tuple[int, ...]:
+        return sequence.block_ids(number, self._device.block_size)

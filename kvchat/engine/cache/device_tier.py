@@ -13,7 +13,7 @@ from kvchat.engine.cache.block_pool import BlockPool
 from kvchat.engine.cache.block_references import BlockReferences
 from kvchat.engine.cache.eviction import Eviction, make_order
 from kvchat.engine.cache.host_tier import HostTier
-from kvchat.engine.cache.integrity import check_branch, check_holders, check_index
+from kvchat.engine.cache.integrity import check_holders, check_index, check_sequence
 from kvchat.engine.cache.plan import Demote
 from kvchat.engine.cache.prefix_index import IndexNode, PrefixIndex
 from kvchat.engine.formats.spec import Group
@@ -113,18 +113,18 @@ class DeviceTier:
         self.host.finish_moves()
 
     def check_integrity(
-        self, branches: Iterable[Sequence], pins: Mapping[GroupId, Counter[BlockId]] | None = None
+        self, sequences: Iterable[Sequence], pins: Mapping[GroupId, Counter[BlockId]] | None = None
     ) -> None:
         """Raise AssertionError on any broken invariant."""
         pins = pins or {}
-        branches = list(branches)
+        sequences = list(sequences)
         held = [*self._sources, *self.held.elements()]
         for group in self.groups:
-            check_holders(group, self.pools[group.id], branches, held, pins.get(group.id))
+            check_holders(group, self.pools[group.id], sequences, held, pins.get(group.id))
         check_index(self.index, self.pools)
-        self.holdings.check_integrity(branches)
-        for branch in branches:
-            check_branch(branch, self.groups, self.pools, self.block_size)
+        self.holdings.check_integrity(sequences)
+        for sequence in sequences:
+            check_sequence(sequence, self.groups, self.pools, self.block_size)
         self.host.check_integrity()
 
     def _evicted(self, group: GroupId, key: BlockKey) -> None:

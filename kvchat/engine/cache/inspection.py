@@ -30,24 +30,24 @@ def inspected(
     """Return what is wished for; see `InspectionRequest`. Pure.
 
     Args:
-        running: the branches that requests run on.
+        running: the sequences that requests run on.
     """
-    if wish.branch is None and not wish.token_ids:
+    if wish.sequence is None and not wish.token_ids:
         return _inspected(manager, _kept_links(manager, wish.most), running)
     return _inspected(manager, _path_links(manager, wish), running)
 
 
 def _path_links(manager: CacheManager, wish: InspectionRequest) -> list[_Link]:
-    branch = manager.branches.get(wish.branch) if wish.branch is not None else None
-    if branch is None:
+    sequence = manager.sequences.get(wish.sequence) if wish.sequence is not None else None
+    if sequence is None:
         course = manager.courses.of("", wish.namespace)
         return _chain(manager, manager.root_of(wish.namespace), course, wish.token_ids)
-    ids = tuple(branch.token_ids[: branch.computed_len or None])
-    links = _chain(manager, branch.root, branch.course, ids)
-    for number, key in enumerate(branch.keys):  # what is out of sight is named by what it was pruned with
-        links[number] = replace(links[number], key=key, parent=branch.parent_of(number))
-    if branch.computed_len % manager.block_size:
-        links[-1] = replace(links[-1], parent=branch.last_key, written=_written(manager, branch))
+    ids = tuple(sequence.token_ids[: sequence.computed_len or None])
+    links = _chain(manager, sequence.root, sequence.course, ids)
+    for number, key in enumerate(sequence.keys):  # what is out of sight is named by what it was pruned with
+        links[number] = replace(links[number], key=key, parent=sequence.parent_of(number))
+    if sequence.computed_len % manager.block_size:
+        links[-1] = replace(links[-1], parent=sequence.last_key, written=_written(manager, sequence))
     return links
 
 
@@ -64,15 +64,15 @@ def _chain(
     return links
 
 
-def _written(manager: CacheManager, branch: Sequence) -> dict[GroupId, BlockId]:
-    """Return where the groups have a branch's tail."""
-    tables = ((group.id, branch.tables[group.id]) for group in manager.device.groups_with_tail)
-    number = branch.computed_len // manager.block_size
+def _written(manager: CacheManager, sequence: Sequence) -> dict[GroupId, BlockId]:
+    """Return where the groups have a sequence's tail."""
+    tables = ((group.id, sequence.tables[group.id]) for group in manager.device.groups_with_tail)
+    number = sequence.computed_len // manager.block_size
     return {group: block for group, table in tables for block in table[number:][:1] if block is not None}
 
 
 def _kept_links(manager: CacheManager, most: int) -> list[_Link]:
-    """Return the blocks on the device that no branch holds, those used last first."""
+    """Return the blocks on the device that no sequence holds, those used last first."""
     found: list[tuple[float, _Link]] = []
     for node in manager.index:
         kept = [
@@ -134,7 +134,7 @@ def _unused_s(
 ) -> float | None:
     block = _device_block(manager, link, group)
     if block is not None:
-        in_use = any(branch in running for branch in manager.device.holdings.holders(group, block))
+        in_use = any(sequence in running for sequence in manager.device.holdings.holders(group, block))
         return 0.0 if in_use else manager.pools[group].unused_s(block)
     place = manager.host.find(link.key, group)
     return None if place is None else manager.host.pools[group].unused_s(place)

@@ -15,14 +15,14 @@ Pools = Mapping[GroupId, BlockPool]
 def check_holders(
     group: Group,
     pool: BlockPool,
-    branches: Iterable[Sequence],
+    sequences: Iterable[Sequence],
     moving: Iterable[tuple[GroupId, BlockId]],
     pins: Counter[BlockId] | None = None,
 ) -> None:
     """Assert that a block's count is the number of tables and moves that hold it, and its pins are `pins`."""
     holders = [0] * pool.num_blocks
-    for branch in branches:
-        for block in branch.tables[group.id]:
+    for sequence in sequences:
+        for block in sequence.tables[group.id]:
             if block is not None:
                 holders[block] += 1
     for moved_group, block in moving:
@@ -43,17 +43,17 @@ def check_index(index: PrefixIndex, pools: Pools) -> None:
             assert key is None or index.block(key, group) == block
 
 
-def check_branch(branch: Sequence, groups: abc.Sequence[Group], pools: Pools, block_size: int) -> None:
-    """Assert that a branch holds all that its next query sees and nothing behind it, full blocks named, the
+def check_sequence(sequence: Sequence, groups: abc.Sequence[Group], pools: Pools, block_size: int) -> None:
+    """Assert that a sequence holds all that its next query sees and nothing behind it, full blocks named, the
     tail not.
     """
-    assert 0 <= branch.computed_len <= len(branch.token_ids)
-    assert len(branch.keys) == branch.computed_len // block_size
+    assert 0 <= sequence.computed_len <= len(sequence.token_ids)
+    assert len(sequence.keys) == sequence.computed_len // block_size
     for group in groups:
-        num_tokens = branch.computed_len + branch.num_ahead
-        assert len(branch.tables[group.id]) == group.num_blocks(num_tokens, block_size)
-        for number in branch.course.numbers(group, branch.computed_len, block_size):
-            block = branch.tables[group.id][number]
+        num_tokens = sequence.computed_len + sequence.num_ahead
+        assert len(sequence.tables[group.id]) == group.num_blocks(num_tokens, block_size)
+        for number in sequence.course.numbers(group, sequence.computed_len, block_size):
+            block = sequence.tables[group.id][number]
             assert block is not None, f"block {number} of group {group.id} is a hole"
             key = pools[group.id].key(block)
-            assert key == (branch.name_of(group, number)[0] if number < len(branch.keys) else None)
+            assert key == (sequence.name_of(group, number)[0] if number < len(sequence.keys) else None)

@@ -1,4 +1,4 @@
-"""Which live branches have a tail behind a given block: copy sources that have no name yet."""
+"""Which live sequences have a tail behind a given block: copy sources that have no name yet."""
 
 from collections.abc import Mapping
 
@@ -7,37 +7,37 @@ from kvchat.engine.sequences.sequence import Sequence
 
 
 class LiveTails:
-    """Live branches by the key of their last full block."""
+    """Live sequences by the key of their last full block."""
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
-        self._branches: dict[BlockKey, dict[SequenceId, Sequence]] = {}
+        self._sequences: dict[BlockKey, dict[SequenceId, Sequence]] = {}
 
-    def watch(self, branch: Sequence, parent: BlockKey) -> None:
-        self._branches.setdefault(parent, {})[branch.id] = branch
+    def watch(self, sequence: Sequence, parent: BlockKey) -> None:
+        self._sequences.setdefault(parent, {})[sequence.id] = sequence
 
-    def unwatch(self, branch: Sequence, parent: BlockKey) -> None:
-        """Forget a branch; nothing happens if it is not known."""
-        watched = self._branches.get(parent, {})
-        watched.pop(branch.id, None)
+    def unwatch(self, sequence: Sequence, parent: BlockKey) -> None:
+        """Forget a sequence; nothing happens if it is not known."""
+        watched = self._sequences.get(parent, {})
+        watched.pop(sequence.id, None)
         if not watched:
-            self._branches.pop(parent, None)
+            self._sequences.pop(parent, None)
 
     def behind(self, parent: BlockKey) -> list[Sequence]:
-        """Return the branches with a tail behind `parent`. Pure."""
+        """Return the sequences with a tail behind `parent`. Pure."""
         return [
-            branch
-            for branch in self._branches.get(parent, {}).values()
-            if branch.computed_len % self._block_size
+            sequence
+            for sequence in self._sequences.get(parent, {}).values()
+            if sequence.computed_len % self._block_size
         ]
 
-    def check_integrity(self, branches: Mapping[SequenceId, Sequence]) -> None:
-        """Assert that only live branches are known, each behind its last full block, and all with a tail."""
+    def check_integrity(self, sequences: Mapping[SequenceId, Sequence]) -> None:
+        """Assert that only live sequences are known, each behind its last full block, and all with a tail."""
         known = [
-            (branch, parent) for parent, watched in self._branches.items() for branch in watched.values()
+            (sequence, parent) for parent, watched in self._sequences.items() for sequence in watched.values()
         ]
-        for branch, parent in known:
-            assert branches.get(branch.id) is branch
-            assert branch.last_key == parent
-        ids = {branch.id for branch, _ in known}
-        assert all(branch.id in ids for branch in branches.values() if branch.computed_len)
+        for sequence, parent in known:
+            assert sequences.get(sequence.id) is sequence
+            assert sequence.last_key == parent
+        ids = {sequence.id for sequence, _ in known}
+        assert all(sequence.id in ids for sequence in sequences.values() if sequence.computed_len)

@@ -1,4 +1,4 @@
-"""Blocks of all branches in all groups: matching, allocation, sharing, copy-on-write.
+"""Blocks of all sequences in all groups: matching, allocation, sharing, copy-on-write.
 
 The manager is integer bookkeeping. It returns moves (copy these slots, demote that block) and remembers table
 changes and blocks to save; others move the bytes. Moves must be executed in the order in which they were
@@ -28,7 +28,7 @@ from kvchat.engine.sequences.sequence import BlockTable, Sequence
 
 
 class CacheManager:
-    """Owns the block tables of every live branch."""
+    """Owns the block tables of every live sequence."""
 
     def __init__(self, device: DeviceTier, *, fingerprint: bytes, slow: DiskTier | None = None) -> None:
         """Args:
@@ -46,7 +46,7 @@ class CacheManager:
         self.root = root_key(fingerprint)
         self._fingerprint = fingerprint
         self.courses = ViewSchedules(device.groups, device.block_size)
-        self.branches: dict[SequenceId, Sequence] = {}
+        self.sequences: dict[SequenceId, Sequence] = {}
         self._ids = count(1)
         self._tails = LiveTails(device.block_size)
         self._log = TableLog()
@@ -60,18 +60,18 @@ class CacheManager:
             for tiers in (SlowTiers(self.host, self._disk), SlowTiers(NoTier(), NoTier()))
         )
 
-    # Branches
+    # Sequences
 
     def root_of(self, namespace: str) -> BlockKey:
         """Return the parent of the first blocks of a namespace. Pure."""
         return root_key(self._fingerprint, self.courses.parse(namespace).shared)
 
     def open(self, owner: str, token_ids: Iterable[int], namespace: str = "") -> Sequence:
-        """Return a new live branch that holds no block yet; it shares blocks with its namespace alone, and
+        """Return a new live sequence that holds no block yet; it shares blocks with its namespace alone, and
         over a view only those that are exact.
         """
         ids = list(token_ids)
-        branch = Sequence(
+        sequence = Sequence(
             id=SequenceId(next(self._ids)),
             owner=owner,
             root=self.root_of(namespace),
@@ -80,22 +80,22 @@ class CacheManager:
             namespace=namespace,
             course=self.courses.of(owner, namespace, len(ids)),
         )
-        self.branches[branch.id] = branch
-        return branch
+        self.sequences[sequence.id] = sequence
+        return sequence
 
-    def fork(self, branch: Sequence) -> Sequence:
-        """Return a new branch on the same blocks, the tail included. Moves no byte."""
-        child = self.open(branch.owner, branch.token_ids, branch.namespace)
-        child.priority = branch.priority
-        child.is_saved = branch.is_saved
-        child.computed_len = branch.computed_len
-        child.keys = list(branch.keys)
-        child.chain = branch.chain.copy()
-        child.course = branch.course
-        child.kept_names = dict(branch.kept_names)
+    def fork(self, sequence: Sequence) -> Sequence:
+        """Return a new sequence on the same blocks, the tail included. Moves no byte."""
+        child = self.open(sequence.owner, sequence.token_ids, sequence.namespace)
+        child.priority = sequence.priority
+        child.is_saved = sequence.is_saved
+        child.computed_len = sequence.computed_len
+        child.keys = list(sequence.keys)
+        child.chain = sequence.chain.copy()
+        child.course = sequence.course
+        child.kept_names = dict(sequence.kept_names)
         # Blocks behind the tail belong to a step that never ended; both would write them.
         for group, table in zip(self.groups, child.tables, strict=True):
-            table += branch.tables[group.id][: self._num_blocks(group, branch.computed_len)]
+            table += sequence.tables[group.id][: self._num_blocks(group, sequence.computed_len)]
             for block in table:
                 if block is not None:
                     self._holdings.share(child, group.id, block)
@@ -104,21 +104,21 @@ class CacheManager:
             self._watch_tail(child)
         return child
 
-    def release(self, branch: Sequence) -> None:
-        """Let go of a branch. Its blocks stay cached, its tail as a copy source."""
-        self.reset(branch)
-        del self.branches[branch.id]
-        self._holdings.forget(branch.id)
-        self._log.drop(branch.id)
+    def release(self, sequence: Sequence) -> None:
+        """Let go of a sequence. Its blocks stay cached, its tail as a copy source."""
+        self.reset(sequence)
+        del self.sequences[sequence.id]
+        self._holdings.forget(sequence.id)
+        self._log.drop(sequence.id)
 
-    def reset(self, branch: Sequence) -> None:
-        """Let go of a branch's blocks; its token ids stay, and it can be admitted again."""
-        self._unwatch_tail(branch)
-        self._naming.name_tail(branch)
-        self._let_go(branch)
+    def reset(self, sequence: Sequence) -> None:
+        """Let go of a sequence's blocks; its token ids stay, and it can be admitted again."""
+        self._unwatch_tail(sequence)
+        self._naming.name_tail(sequence)
+        self._let_go(sequence)
 
-    def demote(self, branch: Sequence, tier: Tier = Tier.HOST) -> tuple[Demote, ...]:
-        """Let go of a branch's blocks, and take those that nobody else holds off the device.
+    def demote(self, sequence: Sequence, tier: Tier = Tier.HOST) -> tuple[Demote, ...]:
+        """Let go of a sequence's blocks, and take those that nobody else holds off the device.
 
         Args:
             tier: host memory, as far as it takes them; or the disk, which must have them already.
@@ -126,88 +126,92 @@ class CacheManager:
         Returns:
             The moves to host memory. What the tier does not take stays cached.
         """
-        for name in self.leave(branch):
+        for name in self.leave(sequence):
             if tier is Tier.HOST:
                 self.device.demote(*name)
             elif self._is_stored(*name):
                 self.device.forget(*name)
         return self.take_demotions()
 
-    def leave(self, branch: Sequence) -> list[tuple[GroupId, BlockId]]:
-        """Let go of a branch's blocks, which stay cached, and return them: children before their parents."""
-        self._unwatch_tail(branch)
-        self._naming.name_tail(branch)
+    def leave(self, sequence: Sequence) -> list[tuple[GroupId, BlockId]]:
+        """Let go of a sequence's blocks, which stay cached, and return them: children before their
+        parents."""
+        self._unwatch_tail(sequence)
+        self._naming.name_tail(sequence)
         held = [
             (group.id, block)
-            for group, table in zip(self.groups, branch.tables, strict=True)
+            for group, table in zip(self.groups, sequence.tables, strict=True)
             for block in reversed(table)
             if block is not None
         ]
-        self._let_go(branch)
+        self._let_go(sequence)
         return held
 
     def rename(self, fingerprint: bytes) -> None:
-        """Name what is computed from now on by other weights. Every branch lets go of its blocks; those keep
-        their names, which none of the new ones equals, and are found again under the old fingerprint. Pins
-        are undone, since they would keep blocks that the new weights cannot use.
+        """Name what is computed from now on by other weights. Every sequence lets go of its blocks; those
+        keep their names, which none of the new ones equals, and are found again under the old fingerprint.
+        Pins are undone, since they would keep blocks that the new weights cannot use.
         """
         self.take_saves()
         self.pins.clear()
         self.root = root_key(fingerprint)
         self._fingerprint = fingerprint
-        for branch in self.branches.values():
-            self.reset(branch)
-            branch.saved_tail = None
-            branch.root = self.root_of(branch.namespace)
+        for sequence in self.sequences.values():
+            self.reset(sequence)
+            sequence.saved_tail = None
+            sequence.root = self.root_of(sequence.namespace)
 
-    # Blocks of a branch
+    # Blocks of a sequence
 
-    def match(self, branch: Sequence, max_len: int | None = None, *, resident: bool = False) -> PrefixMatch:
-        """Return what of an empty branch's tokens can be reused (`resident`: on the device alone), at most
+    def match(self, sequence: Sequence, max_len: int | None = None, *, resident: bool = False) -> PrefixMatch:
+        """Return what of an empty sequence's tokens can be reused (`resident`: on the device alone), at most
         `max_len` tokens. Pure.
         """
         matcher = self._resident_matcher if resident else self._matcher
-        return matcher.match(branch, max_len)
+        return matcher.match(sequence, max_len)
 
     def lacking(self, match: PrefixMatch, num_following: int = 0) -> GroupId | None:
         """Return a group that has too few blocks for `admit`; None if there is room. Pure."""
         return self._admission.lacking(match, num_following)
 
-    def admit(self, branch: Sequence, match: PrefixMatch, num_following: int = 0) -> tuple[Move, ...] | None:
-        """Take the matched blocks into an empty branch's tables.
+    def admit(
+        self, sequence: Sequence, match: PrefixMatch, num_following: int = 0
+    ) -> tuple[Move, ...] | None:
+        """Take the matched blocks into an empty sequence's tables.
 
         Args:
-            match: what of the branch's tokens is on the device.
+            match: what of the sequence's tokens is on the device.
             num_following: tokens behind the matched ones for which there must be room too.
 
         Returns:
             The moves that make it complete, or None if there is no room; then nothing has changed.
         """
-        assert branch.computed_len == 0
-        assert not any(branch.tables)
-        moves = self._admission.take(branch, match, num_following)
+        assert sequence.computed_len == 0
+        assert not any(sequence.tables)
+        moves = self._admission.take(sequence, match, num_following)
         if moves is None:
             return None
         for group in self.groups:
-            self._log.note_from(branch, group.id, 0)
-        branch.keys = list(match.keys)
-        branch.kept_names = dict(match.kept_names)
-        branch.computed_len = match.length
-        branch.saved_tail = match.partial.key if match.partial and match.partial.is_whole else None
-        if branch.computed_len:  # nobody would forget an empty one when it is admitted again
-            self._watch_tail(branch)
+            self._log.note_from(sequence, group.id, 0)
+        sequence.keys = list(match.keys)
+        sequence.kept_names = dict(match.kept_names)
+        sequence.computed_len = match.length
+        sequence.saved_tail = match.partial.key if match.partial and match.partial.is_whole else None
+        if sequence.computed_len:  # nobody would forget an empty one when it is admitted again
+            self._watch_tail(sequence)
         return self.take_demotions() + moves
 
-    def touch(self, branch: Sequence) -> None:
-        """Note that a new request uses what the branch holds: blocks that are used again are kept longer."""
-        for group, table in zip(self.groups, branch.tables, strict=True):
+    def touch(self, sequence: Sequence) -> None:
+        """Note that a new request uses what the sequence holds: blocks that are used again are kept
+        longer."""
+        for group, table in zip(self.groups, sequence.tables, strict=True):
             for block in table:
                 if block is not None:
                     self.pools[group.id].touch(block)
-        tail = () if branch.saved_tail is None else (branch.saved_tail,)
-        self._disk.touch((*branch.keys, *(key for key, _ in branch.kept_names.values()), *tail))
+        tail = () if sequence.saved_tail is None else (sequence.saved_tail,)
+        self._disk.touch((*sequence.keys, *(key for key, _ in sequence.kept_names.values()), *tail))
 
-    def extend(self, branch: Sequence, num_tokens: int) -> tuple[Move, ...] | None:
+    def extend(self, sequence: Sequence, num_tokens: int) -> tuple[Move, ...] | None:
         """Make the slots of the next `num_tokens` tokens writable.
 
         Returns:
@@ -215,67 +219,67 @@ class CacheManager:
             changed.
         """
         if any(
-            self._num_missing(branch, group, num_tokens) > self.pools[group.id].num_available
+            self._num_missing(sequence, group, num_tokens) > self.pools[group.id].num_available
             for group in self.groups
         ):
             return None
         moves: list[Move] = []
-        for group, table in zip(self.groups, branch.tables, strict=True):
-            moves += self._own_tail(branch, group)
+        for group, table in zip(self.groups, sequence.tables, strict=True):
+            moves += self._own_tail(sequence, group)
             start = len(table)
-            end = self._num_blocks(group, branch.computed_len + num_tokens)
-            table += [self._holdings.allocate(branch, group.id) for _ in range(start, end)]
+            end = self._num_blocks(group, sequence.computed_len + num_tokens)
+            table += [self._holdings.allocate(sequence, group.id) for _ in range(start, end)]
             if end > start:
-                self._log.note_from(branch, group.id, start)
-        self._pruning.prepare(branch, num_tokens)
+                self._log.note_from(sequence, group.id, start)
+        self._pruning.prepare(sequence, num_tokens)
         return self.take_demotions() + tuple(moves)
 
-    def holes(self, branch: Sequence) -> tuple[tuple[GroupId, tuple[Hole, ...]], ...]:
-        """Return what a pruned branch has lost from sight, in the groups where it has. Pure."""
-        if not branch.course.stages:
+    def holes(self, sequence: Sequence) -> tuple[tuple[GroupId, tuple[Hole, ...]], ...]:
+        """Return what a pruned sequence has lost from sight, in the groups where it has. Pure."""
+        if not sequence.course.stages:
             return ()
         size = self.block_size
-        lost = ((group, branch.course.holes(group, branch.computed_len, size)) for group in self.groups)
+        lost = ((group, sequence.course.holes(group, sequence.computed_len, size)) for group in self.groups)
         return tuple((group.id, holes) for group, holes in lost if holes)
 
-    def prunes(self, branch: Sequence) -> tuple[Prune, ...]:
+    def prunes(self, sequence: Sequence) -> tuple[Prune, ...]:
         """Return what is to be pruned behind the tokens that `extend` has made room for. Pure."""
-        return self._pruning.planned(branch)
+        return self._pruning.planned(sequence)
 
-    def commit(self, branch: Sequence, num_tokens: int) -> None:
+    def commit(self, sequence: Sequence, num_tokens: int) -> None:
         """Record that the next `num_tokens` tokens have been written: name full blocks, drop what left a
         window.
         """
-        first, last = len(branch.keys), (branch.computed_len + num_tokens) // self.block_size
-        stage = branch.course.next_stage(branch.computed_len)
-        is_renamed = stage is not None and stage.at <= branch.computed_len + num_tokens
+        first, last = len(sequence.keys), (sequence.computed_len + num_tokens) // self.block_size
+        stage = sequence.course.next_stage(sequence.computed_len)
+        is_renamed = stage is not None and stage.at <= sequence.computed_len + num_tokens
         if last > first or is_renamed:
-            self._unwatch_tail(branch)
-        branch.computed_len += num_tokens
-        branch.num_ahead = max(0, branch.num_ahead - num_tokens)
+            self._unwatch_tail(sequence)
+        sequence.computed_len += num_tokens
+        sequence.num_ahead = max(0, sequence.num_ahead - num_tokens)
         for number in range(first, last):
-            ids = branch.block_ids(number, self.block_size)
-            key = branch.chain.name(number, branch.last_key, ids)
-            branch.keys.append(key)
+            ids = sequence.block_ids(number, self.block_size)
+            key = sequence.chain.name(number, sequence.last_key, ids)
+            sequence.keys.append(key)
             for group in self.groups:
-                self._publish(branch, group, number)
+                self._publish(sequence, group, number)
         if last > first or is_renamed:
-            branch.saved_tail = None
-        if branch.kept:
-            self._pruning.carry_out(branch)
-        self._watch_tail(branch)
-        for group, table in zip(self.groups, branch.tables, strict=True):
-            self._leave_window(branch, group, table)
+            sequence.saved_tail = None
+        if sequence.kept:
+            self._pruning.carry_out(sequence)
+        self._watch_tail(sequence)
+        for group, table in zip(self.groups, sequence.tables, strict=True):
+            self._leave_window(sequence, group, table)
 
-    def retract(self, branch: Sequence) -> None:
+    def retract(self, sequence: Sequence) -> None:
         """Let go of blocks behind the last computed token: what was written there is not to be kept."""
-        for group, table in zip(self.groups, branch.tables, strict=True):
-            while len(table) > self._num_blocks(group, branch.computed_len):
+        for group, table in zip(self.groups, sequence.tables, strict=True):
+            while len(table) > self._num_blocks(group, sequence.computed_len):
                 block = table.pop()
                 assert block is not None
-                self._holdings.release(branch, group.id, block)
-        self._pruning.give_up(branch)
-        branch.num_ahead = 0
+                self._holdings.release(sequence, group.id, block)
+        self._pruning.give_up(sequence)
+        sequence.num_ahead = 0
 
     # What others carry out
 
@@ -288,20 +292,20 @@ class CacheManager:
         return self.device.take_demotions()
 
     def take_changes(self) -> tuple[tuple[TableChange, ...], tuple[SequenceId, ...]]:
-        """Return the table changes and the released branches since the last call."""
+        """Return the table changes and the released sequences since the last call."""
         return self._log.take()
 
     def take_saves(self) -> tuple[Save, ...]:
         """Return the blocks that were named since the last call, in order."""
         return self._naming.take_saves()
 
-    def tail_saves(self, branch: Sequence) -> tuple[Save, ...]:
-        """Return what must be written so that the branch's tail is stored; nothing if it is. Pure."""
-        return self._naming.tail_saves(branch)
+    def tail_saves(self, sequence: Sequence) -> tuple[Save, ...]:
+        """Return what must be written so that the sequence's tail is stored; nothing if it is. Pure."""
+        return self._naming.tail_saves(sequence)
 
-    def block_saves(self, branch: Sequence) -> tuple[Save, ...]:
-        """Return every full block that the branch holds, for a store that may lack some of them. Pure."""
-        return self._naming.block_saves(branch)
+    def block_saves(self, sequence: Sequence) -> tuple[Save, ...]:
+        """Return every full block that the sequence holds, for a store that may lack some of them. Pure."""
+        return self._naming.block_saves(sequence)
 
     def is_resident(self, save: Save) -> bool:
         """Whether the block to be saved still has its name. Pure."""
@@ -314,8 +318,8 @@ class CacheManager:
     def check_integrity(self) -> None:
         """Raise AssertionError on any broken invariant."""
         pins = {group: self.pins.counts(group) for group in self.pools}
-        self.device.check_integrity(self.branches.values(), pins)
-        self._tails.check_integrity(self.branches)
+        self.device.check_integrity(self.sequences.values(), pins)
+        self._tails.check_integrity(self.sequences)
 
     # Parts of the above
 
@@ -327,64 +331,64 @@ class CacheManager:
             return False
         return self._disk.has_all([key], group)[0]
 
-    def _own_tail(self, branch: Sequence, group: Group) -> Iterable[Move]:
+    def _own_tail(self, sequence: Sequence, group: Group) -> Iterable[Move]:
         """Copy the tail before the first write if another table holds it too."""
-        number, num_tokens = divmod(branch.computed_len, self.block_size)
-        table, pool = branch.tables[group.id], self.pools[group.id]
+        number, num_tokens = divmod(sequence.computed_len, self.block_size)
+        table, pool = sequence.tables[group.id], self.pools[group.id]
         if not num_tokens or not group.spec.has_tail:
             return
         shared = table[number]
         assert shared is not None
         if pool.count(shared) == 1:
             return
-        own = table[number] = self._holdings.allocate(branch, group.id)
-        self._holdings.hand_over(branch, group.id, shared)
+        own = table[number] = self._holdings.allocate(sequence, group.id)
+        self._holdings.hand_over(sequence, group.id, shared)
         self.device.keep_source(group.id, shared)
-        self._log.note_one(branch, group.id, number, own)
+        self._log.note_one(sequence, group.id, number, own)
         yield Copy(group.id, shared, own, num_tokens)
 
-    def _num_missing(self, branch: Sequence, group: Group, num_tokens: int) -> int:
-        table = branch.tables[group.id]
-        missing = self._num_blocks(group, branch.computed_len + num_tokens) - len(table)
-        if branch.computed_len % self.block_size and group.spec.has_tail:
-            tail = table[branch.computed_len // self.block_size]
+    def _num_missing(self, sequence: Sequence, group: Group, num_tokens: int) -> int:
+        table = sequence.tables[group.id]
+        missing = self._num_blocks(group, sequence.computed_len + num_tokens) - len(table)
+        if sequence.computed_len % self.block_size and group.spec.has_tail:
+            tail = table[sequence.computed_len // self.block_size]
             assert tail is not None
             missing += self.pools[group.id].count(tail) > 1
-        return missing + self._pruning.num_kept(branch, group, num_tokens)
+        return missing + self._pruning.num_kept(sequence, group, num_tokens)
 
-    def _publish(self, branch: Sequence, group: Group, number: int) -> None:
+    def _publish(self, sequence: Sequence, group: Group, number: int) -> None:
         """Name what a group has as a whole now that block `number` is full."""
         start, end = (self._num_blocks(group, count * self.block_size) for count in (number, number + 1))
         for whole in range(start, end):
-            self._naming.publish(branch, group, whole)
+            self._naming.publish(sequence, group, whole)
 
-    def _let_go(self, branch: Sequence) -> None:
-        for group, table in zip(self.groups, branch.tables, strict=True):
+    def _let_go(self, sequence: Sequence) -> None:
+        for group, table in zip(self.groups, sequence.tables, strict=True):
             for block in reversed(table):
                 if block is not None:
-                    self._holdings.release(branch, group.id, block)
+                    self._holdings.release(sequence, group.id, block)
             table.clear()
-        self._pruning.give_up(branch)
-        branch.kept_names.clear()
-        branch.computed_len = branch.num_ahead = 0
-        branch.keys.clear()
+        self._pruning.give_up(sequence)
+        sequence.kept_names.clear()
+        sequence.computed_len = sequence.num_ahead = 0
+        sequence.keys.clear()
 
-    def _leave_window(self, branch: Sequence, group: Group, table: BlockTable) -> None:
-        end = min(group.spec.first_visible(branch.computed_len) // self.block_size, len(table))
+    def _leave_window(self, sequence: Sequence, group: Group, table: BlockTable) -> None:
+        end = min(group.spec.first_visible(sequence.computed_len) // self.block_size, len(table))
         start = end
         while start > group.spec.num_sink_blocks and table[start - 1] is not None:
             start -= 1
         for number in range(start, end):
             block = table[number]
             assert block is not None
-            self._holdings.release(branch, group.id, block)
+            self._holdings.release(sequence, group.id, block)
             table[number] = None
 
-    def _watch_tail(self, branch: Sequence) -> None:
-        self._tails.watch(branch, branch.last_key)
+    def _watch_tail(self, sequence: Sequence) -> None:
+        self._tails.watch(sequence, sequence.last_key)
 
-    def _unwatch_tail(self, branch: Sequence) -> None:
-        self._tails.unwatch(branch, branch.last_key)
+    def _unwatch_tail(self, sequence: Sequence) -> None:
+        self._tails.unwatch(sequence, sequence.last_key)
 
     def _num_blocks(self, group: Group, num_tokens: int) -> int:
         return group.num_blocks(num_tokens, self.block_size)

@@ -128,28 +128,28 @@ class PrefixMatcher:
         self._slow = slow
         self._live_tails = live_tails
 
-    def match(self, branch: Sequence, max_len: int | None = None) -> PrefixMatch:
+    def match(self, sequence: Sequence, max_len: int | None = None) -> PrefixMatch:
         """Return the longest usable prefix of all but the last token, of at most `max_len` tokens. Pure,
-        but for the names that the branch remembers.
+        but for the names that the sequence remembers.
         """
-        course, most = branch.course, len(branch.token_ids) - 1
+        course, most = sequence.course, len(sequence.token_ids) - 1
         if max_len is not None:
             most = min(most, max_len)
         # What was pruned is found as a whole, with all that was computed since, or is to be pruned again.
         for num in range(len(course.stages), 0, -1):
             limit = most if num == len(course.stages) else min(most, course.most_found(course.stages[num]))
             if limit >= course.stages[num - 1].at:
-                found = self._match(branch, course.up_to(num), limit)
+                found = self._match(sequence, course.up_to(num), limit)
                 if found.length >= course.stages[num - 1].at:
                     return found
         if course.stages:
             most = min(most, course.most_found(course.stages[0]))
-        return self._match(branch, course.up_to(0), most)
+        return self._match(sequence, course.up_to(0), most)
 
-    def _match(self, branch: Sequence, course: ViewSchedule, limit: int) -> PrefixMatch:
+    def _match(self, sequence: Sequence, course: ViewSchedule, limit: int) -> PrefixMatch:
         """Return the longest prefix that can be used once all stages of `course` have been passed."""
-        token_ids = branch.token_ids
-        chain = self._chain(branch, course, limit)
+        token_ids = sequence.token_ids
+        chain = self._chain(sequence, course, limit)
         partial = None
         for num_blocks in range(self._num_leading(chain), -1, -1):
             start = num_blocks * self._block_size
@@ -171,19 +171,19 @@ class PrefixMatcher:
         disk_len = self._num_fetched(chain, found, beyond_host=True)
         return replace(found, host_len=slow_len - disk_len, disk_len=disk_len)
 
-    def _chain(self, branch: Sequence, course: ViewSchedule, limit: int) -> _Chain:
+    def _chain(self, sequence: Sequence, course: ViewSchedule, limit: int) -> _Chain:
         size = self._block_size
         ids = [
-            tuple(branch.token_ids[start : start + size]) for start in range(0, limit // size * size, size)
+            tuple(sequence.token_ids[start : start + size]) for start in range(0, limit // size * size, size)
         ]
         keys: list[BlockKey] = []
-        parents = [course.parent(0, branch.root, limit)]
+        parents = [course.parent(0, sequence.root, limit)]
         for number, block_ids in enumerate(ids):
-            keys.append(branch.chain.name(number, parents[-1], block_ids))
+            keys.append(sequence.chain.name(number, parents[-1], block_ids))
             parents.append(course.parent(number + 1, keys[-1], limit))
         kept: dict[int, Name] = {}
         for stage in course.stages:
-            kept |= course.kept_names(stage, keys, branch.token_ids)
+            kept |= course.kept_names(stage, keys, sequence.token_ids)
         pruned_keys = [kept[number][0] if number in kept else key for number, key in enumerate(keys)]
         device: dict[GroupId, list[BlockId | None]] = {}
         present: dict[GroupId, list[bool]] = {}
@@ -255,8 +255,8 @@ class PrefixMatcher:
         """
         if not rest:
             return
-        for branch in self._live_tails(parent):
-            yield self._live_candidate(branch)
+        for sequence in self._live_tails(parent):
+            yield self._live_candidate(sequence)
         named = {
             node.key: _Candidate(node.key, node.token_ids, dict(node.blocks))
             for node in self._index.nearest(parent, rest, MOST_SIBLINGS)
@@ -271,14 +271,14 @@ class PrefixMatcher:
                 known.stored = stored.groups
         yield from sorted(named.values(), key=lambda candidate: -len(candidate.blocks))
 
-    def _live_candidate(self, branch: Sequence) -> _Candidate:
-        number = branch.computed_len // self._block_size
+    def _live_candidate(self, sequence: Sequence) -> _Candidate:
+        number = sequence.computed_len // self._block_size
         blocks = {
             group.id: block
             for group in self._with_tail
-            if (block := branch.tables[group.id][number]) is not None
+            if (block := sequence.tables[group.id][number]) is not None
         }
-        tail_ids = tuple(branch.token_ids[number * self._block_size : branch.computed_len])
+        tail_ids = tuple(sequence.token_ids[number * self._block_size : sequence.computed_len])
         return _Candidate(None, tail_ids, blocks)
 
     def _num_fetched(self, chain: _Chain, match: PrefixMatch, *, beyond_host: bool) -> int:

@@ -1,8 +1,8 @@
 """Blocks that are never evicted, because somebody has asked for it by name.
 
-A pin covers the full blocks of a branch at that moment: what is needed to go on behind the last of them. It
-outlives the branch. What the branch computes later is covered by pinning it again. A pin is kept until it is
-undone; one that would leave too little for everybody else is refused.
+A pin covers the full blocks of a sequence at that moment: what is needed to go on behind the last of them. It
+outlives the sequence. What the sequence computes later is covered by pinning it again. A pin is kept until
+it is undone; one that would leave too little for everybody else is refused.
 """
 
 from collections import Counter, abc
@@ -22,20 +22,20 @@ Needs = Mapping[GroupId, int]
 
 
 class Pins:
-    """Which branch has had which blocks pinned. A pin is named by the branch's id."""
+    """Which sequence has had which blocks pinned. A pin is named by the sequence's id."""
 
     def __init__(self, device: DeviceTier) -> None:
         self._device = device
         self._blocks: dict[SequenceId, dict[GroupId, tuple[BlockId, ...]]] = {}
 
-    def __contains__(self, branch: SequenceId) -> bool:
-        return branch in self._blocks
+    def __contains__(self, sequence: SequenceId) -> bool:
+        return sequence in self._blocks
 
-    def pin(self, branch: Sequence, requests: abc.Sequence[tuple[Sequence, Needs]] = ()) -> int:
-        """Pin what a branch holds, instead of what it held when it was pinned before.
+    def pin(self, sequence: Sequence, requests: abc.Sequence[tuple[Sequence, Needs]] = ()) -> int:
+        """Pin what a sequence holds, instead of what it held when it was pinned before.
 
         Args:
-            requests: branches that run or wait, each with what it needs in the end.
+            requests: sequences that run or wait, each with what it needs in the end.
 
         Returns:
             The number of blocks that this pin keeps, all groups together.
@@ -43,19 +43,19 @@ class Pins:
         Raises:
             PinRefused: too little would be left; everything stays as it was.
         """
-        blocks = {group.id: self._full_blocks(branch, group) for group in self._device.groups}
+        blocks = {group.id: self._full_blocks(sequence, group) for group in self._device.groups}
         for group, wanted in blocks.items():
-            self._check_room(branch.id, group, wanted, requests)
+            self._check_room(sequence.id, group, wanted, requests)
         for group, wanted in blocks.items():
             for block in wanted:
                 self._device.pools[group].pin(block)
-        self.unpin(branch.id)
-        self._blocks[branch.id] = blocks
+        self.unpin(sequence.id)
+        self._blocks[sequence.id] = blocks
         return sum(map(len, blocks.values()))
 
-    def unpin(self, branch: SequenceId) -> bool:
+    def unpin(self, sequence: SequenceId) -> bool:
         """Undo a pin; False if there is none under this name."""
-        for group, blocks in (pinned := self._blocks.pop(branch, {})).items():
+        for group, blocks in (pinned := self._blocks.pop(sequence, {})).items():
             for block in reversed(blocks):
                 self._device.pools[group].unpin(block)
         return bool(pinned)
@@ -77,13 +77,15 @@ class Pins:
         """Return how many pins keep each block of a group. Pure."""
         return Counter(block for blocks in self._blocks.values() for block in blocks.get(group, ()))
 
-    def _full_blocks(self, branch: Sequence, group: Group) -> tuple[BlockId, ...]:
-        """Return what going on behind the branch's last full block needs, as far as it is on the device: with
-        a window that may begin before what the branch holds itself, since its tail is further on.
+    def _full_blocks(self, sequence: Sequence, group: Group) -> tuple[BlockId, ...]:
+        """Return what going on behind the sequence's last full block needs, as far as it is on the device:
+        with a window that may begin before what the sequence holds itself, since its tail is further on.
         """
         size = self._device.block_size
-        numbers = branch.course.numbers(group, len(branch.keys) * size, size)
-        blocks = [self._device.index.block(branch.name_of(group, number)[0], group.id) for number in numbers]
+        numbers = sequence.course.numbers(group, len(sequence.keys) * size, size)
+        blocks = [
+            self._device.index.block(sequence.name_of(group, number)[0], group.id) for number in numbers
+        ]
         return tuple(block for block in blocks if block is not None)
 
     def _check_room(
@@ -98,8 +100,8 @@ class Pins:
         pinned = {*kept, *wanted}
         most = num_blocks // MOST_PINNED
         reason = f"at most {most} of {num_blocks} may be"
-        for branch, needs in requests:
-            others = len(pinned.difference(branch.tables[group]))
+        for sequence, needs in requests:
+            others = len(pinned.difference(sequence.tables[group]))
             if others + needs[group] > num_blocks:
                 most = min(most, len(pinned) - (others + needs[group] - num_blocks))
                 reason = (

@@ -22,7 +22,7 @@ class Copy:
 class Load:
     """Read a stored block into the device block `target`.
 
-    `token_ids` are all ids of the stored block; a branch may use only the first of them.
+    `token_ids` are all ids of the stored block; a sequence may use only the first of them.
     """
 
     group: GroupId
@@ -82,9 +82,9 @@ class Save:
 
 @dataclass(frozen=True, slots=True)
 class TableChange:
-    """Entries `[start, start + len(block_ids))` of one branch's table in one group have new values."""
+    """Entries `[start, start + len(block_ids))` of one sequence's table in one group have new values."""
 
-    branch: SequenceId
+    sequence: SequenceId
     group: GroupId
     start: int
     block_ids: tuple[BlockId, ...]

@@ -74,7 +74,7 @@ class FullSpec:
 
     @property
     def is_pruned(self) -> bool:
-        """Whether stretches of a branch are replaced by what is kept of them."""
+        """Whether stretches of a sequence are replaced by what is kept of them."""
         return False
 
     @property
@@ -93,7 +93,7 @@ class FullSpec:
 
     @property
     def num_spare_blocks(self) -> int:
-        """Blocks that a branch needs for a moment beside those of its tokens."""
+        """Blocks that a sequence needs for a moment beside those of its tokens."""
         return 0
 
     @property
@@ -260,7 +260,7 @@ class LatentSpec(FullSpec):
 class Fp8LatentSpec(LatentSpec):
     """A latent layer whose rows are packed into 8-bit records of `head_dim_k` bytes; see `Fp8Record`.
 
-    A record follows from its own token alone, so the last block of a branch is packed like all others.
+    A record follows from its own token alone, so the last block of a sequence is packed like all others.
     """
 
     @property

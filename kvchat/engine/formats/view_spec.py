@@ -113,7 +113,7 @@ class PrunedSpec(FullSpec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShadowSpec(FullSpec):
-    """A layer that a branch looks at through a shadow, once a long prompt has been read.
+    """A layer that a sequence looks at through a shadow, once a long prompt has been read.
 
     Args:
         view: how much a step looks at.

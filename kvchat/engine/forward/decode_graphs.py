@@ -197,9 +197,9 @@ class DecodeGraphRunner:
         """Take over the changes of block tables that come with any batch."""
         for change in batch.changes:
             self._apply(change)
-        for branch in batch.dropped:
+        for sequence in batch.dropped:
             for group in self._groups:
-                self._tables.pop((branch, group.id), None)
+                self._tables.pop((sequence, group.id), None)
 
     def takes(self, batch: Batch) -> bool:
         """Whether `logits` computes the batch. Pure."""
@@ -233,7 +233,7 @@ class DecodeGraphRunner:
         return min(fitting, default=None)
 
     def _apply(self, change: TableChange) -> None:
-        name = change.branch, change.group
+        name = change.sequence, change.group
         table = self._tables.get(name)
         end = change.start + len(change.block_ids)
         if table is None or len(table) < end:
@@ -321,10 +321,10 @@ class _Step:
             for number, chunk in enumerate(chunks):
                 if group.sealed_from is None:
                     self._fill_row(
-                        columns[:, number], rows[number], group, chunk.start, tables[chunk.branch, group.id]
+                        columns[:, number], rows[number], group, chunk.start, tables[chunk.sequence, group.id]
                     )
                 elif num_old := group.num_blocks(chunk.start, self._limits.block_size):
-                    rows[number, :num_old] = tables[chunk.branch, group.id][:num_old]
+                    rows[number, :num_old] = tables[chunk.sequence, group.id][:num_old]
 
     def _fill_row(
         self,

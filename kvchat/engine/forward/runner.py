@@ -1,6 +1,6 @@
 """Batch → tensors → forward pass → logits.
 
-All tokens of a step, prompt chunks and decode tokens of many branches, lie in one row [T]; positions tell
+All tokens of a step, prompt chunks and decode tokens of many sequences, lie in one row [T]; positions tell
 them apart. How a model computes a row is its forward pass's business. The runner keeps the block tables as
 tensors and applies only what changed. Dimensions: T tokens in the batch, R rows whose logits are needed, V
 vocabulary, P block size.
@@ -77,7 +77,7 @@ class ShortSteps(Protocol):
 
 
 class Runner:
-    """Runs one model on the block tables of all live branches."""
+    """Runs one model on the block tables of all live sequences."""
 
     def __init__(
         self,
@@ -133,7 +133,7 @@ class Runner:
                     chunk.prunes, {group: row.groups[group].spans[number] for group in row.groups}
                 )
         if self._shadows is not None:
-            self._shadows.trim({chunk.branch for chunk in chunks})
+            self._shadows.trim({chunk.sequence for chunk in chunks})
             self._shadows.settle()
         return logits
 
@@ -155,21 +155,21 @@ class Runner:
         for change in batch.changes:
             self._apply(change)
             if self._shadows is not None and change.start == 0:
-                self._shadows.forget(change.branch)  # it may have become another text
-        for branch in batch.dropped:
+                self._shadows.forget(change.sequence)  # it may have become another text
+        for sequence in batch.dropped:
             if self._shadows is not None:
-                self._shadows.forget(branch)
+                self._shadows.forget(sequence)
             for group in self._groups:
-                self._tables.pop((branch, group.id), None)
+                self._tables.pop((sequence, group.id), None)
 
     def _apply(self, change: TableChange) -> None:
-        table = self._tables.get((change.branch, change.group))
+        table = self._tables.get((change.sequence, change.group))
         end = change.start + len(change.block_ids)
         if table is None or table.numel() < end:
             grown = torch.zeros(max(2 * end, 16), dtype=torch.long, device=self._device)
             if table is not None:
                 grown[: table.numel()] = table
-            table = self._tables[change.branch, change.group] = grown
+            table = self._tables[change.sequence, change.group] = grown
         table[change.start : end] = torch.tensor(change.block_ids, device=self._device)
 
     def _step_of(
@@ -185,8 +185,8 @@ class Runner:
         blocks, sources = [], []
         for chunk in chunks:
             first, end = (group.num_blocks(length, self._block_size) for length in (chunk.start, chunk.end))
-            blocks.append(self._tables.get((chunk.branch, group.id), nothing)[:end])
-            sources.append(self._tables[chunk.branch, recent][first:end])
+            blocks.append(self._tables.get((chunk.sequence, group.id), nothing)[:end])
+            sources.append(self._tables[chunk.sequence, recent][first:end])
         targets = [listed[len(listed) - len(new) :] for listed, new in zip(blocks, sources, strict=True)]
         counts = [len(new) for new in sources]
         step = QuantizedStep(blocks, torch.cat(sources), torch.cat(targets), counts=counts)
@@ -201,7 +201,7 @@ class Runner:
         size = self._block_size
         firsts = [group.spec.first_visible(chunk.start) // size for chunk in chunks]
         tables = [
-            self._tables[chunk.branch, group.id][first : -(-chunk.end // size)]
+            self._tables[chunk.sequence, group.id][first : -(-chunk.end // size)]
             for chunk, first in zip(chunks, firsts, strict=True)
         ]
         listed = torch.cat(tables)
@@ -224,7 +224,7 @@ class Runner:
         if chunk.shadowed is None:
             return span
         assert self._shadows is not None
-        shadow = self._shadows.step(chunk.branch, chunk.shadowed, chunk.start, span.blocks)
+        shadow = self._shadows.step(chunk.sequence, chunk.shadowed, chunk.start, span.blocks)
         return replace(span, shadow=shadow)
 
     def _viewed_step(
@@ -232,7 +232,7 @@ class Runner:
     ) -> AttentionMetadata:
         """Return slots, and spans over the blocks in sight."""
         size = self._block_size
-        tables = [self._tables[chunk.branch, group.id] for chunk in chunks]
+        tables = [self._tables[chunk.sequence, group.id] for chunk in chunks]
         ends = list(accumulate(lens))
         spans = [
             self._seen(chunk, group, table, (end - length, end))

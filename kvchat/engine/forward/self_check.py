@@ -124,7 +124,7 @@ def _chunk(number: int, text: Tensor, part: int) -> Chunk:
     start, end = CUTS[number][part : part + 2]
     return Chunk(
         request=RequestId(number),
-        branch=SequenceId(number),
+        sequence=SequenceId(number),
         start=start,
         token_ids=tuple(text[start:end].tolist()),
         samples=True,

@@ -111,7 +111,7 @@ class HFBlocks:
         self.close()
 
     def open(self, token_ids: abc.Sequence[int]) -> Sequence:
-        """Return a branch of these tokens with as much computed as is known, from memory and disk; all but
+        """Return a sequence of these tokens with as much computed as is known, from memory and disk; all but
         the last at most. Waits for the disk.
 
         Raises:
@@ -124,26 +124,26 @@ class HFBlocks:
                 "the model's weights have changed, and its blocks are those of the old ones;"
                 " make new ones with HFBlocks(model)"
             )
-        branch = self._manager.open("", token_ids)
-        match = self._manager.match(branch)
-        flight = self._flights.begin(match, branch.root) if match.disk_len else None
+        sequence = self._manager.open("", token_ids)
+        match = self._manager.match(sequence)
+        flight = self._flights.begin(match, sequence.root) if match.disk_len else None
         while flight is not None and not flight.is_over:
             self._flights.wait(_WAIT_S)
             self._flights.collect()
-        moves = self._manager.admit(branch, self._manager.match(branch, resident=True))
+        moves = self._manager.admit(sequence, self._manager.match(sequence, resident=True))
         if flight is not None:
             self._flights.leave(flight)
         self._carry_out(moves or ())
-        return branch
+        return sequence
 
-    def begin(self, branch: Sequence) -> dict[GroupId, AttentionMetadata]:
-        """Return where the tokens of a branch go that are not computed yet.
+    def begin(self, sequence: Sequence) -> dict[GroupId, AttentionMetadata]:
+        """Return where the tokens of a sequence go that are not computed yet.
 
         Raises:
             PoolExhausted: there is no room for them.
         """
-        start, end = branch.computed_len, len(branch.token_ids)
-        moves = self._manager.extend(branch, end - start)
+        start, end = sequence.computed_len, len(sequence.token_ids)
+        moves = self._manager.extend(sequence, end - start)
         if moves is None:
             raise PoolExhausted(
                 f"there is no room for {end} tokens; give HFBlocks more device_bytes, or let caches go that"
@@ -151,36 +151,36 @@ class HFBlocks:
             )
         self._carry_out(moves)
         self._manager.take_changes()  # nobody else keeps tables
-        return {group.id: self._step(branch, group, start, end) for group in self._groups}
+        return {group.id: self._step(sequence, group, start, end) for group in self._groups}
 
-    def commit(self, branch: Sequence) -> None:
-        """Note that all tokens of a branch are computed: they are shared and saved from now on."""
-        self._manager.commit(branch, len(branch.token_ids) - branch.computed_len)
+    def commit(self, sequence: Sequence) -> None:
+        """Note that all tokens of a sequence are computed: they are shared and saved from now on."""
+        self._manager.commit(sequence, len(sequence.token_ids) - sequence.computed_len)
         self._keeper.after_step()
 
-    def take_back(self, branch: Sequence) -> None:
-        """Forget the tokens of a branch that were to be computed, because a pass has failed."""
-        del branch.token_ids[branch.computed_len :]
-        self._manager.retract(branch)
+    def take_back(self, sequence: Sequence) -> None:
+        """Forget the tokens of a sequence that were to be computed, because a pass has failed."""
+        del sequence.token_ids[sequence.computed_len :]
+        self._manager.retract(sequence)
 
-    def release(self, branch: Sequence) -> None:
-        """Save a branch and let go of it; its blocks stay as long as there is room."""
-        if not self._is_closed and branch.id in self._manager.branches:
-            self.take_back(branch)
-            self._keeper.save_branch(branch)
-            self._manager.release(branch)
+    def release(self, sequence: Sequence) -> None:
+        """Save a sequence and let go of it; its blocks stay as long as there is room."""
+        if not self._is_closed and sequence.id in self._manager.sequences:
+            self.take_back(sequence)
+            self._keeper.save_sequence(sequence)
+            self._manager.release(sequence)
             self._manager.take_changes()
 
     def close(self) -> None:
         """Wait until everything is on disk. May be called twice; caches over these blocks end with it."""
         if self._is_closed:
             return
-        for branch in self._manager.branches.values():
-            self.take_back(branch)
+        for sequence in self._manager.sequences.values():
+            self.take_back(sequence)
         self._is_closed = True
         self._flights.close()
         self._mover.settle()
-        self._keeper.close(self._manager.branches.values())
+        self._keeper.close(self._manager.sequences.values())
         if self._store is not None:
             self._store.close()
 
@@ -189,9 +189,9 @@ class HFBlocks:
         self._manager.check_integrity()
         self._flights.check_integrity()
 
-    def _step(self, branch: Sequence, group: Group, start: int, end: int) -> AttentionMetadata:
+    def _step(self, sequence: Sequence, group: Group, start: int, end: int) -> AttentionMetadata:
         device = self.pool.device
-        table = [block for block in branch.tables[group.id] if block is not None]
+        table = [block for block in sequence.tables[group.id] if block is not None]
         assert len(table) == -(-end // self.block_size), "nothing leaves a window here"
         blocks = torch.tensor(table, dtype=torch.long, device=device)
         positions = torch.arange(start, end, device=device)

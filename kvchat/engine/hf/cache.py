@@ -111,11 +111,11 @@ class HFCache(GatherCache):
         if not self._end.alive:
             raise InvalidRequest("this cache is closed; make a new one with HFCache(blocks)")
         texts = self._texts
-        is_new = not texts.branches
+        is_new = not texts.sequences
         texts.take(arguments)
         if is_new:
-            self.cached_tokens = sum(row.computed_len for row in texts.branches)
-        self._steps = [self._blocks.begin(row) for row in texts.branches]
+            self.cached_tokens = sum(row.computed_len for row in texts.sequences)
+        self._steps = [self._blocks.begin(row) for row in texts.sequences]
         self.begin(self._steps[0], 0)
         token_ids = arguments["input_ids"]
         num_given, num_new = token_ids.shape[1], texts.width - texts.length
@@ -128,7 +128,7 @@ class HFCache(GatherCache):
 
     def settle(self, *, is_computed: bool) -> None:
         """Note whether a pass has computed what `take` handed on."""
-        for row in self._texts.branches:
+        for row in self._texts.sequences:
             (self._blocks.commit if is_computed else self._blocks.take_back)(row)
 
     def _empty(self, states: Tensor) -> Tensor:

@@ -18,13 +18,13 @@ from kvchat.errors import InvalidRequest
 
 
 class Texts:
-    """Rows of tokens with their branches; outlives its cache by the moment in which it is let go.
+    """Rows of tokens with their sequences; outlives its cache by the moment in which it is let go.
 
     Args:
         num_texts: how many rows a pass must have; None: one, which is not padded.
 
     Attributes:
-        branches: of the rows; empty before the first pass.
+        sequences: of the rows; empty before the first pass.
         pads: how many columns of each row are padding.
     """
 
@@ -32,7 +32,7 @@ class Texts:
         if num_texts is not None and num_texts < 1:
             raise InvalidRequest(f"num_texts must be at least 1, not {num_texts}")
         self.blocks = blocks
-        self.branches: list[Sequence] = []
+        self.sequences: list[Sequence] = []
         self.pads: list[int] = []
         self._num_texts = num_texts
 
@@ -54,17 +54,17 @@ class Texts:
                 positions that are not those of the texts alone.
         """
         token_ids, mask = self._ids_of(arguments), arguments.get("attention_mask")
-        for row in self.branches:
+        for row in self.sequences:
             self.blocks.take_back(row)
         start = self.length
         pads = self._pads_of(mask, start, token_ids)
-        if self.branches and pads != self.pads:
+        if self.sequences and pads != self.pads:
             raise InvalidRequest("the padding of these texts has changed; use a new cache for other texts")
         _check_positions(self.blocks.model, arguments, pads, start)
-        if not self.branches:
+        if not self.sequences:
             self.pads = pads
             for ids, pad in zip(token_ids, pads, strict=True):
-                self.branches.append(self.blocks.open(ids[pad:].tolist()))
+                self.sequences.append(self.blocks.open(ids[pad:].tolist()))
             return
         for ids, (pad, row) in zip(token_ids, self._rows, strict=True):
             # After a pass that failed a row may have more than the shortest of them.
@@ -72,13 +72,13 @@ class Texts:
 
     def release(self) -> None:
         """Let go of all texts; their blocks stay where others find them."""
-        for row in self.branches:
+        for row in self.sequences:
             self.blocks.release(row)
-        self.branches.clear()
+        self.sequences.clear()
 
     @property
     def _rows(self) -> list[tuple[int, Sequence]]:
-        return list(zip(self.pads, self.branches, strict=False))  # fewer where one could not be opened
+        return list(zip(self.pads, self.sequences, strict=False))  # fewer where one could not be opened
 
     def _ids_of(self, arguments: dict[str, Any]) -> Tensor:
         """Return the ids [B, T] of a pass."""
@@ -98,7 +98,7 @@ class Texts:
     def _pads_of(self, mask: object, start: int, token_ids: Tensor) -> list[int]:
         """Return how many columns of each row are padding."""
         if mask is None:
-            return self.pads if self.branches else [0] * len(token_ids)
+            return self.pads if self.sequences else [0] * len(token_ids)
         num_columns = start + token_ids.shape[1]
         if not (isinstance(mask, Tensor) and mask.shape == (len(token_ids), num_columns)):
             raise InvalidRequest(f"an HFCache takes a mask [texts, tokens], here of {num_columns} tokens")

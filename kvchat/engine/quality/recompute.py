@@ -49,89 +49,89 @@ class Recompute:
     def blocks(self, token_ids: abc.Sequence[int], start: int, past: ReadPast) -> Iterator[ComputedBlock]:
         """Yield the blocks from position `start` on, a multiple of the block size, the tail included."""
         assert start % self._block_size == 0
-        branch = self._begin(token_ids, start, past)
+        sequence = self._begin(token_ids, start, past)
         try:
-            while branch.num_uncomputed:
-                first = branch.computed_len // self._block_size
-                num_tokens = min(self._chunk_len, branch.num_uncomputed)
-                self._run(branch, num_tokens, samples=False)
-                last = -(-(branch.computed_len + num_tokens) // self._block_size)
+            while sequence.num_uncomputed:
+                first = sequence.computed_len // self._block_size
+                num_tokens = min(self._chunk_len, sequence.num_uncomputed)
+                self._run(sequence, num_tokens, samples=False)
+                last = -(-(sequence.computed_len + num_tokens) // self._block_size)
                 for number in range(first, last):
-                    yield ComputedBlock(number, self._reader(branch, number))
-                self._commit(branch, num_tokens)
+                    yield ComputedBlock(number, self._reader(sequence, number))
+                self._commit(sequence, num_tokens)
         finally:
-            self._manager.release(branch)
+            self._manager.release(sequence)
 
     def last_logits(self, token_ids: abc.Sequence[int], start: int, past: ReadPast) -> Tensor:
         """Return the logits [V] behind the last token, everything before `start` being given."""
-        branch = self._begin(token_ids, start, past)
+        sequence = self._begin(token_ids, start, past)
         try:
             while True:
-                num_tokens = min(self._chunk_len, branch.num_uncomputed)
-                is_last = num_tokens == branch.num_uncomputed
-                logits = self._run(branch, num_tokens, samples=is_last)
-                self._commit(branch, num_tokens)
+                num_tokens = min(self._chunk_len, sequence.num_uncomputed)
+                is_last = num_tokens == sequence.num_uncomputed
+                logits = self._run(sequence, num_tokens, samples=is_last)
+                self._commit(sequence, num_tokens)
                 if is_last:
                     return logits[0]
         finally:
-            self._manager.release(branch)
+            self._manager.release(sequence)
 
     def _begin(self, token_ids: abc.Sequence[int], start: int, past: ReadPast) -> Sequence:
-        """Return a branch whose first `start` positions hold the given past."""
-        branch = self._manager.open(_OWNER, token_ids, f"verify:{secrets.token_hex(16)}")
+        """Return a sequence whose first `start` positions hold the given past."""
+        sequence = self._manager.open(_OWNER, token_ids, f"verify:{secrets.token_hex(16)}")
         try:
-            while branch.computed_len < start:
-                num_tokens = min(self._chunk_len, start - branch.computed_len)
-                self._extend(branch, num_tokens)
+            while sequence.computed_len < start:
+                num_tokens = min(self._chunk_len, start - sequence.computed_len)
+                self._extend(sequence, num_tokens)
                 for group in self._manager.groups:
-                    self._fill(branch, group, branch.computed_len + num_tokens, past)
-                self._commit(branch, num_tokens)
+                    self._fill(sequence, group, sequence.computed_len + num_tokens, past)
+                self._commit(sequence, num_tokens)
         except BaseException:
-            self._manager.release(branch)
+            self._manager.release(sequence)
             raise
-        return branch
+        return sequence
 
-    def _fill(self, branch: Sequence, group: Group, end: int, past: ReadPast) -> None:
+    def _fill(self, sequence: Sequence, group: Group, end: int, past: ReadPast) -> None:
         """Write the given past of one group, from the tokens that are computed up to `end`."""
-        first, last = (group.num_blocks(length, self._block_size) for length in (branch.computed_len, end))
+        first, last = (group.num_blocks(length, self._block_size) for length in (sequence.computed_len, end))
         for number in range(first, last):
-            block, data = branch.tables[group.id][number], past(number, group.id)
+            block, data = sequence.tables[group.id][number], past(number, group.id)
             if block is not None and data is not None:
                 self._pool.write_block(group.id, block, bytearray(data))
 
-    def _run(self, branch: Sequence, num_tokens: int, *, samples: bool) -> Tensor:
-        self._extend(branch, num_tokens)
-        start = branch.computed_len
+    def _run(self, sequence: Sequence, num_tokens: int, *, samples: bool) -> Tensor:
+        self._extend(sequence, num_tokens)
+        start = sequence.computed_len
         chunk = Chunk(
             request=RequestId(0),
-            branch=branch.id,
+            sequence=sequence.id,
             start=start,
-            token_ids=tuple(branch.token_ids[start : start + num_tokens]),
+            token_ids=tuple(sequence.token_ids[start : start + num_tokens]),
             samples=samples,
         )
         changes, dropped = self._manager.take_changes()
         return self._runner.run(Batch((chunk,), (), changes, dropped))
 
-    def _extend(self, branch: Sequence, num_tokens: int) -> None:
-        moves = self._manager.extend(branch, num_tokens)
+    def _extend(self, sequence: Sequence, num_tokens: int) -> None:
+        moves = self._manager.extend(sequence, num_tokens)
         if moves is None:
             raise PoolExhausted(
-                f"{len(branch.token_ids)} tokens do not fit into the cache; "
+                f"{len(sequence.token_ids)} tokens do not fit into the cache; "
                 "give it more with --kv-device-bytes"
             )
         self._mover.execute(moves)
         self._manager.finish_moves()
 
-    def _commit(self, branch: Sequence, num_tokens: int) -> None:
-        self._manager.commit(branch, num_tokens)
+    def _commit(self, sequence: Sequence, num_tokens: int) -> None:
+        self._manager.commit(sequence, num_tokens)
         self._manager.take_saves()  # nobody stores these
 
-    def _reader(self, branch: Sequence, number: int) -> Callable[[GroupId, int], bytes]:
+    def _reader(self, sequence: Sequence, number: int) -> Callable[[GroupId, int], bytes]:
         groups = {group.id: group for group in self._manager.groups}
 
         def read(group: GroupId, num_tokens: int) -> bytes:
             recent = groups[group].sealed_from
-            block = branch.tables[group if recent is None else recent][number]
+            block = sequence.tables[group if recent is None else recent][number]
             assert block is not None
             if recent is not None:
                 return self._quantised(groups[group], block)

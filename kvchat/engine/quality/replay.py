@@ -156,7 +156,7 @@ class Replay:
             samples = end > num_silent
             chunk = Chunk(
                 request=RequestId(0),
-                branch=_BRANCH,
+                sequence=_BRANCH,
                 start=start + first,
                 token_ids=tuple(token_ids[first:end]),
                 samples=samples,

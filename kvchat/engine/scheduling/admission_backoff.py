@@ -2,7 +2,7 @@
 
 Matching a long prompt costs more than a decode step, so a refused request is not matched again until
 something has happened that can change the answer. What can: more blocks to be had, names that come or go on
-the prompt's path, blocks on their way, other requests at work, idle branches. A tail that only grows cannot:
+the prompt's path, blocks on their way, other requests at work, idle sequences. A tail that only grows cannot:
 it is copied, so what it saves in tokens it takes in the block of the copy.
 """
 
@@ -53,17 +53,17 @@ class AdmissionBackoff:
         self._last = None
         if lacking is None:
             return
-        pool, branch = self._manager.pools[lacking], entry.branch
+        pool, sequence = self._manager.pools[lacking], entry.sequence
         self._last = _Refusal(
             request=entry.id,
-            num_tokens=len(branch.token_ids),
+            num_tokens=len(sequence.token_ids),
             ranks=_ranks(entry, running),
             lacking=lacking,
             num_available=pool.num_available,
             num_claimed=pool.num_claimed,
             num_transfer_changes=self._manager.device.num_transfer_changes,
             journal_lens=tuple(journal.length for journal in self._manager.device.journals),
-            parents=frozenset((branch.root, *branch.chain.keys)),
+            parents=frozenset((sequence.root, *sequence.chain.keys)),
         )
 
     def forget(self) -> None:
@@ -80,7 +80,7 @@ class AdmissionBackoff:
             pool.num_available <= last.num_available
             and pool.num_claimed == last.num_claimed
             and device.num_transfer_changes == last.num_transfer_changes
-            and len(entry.branch.token_ids) == last.num_tokens
+            and len(entry.sequence.token_ids) == last.num_tokens
             and _ranks(entry, running) == last.ranks
             and not any(
                 journal.has_touched(last.parents, since)

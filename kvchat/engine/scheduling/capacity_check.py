@@ -69,9 +69,9 @@ class CapacityCheck:
             )
 
     def needs_of(self, entries: Iterable[Completion]) -> list[tuple[Sequence, dict[GroupId, int]]]:
-        """Return what each request needs when it has generated all that it may, its branch first. Pure."""
+        """Return what each request needs when it has generated all that it may, its sequence first. Pure."""
         return [
-            (entry.branch, self._needs(min(entry.prompt_len + entry.max_tokens, self._max_context)))
+            (entry.sequence, self._needs(min(entry.prompt_len + entry.max_tokens, self._max_context)))
             for entry in entries
         ]
 

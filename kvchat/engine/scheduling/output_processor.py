@@ -74,12 +74,12 @@ class OutputProcessor:
     sampled_tokens: int = 0
     _ids: "count[int]" = field(default_factory=lambda: count(1))
 
-    def open(self, request: Request, branch: Sequence) -> Completion:
-        """Queue a request whose answer begins on `branch`."""
+    def open(self, request: Request, sequence: Sequence) -> Completion:
+        """Queue a request whose answer begins on `sequence`."""
         entry = Completion(
             id=self._new_id(),
             request=request,
-            branch=branch,
+            sequence=sequence,
             sampling=seeded(request.sampling, 0),
             max_tokens=self._max_tokens(request),
             submitted_s=self.clock(),
@@ -98,8 +98,8 @@ class OutputProcessor:
         can_end = bool(self._ends(request.sampling))
         return self._max_tokens(request) if is_told_whole and not can_end else 1
 
-    def running_on(self, branch: SequenceId) -> Completion | None:
-        return next((entry for entry in self.entries.values() if entry.branch.id == branch), None)
+    def running_on(self, sequence: SequenceId) -> Completion | None:
+        return next((entry for entry in self.entries.values() if entry.sequence.id == sequence), None)
 
     def tell(self, event: Event) -> None:
         self.events.append(event)
@@ -128,7 +128,7 @@ class OutputProcessor:
         rows = logits.split([chunk.num_rows for chunk in batch.chunks])
         for chunk, own in zip(batch.chunks, rows, strict=True):
             entry = self.entries[chunk.request]
-            self.manager.commit(entry.branch, chunk.num_certain)
+            self.manager.commit(entry.sequence, chunk.num_certain)
             if chunk.samples:
                 due = sampled if self._family(entry).search is None else searched
                 due.append(_Due(entry, own, chunk.draft))
@@ -160,8 +160,8 @@ class OutputProcessor:
             self._drop(family, family.running[1:])
             self._release(family.take_hypotheses())
         self._take_out(entry)
-        self.manager.retract(entry.branch)
-        self.keeper.save_branch(entry.branch)
+        self.manager.retract(entry.sequence)
+        self.keeper.save_sequence(entry.sequence)
         family.end(entry, reason, error)
         self._tell_end(family)
 
@@ -171,7 +171,7 @@ class OutputProcessor:
         if not due:
             return
         rows = [
-            SamplingRow(one.entry.id, one.entry.sampling, one.entry.branch.token_ids, one.draft)
+            SamplingRow(one.entry.id, one.entry.sampling, one.entry.sequence.token_ids, one.draft)
             for one in due
         ]
         for one, chosen in zip(due, self._choose(due, rows), strict=True):
@@ -195,7 +195,9 @@ class OutputProcessor:
         return [self._fork(entry, sample) for sample in family.missing_samples]
 
     def _fork(self, entry: Completion, sample: int) -> Completion:
-        sibling = self._family(entry).sibling(entry, self._new_id(), self.manager.fork(entry.branch), sample)
+        sibling = self._family(entry).sibling(
+            entry, self._new_id(), self.manager.fork(entry.sequence), sample
+        )
         self.entries[sibling.id] = sibling
         self.scheduler.add(sibling)
         return sibling
@@ -207,13 +209,13 @@ class OutputProcessor:
         end: tuple[FinishReason, str | None] | None = None
         for number, choice in enumerate(chosen):
             if number:
-                self.manager.commit(entry.branch, 1)
+                self.manager.commit(entry.sequence, 1)
                 entry.num_accepted += 1
             end = self._take_token(entry, choice)
             if end is not None:
                 break
         if not entry.is_ahead:  # otherwise its next slot is being written
-            self.manager.retract(entry.branch)
+            self.manager.retract(entry.sequence)
         if end is not None:
             self.finish(entry, *end)
 
@@ -293,23 +295,23 @@ class OutputProcessor:
             self._tell_end(family)
 
     def _keep_hypothesis(self, family: RequestState, end: Continuation) -> None:
-        """Put a finished answer among the best ones, on a branch of its own."""
-        branch = self.manager.fork(end.parent.branch)
-        branch.token_ids.append(end.token_id)
+        """Put a finished answer among the best ones, on a sequence of its own."""
+        sequence = self.manager.fork(end.parent.sequence)
+        sequence.token_ids.append(end.token_id)
         reason = FinishReason.STOP if end.token_id in self._ends(end.parent.sampling) else FinishReason.LENGTH
         num_tokens = end.parent.num_generated + 1
-        self._release(family.keep(Hypothesis(branch, end.score, num_tokens, reason)))
+        self._release(family.keep(Hypothesis(sequence, end.score, num_tokens, reason)))
 
     def _drop(self, family: RequestState, beams: list[Completion]) -> None:
         """Let go of beams that are not continued."""
         for entry in list(beams):
             self._take_out(entry)
             family.running.remove(entry)
-            self.manager.release(entry.branch)
+            self.manager.release(entry.sequence)
 
     def _release(self, hypotheses: list[Hypothesis]) -> None:
         for hypothesis in hypotheses:
-            self.manager.release(hypothesis.branch)
+            self.manager.release(hypothesis.sequence)
 
     def _ends(self, sampling: SamplingParams) -> frozenset[int]:
         own = frozenset(sampling.stop_token_ids)
@@ -321,14 +323,14 @@ class OutputProcessor:
         if family.running:
             return
         del self.families[family.first.id]
-        for branch in family.untold_branches:
-            if branch in self.manager.branches:  # nobody has let go of it by its place in a snapshot
-                self.manager.release(self.manager.branches[branch])
+        for sequence in family.untold_sequences:
+            if sequence in self.manager.sequences:  # nobody has let go of it by its place in a snapshot
+                self.manager.release(self.manager.sequences[sequence])
         self.events.append(request_events.finished(family, self.clock()))
 
     def _take_out(self, entry: Completion) -> None:
         self.scheduler.remove(entry)
-        self.scheduler.touch(entry.branch.id)
+        self.scheduler.touch(entry.sequence.id)
         self.sampler.forget(entry.id)
         del self.entries[entry.id]
 

@@ -47,15 +47,15 @@ class _Launched:
         """Return the rows that a batch needs, as it would compute them now: of the same request, whose token
         was told since, at the same place in the same blocks.
         """
-        moved = {change.branch for change in batch.changes} | set(batch.dropped)
-        places = [(chunk.request, chunk.branch, chunk.start) for chunk in self.chunks]
+        moved = {change.sequence for change in batch.changes} | set(batch.dropped)
+        places = [(chunk.request, chunk.sequence, chunk.start) for chunk in self.chunks]
         rows = {place: number for number, place in enumerate(places)}
         found: dict[SequenceId, int] = {}
         for chunk in batch.chunks:
-            number = rows.get((chunk.request, chunk.branch, chunk.start))
+            number = rows.get((chunk.request, chunk.sequence, chunk.start))
             is_one = len(chunk.token_ids) == 1 and chunk.samples
-            if is_one and number is not None and chunk.branch not in moved:
-                found[chunk.branch] = number
+            if is_one and number is not None and chunk.sequence not in moved:
+                found[chunk.sequence] = number
         return found
 
 
@@ -92,14 +92,14 @@ class OverlappedDecode:
             self.num_surplus += len(launched.chunks) - len(rows)
         if launched is None or not rows:
             return self._runner.run(batch)
-        others = tuple(chunk for chunk in batch.chunks if chunk.branch not in rows)
+        others = tuple(chunk for chunk in batch.chunks if chunk.sequence not in rows)
         if not others:
             self._runner.note(batch)
-            return _picked(launched.logits, [rows[chunk.branch] for chunk in batch.chunks])
+            return _picked(launched.logits, [rows[chunk.sequence] for chunk in batch.chunks])
         computed = iter(self._runner.run(replace(batch, chunks=others)).split([c.num_rows for c in others]))
         return torch.cat(
             [
-                launched.logits[rows[chunk.branch]][None] if chunk.branch in rows else next(computed)
+                launched.logits[rows[chunk.sequence]][None] if chunk.sequence in rows else next(computed)
                 for chunk in batch.chunks
             ]
         )
@@ -117,7 +117,7 @@ class OverlappedDecode:
         numbers: list[int] = []
         for number, entry in enumerate(due):
             if entry.num_generated + 1 < entry.max_tokens:  # otherwise it ends whatever its token is
-                added = self._manager.extend(entry.branch, 1)
+                added = self._manager.extend(entry.sequence, 1)
                 if added is not None:
                     moves += added
                     numbers.append(number)
@@ -131,13 +131,13 @@ class OverlappedDecode:
         logits = self._runner.run_ahead(batch, _picked(tokens, numbers))
         if logits is None:
             for entry in entries:
-                self._manager.retract(entry.branch)
+                self._manager.retract(entry.sequence)
         else:
             self._launched = _Launched(entries, chunks, logits)
             self.num_steps += 1
             for entry in entries:
                 entry.is_ahead = True
-                entry.branch.num_ahead = 1
+                entry.sequence.num_ahead = 1
 
     def drop(self) -> None:
         """Forget what has been computed ahead."""
@@ -161,7 +161,7 @@ class OverlappedDecode:
 
 def _next_chunk(entry: Completion) -> Chunk:
     """Return the token that is not known yet, called 0."""
-    return Chunk(entry.id, entry.branch.id, entry.branch.computed_len, (0,), samples=True)
+    return Chunk(entry.id, entry.sequence.id, entry.sequence.computed_len, (0,), samples=True)
 
 
 def _picked(rows: Tensor, numbers: Sequence[int]) -> Tensor:

@@ -17,7 +17,7 @@ def progress(entry: Completion) -> PrefillProgress:
     """Return how much of the prompt is there by now."""
     return PrefillProgress(
         request_id=entry.id,
-        branch=entry.branch.id,
+        sequence=entry.sequence.id,
         prompt_tokens=entry.prompt_len,
         cached_tokens=entry.cached_len,
         computed_tokens=_computed_len(entry),
@@ -28,7 +28,7 @@ def progress(entry: Completion) -> PrefillProgress:
 def token(entry: Completion, choice: SampledToken) -> TokenEmitted:
     return TokenEmitted(
         request_id=entry.request_id or entry.id,
-        branch=entry.branch.id,
+        sequence=entry.sequence.id,
         token_id=choice.token_id,
         sample=entry.sample,
         logprobs=choice.logprobs if entry.request.sampling.logprobs is not None else None,
@@ -39,18 +39,18 @@ def hypothesis_tokens(family: RequestState) -> list[TokenEmitted]:
     """Return the tokens of a search's answers, which are known only at its end."""
     return [
         TokenEmitted(
-            request_id=family.first.id, branch=hypothesis.branch.id, token_id=token_id, sample=sample
+            request_id=family.first.id, sequence=hypothesis.sequence.id, token_id=token_id, sample=sample
         )
         for sample, hypothesis in enumerate(family.hypotheses)
-        for token_id in hypothesis.branch.token_ids[-hypothesis.num_tokens :]
+        for token_id in hypothesis.sequence.token_ids[-hypothesis.num_tokens :]
     ]
 
 
 def beam_tokens(beam: Completion) -> list[TokenEmitted]:
     """Return the tokens of a beam whose search is given up."""
     return [
-        TokenEmitted(request_id=beam.request_id or beam.id, branch=beam.branch.id, token_id=token_id)
-        for token_id in beam.branch.token_ids[beam.prompt_len :]
+        TokenEmitted(request_id=beam.request_id or beam.id, sequence=beam.sequence.id, token_id=token_id)
+        for token_id in beam.sequence.token_ids[beam.prompt_len :]
     ]
 
 
@@ -59,7 +59,7 @@ def finished(family: RequestState, now_s: float) -> RequestFinished:
     entry, samples = family.first, family.ranked()
     return RequestFinished(
         request_id=entry.id,
-        branch=samples[0].branch,
+        sequence=samples[0].sequence,
         reason=samples[0].reason,
         usage=Usage(
             prompt_tokens=entry.prompt_len,
@@ -81,7 +81,7 @@ def _computed_len(entry: Completion) -> int:
     """Return how many prompt tokens were computed for this request."""
     if entry.first_token_s is not None:
         return entry.prompt_len - entry.cached_len
-    return max(0, entry.branch.computed_len - entry.cached_len)
+    return max(0, entry.sequence.computed_len - entry.cached_len)
 
 
 def _timings(family: RequestState, now_s: float) -> Timings:

@@ -1,4 +1,4 @@
-"""What is let into the engine, and on which branch it runs."""
+"""What is let into the engine, and on which sequence it runs."""
 
 from collections.abc import Iterable
 
@@ -52,39 +52,42 @@ class RequestValidator:
         if unknown is not None:
             raise InvalidRequest(f"token id {unknown} is not in the model's vocabulary of {self._vocab_size}")
 
-    def branch_for(self, request: Request) -> Sequence:
-        """Return the branch on which a request runs, with the prompt as its tokens: a new one, or its own."""
-        if request.branch is None:
-            branch = self._manager.open(request.owner, request.token_ids, request.namespace)
-            branch.is_saved = request.is_saved
-            return branch
-        branch = self.live(request.branch)
-        if self._answers.running_on(branch.id) is not None:
-            raise InvalidRequest(f"branch {branch.id} is still answering")
-        if branch.root != self._manager.root_of(request.namespace):
-            raise InvalidRequest(f"branch {branch.id} is of another namespace; submit without a branch")
-        if tuple(branch.token_ids[: branch.computed_len]) != request.token_ids[: branch.computed_len]:
-            raise InvalidRequest(f"branch {branch.id} does not begin the prompt; submit without a branch")
-        if branch.computed_len >= len(request.token_ids) or not self._goes_on(branch, request):
-            self._manager.reset(branch)
-        branch.is_saved = request.is_saved
-        branch.course = self._course(branch, request)
-        branch.token_ids = list(request.token_ids)
-        return branch
+    def sequence_for(self, request: Request) -> Sequence:
+        """Return the sequence on which a request runs, with the prompt as its tokens: a new one, or its
+        own."""
+        if request.sequence is None:
+            sequence = self._manager.open(request.owner, request.token_ids, request.namespace)
+            sequence.is_saved = request.is_saved
+            return sequence
+        sequence = self.live(request.sequence)
+        if self._answers.running_on(sequence.id) is not None:
+            raise InvalidRequest(f"sequence {sequence.id} is still answering")
+        if sequence.root != self._manager.root_of(request.namespace):
+            raise InvalidRequest(f"sequence {sequence.id} is of another namespace; submit without a sequence")
+        if tuple(sequence.token_ids[: sequence.computed_len]) != request.token_ids[: sequence.computed_len]:
+            raise InvalidRequest(
+                f"sequence {sequence.id} does not begin the prompt; submit without a sequence"
+            )
+        if sequence.computed_len >= len(request.token_ids) or not self._goes_on(sequence, request):
+            self._manager.reset(sequence)
+        sequence.is_saved = request.is_saved
+        sequence.course = self._course(sequence, request)
+        sequence.token_ids = list(request.token_ids)
+        return sequence
 
-    def _course(self, branch: Sequence, request: Request) -> ViewSchedule:
-        return self._manager.courses.going_on(branch.course, request.namespace, len(request.token_ids))
+    def _course(self, sequence: Sequence, request: Request) -> ViewSchedule:
+        return self._manager.courses.going_on(sequence.course, request.namespace, len(request.token_ids))
 
-    def _goes_on(self, branch: Sequence, request: Request) -> bool:
-        """Whether what a branch holds is what the prompt goes on from. Pure."""
-        present, course, length = branch.course, self._course(branch, request), branch.computed_len
+    def _goes_on(self, sequence: Sequence, request: Request) -> bool:
+        """Whether what a sequence holds is what the prompt goes on from. Pure."""
+        present, course, length = sequence.course, self._course(sequence, request), sequence.computed_len
         passed = [[stage for stage in one.stages if stage.at <= length] for one in (present, course)]
         stage = course.next_stage(length)
         return passed[0] == passed[1] and (stage is None or length <= course.most_found(stage))
 
-    def live(self, branch: SequenceId) -> Sequence:
-        """Return a live branch by its id. Pure."""
-        live = self._manager.branches.get(branch)
+    def live(self, sequence: SequenceId) -> Sequence:
+        """Return a live sequence by its id. Pure."""
+        live = self._manager.sequences.get(sequence)
         if live is None:
-            raise InvalidRequest(f"there is no live branch {branch}")
+            raise InvalidRequest(f"there is no live sequence {sequence}")
         return live

@@ -1,8 +1,8 @@
 """Which requests run, and what each computes in the next step.
 
-Waiting requests are admitted in order of priority, then arrival. Each step serves decoding branches first and
-fills the rest of the token budget with prompt chunks, so that a long prompt never stops an answer. Under
-pressure idle branches let go of their blocks first, then the least important, most recent running request
+Waiting requests are admitted in order of priority, then arrival. Each step serves decoding sequences first
+and fills the rest of the token budget with prompt chunks, so that a long prompt never stops an answer. Under
+pressure idle sequences let go of their blocks first, then the least important, most recent running request
 goes back to the queue; what it had computed stays cached as long as there is room.
 """
 
@@ -25,7 +25,7 @@ from kvchat.platform.values import dataclass
 
 
 class ReservedTokens(Protocol):
-    """Blocks that are held for waiting requests, beside those of branches."""
+    """Blocks that are held for waiting requests, beside those of sequences."""
 
     def let_go(self, entry: Completion) -> bool:
         """Give up what is held for less important requests than this one; False if that gives no block back
@@ -112,12 +112,12 @@ class Scheduler:
         return bool(self.waiting or self.running)
 
     def add(self, entry: Completion) -> None:
-        """Queue a request. A branch that still holds its blocks needs no admission and runs at once."""
-        entry.branch.priority = entry.request.priority
-        entry.branch.idle_since_s = None
-        if entry.branch.computed_len:
-            self.manager.touch(entry.branch)
-            entry.loaded = Loaded(device=entry.branch.computed_len)
+        """Queue a request. A sequence that still holds its blocks needs no admission and runs at once."""
+        entry.sequence.priority = entry.request.priority
+        entry.sequence.idle_since_s = None
+        if entry.sequence.computed_len:
+            self.manager.touch(entry.sequence)
+            entry.loaded = Loaded(device=entry.sequence.computed_len)
             self.running.append(entry)
         else:
             self.waiting.append(entry)
@@ -126,12 +126,12 @@ class Scheduler:
     def prioritise(self, entry: Completion, priority: int) -> None:
         """Change how important a running or waiting request is, from the next step on."""
         entry.request = replace(entry.request, priority=priority)
-        entry.branch.priority = priority
+        entry.sequence.priority = priority
         self._refusals.forget()
         self.waiting.sort(key=lambda waiting: waiting.rank)
 
     def remove(self, entry: Completion) -> None:
-        """Take a finished or cancelled request out; its branch stays live."""
+        """Take a finished or cancelled request out; its sequence stays live."""
         queue = self.running if entry in self.running else self.waiting
         queue.remove(entry)
         self.drafter.forget(entry.id)
@@ -145,7 +145,7 @@ class Scheduler:
         if self.is_refused(entry):
             return None
         match = self._match(entry)
-        while (moves := self.manager.admit(entry.branch, match, self._num_following(entry, match))) is None:
+        while (moves := self.manager.admit(entry.sequence, match, self._num_following(entry, match))) is None:
             if self.make_room(entry):
                 match = self._match(entry)
             elif match.partial and not self.running:
@@ -159,7 +159,7 @@ class Scheduler:
         self.running.append(entry)
         found = self._provenance(match)
         if entry.loaded is None:
-            self.manager.touch(entry.branch)  # once per request: steps do not make a block look wanted
+            self.manager.touch(entry.sequence)  # once per request: steps do not make a block look wanted
             entry.loaded = found
         return moves
 
@@ -171,18 +171,18 @@ class Scheduler:
         """Whether there was no room for a waiting request, and nothing has happened that could change it.
         Pure.
         """
-        return self._refusals.stands(entry, self.running) and not self.idle_branches()
+        return self._refusals.stands(entry, self.running) and not self.idle_sequences()
 
     def make_room(self, entry: Completion) -> bool:
-        """Take blocks from idle branches or less important requests; False if there are none to take."""
+        """Take blocks from idle sequences or less important requests; False if there are none to take."""
         return self._reset_idle() or self.reserve.let_go(entry) or self._requeue_less_important(entry)
 
     def requeue(self, entry: Completion) -> None:
         """Put a running request back; it starts again from what is cached."""
-        if entry.first_token_s is None and entry.loaded and entry.branch.computed_len <= entry.loaded.total:
+        if entry.first_token_s is None and entry.loaded and entry.sequence.computed_len <= entry.loaded.total:
             # It has used nothing of what it found, and may find less next time.
             entry.loaded = None
-        self.manager.reset(entry.branch)
+        self.manager.reset(entry.sequence)
         self.running.remove(entry)
         self.waiting.append(entry)
         self.waiting.sort(key=lambda waiting: waiting.rank)
@@ -222,7 +222,7 @@ class Scheduler:
         return Batch(tuple(chunks.values()), tuple(moves), changes, dropped)
 
     def _match(self, entry: Completion, max_len: int | None = None) -> PrefixMatch:
-        return self.manager.match(entry.branch, max_len, resident=True)
+        return self.manager.match(entry.sequence, max_len, resident=True)
 
     def _provenance(self, match: PrefixMatch) -> Loaded:
         """Return where a match comes from. What was brought ahead of use counts once, for its first user."""
@@ -246,15 +246,15 @@ class Scheduler:
         """
         if not self.running:
             return 0
-        return min(len(entry.branch.token_ids) - match.length, self.max_batch_tokens)
+        return min(len(entry.sequence.token_ids) - match.length, self.max_batch_tokens)
 
     def _extend(
         self, entry: Completion, num_tokens: int, chunks: dict[RequestId, Chunk]
     ) -> tuple[Move, ...] | None:
-        """Make slots writable, taking blocks from idle branches and then from less important requests, also
+        """Make slots writable, taking blocks from idle sequences and then from less important requests, also
         from those in `chunks`.
         """
-        while (moves := self.manager.extend(entry.branch, num_tokens)) is None:
+        while (moves := self.manager.extend(entry.sequence, num_tokens)) is None:
             if self._reset_idle() or self.reserve.let_go(entry):
                 continue
             if len(self.running) == 1:
@@ -282,7 +282,7 @@ class Scheduler:
         num_beside = sum(len(chunk.token_ids) for chunk in chunks.values()) - len(due)
         moves: list[Move] = []
         for number, draft in self.drafter.propose(tuple(due.values()), num_beside, budget).items():
-            added = self.manager.extend(due[number].branch, 1 + len(draft)) if draft else None
+            added = self.manager.extend(due[number].sequence, 1 + len(draft)) if draft else None
             if added is not None:
                 moves += added
                 chunk = chunks[number]
@@ -290,25 +290,25 @@ class Scheduler:
         return moves
 
     def _chunk(self, entry: Completion, num_tokens: int) -> Chunk:
-        branch = entry.branch
-        start = branch.computed_len
+        sequence = entry.sequence
+        start = sequence.computed_len
         end = start + num_tokens
         return Chunk(
             request=entry.id,
-            branch=branch.id,
+            sequence=sequence.id,
             start=start,
-            token_ids=tuple(branch.token_ids[start:end]),
-            samples=end == len(branch.token_ids),
-            holes=self.manager.holes(branch),
-            prunes=self.manager.prunes(branch),
-            shadowed=self._shadowed(branch),
+            token_ids=tuple(sequence.token_ids[start:end]),
+            samples=end == len(sequence.token_ids),
+            holes=self.manager.holes(sequence),
+            prunes=self.manager.prunes(sequence),
+            shadowed=self._shadowed(sequence),
         )
 
-    def _shadowed(self, branch: Sequence) -> ShadowedPrompt | None:
-        num_tokens = branch.course.shadow_start(branch.computed_len)
+    def _shadowed(self, sequence: Sequence) -> ShadowedPrompt | None:
+        num_tokens = sequence.course.shadow_start(sequence.computed_len)
         if num_tokens is None:
             return None
-        name = branch.prefix_name(num_tokens, self.manager.block_size)
+        name = sequence.prefix_name(num_tokens, self.manager.block_size)
         return ShadowedPrompt(name=name, num_tokens=num_tokens)
 
     def _requeue_less_important(self, entry: Completion) -> bool:
@@ -320,22 +320,22 @@ class Scheduler:
         return True
 
     def _reset_idle(self) -> bool:
-        """Take the blocks of the idle branch that gives way first; False if no idle branch holds any."""
-        idle = self.idle_branches()
+        """Take the blocks of the idle sequence that gives way first; False if no idle sequence holds any."""
+        idle = self.idle_sequences()
         if idle:
             self.manager.reset(idle[0])
         return bool(idle)
 
-    def idle_branches(self) -> list[Sequence]:
-        """Return the branches that hold blocks and do not run, in the order in which they give way: the least
-        important first, among equals the one that has been idle longest. Pure.
+    def idle_sequences(self) -> list[Sequence]:
+        """Return the sequences that hold blocks and do not run, in the order in which they give way: the
+        least important first, among equals the one that has been idle longest. Pure.
         """
-        busy = {entry.branch.id for entry in self.running}
-        branches = self.manager.branches.values()
-        idle = [branch for branch in branches if branch.computed_len and branch.id not in busy]
-        return sorted(idle, key=lambda branch: -branch.priority)
+        busy = {entry.sequence.id for entry in self.running}
+        sequences = self.manager.sequences.values()
+        idle = [sequence for sequence in sequences if sequence.computed_len and sequence.id not in busy]
+        return sorted(idle, key=lambda sequence: -sequence.priority)
 
-    def touch(self, branch: SequenceId) -> None:
-        """Record that a branch has just become idle: among equals it is the last to lose its blocks."""
-        branches = self.manager.branches
-        branches[branch] = branches.pop(branch)
+    def touch(self, sequence: SequenceId) -> None:
+        """Record that a sequence has just become idle: among equals it is the last to lose its blocks."""
+        sequences = self.manager.sequences
+        sequences[sequence] = sequences.pop(sequence)

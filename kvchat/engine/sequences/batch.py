@@ -20,7 +20,8 @@ class ShadowedPrompt:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Consecutive tokens of one branch: a piece of a prompt, or the last sampled token and a draft behind it.
+    """Consecutive tokens of one sequence: a piece of a prompt, or the last sampled token and a draft
+    behind it.
 
     Args:
         start: position of the first token.
@@ -35,7 +36,7 @@ class Chunk:
     """
 
     request: RequestId
-    branch: SequenceId
+    sequence: SequenceId
     start: int
     token_ids: tuple[int, ...]
     samples: bool
@@ -50,7 +51,7 @@ class Chunk:
 
     @property
     def num_certain(self) -> int:
-        """Tokens that belong to the branch already."""
+        """Tokens that belong to the sequence already."""
         return len(self.token_ids) - self.num_drafted
 
     @property

@@ -21,7 +21,7 @@ class Completion:
 
     id: RequestId
     request: Request
-    branch: Sequence
+    sequence: Sequence
     max_tokens: int
     submitted_s: float
     prompt_len: int
@@ -54,12 +54,12 @@ class Completion:
     @property
     def num_due(self) -> int:
         """Tokens that it may compute now."""
-        end = len(self.branch.token_ids) if self.limit is None else self.limit
-        return max(0, min(end, len(self.branch.token_ids)) - self.branch.computed_len)
+        end = len(self.sequence.token_ids) if self.limit is None else self.limit
+        return max(0, min(end, len(self.sequence.token_ids)) - self.sequence.computed_len)
 
     def due_within(self, budget: int) -> int:
         """Return how many tokens it may compute in a step that has room for `budget` more."""
-        return self.branch.course.step_len(self.branch.computed_len, min(self.num_due, budget))
+        return self.sequence.course.step_len(self.sequence.computed_len, min(self.num_due, budget))
 
     @property
     def most_drafted(self) -> int:
@@ -85,10 +85,10 @@ class Completion:
 
     @property
     def is_decoding(self) -> bool:
-        return self.branch.num_uncomputed == 1 and self.num_generated > 0
+        return self.sequence.num_uncomputed == 1 and self.num_generated > 0
 
     def append(self, token_id: int, logprob: float) -> None:
         """Add the next token. `logprob`: its log-probability, 0 where nobody asked."""
-        self.branch.token_ids.append(token_id)
+        self.sequence.token_ids.append(token_id)
         self.num_generated += 1
         self.sum_logprob += logprob

@@ -14,7 +14,7 @@ from kvchat.engine.sequences.sequence import Sequence
 class Hypothesis:
     """A finished answer of a beam search. `score`: summed log-probability of its tokens."""
 
-    branch: Sequence
+    sequence: Sequence
     score: float
     num_tokens: int
     reason: FinishReason
@@ -49,14 +49,14 @@ class RequestState:
         return range(1, num_samples) if is_due else range(0)
 
     def sibling(
-        self, parent: Completion, sequence_id: RequestId, branch: Sequence, sample: int
+        self, parent: Completion, sequence_id: RequestId, sequence: Sequence, sample: int
     ) -> Completion:
-        """Return a further answer that goes on from where `parent` stands, on a fork of its branch."""
+        """Return a further answer that goes on from where `parent` stands, on a fork of its sequence."""
         request = self.first.request
         entry = replace(
             parent,
             id=sequence_id,
-            branch=branch,
+            sequence=sequence,
             sampling=seeded(request.sampling, sample),
             request_id=self.first.id,
             sample=sample,
@@ -75,7 +75,7 @@ class RequestState:
         self.ended.append(
             SampleEnd(
                 sample=entry.sample,
-                branch=entry.branch.id,
+                sequence=entry.sequence.id,
                 reason=reason,
                 completion_tokens=entry.num_generated,
                 mean_logprob=entry.mean_logprob,
@@ -103,7 +103,7 @@ class RequestState:
             self.ended.append(
                 SampleEnd(
                     sample=sample,
-                    branch=hypothesis.branch.id,
+                    sequence=hypothesis.sequence.id,
                     reason=hypothesis.reason,
                     completion_tokens=hypothesis.num_tokens,
                     mean_logprob=hypothesis.score / hypothesis.num_tokens,
@@ -117,10 +117,10 @@ class RequestState:
         return taken
 
     @property
-    def untold_branches(self) -> list[SequenceId]:
-        """The branches of answers that are not given and have no token: no event has named them."""
-        told = {self.first.branch.id, *(end.branch for end in self.ranked())}
-        return [end.branch for end in self.ended if not end.completion_tokens and end.branch not in told]
+    def untold_sequences(self) -> list[SequenceId]:
+        """The sequences of answers that are not given and have no token: no event has named them."""
+        told = {self.first.sequence.id, *(end.sequence for end in self.ranked())}
+        return [end.sequence for end in self.ended if not end.completion_tokens and end.sequence not in told]
 
     def ranked(self) -> tuple[SampleEnd, ...]:
         """Return the answers to give: by number, or the most probable ones of all that were sampled."""

@@ -1,4 +1,4 @@
-"""A live branch: token ids, how many of them are computed, and one block table per group."""
+"""A live sequence: token ids, how many of them are computed, and one block table per group."""
 
 from dataclasses import field
 
@@ -71,8 +71,8 @@ class Sequence:
         return self.keys[number], self.parent_of(number)
 
     def prefix_name(self, num_tokens: int, block_size: int) -> BlockKey:
-        """Return a name of the first `num_tokens` computed tokens, in whoever's branch, before anything went
-        out of sight behind them. What has the same name has the same KV. Pure.
+        """Return a name of the first `num_tokens` computed tokens, in whoever's sequence, before anything
+        went out of sight behind them. What has the same name has the same KV. Pure.
         """
         number = num_tokens // block_size
         previous = self.keys[number - 1] if number else self.root

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 from kvchat.engine.api.ids import SequenceId
 from kvchat.engine.api.snapshot import (
-    BranchUsage,
     GroupUsage,
     LayerUsage,
     MovedBytes,
     OwnerUsage,
+    SequenceUsage,
     Tier,
     TierUsage,
 )
@@ -112,20 +112,22 @@ def disk_usage(store: DiskStore | None) -> TierUsage:
     )
 
 
-def branch_usages(manager: CacheManager, running: Collection[SequenceId]) -> tuple[BranchUsage, ...]:
-    return tuple(_branch_usage(manager, branch, branch.id in running) for branch in manager.branches.values())
+def sequence_usages(manager: CacheManager, running: Collection[SequenceId]) -> tuple[SequenceUsage, ...]:
+    return tuple(
+        _sequence_usage(manager, sequence, sequence.id in running) for sequence in manager.sequences.values()
+    )
 
 
 def owner_usages(manager: CacheManager) -> tuple[OwnerUsage, ...]:
     holdings, sizes = manager.device.holdings, manager.device.block_bytes
-    owners = Counter(branch.owner for branch in manager.branches.values())
+    owners = Counter(sequence.owner for sequence in manager.sequences.values())
     return tuple(
         OwnerUsage(
             owner=owner,
-            num_branches=num_branches,
+            num_sequences=num_sequences,
             freed_bytes=sum(holdings.num_exclusive(owner, group) * size for group, size in sizes.items()),
         )
-        for owner, num_branches in owners.items()
+        for owner, num_sequences in owners.items()
     )
 
 
@@ -140,7 +142,7 @@ def moved_bytes(rates: Rates, written_bytes: int) -> MovedBytes:
 
 
 def room_tokens(manager: CacheManager) -> int:
-    """Return how many tokens one more branch can hold in blocks that are free."""
+    """Return how many tokens one more sequence can hold in blocks that are free."""
     unbounded = [group for group in manager.groups if group.spec.max_visible is None] or list(manager.groups)
     return min(manager.pools[group.id].num_free for group in unbounded) * manager.block_size
 
@@ -202,14 +204,14 @@ def _borrower_usage(group: Group, layer: int, lender: int) -> LayerUsage:
     )
 
 
-def _branch_usage(manager: CacheManager, branch: Sequence, is_running: bool) -> BranchUsage:
+def _sequence_usage(manager: CacheManager, sequence: Sequence, is_running: bool) -> SequenceUsage:
     holdings, sizes = manager.device.holdings, manager.device.block_bytes
-    num_held = {group: holdings.num_held(branch.id, group) for group in sizes}
-    num_shared = {group: holdings.num_shared(branch.id, group) for group in sizes}
-    return BranchUsage(
-        branch=branch.id,
-        owner=branch.owner,
-        num_tokens=branch.computed_len,
+    num_held = {group: holdings.num_held(sequence.id, group) for group in sizes}
+    num_shared = {group: holdings.num_shared(sequence.id, group) for group in sizes}
+    return SequenceUsage(
+        sequence=sequence.id,
+        owner=sequence.owner,
+        num_tokens=sequence.computed_len,
         running=is_running,
         own_bytes=sum((num_held[group] - num_shared[group]) * size for group, size in sizes.items()),
         shared_bytes=sum(num_shared[group] * size for group, size in sizes.items()),

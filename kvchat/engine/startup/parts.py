@@ -25,12 +25,12 @@ class EngineParts:
 
     `max_batch_tokens`: most tokens computed in one step.
     `disk_problem` says why there is no disk tier although one was wanted.
-    `is_gone`: whether an owner of branches is gone; nothing is saved for him.
+    `is_gone`: whether an owner of sequences is gone; nothing is saved for him.
     `outgoing`: how blocks leave the device for the disk; None: in the engine's thread.
     `runs_ahead`: whether steps are handed in before the tokens of the last are read.
     `shadows`: through which long contexts are looked at; None: they are not.
     `beside_bytes`: that a format with shadows could have of host memory; None: there is none on this device.
-    `idle_demote_s`: seconds after which an idle branch leaves the device; None: never.
+    `idle_demote_s`: seconds after which an idle sequence leaves the device; None: never.
     """
 
     info: EngineInfo

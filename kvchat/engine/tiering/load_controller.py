@@ -130,7 +130,7 @@ class LoadController:
         if resumption is None:
             return
         if resumption.is_landing:
-            resumption.present_len = entry.branch.computed_len
+            resumption.present_len = entry.sequence.computed_len
             self._move_front(resumption)
             return
         if resumption.counts:
@@ -147,7 +147,7 @@ class LoadController:
             resumption.flight = None
         max_len = None
         while True:
-            match = self._manager.match(entry.branch, max_len)
+            match = self._manager.match(entry.sequence, max_len)
             if not match.host_len + match.disk_len:
                 if resumption.blocked_by is not None and not resumption.blocked_by.job.is_urgent:
                     resumption.fetched |= self._brought_before(match)
@@ -161,14 +161,14 @@ class LoadController:
                 return Obstacle.LOADS
             if self._estimate(resumption, match).choice is LoadChoice.COMPUTE:
                 return None
-            resumption.flight = self._flights.begin(match, entry.branch.root)
+            resumption.flight = self._flights.begin(match, entry.sequence.root)
             if resumption.flight is not None:
                 resumption.fetched |= self._brought_before(match)
                 return Obstacle.LOADS if match.course.stages else self._front_obstacle(resumption)
             if self._scheduler.make_room(entry):
                 continue
             if self._scheduler.running or self._flights.is_busy:
-                self._scheduler.refuse(entry, self._flights.lacking(match, entry.branch.root))
+                self._scheduler.refuse(entry, self._flights.lacking(match, entry.sequence.root))
                 return Obstacle.NO_ROOM
             if not match.partial:
                 return None  # alone and still too much: what is on the device must do
@@ -182,18 +182,18 @@ class LoadController:
 
     def _estimate(self, resumption: PendingLoad, match: PrefixMatch) -> LoadEstimate:
         """Weigh loading against computing, and tell it once."""
-        branch = resumption.entry.branch
-        resumption.start_len = self._manager.match(branch, match.length, resident=True).length
+        sequence = resumption.entry.sequence
+        resumption.start_len = self._manager.match(sequence, match.length, resident=True).length
         estimate = weigh(
             self._rates,
             present_len=resumption.start_len,
             prefix_len=match.length,
-            num_bytes=self._flights.missing_bytes(match, branch.root),
+            num_bytes=self._flights.missing_bytes(match, sequence.root),
             block_size=self._manager.block_size,
         )
         if resumption.estimate is None and resumption.counts:
             entry = resumption.entry
-            self._tell(LoadPlanned(request_id=entry.id, branch=branch.id, estimate=estimate))
+            self._tell(LoadPlanned(request_id=entry.id, sequence=sequence.id, estimate=estimate))
         resumption.estimate = estimate
         return estimate
 
@@ -228,7 +228,7 @@ class LoadController:
         flight, entry = resumption.flight, resumption.entry
         assert flight is not None
         assert resumption.present_len is not None
-        if entry.branch.computed_len < flight.job.front * self._manager.block_size:
+        if entry.sequence.computed_len < flight.job.front * self._manager.block_size:
             return
         if not flight.is_over:
             self._move_front(resumption)
@@ -236,17 +236,17 @@ class LoadController:
         entry.limit = None
         if flight.landed:
             # Matched again, it finds what both have brought.
-            resumption.front_len += entry.branch.computed_len - resumption.present_len
+            resumption.front_len += entry.sequence.computed_len - resumption.present_len
             self._scheduler.requeue(entry)
         else:
             self._resumptions.forget(resumption)
 
     def _move_front(self, resumption: PendingLoad) -> None:
         """Claim the next blocks to compute: as many as keep computing and loading equally long."""
-        flight, branch = resumption.flight, resumption.entry.branch
+        flight, sequence = resumption.flight, resumption.entry.sequence
         assert flight is not None
         size = self._manager.block_size
-        start = branch.computed_len // size
+        start = sequence.computed_len // size
         num_blocks = max(0, flight.job.lowest_taken - start)
         load_s = sum(
             self._rates.seconds_to_load(tier, num_bytes)
@@ -254,31 +254,31 @@ class LoadController:
         )
         num_due = meeting(
             num_blocks,
-            lambda num: self._rates.seconds_to_compute(num * size, branch.computed_len),
+            lambda num: self._rates.seconds_to_compute(num * size, sequence.computed_len),
             load_s / len(flight.transfer.units),
         )
         most = max(1, self._scheduler.max_batch_tokens // size)
         end = self._flights.claim(flight, start + min(num_due, most))
-        resumption.entry.limit = max(end * size, branch.computed_len)
+        resumption.entry.limit = max(end * size, sequence.computed_len)
 
     # The end
 
     def _provenance(self, resumption: PendingLoad) -> Loaded:
         """Return where the tokens of an admitted request came from that it has not computed."""
-        branch, size = resumption.entry.branch, self._manager.block_size
+        sequence, size = resumption.entry.sequence, self._manager.block_size
         fetched = resumption.fetched
-        kept = {key: branch.keys[number] for number, (key, _) in branch.kept_names.items()}
+        kept = {key: sequence.keys[number] for number, (key, _) in sequence.kept_names.items()}
         by_block = {kept.get(key, key): tier for key, tier in fetched.items()}
-        slowest = [by_block.get(key) for key in branch.keys]
+        slowest = [by_block.get(key) for key in sequence.keys]
         counts = {tier: size * sum(found is tier for found in slowest) for tier in Tier}
         partial = resumption.flight.transfer.match.partial if resumption.flight else None
-        key = partial.key if partial else _first_beside(fetched, {*branch.keys, *kept})
+        key = partial.key if partial else _first_beside(fetched, {*sequence.keys, *kept})
         tier = fetched.get(key) if key else None
         if tier is not None:
-            counts[tier] += branch.computed_len - len(branch.keys) * size
+            counts[tier] += sequence.computed_len - len(sequence.keys) * size
         num_slow = counts[Tier.HOST] + counts[Tier.DISK]
         return Loaded(
-            device=branch.computed_len - num_slow - resumption.front_len,
+            device=sequence.computed_len - num_slow - resumption.front_len,
             host=counts[Tier.HOST],
             disk=counts[Tier.DISK],
         )

@@ -55,11 +55,11 @@ class Prefetcher:
 
     def _begin(self, wish: PrefetchRequest) -> InFlightLoad | None:
         """Bring the path, or as much of its beginning as there is room for."""
-        branch = Sequence(SequenceId(0), "", wish.root, list(wish.token_ids), [])
+        sequence = Sequence(SequenceId(0), "", wish.root, list(wish.token_ids), [])
         spared = chain_keys(wish.root, wish.beside, self._manager.block_size)
         max_len: int | None = None
         while max_len != 0:
-            match = self._manager.match(branch, max_len)
+            match = self._manager.match(sequence, max_len)
             if not match.host_len + match.disk_len:
                 return None
             flight = self._flights.begin(match, wish.root, spared=spared, is_urgent=False)

@@ -1,4 +1,4 @@
-"""When what a branch has computed goes to disk.
+"""When what a sequence has computed goes to disk.
 
 Full blocks are queued as soon as they are named, and everything once more when an answer ends and when the
 engine closes. A tail is written as a whole block, so while it grows it goes to disk only where a kill would
@@ -31,7 +31,8 @@ class SavePolicy:
 
     Args:
         problem: why there is no disk tier although one was wanted.
-        is_gone: whether an owner of branches is gone, so that nothing is saved for him; None: nobody ever is.
+        is_gone: whether an owner of sequences is gone, so that nothing is saved for him; None: nobody ever
+        is.
         rates: how long a tail takes to compute.
     """
 
@@ -85,27 +86,28 @@ class SavePolicy:
         now_s = self._clock()
         if now_s - self._tails_saved_s >= TAIL_INTERVAL_S:
             self._tails_saved_s = now_s
-            for branch in self._manager.branches.values():
-                if branch.is_saved and self._loss_s(branch) >= LEAST_LOSS_S:
-                    self._save_tail(self._saver, branch)
+            for sequence in self._manager.sequences.values():
+                if sequence.is_saved and self._loss_s(sequence) >= LEAST_LOSS_S:
+                    self._save_tail(self._saver, sequence)
 
-    def save_branch(self, branch: Sequence) -> None:
-        """Queue everything of a branch that the store lacks; nothing, where nobody wants it any more."""
+    def save_sequence(self, sequence: Sequence) -> None:
+        """Queue everything of a sequence that the store lacks; nothing, where nobody wants it any more."""
         if self._saver is None:
             return
-        if self._is_wanted(self._saver, branch):
-            self._saver.save_missing(self._manager.block_saves(branch))
-            self._save_tail(self._saver, branch)
+        if self._is_wanted(self._saver, sequence):
+            self._saver.save_missing(self._manager.block_saves(sequence))
+            self._save_tail(self._saver, sequence)
 
-    def save_leaving(self, branch: Sequence) -> bool:
-        """Queue everything of a branch that leaves the device.
+    def save_leaving(self, sequence: Sequence) -> bool:
+        """Queue everything of a sequence that leaves the device.
 
-        Returns: False where that takes its time: what waits is read from the device, so the branch lets go of
+        Returns: False where that takes its time: what waits is read from the device, so the sequence lets
+        go of
             its blocks and they stay.
         """
-        self.save_branch(branch)
+        self.save_sequence(sequence)
         if self.is_behind:
-            self._manager.reset(branch)
+            self._manager.reset(sequence)
         return not self.is_behind
 
     def drain(self) -> None:
@@ -113,17 +115,17 @@ class SavePolicy:
         if self._saver is not None:
             self._saver.drain(DRAIN_TIMEOUT_S)
 
-    def close(self, branches: Iterable[Sequence]) -> None:
-        """Save the branches and wait until everything is durable. Later calls do nothing."""
+    def close(self, sequences: Iterable[Sequence]) -> None:
+        """Save the sequences and wait until everything is durable. Later calls do nothing."""
         saver, self._saver = self._saver, None
         if saver is None:
             return
-        live = tuple(branch for branch in branches if self._is_wanted(saver, branch))
-        for branch in live:
-            saver.save_missing(self._manager.block_saves(branch))
-        for branch in live:
+        live = tuple(sequence for sequence in sequences if self._is_wanted(saver, sequence))
+        for sequence in live:
+            saver.save_missing(self._manager.block_saves(sequence))
+        for sequence in live:
             saver.flush(CLOSE_TIMEOUT_S)  # a tail does not wait in line: it needs room in the queue
-            self._save_tail(saver, branch)
+            self._save_tail(saver, sequence)
         saver.close(CLOSE_TIMEOUT_S)
 
     def use(self, saver: Saver | None, problem: str | None) -> None:
@@ -132,13 +134,13 @@ class SavePolicy:
         self._saver = saver
         self._problem = problem
 
-    def _is_wanted(self, saver: Saver, branch: Sequence) -> bool:
-        """Whether a branch is saved; what waits of one whose owner is gone is dropped."""
-        if not branch.is_saved:
+    def _is_wanted(self, saver: Saver, sequence: Sequence) -> bool:
+        """Whether a sequence is saved; what waits of one whose owner is gone is dropped."""
+        if not sequence.is_saved:
             return False
-        if not self._is_gone(branch.owner):
+        if not self._is_gone(sequence.owner):
             return True
-        saver.give_up({save.key for save in self._manager.block_saves(branch)})
+        saver.give_up({save.key for save in self._manager.block_saves(sequence)})
         return False
 
     def _note_problem(self, saver: Saver) -> None:
@@ -150,16 +152,16 @@ class SavePolicy:
             else:
                 log.warning("blocks are not saved: %s", self._problem)
 
-    def _loss_s(self, branch: Sequence) -> float:
-        """Return how long what is not saved of a branch's tail would take to compute."""
-        start = max(len(branch.keys) * self._manager.block_size, branch.saved_len)
-        return self._rates.seconds_to_compute(max(0, branch.computed_len - start), start)
+    def _loss_s(self, sequence: Sequence) -> float:
+        """Return how long what is not saved of a sequence's tail would take to compute."""
+        start = max(len(sequence.keys) * self._manager.block_size, sequence.saved_len)
+        return self._rates.seconds_to_compute(max(0, sequence.computed_len - start), start)
 
-    def _save_tail(self, saver: Saver, branch: Sequence) -> None:
-        saves = self._manager.tail_saves(branch)
+    def _save_tail(self, saver: Saver, sequence: Sequence) -> None:
+        saves = self._manager.tail_saves(sequence)
         if saves and saver.save_tail(saves):
-            branch.saved_tail = saves[0].key
-            branch.saved_len = branch.computed_len
+            sequence.saved_tail = saves[0].key
+            sequence.saved_len = sequence.computed_len
 
 
 def _nobody(owner: str) -> bool:

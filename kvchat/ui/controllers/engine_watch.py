@@ -5,7 +5,7 @@ from dataclasses import field
 from time import monotonic
 
 from kvchat.app.services import ConversationView, EngineView
-from kvchat.engine.api.snapshot import BranchUsage, CacheSnapshot
+from kvchat.engine.api.snapshot import CacheSnapshot, SequenceUsage
 from kvchat.engine.api.status import EnginePhase, EngineStatus
 from kvchat.platform.values import dataclass
 from kvchat.session.tree import Session
@@ -112,21 +112,21 @@ class EngineWatch:
 
     def held_branches(self, opened: Iterable[ConversationView]) -> dict[tuple[str, str], Held]:
         """Return what each of some open conversations has on the device, by its session's id and its name."""
-        names = {one.engine_branch: (one.session.id, one.branch.name) for one in opened}
+        names = {one.engine_sequence: (one.session.id, one.branch.name) for one in opened}
         return {
-            names[branch.branch]: Held(
+            names[branch.sequence]: Held(
                 own_bytes=branch.own_bytes,
                 shared_bytes=branch.shared_bytes,
                 is_on_device=any(branch.blocks_per_group),
                 is_running=branch.running,
             )
             for branch in self._branches
-            if branch.branch in names
+            if branch.sequence in names
         }
 
     @property
-    def _branches(self) -> Sequence[BranchUsage]:
-        return self.snapshot.branches if self.snapshot else ()
+    def _branches(self) -> Sequence[SequenceUsage]:
+        return self.snapshot.sequences if self.snapshot else ()
 
     def forget_rate(self) -> None:
         """Start the token rate over, because an answer has ended."""
@@ -161,7 +161,7 @@ class EngineWatch:
 
 def _context_tokens(snapshot: CacheSnapshot | None, shown: Shown) -> int:
     """Return the length of the conversation on screen, with what is being written now."""
-    branches = snapshot.branches if snapshot else ()
+    branches = snapshot.sequences if snapshot else ()
     owner = shown.session.id if shown.session else None
     live = [branch.num_tokens for branch in branches if branch.running and branch.owner == owner]
     return max([shown.context_len, *live])

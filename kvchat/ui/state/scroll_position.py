@@ -41,7 +41,9 @@ class ScrollPosition:
     def _blocks(self, conversation: ConversationView) -> tuple[InspectedBlock, ...]:
         ids = path_token_ids(conversation.turns) or ()
         namespace = namespace_of(conversation.session, conversation.turns)
-        wish = InspectionRequest(branch=conversation.engine_branch, token_ids=tuple(ids), namespace=namespace)
+        wish = InspectionRequest(
+            sequence=conversation.engine_sequence, token_ids=tuple(ids), namespace=namespace
+        )
         try:
             return self._engine.inspect(wish)
         except KvchatError:

@@ -55,14 +55,14 @@ class StoredSessions:
         """Name the live branches of a session by its title; where several are known, those of the session on
         screen by branch, those of another by both.
         """
-        live = [known for known in (here, *kept) if known is not None and known.engine_branch is not None]
+        live = [known for known in (here, *kept) if known is not None and known.engine_sequence is not None]
         num_live = Counter(known.session.id for known in live)
         of_branches = {
-            known.engine_branch: self._branch_name(known, here)
+            known.engine_sequence: self._branch_name(known, here)
             for known in live
-            if known.engine_branch is not None and num_live[known.session.id] > 1
+            if known.engine_sequence is not None and num_live[known.session.id] > 1
         }
-        active = here.engine_branch if here else None
+        active = here.engine_sequence if here else None
         return BranchNames(of_branches=of_branches, of_sessions=self.titles, active=active)
 
     def _branch_name(self, known: ConversationView, here: ConversationView | None) -> str:

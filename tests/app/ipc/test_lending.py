@@ -111,12 +111,12 @@ def test_refusals_keep_their_kind(borrowed: EngineClientProxy, engine: ScriptedE
     assert tokens_of(borrowed.submit(PROMPT))[0] == list(ANSWER)
 
 
-def test_a_branch_of_somebody_else_cannot_be_continued_forked_or_released(
+def test_a_sequence_of_somebody_else_cannot_be_continued_forked_or_released(
     borrowed: EngineClientProxy, engine: ScriptedEngine
 ) -> None:
-    theirs = engine.submit(PROMPT).branch
+    theirs = engine.submit(PROMPT).sequence
     with pytest.raises(InvalidRequest, match="somebody else"):
-        borrowed.submit(Request(token_ids=(1, 2, 3, 4), branch=theirs))
+        borrowed.submit(Request(token_ids=(1, 2, 3, 4), sequence=theirs))
     with pytest.raises(InvalidRequest, match="somebody else"):
         borrowed.fork(theirs)
     borrowed.release(theirs)
@@ -133,10 +133,10 @@ def test_whoever_sits_before_the_lender_goes_first(
     eventually(lambda: engine.handles[0].priorities == [BEHIND])
     handle.cancel()
     tokens_of(handle)
-    borrowed.prioritise_branch(handle.branch, 0)
+    borrowed.prioritise_sequence(handle.sequence, 0)
     borrowed.info()
     assert engine.requests[0].priority == BEHIND
-    assert engine.branch_priorities[handle.branch] == BEHIND
+    assert engine.sequence_priorities[handle.sequence] == BEHIND
 
 
 def test_a_cancelled_request_ends_within_a_step(borrowed: EngineClientProxy, engine: ScriptedEngine) -> None:
@@ -156,7 +156,7 @@ def test_a_borrower_that_vanishes_costs_its_own_request_alone(
     assert lost is not None
     assert other is not None
     with closing(other):
-        idle = tokens_of(lost.submit(PROMPT))[1].branch
+        idle = tokens_of(lost.submit(PROMPT))[1].sequence
         engine.held_after = len(ANSWER) // 4
         doomed = lost.submit(PROMPT)
         engine.held_after = None
@@ -164,7 +164,7 @@ def test_a_borrower_that_vanishes_costs_its_own_request_alone(
         doomed.take_events(1.0)
         lost.close()
         eventually(lambda: engine.handles[1].cancelled.is_set())
-        eventually(lambda: doomed.branch not in engine.live and idle not in engine.live)
+        eventually(lambda: doomed.sequence not in engine.live and idle not in engine.live)
         assert tokens_of(kept)[0] == list(ANSWER)
         assert not engine.handles[2].cancelled.is_set()
     with pytest.raises(EngineFailed, match="ask again"):
@@ -206,7 +206,7 @@ GREETED = [
     b'{"call": "submit"}\n',
     b'{"id": 1, "call": "submit", "value": {"request": {"token_ids": [1]}}}\n',
     b'{"id": 1, "call": "submit", "value": {"request": {"token_ids": "abc"}, "prompt_len": "x"}}\n',
-    b'{"call": "release", "value": {"branch": [1]}}\n',
+    b'{"call": "release", "value": {"sequence": [1]}}\n',
     b'{"id": [1], "call": "reusable_len", "value": {}}\n',
     b"no json\n",
     b'{"call": "cancel", "value": {}}',
@@ -364,12 +364,12 @@ def test_a_lender_whose_values_are_others_is_named_and_no_bug_of_ours() -> None:
     borrowed.close()
 
 
-def test_branches_of_a_fork_belong_to_the_borrower(
+def test_sequences_of_a_fork_belong_to_the_borrower(
     borrowed: EngineClientProxy, engine: ScriptedEngine
 ) -> None:
     handle = borrowed.submit(PROMPT)
     tokens_of(handle)
-    forked = borrowed.fork(handle.branch)
+    forked = borrowed.fork(handle.sequence)
     ids = tuple(engine.live[SequenceId(forked)])
     assert borrowed.reusable_len((*ids, 1)) == len(ids)
     borrowed.release(forked)

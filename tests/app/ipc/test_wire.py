@@ -28,36 +28,43 @@ from kvchat.errors import ContextOverflow, EngineFailed, InvalidRequest, PoolExh
 
 pytestmark = pytest.mark.pure
 
-REQUEST, BRANCH = RequestId(3), SequenceId(7)
+REQUEST, SEQUENCE = RequestId(3), SequenceId(7)
 
 VALUES = [
     Request(
         token_ids=(1, 2, 3),
         sampling=SamplingParams(max_tokens=None, temperature=0.7, top_k=4, seed=1, stop_token_ids=(9,)),
         owner="abc",
-        branch=BRANCH,
+        sequence=SEQUENCE,
         namespace="imported",
     ),
     RequestFinished(
         request_id=REQUEST,
-        branch=BRANCH,
+        sequence=SEQUENCE,
         reason=FinishReason.LENGTH,
         usage=Usage(prompt_tokens=3, cached_tokens=2, computed_tokens=1, completion_tokens=4),
         loaded=Loaded(device=1, host=0, disk=1),
         timings=Timings(ttft_s=0.5),
         samples=(
             SampleEnd(
-                sample=0, branch=BRANCH, reason=FinishReason.LENGTH, completion_tokens=4, mean_logprob=-1.0
+                sample=0,
+                sequence=SEQUENCE,
+                reason=FinishReason.LENGTH,
+                completion_tokens=4,
+                mean_logprob=-1.0,
             ),
         ),
     ),
     LoadPlanned(
         request_id=REQUEST,
-        branch=BRANCH,
+        sequence=SEQUENCE,
         estimate=LoadEstimate(choice=LoadChoice.BOTH, load_s=1, compute_s=2.5, expected_s=0.7),
     ),
     TokenEmitted(
-        request_id=REQUEST, branch=BRANCH, token_id=5, logprobs=TokenLogprobs(logprob=-0.1, top=((5, -0.1),))
+        request_id=REQUEST,
+        sequence=SEQUENCE,
+        token_id=5,
+        logprobs=TokenLogprobs(logprob=-0.1, top=((5, -0.1),)),
     ),
     EngineInfo(
         model="m",
@@ -102,7 +109,7 @@ VALUES = [
             ),
         ),
         layers=(),
-        branches=(),
+        sequences=(),
         num_running=0,
         num_waiting=1,
         reused_tokens=5,
@@ -124,7 +131,7 @@ def test_a_value_is_the_same_on_the_other_side(value: Any) -> None:
         ({"token_ids": [1, None]}, InvalidRequest),
         ({"token_ids": 5}, ProtocolError),
         ({"owner": 5}, ProtocolError),
-        ({"branch": "x"}, ProtocolError),
+        ({"sequence": "x"}, ProtocolError),
         ({"no_such_field": 1}, ProtocolError),
         ({"sampling": {"temperature": "hot"}}, ProtocolError),
         ({"sampling": {"max_tokens": 0}}, InvalidRequest),

@@ -172,56 +172,56 @@ class FakeDevice:
 
     def apply(self, changes: Iterable[TableChange], dropped: Iterable[SequenceId]) -> None:
         for change in changes:
-            table = self.tables.setdefault((change.branch, change.group), {})
+            table = self.tables.setdefault((change.sequence, change.group), {})
             table.update(enumerate(change.block_ids, start=change.start))
-        for branch in dropped:
+        for sequence in dropped:
             for group in self.manager.pools:
-                self.tables.pop((branch, group), None)
+                self.tables.pop((sequence, group), None)
 
-    def write(self, branch: Sequence, start: int, end: int, draft: abc.Sequence[int] = ()) -> None:
-        """Write the KV of tokens `[start, end)` of a branch and its draft through the reported tables."""
-        text = [*branch.token_ids, *draft]
+    def write(self, sequence: Sequence, start: int, end: int, draft: abc.Sequence[int] = ()) -> None:
+        """Write the KV of tokens `[start, end)` of a sequence and its draft through the reported tables."""
+        text = [*sequence.token_ids, *draft]
         for group in [group.id for group in self.manager.groups if group.spec.has_tail]:
             pool = self.manager.pools[group]
             for position in range(start, end):
                 number, offset = divmod(position, self.manager.block_size)
-                block = self.tables[branch.id, group][number]
+                block = self.tables[sequence.id, group][number]
                 assert pool.key(block) is None, "a named block is written"
-                assert self._num_tables(group, block) == 1, "a block of several branches is written"
+                assert self._num_tables(group, block) == 1, "a block of several sequences is written"
                 self.slots[group, block][offset] = tuple(text[: position + 1])
 
         for sealed in self.manager.groups:
             if sealed.sealed_from is not None:
-                self._seal(branch, sealed, sealed.sealed_from, (start, end))
+                self._seal(sequence, sealed, sealed.sealed_from, (start, end))
 
-    def _seal(self, branch: Sequence, sealed: Group, recent: GroupId, written: tuple[int, int]) -> None:
+    def _seal(self, sequence: Sequence, sealed: Group, recent: GroupId, written: tuple[int, int]) -> None:
         """Bring the blocks that become old with the tokens `[start, end)` to their place among the others."""
         first, last = (sealed.num_blocks(length, self.manager.block_size) for length in written)
         for number in range(first, last):
-            source, target = (self.tables[branch.id, group][number] for group in (recent, sealed.id))
+            source, target = (self.tables[sequence.id, group][number] for group in (recent, sealed.id))
             assert self.manager.pools[sealed.id].key(target) is None, "a named block is sealed"
-            assert self._num_tables(sealed.id, target) == 1, "a block of several branches is sealed"
+            assert self._num_tables(sealed.id, target) == 1, "a block of several sequences is sealed"
             self.slots[sealed.id, target] = list(self.slots[recent, source])
 
-    def check_seen(self, branch: Sequence, start: int, end: int, draft: abc.Sequence[int] = ()) -> None:
+    def check_seen(self, sequence: Sequence, start: int, end: int, draft: abc.Sequence[int] = ()) -> None:
         """Assert that queries `[start, end)` see the right content through the reported tables."""
-        text = [*branch.token_ids, *draft]
+        text = [*sequence.token_ids, *draft]
         for group in self.manager.groups:
             for position in range(group.spec.first_visible(start), self._end_in(group, end)):
                 number, offset = divmod(position, self.manager.block_size)
-                block = self.tables[branch.id, group.id][number]
+                block = self.tables[sequence.id, group.id][number]
                 right = tuple(text[: position + 1])
                 assert self.slots[group.id, block][offset] == right, f"wrong content at {position}"
 
-    def check_held(self, branch: Sequence) -> None:
-        """Assert that all a branch's next query sees is in its own tables."""
+    def check_held(self, sequence: Sequence) -> None:
+        """Assert that all a sequence's next query sees is in its own tables."""
         for group in self.manager.groups:
-            end = self._end_in(group, branch.computed_len)
-            for position in range(group.spec.first_visible(branch.computed_len), end):
+            end = self._end_in(group, sequence.computed_len)
+            for position in range(group.spec.first_visible(sequence.computed_len), end):
                 number, offset = divmod(position, self.manager.block_size)
-                block = branch.tables[group.id][number]
+                block = sequence.tables[group.id][number]
                 assert block is not None, f"a hole at {position}"
-                right = tuple(branch.token_ids[: position + 1])
+                right = tuple(sequence.token_ids[: position + 1])
                 assert self.slots[group.id, block][offset] == right, f"wrong content at {position}"
 
     def check_named(self, tokens_of: dict[BlockKey, tuple[int, ...]]) -> None:
@@ -253,7 +253,7 @@ class FakeDevice:
         return [tokens[: end + 1] for end in range(start, len(tokens))]
 
     def _num_tables(self, group: GroupId, block: BlockId) -> int:
-        return sum(branch.tables[group].count(block) for branch in self.manager.branches.values())
+        return sum(sequence.tables[group].count(block) for sequence in self.manager.sequences.values())
 
 
 @dataclass(slots=True, init=False)
@@ -296,70 +296,70 @@ class Cache:
         self.device.execute(moves)
         self.manager.finish_moves()
 
-    def admit(self, branch: Sequence) -> bool:
-        """Fill a branch's tables with what is cached, after bringing all of it to the device; a block that
+    def admit(self, sequence: Sequence) -> bool:
+        """Fill a sequence's tables with what is cached, after bringing all of it to the device; a block that
         cannot be read makes it match again.
         """
         flight: InFlightLoad | None = None
-        while (match := self.manager.match(branch)).host_len + match.disk_len:
-            flight = self.bring(match, branch)
+        while (match := self.manager.match(sequence)).host_len + match.disk_len:
+            flight = self.bring(match, sequence)
             if flight is None:
                 return False
             if flight.is_complete:
                 break
             self.flights.leave(flight)
-        moves = self.manager.admit(branch, self.manager.match(branch, resident=True))
+        moves = self.manager.admit(sequence, self.manager.match(sequence, resident=True))
         if moves is not None:
             self.carry_out(moves)
         if flight is not None:
             self.flights.leave(flight)
         return moves is not None
 
-    def bring(self, match: PrefixMatch, branch: Sequence) -> InFlightLoad | None:
+    def bring(self, match: PrefixMatch, sequence: Sequence) -> InFlightLoad | None:
         """Bring a match to the device, where it is held until somebody leaves the flight; None: no room."""
-        flight = self.flights.begin(match, branch.root)
+        flight = self.flights.begin(match, sequence.root)
         while flight is not None and not flight.is_over:
             self.flights.wait(0)
             self.flights.collect()
         return flight
 
-    def compute(self, branch: Sequence, num_tokens: int | None = None, chunk_len: int = 9) -> None:
+    def compute(self, sequence: Sequence, num_tokens: int | None = None, chunk_len: int = 9) -> None:
         """Compute the next `num_tokens` tokens, or all, in chunks."""
-        left = branch.num_uncomputed if num_tokens is None else num_tokens
+        left = sequence.num_uncomputed if num_tokens is None else num_tokens
         while left:
-            moves = self.manager.extend(branch, min(left, chunk_len))
+            moves = self.manager.extend(sequence, min(left, chunk_len))
             assert moves is not None
-            self.run(moves, [(branch, min(left, chunk_len))])
+            self.run(moves, [(sequence, min(left, chunk_len))])
             left -= min(left, chunk_len)
 
     def run(self, moves: Iterable[Move], chunks: abc.Sequence[tuple[Sequence, int]]) -> None:
         """Carry out a step whose slots are writable: move, write, look, commit."""
         self.carry_out(moves)
         self.device.apply(*self.manager.take_changes())
-        for branch, num_tokens in chunks:
-            self.device.write(branch, branch.computed_len, branch.computed_len + num_tokens)
-        for branch, num_tokens in chunks:
-            self.device.check_seen(branch, branch.computed_len, branch.computed_len + num_tokens)
-        for branch, num_tokens in chunks:
-            self.manager.commit(branch, num_tokens)
+        for sequence, num_tokens in chunks:
+            self.device.write(sequence, sequence.computed_len, sequence.computed_len + num_tokens)
+        for sequence, num_tokens in chunks:
+            self.device.check_seen(sequence, sequence.computed_len, sequence.computed_len + num_tokens)
+        for sequence, num_tokens in chunks:
+            self.manager.commit(sequence, num_tokens)
 
     def computed(self, token_ids: abc.Sequence[int]) -> Sequence:
-        """Return a live branch all of whose tokens are computed."""
-        branch = self.open(token_ids)
-        assert self.admit(branch)
-        self.compute(branch)
-        return branch
+        """Return a live sequence all of whose tokens are computed."""
+        sequence = self.open(token_ids)
+        assert self.admit(sequence)
+        self.compute(sequence)
+        return sequence
 
     def matched_len(self, token_ids: abc.Sequence[int]) -> int:
         """Return how many of a prompt's tokens would be reused."""
-        branch = self.open(token_ids)
-        length = self.manager.match(branch).length
-        self.manager.release(branch)
+        sequence = self.open(token_ids)
+        length = self.manager.match(sequence).length
+        self.manager.release(sequence)
         return length
 
-    def demote(self, branch: Sequence, tier: Tier = Tier.HOST) -> None:
-        """Take a branch's blocks off the device, as far as the tier takes them."""
-        moves = self.manager.demote(branch, tier)
+    def demote(self, sequence: Sequence, tier: Tier = Tier.HOST) -> None:
+        """Take a sequence's blocks off the device, as far as the tier takes them."""
+        moves = self.manager.demote(sequence, tier)
         self.device.plan(moves)
         self.device.poison_free_blocks()
         self.carry_out(moves)
@@ -369,21 +369,21 @@ class Cache:
             slots = self.device.slots[save.group, save.block]
             self.tier.write(save, slots[: len(save.token_ids)])
 
-    def store_branch(self, branch: Sequence) -> None:
-        """Save all that a branch holds."""
-        self.store(self.manager.block_saves(branch))
-        tails = self.manager.tail_saves(branch)
+    def store_sequence(self, sequence: Sequence) -> None:
+        """Save all that a sequence holds."""
+        self.store(self.manager.block_saves(sequence))
+        tails = self.manager.tail_saves(sequence)
         self.store(tails)
         if tails:
-            branch.saved_tail = tails[0].key
+            sequence.saved_tail = tails[0].key
 
     def forget_device(self) -> None:
-        """Evict every block that no branch holds."""
+        """Evict every block that no sequence holds."""
         self.evict_unheld()
         self.manager.finish_moves()
 
     def evict_unheld(self) -> None:
-        """Evict every block that no branch and no planned move holds."""
+        """Evict every block that no sequence and no planned move holds."""
         for pool in self.manager.pools.values():
             for block in [pool.allocate() for _ in range(pool.num_available)]:
                 pool.release(block)
@@ -394,9 +394,9 @@ class Cache:
         return [pool.num_used for pool in self.manager.pools.values()]
 
     def check(self) -> None:
-        """Assert that the books are in order and that every branch would see the right content."""
+        """Assert that the books are in order and that every sequence would see the right content."""
         self.device.poison_free_blocks()
         self.manager.check_integrity()
         self.flights.check_integrity()
-        for branch in self.manager.branches.values():
-            self.device.check_held(branch)
+        for sequence in self.manager.sequences.values():
+            self.device.check_held(sequence)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvchat.engine.api.snapshot import BranchUsage
+from kvchat.engine.api.snapshot import SequenceUsage
 from kvchat.engine.cache.block_pool import BlockPool
 from kvchat.engine.cache.block_references import BlockReferences
 from kvchat.engine.startup import occupancy
@@ -13,13 +13,13 @@ pytestmark = pytest.mark.pure
 
 
 def walked(cache: Cache) -> list[tuple[int, int, tuple[int, ...]]]:
-    """Return own bytes, shared bytes and blocks per group of each branch, block by block."""
+    """Return own bytes, shared bytes and blocks per group of each sequence, block by block."""
     found = []
-    for branch in cache.manager.branches.values():
+    for sequence in cache.manager.sequences.values():
         own = shared = 0
         per_group = []
         for group in cache.manager.groups:
-            blocks = [block for block in branch.tables[group.id] if block is not None]
+            blocks = [block for block in sequence.tables[group.id] if block is not None]
             counts = [cache.manager.pools[group.id].count(block) for block in blocks]
             size = group.block_bytes(cache.manager.block_size)
             own += size * counts.count(1)
@@ -29,16 +29,17 @@ def walked(cache: Cache) -> list[tuple[int, int, tuple[int, ...]]]:
     return found
 
 
-def told(usage: BranchUsage) -> tuple[int, int, tuple[int, ...]]:
+def told(usage: SequenceUsage) -> tuple[int, int, tuple[int, ...]]:
     return (usage.own_bytes, usage.shared_bytes, usage.blocks_per_group)
 
 
 def usages(cache: Cache) -> list[tuple[int, int, tuple[int, ...]]]:
-    return [told(usage) for usage in occupancy.branch_usages(cache.manager, ())]
+    return [told(usage) for usage in occupancy.sequence_usages(cache.manager, ())]
 
 
-def test_a_snapshot_tells_of_every_branch_what_a_walk_finds() -> None:
-    """Through a fork, a copy before a write, a window that moves on, a transfer and a branch that lets go."""
+def test_a_snapshot_tells_of_every_sequence_what_a_walk_finds() -> None:
+    """Through a fork, a copy before a write, a window that moves on, a transfer and a sequence that lets
+    go."""
     cache = Cache(full_group(), sliding_group(5))
     parent = cache.computed(range(10))
     child = cache.manager.fork(parent)
@@ -49,7 +50,7 @@ def test_a_snapshot_tells_of_every_branch_what_a_walk_finds() -> None:
     assert usages(cache) == walked(cache)
     cache.run(moves, [(child, 10)])
     assert usages(cache) == walked(cache)
-    cache.store_branch(parent)
+    cache.store_sequence(parent)
     cache.manager.release(parent)
     assert usages(cache) == walked(cache)
     other = cache.open([*range(10), 7])
@@ -60,7 +61,7 @@ def test_a_snapshot_tells_of_every_branch_what_a_walk_finds() -> None:
     assert usages(cache) == walked(cache)
 
 
-def test_asking_for_a_long_branch_costs_no_more_than_for_a_short_one() -> None:
+def test_asking_for_a_long_sequence_costs_no_more_than_for_a_short_one() -> None:
     num_calls = []
     for length in (8, 400):
         cache = Cache(full_group(), sliding_group(5), num_blocks=128)
@@ -73,9 +74,9 @@ def test_asking_for_a_long_branch_costs_no_more_than_for_a_short_one() -> None:
 
 def test_what_a_transfer_has_left_to_move_is_what_its_units_say() -> None:
     cache = Cache(full_group(), num_blocks=16, num_places=4)
-    branch = cache.computed(range(30))
-    cache.store_branch(branch)
-    cache.manager.release(branch)
+    sequence = cache.computed(range(30))
+    cache.store_sequence(sequence)
+    cache.manager.release(sequence)
     cache.forget_device()
     other = cache.open([*range(30), 7])
     flight = cache.flights.begin(cache.manager.match(other), other.root)

@@ -12,11 +12,11 @@ def test_what_was_evicted_is_found_in_host_memory_with_its_bytes() -> None:
     cache = Cache(full_group(), sliding_group(5), num_blocks=8, num_places=8)
     cache.manager.release(cache.computed(range(14)))
     cache.forget_device()
-    branch = cache.open([*range(14), 99])
-    match = cache.manager.match(branch)
+    sequence = cache.open([*range(14), 99])
+    match = cache.manager.match(sequence)
     assert (match.length, match.host_len, match.disk_len) == (14, 14, 0)
-    assert cache.admit(branch)
-    cache.compute(branch)
+    assert cache.admit(sequence)
+    cache.compute(sequence)
     cache.check()
 
 
@@ -66,9 +66,9 @@ def test_a_block_that_comes_back_stays_in_host_memory_too() -> None:
     cache.manager.release(cache.computed(range(16)))
     cache.forget_device()
     for _ in range(2):
-        branch = cache.open([*range(16), 99])
-        assert cache.manager.match(branch).host_len == 16
-        flight = cache.bring(cache.manager.match(branch), branch)
+        sequence = cache.open([*range(16), 99])
+        assert cache.manager.match(sequence).host_len == 16
+        flight = cache.bring(cache.manager.match(sequence), sequence)
         assert flight is not None
         cache.flights.leave(flight)
         assert cache.matched_len([*range(16), 99]) == 16
@@ -76,22 +76,22 @@ def test_a_block_that_comes_back_stays_in_host_memory_too() -> None:
     cache.check()
 
 
-def test_a_demoted_branch_leaves_the_device_and_comes_back_from_host_memory() -> None:
+def test_a_demoted_sequence_leaves_the_device_and_comes_back_from_host_memory() -> None:
     cache = Cache(full_group(), sliding_group(5), num_blocks=8, num_places=8)
-    branch = cache.computed(range(14))
-    cache.demote(branch)
+    sequence = cache.computed(range(14))
+    cache.demote(sequence)
     full = cache.manager.pools[full_group().id]
     assert (full.num_used, full.num_cached) == (0, 0)
     match = cache.manager.match(cache.open([*range(14), 99]))
     assert (match.length, match.host_len, match.disk_len) == (14, 14, 0)
-    branch.token_ids.append(99)
-    assert cache.admit(branch)
-    assert branch.computed_len == 14
-    cache.compute(branch)
+    sequence.token_ids.append(99)
+    assert cache.admit(sequence)
+    assert sequence.computed_len == 14
+    cache.compute(sequence)
     cache.check()
 
 
-def test_what_another_branch_needs_stays_on_the_device() -> None:
+def test_what_another_sequence_needs_stays_on_the_device() -> None:
     cache = Cache(full_group(), num_blocks=12, num_places=12)
     first, second = cache.computed([*range(8), 50, 51]), cache.computed([*range(8), 60, 61])
     cache.demote(first)
@@ -100,11 +100,14 @@ def test_what_another_branch_needs_stays_on_the_device() -> None:
     cache.demote(third := cache.computed([*range(8), 70, 71]))
     assert third.computed_len == 0
     pool = cache.manager.pools[full_group().id]
-    assert (pool.num_used, pool.num_cached) == (0, 3)  # the other branch's tail still needs the common blocks
+    assert (pool.num_used, pool.num_cached) == (
+        0,
+        3,
+    )  # the other sequence's tail still needs the common blocks
     cache.check()
 
 
-def test_without_a_host_tier_a_demoted_branch_stays_cached() -> None:
+def test_without_a_host_tier_a_demoted_sequence_stays_cached() -> None:
     cache = Cache(full_group(), num_blocks=8)
     cache.demote(cache.computed(range(14)))
     assert cache.num_used() == [0]
@@ -113,23 +116,23 @@ def test_without_a_host_tier_a_demoted_branch_stays_cached() -> None:
 
 def test_demoted_to_the_disk_only_what_the_disk_has_leaves_the_device() -> None:
     cache = Cache(full_group(), num_blocks=8)
-    branch = cache.computed(range(14))
-    cache.store(cache.manager.block_saves(branch))
-    cache.demote(branch, Tier.DISK)  # its tail has not been saved, and needs its parents
+    sequence = cache.computed(range(14))
+    cache.store(cache.manager.block_saves(sequence))
+    cache.demote(sequence, Tier.DISK)  # its tail has not been saved, and needs its parents
     assert cache.manager.match(cache.open([*range(14), 99])).disk_len == 0
     other = cache.computed(range(100, 114))
-    cache.store_branch(other)
+    cache.store_sequence(other)
     cache.demote(other, Tier.DISK)
     assert cache.manager.match(cache.open([*range(100, 114), 99])).disk_len == 14
     assert cache.num_used() == [0]
     cache.check()
 
 
-def test_a_pinned_branch_that_is_demoted_leaves_only_what_is_not_pinned() -> None:
+def test_a_pinned_sequence_that_is_demoted_leaves_only_what_is_not_pinned() -> None:
     cache = Cache(full_group(), num_blocks=8, num_places=8)
-    branch = cache.computed(range(14))
-    cache.manager.pins.pin(branch)
-    cache.demote(branch)
+    sequence = cache.computed(range(14))
+    cache.manager.pins.pin(sequence)
+    cache.demote(sequence)
     match = cache.manager.match(cache.open([*range(14), 99]))
     assert (match.length, match.host_len) == (14, 2)
     assert cache.num_used() == [3]

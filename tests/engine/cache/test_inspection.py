@@ -28,13 +28,13 @@ def of_path(engine: Engine, ids: list[int]) -> tuple[InspectedBlock, ...]:
     return engine.inspect(InspectionRequest(token_ids=tuple(ids)))
 
 
-def test_a_live_branch_shows_its_blocks_by_name_and_its_tail_without(
+def test_a_live_sequence_shows_its_blocks_by_name_and_its_tail_without(
     tiny: TinyModels, open_engine: OpenEngine
 ) -> None:
     engine = open_engine(tiny("llama"))
     handle = submit(engine, token_ids(40), 4)
     finish(engine, handle)
-    blocks = engine.inspect(InspectionRequest(branch=handle.branch))
+    blocks = engine.inspect(InspectionRequest(sequence=handle.sequence))
     root = root_key(bytes.fromhex(engine.info.fingerprint))
     keys = [key.hex() for key in chain_keys(root, token_ids(40), BLOCK)]
     assert [block.key for block in blocks] == [*keys, ""]
@@ -49,10 +49,10 @@ def test_a_fork_is_a_second_holder_of_every_block(tiny: TinyModels, open_engine:
     engine = open_engine(tiny("llama"))
     handle = submit(engine, token_ids(40), 4)
     finish(engine, handle)
-    child = engine.fork(handle.branch)
-    assert {block.num_holders for block in engine.inspect(InspectionRequest(branch=child))} == {2}
+    child = engine.fork(handle.sequence)
+    assert {block.num_holders for block in engine.inspect(InspectionRequest(sequence=child))} == {2}
     engine.release(child)
-    assert {block.num_holders for block in engine.inspect(InspectionRequest(branch=handle.branch))} == {1}
+    assert {block.num_holders for block in engine.inspect(InspectionRequest(sequence=handle.sequence))} == {1}
 
 
 def test_last_use_is_now_while_a_request_runs_and_grows_afterwards(
@@ -61,11 +61,11 @@ def test_last_use_is_now_while_a_request_runs_and_grows_afterwards(
     engine = open_engine(tiny("llama"))
     handle = submit(engine, token_ids(40), 8)
     engine.step()
-    running = engine.inspect(InspectionRequest(branch=handle.branch))
+    running = engine.inspect(InspectionRequest(sequence=handle.sequence))
     assert {block.unused_s for block in running} == {0.0}
     finish(engine, handle)
-    first = engine.inspect(InspectionRequest(branch=handle.branch))
-    later = engine.inspect(InspectionRequest(branch=handle.branch))
+    first = engine.inspect(InspectionRequest(sequence=handle.sequence))
+    later = engine.inspect(InspectionRequest(sequence=handle.sequence))
     for before, after in zip(first, later, strict=True):
         assert before.unused_s is not None
         assert after.unused_s is not None
@@ -82,14 +82,14 @@ def test_blocks_are_shown_in_host_memory_and_on_disk_and_nothing_is_moved(
     handle = submit(engine, token_ids(64), 1)
     finish(engine, handle)
     engine.tick()
-    engine.demote(handle.branch)
+    engine.demote(handle.sequence)
     before = engine.snapshot()
-    blocks = engine.inspect(InspectionRequest(branch=handle.branch))
+    blocks = engine.inspect(InspectionRequest(sequence=handle.sequence))
     assert tiers(blocks)[:3] == [Tier.HOST] * 3
     assert before.moved.to_host == before.tier(Tier.HOST).cached_bytes > 0
     assert engine.snapshot().tiers[:2] == before.tiers[:2]
     assert engine.snapshot().moved.to_host == before.moved.to_host
-    engine.release(handle.branch)
+    engine.release(handle.sequence)
     assert [block.key for block in of_path(engine, token_ids(64))[:3]] == [block.key for block in blocks[:3]]
     assert tiers(of_path(engine, token_ids(64)))[:3] == [Tier.HOST] * 3
     engine.close()
@@ -112,7 +112,7 @@ def test_a_block_that_has_left_the_window_is_held_by_nobody_in_that_group(
     finish(engine, handle)
     windows = [group.window for group in engine.snapshot().groups]
     full, sliding = windows.index(None), windows.index(20)
-    blocks = engine.inspect(InspectionRequest(branch=handle.branch))
+    blocks = engine.inspect(InspectionRequest(sequence=handle.sequence))
     assert {block.places[full].num_holders for block in blocks} == {1}
     assert [block.places[sliding].num_holders for block in blocks] == [0] * 5 + [1, 1]
 
@@ -137,28 +137,28 @@ def test_an_id_outside_the_vocabulary_is_refused(tiny: TinyModels, open_engine: 
         of_path(open_engine(tiny("llama")), [10**9])
 
 
-def test_closing_an_owners_branches_lets_go_of_as_much_as_was_said(
+def test_closing_an_owners_sequences_lets_go_of_as_much_as_was_said(
     tiny: TinyModels, open_engine: OpenEngine
 ) -> None:
-    """What two branches of one owner share goes with the owner; what another owner holds too stays."""
+    """What two sequences of one owner share goes with the owner; what another owner holds too stays."""
     engine = open_engine(tiny("llama"))
     shared = token_ids(48)
     mine = _owned(engine, [*shared, *token_ids(40, seed=1)], "mine")
     finish(engine, mine)
-    fork = engine.fork(mine.branch)
+    fork = engine.fork(mine.sequence)
     theirs = _owned(engine, [*shared, *token_ids(20, seed=2)], "theirs")
     finish(engine, theirs)
     usage = {one.owner: one for one in engine.snapshot().owners}
-    assert usage["mine"].num_branches == 2
+    assert usage["mine"].num_sequences == 2
     before = engine.snapshot().tier(Tier.DEVICE).used_bytes
-    engine.release(mine.branch)
+    engine.release(mine.sequence)
     engine.release(fork)
     after = engine.snapshot()
     assert before - after.tier(Tier.DEVICE).used_bytes == usage["mine"].freed_bytes > 0
     block_bytes = after.groups[0].block_bytes
     (alone,) = after.owners
     assert alone == OwnerUsage(
-        owner="theirs", num_branches=1, freed_bytes=after.groups[0].used_blocks * block_bytes
+        owner="theirs", num_sequences=1, freed_bytes=after.groups[0].used_blocks * block_bytes
     )
     assert alone.freed_bytes > usage["theirs"].freed_bytes
 

@@ -33,31 +33,31 @@ def test_what_is_remembered_is_what_would_be_computed(sequences: list[tuple[Bloc
         assert named(chain, root, token_ids) == chain_keys(root, token_ids, 2)
 
 
-def test_matching_a_branch_again_hashes_nothing() -> None:
+def test_matching_a_sequence_again_hashes_nothing() -> None:
     cache = Cache(full_group())
     cache.manager.release(cache.computed(range(12)))
-    branch = cache.open(range(30))
+    sequence = cache.open(range(30))
     with counted_calls(block_key) as first:
-        match = cache.manager.match(branch)
+        match = cache.manager.match(sequence)
     with counted_calls(block_key) as second:
-        assert cache.manager.match(branch) == match
+        assert cache.manager.match(sequence) == match
     assert (first["block_key"], second["block_key"]) == (29 // 4, 0)
 
 
 def test_a_block_that_was_matched_is_not_hashed_when_it_is_computed() -> None:
     cache = Cache(full_group())
-    branch = cache.open(range(30))
-    assert cache.admit(branch)
+    sequence = cache.open(range(30))
+    assert cache.admit(sequence)
     with counted_calls(block_key) as calls:
-        cache.compute(branch, 28)
+        cache.compute(sequence, 28)
     assert calls["block_key"] == 0
 
 
 def test_what_is_appended_is_all_that_is_hashed() -> None:
     cache = Cache(full_group())
-    branch = cache.open(range(30))
-    cache.manager.match(branch)
-    branch.token_ids += range(30, 38)
+    sequence = cache.open(range(30))
+    cache.manager.match(sequence)
+    sequence.token_ids += range(30, 38)
     with counted_calls(block_key) as calls:
-        cache.manager.match(branch)
+        cache.manager.match(sequence)
     assert calls["block_key"] == 37 // 4 - 29 // 4

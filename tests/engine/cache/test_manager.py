@@ -25,7 +25,7 @@ def test_an_admission_without_room_leaves_the_order_of_eviction() -> None:
 
 
 def test_a_fork_does_not_share_blocks_that_a_step_has_left_unwritten() -> None:
-    """Trap 11: both branches would write them."""
+    """Trap 11: both sequences would write them."""
     cache = Cache(full_group())
     parent = cache.computed(LONG[:6])
     parent.token_ids += LONG[6:]
@@ -37,7 +37,7 @@ def test_a_fork_does_not_share_blocks_that_a_step_has_left_unwritten() -> None:
     cache.check()
 
 
-def test_a_fork_of_an_empty_branch_is_no_copy_source_for_what_it_computes_later() -> None:
+def test_a_fork_of_an_empty_sequence_is_no_copy_source_for_what_it_computes_later() -> None:
     """Traps 8 and 28: its tail would be taken for the beginning of a conversation, in any namespace."""
     cache = Cache(full_group())
     parent = cache.computed(LONG[:10])
@@ -50,16 +50,16 @@ def test_a_fork_of_an_empty_branch_is_no_copy_source_for_what_it_computes_later(
     assert not cache.manager.match(stranger).length
 
 
-def test_a_branch_left_before_its_first_step_is_no_copy_source_for_what_it_finds_later() -> None:
+def test_a_sequence_left_before_its_first_step_is_no_copy_source_for_what_it_finds_later() -> None:
     """Traps 8 and 28: admitted with nothing, cancelled, and asked again when others have computed it."""
     cache = Cache(full_group())
-    branch = cache.open(LONG[:10])
-    assert cache.admit(branch)
+    sequence = cache.open(LONG[:10])
+    assert cache.admit(sequence)
     cache.computed(LONG[:10])
-    assert cache.admit(branch)
-    cache.compute(branch)
+    assert cache.admit(sequence)
+    cache.compute(sequence)
     cache.check()
-    stranger = cache.open([*branch.token_ids[8:], 1])
+    stranger = cache.open([*sequence.token_ids[8:], 1])
     assert not cache.manager.match(stranger).length
 
 
@@ -114,18 +114,18 @@ def test_the_first_writer_copies_the_tail_and_the_last_holder_writes_in_place(fi
     cache.check()
 
 
-def test_branches_that_share_a_tail_may_write_in_one_step() -> None:
+def test_sequences_that_share_a_tail_may_write_in_one_step() -> None:
     cache = Cache(full_group(), sliding_group(6))
-    branches = [cache.computed(LONG[:7])]
-    branches += [cache.manager.fork(branches[0]) for _ in range(3)]
+    sequences = [cache.computed(LONG[:7])]
+    sequences += [cache.manager.fork(sequences[0]) for _ in range(3)]
     moves: list[Move] = []
-    for number, branch in enumerate(branches):
-        branch.token_ids.append(number)
-        moves += cache.manager.extend(branch, 1) or ()
-    for tails in zip(*(branch.tables for branch in branches), strict=True):
-        assert len({table[1] for table in tails}) == len(branches), "each writes into a tail of its own"
-    assert len(moves) == 2 * len(branches), "the shared one is a source of that step, and nobody's place"
-    cache.run(moves, [(branch, 1) for branch in branches])
+    for number, sequence in enumerate(sequences):
+        sequence.token_ids.append(number)
+        moves += cache.manager.extend(sequence, 1) or ()
+    for tails in zip(*(sequence.tables for sequence in sequences), strict=True):
+        assert len({table[1] for table in tails}) == len(sequences), "each writes into a tail of its own"
+    assert len(moves) == 2 * len(sequences), "the shared one is a source of that step, and nobody's place"
+    cache.run(moves, [(sequence, 1) for sequence in sequences])
     cache.check()
 
 
@@ -141,7 +141,7 @@ def test_without_room_for_the_copy_nothing_changes() -> None:
 
 
 def test_a_source_that_is_still_to_be_copied_is_not_handed_out() -> None:
-    """Trap 21: the branch that held the source lets go before the copy has run."""
+    """Trap 21: the sequence that held the source lets go before the copy has run."""
     cache = Cache(full_group(), num_blocks=3)
     parent = cache.computed(LONG[:6])
     child = cache.manager.fork(parent)
@@ -161,8 +161,8 @@ def test_the_same_content_computed_twice_becomes_one_block_and_the_tables_change
     """Trap 9: the runner must hear of it."""
     cache = Cache(full_group(), sliding_group(9))
     first, second = cache.open(LONG), cache.open(LONG)
-    for branch in (first, second):
-        assert cache.admit(branch)
+    for sequence in (first, second):
+        assert cache.admit(sequence)
     cache.compute(first)
     apart = cache.manager.extend(second, 8)
     assert apart == ()
@@ -186,37 +186,37 @@ def test_the_same_content_computed_twice_becomes_one_block_and_the_tables_change
 def test_a_full_block_is_named_when_it_is_committed_and_not_before() -> None:
     """Trap 7."""
     cache = Cache(full_group())
-    branch = cache.open(LONG)
-    assert cache.admit(branch)
-    cache.manager.extend(branch, 8)
+    sequence = cache.open(LONG)
+    assert cache.admit(sequence)
+    cache.manager.extend(sequence, 8)
     assert len(cache.manager.index) == 0
     cache.device.apply(*cache.manager.take_changes())
-    cache.device.write(branch, 0, 8)
-    cache.manager.commit(branch, 8)
-    assert {node.key for node in cache.manager.index} == set(branch.keys)
+    cache.device.write(sequence, 0, 8)
+    cache.manager.commit(sequence, 8)
+    assert {node.key for node in cache.manager.index} == set(sequence.keys)
 
 
 @pytest.mark.parametrize("num_computed", range(11))
 def test_a_prompt_that_is_given_up_names_exactly_what_it_has_computed(num_computed: int) -> None:
     """Trap 7: slots are writable, perhaps written in part, when the step is given up."""
     cache = Cache(full_group(), sliding_group(5))
-    branch = cache.open(LONG)
-    assert cache.admit(branch)
-    cache.compute(branch, num_computed, chunk_len=3)
-    assert cache.manager.extend(branch, 11 - num_computed) is not None
-    cache.manager.reset(branch)
+    sequence = cache.open(LONG)
+    assert cache.admit(sequence)
+    cache.compute(sequence, num_computed, chunk_len=3)
+    assert cache.manager.extend(sequence, 11 - num_computed) is not None
+    cache.manager.reset(sequence)
     assert cache.matched_len([*LONG, 1]) == num_computed
     cache.check()
 
 
-def test_a_branch_that_was_reset_is_admitted_again_with_what_it_had() -> None:
+def test_a_sequence_that_was_reset_is_admitted_again_with_what_it_had() -> None:
     cache = Cache(full_group(), sliding_group(5))
-    branch = cache.computed(LONG)
-    cache.manager.reset(branch)
+    sequence = cache.computed(LONG)
+    cache.manager.reset(sequence)
     assert cache.num_used() == [0, 0]
-    assert cache.admit(branch)
-    assert branch.computed_len == len(LONG) - 1
-    cache.compute(branch)
+    assert cache.admit(sequence)
+    assert sequence.computed_len == len(LONG) - 1
+    cache.compute(sequence)
     cache.check()
 
 
@@ -224,10 +224,10 @@ def test_a_tail_stays_a_copy_source_and_is_never_written_again() -> None:
     cache = Cache(full_group())
     cache.manager.release(cache.computed(LONG[:6]))
     tail = next(node for node in cache.manager.index if len(node.token_ids) == 2)
-    branch = cache.open(LONG)
-    assert cache.admit(branch)
-    assert branch.tables[0][1] != tail.blocks[GroupId(0)]
-    cache.compute(branch)
+    sequence = cache.open(LONG)
+    assert cache.admit(sequence)
+    assert sequence.tables[0][1] != tail.blocks[GroupId(0)]
+    cache.compute(sequence)
     assert cache.matched_len([*LONG[:6], 1]) == 6
     cache.check()
 
@@ -261,26 +261,26 @@ def test_eviction_takes_leaves_before_their_parents() -> None:
 
 @pytest.mark.parametrize("window_len", [1, 3, 4, 5, 8, 9])
 @pytest.mark.parametrize("chunk_len", [1, 2, 4, 7])
-def test_a_branch_holds_no_more_of_a_sliding_group_than_its_window(window_len: int, chunk_len: int) -> None:
+def test_a_sequence_holds_no_more_of_a_sliding_group_than_its_window(window_len: int, chunk_len: int) -> None:
     """Trap 15."""
     cache = Cache(full_group(), sliding_group(window_len))
-    branch = cache.open(list(range(40)))
-    while branch.num_uncomputed:
-        cache.compute(branch, min(chunk_len, branch.num_uncomputed))
-        held = [block for block in branch.tables[1] if block is not None]
+    sequence = cache.open(list(range(40)))
+    while sequence.num_uncomputed:
+        cache.compute(sequence, min(chunk_len, sequence.num_uncomputed))
+        held = [block for block in sequence.tables[1] if block is not None]
         assert len(held) <= -(-window_len // 4) + 1
-        assert None not in branch.tables[0]
+        assert None not in sequence.tables[0]
     cache.check()
 
 
-def test_a_matched_branch_takes_only_the_window_of_a_sliding_group() -> None:
+def test_a_matched_sequence_takes_only_the_window_of_a_sliding_group() -> None:
     cache = Cache(full_group(), sliding_group(4))
     cache.computed(list(range(20)))
-    branch = cache.open([*range(18), 99])
-    assert cache.admit(branch)
-    assert branch.tables[1][:3] == [None] * 3
-    assert None not in branch.tables[1][3:]
-    cache.compute(branch)
+    sequence = cache.open([*range(18), 99])
+    assert cache.admit(sequence)
+    assert sequence.tables[1][:3] == [None] * 3
+    assert None not in sequence.tables[1][3:]
+    cache.compute(sequence)
 
 
 # Room
@@ -289,24 +289,24 @@ def test_a_matched_branch_takes_only_the_window_of_a_sliding_group() -> None:
 def test_an_admission_can_ask_for_room_behind_what_it_finds() -> None:
     cache = Cache(full_group(), num_blocks=4)
     cache.manager.release(cache.computed(LONG[:8]))
-    branch = cache.open([*LONG[:8], *range(20)])
-    match = cache.manager.match(branch)
+    sequence = cache.open([*LONG[:8], *range(20)])
+    match = cache.manager.match(sequence)
     assert match.length == 8
-    assert cache.manager.admit(branch, match, num_following=9) is None
+    assert cache.manager.admit(sequence, match, num_following=9) is None
     assert cache.num_used() == [0]
-    assert cache.manager.admit(branch, match, num_following=8) == ()
+    assert cache.manager.admit(sequence, match, num_following=8) == ()
 
 
-def test_branches_that_come_and_go_between_two_batches_leave_nothing_to_tell() -> None:
+def test_sequences_that_come_and_go_between_two_batches_leave_nothing_to_tell() -> None:
     cache = Cache(full_group(), sliding_group(5))
-    branch = cache.computed(range(10))
+    sequence = cache.computed(range(10))
     cache.manager.take_changes()
     for _ in range(100):
-        cache.manager.release(cache.manager.fork(branch))
+        cache.manager.release(cache.manager.fork(sequence))
         cache.matched_len(range(10))
     assert cache.manager.take_changes() == ((), ())
-    cache.manager.release(branch)
-    assert cache.manager.take_changes() == ((), (branch.id,))
+    cache.manager.release(sequence)
+    assert cache.manager.take_changes() == ((), (sequence.id,))
 
 
 @pytest.mark.parametrize("num_kept", range(1, 8))
@@ -314,23 +314,23 @@ def test_what_was_written_behind_the_last_computed_token_is_let_go(num_kept: int
     """Trap 14: its blocks are nobody's, and what follows is written over what they held."""
     cache = Cache(full_group(), sliding_group(5), num_blocks=8)
     manager = cache.manager
-    branch = cache.computed([*range(6), 6])
-    branch.token_ids += [7]
+    sequence = cache.computed([*range(6), 6])
+    sequence.token_ids += [7]
     before = cache.num_used()
     guess = [50 + number for number in range(6)]
-    moves = manager.extend(branch, 1 + len(guess))
+    moves = manager.extend(sequence, 1 + len(guess))
     assert moves is not None
     cache.carry_out(moves)
     cache.device.apply(*manager.take_changes())
-    cache.device.write(branch, 7, 8 + len(guess), guess)
-    branch.token_ids += guess[: num_kept - 1]
-    manager.commit(branch, num_kept)
-    manager.retract(branch)
-    assert all(len(table) == -(-(7 + num_kept) // 4) for table in branch.tables)
+    cache.device.write(sequence, 7, 8 + len(guess), guess)
+    sequence.token_ids += guess[: num_kept - 1]
+    manager.commit(sequence, num_kept)
+    manager.retract(sequence)
+    assert all(len(table) == -(-(7 + num_kept) // 4) for table in sequence.tables)
     assert cache.num_used()[0] - before[0] == -(-(7 + num_kept) // 4) - 2
     cache.check()
-    branch.token_ids += [90, 91, 92, 93, 94]
-    cache.compute(branch)
+    sequence.token_ids += [90, 91, 92, 93, 94]
+    cache.compute(sequence)
     cache.check()
-    assert cache.matched_len([*branch.token_ids, 1]) == len(branch.token_ids)
+    assert cache.matched_len([*sequence.token_ids, 1]) == len(sequence.token_ids)
     assert cache.matched_len([*range(8), *guess, 1]) == 7 + num_kept

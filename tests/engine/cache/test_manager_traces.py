@@ -1,8 +1,8 @@
 """Random traces over a cache manager whose every slot is known.
 
-Each slot of the device holds the tokens its KV was computed from. After every rule, all that any branch could
-attend to and all that any name promises must be exactly that: nothing stale, aliased or unwritten (traps 7,
-8, 9, 11, 13, 15, 16, 22 and 28).
+Each slot of the device holds the tokens its KV was computed from. After every rule, all that any sequence
+could attend to and all that any name promises must be exactly that: nothing stale, aliased or unwritten
+(traps 7, 8, 9, 11, 13, 15, 16, 22 and 28).
 """
 
 import pytest
@@ -66,19 +66,19 @@ class CacheTraces(RuleBasedStateMachine):
         self.saves: list[Save] = []
         self.pinned: dict[SequenceId, tuple[BlockKey, ...]] = {}
 
-    # Branches
+    # Sequences
 
-    @precondition(lambda self: len(self.manager.branches) < MAX_BRANCHES)
+    @precondition(lambda self: len(self.manager.sequences) < MAX_BRANCHES)
     @rule(base=pick, keep=st.integers(0, MAX_LEN), suffix=st.lists(token, max_size=12))
     def open(self, base: int, keep: int, suffix: list[int]) -> None:
         known = self.sequences[base % len(self.sequences)]
         tokens = (*known[:keep], *suffix)[:MAX_LEN] or (0,)
-        branch = self.manager.open("someone", tokens)
-        self.remember(branch)
-        self.waiting.append(branch)
-        self.admit(branch)
+        sequence = self.manager.open("someone", tokens)
+        self.remember(sequence)
+        self.waiting.append(sequence)
+        self.admit(sequence)
 
-    @precondition(lambda self: len(self.manager.branches) < MAX_BRANCHES)
+    @precondition(lambda self: len(self.manager.sequences) < MAX_BRANCHES)
     @rule(
         base=pick,
         keep=st.integers(0, MAX_LEN),
@@ -95,7 +95,7 @@ class CacheTraces(RuleBasedStateMachine):
     def admit_waiting(self, which: int) -> None:
         self.admit(self.waiting[which % len(self.waiting)])
 
-    @precondition(lambda self: self.admitted and len(self.manager.branches) < MAX_BRANCHES)
+    @precondition(lambda self: self.admitted and len(self.manager.sequences) < MAX_BRANCHES)
     @rule(which=pick)
     def fork(self, which: int) -> None:
         num_used = [pool.num_used for pool in self.manager.pools.values()]
@@ -116,10 +116,10 @@ class CacheTraces(RuleBasedStateMachine):
     @precondition(lambda self: len(self.admitted) > 2)
     @rule(which=pick, cut=st.integers(1, MAX_LEN), suffix=st.lists(token, min_size=1, max_size=6))
     def reset_to_other_tokens(self, which: int, cut: int, suffix: list[int]) -> None:
-        branch = self.admitted[which % len(self.admitted)]
-        self.take_back(branch)
-        branch.token_ids[cut:] = suffix
-        self.remember(branch)
+        sequence = self.admitted[which % len(self.admitted)]
+        self.take_back(sequence)
+        sequence.token_ids[cut:] = suffix
+        self.remember(sequence)
 
     # Steps
 
@@ -127,59 +127,59 @@ class CacheTraces(RuleBasedStateMachine):
     def step(self, chunk_lens: list[int]) -> None:
         chunks: dict[int, tuple[Sequence, int]] = {}
         moves: list[Move] = []
-        for branch, chunk_len in zip(list(self.admitted), chunk_lens, strict=False):
-            num_tokens = min(chunk_len, branch.num_uncomputed)
-            if num_tokens and branch in self.admitted:
-                moves += self.extend(branch, num_tokens, chunks)
-                chunks[branch.id] = (branch, num_tokens)
+        for sequence, chunk_len in zip(list(self.admitted), chunk_lens, strict=False):
+            num_tokens = min(chunk_len, sequence.num_uncomputed)
+            if num_tokens and sequence in self.admitted:
+                moves += self.extend(sequence, num_tokens, chunks)
+                chunks[sequence.id] = (sequence, num_tokens)
         self.cache.run(moves, list(chunks.values()))
 
     @precondition(lambda self: self.admitted)
     @rule(which=pick, answer=st.lists(token, max_size=5))
     def turn(self, which: int, answer: list[int]) -> None:
-        """Compute all of one branch, and an answer of which the last token is not fed."""
-        branch = self.admitted[which % len(self.admitted)]
-        self.compute(branch)
-        branch.token_ids += answer[: MAX_LEN - len(branch.token_ids)]
-        self.remember(branch)
-        self.compute(branch, leave=1)
+        """Compute all of one sequence, and an answer of which the last token is not fed."""
+        sequence = self.admitted[which % len(self.admitted)]
+        self.compute(sequence)
+        sequence.token_ids += answer[: MAX_LEN - len(sequence.token_ids)]
+        self.remember(sequence)
+        self.compute(sequence, leave=1)
 
     @precondition(lambda self: self.admitted)
     @rule(which=pick, num_tokens=st.integers(1, 9), num_written=st.integers(0, 9))
     def step_that_is_aborted(self, which: int, num_tokens: int, num_written: int) -> None:
-        branch = self.admitted[which % len(self.admitted)]
-        num_tokens = min(num_tokens, branch.num_uncomputed)
-        moves = self.extend(branch, num_tokens, {})
+        sequence = self.admitted[which % len(self.admitted)]
+        num_tokens = min(num_tokens, sequence.num_uncomputed)
+        moves = self.extend(sequence, num_tokens, {})
         self.cache.carry_out(moves)
         self.device.apply(*self.manager.take_changes())
-        start = branch.computed_len
-        self.device.write(branch, start, start + min(num_written, num_tokens))
-        self.take_back(branch)
+        start = sequence.computed_len
+        self.device.write(sequence, start, start + min(num_written, num_tokens))
+        self.take_back(sequence)
 
-    @precondition(lambda self: any(branch.num_uncomputed for branch in self.admitted))
+    @precondition(lambda self: any(sequence.num_uncomputed for sequence in self.admitted))
     @rule(which=pick, draft=st.lists(token, min_size=1, max_size=9), num_right=st.integers(0, 9))
     def step_with_a_draft(self, which: int, draft: list[int], num_right: int) -> None:
         """Compute the last token and a guess behind it, of which the first tokens are right."""
-        due = [branch for branch in self.admitted if branch.num_uncomputed]
-        branch = due[which % len(due)]
-        self.compute(branch, leave=1)
-        del draft[MAX_LEN - len(branch.token_ids) :]
-        start, end = branch.computed_len, branch.computed_len + 1 + len(draft)
-        self.cache.carry_out(self.extend(branch, end - start, {}))
+        due = [sequence for sequence in self.admitted if sequence.num_uncomputed]
+        sequence = due[which % len(due)]
+        self.compute(sequence, leave=1)
+        del draft[MAX_LEN - len(sequence.token_ids) :]
+        start, end = sequence.computed_len, sequence.computed_len + 1 + len(draft)
+        self.cache.carry_out(self.extend(sequence, end - start, {}))
         self.device.apply(*self.manager.take_changes())
-        self.device.write(branch, start, end, draft)
-        self.device.check_seen(branch, start, end, draft)
-        self.manager.commit(branch, 1)
+        self.device.write(sequence, start, end, draft)
+        self.device.check_seen(sequence, start, end, draft)
+        self.manager.commit(sequence, 1)
         for chosen in draft[:num_right]:
-            branch.token_ids.append(chosen)
-            self.manager.commit(branch, 1)
-        self.manager.retract(branch)
-        self.remember(branch)
+            sequence.token_ids.append(chosen)
+            self.manager.commit(sequence, 1)
+        self.manager.retract(sequence)
+        self.remember(sequence)
 
-    @precondition(lambda self: self.admitted and len(self.manager.branches) < MAX_BRANCHES)
+    @precondition(lambda self: self.admitted and len(self.manager.sequences) < MAX_BRANCHES)
     @rule(which=pick, written=token)
     def step_whose_source_is_given_up(self, which: int, written: int) -> None:
-        """Between plan and execution the branch that held the tail goes, and its block is wanted."""
+        """Between plan and execution the sequence that held the tail goes, and its block is wanted."""
         parent = self.admitted[which % len(self.admitted)]
         self.fork(which)
         child = self.admitted[-1]
@@ -191,13 +191,13 @@ class CacheTraces(RuleBasedStateMachine):
         self.cache.evict_unheld()
         self.cache.run(moves, [(child, 1)])
 
-    @precondition(lambda self: any(not branch.num_uncomputed for branch in self.admitted))
+    @precondition(lambda self: any(not sequence.num_uncomputed for sequence in self.admitted))
     @rule(which=pick, tokens=st.lists(token, min_size=1, max_size=5))
     def append(self, which: int, tokens: list[int]) -> None:
-        computed = [branch for branch in self.admitted if not branch.num_uncomputed]
-        branch = computed[which % len(computed)]
-        branch.token_ids += tokens[: MAX_LEN - len(branch.token_ids)]
-        self.remember(branch)
+        computed = [sequence for sequence in self.admitted if not sequence.num_uncomputed]
+        sequence = computed[which % len(computed)]
+        sequence.token_ids += tokens[: MAX_LEN - len(sequence.token_ids)]
+        self.remember(sequence)
 
     @precondition(lambda self: self.admitted)
     @rule(which=pick)
@@ -209,31 +209,31 @@ class CacheTraces(RuleBasedStateMachine):
     @precondition(lambda self: self.admitted)
     @rule(which=pick)
     def pin(self, which: int) -> None:
-        branch = self.admitted[which % len(self.admitted)]
+        sequence = self.admitted[which % len(self.admitted)]
         before = {group: self.manager.pins.counts(group) for group in self.manager.pools}
         try:
-            self.manager.pins.pin(branch)
+            self.manager.pins.pin(sequence)
         except PinRefused:
             assert {group: self.manager.pins.counts(group) for group in self.manager.pools} == before
         else:
-            self.pinned[branch.id] = tuple(branch.keys)
+            self.pinned[sequence.id] = tuple(sequence.keys)
 
     @precondition(lambda self: self.pinned)
     @rule(which=pick)
     def unpin(self, which: int) -> None:
-        branch = list(self.pinned)[which % len(self.pinned)]
-        del self.pinned[branch]
-        self.manager.pins.unpin(branch)
+        sequence = list(self.pinned)[which % len(self.pinned)]
+        del self.pinned[sequence]
+        self.manager.pins.unpin(sequence)
 
     @precondition(lambda self: self.admitted)
     @rule(which=pick, tier=st.sampled_from([Tier.HOST, Tier.DISK]))
     def demote(self, which: int, tier: Tier) -> None:
-        branch = self.admitted[which % len(self.admitted)]
-        self.admitted.remove(branch)
-        self.waiting.append(branch)
-        length = self.matched_len(branch)
-        self.cache.demote(branch, tier)
-        assert self.manager.match(branch).length >= length, "what is demoted is lost"
+        sequence = self.admitted[which % len(self.admitted)]
+        self.admitted.remove(sequence)
+        self.waiting.append(sequence)
+        length = self.matched_len(sequence)
+        self.cache.demote(sequence, tier)
+        assert self.manager.match(sequence).length >= length, "what is demoted is lost"
 
     @rule(num_lost=st.integers(0, 2))
     def save_blocks(self, num_lost: int) -> None:
@@ -244,16 +244,16 @@ class CacheTraces(RuleBasedStateMachine):
 
     @precondition(lambda self: self.admitted)
     @rule(which=pick)
-    def save_branch(self, which: int) -> None:
-        branch = self.admitted[which % len(self.admitted)]
-        self.cache.store_branch(branch)
+    def save_sequence(self, which: int) -> None:
+        sequence = self.admitted[which % len(self.admitted)]
+        self.cache.store_sequence(sequence)
 
     @precondition(lambda self: len(self.sequences) > 4)
     @rule(num_saved=st.integers(1, MAX_BRANCHES))
     def leave_the_device(self, num_saved: int) -> None:
-        """Save some branches, release all and evict what is cached."""
+        """Save some sequences, release all and evict what is cached."""
         for which in range(min(num_saved, len(self.admitted))):
-            self.save_branch(which)
+            self.save_sequence(which)
         while self.admitted:
             self.release(0)
         self.cache.forget_device()
@@ -273,8 +273,8 @@ class CacheTraces(RuleBasedStateMachine):
     @invariant()
     def every_slot_in_sight_is_right(self) -> None:
         self.device.poison_free_blocks()
-        for branch in self.manager.branches.values():
-            self.device.check_held(branch)
+        for sequence in self.manager.sequences.values():
+            self.device.check_held(sequence)
         self.device.check_named(self.tokens_of)
 
     @invariant()
@@ -282,8 +282,8 @@ class CacheTraces(RuleBasedStateMachine):
         self.manager.check_integrity()
         for pool in self.manager.pools.values():
             assert pool.num_free + pool.num_cached + pool.num_used == pool.num_blocks
-        for branch in self.waiting:
-            assert not any(branch.tables)
+        for sequence in self.waiting:
+            assert not any(sequence.tables)
 
     @invariant()
     def a_full_groups_blocks_have_their_parents(self) -> None:
@@ -299,69 +299,69 @@ class CacheTraces(RuleBasedStateMachine):
             assert pool.num_pinned <= pool.num_blocks // 2
 
     @invariant()
-    def a_branch_holds_no_more_than_its_window(self) -> None:
+    def a_sequence_holds_no_more_than_its_window(self) -> None:
         max_visible = self.manager.groups[1].spec.max_visible
         assert max_visible is not None
-        for branch in self.admitted:
-            held = [block for block in branch.tables[1] if block is not None]
+        for sequence in self.admitted:
+            held = [block for block in sequence.tables[1] if block is not None]
             assert len(held) <= window_blocks(max_visible, BLOCK_SIZE)
 
     # Parts of the rules
 
-    def admit(self, branch: Sequence) -> None:
+    def admit(self, sequence: Sequence) -> None:
         """Admit as an engine does that has nothing else to do."""
-        match = self.manager.match(branch)
-        assert match == self.manager.match(branch)
-        assert match.length < len(branch.token_ids)
+        match = self.manager.match(sequence)
+        assert match == self.manager.match(sequence)
+        assert match.length < len(sequence.token_ids)
         assert 0 <= match.disk_len + match.host_len <= match.length
         num_stored = len(self.tier.contents)
-        if self.cache.admit(branch):
+        if self.cache.admit(sequence):
             was_damaged = len(self.tier.contents) < num_stored
-            assert was_damaged or branch.computed_len == match.length
-            self.waiting.remove(branch)
-            self.admitted.append(branch)
+            assert was_damaged or sequence.computed_len == match.length
+            self.waiting.remove(sequence)
+            self.admitted.append(sequence)
 
     def extend(
-        self, branch: Sequence, num_tokens: int, chunks: dict[int, tuple[Sequence, int]]
+        self, sequence: Sequence, num_tokens: int, chunks: dict[int, tuple[Sequence, int]]
     ) -> tuple[Move, ...]:
-        """Make slots writable, at the cost of other branches and of their part in this step."""
-        num_known = [len(table) for table in branch.tables]
-        while (moves := self.manager.extend(branch, num_tokens)) is None:
-            victim = next((other for other in self.admitted if other is not branch), None)
+        """Make slots writable, at the cost of other sequences and of their part in this step."""
+        num_known = [len(table) for table in sequence.tables]
+        while (moves := self.manager.extend(sequence, num_tokens)) is None:
+            victim = next((other for other in self.admitted if other is not sequence), None)
             if victim is None:
-                assert self.pinned, "the last branch has no room"
+                assert self.pinned, "the last sequence has no room"
                 self.unpin(0)
             else:
                 chunks.pop(victim.id, None)
                 self.take_back(victim)
         self.device.plan(moves)
-        for group, table, known in zip(self.manager.groups, branch.tables, num_known, strict=True):
+        for group, table, known in zip(self.manager.groups, sequence.tables, num_known, strict=True):
             for block in table[known:]:
                 assert block is not None
                 self.device.poison(group.id, block)
         return moves
 
-    def compute(self, branch: Sequence, leave: int = 0) -> None:
-        """Compute a branch in chunks until `leave` tokens are left."""
-        while branch.num_uncomputed > leave:
-            num_tokens = min(branch.num_uncomputed - leave, MAX_CHUNK)
-            moves = self.extend(branch, num_tokens, {})
-            self.cache.run(moves, [(branch, num_tokens)])
+    def compute(self, sequence: Sequence, leave: int = 0) -> None:
+        """Compute a sequence in chunks until `leave` tokens are left."""
+        while sequence.num_uncomputed > leave:
+            num_tokens = min(sequence.num_uncomputed - leave, MAX_CHUNK)
+            moves = self.extend(sequence, num_tokens, {})
+            self.cache.run(moves, [(sequence, num_tokens)])
 
-    def matched_len(self, branch: Sequence) -> int:
-        """Return how many of a branch's tokens another one like it would find."""
-        probe = self.manager.open("probe", branch.token_ids)
-        length = self.manager.match(probe, branch.computed_len).length
+    def matched_len(self, sequence: Sequence) -> int:
+        """Return how many of a sequence's tokens another one like it would find."""
+        probe = self.manager.open("probe", sequence.token_ids)
+        length = self.manager.match(probe, sequence.computed_len).length
         self.manager.release(probe)
         return length
 
-    def take_back(self, branch: Sequence) -> None:
-        self.manager.reset(branch)
-        self.admitted.remove(branch)
-        self.waiting.append(branch)
+    def take_back(self, sequence: Sequence) -> None:
+        self.manager.reset(sequence)
+        self.admitted.remove(sequence)
+        self.waiting.append(sequence)
 
-    def remember(self, branch: Sequence) -> None:
-        tokens = tuple(branch.token_ids)
+    def remember(self, sequence: Sequence) -> None:
+        tokens = tuple(sequence.token_ids)
         self.sequences.append(tokens)
         for end in range(1, len(tokens) + 1):
             self.tokens_of[name_of(tokens[:end], BLOCK_SIZE)] = tokens[:end]

@@ -19,8 +19,8 @@ def test_a_window_that_is_gone_leaves_the_tail_of_an_earlier_turn() -> None:
     cache.store(cache.manager.tail_saves(turn))
     later = cache.computed(PROMPT[:24])
     cache.store([save for save in cache.manager.block_saves(later) if save.group == 0])
-    for branch in (turn, later):
-        cache.manager.release(branch)
+    for sequence in (turn, later):
+        cache.manager.release(sequence)
     cache.forget_device()
 
     assert cache.matched_len(PROMPT) == 10
@@ -72,8 +72,8 @@ def test_the_run_inside_a_block_comes_from_a_full_sibling() -> None:
 @pytest.mark.parametrize("stored_len", [7, 8])
 def test_the_run_inside_a_block_comes_from_a_stored_block_or_tail(stored_len: int) -> None:
     cache = Cache(full_group(), sliding_group(2))
-    cache.store_branch(branch := cache.computed(PROMPT[:stored_len]))
-    cache.manager.release(branch)
+    cache.store_sequence(sequence := cache.computed(PROMPT[:stored_len]))
+    cache.manager.release(sequence)
     cache.forget_device()
     match = cache.manager.match(cache.open([*PROMPT[:6], 1]))
     assert match.partial is not None
@@ -83,8 +83,8 @@ def test_the_run_inside_a_block_comes_from_a_stored_block_or_tail(stored_len: in
 
 def test_of_equal_runs_one_on_the_device_is_taken() -> None:
     cache = Cache(full_group())
-    cache.store_branch(branch := cache.computed([*PROMPT[:6], 2]))
-    cache.manager.release(branch)
+    cache.store_sequence(sequence := cache.computed([*PROMPT[:6], 2]))
+    cache.manager.release(sequence)
     cache.forget_device()
     cache.computed([*PROMPT[:6], 3])
     match = cache.manager.match(cache.open([*PROMPT[:6], 1]))
@@ -123,10 +123,10 @@ def test_a_block_with_the_right_key_and_other_ids_is_no_hit() -> None:
 
 def test_the_match_ends_where_one_full_group_ends() -> None:
     cache = Cache(full_group(), full_group(1))
-    branch = cache.computed(PROMPT[:12])
-    keep = branch.keys[1]
-    cache.store([save for save in cache.manager.block_saves(branch) if save.group == 0 or save.key != keep])
-    cache.manager.release(branch)
+    sequence = cache.computed(PROMPT[:12])
+    keep = sequence.keys[1]
+    cache.store([save for save in cache.manager.block_saves(sequence) if save.group == 0 or save.key != keep])
+    cache.manager.release(sequence)
     cache.forget_device()
     assert cache.matched_len(PROMPT) == 4
 
@@ -134,21 +134,21 @@ def test_the_match_ends_where_one_full_group_ends() -> None:
 def test_the_match_ends_where_a_sliding_group_lacks_a_block_of_its_window() -> None:
     """Trap 19: an unaligned window needs one block more."""
     cache = Cache(full_group(), sliding_group(6))
-    branch = cache.computed(PROMPT[:16])
-    saves = cache.manager.block_saves(branch)
+    sequence = cache.computed(PROMPT[:16])
+    saves = cache.manager.block_saves(sequence)
     in_window = [save for save in saves if save.group == 1]
     assert len(in_window) == 2
     cache.store([save for save in saves if save != in_window[0]])
-    cache.manager.release(branch)
+    cache.manager.release(sequence)
     cache.forget_device()
     assert cache.matched_len(PROMPT) == 0
 
 
 def test_a_sliding_group_needs_only_its_window() -> None:
     cache = Cache(full_group(), sliding_group(4))
-    branch = cache.computed(PROMPT[:20])
-    cache.store_branch(branch)
-    cache.manager.release(branch)
+    sequence = cache.computed(PROMPT[:20])
+    cache.store_sequence(sequence)
+    cache.manager.release(sequence)
     cache.forget_device()
     assert [group for _, group in cache.tier.contents].count(1) == 1
     assert cache.matched_len(PROMPT[:21]) == 20
@@ -177,9 +177,9 @@ def test_a_match_can_be_kept_short() -> None:
 
 def test_loads_are_counted_in_the_tokens_of_blocks_that_some_group_lacks() -> None:
     cache = Cache(full_group(), full_group(1))
-    branch = cache.computed(PROMPT[:10])
-    cache.store_branch(branch)
-    cache.manager.release(branch)
+    sequence = cache.computed(PROMPT[:10])
+    cache.store_sequence(sequence)
+    cache.manager.release(sequence)
     cache.forget_device()
     cache.computed(PROMPT[:4])
     match = cache.manager.match(cache.open(PROMPT))
@@ -210,12 +210,12 @@ def test_without_eviction_the_match_is_the_longest_common_prefix(
     cache = Cache(full_group(), sliding_group(window_len), num_blocks=100)
     computed: list[list[int]] = []
     for prompt, num_tokens, is_released in turns:
-        branch = cache.open(prompt)
-        assert cache.manager.match(branch).length == longest_common_prefix(computed, prompt)
-        assert cache.admit(branch)
-        cache.compute(branch, min(num_tokens, branch.num_uncomputed), chunk_len=5)
-        computed.append(prompt[: branch.computed_len])
+        sequence = cache.open(prompt)
+        assert cache.manager.match(sequence).length == longest_common_prefix(computed, prompt)
+        assert cache.admit(sequence)
+        cache.compute(sequence, min(num_tokens, sequence.num_uncomputed), chunk_len=5)
+        computed.append(prompt[: sequence.computed_len])
         if is_released:
-            cache.manager.release(branch)
+            cache.manager.release(sequence)
     for prompt in prompts:
         assert cache.matched_len(prompt) == longest_common_prefix(computed, prompt)

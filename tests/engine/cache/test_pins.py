@@ -13,9 +13,9 @@ FULL = GroupId(0)
 
 def test_pinned_blocks_survive_everything_that_evicts() -> None:
     cache = Cache(full_group(), sliding_group(7), num_blocks=12)
-    branch = cache.computed(range(14))
-    assert cache.manager.pins.pin(branch) == 3 + 2  # of the window, what going on at 12 sees
-    cache.manager.release(branch)
+    sequence = cache.computed(range(14))
+    assert cache.manager.pins.pin(sequence) == 3 + 2  # of the window, what going on at 12 sees
+    cache.manager.release(sequence)
     for start in (100, 200, 300):
         cache.manager.release(cache.computed(range(start, start + 30)))
     cache.forget_device()
@@ -26,11 +26,11 @@ def test_pinned_blocks_survive_everything_that_evicts() -> None:
 
 def test_what_is_unpinned_is_evicted_like_anything_else() -> None:
     cache = Cache(full_group(), num_blocks=12)
-    branch = cache.computed(range(14))
-    cache.manager.pins.pin(branch)
-    cache.manager.release(branch)
-    assert cache.manager.pins.unpin(branch.id)
-    assert not cache.manager.pins.unpin(branch.id)
+    sequence = cache.computed(range(14))
+    cache.manager.pins.pin(sequence)
+    cache.manager.release(sequence)
+    assert cache.manager.pins.unpin(sequence.id)
+    assert not cache.manager.pins.unpin(sequence.id)
     cache.forget_device()
     assert cache.matched_len([*range(14), 99]) == 0
     assert cache.num_used() == [0]
@@ -39,12 +39,12 @@ def test_what_is_unpinned_is_evicted_like_anything_else() -> None:
 
 def test_a_pin_covers_what_is_there_and_pinning_again_what_has_been_added() -> None:
     cache = Cache(full_group(), num_blocks=16)
-    branch = cache.computed(range(9))
-    assert cache.manager.pins.pin(branch) == 2
-    branch.token_ids += range(9, 21)
-    cache.compute(branch)
+    sequence = cache.computed(range(9))
+    assert cache.manager.pins.pin(sequence) == 2
+    sequence.token_ids += range(9, 21)
+    cache.compute(sequence)
     assert cache.manager.pools[FULL].num_pinned == 2
-    assert cache.manager.pins.pin(branch) == 5
+    assert cache.manager.pins.pin(sequence) == 5
     assert cache.manager.pools[FULL].num_pinned == 5
     cache.check()
 
@@ -62,8 +62,8 @@ def test_a_block_of_two_pins_is_pinned_until_both_are_undone() -> None:
 
 def test_a_pin_does_not_make_a_block_a_shared_one() -> None:
     cache = Cache(full_group(), num_blocks=12)
-    branch = cache.computed(range(10))
-    cache.manager.pins.pin(branch)
+    sequence = cache.computed(range(10))
+    cache.manager.pins.pin(sequence)
     assert cache.manager.pools[FULL].num_shared == 0
 
 
@@ -95,9 +95,9 @@ def test_what_a_request_at_work_holds_itself_may_be_pinned_beside_its_needs() ->
 
 def test_pinning_again_counts_what_is_pinned_already_only_once() -> None:
     cache = Cache(full_group(), num_blocks=10)
-    branch = cache.computed(range(21))
+    sequence = cache.computed(range(21))
     for _ in range(3):
-        assert cache.manager.pins.pin(branch) == 5
+        assert cache.manager.pins.pin(sequence) == 5
 
 
 def test_pinned_blocks_of_others_are_counted_for_a_prompt() -> None:

@@ -1,7 +1,7 @@
 """The random traces of the cache manager once more, over layers whose older blocks are quantised.
 
 What a query sees is exact in its own block and the one before, and quantised in all others; every block is
-quantised once, from exact bytes that are right, by the one branch that holds the place it goes to.
+quantised once, from exact bytes that are right, by the one sequence that holds the place it goes to.
 """
 
 import pytest
@@ -47,10 +47,10 @@ class SealedTraces(CacheTraces):
 
     @invariant()
     def tables_hold_what_is_old_enough(self) -> None:
-        for branch in self.admitted:
-            sealed: list[BlockId | None] = branch.tables[0]
+        for sequence in self.admitted:
+            sealed: list[BlockId | None] = sequence.tables[0]
             assert None not in sealed
-            assert len(sealed) == max(0, branch.computed_len // BLOCK_SIZE - 1)
+            assert len(sealed) == max(0, sequence.computed_len // BLOCK_SIZE - 1)
 
 
 class TestTraces(SealedTraces.TestCase):  # type: ignore[name-defined,misc]

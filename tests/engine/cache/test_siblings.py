@@ -38,10 +38,10 @@ def test_the_longest_run_is_among_the_nearest(
 def test_few_of_many_siblings_are_looked_at(tier: str) -> None:
     cache = Cache(full_group(), num_blocks=300, num_places=300 if tier == "host" else 1)
     for number in range(200):
-        branch = cache.computed([1, 2, 3, 4, 5, 6, number // 16, number % 16])
+        sequence = cache.computed([1, 2, 3, 4, 5, 6, number // 16, number % 16])
         if tier == "disk":
-            cache.store_branch(branch)
-        cache.manager.release(branch)
+            cache.store_sequence(sequence)
+        cache.manager.release(sequence)
     if tier != "device":
         cache.forget_device()
     probe = cache.open([1, 2, 3, 4, 5, 6, 7, 99, 99])
@@ -54,8 +54,8 @@ def test_few_of_many_siblings_are_looked_at(tier: str) -> None:
 def test_of_many_equal_runs_one_on_the_device_is_taken() -> None:
     cache = Cache(full_group(), num_blocks=300)
     for number in range(100):
-        cache.store_branch(branch := cache.computed([1, 2, 3, 4, 5, 6, number, 0]))
-        cache.manager.release(branch)
+        cache.store_sequence(sequence := cache.computed([1, 2, 3, 4, 5, 6, number, 0]))
+        cache.manager.release(sequence)
     cache.forget_device()
     cache.computed([1, 2, 3, 4, 5, 6, 1000, 0])
     match = cache.manager.match(cache.open([1, 2, 3, 4, 5, 6, 2000, 7]))

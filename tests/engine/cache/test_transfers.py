@@ -13,10 +13,10 @@ LONG = list(range(100, 111))
 
 def test_blocks_are_offered_for_saving_once_each_in_their_order() -> None:
     cache = Cache(full_group(), sliding_group(4))
-    branch = cache.computed(LONG)
+    sequence = cache.computed(LONG)
     saves = cache.manager.take_saves()
-    assert [(save.group, save.key) for save in saves] == [(g, key) for key in branch.keys for g in (0, 1)]
-    assert [save.parent for save in saves[::2]] == [cache.manager.root, branch.keys[0]]
+    assert [(save.group, save.key) for save in saves] == [(g, key) for key in sequence.keys for g in (0, 1)]
+    assert [save.parent for save in saves[::2]] == [cache.manager.root, sequence.keys[0]]
     assert cache.manager.take_saves() == ()
     assert all(cache.manager.is_resident(save) for save in saves)
 
@@ -31,33 +31,33 @@ def test_a_block_that_was_evicted_before_it_was_saved_is_not_resident() -> None:
 
 def test_a_tail_is_saved_once_and_replaces_the_one_before() -> None:
     cache = Cache(full_group(), sliding_group(4))
-    branch = cache.open(LONG)
-    assert cache.admit(branch)
-    cache.compute(branch, 5)
-    cache.store_branch(branch)
-    assert cache.manager.tail_saves(branch) == ()
-    cache.compute(branch, 2)
-    later = cache.manager.tail_saves(branch)
+    sequence = cache.open(LONG)
+    assert cache.admit(sequence)
+    cache.compute(sequence, 5)
+    cache.store_sequence(sequence)
+    assert cache.manager.tail_saves(sequence) == ()
+    cache.compute(sequence, 2)
+    later = cache.manager.tail_saves(sequence)
     assert {save.replaces for save in later} == {name_of(LONG[:5], 4)}
     assert {save.key for save in later} == {name_of(LONG[:7], 4)}
 
 
 def test_the_block_that_a_tail_has_grown_into_replaces_it() -> None:
     cache = Cache(full_group())
-    branch = cache.open(LONG)
-    assert cache.admit(branch)
-    cache.compute(branch, 7)
-    cache.store_branch(branch)
+    sequence = cache.open(LONG)
+    assert cache.admit(sequence)
+    cache.compute(sequence, 7)
+    cache.store_sequence(sequence)
     cache.manager.take_saves()
-    cache.compute(branch, 1)
+    cache.compute(sequence, 1)
     assert [save.replaces for save in cache.manager.take_saves()] == [name_of(LONG[:7], 4)]
-    assert cache.manager.tail_saves(branch) == ()
+    assert cache.manager.tail_saves(sequence) == ()
 
 
 def test_what_was_saved_comes_back_bit_for_bit_and_is_named_once_it_is_there() -> None:
     cache = Cache(full_group(), sliding_group(6))
-    cache.store_branch(branch := cache.computed(LONG))
-    cache.manager.release(branch)
+    cache.store_sequence(sequence := cache.computed(LONG))
+    cache.manager.release(sequence)
     cache.forget_device()
     again = cache.open([*LONG, 1])
     flight = cache.flights.begin(cache.manager.match(again), again.root)
@@ -79,13 +79,13 @@ def test_a_matched_block_is_not_evicted_to_load_another() -> None:
     """Trap 13."""
     cache = Cache(full_group(), num_blocks=4)
     stored = cache.computed(list(range(16)))
-    cache.store_branch(stored)
+    cache.store_sequence(stored)
     cache.manager.release(stored)
     cache.computed([50] * 4)
     assert cache.manager.match(cache.open(range(17))).disk_len == 4
-    branch = cache.open(range(17))
+    sequence = cache.open(range(17))
     for _ in range(2):
-        assert cache.bring(cache.manager.match(branch), branch) is None
+        assert cache.bring(cache.manager.match(sequence), sequence) is None
         cache.check()
     assert cache.matched_len(range(17)) == 16
 
@@ -93,13 +93,13 @@ def test_a_matched_block_is_not_evicted_to_load_another() -> None:
 def test_a_load_that_fails_names_nothing_it_was_meant_to_fill() -> None:
     """Trap 22: a block that did not arrive is free again, and nobody finds it."""
     cache = Cache(full_group(), full_group(1))
-    cache.store_branch(stored := cache.computed(LONG))
+    cache.store_sequence(stored := cache.computed(LONG))
     cache.manager.release(stored)
     cache.forget_device()
     cache.tier.unreadable.add(next(iter(cache.tier.contents)))
 
-    branch = cache.open([*LONG, 1])
-    flight = cache.bring(cache.manager.match(branch), branch)
+    sequence = cache.open([*LONG, 1])
+    flight = cache.bring(cache.manager.match(sequence), sequence)
     assert flight is not None
     assert not flight.is_complete
     lost = next(iter(cache.tier.unreadable))
@@ -112,14 +112,14 @@ def test_a_load_that_fails_names_nothing_it_was_meant_to_fill() -> None:
 def test_what_arrived_behind_a_block_that_cannot_be_read_takes_no_room() -> None:
     """It is read first, and nobody finds it without what it stands behind."""
     cache = Cache(full_group(), sliding_group(1))
-    cache.store_branch(stored := cache.computed(LONG))
+    cache.store_sequence(stored := cache.computed(LONG))
     cache.manager.release(stored)
     cache.forget_device()
     cache.tier.unreadable.add((name_of(LONG[:4], 4), GroupId(0)))
 
-    branch = cache.open([*LONG, 1])
-    assert cache.admit(branch)
-    assert branch.computed_len == 0
+    sequence = cache.open([*LONG, 1])
+    assert cache.admit(sequence)
+    assert sequence.computed_len == 0
     assert not any(GroupId(0) in node.blocks for node in cache.manager.index)
-    cache.compute(branch)
+    cache.compute(sequence)
     cache.check()

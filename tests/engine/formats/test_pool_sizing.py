@@ -92,10 +92,10 @@ def test_one_sequence_runs_in_the_least_blocks_and_keeps_no_more_than_its_window
 ) -> None:
     group = sliding_group(window_len, 0)
     cache = Cache(group, num_blocks=least_blocks(group, 50, chunk_len, BLOCK_SIZE))
-    branch = cache.open(list(range(50)))
-    while branch.num_uncomputed:
-        cache.compute(branch, min(chunk_len, branch.num_uncomputed), chunk_len)
-        held = [block for block in branch.tables[0] if block is not None]
+    sequence = cache.open(list(range(50)))
+    while sequence.num_uncomputed:
+        cache.compute(sequence, min(chunk_len, sequence.num_uncomputed), chunk_len)
+        held = [block for block in sequence.tables[0] if block is not None]
         assert len(held) <= window_blocks(window_len, BLOCK_SIZE)
 
 

@@ -135,7 +135,7 @@ def test_names_descend_from_the_owner_where_something_is_out_of_sight() -> None:
     assert ViewSchedules([window(256)], P).of("a", "", 9).parent(5, key, 10_000) != tainted
 
 
-def test_an_exact_branch_has_the_exact_course_whoever_owns_it() -> None:
+def test_an_exact_sequence_has_the_exact_course_whoever_owns_it() -> None:
     courses = ViewSchedules([group_of(FULL)], P)
     assert courses.of("a", str(Namespace(owner="b", answer_starts=(3,))), 9) is EXACT
     assert EXACT.numbers(group_of(FULL), 130, P) == [0, 1, 2]

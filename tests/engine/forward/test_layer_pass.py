@@ -81,7 +81,7 @@ def test_answers_are_transformers_own_in_steps_that_can_be_recorded(kind: str, t
         engine.check_integrity()
     for prompt, handle in zip(prompts, handles, strict=True):
         wanted = reference(model_dir).answer(prompt, 30)
-        assert engine._manager.branches[handle.branch].token_ids[len(prompt) :] == wanted
+        assert engine._manager.sequences[handle.sequence].token_ids[len(prompt) :] == wanted
     assert len(runner.ahead) > 20
     engine.close()
 

@@ -44,8 +44,8 @@ def told(engine: Engine, ids: list[int], answer_starts: tuple[int, ...], num_tok
         namespace=str(Namespace(owner="somebody", answer_starts=answer_starts)),
     )
     result = collect(engine.submit(request))
-    for branch in result.branches:
-        engine.release(branch)
+    for sequence in result.sequences:
+        engine.release(sequence)
     return list(result.token_ids)
 
 

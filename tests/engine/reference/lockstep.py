@@ -2,7 +2,7 @@
 
 The device is a fake whose slots say which tokens they were computed from, and stored blocks come to it some
 at a time, while others compute, are cancelled or need the room. After every action both sides must agree on
-who runs, what each step computes, which branches hold blocks, and how many blocks are held.
+who runs, what each step computes, which sequences hold blocks, and how many blocks are held.
 """
 
 import random
@@ -82,28 +82,28 @@ class Lockstep:
 
     @property
     def idle(self) -> list[Sequence]:
-        """Return the branches on which no request is open."""
-        busy = {job.branch for job in self.expected.jobs}
-        return [branch for branch in self.manager.branches.values() if branch.id not in busy]
+        """Return the sequences on which no request is open."""
+        busy = {job.sequence for job in self.expected.jobs}
+        return [sequence for sequence in self.manager.sequences.values() if sequence.id not in busy]
 
     def submit(self, prompt: abc.Sequence[int], max_tokens: int, priority: int) -> None:
-        branch = self.cache.open(prompt)
-        self.expected_cache.lines[branch.id] = Line(list(prompt))
-        self._add(branch, max_tokens, priority)
+        sequence = self.cache.open(prompt)
+        self.expected_cache.lines[sequence.id] = Line(list(prompt))
+        self._add(sequence, max_tokens, priority)
 
-    def go_on(self, branch: Sequence, prompt: abc.Sequence[int], max_tokens: int, priority: int) -> None:
-        """Ask more on an idle branch; a prompt it has outgrown makes it begin anew."""
-        line = self.expected_cache.lines[branch.id]
-        if branch.computed_len >= len(prompt):
-            self.manager.reset(branch)
+    def go_on(self, sequence: Sequence, prompt: abc.Sequence[int], max_tokens: int, priority: int) -> None:
+        """Ask more on an idle sequence; a prompt it has outgrown makes it begin anew."""
+        line = self.expected_cache.lines[sequence.id]
+        if sequence.computed_len >= len(prompt):
+            self.manager.reset(sequence)
             self.expected_cache.reset(line)
-        branch.token_ids = list(prompt)
+        sequence.token_ids = list(prompt)
         line.token_ids = list(prompt)
-        self._add(branch, max_tokens, priority)
+        self._add(sequence, max_tokens, priority)
 
-    def fork(self, branch: Sequence) -> None:
-        child = self.manager.fork(branch)
-        self.expected_cache.fork(branch.id, child.id)
+    def fork(self, sequence: Sequence) -> None:
+        child = self.manager.fork(sequence)
+        self.expected_cache.fork(sequence.id, child.id)
         self._compare()
 
     def cancel(self, job: Job) -> None:
@@ -111,14 +111,14 @@ class Lockstep:
         self._take_out(job)
         self._compare()
 
-    def release(self, branch: Sequence) -> None:
-        self.manager.release(branch)
-        del self.expected_cache.lines[branch.id]
+    def release(self, sequence: Sequence) -> None:
+        self.manager.release(sequence)
+        del self.expected_cache.lines[sequence.id]
         self._compare()
 
-    def save(self, branch: Sequence) -> None:
-        """Write what a branch holds to the slower tier."""
-        self.cache.store_branch(branch)
+    def save(self, sequence: Sequence) -> None:
+        """Write what a sequence holds to the slower tier."""
+        self.cache.store_sequence(sequence)
 
     def forget_device(self) -> None:
         """Evict all that nobody holds; what other tiers have of it must come from there."""
@@ -176,14 +176,14 @@ class Lockstep:
 
     # Parts of the above
 
-    def _add(self, branch: Sequence, max_tokens: int, priority: int) -> None:
+    def _add(self, sequence: Sequence, max_tokens: int, priority: int) -> None:
         number = len(self.entries) + 1
-        entry = entry_of(number, branch, branch.token_ids, max_tokens, priority)
+        entry = entry_of(number, sequence, sequence.token_ids, max_tokens, priority)
         self.entries[number] = entry
         self.scheduler.add(entry)
-        line = self.expected_cache.lines[branch.id]
-        self.expected.add(Job(number, priority, branch.id, line, max_tokens))
-        self.texts.append(list(branch.token_ids))
+        line = self.expected_cache.lines[sequence.id]
+        self.expected.add(Job(number, priority, sequence.id, line, max_tokens))
+        self.texts.append(list(sequence.token_ids))
         self._compare()
 
     def _advance_loads(self) -> None:
@@ -207,7 +207,7 @@ class Lockstep:
 
     def _admit(self, entry: Completion, job: Job) -> bool:
         """Admit one request; False if there is no room, for it or for those behind it."""
-        found = self._check_match(entry.branch)
+        found = self._check_match(entry.sequence)
         own = self.shipments.of(job)
         least = own.flight.transfer.match.length if own and own.flight.is_complete else found
         obstacle = self.loading.admit(entry)
@@ -223,7 +223,7 @@ class Lockstep:
         if own is not None and own.is_wanted:
             self.shipments.give_up(own)
         self.shipments.compare(self.flights.under_way)
-        known = entry.branch.computed_len
+        known = entry.sequence.computed_len
         if known != found and not least <= known < found:
             # Alone, it may do without the block that the copy of a tail reads.
             assert not self.expected.running
@@ -239,14 +239,14 @@ class Lockstep:
         for flight in [flight for flight in self.flights.under_way if flight not in known]:
             self.num_begun += 1
             self.shipments.begin(Shipment(job, tuple(job.line.token_ids), flight, self.manager))
-            there = self.manager.match(entry.branch, resident=True)
-            assert there.length < self.manager.match(entry.branch).length
+            there = self.manager.match(entry.sequence, resident=True)
+            assert there.length < self.manager.match(entry.sequence).length
         self.shipments.compare(self.flights.under_way)
         assert self.flights.is_busy
 
-    def _check_match(self, branch: Sequence) -> int:
+    def _check_match(self, sequence: Sequence) -> int:
         """Return how much of a prompt is found, which is all there is if nothing can have been evicted."""
-        prompt, found = branch.token_ids, self.manager.match(branch).length
+        prompt, found = sequence.token_ids, self.manager.match(sequence).length
         most = self.expected_cache.most_reusable(prompt)
         if self.may_have_evicted:
             assert self.expected_cache.least_reusable(prompt) <= found <= most
@@ -257,10 +257,10 @@ class Lockstep:
 
     def _follow_those_who_made_way(self, job: Job, found: int) -> None:
         """Take the blocks of those who lost them, in the order of the rules, and only if they are needed."""
-        branches = self.manager.branches
+        sequences = self.manager.sequences
         for line in self.expected.idle():
             number = next(n for n, known in self.expected_cache.lines.items() if known is line)
-            if branches[SequenceId(number)].computed_len == 0:
+            if sequences[SequenceId(number)].computed_len == 0:
                 assert not self._surely_fits(job, found)
                 assert line is self.expected.idle()[0]
                 self.expected_cache.reset(line)
@@ -295,20 +295,20 @@ class Lockstep:
         return self.expected_cache.can_admit(job.line.token_ids, known, num_following, num_sources=0)
 
     def _compute(self, batch: Batch) -> None:
-        device, branches = self.cache.device, self.manager.branches
+        device, sequences = self.cache.device, self.manager.sequences
         device.apply(batch.changes, batch.dropped)
         for chunk in batch.chunks:
-            branch = branches[chunk.branch]
+            sequence = sequences[chunk.sequence]
             end = chunk.start + chunk.num_certain
-            assert chunk.token_ids == (*branch.token_ids[chunk.start : end], *chunk.draft)
-            device.write(branch, chunk.start, chunk.end, chunk.draft)
+            assert chunk.token_ids == (*sequence.token_ids[chunk.start : end], *chunk.draft)
+            device.write(sequence, chunk.start, chunk.end, chunk.draft)
         for chunk in batch.chunks:
-            device.check_seen(branches[chunk.branch], chunk.start, chunk.end, chunk.draft)
+            device.check_seen(sequences[chunk.sequence], chunk.start, chunk.end, chunk.draft)
         for chunk in batch.chunks:
-            self.manager.commit(branches[chunk.branch], chunk.num_certain)
-            self.expected_cache.compute(self.expected_cache.lines[chunk.branch], chunk.num_certain)
+            self.manager.commit(sequences[chunk.sequence], chunk.num_certain)
+            self.expected_cache.compute(self.expected_cache.lines[chunk.sequence], chunk.num_certain)
             end = chunk.start + chunk.num_certain
-            assert chunk.samples == (end == len(branches[chunk.branch].token_ids))
+            assert chunk.samples == (end == len(sequences[chunk.sequence].token_ids))
         for chunk in batch.chunks:
             if chunk.samples:
                 job = next(job for job in self.expected.running if job.number == chunk.request)
@@ -316,10 +316,10 @@ class Lockstep:
 
     def _sample(self, job: Job, draft: abc.Sequence[int]) -> None:
         """Choose the next token, and those behind it as long as the draft has them right."""
-        branch, line = self.manager.branches[SequenceId(job.branch)], job.line
+        sequence, line = self.manager.sequences[SequenceId(job.sequence)], job.line
         for number, drafted in enumerate((*draft, None)):
             if number:
-                self.manager.commit(branch, 1)
+                self.manager.commit(sequence, 1)
                 self.expected_cache.compute(line, 1)
                 self.num_accepted += 1
             token = self._chosen(line.token_ids)
@@ -328,7 +328,7 @@ class Lockstep:
             job.num_generated += 1
             if token != drafted or job.num_generated == job.max_tokens:
                 break
-        self.manager.retract(branch)
+        self.manager.retract(sequence)
         line.num_writable = 0
         if job.num_generated == job.max_tokens:
             self.texts.append(list(line.token_ids))
@@ -348,7 +348,7 @@ class Lockstep:
     def _take_out(self, job: Job) -> None:
         entry = self.entries[job.number]
         self.scheduler.remove(entry)
-        self.scheduler.touch(entry.branch.id)
+        self.scheduler.touch(entry.sequence.id)
         self.expected.remove(job)
         self.ended.append(job)
 
@@ -376,7 +376,7 @@ class Lockstep:
         self.shipments.compare(self.flights.under_way)
         self.cache.check()
         lines = self.expected_cache.lines
-        assert {branch.id: branch.computed_len for branch in self.manager.branches.values()} == {
+        assert {sequence.id: sequence.computed_len for sequence in self.manager.sequences.values()} == {
             number: line.num_computed for number, line in lines.items()
         }
         for number, pool in enumerate(self.manager.pools.values()):

@@ -1,7 +1,7 @@
 """A prefix cache without blocks to look after: sets of token prefixes.
 
 The KV of a token is a function of the tokens up to it, so the prefix that ends with it names it. What is held
-is recomputed from the branches whenever somebody asks. Nothing here is fast, and nothing is kept twice.
+is recomputed from the sequences whenever somebody asks. Nothing here is fast, and nothing is kept twice.
 
 Which unheld blocks are still there is left open: it is for the policy of eviction to say. All that follows
 from the promises of the cache alone is exact, the rest has bounds.
@@ -28,7 +28,7 @@ def chunk(length: int) -> Reach:
 
 @dataclass(slots=True, eq=False)
 class Line:
-    """A live branch. `tail` stands for the block of its last, incomplete tokens; forks share it."""
+    """A live sequence. `tail` stands for the block of its last, incomplete tokens; forks share it."""
 
     token_ids: list[int]
     num_computed: int = 0
@@ -67,7 +67,7 @@ class ReferenceCache:
         return known
 
     def least_reusable(self, prompt: Sequence[int]) -> int:
-        """Return how many tokens of a prompt live branches keep for it, whatever has been evicted."""
+        """Return how many tokens of a prompt live sequences keep for it, whatever has been evicted."""
         best = 0
         for line in self.lines.values():
             common = 0
@@ -97,7 +97,7 @@ class ReferenceCache:
         return self.sizes[group] - len(self.held(group))
 
     def can_admit(self, prompt: Sequence[int], known: int, num_following: int, num_sources: int) -> bool:
-        """Whether a branch may take `known` tokens of its prompt, with room for more behind them.
+        """Whether a sequence may take `known` tokens of its prompt, with room for more behind them.
 
         `num_sources`: blocks beside its own that a copy has to read.
         """
@@ -109,12 +109,12 @@ class ReferenceCache:
         )
 
     def can_extend(self, line: Line, num_tokens: int) -> bool:
-        """Whether a branch's next tokens can be written. A tail that others need is copied before."""
+        """Whether a sequence's next tokens can be written. A tail that others need is copied before."""
         num_new = len(self._new_blocks(line.num_computed, num_tokens)) + self._shares_tail(line)
         return all(num_new <= self.room(group) for group in range(len(self.sizes)))
 
     def can_extend_further(self, line: Line, num_tokens: int) -> bool:
-        """Whether of a branch whose next token can be written so many can be."""
+        """Whether of a sequence whose next token can be written so many can be."""
         blocks = self._new_blocks(line.num_computed, num_tokens)
         num_new = len(blocks) - len(self._new_blocks(line.num_computed, line.num_writable))
         return all(num_new <= self.room(group) for group in range(len(self.sizes)))

@@ -1,7 +1,7 @@
 """A scheduler in lists: who runs, who waits, who makes way, and what each computes next.
 
 Its rules: the more important request goes first, then the older one. Answers that are being written are
-served before prompts. Who needs room takes it from idle branches, beginning with the one that has been idle
+served before prompts. Who needs room takes it from idle sequences, beginning with the one that has been idle
 longest; then from less important jobs that wait for stored blocks; then from the least important of those
 that run, which waits again. One that runs alone waits for what is held for a more important one.
 """
@@ -18,7 +18,7 @@ class Job:
 
     number: int
     priority: int
-    branch: int
+    sequence: int
     line: Line
     max_tokens: int
     num_generated: int = 0
@@ -56,9 +56,9 @@ class ReferenceScheduler:
         (self.running if job.line.num_computed else self.waiting).append(job)
 
     def remove(self, job: Job) -> None:
-        """Take a job out; its branch is the last of the idle ones to lose its blocks."""
+        """Take a job out; its sequence is the last of the idle ones to lose its blocks."""
         (self.running if job in self.running else self.waiting).remove(job)
-        self.cache.lines[job.branch] = self.cache.lines.pop(job.branch)
+        self.cache.lines[job.sequence] = self.cache.lines.pop(job.sequence)
 
     def admit(self, job: Job, known: int) -> None:
         self.waiting.remove(job)
@@ -71,7 +71,7 @@ class ReferenceScheduler:
         self.cache.reset(job.line)
 
     def idle(self) -> list[Line]:
-        """Return the branches that hold something nobody computes on: the least important first, and among
+        """Return the sequences that hold something nobody computes on: the least important first, and among
         equals the one idle longest.
         """
         busy = [job.line for job in self.running]

@@ -47,9 +47,9 @@ def opened() -> Iterator[Any]:
 
 
 def held(engine: Engine) -> list[tuple[int, list[int]]]:
-    """Return the computed tokens and the blocks of each table, of all live branches."""
-    branches = engine._manager.branches.values()
-    return [(branch.computed_len, [len(table) for table in branch.tables]) for branch in branches]
+    """Return the computed tokens and the blocks of each table, of all live sequences."""
+    sequences = engine._manager.sequences.values()
+    return [(sequence.computed_len, [len(table) for table in sequence.tables]) for sequence in sequences]
 
 
 def step_all(engine: Engine) -> None:
@@ -67,7 +67,7 @@ def test_answers_are_transformers_own(kind: str, tiny: TinyModels, opened: Any) 
     handles = [submit(engine, prompt, NUM_TOKENS + 3 * number) for number, prompt in enumerate(prompts)]
     step_all(engine)
     for number, (prompt, handle) in enumerate(zip(prompts, handles, strict=True)):
-        said = SAID[tuple(prompt)] = engine._manager.branches[handle.branch].token_ids[len(prompt) :]
+        said = SAID[tuple(prompt)] = engine._manager.sequences[handle.sequence].token_ids[len(prompt) :]
         assert said == reference(model_dir).answer(prompt, NUM_TOKENS + 3 * number)
     assert engine._ahead is not None
     assert engine._ahead.num_surplus == 0
@@ -93,7 +93,7 @@ def test_an_answer_that_stops_costs_one_surplus_token_and_leaves_nothing_of_it(
             step_all(engine)
             engine.step()
             following = [*prompt, *text[:num_told], *token_ids(4, seed=2)]
-            found.append((held(engine), answer(engine, following, 12, handle.branch).token_ids))
+            found.append((held(engine), answer(engine, following, 12, handle.sequence).token_ids))
             if engine._ahead is not None:
                 assert engine._ahead.num_surplus == 1
         assert found[0] == found[1]
@@ -104,7 +104,7 @@ def test_an_answer_that_stops_costs_one_surplus_token_and_leaves_nothing_of_it(
 def test_another_token_in_the_place_of_the_one_that_was_under_way_is_computed(
     is_cancelled: bool, tiny: TinyModels, opened: Any
 ) -> None:
-    """The next request goes on with one token, at the same place of the same branch, in the same block."""
+    """The next request goes on with one token, at the same place of the same sequence, in the same block."""
     model_dir = tiny("llama")
     prompt = token_ids(18, seed=1)
     text = reference(model_dir).answer(prompt, NUM_TOKENS)
@@ -122,7 +122,7 @@ def test_another_token_in_the_place_of_the_one_that_was_under_way_is_computed(
     whole = [*prompt, *text]
     other = next(token for token in token_ids(9, seed=3) if token != whole[computed_len])
     following = [*whole[:computed_len], other]
-    result = answer(engine, following, 12, handle.branch)
+    result = answer(engine, following, 12, handle.sequence)
     assert (result.usage.computed_tokens, result.usage.cached_tokens) == (1, computed_len)
     assert result.token_ids == reference(model_dir).answer(following, 12)
 
@@ -229,8 +229,8 @@ def test_drawn_texts_are_the_same_with_and_without(tiny: TinyModels, opened: Any
             for length, each in zip(LENGTHS, sampling, strict=True)
         ]
         step_all(engine)
-        ends = [end.branch for handle in handles for end in handle.result.samples]
-        found.append([engine._manager.branches[branch].token_ids for branch in ends])
+        ends = [end.sequence for handle in handles for end in handle.result.samples]
+        found.append([engine._manager.sequences[sequence].token_ids for sequence in ends])
         assert bool(runner.ahead) is is_ahead
     assert found[0] == found[1]
 

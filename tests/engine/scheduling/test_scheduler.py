@@ -13,10 +13,10 @@ def test_a_step_without_tokens_keeps_table_changes_for_the_next() -> None:
     loop = StepLoop()
     first = loop.submit([1, 2, 3, 4, 5, 6])
     loop.finish()
-    child = loop.cache.manager.fork(first.branch)
+    child = loop.cache.manager.fork(first.sequence)
     assert not loop.step().changes
 
-    loop.submit([*child.token_ids, 7, 8], max_tokens=3, branch=child)
+    loop.submit([*child.token_ids, 7, 8], max_tokens=3, sequence=child)
     loop.finish()
 
 
@@ -37,7 +37,7 @@ def test_every_position_is_computed_exactly_once_and_the_last_token_never() -> N
     loop.finish()
     for entry in entries:
         assert loop.computed(entry) == list(range(entry.prompt_len + 4))
-        assert entry.branch.num_uncomputed == 1
+        assert entry.sequence.num_uncomputed == 1
 
 
 def test_cached_tokens_are_not_computed() -> None:
@@ -79,12 +79,12 @@ def test_equal_requests_run_in_the_order_of_their_arrival() -> None:
     assert loop.done == entries
 
 
-def test_a_live_branch_goes_on_without_being_admitted() -> None:
+def test_a_live_sequence_goes_on_without_being_admitted() -> None:
     loop = StepLoop()
     first = loop.submit(numbers(0, 6))
     loop.finish()
     assert loop.num_admissions == 1
-    second = loop.submit([*first.branch.token_ids, 50, 51], branch=first.branch)
+    second = loop.submit([*first.sequence.token_ids, 50, 51], sequence=first.sequence)
     loop.finish()
     assert loop.num_admissions == 1
     assert loop.computed(second) == [6, 7, 8]
@@ -102,7 +102,7 @@ def test_a_request_that_is_cancelled_anywhere_leaves_only_what_it_has_written(nu
     cancelled = loop.submit(prompt, max_tokens=4)
     for _ in range(num_steps):
         loop.step()
-    num_computed = cancelled.branch.computed_len
+    num_computed = cancelled.sequence.computed_len
     loop.cancel(cancelled)
     loop.cache.check()
     if num_steps % 2:

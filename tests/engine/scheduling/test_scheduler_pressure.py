@@ -10,26 +10,26 @@ from tests.engine.step_loop import StepLoop, numbers
 pytestmark = pytest.mark.pure
 
 
-def test_idle_branches_lose_their_blocks_first_the_longest_idle_one_before_others() -> None:
+def test_idle_sequences_lose_their_blocks_first_the_longest_idle_one_before_others() -> None:
     loop = StepLoop(num_blocks=9, max_batch_tokens=64)
     idle = [loop.submit(numbers(100 * n, 10)) for n in range(3)]
     loop.finish()
     running = loop.submit(numbers(500, 3), max_tokens=3)
     loop.finish()
-    assert [entry.branch.computed_len for entry in idle] == [0, 10, 10]
-    assert running.branch.computed_len == 5
+    assert [entry.sequence.computed_len for entry in idle] == [0, 10, 10]
+    assert running.sequence.computed_len == 5
     assert loop.refused == []
 
 
-def test_a_branch_that_has_just_answered_is_the_last_to_lose_its_blocks() -> None:
+def test_a_sequence_that_has_just_answered_is_the_last_to_lose_its_blocks() -> None:
     loop = StepLoop(num_blocks=9, max_batch_tokens=64)
     idle = [loop.submit(numbers(100 * n, 10)) for n in range(3)]
     loop.finish()
-    loop.submit([*idle[0].branch.token_ids], branch=idle[0].branch)
+    loop.submit([*idle[0].sequence.token_ids], sequence=idle[0].sequence)
     loop.finish()
     loop.submit(numbers(500, 3), max_tokens=3)
     loop.finish()
-    assert [entry.branch.computed_len for entry in idle] == [11, 0, 10]
+    assert [entry.sequence.computed_len for entry in idle] == [11, 0, 10]
 
 
 def test_the_queue_is_in_order_of_importance_and_who_is_put_back_keeps_its_place() -> None:

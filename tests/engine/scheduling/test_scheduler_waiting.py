@@ -59,10 +59,10 @@ def test_a_block_that_somebody_has_computed_while_it_was_loaded_is_held_once() -
     loop.cache.reader.per_step = 0
     loading = loop.submit([*numbers(0, 16), 7])
     loop.step()
-    # As if a branch that found nothing stored had computed the same meanwhile.
-    branch = loop.cache.open([*numbers(0, 16), 8])
-    loop.cache.compute(branch)
-    loop.cache.manager.release(branch)
+    # As if a sequence that found nothing stored had computed the same meanwhile.
+    sequence = loop.cache.open([*numbers(0, 16), 8])
+    loop.cache.compute(sequence)
+    loop.cache.manager.release(sequence)
     loop.cache.reader.per_step = 4
     loop.step()
     assert loop.cache.num_used() <= [6]
@@ -103,7 +103,7 @@ def test_a_request_that_waits_is_matched_again_when_its_path_is_being_computed()
     loop.cancel(loop.entries[0])
     loop.release(loop.entries[0])
     loop.step()
-    other = loop.submit([*waiting.branch.token_ids[:20], 7], max_tokens=9, priority=-1)
+    other = loop.submit([*waiting.sequence.token_ids[:20], 7], max_tokens=9, priority=-1)
     loop.step()
     assert other in loop.scheduler.running
     with counted_calls(PrefixMatcher.match) as calls:

@@ -90,8 +90,8 @@ def test_a_beams_past_is_shared_and_only_tails_are_copied(model_dir: Path) -> No
     copies = [move for batch in recorder.batches for move in batch.moves]
     assert copies
     assert all(isinstance(move, Copy) and move.num_tokens < 16 for move in copies)
-    engine.release(handle.branch)
-    assert not engine.snapshot().branches
+    engine.release(handle.sequence)
+    assert not engine.snapshot().sequences
 
 
 def test_a_cancelled_search_keeps_its_best_beam_alone(model_dir: Path) -> None:
@@ -104,9 +104,9 @@ def test_a_cancelled_search_keeps_its_best_beam_alone(model_dir: Path) -> None:
     told = [event for event in engine.step() if isinstance(event, TokenEmitted)]
     assert handle.result is not None
     assert len(told) == handle.result.usage.completion_tokens == 5
-    assert {event.branch for event in told} == {handle.branch}
+    assert {event.sequence for event in told} == {handle.sequence}
     assert [end.reason for end in handle.result.samples] == [FinishReason.CANCELLED]
-    assert [branch.branch for branch in engine.snapshot().branches] == [handle.branch]
+    assert [sequence.sequence for sequence in engine.snapshot().sequences] == [handle.sequence]
     engine.check_integrity()
 
 
@@ -179,12 +179,12 @@ def test_a_held_beam_gives_way_to_a_request_that_fits(model_dir: Path) -> None:
 
 def test_a_fork_of_a_beam_that_is_being_loaded_computes_what_it_lacks() -> None:
     """The beam was preempted while it was held; nothing is on its way for the fork."""
-    branch = Sequence(SequenceId(1), "", BlockKey(b""), token_ids(40), [])
+    sequence = Sequence(SequenceId(1), "", BlockKey(b""), token_ids(40), [])
     fork = Sequence(SequenceId(2), "", BlockKey(b""), token_ids(40), [])
     beam = Completion(
         id=RequestId(1),
         request=Request(token_ids=tuple(token_ids(40)), sampling=SamplingParams(beam_width=2)),
-        branch=branch,
+        sequence=sequence,
         max_tokens=4,
         submitted_s=0.0,
         prompt_len=40,

@@ -89,7 +89,7 @@ def test_a_conversation_that_is_half_gone_goes_on_with_all_of_it(model_dir: Path
     let_time_pass(engine, clock)
     engine.tick()
     assert 0 < in_host(engine) <= PIECE_BYTES
-    result = answer(engine, text, 6, idle.branch)
+    result = answer(engine, text, 6, idle.sequence)
     assert result.token_ids == reference(model_dir).answer(text, 6)
     assert result.usage.computed_tokens == 2
     assert 0 < result.loaded.host < len(text) - 2
@@ -111,5 +111,5 @@ def test_what_takes_the_place_of_a_block_before_its_turn_is_not_moved_for_it(mod
         engine.tick()
         engine.check_integrity()
     text = [*token_ids(LENGTH), *first, 7]
-    assert answer(engine, text, 4, idle.branch).token_ids == reference(model_dir).answer(text, 4)
+    assert answer(engine, text, 4, idle.sequence).token_ids == reference(model_dir).answer(text, 4)
     engine.close()

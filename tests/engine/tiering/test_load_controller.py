@@ -150,7 +150,7 @@ def test_a_request_that_is_cancelled_while_it_loads_leaks_nothing(
     handle.cancel()
     engine.step()
     engine.check_integrity()
-    engine.release(handle.branch)
+    engine.release(handle.sequence)
     while engine.is_loading:
         engine.tick()
         engine.check_integrity()

@@ -17,7 +17,7 @@ from tests.ui.widgets.cache.test_block_rows import block, place
 
 pytestmark = pytest.mark.tui
 
-FIRST, SECOND = InspectionRequest(branch=SequenceId(0)), InspectionRequest(branch=SequenceId(1))
+FIRST, SECOND = InspectionRequest(sequence=SequenceId(0)), InspectionRequest(sequence=SequenceId(1))
 
 
 def engine_with_blocks() -> ScriptedEngine:

@@ -100,7 +100,7 @@ async def test_marks_and_bytes_follow_the_engine_while_the_store_is_as_it_was(tm
         await shown.until(lambda: "● Bergen" in names(shown))
         await shown.say("/fork by train")
         await shown.until(lambda: "  └ ● by train" in names(shown))
-        shown.screen.turns.conversation.engine_branch = SequenceId(0)
+        shown.screen.turns.conversation.engine_sequence = SequenceId(0)
         oslo = shown.chat.open("Oslo").session.id
         shown.engine.held.clear()
         shown.engine.held["here"] = HeldTokens(owner="s1", num_tokens=600, num_shared=300)

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.pure
 def conversation(chat: ScriptedChat, title: str, number: int, branch: str = "main") -> ScriptedConversation:
     opened = chat.open(title, "main")
     opened.branch = replace(opened.branch, name=branch)
-    opened.engine_branch = SequenceId(number)
+    opened.engine_sequence = SequenceId(number)
     return opened
 
 

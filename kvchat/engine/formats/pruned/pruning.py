@@ -1,7 +1,7 @@
-"""Pruning a stretch of a branch: private blocks take what is kept of it, exact ones are let go.
+"""Pruning a stretch of a sequence: private blocks take what is kept of it, exact ones are let go.
 
 Nobody else's table changes, and the exact blocks stay cached under their names as any that nobody holds: who
-asks without a view finds them there. Blocks that are to be filled are the branch's from the step on that
+asks without a view finds them there. Blocks that are to be filled are the sequence's from the step on that
 reads the end of the prompt, and have their place in its tables once that step has been computed.
 """
 
@@ -23,64 +23,66 @@ class Pruning:
         self._naming = naming
         self._log = log
 
-    def num_kept(self, branch: Sequence, group: Group, num_tokens: int) -> int:
+    def num_kept(self, sequence: Sequence, group: Group, num_tokens: int) -> int:
         """Return how many blocks a group needs for what is kept at the end of the next `num_tokens` tokens.
         Pure.
         """
-        stage = self._due(branch, num_tokens)
-        return 0 if stage is None or branch.kept or not group.spec.is_pruned else stage.num_kept(group)
+        stage = self._due(sequence, num_tokens)
+        return 0 if stage is None or sequence.kept or not group.spec.is_pruned else stage.num_kept(group)
 
-    def prepare(self, branch: Sequence, num_tokens: int) -> None:
+    def prepare(self, sequence: Sequence, num_tokens: int) -> None:
         """Allocate these blocks."""
-        stage = self._due(branch, num_tokens)
-        if stage is None or branch.kept:
+        stage = self._due(sequence, num_tokens)
+        if stage is None or sequence.kept:
             return
         for group in self._pruned:
-            branch.kept[group.id] = [
-                self._device.holdings.allocate(branch, group.id) for _ in range(stage.num_kept(group))
+            sequence.kept[group.id] = [
+                self._device.holdings.allocate(sequence, group.id) for _ in range(stage.num_kept(group))
             ]
 
-    def planned(self, branch: Sequence) -> tuple[Prune, ...]:
+    def planned(self, sequence: Sequence) -> tuple[Prune, ...]:
         """Return what fills them. Pure."""
-        stage = branch.course.next_stage(branch.computed_len) if branch.kept else None
+        stage = sequence.course.next_stage(sequence.computed_len) if sequence.kept else None
         if stage is None:
             return ()
         return tuple(
             Prune(
                 group,
                 stage.start,
-                tuple(block for block in branch.tables[group][stage.start : stage.end] if block is not None),
+                tuple(
+                    block for block in sequence.tables[group][stage.start : stage.end] if block is not None
+                ),
                 tuple(kept),
             )
-            for group, kept in branch.kept.items()
+            for group, kept in sequence.kept.items()
         )
 
-    def carry_out(self, branch: Sequence) -> None:
-        """Put what was kept in the place of the stretch. The branch's tokens end where it was pruned."""
-        stage = next(stage for stage in branch.course.stages if stage.at == branch.computed_len)
-        branch.kept_names |= branch.course.kept_names(stage, branch.keys, branch.token_ids)
-        branch.saved_tail = None
+    def carry_out(self, sequence: Sequence) -> None:
+        """Put what was kept in the place of the stretch. The sequence's tokens end where it was pruned."""
+        stage = next(stage for stage in sequence.course.stages if stage.at == sequence.computed_len)
+        sequence.kept_names |= sequence.course.kept_names(stage, sequence.keys, sequence.token_ids)
+        sequence.saved_tail = None
         for group in self._pruned:
-            table, kept = branch.tables[group.id], branch.kept[group.id]
+            table, kept = sequence.tables[group.id], sequence.kept[group.id]
             for number in reversed(range(stage.start, stage.end)):  # children before their parents
                 block = table[number]
                 assert block is not None
-                self._device.holdings.release(branch, group.id, block)
+                self._device.holdings.release(sequence, group.id, block)
                 table[number] = None
             table[stage.start : stage.start + len(kept)] = kept
-            self._log.note_from(branch, group.id, stage.start)
+            self._log.note_from(sequence, group.id, stage.start)
             for number in range(stage.start, stage.start + len(kept)):
-                self._naming.publish(branch, group, number)
-        branch.kept.clear()
+                self._naming.publish(sequence, group, number)
+        sequence.kept.clear()
 
-    def give_up(self, branch: Sequence) -> None:
+    def give_up(self, sequence: Sequence) -> None:
         """Let go of blocks that are not going to be filled."""
-        for group, kept in branch.kept.items():
+        for group, kept in sequence.kept.items():
             for block in kept:
-                self._device.holdings.release(branch, group, block)
-        branch.kept.clear()
+                self._device.holdings.release(sequence, group, block)
+        sequence.kept.clear()
 
-    def _due(self, branch: Sequence, num_tokens: int) -> PrunePoint | None:
-        """Return the stage that the branch reaches with its next `num_tokens` tokens."""
-        stage = branch.course.next_stage(branch.computed_len)
-        return stage if stage is not None and stage.at == branch.computed_len + num_tokens else None
+    def _due(self, sequence: Sequence, num_tokens: int) -> PrunePoint | None:
+        """Return the stage that the sequence reaches with its next `num_tokens` tokens."""
+        stage = sequence.course.next_stage(sequence.computed_len)
+        return stage if stage is not None and stage.at == sequence.computed_len + num_tokens else None

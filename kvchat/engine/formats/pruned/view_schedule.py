@@ -1,8 +1,8 @@
-"""What a branch keeps in sight, and how that shows in the names of its blocks.
+"""What a sequence keeps in sight, and how that shows in the names of its blocks.
 
 In the exact format every block descends from the one before. Over a view, what is computed once something is
 out of sight is another text's KV, so from there on names descend from a taint too: the view, and whose
-branch it is. No other session's prompt is ever matched with them, and the same session finds them again.
+sequence it is. No other session's prompt is ever matched with them, and the same session finds them again.
 """
 
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ class PrunePoint:
     """A long prompt has been read, and a stretch of it is pruned, once; or it gets a shadow.
 
     Args:
-        at: tokens of the branch when that happens: the end of the prompt.
+        at: tokens of the sequence when that happens: the end of the prompt.
         start: first block of the stretch.
         end: the block behind its last one; nothing is pruned where it is the first one, too.
     """
@@ -109,7 +109,7 @@ class ViewSchedule:
     # Names
 
     def parent(self, number: int, previous: BlockKey, num_tokens: int) -> BlockKey:
-        """Return the parent of block `number` of a branch with `num_tokens` tokens. Pure.
+        """Return the parent of block `number` of a sequence with `num_tokens` tokens. Pure.
 
         Args:
             previous: name of the block before as it was computed, or the root.

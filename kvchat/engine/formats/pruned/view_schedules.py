@@ -1,4 +1,4 @@
-"""The courses of branches: from what layers keep, whose the branch is, and where prompts ended."""
+"""The courses of sequences: from what layers keep, whose the sequence is, and where prompts ended."""
 
 import secrets
 from collections.abc import Iterable, Sequence
@@ -15,7 +15,7 @@ from kvchat.engine.formats.views import viewed_groups
 
 
 class ViewSchedules:
-    """The courses of branches whose layers are these."""
+    """The courses of sequences whose layers are these."""
 
     def __init__(self, groups: Sequence[Group], block_size: int) -> None:
         self._windows = [group.spec for group in groups if isinstance(group.spec, WindowSpec)]
@@ -33,10 +33,10 @@ class ViewSchedules:
         return parse_namespace(namespace)
 
     def of(self, owner: str, namespace: str, num_tokens: int = 0) -> ViewSchedule:
-        """Return the course of a new branch.
+        """Return the course of a new sequence.
 
         Args:
-            owner: whose branch it is, where the namespace does not say it; nobody's blocks are never found
+            owner: whose sequence it is, where the namespace does not say it; nobody's blocks are never found
                 again.
             num_tokens: of the prompt, which ends there unless the namespace says where prompts end.
         """
@@ -65,7 +65,7 @@ class ViewSchedules:
         return self.going_on(course, namespace, num_tokens)
 
     def going_on(self, course: ViewSchedule, namespace: str, num_tokens: int) -> ViewSchedule:
-        """Return the course of a branch that goes on with a longer prompt: what is pruned stays so.
+        """Return the course of a sequence that goes on with a longer prompt: what is pruned stays so.
 
         Args:
             num_tokens: as for `of`.
@@ -80,7 +80,7 @@ class ViewSchedules:
 
 
 def course_over(view: View, block_size: int, namespace: str) -> ViewSchedule:
-    """Return the course that branches of a namespace have over a view, whatever the model. Pure where the
+    """Return the course that sequences of a namespace have over a view, whatever the model. Pure where the
     namespace says whose it is.
     """
     # Wide enough for every view: no course depends on it.
@@ -90,7 +90,7 @@ def course_over(view: View, block_size: int, namespace: str) -> ViewSchedule:
 
 
 def stages_at(prompt_ends: Iterable[int], num_kept: int, block_size: int) -> tuple[PrunePoint, ...]:
-    """Return where a branch is pruned. Pure, and what comes later changes nothing of what is before.
+    """Return where a sequence is pruned. Pure, and what comes later changes nothing of what is before.
 
     A stretch begins where the last one ended, so that nothing is pruned twice, and ends before the last
     tokens of the prompt. It is pruned if it has more blocks than are kept of it.
@@ -106,8 +106,8 @@ def stages_at(prompt_ends: Iterable[int], num_kept: int, block_size: int) -> tup
 
 
 def shadow_stages(prompt_ends: Iterable[int], view: View) -> tuple[PrunePoint, ...]:
-    """Return where a branch gets a shadow: behind the first prompt that is long enough, and anew behind each
-    by whose end it has grown to twice what it was. Pure.
+    """Return where a sequence gets a shadow: behind the first prompt that is long enough, and anew behind
+    each by whose end it has grown to twice what it was. Pure.
     """
     stages: list[PrunePoint] = []
     least = least_prompt(view)

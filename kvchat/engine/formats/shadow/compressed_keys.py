@@ -92,7 +92,7 @@ class Segment:
 
 
 class CompressedKeys:
-    """All sealed keys of one layer of one branch.
+    """All sealed keys of one layer of one sequence.
 
     Args:
         heads: (H_kv, D).
@@ -235,7 +235,7 @@ class CompressedKeys:
                 yield from (Landmarks(rows=part) for part in means)
 
     def fork(self) -> "CompressedKeys":
-        """Return the same keys for another branch; no byte is copied."""
+        """Return the same keys for another sequence; no byte is copied."""
         other = CompressedKeys(self._settings, self._rotary, self._heads, self._dtype, self._budget)
         other._segments = [segment.fork() for segment in self._segments]
         return other

@@ -1,4 +1,4 @@
-"""The shadow of one layer of one branch: little on the device, values in host memory, nothing lost.
+"""The shadow of one layer of one sequence: little on the device, values in host memory, nothing lost.
 
 On the device: keys as projections on a basis (`SealedKeys`), a landmark for each sealed chunk, keys and
 values of the sealed chunks that every step sees (the first, and each head's outliers), the working set, and
@@ -55,16 +55,16 @@ class ShadowStep:
 
 
 class ValueSource(Protocol):
-    """All keys and values of a layer of one branch."""
+    """All keys and values of a layer of one sequence."""
 
     @property
     def pools(self) -> tuple[Tensor, Tensor]:
-        """Keys [N, H_kv, P, D] and values [N, H_kv, P, D_v] of blocks of all branches."""
+        """Keys [N, H_kv, P, D] and values [N, H_kv, P, D_v] of blocks of all sequences."""
         ...
 
     @property
     def blocks(self) -> Tensor:
-        """Those of the branch, in order [n], int64."""
+        """Those of the sequence, in order [n], int64."""
         ...
 
     def take(self, heads: Tensor, chunks: Tensor) -> tuple[Tensor, Tensor]:
@@ -73,7 +73,7 @@ class ValueSource(Protocol):
 
 
 class ShadowLayer:
-    """Keeps a context of one layer of one branch, and attends to it. Made by `of_prompt`."""
+    """Keeps a context of one layer of one sequence, and attends to it. Made by `of_prompt`."""
 
     def __init__(
         self,
@@ -202,7 +202,7 @@ class ShadowLayer:
         self.stock.tail_keys, self.stock.tail_values = rest
 
     def fork(self) -> "ShadowLayer":
-        """Return the same context for another branch; both go on independently.
+        """Return the same context for another sequence; both go on independently.
 
         Raises:
             OutOfMemory: the device's budget does not hold a second working set.
@@ -345,7 +345,7 @@ class ShadowLayer:
         return self._answered(query, softmax_scale, held, num_fetched)
 
     def _read_in_blocks(self, query: Tensor, softmax_scale: float, source: ValueSource) -> ShadowStep | None:
-        """Return what a block of queries is answered from, by a kernel that reads all of it in the branch's
+        """Return what a block of queries is answered from, by a kernel that reads all of it in the sequence's
         blocks; None: there is none for it.
         """
         stock = self.stock

@@ -1,4 +1,4 @@
-"""All that one layer of one branch keeps for its shadow, and where.
+"""All that one layer of one sequence keeps for its shadow, and where.
 
 Dimensions: H_kv heads, D and D_v sizes of a head, c tokens of a chunk, a chunks that are always seen.
 """
@@ -25,7 +25,7 @@ class Budgets:
 
 @dataclass(slots=True, kw_only=True)
 class LayerStore:
-    """What is kept; branches share it until one of them writes.
+    """What is kept; sequences share it until one of them writes.
 
     Args:
         landmarks: [H_kv, D] of each sealed chunk.
@@ -71,7 +71,7 @@ class LayerStore:
         )
 
     def fork(self) -> "LayerStore":
-        """Return the same for another branch.
+        """Return the same for another sequence.
 
         Raises:
             OutOfMemory: the device's budget does not hold a second working set.
@@ -90,7 +90,7 @@ class LayerStore:
         )
 
     def release(self) -> None:
-        """Give all bytes back that no other branch holds."""
+        """Give all bytes back that no other sequence holds."""
         for part in fields(self):
             kept = getattr(self, part.name)
             if not isinstance(kept, Tensor):

@@ -1,4 +1,4 @@
-"""Rows that only grow, kept in pages that branches share until one of them writes; and what may be kept."""
+"""Rows that only grow, kept in pages that sequences share until one of them writes; and what may be kept."""
 
 from collections.abc import Iterator, Sequence
 from math import prod
@@ -45,7 +45,7 @@ class Budget:
 
 
 class RowPage:
-    """Rows [capacity, ...] of which the first `num_rows` are written, by a branch that holds it alone."""
+    """Rows [capacity, ...] of which the first `num_rows` are written, by a sequence that holds it alone."""
 
     def __init__(self, capacity: int, like: Tensor, budget: Budget) -> None:
         budget.claim(capacity * prod(like.shape[1:]) * like.element_size())
@@ -126,7 +126,7 @@ class Rows:
             page.write(rest.to(self._like.dtype))
 
     def truncate(self, num_rows: int) -> None:
-        """Take back the rows behind the first `num_rows`, which no other branch has."""
+        """Take back the rows behind the first `num_rows`, which no other sequence has."""
         while (excess := len(self) - num_rows) > 0:
             last = self._pages[-1]
             assert last.num_holders == 1
@@ -135,7 +135,7 @@ class Rows:
                 self._pages.pop().release()
 
     def _writable_page(self) -> RowPage:
-        """Return the last page, a copy of it where another branch holds it too."""
+        """Return the last page, a copy of it where another sequence holds it too."""
         last = self._pages[-1]
         if last.num_holders > 1:
             own = RowPage(len(last.data), last.data, self._budget)
@@ -177,7 +177,7 @@ class Rows:
         return Rows(self._like.shape[1:], self._like.dtype, self._budget, self._page_rows)
 
     def fork(self) -> "Rows":
-        """Return the same rows for another branch; no byte is copied."""
+        """Return the same rows for another sequence; no byte is copied."""
         other = self.emptied()
         other._pages = [page.share() for page in self._pages]
         return other

@@ -179,7 +179,8 @@ def most_bytes(settings: ShadowSettings, shape: LayerShape, num_tokens: int) -> 
 
     Where no basis holds its keys: these and all values, a landmark for each chunk, what every step sees, and
     the working set; of what is read where it lies, neither values nor a working set, and most keys as codes.
-    On a GPU, which has the larger of codes and projections, two working sets: the prompt's and the branch's.
+    On a GPU, which has the larger of codes and projections, two working sets: the prompt's and the
+    sequence's.
     """
     size = settings.chunk_size
     num_chunks = max(num_tokens // size, PAGE_ROWS)

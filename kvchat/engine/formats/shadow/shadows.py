@@ -1,7 +1,7 @@
-"""The shadows of live branches, and of the prompts that they go on from.
+"""The shadows of live sequences, and of the prompts that they go on from.
 
-A shadow follows from the keys and values of a branch and from where it was made, and nothing but these is
-stored. What is made of a prompt is kept by the name of its tokens: branches that begin with the same ones,
+A shadow follows from the keys and values of a sequence and from where it was made, and nothing but these is
+stored. What is made of a prompt is kept by the name of its tokens: sequences that begin with the same ones,
 such as forks and conversations that are taken up again, share it, and add what is their own. Where it is not
 at hand, as in another process, it is made from blocks.
 Dimensions: T new tokens, n tokens before them, N blocks, P block size, H_kv key-value heads, D head size.
@@ -49,7 +49,7 @@ class Counts:
 
 @dataclass(slots=True)
 class CachedShadow:
-    """A shadow for each layer, of a prompt alone or of a branch that goes on from it."""
+    """A shadow for each layer, of a prompt alone or of a sequence that goes on from it."""
 
     prompt: ShadowedPrompt
     layers: dict[int, ShadowLayer] = field(default_factory=dict)
@@ -86,7 +86,7 @@ class Shadows:
             self.remote = GpuResources(streams=streams, turns=RotationTables(self.budgets.device))
         self._rotaries = rotaries
         # Both in the order in which they were used.
-        self._branches: dict[SequenceId, CachedShadow] = {}
+        self._sequences: dict[SequenceId, CachedShadow] = {}
         self._prompts: dict[bytes, CachedShadow] = {}
 
     @property
@@ -94,34 +94,34 @@ class Shadows:
         return self.budgets.device.used_bytes + self.budgets.host.used_bytes
 
     def step(
-        self, branch: SequenceId, prompt: ShadowedPrompt, num_tokens: int, blocks: Tensor
+        self, sequence: SequenceId, prompt: ShadowedPrompt, num_tokens: int, blocks: Tensor
     ) -> "StepShadow":
-        """Return what answers the tokens of a branch behind `num_tokens`.
+        """Return what answers the tokens of a sequence behind `num_tokens`.
 
         Args:
             prompt: of which the shadow was made, or is to be: its first tokens.
-            blocks: all that the branch has in the layers' group, in order, int64.
+            blocks: all that the sequence has in the layers' group, in order, int64.
         """
-        found = self._branches.pop(branch, None)
+        found = self._sequences.pop(sequence, None)
         if found is not None and found.prompt != prompt:
             found.release()
             found = None
-        shadow = self._branches[branch] = found or CachedShadow(prompt)
+        shadow = self._sequences[sequence] = found or CachedShadow(prompt)
         made = self._prompts.pop(prompt.name, None)
         self._prompts[prompt.name] = made or CachedShadow(prompt)
         return StepShadow(self, shadow, num_tokens, blocks)
 
-    def forget(self, branch: SequenceId) -> None:
-        """Let go of what is a branch's own, if it has a shadow; its prompt's stays while there is room."""
-        found = self._branches.pop(branch, None)
+    def forget(self, sequence: SequenceId) -> None:
+        """Let go of what is a sequence's own, if it has a shadow; its prompt's stays while there is room."""
+        found = self._sequences.pop(sequence, None)
         if found is not None:
             found.release()
 
     def clear(self) -> None:
         """Let go of all."""
-        for kept in (*self._branches.values(), *self._prompts.values()):
+        for kept in (*self._sequences.values(), *self._prompts.values()):
             kept.release()
-        self._branches.clear()
+        self._sequences.clear()
         self._prompts.clear()
         if self.remote is not None:
             self.remote.turns.clear()
@@ -132,21 +132,22 @@ class Shadows:
             self.remote.streams.mark().wait()
 
     def trim(self, kept: Collection[SequenceId]) -> None:
-        """Let go of the prompts used longest ago, with the branches that go on from them, while there are too
-        many bytes; of none that `kept` go on from until nothing else is left, and of what is theirs never.
+        """Let go of the prompts used longest ago, with the sequences that go on from them, while there are
+        too many bytes; of none that `kept` go on from until nothing else is left, and of what is theirs
+        never.
         """
-        served = {self._branches[branch].prompt.name for branch in kept if branch in self._branches}
-        idle = [branch for branch in self._branches if branch not in kept]
+        served = {self._sequences[sequence].prompt.name for sequence in kept if sequence in self._sequences}
+        idle = [sequence for sequence in self._sequences if sequence not in kept]
         for name in [name for name in self._prompts if name not in served]:
             if self.used_bytes <= self.limit_bytes:
                 return
-            for branch in [branch for branch in idle if self._is_on(branch, name)]:
-                self.forget(branch)
+            for sequence in [sequence for sequence in idle if self._is_on(sequence, name)]:
+                self.forget(sequence)
             self._prompts.pop(name).release()
-        for branch in idle:
+        for sequence in idle:
             if self.used_bytes <= self.limit_bytes:
                 return
-            self.forget(branch)
+            self.forget(sequence)
         for name in served:
             if self.used_bytes <= self.limit_bytes:
                 return
@@ -157,7 +158,7 @@ class Shadows:
         counts = self.counts.get(layer)
         if counts is None:
             return None
-        shadows = (*self._prompts.values(), *self._branches.values())
+        shadows = (*self._prompts.values(), *self._sequences.values())
         kept = [shadow.layers[layer].stock for shadow in shadows if layer in shadow.layers]
         parts = [part for stock in kept for part in stock.device_tensors().values()]
         return ShadowUsage(
@@ -195,22 +196,22 @@ class Shadows:
             self.counts[layer].made_len += prompt.num_tokens
         return layers[layer].fork()
 
-    def _is_on(self, branch: SequenceId, name: bytes) -> bool:
-        found = self._branches.get(branch)
+    def _is_on(self, sequence: SequenceId, name: bytes) -> bool:
+        found = self._sequences.get(sequence)
         return found is not None and found.prompt.name == name
 
 
 class StepShadow:
-    """Answers the tokens of one branch in one step.
+    """Answers the tokens of one sequence in one step.
 
     Args:
-        num_tokens: of the branch before these.
-        blocks: all of the branch, in order.
+        num_tokens: of the sequence before these.
+        blocks: all of the sequence, in order.
     """
 
-    def __init__(self, shadows: Shadows, branch: CachedShadow, num_tokens: int, blocks: Tensor) -> None:
+    def __init__(self, shadows: Shadows, sequence: CachedShadow, num_tokens: int, blocks: Tensor) -> None:
         self._shadows = shadows
-        self._branch = branch
+        self._sequence = sequence
         self._num_tokens = num_tokens
         self._blocks = blocks
 
@@ -225,10 +226,11 @@ class StepShadow:
         return out
 
     def _layer(self, layer: int, pools: tuple[Tensor, Tensor]) -> ShadowLayer:
-        """Return the layer's shadow of the tokens before the step. Where it is not at hand, for a branch that
-        is new or has been taken back, it goes on from the prompt's; what is its own comes from its blocks.
+        """Return the layer's shadow of the tokens before the step. Where it is not at hand, for a sequence
+        that is new or has been taken back, it goes on from the prompt's; what is its own comes from its
+        blocks.
         """
-        layers, prompt = self._branch.layers, self._branch.prompt
+        layers, prompt = self._sequence.layers, self._sequence.prompt
         found = layers.pop(layer, None)
         if found is not None and found.num_tokens != self._num_tokens:
             found.release()
@@ -247,11 +249,11 @@ class StepShadow:
 
 
 class BlockChunks:
-    """Keys and values of chunks as they lie in the blocks of a branch.
+    """Keys and values of chunks as they lie in the blocks of a sequence.
 
     Args:
         pools: keys [N, H_kv, P, D] and values [N, H_kv, P, D_v].
-        blocks: all of the branch, in order, int64.
+        blocks: all of the sequence, in order, int64.
     """
 
     def __init__(self, pools: tuple[Tensor, Tensor], blocks: Tensor) -> None:

@@ -94,7 +94,7 @@ class WorkingSet:
         self.slots.masked_fill_(self.slots >= chunk, EMPTY)
 
     def fork(self) -> "WorkingSet":
-        """Return the same chunks for another branch: each of both copies them before it changes its own."""
+        """Return the same chunks for another sequence: each of both copies them before it changes its own."""
         other = WorkingSet(self.keys, self.values, self._budget)
         other.slots = self.slots.clone()
         self._is_shared = other._is_shared = True

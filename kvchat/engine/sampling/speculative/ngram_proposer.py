@@ -45,7 +45,7 @@ class _Text:
 
     def read(self, entry: Completion, most: int) -> bool:
         """Take what is new of a sequence, at most so many tokens of its prompt; False if there is more."""
-        token_ids, known = entry.branch.token_ids, len(self.repeats)
+        token_ids, known = entry.sequence.token_ids, len(self.repeats)
         prompt_end = min(entry.prompt_len, known + most)
         if known < prompt_end:
             self.repeats.feed(token_ids[known:prompt_end])
@@ -130,7 +130,7 @@ class NgramProposer:
             chances: how probable each is, falling.
         """
         self._is_probing = False
-        num_keys = sum(len(entry.branch.token_ids) for entry in due)
+        num_keys = sum(len(entry.sequence.token_ids) for entry in due)
         if not chances or self._costs.plain_s(len(due), num_keys) is None:
             return 0
         best, best_gain = 0, LEAST_GAIN

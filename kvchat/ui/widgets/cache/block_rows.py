@@ -42,7 +42,7 @@ class RowSource:
 
     @property
     def branch(self) -> SequenceId | None:
-        return self.wish.branch
+        return self.wish.sequence
 
 
 def sources(
@@ -55,13 +55,13 @@ def sources(
     """
     found: list[RowSource] = []
     freed = {usage.owner: usage.freed_bytes for usage in snapshot.owners}
-    num_live = Counter(branch.owner for branch in snapshot.branches)
-    for branch in sorted(snapshot.branches, key=lambda usage: usage.owner):
-        mark = "▸" if branch.running else "●" if branch.branch == names.active else " "
+    num_live = Counter(branch.owner for branch in snapshot.sequences)
+    for branch in sorted(snapshot.sequences, key=lambda usage: usage.owner):
+        mark = "▸" if branch.running else "●" if branch.sequence == names.active else " "
         found.append(
             RowSource(
                 name=names.name_of(branch, among=num_live[branch.owner]),
-                wish=InspectionRequest(branch=branch.branch),
+                wish=InspectionRequest(sequence=branch.sequence),
                 mark=mark,
                 num_tokens=branch.num_tokens,
                 shared_bytes=branch.shared_bytes,

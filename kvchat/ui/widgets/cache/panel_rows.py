@@ -12,7 +12,7 @@ from itertools import groupby
 from math import ceil
 
 from kvchat.engine.api.ids import SequenceId
-from kvchat.engine.api.snapshot import BranchUsage, CacheSnapshot, LayerUsage, Tier, TierUsage
+from kvchat.engine.api.snapshot import CacheSnapshot, LayerUsage, SequenceUsage, Tier, TierUsage
 from kvchat.platform.values import dataclass
 from kvchat.text.figures import (
     UNKNOWN,
@@ -71,16 +71,16 @@ class BranchNames:
     active: SequenceId | None = None
     """The branch on screen."""
 
-    def name_of(self, branch: BranchUsage, among: int = 1) -> str:
+    def name_of(self, branch: SequenceUsage, among: int = 1) -> str:
         """Return what a branch is called `among` so many live ones of its session.
 
         One that nobody has named stands beside those with a number: what is read ahead, or asked elsewhere.
         """
-        if branch.branch in self.of_branches:
-            return self.of_branches[branch.branch]
+        if branch.sequence in self.of_branches:
+            return self.of_branches[branch.sequence]
         of_session = self.of_sessions.get(branch.owner) or branch.owner or UNKNOWN
-        is_known = among == 1 or branch.branch == self.active
-        return of_session if is_known else f"{of_session}{STEP}#{branch.branch}"
+        is_known = among == 1 or branch.sequence == self.active
+        return of_session if is_known else f"{of_session}{STEP}#{branch.sequence}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +128,7 @@ def _rows(snapshot: CacheSnapshot, options: PanelOptions, layers: Sequence[Layer
     rows += [*_layer_section(layers, snapshot.block_size, options.width), blank, _legend(options.width)]
     if shadows := shadow_rows(snapshot.layers, options.width, expanded=options.expanded):
         rows += [blank, *shadows]
-    if snapshot.branches:
+    if snapshot.sequences:
         rows += [blank, *_branch_section(snapshot, options)]
     if live is None:
         return *rows, blank, *_totals_section(snapshot, options.width)
@@ -352,17 +352,17 @@ def _legend(width: int) -> Row:
 
 def _branch_section(snapshot: CacheSnapshot, options: PanelOptions) -> list[Row]:
     rows: list[Row] = [(("branches on the device", Look.HEADING),)]
-    are_shared = any(branch.shared_bytes for branch in snapshot.branches)
-    num_live = Counter(branch.owner for branch in snapshot.branches)
-    for branch in snapshot.branches:
+    are_shared = any(branch.shared_bytes for branch in snapshot.sequences)
+    num_live = Counter(branch.owner for branch in snapshot.sequences)
+    for branch in snapshot.sequences:
         name = options.names.name_of(branch, among=num_live[branch.owner])
         rows.append(_branch_row(branch, name, options, are_shared=are_shared))
     return rows
 
 
-def _branch_row(branch: BranchUsage, name: str, options: PanelOptions, *, are_shared: bool) -> Row:
+def _branch_row(branch: SequenceUsage, name: str, options: PanelOptions, *, are_shared: bool) -> Row:
     """Return a branch with what closing it would leave (shared), where any has that, and free (own)."""
-    mark = "▸ " if branch.running else "● " if branch.branch == options.names.active else "  "
+    mark = "▸ " if branch.running else "● " if branch.sequence == options.names.active else "  "
     own = f"{bytes_text(branch.own_bytes):>8}"
     shared = f"{bytes_text(branch.shared_bytes):>8}" if branch.shared_bytes else " " * 8
     room = max(4, options.width - len(mark) - (1 + are_shared) * (_VALUE_WIDTH + 2))

@@ -120,21 +120,21 @@ def test_chunks_of_several_segments_are_taken_in_the_order_that_is_asked_for() -
     torch.testing.assert_close(keys.take(1, order), chunks, atol=1e-4, rtol=1e-4)
 
 
-def test_two_branches_seal_keys_of_their_own() -> None:
+def test_two_sequences_seal_keys_of_their_own() -> None:
     """Trap 11."""
     here, there = (randn(RANK, WIDTH, seed=seed) for seed in (1, 2))
     before = randn(480, RANK) @ here
     other = torch.cat((before[:400], randn(80, RANK, seed=3) @ there))
     keys = sealed()
     keys.seal(turned(before[:400]))
-    branch = keys.fork()
+    sequence = keys.fork()
     for start in range(400, 480, 16):
         keys.seal(turned(before)[start : start + 16])
-        branch.seal(turned(other)[start : start + 16])
+        sequence.seal(turned(other)[start : start + 16])
     assert len(keys.segments) == 1
-    assert len(branch.segments) == 2
+    assert len(sequence.segments) == 2
     assert error(keys, turned(before)) < 1e-4
-    assert error(branch, turned(other)) < 1e-4
+    assert error(sequence, turned(other)) < 1e-4
 
 
 @pytest.mark.parametrize("is_held", [True, False])
@@ -200,7 +200,7 @@ def test_a_run_of_keys_that_has_grown_long_is_coded_when_no_basis_is_found_for_i
     assert torch.equal(keys.products(query, none), whole.products(query, none))
 
 
-def test_codes_that_find_no_room_are_not_added_and_branches_have_their_own() -> None:
+def test_codes_that_find_no_room_are_not_added_and_sequences_have_their_own() -> None:
     """Trap 11."""
     rotated = turned(randn(CODED_LEN + 80, WIDTH))
     budget = Budget("device")
@@ -213,14 +213,14 @@ def test_codes_that_find_no_room_are_not_added_and_branches_have_their_own() -> 
             keys.seal(rotated[CODED_LEN:])
         assert (keys.num_chunks, budget.used_bytes) == (CODED_LEN // CHUNK, used)
     budget.num_bytes = None
-    branch = keys.fork()
+    sequence = keys.fork()
     keys.seal(rotated[CODED_LEN:])
-    branch.seal(rotated[CODED_LEN:].flip(0))
+    sequence.seal(rotated[CODED_LEN:].flip(0))
     query, none = randn(1, NUM_KV_HEADS, HEAD_DIM), Rows((NUM_KV_HEADS, HEAD_DIM), torch.float32, budget)
-    found = [one.products(query, none)[..., CODED_LEN // CHUNK :] for one in (keys, branch)]
+    found = [one.products(query, none)[..., CODED_LEN // CHUNK :] for one in (keys, sequence)]
     torch.testing.assert_close(found[0], found[1].flip(-1))
     keys.release()
-    branch.release()
+    sequence.release()
     assert budget.used_bytes == 0
 
 

@@ -99,7 +99,7 @@ def test_keys_that_no_basis_holds_are_read_in_blocks() -> None:
     torch.testing.assert_close(out, known.attend(*new, SCALE)[0], atol=1e-5, rtol=1e-5)
 
 
-def test_branches_go_on_independently_and_each_reads_its_own_blocks() -> None:
+def test_sequences_go_on_independently_and_each_reads_its_own_blocks() -> None:
     """Trap 11: the working set is copied before it is changed, whoever comes first."""
     context, other = make_context(PROMPT + 100), make_context(PROMPT + 100, seed=50)
     changed = Context(

@@ -273,7 +273,7 @@ def test_a_query_of_a_block_does_not_see_what_comes_behind_it() -> None:
     assert not torch.allclose(found[9], changed[9])
 
 
-def test_two_branches_of_one_shadow_go_on_independently() -> None:
+def test_two_sequences_of_one_shadow_go_on_independently() -> None:
     """As two that never met, through sealing, working sets and all; nothing is copied at the fork."""
     context, other = make_context(PROMPT + 150), make_context(PROMPT + 150, seed=50)
     changed = Context(
@@ -413,7 +413,7 @@ def test_generated_tokens_that_find_no_room_to_be_sealed_stay_where_they_are(pla
     assert refused_at is not None
 
 
-def test_what_a_branch_holds_is_given_back_when_the_last_one_ends() -> None:
+def test_what_a_sequence_holds_is_given_back_when_the_last_one_ends() -> None:
     context, budgets = make_context(PROMPT + 80), free()
     first = shadow_of(context, PROMPT, budgets=budgets)
     second = first.fork()

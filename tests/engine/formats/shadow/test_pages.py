@@ -1,4 +1,4 @@
-"""Rows that branches share and budgets that hold."""
+"""Rows that sequences share and budgets that hold."""
 
 import pytest
 import torch
@@ -28,7 +28,7 @@ def test_rows_are_what_was_added_however_often_and_however_many() -> None:
     assert torch.equal(rows.all(), torch.cat((data[:131], data[:9])))
 
 
-def test_two_branches_add_rows_of_their_own_behind_those_they_share() -> None:
+def test_two_sequences_add_rows_of_their_own_behind_those_they_share() -> None:
     """Trap 11: the page is copied before the first write, and large pages that are full never are."""
     data, budget = randn(600, 3), Budget("device")
     first = Rows((3,), torch.float32, budget)
@@ -73,10 +73,10 @@ def test_what_a_budget_does_not_hold_is_refused_with_the_numbers_and_nothing_cha
     budget = Budget("host", 2**20)
     rows = Rows((1024,), torch.float32, budget)
     rows.append(randn(200, 1024))
-    branch = rows.fork()
+    sequence = rows.fork()
     with pytest.raises(OutOfMemory, match=r"0\.4 MiB of host memory, and 0\.2 of 1\.0 are left"):
-        branch.append(randn(100, 1024))
-    assert len(branch) == len(rows) == 200
-    branch.release()
+        sequence.append(randn(100, 1024))
+    assert len(sequence) == len(rows) == 200
+    sequence.release()
     rows.release()
     assert budget.used_bytes == 0

@@ -1,4 +1,4 @@
-"""Shadows of branches: keys and values straight from blocks, and which shadows stay."""
+"""Shadows of sequences: keys and values straight from blocks, and which shadows stay."""
 
 from dataclasses import replace
 
@@ -146,28 +146,29 @@ def prompt(number: int, num_tokens: int = PROMPT) -> ShadowedPrompt:
     return ShadowedPrompt(name=b"%d" % number, num_tokens=num_tokens)
 
 
-def say(shadows: Shadows, branch: int, begun: ShadowedPrompt, context: Context, start: int) -> torch.Tensor:
-    """Return what the rest of a context sees that a branch has in blocks up to `start`."""
+def say(shadows: Shadows, sequence: int, begun: ShadowedPrompt, context: Context, start: int) -> torch.Tensor:
+    """Return what the rest of a context sees that a sequence has in blocks up to `start`."""
     pools, blocks = in_blocks(context)
-    step = shadows.step(SequenceId(branch), begun, start, blocks)
+    step = shadows.step(SequenceId(sequence), begun, start, blocks)
     return step.attend(0, context.part(start, len(context.keys)), pools, SCALE)
 
 
 def three(limit_bytes: int) -> Shadows:
-    """Return the shadows of three branches, each behind a prompt of its own."""
+    """Return the shadows of three sequences, each behind a prompt of its own."""
     shadows = shadows_with(limit_bytes)
-    for branch in range(3):
-        say(shadows, branch, prompt(branch), make_context(PROMPT + 1), PROMPT)
+    for sequence in range(3):
+        say(shadows, sequence, prompt(sequence), make_context(PROMPT + 1), PROMPT)
     return shadows
 
 
-def tail_bytes(shadows: Shadows, branch: int) -> int:
-    stock = shadows._branches[SequenceId(branch)].layers[0].stock
+def tail_bytes(shadows: Shadows, sequence: int) -> int:
+    stock = shadows._sequences[SequenceId(sequence)].layers[0].stock
     return sum(page.num_bytes for rows in (stock.tail_keys, stock.tail_values) for page in rows.pages)
 
 
-def test_branches_that_begin_alike_share_what_was_made_of_the_beginning() -> None:
-    """What a branch adds is its own, whatever another adds and seals; nothing of the prompt is made again."""
+def test_sequences_that_begin_alike_share_what_was_made_of_the_beginning() -> None:
+    """What a sequence adds is its own, whatever another adds and seals; nothing of the prompt is made
+    again."""
     whole = make_context(PROMPT + 1)
     shadows = shadows_with(2**40)
     first = say(shadows, 0, prompt(0), whole, PROMPT)
@@ -189,10 +190,10 @@ def test_branches_that_begin_alike_share_what_was_made_of_the_beginning() -> Non
         wanted = say(alone, 0, prompt(0), other, PROMPT)
         torch.testing.assert_close(found[place], wanted)
         torch.testing.assert_close(later[place], wanted[at - PROMPT :], atol=1e-5, rtol=1e-5)
-        assert shadows._branches[SequenceId(2 + place)].layers[0].num_sealed > PROMPT // CHUNK
+        assert shadows._sequences[SequenceId(2 + place)].layers[0].num_sealed > PROMPT // CHUNK
 
 
-def test_what_two_branches_share_is_counted_once() -> None:
+def test_what_two_sequences_share_is_counted_once() -> None:
     shadows = three(2**40)
     kept = shadows.usage(0)
     assert kept is not None
@@ -206,11 +207,11 @@ def test_those_used_longest_ago_make_room_but_not_those_of_the_step() -> None:
     shadows = three(whole * 2 // 3)
     shadows.step(SequenceId(0), prompt(0), PROMPT + 1, torch.zeros(0))
     shadows.trim({SequenceId(2)})
-    assert (list(shadows._branches), list(shadows._prompts)) == ([2, 0], [b"2", b"0"])
+    assert (list(shadows._sequences), list(shadows._prompts)) == ([2, 0], [b"2", b"0"])
     assert shadows.used_bytes == whole * 2 // 3
     shadows.limit_bytes = 0
     shadows.trim({SequenceId(2)})
-    assert (list(shadows._branches), list(shadows._prompts)) == ([2], [])
+    assert (list(shadows._sequences), list(shadows._prompts)) == ([2], [])
     assert shadows.used_bytes == whole // 3 - tail_bytes(shadows, 2), "what the prompt alone had is gone"
     shadows.forget(SequenceId(2))
     shadows.forget(SequenceId(2))
@@ -233,4 +234,4 @@ def test_a_shadow_that_is_to_begin_elsewhere_is_let_go() -> None:
     own, before = tail_bytes(shadows, 1), shadows.used_bytes
     shadows.step(SequenceId(1), prompt(9, PROMPT + 8), PROMPT + 8, torch.zeros(0))
     assert shadows.used_bytes == before - own
-    assert not shadows._branches[SequenceId(1)].layers
+    assert not shadows._sequences[SequenceId(1)].layers

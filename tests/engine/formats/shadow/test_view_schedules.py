@@ -205,7 +205,7 @@ def test_all_blocks_stay_in_sight() -> None:
 
 
 @pytest.mark.parametrize("number", [4, 5])
-def test_exact_branches_of_the_same_session_are_named_apart(number: int) -> None:
+def test_exact_sequences_of_the_same_session_are_named_apart(number: int) -> None:
     exact = ViewSchedules([group_of(WIDE)], P).of("", str(Namespace(owner="a", answer_starts=(300,))))
     key = root_key(b"\x01" * 32)
     assert exact.parent(number, key, 1000) == key

@@ -25,8 +25,8 @@ class Told:
 
     Args:
         tokens: of the conversation that is taken up and of the fork, messages and answers.
-        logits: behind each token of the first branch's answers [n, V].
-        chosen: chunks that each layer's heads chose last, on the first branch.
+        logits: behind each token of the first sequence's answers [n, V].
+        chosen: chunks that each layer's heads chose last, on the first sequence.
         counts: of each layer: wanted and fetched chunks, tokens that the last step saw.
         is_remote: whether blocks lay in host memory.
     """
@@ -43,15 +43,15 @@ def tell(model_dir: Path, cache_dir: Path, device: str = "cpu") -> Told:
     settings = {"cache_format": FORMAT, "max_batch_tokens": 70, "max_context": 256, "device": device}
     engine, recorder = open_recorded(model_dir, cache_dir=cache_dir, **settings)
     text, starts = token_ids(PROMPT), [PROMPT]
-    branch = _say(engine, text, starts, ANSWER)
-    child = engine.fork(branch)
+    sequence = _say(engine, text, starts, ANSWER)
+    child = engine.fork(sequence)
     other = [*text, *token_ids(9, seed=2)]
     text += token_ids(FOLLOW, seed=1)
     starts.append(len(text))
-    _say(engine, text, starts, SECOND, branch)
+    _say(engine, text, starts, SECOND, sequence)
     rows = [*range(PROMPT - 1, PROMPT + ANSWER - 1), *range(starts[1] - 1, len(text) - 1)]
-    logits = torch.stack([recorder.row(branch, row) for row in rows]).cpu()
-    chosen = _chosen(engine, branch)
+    logits = torch.stack([recorder.row(sequence, row) for row in rows]).cpu()
+    chosen = _chosen(engine, sequence)
     _say(engine, other, [PROMPT, len(other)], SECOND, child)
     used = [layer.shadow for layer in engine.snapshot().layers if layer.shadow is not None]
     counts = [(usage.wanted_chunks, usage.fetched_chunks, usage.seen_tokens) for usage in used]
@@ -69,19 +69,23 @@ def tell(model_dir: Path, cache_dir: Path, device: str = "cpu") -> Told:
 
 
 def _say(
-    engine: Engine, text: list[int], starts: Sequence[int], num_tokens: int, branch: SequenceId | None = None
+    engine: Engine,
+    text: list[int],
+    starts: Sequence[int],
+    num_tokens: int,
+    sequence: SequenceId | None = None,
 ) -> SequenceId:
     """Have a text answered, and add the answer to it."""
     sampling, namespace = SamplingParams(max_tokens=num_tokens), name("a", *starts)
-    request = Request(token_ids=tuple(text), sampling=sampling, namespace=namespace, branch=branch)
+    request = Request(token_ids=tuple(text), sampling=sampling, namespace=namespace, sequence=sequence)
     handle = engine.submit(request)
     text += finish(engine, handle).token_ids
-    return handle.branch
+    return handle.sequence
 
 
-def _chosen(engine: Engine, branch: SequenceId) -> list[list[list[int]]]:
+def _chosen(engine: Engine, sequence: SequenceId) -> list[list[list[int]]]:
     assert engine._shadows is not None
-    layers = engine._shadows._branches[branch].layers
+    layers = engine._shadows._sequences[sequence].layers
     held = [
         layer._chosen_before if layer.remote is None else layer.stock.working.slots
         for _, layer in sorted(layers.items())

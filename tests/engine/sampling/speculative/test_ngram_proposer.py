@@ -53,11 +53,11 @@ class Steps:
         for entry in self.entries:
             draft = proposed.get(entry.id, ())
             assert len(draft) <= MOST_DRAFTED
-            known = len(entry.branch.token_ids)
-            chunks.append(Chunk(entry.id, entry.branch.id, known - 1, (0, *draft), True, len(draft)))
+            known = len(entry.sequence.token_ids)
+            chunks.append(Chunk(entry.id, entry.sequence.id, known - 1, (0, *draft), True, len(draft)))
             right = self.texts[entry.id][known : known + 1 + len(draft)]
             num_right = next((n for n, token in enumerate(draft) if token != right[n]), len(draft))
-            entry.branch.token_ids += right[: num_right + 1]
+            entry.sequence.token_ids += right[: num_right + 1]
             self.num_tokens += num_right + 1
         batch = Batch(tuple(chunks), (), (), ())
         self.lengths.append(batch.num_drafted)

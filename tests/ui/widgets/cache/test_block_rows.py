@@ -144,8 +144,8 @@ def test_a_tail_that_is_written_has_no_name_yet() -> None:
 
 def test_sources_are_branches_by_session_with_what_closing_frees_and_what_is_kept() -> None:
     owners = (
-        OwnerUsage(owner="s1", num_branches=1, freed_bytes=384 << 10),
-        OwnerUsage(owner="s2", num_branches=1, freed_bytes=768 << 10),
+        OwnerUsage(owner="s1", num_sequences=1, freed_bytes=384 << 10),
+        OwnerUsage(owner="s2", num_sequences=1, freed_bytes=768 << 10),
     )
     found = sources(replace(SNAPSHOT, owners=owners), NAMES, None)
     shown = [row_text(source_heading(80)).rstrip()]
@@ -163,7 +163,7 @@ def test_sources_are_branches_by_session_with_what_closing_frees_and_what_is_kep
 
 def test_a_session_with_two_branches_says_once_what_closing_it_frees() -> None:
     branches = [HeldTokens(owner="s1", num_tokens=640, num_shared=320) for _ in range(2)]
-    owners = (OwnerUsage(owner="s1", num_branches=2, freed_bytes=7 << 20),)
+    owners = (OwnerUsage(owner="s1", num_sequences=2, freed_bytes=7 << 20),)
     found = sources(replace(scripted_snapshot(branches), owners=owners), NAMES, None)
     assert [one.freed_bytes for one in found] == [7 << 20, None, None]
 
