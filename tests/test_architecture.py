@@ -54,7 +54,8 @@ FLOORS = {
     "kvchat.__main__": 14,
     "kvchat": 14,
 }
-"""Packages by floor: a module imports packages of lower floors, and of its own; modules never form a cycle."""
+"""Packages by floor: a module imports packages of lower floors, and of its own; modules never form a
+cycle."""
 
 # These import where torch and transformers cannot be imported at all.
 WITHOUT_TORCH = (

@@ -1,8 +1,8 @@
 """A home that kvchat 0.1.0 wrote before its modules moved: it opens, and nothing in it is computed again.
 
-`homes/home-0.1.0.tar.xz` holds two homes. `plain`: `demo`, a conversation of two branches that is pinned; `small`,
-whose KV is stored as int4; `packed`, which begins with the pack `notes`. `encrypted`: `secret`, opened by the
-passphrase "garden".
+`homes/home-0.1.0.tar.xz` holds two homes. `plain`: `demo`, a conversation of two branches that is pinned;
+`small`, whose KV is stored as int4; `packed`, which begins with the pack `notes`. `encrypted`: `secret`,
+opened by the passphrase "garden".
 The figures are those of the version that wrote them, for the same next question.
 """
 
