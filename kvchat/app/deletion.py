@@ -1,4 +1,4 @@
-"""What a deletion would free, and what would stay, in words."""
+"""Wording of deletions: what they free and what stays."""
 
 from collections.abc import Callable
 

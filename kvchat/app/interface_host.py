@@ -1,4 +1,4 @@
-"""What the interface does with the machine: files, settings, models, and an engine that begins anew."""
+"""Interface services of a local engine: files, settings, models, and restarting the engine."""
 
 import os
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""What the interface does with the machine, made when it is first asked for: a window is drawn before it."""
+"""Interface services created on first use, so that the window is drawn before them."""
 
 from collections.abc import Callable
 from dataclasses import asdict

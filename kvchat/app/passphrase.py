@@ -1,4 +1,4 @@
-"""Where the passphrase of an encrypted store comes from: a descriptor, the environment, or the terminal."""
+"""Passphrase of an encrypted store, from a file descriptor, the environment or the terminal."""
 
 import os
 import sys

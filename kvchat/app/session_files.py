@@ -1,4 +1,4 @@
-"""What the interface does with the files behind its sessions: exports, and what deleting would free."""
+"""Session files for the interface: exports, and what deleting a session would free."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path

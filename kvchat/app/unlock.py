@@ -1,4 +1,4 @@
-"""Whether the conversations are encrypted, and the key that opens them."""
+"""Unlocking: detects an encrypted store and opens it with its key."""
 
 import fcntl
 import os

@@ -1,4 +1,4 @@
-"""What another course of a conversation costs at this moment. Changes nothing; waits for the engine."""
+"""Cost of a revision at this moment. Changes nothing; waits for the engine."""
 
 from collections.abc import Iterable
 

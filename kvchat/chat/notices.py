@@ -1,4 +1,4 @@
-"""What a person should know of a conversation before going on with it: of its KV, and of the template."""
+"""Notices shown before a conversation goes on: about its KV and its template."""
 
 from shlex import quote
 

@@ -1,4 +1,4 @@
-"""What `generate` returns: a request's answers, collected from its events."""
+"""Results of `generate`: a request's answers, collected from its events."""
 
 from dataclasses import dataclass, field
 

@@ -1,4 +1,4 @@
-"""Which tokens of a conversation the model wrote."""
+"""Tokens of a conversation that the model wrote."""
 
 from collections.abc import Sequence
 

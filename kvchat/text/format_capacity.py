@@ -1,4 +1,4 @@
-"""How much more can be said before something has to give way, in words."""
+"""Wording of remaining capacity."""
 
 from kvchat.engine.api.snapshot import CacheSnapshot, Tier
 

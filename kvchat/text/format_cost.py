@@ -1,4 +1,4 @@
-"""What a course costs, in tokens and bytes, in words. Bytes are those of whole blocks on the device."""
+"""Wording of a revision's cost in tokens and bytes. Bytes are those of whole blocks on the device."""
 
 from collections import Counter
 from collections.abc import Sequence

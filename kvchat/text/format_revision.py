@@ -1,4 +1,4 @@
-"""What another course of a conversation costs, in words, before it is taken."""
+"""Wording of a revision's cost, before it is taken."""
 
 from kvchat.chat.events import EditCost, Revision
 from kvchat.engine.api.snapshot import CacheSnapshot

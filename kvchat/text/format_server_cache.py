@@ -1,4 +1,4 @@
-"""What a server reports of its cache, in words. What it does not report is unknown, never nothing."""
+"""Wording of a server's cache. What it does not report is unknown, never nothing."""
 
 from kvchat.engine.api.server_cache import ServerCache
 from kvchat.text.figures import count_text, short_count_text

@@ -1,4 +1,4 @@
-"""What is said of KV that came from elsewhere, and of what was found when it was computed again."""
+"""Wording of trust in imported KV, and of verification results."""
 
 from kvchat.session.kv.origin import origin_of
 from kvchat.session.kv.trust import Trust, is_imported, trust_of

@@ -1,4 +1,6 @@
-"""Where that was chosen, a conversation that has outgrown the cache goes on in fewer bits, or in a shadow."""
+"""Format downgrade: converts a conversation that outgrows the cache to a smaller format or a shadow, if so
+configured.
+"""
 
 from collections.abc import Sequence
 

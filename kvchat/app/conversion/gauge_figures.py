@@ -1,4 +1,4 @@
-"""What a gauge found as JSON has it, and read back."""
+"""JSON form of a gauge report, written and read back."""
 
 import json
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Where that was chosen, what would soon have to leave a nearly full disk is kept in fewer bits instead."""
+"""Disk pressure: converts blocks that are next to be evicted to a smaller format, if so configured."""
 
 import os
 from collections.abc import Iterable, Sequence

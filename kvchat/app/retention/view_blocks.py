@@ -1,4 +1,4 @@
-"""Which blocks over views the stored conversations can still use.
+"""Blocks over views that the stored conversations can still use.
 
 Exact blocks follow from token ids alone; those over a view follow from the view, the session and where its
 answers start as well.

@@ -1,4 +1,4 @@
-"""What makes a class of a command's options."""
+"""Decorator that makes a class of command options."""
 
 from typing import TypeVar, dataclass_transform
 

@@ -1,4 +1,4 @@
-"""How a field of a command's options is typed, told without Typer: the window opens without importing it."""
+"""Parameter descriptions of command options, without importing Typer."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Which named blocks of one pool have children there."""
+"""Child counts of the named blocks of one pool."""
 
 from kvchat.engine.api.ids import BlockId, BlockKey
 

@@ -1,4 +1,4 @@
-"""Which live sequences have a tail behind a given block: copy sources that have no name yet."""
+"""Tails of live sequences by parent block: copy sources that have no name yet."""
 
 from collections.abc import Mapping
 

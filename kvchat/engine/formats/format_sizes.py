@@ -1,4 +1,4 @@
-"""What a conversation takes in each cache format, from a model's config alone: no weights, no torch.
+"""Size of a conversation in each cache format, from a model's config alone: no weights, no torch.
 
 Whole blocks are counted, as pools hold them, and all metadata.
 """

@@ -1,4 +1,4 @@
-"""What a layer keeps in each format in which KV can be stored.
+"""Specs by storage format.
 
 A format is data. It turns what a layer keeps by itself into what is stored of it; everything else (bytes,
 pools, files, the backend that reads and writes) is looked up from that spec. How formats are named and

@@ -1,4 +1,4 @@
-"""What layers keep of which a view shows a part. Blocks are those of the exact format, under its names."""
+"""Views applied to specs. Blocks are those of the exact format, under its names."""
 
 from collections.abc import Sequence
 

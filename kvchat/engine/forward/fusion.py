@@ -1,4 +1,4 @@
-"""Whether a model's decoder layers can be fused: matched by their structure, then held to the model itself.
+"""Layer fusion: matches a model's decoder layers by structure, then checks them against the model itself.
 
 A few tokens of two texts run through the model, one of them behind some keys that are zero. What every layer
 gets and gives is noted and computed again by the fused layers, and so are the logits. Then the first layers,

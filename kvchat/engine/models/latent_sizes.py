@@ -1,4 +1,4 @@
-"""What a config says of latent layers, held to itself before a model is built by it."""
+"""Latent sizes in a config, checked before a model is built from it."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Which formats are worth a look, and which one to take."""
+"""Advice: formats worth a look, and the one to take."""
 
 from collections.abc import Iterable, Sequence
 

@@ -1,4 +1,4 @@
-"""Where a format stands among others: its bytes and its loss as shares of two axes."""
+"""Axes of the frontier plot: a format's bytes and loss as shares."""
 
 from collections.abc import Sequence
 from math import ceil, floor, log10

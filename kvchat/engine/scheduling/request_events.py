@@ -1,4 +1,4 @@
-"""What is told about a request: its events, counts and times."""
+"""Events, counts and times reported for a request."""
 
 from kvchat.engine.api.events import (
     Loaded,

@@ -1,4 +1,4 @@
-"""What an engine does on a GPU before it answers: try the kernels, and record the steps that decode."""
+"""GPU start-up: kernel checks and recording of decode graphs."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

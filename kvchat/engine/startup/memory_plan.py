@@ -1,4 +1,4 @@
-"""What a step allocates beside weights and cache, measured, and what that leaves for the cache.
+"""Memory plan: measured allocations of a step, and what they leave for the cache.
 
 Before the pools exist, two short steps are run at the end of a full context and two at its beginning, on one
 block per group that every table entry points to. The peak lies in the attention or in the layers beside it,

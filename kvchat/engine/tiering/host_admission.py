@@ -1,4 +1,4 @@
-"""Whether what the device gives up is worth keeping: only where bringing it back beats computing it again."""
+"""Host admission: keeps what the device evicts only where loading beats computing."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""Whose blocks a conversation may use: those of all with its beginning, and over a view those of its own."""
+"""Namespaces of a conversation: shared blocks, and over a view its own."""
 
 from collections.abc import Sequence
 

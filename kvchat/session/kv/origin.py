@@ -1,4 +1,4 @@
-"""Where a session's converted KV came from: said in its namespace, so that no other session can meet it.
+"""Origin of converted KV, part of its namespace, so that no other session can meet it.
 
 A converted block holds what was computed exactly and quantised later. What is computed behind it depends on
 where that happened, so each conversion has a namespace of its own: `int4<-exact:FINGERPRINT:NONCE`.

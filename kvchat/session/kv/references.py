@@ -1,4 +1,4 @@
-"""Which KV blocks the stored conversations can still use: derived from their token ids, never stored.
+"""References to KV blocks from stored conversations: derived from their token ids, never stored.
 
 Deleting a session or collecting garbage asks here before a block goes. The answer may name keys that no tier
 holds, and errs on the side of keeping: a whole tree counts under every fingerprint that answered in it.

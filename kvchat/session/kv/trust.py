@@ -1,4 +1,4 @@
-"""How far a session's KV can be relied on: where it came from, and what recomputing it has found."""
+"""Trust in a session's KV: its origin, and what verification found."""
 
 from enum import StrEnum
 

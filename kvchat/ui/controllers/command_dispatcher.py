@@ -1,4 +1,4 @@
-"""What each slash command does."""
+"""Command dispatcher: runs slash commands."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

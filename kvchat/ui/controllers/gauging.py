@@ -1,4 +1,4 @@
-"""What smaller cache formats lose on the conversation on screen."""
+"""Gauge controller: measures smaller cache formats on the conversation on screen."""
 
 import asyncio
 from functools import partial

@@ -1,4 +1,4 @@
-"""What cache formats lose on a conversation: bytes against loss as a plot, and every figure below it."""
+"""Gauge screen: bytes against loss as a plot, and every figure below it."""
 
 from collections.abc import Mapping
 from textwrap import dedent

@@ -1,4 +1,4 @@
-"""What commands, courses and sessions ask of the screen they work on, whatever it shows."""
+"""Screen base with questions, notices and results for controllers."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence

@@ -1,4 +1,4 @@
-"""What the cache did of late: speed and reuse over time, and what moves between tiers right now."""
+"""Recent history of the cache: speed and reuse over time, and current moves between tiers."""
 
 from collections import deque
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""How much of a conversation that comes on screen is there, and where."""
+"""Scroll position and presence of a conversation that comes on screen."""
 
 from kvchat.app.services import ChatService, ConversationView, EngineView
 from kvchat.engine.api.inspection import InspectedBlock, InspectionRequest

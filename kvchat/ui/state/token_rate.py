@@ -1,4 +1,4 @@
-"""How fast tokens come right now."""
+"""Current token rate."""
 
 from collections import deque
 

@@ -1,4 +1,4 @@
-"""How often what streams may be drawn, so that drawing leaves the processor to the model."""
+"""Frame budget: limits drawing of streams so that the model gets the processor."""
 
 import os
 from collections.abc import Callable

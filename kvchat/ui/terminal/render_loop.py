@@ -1,4 +1,4 @@
-"""When what turns produce is drawn: some times a second, and at once where something new begins.
+"""Render loop: draws what turns produce some times a second, and at once where something new begins.
 
 While text streams it is drawn as often as its share of the processor allows, at most `1 / INTERVAL_S` times.
 """

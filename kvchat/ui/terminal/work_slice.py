@@ -1,4 +1,4 @@
-"""How much is done at a time, so that nobody sees the window stop for it."""
+"""Work slices: bounds how much is done at a time, so that the window never stalls."""
 
 from collections.abc import Callable
 from time import thread_time

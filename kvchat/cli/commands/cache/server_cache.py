@@ -1,4 +1,4 @@
-"""What the server that answers says of its cache, for `kvchat cache status`. Loads no model."""
+"""Cache of a remote server, for `kvchat cache status`. Loads no model."""
 
 from collections.abc import Iterator
 from dataclasses import asdict

@@ -1,4 +1,4 @@
-"""What `kvchat doctor` says of speed and of models on disk, without reading or writing much for it."""
+"""Disk speed and models on disk, as `kvchat doctor` reports them, at little cost."""
 
 from pathlib import Path
 

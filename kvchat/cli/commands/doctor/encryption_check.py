@@ -1,4 +1,4 @@
-"""What `kvchat doctor` says of encryption. Asks for no passphrase."""
+"""Encryption, as `kvchat doctor` reports it. Asks for no passphrase."""
 
 from kvchat.app.config import Settings
 from kvchat.app.unlock import PassphraseMissing, key_in_use, unlocked

@@ -1,4 +1,4 @@
-"""What one check of `kvchat doctor` has found."""
+"""Result of one check of `kvchat doctor`."""
 
 from dataclasses import field
 from enum import StrEnum

@@ -1,4 +1,4 @@
-"""How many tokens each layer keeps where deeper ones keep fewer.
+"""Pyramid budget: deeper layers keep fewer tokens.
 
 Source: PyramidKV, arXiv 2406.02069.
 """

@@ -1,4 +1,4 @@
-"""What a sequence keeps in sight, and how that shows in the names of its blocks.
+"""Visibility of cached tokens under a view, and its effect on block keys.
 
 In the exact format every block descends from the one before. Over a view, what is computed once something is
 out of sight is another text's KV, so from there on names descend from a taint too: the view, and whose

@@ -1,6 +1,4 @@
-"""What is said where blocks find no room on disk, although all that may go has gone, or where enough was
-written on a day.
-"""
+"""Notices of a full disk budget or a spent daily allowance."""
 
 from dataclasses import dataclass
 

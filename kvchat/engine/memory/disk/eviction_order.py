@@ -1,4 +1,4 @@
-"""Which blocks on disk make room: those that were used once, before those that were used again.
+"""Eviction order on disk: blocks used once go before those used again.
 
 A block is proven once a request uses it after it was stored. While at least one in `SMALL_SHARE` of the
 blocks is neither that nor kept, the unproven ones go, longest unused first, and otherwise the longest unused

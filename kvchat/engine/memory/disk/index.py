@@ -1,4 +1,4 @@
-"""Which blocks are on disk: a hint for quick answers, never the truth, which is the files.
+"""Block index: a hint for quick answers, never the truth, which is the files.
 
 One SQLite file serves every fingerprint in a cache directory. Losing it costs the time to look at the files
 again, nothing else.

@@ -1,4 +1,4 @@
-"""Which views have written blocks into a cache directory: an empty file for each, by its name.
+"""Views that have written blocks into a cache directory: one empty file each.
 
 Over a view, names of blocks descend from the view and the session, and not from token ids alone. Who removes
 a session's blocks, or those of none, has to know of which views there may be any.
