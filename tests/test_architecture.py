@@ -164,9 +164,11 @@ def upward_imports(modules: Iterable[Module]) -> list[str]:
     offences = []
     for module in modules:
         floor = floor_of(module.name)
-        for target in sorted(own_imports(module, known) - {module.name}):
-            if floor_of(target) > floor:
-                offences.append(f"{module.name} (floor {floor}) imports {target} (floor {floor_of(target)})")
+        offences += [
+            f"{module.name} (floor {floor}) imports {target} (floor {floor_of(target)})"
+            for target in sorted(own_imports(module, known) - {module.name})
+            if floor_of(target) > floor
+        ]
     return offences
 
 

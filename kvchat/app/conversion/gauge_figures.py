@@ -9,7 +9,7 @@ from typing import Any
 
 from kvchat.engine.api.cache_format import EXACT
 from kvchat.engine.api.loss import FormatLoss, GaugeReport, LayerLoss, Loss
-from kvchat.engine.quality.advice import recommended
+from kvchat.engine.quality.frontier import recommended
 from kvchat.errors import StorageError
 from kvchat.text.format_gauge import finite
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import closing
 
 from kvchat.app.config import Settings
-from kvchat.app.conversion.convert_process import convert_words
+from kvchat.app.conversion.child_process import convert_words
 from kvchat.app.conversion.format_downgrade import wanted_formats
 from kvchat.app.open_sessions import open_store, short_id
 from kvchat.app.retention.block_owners import holders

@@ -9,7 +9,7 @@ from kvchat.engine.api.cache_format import parse_cache_format
 from kvchat.engine.api.config import CACHE_FORMATS
 from kvchat.engine.api.view import PRUNING, PYRAMID, SHADOW, SNAPKV, WINDOW
 from kvchat.engine.formats.kv_size import AttentionShape
-from kvchat.engine.formats.pruned.view_schedules import ViewSchedules
+from kvchat.engine.formats.pruned.view_schedule import ViewSchedules
 from kvchat.engine.formats.shadow.memory import beside_bytes
 from kvchat.engine.formats.spec import FullSpec, Group, LatentSpec, SlidingSpec, group_layers
 from kvchat.engine.formats.table import stored_groups

@@ -20,7 +20,7 @@ from kvchat.engine.formats.spec import (
     ResidualSpec,
     group_layers,
 )
-from kvchat.engine.formats.views import viewed_groups
+from kvchat.engine.formats.view_spec import viewed_groups
 from kvchat.engine.kernels.fp8_record import Fp8Record
 from kvchat.engine.kernels.quantized_record import Code
 from kvchat.errors import ConfigError

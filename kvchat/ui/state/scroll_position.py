@@ -4,7 +4,7 @@ from kvchat.app.services import ChatService, ConversationView, EngineView
 from kvchat.engine.api.inspection import InspectedBlock, InspectionRequest
 from kvchat.engine.api.snapshot import CacheSnapshot
 from kvchat.errors import KvchatError
-from kvchat.session.kv.namespaces import namespace_of
+from kvchat.session.kv.provenance import namespace_of
 from kvchat.session.tree import path_token_ids
 from kvchat.text.format_cost import reach_words
 

@@ -17,8 +17,7 @@ from pathlib import Path
 from kvchat.engine.api.ids import BlockKey, GroupId, u32le
 from kvchat.engine.memory.disk.block_encryption import PLAIN, BlockNames, DiskKey
 from kvchat.engine.memory.disk.block_file import BlockHeader, FoundBlock
-from kvchat.engine.memory.disk.index_file import IndexFile, Row
-from kvchat.engine.memory.disk.index_schema import RECOUNT, WRITTEN, schema_of
+from kvchat.engine.memory.disk.index_file import RECOUNT, WRITTEN, IndexFile, Row, schema_of
 from kvchat.engine.memory.disk.io import Files
 
 BlockName = tuple[bytes, DiskKey, GroupId]

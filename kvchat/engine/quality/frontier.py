@@ -1,11 +1,89 @@
 """Bytes against loss as a picture: one dot for each format, a line through those that none is better than."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
+from math import ceil, floor, log10
 
 from kvchat.engine.api.loss import FormatLoss
-from kvchat.engine.quality.advice import frontier
-from kvchat.engine.quality.axes import Axes, axes_of
+from kvchat.platform.values import dataclass
+
+CANDIDATES = ("fp8", "int8", "k=int8,v=int4", "int4", "k=int4,v=int2", "int2")
+"""What is measured where nobody says what."""
+KEPT_AGREEMENT = 0.99
+"""What is kept where nobody says how much."""
+
+
+def frontier(formats: Iterable[FormatLoss]) -> tuple[FormatLoss, ...]:
+    """Return the formats than which none takes fewer bytes and loses less, fewest bytes first. Pure."""
+    kept: list[FormatLoss] = []
+    for one in sorted(formats, key=lambda one: (one.num_bytes, one.loss.divergence)):
+        if not kept or one.loss.divergence < kept[-1].loss.divergence:
+            kept.append(one)
+    return tuple(kept)
+
+
+def recommended(formats: Sequence[FormatLoss], kept_agreement: float, exact_bytes: int) -> FormatLoss | None:
+    """Return the format with the fewest bytes that puts the same token first as the exact cache often enough;
+    None where only the exact format does, or where no such format takes fewer bytes than it. Pure.
+    """
+    enough = [one for one in formats if one.loss.agreement >= kept_agreement and one.num_bytes < exact_bytes]
+    return min(enough, key=lambda one: (one.num_bytes, one.loss.divergence), default=None)
+
+
+def share_bounds(share: float, number: int) -> tuple[float, float]:
+    """Return the ends of the 95 % interval of a share that was seen in `number` trials, by Wilson. Pure."""
+    assert number > 0
+    z = 1.96
+    middle = (share + z * z / (2 * number)) / (1 + z * z / number)
+    half = z / (1 + z * z / number) * (share * (1 - share) / number + z * z / (4 * number * number)) ** 0.5
+    return max(0.0, middle - half), min(1.0, middle + half)
+
+
+LEAST_DIVERGENCE = 1e-8
+MOST_DIVERGENCE = 1e3
+"""Less, or more, is drawn as if it were this: the axis of the losses is logarithmic."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Axes:
+    """Bytes of a token from nothing on, and the mean divergence in whole powers of ten.
+
+    Args:
+        most_bytes: the end of the axis of bytes.
+        low, high: the powers of ten at the ends of the other one; `low < high`.
+    """
+
+    most_bytes: float
+    low: int
+    high: int
+
+    def x(self, token_bytes: float) -> float:
+        """Return the share of the axis of bytes that lies before a size, 0 to 1. Pure."""
+        return token_bytes / self.most_bytes
+
+    def y(self, power: float) -> float:
+        """Return the share of the axis of losses that lies below a power of ten, 0 to 1. Pure."""
+        return (power - self.low) / (self.high - self.low)
+
+    def place(self, one: FormatLoss) -> tuple[float, float]:
+        """Return both shares of a format. Pure."""
+        return self.x(one.token_bytes), self.y(log10(_shown(one)))
+
+
+def axes_of(formats: Sequence[FormatLoss], exact_token_bytes: float) -> Axes:
+    """Return axes on which all formats have a place, and the exact one a little before the end. Pure."""
+    losses = [_shown(one) for one in formats] or [1.0]
+    low, high = floor(log10(min(losses))), ceil(log10(max(losses)))
+    return Axes(
+        most_bytes=max([exact_token_bytes, *(one.token_bytes for one in formats)]) * 1.05,
+        low=low,
+        high=max(high, low + 1),
+    )
+
+
+def _shown(one: FormatLoss) -> float:
+    return min(max(one.loss.divergence, LEAST_DIVERGENCE), MOST_DIVERGENCE)
+
 
 WIDTH, HEIGHT = 720, 420
 LEFT, RIGHT, TOP, BOTTOM = 80, 150, 44, 56

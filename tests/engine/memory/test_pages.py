@@ -10,8 +10,7 @@ import torch
 from kvchat.engine.api.ids import BlockId
 from kvchat.engine.formats.spec import FullSpec, group_layers
 from kvchat.engine.memory.device_pool import DevicePool
-from kvchat.engine.memory.pages import PAGE
-from kvchat.engine.memory.prefault import prefault
+from kvchat.engine.memory.pages import PAGE, prefault
 
 pytestmark = [
     pytest.mark.cpu,

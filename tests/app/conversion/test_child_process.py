@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from kvchat.app.config import read_settings
-from kvchat.app.conversion.gauge_process import gauged
+from kvchat.app.conversion.child_process import gauged
 from kvchat.errors import EngineFailed
 
 pytestmark = pytest.mark.pure

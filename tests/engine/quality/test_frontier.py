@@ -5,8 +5,7 @@ from xml.etree import ElementTree
 import pytest
 
 from kvchat.engine.api.loss import FormatLoss, GaugeReport, LayerLoss, Loss
-from kvchat.engine.quality.advice import frontier, recommended, share_bounds
-from kvchat.engine.quality.frontier_plot import frontier_svg
+from kvchat.engine.quality.frontier import frontier, frontier_svg, recommended, share_bounds
 from kvchat.text.format_gauge import advice_line, report_lines
 
 pytestmark = pytest.mark.pure
