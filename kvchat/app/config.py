@@ -407,3 +407,11 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
     near = get_close_matches(word, list(known), n=1)
     return f"; did you mean '{near[0]}'?" if near else ""
+
+
+def value_of(settings: Settings, name: str) -> object:
+    """Return the value of a setting by its name in `KEYS`."""
+    value: object = settings
+    for part in name.split("."):
+        value = getattr(value, part)
+    return value

@@ -15,10 +15,10 @@ from kvchat.app.config import (
     own_file,
     read_layers,
     read_settings,
+    value_of,
 )
 from kvchat.app.config_file import change_file
 from kvchat.app.host import SettingEntry
-from kvchat.cli.commands.config import value_of
 from kvchat.engine.api.config import EngineConfig
 from kvchat.errors import UsageError
 

@@ -9,7 +9,8 @@ from time import sleep
 
 from kvchat.errors import StorageError
 from kvchat.platform.directories import make_private
-from kvchat.session.tree import SessionId
+from kvchat.session.store import SessionStore
+from kvchat.session.tree import Finish, SessionId
 
 _POLL_S = 0.05
 
@@ -77,3 +78,10 @@ def _is_locked(descriptor: int, file: Path) -> bool:
         except BlockingIOError:
             return False
     return True
+
+
+def is_being_answered(store: SessionStore, session_id: SessionId) -> bool:
+    """Whether an answer is being written in a session, in whatever process."""
+    store.settle(session_id)
+    leaf_id = store.branch(session_id, store.session(session_id).active_branch).leaf_id
+    return leaf_id is not None and store.turn(leaf_id).finish is Finish.PARTIAL

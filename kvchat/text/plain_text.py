@@ -10,6 +10,8 @@ STEP = " › "
 _SHORT_TITLE = 4
 _SHORT_PATH = 10
 
+UNTITLED = "untitled"
+
 
 def fitted(text: str, width: int) -> str:
     """Return one line cut to `width` cells, with a mark where something is missing."""

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kvchat.app.config import read_settings
-from kvchat.app.session_files import SessionFiles
+from kvchat.app.export.session_files import SessionFiles
 from kvchat.app.session_service import SessionService
 from kvchat.errors import StorageError
 from tests.cli.secret_home import files_with

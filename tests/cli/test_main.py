@@ -282,7 +282,7 @@ def test_every_list_is_one_value_or_a_line_each(
 
 
 def test_what_an_answer_is_told_with_does_not_load_the_interface() -> None:
-    modules = "kvchat.cli.commands.ask.answer, kvchat.cli.commands.transfer.readable"
+    modules = "kvchat.cli.commands.ask.answer, kvchat.app.export.readable"
     script = f"import sys; import {modules}; print('textual' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"

@@ -13,16 +13,15 @@ from tempfile import TemporaryDirectory
 
 from kvchat.app.composition import opened, start_worker
 from kvchat.app.config import Settings, read_settings
+from kvchat.app.export.exporter import SUFFIX, write_session
 from kvchat.app.open_sessions import open_store
 from kvchat.chat.conversation import Conversation
 from kvchat.chat.service import Chat, TurnFinished
-from kvchat.cli.commands.transfer.export import SUFFIX, write_session
-from kvchat.cli.output.streams import Status
 from kvchat.engine.api.events import Timings
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.models.locate import STARTER
 from kvchat.errors import EngineFailed
-from kvchat.session.bundle.writer import Written
+from kvchat.session.bundle.writer import Written, new_file
 
 DIRECTORY = Path(__file__).parent.parent.parent / "sessions"
 _GREEDY = SamplingParams(max_tokens=64, temperature=0.0)
@@ -93,14 +92,14 @@ def _write(settings: Settings, example: Example, path: Path) -> Written:
         session = store.find(example.title)
         branches = sorted(store.branches(session.id), key=lambda branch: branch.name)
         turns = store.all_turns(session.id)
-    return write_session(
-        settings,
-        replace(session, created_at=_EPOCH, updated_at=_EPOCH, active_branch=branches[0].name),
-        [replace(branch, updated_at=_EPOCH) for branch in branches],
-        [replace(turn, created_at=_EPOCH, timings=Timings()) for turn in turns],
-        path,
-        Status(quiet=True),
-    )
+    with new_file(path) as write:
+        return write_session(
+            settings,
+            replace(session, created_at=_EPOCH, updated_at=_EPOCH, active_branch=branches[0].name),
+            [replace(branch, updated_at=_EPOCH) for branch in branches],
+            [replace(turn, created_at=_EPOCH, timings=Timings()) for turn in turns],
+            write,
+        )
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterable, Sequence
 from contextlib import closing
+from typing import Protocol
 
 from kvchat.app.config import Settings
 from kvchat.app.conversion.child_process import convert_words
@@ -11,14 +12,12 @@ from kvchat.app.open_sessions import open_store, short_id
 from kvchat.app.retention.block_owners import holders
 from kvchat.app.session_service import SessionService
 from kvchat.app.unlock import opens_unasked
-from kvchat.cli.output.streams import Status
-from kvchat.cli.output.waiting import is_being_answered
 from kvchat.engine.memory.disk.catalog import BlockCatalog
 from kvchat.engine.models.checkpoints.prepared import blocks_limit
 from kvchat.errors import EngineFailed, KvchatError
 from kvchat.platform.values import dataclass
 from kvchat.session.tree import Session, SessionId
-from kvchat.session.turn_lock import turn_lock
+from kvchat.session.turn_lock import is_being_answered, turn_lock
 from kvchat.text.plain_text import one_line
 
 FREE_SHARE = 5
@@ -45,11 +44,19 @@ class UnusedSession:
     own_bytes: int
 
 
+class Progress(Protocol):
+    """Where progress is told: a line that is replaced, and lines that stay."""
+
+    def show(self, text: str) -> None: ...
+
+    def note(self, text: str) -> None: ...
+
+
 class _Busy(Exception):
     """Somebody is at work in the session."""
 
 
-def compress_unused(settings: Settings, status: Status, answered: SessionId | None = None) -> None:
+def compress_unused(settings: Settings, status: Progress, answered: SessionId | None = None) -> None:
     """Keep conversations in fewer bits, longest unused first, until the disk is not nearly full any more.
 
     What cannot be converted stays as it is, and makes room like any other. Nothing is raised: an answer has
@@ -93,7 +100,7 @@ def _compress(
     answered: SessionId | None,
     limit_bytes: int,
     formats: Sequence[str],
-    status: Status,
+    status: Progress,
 ) -> None:
     free_bytes = limit_bytes - _used_bytes(settings)
     if not is_nearly_full(free_bytes, limit_bytes):

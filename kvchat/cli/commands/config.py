@@ -18,6 +18,7 @@ from kvchat.app.config import (
     own_file,
     read_layers,
     read_settings,
+    value_of,
 )
 from kvchat.app.config_file import change_file, write_private
 from kvchat.cli.output.streams import Output, Status, as_json, tell_path
@@ -156,14 +157,6 @@ def show_schema(options: ListOptions) -> None:
         "properties": properties,
     }
     Output().line(json.dumps(schema, indent=None if as_json(options) else 2))
-
-
-def value_of(settings: Settings, name: str) -> object:
-    """Return the value of a setting by its name in `KEYS`."""
-    value: object = settings
-    for part in name.split("."):
-        value = getattr(value, part)
-    return value
 
 
 def _described(read: object) -> dict[str, object]:

@@ -8,8 +8,8 @@ from kvchat.chat.service import EngineClient, EnginePhase
 from kvchat.cli.output.streams import Status
 from kvchat.platform.paths import Paths
 from kvchat.session.store import SessionStore
-from kvchat.session.tree import Finish, SessionId
-from kvchat.session.turn_lock import turn_lock
+from kvchat.session.tree import SessionId
+from kvchat.session.turn_lock import is_being_answered, turn_lock
 
 _POLL_S = 0.05
 
@@ -40,10 +40,3 @@ def own_turn(store: SessionStore, paths: Paths, session_id: SessionId, status: S
             sleep(_POLL_S)
         status.clear()
         yield
-
-
-def is_being_answered(store: SessionStore, session_id: SessionId) -> bool:
-    """Whether an answer is being written in a session, in whatever process."""
-    store.settle(session_id)
-    leaf_id = store.branch(session_id, store.session(session_id).active_branch).leaf_id
-    return leaf_id is not None and store.turn(leaf_id).finish is Finish.PARTIAL

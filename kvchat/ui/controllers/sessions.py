@@ -14,12 +14,11 @@ from kvchat.app.services import SessionCatalog, SessionFileService
 from kvchat.errors import FileTaken, KvchatError
 from kvchat.session.lookup import SearchHit
 from kvchat.session.tree import SessionId
-from kvchat.text.plain_text import one_line
+from kvchat.text.plain_text import UNTITLED, one_line
 from kvchat.ui.controllers.screen_services import ScreenServices
 from kvchat.ui.controllers.turn_runner import TurnRunner
 from kvchat.ui.state.stored_sessions import StoredSessions
 from kvchat.ui.widgets.session_rows import (
-    UNTITLED,
     Held,
     SearchFinding,
     SessionListOptions,

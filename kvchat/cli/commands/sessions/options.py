@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated
 
-from kvchat.app.export_format import Format
+from kvchat.app.export.formats import Format
 from kvchat.cli.parser.completion import complete_session
 from kvchat.cli.parser.option_class import Argument, Option, option_class
 from kvchat.cli.parser.option_types import (

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from kvchat.app.config import read_settings
-from kvchat.app.export_format import Format
+from kvchat.app.export.exporter import file_name
+from kvchat.app.export.formats import Format
+from kvchat.app.export.session_files import SessionFiles
 from kvchat.app.open_sessions import open_store
-from kvchat.app.session_files import SessionFiles
 from kvchat.app.session_service import SessionService
-from kvchat.cli.commands.transfer.export import file_name
 from kvchat.cli.main import run
 from kvchat.errors import FileTaken, StorageError, UsageError
 from kvchat.session.bundle.writer import new_file

@@ -5,13 +5,13 @@ from dataclasses import replace
 from pathlib import Path
 from time import localtime, strftime
 
-from kvchat.app.export_format import Format
+from kvchat.app.export.formats import Format
 from kvchat.session.render.markdown_text import Document, DocumentMessage
 from kvchat.session.tree import Branch, Finish, Role, Session, Turn
 from kvchat.text.answer_footer import footer_parts
 from kvchat.text.figures import plural
 from kvchat.text.format_trust import trust_words
-from kvchat.ui.widgets.session_rows import UNTITLED
+from kvchat.text.plain_text import UNTITLED
 
 _ENDINGS = {
     Finish.LENGTH: "stopped at the length limit",

@@ -5,10 +5,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvchat.app.config import Settings
-from kvchat.app.export_format import Format, format_of
+from kvchat.app.export.formats import Format, format_of
 from kvchat.app.services import KvOnDisk
 from kvchat.app.session_service import OTHERS, SessionService, branch_words, expected_words
-from kvchat.cli.output.streams import Status
 from kvchat.errors import FileTaken, UsageError
 from kvchat.session.tree import SessionId
 
@@ -49,14 +48,14 @@ class SessionFiles:
             StorageError: it cannot be written.
         """
         # What reads blocks is imported when it is needed: the window's first frame does without.
-        from kvchat.cli.commands.transfer.export import Exporter, target_of
+        from kvchat.app.export.exporter import Exporter, target_of
 
         session = self._store.session(session_id)
         output, format = _meant(wish)
         target = target_of(output, session, format).absolute()
         if target.exists() and not force:
             raise FileTaken(f"{target} exists already")
-        exporter = Exporter(self._settings, self._store, Status(quiet=True))
+        exporter = Exporter(self._settings, self._store)
         return exporter.write(session, branch if format.is_one_branch else None, format, target).words
 
     def freed_by_deleting(self, session_id: SessionId, branch: str | None = None) -> str:
