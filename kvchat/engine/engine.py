@@ -19,10 +19,9 @@ from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.api.snapshot import CacheSnapshot, Tier
 from kvchat.engine.cache import inspection
 from kvchat.engine.cache.plan import Move
-from kvchat.engine.handle import Handle
 from kvchat.engine.memory.disk.tier import open_saver
 from kvchat.engine.models.locate import locate_model
-from kvchat.engine.results import Result, collect
+from kvchat.engine.results import Handle, Result, collect
 from kvchat.engine.scheduling import request_events
 from kvchat.engine.scheduling.capacity_check import CapacityCheck
 from kvchat.engine.scheduling.format_advisor import FormatAdvisor
@@ -35,8 +34,7 @@ from kvchat.engine.sequences.sequence import Sequence
 from kvchat.engine.startup import occupancy
 from kvchat.engine.startup.assembly import build_parts
 from kvchat.engine.startup.parts import EngineParts
-from kvchat.engine.tiering.demotion_queue import DemotionQueue
-from kvchat.engine.tiering.idle_watch import IdleWatch
+from kvchat.engine.tiering.demotion_queue import DemotionQueue, IdleWatch
 from kvchat.engine.tiering.in_flight_loads import InFlightLoads
 from kvchat.engine.tiering.load_controller import LoadController
 from kvchat.engine.tiering.pending_loads import PendingLoads

@@ -16,8 +16,8 @@ from kvchat.engine.api.view import parse_view
 from kvchat.engine.engine import Engine
 from kvchat.engine.formats.shadow.settings import settings_for
 from kvchat.engine.formats.view_spec import ShadowSpec
-from kvchat.engine.handle import Handle
 from kvchat.engine.quality.recall_suite import Suite, SuiteSize
+from kvchat.engine.results import Handle
 from kvchat.errors import ConfigError, PoolExhausted, UnsupportedModel
 from tests.engine.conftest import OpenEngine, OpenRecorded, TinyModels
 from tests.engine.namespaced import ask, name

@@ -14,9 +14,8 @@ from itertools import chain
 from kvchat.engine.api.ids import BlockId, BlockKey, GroupId
 from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.cache.device_tier import DeviceTier
-from kvchat.engine.cache.load_unit import LoadUnit
 from kvchat.engine.cache.match import PrefixMatch
-from kvchat.engine.cache.plan import Fetch, Load, Promote
+from kvchat.engine.cache.plan import Fetch, Load, LoadUnit, Promote
 from kvchat.engine.cache.prefix_index import IndexNode
 from kvchat.platform.values import dataclass
 

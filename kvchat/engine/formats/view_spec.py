@@ -5,7 +5,6 @@ Behind a shadow there are none: all blocks stay, and each step chooses what it l
 """
 
 from kvchat.engine.api.view import View
-from kvchat.engine.formats.pruned.pyramid import pyramid_budgets
 from kvchat.engine.formats.shadow.settings import (
     CHUNK_SIZE,
     LayerShape,
@@ -15,6 +14,26 @@ from kvchat.engine.formats.shadow.settings import (
 )
 from kvchat.engine.formats.spec import ITEM_BYTES, FullSpec
 from kvchat.platform.values import dataclass
+
+BETA = 20
+"""The last layer keeps about this part of the mean."""
+
+
+def pyramid_budgets(*, mean: int, most: int, num_layers: int) -> tuple[int, ...]:
+    """Return the tokens that each layer keeps, the first layer's first.
+
+    Args:
+        mean: of all layers, about.
+        most: as many there are.
+    """
+    assert 0 < mean < most
+    least = mean // BETA
+    first = 2 * mean - least
+    if first >= most:
+        first, least = most, 2 * mean - most
+    step = (first - least) // max(1, num_layers - 1)
+    return tuple(first - number * step for number in range(num_layers))
+
 
 NUM_SINK_BLOCKS = 1
 """The first block stays in sight: models put the attention there that has no better place."""

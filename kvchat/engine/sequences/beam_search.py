@@ -11,11 +11,12 @@ Source: Wu et al. 2016, section 7; stopping rule and tie order as in transformer
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from kvchat.engine.sequences.completion import Completion
+
+if TYPE_CHECKING:  # bookkeeping imports without torch; the search only uses the tensors it is given
+    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,17 +54,17 @@ class BeamSearch:
     eos_ids: Collection[int]
     max_tokens: int
     scores: list[float] = field(default_factory=list)
-    """Normalised scores of the finished answers, best first."""
-    _rows: dict[int, Tensor] = field(default_factory=dict)
+    """Normalized scores of the finished answers, best first."""
+    _rows: dict[int, "Tensor"] = field(default_factory=dict)
 
-    def offer(self, beam: Completion, logits: Tensor) -> None:
+    def offer(self, beam: Completion, logits: "Tensor") -> None:
         """Take the logits [V] behind a beam's last token."""
         self._rows[beam.id] = logits.log_softmax(dim=-1)
 
     @property
     def is_finite(self) -> bool:
         """Whether the beams' logits are numbers to choose by."""
-        return all(bool(torch.isfinite(row.amax())) for row in self._rows.values())
+        return all(bool(row.amax().isfinite()) for row in self._rows.values())
 
     def is_ready(self, beams: Sequence[Completion]) -> bool:
         """Whether every beam's logits are there. Pure."""
@@ -79,14 +80,16 @@ class BeamSearch:
         self._enter(finished, num_tokens)
         return Advance(kept, finished, is_over=not kept or not self._can_improve(kept[0].score, num_tokens))
 
-    def normalised(self, score: float, num_tokens: int) -> float:
+    def normalized(self, score: float, num_tokens: int) -> float:
         """Return the score by which finished answers compete."""
         return score / num_tokens**self.length_penalty
 
     def _candidates(self, beams: Sequence[Completion], *, ends_all: bool) -> list[Continuation]:
         """Return the best continuations, best first; enough that `width` of them do not end."""
-        totals = torch.stack([self._rows[beam.id] + beam.sum_logprob for beam in beams])  # [B, V]
-        vocab_size = totals.shape[1]
+        vocab_size = len(self._rows[beams[0].id])
+        totals = self._rows[beams[0].id].new_empty(len(beams), vocab_size)  # [B, V]
+        for number, beam in enumerate(beams):
+            totals[number] = self._rows[beam.id] + beam.sum_logprob
         num_candidates = min(max(2, 1 + len(self.eos_ids)) * self.width, totals.numel())
         values, indices = totals.flatten().topk(num_candidates)
         return [
@@ -100,10 +103,10 @@ class BeamSearch:
         ]
 
     def _enter(self, finished: Sequence[Continuation], num_tokens: int) -> None:
-        scores = self.scores + [self.normalised(end.score, num_tokens) for end in finished]
+        scores = self.scores + [self.normalized(end.score, num_tokens) for end in finished]
         self.scores = sorted(scores, reverse=True)[: self.width]
 
     def _can_improve(self, best_running: float, num_tokens: int) -> bool:
         if len(self.scores) < self.width:
             return True
-        return self.normalised(best_running, num_tokens) > self.scores[-1]
+        return self.normalized(best_running, num_tokens) > self.scores[-1]

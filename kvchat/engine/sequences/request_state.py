@@ -88,7 +88,7 @@ class RequestState:
         assert self.search is not None
         search = self.search
         self.hypotheses.append(hypothesis)
-        self.hypotheses.sort(key=lambda kept: -search.normalised(kept.score, kept.num_tokens))
+        self.hypotheses.sort(key=lambda kept: -search.normalized(kept.score, kept.num_tokens))
         lost = self.hypotheses[search.width :]
         del self.hypotheses[search.width :]
         return lost

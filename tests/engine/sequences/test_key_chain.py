@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvchat.engine.api.ids import BlockKey, block_key, chain_keys
-from kvchat.engine.cache.key_chain import KeyChain
+from kvchat.engine.sequences.sequence import KeyChain
 from tests.engine.cache.caches import ROOT, Cache, full_group
 from tests.engine.cache.counting import counted_calls
 
