@@ -25,23 +25,23 @@ class _Link:
 
 
 def inspected(
-    manager: CacheManager, wish: InspectionRequest, running: Collection[SequenceId]
+    manager: CacheManager, request: InspectionRequest, running: Collection[SequenceId]
 ) -> tuple[InspectedBlock, ...]:
     """Return what is wished for; see `InspectionRequest`. Pure.
 
     Args:
         running: the sequences that requests run on.
     """
-    if wish.sequence is None and not wish.token_ids:
-        return _inspected(manager, _kept_links(manager, wish.most), running)
-    return _inspected(manager, _path_links(manager, wish), running)
+    if request.sequence is None and not request.token_ids:
+        return _inspected(manager, _kept_links(manager, request.most), running)
+    return _inspected(manager, _path_links(manager, request), running)
 
 
-def _path_links(manager: CacheManager, wish: InspectionRequest) -> list[_Link]:
-    sequence = manager.sequences.get(wish.sequence) if wish.sequence is not None else None
+def _path_links(manager: CacheManager, request: InspectionRequest) -> list[_Link]:
+    sequence = manager.sequences.get(request.sequence) if request.sequence is not None else None
     if sequence is None:
-        course = manager.courses.of("", wish.namespace)
-        return _chain(manager, manager.root_of(wish.namespace), course, wish.token_ids)
+        course = manager.courses.of("", request.namespace)
+        return _chain(manager, manager.root_of(request.namespace), course, request.token_ids)
     ids = tuple(sequence.token_ids[: sequence.computed_len or None])
     links = _chain(manager, sequence.root, sequence.course, ids)
     for number, key in enumerate(sequence.keys):  # what is out of sight is named by what it was pruned with
@@ -134,7 +134,7 @@ def _unused_s(
 ) -> float | None:
     block = _device_block(manager, link, group)
     if block is not None:
-        in_use = any(sequence in running for sequence in manager.device.holdings.holders(group, block))
+        in_use = any(sequence in running for sequence in manager.device.references.holders(group, block))
         return 0.0 if in_use else manager.pools[group].unused_s(block)
     place = manager.host.find(link.key, group)
     return None if place is None else manager.host.pools[group].unused_s(place)

@@ -41,7 +41,7 @@ class CacheManager:
         self.pools = device.pools
         self.index = device.index
         self.host = device.host
-        self._holdings = device.holdings
+        self._references = device.references
         self.root = root_key(fingerprint)
         self._fingerprint = fingerprint
         self.courses = ViewSchedules(device.groups, device.block_size)
@@ -51,8 +51,8 @@ class CacheManager:
         self._log = TableLog()
         self._admission = Admission(device)
         self.pins = Pins(device)
-        self._naming = BlockPublisher(device, self._log)
-        self._pruning = Pruning(device, self._naming, self._log)
+        self._publisher = BlockPublisher(device, self._log)
+        self._pruning = Pruning(device, self._publisher, self._log)
         self._disk = slow or NoTier()
         self._matcher, self._resident_matcher = (
             PrefixMatcher(self.groups, self.block_size, self.index, tiers, self._tails.behind)
@@ -97,7 +97,7 @@ class CacheManager:
             table += sequence.tables[group.id][: self._num_blocks(group, sequence.computed_len)]
             for block in table:
                 if block is not None:
-                    self._holdings.share(child, group.id, block)
+                    self._references.share(child, group.id, block)
             self._log.note_from(child, group.id, 0)
         if child.computed_len:  # nobody would forget an empty one when it is admitted
             self._watch_tail(child)
@@ -107,13 +107,13 @@ class CacheManager:
         """Let go of a sequence. Its blocks stay cached, its tail as a copy source."""
         self.reset(sequence)
         del self.sequences[sequence.id]
-        self._holdings.forget(sequence.id)
+        self._references.forget(sequence.id)
         self._log.drop(sequence.id)
 
     def reset(self, sequence: Sequence) -> None:
         """Let go of a sequence's blocks; its token ids stay, and it can be admitted again."""
         self._unwatch_tail(sequence)
-        self._naming.name_tail(sequence)
+        self._publisher.name_tail(sequence)
         self._let_go(sequence)
 
     def demote(self, sequence: Sequence, tier: Tier = Tier.HOST) -> tuple[Demote, ...]:
@@ -136,7 +136,7 @@ class CacheManager:
         """Let go of a sequence's blocks, which stay cached, and return them: children before their
         parents."""
         self._unwatch_tail(sequence)
-        self._naming.name_tail(sequence)
+        self._publisher.name_tail(sequence)
         held = [
             (group.id, block)
             for group, table in zip(self.groups, sequence.tables, strict=True)
@@ -227,7 +227,7 @@ class CacheManager:
             moves += self._own_tail(sequence, group)
             start = len(table)
             end = self._num_blocks(group, sequence.computed_len + num_tokens)
-            table += [self._holdings.allocate(sequence, group.id) for _ in range(start, end)]
+            table += [self._references.allocate(sequence, group.id) for _ in range(start, end)]
             if end > start:
                 self._log.note_from(sequence, group.id, start)
         self._pruning.prepare(sequence, num_tokens)
@@ -276,7 +276,7 @@ class CacheManager:
             while len(table) > self._num_blocks(group, sequence.computed_len):
                 block = table.pop()
                 assert block is not None
-                self._holdings.release(sequence, group.id, block)
+                self._references.release(sequence, group.id, block)
         self._pruning.give_up(sequence)
         sequence.num_ahead = 0
 
@@ -296,15 +296,15 @@ class CacheManager:
 
     def take_saves(self) -> tuple[Save, ...]:
         """Return the blocks that were named since the last call, in order."""
-        return self._naming.take_saves()
+        return self._publisher.take_saves()
 
     def tail_saves(self, sequence: Sequence) -> tuple[Save, ...]:
         """Return what must be written so that the sequence's tail is stored; nothing if it is. Pure."""
-        return self._naming.tail_saves(sequence)
+        return self._publisher.tail_saves(sequence)
 
     def block_saves(self, sequence: Sequence) -> tuple[Save, ...]:
         """Return every full block that the sequence holds, for a store that may lack some of them. Pure."""
-        return self._naming.block_saves(sequence)
+        return self._publisher.block_saves(sequence)
 
     def is_resident(self, save: Save) -> bool:
         """Whether the block to be saved still has its name. Pure."""
@@ -340,8 +340,8 @@ class CacheManager:
         assert shared is not None
         if pool.count(shared) == 1:
             return
-        own = table[number] = self._holdings.allocate(sequence, group.id)
-        self._holdings.hand_over(sequence, group.id, shared)
+        own = table[number] = self._references.allocate(sequence, group.id)
+        self._references.hand_over(sequence, group.id, shared)
         self.device.keep_source(group.id, shared)
         self._log.note_one(sequence, group.id, number, own)
         yield Copy(group.id, shared, own, num_tokens)
@@ -359,13 +359,13 @@ class CacheManager:
         """Name what a group has as a whole now that block `number` is full."""
         start, end = (self._num_blocks(group, count * self.block_size) for count in (number, number + 1))
         for whole in range(start, end):
-            self._naming.publish(sequence, group, whole)
+            self._publisher.publish(sequence, group, whole)
 
     def _let_go(self, sequence: Sequence) -> None:
         for group, table in zip(self.groups, sequence.tables, strict=True):
             for block in reversed(table):
                 if block is not None:
-                    self._holdings.release(sequence, group.id, block)
+                    self._references.release(sequence, group.id, block)
             table.clear()
         self._pruning.give_up(sequence)
         sequence.kept_names.clear()
@@ -380,7 +380,7 @@ class CacheManager:
         for number in range(start, end):
             block = table[number]
             assert block is not None
-            self._holdings.release(sequence, group.id, block)
+            self._references.release(sequence, group.id, block)
             table[number] = None
 
     def _watch_tail(self, sequence: Sequence) -> None:

@@ -23,8 +23,8 @@ class RequestValidator:
         info: what the model takes, which stays when its weights are exchanged.
         """
         self._manager = manager
-        self._answers = answers
-        self._room = room
+        self._output = answers
+        self._capacity = room
         self._vocab_size = info.vocab_size
         self._max_context = info.max_context
 
@@ -39,10 +39,10 @@ class RequestValidator:
                 f"the conversation has {prompt_len} tokens and the model takes {self._max_context}; "
                 "start a new session, or fork at an earlier message"
             )
-        self._room.check(
+        self._capacity.check(
             request.token_ids,
             self._manager.root_of(request.namespace),
-            self._answers.least_tokens(request),
+            self._output.least_tokens(request),
         )
 
     def check_path(self, token_ids: Iterable[int], namespace: str) -> None:
@@ -60,7 +60,7 @@ class RequestValidator:
             sequence.is_saved = request.is_saved
             return sequence
         sequence = self.live(request.sequence)
-        if self._answers.running_on(sequence.id) is not None:
+        if self._output.running_on(sequence.id) is not None:
             raise InvalidRequest(f"sequence {sequence.id} is still answering")
         if sequence.root != self._manager.root_of(request.namespace):
             raise InvalidRequest(f"sequence {sequence.id} is of another namespace; submit without a sequence")

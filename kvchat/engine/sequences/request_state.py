@@ -53,7 +53,7 @@ class RequestState:
     ) -> Completion:
         """Return a further answer that goes on from where `parent` stands, on a fork of its sequence."""
         request = self.first.request
-        entry = replace(
+        completion = replace(
             parent,
             id=sequence_id,
             sequence=sequence,
@@ -63,22 +63,22 @@ class RequestState:
             stop=parent.stop.fork() if parent.stop is not None else None,
             limit=None,  # what is loaded for the parent does not reach its fork's blocks
         )
-        self.running.append(entry)
-        return entry
+        self.running.append(completion)
+        return completion
 
-    def end(self, entry: Completion, reason: FinishReason, error: str | None) -> None:
+    def end(self, completion: Completion, reason: FinishReason, error: str | None) -> None:
         """Record that an answer has ended."""
-        self.running.remove(entry)
-        self.num_generated += entry.num_generated
-        self.num_drafted += entry.num_drafted
-        self.num_accepted += entry.num_accepted
+        self.running.remove(completion)
+        self.num_generated += completion.num_generated
+        self.num_drafted += completion.num_drafted
+        self.num_accepted += completion.num_accepted
         self.ended.append(
             SampleEnd(
-                sample=entry.sample,
-                sequence=entry.sequence.id,
+                sample=completion.sample,
+                sequence=completion.sequence.id,
                 reason=reason,
-                completion_tokens=entry.num_generated,
-                mean_logprob=entry.mean_logprob,
+                completion_tokens=completion.num_generated,
+                mean_logprob=completion.mean_logprob,
                 error=error,
             )
         )

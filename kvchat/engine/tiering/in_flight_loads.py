@@ -70,27 +70,27 @@ class InFlightLoads:
         self._reader = reader
         self._rates = rates
         self._carry_out = carry_out
-        self._flights: dict[Job, InFlightLoad] = {}
+        self._loads: dict[Job, InFlightLoad] = {}
         self._leaving: list[InFlightLoad] = []
 
     @property
     def under_way(self) -> tuple[InFlightLoad, ...]:
-        """The flights that hold blocks, those that have landed included, in the order in which they began."""
-        return tuple(self._flights.values())
+        """The loads that hold blocks, those that have landed included, in the order in which they began."""
+        return tuple(self._loads.values())
 
     @property
     def is_busy(self) -> bool:
         """Whether bytes are on their way."""
-        return any(not flight.is_over for flight in self._flights.values())
+        return any(not flight.is_over for flight in self._loads.values())
 
     def in_the_way(self, match: PrefixMatch) -> InFlightLoad | None:
         """Return a flight that is bringing a block of the match and has not brought it yet. Pure."""
         transfer = self._transfers.in_the_way(match)
-        return next((flight for flight in self._flights.values() if flight.transfer is transfer), None)
+        return next((flight for flight in self._loads.values() if flight.transfer is transfer), None)
 
     def leave_promotions(self) -> None:
-        """Let go of the flights that no request waits for."""
-        for flight in list(self._flights.values()):
+        """Let go of the loads that no request waits for."""
+        for flight in list(self._loads.values()):
             if not flight.job.is_urgent:
                 self.leave(flight)
 
@@ -114,8 +114,8 @@ class InFlightLoads:
         if job is None:
             self._transfers.end(transfer)
             return None
-        self._flights[job] = InFlightLoad(transfer, job)
-        return self._flights[job]
+        self._loads[job] = InFlightLoad(transfer, job)
+        return self._loads[job]
 
     def claim(self, flight: InFlightLoad, end: int) -> int:
         """Let the blocks before number `end` be computed instead, as far as none of them is being read.
@@ -130,9 +130,9 @@ class InFlightLoads:
         return front
 
     def collect(self) -> None:
-        """Name what has landed; end the flights that nobody waits for any more. Never waits."""
+        """Name what has landed; end the loads that nobody waits for any more. Never waits."""
         for landed in self._reader.collect():
-            flight = self._flights[landed.job]
+            flight = self._loads[landed.job]
             unit = landed.unit
             self._transfers.land(flight.transfer, unit, landed.arrived)
             if all(landed.arrived):
@@ -160,16 +160,16 @@ class InFlightLoads:
 
     def close(self) -> None:
         """Wait for the reader to end, and let go of everything."""
-        for flight in list(self._flights.values()):
+        for flight in list(self._loads.values()):
             self.leave(flight)
         self._reader.close()
         self.collect()
 
     def check_integrity(self) -> None:
-        """Raise AssertionError if more or less is held than flights hold."""
-        self._transfers.check_integrity(flight.transfer for flight in self._flights.values())
+        """Raise AssertionError if more or less is held than loads hold."""
+        self._transfers.check_integrity(flight.transfer for flight in self._loads.values())
 
     def _end(self, flight: InFlightLoad) -> None:
         flight.has_ended = True
         self._transfers.end(flight.transfer)
-        del self._flights[flight.job]
+        del self._loads[flight.job]

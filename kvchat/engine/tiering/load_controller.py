@@ -41,7 +41,7 @@ class LoadController:
     """Admits waiting requests, with all that they can reuse.
 
     Args:
-        resumptions: the same that the scheduler lets go of.
+        pending_loads: the same that the scheduler lets go of.
         tell: takes the estimates that are to be shown.
         carry_out: executes moves, at once.
     """
@@ -49,68 +49,68 @@ class LoadController:
     def __init__(
         self,
         scheduler: Scheduler,
-        resumptions: PendingLoads,
-        flights: InFlightLoads,
+        pending_loads: PendingLoads,
+        loads: InFlightLoads,
         rates: Rates,
         tell: Callable[[LoadPlanned], None],
         carry_out: Callable[[Sequence[Move]], None],
     ) -> None:
         self._scheduler = scheduler
         self._manager = scheduler.manager
-        self._resumptions = resumptions
-        self._flights = flights
+        self._pending_loads = pending_loads
+        self._loads = loads
         self._rates = rates
         self._tell = tell
         self._carry_out = carry_out
 
     def advance(self) -> None:
         """Follow what has landed: forget requests that are gone, move fronts. Never waits."""
-        resumptions = tuple(self._resumptions)
-        if not resumptions:
+        pending_loads = tuple(self._pending_loads)
+        if not pending_loads:
             return
-        alive = {entry.id for entry in [*self._scheduler.waiting, *self._scheduler.running]}
-        for resumption in resumptions:
-            if resumption.entry.id not in alive:
-                self._resumptions.forget(resumption)
-            elif resumption.present_len is not None and resumption.entry in self._scheduler.running:
+        alive = {completion.id for completion in [*self._scheduler.waiting, *self._scheduler.running]}
+        for resumption in pending_loads:
+            if resumption.completion.id not in alive:
+                self._pending_loads.forget(resumption)
+            elif resumption.present_len is not None and resumption.completion in self._scheduler.running:
                 self._follow_front(resumption)
 
     def admit_waiting(self) -> Iterator[Completion]:
         """Admit requests in order until there is no room for one, and yield each that was admitted; those
         that still load are passed by.
         """
-        for entry in tuple(self._scheduler.waiting):
-            if entry.is_held:
+        for completion in tuple(self._scheduler.waiting):
+            if completion.is_held:
                 continue  # a beam that has nothing to compute until the others have caught up
-            obstacle = self.admit(entry)
+            obstacle = self.admit(completion)
             if obstacle is Obstacle.NO_ROOM:
                 return
             if obstacle is None:
-                yield entry
+                yield completion
 
-    def admit(self, entry: Completion) -> Obstacle | None:
+    def admit(self, completion: Completion) -> Obstacle | None:
         """Admit one waiting request, or begin to load what it lacks.
 
         Returns:
             Why it still waits; None if it was admitted.
         """
-        obstacle = self._prepare(entry)
+        obstacle = self._prepare(completion)
         if obstacle is not None:
             return obstacle
-        moves = self._scheduler.admit(entry)
+        moves = self._scheduler.admit(completion)
         if moves is None:
             return Obstacle.NO_ROOM
         self._carry_out(moves)
-        self._settle(entry)
+        self._settle(completion)
         return None
 
-    def _prepare(self, entry: Completion) -> Obstacle | None:
+    def _prepare(self, completion: Completion) -> Obstacle | None:
         """Begin to load what a request lacks; None if nothing stands in its way any more."""
-        if self._scheduler.is_refused(entry):
+        if self._scheduler.is_refused(completion):
             return Obstacle.NO_ROOM
-        resumption = self._resumptions.of(entry)
+        resumption = self._pending_loads.of(completion)
         if resumption is None:
-            resumption = PendingLoad(entry, counts=entry.loaded is None)
+            resumption = PendingLoad(completion, counts=completion.loaded is None)
         elif resumption.is_landing:
             return None if self._pays_to_compute(resumption) else Obstacle.LOADS
         elif resumption.blocked_by and not resumption.blocked_by.is_over:
@@ -121,54 +121,54 @@ class LoadController:
                 return None
         obstacle = self._begin(resumption)
         if resumption.estimate is not None or resumption.blocked_by is not None:
-            self._resumptions.keep(resumption)
+            self._pending_loads.keep(resumption)
         return obstacle
 
-    def _settle(self, entry: Completion) -> None:
+    def _settle(self, completion: Completion) -> None:
         """Note that a request was admitted: with all it can reuse, or to compute beside its flight."""
-        resumption = self._resumptions.of(entry)
+        resumption = self._pending_loads.of(completion)
         if resumption is None:
             return
         if resumption.is_landing:
-            resumption.present_len = entry.sequence.computed_len
+            resumption.present_len = completion.sequence.computed_len
             self._move_front(resumption)
             return
         if resumption.counts:
-            entry.loaded = self._provenance(resumption)
-        self._resumptions.forget(resumption)
+            completion.loaded = self._provenance(resumption)
+        self._pending_loads.forget(resumption)
 
     # Before it is admitted
 
     def _begin(self, resumption: PendingLoad) -> Obstacle | None:
         """Begin the flight that a request needs, making room as for an admission."""
-        entry = resumption.entry
+        completion = resumption.completion
         if resumption.flight is not None:
-            self._flights.leave(resumption.flight)
+            self._loads.leave(resumption.flight)
             resumption.flight = None
         max_len = None
         while True:
-            match = self._manager.match(entry.sequence, max_len)
+            match = self._manager.match(completion.sequence, max_len)
             if not match.host_len + match.disk_len:
                 if resumption.blocked_by is not None and not resumption.blocked_by.job.is_urgent:
                     resumption.fetched |= self._brought_before(match)
                 return None
-            resumption.blocked_by = self._flights.in_the_way(match)
+            resumption.blocked_by = self._loads.in_the_way(match)
             if resumption.blocked_by is not None:
                 if not resumption.blocked_by.job.is_urgent:
-                    self._flights.leave(resumption.blocked_by)  # what has arrived of it stays
+                    self._loads.leave(resumption.blocked_by)  # what has arrived of it stays
                 if resumption.blocked_by.has_ended:
                     continue
                 return Obstacle.LOADS
             if self._estimate(resumption, match).choice is LoadChoice.COMPUTE:
                 return None
-            resumption.flight = self._flights.begin(match, entry.sequence.root)
+            resumption.flight = self._loads.begin(match, completion.sequence.root)
             if resumption.flight is not None:
                 resumption.fetched |= self._brought_before(match)
                 return Obstacle.LOADS if match.course.stages else self._front_obstacle(resumption)
-            if self._scheduler.make_room(entry):
+            if self._scheduler.make_room(completion):
                 continue
-            if self._scheduler.running or self._flights.is_busy:
-                self._scheduler.refuse(entry, self._flights.lacking(match, entry.sequence.root))
+            if self._scheduler.running or self._loads.is_busy:
+                self._scheduler.refuse(completion, self._loads.lacking(match, completion.sequence.root))
                 return Obstacle.NO_ROOM
             if not match.partial:
                 return None  # alone and still too much: what is on the device must do
@@ -182,18 +182,18 @@ class LoadController:
 
     def _estimate(self, resumption: PendingLoad, match: PrefixMatch) -> LoadEstimate:
         """Weigh loading against computing, and tell it once."""
-        sequence = resumption.entry.sequence
+        sequence = resumption.completion.sequence
         resumption.start_len = self._manager.match(sequence, match.length, resident=True).length
         estimate = weigh(
             self._rates,
             present_len=resumption.start_len,
             prefix_len=match.length,
-            num_bytes=self._flights.missing_bytes(match, sequence.root),
+            num_bytes=self._loads.missing_bytes(match, sequence.root),
             block_size=self._manager.block_size,
         )
         if resumption.estimate is None and resumption.counts:
-            entry = resumption.entry
-            self._tell(LoadPlanned(request_id=entry.id, sequence=sequence.id, estimate=estimate))
+            completion = resumption.completion
+            self._tell(LoadPlanned(request_id=completion.id, sequence=sequence.id, estimate=estimate))
         resumption.estimate = estimate
         return estimate
 
@@ -225,25 +225,25 @@ class LoadController:
 
     def _follow_front(self, resumption: PendingLoad) -> None:
         """Let a front go on, or end it where it has met the loaded part."""
-        flight, entry = resumption.flight, resumption.entry
+        flight, completion = resumption.flight, resumption.completion
         assert flight is not None
         assert resumption.present_len is not None
-        if entry.sequence.computed_len < flight.job.front * self._manager.block_size:
+        if completion.sequence.computed_len < flight.job.front * self._manager.block_size:
             return
         if not flight.is_over:
             self._move_front(resumption)
             return
-        entry.limit = None
+        completion.limit = None
         if flight.landed:
             # Matched again, it finds what both have brought.
-            resumption.front_len += entry.sequence.computed_len - resumption.present_len
-            self._scheduler.requeue(entry)
+            resumption.front_len += completion.sequence.computed_len - resumption.present_len
+            self._scheduler.requeue(completion)
         else:
-            self._resumptions.forget(resumption)
+            self._pending_loads.forget(resumption)
 
     def _move_front(self, resumption: PendingLoad) -> None:
         """Claim the next blocks to compute: as many as keep computing and loading equally long."""
-        flight, sequence = resumption.flight, resumption.entry.sequence
+        flight, sequence = resumption.flight, resumption.completion.sequence
         assert flight is not None
         size = self._manager.block_size
         start = sequence.computed_len // size
@@ -258,14 +258,14 @@ class LoadController:
             load_s / len(flight.transfer.units),
         )
         most = max(1, self._scheduler.max_batch_tokens // size)
-        end = self._flights.claim(flight, start + min(num_due, most))
-        resumption.entry.limit = max(end * size, sequence.computed_len)
+        end = self._loads.claim(flight, start + min(num_due, most))
+        resumption.completion.limit = max(end * size, sequence.computed_len)
 
     # The end
 
     def _provenance(self, resumption: PendingLoad) -> Loaded:
         """Return where the tokens of an admitted request came from that it has not computed."""
-        sequence, size = resumption.entry.sequence, self._manager.block_size
+        sequence, size = resumption.completion.sequence, self._manager.block_size
         fetched = resumption.fetched
         kept = {key: sequence.keys[number] for number, (key, _) in sequence.kept_names.items()}
         by_block = {kept.get(key, key): tier for key, tier in fetched.items()}

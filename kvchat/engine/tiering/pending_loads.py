@@ -19,7 +19,7 @@ class PendingLoad:
         counts: whether the request tells what it finds now as what it has reused.
     """
 
-    entry: Completion
+    completion: Completion
     counts: bool
     flight: InFlightLoad | None = None
     blocked_by: InFlightLoad | None = None
@@ -40,40 +40,40 @@ class PendingLoad:
 
 
 class PendingLoads:
-    """The resumptions of all requests. Owned by the engine's thread."""
+    """The pending_loads of all requests. Owned by the engine's thread."""
 
-    def __init__(self, flights: InFlightLoads) -> None:
-        self._flights = flights
-        self._resumptions: dict[RequestId, PendingLoad] = {}
+    def __init__(self, loads: InFlightLoads) -> None:
+        self._loads = loads
+        self._pending_loads: dict[RequestId, PendingLoad] = {}
 
     def __iter__(self) -> Iterator[PendingLoad]:
-        return iter(tuple(self._resumptions.values()))
+        return iter(tuple(self._pending_loads.values()))
 
-    def of(self, entry: Completion) -> PendingLoad | None:
+    def of(self, completion: Completion) -> PendingLoad | None:
         """Return what is known of a request; None if it waits for nothing. Pure."""
-        return self._resumptions.get(entry.id)
+        return self._pending_loads.get(completion.id)
 
     def keep(self, resumption: PendingLoad) -> None:
         """Remember a resumption; it takes the place of an earlier one of the same request."""
-        self._resumptions[resumption.entry.id] = resumption
+        self._pending_loads[resumption.completion.id] = resumption
 
     def forget(self, resumption: PendingLoad) -> None:
         """Let go of what is held for a request, and let it compute wherever it likes."""
-        resumption.entry.limit = None
-        self._resumptions.pop(resumption.entry.id, None)
+        resumption.completion.limit = None
+        self._pending_loads.pop(resumption.completion.id, None)
         if resumption.flight is not None:
-            self._flights.leave(resumption.flight)
+            self._loads.leave(resumption.flight)
 
-    def let_go(self, entry: Completion) -> bool:
+    def let_go(self, completion: Completion) -> bool:
         """Give up blocks that are held for less important requests, the least important first.
 
         Returns:
             False if that gives no block back now.
         """
-        self._flights.leave_promotions()
-        for resumption in sorted(self, key=lambda each: each.entry.rank, reverse=True):
+        self._loads.leave_promotions()
+        for resumption in sorted(self, key=lambda each: each.completion.rank, reverse=True):
             flight = resumption.flight
-            if resumption.entry.rank <= entry.rank:
+            if resumption.completion.rank <= completion.rank:
                 return False
             if flight is not None and not flight.has_ended:
                 self.forget(resumption)
