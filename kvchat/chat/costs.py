@@ -1,11 +1,11 @@
-"""What another course of a conversation costs at this moment. Changes nothing; waits for the engine."""
+"""Cost of a revision at this moment. Changes nothing; waits for the engine."""
 
 from collections.abc import Iterable
 
 from kvchat.chat.engine_client import EngineClient
 from kvchat.chat.events import EditCost
 from kvchat.chat.revision import Revision, context_ids
-from kvchat.session.kv.namespaces import namespace_of
+from kvchat.session.kv.provenance import namespace_of
 from kvchat.session.template import prompts
 from kvchat.session.template.chat_template import ChatTemplate
 from kvchat.session.tree import Session, Turn, path_token_ids

@@ -1,4 +1,4 @@
-"""What a chat tells while it answers, and what it says of other courses before they are taken. Values only.
+"""Chat events, and previews of revisions. Values only.
 
 They stand apart from what makes them, so that a window is drawn before the chat behind it is imported.
 """

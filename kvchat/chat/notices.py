@@ -1,9 +1,9 @@
-"""What a person should know of a conversation before going on with it: of its KV, and of the template."""
+"""Notices shown before a conversation goes on: about its KV and its template."""
 
 from shlex import quote
 
 from kvchat.chat.conversation import Conversation
-from kvchat.session.kv.origin import origin_of
+from kvchat.session.kv.provenance import origin_of
 from kvchat.session.template import prompts
 from kvchat.session.template.chat_template import ChatTemplate
 

@@ -34,7 +34,8 @@ from kvchat.engine.sequences.sequence import Sequence
 from kvchat.engine.startup import occupancy
 from kvchat.engine.startup.assembly import build_parts
 from kvchat.engine.startup.parts import EngineParts
-from kvchat.engine.tiering.demotion_queue import DemotionQueue, IdleWatch
+from kvchat.engine.tiering.demotion_queue import DemotionQueue
+from kvchat.engine.tiering.idle_watch import IdleWatch
 from kvchat.engine.tiering.in_flight_loads import InFlightLoads
 from kvchat.engine.tiering.load_controller import LoadController
 from kvchat.engine.tiering.pending_loads import PendingLoads

@@ -1,4 +1,4 @@
-"""What `generate` returns: a request's answers, collected from its events."""
+"""Results of `generate`: a request's answers, collected from its events."""
 
 from collections import deque
 from collections.abc import Callable, Iterator

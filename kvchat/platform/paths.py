@@ -1,4 +1,4 @@
-"""Where kvchat keeps what: by the standards of the system, or all of it in one home."""
+"""Directories of kvchat: by the standards of the system, or all in one home."""
 
 from collections.abc import Mapping
 from pathlib import Path

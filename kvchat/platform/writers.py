@@ -1,4 +1,4 @@
-"""Who is writing, and whether that process still lives.
+"""Writer registry: which processes write, and whether they still live.
 
 Every store that writes holds a lock (flock) on a small file named by its id, and what it has begun but not
 finished carries that id: an answer that grows, a block on its way to the disk. The kernel lets go of the lock

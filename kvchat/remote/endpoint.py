@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from pathlib import Path
 from threading import Event, Timer
 from typing import Any
 from urllib.parse import urlsplit
@@ -14,8 +15,51 @@ from urllib.parse import urlsplit
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.errors import ConfigError, InvalidRequest, ModelNotFound, RemoteError, UsageError
 from kvchat.platform.values import dataclass
-from kvchat.remote.pairs import Pairs
 from kvchat.session.template.chat_template import Message
+
+_LEADING = range(0xD800, 0xDC00)
+"""The first halves."""
+_CODEC = "utf-16-le"
+
+
+class Pairs:
+    """Joins halves that come in two pieces; one that stays alone becomes U+FFFD."""
+
+    def __init__(self) -> None:
+        self._held = ""
+
+    def feed(self, text: str) -> str:
+        """Return what can be told of all that has come; a half at its end waits for the other."""
+        text = self._held + text
+        is_cut = bool(text) and ord(text[-1]) in _LEADING
+        self._held = text[-1] if is_cut else ""
+        return _whole(text[:-1] if is_cut else text)
+
+    def finish(self) -> str:
+        """Return what still waits, at the end."""
+        left, self._held = self._held, ""
+        return _whole(left)
+
+
+def _whole(text: str) -> str:
+    return text.encode(_CODEC, "surrogatepass").decode(_CODEC, "replace")
+
+
+def client_key(file: Path) -> str:
+    """Return the key in a file.
+
+    Raises: ConfigError: it cannot be read, or others can read it too.
+    """
+    try:
+        if file.stat().st_mode & 0o077:
+            raise ConfigError(f"others can read the API key in {file}: chmod 600 {file}")
+        key = file.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the API key in {file}: {error}") from error
+    if not key or not key.isprintable():
+        raise ConfigError(f"there is no API key in {file}; it is one line of text")
+    return key
+
 
 _CONNECT_S = 10.0
 _API = "/v1"

@@ -1,4 +1,4 @@
-"""What stands where the engine is, when a server computes: ready, and known as far as the server says."""
+"""Stand-in for the engine while a server computes: ready, and known as far as the server reports."""
 
 from collections.abc import Sequence
 from typing import NoReturn

@@ -1,4 +1,4 @@
-"""What a server's metrics say of its cache: Prometheus' text format, under the names that servers use.
+"""Cache metrics of a server: Prometheus' text format, under the names that servers use.
 
 vLLM has renamed some of its figures, so each has several names, of which the first that is there counts.
 """

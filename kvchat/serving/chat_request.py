@@ -1,4 +1,4 @@
-"""What a client asks for: the body of a chat completion, read into a value or refused by name.
+"""Chat completion request: a client's body read into a value, or refused by field.
 
 Fields follow OpenAI's chat completions; `top_k`, `min_p` and `repetition_penalty` are vLLM's. What would
 change the answer and is not there (tools, pictures, several answers) is refused; what cannot is ignored.

@@ -1,4 +1,4 @@
-"""Who may talk to the endpoint, and how much: checked before anything is read.
+"""Guard of the endpoint: who may talk to it, and how much, checked before anything is read.
 
 A page in a browser can reach a port of the same machine. It sends its own Origin, or after a trick with names
 (DNS rebinding) a Host that is not this machine; both are refused.

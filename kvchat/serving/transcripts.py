@@ -1,4 +1,4 @@
-"""What was said through the endpoint, with the ids that the model saw.
+"""Transcripts of conversations through the endpoint, with the ids that the model saw.
 
 Clients send a whole conversation each time, as text. Encoding an answer's text again gives other ids than
 were sampled, and every block behind it would be computed anew. So the ids of each answer are remembered under

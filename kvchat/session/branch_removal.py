@@ -1,4 +1,4 @@
-"""What goes with one branch of a session, and what stays because other branches have it."""
+"""Branch removal: what goes with one branch of a session, and what other branches keep."""
 
 from collections.abc import Iterable, Sequence
 

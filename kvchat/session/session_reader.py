@@ -1,4 +1,4 @@
-"""What is stored of conversations, for whoever reads: sessions, their branches, their turns."""
+"""Session reader: sessions, branches and turns as they are stored."""
 
 from kvchat.errors import SessionNotFound
 from kvchat.session import lookup

@@ -1,4 +1,4 @@
-"""Where conversations live: one SQLite database of sessions, branches, turns and their token ids.
+"""Session store: one SQLite database of sessions, branches, turns and their token ids.
 
 Any number of threads and processes may use one database. A branch is moved by compare-and-set on its leaf:
 whoever comes second writes on a branch of his own, so nothing is overwritten or interleaved. An answer grows

@@ -1,4 +1,4 @@
-"""What was written and not sent when a window closed, kept until the conversation is opened again.
+"""Unsent drafts, kept from the closing of a window until the conversation is opened again.
 
 One file for each text, named by its session or by `new` for the conversation that has not begun, in the
 clear or sealed like the conversations. A file is written once, so windows that close together take nothing

@@ -1,4 +1,4 @@
-"""How numbers are written everywhere in the interface."""
+"""Number formatting: tokens, bytes, rates and durations."""
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 UNKNOWN = "–"

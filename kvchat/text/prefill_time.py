@@ -1,4 +1,4 @@
-"""How long the rest of a prompt takes."""
+"""Remaining time of a prefill."""
 
 from collections.abc import Callable
 from time import monotonic

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from kvchat.engine.api.snapshot import Tier, TierUsage
-from kvchat.text.format_capacity import room_words
+from kvchat.text.format_cost import room_words
 from tests.ui.scripted_engine import HeldTokens, scripted_snapshot
 
 pytestmark = pytest.mark.pure

@@ -1,17 +1,19 @@
-"""Where that was chosen, a conversation that has outgrown the cache goes on in fewer bits, or in a shadow."""
+"""Format downgrade: converts a conversation that outgrows the cache to a smaller format or a shadow, if so
+configured.
+"""
 
 from collections.abc import Sequence
 
 from kvchat.app.composition import Kvchat
 from kvchat.app.config import COMPRESS, EVICT, Settings
-from kvchat.app.conversion.convert_process import convert_words
+from kvchat.app.conversion.child_process import convert_words
 from kvchat.app.open_sessions import short_id
 from kvchat.chat.conversation import Conversation
 from kvchat.engine.api.cache_format import canonical_cache_format
 from kvchat.engine.api.view import OFFERED_SHADOW, SHADOW, parse_view
 from kvchat.errors import EngineFailed, PoolExhausted
 from kvchat.session.tree import Session
-from kvchat.text.format_shadow import is_shadow, require_exact_blocks
+from kvchat.text.format_cost import is_shadow, require_exact_blocks
 
 _BY_ITSELF = ("int8", "fp8")
 """What is taken where no format was named: on the built-in questions they lose nothing measurable."""

@@ -1,12 +1,10 @@
-"""What bookkeeping asks of storage.
+"""Plans: what bookkeeping asks of storage.
 
 Moves are carried out at once, in the order in which they were planned. Fetches bring blocks that nobody uses
 yet, in any order and beside everything else.
 """
 
 from kvchat.engine.api.ids import BlockId, BlockKey, GroupId, SequenceId
-from kvchat.engine.api.snapshot import Tier
-from kvchat.engine.cache.prefix_index import IndexNode
 from kvchat.platform.values import dataclass
 
 
@@ -90,20 +88,3 @@ class TableChange:
     group: GroupId
     start: int
     block_ids: tuple[BlockId, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class LoadUnit:
-    """What one block lacks on the device.
-
-    Args:
-        number: the block's place in the prompt.
-        node: its name and ids.
-        tier: the slowest tier that one of its groups comes from.
-    """
-
-    number: int
-    node: IndexNode
-    moves: tuple[Fetch, ...]
-    num_bytes: int
-    tier: Tier

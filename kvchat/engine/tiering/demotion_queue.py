@@ -5,15 +5,31 @@ halt everybody else's answer. Until its turn has come a block stays cached: whoe
 whoever needs its place takes it, whereupon it moves to host memory as anything does that is evicted.
 """
 
-from collections import abc, deque
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from kvchat.engine.api.ids import BlockId, BlockKey, GroupId
+from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.cache.device_tier import DeviceTier
 from kvchat.engine.cache.plan import Move
-from kvchat.engine.scheduling.scheduler import Scheduler
-from kvchat.engine.sequences.sequence import Sequence
+from kvchat.engine.cache.prefix_index import IndexNode
+from kvchat.engine.formats.spec import Group
+from kvchat.engine.memory.rates import Rates
+
+
+class HostAdmission:
+    """Weighs a block of all groups together, since one computation brings back all of them."""
+
+    def __init__(self, rates: Rates, groups: Sequence[Group], block_size: int) -> None:
+        self._rates = rates
+        self._num_bytes = sum(group.block_bytes(block_size) for group in groups)
+
+    def in_host(self, node: IndexNode) -> bool:
+        """Whether loading a block from host memory takes less time than computing it where it stands."""
+        load_s = self._rates.seconds_to_load(Tier.HOST, self._num_bytes)
+        return load_s < self._rates.seconds_to_compute(len(node.token_ids), node.start)
+
 
 PIECE_BYTES: Final = 8 << 20
 """What one step moves at most, or one block where that is larger."""
@@ -29,7 +45,7 @@ class DemotionQueue:
     def __init__(
         self,
         device: DeviceTier,
-        carry_out: Callable[[abc.Sequence[Move]], None],
+        carry_out: Callable[[Sequence[Move]], None],
         piece_bytes: int = PIECE_BYTES,
     ) -> None:
         self._device = device
@@ -62,31 +78,3 @@ class DemotionQueue:
                 self._device.demote(group, block)
         if num_bytes:
             self._carry_out(self._device.take_demotions())
-
-
-CHECK_INTERVAL_S = 1.0
-
-
-class IdleWatch:
-    """Knows since when a sequence that holds blocks has been idle."""
-
-    def __init__(self, scheduler: Scheduler, clock: Callable[[], float], limit_s: float | None) -> None:
-        """Args:
-        limit_s: a sequence that is idle for longer is due; None: none ever is.
-        """
-        self._scheduler = scheduler
-        self._clock = clock
-        self._limit_s = limit_s
-        self._checked_s = clock()
-
-    def due(self) -> tuple[Sequence, ...]:
-        """Return the sequences to demote, the least important first. Looks once a second at most."""
-        now_s = self._clock()
-        if self._limit_s is None or now_s - self._checked_s < min(CHECK_INTERVAL_S, self._limit_s):
-            return ()
-        self._checked_s = now_s
-        idle = self._scheduler.idle_sequences()
-        for sequence in idle:
-            if sequence.idle_since_s is None:
-                sequence.idle_since_s = now_s
-        return tuple(sequence for sequence in idle if now_s - (sequence.idle_since_s or 0.0) >= self._limit_s)

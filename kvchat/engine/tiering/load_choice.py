@@ -6,12 +6,10 @@ Both at once end where the two meet.
 Source: Cake (arXiv 2410.03065), section 4.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 from kvchat.engine.api.events import LoadChoice, LoadEstimate
 from kvchat.engine.api.snapshot import Tier
-from kvchat.engine.cache.prefix_index import IndexNode
-from kvchat.engine.formats.spec import Group
 from kvchat.engine.memory.rates import Rates
 
 LEAST_GAIN_S = 0.1
@@ -61,16 +59,3 @@ def weigh(
     choice = LoadChoice.COMPUTE if split >= num_blocks - 1 else LoadChoice.BOTH
     expected_s = compute_s if choice is LoadChoice.COMPUTE else both_s
     return LoadEstimate(choice=choice, load_s=load_s, compute_s=compute_s, expected_s=expected_s)
-
-
-class HostAdmission:
-    """Weighs a block of all groups together, since one computation brings back all of them."""
-
-    def __init__(self, rates: Rates, groups: Sequence[Group], block_size: int) -> None:
-        self._rates = rates
-        self._num_bytes = sum(group.block_bytes(block_size) for group in groups)
-
-    def in_host(self, node: IndexNode) -> bool:
-        """Whether loading a block from host memory takes less time than computing it where it stands."""
-        load_s = self._rates.seconds_to_load(Tier.HOST, self._num_bytes)
-        return load_s < self._rates.seconds_to_compute(len(node.token_ids), node.start)

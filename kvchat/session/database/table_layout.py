@@ -1,4 +1,4 @@
-"""How the rows of the session database lie in its file: in the clear, or sealed.
+"""Row layout of the session database: in the clear, or encrypted.
 
 The store's statements name the same tables and see the same values either way; everything that depends on how
 they lie is behind `Tables`.

@@ -1,4 +1,4 @@
-"""Which KV blocks the stored conversations can still use: derived from their token ids, never stored.
+"""References to KV blocks from stored conversations: derived from their token ids, never stored.
 
 Deleting a session or collecting garbage asks here before a block goes. The answer may name keys that no tier
 holds, and errs on the side of keeping: a whole tree counts under every fingerprint that answered in it.
@@ -9,7 +9,7 @@ from dataclasses import field
 
 from kvchat.engine.api.ids import KEY_BYTES, BlockKey, block_key, root_key, u32le
 from kvchat.platform.values import dataclass
-from kvchat.session.kv.origin import origin_of
+from kvchat.session.kv.provenance import origin_of
 from kvchat.session.store import SessionStore
 from kvchat.session.tree import SessionId, Turn, TurnId
 

@@ -1,4 +1,4 @@
-"""How an answer's Markdown is read, wherever it is shown: HTML in it is the text it is."""
+"""Markdown parser of answers, wherever they are shown; HTML in it stays text."""
 
 from markdown_it import MarkdownIt
 

@@ -1,4 +1,4 @@
-"""Whether bytes can be a page of an SQLite database: its cells and its free room fill it exactly.
+"""Page check: can bytes be a page of an SQLite database, with cells and free space that fill it exactly.
 
 Damage inside a cell is for the digests of rows to find. Damage to what tells where cells lie hides rows, and
 shows here.

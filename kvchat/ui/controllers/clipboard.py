@@ -1,4 +1,4 @@
-"""Where texts go that leave the interface: the clipboard, the editor."""
+"""Clipboard controller: texts that leave the interface, to the clipboard or the editor."""
 
 import asyncio
 import os

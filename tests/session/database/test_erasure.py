@@ -24,7 +24,7 @@ from tests.threads import wait_until_in
 
 pytestmark = pytest.mark.pure
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 SECRET = "quixotry"
 DOOMED = (b"quixotry", b"Quixotry")
 
@@ -107,7 +107,7 @@ def test_a_process_that_is_killed_before_it_erased_leaves_that_to_the_next(path:
     script = """
 import os, sys
 from pathlib import Path
-from kvchat.session import erasure
+from kvchat.session.database import erasure
 from kvchat.session.store import SessionStore
 erasure.erase = lambda *_, **__: os._exit(3)
 store = SessionStore(Path(sys.argv[1]))

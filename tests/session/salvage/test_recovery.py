@@ -23,7 +23,7 @@ pytestmark = pytest.mark.pure
 
 PAGE = 4096
 T = TypeVar("T")
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture

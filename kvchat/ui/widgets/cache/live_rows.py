@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from kvchat.engine.api.snapshot import CacheSnapshot
 from kvchat.text.figures import UNKNOWN, short_count_text
-from kvchat.text.format_capacity import room_words
+from kvchat.text.format_cost import room_words
 from kvchat.ui.state.history import Recent
 from kvchat.ui.widgets.cache.styles import Look, Row
 
