@@ -1,4 +1,4 @@
-"""Many requests, one model, one cache: the step that everything else serves.
+"""Engine: many requests on one model and one cache, advanced by `step`.
 
 An engine is synchronous and owned by one thread. `step` admits requests, computes one batch, chooses tokens
 and records what they mean for blocks and events.

@@ -1,4 +1,4 @@
-"""The thread that owns the engine: requests in, events and snapshots out.
+"""Engine worker: the thread that owns the engine; requests in, events and snapshots out.
 
 Only immutable values cross to other threads. The module imports no torch; the thread loads it, so that a
 window can be drawn and typed into while the model loads. Any exception of the engine becomes EngineFailed for

@@ -1,4 +1,4 @@
-"""Taking what a match found on the device into a sequence's tables.
+"""Admission: takes the device blocks of a prefix match into a sequence's block tables.
 
 Everything that is matched is held before anything is allocated: what is allocated evicts.
 """

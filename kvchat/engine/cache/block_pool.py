@@ -1,4 +1,4 @@
-"""The blocks of one group: which are free, cached or used, and by how many holders."""
+"""Block pool of one group: free, cached and used blocks with their reference counts."""
 
 import time
 from collections import Counter

@@ -80,7 +80,7 @@ class CacheManager:
         self._references = device.references
         self.root = root_key(fingerprint)
         self._fingerprint = fingerprint
-        self.courses = ViewSchedules(device.groups, device.block_size)
+        self.view_schedules = ViewSchedules(device.groups, device.block_size)
         self.sequences: dict[SequenceId, Sequence] = {}
         self._ids = count(1)
         self._tails = LiveTails(device.block_size)
@@ -99,7 +99,7 @@ class CacheManager:
 
     def root_of(self, namespace: str) -> BlockKey:
         """Return the parent of the first blocks of a namespace. Pure."""
-        return root_key(self._fingerprint, self.courses.parse(namespace).shared)
+        return root_key(self._fingerprint, self.view_schedules.parse(namespace).shared)
 
     def open(self, owner: str, token_ids: Iterable[int], namespace: str = "") -> Sequence:
         """Return a new live sequence that holds no block yet; it shares blocks with its namespace alone, and
@@ -113,7 +113,7 @@ class CacheManager:
             token_ids=ids,
             tables=[[] for _ in self.groups],
             namespace=namespace,
-            course=self.courses.of(owner, namespace, len(ids)),
+            view_schedule=self.view_schedules.of(owner, namespace, len(ids)),
         )
         self.sequences[sequence.id] = sequence
         return sequence
@@ -126,7 +126,7 @@ class CacheManager:
         child.computed_len = sequence.computed_len
         child.keys = list(sequence.keys)
         child.chain = sequence.chain.copy()
-        child.course = sequence.course
+        child.view_schedule = sequence.view_schedule
         child.kept_names = dict(sequence.kept_names)
         # Blocks behind the tail belong to a step that never ended; both would write them.
         for group, table in zip(self.groups, child.tables, strict=True):
@@ -271,10 +271,12 @@ class CacheManager:
 
     def holes(self, sequence: Sequence) -> tuple[tuple[GroupId, tuple[Hole, ...]], ...]:
         """Return what a pruned sequence has lost from sight, in the groups where it has. Pure."""
-        if not sequence.course.stages:
+        if not sequence.view_schedule.stages:
             return ()
         size = self.block_size
-        lost = ((group, sequence.course.holes(group, sequence.computed_len, size)) for group in self.groups)
+        lost = (
+            (group, sequence.view_schedule.holes(group, sequence.computed_len, size)) for group in self.groups
+        )
         return tuple((group.id, holes) for group, holes in lost if holes)
 
     def prunes(self, sequence: Sequence) -> tuple[Prune, ...]:
@@ -286,7 +288,7 @@ class CacheManager:
         window.
         """
         first, last = len(sequence.keys), (sequence.computed_len + num_tokens) // self.block_size
-        stage = sequence.course.next_stage(sequence.computed_len)
+        stage = sequence.view_schedule.next_stage(sequence.computed_len)
         is_renamed = stage is not None and stage.at <= sequence.computed_len + num_tokens
         if last > first or is_renamed:
             self._unwatch_tail(sequence)

@@ -1,4 +1,4 @@
-"""Content names of the blocks in the device pool.
+"""Prefix index: blocks of the device pool by content key.
 
 One node for each key, with the parent's key and the token ids (a look-up is verified by ids, not by the hash
 alone) and the device block of every group that has its bytes. Full blocks and tails are nodes alike; tails

@@ -126,13 +126,13 @@ class HFBlocks:
             )
         sequence = self._manager.open("", token_ids)
         match = self._manager.match(sequence)
-        flight = self._loads.begin(match, sequence.root) if match.disk_len else None
-        while flight is not None and not flight.is_over:
+        load = self._loads.begin(match, sequence.root) if match.disk_len else None
+        while load is not None and not load.is_over:
             self._loads.wait(_WAIT_S)
             self._loads.collect()
         moves = self._manager.admit(sequence, self._manager.match(sequence, resident=True))
-        if flight is not None:
-            self._loads.leave(flight)
+        if load is not None:
+            self._loads.leave(load)
         self._carry_out(moves or ())
         return sequence
 

@@ -1,4 +1,4 @@
-"""Capacity check: does a conversation fit into the device pool, also beside what is pinned there."""
+"""Capacity check: tests that a conversation fits into the device pool beside pinned blocks."""
 
 from collections import abc
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""The answers in progress: what the logits of a step mean for them."""
+"""Output processor: turns the logits of a step into tokens, events and finished answers."""
 
 from collections import abc
 from collections.abc import Callable

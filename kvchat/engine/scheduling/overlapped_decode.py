@@ -1,4 +1,4 @@
-"""Steps that are handed in before the host has read the tokens of the step before.
+"""Overlapped decode: launches the next step before the host has read the last one's tokens.
 
 While a device computes a step, the host waits for its tokens, tells them, and plans the next step; meanwhile
 the device waits for the host. So the step that most probably follows, one more token of each answer, is

@@ -1,4 +1,4 @@
-"""The answers to one request: they share a prompt, run side by side, and are told about together."""
+"""Request state: the completions of one request, which share a prompt and are reported together."""
 
 from dataclasses import dataclass, field, replace
 

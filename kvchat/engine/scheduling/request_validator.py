@@ -71,19 +71,25 @@ class RequestValidator:
         if sequence.computed_len >= len(request.token_ids) or not self._goes_on(sequence, request):
             self._manager.reset(sequence)
         sequence.is_saved = request.is_saved
-        sequence.course = self._course(sequence, request)
+        sequence.view_schedule = self._view_schedule(sequence, request)
         sequence.token_ids = list(request.token_ids)
         return sequence
 
-    def _course(self, sequence: Sequence, request: Request) -> ViewSchedule:
-        return self._manager.courses.going_on(sequence.course, request.namespace, len(request.token_ids))
+    def _view_schedule(self, sequence: Sequence, request: Request) -> ViewSchedule:
+        return self._manager.view_schedules.going_on(
+            sequence.view_schedule, request.namespace, len(request.token_ids)
+        )
 
     def _goes_on(self, sequence: Sequence, request: Request) -> bool:
         """Whether what a sequence holds is what the prompt goes on from. Pure."""
-        present, course, length = sequence.course, self._course(sequence, request), sequence.computed_len
-        passed = [[stage for stage in one.stages if stage.at <= length] for one in (present, course)]
-        stage = course.next_stage(length)
-        return passed[0] == passed[1] and (stage is None or length <= course.most_found(stage))
+        present, view_schedule, length = (
+            sequence.view_schedule,
+            self._view_schedule(sequence, request),
+            sequence.computed_len,
+        )
+        passed = [[stage for stage in one.stages if stage.at <= length] for one in (present, view_schedule)]
+        stage = view_schedule.next_stage(length)
+        return passed[0] == passed[1] and (stage is None or length <= view_schedule.most_found(stage))
 
     def live(self, sequence: SequenceId) -> Sequence:
         """Return a live sequence by its id. Pure."""

@@ -315,7 +315,7 @@ class Scheduler:
         )
 
     def _shadowed(self, sequence: Sequence) -> ShadowedPrompt | None:
-        num_tokens = sequence.course.shadow_start(sequence.computed_len)
+        num_tokens = sequence.view_schedule.shadow_start(sequence.computed_len)
         if num_tokens is None:
             return None
         name = sequence.prefix_name(num_tokens, self.manager.block_size)

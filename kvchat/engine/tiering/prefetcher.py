@@ -1,4 +1,4 @@
-"""Loading ahead of use: the path of the session that a person is about to go on with.
+"""Prefetcher: loads the path of the session that a person is about to continue.
 
 One at a time, in room that nobody holds, and behind everything that a request waits for. What has arrived
 stays cached when the request changes.
@@ -62,9 +62,9 @@ class Prefetcher:
             match = self._manager.match(sequence, max_len)
             if not match.host_len + match.disk_len:
                 return None
-            flight = self._loads.begin(match, request.root, spared=spared, is_urgent=False)
-            if flight is not None:
-                return flight
+            load = self._loads.begin(match, request.root, spared=spared, is_urgent=False)
+            if load is not None:
+                return load
             size = self._manager.block_size
             max_len = match.length // 2 // size * size
         return None

@@ -42,7 +42,7 @@ class Pruning:
 
     def planned(self, sequence: Sequence) -> tuple[Prune, ...]:
         """Return what fills them. Pure."""
-        stage = sequence.course.next_stage(sequence.computed_len) if sequence.kept else None
+        stage = sequence.view_schedule.next_stage(sequence.computed_len) if sequence.kept else None
         if stage is None:
             return ()
         return tuple(
@@ -59,8 +59,8 @@ class Pruning:
 
     def carry_out(self, sequence: Sequence) -> None:
         """Put what was kept in the place of the stretch. The sequence's tokens end where it was pruned."""
-        stage = next(stage for stage in sequence.course.stages if stage.at == sequence.computed_len)
-        sequence.kept_names |= sequence.course.kept_names(stage, sequence.keys, sequence.token_ids)
+        stage = next(stage for stage in sequence.view_schedule.stages if stage.at == sequence.computed_len)
+        sequence.kept_names |= sequence.view_schedule.kept_names(stage, sequence.keys, sequence.token_ids)
         sequence.saved_tail = None
         for group in self._pruned:
             table, kept = sequence.tables[group.id], sequence.kept[group.id]
@@ -84,5 +84,5 @@ class Pruning:
 
     def _due(self, sequence: Sequence, num_tokens: int) -> PrunePoint | None:
         """Return the stage that the sequence reaches with its next `num_tokens` tokens."""
-        stage = sequence.course.next_stage(sequence.computed_len)
+        stage = sequence.view_schedule.next_stage(sequence.computed_len)
         return stage if stage is not None and stage.at == sequence.computed_len + num_tokens else None
