@@ -157,7 +157,7 @@ def _compiled_figures(stage: Stage, model: Model, engine: Engine) -> Iterator[Fi
 
 def _ahead_figure(engine: Engine, words: str) -> Figure:
     """Return how many steps were handed in before the tokens of the last were read, in all rounds so far."""
-    number = engine._ahead.num_steps if engine._ahead is not None else 0
+    number = engine._overlapped.num_steps if engine._overlapped is not None else 0
     if not number:
         raise AssertionError(f"{words}: every step waited for the tokens of the last")
     return Figure(name=f"{words}, handed in ahead", unit="steps", value=number, low=number, high=number)

@@ -1,4 +1,4 @@
-"""Many requests, one model, one cache: the step that everything else serves.
+"""Engine: many requests on one model and one cache, advanced by `step`.
 
 An engine is synchronous and owned by one thread. `step` admits requests, computes one batch, chooses tokens
 and records what they mean for blocks and events.
@@ -55,7 +55,7 @@ class Engine:
         self._manager = parts.manager
         self._runner = parts.runner
         self._mover = parts.mover
-        self._keeper = SavePolicy(
+        self._save_policy = SavePolicy(
             parts.manager, parts.saver, clock, parts.disk_problem, parts.is_gone, parts.rates
         )
         self._store = parts.store
@@ -63,41 +63,43 @@ class Engine:
         self._outgoing = parts.outgoing
         self._weights = parts.weights
         self._rates = parts.rates
-        self._kept_rates = parts.kept_rates
+        self._persisted_rates = parts.persisted_rates
         self._clock = clock
-        self._flights = InFlightLoads(parts.manager.device, parts.reader, parts.rates, self._carry_out)
-        self._promotion = Prefetcher(parts.manager, self._flights)
-        resumptions = PendingLoads(self._flights)
+        self._loads = InFlightLoads(parts.manager.device, parts.reader, parts.rates, self._carry_out)
+        self._prefetcher = Prefetcher(parts.manager, self._loads)
+        pending_loads = PendingLoads(self._loads)
         self._drafter = parts.drafter
-        self._scheduler = Scheduler(parts.manager, parts.max_batch_tokens, resumptions, parts.drafter)
-        self._ahead: OverlappedDecode | None = None
+        self._scheduler = Scheduler(parts.manager, parts.max_batch_tokens, pending_loads, parts.drafter)
+        self._overlapped: OverlappedDecode | None = None
         if parts.runs_ahead:
-            self._ahead = OverlappedDecode(parts.manager, self._scheduler, parts.runner, self._carry_out)
-        self._answers = OutputProcessor(
+            self._overlapped = OverlappedDecode(parts.manager, self._scheduler, parts.runner, self._carry_out)
+        self._output = OutputProcessor(
             manager=parts.manager,
             scheduler=self._scheduler,
             sampler=parts.sampler,
-            keeper=self._keeper,
+            save_policy=self._save_policy,
             clock=clock,
             eos_ids=frozenset(parts.info.eos_token_ids),
             max_context=parts.info.max_context,
-            ahead=self._ahead,
+            ahead=self._overlapped,
         )
         self._handles: dict[RequestId, Handle] = {}
-        self._loading = LoadController(
-            self._scheduler, resumptions, self._flights, parts.rates, self._answers.tell, self._carry_out
+        self._load_controller = LoadController(
+            self._scheduler, pending_loads, self._loads, parts.rates, self._output.tell, self._carry_out
         )
         self._shadows = parts.shadows
-        self._room = CapacityCheck(
+        self._capacity = CapacityCheck(
             parts.manager,
             parts.max_batch_tokens,
             parts.info.max_context,
             None if parts.shadows is None else parts.shadows.limit_bytes,
         )
-        self._smaller = FormatAdvisor(parts.manager, parts.info, parts.max_batch_tokens, parts.beside_bytes)
-        self._intake = RequestValidator(parts.manager, self._answers, self._room, parts.info)
+        self._format_advisor = FormatAdvisor(
+            parts.manager, parts.info, parts.max_batch_tokens, parts.beside_bytes
+        )
+        self._validator = RequestValidator(parts.manager, self._output, self._capacity, parts.info)
         self._idle = IdleWatch(self._scheduler, clock, parts.idle_demote_s)
-        self._departures = DemotionQueue(parts.manager.device, self._carry_out)
+        self._demotions = DemotionQueue(parts.manager.device, self._carry_out)
 
     @classmethod
     def load(cls, model: str, config: EngineConfig | None = None) -> Self:
@@ -115,12 +117,12 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        return self._scheduler.has_work or bool(self._answers.events)
+        return self._scheduler.has_work or bool(self._output.events)
 
     @property
     def is_loading(self) -> bool:
         """Whether blocks are on their way to the device; `tick` names those that have arrived."""
-        return self._flights.is_busy or self._promotion.is_due
+        return self._loads.is_busy or self._prefetcher.is_due
 
     def submit(self, request: Request) -> Handle:
         """Queue a request.
@@ -131,18 +133,18 @@ class Engine:
             PoolExhausted: the prompt can never fit into the device pool.
         """
         try:
-            self._intake.check(request)
+            self._validator.check(request)
         except PoolExhausted as error:
-            raise self._smaller.hinted(error, len(request.token_ids)) from None
-        sequence = self._intake.sequence_for(request)
-        entry = self._answers.open(request, sequence)
-        handle = Handle(entry.id, sequence.id, self.step, self.cancel)
-        self._handles[entry.id] = handle
+            raise self._format_advisor.hinted(error, len(request.token_ids)) from None
+        sequence = self._validator.sequence_for(request)
+        completion = self._output.open(request, sequence)
+        handle = Handle(completion.id, sequence.id, self.step, self.cancel)
+        self._handles[completion.id] = handle
         return handle
 
     def step(self) -> tuple[Event, ...]:
         """Compute one batch and return what happened. Does nothing without work."""
-        self._answers.finish_cancelled()
+        self._output.finish_cancelled()
         self._advance_loads()
         self._admit_waiting()
         batch = self._scheduler.schedule()
@@ -150,20 +152,20 @@ class Engine:
         if batch.chunks:
             self._compute(batch)
         elif self.is_loading:
-            self._flights.wait(LOAD_WAIT_S)
+            self._loads.wait(LOAD_WAIT_S)
         elif not self._scheduler.requeue_held():
             self._refuse_stuck()
-        self._keeper.after_step(has_more=self._scheduler.has_work)
+        self._save_policy.after_step(has_more=self._scheduler.has_work)
         self._demote_idle()
         return self._deliver()
 
     def cancel(self, request_id: RequestId) -> None:
         """End a request at the next step; unknown or finished ones are ignored."""
-        self._answers.cancel(request_id)
+        self._output.cancel(request_id)
 
     def prioritise(self, request_id: RequestId, priority: int) -> None:
         """Change a request's priority, smaller runs first; unknown or finished ones are ignored."""
-        self._answers.prioritise(request_id, priority)
+        self._output.prioritise(request_id, priority)
 
     def prioritise_sequence(self, sequence: SequenceId, priority: int) -> None:
         """Change how important a live sequence is while nothing runs on it: of idle sequences the least
@@ -179,26 +181,26 @@ class Engine:
         Raises:
             InvalidRequest: no such live sequence.
         """
-        return self._manager.fork(self._intake.live(sequence)).id
+        return self._manager.fork(self._validator.live(sequence)).id
 
     def release(self, sequence: SequenceId) -> None:
         """Let go of a live sequence; its blocks stay cached. Cancels the request that runs on it.
 
         It is saved, unless its owner is gone: `EngineConfig.is_gone`.
         """
-        live = self._intake.live(sequence)
-        entry = self._answers.running_on(sequence)
-        if entry is not None:
-            self._answers.cancel(entry.request_id or entry.id)
-            self._answers.finish_cancelled()
+        live = self._validator.live(sequence)
+        completion = self._output.running_on(sequence)
+        if completion is not None:
+            self._output.cancel(completion.request_id or completion.id)
+            self._output.finish_cancelled()
         if sequence in self._manager.sequences:  # a search lets go of its beams by itself
-            self._keeper.save_sequence(live)
+            self._save_policy.save_sequence(live)
             self._manager.release(live)
 
     def drain_saves(self) -> None:
         """Wait until nothing is on its way to the disk; what it does not take within seconds is dropped."""
-        self._keeper.after_step()
-        self._keeper.drain()
+        self._save_policy.after_step()
+        self._save_policy.drain()
 
     def reusable_len(self, token_ids: abc.Sequence[int], namespace: str = "") -> int:
         """Return how many tokens of a prompt need not be computed, wherever they are kept. Moves nothing.
@@ -206,7 +208,7 @@ class Engine:
         Raises:
             InvalidRequest: an id outside the vocabulary, or a namespace that is no text.
         """
-        self._intake.check_path(token_ids, namespace)
+        self._validator.check_path(token_ids, namespace)
         sequence = self._manager.open("", token_ids, namespace)
         length = self._manager.match(sequence).length
         self._manager.release(sequence)
@@ -226,10 +228,10 @@ class Engine:
         Raises:
             InvalidRequest: an id outside the vocabulary, or a namespace that is no text.
         """
-        self._intake.check_path((*token_ids, *beside), namespace)
-        self._promotion.stop()
+        self._validator.check_path((*token_ids, *beside), namespace)
+        self._prefetcher.stop()
         if token_ids:
-            self._promotion.want(
+            self._prefetcher.want(
                 PrefetchRequest(tuple(token_ids), tuple(beside), self._manager.root_of(namespace))
             )
             self._advance_loads()
@@ -247,8 +249,8 @@ class Engine:
         Raises:
             InvalidRequest: no such live sequence, or it is answering.
         """
-        live = self._intake.live(sequence)
-        if self._answers.running_on(sequence) is not None:
+        live = self._validator.live(sequence)
+        if self._output.running_on(sequence) is not None:
             raise InvalidRequest(f"sequence {sequence} is still answering")
         self._take_off(live, tier)
 
@@ -262,11 +264,11 @@ class Engine:
             InvalidRequest: no such live sequence, or nothing of it is on the device.
             PinRefused: too few blocks would be left; the message says how many.
         """
-        live = self._intake.live(sequence)
+        live = self._validator.live(sequence)
         if not live.computed_len:
             raise InvalidRequest(f"sequence {sequence} is not on the device; ask on it first")
         busy = [*self._scheduler.running, *self._scheduler.waiting]
-        return self._manager.pins.pin(live, self._room.needs_of(busy))
+        return self._manager.pins.pin(live, self._capacity.needs_of(busy))
 
     def unpin(self, sequence: SequenceId) -> None:
         """Undo the pin of a sequence, live or not; nothing happens if there is none."""
@@ -280,7 +282,7 @@ class Engine:
             Request(token_ids=tuple(prompt), sampling=sampling or SamplingParams()) for prompt in prompts
         ]
         for request in requests:
-            self._intake.check(request)
+            self._validator.check(request)
         results = [collect(handle) for handle in [self.submit(request) for request in requests]]
         for result in results:
             for sequence in result.sequences:
@@ -298,36 +300,36 @@ class Engine:
             InvalidRequest: a request runs or waits.
             ModelError, CapacityError: the weights cannot be used; everything is as it was.
         """
-        self._answers.finish_cancelled()
+        self._output.finish_cancelled()
         if self._scheduler.has_work:
             raise InvalidRequest(
                 "weights cannot change while requests run or wait; let them end, or cancel them"
             )
         update = self._weights.prepare(Path(source))
-        self._promotion.stop()
-        if self._ahead is not None:
-            self._ahead.drop()
-        while self._flights.is_busy:  # the block that is being read comes from the old store
-            self._flights.wait(LOAD_WAIT_S)
-            self._flights.collect()
-        self._keeper.close(self._manager.sequences.values())
+        self._prefetcher.stop()
+        if self._overlapped is not None:
+            self._overlapped.drop()
+        while self._loads.is_busy:  # the block that is being read comes from the old store
+            self._loads.wait(LOAD_WAIT_S)
+            self._loads.collect()
+        self._save_policy.close(self._manager.sequences.values())
         if self._store is not None:
             self._store.close()
         self._weights.exchange(update.candidate)
         self._manager.rename(update.fingerprint)
-        self._kept_rates.save(self._rates)
-        self._kept_rates.rename(update.fingerprint.hex())
+        self._persisted_rates.save(self._rates)
+        self._persisted_rates.rename(update.fingerprint.hex())
         self._store = update.store
         self._mover.use(update.store)
         saver = open_saver(self._pool, update.store, self._manager, self._outgoing)
-        self._keeper.use(saver, update.disk_problem)
+        self._save_policy.use(saver, update.disk_problem)
         self.info = update.describe(self.info, Path(source))
-        self._answers.eos_ids = frozenset(self.info.eos_token_ids)
+        self._output.eos_ids = frozenset(self.info.eos_token_ids)
         return self.info
 
     def snapshot(self) -> CacheSnapshot:
         """Return the cache's present state from the pools' own accounting."""
-        running = {entry.sequence.id for entry in self._scheduler.running}
+        running = {completion.sequence.id for completion in self._scheduler.running}
         return CacheSnapshot(
             model=self.info.model,
             fingerprint=self.info.fingerprint,
@@ -343,64 +345,64 @@ class Engine:
             sequences=occupancy.sequence_usages(self._manager, running),
             num_running=len(self._scheduler.running),
             num_waiting=len(self._scheduler.waiting),
-            reused_tokens=self._answers.reused_tokens,
-            computed_tokens=self._answers.computed_tokens,
-            sampled_tokens=self._answers.sampled_tokens,
+            reused_tokens=self._output.reused_tokens,
+            computed_tokens=self._output.computed_tokens,
+            sampled_tokens=self._output.sampled_tokens,
             room_tokens=occupancy.room_tokens(self._manager),
             capacity=self.info.capacity,
             cache_format=self.info.cache_format,
             is_exact=self.info.is_exact,
             owners=occupancy.owner_usages(self._manager),
-            moved=occupancy.moved_bytes(self._rates, self._keeper.written_bytes),
-            problem=self._keeper.problem,
+            moved=occupancy.moved_bytes(self._rates, self._save_policy.written_bytes),
+            problem=self._save_policy.problem,
         )
 
-    def inspect(self, wish: InspectionRequest) -> tuple[InspectedBlock, ...]:
+    def inspect(self, request: InspectionRequest) -> tuple[InspectedBlock, ...]:
         """Return the blocks of a path, first block first, or what is kept for nobody; moves nothing.
 
         Raises:
             InvalidRequest: an id outside the vocabulary, or a namespace that is no text.
         """
-        self._intake.check_path(wish.token_ids, wish.namespace)
+        self._validator.check_path(request.token_ids, request.namespace)
         return inspection.inspected(
-            self._manager, wish, {entry.sequence.id for entry in self._scheduler.running}
+            self._manager, request, {completion.sequence.id for completion in self._scheduler.running}
         )
 
     def check_integrity(self) -> None:
         """Raise AssertionError on any broken invariant of the bookkeeping."""
         self._manager.check_integrity()
-        self._flights.check_integrity()
+        self._loads.check_integrity()
 
     def tick(self) -> None:
         """Go on with saving and loading while there is nothing to compute."""
         self._advance_loads()
-        self._keeper.after_step(most_bytes=None)
+        self._save_policy.after_step(most_bytes=None)
         self._demote_idle()
 
     def close(self) -> None:
         """Save every live sequence and end the writer. May be called twice."""
-        for request_id in self._answers.families:
-            self._answers.cancel(request_id)
-        self._answers.finish_cancelled()
-        self._promotion.stop()
-        self._loading.advance()
-        self._flights.close()
+        for request_id in self._output.requests:
+            self._output.cancel(request_id)
+        self._output.finish_cancelled()
+        self._prefetcher.stop()
+        self._load_controller.advance()
+        self._loads.close()
         self._mover.settle()
-        self._keeper.close(self._manager.sequences.values())
+        self._save_policy.close(self._manager.sequences.values())
         if self._store is not None:
             self._store.close()
-        self._kept_rates.save(self._rates)
+        self._persisted_rates.save(self._rates)
 
     def _demote_idle(self) -> None:
         """Take sequences off the device that nobody has used for long, unless the disk still reads them."""
-        if not self._keeper.is_behind:
+        if not self._save_policy.is_behind:
             for sequence in self._idle.due():
-                if self._keeper.save_leaving(sequence):
-                    self._departures.add(self._manager.leave(sequence))
-        self._departures.advance()
+                if self._save_policy.save_leaving(sequence):
+                    self._demotions.add(self._manager.leave(sequence))
+        self._demotions.advance()
 
     def _take_off(self, sequence: Sequence, tier: Tier) -> None:
-        if self._keeper.save_leaving(sequence):
+        if self._save_policy.save_leaving(sequence):
             self._carry_out(self._manager.demote(sequence, tier))
 
     def _carry_out(self, moves: abc.Sequence[Move]) -> None:
@@ -408,15 +410,15 @@ class Engine:
         self._manager.finish_moves()
 
     def _advance_loads(self) -> None:
-        self._flights.collect()
-        self._loading.advance()
-        self._promotion.advance()
+        self._loads.collect()
+        self._load_controller.advance()
+        self._prefetcher.advance()
 
     def _admit_waiting(self) -> None:
         """Give waiting requests the blocks they can reuse, and tell how far that brings them."""
-        for entry in self._loading.admit_waiting():
-            if entry.num_generated == 0:
-                self._answers.events.append(request_events.progress(entry))
+        for completion in self._load_controller.admit_waiting():
+            if completion.num_generated == 0:
+                self._output.events.append(request_events.progress(completion))
 
     def _compute(self, batch: Batch) -> None:
         """Compute a batch and choose tokens, and note how long it took.
@@ -424,8 +426,8 @@ class Engine:
         An accelerator is done when its logits have been read, not when the pass returns.
         """
         start_s = self._clock()
-        compute = self._runner.run if self._ahead is None else self._ahead.logits
-        self._answers.record(batch, compute(batch))
+        compute = self._runner.run if self._overlapped is None else self._overlapped.logits
+        self._output.record(batch, compute(batch))
         seconds = self._clock() - start_s
         longest = max(batch.chunks, key=lambda chunk: chunk.num_certain)
         if longest.num_certain > 1:
@@ -435,14 +437,16 @@ class Engine:
 
     def _refuse_stuck(self) -> None:
         """End the request that cannot get a block though nobody else holds one."""
-        stuck = self._scheduler.running or [entry for entry in self._scheduler.waiting if not entry.is_held]
+        stuck = self._scheduler.running or [
+            completion for completion in self._scheduler.waiting if not completion.is_held
+        ]
         if stuck:
             words = "the cache is full; give it more with --kv-device-bytes, or unpin something"
-            full = self._smaller.hinted(PoolExhausted(words), len(stuck[0].sequence.token_ids))
-            self._answers.finish(stuck[0], FinishReason.ERROR, str(full), full.fits_in)
+            full = self._format_advisor.hinted(PoolExhausted(words), len(stuck[0].sequence.token_ids))
+            self._output.finish(stuck[0], FinishReason.ERROR, str(full), full.fits_in)
 
     def _deliver(self) -> tuple[Event, ...]:
-        events, self._answers.events = tuple(self._answers.events), []
+        events, self._output.events = tuple(self._output.events), []
         for event in events:
             handle = self._handles.get(event.request_id)
             if handle is not None:

@@ -1,4 +1,4 @@
-"""The thread that owns the engine: requests in, events and snapshots out.
+"""Engine worker: the thread that owns the engine; requests in, events and snapshots out.
 
 Only immutable values cross to other threads. The module imports no torch; the thread loads it, so that a
 window can be drawn and typed into while the model loads. Any exception of the engine becomes EngineFailed for
@@ -176,14 +176,14 @@ class Worker:
         """
         self._post(lambda engine: _promote(engine, token_ids, beside, namespace))
 
-    def inspect(self, wish: InspectionRequest) -> tuple[InspectedBlock, ...]:
+    def inspect(self, request: InspectionRequest) -> tuple[InspectedBlock, ...]:
         """Return the blocks of a path, or what is kept for nobody; waits while the model loads.
 
         Raises:
             InvalidRequest: an id outside the vocabulary.
             EngineFailed: there is no engine any more.
         """
-        return self._call(lambda engine: engine.inspect(wish))
+        return self._call(lambda engine: engine.inspect(request))
 
     def update_weights(self, source: Path) -> EngineInfo:
         """Run on other weights of the same model from now on; see `Engine.update_weights`. Waits for it.

@@ -1,4 +1,4 @@
-"""Taking what a match found on the device into a sequence's tables.
+"""Admission: takes the device blocks of a prefix match into a sequence's block tables.
 
 Everything that is matched is held before anything is allocated: what is allocated evicts.
 """
@@ -70,7 +70,7 @@ class Admission:
             self._found(group, match),
         )
         for block in found:
-            self._device.holdings.share(sequence, group.id, block)
+            self._device.references.share(sequence, group.id, block)
         numbers = match.numbers(group, self._device.block_size)
         table += [None] * min(len(match.keys), group.num_blocks(match.length, self._device.block_size))
         for number, block in zip(numbers, found, strict=True):
@@ -81,6 +81,6 @@ class Admission:
             self._device.keep_source(group.id, source)
 
     def _copy(self, sequence: Sequence, group: Group, partial: PartialBlock) -> Copy:
-        target = self._device.holdings.allocate(sequence, group.id)
+        target = self._device.references.allocate(sequence, group.id)
         sequence.tables[group.id].append(target)
         return Copy(group.id, partial.blocks[group.id], target, partial.num_tokens)

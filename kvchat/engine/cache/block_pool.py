@@ -1,4 +1,4 @@
-"""The blocks of one group: which are free, cached or used, and by how many holders."""
+"""Block pool of one group: free, cached and used blocks with their reference counts."""
 
 import time
 from collections import Counter
@@ -67,7 +67,7 @@ class BlockPool:
         self._used_s = [0.0] * num_blocks
         self._free = [BlockId(index) for index in reversed(range(num_blocks))]
         self._cached = S3Fifo(num_blocks) if order is None else order
-        self._lineage = ChildCounts()
+        self._child_counts = ChildCounts()
         self._counts = [0] * num_blocks
         self._keys: list[BlockKey | None] = [None] * num_blocks
         self._pins: Counter[BlockId] = Counter()
@@ -112,7 +112,7 @@ class BlockPool:
 
     def num_children(self, key: BlockKey) -> int:
         """Return how many blocks here name this one as their parent, whether or not it is here."""
-        return self._lineage.num_children(key)
+        return self._child_counts.num_children(key)
 
     def is_cached(self, block: BlockId) -> bool:
         """Whether a block may be evicted."""
@@ -187,7 +187,7 @@ class BlockPool:
         assert self._keys[block] is None
         self._keys[block] = key
         if parent is not None:
-            self._lineage.add(block, key, parent)
+            self._child_counts.add(block, key, parent)
 
     def forget(self, block: BlockId) -> None:
         """Take the key of a block that is not pinned away: its bytes are no longer wanted."""
@@ -230,7 +230,7 @@ class BlockPool:
         assert key is not None
         self._keys[block] = None
         self._cached.forget(block)
-        parent = self._lineage.remove(key)
+        parent = self._child_counts.remove(key)
         if parent is not None:
             self._cached.due(parent)
         return key

@@ -26,8 +26,8 @@ class BlockPublisher:
             return
         known = self._device.index.block(key, group.id)
         if known is not None:
-            self._device.holdings.share(sequence, group.id, known)
-            self._device.holdings.release(sequence, group.id, block)
+            self._device.references.share(sequence, group.id, known)
+            self._device.references.release(sequence, group.id, block)
             table[number] = known
             self._log.note_one(sequence, group.id, number, known)
             return

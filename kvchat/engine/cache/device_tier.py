@@ -42,22 +42,22 @@ class DeviceTier:
         self.block_size = block_size
         self.host = host or HostTier((), {})
         self.index = PrefixIndex()
-        self.journals = (self.index.journal, self.host.journal)
+        self.change_logs = (self.index.change_log, self.host.change_log)
         self.num_transfer_changes = 0
         """Grows whenever a transfer begins, lets go of a block or has one landed."""
         self._standing_alone = {group.id for group in groups if group.spec.stands_alone}
         self.block_bytes = {group.id: group.block_bytes(block_size) for group in groups}
-        self.holdings = BlockReferences()
+        self.references = BlockReferences()
         self.pools = {
             group: BlockPool(
                 count,
                 partial(self._evicted, group),
                 make_order(eviction, count),
-                partial(self.holdings.note_shared, group),
+                partial(self.references.note_shared, group),
             )
             for group, count in num_blocks.items()
         }
-        self.holdings.watch(self.pools)
+        self.references.watch(self.pools)
         self.held: Counter[tuple[GroupId, BlockId]] = Counter()
         """Blocks held by transfers, beside tables and copies."""
         self.brought: dict[BlockKey, Tier] = {}
@@ -122,7 +122,7 @@ class DeviceTier:
         for group in self.groups:
             check_holders(group, self.pools[group.id], sequences, held, pins.get(group.id))
         check_index(self.index, self.pools)
-        self.holdings.check_integrity(sequences)
+        self.references.check_integrity(sequences)
         for sequence in sequences:
             check_sequence(sequence, self.groups, self.pools, self.block_size)
         self.host.check_integrity()

@@ -33,7 +33,7 @@ class HostTier:
         is_worth: whether a block is worth a place; the parents of those that are here always are.
         """
         self._index = PrefixIndex()
-        self.journal = self._index.journal
+        self.change_log = self._index.change_log
         self._standing_alone = {group.id for group in groups if group.spec.stands_alone}
         self.pools = {
             group: BlockPool(count, partial(self._evicted, group), make_order(eviction, count))

@@ -1,4 +1,4 @@
-"""Looking into the cache: the blocks of one path, wherever they are. Reads bookkeeping and moves nothing."""
+"""Cache inspection: the blocks of one path, wherever they are. Reads bookkeeping and moves nothing."""
 
 from collections import abc
 from collections.abc import Collection, Mapping
@@ -25,25 +25,25 @@ class _Link:
 
 
 def inspected(
-    manager: CacheManager, wish: InspectionRequest, running: Collection[SequenceId]
+    manager: CacheManager, request: InspectionRequest, running: Collection[SequenceId]
 ) -> tuple[InspectedBlock, ...]:
     """Return what is wished for; see `InspectionRequest`. Pure.
 
     Args:
         running: the sequences that requests run on.
     """
-    if wish.sequence is None and not wish.token_ids:
-        return _inspected(manager, _kept_links(manager, wish.most), running)
-    return _inspected(manager, _path_links(manager, wish), running)
+    if request.sequence is None and not request.token_ids:
+        return _inspected(manager, _kept_links(manager, request.most), running)
+    return _inspected(manager, _path_links(manager, request), running)
 
 
-def _path_links(manager: CacheManager, wish: InspectionRequest) -> list[_Link]:
-    sequence = manager.sequences.get(wish.sequence) if wish.sequence is not None else None
+def _path_links(manager: CacheManager, request: InspectionRequest) -> list[_Link]:
+    sequence = manager.sequences.get(request.sequence) if request.sequence is not None else None
     if sequence is None:
-        course = manager.courses.of("", wish.namespace)
-        return _chain(manager, manager.root_of(wish.namespace), course, wish.token_ids)
+        view_schedule = manager.view_schedules.of("", request.namespace)
+        return _chain(manager, manager.root_of(request.namespace), view_schedule, request.token_ids)
     ids = tuple(sequence.token_ids[: sequence.computed_len or None])
-    links = _chain(manager, sequence.root, sequence.course, ids)
+    links = _chain(manager, sequence.root, sequence.view_schedule, ids)
     for number, key in enumerate(sequence.keys):  # what is out of sight is named by what it was pruned with
         links[number] = replace(links[number], key=key, parent=sequence.parent_of(number))
     if sequence.computed_len % manager.block_size:
@@ -52,13 +52,13 @@ def _path_links(manager: CacheManager, wish: InspectionRequest) -> list[_Link]:
 
 
 def _chain(
-    manager: CacheManager, root: BlockKey, course: ViewSchedule, ids: abc.Sequence[int]
+    manager: CacheManager, root: BlockKey, view_schedule: ViewSchedule, ids: abc.Sequence[int]
 ) -> list[_Link]:
     links: list[_Link] = []
     previous = root
     for number, start in enumerate(range(0, len(ids), manager.block_size)):
         block_ids = tuple(ids[start : start + manager.block_size])
-        parent = course.parent(number, previous, len(ids))
+        parent = view_schedule.parent(number, previous, len(ids))
         previous = block_key(parent, block_ids)
         links.append(_Link(previous, parent, block_ids, start, {}))
     return links
@@ -134,7 +134,7 @@ def _unused_s(
 ) -> float | None:
     block = _device_block(manager, link, group)
     if block is not None:
-        in_use = any(sequence in running for sequence in manager.device.holdings.holders(group, block))
+        in_use = any(sequence in running for sequence in manager.device.references.holders(group, block))
         return 0.0 if in_use else manager.pools[group].unused_s(block)
     place = manager.host.find(link.key, group)
     return None if place is None else manager.host.pools[group].unused_s(place)

@@ -1,4 +1,4 @@
-"""The invariants of the bookkeeping, checked from outside it."""
+"""Integrity check: the invariants of the bookkeeping, checked from outside it."""
 
 from collections import Counter, abc
 from collections.abc import Iterable, Mapping
@@ -52,7 +52,7 @@ def check_sequence(sequence: Sequence, groups: abc.Sequence[Group], pools: Pools
     for group in groups:
         num_tokens = sequence.computed_len + sequence.num_ahead
         assert len(sequence.tables[group.id]) == group.num_blocks(num_tokens, block_size)
-        for number in sequence.course.numbers(group, sequence.computed_len, block_size):
+        for number in sequence.view_schedule.numbers(group, sequence.computed_len, block_size):
             block = sequence.tables[group.id][number]
             assert block is not None, f"block {number} of group {group.id} is a hole"
             key = pools[group.id].key(block)

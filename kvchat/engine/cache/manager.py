@@ -77,18 +77,18 @@ class CacheManager:
         self.pools = device.pools
         self.index = device.index
         self.host = device.host
-        self._holdings = device.holdings
+        self._references = device.references
         self.root = root_key(fingerprint)
         self._fingerprint = fingerprint
-        self.courses = ViewSchedules(device.groups, device.block_size)
+        self.view_schedules = ViewSchedules(device.groups, device.block_size)
         self.sequences: dict[SequenceId, Sequence] = {}
         self._ids = count(1)
         self._tails = LiveTails(device.block_size)
         self._log = TableLog()
         self._admission = Admission(device)
         self.pins = Pins(device)
-        self._naming = BlockPublisher(device, self._log)
-        self._pruning = Pruning(device, self._naming, self._log)
+        self._publisher = BlockPublisher(device, self._log)
+        self._pruning = Pruning(device, self._publisher, self._log)
         self._disk = slow or NoTier()
         self._matcher, self._resident_matcher = (
             PrefixMatcher(self.groups, self.block_size, self.index, tiers, self._tails.behind)
@@ -99,7 +99,7 @@ class CacheManager:
 
     def root_of(self, namespace: str) -> BlockKey:
         """Return the parent of the first blocks of a namespace. Pure."""
-        return root_key(self._fingerprint, self.courses.parse(namespace).shared)
+        return root_key(self._fingerprint, self.view_schedules.parse(namespace).shared)
 
     def open(self, owner: str, token_ids: Iterable[int], namespace: str = "") -> Sequence:
         """Return a new live sequence that holds no block yet; it shares blocks with its namespace alone, and
@@ -113,7 +113,7 @@ class CacheManager:
             token_ids=ids,
             tables=[[] for _ in self.groups],
             namespace=namespace,
-            course=self.courses.of(owner, namespace, len(ids)),
+            view_schedule=self.view_schedules.of(owner, namespace, len(ids)),
         )
         self.sequences[sequence.id] = sequence
         return sequence
@@ -126,14 +126,14 @@ class CacheManager:
         child.computed_len = sequence.computed_len
         child.keys = list(sequence.keys)
         child.chain = sequence.chain.copy()
-        child.course = sequence.course
+        child.view_schedule = sequence.view_schedule
         child.kept_names = dict(sequence.kept_names)
         # Blocks behind the tail belong to a step that never ended; both would write them.
         for group, table in zip(self.groups, child.tables, strict=True):
             table += sequence.tables[group.id][: self._num_blocks(group, sequence.computed_len)]
             for block in table:
                 if block is not None:
-                    self._holdings.share(child, group.id, block)
+                    self._references.share(child, group.id, block)
             self._log.note_from(child, group.id, 0)
         if child.computed_len:  # nobody would forget an empty one when it is admitted
             self._watch_tail(child)
@@ -143,13 +143,13 @@ class CacheManager:
         """Let go of a sequence. Its blocks stay cached, its tail as a copy source."""
         self.reset(sequence)
         del self.sequences[sequence.id]
-        self._holdings.forget(sequence.id)
+        self._references.forget(sequence.id)
         self._log.drop(sequence.id)
 
     def reset(self, sequence: Sequence) -> None:
         """Let go of a sequence's blocks; its token ids stay, and it can be admitted again."""
         self._unwatch_tail(sequence)
-        self._naming.name_tail(sequence)
+        self._publisher.name_tail(sequence)
         self._let_go(sequence)
 
     def demote(self, sequence: Sequence, tier: Tier = Tier.HOST) -> tuple[Demote, ...]:
@@ -172,7 +172,7 @@ class CacheManager:
         """Let go of a sequence's blocks, which stay cached, and return them: children before their
         parents."""
         self._unwatch_tail(sequence)
-        self._naming.name_tail(sequence)
+        self._publisher.name_tail(sequence)
         held = [
             (group.id, block)
             for group, table in zip(self.groups, sequence.tables, strict=True)
@@ -263,7 +263,7 @@ class CacheManager:
             moves += self._own_tail(sequence, group)
             start = len(table)
             end = self._num_blocks(group, sequence.computed_len + num_tokens)
-            table += [self._holdings.allocate(sequence, group.id) for _ in range(start, end)]
+            table += [self._references.allocate(sequence, group.id) for _ in range(start, end)]
             if end > start:
                 self._log.note_from(sequence, group.id, start)
         self._pruning.prepare(sequence, num_tokens)
@@ -271,10 +271,12 @@ class CacheManager:
 
     def holes(self, sequence: Sequence) -> tuple[tuple[GroupId, tuple[Hole, ...]], ...]:
         """Return what a pruned sequence has lost from sight, in the groups where it has. Pure."""
-        if not sequence.course.stages:
+        if not sequence.view_schedule.stages:
             return ()
         size = self.block_size
-        lost = ((group, sequence.course.holes(group, sequence.computed_len, size)) for group in self.groups)
+        lost = (
+            (group, sequence.view_schedule.holes(group, sequence.computed_len, size)) for group in self.groups
+        )
         return tuple((group.id, holes) for group, holes in lost if holes)
 
     def prunes(self, sequence: Sequence) -> tuple[Prune, ...]:
@@ -286,7 +288,7 @@ class CacheManager:
         window.
         """
         first, last = len(sequence.keys), (sequence.computed_len + num_tokens) // self.block_size
-        stage = sequence.course.next_stage(sequence.computed_len)
+        stage = sequence.view_schedule.next_stage(sequence.computed_len)
         is_renamed = stage is not None and stage.at <= sequence.computed_len + num_tokens
         if last > first or is_renamed:
             self._unwatch_tail(sequence)
@@ -312,7 +314,7 @@ class CacheManager:
             while len(table) > self._num_blocks(group, sequence.computed_len):
                 block = table.pop()
                 assert block is not None
-                self._holdings.release(sequence, group.id, block)
+                self._references.release(sequence, group.id, block)
         self._pruning.give_up(sequence)
         sequence.num_ahead = 0
 
@@ -332,15 +334,15 @@ class CacheManager:
 
     def take_saves(self) -> tuple[Save, ...]:
         """Return the blocks that were named since the last call, in order."""
-        return self._naming.take_saves()
+        return self._publisher.take_saves()
 
     def tail_saves(self, sequence: Sequence) -> tuple[Save, ...]:
         """Return what must be written so that the sequence's tail is stored; nothing if it is. Pure."""
-        return self._naming.tail_saves(sequence)
+        return self._publisher.tail_saves(sequence)
 
     def block_saves(self, sequence: Sequence) -> tuple[Save, ...]:
         """Return every full block that the sequence holds, for a store that may lack some of them. Pure."""
-        return self._naming.block_saves(sequence)
+        return self._publisher.block_saves(sequence)
 
     def is_resident(self, save: Save) -> bool:
         """Whether the block to be saved still has its name. Pure."""
@@ -376,8 +378,8 @@ class CacheManager:
         assert shared is not None
         if pool.count(shared) == 1:
             return
-        own = table[number] = self._holdings.allocate(sequence, group.id)
-        self._holdings.hand_over(sequence, group.id, shared)
+        own = table[number] = self._references.allocate(sequence, group.id)
+        self._references.hand_over(sequence, group.id, shared)
         self.device.keep_source(group.id, shared)
         self._log.note_one(sequence, group.id, number, own)
         yield Copy(group.id, shared, own, num_tokens)
@@ -395,13 +397,13 @@ class CacheManager:
         """Name what a group has as a whole now that block `number` is full."""
         start, end = (self._num_blocks(group, count * self.block_size) for count in (number, number + 1))
         for whole in range(start, end):
-            self._naming.publish(sequence, group, whole)
+            self._publisher.publish(sequence, group, whole)
 
     def _let_go(self, sequence: Sequence) -> None:
         for group, table in zip(self.groups, sequence.tables, strict=True):
             for block in reversed(table):
                 if block is not None:
-                    self._holdings.release(sequence, group.id, block)
+                    self._references.release(sequence, group.id, block)
             table.clear()
         self._pruning.give_up(sequence)
         sequence.kept_names.clear()
@@ -416,7 +418,7 @@ class CacheManager:
         for number in range(start, end):
             block = table[number]
             assert block is not None
-            self._holdings.release(sequence, group.id, block)
+            self._references.release(sequence, group.id, block)
             table[number] = None
 
     def _watch_tail(self, sequence: Sequence) -> None:

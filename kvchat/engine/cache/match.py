@@ -1,4 +1,4 @@
-"""The longest prefix of a prompt whose KV exists somewhere, to the exact token.
+"""Prefix matcher: finds the longest cached prefix of a prompt in any tier, to the exact token.
 
 Full blocks are found by key. Inside the block behind them, the longest common run with any block or tail that
 hangs on the same parent is reused by copying it. Every group must be able to continue there: a full group
@@ -53,7 +53,7 @@ class PrefixMatch:
         block_ids: token ids of the full blocks.
         parents: of the full blocks and of what is behind them.
         kept_names: what is left of stretches has these names, by number, in the groups that are pruned.
-        course: what of them is in sight.
+        view_schedule: what of them is in sight.
     """
 
     keys: tuple[BlockKey, ...] = ()
@@ -64,7 +64,7 @@ class PrefixMatch:
     disk_len: int = 0
     parents: tuple[BlockKey, ...] = ()
     kept_names: Mapping[int, Name] = field(default_factory=dict)
-    course: ViewSchedule = EXACT
+    view_schedule: ViewSchedule = EXACT
 
     @property
     def all_keys(self) -> tuple[BlockKey, ...]:
@@ -80,7 +80,7 @@ class PrefixMatch:
 
     def numbers(self, group: Group, block_size: int) -> list[int]:
         """Return the numbers of the full blocks that a group needs behind the matched tokens. Pure."""
-        numbers = self.course.numbers(group, self.length, block_size)
+        numbers = self.view_schedule.numbers(group, self.length, block_size)
         return [number for number in numbers if number < len(self.keys)]
 
 
@@ -132,24 +132,28 @@ class PrefixMatcher:
         """Return the longest usable prefix of all but the last token, of at most `max_len` tokens. Pure,
         but for the names that the sequence remembers.
         """
-        course, most = sequence.course, len(sequence.token_ids) - 1
+        view_schedule, most = sequence.view_schedule, len(sequence.token_ids) - 1
         if max_len is not None:
             most = min(most, max_len)
         # What was pruned is found as a whole, with all that was computed since, or is to be pruned again.
-        for num in range(len(course.stages), 0, -1):
-            limit = most if num == len(course.stages) else min(most, course.most_found(course.stages[num]))
-            if limit >= course.stages[num - 1].at:
-                found = self._match(sequence, course.up_to(num), limit)
-                if found.length >= course.stages[num - 1].at:
+        for num in range(len(view_schedule.stages), 0, -1):
+            limit = (
+                most
+                if num == len(view_schedule.stages)
+                else min(most, view_schedule.most_found(view_schedule.stages[num]))
+            )
+            if limit >= view_schedule.stages[num - 1].at:
+                found = self._match(sequence, view_schedule.up_to(num), limit)
+                if found.length >= view_schedule.stages[num - 1].at:
                     return found
-        if course.stages:
-            most = min(most, course.most_found(course.stages[0]))
-        return self._match(sequence, course.up_to(0), most)
+        if view_schedule.stages:
+            most = min(most, view_schedule.most_found(view_schedule.stages[0]))
+        return self._match(sequence, view_schedule.up_to(0), most)
 
-    def _match(self, sequence: Sequence, course: ViewSchedule, limit: int) -> PrefixMatch:
-        """Return the longest prefix that can be used once all stages of `course` have been passed."""
+    def _match(self, sequence: Sequence, view_schedule: ViewSchedule, limit: int) -> PrefixMatch:
+        """Return the longest prefix that can be used once all stages of `view_schedule` have been passed."""
         token_ids = sequence.token_ids
-        chain = self._chain(sequence, course, limit)
+        chain = self._chain(sequence, view_schedule, limit)
         partial = None
         for num_blocks in range(self._num_leading(chain), -1, -1):
             start = num_blocks * self._block_size
@@ -165,25 +169,25 @@ class PrefixMatcher:
             parents=tuple(chain.parents[: num_blocks + 1]),
             length=length,
             kept_names=chain.kept_names,
-            course=course,
+            view_schedule=view_schedule,
         )
         slow_len = self._num_fetched(chain, found, beyond_host=False)
         disk_len = self._num_fetched(chain, found, beyond_host=True)
         return replace(found, host_len=slow_len - disk_len, disk_len=disk_len)
 
-    def _chain(self, sequence: Sequence, course: ViewSchedule, limit: int) -> _Chain:
+    def _chain(self, sequence: Sequence, view_schedule: ViewSchedule, limit: int) -> _Chain:
         size = self._block_size
         ids = [
             tuple(sequence.token_ids[start : start + size]) for start in range(0, limit // size * size, size)
         ]
         keys: list[BlockKey] = []
-        parents = [course.parent(0, sequence.root, limit)]
+        parents = [view_schedule.parent(0, sequence.root, limit)]
         for number, block_ids in enumerate(ids):
             keys.append(sequence.chain.name(number, parents[-1], block_ids))
-            parents.append(course.parent(number + 1, keys[-1], limit))
+            parents.append(view_schedule.parent(number + 1, keys[-1], limit))
         kept: dict[int, Name] = {}
-        for stage in course.stages:
-            kept |= course.kept_names(stage, keys, sequence.token_ids)
+        for stage in view_schedule.stages:
+            kept |= view_schedule.kept_names(stage, keys, sequence.token_ids)
         pruned_keys = [kept[number][0] if number in kept else key for number, key in enumerate(keys)]
         device: dict[GroupId, list[BlockId | None]] = {}
         present: dict[GroupId, list[bool]] = {}
@@ -195,7 +199,7 @@ class PrefixMatcher:
             stored = iter(self._slow.has_all(absent, group.id) if absent else ())
             device[group.id] = blocks
             present[group.id] = [block is not None or next(stored) for block in blocks]
-            for first, end in course.holes(group, limit, size) if group.spec.is_pruned else ():
+            for first, end in view_schedule.holes(group, limit, size) if group.spec.is_pruned else ():
                 present[group.id][first:end] = [True] * (end - first)
         runs = {
             group: list(accumulate(flags, lambda run, flag: run + 1 if flag else 0, initial=0))

@@ -1,4 +1,4 @@
-"""Blocks that are never evicted, because somebody has asked for it by name.
+"""Pins: blocks that are never evicted until they are unpinned.
 
 A pin covers the full blocks of a sequence at that moment: what is needed to go on behind the last of them. It
 outlives the sequence. What the sequence computes later is covered by pinning it again. A pin is kept until
@@ -82,7 +82,7 @@ class Pins:
         with a window that may begin before what the sequence holds itself, since its tail is further on.
         """
         size = self._device.block_size
-        numbers = sequence.course.numbers(group, len(sequence.keys) * size, size)
+        numbers = sequence.view_schedule.numbers(group, len(sequence.keys) * size, size)
         blocks = [
             self._device.index.block(sequence.name_of(group, number)[0], group.id) for number in numbers
         ]

@@ -1,4 +1,4 @@
-"""Content names of the blocks in the device pool.
+"""Prefix index: blocks of the device pool by content key.
 
 One node for each key, with the parent's key and the token ids (a look-up is verified by ids, not by the hash
 alone) and the device block of every group that has its bytes. Full blocks and tails are nodes alike; tails
@@ -56,7 +56,7 @@ class ChangeLog:
         self.length += 1
 
     def has_touched(self, parents: Set[BlockKey], since: int) -> bool:
-        """Whether a name behind one of `parents` has come or gone since the journal had length `since`; True
+        """Whether a name behind one of `parents` has come or gone since the log had length `since`; True
         too if that is no longer known. Pure.
         """
         num_new = self.length - since
@@ -80,7 +80,7 @@ class PrefixIndex:
     def __init__(self) -> None:
         self._nodes: dict[BlockKey, IndexNode] = {}
         self._children: dict[BlockKey, Siblings] = {}
-        self.journal = ChangeLog()
+        self.change_log = ChangeLog()
 
     def __len__(self) -> int:
         return len(self._nodes)
@@ -117,13 +117,13 @@ class PrefixIndex:
         assert (known.parent, known.token_ids) == (node.parent, node.token_ids)
         assert group not in known.blocks
         known.blocks[group] = block
-        self.journal.note(node.parent)
+        self.change_log.note(node.parent)
 
     def remove(self, key: BlockKey, group: GroupId) -> None:
         """Forget one group's block; the node goes with its last block."""
         node = self._nodes[key]
         del node.blocks[group]
-        self.journal.note(node.parent)
+        self.change_log.note(node.parent)
         if node.blocks:
             return
         del self._nodes[key]

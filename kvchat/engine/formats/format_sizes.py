@@ -94,7 +94,8 @@ def _spec(shape: AttentionShape, most: int | None) -> FullSpec:
 
 
 def _held_bytes(groups: tuple[Group, ...], num_tokens: int) -> int:
-    course = ViewSchedules(groups, BLOCK_SIZE).of("plan", "", num_tokens)
+    view_schedule = ViewSchedules(groups, BLOCK_SIZE).of("plan", "", num_tokens)
     return sum(
-        len(course.numbers(group, num_tokens, BLOCK_SIZE)) * group.block_bytes(BLOCK_SIZE) for group in groups
+        len(view_schedule.numbers(group, num_tokens, BLOCK_SIZE)) * group.block_bytes(BLOCK_SIZE)
+        for group in groups
     )

@@ -99,9 +99,9 @@ class HFBlocks:
         tier = DeviceTier(self._groups, num_blocks, block_size=block_size)
         self._manager = CacheManager(tier, fingerprint=digest, slow=self._mover)
         reader = Reader(self._mover.fetch, max_bytes=_READ_QUEUE_BYTES, announce=self._mover.announce)
-        self._flights = InFlightLoads(tier, reader, rates, self._carry_out)
+        self._loads = InFlightLoads(tier, reader, rates, self._carry_out)
         saver = open_saver(self.pool, self._store, self._manager)
-        self._keeper = SavePolicy(self._manager, saver, time.monotonic, self.disk_problem, rates=rates)
+        self._save_policy = SavePolicy(self._manager, saver, time.monotonic, self.disk_problem, rates=rates)
         self._is_closed = False
 
     def __enter__(self) -> Self:
@@ -126,13 +126,13 @@ class HFBlocks:
             )
         sequence = self._manager.open("", token_ids)
         match = self._manager.match(sequence)
-        flight = self._flights.begin(match, sequence.root) if match.disk_len else None
-        while flight is not None and not flight.is_over:
-            self._flights.wait(_WAIT_S)
-            self._flights.collect()
+        load = self._loads.begin(match, sequence.root) if match.disk_len else None
+        while load is not None and not load.is_over:
+            self._loads.wait(_WAIT_S)
+            self._loads.collect()
         moves = self._manager.admit(sequence, self._manager.match(sequence, resident=True))
-        if flight is not None:
-            self._flights.leave(flight)
+        if load is not None:
+            self._loads.leave(load)
         self._carry_out(moves or ())
         return sequence
 
@@ -156,7 +156,7 @@ class HFBlocks:
     def commit(self, sequence: Sequence) -> None:
         """Note that all tokens of a sequence are computed: they are shared and saved from now on."""
         self._manager.commit(sequence, len(sequence.token_ids) - sequence.computed_len)
-        self._keeper.after_step()
+        self._save_policy.after_step()
 
     def take_back(self, sequence: Sequence) -> None:
         """Forget the tokens of a sequence that were to be computed, because a pass has failed."""
@@ -167,7 +167,7 @@ class HFBlocks:
         """Save a sequence and let go of it; its blocks stay as long as there is room."""
         if not self._is_closed and sequence.id in self._manager.sequences:
             self.take_back(sequence)
-            self._keeper.save_sequence(sequence)
+            self._save_policy.save_sequence(sequence)
             self._manager.release(sequence)
             self._manager.take_changes()
 
@@ -178,16 +178,16 @@ class HFBlocks:
         for sequence in self._manager.sequences.values():
             self.take_back(sequence)
         self._is_closed = True
-        self._flights.close()
+        self._loads.close()
         self._mover.settle()
-        self._keeper.close(self._manager.sequences.values())
+        self._save_policy.close(self._manager.sequences.values())
         if self._store is not None:
             self._store.close()
 
     def check_integrity(self) -> None:
         """Raise AssertionError on any broken invariant of the bookkeeping."""
         self._manager.check_integrity()
-        self._flights.check_integrity()
+        self._loads.check_integrity()
 
     def _step(self, sequence: Sequence, group: Group, start: int, end: int) -> AttentionMetadata:
         device = self.pool.device

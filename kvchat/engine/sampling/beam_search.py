@@ -53,7 +53,7 @@ class BeamSearch:
     eos_ids: Collection[int]
     max_tokens: int
     scores: list[float] = field(default_factory=list)
-    """Normalised scores of the finished answers, best first."""
+    """Normalized scores of the finished answers, best first."""
     _rows: dict[int, Tensor] = field(default_factory=dict)
 
     def offer(self, beam: Completion, logits: Tensor) -> None:
@@ -79,7 +79,7 @@ class BeamSearch:
         self._enter(finished, num_tokens)
         return Advance(kept, finished, is_over=not kept or not self._can_improve(kept[0].score, num_tokens))
 
-    def normalised(self, score: float, num_tokens: int) -> float:
+    def normalized(self, score: float, num_tokens: int) -> float:
         """Return the score by which finished answers compete."""
         return score / num_tokens**self.length_penalty
 
@@ -100,10 +100,10 @@ class BeamSearch:
         ]
 
     def _enter(self, finished: Sequence[Continuation], num_tokens: int) -> None:
-        scores = self.scores + [self.normalised(end.score, num_tokens) for end in finished]
+        scores = self.scores + [self.normalized(end.score, num_tokens) for end in finished]
         self.scores = sorted(scores, reverse=True)[: self.width]
 
     def _can_improve(self, best_running: float, num_tokens: int) -> bool:
         if len(self.scores) < self.width:
             return True
-        return self.normalised(best_running, num_tokens) > self.scores[-1]
+        return self.normalized(best_running, num_tokens) > self.scores[-1]

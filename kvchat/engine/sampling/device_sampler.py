@@ -1,4 +1,4 @@
-"""Tokens drawn where the logits lie, for all rows at once: a number of each goes there, a token comes back.
+"""Device sampler: draws the tokens of all rows where the logits lie.
 
 Follows from tensors alone and waits for nothing. A row's token follows from its own logits, parameters and
 number; which of the tokens left is drawn for a number is another choice than the sampler's on a processor,

@@ -33,7 +33,7 @@ class _Refusal:
     num_available: int
     num_claimed: int
     num_transfer_changes: int
-    journal_lens: tuple[int, ...]
+    change_log_lens: tuple[int, ...]
     parents: frozenset[BlockKey]
 
 
@@ -44,7 +44,7 @@ class AdmissionBackoff:
         self._manager = manager
         self._last: _Refusal | None = None
 
-    def note(self, entry: Completion, running: Sequence[Completion], lacking: GroupId | None) -> None:
+    def note(self, completion: Completion, running: Sequence[Completion], lacking: GroupId | None) -> None:
         """Note that there was no room.
 
         Args:
@@ -53,16 +53,16 @@ class AdmissionBackoff:
         self._last = None
         if lacking is None:
             return
-        pool, sequence = self._manager.pools[lacking], entry.sequence
+        pool, sequence = self._manager.pools[lacking], completion.sequence
         self._last = _Refusal(
-            request=entry.id,
+            request=completion.id,
             num_tokens=len(sequence.token_ids),
-            ranks=_ranks(entry, running),
+            ranks=_ranks(completion, running),
             lacking=lacking,
             num_available=pool.num_available,
             num_claimed=pool.num_claimed,
             num_transfer_changes=self._manager.device.num_transfer_changes,
-            journal_lens=tuple(journal.length for journal in self._manager.device.journals),
+            change_log_lens=tuple(change_log.length for change_log in self._manager.device.change_logs),
             parents=frozenset((sequence.root, *sequence.chain.keys)),
         )
 
@@ -70,24 +70,24 @@ class AdmissionBackoff:
         """Try again in any case."""
         self._last = None
 
-    def stands(self, entry: Completion, running: Sequence[Completion]) -> bool:
+    def stands(self, completion: Completion, running: Sequence[Completion]) -> bool:
         """Whether trying again can only end as it did before; never if nothing runs. Pure."""
         last = self._last
-        if last is None or last.request != entry.id or not running:
+        if last is None or last.request != completion.id or not running:
             return False
         pool, device = self._manager.pools[last.lacking], self._manager.device
         return (
             pool.num_available <= last.num_available
             and pool.num_claimed == last.num_claimed
             and device.num_transfer_changes == last.num_transfer_changes
-            and len(entry.sequence.token_ids) == last.num_tokens
-            and _ranks(entry, running) == last.ranks
+            and len(completion.sequence.token_ids) == last.num_tokens
+            and _ranks(completion, running) == last.ranks
             and not any(
-                journal.has_touched(last.parents, since)
-                for journal, since in zip(device.journals, last.journal_lens, strict=True)
+                change_log.has_touched(last.parents, since)
+                for change_log, since in zip(device.change_logs, last.change_log_lens, strict=True)
             )
         )
 
 
-def _ranks(entry: Completion, running: Sequence[Completion]) -> tuple[Rank, ...]:
-    return (entry.rank, *(other.rank for other in running))
+def _ranks(completion: Completion, running: Sequence[Completion]) -> tuple[Rank, ...]:
+    return (completion.rank, *(other.rank for other in running))

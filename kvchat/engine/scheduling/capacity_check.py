@@ -1,4 +1,4 @@
-"""Capacity check: does a conversation fit into the device pool, also beside what is pinned there."""
+"""Capacity check: tests that a conversation fits into the device pool beside pinned blocks."""
 
 from collections import abc
 from collections.abc import Iterable
@@ -68,11 +68,14 @@ class CapacityCheck:
                 f"--kv-{'device' if is_remote else 'host'}-bytes, or use --cache-format exact"
             )
 
-    def needs_of(self, entries: Iterable[Completion]) -> list[tuple[Sequence, dict[GroupId, int]]]:
+    def needs_of(self, completions: Iterable[Completion]) -> list[tuple[Sequence, dict[GroupId, int]]]:
         """Return what each request needs when it has generated all that it may, its sequence first. Pure."""
         return [
-            (entry.sequence, self._needs(min(entry.prompt_len + entry.max_tokens, self._max_context)))
-            for entry in entries
+            (
+                completion.sequence,
+                self._needs(min(completion.prompt_len + completion.max_tokens, self._max_context)),
+            )
+            for completion in completions
         ]
 
     def _needs(self, num_tokens: int) -> dict[GroupId, int]:

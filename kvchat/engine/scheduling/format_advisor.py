@@ -1,4 +1,4 @@
-"""In which other formats a conversation would go on that has outgrown an exact cache. Arithmetic alone."""
+"""Format advisor: names cache formats for a conversation too long for the exact cache."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""The answers in progress: what the logits of a step mean for them."""
+"""Output processor: turns the logits of a step into tokens, events and finished answers."""
 
 from collections import abc
 from collections.abc import Callable
@@ -30,7 +30,7 @@ from kvchat.engine.tiering.save_policy import SavePolicy
 class _Due:
     """A sequence whose next token is due: the logits [1 + D, V] behind its last token and D of a draft."""
 
-    entry: Completion
+    completion: Completion
     logits: Tensor
     draft: tuple[int, ...] = ()
 
@@ -61,13 +61,13 @@ class OutputProcessor:
     manager: CacheManager
     scheduler: Scheduler
     sampler: Sampler
-    keeper: SavePolicy
+    save_policy: SavePolicy
     clock: Callable[[], float]
     eos_ids: frozenset[int]
     max_context: int
     ahead: Launcher | None = None
-    entries: dict[RequestId, Completion] = field(default_factory=dict)
-    families: dict[RequestId, RequestState] = field(default_factory=dict)
+    completions: dict[RequestId, Completion] = field(default_factory=dict)
+    requests: dict[RequestId, RequestState] = field(default_factory=dict)
     events: list[Event] = field(default_factory=list)
     reused_tokens: int = 0
     computed_tokens: int = 0
@@ -76,7 +76,7 @@ class OutputProcessor:
 
     def open(self, request: Request, sequence: Sequence) -> Completion:
         """Queue a request whose answer begins on `sequence`."""
-        entry = Completion(
+        completion = Completion(
             id=self._new_id(),
             request=request,
             sequence=sequence,
@@ -87,10 +87,12 @@ class OutputProcessor:
             stop=StopGuard(request.stop) if request.stop is not None else None,
             may_draft=request.sampling.beam_width is None,
         )
-        self.entries[entry.id] = entry
-        self.families[entry.id] = RequestState(entry, [entry], search=self._new_search(request))
-        self.scheduler.add(entry)
-        return entry
+        self.completions[completion.id] = completion
+        self.requests[completion.id] = RequestState(
+            completion, [completion], search=self._new_search(request)
+        )
+        self.scheduler.add(completion)
+        return completion
 
     def least_tokens(self, request: Request) -> int:
         """Return how many tokens must have been computed before any of the answer can be told. Pure."""
@@ -99,27 +101,30 @@ class OutputProcessor:
         return self._max_tokens(request) if is_told_whole and not can_end else 1
 
     def running_on(self, sequence: SequenceId) -> Completion | None:
-        return next((entry for entry in self.entries.values() if entry.sequence.id == sequence), None)
+        return next(
+            (completion for completion in self.completions.values() if completion.sequence.id == sequence),
+            None,
+        )
 
     def tell(self, event: Event) -> None:
         self.events.append(event)
 
     def cancel(self, request_id: RequestId) -> None:
         """Mark a request's answers; `finish_cancelled` ends them."""
-        family = self.families.get(request_id)
-        for entry in family.running if family is not None else ():
-            entry.is_cancelled = True
+        state = self.requests.get(request_id)
+        for completion in state.running if state is not None else ():
+            completion.is_cancelled = True
 
     def prioritise(self, request_id: RequestId, priority: int) -> None:
         """Change the priority of all answers to a request; unknown or finished ones are ignored."""
-        family = self.families.get(request_id)
-        for entry in family.running if family is not None else ():
-            self.scheduler.prioritise(entry, priority)
+        state = self.requests.get(request_id)
+        for completion in state.running if state is not None else ():
+            self.scheduler.prioritise(completion, priority)
 
     def finish_cancelled(self) -> None:
-        for entry in [entry for entry in self.entries.values() if entry.is_cancelled]:
-            if entry.id in self.entries:  # a search ends with its first beam
-                self.finish(entry, FinishReason.CANCELLED)
+        for completion in [completion for completion in self.completions.values() if completion.is_cancelled]:
+            if completion.id in self.completions:  # a search ends with its first beam
+                self.finish(completion, FinishReason.CANCELLED)
 
     def record(self, batch: Batch, logits: Tensor) -> None:
         """Note what a batch has computed and append the tokens that follow from its logits [R, V]."""
@@ -127,20 +132,20 @@ class OutputProcessor:
         searched: list[_Due] = []
         rows = logits.split([chunk.num_rows for chunk in batch.chunks])
         for chunk, own in zip(batch.chunks, rows, strict=True):
-            entry = self.entries[chunk.request]
-            self.manager.commit(entry.sequence, chunk.num_certain)
+            completion = self.completions[chunk.request]
+            self.manager.commit(completion.sequence, chunk.num_certain)
             if chunk.samples:
-                due = sampled if self._family(entry).search is None else searched
-                due.append(_Due(entry, own, chunk.draft))
-                due += [_Due(sibling, own) for sibling in self._fork_siblings(entry)]
-            elif entry.num_generated == 0:
-                self.events.append(request_events.progress(entry))
+                due = sampled if self._state(completion).search is None else searched
+                due.append(_Due(completion, own, chunk.draft))
+                due += [_Due(sibling, own) for sibling in self._fork_siblings(completion)]
+            elif completion.num_generated == 0:
+                self.events.append(request_events.progress(completion))
         self._sample(sampled)
         self._search(searched)
 
     def finish(
         self,
-        entry: Completion,
+        completion: Completion,
         reason: FinishReason,
         error: str | None = None,
         fits_in: tuple[str, ...] = (),
@@ -152,18 +157,18 @@ class OutputProcessor:
         Args:
             fits_in: cache formats in which there would be room for it, where there is none here.
         """
-        family = self._family(entry)
-        family.fits_in = fits_in
-        if family.search is not None:
-            entry = family.running[0]
-            self.events += request_events.beam_tokens(entry)
-            self._drop(family, family.running[1:])
-            self._release(family.take_hypotheses())
-        self._take_out(entry)
-        self.manager.retract(entry.sequence)
-        self.keeper.save_sequence(entry.sequence)
-        family.end(entry, reason, error)
-        self._tell_end(family)
+        state = self._state(completion)
+        state.fits_in = fits_in
+        if state.search is not None:
+            completion = state.running[0]
+            self.events += request_events.beam_tokens(completion)
+            self._drop(state, state.running[1:])
+            self._release(state.take_hypotheses())
+        self._take_out(completion)
+        self.manager.retract(completion.sequence)
+        self.save_policy.save_sequence(completion.sequence)
+        state.end(completion, reason, error)
+        self._tell_end(state)
 
     # Sampling
 
@@ -171,12 +176,14 @@ class OutputProcessor:
         if not due:
             return
         rows = [
-            SamplingRow(one.entry.id, one.entry.sampling, one.entry.sequence.token_ids, one.draft)
+            SamplingRow(
+                one.completion.id, one.completion.sampling, one.completion.sequence.token_ids, one.draft
+            )
             for one in due
         ]
         for one, chosen in zip(due, self._choose(due, rows), strict=True):
-            one.entry.num_drafted += len(one.draft)
-            self._take_tokens(one.entry, chosen)
+            one.completion.num_drafted += len(one.draft)
+            self._take_tokens(one.completion, chosen)
 
     def _choose(
         self, due: abc.Sequence["_Due"], rows: abc.Sequence[SamplingRow]
@@ -186,71 +193,71 @@ class OutputProcessor:
         if self.ahead is None or not self.sampler.draws_there(logits, rows):
             return self.sampler.sample(logits, rows)
         drawn = self.sampler.begin(logits, rows)
-        self.ahead.launch([one.entry for one in due], drawn.tokens)
+        self.ahead.launch([one.completion for one in due], drawn.tokens)
         return choices(drawn)
 
-    def _fork_siblings(self, entry: Completion) -> list[Completion]:
+    def _fork_siblings(self, completion: Completion) -> list[Completion]:
         """Return the further answers that begin where the first one's prompt has just been computed."""
-        family = self._family(entry)
-        return [self._fork(entry, sample) for sample in family.missing_samples]
+        state = self._state(completion)
+        return [self._fork(completion, sample) for sample in state.missing_samples]
 
-    def _fork(self, entry: Completion, sample: int) -> Completion:
-        sibling = self._family(entry).sibling(
-            entry, self._new_id(), self.manager.fork(entry.sequence), sample
+    def _fork(self, completion: Completion, sample: int) -> Completion:
+        sibling = self._state(completion).sibling(
+            completion, self._new_id(), self.manager.fork(completion.sequence), sample
         )
-        self.entries[sibling.id] = sibling
+        self.completions[sibling.id] = sibling
         self.scheduler.add(sibling)
         return sibling
 
-    def _take_tokens(self, entry: Completion, chosen: abc.Sequence[SampledToken | None]) -> None:
+    def _take_tokens(self, completion: Completion, chosen: abc.Sequence[SampledToken | None]) -> None:
         """Append what was chosen, up to where the answer ends. Each token but the last is one of a draft that
         was right, and has been computed; one that ends an answer counts as not computed, as it always does.
         """
         end: tuple[FinishReason, str | None] | None = None
         for number, choice in enumerate(chosen):
             if number:
-                self.manager.commit(entry.sequence, 1)
-                entry.num_accepted += 1
-            end = self._take_token(entry, choice)
+                self.manager.commit(completion.sequence, 1)
+                completion.num_accepted += 1
+            end = self._take_token(completion, choice)
             if end is not None:
                 break
-        if not entry.is_ahead:  # otherwise its next slot is being written
-            self.manager.retract(entry.sequence)
+        if not completion.is_ahead:  # otherwise its next slot is being written
+            self.manager.retract(completion.sequence)
         if end is not None:
-            self.finish(entry, *end)
+            self.finish(completion, *end)
 
     def _take_token(
-        self, entry: Completion, choice: SampledToken | None
+        self, completion: Completion, choice: SampledToken | None
     ) -> tuple[FinishReason, str | None] | None:
         """Append one token; returns why the answer ends with it, if it does."""
         if choice is None:
             return FinishReason.ERROR, "the model's output is not a number (NaN or infinite)"
-        self._note_first_token(entry)
-        entry.append(choice.token_id, choice.logprobs.logprob if choice.logprobs else 0.0)
-        self.events.append(request_events.token(entry, choice))
+        self._note_first_token(completion)
+        completion.append(choice.token_id, choice.logprobs.logprob if choice.logprobs else 0.0)
+        self.events.append(request_events.token(completion, choice))
         self.sampled_tokens += 1
-        reason = self._finish_reason(entry, choice.token_id)
-        error = entry.stop.error if entry.stop is not None else None
+        reason = self._finish_reason(completion, choice.token_id)
+        error = completion.stop.error if completion.stop is not None else None
         if error is not None:
             return FinishReason.ERROR, error
         return None if reason is None else (reason, None)
 
-    def _note_first_token(self, entry: Completion) -> None:
-        if entry.first_token_s is not None:
+    def _note_first_token(self, completion: Completion) -> None:
+        if completion.first_token_s is not None:
             return
-        entry.first_token_s = self.clock()
-        if entry.request_id is None:
-            self.reused_tokens += entry.cached_len
-            self.computed_tokens += entry.prompt_len - entry.cached_len
-            self.events.append(request_events.progress(entry))
+        completion.first_token_s = self.clock()
+        if completion.request_id is None:
+            self.reused_tokens += completion.cached_len
+            self.computed_tokens += completion.prompt_len - completion.cached_len
+            self.events.append(request_events.progress(completion))
 
-    def _finish_reason(self, entry: Completion, token: int) -> FinishReason | None:
-        ends_turn = token in self.eos_ids and not entry.sampling.ignore_eos
-        if ends_turn or token in entry.sampling.stop_token_ids:
+    def _finish_reason(self, completion: Completion, token: int) -> FinishReason | None:
+        ends_turn = token in self.eos_ids and not completion.sampling.ignore_eos
+        if ends_turn or token in completion.sampling.stop_token_ids:
             return FinishReason.STOP
-        if entry.stop is not None and entry.stop.feed(token):
+        if completion.stop is not None and completion.stop.feed(token):
             return FinishReason.STOP
-        return FinishReason.LENGTH if entry.num_generated >= entry.max_tokens else None
+        return FinishReason.LENGTH if completion.num_generated >= completion.max_tokens else None
 
     # Beam search
 
@@ -258,56 +265,56 @@ class OutputProcessor:
         """Keep the beams' logits; where a search has those of all its beams, let it choose."""
         ready: dict[RequestId, RequestState] = {}
         for one in due:
-            entry, family = one.entry, self._family(one.entry)
-            assert family.search is not None
-            self._note_first_token(entry)
-            entry.is_held = True
-            family.search.offer(entry, one.logits[0])
-            if family.search.is_ready(family.running):
-                ready[family.first.id] = family
-        for family in ready.values():
-            assert family.search is not None
-            if family.search.is_finite:
-                self._apply(family, family.search.advance(family.running))
+            completion, state = one.completion, self._state(one.completion)
+            assert state.search is not None
+            self._note_first_token(completion)
+            completion.is_held = True
+            state.search.offer(completion, one.logits[0])
+            if state.search.is_ready(state.running):
+                ready[state.first.id] = state
+        for state in ready.values():
+            assert state.search is not None
+            if state.search.is_finite:
+                self._apply(state, state.search.advance(state.running))
             else:
-                self.finish(family.first, FinishReason.ERROR, "the model's output is not a number")
+                self.finish(state.first, FinishReason.ERROR, "the model's output is not a number")
 
-    def _apply(self, family: RequestState, advance: Advance) -> None:
+    def _apply(self, state: RequestState, advance: Advance) -> None:
         """Fork beams with several continuations, release those with none, append the tokens."""
         for continuation in advance.finished:
-            self._keep_hypothesis(family, continuation)
+            self._keep_hypothesis(state, continuation)
         grown: list[tuple[Completion, Continuation]] = []
         taken: set[RequestId] = set()
         for continuation in advance.kept:
             parent = continuation.parent
             grown.append((self._fork(parent, 0) if parent.id in taken else parent, continuation))
             taken.add(parent.id)
-        for entry, continuation in grown:
-            entry.is_held = False
-            entry.append(continuation.token_id, continuation.score - entry.sum_logprob)
-        alive = {entry.id for entry, _ in grown}
-        self._drop(family, [entry for entry in family.running if entry.id not in alive])
-        family.running.sort(key=lambda entry: -entry.sum_logprob)
+        for completion, continuation in grown:
+            completion.is_held = False
+            completion.append(continuation.token_id, continuation.score - completion.sum_logprob)
+        alive = {completion.id for completion, _ in grown}
+        self._drop(state, [completion for completion in state.running if completion.id not in alive])
+        state.running.sort(key=lambda completion: -completion.sum_logprob)
         if advance.is_over:
-            self._drop(family, family.running)
-            self._release(family.end_search())
-            self.events += request_events.hypothesis_tokens(family)
-            self._tell_end(family)
+            self._drop(state, state.running)
+            self._release(state.end_search())
+            self.events += request_events.hypothesis_tokens(state)
+            self._tell_end(state)
 
-    def _keep_hypothesis(self, family: RequestState, end: Continuation) -> None:
+    def _keep_hypothesis(self, state: RequestState, end: Continuation) -> None:
         """Put a finished answer among the best ones, on a sequence of its own."""
         sequence = self.manager.fork(end.parent.sequence)
         sequence.token_ids.append(end.token_id)
         reason = FinishReason.STOP if end.token_id in self._ends(end.parent.sampling) else FinishReason.LENGTH
         num_tokens = end.parent.num_generated + 1
-        self._release(family.keep(Hypothesis(sequence, end.score, num_tokens, reason)))
+        self._release(state.keep(Hypothesis(sequence, end.score, num_tokens, reason)))
 
-    def _drop(self, family: RequestState, beams: list[Completion]) -> None:
+    def _drop(self, state: RequestState, beams: list[Completion]) -> None:
         """Let go of beams that are not continued."""
-        for entry in list(beams):
-            self._take_out(entry)
-            family.running.remove(entry)
-            self.manager.release(entry.sequence)
+        for completion in list(beams):
+            self._take_out(completion)
+            state.running.remove(completion)
+            self.manager.release(completion.sequence)
 
     def _release(self, hypotheses: list[Hypothesis]) -> None:
         for hypothesis in hypotheses:
@@ -319,23 +326,23 @@ class OutputProcessor:
 
     # Both
 
-    def _tell_end(self, family: RequestState) -> None:
-        if family.running:
+    def _tell_end(self, state: RequestState) -> None:
+        if state.running:
             return
-        del self.families[family.first.id]
-        for sequence in family.untold_sequences:
+        del self.requests[state.first.id]
+        for sequence in state.untold_sequences:
             if sequence in self.manager.sequences:  # nobody has let go of it by its place in a snapshot
                 self.manager.release(self.manager.sequences[sequence])
-        self.events.append(request_events.finished(family, self.clock()))
+        self.events.append(request_events.finished(state, self.clock()))
 
-    def _take_out(self, entry: Completion) -> None:
-        self.scheduler.remove(entry)
-        self.scheduler.touch(entry.sequence.id)
-        self.sampler.forget(entry.id)
-        del self.entries[entry.id]
+    def _take_out(self, completion: Completion) -> None:
+        self.scheduler.remove(completion)
+        self.scheduler.touch(completion.sequence.id)
+        self.sampler.forget(completion.id)
+        del self.completions[completion.id]
 
-    def _family(self, entry: Completion) -> RequestState:
-        return self.families[entry.request_id or entry.id]
+    def _state(self, completion: Completion) -> RequestState:
+        return self.requests[completion.request_id or completion.id]
 
     def _new_id(self) -> RequestId:
         return RequestId(next(self._ids))

@@ -1,4 +1,4 @@
-"""Steps that are handed in before the host has read the tokens of the step before.
+"""Overlapped decode: launches the next step before the host has read the last one's tokens.
 
 While a device computes a step, the host waits for its tokens, tells them, and plans the next step; meanwhile
 the device waits for the host. So the step that most probably follows, one more token of each answer, is
@@ -39,7 +39,7 @@ class StepRunner(Protocol):
 class _Launched:
     """A step that was handed in: whose rows its logits [R, V] are, and the tokens that it began with [R]."""
 
-    entries: Sequence[Completion]
+    completions: Sequence[Completion]
     chunks: Sequence[Chunk]
     logits: Tensor
 
@@ -115,29 +115,31 @@ class OverlappedDecode:
             return
         moves: list[Move] = []
         numbers: list[int] = []
-        for number, entry in enumerate(due):
-            if entry.num_generated + 1 < entry.max_tokens:  # otherwise it ends whatever its token is
-                added = self._manager.extend(entry.sequence, 1)
+        for number, completion in enumerate(due):
+            if (
+                completion.num_generated + 1 < completion.max_tokens
+            ):  # otherwise it ends whatever its token is
+                added = self._manager.extend(completion.sequence, 1)
                 if added is not None:
                     moves += added
                     numbers.append(number)
         self._carry_out(moves)
         if not numbers:
             return
-        entries = [due[number] for number in numbers]
-        chunks = tuple(_next_chunk(entry) for entry in entries)
+        completions = [due[number] for number in numbers]
+        chunks = tuple(_next_chunk(completion) for completion in completions)
         changes, dropped = self._manager.take_changes()
         batch = Batch(chunks, (), changes, dropped)
         logits = self._runner.run_ahead(batch, _picked(tokens, numbers))
         if logits is None:
-            for entry in entries:
-                self._manager.retract(entry.sequence)
+            for completion in completions:
+                self._manager.retract(completion.sequence)
         else:
-            self._launched = _Launched(entries, chunks, logits)
+            self._launched = _Launched(completions, chunks, logits)
             self.num_steps += 1
-            for entry in entries:
-                entry.is_ahead = True
-                entry.sequence.num_ahead = 1
+            for completion in completions:
+                completion.is_ahead = True
+                completion.sequence.num_ahead = 1
 
     def drop(self) -> None:
         """Forget what has been computed ahead."""
@@ -148,20 +150,20 @@ class OverlappedDecode:
         scheduler = self._scheduler
         if scheduler.waiting or len(due) != len(scheduler.running):
             return False
-        if any(entry.is_cancelled or not entry.may_draft for entry in due):
+        if any(completion.is_cancelled or not completion.may_draft for completion in due):
             return False
-        return not any(scheduler.drafter.foresees(entry) for entry in due)
+        return not any(scheduler.drafter.foresees(completion) for completion in due)
 
     def _take(self) -> _Launched | None:
         launched, self._launched = self._launched, None
-        for entry in launched.entries if launched is not None else ():
-            entry.is_ahead = False
+        for completion in launched.completions if launched is not None else ():
+            completion.is_ahead = False
         return launched
 
 
-def _next_chunk(entry: Completion) -> Chunk:
+def _next_chunk(completion: Completion) -> Chunk:
     """Return the token that is not known yet, called 0."""
-    return Chunk(entry.id, entry.sequence.id, entry.sequence.computed_len, (0,), samples=True)
+    return Chunk(completion.id, completion.sequence.id, completion.sequence.computed_len, (0,), samples=True)
 
 
 def _picked(rows: Tensor, numbers: Sequence[int]) -> Tensor:

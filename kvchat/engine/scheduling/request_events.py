@@ -13,35 +13,35 @@ from kvchat.engine.scheduling.request_state import RequestState
 from kvchat.engine.sequences.completion import Completion
 
 
-def progress(entry: Completion) -> PrefillProgress:
+def progress(completion: Completion) -> PrefillProgress:
     """Return how much of the prompt is there by now."""
     return PrefillProgress(
-        request_id=entry.id,
-        sequence=entry.sequence.id,
-        prompt_tokens=entry.prompt_len,
-        cached_tokens=entry.cached_len,
-        computed_tokens=_computed_len(entry),
-        loaded=entry.loaded or Loaded(),
+        request_id=completion.id,
+        sequence=completion.sequence.id,
+        prompt_tokens=completion.prompt_len,
+        cached_tokens=completion.cached_len,
+        computed_tokens=_computed_len(completion),
+        loaded=completion.loaded or Loaded(),
     )
 
 
-def token(entry: Completion, choice: SampledToken) -> TokenEmitted:
+def token(completion: Completion, choice: SampledToken) -> TokenEmitted:
     return TokenEmitted(
-        request_id=entry.request_id or entry.id,
-        sequence=entry.sequence.id,
+        request_id=completion.request_id or completion.id,
+        sequence=completion.sequence.id,
         token_id=choice.token_id,
-        sample=entry.sample,
-        logprobs=choice.logprobs if entry.request.sampling.logprobs is not None else None,
+        sample=completion.sample,
+        logprobs=choice.logprobs if completion.request.sampling.logprobs is not None else None,
     )
 
 
-def hypothesis_tokens(family: RequestState) -> list[TokenEmitted]:
+def hypothesis_tokens(state: RequestState) -> list[TokenEmitted]:
     """Return the tokens of a search's answers, which are known only at its end."""
     return [
         TokenEmitted(
-            request_id=family.first.id, sequence=hypothesis.sequence.id, token_id=token_id, sample=sample
+            request_id=state.first.id, sequence=hypothesis.sequence.id, token_id=token_id, sample=sample
         )
-        for sample, hypothesis in enumerate(family.hypotheses)
+        for sample, hypothesis in enumerate(state.hypotheses)
         for token_id in hypothesis.sequence.token_ids[-hypothesis.num_tokens :]
     ]
 
@@ -54,42 +54,42 @@ def beam_tokens(beam: Completion) -> list[TokenEmitted]:
     ]
 
 
-def finished(family: RequestState, now_s: float) -> RequestFinished:
+def finished(state: RequestState, now_s: float) -> RequestFinished:
     """Return the last event of a request."""
-    entry, samples = family.first, family.ranked()
+    completion, samples = state.first, state.ranked()
     return RequestFinished(
-        request_id=entry.id,
+        request_id=completion.id,
         sequence=samples[0].sequence,
         reason=samples[0].reason,
         usage=Usage(
-            prompt_tokens=entry.prompt_len,
-            cached_tokens=entry.cached_len,
-            computed_tokens=_computed_len(entry),
-            completion_tokens=family.num_generated,
-            drafted_tokens=family.num_drafted,
-            accepted_tokens=family.num_accepted,
+            prompt_tokens=completion.prompt_len,
+            cached_tokens=completion.cached_len,
+            computed_tokens=_computed_len(completion),
+            completion_tokens=state.num_generated,
+            drafted_tokens=state.num_drafted,
+            accepted_tokens=state.num_accepted,
         ),
-        loaded=entry.loaded or Loaded(),
-        timings=_timings(family, now_s),
+        loaded=completion.loaded or Loaded(),
+        timings=_timings(state, now_s),
         error=samples[0].error,
-        fits_in=family.fits_in,
+        fits_in=state.fits_in,
         samples=samples,
     )
 
 
-def _computed_len(entry: Completion) -> int:
+def _computed_len(completion: Completion) -> int:
     """Return how many prompt tokens were computed for this request."""
-    if entry.first_token_s is not None:
-        return entry.prompt_len - entry.cached_len
-    return max(0, entry.sequence.computed_len - entry.cached_len)
+    if completion.first_token_s is not None:
+        return completion.prompt_len - completion.cached_len
+    return max(0, completion.sequence.computed_len - completion.cached_len)
 
 
-def _timings(family: RequestState, now_s: float) -> Timings:
-    entry = family.first
-    first_s = entry.first_token_s
+def _timings(state: RequestState, now_s: float) -> Timings:
+    completion = state.first
+    first_s = completion.first_token_s
     decode_s = now_s - first_s if first_s is not None else 0.0
     return Timings(
-        ttft_s=first_s - entry.submitted_s if first_s is not None else None,
-        total_s=now_s - entry.submitted_s,
-        decode_tokens_per_s=(family.num_generated - 1) / decode_s if decode_s > 0 else None,
+        ttft_s=first_s - completion.submitted_s if first_s is not None else None,
+        total_s=now_s - completion.submitted_s,
+        decode_tokens_per_s=(state.num_generated - 1) / decode_s if decode_s > 0 else None,
     )

@@ -1,4 +1,4 @@
-"""The answers to one request: they share a prompt, run side by side, and are told about together."""
+"""Request state: the completions of one request, which share a prompt and are reported together."""
 
 from dataclasses import dataclass, field, replace
 
@@ -53,7 +53,7 @@ class RequestState:
     ) -> Completion:
         """Return a further answer that goes on from where `parent` stands, on a fork of its sequence."""
         request = self.first.request
-        entry = replace(
+        completion = replace(
             parent,
             id=sequence_id,
             sequence=sequence,
@@ -63,22 +63,22 @@ class RequestState:
             stop=parent.stop.fork() if parent.stop is not None else None,
             limit=None,  # what is loaded for the parent does not reach its fork's blocks
         )
-        self.running.append(entry)
-        return entry
+        self.running.append(completion)
+        return completion
 
-    def end(self, entry: Completion, reason: FinishReason, error: str | None) -> None:
+    def end(self, completion: Completion, reason: FinishReason, error: str | None) -> None:
         """Record that an answer has ended."""
-        self.running.remove(entry)
-        self.num_generated += entry.num_generated
-        self.num_drafted += entry.num_drafted
-        self.num_accepted += entry.num_accepted
+        self.running.remove(completion)
+        self.num_generated += completion.num_generated
+        self.num_drafted += completion.num_drafted
+        self.num_accepted += completion.num_accepted
         self.ended.append(
             SampleEnd(
-                sample=entry.sample,
-                sequence=entry.sequence.id,
+                sample=completion.sample,
+                sequence=completion.sequence.id,
                 reason=reason,
-                completion_tokens=entry.num_generated,
-                mean_logprob=entry.mean_logprob,
+                completion_tokens=completion.num_generated,
+                mean_logprob=completion.mean_logprob,
                 error=error,
             )
         )
@@ -88,7 +88,7 @@ class RequestState:
         assert self.search is not None
         search = self.search
         self.hypotheses.append(hypothesis)
-        self.hypotheses.sort(key=lambda kept: -search.normalised(kept.score, kept.num_tokens))
+        self.hypotheses.sort(key=lambda kept: -search.normalized(kept.score, kept.num_tokens))
         lost = self.hypotheses[search.width :]
         del self.hypotheses[search.width :]
         return lost

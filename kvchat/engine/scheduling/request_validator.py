@@ -23,8 +23,8 @@ class RequestValidator:
         info: what the model takes, which stays when its weights are exchanged.
         """
         self._manager = manager
-        self._answers = answers
-        self._room = room
+        self._output = answers
+        self._capacity = room
         self._vocab_size = info.vocab_size
         self._max_context = info.max_context
 
@@ -39,10 +39,10 @@ class RequestValidator:
                 f"the conversation has {prompt_len} tokens and the model takes {self._max_context}; "
                 "start a new session, or fork at an earlier message"
             )
-        self._room.check(
+        self._capacity.check(
             request.token_ids,
             self._manager.root_of(request.namespace),
-            self._answers.least_tokens(request),
+            self._output.least_tokens(request),
         )
 
     def check_path(self, token_ids: Iterable[int], namespace: str) -> None:
@@ -60,7 +60,7 @@ class RequestValidator:
             sequence.is_saved = request.is_saved
             return sequence
         sequence = self.live(request.sequence)
-        if self._answers.running_on(sequence.id) is not None:
+        if self._output.running_on(sequence.id) is not None:
             raise InvalidRequest(f"sequence {sequence.id} is still answering")
         if sequence.root != self._manager.root_of(request.namespace):
             raise InvalidRequest(f"sequence {sequence.id} is of another namespace; submit without a sequence")
@@ -71,19 +71,25 @@ class RequestValidator:
         if sequence.computed_len >= len(request.token_ids) or not self._goes_on(sequence, request):
             self._manager.reset(sequence)
         sequence.is_saved = request.is_saved
-        sequence.course = self._course(sequence, request)
+        sequence.view_schedule = self._view_schedule(sequence, request)
         sequence.token_ids = list(request.token_ids)
         return sequence
 
-    def _course(self, sequence: Sequence, request: Request) -> ViewSchedule:
-        return self._manager.courses.going_on(sequence.course, request.namespace, len(request.token_ids))
+    def _view_schedule(self, sequence: Sequence, request: Request) -> ViewSchedule:
+        return self._manager.view_schedules.going_on(
+            sequence.view_schedule, request.namespace, len(request.token_ids)
+        )
 
     def _goes_on(self, sequence: Sequence, request: Request) -> bool:
         """Whether what a sequence holds is what the prompt goes on from. Pure."""
-        present, course, length = sequence.course, self._course(sequence, request), sequence.computed_len
-        passed = [[stage for stage in one.stages if stage.at <= length] for one in (present, course)]
-        stage = course.next_stage(length)
-        return passed[0] == passed[1] and (stage is None or length <= course.most_found(stage))
+        present, view_schedule, length = (
+            sequence.view_schedule,
+            self._view_schedule(sequence, request),
+            sequence.computed_len,
+        )
+        passed = [[stage for stage in one.stages if stage.at <= length] for one in (present, view_schedule)]
+        stage = view_schedule.next_stage(length)
+        return passed[0] == passed[1] and (stage is None or length <= view_schedule.most_found(stage))
 
     def live(self, sequence: SequenceId) -> Sequence:
         """Return a live sequence by its id. Pure."""

@@ -27,7 +27,7 @@ from kvchat.platform.values import dataclass
 class ReservedTokens(Protocol):
     """Blocks that are held for waiting requests, beside those of sequences."""
 
-    def let_go(self, entry: Completion) -> bool:
+    def let_go(self, completion: Completion) -> bool:
         """Give up what is held for less important requests than this one; False if that gives no block back
         now.
         """
@@ -37,7 +37,7 @@ class ReservedTokens(Protocol):
 class NoReservedTokens:
     """Nothing is held for anybody."""
 
-    def let_go(self, entry: Completion) -> bool:
+    def let_go(self, completion: Completion) -> bool:
         return False
 
 
@@ -56,7 +56,7 @@ class Drafter(Protocol):
         """
         ...
 
-    def foresees(self, entry: Completion) -> bool:
+    def foresees(self, completion: Completion) -> bool:
         """Take what is new of a sequence; whether anything can be guessed of what follows."""
         ...
 
@@ -77,7 +77,7 @@ class NoDrafter:
     ) -> Mapping[RequestId, tuple[int, ...]]:
         return {}
 
-    def foresees(self, entry: Completion) -> bool:
+    def foresees(self, completion: Completion) -> bool:
         return False
 
     def observe(self, batch: Batch, seconds: float) -> None: ...
@@ -102,98 +102,106 @@ class Scheduler:
     drafter: Drafter = field(default_factory=NoDrafter)
     waiting: list[Completion] = field(default_factory=list, init=False)
     running: list[Completion] = field(default_factory=list, init=False)
-    _refusals: AdmissionBackoff = field(init=False)
+    _backoff: AdmissionBackoff = field(init=False)
 
     def __post_init__(self) -> None:
-        self._refusals = AdmissionBackoff(self.manager)
+        self._backoff = AdmissionBackoff(self.manager)
 
     @property
     def has_work(self) -> bool:
         return bool(self.waiting or self.running)
 
-    def add(self, entry: Completion) -> None:
+    def add(self, completion: Completion) -> None:
         """Queue a request. A sequence that still holds its blocks needs no admission and runs at once."""
-        entry.sequence.priority = entry.request.priority
-        entry.sequence.idle_since_s = None
-        if entry.sequence.computed_len:
-            self.manager.touch(entry.sequence)
-            entry.loaded = Loaded(device=entry.sequence.computed_len)
-            self.running.append(entry)
+        completion.sequence.priority = completion.request.priority
+        completion.sequence.idle_since_s = None
+        if completion.sequence.computed_len:
+            self.manager.touch(completion.sequence)
+            completion.loaded = Loaded(device=completion.sequence.computed_len)
+            self.running.append(completion)
         else:
-            self.waiting.append(entry)
+            self.waiting.append(completion)
             self.waiting.sort(key=lambda waiting: waiting.rank)
 
-    def prioritise(self, entry: Completion, priority: int) -> None:
+    def prioritise(self, completion: Completion, priority: int) -> None:
         """Change how important a running or waiting request is, from the next step on."""
-        entry.request = replace(entry.request, priority=priority)
-        entry.sequence.priority = priority
-        self._refusals.forget()
+        completion.request = replace(completion.request, priority=priority)
+        completion.sequence.priority = priority
+        self._backoff.forget()
         self.waiting.sort(key=lambda waiting: waiting.rank)
 
-    def remove(self, entry: Completion) -> None:
+    def remove(self, completion: Completion) -> None:
         """Take a finished or cancelled request out; its sequence stays live."""
-        queue = self.running if entry in self.running else self.waiting
-        queue.remove(entry)
-        self.drafter.forget(entry.id)
+        queue = self.running if completion in self.running else self.waiting
+        queue.remove(completion)
+        self.drafter.forget(completion.id)
 
-    def admit(self, entry: Completion) -> tuple[Move, ...] | None:
+    def admit(self, completion: Completion) -> tuple[Move, ...] | None:
         """Move the waiting request to the running ones, with the blocks its prompt can reuse of the device's.
 
         Returns:
             The moves that are due before anything else happens, or None if there is no room for it.
         """
-        if self.is_refused(entry):
+        if self.is_refused(completion):
             return None
-        match = self._match(entry)
-        while (moves := self.manager.admit(entry.sequence, match, self._num_following(entry, match))) is None:
-            if self.make_room(entry):
-                match = self._match(entry)
+        match = self._match(completion)
+        while (
+            moves := self.manager.admit(completion.sequence, match, self._num_following(completion, match))
+        ) is None:
+            if self.make_room(completion):
+                match = self._match(completion)
             elif match.partial and not self.running:
                 # The copy's source takes a block of its own; the last request must not fail for that.
                 num_whole = len(match.keys) * self.manager.block_size
-                match = self._match(entry, num_whole)
+                match = self._match(completion, num_whole)
             else:
-                self.refuse(entry, self.manager.lacking(match, self._num_following(entry, match)))
+                self.refuse(completion, self.manager.lacking(match, self._num_following(completion, match)))
                 return None
-        self.waiting.remove(entry)
-        self.running.append(entry)
+        self.waiting.remove(completion)
+        self.running.append(completion)
         found = self._provenance(match)
-        if entry.loaded is None:
-            self.manager.touch(entry.sequence)  # once per request: steps do not make a block look wanted
-            entry.loaded = found
+        if completion.loaded is None:
+            self.manager.touch(completion.sequence)  # once per request: steps do not make a block look wanted
+            completion.loaded = found
         return moves
 
-    def refuse(self, entry: Completion, lacking: GroupId | None) -> None:
+    def refuse(self, completion: Completion, lacking: GroupId | None) -> None:
         """Note that a waiting request cannot be admitted for now; see `AdmissionBackoff.note`."""
-        self._refusals.note(entry, self.running, lacking)
+        self._backoff.note(completion, self.running, lacking)
 
-    def is_refused(self, entry: Completion) -> bool:
+    def is_refused(self, completion: Completion) -> bool:
         """Whether there was no room for a waiting request, and nothing has happened that could change it.
         Pure.
         """
-        return self._refusals.stands(entry, self.running) and not self.idle_sequences()
+        return self._backoff.stands(completion, self.running) and not self.idle_sequences()
 
-    def make_room(self, entry: Completion) -> bool:
+    def make_room(self, completion: Completion) -> bool:
         """Take blocks from idle sequences or less important requests; False if there are none to take."""
-        return self._reset_idle() or self.reserve.let_go(entry) or self._requeue_less_important(entry)
+        return (
+            self._reset_idle() or self.reserve.let_go(completion) or self._requeue_less_important(completion)
+        )
 
-    def requeue(self, entry: Completion) -> None:
+    def requeue(self, completion: Completion) -> None:
         """Put a running request back; it starts again from what is cached."""
-        if entry.first_token_s is None and entry.loaded and entry.sequence.computed_len <= entry.loaded.total:
+        if (
+            completion.first_token_s is None
+            and completion.loaded
+            and completion.sequence.computed_len <= completion.loaded.total
+        ):
             # It has used nothing of what it found, and may find less next time.
-            entry.loaded = None
-        self.manager.reset(entry.sequence)
-        self.running.remove(entry)
-        self.waiting.append(entry)
+            completion.loaded = None
+        self.manager.reset(completion.sequence)
+        self.running.remove(completion)
+        self.waiting.append(completion)
         self.waiting.sort(key=lambda waiting: waiting.rank)
 
     def requeue_held(self) -> bool:
         """Put back the beams that wait for others of their search, and need no blocks until those have caught
         up; False if none is running.
         """
-        held = [entry for entry in self.running if entry.is_held]
-        for entry in held:
-            self.requeue(entry)
+        held = [completion for completion in self.running if completion.is_held]
+        for completion in held:
+            self.requeue(completion)
         return bool(held)
 
     def schedule(self) -> Batch:
@@ -201,28 +209,30 @@ class Scheduler:
         chunks: dict[RequestId, Chunk] = {}
         moves: list[Move] = []
         budget = self.max_batch_tokens
-        for entry in sorted(self.running, key=lambda entry: (not entry.is_decoding, entry.rank)):
-            if not budget or entry.is_held or entry not in self.running:
+        for completion in sorted(
+            self.running, key=lambda completion: (not completion.is_decoding, completion.rank)
+        ):
+            if not budget or completion.is_held or completion not in self.running:
                 continue
-            num_tokens = entry.due_within(budget)
+            num_tokens = completion.due_within(budget)
             if not num_tokens:
                 continue
             num_chunks = len(chunks)
-            added = self._extend(entry, num_tokens, chunks)
+            added = self._extend(completion, num_tokens, chunks)
             if len(chunks) < num_chunks:
                 budget = self.max_batch_tokens - sum(len(chunk.token_ids) for chunk in chunks.values())
             if added is None:
                 continue
             budget -= num_tokens
             moves += added
-            chunks[entry.id] = self._chunk(entry, num_tokens)
+            chunks[completion.id] = self._chunk(completion, num_tokens)
         moves += self._add_drafts(chunks, budget)
         # An empty batch reaches no runner, so what changed must wait for the next one.
         changes, dropped = self.manager.take_changes() if chunks else ((), ())
         return Batch(tuple(chunks.values()), tuple(moves), changes, dropped)
 
-    def _match(self, entry: Completion, max_len: int | None = None) -> PrefixMatch:
-        return self.manager.match(entry.sequence, max_len, resident=True)
+    def _match(self, completion: Completion, max_len: int | None = None) -> PrefixMatch:
+        return self.manager.match(completion.sequence, max_len, resident=True)
 
     def _provenance(self, match: PrefixMatch) -> Loaded:
         """Return where a match comes from. What was brought ahead of use counts once, for its first user."""
@@ -240,29 +250,29 @@ class Scheduler:
             device=match.length - num_tokens.total(), host=num_tokens[Tier.HOST], disk=num_tokens[Tier.DISK]
         )
 
-    def _num_following(self, entry: Completion, match: PrefixMatch) -> int:
+    def _num_following(self, completion: Completion, match: PrefixMatch) -> int:
         """Return the tokens for which there must be room behind a match: beside others also for the next
         chunk, or the request would have to make way in the same step.
         """
         if not self.running:
             return 0
-        return min(len(entry.sequence.token_ids) - match.length, self.max_batch_tokens)
+        return min(len(completion.sequence.token_ids) - match.length, self.max_batch_tokens)
 
     def _extend(
-        self, entry: Completion, num_tokens: int, chunks: dict[RequestId, Chunk]
+        self, completion: Completion, num_tokens: int, chunks: dict[RequestId, Chunk]
     ) -> tuple[Move, ...] | None:
         """Make slots writable, taking blocks from idle sequences and then from less important requests, also
         from those in `chunks`.
         """
-        while (moves := self.manager.extend(entry.sequence, num_tokens)) is None:
-            if self._reset_idle() or self.reserve.let_go(entry):
+        while (moves := self.manager.extend(completion.sequence, num_tokens)) is None:
+            if self._reset_idle() or self.reserve.let_go(completion):
                 continue
             if len(self.running) == 1:
                 return None
             victim = max(self.running, key=lambda other: other.rank)
             chunks.pop(victim.id, None)
             self.requeue(victim)
-            if victim is entry:
+            if victim is completion:
                 return None
         return moves
 
@@ -270,12 +280,12 @@ class Scheduler:
         """Put drafts behind the last tokens of answers, as far as budget and blocks are left over: nobody
         makes way for a guess.
         """
-        running = {entry.id: entry for entry in self.running}
+        running = {completion.id: completion for completion in self.running}
         served = {number: running[number] for number in chunks}
         due = {
-            number: entry
-            for number, entry in served.items()
-            if entry.may_draft and entry.is_decoding and not entry.is_ahead
+            number: completion
+            for number, completion in served.items()
+            if completion.may_draft and completion.is_decoding and not completion.is_ahead
         }
         if not due:
             return []
@@ -289,12 +299,12 @@ class Scheduler:
                 chunks[number] = replace(chunk, token_ids=chunk.token_ids + draft, num_drafted=len(draft))
         return moves
 
-    def _chunk(self, entry: Completion, num_tokens: int) -> Chunk:
-        sequence = entry.sequence
+    def _chunk(self, completion: Completion, num_tokens: int) -> Chunk:
+        sequence = completion.sequence
         start = sequence.computed_len
         end = start + num_tokens
         return Chunk(
-            request=entry.id,
+            request=completion.id,
             sequence=sequence.id,
             start=start,
             token_ids=tuple(sequence.token_ids[start:end]),
@@ -305,16 +315,16 @@ class Scheduler:
         )
 
     def _shadowed(self, sequence: Sequence) -> ShadowedPrompt | None:
-        num_tokens = sequence.course.shadow_start(sequence.computed_len)
+        num_tokens = sequence.view_schedule.shadow_start(sequence.computed_len)
         if num_tokens is None:
             return None
         name = sequence.prefix_name(num_tokens, self.manager.block_size)
         return ShadowedPrompt(name=name, num_tokens=num_tokens)
 
-    def _requeue_less_important(self, entry: Completion) -> bool:
+    def _requeue_less_important(self, completion: Completion) -> bool:
         """Take the blocks of the least important running request; False if none is less important."""
-        victim = max(self.running, key=lambda other: other.rank, default=entry)
-        if victim.rank <= entry.rank:
+        victim = max(self.running, key=lambda other: other.rank, default=completion)
+        if victim.rank <= completion.rank:
             return False
         self.requeue(victim)
         return True
@@ -330,7 +340,7 @@ class Scheduler:
         """Return the sequences that hold blocks and do not run, in the order in which they give way: the
         least important first, among equals the one that has been idle longest. Pure.
         """
-        busy = {entry.sequence.id for entry in self.running}
+        busy = {completion.sequence.id for completion in self.running}
         sequences = self.manager.sequences.values()
         idle = [sequence for sequence in sequences if sequence.computed_len and sequence.id not in busy]
         return sorted(idle, key=lambda sequence: -sequence.priority)

@@ -77,7 +77,7 @@ class Sequence:
     """Whether what it computes goes to the disk."""
     chain: KeyChain = field(default_factory=KeyChain)
     """Names of its full blocks, computed or not, as far as anybody has asked for them."""
-    course: ViewSchedule = EXACT
+    view_schedule: ViewSchedule = EXACT
     """What it keeps in sight."""
 
     @property
@@ -92,7 +92,7 @@ class Sequence:
     def parent_of(self, number: int) -> BlockKey:
         """Return the parent of a full block, as it was computed, or of the tail."""
         previous = self.keys[number - 1] if number else self.root
-        return self.course.parent(number, previous, self.computed_len)
+        return self.view_schedule.parent(number, previous, self.computed_len)
 
     def name_of(self, group: Group, number: int) -> Name:
         """Return the name of what a group holds of a full block."""
@@ -106,7 +106,7 @@ class Sequence:
         """
         number = num_tokens // block_size
         previous = self.keys[number - 1] if number else self.root
-        parent = self.course.parent(number, previous, num_tokens - 1)
+        parent = self.view_schedule.parent(number, previous, num_tokens - 1)
         return block_key(parent, self.token_ids[number * block_size : num_tokens])
 
     def block_ids(self, number: int, block_size: int) -> tuple[int, ...]:

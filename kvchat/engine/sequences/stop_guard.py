@@ -1,4 +1,4 @@
-"""A stop matcher of somebody else's, which must not end the engine for everybody when it fails."""
+"""Stop guard: wraps a caller's stop matcher so that its failure ends one request, not the engine."""
 
 import logging
 

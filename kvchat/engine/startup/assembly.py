@@ -119,8 +119,8 @@ def assemble(
     host = _host_pool(places, groups, config.block_size, device)
     capacity = measured(groups, num_blocks, lengths, activation, (host.num_bytes, memory.device_shadow_bytes))
     log.info("capacity: %s", capacity)
-    kept_rates = PersistedRates(config.cache_dir, _computing(digest, device))
-    rates = Rates(kept_rates.load())
+    persisted_rates = PersistedRates(config.cache_dir, _computing(digest, device))
+    rates = Rates(persisted_rates.load())
     mover, outgoing = _movers(pool, host, store, rates, config)
     tier = _device_tier(groups, num_blocks, places, rates, config)
     manager = CacheManager(tier, fingerprint=digest, slow=mover)
@@ -149,7 +149,7 @@ def assemble(
         pool=pool,
         mover=mover,
         rates=rates,
-        kept_rates=kept_rates,
+        persisted_rates=persisted_rates,
         idle_demote_s=config.idle_demote_s,
         reader=Reader(mover.fetch, max_bytes=READ_QUEUE_BYTES, announce=mover.announce),
         saver=open_saver(pool, store, manager, outgoing),

@@ -119,13 +119,13 @@ def sequence_usages(manager: CacheManager, running: Collection[SequenceId]) -> t
 
 
 def owner_usages(manager: CacheManager) -> tuple[OwnerUsage, ...]:
-    holdings, sizes = manager.device.holdings, manager.device.block_bytes
+    references, sizes = manager.device.references, manager.device.block_bytes
     owners = Counter(sequence.owner for sequence in manager.sequences.values())
     return tuple(
         OwnerUsage(
             owner=owner,
             num_sequences=num_sequences,
-            freed_bytes=sum(holdings.num_exclusive(owner, group) * size for group, size in sizes.items()),
+            freed_bytes=sum(references.num_exclusive(owner, group) * size for group, size in sizes.items()),
         )
         for owner, num_sequences in owners.items()
     )
@@ -205,9 +205,9 @@ def _borrower_usage(group: Group, layer: int, lender: int) -> LayerUsage:
 
 
 def _sequence_usage(manager: CacheManager, sequence: Sequence, is_running: bool) -> SequenceUsage:
-    holdings, sizes = manager.device.holdings, manager.device.block_bytes
-    num_held = {group: holdings.num_held(sequence.id, group) for group in sizes}
-    num_shared = {group: holdings.num_shared(sequence.id, group) for group in sizes}
+    references, sizes = manager.device.references, manager.device.block_bytes
+    num_held = {group: references.num_held(sequence.id, group) for group in sizes}
+    num_shared = {group: references.num_shared(sequence.id, group) for group in sizes}
     return SequenceUsage(
         sequence=sequence.id,
         owner=sequence.owner,

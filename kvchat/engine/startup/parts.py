@@ -42,7 +42,7 @@ class EngineParts:
     pool: DevicePool
     mover: Mover
     rates: Rates
-    kept_rates: PersistedRates
+    persisted_rates: PersistedRates
     idle_demote_s: float | None
     runs_ahead: bool = False
     reader: BlockReader

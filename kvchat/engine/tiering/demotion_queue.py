@@ -1,4 +1,4 @@
-"""Blocks of sequences that nobody uses, on their way to host memory: a piece in each step.
+"""Demotion queue: moves blocks of idle sequences to host memory, a piece in each step.
 
 Where no stream copies beside the computation the engine's thread does, and a whole conversation at once would
 halt everybody else's answer. Until its turn has come a block stays cached: whoever needs it finds it, and

@@ -1,4 +1,4 @@
-"""Transfers under way: carried out by the reader, named as they land, ended when nobody waits for them."""
+"""In-flight loads: carried out by the reader, published as they land, ended when nobody waits."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import field
@@ -70,29 +70,29 @@ class InFlightLoads:
         self._reader = reader
         self._rates = rates
         self._carry_out = carry_out
-        self._flights: dict[Job, InFlightLoad] = {}
+        self._loads: dict[Job, InFlightLoad] = {}
         self._leaving: list[InFlightLoad] = []
 
     @property
     def under_way(self) -> tuple[InFlightLoad, ...]:
-        """The flights that hold blocks, those that have landed included, in the order in which they began."""
-        return tuple(self._flights.values())
+        """The loads that hold blocks, those that have landed included, in the order in which they began."""
+        return tuple(self._loads.values())
 
     @property
     def is_busy(self) -> bool:
         """Whether bytes are on their way."""
-        return any(not flight.is_over for flight in self._flights.values())
+        return any(not load.is_over for load in self._loads.values())
 
     def in_the_way(self, match: PrefixMatch) -> InFlightLoad | None:
-        """Return a flight that is bringing a block of the match and has not brought it yet. Pure."""
+        """Return a load that is bringing a block of the match and has not brought it yet. Pure."""
         transfer = self._transfers.in_the_way(match)
-        return next((flight for flight in self._flights.values() if flight.transfer is transfer), None)
+        return next((load for load in self._loads.values() if load.transfer is transfer), None)
 
     def leave_promotions(self) -> None:
-        """Let go of the flights that no request waits for."""
-        for flight in list(self._flights.values()):
-            if not flight.job.is_urgent:
-                self.leave(flight)
+        """Let go of the loads that no request waits for."""
+        for load in list(self._loads.values()):
+            if not load.job.is_urgent:
+                self.leave(load)
 
     def missing_bytes(self, match: PrefixMatch, root: BlockKey) -> dict[Tier, int]:
         """Return what a match would have to load, by the tier it comes from. Pure."""
@@ -114,45 +114,45 @@ class InFlightLoads:
         if job is None:
             self._transfers.end(transfer)
             return None
-        self._flights[job] = InFlightLoad(transfer, job)
-        return self._flights[job]
+        self._loads[job] = InFlightLoad(transfer, job)
+        return self._loads[job]
 
-    def claim(self, flight: InFlightLoad, end: int) -> int:
+    def claim(self, load: InFlightLoad, end: int) -> int:
         """Let the blocks before number `end` be computed instead, as far as none of them is being read.
 
         Returns:
             Number of the first block that is not claimed.
         """
-        before = flight.job.front
-        front = self._reader.claim(flight.job, end)
+        before = load.job.front
+        front = self._reader.claim(load.job, end)
         for number in range(before, front):
-            self._transfers.give_up(flight.transfer, number)
+            self._transfers.give_up(load.transfer, number)
         return front
 
     def collect(self) -> None:
-        """Name what has landed; end the flights that nobody waits for any more. Never waits."""
+        """Name what has landed; end the loads that nobody waits for any more. Never waits."""
         for landed in self._reader.collect():
-            flight = self._flights[landed.job]
+            load = self._loads[landed.job]
             unit = landed.unit
-            self._transfers.land(flight.transfer, unit, landed.arrived)
+            self._transfers.land(load.transfer, unit, landed.arrived)
             if all(landed.arrived):
-                flight.landed[unit.node.key] = unit.tier
+                load.landed[unit.node.key] = unit.tier
                 self._rates.observe_move(unit.tier, Direction.LOAD, unit.num_bytes, landed.seconds)
             else:
-                flight.is_complete = False
-        for flight in [flight for flight in self._leaving if flight.is_over]:
-            self._leaving.remove(flight)
-            self._end(flight)
+                load.is_complete = False
+        for load in [load for load in self._leaving if load.is_over]:
+            self._leaving.remove(load)
+            self._end(load)
 
-    def leave(self, flight: InFlightLoad) -> None:
-        """Let go of a flight: now if it is over, else as soon as the block being read has landed."""
-        if flight.has_ended or flight in self._leaving:
+    def leave(self, load: InFlightLoad) -> None:
+        """Let go of a load: now if it is over, else as soon as the block being read has landed."""
+        if load.has_ended or load in self._leaving:
             return
-        self._reader.cancel(flight.job)
-        if flight.is_over:
-            self._end(flight)
+        self._reader.cancel(load.job)
+        if load.is_over:
+            self._end(load)
         else:
-            self._leaving.append(flight)
+            self._leaving.append(load)
 
     def wait(self, timeout_s: float) -> None:
         """Wait for the next block to land."""
@@ -160,16 +160,16 @@ class InFlightLoads:
 
     def close(self) -> None:
         """Wait for the reader to end, and let go of everything."""
-        for flight in list(self._flights.values()):
-            self.leave(flight)
+        for load in list(self._loads.values()):
+            self.leave(load)
         self._reader.close()
         self.collect()
 
     def check_integrity(self) -> None:
-        """Raise AssertionError if more or less is held than flights hold."""
-        self._transfers.check_integrity(flight.transfer for flight in self._flights.values())
+        """Raise AssertionError if more or less is held than loads hold."""
+        self._transfers.check_integrity(load.transfer for load in self._loads.values())
 
-    def _end(self, flight: InFlightLoad) -> None:
-        flight.has_ended = True
-        self._transfers.end(flight.transfer)
-        del self._flights[flight.job]
+    def _end(self, load: InFlightLoad) -> None:
+        load.has_ended = True
+        self._transfers.end(load.transfer)
+        del self._loads[load.job]

@@ -1,7 +1,7 @@
-"""Requests whose prompt is stored on slower tiers: who waits for what, and what the engine does meanwhile.
+"""Load controller: requests whose prompt is stored on slower tiers, and what is computed meanwhile.
 
-A request that can reuse stored blocks waits until a flight has brought them to the device; everybody else
-goes on. Where computing its first blocks beside the flight is faster, it runs up to the block where the two
+A request that can reuse stored blocks waits until a load has brought them to the device; everybody else
+goes on. Where computing its first blocks beside the load is faster, it runs up to the block where the two
 meet. In the end it is matched again and finds everything on the device, as any other request would. A block
 that turns out to be damaged is one that the next match does not find.
 """
@@ -23,7 +23,7 @@ from kvchat.engine.tiering.load_choice import meeting, weigh
 from kvchat.engine.tiering.pending_loads import PendingLoad, PendingLoads
 
 LEAST_LANDED: Final = 3
-"""Units of a flight that say something about its pace. The first of a process bears what happens once, and a
+"""Units of a load that say something about its pace. The first of a process bears what happens once, and a
 median of fewer than three is moved by a single slow one.
 """
 
@@ -41,7 +41,7 @@ class LoadController:
     """Admits waiting requests, with all that they can reuse.
 
     Args:
-        resumptions: the same that the scheduler lets go of.
+        pending_loads: the same that the scheduler lets go of.
         tell: takes the estimates that are to be shown.
         carry_out: executes moves, at once.
     """
@@ -49,126 +49,126 @@ class LoadController:
     def __init__(
         self,
         scheduler: Scheduler,
-        resumptions: PendingLoads,
-        flights: InFlightLoads,
+        pending_loads: PendingLoads,
+        loads: InFlightLoads,
         rates: Rates,
         tell: Callable[[LoadPlanned], None],
         carry_out: Callable[[Sequence[Move]], None],
     ) -> None:
         self._scheduler = scheduler
         self._manager = scheduler.manager
-        self._resumptions = resumptions
-        self._flights = flights
+        self._pending_loads = pending_loads
+        self._loads = loads
         self._rates = rates
         self._tell = tell
         self._carry_out = carry_out
 
     def advance(self) -> None:
         """Follow what has landed: forget requests that are gone, move fronts. Never waits."""
-        resumptions = tuple(self._resumptions)
-        if not resumptions:
+        pending_loads = tuple(self._pending_loads)
+        if not pending_loads:
             return
-        alive = {entry.id for entry in [*self._scheduler.waiting, *self._scheduler.running]}
-        for resumption in resumptions:
-            if resumption.entry.id not in alive:
-                self._resumptions.forget(resumption)
-            elif resumption.present_len is not None and resumption.entry in self._scheduler.running:
-                self._follow_front(resumption)
+        alive = {completion.id for completion in [*self._scheduler.waiting, *self._scheduler.running]}
+        for pending in pending_loads:
+            if pending.completion.id not in alive:
+                self._pending_loads.forget(pending)
+            elif pending.present_len is not None and pending.completion in self._scheduler.running:
+                self._follow_front(pending)
 
     def admit_waiting(self) -> Iterator[Completion]:
         """Admit requests in order until there is no room for one, and yield each that was admitted; those
         that still load are passed by.
         """
-        for entry in tuple(self._scheduler.waiting):
-            if entry.is_held:
+        for completion in tuple(self._scheduler.waiting):
+            if completion.is_held:
                 continue  # a beam that has nothing to compute until the others have caught up
-            obstacle = self.admit(entry)
+            obstacle = self.admit(completion)
             if obstacle is Obstacle.NO_ROOM:
                 return
             if obstacle is None:
-                yield entry
+                yield completion
 
-    def admit(self, entry: Completion) -> Obstacle | None:
+    def admit(self, completion: Completion) -> Obstacle | None:
         """Admit one waiting request, or begin to load what it lacks.
 
         Returns:
             Why it still waits; None if it was admitted.
         """
-        obstacle = self._prepare(entry)
+        obstacle = self._prepare(completion)
         if obstacle is not None:
             return obstacle
-        moves = self._scheduler.admit(entry)
+        moves = self._scheduler.admit(completion)
         if moves is None:
             return Obstacle.NO_ROOM
         self._carry_out(moves)
-        self._settle(entry)
+        self._settle(completion)
         return None
 
-    def _prepare(self, entry: Completion) -> Obstacle | None:
+    def _prepare(self, completion: Completion) -> Obstacle | None:
         """Begin to load what a request lacks; None if nothing stands in its way any more."""
-        if self._scheduler.is_refused(entry):
+        if self._scheduler.is_refused(completion):
             return Obstacle.NO_ROOM
-        resumption = self._resumptions.of(entry)
-        if resumption is None:
-            resumption = PendingLoad(entry, counts=entry.loaded is None)
-        elif resumption.is_landing:
-            return None if self._pays_to_compute(resumption) else Obstacle.LOADS
-        elif resumption.blocked_by and not resumption.blocked_by.is_over:
+        pending = self._pending_loads.of(completion)
+        if pending is None:
+            pending = PendingLoad(completion, counts=completion.loaded is None)
+        elif pending.is_landing:
+            return None if self._pays_to_compute(pending) else Obstacle.LOADS
+        elif pending.blocked_by and not pending.blocked_by.is_over:
             return Obstacle.LOADS
-        elif resumption.flight is not None:
-            resumption.fetched |= resumption.flight.landed
-            if resumption.flight.is_complete:
+        elif pending.load is not None:
+            pending.fetched |= pending.load.landed
+            if pending.load.is_complete:
                 return None
-        obstacle = self._begin(resumption)
-        if resumption.estimate is not None or resumption.blocked_by is not None:
-            self._resumptions.keep(resumption)
+        obstacle = self._begin(pending)
+        if pending.estimate is not None or pending.blocked_by is not None:
+            self._pending_loads.keep(pending)
         return obstacle
 
-    def _settle(self, entry: Completion) -> None:
-        """Note that a request was admitted: with all it can reuse, or to compute beside its flight."""
-        resumption = self._resumptions.of(entry)
-        if resumption is None:
+    def _settle(self, completion: Completion) -> None:
+        """Note that a request was admitted: with all it can reuse, or to compute beside its load."""
+        pending = self._pending_loads.of(completion)
+        if pending is None:
             return
-        if resumption.is_landing:
-            resumption.present_len = entry.sequence.computed_len
-            self._move_front(resumption)
+        if pending.is_landing:
+            pending.present_len = completion.sequence.computed_len
+            self._move_front(pending)
             return
-        if resumption.counts:
-            entry.loaded = self._provenance(resumption)
-        self._resumptions.forget(resumption)
+        if pending.counts:
+            completion.loaded = self._provenance(pending)
+        self._pending_loads.forget(pending)
 
     # Before it is admitted
 
-    def _begin(self, resumption: PendingLoad) -> Obstacle | None:
-        """Begin the flight that a request needs, making room as for an admission."""
-        entry = resumption.entry
-        if resumption.flight is not None:
-            self._flights.leave(resumption.flight)
-            resumption.flight = None
+    def _begin(self, pending: PendingLoad) -> Obstacle | None:
+        """Begin the load that a request needs, making room as for an admission."""
+        completion = pending.completion
+        if pending.load is not None:
+            self._loads.leave(pending.load)
+            pending.load = None
         max_len = None
         while True:
-            match = self._manager.match(entry.sequence, max_len)
+            match = self._manager.match(completion.sequence, max_len)
             if not match.host_len + match.disk_len:
-                if resumption.blocked_by is not None and not resumption.blocked_by.job.is_urgent:
-                    resumption.fetched |= self._brought_before(match)
+                if pending.blocked_by is not None and not pending.blocked_by.job.is_urgent:
+                    pending.fetched |= self._brought_before(match)
                 return None
-            resumption.blocked_by = self._flights.in_the_way(match)
-            if resumption.blocked_by is not None:
-                if not resumption.blocked_by.job.is_urgent:
-                    self._flights.leave(resumption.blocked_by)  # what has arrived of it stays
-                if resumption.blocked_by.has_ended:
+            pending.blocked_by = self._loads.in_the_way(match)
+            if pending.blocked_by is not None:
+                if not pending.blocked_by.job.is_urgent:
+                    self._loads.leave(pending.blocked_by)  # what has arrived of it stays
+                if pending.blocked_by.has_ended:
                     continue
                 return Obstacle.LOADS
-            if self._estimate(resumption, match).choice is LoadChoice.COMPUTE:
+            if self._estimate(pending, match).choice is LoadChoice.COMPUTE:
                 return None
-            resumption.flight = self._flights.begin(match, entry.sequence.root)
-            if resumption.flight is not None:
-                resumption.fetched |= self._brought_before(match)
-                return Obstacle.LOADS if match.course.stages else self._front_obstacle(resumption)
-            if self._scheduler.make_room(entry):
+            pending.load = self._loads.begin(match, completion.sequence.root)
+            if pending.load is not None:
+                pending.fetched |= self._brought_before(match)
+                return Obstacle.LOADS if match.view_schedule.stages else self._front_obstacle(pending)
+            if self._scheduler.make_room(completion):
                 continue
-            if self._scheduler.running or self._flights.is_busy:
-                self._scheduler.refuse(entry, self._flights.lacking(match, entry.sequence.root))
+            if self._scheduler.running or self._loads.is_busy:
+                self._scheduler.refuse(completion, self._loads.lacking(match, completion.sequence.root))
                 return Obstacle.NO_ROOM
             if not match.partial:
                 return None  # alone and still too much: what is on the device must do
@@ -180,105 +180,105 @@ class LoadController:
         brought = self._manager.device.brought
         return {key: brought[key] for key in match.all_keys if key in brought}
 
-    def _estimate(self, resumption: PendingLoad, match: PrefixMatch) -> LoadEstimate:
+    def _estimate(self, pending: PendingLoad, match: PrefixMatch) -> LoadEstimate:
         """Weigh loading against computing, and tell it once."""
-        sequence = resumption.entry.sequence
-        resumption.start_len = self._manager.match(sequence, match.length, resident=True).length
+        sequence = pending.completion.sequence
+        pending.start_len = self._manager.match(sequence, match.length, resident=True).length
         estimate = weigh(
             self._rates,
-            present_len=resumption.start_len,
+            present_len=pending.start_len,
             prefix_len=match.length,
-            num_bytes=self._flights.missing_bytes(match, sequence.root),
+            num_bytes=self._loads.missing_bytes(match, sequence.root),
             block_size=self._manager.block_size,
         )
-        if resumption.estimate is None and resumption.counts:
-            entry = resumption.entry
-            self._tell(LoadPlanned(request_id=entry.id, sequence=sequence.id, estimate=estimate))
-        resumption.estimate = estimate
+        if pending.estimate is None and pending.counts:
+            completion = pending.completion
+            self._tell(LoadPlanned(request_id=completion.id, sequence=sequence.id, estimate=estimate))
+        pending.estimate = estimate
         return estimate
 
-    def _pays_to_compute(self, resumption: PendingLoad) -> bool:
+    def _pays_to_compute(self, pending: PendingLoad) -> bool:
         """Whether loading has turned out so slow that the request should begin to compute beside it. What was
         pruned comes as a whole: its blocks are not those that the first tokens fill.
         """
-        flight = resumption.flight
-        assert flight is not None
-        if flight.transfer.match.course.stages:
+        load = pending.load
+        assert load is not None
+        if load.transfer.match.view_schedule.stages:
             return False
-        if flight.job.num_landed < LEAST_LANDED:
+        if load.job.num_landed < LEAST_LANDED:
             return False
-        lowest, num_taken = flight.job.lowest_taken, flight.job.num_taken
+        lowest, num_taken = load.job.lowest_taken, load.job.num_taken
         estimate = weigh(
             self._rates,
-            present_len=resumption.start_len,
-            prefix_len=max(resumption.start_len, lowest * self._manager.block_size),
-            num_bytes=flight.transfer.bytes_left(num_taken),
+            present_len=pending.start_len,
+            prefix_len=max(pending.start_len, lowest * self._manager.block_size),
+            num_bytes=load.transfer.bytes_left(num_taken),
             block_size=self._manager.block_size,
         )
         return estimate.choice is not LoadChoice.LOAD
 
-    def _front_obstacle(self, resumption: PendingLoad) -> Obstacle | None:
-        assert resumption.estimate is not None
-        return None if resumption.estimate.choice is LoadChoice.BOTH else Obstacle.LOADS
+    def _front_obstacle(self, pending: PendingLoad) -> Obstacle | None:
+        assert pending.estimate is not None
+        return None if pending.estimate.choice is LoadChoice.BOTH else Obstacle.LOADS
 
-    # Computing beside a flight
+    # Computing beside a load
 
-    def _follow_front(self, resumption: PendingLoad) -> None:
+    def _follow_front(self, pending: PendingLoad) -> None:
         """Let a front go on, or end it where it has met the loaded part."""
-        flight, entry = resumption.flight, resumption.entry
-        assert flight is not None
-        assert resumption.present_len is not None
-        if entry.sequence.computed_len < flight.job.front * self._manager.block_size:
+        load, completion = pending.load, pending.completion
+        assert load is not None
+        assert pending.present_len is not None
+        if completion.sequence.computed_len < load.job.front * self._manager.block_size:
             return
-        if not flight.is_over:
-            self._move_front(resumption)
+        if not load.is_over:
+            self._move_front(pending)
             return
-        entry.limit = None
-        if flight.landed:
+        completion.limit = None
+        if load.landed:
             # Matched again, it finds what both have brought.
-            resumption.front_len += entry.sequence.computed_len - resumption.present_len
-            self._scheduler.requeue(entry)
+            pending.front_len += completion.sequence.computed_len - pending.present_len
+            self._scheduler.requeue(completion)
         else:
-            self._resumptions.forget(resumption)
+            self._pending_loads.forget(pending)
 
-    def _move_front(self, resumption: PendingLoad) -> None:
+    def _move_front(self, pending: PendingLoad) -> None:
         """Claim the next blocks to compute: as many as keep computing and loading equally long."""
-        flight, sequence = resumption.flight, resumption.entry.sequence
-        assert flight is not None
+        load, sequence = pending.load, pending.completion.sequence
+        assert load is not None
         size = self._manager.block_size
         start = sequence.computed_len // size
-        num_blocks = max(0, flight.job.lowest_taken - start)
+        num_blocks = max(0, load.job.lowest_taken - start)
         load_s = sum(
             self._rates.seconds_to_load(tier, num_bytes)
-            for tier, num_bytes in flight.transfer.bytes_left(0).items()
+            for tier, num_bytes in load.transfer.bytes_left(0).items()
         )
         num_due = meeting(
             num_blocks,
             lambda num: self._rates.seconds_to_compute(num * size, sequence.computed_len),
-            load_s / len(flight.transfer.units),
+            load_s / len(load.transfer.units),
         )
         most = max(1, self._scheduler.max_batch_tokens // size)
-        end = self._flights.claim(flight, start + min(num_due, most))
-        resumption.entry.limit = max(end * size, sequence.computed_len)
+        end = self._loads.claim(load, start + min(num_due, most))
+        pending.completion.limit = max(end * size, sequence.computed_len)
 
     # The end
 
-    def _provenance(self, resumption: PendingLoad) -> Loaded:
+    def _provenance(self, pending: PendingLoad) -> Loaded:
         """Return where the tokens of an admitted request came from that it has not computed."""
-        sequence, size = resumption.entry.sequence, self._manager.block_size
-        fetched = resumption.fetched
+        sequence, size = pending.completion.sequence, self._manager.block_size
+        fetched = pending.fetched
         kept = {key: sequence.keys[number] for number, (key, _) in sequence.kept_names.items()}
         by_block = {kept.get(key, key): tier for key, tier in fetched.items()}
         slowest = [by_block.get(key) for key in sequence.keys]
         counts = {tier: size * sum(found is tier for found in slowest) for tier in Tier}
-        partial = resumption.flight.transfer.match.partial if resumption.flight else None
+        partial = pending.load.transfer.match.partial if pending.load else None
         key = partial.key if partial else _first_beside(fetched, {*sequence.keys, *kept})
         tier = fetched.get(key) if key else None
         if tier is not None:
             counts[tier] += sequence.computed_len - len(sequence.keys) * size
         num_slow = counts[Tier.HOST] + counts[Tier.DISK]
         return Loaded(
-            device=sequence.computed_len - num_slow - resumption.front_len,
+            device=sequence.computed_len - num_slow - pending.front_len,
             host=counts[Tier.HOST],
             disk=counts[Tier.DISK],
         )

@@ -19,64 +19,64 @@ class PendingLoad:
         counts: whether the request tells what it finds now as what it has reused.
     """
 
-    entry: Completion
+    completion: Completion
     counts: bool
-    flight: InFlightLoad | None = None
+    load: InFlightLoad | None = None
     blocked_by: InFlightLoad | None = None
-    """Another flight that brings blocks which this one needs."""
+    """Another load that brings blocks which this one needs."""
     estimate: LoadEstimate | None = None
     start_len: int = 0
     """Tokens that were on the device when it was weighed."""
     fetched: dict[BlockKey, Tier] = field(default_factory=dict)
     """Where the blocks came from that were brought for it."""
     present_len: int | None = None
-    """Tokens that were on the device when computing began beside the flight; None: it did not."""
+    """Tokens that were on the device when computing began beside the load; None: it did not."""
     front_len: int = 0
-    """Tokens computed beside the flight."""
+    """Tokens computed beside the load."""
 
     @property
     def is_landing(self) -> bool:
-        return self.flight is not None and not self.flight.is_over
+        return self.load is not None and not self.load.is_over
 
 
 class PendingLoads:
-    """The resumptions of all requests. Owned by the engine's thread."""
+    """The pending_loads of all requests. Owned by the engine's thread."""
 
-    def __init__(self, flights: InFlightLoads) -> None:
-        self._flights = flights
-        self._resumptions: dict[RequestId, PendingLoad] = {}
+    def __init__(self, loads: InFlightLoads) -> None:
+        self._loads = loads
+        self._pending_loads: dict[RequestId, PendingLoad] = {}
 
     def __iter__(self) -> Iterator[PendingLoad]:
-        return iter(tuple(self._resumptions.values()))
+        return iter(tuple(self._pending_loads.values()))
 
-    def of(self, entry: Completion) -> PendingLoad | None:
+    def of(self, completion: Completion) -> PendingLoad | None:
         """Return what is known of a request; None if it waits for nothing. Pure."""
-        return self._resumptions.get(entry.id)
+        return self._pending_loads.get(completion.id)
 
-    def keep(self, resumption: PendingLoad) -> None:
-        """Remember a resumption; it takes the place of an earlier one of the same request."""
-        self._resumptions[resumption.entry.id] = resumption
+    def keep(self, pending: PendingLoad) -> None:
+        """Remember a pending load; it takes the place of an earlier one of the same request."""
+        self._pending_loads[pending.completion.id] = pending
 
-    def forget(self, resumption: PendingLoad) -> None:
+    def forget(self, pending: PendingLoad) -> None:
         """Let go of what is held for a request, and let it compute wherever it likes."""
-        resumption.entry.limit = None
-        self._resumptions.pop(resumption.entry.id, None)
-        if resumption.flight is not None:
-            self._flights.leave(resumption.flight)
+        pending.completion.limit = None
+        self._pending_loads.pop(pending.completion.id, None)
+        if pending.load is not None:
+            self._loads.leave(pending.load)
 
-    def let_go(self, entry: Completion) -> bool:
+    def let_go(self, completion: Completion) -> bool:
         """Give up blocks that are held for less important requests, the least important first.
 
         Returns:
             False if that gives no block back now.
         """
-        self._flights.leave_promotions()
-        for resumption in sorted(self, key=lambda each: each.entry.rank, reverse=True):
-            flight = resumption.flight
-            if resumption.entry.rank <= entry.rank:
+        self._loads.leave_promotions()
+        for pending in sorted(self, key=lambda each: each.completion.rank, reverse=True):
+            load = pending.load
+            if pending.completion.rank <= completion.rank:
                 return False
-            if flight is not None and not flight.has_ended:
-                self.forget(resumption)
-                if flight.has_ended:
+            if load is not None and not load.has_ended:
+                self.forget(pending)
+                if load.has_ended:
                     return True
         return False

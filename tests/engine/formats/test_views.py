@@ -87,12 +87,12 @@ def test_a_query_sees_at_least_so_many_tokens(budget: int, num_recent: int) -> N
 
 def test_the_first_block_never_leaves_sight() -> None:
     group = window(128)
-    course = ViewSchedules([group], P).of("a", "", 9)
-    assert course.numbers(group, 10 * P, P) == [0, 8, 9]
-    assert course.numbers(group, 10 * P + 1, P) == [0, 8, 9, 10]
-    assert course.holes(group, 3 * P + 63, P) == ()
-    assert course.holes(group, 4 * P, P) == ((1, 2),)
-    assert course.first_tainted == 4
+    view_schedule = ViewSchedules([group], P).of("a", "", 9)
+    assert view_schedule.numbers(group, 10 * P, P) == [0, 8, 9]
+    assert view_schedule.numbers(group, 10 * P + 1, P) == [0, 8, 9, 10]
+    assert view_schedule.holes(group, 3 * P + 63, P) == ()
+    assert view_schedule.holes(group, 4 * P, P) == ((1, 2),)
+    assert view_schedule.first_tainted == 4
 
 
 def test_sight_is_what_no_hole_covers() -> None:
@@ -122,21 +122,27 @@ def test_models_that_cannot_be_seen_in_part_are_refused(text: str) -> None:
 
 
 def test_names_descend_from_the_owner_where_something_is_out_of_sight() -> None:
-    courses = ViewSchedules([window(128)], P)
+    view_schedules = ViewSchedules([window(128)], P)
     key = root_key(b"\x01" * 32)
-    own, again, other = courses.of("a", "", 9), courses.of("a", "", 8), courses.of("b", "", 9)
+    own, again, other = (
+        view_schedules.of("a", "", 9),
+        view_schedules.of("a", "", 8),
+        view_schedules.of("b", "", 9),
+    )
     assert all(own.parent(number, key, 10_000) == key for number in (0, 3, 5))
     tainted = own.parent(4, key, 10_000)
     assert tainted not in (key, other.parent(4, key, 10_000))
     assert tainted == again.parent(4, key, 10_000)
-    assert courses.of("", str(Namespace(owner="a")), 9).parent(4, key, 10_000) == tainted
-    assert courses.of("", "", 9).parent(4, key, 10_000) != courses.of("", "", 9).parent(4, key, 10_000)
+    assert view_schedules.of("", str(Namespace(owner="a")), 9).parent(4, key, 10_000) == tainted
+    assert view_schedules.of("", "", 9).parent(4, key, 10_000) != view_schedules.of("", "", 9).parent(
+        4, key, 10_000
+    )
     assert ViewSchedules([window(256)], P).of("a", "", 9).parent(5, key, 10_000) != tainted
 
 
 def test_an_exact_sequence_has_the_exact_course_whoever_owns_it() -> None:
-    courses = ViewSchedules([group_of(FULL)], P)
-    assert courses.of("a", str(Namespace(owner="b", answer_starts=(3,))), 9) is EXACT
+    view_schedules = ViewSchedules([group_of(FULL)], P)
+    assert view_schedules.of("a", str(Namespace(owner="b", answer_starts=(3,))), 9) is EXACT
     assert EXACT.numbers(group_of(FULL), 130, P) == [0, 1, 2]
     assert EXACT.holes(Group(id=GroupId(0), spec=SLIDING, layers=(0,)), 130, P) == ((0, 1),)
 

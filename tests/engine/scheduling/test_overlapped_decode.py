@@ -69,8 +69,8 @@ def test_answers_are_transformers_own(kind: str, tiny: TinyModels, opened: Any) 
     for number, (prompt, handle) in enumerate(zip(prompts, handles, strict=True)):
         said = SAID[tuple(prompt)] = engine._manager.sequences[handle.sequence].token_ids[len(prompt) :]
         assert said == reference(model_dir).answer(prompt, NUM_TOKENS + 3 * number)
-    assert engine._ahead is not None
-    assert engine._ahead.num_surplus == 0
+    assert engine._overlapped is not None
+    assert engine._overlapped.num_surplus == 0
     assert len(runner.ahead) >= NUM_TOKENS
 
 
@@ -94,8 +94,8 @@ def test_an_answer_that_stops_costs_one_surplus_token_and_leaves_nothing_of_it(
             engine.step()
             following = [*prompt, *text[:num_told], *token_ids(4, seed=2)]
             found.append((held(engine), answer(engine, following, 12, handle.sequence).token_ids))
-            if engine._ahead is not None:
-                assert engine._ahead.num_surplus == 1
+            if engine._overlapped is not None:
+                assert engine._overlapped.num_surplus == 1
         assert found[0] == found[1]
         assert found[0][0] == [(16 + num_told - 1, [-(-(16 + num_told - 1) // 16)])]
 
@@ -138,8 +138,8 @@ def test_a_cancelled_answer_leaves_nothing_of_the_token_that_was_under_way(
     engine.step()
     computed_len, tables = held(engine)[0]
     assert tables == [computed_len // 16]
-    assert engine._ahead is not None
-    assert engine._ahead._launched is None or not engine.has_work
+    assert engine._overlapped is not None
+    assert engine._overlapped._launched is None or not engine.has_work
 
 
 def test_tokens_are_read_after_the_next_step_has_been_handed_in(tiny: TinyModels, opened: Any) -> None:
@@ -156,7 +156,7 @@ def test_tokens_are_read_after_the_next_step_has_been_handed_in(tiny: TinyModels
             drawn = super().begin(logits, rows)
             return Watched(drawn.tokens, logits)
 
-    engine._answers.sampler = Watching(0, draws_there=True)
+    engine._output.sampler = Watching(0, draws_there=True)
     submit(engine, token_ids(5), 6)
     step_all(engine)
     assert order == [f"read behind {number}" for number in (1, 2, 3, 4, 5, 5)]

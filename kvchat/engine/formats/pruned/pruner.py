@@ -1,4 +1,4 @@
-"""Carries out what is pruned behind a step: scores a stretch, layer by layer, and gathers what is kept.
+"""Pruner: scores a range of tokens after a step, layer by layer, and gathers those that stay.
 
 Dimensions: Q observing queries, S tokens in sight, H query heads, H_kv key-value heads, D head size, P block
 size.

@@ -17,10 +17,10 @@ from kvchat.engine.sequences.sequence import Sequence
 class Pruning:
     """Plans and records what is pruned; others move the bytes."""
 
-    def __init__(self, device: DeviceTier, naming: BlockPublisher, log: TableLog) -> None:
+    def __init__(self, device: DeviceTier, publisher: BlockPublisher, log: TableLog) -> None:
         self._device = device
         self._pruned = [group for group in device.groups if group.spec.is_pruned]
-        self._naming = naming
+        self._publisher = publisher
         self._log = log
 
     def num_kept(self, sequence: Sequence, group: Group, num_tokens: int) -> int:
@@ -37,12 +37,12 @@ class Pruning:
             return
         for group in self._pruned:
             sequence.kept[group.id] = [
-                self._device.holdings.allocate(sequence, group.id) for _ in range(stage.num_kept(group))
+                self._device.references.allocate(sequence, group.id) for _ in range(stage.num_kept(group))
             ]
 
     def planned(self, sequence: Sequence) -> tuple[Prune, ...]:
         """Return what fills them. Pure."""
-        stage = sequence.course.next_stage(sequence.computed_len) if sequence.kept else None
+        stage = sequence.view_schedule.next_stage(sequence.computed_len) if sequence.kept else None
         if stage is None:
             return ()
         return tuple(
@@ -59,30 +59,30 @@ class Pruning:
 
     def carry_out(self, sequence: Sequence) -> None:
         """Put what was kept in the place of the stretch. The sequence's tokens end where it was pruned."""
-        stage = next(stage for stage in sequence.course.stages if stage.at == sequence.computed_len)
-        sequence.kept_names |= sequence.course.kept_names(stage, sequence.keys, sequence.token_ids)
+        stage = next(stage for stage in sequence.view_schedule.stages if stage.at == sequence.computed_len)
+        sequence.kept_names |= sequence.view_schedule.kept_names(stage, sequence.keys, sequence.token_ids)
         sequence.saved_tail = None
         for group in self._pruned:
             table, kept = sequence.tables[group.id], sequence.kept[group.id]
             for number in reversed(range(stage.start, stage.end)):  # children before their parents
                 block = table[number]
                 assert block is not None
-                self._device.holdings.release(sequence, group.id, block)
+                self._device.references.release(sequence, group.id, block)
                 table[number] = None
             table[stage.start : stage.start + len(kept)] = kept
             self._log.note_from(sequence, group.id, stage.start)
             for number in range(stage.start, stage.start + len(kept)):
-                self._naming.publish(sequence, group, number)
+                self._publisher.publish(sequence, group, number)
         sequence.kept.clear()
 
     def give_up(self, sequence: Sequence) -> None:
         """Let go of blocks that are not going to be filled."""
         for group, kept in sequence.kept.items():
             for block in kept:
-                self._device.holdings.release(sequence, group, block)
+                self._device.references.release(sequence, group, block)
         sequence.kept.clear()
 
     def _due(self, sequence: Sequence, num_tokens: int) -> PrunePoint | None:
         """Return the stage that the sequence reaches with its next `num_tokens` tokens."""
-        stage = sequence.course.next_stage(sequence.computed_len)
+        stage = sequence.view_schedule.next_stage(sequence.computed_len)
         return stage if stage is not None and stage.at == sequence.computed_len + num_tokens else None

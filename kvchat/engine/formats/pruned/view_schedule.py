@@ -72,7 +72,7 @@ class ViewSchedule:
     # Stages
 
     def up_to(self, num_stages: int) -> "ViewSchedule":
-        """Return the course as it is before its later stages. Pure."""
+        """Return the view schedule as it is before its later stages. Pure."""
         return self if num_stages >= len(self.stages) else replace(self, stages=self.stages[:num_stages])
 
     def next_stage(self, num_tokens: int) -> PrunePoint | None:
@@ -178,7 +178,7 @@ def in_sight(holes: Sequence[Hole], end: int) -> list[int]:
 
 
 class ViewSchedules:
-    """The courses of sequences whose layers are these."""
+    """View schedules of sequences whose layers are these."""
 
     def __init__(self, groups: Sequence[Group], block_size: int) -> None:
         self._windows = [group.spec for group in groups if isinstance(group.spec, WindowSpec)]
@@ -196,7 +196,7 @@ class ViewSchedules:
         return parse_namespace(namespace)
 
     def of(self, owner: str, namespace: str, num_tokens: int = 0) -> ViewSchedule:
-        """Return the course of a new sequence.
+        """Return the view schedule of a new sequence.
 
         Args:
             owner: whose sequence it is, where the namespace does not say it; nobody's blocks are never found
@@ -212,41 +212,43 @@ class ViewSchedules:
             salt = f"window {window.num_recent} of {window.block_size}".encode() + nonce
             return ViewSchedule(salt=salt, block_size=self._block_size, first_tainted=window.first_tainted)
         if self._shadowed:
-            course = ViewSchedule(
+            view_schedule = ViewSchedule(
                 salt=str(self._shadowed[0].view).encode() + nonce,
                 block_size=self._block_size,
                 query_block=QUERY_BLOCK,
             )
-            return self.going_on(course, namespace, num_tokens)
+            return self.going_on(view_schedule, namespace, num_tokens)
         is_observed = self._pruned[0].rule == SNAPKV
         rule = f"{self._pruned[0].text} reach {REACH}" if is_observed else self._pruned[0].text
-        course = ViewSchedule(
+        view_schedule = ViewSchedule(
             salt=rule.encode() + nonce,
             block_size=self._block_size,
             num_observed=NUM_OBSERVED if is_observed else 0,
         )
-        return self.going_on(course, namespace, num_tokens)
+        return self.going_on(view_schedule, namespace, num_tokens)
 
-    def going_on(self, course: ViewSchedule, namespace: str, num_tokens: int) -> ViewSchedule:
-        """Return the course of a sequence that goes on with a longer prompt: what is pruned stays so.
+    def going_on(self, view_schedule: ViewSchedule, namespace: str, num_tokens: int) -> ViewSchedule:
+        """Return the view schedule of a sequence that goes on with a longer prompt: what is pruned stays so.
 
         Args:
             num_tokens: as for `of`.
         """
         if not self._pruned and not self._shadowed:
-            return course
+            return view_schedule
         said = self.parse(namespace)
-        ends = said.answer_starts if said.owner else (*(stage.at for stage in course.stages), num_tokens)
+        ends = (
+            said.answer_starts if said.owner else (*(stage.at for stage in view_schedule.stages), num_tokens)
+        )
         if self._shadowed:
-            return replace(course, stages=shadow_stages(ends, self._shadowed[0].view))
-        return replace(course, stages=stages_at(ends, self._pruned[0].num_kept, self._block_size))
+            return replace(view_schedule, stages=shadow_stages(ends, self._shadowed[0].view))
+        return replace(view_schedule, stages=stages_at(ends, self._pruned[0].num_kept, self._block_size))
 
 
 def course_over(view: View, block_size: int, namespace: str) -> ViewSchedule:
-    """Return the course that sequences of a namespace have over a view, whatever the model. Pure where the
+    """Return the view schedule of a namespace's sequences over a view, whatever the model. Pure where the
     namespace says whose it is.
     """
-    # Wide enough for every view: no course depends on it.
+    # Wide enough for every view: no view schedule depends on it.
     layer = FullSpec(num_kv_heads=1, head_dim_k=LEAST_WIDTH + 1, head_dim_v=1, dtype="F32")
     groups = viewed_groups((Group(id=GroupId(0), spec=layer, layers=(0,)),), view, block_size)
     return ViewSchedules(groups, block_size).of("", namespace)

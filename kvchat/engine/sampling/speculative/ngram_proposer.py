@@ -43,13 +43,13 @@ class _Text:
     acceptance: Acceptance
     repeats: NgramIndex = field(default_factory=NgramIndex)
 
-    def read(self, entry: Completion, most: int) -> bool:
+    def read(self, completion: Completion, most: int) -> bool:
         """Take what is new of a sequence, at most so many tokens of its prompt; False if there is more."""
-        token_ids, known = entry.sequence.token_ids, len(self.repeats)
-        prompt_end = min(entry.prompt_len, known + most)
+        token_ids, known = completion.sequence.token_ids, len(self.repeats)
+        prompt_end = min(completion.prompt_len, known + most)
         if known < prompt_end:
             self.repeats.feed(token_ids[known:prompt_end])
-        if len(self.repeats) < entry.prompt_len:
+        if len(self.repeats) < completion.prompt_len:
             return False
         for token in token_ids[len(self.repeats) :]:
             expected = self.repeats.expected
@@ -83,17 +83,17 @@ class NgramProposer:
         self, due: Sequence[Completion], num_beside: int, most: int
     ) -> Mapping[RequestId, tuple[int, ...]]:
         """See `Drafter.propose`. Beside prompts nothing is drafted: what it costs there is not known."""
-        texts = {entry.id: self._text(entry) for entry in due}
+        texts = {completion.id: self._text(completion) for completion in due}
         each = -(-READ_AT_ONCE // len(due))
-        is_read = [texts[entry.id].read(entry, each) for entry in due]
+        is_read = [texts[completion.id].read(completion, each) for completion in due]
         if num_beside:
             return {}
         ranked = sorted(
             (
-                (chance, entry.id)
-                for entry, is_ready in zip(due, is_read, strict=True)
+                (chance, completion.id)
+                for completion, is_ready in zip(due, is_read, strict=True)
                 if is_ready
-                for chance in texts[entry.id].chances(min(MOST_DRAFTED, entry.most_drafted))
+                for chance in texts[completion.id].chances(min(MOST_DRAFTED, completion.most_drafted))
             ),
             key=lambda pair: -pair[0],
         )[: min(most, MOST_OF_A_STEP)]
@@ -103,9 +103,9 @@ class NgramProposer:
             nums[number] = nums.get(number, 0) + 1
         return {number: texts[number].repeats.draft(num) for number, num in nums.items()}
 
-    def foresees(self, entry: Completion) -> bool:
-        text = self._text(entry)
-        return not text.read(entry, READ_AT_ONCE) or text.repeats.match_len > 0
+    def foresees(self, completion: Completion) -> bool:
+        text = self._text(completion)
+        return not text.read(completion, READ_AT_ONCE) or text.repeats.match_len > 0
 
     def observe(self, batch: Batch, seconds: float) -> None:
         num_keys = sum(chunk.end for chunk in batch.chunks)
@@ -118,10 +118,10 @@ class NgramProposer:
     def forget(self, request: RequestId) -> None:
         self._texts.pop(request, None)
 
-    def _text(self, entry: Completion) -> _Text:
-        if entry.id not in self._texts:
-            self._texts[entry.id] = _Text(Acceptance(self._acceptance))
-        return self._texts[entry.id]
+    def _text(self, completion: Completion) -> _Text:
+        if completion.id not in self._texts:
+            self._texts[completion.id] = _Text(Acceptance(self._acceptance))
+        return self._texts[completion.id]
 
     def _num_worth_it(self, chances: Sequence[float], due: Sequence[Completion]) -> int:
         """Return how many of the most probable tokens to draft.
@@ -130,7 +130,7 @@ class NgramProposer:
             chances: how probable each is, falling.
         """
         self._is_probing = False
-        num_keys = sum(len(entry.sequence.token_ids) for entry in due)
+        num_keys = sum(len(completion.sequence.token_ids) for completion in due)
         if not chances or self._costs.plain_s(len(due), num_keys) is None:
             return 0
         best, best_gain = 0, LEAST_GAIN
