@@ -25,8 +25,8 @@ from kvchat.engine.memory.disk.store import DiskStore
 from kvchat.engine.memory.disk.writer import BlockWriter
 from kvchat.errors import StorageError
 from kvchat.platform.encryptor import Encryptor
+from kvchat.session.database.backups import backup_paths
 from kvchat.session.kv.references import references
-from kvchat.session.salvage.recovery import backup_paths
 from kvchat.session.store import Outcome, SessionStore, new_session_id
 from kvchat.session.tree import MAIN, Branch, Finish, Session, SessionId
 from tests.engine.memory.chains import (

@@ -77,10 +77,10 @@ def key_in_use(paths: Paths) -> KeyFile | None:
 def settle(paths: Paths, key: KeyFile) -> KeyFile | None:
     """End what was begun, as far as the database got: its own first bytes say what it is."""
     from kvchat.engine.memory.disk.block_encryption import sealed_home
+    from kvchat.session.database.backups import forget_backups
     from kvchat.session.database.table_layout import is_sealed
     from kvchat.session.encryption.files import forget_other
     from kvchat.session.encryption.rewrite import converting_path
-    from kvchat.session.salvage.recovery import forget_backups
 
     database = paths.sessions_db
     with _told(database):

@@ -71,8 +71,8 @@ def test_a_pseudonym_depends_on_the_key_and_on_nothing_else() -> None:
 def test_a_missing_package_is_told_with_what_to_install() -> None:
     program = WITHOUT.format(absent=("cryptography",)) + (
         "from kvchat.errors import EncryptionError\n"
-        "from kvchat.platform.encryptor import Sealer\n"
-        "try:\n    Sealer(bytes(32))\n"
+        "from kvchat.platform.encryptor import Encryptor\n"
+        "try:\n    Encryptor(bytes(32))\n"
         "except EncryptionError as error:\n    print(error, error.exit_code)\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

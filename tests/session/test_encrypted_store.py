@@ -13,9 +13,9 @@ from kvchat.engine.api.ids import u32le
 from kvchat.errors import EncryptionError, KvchatError, StorageError
 from kvchat.platform.encryptor import Encryptor
 from kvchat.session.database import schema
+from kvchat.session.database.backups import backup_paths
 from kvchat.session.database.table_layout import is_sealed
 from kvchat.session.encryption import tables
-from kvchat.session.salvage.recovery import backup_paths
 from kvchat.session.store import SessionStore
 from kvchat.session.tree import MAIN, Finish, MessagePart, Turn
 from tests.session.turns import exchange, open_answer, question

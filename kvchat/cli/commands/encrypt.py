@@ -22,11 +22,11 @@ from kvchat.platform.key_file import (
     write_key,
 )
 from kvchat.platform.paths import Paths
+from kvchat.session.database.backups import damaged_copies
 from kvchat.session.database.table_layout import PLAIN, Tables
 from kvchat.session.encryption.rewrite import rewrite
 from kvchat.session.encryption.tables import EncryptedTables
 from kvchat.session.packs import PackStore
-from kvchat.session.salvage.recovery import damaged_copies
 from kvchat.session.store import SessionStore
 from kvchat.session.unsent_drafts import DraftStore
 

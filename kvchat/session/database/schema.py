@@ -23,6 +23,7 @@ from itertools import chain
 from pathlib import Path
 
 from kvchat.errors import StorageError
+from kvchat.session.database.damage import DamageFound
 from kvchat.session.database.digests import (
     BRANCH_COLUMNS,
     PART_COLUMNS,
@@ -31,7 +32,6 @@ from kvchat.session.database.digests import (
     column_digests,
     turn_digest,
 )
-from kvchat.session.salvage.damage import DamageFound
 
 _FIRST = (
     """

@@ -9,6 +9,7 @@ from time import time
 from kvchat.errors import SessionExists, SessionNotFound
 from kvchat.session import timestamps
 from kvchat.session.database import rows
+from kvchat.session.database.damage import refuse_hidden
 from kvchat.session.database.digests import (
     BRANCH_COLUMNS,
     SESSION_COLUMNS,
@@ -20,7 +21,6 @@ from kvchat.session.database.digests import (
     piece_name,
     with_facts,
 )
-from kvchat.session.salvage.damage import refuse_hidden
 from kvchat.session.template.message_files import split_files
 from kvchat.session.tree import Branch, BranchName, MessagePart, Session, SessionId, Turn, TurnId
 

@@ -18,8 +18,8 @@ from kvchat.errors import EncryptionError, StorageError
 from kvchat.platform.encryptor import DecryptionFailed, Encryptor
 from kvchat.platform.values import dataclass
 from kvchat.session.database import schema
+from kvchat.session.database.damage import DamageFound
 from kvchat.session.database.table_layout import PLAIN, SEALED_MARK, Tables, is_sealed
-from kvchat.session.salvage.damage import DamageFound
 
 _PREFIX = "sealed_"
 _ROW_IDS = {

@@ -26,7 +26,7 @@ class _Place:
     role: str
 
 
-def tie_turns(target: sqlite3.Connection) -> None:
+def relink_turns(target: sqlite3.Connection) -> None:
     """Make the turns of a new database trees again. Runs in the caller's transaction."""
     damaged = [dict(row) for row in target.execute("SELECT * FROM turns") if not rows.is_whole("turns", row)]
     for values in damaged:

@@ -7,10 +7,10 @@ import pytest
 
 from kvchat.errors import StorageError
 from kvchat.platform.encryptor import Encryptor
+from kvchat.session.database.backups import backup_paths
 from kvchat.session.database.table_layout import PLAIN, is_sealed
 from kvchat.session.encryption.rewrite import converting_path, rewrite
 from kvchat.session.encryption.tables import EncryptedTables
-from kvchat.session.salvage.recovery import backup_paths
 from kvchat.session.store import SessionStore
 from kvchat.session.tree import MAIN, Turn
 from tests.session.test_encrypted_store import raw, talk

@@ -5,7 +5,7 @@ from kvchat.app.unlock import PassphraseMissing, key_in_use, unlocked
 from kvchat.cli.commands.doctor.finding import CheckResult, CheckState
 from kvchat.errors import KvchatError
 from kvchat.platform.key_file import key_path
-from kvchat.session.salvage.recovery import damaged_copies
+from kvchat.session.database.backups import damaged_copies
 
 
 def find_encryption(settings: Settings) -> tuple[CheckResult, Settings | None]:

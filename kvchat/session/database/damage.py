@@ -6,12 +6,18 @@ refusal or a gap is met, so that a sound database pays nothing.
 
 import sqlite3
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 from kvchat.session.tree import Turn
 
 
 class DamageFound(sqlite3.DatabaseError):
     """Rows and indexes that do not agree; a new file with the rows helps."""
+
+
+def damage_mark(path: Path) -> Path:
+    """Return the file that says that a database was found to be damaged, for the next start to salvage it."""
+    return path.with_name(path.name + ".damaged")
 
 
 def refuse_damage(connection: sqlite3.Connection) -> None:

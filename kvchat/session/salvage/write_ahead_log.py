@@ -37,7 +37,7 @@ Sums = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class MendedLog:
+class RepairedLog:
     """A log without its damage.
 
     Args:
@@ -56,13 +56,13 @@ class MendedLog:
         """The log as it is most likely to have been."""
         return _written(self.header, self.frames)
 
-    def versions(self) -> Iterator["MendedLog"]:
+    def versions(self) -> Iterator["RepairedLog"]:
         """Yield the log with each of what the explained frame may have been."""
         number, explained = self.explained
         for signed in explained:
             yield replace(self, frames=[*self.frames[:number], signed, *self.frames[number + 1 :]])
 
-    def likeness(self, database: BinaryIO) -> int:
+    def similarity(self, database: BinaryIO) -> int:
         """Return how many bytes of the explained frame's page are those that stood there before."""
         number, _ = self.explained
         name, page = self.frames[number][:4], self.frames[number][8:]
@@ -95,7 +95,7 @@ class MendedLog:
         return image
 
 
-def mended(data: bytes) -> MendedLog | None:
+def repaired(data: bytes) -> RepairedLog | None:
     """Return a log in which SQLite finds what is behind the damage; None if there is none to be found."""
     if len(data) < _HEADER_BYTES + _FRAME_BYTES:
         return None
@@ -107,7 +107,7 @@ def mended(data: bytes) -> MendedLog | None:
     pages = list(log.pages())
     if not log.is_damaged and header == data[:_HEADER_BYTES]:
         return None
-    return MendedLog(header, pages, log.explained)
+    return RepairedLog(header, pages, log.explained)
 
 
 class _Log:
