@@ -7,7 +7,7 @@ import pytest
 from kvchat.engine.api.loss import FormatLoss, GaugeReport, LayerLoss, Loss
 from kvchat.engine.quality.advice import frontier, recommended, share_bounds
 from kvchat.engine.quality.frontier_plot import frontier_svg
-from kvchat.text.format_gauge import advice_line, report_lines
+from kvchat.text.gauge import advice_line, report_lines
 
 pytestmark = pytest.mark.pure
 

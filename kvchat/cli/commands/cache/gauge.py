@@ -25,7 +25,7 @@ from kvchat.session.answered import answer_positions
 from kvchat.session.kv.namespaces import answer_starts
 from kvchat.session.tree import Session, path_token_ids
 from kvchat.text.figures import plural, seconds_text
-from kvchat.text.format_gauge import finite, report_lines, suite_lines, suite_values
+from kvchat.text.gauge import finite, report_lines, suite_lines, suite_values
 
 if TYPE_CHECKING:
     from kvchat.engine.quality.gauge import Gauge

@@ -10,7 +10,7 @@ from kvchat.session.render.document import Document, DocumentMessage
 from kvchat.session.tree import Branch, Finish, Role, Session, Turn
 from kvchat.text.answer_footer import footer_parts
 from kvchat.text.figures import plural
-from kvchat.text.format_trust import trust_words
+from kvchat.text.trust import trust_words
 from kvchat.ui.widgets.session_rows import UNTITLED
 
 _ENDINGS = {

@@ -3,8 +3,8 @@
 from kvchat.chat.events import EditCost, Revision
 from kvchat.engine.api.snapshot import CacheSnapshot
 from kvchat.text.attachments import shown_message
+from kvchat.text.cache_usage import bytes_of, in_bytes
 from kvchat.text.figures import bytes_text, count_text, plural
-from kvchat.text.format_cost import bytes_of, in_bytes
 from kvchat.text.plain_text import fitted, one_line
 
 COSTLY_TOKENS = 512

@@ -1,4 +1,7 @@
-"""What a course costs, in tokens and bytes, in words. Bytes are those of whole blocks on the device."""
+"""Wording of cache usage: what is reused and computed, where blocks lie, capacity left, what a server says.
+
+Bytes are those of whole blocks on the device. What a server does not report is unknown, never nothing.
+"""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -6,9 +9,11 @@ from math import ceil
 
 from kvchat.chat.events import EditCost
 from kvchat.engine.api.inspection import InspectedBlock
+from kvchat.engine.api.server_cache import ServerCache
 from kvchat.engine.api.snapshot import CacheSnapshot, Tier
-from kvchat.text.figures import bytes_text, count_text, plural
+from kvchat.text.figures import bytes_text, count_text, plural, short_count_text
 
+UNTOLD = "unknown"
 _FASTEST_FIRST = (Tier.DEVICE, Tier.HOST, Tier.DISK)
 _WHERE = {Tier.DEVICE: "on the device", Tier.HOST: "in host memory", Tier.DISK: "on disk"}
 
@@ -74,3 +79,47 @@ def reach_words(
     came = f"; {bytes_text(loaded_bytes)} loaded just now" if loaded_bytes else ""
     kept = f"{count_text(cost.reused_tokens)} of {plural(total, 'token')} are kept{of_bytes}"
     return f"{kept}{tier_words(blocks)}{came}{rest}"
+
+
+def capacity_words(snapshot: CacheSnapshot, context_len: int) -> tuple[int, str]:
+    """Return how many more tokens the conversation on screen can have, and before what.
+
+    The context's end comes first where it is nearer than the end of the free blocks. Then blocks give way
+    that are kept for nobody: to host memory if there is any, else they are given up. Where none are kept,
+    other conversations leave the device, and where there are none either, the cache is full.
+    """
+    left = max(0, snapshot.max_context - context_len)
+    if left <= snapshot.room_tokens:
+        return left, "before the context is full"
+    if any(group.cached_blocks for group in snapshot.groups):
+        host = next((tier for tier in snapshot.tiers if tier.tier is Tier.HOST), None)
+        to_host = host is not None and host.total_bytes != 0
+        return (
+            snapshot.room_tokens,
+            f"before kept blocks {'move to host memory' if to_host else 'are given up'}",
+        )
+    if len(snapshot.sequences) > 1:
+        return snapshot.room_tokens, "before other branches leave the device"
+    return snapshot.room_tokens, "before the cache is full"
+
+
+def share_words(share: float | None) -> str:
+    return UNTOLD if share is None else f"{100 * share:.0f} %"
+
+
+def reuse_words(served: ServerCache, *, short: bool = False) -> str:
+    """Return what its prefix cache found of what it was asked for, since the server started."""
+    hit, asked = served.hit_tokens, served.asked_tokens
+    if hit is None or asked is None:
+        return share_words(served.hit_rate)
+    count = short_count_text if short else count_text
+    share = f" · {share_words(served.hit_rate)}" if asked else ""
+    return f"{count(hit)} of {count(asked)}{share}"
+
+
+def request_words(served: ServerCache) -> str:
+    """Return how many requests it computes, of everybody, and how many wait."""
+    if served.num_running is None and served.num_waiting is None:
+        return UNTOLD
+    counts = ((served.num_running, "running"), (served.num_waiting, "waiting"))
+    return ", ".join(f"{UNTOLD if count is None else count_text(count)} {what}" for count, what in counts)
