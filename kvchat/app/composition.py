@@ -165,7 +165,7 @@ class Kvchat:
         """Return the chat of a server; the first of its models unless one is named."""
         from kvchat.remote.chat import RemoteChat
         from kvchat.remote.endpoint import RemoteServer
-        from kvchat.remote.key import client_key
+        from kvchat.remote.endpoint import client_key
 
         if reference is not None:
             self.store.find(reference)

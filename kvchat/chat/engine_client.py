@@ -101,7 +101,7 @@ class EngineClient(Protocol):
         """
         ...
 
-    def inspect(self, wish: InspectionRequest) -> tuple[InspectedBlock, ...]:
+    def inspect(self, request: InspectionRequest) -> tuple[InspectedBlock, ...]:
         """Return the blocks of a path, wherever they are, or those kept for nobody. Blocks while the engine
         loads, and until its step ends.
         """

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 
-from kvchat.chat import costs
 from kvchat.chat.candidates.samples import differing
 from kvchat.chat.candidates.service import CandidateService as CandidateService
 from kvchat.chat.conversation import BEHIND, ON_SCREEN, Answering, Conversation, Undo
@@ -24,7 +23,14 @@ from kvchat.chat.events import TextDelta as TextDelta
 from kvchat.chat.events import TurnFinished as TurnFinished
 from kvchat.chat.events import TurnStarted as TurnStarted
 from kvchat.chat.notices import notices_of
-from kvchat.chat.revision import plan_drop, plan_undo, split_at, to_last_question
+from kvchat.chat.revision import (
+    cost_of_edit,
+    cost_of_revision,
+    plan_drop,
+    plan_undo,
+    split_at,
+    to_last_question,
+)
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.api.status import EnginePhase as EnginePhase
 from kvchat.engine.api.status import EngineStatus as EngineStatus
@@ -227,8 +233,8 @@ class Chat:
         return plan if plan.anew else self.plan_undo(conversation)
 
     def revision_cost(self, conversation: Conversation, revision: Revision) -> EditCost:
-        """Return exactly what a course costs at this moment; see `prices.of_revision`."""
-        return costs.of_revision(self.engine, self.template, conversation.session, revision)
+        """Return exactly what a course costs at this moment; see `cost_of_revision`."""
+        return cost_of_revision(self.engine, self.template, conversation.session, revision)
 
     def revise(self, conversation: Conversation, revision: Revision) -> None:
         """Go on along another course. The old one stays on a branch.
@@ -292,7 +298,7 @@ class Chat:
         """
         _refuse_empty(text)
         path, left = split_at(conversation.turns, turn_id)
-        return costs.of_edit(self.engine, self.template, conversation.session, path, left, text)
+        return cost_of_edit(self.engine, self.template, conversation.session, path, left, text)
 
     def retry(
         self, conversation: Conversation, sampling: SamplingParams | None = None

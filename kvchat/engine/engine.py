@@ -356,15 +356,15 @@ class Engine:
             problem=self._keeper.problem,
         )
 
-    def inspect(self, wish: InspectionRequest) -> tuple[InspectedBlock, ...]:
+    def inspect(self, request: InspectionRequest) -> tuple[InspectedBlock, ...]:
         """Return the blocks of a path, first block first, or what is kept for nobody; moves nothing.
 
         Raises:
             InvalidRequest: an id outside the vocabulary, or a namespace that is no text.
         """
-        self._intake.check_path(wish.token_ids, wish.namespace)
+        self._intake.check_path(request.token_ids, request.namespace)
         return inspection.inspected(
-            self._manager, wish, {entry.sequence.id for entry in self._scheduler.running}
+            self._manager, request, {entry.sequence.id for entry in self._scheduler.running}
         )
 
     def check_integrity(self) -> None:

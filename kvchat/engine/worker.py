@@ -176,14 +176,14 @@ class Worker:
         """
         self._post(lambda engine: _promote(engine, token_ids, beside, namespace))
 
-    def inspect(self, wish: InspectionRequest) -> tuple[InspectedBlock, ...]:
+    def inspect(self, request: InspectionRequest) -> tuple[InspectedBlock, ...]:
         """Return the blocks of a path, or what is kept for nobody; waits while the model loads.
 
         Raises:
             InvalidRequest: an id outside the vocabulary.
             EngineFailed: there is no engine any more.
         """
-        return self._call(lambda engine: engine.inspect(wish))
+        return self._call(lambda engine: engine.inspect(request))
 
     def update_weights(self, source: Path) -> EngineInfo:
         """Run on other weights of the same model from now on; see `Engine.update_weights`. Waits for it.

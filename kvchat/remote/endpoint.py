@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from pathlib import Path
 from threading import Event, Timer
 from typing import Any
 from urllib.parse import urlsplit
@@ -14,7 +15,6 @@ from urllib.parse import urlsplit
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.errors import ConfigError, InvalidRequest, ModelNotFound, RemoteError, UsageError
 from kvchat.platform.values import dataclass
-from kvchat.remote.pairs import Pairs
 from kvchat.session.template.chat_template import Message
 
 _CONNECT_S = 10.0
@@ -30,6 +30,24 @@ _MOST_TOKENS = 1 << 53
 _NO_ANSWER = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
 """What reading JSON of any shape can raise."""
 
+_LEADING_SURROGATES = range(0xD800, 0xDC00)
+_SURROGATE_CODEC = "utf-16-le"
+
+
+def client_key(file: Path) -> str:
+    """Return the key in a file.
+
+    Raises: ConfigError: it cannot be read, or others can read it too.
+    """
+    try:
+        if file.stat().st_mode & 0o077:
+            raise ConfigError(f"others can read the API key in {file}: chmod 600 {file}")
+        key = file.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the API key in {file}: {error}") from error
+    if not key or not key.isprintable():
+        raise ConfigError(f"there is no API key in {file}; it is one line of text")
+    return key
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delta:
@@ -157,7 +175,7 @@ class RemoteServer:
         stream = RemoteStream(self.url, connection)
         try:
             watch(stream)
-            stream.begin(self._request(connection, "POST", "/chat/completions", body | _wishes(sampling)))
+            stream.begin(self._request(connection, "POST", "/chat/completions", body | _sampling_fields(sampling)))
         except BaseException as error:
             connection.close()
             if not (stream.is_cancelled and isinstance(error, RemoteError)):
@@ -248,7 +266,7 @@ class RemoteStream:
         Raises: RemoteError: the server reported an error, broke off, or sent what is no answer.
         """
         try:
-            said, thought = Pairs(), Pairs()
+            said, thought = _SurrogateJoiner(), _SurrogateJoiner()
             for event in self._events():
                 for delta in self._deltas(event):
                     if text := (thought if delta.reasoning else said).feed(delta.text):
@@ -316,18 +334,18 @@ def _cut_off(connection: HTTPConnection, limit_s: float) -> Iterator[Event]:
         timer.cancel()
 
 
-def _wishes(sampling: SamplingParams) -> dict[str, object]:
+def _sampling_fields(sampling: SamplingParams) -> dict[str, object]:
     """Return what differs from a server's defaults, under OpenAI's names, and vLLM's where it has none."""
-    wishes: dict[str, object] = {"temperature": sampling.temperature}
+    fields: dict[str, object] = {"temperature": sampling.temperature}
     if sampling.max_tokens is not None:
-        wishes["max_tokens"] = sampling.max_tokens
+        fields["max_tokens"] = sampling.max_tokens
     if sampling.seed is not None:
-        wishes["seed"] = sampling.seed
+        fields["seed"] = sampling.seed
     plain = SamplingParams()
     for name in ("top_p", "top_k", "min_p", "repetition_penalty"):
         if (value := getattr(sampling, name)) != getattr(plain, name):
-            wishes[name] = value
-    return wishes
+            fields[name] = value
+    return fields
 
 
 def _with_usage(report: Report, usage: dict[str, Any]) -> Report:
@@ -356,3 +374,30 @@ def _error_words(data: bytes) -> str:
     except _NO_ANSWER:
         pass
     return " ".join(str(text).split())[:500] or "nothing"
+
+
+class _SurrogateJoiner:
+    """Joins surrogate pairs that a server cut between two pieces; a half that stays alone becomes U+FFFD.
+
+    JSON writes a character beyond the first 65,536 as such a pair; neither a database nor a terminal takes half
+    of one.
+    """
+
+    def __init__(self) -> None:
+        self._held = ""
+
+    def feed(self, text: str) -> str:
+        """Return what can be told of all that has come; a half at its end waits for the other."""
+        text = self._held + text
+        is_cut = bool(text) and ord(text[-1]) in _LEADING_SURROGATES
+        self._held = text[-1] if is_cut else ""
+        return _whole(text[:-1] if is_cut else text)
+
+    def finish(self) -> str:
+        """Return what still waits, at the end."""
+        left, self._held = self._held, ""
+        return _whole(left)
+
+
+def _whole(text: str) -> str:
+    return text.encode(_SURROGATE_CODEC, "surrogatepass").decode(_SURROGATE_CODEC, "replace")

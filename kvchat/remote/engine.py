@@ -79,7 +79,7 @@ class RemoteEngine:
     def prefetch(self, token_ids: Sequence[int], *, beside: Sequence[int] = (), namespace: str = "") -> None:
         pass
 
-    def inspect(self, wish: InspectionRequest) -> tuple[InspectedBlock, ...]:
+    def inspect(self, request: InspectionRequest) -> tuple[InspectedBlock, ...]:
         return ()
 
     def snapshot(self) -> None:

@@ -63,7 +63,7 @@ class ChatCompletionRequest:
     wants_usage: bool = False
 
 
-def read_wish(body: object, defaults: SamplingParams) -> ChatCompletionRequest:
+def read_chat_request(body: object, defaults: SamplingParams) -> ChatCompletionRequest:
     """Return what a body asks for.
 
     Args:

@@ -25,7 +25,7 @@ _OWNER = "serve"
 
 
 class ChatCompletions:
-    """Answers wishes with one engine.
+    """Answers requests with one engine.
 
     Args:
         engine: the engine, loaded.
@@ -40,26 +40,26 @@ class ChatCompletions:
         self._transcripts = Transcripts()
         self._ends = tuple(sorted(end for end in template.end_ids if end < engine.info().vocab_size))
 
-    async def begin(self, wish: ChatCompletionRequest) -> "ChatCompletion":
-        """Hand a wish to the engine.
+    async def begin(self, chat_request: ChatCompletionRequest) -> "ChatCompletion":
+        """Hand a request to the engine.
 
         Raises:
             KvchatError: it is refused, or there is no engine any more.
         """
         # Encoding a long document takes a while, and so does handing in: neither may hold up the others.
-        beginning = asyncio.ensure_future(asyncio.to_thread(self._begin, wish, asyncio.get_running_loop()))
+        beginning = asyncio.ensure_future(asyncio.to_thread(self._begin, chat_request, asyncio.get_running_loop()))
         try:
             return await asyncio.shield(beginning)
         except asyncio.CancelledError:
             beginning.add_done_callback(_stop_begun)
             raise
 
-    def _begin(self, wish: ChatCompletionRequest, loop: asyncio.AbstractEventLoop) -> "ChatCompletion":
-        prompt = self._prompt(wish)
-        stops = self._template.stop_strings + wish.stops
+    def _begin(self, chat_request: ChatCompletionRequest, loop: asyncio.AbstractEventLoop) -> "ChatCompletion":
+        prompt = self._prompt(chat_request)
+        stops = self._template.stop_strings + chat_request.stops
         stream = self._template.stream(prompt, stops=stops)
         matcher = StopStrings(self._template.stream(prompt, stops=stops), len(prompt)) if stops else None
-        sampling = replace(wish.sampling, stop_token_ids=self._ends)
+        sampling = replace(chat_request.sampling, stop_token_ids=self._ends)
         request = Request(token_ids=prompt, sampling=sampling, owner=_OWNER, priority=BEHIND, stop=matcher)
         handle = self._engine.submit(request)
         return ChatCompletion(
@@ -67,22 +67,22 @@ class ChatCompletions:
             stream,
             loop,
             on_finish=self._finished,
-            on_said=lambda text, ids: self._said(wish, prompt, text, ids),
+            on_said=lambda text, ids: self._said(chat_request, prompt, text, ids),
         )
 
-    def _prompt(self, wish: ChatCompletionRequest) -> tuple[int, ...]:
+    def _prompt(self, chat_request: ChatCompletionRequest) -> tuple[int, ...]:
         """Return the ids of a conversation: those the model saw as far as they are known here."""
         # The day, not the hour: a template that tells the time must not change the past with every question.
         now = datetime.combine(datetime.now().date(), datetime.min.time())
-        known = self._transcripts.find(wish.history) if wish.history else None
-        if known is None or wish.history[-1].role != Role.ASSISTANT:
-            return tuple(self._template.whole(wish.history, wish.question, now=now))
+        known = self._transcripts.find(chat_request.history) if chat_request.history else None
+        if known is None or chat_request.history[-1].role != Role.ASSISTANT:
+            return tuple(self._template.whole(chat_request.history, chat_request.question, now=now))
         token_ids, prompt_len = known
         answer_ids = token_ids[prompt_len:]
         closed = self._template.is_closed(answer_ids)
-        ended_with = "" if closed else self._template.ended_with(answer_ids, wish.history[-1].content)
+        ended_with = "" if closed else self._template.ended_with(answer_ids, chat_request.history[-1].content)
         following = self._template.following(
-            wish.history, wish.question, closed=closed, ended_with=ended_with, now=now
+            chat_request.history, chat_request.question, closed=closed, ended_with=ended_with, now=now
         )
         return (*token_ids, *following)
 
@@ -93,9 +93,9 @@ class ChatCompletions:
             self._engine.release(event.sequence)
 
     def _said(
-        self, wish: ChatCompletionRequest, prompt: tuple[int, ...], text: str, token_ids: Sequence[int]
+        self, chat_request: ChatCompletionRequest, prompt: tuple[int, ...], text: str, token_ids: Sequence[int]
     ) -> None:
-        said = (*wish.history, Message(Role.USER, wish.question), Message(Role.ASSISTANT, text))
+        said = (*chat_request.history, Message(Role.USER, chat_request.question), Message(Role.ASSISTANT, text))
         self._transcripts.remember(said, (*prompt, *token_ids), len(prompt))
 
 

@@ -7,7 +7,7 @@ from kvchat.app.config import RemoteSettings
 from kvchat.engine.api.server_cache import ServerCache
 from kvchat.errors import RemoteError
 from kvchat.platform.values import dataclass
-from kvchat.text.format_server_cache import request_words, reuse_words, share_words
+from kvchat.text.cache_usage import request_words, reuse_words, share_words
 
 _UNTOLD = "its /metrics tell nothing of one; vLLM, SGLang, llama.cpp and `kvchat serve` report theirs"
 
@@ -44,7 +44,7 @@ def server_state(remote: RemoteSettings) -> ServerState | None:
     if remote.url is None:
         return None
     from kvchat.remote.endpoint import RemoteServer
-    from kvchat.remote.key import client_key
+    from kvchat.remote.endpoint import client_key
     from kvchat.remote.metrics import served_cache
 
     endpoint = RemoteServer(remote.url, None if remote.key_file is None else client_key(remote.key_file))
