@@ -1,6 +1,6 @@
-"""An open conversation, and how its last answer grows: engine events in, chat events out.
+"""An open conversation, and the growth of its last answer: engine events in, chat events out.
 
-What is shown is stored first: token ids and text reach the database before they are yielded.
+Token ids and text are stored before they are yielded.
 """
 
 from collections.abc import Callable, Generator, Iterator

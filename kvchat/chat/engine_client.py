@@ -1,4 +1,4 @@
-"""The engine as chat sees it: the seam behind which it runs, in a thread of its own or elsewhere.
+"""Engine client: the engine as chat sees it, in a thread of its own or in another process.
 
 `kvchat.chat.service` hands these names on to its callers.
 """

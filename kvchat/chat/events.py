@@ -1,6 +1,6 @@
-"""What a chat tells while it answers, and what it says of other courses before they are taken. Values only.
+"""Chat events while an answer grows, and the cost of a revision before it is made. Values only.
 
-They stand apart from what makes them, so that a window is drawn before the chat behind it is imported.
+They are apart from the code that makes them, so that a window is drawn before the chat behind it is imported.
 """
 
 from kvchat.engine.api.events import Loaded, LoadEstimate

@@ -1,4 +1,4 @@
-"""What a person should know of a conversation before going on with it: of its KV, and of the template."""
+"""Notices on opening a conversation: imported or converted KV, a template that rewrites, another adapter."""
 
 from shlex import quote
 

@@ -1,7 +1,7 @@
-"""Another course for a conversation: its end taken back, or an exchange in its middle left out.
+"""Revisions of a conversation: undo, drop and edit, planned and priced before they are made.
 
-A plan changes nothing. It holds every turn of the new course, with the ids the model will see, so that what
-it costs is known before it is taken; the old course stays as it was, on its branch.
+A plan changes nothing. It holds every turn of the new path, with the ids the model will see, so that its cost
+is known in advance; the old path stays as it was, on its branch. Pricing asks the engine and waits for it.
 """
 
 from collections.abc import Callable, Iterable, Sequence

@@ -1,8 +1,8 @@
-"""One turn of a conversation: session and engine in, chat events out.
+"""Chat service: one turn of a conversation, with session and engine in and chat events out.
 
-The service that the interface and the command line call. It knows the engine only as `EngineClient`, so it
-runs with torch absent, and the session only through the store and the template. What it shows is on disk
-first: token ids and text reach the database before they are yielded.
+The interface and the command line call it. It knows the engine only as `EngineClient`, so it runs with torch
+absent, and the session only through the store and the template. Token ids and text reach the database before
+they are yielded.
 """
 
 from collections.abc import Iterator

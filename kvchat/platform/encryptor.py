@@ -1,9 +1,9 @@
-"""Seals what lies on disk: AES-256-GCM under keys that all come from one data key.
+"""Encryption at rest: AES-256-GCM under keys that are derived from one data key.
 
-Everything sealed is bound to its place: two records that were swapped open as little as one that was changed.
-A record's nonce is a keyed digest of its place and content, so no state and no random number can repeat one
-for other content; the price is that a record which is written again unchanged looks unchanged. Files are
-longer and have no such price: each is sealed under a key of its own, drawn anew whenever one is written.
+Every ciphertext is bound to its place: two swapped records fail to decrypt just like a changed one. A
+record's nonce is a keyed digest of its place and content, so no state and no random number can repeat one for
+other content; the price is that a record written again unchanged looks unchanged. Files are longer and pay no
+such price: each is encrypted under a key of its own, drawn anew whenever one is written.
 """
 
 import os

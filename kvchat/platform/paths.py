@@ -1,4 +1,4 @@
-"""Where kvchat keeps what: by the standards of the system, or all of it in one home."""
+"""Paths of kvchat's files: by the conventions of the system, or all in one home."""
 
 from collections.abc import Mapping
 from pathlib import Path

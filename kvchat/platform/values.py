@@ -1,9 +1,9 @@
-"""Data classes that cost little to define.
+"""Data classes that are cheap to define.
 
-The standard library compiles six methods of each class while a module is imported, which took a third of the
-time until a command answered: kvchat has hundreds of such classes, and a run makes values of a few. Here
-comparing, printing and refusing changes are the same functions for all, `__init__` is compiled when the
-first value is made, and fields are described when somebody asks for them.
+The standard library compiles six methods of each class at import, which took a third of the time until a
+command answered: kvchat has hundreds of such classes, and a run makes values of a few. Here comparison,
+`repr` and immutability are the same functions for all, `__init__` is compiled with the first value, and
+fields are described on request.
 """
 
 import dataclasses

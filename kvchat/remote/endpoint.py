@@ -1,4 +1,4 @@
-"""An OpenAI-compatible server: which models it has, and one answer as it comes. Standard library alone."""
+"""Client of an OpenAI-compatible server: its models, and one streamed answer. Standard library only."""
 
 import json
 import socket
@@ -48,6 +48,7 @@ def client_key(file: Path) -> str:
     if not key or not key.isprintable():
         raise ConfigError(f"there is no API key in {file}; it is one line of text")
     return key
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delta:
@@ -175,7 +176,9 @@ class RemoteServer:
         stream = RemoteStream(self.url, connection)
         try:
             watch(stream)
-            stream.begin(self._request(connection, "POST", "/chat/completions", body | _sampling_fields(sampling)))
+            stream.begin(
+                self._request(connection, "POST", "/chat/completions", body | _sampling_fields(sampling))
+            )
         except BaseException as error:
             connection.close()
             if not (stream.is_cancelled and isinstance(error, RemoteError)):
@@ -379,8 +382,8 @@ def _error_words(data: bytes) -> str:
 class _SurrogateJoiner:
     """Joins surrogate pairs that a server cut between two pieces; a half that stays alone becomes U+FFFD.
 
-    JSON writes a character beyond the first 65,536 as such a pair; neither a database nor a terminal takes half
-    of one.
+    JSON writes a character beyond the first 65,536 as such a pair; neither a database nor a terminal takes
+    half of one.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""What stands where the engine is, when a server computes: ready, and known as far as the server says."""
+"""Stand-in for the engine when a server computes: always ready, and reports as much as the server does."""
 
 from collections.abc import Sequence
 from typing import NoReturn

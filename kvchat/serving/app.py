@@ -121,7 +121,9 @@ class ServingApp:
 class _Stream(StreamingResponse):
     """An answer as it comes; a client that goes away stops the model, however early."""
 
-    def __init__(self, head: ReplyHead, completion: ChatCompletion, chat_request: ChatCompletionRequest) -> None:
+    def __init__(
+        self, head: ReplyHead, completion: ChatCompletion, chat_request: ChatCompletionRequest
+    ) -> None:
         super().__init__(_events(head, completion, chat_request), media_type="text/event-stream")
         self._completion = completion
 

@@ -1,4 +1,4 @@
-"""One connection of the endpoint: a client has some time for each request, and no more."""
+"""Connection of the endpoint, with a time limit for each request."""
 
 import asyncio
 from typing import Any

@@ -1,4 +1,4 @@
-"""What goes back to a client, in the forms of OpenAI's chat completions."""
+"""Replies to a client, in the formats of OpenAI's chat completions."""
 
 import json
 import secrets

@@ -1,4 +1,4 @@
-"""What goes with one branch of a session, and what stays because other branches have it."""
+"""Branch removal: the turns that go with a branch, and those that other branches still have."""
 
 from collections.abc import Iterable, Sequence
 

@@ -1,8 +1,8 @@
-"""Packs: beginnings of conversations under a name, computed once and kept.
+"""Packs: named system prompts, computed once and cached.
 
-A pack is the system prompt of every conversation that begins with it. One file each, in the clear or sealed
-like the conversations. Its KV is in the cache, named by the ids that the file has; lost there, it is computed
-once more.
+A pack is the system prompt of every conversation that begins with it. One file each, in the clear or
+encrypted like the conversations. Its KV is in the cache, under the keys of the ids in the file; if it is lost
+there, it is computed again.
 """
 
 import json

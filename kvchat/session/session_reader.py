@@ -1,4 +1,4 @@
-"""What is stored of conversations, for whoever reads: sessions, their branches, their turns."""
+"""Session reader: stored sessions, their branches and their turns, read-only."""
 
 from kvchat.errors import SessionNotFound
 from kvchat.session import lookup

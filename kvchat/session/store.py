@@ -1,9 +1,9 @@
-"""Where conversations live: one SQLite database of sessions, branches, turns and their token ids.
+"""Session store: one SQLite database of sessions, branches, turns and their token ids.
 
 Any number of threads and processes may use one database. A branch is moved by compare-and-set on its leaf:
-whoever comes second writes on a branch of his own, so nothing is overwritten or interleaved. An answer grows
-in small pieces, which are folded into its turn when it ends. An answer whose writer died (see `writers`)
-reads as interrupted, with every piece that was stored.
+the second writer gets a branch of its own, so nothing is overwritten or interleaved. An answer grows in small
+pieces, which are folded into its turn when it ends. An answer whose writer died (see `writers`) reads as
+interrupted, with every piece that was stored.
 """
 
 import sqlite3

@@ -1,4 +1,4 @@
-"""Moments that a calendar can show: those from elsewhere, or of a clock that was set wrong, may be none."""
+"""Timestamps within calendar range and not ahead of the clock, for those that come from elsewhere."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace

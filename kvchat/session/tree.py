@@ -1,4 +1,4 @@
-"""A conversation as a tree of turns. Values only; the store keeps them, chat grows them."""
+"""A conversation as a tree of turns. Values only; the store persists them, chat extends them."""
 
 from collections.abc import Sequence
 from dataclasses import field
@@ -206,3 +206,18 @@ def nth_last_question(turns: Sequence[Turn], num: int) -> Turn | None:
     """Return the person's `num`-th last message, 1 being the last; None if there are fewer."""
     questions = [turn for turn in turns if turn.role is Role.USER]
     return questions[-num] if 1 <= num <= len(questions) else None
+
+
+def answer_positions(path: Sequence[Turn]) -> tuple[int, ...]:
+    """Return the positions of the answers' tokens, among all that the model has seen of a path (root first).
+
+    What a turn without ids would have is not counted, nor the very first token, which follows from nothing.
+    """
+    found: list[int] = []
+    start = 0
+    for turn in live_part(path):
+        end = start + len(turn.token_ids or ())
+        if turn.role is Role.ASSISTANT:
+            found += range(max(start, 1), end)
+        start = end
+    return tuple(found)

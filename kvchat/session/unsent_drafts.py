@@ -1,8 +1,9 @@
-"""What was written and not sent when a window closed, kept until the conversation is opened again.
+"""Unsent drafts: text that was in the editor when a window closed, stored until its conversation is opened
+again.
 
-One file for each text, named by its session or by `new` for the conversation that has not begun, in the
-clear or sealed like the conversations. A file is written once, so windows that close together take nothing
-from each other; a lock on it says that a window is taking it.
+One file for each text, named by its session, or by `new` for a conversation that has not begun, in the clear
+or encrypted like the conversations. A file is written once, so windows that close together take nothing from
+each other; a lock on it says that a window is taking it.
 """
 
 import fcntl

@@ -1,4 +1,4 @@
-"""The line under an answer: what was reused, loaded and computed, and how fast it was."""
+"""Answer footer: what was reused, loaded and computed, and how fast."""
 
 from collections.abc import Sequence
 from urllib.parse import urlsplit

@@ -1,4 +1,4 @@
-"""How numbers are written everywhere in the interface."""
+"""Formatting of figures: counts, bytes, durations, rates."""
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 UNKNOWN = "–"

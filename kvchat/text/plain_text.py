@@ -1,4 +1,4 @@
-"""Text made safe to draw, and cut to the room there is."""
+"""Text made safe to draw, and fitted to a width in cells."""
 
 from rich.cells import cell_len, set_cell_size
 

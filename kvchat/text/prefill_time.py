@@ -1,4 +1,4 @@
-"""How long the rest of a prompt takes."""
+"""Time left in a prefill, estimated from its speed so far."""
 
 from collections.abc import Callable
 from time import monotonic

@@ -1,4 +1,4 @@
-"""What another course of a conversation costs, in words, before it is taken."""
+"""Wording of revisions: their cost and their effect, before they are made."""
 
 from kvchat.chat.events import EditCost, Revision
 from kvchat.engine.api.snapshot import CacheSnapshot

@@ -1,4 +1,4 @@
-"""What looking at a conversation through a shadow takes and loses, in words."""
+"""Wording of shadows: the cost of viewing a conversation through one, and refusals."""
 
 from kvchat.engine.api.cache_format import parse_cache_format
 from kvchat.engine.api.loss import GaugeReport

@@ -1,7 +1,6 @@
-"""What is said of KV that came from elsewhere, and of what was found when it was computed again."""
+"""Wording of trust: where KV came from, and the result of verifying it."""
 
-from kvchat.session.kv.origin import origin_of
-from kvchat.session.kv.trust import Trust, is_imported, trust_of
+from kvchat.session.kv.origin import Trust, is_imported, origin_of, trust_of
 from kvchat.session.tree import Session, Turn
 from kvchat.text.figures import count_text, plural
 

@@ -1,4 +1,4 @@
-"""An answer as tokens: what else could have come at a place, and going on from there with it."""
+"""Token fork: the alternatives at a position of an answer, and a branch that goes on with one of them."""
 
 from collections.abc import Iterator
 from contextlib import suppress

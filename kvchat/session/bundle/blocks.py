@@ -1,4 +1,4 @@
-"""Which stored blocks a session's bundle takes along, and under which names."""
+"""Blocks of a bundle: the stored blocks that a session takes along, and their keys."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol

@@ -1,4 +1,4 @@
-"""How the bytes of a block are laid out, as a bundle declares it, and a tail without its empty slots."""
+"""Block layout as a bundle declares it, and tails without their empty slots."""
 
 from collections.abc import Sequence
 from math import prod

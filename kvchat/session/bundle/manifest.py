@@ -1,4 +1,4 @@
-"""What a bundle says of itself before its turns and blocks come: the session, its branches, its model."""
+"""Manifest of a bundle: the session, its branches and its model, ahead of turns and blocks."""
 
 from collections.abc import Mapping
 from dataclasses import field

@@ -1,7 +1,7 @@
-"""Damage that SQLite does not notice by itself: an index without the entry of a row, a row without its text.
+"""Damage that SQLite does not report: an index without the entry of a row, a row without its text.
 
-Such an index refuses what the rows allow, and hides rows that are there. Both are looked into only where a
-refusal or a gap is met, so that a sound database pays nothing.
+Such an index refuses what the rows allow, and hides rows. Both are checked only where a refusal or a gap is
+met, so that a sound database pays nothing.
 """
 
 import sqlite3

@@ -1,4 +1,4 @@
-"""One SQLite file behind one lock: transactions, permissions, and errors that say what to do."""
+"""Session database: one SQLite file behind one lock, with transactions, permissions, errors that advise."""
 
 import logging
 import os

@@ -1,9 +1,9 @@
-"""Deleted words taken out of every file that may still hold them.
+"""Erasure: removes deleted words from every file that may still hold them.
 
-SQLite takes a deleted row out of its table and overwrites it, and leaves words in three places: in the index
-of words, whose entries are only said to be gone; on pages between which rows were moved; and in its log.
-Copies of the database have them too. An empty file beside it says that this is still to be done, so that
-whoever ends next does it where a process was killed.
+SQLite takes a deleted row out of its table and overwrites it, and leaves words in three places: the full-text
+index, whose entries are only marked; pages between which rows were moved; and its log. Backups of the
+database have them too. An empty file beside it marks an erasure as due, so that the next process to end
+completes it where one was killed.
 """
 
 import sqlite3

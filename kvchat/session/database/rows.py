@@ -1,4 +1,4 @@
-"""Database rows to values and back; a row that is not what was written is told by its digests."""
+"""Conversion of database rows to values and back; digests tell a row that is not what was written."""
 
 import json
 import sqlite3

@@ -1,4 +1,4 @@
-"""Statements that several of the store's operations share; each runs inside its caller's transaction."""
+"""Statements shared by several operations of the store; each runs inside its caller's transaction."""
 
 import secrets
 import sqlite3

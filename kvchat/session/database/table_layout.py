@@ -1,7 +1,7 @@
-"""How the rows of the session database lie in its file: in the clear, or sealed.
+"""Table layouts of the session database: rows in the clear, or encrypted.
 
-The store's statements name the same tables and see the same values either way; everything that depends on how
-they lie is behind `Tables`.
+The store's statements name the same tables and see the same values either way; `Tables` is everything that
+differs.
 """
 
 import sqlite3

@@ -1,4 +1,4 @@
-"""From rows to turns, with the pieces of those that are not finished."""
+"""Turn reader: rows to turns, with the pieces of those that are unfinished."""
 
 import sqlite3
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""Small files beside the database, in the clear or sealed like it."""
+"""Small files beside the database, in the clear or encrypted like it."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,7 @@
-"""The session database written anew with its rows in another way: what turns encryption on and off.
+"""Rewrite of the session database with its rows in the other layout: turns encryption on and off.
 
-The new file is made beside the old one and takes its name in one step, so that at every moment one of the two
-is there whole. The old one is held locked meanwhile, and must be nobody else's.
+The new file is made beside the old one and takes its name in one step, so that one of the two is whole at any
+time. The old one is locked meanwhile, and no other process may use it.
 """
 
 import os

@@ -1,10 +1,9 @@
-"""Sealed rows under the names and values of plain ones: temporary views that open what is read, and triggers
-that seal what is written.
+"""Encrypted rows under the names and values of plain ones: temporary views decrypt, triggers encrypt.
 
-In the file each table lies under another name, with every value that tells of a conversation sealed for its
-row and column; ids, the shape of the tree, roles, times and lengths are not hidden. A value that does not
-open reads as no value in a session or branch, and as an empty one in a turn, where the digests then say which
-part is damaged.
+In the file each table has another name, and every value that tells of a conversation is encrypted for its row
+and column; ids, the shape of the tree, roles, times and lengths are not hidden. A value that does not decrypt
+reads as NULL in a session or branch, and as an empty one in a turn, where the digests then say which part is
+damaged.
 """
 
 import sqlite3

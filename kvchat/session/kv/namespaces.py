@@ -1,4 +1,4 @@
-"""Whose blocks a conversation may use: those of all with its beginning, and over a view those of its own."""
+"""Namespaces of block keys: blocks shared by all with the same beginning, or under a view by one session."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,6 @@
-"""A conversation as it is written down for a reader: values that Markdown and the web page are made of."""
+"""A conversation as a document: the values exports are made of, and the Markdown parser of answers."""
+
+from markdown_it import MarkdownIt
 
 from kvchat.platform.values import dataclass
 from kvchat.session.tree import Role
@@ -24,3 +26,8 @@ class Document:
     facts: tuple[str, ...]
     system: str
     messages: tuple[DocumentMessage, ...]
+
+
+def answer_parser() -> MarkdownIt:
+    """Return a parser that shows HTML as the text it is, and makes no link of `end.Next`."""
+    return MarkdownIt("gfm-like", {"html": False, "linkify": False})

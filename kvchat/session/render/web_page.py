@@ -1,4 +1,4 @@
-"""A conversation as one web page that needs nothing else: no script, no picture, no request to anywhere."""
+"""A conversation as one self-contained web page: no script, no picture, no request to anywhere."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from html import escape
@@ -9,8 +9,7 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 from kvchat.platform.printable_text import clean_text, one_line
-from kvchat.session.render.document import SPEAKERS, Document, DocumentMessage
-from kvchat.session.render.markdown_parser import answer_parser
+from kvchat.session.render.document import SPEAKERS, Document, DocumentMessage, answer_parser
 from kvchat.session.render.markdown_text import SAFE_LINK
 from kvchat.session.tree import Role
 

@@ -1,7 +1,7 @@
-"""Sessions and branches recovered from a damaged database, made whole again; see `relink_turns`.
+"""Relinking of salvaged sessions and branches; see `relink_turns`.
 
-A value that a digest proves is put back. Where none is found a pointer leads to the newest there is, and a
-column that was a person's is empty and said to be lost.
+A value that a digest proves is put back. Where none is found, a pointer leads to the newest turn, and a
+column that a person wrote is empty and reported as lost.
 """
 
 import sqlite3

@@ -1,7 +1,7 @@
-"""Turns recovered from a damaged database, tied together again: their ids, parents and order.
+"""Relinking of salvaged turns into trees: their ids, parents and order.
 
-A value that a digest proves to be the one that was written is put back. Where a turn is gone a damaged one
-without words stands in its place, so that what is missing is told and what is behind it is found.
+A value that a digest proves to be the one that was written is put back. A damaged turn without text stands in
+for one that is gone, so that the gap is shown and what follows it is found.
 """
 
 import sqlite3

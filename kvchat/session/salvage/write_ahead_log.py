@@ -1,9 +1,9 @@
-"""SQLite's write-ahead log, read on behind a damaged byte.
+"""Repair of SQLite's write-ahead log: reads on behind a damaged byte.
 
 SQLite takes a log to end before the first frame whose checksum disagrees, as after a write that was cut off,
-and says nothing: one flipped byte would take back every transaction behind it. But each frame's checksum goes
-on from the one before, so what was written behind a damaged frame proves that it was no cut-off write; and
-the checksum is linear, so it tells which single byte must have been another.
+and reports nothing: one flipped byte would take back every transaction behind it. But each frame's checksum
+continues from the one before, so what was written behind a damaged frame proves that it was no cut-off write;
+and the checksum is linear, so it tells which single byte must have been another.
 
 Layout: a header of 32 bytes (magic, version, page size, number, two salts, checksum of these), then frames of
 24 bytes (page number, pages after commit or 0, the salts, checksum of the first 8 bytes and the page) and a

@@ -21,9 +21,8 @@ from kvchat.engine.api.recall import FormatMarks, Item
 from kvchat.engine.quality.advice import CANDIDATES
 from kvchat.engine.quality.frontier_plot import frontier_svg
 from kvchat.errors import ConfigError, UsageError
-from kvchat.session.answered import answer_positions
 from kvchat.session.kv.namespaces import answer_starts
-from kvchat.session.tree import Session, path_token_ids
+from kvchat.session.tree import Session, answer_positions, path_token_ids
 from kvchat.text.figures import plural, seconds_text
 from kvchat.text.gauge import finite, report_lines, suite_lines, suite_values
 

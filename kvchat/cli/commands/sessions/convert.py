@@ -26,11 +26,10 @@ from kvchat.engine.memory.disk.bundle_blocks import BundleBlockStore
 from kvchat.engine.models.identity import layouts_of, recall
 from kvchat.errors import CacheError, UsageError
 from kvchat.platform.values import dataclass
-from kvchat.session.answered import answer_positions
 from kvchat.session.kv.origin import Origin, new_origin, origin_of
 from kvchat.session.kv.stored_paths import leaf_paths
 from kvchat.session.store import SessionStore
-from kvchat.session.tree import Session, Turn, path_token_ids
+from kvchat.session.tree import Session, Turn, answer_positions, path_token_ids
 from kvchat.text.figures import bytes_text, plural
 
 if TYPE_CHECKING:
