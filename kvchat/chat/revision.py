@@ -45,7 +45,7 @@ def split_at(path: tuple[Turn, ...], question_id: TurnId) -> tuple[tuple[Turn, .
 
 
 def plan_undo(turns: tuple[Turn, ...], num: int, stays_on: BranchName) -> Revision:
-    """Return the course that ends before the last `num` questions.
+    """Return the revision that ends before the last `num` questions.
 
     Raises:
         UsageError: there are fewer.
@@ -61,7 +61,7 @@ def plan_undo(turns: tuple[Turn, ...], num: int, stays_on: BranchName) -> Revisi
 def plan_drop(
     template: ChatTemplate, session: Session, turns: tuple[Turn, ...], question_id: TurnId, branch: BranchName
 ) -> Revision:
-    """Return the course without a question and its answer. What followed follows there too.
+    """Return the revision without a question and its answer. What followed follows there too.
 
     The ids of later questions are those that the template gives them there; answers keep the ids that were
     sampled.
@@ -153,7 +153,7 @@ def _behind(template: ChatTemplate, session: Session, path: Sequence[Turn], turn
 def cost_of_revision(
     engine: EngineClient, template: ChatTemplate, session: Session, revision: Revision
 ) -> EditCost:
-    """Price a course that a conversation goes on along.
+    """Price a revision.
 
     Nothing is computed before the next message is sent; `computed_tokens` come before its own then.
     """

@@ -63,7 +63,7 @@ class Chat:
         store: the sessions.
         template: the model's template and tokenizer.
         engine: the engine, loaded or still loading.
-        model: the model's name, kept with every answer.
+        model: the model's name, stored with every answer.
         sampling: used where a call brings none.
         adapter: the directory of the LoRA that the engine is loaded with; empty for none.
     """
@@ -220,24 +220,24 @@ class Chat:
         self.close(conversation)
         self.store.delete_session(conversation.session.id)
 
-    # Other courses
+    # Revisions
 
     def plan_undo(self, conversation: Conversation, num: int = 1) -> Revision:
-        """Return the course without the last `num` exchanges; see `plan_undo`."""
+        """Return the revision without the last `num` exchanges; see `plan_undo`."""
         return plan_undo(conversation.turns, num, self._keeper(conversation.branch))
 
     def plan_drop(self, conversation: Conversation, question_id: TurnId) -> Revision:
-        """Return the course without one exchange; see `plan_drop`."""
+        """Return the revision without one exchange; see `plan_drop`."""
         branch = conversation.branch.name
         plan = plan_drop(self.template, conversation.session, conversation.turns, question_id, branch)
         return plan if plan.anew else self.plan_undo(conversation)
 
     def revision_cost(self, conversation: Conversation, revision: Revision) -> EditCost:
-        """Return exactly what a course costs at this moment; see `cost_of_revision`."""
+        """Return exactly what a revision costs now; see `cost_of_revision`."""
         return cost_of_revision(self.engine, self.template, conversation.session, revision)
 
     def revise(self, conversation: Conversation, revision: Revision) -> None:
-        """Go on along another course. The old one stays on a branch.
+        """Make a revision. The old path stays on a branch.
 
         Raises:
             UsageError: an answer is being written, or the conversation has gone on since this was planned.
@@ -291,7 +291,7 @@ class Chat:
             yield from self._edit(conversation, turn_id, text, sampling)
 
     def edit_cost(self, conversation: Conversation, turn_id: TurnId, text: str) -> EditCost:
-        """Return exactly what `edit` would cost at this moment; see `prices.of_edit`.
+        """Return exactly what `edit` would cost now; see `cost_of_edit`.
 
         Raises:
             UsageError: the turn is no message of the person on this branch, or `text` is empty.

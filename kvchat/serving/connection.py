@@ -11,7 +11,7 @@ HEAD_S = 30.0
 class Connection(H11Protocol):
     """HTTP that hangs up on whoever does not get to the end of a request's head, however many bytes come.
 
-    Clients that know no key could otherwise hold all the connections that there is room for.
+    Clients that know no key could otherwise hold all the connections that are allowed.
 
     Args:
         head_s: in this many seconds after connecting, and after each answer, the next head has to be here.

@@ -26,7 +26,7 @@ class MissReason(StrEnum):
     MODEL = "model"
     """Another model, or other weights, had answered before."""
     NOT_KEPT = "not kept"
-    """It had been computed before; whether it was kept, and faster to compute than to load, is not noted."""
+    """It had been computed before; not recorded whether it was cached, or faster to compute."""
     EVICTED = "evicted"
     """It had been computed before, and no tier had it any more."""
     FASTER = "faster"

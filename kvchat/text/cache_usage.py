@@ -85,8 +85,8 @@ def capacity_words(snapshot: CacheSnapshot, context_len: int) -> tuple[int, str]
     """Return how many more tokens the conversation on screen can have, and before what.
 
     The context's end comes first where it is nearer than the end of the free blocks. Then blocks give way
-    that are kept for nobody: to host memory if there is any, else they are given up. Where none are kept,
-    other conversations leave the device, and where there are none either, the cache is full.
+    that are cached for no conversation: to host memory if there is any, else they are given up. Where there
+    are none, other conversations leave the device, and where there are none either, the cache is full.
     """
     left = max(0, snapshot.max_context - context_len)
     if left <= snapshot.room_tokens:

@@ -28,5 +28,5 @@ def path_padded(path: str, width: int) -> str:
     title, step, last = path.rpartition(STEP)
     if not step or width < _SHORT_PATH:
         return padded(path, width)
-    room = max(_SHORT_TITLE, width - cell_len(last) - cell_len(STEP))
-    return padded(f"{fitted(title, room)}{STEP}{last}", width)
+    title_width = max(_SHORT_TITLE, width - cell_len(last) - cell_len(STEP))
+    return padded(f"{fitted(title, title_width)}{STEP}{last}", width)

@@ -21,7 +21,7 @@ def computing_words(cost: EditCost) -> str:
 
 
 def heading_words(cost: EditCost, snapshot: CacheSnapshot | None) -> tuple[str, ...]:
-    """Return what an edit computes, with the bytes of it, and without them for where there is no room."""
+    """Return what an edit computes, with the bytes of it, and without them where they do not fit."""
     short = computing_words(cost)
     computed, reused = (in_bytes(num, snapshot) for num in (cost.computed_tokens, cost.reused_tokens))
     if not cost.is_known or not computed + reused:
@@ -62,12 +62,12 @@ def changed_words(branch: str, revision: Revision, cost: EditCost, snapshot: Cac
     """Return where a conversation is now, and what of it is shared with the branch that it was on."""
     here, there = one_line(branch), one_line(revision.stays_on)
     shared = plural(cost.reused_tokens, "token") + in_bytes(cost.reused_tokens, snapshot)
-    kept = f", which reuses {shared}" if cost.reused_tokens else ""
-    return f"on branch {here}{kept}; all stays as it was on {there}: /switch {there}"
+    reuse = f", which reuses {shared}" if cost.reused_tokens else ""
+    return f"on branch {here}{reuse}; all stays as it was on {there}: /switch {there}"
 
 
 def excerpt(revision: Revision) -> str:
-    """Return the first message that the new course is without."""
+    """Return the first message that the revision leaves out."""
     return f"“{fitted(one_line(shown_message(revision.dropped[0].text)), _EXCERPT_LEN)}”"
 
 
@@ -89,7 +89,7 @@ def _cost_rows(cost: EditCost, snapshot: CacheSnapshot | None) -> tuple[tuple[st
 
 
 def _bytes_words(cost: EditCost, snapshot: CacheSnapshot | None) -> str:
-    """Return what a course takes on the device; nothing where that is not known."""
+    """Return what a revision takes on the device; nothing where that is not known."""
     computed, reused = (bytes_of(num, snapshot) for num in (cost.computed_tokens, cost.reused_tokens))
     if not cost.is_known or computed is None or reused is None:
         return ""

@@ -100,8 +100,8 @@ def switch(paths: Paths, key: KeyFile, source: Tables, target: Tables) -> None:
         write_key(key_path(paths.data_dir), key)
 
         def copy_files() -> None:
-            PackStore(paths.packs_dir, source.sealer).copy_to(target.sealer)
-            DraftStore(paths.unsent_dir, source.sealer).copy_to(target.sealer)
+            PackStore(paths.packs_dir, source.encryptor).copy_to(target.encryptor)
+            DraftStore(paths.unsent_dir, source.encryptor).copy_to(target.encryptor)
 
         try:
             rewrite(paths.sessions_db, source, target, copy_files)

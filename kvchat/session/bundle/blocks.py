@@ -10,7 +10,7 @@ from kvchat.session.tree import Turn
 
 
 class BlockSource(Protocol):
-    """Where blocks of one fingerprint are kept."""
+    """Source of the stored blocks of one fingerprint."""
 
     def groups_of(self, key: BlockKey) -> Iterable[GroupId]:
         """Return the groups that have a block's bytes."""

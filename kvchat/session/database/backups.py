@@ -64,7 +64,7 @@ def forget_backups(path: Path) -> None:
 
 
 def damaged_copies(path: Path) -> list[Path]:
-    """Return the damaged databases and logs that were kept beside this one, which nothing else touches."""
+    """Return the damaged databases and logs that were set aside, which nothing else touches."""
     return sorted(path.parent.glob(path.name + ".damaged-*"))
 
 

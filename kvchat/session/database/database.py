@@ -81,7 +81,7 @@ class Database:
             self._num_changes = self._connection.total_changes
 
     def close(self) -> None:
-        """Close the file; once a day a copy of it is kept beside it."""
+        """Close the file; once a day a backup is written beside it."""
         with self._lock:
             # Without a copy less can be recovered; nothing else depends on it. It may be closed already.
             with suppress(StorageError), self._errors_told():
@@ -115,7 +115,7 @@ class Database:
                 if erasure.is_long(self.path) and (is_writing or not sqlite_files.is_alone(self._connection)):
                     self._is_unerased = not erasure.is_owed(self.path)
                     return
-                erasure.erase(self._connection, self.path, indexes_words=self._tables.sealer is None)
+                erasure.erase(self._connection, self.path, indexes_words=self._tables.encryptor is None)
             self._is_unerased = False
         except StorageError as error:
             log.warning("deleted words are still in some files: %s", error)
@@ -134,7 +134,7 @@ class Database:
             self._is_unerased = not erasure.is_owed(self.path)
 
     def may_be_copied(self, since: float) -> bool:
-        """Whether a copy of it may hold what was stored at or after a moment."""
+        """Whether a copy of it may hold what was stored at or after a time."""
         with self._errors_told():
             return erasure.may_be_copied(self.path, since)
 

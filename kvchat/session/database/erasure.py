@@ -56,7 +56,7 @@ def is_long(path: Path) -> bool:
 
 
 def may_be_copied(path: Path, since: float) -> bool:
-    """Whether a copy may hold what was stored at or after a moment."""
+    """Whether a copy may hold what was stored at or after a time."""
     for copy in backups.backup_paths(path):
         with suppress(FileNotFoundError):
             if copy.stat().st_mtime >= since:

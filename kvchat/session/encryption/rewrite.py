@@ -33,7 +33,7 @@ def rewrite(
 
     Args:
         copy_beside: writes what belongs to the database in the other way too; called while nobody else has
-            the database open, so that nothing is kept beside it meanwhile.
+            the database open, so that nothing is put beside it meanwhile.
 
     Effect: copies of the old file stay, which hold its rows in the old way.
 

@@ -9,7 +9,7 @@ from kvchat.session.tree import Turn, TurnId
 
 
 class PathBlocks(Protocol):
-    """What is kept of one fingerprint's blocks."""
+    """Stored blocks of one fingerprint."""
 
     @property
     def block_size(self) -> int: ...

@@ -184,9 +184,9 @@ def _repaired_session(target: sqlite3.Connection, values: Values) -> Values:
         else:
             values[column] = _placeholder(values["id"]) if column == "title" else candidates[0]
             lost |= {column} & _LOST
-    kept = {column: values[column] for column in SESSION_COLUMNS if column not in lost}
+    known = {column: values[column] for column in SESSION_COLUMNS if column not in lost}
     signed = values["digests"] or bytes(8 * len(SESSION_COLUMNS))
-    values["digests"] = digests.changed_digests(SESSION_COLUMNS, signed, values["id"], kept)
+    values["digests"] = digests.changed_digests(SESSION_COLUMNS, signed, values["id"], known)
     values["lost"] = " ".join(sorted(lost))
     return values
 

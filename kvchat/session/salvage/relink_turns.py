@@ -173,7 +173,7 @@ def _return_pieces(target: sqlite3.Connection) -> None:
 
 
 def _move_piece(target: sqlite3.Connection, piece: sqlite3.Row, turn_num: int) -> None:
-    # Written anew, since a sealed one is sealed for its place.
+    # Written anew, since an encrypted one is encrypted for its place.
     target.execute("DELETE FROM pieces WHERE num = ?", (piece["num"],))
     statements.insert(target, "pieces", {**dict(piece), "turn_num": turn_num})
 
