@@ -97,7 +97,7 @@ class EngineClient(Protocol):
 
     def prefetch(self, token_ids: Sequence[int], *, beside: Sequence[int] = (), namespace: str = "") -> None:
         """Begin to load what is stored of a path to the device, ahead of use; replaces an earlier request,
-        and without ids only ends it. Returns at once. `beside`: a path whose blocks must not be evicted for it.
+        and without ids only ends it. Returns at once. `beside`: a path whose blocks are not evicted for it.
         """
         ...
 
