@@ -13,7 +13,7 @@ from benchmarks.random_llama import write_random_llama
 from benchmarks.table import Row
 from kvchat.engine import Engine, EngineConfig, Request, SamplingParams
 from kvchat.engine.api.events import TokenEmitted
-from kvchat.engine.handle import Handle
+from kvchat.engine.results import Handle
 
 PROMPT_LEN = 4096
 

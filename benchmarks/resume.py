@@ -9,7 +9,7 @@ from benchmarks.llama_cpp import LlamaCpp
 from benchmarks.shelf import BLOCK_SIZE, NUM_BLOCKS, Shelf, forget, shelf
 from benchmarks.table import Row, seconds
 from kvchat.engine import Engine, EngineConfig, SamplingParams
-from kvchat.engine.memory.prefault import prefault
+from kvchat.engine.memory.pages import prefault
 
 ROUNDS = 5
 BYTE_ROUNDS = 9

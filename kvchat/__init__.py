@@ -1,4 +1,4 @@
-"""What programs that use transformers take from kvchat. Names are resolved when they are used."""
+"""Public face for programs that use transformers. Names are resolved lazily."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

@@ -54,7 +54,8 @@ FLOORS = {
     "kvchat.__main__": 14,
     "kvchat": 14,
 }
-"""Packages by floor: a module imports packages of lower floors, and of its own; modules never form a cycle."""
+"""Packages by floor: a module imports packages of lower floors, and of its own; modules never form a
+cycle."""
 
 # These import where torch and transformers cannot be imported at all.
 WITHOUT_TORCH = (
@@ -166,9 +167,11 @@ def upward_imports(modules: Iterable[Module]) -> list[str]:
     offences = []
     for module in modules:
         floor = floor_of(module.name)
-        for target in sorted(own_imports(module, known) - {module.name}):
-            if floor_of(target) > floor:
-                offences.append(f"{module.name} (floor {floor}) imports {target} (floor {floor_of(target)})")
+        offences += [
+            f"{module.name} (floor {floor}) imports {target} (floor {floor_of(target)})"
+            for target in sorted(own_imports(module, known) - {module.name})
+            if floor_of(target) > floor
+        ]
     return offences
 
 
@@ -326,7 +329,8 @@ def test_an_import_past_the_entry_of_a_package_is_found() -> None:
         parse(entry, "from kvchat.session.salvage import page"),
     ]
     assert side_entrances([*modules, pages]) == [
-        "kvchat.session.store imports kvchat.session.salvage.page, which is internal to kvchat.session.salvage"
+        "kvchat.session.store imports kvchat.session.salvage.page,"
+        " which is internal to kvchat.session.salvage"
     ]
 
 

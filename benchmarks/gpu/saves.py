@@ -7,10 +7,10 @@ from benchmarks.gpu import ceilings
 from benchmarks.gpu.stage import Figure, Stage
 from kvchat.engine.api.ids import BlockId, GroupId
 from kvchat.engine.formats.spec import FullSpec, Group
+from kvchat.engine.kernels.streams import InlineStreams
 from kvchat.engine.memory.async_saves import AsyncSaves, TakenBlocks
 from kvchat.engine.memory.cuda_streams import CudaStreams
 from kvchat.engine.memory.device_pool import DevicePool
-from kvchat.engine.memory.inline_streams import InlineStreams
 from kvchat.engine.memory.saver import ReadAtOnce
 
 GROUP = GroupId(0)

@@ -9,11 +9,11 @@ from benchmarks.gpu.stage import Stage
 from kvchat.engine.api.ids import BlockId, GroupId
 from kvchat.engine.cache.plan import Demote, Promote
 from kvchat.engine.formats.spec import FullSpec, Group
+from kvchat.engine.kernels.streams import InlineStreams
 from kvchat.engine.memory.async_transfer import AsyncTransport
 from kvchat.engine.memory.cuda_streams import CudaStreams
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.host_pool import HostPool
-from kvchat.engine.memory.inline_streams import InlineStreams
 from kvchat.engine.memory.pinned import PinnedSlabs
 from kvchat.engine.memory.rates import Rates
 

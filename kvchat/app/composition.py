@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, cast
 
 from kvchat.app.config import Settings
 from kvchat.app.engine_swap import EngineSwap
-from kvchat.app.lazy_chat import LazyChat
+from kvchat.app.lazy import LazyChat
 from kvchat.app.model_location import located
 from kvchat.app.open_sessions import open_store
 from kvchat.app.session_service import SessionService
@@ -19,7 +19,7 @@ from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.models.locate import ModelLocation, lasting_name
 from kvchat.engine.worker import Worker
 from kvchat.errors import KvchatError, ModelNotFound
-from kvchat.session.kv.origin import origin_of
+from kvchat.session.kv.provenance import origin_of
 from kvchat.session.tree import Session
 from kvchat.text.plain_text import one_line
 
@@ -164,8 +164,7 @@ class Kvchat:
     def _load_remote(self, url: str, reference: str | None, model: str | None) -> "Chat":
         """Return the chat of a server; the first of its models unless one is named."""
         from kvchat.remote.chat import RemoteChat
-        from kvchat.remote.endpoint import RemoteServer
-        from kvchat.remote.endpoint import client_key
+        from kvchat.remote.endpoint import RemoteServer, client_key
 
         if reference is not None:
             self.store.find(reference)

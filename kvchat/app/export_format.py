@@ -1,4 +1,4 @@
-"""What `kvchat export` can write, and how its files are named."""
+"""Export formats of `kvchat export`, and the names of their files."""
 
 from enum import StrEnum
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What the interface may do with the machine it runs on: files, settings, models."""
+"""Services of the machine behind the interface: files, settings, models."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import field

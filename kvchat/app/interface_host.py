@@ -1,4 +1,4 @@
-"""What the interface does with the machine: files, settings, models, and an engine that begins anew."""
+"""Interface services of a local engine: files, settings, models, and restarting the engine."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING
 
 from kvchat.app.composition import Kvchat
 from kvchat.app.config import Settings
-from kvchat.app.conversion.convert_process import convert_words
-from kvchat.app.conversion.gauge_process import gauged
+from kvchat.app.conversion.child_process import convert_words, gauged
 from kvchat.app.engine_swap import EngineSwap
 from kvchat.app.host import Appearance, Gauged, ModelEntry, SettingEntry
-from kvchat.app.lazy_host import appearance_of
+from kvchat.app.lazy import appearance_of
 from kvchat.app.model_list import MemoryFit, free_bytes_of, loaded_torch, models_here
 from kvchat.app.model_location import located
 from kvchat.app.session_files import SessionFiles

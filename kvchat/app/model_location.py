@@ -1,4 +1,4 @@
-"""Where a model is that a person has named, under the settings in force."""
+"""Location of the model that a person named, under the settings in force."""
 
 from kvchat.app.config import Settings
 from kvchat.engine.models.locate import ModelLocation, locate_model

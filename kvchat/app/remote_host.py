@@ -1,4 +1,4 @@
-"""What the interface does with the machine while a server answers."""
+"""Interface services while a server computes."""
 
 from collections.abc import Sequence
 

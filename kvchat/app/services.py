@@ -1,4 +1,4 @@
-"""What the interface needs from the rest of kvchat, and how an answer crosses from its thread to the screen.
+"""Services that the interface uses, and events on their way from an answer's thread to the screen.
 
 The producer appends to a deque and the screen drains it thirty times a second: that costs the producer
 microseconds per token, a call into the event loop would cost a millisecond. It calls only where something new

@@ -1,14 +1,13 @@
-"""What the interface does with the files behind its sessions: exports, and what deleting would free."""
+"""Session files for the interface: exports, and what deleting a session would free."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvchat.app.config import Settings
-from kvchat.app.deletion import OTHERS, branch_words, expected_words
 from kvchat.app.export_format import Format, format_of
 from kvchat.app.services import KvOnDisk
-from kvchat.app.session_service import SessionService
+from kvchat.app.session_service import OTHERS, SessionService, branch_words, expected_words
 from kvchat.cli.output.streams import Status
 from kvchat.errors import FileTaken, UsageError
 from kvchat.session.tree import SessionId

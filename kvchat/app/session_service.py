@@ -15,10 +15,12 @@ from kvchat.session.branch_removal import BranchRemoval
 from kvchat.session.kv.references import References, add_turns
 from kvchat.session.store import Outcome, SessionStore
 from kvchat.session.tree import Branch, SessionId, Turn, TurnId, Verification
+from kvchat.text.figures import bytes_text, plural
 
 if TYPE_CHECKING:
     from kvchat.engine.memory.disk.catalog import BlockCatalog
     from kvchat.engine.memory.disk.index import IndexedBlock
+
 
 _BLOCK_SIZE = EngineConfig().block_size
 _PATIENCE_S = 0.5
@@ -218,7 +220,7 @@ class SessionService(SessionStore):
     def _add(self, found: References, session_id: SessionId, turns: Sequence[Turn], block_size: int) -> None:
         # Imported by whoever removes: a list of sessions is to be there at once.
         from kvchat.app.retention.view_blocks import add_view_turns
-        from kvchat.engine.memory.disk.used_views import used_views
+        from kvchat.engine.memory.disk.pinned_blocks import used_views
 
         add_turns(found, self, session_id, turns, block_size)
         if views := used_views(self._cache_dir):
@@ -390,3 +392,42 @@ def _is_referenced(block: "IndexedBlock", found: dict[int, References]) -> bool:
 
 
 _NOTHING = References()
+
+
+OTHERS = "branches or sessions"
+"""Who else may have what a branch has."""
+
+
+def branch_words(plan: BranchRemoval) -> str:
+    """Return which messages go with a branch, and which stay because other branches have them."""
+    words = f"{plural(len(plan.doomed), 'message')} would be gone for good"
+    if plan.num_shared:
+        words += f"; {plural(plan.num_shared, 'message')} stay, since other branches share them"
+    return words
+
+
+def deletion_words(would: Removed, owners: str = "sessions") -> str:
+    """Return what a deletion would free, and what would stay.
+
+    Args:
+        owners: who else may have it.
+    """
+    words = f"{plural(would.freed_blocks, 'block')} of KV ({bytes_text(would.freed_bytes)}) would be freed"
+    if would.shared_blocks:
+        shared = f"{plural(would.shared_blocks, 'block')} ({bytes_text(would.shared_bytes)})"
+        words += f"; {shared} stay, since other {owners} share them"
+    return words
+
+
+def expected_words(count: Callable[[], Removed], owners: str = "sessions") -> str:
+    """Return what a deletion would free, and what would stay; all of its KV where the cache cannot be used.
+
+    Args:
+        count: returns what would be freed.
+        owners: who else may have it.
+    """
+    try:
+        return deletion_words(count(), owners)
+    except (StorageError, OSError) as error:
+        again = "`kvchat cache gc` removes it once the cache can be used again"
+        return f"its KV would stay on disk: {error}; {again}"

@@ -1,4 +1,4 @@
-"""Which settings count in a running window, and from when one counts that is changed in it."""
+"""Active settings of a running window, and from when a change takes effect."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace

@@ -1,21 +1,116 @@
-"""Whether the conversations are encrypted, and the key that opens them."""
+"""Unlocking: detects an encrypted store and opens it with its key."""
 
 import fcntl
 import os
 import shutil
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from getpass import getpass
 from pathlib import Path
 from types import ModuleType
 
-from kvchat.app import passphrase
-from kvchat.app.config import Settings
-from kvchat.errors import EncryptionError, StorageError
+from kvchat.app import unlock
+from kvchat.app.config import PASSPHRASE_VARIABLES, Settings
+from kvchat.errors import EncryptionError, StorageError, UsageError
 from kvchat.platform.directories import make_private
 from kvchat.platform.encryptor import Encryptor, require_packages
-from kvchat.platform.key_file import KeyFile, KeyKind, KeyState, forget_key, key_path, read_key, write_key
+from kvchat.platform.key_file import (
+    KeyFile,
+    KeyKind,
+    KeyState,
+    forget_key,
+    key_path,
+    read_key,
+    secret_of,
+    write_key,
+)
 from kvchat.platform.paths import Paths
+
+PASSPHRASE, PASSPHRASE_FD, NEW_PASSPHRASE = PASSPHRASE_VARIABLES
+
+_MAX_BYTES = 1 << 16
+
+
+def given(environ: Mapping[str, str]) -> bytes | None:
+    """Return the passphrase that was given without being asked for, None if none was.
+
+    Raises: UsageError: the descriptor cannot be read.
+    """
+    if number := environ.get(PASSPHRASE_FD):
+        return secret_of(_read_descriptor(number))
+    written = environ.get(PASSPHRASE)
+    return None if written is None else secret_of(written)
+
+
+def given_new(environ: Mapping[str, str]) -> bytes | None:
+    """Return the passphrase that is to be used from now on, None if none was given."""
+    written = environ.get(NEW_PASSPHRASE)
+    return None if written is None else _accepted(written)
+
+
+def ask(words: str) -> bytes:
+    """Ask for a passphrase on the terminal, without showing it.
+
+    Raises: EncryptionError: there is no terminal.
+    """
+    return secret_of(_ask(words))
+
+
+def ask_new() -> bytes:
+    """Ask for a new passphrase twice.
+
+    Raises: EncryptionError: there is no terminal; UsageError: it is empty, or they differ.
+    """
+    first = _accepted(_ask("new passphrase: "))
+    if secret_of(_ask("the same again: ")) != first:
+        raise UsageError("the two passphrases differ; nothing was changed")
+    return first
+
+
+def accepted(secret: bytes) -> bytes:
+    """Return a passphrase that is to be used from now on.
+
+    Raises: UsageError: it is empty.
+    """
+    if not secret:
+        raise UsageError("an empty passphrase protects nothing; choose another one")
+    return secret
+
+
+def _accepted(written: str) -> bytes:
+    return accepted(secret_of(written))
+
+
+def _ask(words: str) -> str:
+    if not _has_terminal():
+        raise EncryptionError(
+            "there is no terminal to ask for the passphrase of the conversations: set"
+            f" {PASSPHRASE}, or {PASSPHRASE_FD} to a descriptor to read it from"
+        )
+    try:
+        return getpass(words)
+    except EOFError as error:
+        raise EncryptionError("no passphrase was given") from error
+
+
+def _has_terminal() -> bool:
+    """Whether somebody can be asked: standard input may be a document that the question is about."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
+    except OSError:
+        return sys.stdin is not None and not sys.stdin.closed and sys.stdin.isatty()
+    return True
+
+
+def _read_descriptor(number: str) -> str:
+    try:
+        with os.fdopen(int(number), "rb") as file:
+            return file.read(_MAX_BYTES).decode().rstrip("\r\n")
+    except (ValueError, OSError) as error:
+        raise UsageError(f"{PASSPHRASE_FD}={number} is no descriptor that text can be read from") from error
+
 
 _SERVICE = "kvchat"
 _MOST_TRIES = 3
@@ -54,7 +149,7 @@ def opens_unasked(settings: Settings, environ: Mapping[str, str]) -> bool:
         return True
     key = key_in_use(settings.paths)
     # A descriptor has been read by now, and is not handed on.
-    is_given = passphrase.PASSPHRASE in environ and not environ.get(passphrase.PASSPHRASE_FD)
+    is_given = unlock.PASSPHRASE in environ and not environ.get(unlock.PASSPHRASE_FD)
     return key is None or key.kind is KeyKind.KEYRING or is_given
 
 
@@ -138,15 +233,15 @@ def data_key_of(key: KeyFile, environ: Mapping[str, str], *, may_ask: bool = Tru
     require_packages()
     if key.kind is KeyKind.KEYRING:
         return _unwrapped(key, from_keyring(key), "the key in the system's keyring is another one")
-    secret = passphrase.given(environ)
+    secret = unlock.given(environ)
     if secret is not None:
         return _unwrapped(key, secret, "the passphrase that was given is another one")
     if not may_ask:
         raise PassphraseMissing("the passphrase was not given")
     for _ in range(_MOST_TRIES - 1):
         with suppress(EncryptionError):
-            return key.unwrapped(passphrase.ask("passphrase: "))
-    return _unwrapped(key, passphrase.ask("passphrase: "), "this is not the passphrase")
+            return key.unwrapped(unlock.ask("passphrase: "))
+    return _unwrapped(key, unlock.ask("passphrase: "), "this is not the passphrase")
 
 
 def from_keyring(key: KeyFile) -> bytes:

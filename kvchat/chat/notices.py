@@ -3,7 +3,7 @@
 from shlex import quote
 
 from kvchat.chat.conversation import Conversation
-from kvchat.session.kv.origin import origin_of
+from kvchat.session.kv.provenance import origin_of
 from kvchat.session.template import prompts
 from kvchat.session.template.chat_template import ChatTemplate
 

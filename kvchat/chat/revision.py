@@ -13,7 +13,7 @@ from kvchat.chat.events import EditCost
 from kvchat.chat.events import Revision as Revision
 from kvchat.engine.api.events import Loaded, Timings, Usage
 from kvchat.errors import UsageError
-from kvchat.session.kv.namespaces import namespace_of
+from kvchat.session.kv.provenance import namespace_of
 from kvchat.session.store import new_turn_id
 from kvchat.session.template import prompts
 from kvchat.session.template.chat_template import ChatTemplate

@@ -38,7 +38,7 @@ from kvchat.errors import KvchatError, StorageError, UsageError
 from kvchat.session import repair
 from kvchat.session.cache_miss import Explanation as Explanation
 from kvchat.session.explanation import explained
-from kvchat.session.kv.namespaces import namespace_of
+from kvchat.session.kv.provenance import namespace_of
 from kvchat.session.store import Outcome, SessionStore
 from kvchat.session.template import prompts
 from kvchat.session.template.chat_template import ChatTemplate

@@ -6,7 +6,7 @@ from math import isfinite
 
 from kvchat.engine.api.loss import FormatLoss, GaugeReport, Loss
 from kvchat.engine.api.recall import FormatMarks, Item
-from kvchat.engine.quality.advice import recommended, share_bounds
+from kvchat.engine.quality.frontier import recommended, share_bounds
 from kvchat.engine.quality.paired_score import PairedScore, paired_score
 from kvchat.text.figures import bytes_text, plural
 

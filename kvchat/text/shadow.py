@@ -4,7 +4,7 @@ from kvchat.engine.api.cache_format import parse_cache_format
 from kvchat.engine.api.loss import GaugeReport
 from kvchat.engine.api.view import SHADOW
 from kvchat.errors import UsageError
-from kvchat.session.kv.origin import origin_of
+from kvchat.session.kv.provenance import origin_of
 from kvchat.session.tree import Session
 from kvchat.text.figures import bytes_text, plural
 

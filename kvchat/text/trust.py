@@ -1,6 +1,6 @@
 """Wording of trust: where KV came from, and the result of verifying it."""
 
-from kvchat.session.kv.origin import Trust, is_imported, origin_of, trust_of
+from kvchat.session.kv.provenance import Trust, is_imported, origin_of, trust_of
 from kvchat.session.tree import Session, Turn
 from kvchat.text.figures import count_text, plural
 

@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 _LATER = (
     "kvchat.ui.widgets.markdown_view",
     "kvchat.ui.screens.confirm",
-    "kvchat.ui.screens.note",
+    "kvchat.ui.screens.confirm",
     "kvchat.ui.screens.choices",
     "kvchat.ui.screens.help",
     "kvchat.ui.screens.history",

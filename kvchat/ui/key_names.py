@@ -1,4 +1,4 @@
-"""What keys are called on the screen, as the person has set them."""
+"""Key names as shown on screen, with the person's own bindings."""
 
 from collections.abc import Mapping, Sequence
 

@@ -18,7 +18,7 @@ from kvchat.chat.service import Chat
 from kvchat.engine.api.status import EnginePhase
 from kvchat.engine.models.locate import locate_model
 from kvchat.errors import ConfigError, EngineFailed, ModelNotFound, UsageError
-from kvchat.session.kv.origin import new_origin
+from kvchat.session.kv.provenance import new_origin
 from kvchat.session.tree import Turn
 from tests.patience import PATIENCE_S
 

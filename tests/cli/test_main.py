@@ -162,8 +162,8 @@ NOT_IMPORTED = {
     "ask --help": (*CHAT, *STORE, "kvchat.cli.commands.sessions.options", "kvchat.cli.commands.ask.ask"),
     "sessions list": (
         *CHAT,
-        "kvchat.cli.commands.serve_options",
-        "kvchat.cli.commands.cache.gauge_options",
+        "kvchat.cli.commands.serve",
+        "kvchat.cli.commands.cache.gauge",
         "kvchat.app.session_service",
         "tomllib",
     ),
@@ -188,7 +188,7 @@ def test_the_window_is_drawn_without_chat_command_line_and_what_opens_on_a_key(h
     program = (
         "import sys\n"
         "from kvchat.cli.main import run\n"
-        "import kvchat.ui.app, kvchat.app.lazy_host\n"
+        "import kvchat.ui.app, kvchat.app.lazy\n"
         "code = run([])\n"
         "print(code, [name for name in sys.argv[1:] if name in sys.modules])\n"
     )

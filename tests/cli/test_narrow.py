@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
+from kvchat.cli.commands.doctor.checks import CheckResult, CheckState
 from kvchat.cli.commands.doctor.doctor import tell
-from kvchat.cli.commands.doctor.finding import CheckResult, CheckState
 from kvchat.cli.main import run
 from kvchat.cli.output.streams import Output
 from kvchat.cli.output.wrap import fold

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kvchat.engine.api.view import View
-from kvchat.engine.memory.disk.used_views import note_view, used_views
+from kvchat.engine.memory.disk.pinned_blocks import note_view, used_views
 from tests.cli.secret_home import Run
 
 pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("loading_pays")]

@@ -18,7 +18,7 @@ from kvchat.engine.api.ids import SequenceId
 from kvchat.engine.api.request import Request
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.engine import Engine
-from kvchat.engine.handle import Handle
+from kvchat.engine.results import Handle
 from kvchat.engine.scheduling.scheduler import Drafter
 from kvchat.engine.startup.weights import Candidate
 from tests.engine.tiny_models import VOCAB_SIZE, RecordingRunner, load, open_recorded

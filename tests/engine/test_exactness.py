@@ -11,7 +11,7 @@ import torch
 
 from kvchat.engine.api.events import FinishReason
 from kvchat.engine.engine import Engine
-from kvchat.engine.handle import Handle
+from kvchat.engine.results import Handle
 from tests.engine.conftest import OpenEngine, OpenRecorded, TinyModels
 from tests.engine.tiny_models import (
     KINDS,

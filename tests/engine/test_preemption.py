@@ -9,7 +9,7 @@ from kvchat.engine.api.request import Request
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.engine import Engine
-from kvchat.engine.handle import Handle
+from kvchat.engine.results import Handle
 from tests.engine.tiny_models import make_config, open_engine, reference, save_model, token_ids
 
 pytestmark = pytest.mark.cpu

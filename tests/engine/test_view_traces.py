@@ -9,7 +9,7 @@ from kvchat.engine.api.namespace import Namespace
 from kvchat.engine.api.request import Request
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.engine import Engine
-from kvchat.engine.handle import Handle
+from kvchat.engine.results import Handle
 from tests.engine.conftest import OpenEngine, TinyModels
 from tests.engine.tiny_models import finish, token_ids
 

@@ -22,12 +22,12 @@ from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.engine import Engine
 from kvchat.engine.forward.runner import Runner
 from kvchat.engine.forward.self_check_cache import SelfCheckCache, subject_of
-from kvchat.engine.handle import Handle
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.rates import LEAST_TOKENS, WINDOW, Rates
 from kvchat.engine.models.load import choose_device
 from kvchat.engine.models.locate import locate_model
 from kvchat.engine.models.weight_format import WeightSource
+from kvchat.engine.results import Handle
 from kvchat.engine.scheduling.scheduler import Drafter
 from kvchat.engine.sequences.batch import Batch
 from kvchat.engine.startup.assembly import assemble, check_settings

@@ -19,8 +19,7 @@ from kvchat.errors import (
     UsageError,
 )
 from kvchat.remote.chat import RemoteChat
-from kvchat.remote.endpoint import RemoteServer
-from kvchat.remote.endpoint import client_key
+from kvchat.remote.endpoint import RemoteServer, client_key
 from kvchat.session.store import SessionStore
 from kvchat.session.tree import Finish, Turn
 from kvchat.text.answer_footer import footer_parts

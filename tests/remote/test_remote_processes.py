@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from kvchat.app.config import RemoteSettings
-from kvchat.cli.commands.pack.options import MakeOptions
-from kvchat.cli.commands.serve_options import ServeOptions
+from kvchat.cli.commands.pack.pack import MakeOptions
+from kvchat.cli.commands.serve import ServeOptions
 from kvchat.cli.commands.sessions.options import VerifyCacheOptions
 from kvchat.cli.parser.options import AskOptions, DoctorOptions, ResumeOptions
 from tests.patience import PATIENCE_S

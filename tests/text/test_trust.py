@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from kvchat.session.kv.origin import Trust, trust_of
+from kvchat.session.kv.provenance import Trust, trust_of
 from kvchat.session.tree import Finish, Role, Session, SessionId, Turn, TurnId, Verdict, Verification
 from kvchat.text.trust import exactness_words, trust_mark, trust_words
 

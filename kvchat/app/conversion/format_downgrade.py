@@ -1,10 +1,12 @@
-"""Where that was chosen, a conversation that has outgrown the cache goes on in fewer bits, or in a shadow."""
+"""Format downgrade: converts a conversation that outgrows the cache to a smaller format or a shadow, if so
+configured.
+"""
 
 from collections.abc import Sequence
 
 from kvchat.app.composition import Kvchat
 from kvchat.app.config import COMPRESS, EVICT, Settings
-from kvchat.app.conversion.convert_process import convert_words
+from kvchat.app.conversion.child_process import convert_words
 from kvchat.app.open_sessions import short_id
 from kvchat.chat.conversation import Conversation
 from kvchat.engine.api.cache_format import canonical_cache_format

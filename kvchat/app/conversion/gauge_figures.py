@@ -1,4 +1,4 @@
-"""What a gauge found as JSON has it, and read back."""
+"""JSON form of a gauge report, written and read back."""
 
 import json
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from typing import Any
 
 from kvchat.engine.api.cache_format import EXACT
 from kvchat.engine.api.loss import FormatLoss, GaugeReport, LayerLoss, Loss
-from kvchat.engine.quality.advice import recommended
+from kvchat.engine.quality.frontier import recommended
 from kvchat.errors import StorageError
 from kvchat.text.gauge import finite
 

@@ -1,4 +1,4 @@
-"""Where an engine is lent: a socket whose name says what the engine computes with.
+"""Path of an engine's socket, named by what the engine computes with.
 
 A borrower looks for exactly the engine that it would load itself: another model, other files in the same
 directory, another storage format, another cache, or other sessions where KV is saved, have other names. What

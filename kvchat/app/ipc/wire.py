@@ -1,4 +1,4 @@
-"""What lender and borrower say to each other: one JSON object per line, over a socket of the same user.
+"""Wire protocol between engine server and client: one JSON object per line over a socket of the same user.
 
     borrower                                     lender
     {"v": 1, "identity": "…"}                    {"v": 1} or {"refused": "why"}

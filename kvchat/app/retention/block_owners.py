@@ -1,4 +1,4 @@
-"""Whose blocks are on disk, and their removal without a word of what was said."""
+"""Owners of the blocks on disk, and removal of blocks without touching conversations."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing

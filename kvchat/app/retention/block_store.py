@@ -8,7 +8,7 @@ from kvchat.engine.api.ids import GroupId, root_key
 from kvchat.engine.memory.disk.block_file import Layout
 from kvchat.engine.memory.disk.bundle_blocks import BundleBlockStore
 from kvchat.engine.memory.disk.io import SYSTEM, Files
-from kvchat.engine.memory.disk.used_views import used_views
+from kvchat.engine.memory.disk.pinned_blocks import used_views
 from kvchat.engine.models.checkpoints.prepared import elsewhere
 from kvchat.session.kv.references import References, references, runs_of
 from kvchat.session.store import SessionStore

@@ -1,11 +1,11 @@
-"""Where that was chosen, what would soon have to leave a nearly full disk is kept in fewer bits instead."""
+"""Disk pressure: converts blocks that are next to be evicted to a smaller format, if so configured."""
 
 import os
 from collections.abc import Iterable, Sequence
 from contextlib import closing
 
 from kvchat.app.config import Settings
-from kvchat.app.conversion.convert_process import convert_words
+from kvchat.app.conversion.child_process import convert_words
 from kvchat.app.conversion.format_downgrade import wanted_formats
 from kvchat.app.open_sessions import open_store, short_id
 from kvchat.app.retention.block_owners import holders

@@ -1,4 +1,4 @@
-"""Which conversations are too long for the disk's limit, so that their beginning alone is kept."""
+"""Conversations too long for the disk budget, of which only the beginning stays stored."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from kvchat.errors import KvchatError, PinRefused
 from kvchat.platform.encryptor import Encryptor
-from kvchat.session.kv.origin import origin_of
+from kvchat.session.kv.provenance import origin_of
 from kvchat.session.kv.references import References, chain_root, runs_of
 from kvchat.session.store import SessionStore
 from kvchat.session.tree import Session, SessionId, Turn
@@ -158,7 +158,7 @@ class SessionPins:
     ) -> References:
         # Imported by whoever pins: a list of sessions is to be there at once.
         from kvchat.app.retention.view_blocks import add_view_turns
-        from kvchat.engine.memory.disk.used_views import used_views
+        from kvchat.engine.memory.disk.pinned_blocks import used_views
 
         found = References()
         root = chain_root(fingerprint, session.namespace)

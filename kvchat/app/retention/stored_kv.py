@@ -1,4 +1,4 @@
-"""What of each session's KV is on disk, for a list of all of them: from the index, no file is looked at."""
+"""Stored KV of all sessions, read from the index without touching block files."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Which blocks over views the stored conversations can still use.
+"""Blocks over views that the stored conversations can still use.
 
 Exact blocks follow from token ids alone; those over a view follow from the view, the session and where its
 answers start as well.
@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from kvchat.engine.api.ids import BlockKey, block_key, u32le
 from kvchat.engine.api.view import View
-from kvchat.engine.formats.pruned.view_schedules import course_over
-from kvchat.session.kv.namespaces import namespace_of
+from kvchat.engine.formats.pruned.view_schedule import course_over
+from kvchat.session.kv.provenance import namespace_of
 from kvchat.session.kv.references import References, Run, chain_root
 from kvchat.session.tree import Session, Turn, TurnId, path_token_ids
 

@@ -11,7 +11,7 @@ from kvchat.chat.conversation import Answering, Conversation
 from kvchat.chat.events import Alternative, ChatEvent, EditCost, SampleEvent
 from kvchat.chat.revision import common_ids, to_last_question
 from kvchat.engine.api.sampling_params import SamplingParams
-from kvchat.session.kv.namespaces import namespace_of
+from kvchat.session.kv.provenance import namespace_of
 from kvchat.session.store import new_session_id
 from kvchat.session.tree import Session, Turn, TurnId, path_token_ids
 

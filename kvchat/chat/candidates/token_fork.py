@@ -11,7 +11,7 @@ from kvchat.engine.api.events import RequestFinished, TokenEmitted, TokenLogprob
 from kvchat.engine.api.request import Request
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.errors import EngineFailed, KvchatError, UsageError
-from kvchat.session.kv.namespaces import namespace_of
+from kvchat.session.kv.provenance import namespace_of
 from kvchat.session.template import prompts
 from kvchat.session.tree import Finish, Role, Turn, TurnId, path_token_ids
 

@@ -13,13 +13,29 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Annotated, Any
 
 from kvchat.cli.commands.ask.answer import error_event
-from kvchat.cli.commands.bench_options import BenchOptions
 from kvchat.cli.output.signals import StopSignals
 from kvchat.cli.output.streams import Output, Status, as_json
+from kvchat.cli.parser.option_class import Argument, Option, option_class
+from kvchat.cli.parser.options import ListOptions
 from kvchat.errors import KvchatError, UsageError
+
+
+@option_class
+class BenchOptions(ListOptions):
+    scenarios: Annotated[
+        list[str] | None,
+        Argument(
+            help="What to measure, such as start or resume; all without any, but for cpu and gpu.",
+            metavar="[SCENARIO]...",
+            show_default=False,
+        ),
+    ] = None
+    svg: Annotated[Path | None, Option(help="Draw a plot of each scenario there.", metavar="DIR")] = None
+    quick: Annotated[bool, Option("--quick", help="Fewer rounds, where a scenario knows how.")] = False
+
 
 PROGRAMS = {"cpu": ("--quick",), "gpu": ()}
 """Scenarios that are programs of their own, with those of our switches that they know."""

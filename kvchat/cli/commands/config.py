@@ -6,6 +6,7 @@ import subprocess
 import tomllib
 from dataclasses import asdict
 from pathlib import Path
+from typing import Annotated
 
 from kvchat.app.config import (
     KEYS,
@@ -19,13 +20,37 @@ from kvchat.app.config import (
     read_settings,
 )
 from kvchat.app.config_file import change_file, write_private
-from kvchat.cli.commands.config_options import SetOptions, ShowOptions
 from kvchat.cli.output.streams import Output, Status, as_json, tell_path
-from kvchat.cli.parser.options import ListOptions, PlaceOptions
+from kvchat.cli.parser.completion import complete_setting
+from kvchat.cli.parser.option_class import Argument, Option, option_class
+from kvchat.cli.parser.option_types import Json, Ndjson
+from kvchat.cli.parser.options import EngineOptions, ListOptions, PlaceOptions
 from kvchat.errors import UsageError
 from kvchat.platform.parsing import OneOf, OrNone, integer, number, parse_size, positive, yes_or_no
 from kvchat.text.plain_text import one_line
 from kvchat.ui.terminal.editor import editor_command
+
+
+@option_class
+class ShowOptions(EngineOptions):
+    """Any flag may be given, to see what it overrules."""
+
+    json: Json = False
+    ndjson: Ndjson = False
+
+
+@option_class
+class SetOptions(ListOptions):
+    name: Annotated[
+        str,
+        Argument(help="As `config show` names it.", metavar="NAME", autocompletion=complete_setting),
+    ]
+    value: Annotated[
+        str | None,
+        Argument(help="The value; `none` lifts a limit.", metavar="VALUE", show_default=False),
+    ] = None
+    unset: Annotated[bool, Option("--unset", help="Take the setting out of the file.")] = False
+
 
 _DEFAULT = "default"
 _INDENT = 4

@@ -5,7 +5,7 @@ import secrets
 from contextlib import closing
 from dataclasses import replace
 
-from kvchat.app import passphrase, unlock
+from kvchat.app import unlock
 from kvchat.app.config import Settings
 from kvchat.cli.output.streams import Output, Status, as_json
 from kvchat.cli.parser.options import EncryptOptions, ListOptions
@@ -42,7 +42,7 @@ def turn_on(options: EncryptOptions) -> None:
     require_packages()
     data_key = new_data_key()
     sealer = Encryptor(data_key)
-    key = _wrapped(data_key, options, passphrase.given(os.environ))
+    key = _wrapped(data_key, options, unlock.given(os.environ))
     try:
         switch(paths, key, PLAIN, EncryptedTables(sealer))
     except BaseException:
@@ -80,7 +80,7 @@ def change(options: EncryptOptions) -> None:
     key = _key_of(settings)
     data_key = unlock.data_key_of(key, os.environ)
     with unlock.alone(settings.paths):
-        changed = replace(_wrapped(data_key, options, passphrase.given_new(os.environ)), state=key.state)
+        changed = replace(_wrapped(data_key, options, unlock.given_new(os.environ)), state=key.state)
         write_key(key_path(settings.paths.data_dir), changed)
     unlock.forget_in_keyring(key)
     Status(quiet=options.quiet).note(f"{_OPENERS[changed.kind]} opens the conversations from now on")
@@ -135,7 +135,7 @@ def _key_of(settings: Settings) -> KeyFile:
 def _wrapped(data_key: bytes, options: EncryptOptions, secret: bytes | None) -> KeyFile:
     """Return a data key behind the keyring if that was asked for, else behind a passphrase."""
     if not options.keyring:
-        secret = passphrase.ask_new() if secret is None else passphrase.accepted(secret)
+        secret = unlock.ask_new() if secret is None else unlock.accepted(secret)
         return wrap(data_key, secret, KeyKind.PASSPHRASE, options.cost or LOG_N)
     secret = secrets.token_bytes(KEY_BYTES)
     key = wrap(data_key, secret, KeyKind.KEYRING)

@@ -5,9 +5,10 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
+from typing import Annotated
 
-from kvchat.cli.commands.models_options import ModelOptions
 from kvchat.cli.output.streams import Output, Status, as_json, written_as_json
+from kvchat.cli.parser.option_class import Argument, option_class
 from kvchat.cli.parser.options import ListOptions
 from kvchat.engine.formats.kv_size import cache_sizes, read_shape
 from kvchat.engine.models.checkpoints.weight_files import check_model, read_config, weight_files
@@ -17,6 +18,12 @@ from kvchat.platform.host_memory import available_bytes
 from kvchat.platform.values import dataclass
 from kvchat.text.figures import bytes_text, count_text
 from kvchat.text.plain_text import one_line
+
+
+@option_class
+class ModelOptions(ListOptions):
+    model: Annotated[str, Argument(help="A directory, a hub id, or `starter`.", metavar="MODEL")]
+
 
 _CONTEXT = 8192
 """A conversation of this many tokens, or of all that the model can read, has to fit beside the weights."""

@@ -22,7 +22,7 @@ from kvchat.session.tree import SessionId
 
 if TYPE_CHECKING:
     from kvchat.app.host import InterfaceServices
-    from kvchat.app.lazy_host import StartingHost
+    from kvchat.app.lazy import StartingHost
 
 
 def resume(options: ResumeOptions) -> int:
@@ -52,7 +52,7 @@ def resume(options: ResumeOptions) -> int:
         if options.new is not None:
             reference = chat.create(title=options.new, system=settings.system).session.id
         # Imported last: a wrong word is answered without it.
-        from kvchat.app.lazy_host import LazyHost
+        from kvchat.app.lazy import LazyHost
         from kvchat.ui.app import KvchatApp
 
         def make() -> "StartingHost":

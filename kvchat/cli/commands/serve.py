@@ -1,18 +1,43 @@
 """`kvchat serve`: an engine without a window, for `kvchat ask` and for other programs."""
 
+from pathlib import Path
 from threading import Event
-from typing import Any
+from typing import Annotated, Any
 
 from kvchat.app.composition import Kvchat, opened, start_worker
 from kvchat.chat.service import Chat
-from kvchat.cli.commands.serve_options import ServeOptions
 from kvchat.cli.output.logs import start_log
 from kvchat.cli.output.signals import StopRequested, StopSignals
 from kvchat.cli.output.streams import Output, Status, as_json
 from kvchat.cli.output.waiting import wait_until_loaded
+from kvchat.cli.parser.option_class import Option, option_class
+from kvchat.cli.parser.option_types import Json, Ndjson
+from kvchat.cli.parser.options import EngineOptions
 from kvchat.errors import ConfigError, EngineFailed, UsageError
 from kvchat.platform.paths import Paths
 from kvchat.serving.api_key import own_key, read_key
+
+
+@option_class
+class ServeOptions(EngineOptions):
+    json: Json = False
+    ndjson: Ndjson = False
+    socket_only: Annotated[
+        bool, Option("--socket-only", help="Open no port; only lend the engine to `kvchat ask`.")
+    ] = False
+    port: Annotated[
+        int,
+        Option(help="Of this machine alone; 0: the system chooses.", metavar="PORT", min=0, max=65535),
+    ] = 0
+    api_key_file: Annotated[
+        Path | None,
+        Option(help="The key clients have to know; else one is made.", metavar="FILE"),
+    ] = None
+    idle: Annotated[
+        float | None,
+        Option(help="End after so many seconds without a request; 0 never.", metavar="SECONDS", min=0),
+    ] = None
+
 
 _IDLE_S = 900.0
 _POLL_S = 0.5

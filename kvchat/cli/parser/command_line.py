@@ -1,4 +1,4 @@
-"""Which words mean which command: all of them, as Typer takes them."""
+"""Command-line parser: all commands, as Typer takes them."""
 
 import inspect
 from collections.abc import Callable, Sequence

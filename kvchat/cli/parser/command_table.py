@@ -99,7 +99,7 @@ TALKING = (
     _command(
         "serve",
         "commands.serve.serve",
-        "commands.serve_options.ServeOptions",
+        "commands.serve.ServeOptions",
         "Keep a model loaded for other programs.",
         "kvchat serve --port 8080    # OpenAI's chat completions, on this machine alone",
         "kvchat serve --socket-only &    # `kvchat ask` answers at once then",
@@ -122,7 +122,7 @@ TALKING = (
     _command(
         "bench",
         "commands.bench.bench",
-        "commands.bench_options.BenchOptions",
+        "commands.bench.BenchOptions",
         "Measure this machine, from the source tree.",
         "kvchat bench basics --svg .    # what a KV cache is for, and what paging is for",
         "kvchat bench start    # where the time to a first word goes",
@@ -245,7 +245,7 @@ SESSIONS = (
     _command(
         "sessions convert",
         "commands.sessions.convert.convert_session",
-        "commands.sessions.convert_options.ConvertOptions",
+        "commands.sessions.convert.ConvertOptions",
         "Keep its KV in fewer bits, or exactly again.",
         "kvchat sessions convert demo int4    # what it saves and loses is told first",
         "kvchat sessions convert demo exact",
@@ -256,7 +256,7 @@ KEEPING = (
     _command(
         "pack make",
         "commands.pack.make.make_pack",
-        "commands.pack.options.MakeOptions",
+        "commands.pack.pack.MakeOptions",
         "Compute a beginning once and keep it.",
         "kvchat pack make spec -f rfc.txt",
         "git log -p | kvchat pack make history --system 'Answer from this log.'",
@@ -265,13 +265,13 @@ KEEPING = (
     _command(
         "pack show",
         "commands.pack.pack.show_pack",
-        "commands.pack.options.PackOptions",
+        "commands.pack.pack.PackOptions",
         "Print a pack's text.",
     ),
     _command(
         "pack rm",
         "commands.pack.pack.remove_packs",
-        "commands.pack.options.RemovePacksOptions",
+        "commands.pack.pack.RemovePacksOptions",
         "Remove packs; their blocks make room again.",
         "kvchat pack rm spec",
     ),
@@ -286,14 +286,14 @@ KEEPING = (
     _command(
         "models show",
         "commands.models.show_model",
-        "commands.models_options.ModelOptions",
+        "commands.models.ModelOptions",
         "Say what is known of one of them.",
         "kvchat models show starter",
     ),
     _command(
         "cache status",
         "commands.cache.cache.cache_status",
-        "commands.cache.options.StatusOptions",
+        "commands.cache.cache.StatusOptions",
         "Say what is kept on disk, by model.",
         "kvchat cache",
         "kvchat cache status --remote http://gpu-box:8000/v1    # and what that server reports",
@@ -313,7 +313,7 @@ KEEPING = (
     _command(
         "cache gauge",
         "commands.cache.gauge.gauge",
-        "commands.cache.gauge_options.GaugeOptions",
+        "commands.cache.gauge.GaugeOptions",
         "Measure what smaller cache formats lose.",
         "kvchat cache gauge demo    # on your own conversation",
         "kvchat cache gauge demo --keep 0.95 --layers int4 --svg demo.svg",
@@ -329,7 +329,7 @@ KEEPING = (
     _command(
         "cache evict",
         "commands.cache.cache.evict_blocks",
-        "commands.cache.options.EvictOptions",
+        "commands.cache.cache.EvictOptions",
         "Remove KV from the disk; no word goes.",
         "kvchat cache evict demo",
         "kvchat cache evict --to 2GiB",
@@ -350,7 +350,7 @@ KEEPING = (
     _command(
         "config show",
         "commands.config.show_config",
-        "commands.config_options.ShowOptions",
+        "commands.config.ShowOptions",
         "Say what is set, and where each value came from.",
         "kvchat config",
         "kvchat config show -m starter --json",
@@ -358,7 +358,7 @@ KEEPING = (
     _command(
         "config set",
         "commands.config.set_value",
-        "commands.config_options.SetOptions",
+        "commands.config.SetOptions",
         "Write one setting into your configuration file.",
         "kvchat config set model starter",
         "kvchat config set sampling.temperature 0.7",

@@ -1,4 +1,4 @@
-"""What the shell offers behind TAB: sessions by id and title, settings by name. Loads no model."""
+"""Shell completion: sessions by id and title, settings by name. Loads no model."""
 
 import os
 import re

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Annotated
 
 from kvchat.cli.parser.completion import complete_pack, complete_session
-from kvchat.cli.parser.parameter import Argument, Option
+from kvchat.cli.parser.option_class import Argument, Option
 
 SESSION_HELP = "Id, unique start of an id, or title."
 

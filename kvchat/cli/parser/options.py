@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, ClassVar
 
 from kvchat.app.config import KEYS, RemoteSettings, Settings, did_you_mean, read_settings
-from kvchat.cli.parser.option_class import option_class
+from kvchat.cli.parser.option_class import Argument, Option, option_class
 from kvchat.cli.parser.option_types import SESSION_HELP as SESSION_HELP
 from kvchat.cli.parser.option_types import (
     CacheFormat,
@@ -31,7 +31,6 @@ from kvchat.cli.parser.option_types import (
     Weights,
     WhenFull,
 )
-from kvchat.cli.parser.parameter import Argument, Option
 from kvchat.errors import UsageError
 
 

@@ -1,5 +1,5 @@
-"""How a person says in what format KV is stored: `int4`, `k=int8,v=int4`, `int4; layers 0-1=exact`, and which
-part of it queries see: `window:1024`.
+"""Cache formats as people write them: `int4`, `k=int8,v=int4`, `int4; layers 0-1=exact`, with an optional
+view: `window:1024`.
 """
 
 import re

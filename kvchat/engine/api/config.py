@@ -1,4 +1,4 @@
-"""What an engine is built from."""
+"""Engine configuration."""
 
 from collections.abc import Callable
 from dataclasses import field

@@ -1,4 +1,4 @@
-"""What the engine tells about a request. Immutable values that cross the thread boundary."""
+"""Events of a request. Immutable values that cross the thread boundary."""
 
 from dataclasses import field
 from enum import StrEnum

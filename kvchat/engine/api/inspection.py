@@ -1,4 +1,4 @@
-"""What somebody who looks into the cache asks for, and the blocks that are shown. Values."""
+"""Inspection requests and inspected blocks. Values."""
 
 from kvchat.engine.api.ids import GroupId, SequenceId
 from kvchat.engine.api.snapshot import Tier

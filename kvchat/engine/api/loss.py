@@ -1,4 +1,4 @@
-"""What a cache format loses on a text, against the exact cache: values."""
+"""Loss of a cache format on a text, against the exact cache. Values."""
 
 from kvchat.platform.values import dataclass
 

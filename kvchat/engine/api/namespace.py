@@ -1,4 +1,4 @@
-"""Whose blocks a request may reuse, where more than one name is needed to say it.
+"""Namespaces: the blocks that a request may reuse, where one name is not enough.
 
 Over a view a sequence begins with exact blocks, which all sessions of a namespace share, and goes on with
 blocks of its own session. Both stand in one text, so whatever passes a namespace on passes this on too.

@@ -1,4 +1,4 @@
-"""What is asked of the engine, and the seam through which stop strings reach it."""
+"""Requests, and the seam for stop strings."""
 
 from dataclasses import field
 from typing import Protocol

@@ -1,4 +1,4 @@
-"""How the next token of one request is chosen."""
+"""Sampling parameters of one request."""
 
 from math import isfinite
 

@@ -1,4 +1,4 @@
-"""What a server that stands in an engine's place reports of its cache."""
+"""Cache state reported by a remote server."""
 
 from kvchat.platform.values import dataclass
 

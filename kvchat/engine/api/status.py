@@ -1,4 +1,4 @@
-"""Whether there is an engine to talk to."""
+"""Engine status: loading, ready, failed or absent."""
 
 from enum import StrEnum
 

@@ -1,4 +1,4 @@
-"""How blocks get their names, and what a store is to write of them."""
+"""Block publisher: names blocks by content and tells the store what to write."""
 
 from kvchat.engine.api.ids import block_key
 from kvchat.engine.cache.device_tier import DeviceTier

@@ -1,4 +1,4 @@
-"""How many blocks each sequence holds, and how many of them somebody else holds too.
+"""Block references: how many blocks each sequence holds, and how many it shares.
 
 Sequences take and let go of blocks here and nowhere else, so the counts are kept where they change, and
 nobody has to walk the tables to know them.

@@ -1,4 +1,4 @@
-"""Which cached block makes room: S3-FIFO, or the least recently used one as a control.
+"""Eviction order of cached blocks: S3-FIFO, or least recently used as a control.
 
 Both evict leaves first: a block whose child is in the same pool stands aside when its turn comes, and it is
 due again, before all others, when its last child has gone. So a chain is given up from its end, and what is

@@ -6,7 +6,7 @@ returned, before the next step writes. What comes from slower tiers is brought b
 """
 
 from collections import abc
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import count
 
 from kvchat.engine.api.ids import BlockId, BlockKey, GroupId, SequenceId, root_key
@@ -14,17 +14,52 @@ from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.cache.admission import Admission
 from kvchat.engine.cache.block_publisher import BlockPublisher
 from kvchat.engine.cache.device_tier import DeviceTier
-from kvchat.engine.cache.live_tails import LiveTails
 from kvchat.engine.cache.match import PrefixMatch, PrefixMatcher
 from kvchat.engine.cache.pins import Pins
 from kvchat.engine.cache.plan import Copy, Demote, Move, Prune, Save, TableChange
 from kvchat.engine.cache.table_log import TableLog
 from kvchat.engine.cache.tiers import DiskTier, NoTier, SlowTiers
 from kvchat.engine.formats.pruned.pruning import Pruning
-from kvchat.engine.formats.pruned.view_schedule import Hole
-from kvchat.engine.formats.pruned.view_schedules import ViewSchedules
+from kvchat.engine.formats.pruned.view_schedule import Hole, ViewSchedules
 from kvchat.engine.formats.spec import Group
 from kvchat.engine.sequences.sequence import BlockTable, Sequence
+
+
+class LiveTails:
+    """Live sequences by the key of their last full block."""
+
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
+        self._sequences: dict[BlockKey, dict[SequenceId, Sequence]] = {}
+
+    def watch(self, sequence: Sequence, parent: BlockKey) -> None:
+        self._sequences.setdefault(parent, {})[sequence.id] = sequence
+
+    def unwatch(self, sequence: Sequence, parent: BlockKey) -> None:
+        """Forget a sequence; nothing happens if it is not known."""
+        watched = self._sequences.get(parent, {})
+        watched.pop(sequence.id, None)
+        if not watched:
+            self._sequences.pop(parent, None)
+
+    def behind(self, parent: BlockKey) -> list[Sequence]:
+        """Return the sequences with a tail behind `parent`. Pure."""
+        return [
+            sequence
+            for sequence in self._sequences.get(parent, {}).values()
+            if sequence.computed_len % self._block_size
+        ]
+
+    def check_integrity(self, sequences: Mapping[SequenceId, Sequence]) -> None:
+        """Assert that only live sequences are known, each behind its last full block, and all with a tail."""
+        known = [
+            (sequence, parent) for parent, watched in self._sequences.items() for sequence in watched.values()
+        ]
+        for sequence, parent in known:
+            assert sequences.get(sequence.id) is sequence
+            assert sequence.last_key == parent
+        ids = {sequence.id for sequence, _ in known}
+        assert all(sequence.id in ids for sequence in sequences.values() if sequence.computed_len)
 
 
 class CacheManager:

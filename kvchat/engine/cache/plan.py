@@ -1,4 +1,4 @@
-"""What bookkeeping asks of storage.
+"""Plans: what bookkeeping asks of storage.
 
 Moves are carried out at once, in the order in which they were planned. Fetches bring blocks that nobody uses
 yet, in any order and beside everything else.

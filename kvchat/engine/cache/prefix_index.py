@@ -5,13 +5,64 @@ alone) and the device block of every group that has its bytes. Full blocks and t
 have fewer tokens.
 """
 
-from collections.abc import Iterator, Sequence
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import field
+from itertools import islice
 
 from kvchat.engine.api.ids import BlockId, BlockKey, GroupId
-from kvchat.engine.cache.change_log import ChangeLog
-from kvchat.engine.cache.siblings import Siblings
 from kvchat.platform.values import dataclass
+
+
+class Siblings:
+    """Sorted, so that those with the longest common run with given ids stand side by side."""
+
+    def __init__(self) -> None:
+        self._sorted: list[tuple[tuple[int, ...], BlockKey]] = []
+
+    def __len__(self) -> int:
+        return len(self._sorted)
+
+    def add(self, token_ids: tuple[int, ...], key: BlockKey) -> None:
+        """Add one that is not there yet."""
+        self._sorted.insert(bisect_left(self._sorted, (token_ids, key)), (token_ids, key))
+
+    def remove(self, token_ids: tuple[int, ...], key: BlockKey) -> None:
+        """Remove one that is there."""
+        del self._sorted[self._sorted.index((token_ids, key), bisect_left(self._sorted, (token_ids, key)))]
+
+    def nearest(self, token_ids: Sequence[int], most: int) -> list[BlockKey]:
+        """Return those before and behind the place of `token_ids`, at most `most` on either side. None of
+        the others has a longer run in common with them than each of these on its side. Pure.
+        """
+        place = bisect_left(self._sorted, (tuple(token_ids),))
+        return [key for _, key in self._sorted[max(0, place - most) : place + most]]
+
+
+MOST_REMEMBERED = 4096
+
+
+class ChangeLog:
+    """The parents of the names that came or went, newest last. Older ones are forgotten."""
+
+    def __init__(self) -> None:
+        self._parents: deque[BlockKey] = deque(maxlen=MOST_REMEMBERED)
+        self.length = 0
+        """Number of changes since the beginning."""
+
+    def note(self, parent: BlockKey) -> None:
+        self._parents.append(parent)
+        self.length += 1
+
+    def has_touched(self, parents: Set[BlockKey], since: int) -> bool:
+        """Whether a name behind one of `parents` has come or gone since the journal had length `since`; True
+        too if that is no longer known. Pure.
+        """
+        num_new = self.length - since
+        if num_new > len(self._parents):
+            return True
+        return any(parent in parents for parent in islice(reversed(self._parents), num_new))
 
 
 @dataclass(slots=True)

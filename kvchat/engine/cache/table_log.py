@@ -1,4 +1,4 @@
-"""What has changed in block tables since the runner was last told."""
+"""Log of block-table changes since the runner last read it."""
 
 from kvchat.engine.api.ids import BlockId, GroupId, SequenceId
 from kvchat.engine.cache.plan import TableChange

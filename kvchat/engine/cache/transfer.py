@@ -14,11 +14,28 @@ from itertools import chain
 from kvchat.engine.api.ids import BlockId, BlockKey, GroupId
 from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.cache.device_tier import DeviceTier
-from kvchat.engine.cache.load_unit import LoadUnit
 from kvchat.engine.cache.match import PrefixMatch
 from kvchat.engine.cache.plan import Fetch, Load, Promote
 from kvchat.engine.cache.prefix_index import IndexNode
 from kvchat.platform.values import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class LoadUnit:
+    """What one block lacks on the device.
+
+    Args:
+        number: the block's place in the prompt.
+        node: its name and ids.
+        tier: the slowest tier that one of its groups comes from.
+    """
+
+    number: int
+    node: IndexNode
+    moves: tuple[Fetch, ...]
+    num_bytes: int
+    tier: Tier
+
 
 Held = tuple[GroupId, BlockId]
 

@@ -1,4 +1,4 @@
-"""What a model passes with one call of its attention."""
+"""Arguments of one attention call of a model."""
 
 from dataclasses import dataclass
 

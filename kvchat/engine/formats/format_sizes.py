@@ -1,4 +1,4 @@
-"""What a conversation takes in each cache format, from a model's config alone: no weights, no torch.
+"""Size of a conversation in each cache format, from a model's config alone: no weights, no torch.
 
 Whole blocks are counted, as pools hold them, and all metadata.
 """
@@ -9,7 +9,7 @@ from kvchat.engine.api.cache_format import parse_cache_format
 from kvchat.engine.api.config import CACHE_FORMATS
 from kvchat.engine.api.view import PRUNING, PYRAMID, SHADOW, SNAPKV, WINDOW
 from kvchat.engine.formats.kv_size import AttentionShape
-from kvchat.engine.formats.pruned.view_schedules import ViewSchedules
+from kvchat.engine.formats.pruned.view_schedule import ViewSchedules
 from kvchat.engine.formats.shadow.memory import beside_bytes
 from kvchat.engine.formats.spec import FullSpec, Group, LatentSpec, SlidingSpec, group_layers
 from kvchat.engine.formats.table import stored_groups

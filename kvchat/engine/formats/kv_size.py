@@ -1,4 +1,4 @@
-"""How many bytes a model's cache takes, from its config alone: no weights, no torch.
+"""KV size of a model, from its config alone: no weights, no torch.
 
 Notation: L layers, H query heads, H_kv key-value heads, D head size, S tokens.
 """

@@ -1,4 +1,4 @@
-"""How many blocks each group gets from a number of bytes."""
+"""Pool sizing: blocks per group from a number of bytes."""
 
 from collections.abc import Sequence
 from math import ceil

@@ -1,4 +1,4 @@
-"""What one layer keeps for each token, and which layers keep the same.
+"""Cache specs: what one layer stores per token, and which layers share a spec.
 
 A spec is a frozen value. Everything that differs between kinds of attention is looked up from it: which
 blocks a position still needs (`first_visible`), how many bytes a block has, how those bytes are laid out.

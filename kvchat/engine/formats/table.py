@@ -1,4 +1,4 @@
-"""What a layer keeps in each format in which KV can be stored.
+"""Specs by storage format.
 
 A format is data. It turns what a layer keeps by itself into what is stored of it; everything else (bytes,
 pools, files, the backend that reads and writes) is looked up from that spec. How formats are named and
@@ -20,7 +20,7 @@ from kvchat.engine.formats.spec import (
     ResidualSpec,
     group_layers,
 )
-from kvchat.engine.formats.views import viewed_groups
+from kvchat.engine.formats.view_spec import viewed_groups
 from kvchat.engine.kernels.fp8_record import Fp8Record
 from kvchat.engine.kernels.quantized_record import Code
 from kvchat.errors import ConfigError

@@ -1,4 +1,4 @@
-"""Whether what lies between calls of attention is compiled: as measured once on this machine, and remembered.
+"""Choice of compiling the code between attention calls, measured once per machine and remembered.
 
 Compiling takes from seconds to minutes, and recorded steps already spare the launches that it would; so a
 step is timed both ways when a model of some shape first runs on a device, and the choice is kept with what

@@ -1,8 +1,28 @@
 """Steps recorded as CUDA graphs."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphReserve:
+    """What the largest step that is not recorded allocates beside weights and pools.
+
+    Args:
+        num_bytes: of it.
+        free_bytes: returns what the device has left for it now.
+    """
+
+    num_bytes: int
+    free_bytes: Callable[[], int]
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether as much is left. Asks the device."""
+        return self.free_bytes() >= self.num_bytes
+
 
 NUM_ROUNDS = 2
 """Before a step is recorded: kernels are compiled, and libraries allocate what they keep."""

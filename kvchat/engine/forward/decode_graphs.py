@@ -26,7 +26,7 @@ from kvchat.engine.cache.plan import TableChange
 from kvchat.engine.formats.full.attend import AttentionMetadata
 from kvchat.engine.formats.spec import Group
 from kvchat.engine.forward.activation_memory import peak_bytes
-from kvchat.engine.forward.graph_reserve import GraphReserve
+from kvchat.engine.forward.cuda_graphs import GraphReserve
 from kvchat.engine.forward.runner import ForwardPass, InputBatch
 from kvchat.engine.kernels.paged_attention.args import StepTables
 from kvchat.engine.kernels.quantized_attention.args import QuantizedStep

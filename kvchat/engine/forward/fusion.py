@@ -1,4 +1,4 @@
-"""Whether a model's decoder layers can be fused: matched by their structure, then held to the model itself.
+"""Layer fusion: matches a model's decoder layers by structure, then checks them against the model itself.
 
 A few tokens of two texts run through the model, one of them behind some keys that are zero. What every layer
 gets and gives is noted and computed again by the fused layers, and so are the logits. Then the first layers,
@@ -38,9 +38,12 @@ from kvchat.engine.kernels.quantized_linear import QuantizedWeight
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.models.load import LoadedModel
 from kvchat.engine.models.probing.decoder_structure import Decoder, Unmatched, match_decoder, match_layer
-from kvchat.engine.models.probing.first_layers import first_layers, num_telling_layers
-from kvchat.engine.models.probing.float_layer import float_copy
-from kvchat.engine.models.probing.without_products import without_products
+from kvchat.engine.models.probing.first_layers import (
+    first_layers,
+    float_copy,
+    num_telling_layers,
+    without_products,
+)
 from kvchat.engine.models.rope_tables import RopeTables, Rotary
 
 log = logging.getLogger(__name__)

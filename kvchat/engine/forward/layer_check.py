@@ -1,4 +1,4 @@
-"""Whether a model's decoder layers can be walked through: matched by structure, then held to the model.
+"""Layer check: matches decoder layers by structure, then holds a walk through them to the model.
 
 As layers are fused (see `fusion`), on any device and in the model's own dtype.
 """

@@ -1,4 +1,4 @@
-"""How a model computes a row of tokens of many sequences: all in one pass, or sequence by sequence.
+"""Forward passes of a step: all sequences packed in one, or sequence by sequence.
 
 Dimensions: T tokens of the row, R rows whose logits are needed, V vocabulary.
 """

@@ -1,4 +1,4 @@
-"""Which way a model runs on kvchat's cache, tried in order and proven at load.
+"""Route selection: how a model runs on kvchat's cache, tried in order and proven at load.
 
 By its latents: as by its attention, where layers hand over latents that are kept and attended to as they are.
 By its attention: one packed pass over many sequences, through the attention that transformers lets us

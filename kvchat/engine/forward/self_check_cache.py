@@ -1,4 +1,4 @@
-"""What earlier starts found out about a model: which checks it passed, and what was measured of it.
+"""Self-check cache: results and measurements of earlier starts with the same model.
 
 A model is held to itself when it is loaded (`selfcheck`, `fusion`), and what its steps allocate is measured
 (`capacity`). All of it follows from the weights' bytes, their config, and what computes: the code of kvchat,

@@ -1,4 +1,4 @@
-"""What an `HFCache` holds: a text, or several side by side, padded on the left as transformers pads them.
+"""Texts of an `HFCache`: one, or several padded on the left as transformers pads them.
 
 A column is a place in the padded rows. Padding has no blocks: a row's first `pad` columns are empty, and its
 tokens lie behind them at positions that begin at 0, so its blocks are those of the text alone. A pass

@@ -1,4 +1,4 @@
-"""Which tensors the Triton kernels take, and how numbers reach a device without waiting for it."""
+"""Device support of Triton kernels, and copies of numbers to a device without waiting."""
 
 import os
 from functools import cache

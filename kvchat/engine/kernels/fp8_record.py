@@ -1,4 +1,4 @@
-"""Where the parts of a latent layer's 8-bit record of one token lie. Knows no tensors."""
+"""Byte layout of a latent layer's 8-bit record of one token. Knows no tensors."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""Which fast kernels are not used on this machine, because they failed or computed other numbers.
+"""Kernel health: fast kernels disabled on this machine because they failed or differed.
 
 An operation whose kernel failed once is computed by plain torch operations from then on: slower, never wrong.
 """

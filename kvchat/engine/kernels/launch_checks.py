@@ -1,4 +1,4 @@
-"""What a kernel would not survive: looked at before each launch where `KVCHAT_DEBUG_KERNELS=1` asks for it.
+"""Launch checks of kernel arguments, made where `KVCHAT_DEBUG_KERNELS=1` is set.
 
 A block id or slot outside its pool is read or written wherever it points to. Looking costs a wait for the
 device in every layer.

@@ -1,4 +1,4 @@
-"""What this machine computes with, for whoever wants to know before a model is loaded."""
+"""Description of this machine's processors, kernels and devices, before a model is loaded."""
 
 import os
 import platform

@@ -1,4 +1,4 @@
-"""Where the parts of one head's quantised keys or values of one block lie. Knows no tensors."""
+"""Byte layout of one head's quantized keys or values of one block. Knows no tensors."""
 
 from dataclasses import dataclass
 from enum import StrEnum

@@ -1,4 +1,4 @@
-"""How many threads compute."""
+"""Number of compute threads."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""How a launch of a Triton kernel divides its work."""
+"""Tiling of a Triton kernel's launch."""
 
 from dataclasses import dataclass
 

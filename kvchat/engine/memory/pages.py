@@ -4,11 +4,17 @@ Copies between runs that lie alike within their pages take half as long as other
 written past the system's cache.
 """
 
+import ctypes
 import mmap as maps
+import sys
+from collections.abc import Iterable
 from contextlib import suppress
 from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
-from threading import local
+from threading import Thread, local
 from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
 
 PAGE: Final = 4096
 
@@ -38,3 +44,29 @@ class Pages(local):
         if len(self._map) < num_bytes:
             self._map = mmap(-1, num_bytes, flags=MAP_PRIVATE | MAP_ANONYMOUS)
         return memoryview(self._map)[:num_bytes]
+
+
+MOST_BYTES: Final = 256 << 20
+"""Memory that is taken for what may be resumed, at the most."""
+_POPULATE_WRITE = 23  # Linux's MADV_POPULATE_WRITE, since 5.14; changes no byte
+
+
+def prefault(runs: Iterable[NDArray[np.uint8]]) -> Thread:
+    """Have the pages of some runs of memory there soon, in a thread that is returned. No byte changes.
+
+    Where the system cannot do that, they come as they are written.
+    """
+    thread = Thread(target=_populate, args=(list(runs),), name="kvchat-prefault", daemon=True)
+    thread.start()
+    return thread
+
+
+def _populate(runs: list[NDArray[np.uint8]]) -> None:
+    if sys.platform != "linux":
+        return
+    madvise = ctypes.CDLL(None).madvise
+    for run in runs:
+        start = run.ctypes.data // PAGE * PAGE
+        end = -(-(run.ctypes.data + run.nbytes) // PAGE) * PAGE
+        if madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), _POPULATE_WRITE):
+            return

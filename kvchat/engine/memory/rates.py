@@ -1,4 +1,4 @@
-"""How long computing and moving take on this machine, estimated from what was measured while it ran.
+"""Compute and transfer rates of this machine, estimated while it runs.
 
 Whether a block is worth keeping on a slower tier, and whether a stored prefix is worth loading, are questions
 of two times. Each estimate is the median of the last few measurements of its kind, so that one slow step (a

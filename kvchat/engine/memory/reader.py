@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from threading import Condition, Lock, Thread
 from time import perf_counter
 
-from kvchat.engine.cache.load_unit import LoadUnit
 from kvchat.engine.cache.plan import Fetch
+from kvchat.engine.cache.transfer import LoadUnit
 
 NUM_THREADS = 2
 NUM_AHEAD = 8

@@ -1,4 +1,4 @@
-"""How bytes of blocks go between device pool and host memory."""
+"""Transport of block bytes between device pool and host memory."""
 
 from collections.abc import Callable, Iterable, Sequence
 from time import perf_counter

@@ -1,4 +1,4 @@
-"""What KV is a function of, besides the token ids: one digest that parts the blocks of different models."""
+"""Fingerprint: the digest of everything KV depends on besides token ids."""
 
 import json
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""What each fingerprint was taken over, kept beside the blocks: so that two can be told apart by name.
+"""Inputs of each fingerprint, kept beside the blocks so that two can be told apart by name.
 
 A record is a file named by its fingerprint and believed only where its fields give that digest, so nobody can
 put words into the mouth of another model.

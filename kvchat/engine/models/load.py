@@ -14,7 +14,7 @@ from torch import nn
 from kvchat.engine.models.adapter import merge_adapter
 from kvchat.engine.models.checkpoints.mapped import own_memory
 from kvchat.engine.models.checkpoints.weight_files import read_config
-from kvchat.engine.models.latent_sizes import check_latent_sizes
+from kvchat.engine.models.latent import check_latent_sizes
 from kvchat.engine.models.load_lock import ALONE
 from kvchat.errors import ConfigError, ModelUnreadable, OutOfMemory, UnsupportedModel
 

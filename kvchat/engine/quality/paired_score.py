@@ -1,4 +1,4 @@
-"""How many points a format loses on questions that the exact cache was asked too, and how sure that is.
+"""Paired score: points a format loses on questions the exact cache was asked too, with an interval.
 
 Questions about one context stand or fall together, so whole contexts are drawn again: a bootstrap over them.
 """

@@ -19,8 +19,7 @@ from kvchat.engine.cache.plan import Prune, TableChange
 from kvchat.engine.formats.full.attend import LayerPool
 from kvchat.engine.formats.pool_sizing import window_blocks
 from kvchat.engine.formats.pruned.pruner import Pruner
-from kvchat.engine.formats.pruned.view_schedule import Hole
-from kvchat.engine.formats.pruned.view_schedules import ViewSchedules
+from kvchat.engine.formats.pruned.view_schedule import Hole, ViewSchedules
 from kvchat.engine.formats.shadow.shadows import Shadows
 from kvchat.engine.formats.spec import Fp8LatentSpec, Group
 from kvchat.engine.forward.runner import ForwardPass, Runner

@@ -1,4 +1,4 @@
-"""When it is worth trying again to admit a request for which there was no room.
+"""Admission backoff: when to retry a request that found no capacity.
 
 Matching a long prompt costs more than a decode step, so a refused request is not matched again until
 something has happened that can change the answer. What can: more blocks to be had, names that come or go on

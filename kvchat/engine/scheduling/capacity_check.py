@@ -1,4 +1,4 @@
-"""Whether a conversation fits into the device pool, also beside what is pinned there."""
+"""Capacity check: does a conversation fit into the device pool, also beside what is pinned there."""
 
 from collections import abc
 from collections.abc import Iterable

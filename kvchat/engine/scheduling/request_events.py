@@ -1,4 +1,4 @@
-"""What is told about a request: its events, counts and times."""
+"""Events, counts and times reported for a request."""
 
 from kvchat.engine.api.events import (
     Loaded,
@@ -9,8 +9,8 @@ from kvchat.engine.api.events import (
     Usage,
 )
 from kvchat.engine.sampling.sampler import SampledToken
+from kvchat.engine.scheduling.request_state import RequestState
 from kvchat.engine.sequences.completion import Completion
-from kvchat.engine.sequences.request_state import RequestState
 
 
 def progress(entry: Completion) -> PrefillProgress:

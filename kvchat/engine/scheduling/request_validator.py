@@ -1,4 +1,4 @@
-"""What is let into the engine, and on which sequence it runs."""
+"""Request validator: admits requests to the engine and gives each its sequence."""
 
 from collections.abc import Iterable
 

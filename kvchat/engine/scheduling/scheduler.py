@@ -1,4 +1,4 @@
-"""Which requests run, and what each computes in the next step.
+"""Scheduler: chooses the requests that run and what each computes in the next step.
 
 Waiting requests are admitted in order of priority, then arrival. Each step serves decoding sequences first
 and fills the rest of the token budget with prompt chunks, so that a long prompt never stops an answer. Under

@@ -1,4 +1,4 @@
-"""What one step computes: ints and tuples, no tensors."""
+"""Batch: what one step computes, in ints and tuples, no tensors."""
 
 from kvchat.engine.api.ids import GroupId, RequestId, SequenceId
 from kvchat.engine.cache.plan import Move, Prune, TableChange

@@ -1,4 +1,4 @@
-"""What an engine does on a GPU before it answers: try the kernels, and record the steps that decode."""
+"""GPU start-up: kernel checks and recording of decode graphs."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,9 +10,8 @@ import torch
 from kvchat.engine.api.ids import GroupId
 from kvchat.engine.formats.spec import Group
 from kvchat.engine.forward.compiled import choose
-from kvchat.engine.forward.cuda_graphs import CudaGraphs
+from kvchat.engine.forward.cuda_graphs import CudaGraphs, GraphReserve
 from kvchat.engine.forward.decode_graphs import ComputesAnew, DecodeGraphRunner, Limits
-from kvchat.engine.forward.graph_reserve import GraphReserve
 from kvchat.engine.forward.layer_pass import LayerPass
 from kvchat.engine.forward.passes import PackedPass
 from kvchat.engine.forward.runner import ForwardPass

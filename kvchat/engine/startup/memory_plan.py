@@ -1,4 +1,4 @@
-"""What a step allocates beside weights and cache, measured, and what that leaves for the cache.
+"""Memory plan: measured allocations of a step, and what they leave for the cache.
 
 Before the pools exist, two short steps are run at the end of a full context and two at its beginning, on one
 block per group that every table entry points to. The peak lies in the attention or in the layers beside it,
@@ -25,8 +25,12 @@ from kvchat.engine.formats.spec import Group
 from kvchat.engine.forward.activation_memory import Allocation, layer_parts, peak_bytes
 from kvchat.engine.forward.runner import ForwardPass, Runner
 from kvchat.engine.memory.device_pool import DevicePool
-from kvchat.engine.models.probing.first_layers import first_layers, layers_of, num_telling_layers
-from kvchat.engine.models.probing.without_products import without_products
+from kvchat.engine.models.probing.first_layers import (
+    first_layers,
+    layers_of,
+    num_telling_layers,
+    without_products,
+)
 from kvchat.engine.sequences.batch import Batch, Chunk
 from kvchat.errors import UnsupportedModel
 

@@ -1,4 +1,4 @@
-"""What an engine consists of, as `build` puts it together."""
+"""Parts of an engine, as assembled at start-up."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -10,8 +10,26 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from kvchat.engine.api.ids import BlockId, BlockKey, GroupId
+from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.cache.device_tier import DeviceTier
 from kvchat.engine.cache.plan import Move
+from kvchat.engine.cache.prefix_index import IndexNode
+from kvchat.engine.formats.spec import Group
+from kvchat.engine.memory.rates import Rates
+
+
+class HostAdmission:
+    """Weighs a block of all groups together, since one computation brings back all of them."""
+
+    def __init__(self, rates: Rates, groups: Sequence[Group], block_size: int) -> None:
+        self._rates = rates
+        self._num_bytes = sum(group.block_bytes(block_size) for group in groups)
+
+    def in_host(self, node: IndexNode) -> bool:
+        """Whether loading a block from host memory takes less time than computing it where it stands."""
+        load_s = self._rates.seconds_to_load(Tier.HOST, self._num_bytes)
+        return load_s < self._rates.seconds_to_compute(len(node.token_ids), node.start)
+
 
 PIECE_BYTES: Final = 8 << 20
 """What one step moves at most, or one block where that is larger."""

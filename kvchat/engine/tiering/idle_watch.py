@@ -1,4 +1,4 @@
-"""Which conversations have been left alone for so long that they make room before anybody needs it."""
+"""Idle watch: finds conversations idle for so long that they are demoted early."""
 
 from collections.abc import Callable
 

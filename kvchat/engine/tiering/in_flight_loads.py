@@ -7,10 +7,9 @@ from typing import Protocol
 from kvchat.engine.api.ids import BlockKey, GroupId
 from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.cache.device_tier import DeviceTier
-from kvchat.engine.cache.load_unit import LoadUnit
 from kvchat.engine.cache.match import PrefixMatch
 from kvchat.engine.cache.plan import Move
-from kvchat.engine.cache.transfer import Transfer, Transfers
+from kvchat.engine.cache.transfer import LoadUnit, Transfer, Transfers
 from kvchat.engine.memory.rates import Direction, Rates
 from kvchat.engine.memory.reader import Job, Landed
 from kvchat.platform.values import dataclass

@@ -1,4 +1,4 @@
-"""What is held for requests that wait for stored blocks, until they are admitted with it."""
+"""Pending loads: what is held for requests that wait for stored blocks, until they are admitted."""
 
 from collections.abc import Iterator
 from dataclasses import field

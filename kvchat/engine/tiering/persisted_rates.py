@@ -1,4 +1,4 @@
-"""How long computing and moving took in earlier processes: a small file in the cache directory.
+"""Rates measured by earlier processes, in a small file in the cache directory.
 
 So the first choice of a process, and the estimate it is told with, rest on what this machine did, and not on
 what machines are taken to do. A figure from elsewhere misleads a process until it has measured its own, so a

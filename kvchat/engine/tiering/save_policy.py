@@ -1,4 +1,4 @@
-"""When what a sequence has computed goes to disk.
+"""Save policy: decides when computed blocks are written to disk.
 
 Full blocks are queued as soon as they are named, and everything once more when an answer ends and when the
 engine closes. A tail is written as a whole block, so while it grows it goes to disk only where a kill would

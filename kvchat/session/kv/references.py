@@ -9,7 +9,7 @@ from dataclasses import field
 
 from kvchat.engine.api.ids import KEY_BYTES, BlockKey, block_key, root_key, u32le
 from kvchat.platform.values import dataclass
-from kvchat.session.kv.origin import origin_of
+from kvchat.session.kv.provenance import origin_of
 from kvchat.session.store import SessionStore
 from kvchat.session.tree import SessionId, Turn, TurnId
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from kvchat.session.kv.origin import is_imported
+from kvchat.session.kv.provenance import is_imported
 from kvchat.session.tree import Branch, Session, Turn
 
 FORMAT = "kvchat.session"

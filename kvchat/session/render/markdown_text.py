@@ -13,8 +13,31 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 from kvchat.platform.printable_text import clean_text, one_line
-from kvchat.session.render.document import SPEAKERS, Document, DocumentMessage
+from kvchat.platform.values import dataclass
 from kvchat.session.tree import Role
+
+SPEAKERS = {Role.USER: "you", Role.ASSISTANT: "kvchat"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DocumentMessage:
+    """One message. `notes` say what it cost and how it ended, in order."""
+
+    role: Role
+    text: str
+    reasoning: str = ""
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Document:
+    """A conversation on one branch. `facts` stand under its title."""
+
+    title: str
+    facts: tuple[str, ...]
+    system: str
+    messages: tuple[DocumentMessage, ...]
+
 
 SAFE_LINK = re.compile(r"(https?://|mailto:)", re.IGNORECASE)
 

@@ -1,4 +1,4 @@
-"""What goes with the next message, and its reading while the person still types."""
+"""Attachment controller: files that go with the next message, read while the person still types."""
 
 import asyncio
 from collections.abc import Sequence

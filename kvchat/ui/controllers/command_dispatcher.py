@@ -1,4 +1,4 @@
-"""What each slash command does."""
+"""Command dispatcher: runs slash commands."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -17,8 +17,7 @@ from kvchat.ui.commands import find_command, nearest_command, split_command
 from kvchat.ui.controllers.attaching import AttachmentController
 from kvchat.ui.controllers.branching import BranchController
 from kvchat.ui.controllers.clipboard import Clipboard
-from kvchat.ui.controllers.formats import FormatController
-from kvchat.ui.controllers.gauging import GaugeController
+from kvchat.ui.controllers.formats import FormatController, GaugeController
 from kvchat.ui.controllers.revisions import RevisionController
 from kvchat.ui.controllers.screen_services import ScreenServices
 from kvchat.ui.controllers.sessions import SessionController

@@ -11,7 +11,7 @@ from kvchat.engine.api.cache_format import EXACT
 from kvchat.engine.api.snapshot import CacheSnapshot
 from kvchat.engine.api.view import SHADOW
 from kvchat.errors import KvchatError
-from kvchat.session.kv.origin import origin_of
+from kvchat.session.kv.provenance import origin_of
 from kvchat.text.figures import plural
 from kvchat.ui.controllers.screen_services import ScreenServices
 from kvchat.ui.controllers.settings import SettingsController
@@ -151,3 +151,36 @@ class FormatController:
 
 def _is_shadow(wanted: str) -> bool:
     return wanted.startswith(SHADOW)
+
+
+_GROUP = "gauge"
+
+
+class GaugeController:
+    """Runs the gauge, which takes a while, beside everything else."""
+
+    def __init__(self, screen: ScreenServices, host: InterfaceServices, turns: TurnRunner) -> None:
+        self._screen = screen
+        self._host = host
+        self._turns = turns
+
+    def gauge(self, cache_format: str = "") -> None:
+        """Measure one format, or the usual ones, on what is stored of the conversation; then show it."""
+        conversation = self._turns.conversation
+        if conversation is None:
+            self._screen.warn("nothing has been said here yet")
+            return
+        self._screen.tell("measuring what formats lose; go on meanwhile")
+        self._screen.begin(partial(self._gauge, conversation, cache_format), group=_GROUP)
+
+    async def _gauge(self, conversation: ConversationView, cache_format: str) -> None:
+        session, branch = conversation.session.id, conversation.branch.name
+        try:
+            found = await asyncio.to_thread(self._host.gauge, session, branch, cache_format)
+        except KvchatError as error:
+            self._screen.warn(str(error))
+        else:
+            from kvchat.ui.screens.gauge import GaugeScreen
+
+            offer = "what smaller cache formats lose here is measured"
+            await self._screen.ask_late(offer, partial(GaugeScreen, found))

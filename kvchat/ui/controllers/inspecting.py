@@ -8,7 +8,7 @@ from kvchat.app.services import ChatService, EngineView
 from kvchat.engine.api.ids import SequenceId
 from kvchat.engine.api.inspection import InspectionRequest
 from kvchat.engine.api.snapshot import CacheSnapshot
-from kvchat.session.kv.namespaces import namespace_of
+from kvchat.session.kv.provenance import namespace_of
 from kvchat.session.tree import path_token_ids
 from kvchat.ui.controllers.screen_services import ScreenServices
 from kvchat.ui.controllers.turn_runner import TurnRunner

@@ -1,4 +1,4 @@
-"""What everything that works for a screen needs of it."""
+"""Screen services: what controllers need of the screen."""
 
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Protocol

@@ -1,4 +1,4 @@
-"""What is done with stored sessions: listed, searched, exported, pinned, renamed, deleted."""
+"""Session controller: lists, searches, exports, pins, renames and deletes stored sessions."""
 
 import asyncio
 import logging

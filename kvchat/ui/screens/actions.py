@@ -1,4 +1,4 @@
-"""What can be done with one thing: a line and a key for each."""
+"""Action menu: what can be done with one thing, a line and a key for each."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar

@@ -20,8 +20,7 @@ from kvchat.ui.controllers.clipboard import Clipboard
 from kvchat.ui.controllers.command_dispatcher import CommandDispatcher, Helpers
 from kvchat.ui.controllers.drafts import DraftController
 from kvchat.ui.controllers.engine_watch import EngineWatch
-from kvchat.ui.controllers.formats import FormatController
-from kvchat.ui.controllers.gauging import GaugeController
+from kvchat.ui.controllers.formats import FormatController, GaugeController
 from kvchat.ui.controllers.inspecting import InspectorController
 from kvchat.ui.controllers.revisions import RevisionController
 from kvchat.ui.controllers.sending import SendController

@@ -1,4 +1,4 @@
-"""What cache formats lose on a conversation: bytes against loss as a plot, and every figure below it."""
+"""Gauge screen: bytes against loss as a plot, and every figure below it."""
 
 from collections.abc import Mapping
 from textwrap import dedent
@@ -13,7 +13,7 @@ from textual.style import Style
 from textual.widgets import Static
 
 from kvchat.app.host import Gauged
-from kvchat.engine.quality.advice import recommended
+from kvchat.engine.quality.frontier import recommended
 from kvchat.ui.screens.deferred import DeferredScreen
 from kvchat.ui.widgets.cache.frontier_rows import LEGEND, frontier_rows
 from kvchat.ui.widgets.cache.styles import Look, Row

@@ -1,4 +1,4 @@
-"""What commands, courses and sessions ask of the screen they work on, whatever it shows."""
+"""Screen base with questions, notices and results for controllers."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
@@ -8,9 +8,46 @@ from typing import Any
 
 from textual.screen import ModalScreen, Screen
 
+from kvchat.text.plain_text import one_line
 from kvchat.ui.controllers.screen_services import Work
 from kvchat.ui.screens.deferred import Deferred, DeferredScreen, Result
-from kvchat.ui.state.pending_questions import PendingQuestions
+
+Waiting = tuple[str, asyncio.Event]
+
+
+class PendingQuestions:
+    """Lets what would open a dialog wait.
+
+    Args:
+        draw: shows the lines of what waits, oldest first.
+    """
+
+    def __init__(self, draw: Callable[[Sequence[str]], None]) -> None:
+        self._draw = draw
+        self._waiting: list[Waiting] = []
+
+    async def wait(self, words: str) -> None:
+        """Show a line until the person asks for what it stands for."""
+        entry = (one_line(words), asyncio.Event())
+        self._waiting.append(entry)
+        self._redraw()
+        try:
+            await entry[1].wait()
+        finally:
+            self._waiting.remove(entry)
+            self._redraw()
+
+    def open(self) -> bool:
+        """Let what has waited longest come, and return whether anything waited."""
+        for _, asked_for in self._waiting:
+            if not asked_for.is_set():
+                asked_for.set()
+                return True
+        return False
+
+    def _redraw(self) -> None:
+        self._draw([words for words, _ in self._waiting])
+
 
 _ASKED_S: ContextVar[float] = ContextVar("asked_s")
 """When the key was pressed that the running work answers."""
@@ -103,7 +140,7 @@ class ServicesScreen(Screen[None]):
         self.begin(partial(self._note, title, text))
 
     async def _note(self, title: str, text: str) -> None:
-        from kvchat.ui.screens.note import NoteScreen
+        from kvchat.ui.screens.confirm import NoteScreen
 
         await self.ask_late(title, partial(NoteScreen, title, text))
 

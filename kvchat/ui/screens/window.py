@@ -15,8 +15,7 @@ from kvchat.ui.key_names import key_name
 from kvchat.ui.screens.partial_layout import PartialLayoutScreen
 from kvchat.ui.state.panes import PaneRequest, pane_widths
 from kvchat.ui.widgets.cache.panel import CachePanel
-from kvchat.ui.widgets.command_list import CommandList
-from kvchat.ui.widgets.prompt import Prompt
+from kvchat.ui.widgets.prompt import CommandList, Prompt
 from kvchat.ui.widgets.session_list import SessionList
 from kvchat.ui.widgets.sessions_pane import SessionsPane
 from kvchat.ui.widgets.status_bar import StatusBar

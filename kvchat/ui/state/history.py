@@ -1,4 +1,4 @@
-"""What the cache did of late: speed and reuse over time, and what moves between tiers right now."""
+"""Recent history of the cache: speed and reuse over time, and current moves between tiers."""
 
 from collections import deque
 from collections.abc import Mapping
@@ -6,6 +6,37 @@ from dataclasses import field
 
 from kvchat.engine.api.snapshot import CacheSnapshot, MovedBytes, Tier
 from kvchat.platform.values import dataclass
+
+_WINDOW_S = 2.0
+_MIN_SPAN_S = 0.3
+
+
+class TokenRate:
+    """A rate over the last two seconds of observed token counts."""
+
+    def __init__(self) -> None:
+        self._seen: deque[tuple[float, int]] = deque()
+
+    def observe(self, now_s: float, num_tokens: int) -> None:
+        """Note that `num_tokens` have been there at `now_s`; a smaller count than before starts over."""
+        if self._seen and num_tokens < self._seen[-1][1]:
+            self._seen.clear()
+        self._seen.append((now_s, num_tokens))
+        while now_s - self._seen[0][0] > _WINDOW_S:
+            self._seen.popleft()
+
+    def reset(self) -> None:
+        self._seen.clear()
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """The rate, or None while too little was seen."""
+        if not self._seen:
+            return None
+        (first_s, first), (last_s, last) = self._seen[0], self._seen[-1]
+        span_s = last_s - first_s
+        return (last - first) / span_s if span_s >= _MIN_SPAN_S and last > first else None
+
 
 LENGTH = 60
 """Samples that are remembered of each sort."""

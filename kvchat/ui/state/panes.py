@@ -1,4 +1,4 @@
-"""Which columns a terminal has room for."""
+"""Pane widths that fit a terminal."""
 
 from kvchat.platform.values import dataclass
 

@@ -1,10 +1,10 @@
-"""How much of a conversation that comes on screen is there, and where."""
+"""Scroll position and presence of a conversation that comes on screen."""
 
 from kvchat.app.services import ChatService, ConversationView, EngineView
 from kvchat.engine.api.inspection import InspectedBlock, InspectionRequest
 from kvchat.engine.api.snapshot import CacheSnapshot
 from kvchat.errors import KvchatError
-from kvchat.session.kv.namespaces import namespace_of
+from kvchat.session.kv.provenance import namespace_of
 from kvchat.session.tree import path_token_ids
 from kvchat.text.cache_usage import reach_words
 

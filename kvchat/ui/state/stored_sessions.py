@@ -1,4 +1,4 @@
-"""What the store holds, as last read: the list on the left and the names everywhere."""
+"""Stored sessions as last read: the list on the left, and titles everywhere."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping

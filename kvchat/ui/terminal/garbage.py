@@ -1,4 +1,4 @@
-"""When Python may look for garbage.
+"""Garbage collection schedule.
 
 A full collection stops every thread, the one that draws and the one that decodes: for a tenth of a second and
 more where a long conversation is shown. So all of it is looked through only while nothing is being done, and

@@ -3,7 +3,10 @@
 from typing import TYPE_CHECKING
 
 from textual.app import ComposeResult
+from textual.containers import Vertical
 from textual.content import Content
+from textual.geometry import Size
+from textual.layout import DockArrangeResult
 from textual.widget import Widget
 from textual.widgets import Static
 
@@ -15,11 +18,20 @@ from kvchat.text.figures import plural
 from kvchat.text.plain_text import clean_text
 from kvchat.text.prefill_time import PrefillTime
 from kvchat.ui.key_names import name_for
-from kvchat.ui.widgets.column import Column
 from kvchat.ui.widgets.update_in_place import update_in_place, update_text
 
 if TYPE_CHECKING:
     from kvchat.ui.widgets.markdown_view import AnswerMarkdown
+
+
+class Column(Vertical):
+    """Widgets that are as high as what they show, however high the column is. So each is measured once, where
+    Textual does so again whenever the column becomes higher, and once more to know how high it is.
+    """
+
+    def arrange(self, size: Size, optimal: bool = False) -> DockArrangeResult:
+        return super().arrange(Size(size.width, 0), optimal)
+
 
 _LEAD = "↳ "
 

@@ -1,4 +1,4 @@
-"""Where a person types what to find; the list below follows."""
+"""Search field above a list that follows it."""
 
 from typing import ClassVar
 

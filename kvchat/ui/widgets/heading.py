@@ -1,4 +1,4 @@
-"""What stands above the conversation, and in an empty one. Pure."""
+"""Heading above a conversation, and the text of an empty one. Pure."""
 
 from collections.abc import Sequence
 

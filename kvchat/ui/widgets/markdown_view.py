@@ -18,7 +18,7 @@ from textual.widgets import Label, Markdown
 from textual.widgets._markdown import MarkdownFence
 from textual.widgets.markdown import MarkdownStream
 
-from kvchat.session.render.document import answer_parser
+from kvchat.session.render.markdown_parser import answer_parser
 from kvchat.ui.widgets.markdown_growth import GrowingBulletList, GrowingOrderedList, GrowingParagraph
 from kvchat.ui.widgets.update_in_place import update_in_place
 

@@ -1,7 +1,8 @@
 """The conversation: questions and answers from the root to the leaf that is open."""
 
-from collections.abc import Sequence
-from typing import ClassVar, Self
+from collections.abc import Callable, Sequence
+from time import thread_time
+from typing import ClassVar, Final, Self
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
@@ -19,11 +20,44 @@ from kvchat.session.tree import Role, Session, Turn, TurnId
 from kvchat.text.attachments import shown_message
 from kvchat.text.figures import plural
 from kvchat.text.plain_text import clean_text
-from kvchat.ui.terminal.work_slice import WorkSlice
-from kvchat.ui.widgets.answer import AnswerView
-from kvchat.ui.widgets.column import Column
+from kvchat.ui.widgets.answer import AnswerView, Column
 from kvchat.ui.widgets.long_text import LongText
 from kvchat.ui.widgets.update_in_place import update_in_place
+
+BUDGET_S: Final = 0.02
+"""Of the interface's thread, for one portion with the layout that follows it."""
+_LEAST = 2
+"""What a portion costs whatever is in it is not to be paid for every single one."""
+_FIRST = 4
+_MOST = 20
+
+
+class WorkSlice:
+    """Says how many equal things to do at a time, from what the last of them took.
+
+    Attributes:
+        num: how many next, two at least.
+    """
+
+    def __init__(self, spent: Callable[[], float] = thread_time) -> None:
+        self.num = _FIRST
+        self._spent = spent
+        self._began_s: float | None = None
+        self._done = 0
+
+    def begin(self, num: int) -> None:
+        """Note that so many are done now."""
+        self._began_s, self._done = self._spent(), num
+
+    def end(self) -> None:
+        """Note that they are done, with all that follows from them; does nothing without a beginning."""
+        if self._began_s is None or not self._done:
+            return
+        took_s = max(self._spent() - self._began_s, 1e-6)
+        self._began_s = None
+        # At most twice as many as before: the next ones may be longer.
+        self.num = max(_LEAST, min(_MOST, 2 * self._done, round(self._done * BUDGET_S / took_s)))
+
 
 MAX_LIVE = 15
 """Answers kept as Markdown widgets; each costs layout time whenever text is added."""

@@ -8,7 +8,7 @@ import pytest
 
 from kvchat.app.conversion.format_downgrade import compressed_format
 from kvchat.errors import PoolExhausted
-from kvchat.session.kv.origin import origin_of
+from kvchat.session.kv.provenance import origin_of
 from kvchat.session.tree import Finish
 from tests.cli.homes import block_bytes, session_of, turns_of
 from tests.cli.little_room import ROOM, WORDS, go_on

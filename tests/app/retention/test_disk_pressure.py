@@ -15,7 +15,7 @@ import pytest
 from kvchat.app.config import read_settings
 from kvchat.app.retention.disk_pressure import FREE_SHARE, UnusedSession, first_that_pays, is_nearly_full
 from kvchat.app.unlock import opens_unasked, unlocked
-from kvchat.session.kv.origin import origin_of
+from kvchat.session.kv.provenance import origin_of
 from kvchat.session.tree import Session, SessionId
 from kvchat.session.turn_lock import turn_lock
 from tests.cli.homes import block_bytes, session_of

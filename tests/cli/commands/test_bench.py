@@ -10,8 +10,7 @@ from time import monotonic, sleep
 import pytest
 
 from benchmarks.__main__ import SCENARIOS
-from kvchat.cli.commands.bench import measure, source_tree
-from kvchat.cli.commands.bench_options import BenchOptions
+from kvchat.cli.commands.bench import BenchOptions, measure, source_tree
 from kvchat.cli.main import run
 from kvchat.errors import KvchatError, UsageError
 from tests.patience import PATIENCE_S
@@ -138,7 +137,7 @@ BENCH = """
 import sys
 from pathlib import Path
 from kvchat.cli.commands.bench import measure
-from kvchat.cli.commands.bench_options import BenchOptions
+from kvchat.cli.commands.bench import BenchOptions
 given = BenchOptions(scenarios=["start", "cpu"], json="--json" in sys.argv)
 sys.exit(measure(given, Path(sys.argv[1])))
 """

@@ -10,7 +10,7 @@ from kvchat.engine.api.request import Request
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.api.snapshot import OwnerUsage, Tier
 from kvchat.engine.engine import Engine
-from kvchat.engine.handle import Handle
+from kvchat.engine.results import Handle
 from kvchat.errors import InvalidRequest
 from tests.engine.conftest import OpenEngine, TinyModels
 from tests.engine.tiny_models import finish, submit, token_ids

@@ -11,8 +11,8 @@ from torch import Tensor
 from kvchat.engine.api.ids import BlockId, RequestId, SequenceId
 from kvchat.engine.cache.plan import TableChange
 from kvchat.engine.forward.activation_memory import peak_bytes
+from kvchat.engine.forward.cuda_graphs import GraphReserve
 from kvchat.engine.forward.decode_graphs import ComputesAnew, DecodeGraphRunner, Limits
-from kvchat.engine.forward.graph_reserve import GraphReserve
 from kvchat.engine.forward.route import ModelPlan, choose_route
 from kvchat.engine.forward.runner import InputBatch, Runner
 from kvchat.engine.memory.device_pool import DevicePool

@@ -20,7 +20,7 @@ from tests.engine.tiny_models import KINDS, VOCAB_SIZE, make_config
 
 pytestmark = pytest.mark.cpu
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 DEVICE_BYTES = 1 << 24
 
 

@@ -12,7 +12,7 @@ from kvchat.engine.memory.disk.block_file import Region
 from kvchat.engine.models.checkpoints.weight_digests import WeightDigests
 from kvchat.engine.models.fingerprint import Storage, fingerprint, read_checkpoint
 from kvchat.errors import ModelUnreadable
-from tests.engine.models.checkpoints import (
+from tests.engine.models.checkpoint_files import (
     perturb,
     write_adapter,
     write_config,

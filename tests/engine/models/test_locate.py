@@ -12,7 +12,7 @@ import pytest
 
 from kvchat.engine.models.locate import locate_model
 from kvchat.errors import ModelNotFound, ModelUnreadable, UnsupportedModel
-from tests.engine.models.checkpoints import write_config, write_model, write_sharded_model
+from tests.engine.models.checkpoint_files import write_config, write_model, write_sharded_model
 from tests.engine.models.hub import COMMIT, running
 from tests.patience import PATIENCE_S
 

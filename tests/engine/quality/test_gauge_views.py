@@ -12,7 +12,7 @@ from kvchat.engine.api.recall import Item, Question
 from kvchat.engine.api.request import Request
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.engine import Engine
-from kvchat.engine.quality.advice import CANDIDATES
+from kvchat.engine.quality.frontier import CANDIDATES
 from kvchat.engine.quality.gauge import MOST_ROWS, Gauge, Text, predict
 from kvchat.engine.quality.recall import examine
 from kvchat.engine.results import collect

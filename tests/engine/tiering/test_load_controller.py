@@ -16,9 +16,9 @@ from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.cache.plan import Fetch
 from kvchat.engine.engine import Engine
-from kvchat.engine.handle import Handle
 from kvchat.engine.memory.disk.block_file import SUFFIX
 from kvchat.engine.memory.reader import Reader
+from kvchat.engine.results import Handle
 from kvchat.engine.startup.assembly import build_parts
 from kvchat.engine.startup.parts import EngineParts
 from tests.engine.conftest import TinyModels

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
 from kvchat.platform.printable_text import clean_text
-from kvchat.session.render.document import Document, DocumentMessage
-from kvchat.session.render.markdown_text import harmless, markdown_text, plain
+from kvchat.session.render.markdown_text import Document, DocumentMessage, harmless, markdown_text, plain
 from kvchat.session.tree import Role
 
 pytestmark = pytest.mark.pure

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from kvchat.session.render.document import Document, DocumentMessage
+from kvchat.session.render.markdown_text import Document, DocumentMessage
 from kvchat.session.render.web_page import answer_html, web_page
 from kvchat.session.tree import Role
 from tests.session.render.test_markdown_text import PIECES, TROUBLE

@@ -8,7 +8,7 @@ from time import monotonic
 import pytest
 
 from kvchat.errors import PoolExhausted
-from kvchat.session.kv.origin import new_origin
+from kvchat.session.kv.provenance import new_origin
 from kvchat.ui.screens.confirm import ConfirmScreen
 from tests.ui.harness import Window, window
 from tests.ui.screens.test_deferred import burst

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvchat.ui.terminal.frame_budget import LONGEST_S, FrameBudget
+from kvchat.ui.terminal.render_loop import LONGEST_S, FrameBudget
 
 pytestmark = pytest.mark.pure
 

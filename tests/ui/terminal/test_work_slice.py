@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvchat.ui.terminal.work_slice import BUDGET_S, WorkSlice
+from kvchat.ui.widgets.transcript import BUDGET_S, WorkSlice
 
 pytestmark = pytest.mark.pure
 

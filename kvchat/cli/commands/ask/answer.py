@@ -8,7 +8,7 @@ from kvchat.chat.conversation import Conversation
 from kvchat.chat.service import ChatEvent, LoadingStarted, Prefill, TextDelta, TurnFinished, TurnStarted
 from kvchat.cli.output.streams import Output, Status
 from kvchat.errors import KvchatError
-from kvchat.session.kv.origin import is_imported
+from kvchat.session.kv.provenance import is_imported
 from kvchat.session.tree import Finish, Session, Turn
 from kvchat.text.answer_footer import SEPARATOR, footer_parts, loading_parts
 from kvchat.text.figures import count_text, guesses_text, rate_text, seconds_text

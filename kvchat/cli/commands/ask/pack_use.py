@@ -1,4 +1,4 @@
-"""How a conversation comes to begin with a pack."""
+"""Starting a conversation from a pack."""
 
 from contextlib import closing
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What `kvchat ask` sends: documents first, the question last.
+"""Prompt of `kvchat ask`: documents first, the question last.
 
 In this order two questions about one document begin with the same tokens, and share the document's blocks.
 """

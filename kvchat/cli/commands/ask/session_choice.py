@@ -1,4 +1,4 @@
-"""Which session is meant: one that is named, the one used last, or a new one."""
+"""Session choice: one that is named, the one used last, or a new one."""
 
 from collections.abc import Mapping
 

@@ -4,23 +4,70 @@ from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from shutil import disk_usage
+from typing import Annotated, ClassVar
 
 from kvchat.app.config import Settings
 from kvchat.app.open_sessions import open_store
 from kvchat.app.retention.block_owners import evicted, holders
 from kvchat.app.retention.overlong import too_long, too_long_lines
-from kvchat.cli.commands.cache.options import EvictOptions, StatusOptions
 from kvchat.cli.commands.cache.server_cache import server_state
 from kvchat.cli.output.streams import Output, as_json, tell_path, written_as_json
-from kvchat.cli.parser.options import ListOptions
+from kvchat.cli.parser.completion import complete_session
+from kvchat.cli.parser.option_class import Argument, Option, option_class
+from kvchat.cli.parser.option_types import RemoteKeyFile, RemoteUrl
+from kvchat.cli.parser.options import ListOptions, given
 from kvchat.engine.memory.disk.catalog import BlockCatalog
 from kvchat.engine.memory.disk.index import DiskUsage, WrittenBytes
 from kvchat.engine.models.checkpoints.prepared import PREPARED_DIR, prepared_bytes
 from kvchat.errors import StorageError, UsageError
 from kvchat.platform.encryptor import Encryptor
+from kvchat.platform.parsing import parse_size
 from kvchat.platform.values import dataclass
 from kvchat.text.figures import bytes_text, plural
 from kvchat.text.plain_text import one_line
+
+
+@option_class
+class StatusOptions(ListOptions):
+    """Options of saying what a cache amounts to; a server has one too."""
+
+    is_talk: ClassVar[bool] = True
+    remote: RemoteUrl = None
+    remote_key_file: RemoteKeyFile = None
+
+    def flags(self) -> dict[str, object]:
+        flags = {"remote.url": self.remote, "remote.key_file": self.remote_key_file}
+        return ListOptions.flags(self) | given(flags)
+
+
+@option_class
+class EvictOptions(ListOptions):
+    """Options of removing blocks from the disk."""
+
+    sessions: Annotated[
+        list[str] | None,
+        Argument(
+            help="Remove what no other session shares.",
+            metavar="[SESSION]...",
+            show_default=False,
+            autocompletion=complete_session,
+        ),
+    ] = None
+    to: Annotated[
+        str | None, Option(help="Remove the longest unused until so much is left.", metavar="SIZE")
+    ] = None
+    all: Annotated[bool, Option("--all", help="Remove all but what packs and pinned sessions keep.")] = False
+
+    @property
+    def to_bytes(self) -> int | None:
+        """How much is to be left; None where sessions are named."""
+        if self.to is None:
+            return 0 if self.all else None
+        try:
+            return parse_size(self.to)
+        except ValueError as error:
+            raise UsageError(f"--to {error}") from error
+
 
 _SHORT_FINGERPRINT = 12
 _LITTLE_BYTES = 64 * 2**20

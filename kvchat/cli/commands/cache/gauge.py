@@ -6,28 +6,83 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from kvchat.app.config import Settings
 from kvchat.app.conversion.gauge_figures import figures_of, write_text
 from kvchat.app.model_location import located
 from kvchat.app.open_sessions import open_store
-from kvchat.cli.commands.cache.gauge_options import GaugeOptions
 from kvchat.cli.commands.sessions.settings import with_adapter
 from kvchat.cli.output.streams import Output, Status, as_json
+from kvchat.cli.parser.completion import complete_session
+from kvchat.cli.parser.option_class import Argument, Option, option_class
+from kvchat.cli.parser.option_types import SESSION_HELP, Device, Dtype, HubModel, Weights
+from kvchat.cli.parser.options import ListOptions, PlaceOptions, given
 from kvchat.engine.api.cache_format import canonical_cache_format
 from kvchat.engine.api.loss import FormatLoss, GaugeReport
 from kvchat.engine.api.recall import FormatMarks, Item
-from kvchat.engine.quality.advice import CANDIDATES
-from kvchat.engine.quality.frontier_plot import frontier_svg
+from kvchat.engine.quality.frontier import CANDIDATES, frontier_svg
 from kvchat.errors import ConfigError, UsageError
-from kvchat.session.kv.namespaces import answer_starts
+from kvchat.session.kv.provenance import answer_starts
 from kvchat.session.tree import Session, answer_positions, path_token_ids
 from kvchat.text.figures import plural, seconds_text
-from kvchat.text.gauge import finite, report_lines, suite_lines, suite_values
+from kvchat.text.gauge import (
+    finite,
+    report_lines,
+    suite_lines,
+    suite_values,
+)
 
 if TYPE_CHECKING:
     from kvchat.engine.quality.gauge import Gauge
+
+
+@option_class
+class GaugeOptions(ListOptions):
+    """Options of measuring what cache formats lose."""
+
+    session: Annotated[
+        str | None,
+        Argument(
+            help=f"{SESSION_HELP} Without one: the built-in questions, with the starter model.",
+            metavar="[SESSION]",
+            show_default=False,
+            autocompletion=complete_session,
+        ),
+    ] = None
+    cache_format: Annotated[
+        list[str] | None,
+        Option(help="Measure this format; may be given several times.", metavar="FORMAT"),
+    ] = None
+    last: Annotated[int, Option(help="Replay the last N tokens of answers.", metavar="N", min=1)] = 128
+    keep: Annotated[
+        float,
+        Option(help="Recommend what puts the same token first this often.", metavar="SHARE", min=0, max=1),
+    ] = 0.99
+    layers: Annotated[
+        str | None, Option(help="Also convert each layer alone to this format.", metavar="FORMAT")
+    ] = None
+    converted: Annotated[
+        bool,
+        Option("--converted", help="Measure converting what there is, not computing all in a format."),
+    ] = False
+    branch: Annotated[
+        str | None, Option(help="Measure this branch; else the one used last.", metavar="NAME")
+    ] = None
+    svg: Annotated[Path | None, Option(help="Draw bytes against loss into this file.", metavar="FILE")] = None
+    figures: Annotated[
+        Path | None, Option(help="Also write all figures into this file, as JSON.", metavar="FILE")
+    ] = None
+    quick: Annotated[bool, Option("--quick", help="Of the built-in questions ask a tenth.")] = False
+    model: HubModel = None
+    device: Device = None
+    dtype: Dtype = None
+    weights: Weights = None
+
+    def flags(self) -> dict[str, object]:
+        flags = {"engine.device": self.device, "engine.dtype": self.dtype, "engine.weights": self.weights}
+        return PlaceOptions.flags(self) | given(flags)
+
 
 _STARTER = "starter"
 
@@ -82,16 +137,15 @@ def _tell(options: GaugeOptions, report: GaugeReport, session: Session) -> None:
 
 
 def _ask_suite(options: GaugeOptions) -> None:
-    from kvchat.engine.quality.recall_suite import Suite, SuiteSize, num_questions
+    from kvchat.engine.quality.recall_suite import CONTEXT_LEN, RecallSuite, num_questions
 
     settings, status = options.settings(), Status(quiet=options.quiet)
     model = options.model or _STARTER
     location = located(settings, model)
-    suite = Suite(location.path)
+    suite = RecallSuite(location.path)
     loaded, _ = _load(settings, model, status)
     beside = [_load(settings, model, status)[0] for _ in range(loaded.num_copies - 1)]
-    size = SuiteSize(num_conversations=10, num_documents=4) if options.quick else SuiteSize()
-    items = list(suite.items(size))
+    items = suite.items(num_recall=10, num_needle=4) if options.quick else suite.items()
     start_s = monotonic()
     marks = _examined([loaded, *beside], items, _formats(options, loaded), status)
     figures = finite(suite_values(items, marks))
@@ -106,7 +160,7 @@ def _ask_suite(options: GaugeOptions) -> None:
         Output().line(line)
     asked, took_s = plural(num_questions(items), "question"), seconds_text(monotonic() - start_s)
     status.note(
-        f"{asked} about {plural(len(items), 'text')} of about {size.length} tokens, each in"
+        f"{asked} about {plural(len(items), 'text')} of about {CONTEXT_LEN} tokens, each in"
         f" {plural(len(marks), 'format')}: {took_s}"
     )
 

@@ -1,4 +1,4 @@
-"""What the server that answers says of its cache, for `kvchat cache status`. Loads no model."""
+"""Cache of a remote server, for `kvchat cache status`. Loads no model."""
 
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -43,8 +43,7 @@ def server_state(remote: RemoteSettings) -> ServerState | None:
     """
     if remote.url is None:
         return None
-    from kvchat.remote.endpoint import RemoteServer
-    from kvchat.remote.endpoint import client_key
+    from kvchat.remote.endpoint import RemoteServer, client_key
     from kvchat.remote.metrics import served_cache
 
     endpoint = RemoteServer(remote.url, None if remote.key_file is None else client_key(remote.key_file))

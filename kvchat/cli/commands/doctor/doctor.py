@@ -15,9 +15,13 @@ from stat import S_IMODE
 from kvchat.app.config import Settings
 from kvchat.app.model_location import located
 from kvchat.cli.commands.cache.cache import disk_state
-from kvchat.cli.commands.doctor.disk_check import disk_speed, model_cache
-from kvchat.cli.commands.doctor.encryption_check import find_encryption
-from kvchat.cli.commands.doctor.finding import CheckResult, CheckState
+from kvchat.cli.commands.doctor.checks import (
+    CheckResult,
+    CheckState,
+    disk_speed,
+    find_encryption,
+    model_cache,
+)
 from kvchat.cli.output.streams import Output
 from kvchat.cli.parser.options import DoctorOptions
 from kvchat.engine.api.config import Capacity, EngineInfo

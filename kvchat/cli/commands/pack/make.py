@@ -10,8 +10,15 @@ from kvchat.app.ipc.client import EngineClientProxy
 from kvchat.app.unlock import alone
 from kvchat.chat.service import Chat
 from kvchat.cli.commands.ask.prompt import piped_stdin, read_prompt
-from kvchat.cli.commands.pack.options import MakeOptions
-from kvchat.cli.commands.pack.pack import PackOnDisk, catalog_of, on_disk_of, shelf_of, summary_of, values_of
+from kvchat.cli.commands.pack.pack import (
+    MakeOptions,
+    PackOnDisk,
+    catalog_of,
+    on_disk_of,
+    shelf_of,
+    summary_of,
+    values_of,
+)
 from kvchat.cli.output.logs import start_log
 from kvchat.cli.output.signals import StopRequested, StopSignals
 from kvchat.cli.output.streams import Output, Status, as_json

@@ -3,17 +3,49 @@
 from collections.abc import Sequence
 from contextlib import closing
 from time import localtime, strftime
+from typing import Annotated
 
 from kvchat.app.config import Settings
 from kvchat.app.unlock import alone
-from kvchat.cli.commands.pack.options import PackOptions, RemovePacksOptions
 from kvchat.cli.output.streams import Output, Status, as_json, written_as_json
-from kvchat.cli.parser.options import ListOptions
+from kvchat.cli.parser.completion import complete_pack
+from kvchat.cli.parser.option_class import Argument, Option, option_class
+from kvchat.cli.parser.option_types import Files, Json, Ndjson
+from kvchat.cli.parser.options import EngineOptions, ListOptions
 from kvchat.engine.memory.disk.catalog import BlockCatalog
 from kvchat.platform.values import dataclass
 from kvchat.session.packs import Pack, PackStore
 from kvchat.text.figures import bytes_text, count_text
 from kvchat.text.plain_text import one_line
+
+
+@option_class
+class MakeOptions(EngineOptions):
+    """Options of making a pack."""
+
+    name: Annotated[str, Argument(help="What to call it.", metavar="NAME")]
+    file: Files = None
+    json: Json = False
+    ndjson: Ndjson = False
+    force: Annotated[bool, Option("--force", help="Make it anew if it exists.")] = False
+    no_attach: Annotated[
+        bool, Option("--no-attach", help="Load the model here, even where a running kvchat lends it.")
+    ] = False
+
+
+@option_class
+class PackOptions(ListOptions):
+    """Options of commands about one pack."""
+
+    name: Annotated[str, Argument(help="Its name.", metavar="NAME", autocompletion=complete_pack)]
+
+
+@option_class
+class RemovePacksOptions(ListOptions):
+    names: Annotated[
+        list[str], Argument(help="Packs to remove.", metavar="NAME...", autocompletion=complete_pack)
+    ]
+
 
 _INDENT = 4
 

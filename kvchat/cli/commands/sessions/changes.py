@@ -7,9 +7,8 @@ from dataclasses import asdict
 
 import typer
 
-from kvchat.app.deletion import OTHERS, branch_words, expected_words
 from kvchat.app.open_sessions import open_store
-from kvchat.app.session_service import Removed, SessionService
+from kvchat.app.session_service import OTHERS, Removed, SessionService, branch_words, expected_words
 from kvchat.cli.commands.sessions.options import PinOptions, RemoveOptions, RenameOptions
 from kvchat.cli.output.streams import Output, Status, as_json, written_as_json
 from kvchat.errors import UsageError

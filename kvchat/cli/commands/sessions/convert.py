@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,9 +15,12 @@ from kvchat.app.config import Settings
 from kvchat.app.model_location import located
 from kvchat.app.open_sessions import open_store
 from kvchat.app.retention.block_store import drop_blocks, open_shelf
-from kvchat.cli.commands.sessions.convert_options import ConvertOptions
+from kvchat.cli.commands.sessions.options import SessionOptions
 from kvchat.cli.commands.sessions.settings import with_adapter
 from kvchat.cli.output.streams import Output, Status, as_json
+from kvchat.cli.parser.option_class import Argument, Option, option_class
+from kvchat.cli.parser.option_types import Device, Dtype, HubModel, Weights
+from kvchat.cli.parser.options import PlaceOptions, given
 from kvchat.engine.api.cache_format import EXACT, canonical_cache_format
 from kvchat.engine.api.ids import GroupId, root_key
 from kvchat.engine.api.loss import GaugeReport
@@ -26,7 +29,7 @@ from kvchat.engine.memory.disk.bundle_blocks import BundleBlockStore
 from kvchat.engine.models.identity import layouts_of, recall
 from kvchat.errors import CacheError, UsageError
 from kvchat.platform.values import dataclass
-from kvchat.session.kv.origin import Origin, new_origin, origin_of
+from kvchat.session.kv.provenance import Origin, new_origin, origin_of
 from kvchat.session.kv.stored_paths import leaf_paths
 from kvchat.session.store import SessionStore
 from kvchat.session.tree import Session, Turn, answer_positions, path_token_ids
@@ -36,6 +39,30 @@ if TYPE_CHECKING:
     from kvchat.engine.quality.convert import Converter
     from kvchat.engine.quality.session_conversion import Converted
     from kvchat.engine.startup.weights import Candidate
+
+
+@option_class
+class ConvertOptions(SessionOptions):
+    """Options of storing a session's KV in another format."""
+
+    cache_format: Annotated[
+        str,
+        Argument(help="fp8, int8, int4, int2, k=int8,v=int4 …, or exact.", metavar="FORMAT"),
+    ]
+    last: Annotated[
+        int, Option(help="Show the loss on the last N tokens of answers.", metavar="N", min=1)
+    ] = 64
+    no_gauge: Annotated[bool, Option("--no-gauge", help="Do not measure the loss.")] = False
+    yes: Annotated[bool, Option("--yes", "-y", help="Do not ask.")] = False
+    dry_run: Annotated[bool, Option("--dry-run", help="Only say what it would save and lose.")] = False
+    model: HubModel = None
+    device: Device = None
+    dtype: Dtype = None
+    weights: Weights = None
+
+    def flags(self) -> dict[str, object]:
+        flags = {"engine.device": self.device, "engine.dtype": self.dtype, "engine.weights": self.weights}
+        return PlaceOptions.flags(self) | given(flags)
 
 
 @dataclass(frozen=True, slots=True)

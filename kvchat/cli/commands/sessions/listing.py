@@ -13,7 +13,7 @@ from kvchat.cli.output.streams import Output, Status, as_json, written_as_json
 from kvchat.cli.output.wrap import GAP, LEAST_ROOM
 from kvchat.cli.parser.options import ListOptions
 from kvchat.errors import SessionNotFound
-from kvchat.session.kv.origin import is_imported, origin_of, trust_of
+from kvchat.session.kv.provenance import is_imported, origin_of, trust_of
 from kvchat.session.lookup import SessionSummary
 from kvchat.session.tree import Branch, Finish, Role, Session, Turn, Verdict
 from kvchat.text.figures import age_text, plural, short_count_text

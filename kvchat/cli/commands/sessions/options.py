@@ -5,7 +5,7 @@ from typing import Annotated
 
 from kvchat.app.export_format import Format
 from kvchat.cli.parser.completion import complete_session
-from kvchat.cli.parser.option_class import option_class
+from kvchat.cli.parser.option_class import Argument, Option, option_class
 from kvchat.cli.parser.option_types import (
     CacheFormat,
     Device,
@@ -20,7 +20,6 @@ from kvchat.cli.parser.option_types import (
     Yes,
 )
 from kvchat.cli.parser.options import EngineOptions, ListOptions, PlaceOptions, given
-from kvchat.cli.parser.parameter import Argument, Option
 
 MOST_HITS = 1_000_000
 

@@ -23,10 +23,10 @@ from kvchat.cli.output.streams import Output, Status, as_json
 from kvchat.engine.api.cache_format import parse_cache_format
 from kvchat.engine.api.ids import block_key, root_key
 from kvchat.engine.memory.disk.bundle_blocks import BundleBlockStore
-from kvchat.engine.memory.disk.used_views import used_views
+from kvchat.engine.memory.disk.pinned_blocks import used_views
 from kvchat.errors import CacheError, StorageError, UsageError
 from kvchat.platform.values import dataclass
-from kvchat.session.kv.origin import origin_of
+from kvchat.session.kv.provenance import origin_of
 from kvchat.session.kv.references import References
 from kvchat.session.kv.stored_paths import PathBlock, blocks_on, leaf_paths
 from kvchat.session.tree import Session, Turn, Verdict, Verification

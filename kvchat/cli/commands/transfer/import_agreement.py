@@ -1,4 +1,4 @@
-"""Whether a bundle's KV is of a model that is here; where not, in what they differ. Loads no model."""
+"""Agreement between a bundle's KV and the local model, or the differences. Loads no model."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -6,7 +6,7 @@ from pathlib import Path
 from time import localtime, strftime
 
 from kvchat.app.export_format import Format
-from kvchat.session.render.document import Document, DocumentMessage
+from kvchat.session.render.markdown_text import Document, DocumentMessage
 from kvchat.session.tree import Branch, Finish, Role, Session, Turn
 from kvchat.text.answer_footer import footer_parts
 from kvchat.text.figures import plural

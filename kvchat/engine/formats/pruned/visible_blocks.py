@@ -1,4 +1,4 @@
-"""What the queries of a step see over a view: blocks without those that are out of sight.
+"""Visible blocks: block tables of a step's queries under a view.
 
 Keys carry their positions, so attention need not know how far apart two of them are, only which come before a
 query. A sequence is therefore attended to as if the blocks in sight were all there are, one behind the other.

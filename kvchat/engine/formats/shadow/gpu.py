@@ -1,4 +1,4 @@
-"""What a GPU needs for shadows of blocks in host memory: streams, and embeddings as tables."""
+"""GPU resources of shadows whose blocks lie in host memory: streams, and rotary embeddings as tables."""
 
 from dataclasses import dataclass
 

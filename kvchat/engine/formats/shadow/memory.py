@@ -1,4 +1,4 @@
-"""How memory is divided where steps look through shadows. Arithmetic alone.
+"""Memory split between pools and shadows. Arithmetic alone.
 
 Such a step reads what it chooses where it lies, so blocks may lie in host memory too. A processor's get as
 much of it as one conversation of full length needs beside the device's, as far as its shadow leaves that; a

@@ -1,4 +1,4 @@
-"""How large the shadow of a layer is, what it costs, and when there is nothing to gain from one."""
+"""Shadow settings: size and cost of a layer's shadow, and when one does not pay."""
 
 from kvchat.engine.api.view import View
 from kvchat.errors import UnsupportedModel, UsageError

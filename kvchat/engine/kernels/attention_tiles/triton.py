@@ -1,4 +1,4 @@
-"""What kernels of attention over blocks in Triton share: the rows of a tile, and exact blocks turn by turn.
+"""Tile helpers shared by Triton attention kernels: the rows of a tile, and exact blocks one after the other.
 
 Triton puts these functions in where they are called. Where a head's numbers lie in a pool is told by the pool
 and the strides of its blocks, heads and tokens. Dimensions: M rows of a tile, a query and a head each, N keys

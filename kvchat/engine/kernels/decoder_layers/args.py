@@ -1,4 +1,4 @@
-"""What decoder layers consist of, as tensors, and what one step gives them.
+"""Arguments of fused decoder layers: their weights, and the rows of one step.
 
 Dimensions: T rows, H query heads, H_kv key-value heads, D head size, K inputs, N outputs.
 """

@@ -1,4 +1,4 @@
-"""What decoder layers compute between two calls of attention, in torch operations; any device.
+"""Decoder layers between two attention calls, in torch operations; any device.
 
 Functions of tensors alone, so that they can be compiled: once for all layers that compute the same. Numbers
 are of the weights' dtype; norms compute in float32. Dimensions: T rows, H query heads, H_kv key-value heads,

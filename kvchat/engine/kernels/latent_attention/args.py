@@ -1,4 +1,4 @@
-"""What one call of latent attention needs besides queries and pool."""
+"""Arguments of latent attention besides queries and pool."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Which numbers of 16 bits a processor multiplies by itself."""
+"""16-bit types that a processor multiplies natively."""
 
 import platform
 from functools import cache

@@ -1,4 +1,4 @@
-"""What kernels of attention in Triton share: how keys are divided, and a softmax that takes them in turns.
+"""Online softmax and division of keys, shared by Triton attention kernels.
 
 Scores are in powers of two. How many parts a sequence's keys are divided into follows from their number
 alone. Dimensions: M rows of a tile, N keys of a turn.

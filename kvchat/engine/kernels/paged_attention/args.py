@@ -1,4 +1,4 @@
-"""What one call of paged attention needs besides its tensors of queries and pools."""
+"""Arguments of paged attention besides queries and pools."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace

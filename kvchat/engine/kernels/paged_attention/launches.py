@@ -1,4 +1,4 @@
-"""How kernels of attention over blocks in Triton are launched: what they are given, and where they write.
+"""Launches of Triton attention kernels: arguments and outputs.
 
 Single queries are computed in parts, which are merged; others write the result itself. Dimensions: T tokens
 in the batch, H query heads, D head size of values, S parts, M tiles.

@@ -1,4 +1,4 @@
-"""What of a stretch of keys and values is kept when less is to be: the definition, in torch operations.
+"""Selection of keys and values to keep in a pruned stretch: the definition, in torch operations.
 
 Scores say how much a token is wanted, head by head; the ones with the highest are kept, in their order. Only
 keys are looked at, but for `observed_scores`, where the last queries of a prompt say what they attend to.

@@ -1,4 +1,4 @@
-"""What attention over quantised blocks needs beside what attention over exact ones needs."""
+"""Arguments of attention over quantized blocks, beside those over exact ones."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

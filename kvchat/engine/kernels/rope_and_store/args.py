@@ -1,4 +1,4 @@
-"""What turning and storing needs besides queries, keys and values."""
+"""Arguments of fused RoPE and KV store besides queries, keys and values."""
 
 from dataclasses import dataclass
 

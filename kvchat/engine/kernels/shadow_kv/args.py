@@ -1,4 +1,4 @@
-"""What attention to chosen chunks needs besides its queries and pools, and what it finds.
+"""Arguments and results of attention to chosen chunks, besides queries and pools.
 
 Dimensions: Q queries, H query heads, H_kv key-value heads, D and D_v sizes of a head, R numbers of a head
 that turn, c tokens of a chunk, k slots of a working set.

@@ -1,4 +1,4 @@
-"""How blocks lie in a cache directory: in the clear under their keys, or sealed under names that tell none.
+"""Block naming and encryption on disk: in the clear under their keys, or encrypted under opaque names.
 
 A sealed file:
 

@@ -28,8 +28,7 @@ from kvchat.engine.memory.disk.block_paths import (
     sync_shelves,
     write_on_shelves,
 )
-from kvchat.engine.memory.disk.budget_notices import require_allowance
-from kvchat.engine.memory.disk.eviction import DiskEviction, Sources
+from kvchat.engine.memory.disk.eviction import DiskEviction, Sources, require_allowance
 from kvchat.engine.memory.disk.index import BlockIndex, BlockName, WrittenBytes
 from kvchat.engine.memory.disk.index_rebuild import IndexRebuild
 from kvchat.engine.memory.disk.io import Files, unlink_if_there

@@ -1,21 +1,298 @@
 """Letting blocks go for others under the limit of a cache directory, and holding room before it is needed."""
 
-from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
+import fcntl
+import os
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
+from time import monotonic, sleep
+from typing import Final
 
+from kvchat.engine.api.ids import BlockKey, GroupId
+from kvchat.engine.cache.eviction import SMALL_SHARE, Eviction, Ghosts
 from kvchat.engine.memory.disk.block_encryption import DiskKey
 from kvchat.engine.memory.disk.block_file import FoundBlock
 from kvchat.engine.memory.disk.block_paths import storage_errors
-from kvchat.engine.memory.disk.budget_notices import BudgetNotices, require_room
-from kvchat.engine.memory.disk.eviction_lock import EvictionLock
-from kvchat.engine.memory.disk.eviction_order import DiskEvictionOrder
-from kvchat.engine.memory.disk.index import BlockIndex, BlockName
+from kvchat.engine.memory.disk.index import BlockIndex, BlockName, IndexedBlock
 from kvchat.engine.memory.disk.io import Files
-from kvchat.engine.memory.disk.pinned_blocks import PinnedBlocks
+from kvchat.engine.memory.disk.pinned_blocks import Kept, PinnedBlocks
 from kvchat.engine.memory.disk.quarantine import Quarantine
 from kvchat.engine.memory.disk.write_intents import WriteIntents
 from kvchat.errors import StorageError
+
+MAX_GHOSTS: Final = 8192
+
+
+class DiskEvictionOrder:
+    """The order of one cache directory, over all fingerprints. Called under the directory's lock."""
+
+    def __init__(
+        self, index: BlockIndex, kept: Sequence[PinnedBlocks], eviction: Eviction = Eviction.S3FIFO
+    ) -> None:
+        self.eviction = eviction
+        self._index = index
+        self._kept_lists = tuple(kept)
+        self._ghosts = Ghosts(MAX_GHOSTS)
+        self._refused = Ghosts(MAX_GHOSTS)
+
+    @property
+    def num_ghosts(self) -> int:
+        return len(self._ghosts)
+
+    def due(self, limit: int) -> list[IndexedBlock]:
+        """Return the leaves that go next, at most `limit`; none if all that is there is kept or being
+        written.
+        """
+        if self.eviction is Eviction.LRU:
+            return self._free(limit, None)
+        is_small_due = not self._is_small(0, self._index.usage().num_blocks)
+        return self._free(limit, not is_small_due) or self._free(limit, is_small_due)
+
+    def welcomes(self, name: BlockName, parent: DiskKey, num_bytes: int, limit_bytes: int) -> bool:
+        """Return whether room is to be made for a block that has not been used since it was computed: not
+        where all that would have to go was used again, nor behind a block for which there was none.
+        """
+        is_behind_refused = self._is_behind_refused(name, parent)
+        if not is_behind_refused and self._has_room(name, num_bytes, limit_bytes):
+            return True
+        if name[:2] in self._kept():
+            return True
+        # Neither for its own parent, nor for what another group has of the same block.
+        own = (parent, name[1])
+        if not is_behind_refused and any(leaf.name not in own for leaf in self._free(len(own) + 1, False)):
+            return True
+        self.refuse([name])
+        return False
+
+    def refuse(self, names: Iterable[BlockName]) -> None:
+        """Note that there was no room for blocks: what comes behind them would be of no use."""
+        for name in names:
+            self._refused.add(_name(*name[:2]))
+            self._refused.add(_name(*name))
+
+    def _is_behind_refused(self, name: BlockName, parent: DiskKey) -> bool:
+        """Whether there was no room for a block's parent, or for the block itself in another group."""
+        if _name(name[0], parent) in self._refused:
+            return True
+        return _name(*name[:2]) in self._refused and _name(*name) not in self._refused
+
+    def _has_room(self, name: BlockName, num_bytes: int, limit_bytes: int) -> bool:
+        """Whether nothing has to go for a block, or what was used again."""
+        usage = self._index.usage()
+        has_room = usage.num_bytes + num_bytes <= limit_bytes or _name(*name) in self._ghosts
+        if has_room or self.eviction is Eviction.LRU:
+            return True
+        return self._is_small(1, usage.num_blocks + 1) or self._num_unproven() == 0
+
+    def _is_small(self, num_more: int, num_blocks: int) -> bool:
+        """Whether less than its share of the blocks was never used again, and may give way to others."""
+        num_unproven = self._index.num_unproven() + num_more
+        # Only where it matters, since what is kept has to be looked up.
+        return num_unproven * SMALL_SHARE < num_blocks or (
+            (self._num_unproven() + num_more) * SMALL_SHARE < num_blocks
+        )
+
+    def _num_unproven(self) -> int:
+        """Return how many blocks were never used again and are not kept."""
+        return self._index.num_unproven() - self._index.num_unproven_of(self._kept())
+
+    def note_gone(self, leaves: Iterable[IndexedBlock]) -> None:
+        """Remember what has to go though it was never used again."""
+        for leaf in leaves:
+            if not leaf.is_proven:
+                for group in leaf.groups:
+                    self._ghosts.add(_name(leaf.fingerprint, leaf.name, group))
+
+    def is_proven(self, name: BlockName) -> bool:
+        """Return whether a block that is written now had to go not long ago; forgotten then."""
+        return self._ghosts.take(_name(*name))
+
+    def restore(self, names: Iterable[BlockName]) -> None:
+        """Remember again what had to go, and is not written after all."""
+        for name in names:
+            self._ghosts.add(_name(*name))
+
+    def accept(self, names: Iterable[BlockName]) -> None:
+        """Note that blocks are there now."""
+        for name in names:
+            self._refused.take(_name(*name[:2]))
+            self._refused.take(_name(*name))
+
+    def _kept(self) -> Kept:
+        """Return what never makes room."""
+        return frozenset[tuple[bytes, DiskKey]]().union(*(kept.all() for kept in self._kept_lists))
+
+    def _free(self, limit: int, is_proven: bool | None) -> list[IndexedBlock]:
+        """Return leaves that are not kept, longest unused first; fewer only if there are no more."""
+        kept = self._kept()
+        num_seen = limit
+        while True:
+            found = self._index.oldest_leaves(num_seen, is_proven=is_proven)
+            free = [leaf for leaf in found if (leaf.fingerprint, leaf.name) not in kept]
+            if len(free) >= limit or len(found) < num_seen:
+                return free[:limit]
+            num_seen *= 4
+
+
+def _name(fingerprint: bytes, name: DiskKey, group: GroupId | None = None) -> BlockKey:
+    return BlockKey(fingerprint + name + (b"" if group is None else group.to_bytes(4)))
+
+
+_KIB, _MIB = 2**10, 2**20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BudgetNotices:
+    """What has a claim on the room for blocks, beside what may go.
+
+    Args:
+        new_bytes: of blocks that are to be written.
+        source_bytes: of blocks that they are made from, and of which nothing else may let go meanwhile.
+        kept_bytes: what packs and pinned sessions have of the rest.
+        writing_bytes: of blocks that others are at work on.
+        aside_bytes: of damaged blocks that were set aside.
+    """
+
+    new_bytes: int
+    source_bytes: int
+    kept_bytes: int
+    writing_bytes: int
+    aside_bytes: int
+
+    @property
+    def num_bytes(self) -> int:
+        return self.new_bytes + self.source_bytes + self.kept_bytes + self.writing_bytes + self.aside_bytes
+
+
+def require_allowance(*, today_bytes: int, num_bytes: int, daily_bytes: int | None) -> None:
+    """Raise StorageError if so many bytes more would be written on one day than may be.
+
+    Args:
+        daily_bytes: most bytes of one day; None: any number.
+    """
+    if daily_bytes is not None and today_bytes + num_bytes > daily_bytes:
+        raise StorageError(
+            f"The cache has written its {daily_bytes:,} bytes of today; blocks are saved again tomorrow. "
+            "Give it more with --kv-disk-daily-bytes."
+        )
+
+
+def require_room(demand: BudgetNotices, *, limit_bytes: int, elsewhere_bytes: int) -> None:
+    """Raise StorageError, with the numbers, where blocks and what they are made from have no room together.
+
+    Args:
+        limit_bytes: what blocks may take.
+        elsewhere_bytes: what prepared weights take of the limit that a person gave.
+    """
+    if demand.num_bytes <= limit_bytes:
+        return
+    told = (
+        f"new blocks of {_size(demand.new_bytes)} have no room beside those of {_size(demand.source_bytes)}"
+        " that they are made from"
+    )
+    others = (
+        (demand.kept_bytes, "packs and pinned sessions keep"),
+        (demand.writing_bytes, "others are just writing"),
+        (demand.aside_bytes, "damaged blocks that were set aside hold"),
+        (elsewhere_bytes, "prepared weights hold"),
+    )
+    told += "".join(f", {words} {_size(num_bytes)}" for num_bytes, words in others if num_bytes)
+    raise StorageError(
+        f"{told}, and the disk limit is {_size(limit_bytes + elsewhere_bytes)}; nothing was changed: give it"
+        " more with KVCHAT_KV_DISK_BYTES for as long as this takes"
+    )
+
+
+def no_room(
+    *, limit_bytes: int, kept_bytes: int, elsewhere_bytes: int, block_bytes: int, aside_bytes: int = 0
+) -> str:
+    """Return what holds the room although all that may go has gone, and what to do.
+
+    Args:
+        limit_bytes: what blocks may take.
+        kept_bytes: what packs and pinned sessions have of that.
+        elsewhere_bytes: what prepared weights take of the limit that a person gave.
+        block_bytes: of the block that finds no room.
+        aside_bytes: what damaged blocks that were set aside have of what blocks may take.
+    """
+    told = f"blocks may take {_size(limit_bytes)} on disk"
+    if elsewhere_bytes:
+        told += f", since prepared weights hold {_size(elsewhere_bytes)} of --kv-disk-bytes"
+    if block_bytes > limit_bytes:
+        return f"{told}, and one block takes {_size(block_bytes)}; give more with --kv-disk-bytes"
+    advice = "give more with --kv-disk-bytes"
+    if kept_bytes:
+        told += f", and packs and pinned sessions keep {_size(kept_bytes)} of it"
+        advice += ", unpin sessions with `kvchat sessions unpin`, or remove packs with `kvchat pack rm`"
+    if aside_bytes:
+        told += f", and damaged blocks that were set aside hold {_size(aside_bytes)} of it"
+        advice += ", or let `kvchat cache gc` empty what was set aside"
+    return f"{told}, and there is no room for more; {advice}"
+
+
+def too_long(limit_bytes: int) -> str:
+    """Return what is said where a conversation's end is left out, so that its beginning, and conversations
+    that were used again, stay.
+    """
+    return (
+        f"blocks may take {_size(limit_bytes)} on disk: of the last conversation its beginning alone is kept"
+        " there, and its end is computed again; give more with --kv-disk-bytes"
+    )
+
+
+def _size(num_bytes: int) -> str:
+    if num_bytes < _MIB:
+        return f"{num_bytes / _KIB:,.1f} KiB"
+    return f"{num_bytes / _MIB:,.1f} MiB"
+
+
+PATIENCE_S = 5.0
+_POLL_S = 0.002
+
+
+class EvictionLock:
+    """A lock (flock) on a file beside the blocks, of which the kernel lets go when its process ends.
+
+    It may be taken again by whoever has it. Called under the directory's lock. Two who make room at once for
+    the same bytes would let go of twice as much, no more than that: so where the lock cannot be had, since a
+    process was stopped that has it or the directory is read-only, things go on without.
+    """
+
+    def __init__(self, path: Path, patience_s: float = PATIENCE_S) -> None:
+        self._path = path
+        self._patience_s = patience_s
+        self._is_held = False
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Have the lock inside."""
+        with ExitStack() as end:
+            if not self._is_held:
+                with suppress(OSError):
+                    self._take(end)
+                self._is_held = True
+                end.callback(self._note_free)
+            yield
+
+    def _take(self, end: ExitStack) -> None:
+        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        end.callback(os.close, descriptor)
+        until_s = monotonic() + self._patience_s
+        while not _is_taken(descriptor) and monotonic() < until_s:
+            sleep(_POLL_S)
+
+    def _note_free(self) -> None:
+        self._is_held = False
+
+
+def _is_taken(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
 
 Sources = tuple[bytes, Collection[DiskKey]]
 """A fingerprint, and names of blocks from which others are made."""

@@ -1,4 +1,4 @@
-"""Which blocks are on disk: a hint for quick answers, never the truth, which is the files.
+"""Block index: a hint for quick answers, never the truth, which is the files.
 
 One SQLite file serves every fingerprint in a cache directory. Losing it costs the time to look at the files
 again, nothing else.
@@ -17,8 +17,7 @@ from pathlib import Path
 from kvchat.engine.api.ids import BlockKey, GroupId, u32le
 from kvchat.engine.memory.disk.block_encryption import PLAIN, BlockNames, DiskKey
 from kvchat.engine.memory.disk.block_file import BlockHeader, FoundBlock
-from kvchat.engine.memory.disk.index_file import IndexFile, Row
-from kvchat.engine.memory.disk.index_schema import RECOUNT, WRITTEN, schema_of
+from kvchat.engine.memory.disk.index_file import RECOUNT, WRITTEN, IndexFile, Row, schema_of
 from kvchat.engine.memory.disk.io import Files
 
 BlockName = tuple[bytes, DiskKey, GroupId]

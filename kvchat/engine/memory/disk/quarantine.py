@@ -1,4 +1,4 @@
-"""Where damaged block files go, so that they can be looked at and are in nobody's way."""
+"""Quarantine of damaged block files, kept for inspection."""
 
 import os
 from contextlib import suppress

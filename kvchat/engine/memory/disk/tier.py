@@ -7,8 +7,8 @@ from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.cache.eviction import Eviction
 from kvchat.engine.cache.manager import CacheManager
 from kvchat.engine.memory.device_pool import DevicePool
+from kvchat.engine.memory.disk.pinned_blocks import note_view
 from kvchat.engine.memory.disk.store import DiskStore
-from kvchat.engine.memory.disk.used_views import note_view
 from kvchat.engine.memory.disk.writer import BlockWriter
 from kvchat.engine.memory.saver import Outgoing, Saver
 from kvchat.engine.models.checkpoints.prepared import elsewhere

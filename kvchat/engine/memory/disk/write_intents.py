@@ -1,4 +1,4 @@
-"""What writers have begun at blocks and not ended: their unsettled rows (see `BlockIndex`), until settled."""
+"""Write intents: rows that writers have begun and not yet settled (see `BlockIndex`)."""
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress

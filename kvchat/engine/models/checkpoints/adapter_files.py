@@ -1,4 +1,4 @@
-"""What an adapter's directory must hold before anything is loaded from it. Reads no pickles and no weights.
+"""Required files of an adapter directory. Reads no pickles and no weights.
 
 An adapter is a LoRA as peft saves one: adapter_config.json and adapter_model.safetensors.
 """

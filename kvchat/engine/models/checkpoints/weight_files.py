@@ -1,4 +1,4 @@
-"""What a model directory must hold before anything is loaded from it. Reads headers only, and no pickles."""
+"""Required files of a model directory. Reads headers only, and no pickles."""
 
 import json
 import os

@@ -1,12 +1,21 @@
 """A model cut down to its first layers, for checks that need one layer of each sort but not all of them."""
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from copy import deepcopy
+from functools import partial
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from kvchat.engine.formats.spec import Group
+from kvchat.engine.kernels.decoder_layers.reference import dense
+from kvchat.engine.models.hook import AttentionLayer, attach
+from kvchat.engine.models.linear.packed import PackedLinear
+from kvchat.engine.models.linear.paired import PairedLinear
+from kvchat.engine.models.linear.quantized import QuantizedLinear
+from kvchat.engine.models.linear.widened import WidenedLinear
+from kvchat.engine.models.probing.decoder_structure import match_linear
 
 LEAST = 2
 
@@ -74,3 +83,51 @@ def _scalars(part: nn.Module) -> dict[str, str]:
         for name, value in vars(part).items()
         if isinstance(value, int | float | str | None) and name not in ("layer_idx", "layer_id", "training")
     }
+
+
+def float_copy(layer: nn.Module, behind: AttentionLayer) -> nn.Module:
+    """Return a copy of a layer with plain weights in float32 and `behind` at its attention."""
+    linears = (nn.Linear, PackedLinear, PairedLinear, WidenedLinear, QuantizedLinear)
+    known: dict[int, Any] = {
+        id(part): _float_linear(part) for part in layer.modules() if isinstance(part, linears)
+    }
+    for part in layer.modules():
+        # What belongs to the whole model is shared.
+        known |= {
+            id(value): value for name, value in vars(part).items() if name.startswith(("config", "kvchat"))
+        }
+    copy = deepcopy(layer, known).float()
+    attach(copy, behind)
+    return copy
+
+
+def _float_linear(layer: nn.Module) -> nn.Linear:
+    matched = match_linear(layer)
+    weight, bias = dense(matched.weight), matched.bias
+    plain = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
+    plain.weight = nn.Parameter(weight, requires_grad=False)
+    if bias is not None:
+        plain.bias = nn.Parameter(bias.detach().float(), requires_grad=False)
+    return plain
+
+
+LINEARS = (nn.Linear, PackedLinear, PairedLinear, WidenedLinear, QuantizedLinear)
+_PRODUCTS = {kind.forward for kind in LINEARS}
+"""What a layer does that is a product and nothing else: a router that is a linear layer too does more."""
+
+
+@contextmanager
+def without_products(module: nn.Module) -> Iterator[None]:
+    """Let no linear layer of a model compute inside the context; none of their weights is touched."""
+    with ExitStack() as replaced:
+        for part in module.modules():
+            if not isinstance(part, LINEARS) or "forward" in vars(part):
+                continue
+            if type(part).forward in _PRODUCTS:
+                part.forward = partial(_zeros, part.out_features)  # type: ignore[method-assign]
+                replaced.callback(delattr, part, "forward")
+        yield
+
+
+def _zeros(num_outputs: int, x: Tensor) -> Tensor:
+    return x.new_zeros(*x.shape[:-1], num_outputs)

@@ -1,4 +1,4 @@
-"""What a hooked model finds where transformers keeps its cache: nothing stored, and every question noted.
+"""Cache stand-ins of a hooked model: they store nothing and record every call.
 
 Keys and values lie in kvchat's pools, so these caches hand new ones straight back. A few models ask their
 cache something else; which of it can be answered, and which means that the model keeps a state, is decided

@@ -1,5 +1,5 @@
-"""What each attention layer of a model keeps and sees, found in one forward pass rather than guessed from its
-class.
+"""Layer probe: what each attention layer keeps and sees, found in one forward pass rather than guessed from
+its class.
 
 Two tokens at the end of the longest context run through the model. A recorder behind its attention notes
 shapes, arguments and the model's own masks; a recorder in place of its cache notes what else is asked of it.

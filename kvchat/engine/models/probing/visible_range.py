@@ -1,4 +1,4 @@
-"""What a layer's queries see, read off the mask that the model itself would use."""
+"""Visible range of a layer's queries, read off the mask that the model itself would use."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""How often guessed tokens turn out right, by how long the text has agreed with where they come from.
+"""Acceptance rate of draft tokens, by the length of the match they come from.
 
 Every token that is chosen says whether its guess would have been right, also where nothing was drafted, so
 the estimate costs no step and is never out of date.

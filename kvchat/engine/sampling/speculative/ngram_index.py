@@ -1,4 +1,4 @@
-"""Where the end of a growing sequence has occurred before in it, and what followed there.
+"""N-gram index: where the end of a growing sequence occurred before, and what followed.
 
 People quote, edit and list, and models repeat what they read; then what followed the last time is a good
 guess at what follows now. The index keeps one place: the one that the last tokens have agreed with for

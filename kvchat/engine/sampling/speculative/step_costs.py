@@ -1,4 +1,4 @@
-"""How much longer a step takes that computes drafts too, measured while it runs.
+"""Step costs: how much longer steps with drafts take, measured at run time.
 
 Where decoding waits for memory a few more rows cost next to nothing, and where it computes each costs as much
 as the first; which it is depends on model, weights, kernels, processor and who else uses it. So steps are

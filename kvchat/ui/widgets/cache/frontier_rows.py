@@ -9,8 +9,7 @@ from itertools import groupby, pairwise
 from rich.cells import cell_len
 
 from kvchat.engine.api.loss import FormatLoss, GaugeReport
-from kvchat.engine.quality.advice import frontier
-from kvchat.engine.quality.axes import axes_of
+from kvchat.engine.quality.frontier import axes_of, frontier
 from kvchat.text.plain_text import fitted
 from kvchat.ui.widgets.cache.styles import Look, Row
 

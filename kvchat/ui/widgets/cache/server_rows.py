@@ -1,4 +1,4 @@
-"""What the cache panel says of a server's cache. Pure."""
+"""Cache panel rows of a server's cache. Pure."""
 
 from kvchat.engine.api.server_cache import ServerCache
 from kvchat.text.cache_usage import request_words, reuse_words, share_words

@@ -1,4 +1,4 @@
-"""What rows of the cache's displays are made of: runs of text that say what they are."""
+"""Styled runs of text that cache displays are made of."""
 
 from enum import StrEnum
 

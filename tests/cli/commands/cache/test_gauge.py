@@ -10,10 +10,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-from kvchat.app.child_process import engine_environ
 from kvchat.app.config import read_settings
+from kvchat.app.conversion.child_process import engine_environ, gauge_text, gauged
 from kvchat.app.conversion.gauge_figures import figures_of, read_figures
-from kvchat.app.conversion.gauge_process import gauge_text, gauged
 from kvchat.cli.main import run as run_command
 from kvchat.engine.api.loss import FormatLoss, GaugeReport, Loss
 from kvchat.errors import EngineFailed

@@ -16,7 +16,7 @@ from kvchat.engine.api.ids import block_key, root_key
 from kvchat.engine.memory.disk.catalog import BlockCatalog
 from kvchat.engine.quality.convert import Converter, load_exact
 from kvchat.errors import SessionNotFound
-from kvchat.session.kv.origin import Origin, new_origin, origin_of
+from kvchat.session.kv.provenance import Origin, new_origin, origin_of
 from kvchat.session.store import SessionStore
 from kvchat.session.tree import path_token_ids
 from tests.cli.homes import block_bytes, session_of

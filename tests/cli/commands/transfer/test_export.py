@@ -23,7 +23,7 @@ from tests.session.turns import exchange
 
 pytestmark = pytest.mark.pure
 
-DOCS = Path(__file__).parents[2] / "docs" / "exports.md"
+DOCS = Path(__file__).parents[4] / "docs" / "exports.md"
 
 
 @pytest.fixture

@@ -8,8 +8,7 @@ from kvchat.engine.formats.shadow.layer import ShadowLayer
 from kvchat.engine.formats.shadow.layer_store import Budgets
 from kvchat.engine.formats.shadow.settings import ShadowSettings
 from kvchat.engine.formats.shadow.shadows import BlockChunks
-from kvchat.engine.kernels.streams import Streams
-from kvchat.engine.memory.inline_streams import InlineStreams
+from kvchat.engine.kernels.streams import InlineStreams, Streams
 from tests.engine.formats.shadow.contexts import ROTARY, Context, free
 
 BLOCK_SIZE = 16

@@ -6,8 +6,7 @@ from kvchat.engine.api.cache_format import canonical_cache_format, parse_cache_f
 from kvchat.engine.api.ids import BlockKey, root_key
 from kvchat.engine.api.namespace import Namespace
 from kvchat.engine.api.view import View, parse_view
-from kvchat.engine.formats.pruned.view_schedule import ViewSchedule
-from kvchat.engine.formats.pruned.view_schedules import ViewSchedules, course_over, shadow_stages
+from kvchat.engine.formats.pruned.view_schedule import ViewSchedule, ViewSchedules, course_over, shadow_stages
 from kvchat.engine.formats.shadow.settings import (
     GAIN_FACTOR,
     LayerShape,

@@ -15,7 +15,7 @@ from tests.engine.memory.disk.small_disk import Disk, conversation, file_bytes
 
 pytestmark = pytest.mark.pure
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 NUM_ROUNDS = 10
 
 

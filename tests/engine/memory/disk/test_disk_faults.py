@@ -31,7 +31,7 @@ from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.pure
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 
 
 def test_every_flipped_byte_is_noticed(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from kvchat.engine.api.ids import BlockKey
 from kvchat.engine.cache.eviction import Eviction
-from kvchat.engine.memory.disk.eviction_order import MAX_GHOSTS, DiskEvictionOrder
+from kvchat.engine.memory.disk.eviction import MAX_GHOSTS, DiskEvictionOrder
 from kvchat.engine.memory.disk.index import IndexedBlock
 from kvchat.engine.memory.disk.pinned_blocks import PinnedBlocks
 from kvchat.engine.memory.disk.store import DiskStore

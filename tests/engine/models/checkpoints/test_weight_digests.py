@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kvchat.engine.models.checkpoints.weight_digests import WeightDigests
-from tests.engine.models.checkpoints import perturb, write_model
+from tests.engine.models.checkpoint_files import perturb, write_model
 
 pytestmark = pytest.mark.pure
 

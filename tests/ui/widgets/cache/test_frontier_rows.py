@@ -3,7 +3,7 @@
 import pytest
 
 from kvchat.engine.api.loss import FormatLoss, GaugeReport, Loss
-from kvchat.engine.quality.advice import recommended
+from kvchat.engine.quality.frontier import recommended
 from kvchat.ui.widgets.cache.frontier_rows import (
     BEATEN,
     GOOD,

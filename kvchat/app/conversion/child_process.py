@@ -1,0 +1,118 @@
+"""`kvchat sessions convert` in a process of its own, which loads the model once more and leaves nothing."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from kvchat.app.config import KEYS, Settings
+from kvchat.app.conversion.gauge_figures import read_figures
+from kvchat.app.host import Gauged
+from kvchat.errors import EngineFailed
+
+
+def ended(settings: Settings, words: Sequence[str]) -> "subprocess.CompletedProcess[str]":
+    """Run a command to its end, on the sessions and blocks of these settings and with an engine like theirs.
+
+    Raises:
+        EngineFailed: no process can be started, or the command failed, with what it said last.
+    """
+    places = ("--data-dir", str(settings.paths.data_dir), "--cache-dir", str(settings.paths.cache_dir))
+    root = str(Path(__file__).parents[2])
+    python_path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "kvchat", *words, *places],
+            env=os.environ | engine_environ(settings) | {"PYTHONPATH": python_path},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    except OSError as error:
+        raise EngineFailed(f"no process can be started for it: {error.strerror or error}") from error
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or [f"it ended with {done.returncode}"]
+        raise EngineFailed(lines[-1].removeprefix("kvchat: "))
+    return done
+
+
+def engine_environ(settings: Settings) -> dict[str, str]:
+    """Return the variables that say the same of an engine as these settings, wherever those came from."""
+    values = {
+        name: getattr(settings.engine, name.removeprefix("engine.")) for name in KEYS if "engine." in name
+    }
+    values["model"] = settings.model
+    return {KEYS[name].variable: "none" if value is None else str(value) for name, value in values.items()}
+
+
+def convert_words(
+    settings: Settings, session_id: str, cache_format: str, model: str, *, dry_run: bool
+) -> str:
+    """Convert a session's stored KV and return what the command said of it.
+
+    Args:
+        model: what the session's KV was computed with.
+        dry_run: change nothing; the words say what it would save and lose. Only then is that measured.
+
+    Raises:
+        EngineFailed: with what the command said instead; the session is as it was.
+    """
+    words = [
+        "sessions",
+        "convert",
+        session_id,
+        cache_format,
+        "-m",
+        model,
+        *(["--dry-run"] if dry_run else ["--yes", "--no-gauge"]),
+    ]
+    lines = ended(settings, words).stderr.strip().splitlines()
+    return "\n".join(filter(None, map(_for_the_window, lines)))
+
+
+def _for_the_window(line: str) -> str:
+    """Return a line without what a command line alone can do or has not done."""
+    return line.partition(": kvchat ")[0].removesuffix("nothing was changed").removesuffix("; ")
+
+
+def gauged(settings: Settings, session_id: str, branch: str, cache_format: str) -> Gauged:
+    """Measure what formats lose on a session; return words and figures.
+
+    Args:
+        cache_format: to be measured; empty: the usual ones.
+
+    Raises:
+        EngineFailed: with what the command said instead.
+    """
+    try:
+        with TemporaryDirectory(prefix="kvchat-gauge-") as scratch:
+            path = Path(scratch, "figures.json")
+            words = gauge_text(settings, session_id, branch, cache_format, path)
+            report, kept_agreement = read_figures(path)
+    except (OSError, ValueError, KeyError) as error:
+        raise EngineFailed(
+            f"the figures of the gauge cannot be kept or read: {error}; see that the directory for temporary"
+            " files can be written and has room, and try again"
+        ) from error
+    return Gauged(words=words, report=report, kept_agreement=kept_agreement)
+
+
+def gauge_text(
+    settings: Settings, session_id: str, branch: str, cache_format: str, figures: Path | None = None
+) -> str:
+    """Return what `kvchat cache gauge` says of a session.
+
+    Args:
+        cache_format: to be measured; empty: the usual ones.
+        figures: file for all figures.
+
+    Raises:
+        EngineFailed: with what the command said instead.
+    """
+    words = ["cache", "gauge", session_id, "--branch", branch, "--quiet"]
+    words += ["--cache-format", cache_format] if cache_format else []
+    words += ["--figures", str(figures)] if figures is not None else []
+    return ended(settings, words).stdout.rstrip("\n")
