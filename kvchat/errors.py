@@ -117,7 +117,7 @@ class ContextOverflow(CapacityError):
 
 class PoolExhausted(CapacityError):
     """Args:
-    fits_in: cache formats in which there would be room for it, the one that loses least first.
+    fits_in: cache formats in which it would fit, the one that loses least first.
     """
 
     def __init__(self, message: str = "", fits_in: tuple[str, ...] = ()) -> None:

@@ -25,8 +25,8 @@ from kvchat.engine.memory.disk.store import DiskStore
 from kvchat.engine.memory.disk.writer import BlockWriter
 from kvchat.errors import StorageError
 from kvchat.platform.encryptor import Encryptor
+from kvchat.session.database.backups import backup_paths
 from kvchat.session.kv.references import references
-from kvchat.session.salvage.recovery import backup_paths
 from kvchat.session.store import Outcome, SessionStore, new_session_id
 from kvchat.session.tree import MAIN, Branch, Finish, Session, SessionId
 from tests.engine.memory.chains import (
@@ -69,8 +69,8 @@ class Places:
     limit_bytes: int | None = None
 
     @classmethod
-    def of(cls, home: Path, *, is_sealed: bool = False, limit_bytes: int | None = None) -> "Places":
-        sealer = Encryptor(bytes(range(32))) if is_sealed else None
+    def of(cls, home: Path, *, is_encrypted: bool = False, limit_bytes: int | None = None) -> "Places":
+        sealer = Encryptor(bytes(range(32))) if is_encrypted else None
         return cls(
             database=home / "data" / "sessions.db",
             cache_dir=home / "cache",
@@ -280,7 +280,7 @@ def main() -> None:
     parser.add_argument("--limit", type=int)
     parser.add_argument("--beside-others", action="store_true")
     given = parser.parse_args()
-    places = Places.of(given.home, is_sealed=given.sealed, limit_bytes=given.limit)
+    places = Places.of(given.home, is_encrypted=given.sealed, limit_bytes=given.limit)
     takes_nothing = given.beside_others or given.limit is not None
     actions = [name for name in ACTIONS if not takes_nothing or name not in TAKES_FROM_OTHERS]
     Work(places, given.seed, actions).run()

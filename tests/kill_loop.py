@@ -113,12 +113,12 @@ class KillLoop:
         home: Path,
         seed: int = 0,
         *,
-        is_sealed: bool = False,
+        is_encrypted: bool = False,
         limit_bytes: int | None = None,
         num_processes: int = 1,
     ) -> None:
-        self.places = Places.of(home, is_sealed=is_sealed, limit_bytes=limit_bytes)
-        self._options = ["--sealed"] * is_sealed + ["--beside-others"] * (num_processes > 1)
+        self.places = Places.of(home, is_encrypted=is_encrypted, limit_bytes=limit_bytes)
+        self._options = ["--sealed"] * is_encrypted + ["--beside-others"] * (num_processes > 1)
         self._options += [] if limit_bytes is None else ["--limit", str(limit_bytes)]
         self._num_processes = num_processes
         self.ledger = Ledger()
@@ -242,7 +242,7 @@ def main() -> int:
         loop = KillLoop(
             Path(home),
             arguments.seed,
-            is_sealed=arguments.sealed,
+            is_encrypted=arguments.sealed,
             limit_bytes=arguments.limit,
             num_processes=arguments.processes,
         )

@@ -88,6 +88,9 @@ WITHOUT_TORCH = (
     "kvchat.cli",
 )
 
+# Package -> its modules that others may import: what is behind them is nobody else's concern.
+ENTRIES = {"kvchat.session.salvage": ("kvchat.session.salvage.salvage",)}
+
 # `__init__` files that may hold code: the public faces, and the dispatch of one kernel.
 TALKING_INITS = ("kvchat", "kvchat.engine", "kvchat.engine.kernels.")
 
@@ -170,6 +173,20 @@ def upward_imports(modules: Iterable[Module]) -> list[str]:
             if floor_of(target) > floor
         ]
     return offences
+
+
+def side_entrances(modules: Iterable[Module]) -> list[str]:
+    """Return imports, from outside a package of `ENTRIES`, of another module of it than its entries."""
+    modules = list(modules)
+    known = {module.name for module in modules}
+    return [
+        f"{module.name} imports {target}, which is internal to {package}"
+        for package, entries in ENTRIES.items()
+        for module in modules
+        if not is_below(module.name, (package,))
+        for target in sorted(own_imports(module, known))
+        if is_below(target, (package,)) and target not in entries
+    ]
 
 
 def import_cycles(modules: Iterable[Module]) -> list[str]:
@@ -267,6 +284,10 @@ def test_imports_go_down_the_floors_or_stay_on_one() -> None:
     assert upward_imports(source_modules()) == []
 
 
+def test_a_package_with_entries_is_imported_by_these_alone() -> None:
+    assert side_entrances(source_modules()) == []
+
+
 def test_there_is_no_cycle_of_imports() -> None:
     assert import_cycles(source_modules()) == []
 
@@ -296,6 +317,20 @@ def test_an_import_of_a_higher_floor_is_found() -> None:
     store = parse("kvchat.session.store", "def f():\n    from kvchat.cli import main\n")
     assert upward_imports([store, parse("kvchat.cli.main", "")]) == [
         "kvchat.session.store (floor 8) imports kvchat.cli.main (floor 13)"
+    ]
+
+
+def test_an_import_past_the_entry_of_a_package_is_found() -> None:
+    entry = "kvchat.session.salvage.salvage"
+    pages = parse("kvchat.session.salvage.page", "")
+    modules = [
+        parse("kvchat.session.store", "from kvchat.session.salvage.page import can_be_page"),
+        parse("kvchat.session.packs", f"from {entry} import salvage"),
+        parse(entry, "from kvchat.session.salvage import page"),
+    ]
+    assert side_entrances([*modules, pages]) == [
+        "kvchat.session.store imports kvchat.session.salvage.page,"
+        " which is internal to kvchat.session.salvage"
     ]
 
 

@@ -96,8 +96,8 @@ class EngineSwap:
     def prefetch(self, token_ids: Sequence[int], *, beside: Sequence[int] = (), namespace: str = "") -> None:
         self.worker.prefetch(token_ids, beside=beside, namespace=namespace)
 
-    def inspect(self, wish: InspectionRequest) -> tuple[InspectedBlock, ...]:
-        return self.worker.inspect(wish)
+    def inspect(self, request: InspectionRequest) -> tuple[InspectedBlock, ...]:
+        return self.worker.inspect(request)
 
     def snapshot(self) -> CacheSnapshot | None:
         return self.worker.snapshot()

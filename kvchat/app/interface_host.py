@@ -22,7 +22,7 @@ from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.api.status import EnginePhase
 from kvchat.engine.models.locate import lasting_name
 from kvchat.errors import EngineFailed
-from kvchat.text.format_cost import is_shadow, require_exact_blocks, shadow_cost
+from kvchat.text.shadow import is_shadow, require_exact_blocks, shadow_cost
 
 if TYPE_CHECKING:
     from kvchat.chat.service import Chat

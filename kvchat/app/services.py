@@ -250,7 +250,7 @@ class EngineView(Protocol):
         """Return at once."""
         ...
 
-    def inspect(self, wish: InspectionRequest) -> tuple[InspectedBlock, ...]:
+    def inspect(self, request: InspectionRequest) -> tuple[InspectedBlock, ...]:
         """Return blocks; waits until the engine's step ends."""
         ...
 

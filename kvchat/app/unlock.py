@@ -172,18 +172,18 @@ def key_in_use(paths: Paths) -> KeyFile | None:
 def settle(paths: Paths, key: KeyFile) -> KeyFile | None:
     """End what was begun, as far as the database got: its own first bytes say what it is."""
     from kvchat.engine.memory.disk.block_encryption import sealed_home
-    from kvchat.session.database.table_layout import is_sealed
+    from kvchat.session.database.backups import forget_backups
+    from kvchat.session.database.table_layout import is_encrypted
     from kvchat.session.encryption.files import forget_other
     from kvchat.session.encryption.rewrite import converting_path
-    from kvchat.session.salvage.recovery import forget_backups
 
     database = paths.sessions_db
     with _told(database):
         converting_path(database).unlink(missing_ok=True)
-        is_now_sealed = is_sealed(database)
+        is_now_encrypted = is_encrypted(database)
         for directory in (paths.packs_dir, paths.unsent_dir):
-            forget_other(directory, sealed=is_now_sealed)
-        if is_now_sealed:
+            forget_other(directory, encrypted=is_now_encrypted)
+        if is_now_encrypted:
             if key.state is KeyState.TURNING_ON:
                 forget_backups(database)
                 forget_plain_blocks(paths.cache_dir)

@@ -1,6 +1,6 @@
-"""An open conversation, and how its last answer grows: engine events in, chat events out.
+"""An open conversation, and the growth of its last answer: engine events in, chat events out.
 
-What is shown is stored first: token ids and text reach the database before they are yielded.
+Token ids and text are stored before they are yielded.
 """
 
 from collections.abc import Callable, Generator, Iterator
@@ -45,7 +45,7 @@ class Conversation:
         self.engine_sequence: SequenceId | None = None
         """The live branch that holds this path in the engine's cache, if there is one."""
         self.is_closed = False
-        """Nobody will go on from here, so no live branch is kept."""
+        """Nobody will go on from here, so no sequence stays live."""
         self._busy = Lock()
         self._stop = StopFlag()
         self._keeps_stop = False
@@ -134,7 +134,7 @@ class Answering:
         store: where it is written.
         template: the model's template.
         engine: who computes.
-        model: the model's name, kept with the answer.
+        model: the model's name, stored with the answer.
     """
 
     def __init__(

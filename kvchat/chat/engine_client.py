@@ -1,4 +1,4 @@
-"""The engine as chat sees it: the seam behind which it runs, in a thread of its own or elsewhere.
+"""Engine client: the engine as chat sees it, in a thread of its own or in another process.
 
 `kvchat.chat.service` hands these names on to its callers.
 """
@@ -77,7 +77,7 @@ class EngineClient(Protocol):
 
     def prioritise_sequence(self, sequence: SequenceId, priority: int) -> None:
         """Change how important a live sequence is while nothing runs on it: of idle sequences the least
-        important makes room first. Unknown ones are ignored. Returns at once.
+        important is evicted first. Unknown ones are ignored. Returns at once.
         """
         ...
 
@@ -96,14 +96,14 @@ class EngineClient(Protocol):
         ...
 
     def prefetch(self, token_ids: Sequence[int], *, beside: Sequence[int] = (), namespace: str = "") -> None:
-        """Begin to bring what is stored of a path to the device, ahead of use; replaces an earlier wish, and
-        without ids only ends it. Returns at once. `beside`: a path whose blocks must not make room for it.
+        """Begin to load what is stored of a path to the device, ahead of use; replaces an earlier request,
+        and without ids only ends it. Returns at once. `beside`: a path whose blocks are not evicted for it.
         """
         ...
 
-    def inspect(self, wish: InspectionRequest) -> tuple[InspectedBlock, ...]:
-        """Return the blocks of a path, wherever they are, or those kept for nobody. Blocks while the engine
-        loads, and until its step ends.
+    def inspect(self, request: InspectionRequest) -> tuple[InspectedBlock, ...]:
+        """Return the blocks of a path, wherever they are, or those cached for no sequence. Waits while the
+        engine loads, and until its step ends.
         """
         ...
 

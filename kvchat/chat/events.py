@@ -1,6 +1,6 @@
-"""Chat events, and previews of revisions. Values only.
+"""Chat events while an answer grows, and the cost of a revision before it is made. Values only.
 
-They stand apart from what makes them, so that a window is drawn before the chat behind it is imported.
+They are apart from the code that makes them, so that a window is drawn before the chat behind it is imported.
 """
 
 from kvchat.engine.api.events import Loaded, LoadEstimate
@@ -13,11 +13,11 @@ MOST_SAMPLES = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EditCost:
-    """What it costs to go on along another course, in tokens.
+    """Cost of a revision, in tokens.
 
     Args:
-        reused_tokens: of the new course, need not be computed.
-        computed_tokens: of the new course, must be.
+        reused_tokens: of the new path, need not be computed.
+        computed_tokens: of the new path, must be.
         left_turns: turns that stay behind on the branch as it was.
         left_tokens: theirs.
         is_known: False where a server computes, which does not say it before.
@@ -70,7 +70,7 @@ class TurnFinished:
     answer: Turn
     error: str | None = None
     fits_in: tuple[str, ...] = ()
-    """Where it broke off for want of room: cache formats in which it could go on, the most exact first."""
+    """Where capacity ran out: cache formats in which it could go on, the most exact first."""
     notices: tuple[str, ...] = ()
     """What a person should know of what was stored."""
 
@@ -110,13 +110,13 @@ class Alternative:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Revision:
-    """Where a conversation goes on. The old course is `kept + left`, the new one `kept + anew`.
+    """Where a conversation goes on. The old path is `kept + left`, the new one `kept + anew`.
 
     Args:
         kept: turns of both.
         anew: copies of turns that followed, behind `kept`; the model has not seen them there yet.
         left: turns that stay behind.
-        stays_on: the branch that has the old course then.
+        stays_on: the branch that has the old path then.
     """
 
     kept: tuple[Turn, ...]
@@ -134,5 +134,5 @@ class Revision:
 
     @property
     def dropped(self) -> tuple[Turn, ...]:
-        """The turns that the new course is without."""
+        """The turns that the new path is without."""
         return self.left[: len(self.left) - len(self.anew)]

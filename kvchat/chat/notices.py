@@ -1,4 +1,4 @@
-"""Notices shown before a conversation goes on: about its KV and its template."""
+"""Notices on opening a conversation: imported or converted KV, a template that rewrites, another adapter."""
 
 from shlex import quote
 

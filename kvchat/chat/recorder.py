@@ -1,7 +1,7 @@
-"""Takes what the engine says of one request and stores it, whether or not anybody is reading.
+"""Recorder: takes the engine's events of one request and stores them, whether or not anybody reads them.
 
-A thread of its own per answer: a reader that is slow, blocked on a full pipe or interrupted keeps no sampled
-token from the database.
+A thread per answer: a reader that is slow, blocked on a full pipe or interrupted keeps no sampled token from
+the database.
 """
 
 from collections.abc import Iterator, Sequence

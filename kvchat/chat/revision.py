@@ -1,16 +1,19 @@
-"""Another course for a conversation: its end taken back, or an exchange in its middle left out.
+"""Revisions of a conversation: undo, drop and edit, planned and priced before they are made.
 
-A plan changes nothing. It holds every turn of the new course, with the ids the model will see, so that what
-it costs is known before it is taken; the old course stays as it was, on its branch.
+A plan changes nothing. It holds every turn of the new path, with the ids the model will see, so that its cost
+is known in advance; the old path stays as it was, on its branch. Pricing asks the engine and waits for it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 
+from kvchat.chat.engine_client import EngineClient
+from kvchat.chat.events import EditCost
 from kvchat.chat.events import Revision as Revision
 from kvchat.engine.api.events import Loaded, Timings, Usage
 from kvchat.errors import UsageError
+from kvchat.session.kv.provenance import namespace_of
 from kvchat.session.store import new_turn_id
 from kvchat.session.template import prompts
 from kvchat.session.template.chat_template import ChatTemplate
@@ -42,7 +45,7 @@ def split_at(path: tuple[Turn, ...], question_id: TurnId) -> tuple[tuple[Turn, .
 
 
 def plan_undo(turns: tuple[Turn, ...], num: int, stays_on: BranchName) -> Revision:
-    """Return the course that ends before the last `num` questions.
+    """Return the revision that ends before the last `num` questions.
 
     Raises:
         UsageError: there are fewer.
@@ -58,7 +61,7 @@ def plan_undo(turns: tuple[Turn, ...], num: int, stays_on: BranchName) -> Revisi
 def plan_drop(
     template: ChatTemplate, session: Session, turns: tuple[Turn, ...], question_id: TurnId, branch: BranchName
 ) -> Revision:
-    """Return the course without a question and its answer. What followed follows there too.
+    """Return the revision without a question and its answer. What followed follows there too.
 
     The ids of later questions are those that the template gives them there; answers keep the ids that were
     sampled.
@@ -144,4 +147,43 @@ def _behind(template: ChatTemplate, session: Session, path: Sequence[Turn], turn
         usage=Usage(),
         loaded=Loaded(),
         timings=Timings(),
+    )
+
+
+def cost_of_revision(
+    engine: EngineClient, template: ChatTemplate, session: Session, revision: Revision
+) -> EditCost:
+    """Price a revision.
+
+    Nothing is computed before the next message is sent; `computed_tokens` come before its own then.
+    """
+    ids = context_ids(template, session, revision.path)
+    # A prompt is never reused to its last token, so one more stands for the next message.
+    namespace = namespace_of(session, revision.path)
+    probed = engine.reusable_len((*ids, ids[-1]), namespace) if ids else 0
+    return _cost(len(ids), min(probed, len(ids)), revision.left)
+
+
+def cost_of_edit(
+    engine: EngineClient,
+    template: ChatTemplate,
+    session: Session,
+    path: tuple[Turn, ...],
+    left: tuple[Turn, ...],
+    text: str,
+) -> EditCost:
+    """Price a question behind `path` in place of the turns `left`."""
+    prompt = path_token_ids((*path, prompts.question(template, session, path, text)))
+    assert prompt is not None, "a question that starts over needs no ids before it"
+    reused = engine.reusable_len(prompt, namespace_of(session, path, len(prompt)))
+    return _cost(len(prompt), reused, left)
+
+
+def _cost(num_tokens: int, reused: int, left: Iterable[Turn]) -> EditCost:
+    left = tuple(left)
+    return EditCost(
+        reused_tokens=reused,
+        computed_tokens=num_tokens - reused,
+        left_turns=len(left),
+        left_tokens=sum(len(turn.token_ids or ()) for turn in left),
     )

@@ -1,15 +1,14 @@
-"""One turn of a conversation: session and engine in, chat events out.
+"""Chat service: one turn of a conversation, with session and engine in and chat events out.
 
-The service that the interface and the command line call. It knows the engine only as `EngineClient`, so it
-runs with torch absent, and the session only through the store and the template. What it shows is on disk
-first: token ids and text reach the database before they are yielded.
+The interface and the command line call it. It knows the engine only as `EngineClient`, so it runs with torch
+absent, and the session only through the store and the template. Token ids and text reach the database before
+they are yielded.
 """
 
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 
-from kvchat.chat import costs
 from kvchat.chat.candidates.samples import differing
 from kvchat.chat.candidates.service import CandidateService as CandidateService
 from kvchat.chat.conversation import BEHIND, ON_SCREEN, Answering, Conversation, Undo
@@ -24,7 +23,14 @@ from kvchat.chat.events import TextDelta as TextDelta
 from kvchat.chat.events import TurnFinished as TurnFinished
 from kvchat.chat.events import TurnStarted as TurnStarted
 from kvchat.chat.notices import notices_of
-from kvchat.chat.revision import plan_drop, plan_undo, split_at, to_last_question
+from kvchat.chat.revision import (
+    cost_of_edit,
+    cost_of_revision,
+    plan_drop,
+    plan_undo,
+    split_at,
+    to_last_question,
+)
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.api.status import EnginePhase as EnginePhase
 from kvchat.engine.api.status import EngineStatus as EngineStatus
@@ -57,7 +63,7 @@ class Chat:
         store: the sessions.
         template: the model's template and tokenizer.
         engine: the engine, loaded or still loading.
-        model: the model's name, kept with every answer.
+        model: the model's name, stored with every answer.
         sampling: used where a call brings none.
         adapter: the directory of the LoRA that the engine is loaded with; empty for none.
     """
@@ -214,24 +220,24 @@ class Chat:
         self.close(conversation)
         self.store.delete_session(conversation.session.id)
 
-    # Other courses
+    # Revisions
 
     def plan_undo(self, conversation: Conversation, num: int = 1) -> Revision:
-        """Return the course without the last `num` exchanges; see `plan_undo`."""
+        """Return the revision without the last `num` exchanges; see `plan_undo`."""
         return plan_undo(conversation.turns, num, self._keeper(conversation.branch))
 
     def plan_drop(self, conversation: Conversation, question_id: TurnId) -> Revision:
-        """Return the course without one exchange; see `plan_drop`."""
+        """Return the revision without one exchange; see `plan_drop`."""
         branch = conversation.branch.name
         plan = plan_drop(self.template, conversation.session, conversation.turns, question_id, branch)
         return plan if plan.anew else self.plan_undo(conversation)
 
     def revision_cost(self, conversation: Conversation, revision: Revision) -> EditCost:
-        """Return exactly what a course costs at this moment; see `prices.of_revision`."""
-        return costs.of_revision(self.engine, self.template, conversation.session, revision)
+        """Return exactly what a revision costs now; see `cost_of_revision`."""
+        return cost_of_revision(self.engine, self.template, conversation.session, revision)
 
     def revise(self, conversation: Conversation, revision: Revision) -> None:
-        """Go on along another course. The old one stays on a branch.
+        """Make a revision. The old path stays on a branch.
 
         Raises:
             UsageError: an answer is being written, or the conversation has gone on since this was planned.
@@ -285,14 +291,14 @@ class Chat:
             yield from self._edit(conversation, turn_id, text, sampling)
 
     def edit_cost(self, conversation: Conversation, turn_id: TurnId, text: str) -> EditCost:
-        """Return exactly what `edit` would cost at this moment; see `prices.of_edit`.
+        """Return exactly what `edit` would cost now; see `cost_of_edit`.
 
         Raises:
             UsageError: the turn is no message of the person on this branch, or `text` is empty.
         """
         _refuse_empty(text)
         path, left = split_at(conversation.turns, turn_id)
-        return costs.of_edit(self.engine, self.template, conversation.session, path, left, text)
+        return cost_of_edit(self.engine, self.template, conversation.session, path, left, text)
 
     def retry(
         self, conversation: Conversation, sampling: SamplingParams | None = None

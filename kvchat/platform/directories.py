@@ -1,4 +1,4 @@
-"""Directories and small files for their owner alone, written through a seam where tests stand in."""
+"""Private directories and small files, for their owner alone; `NamedFiles` is the seam for tests."""
 
 import os
 import re

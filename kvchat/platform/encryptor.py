@@ -1,9 +1,9 @@
-"""Seals what lies on disk: AES-256-GCM under keys that all come from one data key.
+"""Encryption at rest: AES-256-GCM under keys that are derived from one data key.
 
-Everything sealed is bound to its place: two records that were swapped open as little as one that was changed.
-A record's nonce is a keyed digest of its place and content, so no state and no random number can repeat one
-for other content; the price is that a record which is written again unchanged looks unchanged. Files are
-longer and have no such price: each is sealed under a key of its own, drawn anew whenever one is written.
+Every ciphertext is bound to its place: two swapped records fail to decrypt just like a changed one. A
+record's nonce is a keyed digest of its place and content, so no state and no random number can repeat one for
+other content; the price is that a record written again unchanged looks unchanged. Files are longer and pay no
+such price: each is encrypted under a key of its own, drawn anew whenever one is written.
 """
 
 import os
@@ -20,15 +20,15 @@ SALT_BYTES = 32
 TAG_BYTES = 16
 NONCE_BYTES = 12
 RECORD_OVERHEAD = NONCE_BYTES + TAG_BYTES
-"""Bytes that a sealed record takes beside its content."""
+"""Bytes that an encrypted record takes beside its content."""
 
 
 class DecryptionFailed(ValueError):
-    """What was found in a place is not what was sealed for it, or was sealed with another key."""
+    """What was found in a place is not what was encrypted for it, or was encrypted with another key."""
 
 
 class Encryptor:
-    """Seals and opens with one data key. Has no state, so any number of threads and processes may seal."""
+    """Encrypts and decrypts with one data key. Stateless: any number of threads and processes may use it."""
 
     def __init__(self, data_key: bytes) -> None:
         """Derive the keys.
@@ -43,18 +43,18 @@ class Encryptor:
         self._pseudonym_key = _digest(data_key, b"kvchat.names", b"")
         self._file_key = _digest(data_key, b"kvchat.files", b"")
 
-    def seal(self, place: bytes, data: bytes) -> bytes:
-        """Return a record that opens in this place alone."""
+    def encrypt(self, place: bytes, data: bytes) -> bytes:
+        """Return a record that decrypts in this place alone."""
         head = len(place).to_bytes(8, "little") + place
         nonce = blake2b(head + data, key=self._nonce_key, digest_size=NONCE_BYTES).digest()
         return nonce + self._cipher.encrypt(nonce, data, place)
 
-    def open(self, place: bytes, sealed: bytes) -> bytes:
-        """Return what was sealed for a place.
+    def decrypt(self, place: bytes, encrypted: bytes) -> bytes:
+        """Return what was encrypted for a place.
 
         Raises: DecryptionFailed: these bytes were not.
         """
-        return opened(self._cipher, sealed[:NONCE_BYTES], sealed[NONCE_BYTES:], place)
+        return decrypted(self._cipher, encrypted[:NONCE_BYTES], encrypted[NONCE_BYTES:], place)
 
     def pseudonym(self, name: bytes) -> bytes:
         """Return 32 bytes that stand for a name and do not tell it to anybody without the key."""
@@ -92,7 +92,7 @@ def cipher_of(key: bytes) -> "AESGCM":
     return AESGCM(key)
 
 
-def opened(cipher: "AESGCM", nonce: bytes, sealed: bytes | memoryview, place: bytes) -> bytes:
+def decrypted(cipher: "AESGCM", nonce: bytes, encrypted: bytes | memoryview, place: bytes) -> bytes:
     """Decrypt and verify.
 
     Raises: DecryptionFailed: a byte is not what it must be.
@@ -100,12 +100,14 @@ def opened(cipher: "AESGCM", nonce: bytes, sealed: bytes | memoryview, place: by
     from cryptography.exceptions import InvalidTag
 
     try:
-        return cipher.decrypt(nonce, sealed, place)
+        return cipher.decrypt(nonce, encrypted, place)
     except (InvalidTag, ValueError) as error:
         raise DecryptionFailed("it does not open") from error
 
 
-def open_into(cipher: "AESGCM", nonce: bytes, sealed: memoryview, place: bytes, out: memoryview) -> None:
+def decrypt_into(
+    cipher: "AESGCM", nonce: bytes, encrypted: memoryview, place: bytes, out: memoryview
+) -> None:
     """Decrypt and verify, into memory that is there; worthless after an error.
 
     Raises: DecryptionFailed: a byte is not what it must be.
@@ -113,7 +115,7 @@ def open_into(cipher: "AESGCM", nonce: bytes, sealed: memoryview, place: bytes, 
     from cryptography.exceptions import InvalidTag
 
     try:
-        cipher.decrypt_into(nonce, sealed, place, out)
+        cipher.decrypt_into(nonce, encrypted, place, out)
     except (InvalidTag, ValueError) as error:
         raise DecryptionFailed("it does not open") from error
 

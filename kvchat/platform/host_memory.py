@@ -1,4 +1,4 @@
-"""Memory that this process may still take."""
+"""Host memory that this process may still allocate."""
 
 import os
 from pathlib import Path

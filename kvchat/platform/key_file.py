@@ -1,7 +1,7 @@
 """The data key of an encrypted store as it lies beside it, wrapped by a passphrase or by the keyring.
 
 Changing the passphrase wraps the same data key anew, so nothing that is encrypted is written again. The file
-is kept twice, since without it everything is lost; each copy has a checksum, and one that is damaged or old
+is stored twice, since without it everything is lost; each copy has a checksum, and one that is damaged or old
 is written again from the other.
 
     {"v": 1, "name": ..., "state": ..., "kind": ..., "log_n": ..., "salt": ..., "wrapped": ...}  + newline
@@ -27,7 +27,7 @@ from kvchat.platform.encryptor import (
     DecryptionFailed,
     Encryptor,
     cipher_of,
-    opened,
+    decrypted,
 )
 from kvchat.platform.values import dataclass
 
@@ -81,7 +81,7 @@ class KeyFile:
         cipher = cipher_of(_wrapping_key(secret, self.kind, self.log_n, self.salt))
         place = _place(self.name, self.kind, self.log_n)
         try:
-            return opened(cipher, self.wrapped[:NONCE_BYTES], self.wrapped[NONCE_BYTES:], place)
+            return decrypted(cipher, self.wrapped[:NONCE_BYTES], self.wrapped[NONCE_BYTES:], place)
         except DecryptionFailed as error:
             raise EncryptionError(_REFUSED) from error
 
@@ -135,7 +135,7 @@ def read_key(path: Path) -> KeyFile | None:
 
 
 def write_key(path: Path, key: KeyFile) -> None:
-    """Write both copies durably, one after the other, so that one is whole at every moment.
+    """Write both copies durably, one after the other, so that one is whole at any time.
 
     Raises: StorageError: they cannot be written.
     """

@@ -1,6 +1,6 @@
-"""Values as people write them, in files, variables and flags: text, numbers, sizes, paths.
+"""Parsing of values as people write them, in files, variables and flags: text, numbers, sizes, paths.
 
-Every reader returns the value or raises ValueError with what it must be.
+Every parser returns the value or raises ValueError with what it must be.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Directories of kvchat: by the standards of the system, or all in one home."""
+"""Paths of kvchat's files: by the conventions of the system, or all in one home."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,9 +1,9 @@
-"""Small files of what earlier processes found out, in the cache directory.
+"""Small files in the cache directory, with results that later processes reuse.
 
     line 1  blake2b of line 2, in hex
     line 2  JSON
 
-Nothing in them is a truth: whatever is not exactly what was written counts as no file.
+A file that is not exactly what was written counts as absent.
 """
 
 import json

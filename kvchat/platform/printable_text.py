@@ -1,4 +1,4 @@
-"""Text from a model, a file or a paste, without what would steer a terminal or hide from a reader."""
+"""Printable text: removes what would steer a terminal or hide text from a reader."""
 
 import re
 

@@ -1,8 +1,8 @@
-"""Databases that this process has open, and looking at their files without costing them their locks.
+"""SQLite files that this process has open, and reading them without releasing their locks.
 
-A lock of POSIX belongs to a process and a file, and closing any descriptor of the file ends it: another
-process would then take itself for the last one and remove the log that this one goes on writing to. So a file
-that is open here as a database is looked at through descriptors that stay open as long as its connections.
+A POSIX lock belongs to a process and a file, and closing any descriptor of the file ends it: another process
+would then take itself for the last one and remove the log that this one goes on writing to. So a file that is
+open here as a database is read through descriptors that stay open as long as its connections.
 
 Source: "How To Corrupt An SQLite Database File", section 2.2, sqlite.org/howtocorrupt.html.
 """

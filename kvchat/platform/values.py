@@ -1,9 +1,9 @@
-"""Data classes that cost little to define.
+"""Data classes that are cheap to define.
 
-The standard library compiles six methods of each class while a module is imported, which took a third of the
-time until a command answered: kvchat has hundreds of such classes, and a run makes values of a few. Here
-comparing, printing and refusing changes are the same functions for all, `__init__` is compiled when the
-first value is made, and fields are described when somebody asks for them.
+The standard library compiles six methods of each class at import, which took a third of the time until a
+command answered: kvchat has hundreds of such classes, and a run makes values of a few. Here comparison,
+`repr` and immutability are the same functions for all, `__init__` is compiled with the first value, and
+fields are described on request.
 """
 
 import dataclasses
@@ -37,10 +37,10 @@ def _made(cls: type, *, frozen: bool, slots: bool, kw_only: bool, eq: bool) -> A
     has_own_hash = own.get("__hash__") is not None
     cls.__doc__ = cls.__doc__ or cls.__name__  # made of the signature otherwise, which takes time
     made: Any = _slotted(cls) if slots else cls
-    methods: dict[str, Any] = {"__init__": _late_init(made, frozen), "__repr__": _repr}
+    methods: dict[str, Any] = {"__init__": _lazy_init(made, frozen), "__repr__": _repr}
     methods["__replace__"] = _replace  # what `copy.replace` calls
     if eq:
-        methods |= _late_comparing(made)
+        methods |= _lazy_comparison(made)
         if not frozen:
             methods["__hash__"] = None
     if frozen:
@@ -108,7 +108,7 @@ class _Description:
             setattr(made, name, plain.__dict__[name] if name != "__match_args__" else positional)
 
 
-def _late_init(cls: Any, frozen: bool) -> Any:
+def _lazy_init(cls: Any, frozen: bool) -> Any:
     """Return an `__init__` that puts the compiled one in its place."""
 
     def __init__(self: Any, /, *values: Any, **named: Any) -> None:
@@ -154,10 +154,10 @@ def _default(one: Field[Any], names: dict[str, Any]) -> str | None:
     return f"_default_{one.name}"
 
 
-def _late_comparing(cls: Any) -> dict[str, Any]:
+def _lazy_comparison(cls: Any) -> dict[str, Any]:
     """Return what compares and hashes values, and puts what does so by their fields in its place first."""
 
-    def late(name: str) -> Any:
+    def lazy(name: str) -> Any:
         def method(*values: Any) -> Any:
             if cls.__dict__[name] is method:
                 setattr(cls, name, _comparing([one.name for one in fields(cls) if one.compare])[name])
@@ -165,7 +165,7 @@ def _late_comparing(cls: Any) -> dict[str, Any]:
 
         return method
 
-    return {"__eq__": late("__eq__"), "__hash__": late("__hash__")}
+    return {"__eq__": lazy("__eq__"), "__hash__": lazy("__hash__")}
 
 
 def _comparing(compared: list[str]) -> dict[str, Any]:

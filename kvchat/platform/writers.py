@@ -1,9 +1,9 @@
-"""Writer registry: which processes write, and whether they still live.
+"""Writers: which processes are writing, and whether they are still alive.
 
-Every store that writes holds a lock (flock) on a small file named by its id, and what it has begun but not
-finished carries that id: an answer that grows, a block on its way to the disk. The kernel lets go of the lock
-when the process ends, however it ends, so a killed writer is told from a slow one without asking for process
-ids, which are reused and differ between containers.
+Every store that writes holds a lock (flock) on a small file named by its id, and unfinished work carries that
+id: a growing answer, a block on its way to disk. The kernel releases the lock when the process ends, however
+it ends, so a killed writer is told from a slow one without process ids, which are reused and differ between
+containers.
 """
 
 import fcntl

@@ -1,7 +1,7 @@
-"""Conversations that a server answers: the same sessions, branches and events, without token ids.
+"""Chat with a server: the same sessions, branches and events, without token ids.
 
-What a server computes and keeps is its own affair, so nothing here is exact, no block is ours, and what it
-does not report is unknown.
+The server decides what it computes and caches, so nothing here is exact, no block is ours, and what it does
+not report is unknown.
 """
 
 from collections.abc import Iterator, Sequence

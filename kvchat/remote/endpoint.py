@@ -1,4 +1,4 @@
-"""An OpenAI-compatible server: which models it has, and one answer as it comes. Standard library alone."""
+"""Client of an OpenAI-compatible server: its models, and one streamed answer. Standard library only."""
 
 import json
 import socket
@@ -17,32 +17,21 @@ from kvchat.errors import ConfigError, InvalidRequest, ModelNotFound, RemoteErro
 from kvchat.platform.values import dataclass
 from kvchat.session.template.chat_template import Message
 
-_LEADING = range(0xD800, 0xDC00)
-"""The first halves."""
-_CODEC = "utf-16-le"
+_CONNECT_S = 10.0
+_API = "/v1"
+_REFUSED = frozenset({400, 413, 422})
+_MOST_LINE_BYTES = 1 << 20
+_MOST_ERROR_BYTES = 1 << 16
+_MOST_LIST_BYTES = 1 << 24
+_MOST_METRICS_BYTES = 1 << 22
+_METRICS_S = 5.0
+_MOST_TOKENS = 1 << 53
 
+_NO_ANSWER = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
+"""What reading JSON of any shape can raise."""
 
-class Pairs:
-    """Joins halves that come in two pieces; one that stays alone becomes U+FFFD."""
-
-    def __init__(self) -> None:
-        self._held = ""
-
-    def feed(self, text: str) -> str:
-        """Return what can be told of all that has come; a half at its end waits for the other."""
-        text = self._held + text
-        is_cut = bool(text) and ord(text[-1]) in _LEADING
-        self._held = text[-1] if is_cut else ""
-        return _whole(text[:-1] if is_cut else text)
-
-    def finish(self) -> str:
-        """Return what still waits, at the end."""
-        left, self._held = self._held, ""
-        return _whole(left)
-
-
-def _whole(text: str) -> str:
-    return text.encode(_CODEC, "surrogatepass").decode(_CODEC, "replace")
+_LEADING_SURROGATES = range(0xD800, 0xDC00)
+_SURROGATE_CODEC = "utf-16-le"
 
 
 def client_key(file: Path) -> str:
@@ -59,20 +48,6 @@ def client_key(file: Path) -> str:
     if not key or not key.isprintable():
         raise ConfigError(f"there is no API key in {file}; it is one line of text")
     return key
-
-
-_CONNECT_S = 10.0
-_API = "/v1"
-_REFUSED = frozenset({400, 413, 422})
-_MOST_LINE_BYTES = 1 << 20
-_MOST_ERROR_BYTES = 1 << 16
-_MOST_LIST_BYTES = 1 << 24
-_MOST_METRICS_BYTES = 1 << 22
-_METRICS_S = 5.0
-_MOST_TOKENS = 1 << 53
-
-_NO_ANSWER = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
-"""What reading JSON of any shape can raise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,7 +176,9 @@ class RemoteServer:
         stream = RemoteStream(self.url, connection)
         try:
             watch(stream)
-            stream.begin(self._request(connection, "POST", "/chat/completions", body | _wishes(sampling)))
+            stream.begin(
+                self._request(connection, "POST", "/chat/completions", body | _sampling_fields(sampling))
+            )
         except BaseException as error:
             connection.close()
             if not (stream.is_cancelled and isinstance(error, RemoteError)):
@@ -292,7 +269,7 @@ class RemoteStream:
         Raises: RemoteError: the server reported an error, broke off, or sent what is no answer.
         """
         try:
-            said, thought = Pairs(), Pairs()
+            said, thought = _SurrogateJoiner(), _SurrogateJoiner()
             for event in self._events():
                 for delta in self._deltas(event):
                     if text := (thought if delta.reasoning else said).feed(delta.text):
@@ -360,18 +337,18 @@ def _cut_off(connection: HTTPConnection, limit_s: float) -> Iterator[Event]:
         timer.cancel()
 
 
-def _wishes(sampling: SamplingParams) -> dict[str, object]:
+def _sampling_fields(sampling: SamplingParams) -> dict[str, object]:
     """Return what differs from a server's defaults, under OpenAI's names, and vLLM's where it has none."""
-    wishes: dict[str, object] = {"temperature": sampling.temperature}
+    fields: dict[str, object] = {"temperature": sampling.temperature}
     if sampling.max_tokens is not None:
-        wishes["max_tokens"] = sampling.max_tokens
+        fields["max_tokens"] = sampling.max_tokens
     if sampling.seed is not None:
-        wishes["seed"] = sampling.seed
+        fields["seed"] = sampling.seed
     plain = SamplingParams()
     for name in ("top_p", "top_k", "min_p", "repetition_penalty"):
         if (value := getattr(sampling, name)) != getattr(plain, name):
-            wishes[name] = value
-    return wishes
+            fields[name] = value
+    return fields
 
 
 def _with_usage(report: Report, usage: dict[str, Any]) -> Report:
@@ -400,3 +377,30 @@ def _error_words(data: bytes) -> str:
     except _NO_ANSWER:
         pass
     return " ".join(str(text).split())[:500] or "nothing"
+
+
+class _SurrogateJoiner:
+    """Joins surrogate pairs that a server cut between two pieces; a half that stays alone becomes U+FFFD.
+
+    JSON writes a character beyond the first 65,536 as such a pair; neither a database nor a terminal takes
+    half of one.
+    """
+
+    def __init__(self) -> None:
+        self._held = ""
+
+    def feed(self, text: str) -> str:
+        """Return what can be told of all that has come; a half at its end waits for the other."""
+        text = self._held + text
+        is_cut = bool(text) and ord(text[-1]) in _LEADING_SURROGATES
+        self._held = text[-1] if is_cut else ""
+        return _whole(text[:-1] if is_cut else text)
+
+    def finish(self) -> str:
+        """Return what still waits, at the end."""
+        left, self._held = self._held, ""
+        return _whole(left)
+
+
+def _whole(text: str) -> str:
+    return text.encode(_SURROGATE_CODEC, "surrogatepass").decode(_SURROGATE_CODEC, "replace")

@@ -1,4 +1,4 @@
-"""Stand-in for the engine while a server computes: ready, and known as far as the server reports."""
+"""Stand-in for the engine when a server computes: always ready, and reports as much as the server does."""
 
 from collections.abc import Sequence
 from typing import NoReturn
@@ -79,7 +79,7 @@ class RemoteEngine:
     def prefetch(self, token_ids: Sequence[int], *, beside: Sequence[int] = (), namespace: str = "") -> None:
         pass
 
-    def inspect(self, wish: InspectionRequest) -> tuple[InspectedBlock, ...]:
+    def inspect(self, request: InspectionRequest) -> tuple[InspectedBlock, ...]:
         return ()
 
     def snapshot(self) -> None:

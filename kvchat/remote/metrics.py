@@ -1,6 +1,6 @@
 """Cache metrics of a server: Prometheus' text format, under the names that servers use.
 
-vLLM has renamed some of its figures, so each has several names, of which the first that is there counts.
+vLLM has renamed some of its metrics, so each has several names; the first one found counts.
 """
 
 import re

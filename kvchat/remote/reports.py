@@ -1,4 +1,4 @@
-"""Asks a server again and again what its cache holds, beside the conversation and never in its way."""
+"""Polling of a server's cache metrics, beside the conversation and never in its way."""
 
 from threading import Event, Thread
 from time import monotonic

@@ -1,4 +1,4 @@
-"""The key that a client of the endpoint has to know, in a file that only its owner can read."""
+"""API key that a client of the endpoint must present, in a file that only its owner can read."""
 
 import os
 import secrets

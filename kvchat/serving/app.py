@@ -20,7 +20,7 @@ from kvchat.errors import (
     KvchatError,
     UnsupportedModel,
 )
-from kvchat.serving.chat_request import ChatCompletionRequest, RequestRefused, read_wish
+from kvchat.serving.chat_request import ChatCompletionRequest, RequestRefused, read_chat_request
 from kvchat.serving.completion import ChatCompletion, ChatCompletions
 from kvchat.serving.guard import BODY_S, Guard
 from kvchat.serving.metrics import CONTENT_TYPE, Metrics
@@ -70,18 +70,18 @@ class ServingApp:
     async def complete(self, request: Request) -> Response:
         """Answer a chat completion, whole or as a stream."""
         try:
-            wish = read_wish(json.loads(await request.body()), self._sampling)
+            chat_request = read_chat_request(json.loads(await request.body()), self._sampling)
         except InvalidRequest as error:
             return refusal(400, str(error), "invalid_value", getattr(error, "param", None))
         except (ValueError, RecursionError):
             return refusal(400, "the body is not JSON", "invalid_json")
-        if wish.model not in (self._model, ANY_MODEL):
-            return self._unknown(wish.model)
+        if chat_request.model not in (self._model, ANY_MODEL):
+            return self._unknown(chat_request.model)
         try:
-            completion = await self._completions.begin(wish)
+            completion = await self._completions.begin(chat_request)
             head = ReplyHead(model=self._model)
-            if wish.stream:
-                return _Stream(head, completion, wish)
+            if chat_request.stream:
+                return _Stream(head, completion, chat_request)
             return await _whole(head, completion, request)
         except KvchatError as error:
             return _failed(error)
@@ -121,8 +121,10 @@ class ServingApp:
 class _Stream(StreamingResponse):
     """An answer as it comes; a client that goes away stops the model, however early."""
 
-    def __init__(self, head: ReplyHead, completion: ChatCompletion, wish: ChatCompletionRequest) -> None:
-        super().__init__(_events(head, completion, wish), media_type="text/event-stream")
+    def __init__(
+        self, head: ReplyHead, completion: ChatCompletion, chat_request: ChatCompletionRequest
+    ) -> None:
+        super().__init__(_events(head, completion, chat_request), media_type="text/event-stream")
         self._completion = completion
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -135,7 +137,7 @@ class _Stream(StreamingResponse):
 
 
 async def _events(
-    head: ReplyHead, completion: ChatCompletion, wish: ChatCompletionRequest
+    head: ReplyHead, completion: ChatCompletion, chat_request: ChatCompletionRequest
 ) -> AsyncIterator[bytes]:
     """Yield a stream's parts."""
     try:
@@ -144,7 +146,7 @@ async def _events(
             yield head.chunk(delta(piece))
         assert completion.finished is not None
         yield head.chunk({}, finish(completion.finished))
-        if wish.wants_usage:
+        if chat_request.wants_usage:
             yield head.usage_chunk(completion.finished)
     except KvchatError as error:
         yield server_event(error_value(str(error), "server_error"))

@@ -1,7 +1,7 @@
-"""Chat completion request: a client's body read into a value, or refused by field.
+"""Chat completion request: the body of a request, read into a value or refused with the field's name.
 
-Fields follow OpenAI's chat completions; `top_k`, `min_p` and `repetition_penalty` are vLLM's. What would
-change the answer and is not there (tools, pictures, several answers) is refused; what cannot is ignored.
+Fields follow OpenAI's chat completions; `top_k`, `min_p` and `repetition_penalty` are vLLM's. Unsupported
+fields that would change the answer (tools, pictures, several answers) are refused; others are ignored.
 """
 
 from collections.abc import Mapping
@@ -63,7 +63,7 @@ class ChatCompletionRequest:
     wants_usage: bool = False
 
 
-def read_wish(body: object, defaults: SamplingParams) -> ChatCompletionRequest:
+def read_chat_request(body: object, defaults: SamplingParams) -> ChatCompletionRequest:
     """Return what a body asks for.
 
     Args:

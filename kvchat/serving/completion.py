@@ -1,4 +1,4 @@
-"""One chat completion: from messages to ids, through the engine, and back to text as it comes."""
+"""Chat completion: from messages to ids, through the engine, and back to streamed text."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -25,7 +25,7 @@ _OWNER = "serve"
 
 
 class ChatCompletions:
-    """Answers wishes with one engine.
+    """Answers requests with one engine.
 
     Args:
         engine: the engine, loaded.
@@ -40,49 +40,51 @@ class ChatCompletions:
         self._transcripts = Transcripts()
         self._ends = tuple(sorted(end for end in template.end_ids if end < engine.info().vocab_size))
 
-    async def begin(self, wish: ChatCompletionRequest) -> "ChatCompletion":
-        """Hand a wish to the engine.
+    async def begin(self, request: ChatCompletionRequest) -> "ChatCompletion":
+        """Hand a request to the engine.
 
         Raises:
             KvchatError: it is refused, or there is no engine any more.
         """
         # Encoding a long document takes a while, and so does handing in: neither may hold up the others.
-        beginning = asyncio.ensure_future(asyncio.to_thread(self._begin, wish, asyncio.get_running_loop()))
+        beginning = asyncio.ensure_future(asyncio.to_thread(self._begin, request, asyncio.get_running_loop()))
         try:
             return await asyncio.shield(beginning)
         except asyncio.CancelledError:
             beginning.add_done_callback(_stop_begun)
             raise
 
-    def _begin(self, wish: ChatCompletionRequest, loop: asyncio.AbstractEventLoop) -> "ChatCompletion":
-        prompt = self._prompt(wish)
-        stops = self._template.stop_strings + wish.stops
+    def _begin(self, request: ChatCompletionRequest, loop: asyncio.AbstractEventLoop) -> "ChatCompletion":
+        prompt = self._prompt(request)
+        stops = self._template.stop_strings + request.stops
         stream = self._template.stream(prompt, stops=stops)
         matcher = StopStrings(self._template.stream(prompt, stops=stops), len(prompt)) if stops else None
-        sampling = replace(wish.sampling, stop_token_ids=self._ends)
-        request = Request(token_ids=prompt, sampling=sampling, owner=_OWNER, priority=BEHIND, stop=matcher)
-        handle = self._engine.submit(request)
+        sampling = replace(request.sampling, stop_token_ids=self._ends)
+        engine_request = Request(
+            token_ids=prompt, sampling=sampling, owner=_OWNER, priority=BEHIND, stop=matcher
+        )
+        handle = self._engine.submit(engine_request)
         return ChatCompletion(
             handle,
             stream,
             loop,
             on_finish=self._finished,
-            on_said=lambda text, ids: self._said(wish, prompt, text, ids),
+            on_said=lambda text, ids: self._said(request, prompt, text, ids),
         )
 
-    def _prompt(self, wish: ChatCompletionRequest) -> tuple[int, ...]:
+    def _prompt(self, request: ChatCompletionRequest) -> tuple[int, ...]:
         """Return the ids of a conversation: those the model saw as far as they are known here."""
         # The day, not the hour: a template that tells the time must not change the past with every question.
         now = datetime.combine(datetime.now().date(), datetime.min.time())
-        known = self._transcripts.find(wish.history) if wish.history else None
-        if known is None or wish.history[-1].role != Role.ASSISTANT:
-            return tuple(self._template.whole(wish.history, wish.question, now=now))
+        known = self._transcripts.find(request.history) if request.history else None
+        if known is None or request.history[-1].role != Role.ASSISTANT:
+            return tuple(self._template.whole(request.history, request.question, now=now))
         token_ids, prompt_len = known
         answer_ids = token_ids[prompt_len:]
         closed = self._template.is_closed(answer_ids)
-        ended_with = "" if closed else self._template.ended_with(answer_ids, wish.history[-1].content)
+        ended_with = "" if closed else self._template.ended_with(answer_ids, request.history[-1].content)
         following = self._template.following(
-            wish.history, wish.question, closed=closed, ended_with=ended_with, now=now
+            request.history, request.question, closed=closed, ended_with=ended_with, now=now
         )
         return (*token_ids, *following)
 
@@ -93,9 +95,17 @@ class ChatCompletions:
             self._engine.release(event.sequence)
 
     def _said(
-        self, wish: ChatCompletionRequest, prompt: tuple[int, ...], text: str, token_ids: Sequence[int]
+        self,
+        request: ChatCompletionRequest,
+        prompt: tuple[int, ...],
+        text: str,
+        token_ids: Sequence[int],
     ) -> None:
-        said = (*wish.history, Message(Role.USER, wish.question), Message(Role.ASSISTANT, text))
+        said = (
+            *request.history,
+            Message(Role.USER, request.question),
+            Message(Role.ASSISTANT, text),
+        )
         self._transcripts.remember(said, (*prompt, *token_ids), len(prompt))
 
 

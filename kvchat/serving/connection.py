@@ -1,4 +1,4 @@
-"""One connection of the endpoint: a client has some time for each request, and no more."""
+"""Connection of the endpoint, with a time limit for each request."""
 
 import asyncio
 from typing import Any
@@ -11,7 +11,7 @@ HEAD_S = 30.0
 class Connection(H11Protocol):
     """HTTP that hangs up on whoever does not get to the end of a request's head, however many bytes come.
 
-    Clients that know no key could otherwise hold all the connections that there is room for.
+    Clients that know no key could otherwise hold all the connections that are allowed.
 
     Args:
         head_s: in this many seconds after connecting, and after each answer, the next head has to be here.

@@ -1,7 +1,7 @@
-"""Guard of the endpoint: who may talk to it, and how much, checked before anything is read.
+"""Guard of the endpoint: refuses requests by host, origin, key and size before their body is read.
 
-A page in a browser can reach a port of the same machine. It sends its own Origin, or after a trick with names
-(DNS rebinding) a Host that is not this machine; both are refused.
+A page in a browser can reach a port of the same machine. It sends its own Origin, or after DNS rebinding a
+Host that is not this machine; both are refused.
 """
 
 import asyncio

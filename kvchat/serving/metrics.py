@@ -1,7 +1,7 @@
-"""Counters in Prometheus' text format, under vLLM's names where they mean the same.
+"""Metrics in Prometheus' text format, under vLLM's names where they mean the same.
 
-What this process has no name for there is under `kvchat:`. Requests are those of the endpoint; tokens of the
-prefix cache, and what runs and waits, are those of the engine, whoever asked.
+Metrics that vLLM does not have are under `kvchat:`. Requests are those of the endpoint; prefix cache tokens,
+running and waiting requests are those of the engine, whoever asked.
 """
 
 from bisect import bisect_left

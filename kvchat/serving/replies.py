@@ -1,4 +1,4 @@
-"""Replies in the form of OpenAI's chat completions."""
+"""Replies to a client, in the formats of OpenAI's chat completions."""
 
 import json
 import secrets

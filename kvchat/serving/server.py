@@ -1,4 +1,4 @@
-"""The endpoint on a port of this machine's own address, in a thread of its own."""
+"""Server thread: the endpoint on a port of the loopback address."""
 
 import socket
 from functools import partial

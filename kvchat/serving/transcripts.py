@@ -1,8 +1,8 @@
-"""Transcripts of conversations through the endpoint, with the ids that the model saw.
+"""Transcripts of the endpoint: the token ids of earlier answers, found by the text that a client sends back.
 
 Clients send a whole conversation each time, as text. Encoding an answer's text again gives other ids than
-were sampled, and every block behind it would be computed anew. So the ids of each answer are remembered under
-what the client will send back; what is not found is encoded from its text.
+were sampled, and every block behind it would be computed again. So the ids of each answer are remembered; an
+answer that is not found is encoded from its text.
 """
 
 from collections import OrderedDict

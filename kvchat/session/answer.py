@@ -1,7 +1,6 @@
-"""One answer while it grows: what was sampled, what is stored, what may be shown.
+"""A growing answer: what was sampled, what is stored, what may be shown.
 
-Stored first, shown second: text leaves `store_pending` only after its token ids and itself are in the
-database.
+Stored first, shown second: `store_pending` returns text only after it and its token ids are in the database.
 """
 
 from collections.abc import Sequence

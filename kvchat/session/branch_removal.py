@@ -1,4 +1,4 @@
-"""Branch removal: what goes with one branch of a session, and what other branches keep."""
+"""Branch removal: the turns that go with a branch, and those that other branches still have."""
 
 from collections.abc import Iterable, Sequence
 
@@ -54,9 +54,9 @@ def plan_removal(
     if not others:
         raise UsageError(f"{branch.name!r} is the only branch of its session; remove the session instead")
     parents = {turn.id: turn.parent_id for turn in turns}
-    kept = {turn_id for one in others for turn_id in _path(parents, one.leaf_id)}
+    shared = {turn_id for one in others for turn_id in _path(parents, one.leaf_id)}
     path = set(_path(parents, branch.leaf_id))
-    doomed = path - kept
+    doomed = path - shared
     for turn in turns:
         if turn.parent_id in doomed:
             doomed.add(turn.id)

@@ -1,7 +1,7 @@
-"""Why an answer computed more than was new to it, found in the stored turns alone.
+"""Cache miss analysis: why an answer computed more tokens than were new, from the stored turns alone.
 
-Every answer that was computed before in the session left blocks of its path. As far as a prompt agrees with
-one of these, it could be reused; where it ceases to, or was not reused all the same, is the reason.
+Every earlier answer of the session left blocks of its path. As far as a prompt agrees with one of these it
+could be reused; the reason is where it ceases to agree, or was not reused all the same.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -26,7 +26,7 @@ class MissReason(StrEnum):
     MODEL = "model"
     """Another model, or other weights, had answered before."""
     NOT_KEPT = "not kept"
-    """It had been computed before; whether it was kept, and faster to compute than to load, is not noted."""
+    """It had been computed before; not recorded whether it was cached, or faster to compute."""
     EVICTED = "evicted"
     """It had been computed before, and no tier had it any more."""
     FASTER = "faster"

@@ -1,4 +1,4 @@
-"""Why an answer computed what it did, with what its model's template knows of the conversation."""
+"""Explanation of a cache miss: the analysis, with the text around the first differing token."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress

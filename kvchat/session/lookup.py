@@ -1,4 +1,4 @@
-"""Finding sessions: by what a person calls them, by what was said in them, and all of them in a list."""
+"""Session lookup: by title or id, by what was said, and all of them in a list."""
 
 import sqlite3
 from difflib import get_close_matches

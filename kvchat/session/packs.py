@@ -1,8 +1,8 @@
-"""Packs: beginnings of conversations under a name, computed once and kept.
+"""Packs: named system prompts, computed once and cached.
 
-A pack is the system prompt of every conversation that begins with it. One file each, in the clear or sealed
-like the conversations. Its KV is in the cache, named by the ids that the file has; lost there, it is computed
-once more.
+A pack is the system prompt of every conversation that begins with it. One file each, in the clear or
+encrypted like the conversations. Its KV is in the cache, under the keys of the ids in the file; if it is lost
+there, it is computed again.
 """
 
 import json
@@ -29,10 +29,10 @@ _VERSION = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pack:
-    """A beginning that is kept.
+    """A named beginning of conversations.
 
     Args:
-        id: names its file, and its blocks among those that are kept.
+        id: names its file, and pins its blocks.
         text: the system prompt and the documents behind it.
         sources: the files that it was made from.
         model: what it was computed with.
@@ -67,16 +67,18 @@ class PackStore:
 
     Args:
         directory: where their files are; it is made for its owner alone.
-        sealer: what they are sealed with; None: they are in the clear.
+        encryptor: what they are encrypted with; None: they are in the clear.
         files: how they are written.
 
     Raises:
         StorageError: from every method, where a file cannot be read or written.
     """
 
-    def __init__(self, directory: Path, sealer: Encryptor | None, files: NamedFiles = SYSTEM_NAMES) -> None:
+    def __init__(
+        self, directory: Path, encryptor: Encryptor | None, files: NamedFiles = SYSTEM_NAMES
+    ) -> None:
         self._directory = directory
-        self._files = EncryptedFiles(directory, sealer, b"pack", files)
+        self._files = EncryptedFiles(directory, encryptor, b"pack", files)
 
     def all(self) -> tuple[Pack, ...]:
         """Return all packs by name. One that is damaged is left out, and logged."""
@@ -120,9 +122,9 @@ class PackStore:
         with _told(self._directory):
             self._files.remove(self._files.file(pack.id))
 
-    def copy_to(self, sealer: Encryptor | None) -> None:
-        """Write every pack once more as another shelf in this place keeps it; see `forget_other`."""
-        target = PackStore(self._directory, sealer)
+    def copy_to(self, encryptor: Encryptor | None) -> None:
+        """Write every pack once more, encrypted with `encryptor`, or in the clear; see `forget_other`."""
+        target = PackStore(self._directory, encryptor)
         for pack in self.all():
             target._write(pack)
 

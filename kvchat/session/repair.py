@@ -1,7 +1,7 @@
-"""Damaged turns, rebuilt: text from token ids, token ids from text, facts from what they can only have been.
+"""Repair of damaged turns: text from token ids, token ids from text, facts from their possible values.
 
-The digests of a turn's parts decide. Ids and facts are taken back only if they have the digest that was
-written with them; text follows from ids that are right, whatever became of its own digest.
+The digests of a turn's parts decide. Ids and facts are accepted only with the digest that was written for
+them; text follows from intact ids, whatever became of its own digest.
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,13 +1,12 @@
-"""Session reader: sessions, branches and turns as they are stored."""
+"""Session reader: stored sessions, their branches and their turns, read-only."""
 
 from kvchat.errors import SessionNotFound
 from kvchat.session import lookup
 from kvchat.session.branch_removal import BranchRemoval, plan_removal
-from kvchat.session.database import rows, statements
+from kvchat.session.database import damage, rows, statements
 from kvchat.session.database.database import Database
 from kvchat.session.database.turn_reader import TurnReader
 from kvchat.session.lookup import SearchHit, SessionSummary
-from kvchat.session.salvage import damage
 from kvchat.session.tree import Branch, Session, SessionId, Turn, TurnId
 
 

@@ -1,9 +1,9 @@
 """Session store: one SQLite database of sessions, branches, turns and their token ids.
 
 Any number of threads and processes may use one database. A branch is moved by compare-and-set on its leaf:
-whoever comes second writes on a branch of his own, so nothing is overwritten or interleaved. An answer grows
-in small pieces, which are folded into its turn when it ends. An answer whose writer died (see `writers`)
-reads as interrupted, with every piece that was stored.
+the second writer gets a branch of its own, so nothing is overwritten or interleaved. An answer grows in small
+pieces, which are folded into its turn when it ends. An answer whose writer died (see `writers`) reads as
+interrupted, with every piece that was stored.
 """
 
 import sqlite3
@@ -42,17 +42,17 @@ class SessionStore(SessionReader):
 
     Args:
         path: the database file, made with missing directories for their owner alone; None: all in memory.
-        sealer: what the rows are sealed with; None: they are in the clear.
+        encryptor: what the rows are encrypted with; None: they are in the clear.
 
     Raises: StorageError: from every method, when the file cannot be read or written; it says what to do.
     """
 
-    def __init__(self, path: Path | None, sealer: Encryptor | None = None) -> None:
-        database = MemoryDatabase() if path is None else Database(path, tables_of(sealer))
+    def __init__(self, path: Path | None, encryptor: Encryptor | None = None) -> None:
+        database = MemoryDatabase() if path is None else Database(path, tables_of(encryptor))
         self._writers = Writers(None if path is None else path.parent / "writers")
         super().__init__(database, TurnReader(self._writers))
         self.path = database.path
-        self.unsent = DraftStore(None if path is None else path.parent / "unsent", sealer)
+        self.unsent = DraftStore(None if path is None else path.parent / "unsent", encryptor)
 
     def close(self) -> None:
         self._database.close()
@@ -70,7 +70,7 @@ class SessionStore(SessionReader):
         """
         title = statements.one_line(title)
         with self._database.write() as connection:
-            now = statements.moment(connection)
+            now = statements.next_timestamp(connection)
             session = Session(
                 id=new_session_id(),
                 title=title,
@@ -192,7 +192,7 @@ class SessionStore(SessionReader):
                 session_id=session_id,
                 name=BranchName(name or statements.free_name(beside, taken)),
                 leaf_id=leaf_id,
-                updated_at=statements.moment(connection),
+                updated_at=statements.next_timestamp(connection),
             )
             statements.insert_branch(connection, branch)
         return branch

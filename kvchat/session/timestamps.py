@@ -1,4 +1,4 @@
-"""Moments that a calendar can show: those from elsewhere, or of a clock that was set wrong, may be none."""
+"""Timestamps within calendar range and not ahead of the clock, for those that come from elsewhere."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -8,24 +8,24 @@ from time import time
 from kvchat.session.tree import Branch, Session, Turn
 
 LATEST = 253_402_214_400.0
-"""The last day of the year 9999, in every time zone: what counts on from here is a moment still."""
+"""The last day of the year 9999, in every time zone: what counts on from here is a timestamp still."""
 
 STEP_S = 0.001
-"""What lies between two moments that are told apart."""
+"""Distance of two timestamps that are told apart."""
 
 
 def calendar(seconds: float) -> datetime:
-    """Return a moment as the local clock showed it, the nearest where no calendar has it."""
+    """Return a timestamp as the local clock showed it, the nearest where no calendar has it."""
     return datetime.fromtimestamp(min(max(0.0, seconds), LATEST))
 
 
-def held_back(moments: Iterable[float], now: float) -> dict[float, float]:
-    """Return a moment for each that is not ahead of `now`; earlier ones stay earlier."""
+def held_back(times: Iterable[float], now: float) -> dict[float, float]:
+    """Return a timestamp for each that is not ahead of `now`; earlier ones stay earlier."""
     allowed: dict[float, float] = {}
     bound = now
-    for moment in sorted(set(moments), reverse=True):
-        allowed[moment] = min(moment, bound)
-        if moment > bound:
+    for time_s in sorted(set(times), reverse=True):
+        allowed[time_s] = min(time_s, bound)
+        if time_s > bound:
             bound -= STEP_S
     return allowed
 
@@ -33,7 +33,7 @@ def held_back(moments: Iterable[float], now: float) -> dict[float, float]:
 def not_ahead(
     session: Session, branches: Sequence[Branch], turns: Sequence[Turn]
 ) -> tuple[Session, list[Branch], list[Turn]]:
-    """Return a conversation from elsewhere with no moment of it ahead of the clock, in the same order.
+    """Return a conversation from elsewhere with no timestamp ahead of the clock, in the same order.
 
     What is ahead would be the last use of all that is used here for as long.
     """

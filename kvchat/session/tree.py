@@ -1,4 +1,4 @@
-"""A conversation as a tree of turns. Values only; the store keeps them, chat grows them."""
+"""A conversation as a tree of turns. Values only; the store persists them, chat extends them."""
 
 from collections.abc import Sequence
 from dataclasses import field

@@ -1,4 +1,4 @@
-"""One answer at a time in a session: who comes later waits for the turns before, and goes on behind them."""
+"""Turn lock: one answer at a time in a session; later requests wait and continue from the turns before."""
 
 import fcntl
 import os

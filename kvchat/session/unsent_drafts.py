@@ -1,8 +1,9 @@
-"""Unsent drafts, kept from the closing of a window until the conversation is opened again.
+"""Unsent drafts: text that was in the editor when a window closed, stored until its conversation is opened
+again.
 
-One file for each text, named by its session or by `new` for the conversation that has not begun, in the
-clear or sealed like the conversations. A file is written once, so windows that close together take nothing
-from each other; a lock on it says that a window is taking it.
+One file for each text, named by its session, or by `new` for a conversation that has not begun, in the clear
+or encrypted like the conversations. A file is written once, so windows that close together take nothing from
+each other; a lock on it says that a window is taking it.
 """
 
 import fcntl
@@ -25,7 +26,7 @@ _ASIDE = "damaged-"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LentDraft:
-    """What is kept for a conversation, empty for nothing, and what is to be said of what cannot be read."""
+    """What is stored for a conversation, empty for nothing, and what is to be said of what cannot be read."""
 
     text: str = ""
     complaint: str = ""
@@ -35,47 +36,47 @@ class DraftStore:
     """The unsent messages of one person.
 
     Args:
-        directory: where their files are; it is made for its owner alone. None: nothing is kept.
-        sealer: what they are sealed with; None: they are in the clear.
+        directory: where their files are; it is made for its owner alone. None: nothing is stored.
+        encryptor: what they are encrypted with; None: they are in the clear.
 
     Raises:
         StorageError: from every method, where a file cannot be read or written.
     """
 
-    def __init__(self, directory: Path | None, sealer: Encryptor | None) -> None:
-        self._files = None if directory is None else EncryptedFiles(directory, sealer, b"unsent")
+    def __init__(self, directory: Path | None, encryptor: Encryptor | None) -> None:
+        self._files = None if directory is None else EncryptedFiles(directory, encryptor, b"unsent")
 
     def keep(self, session_id: str | None, text: str, branch: str | None = None) -> None:
-        """Keep a text for a session, None for the conversation that has not begun, behind what is kept there.
+        """Store a text behind what is stored for a session, None for the conversation that has not begun.
 
         Args:
             branch: of the session, that it is for; None: for any.
 
-        Effect: durable when this returns. What is kept already is not read: damage there costs nothing here.
+        Effect: durable when this returns. What is stored already is not read: damage there does no harm.
         """
         if self._files is None:
             return
         name = session_id or _NOT_BEGUN
-        number = 1 + max((_number(file, name) for file in _kept(self._files, name)), default=0)
+        number = 1 + max((_number(file, name) for file in _stored(self._files, name)), default=0)
         file = self._files.file(f"{name}.{number:06d}-{secrets.token_hex(4)}")
         with _told(f"what you have not sent cannot be kept in {file}"):
             self._files.write(file, json.dumps({"branch": branch, "texts": [text]}).encode())
 
     def holds(self, session_id: str) -> bool:
-        """Return whether anything is kept for a session."""
-        return self._files is not None and bool(_kept(self._files, session_id))
+        """Return whether anything is stored for a session."""
+        return self._files is not None and bool(_stored(self._files, session_id))
 
     def owners(self) -> frozenset[str]:
-        """Return the sessions that anything is kept for, also what is damaged."""
+        """Return the sessions that anything is stored for, also what is damaged."""
         files = () if self._files is None else _all(self._files)
         names = {file.stem.removeprefix(_ASIDE).partition(".")[0] for file in files}
         return frozenset(names - {_NOT_BEGUN})
 
     @contextmanager
     def lent(self, session_id: str | None, elsewhere: Collection[str] = ()) -> Iterator[LentDraft]:
-        """Lend what is kept for a session, to nobody else meanwhile; after the block it is kept no longer.
+        """Lend what is stored for a session, to nobody else meanwhile; after the block it is removed.
 
-        Where the block fails, or the process dies in it, all is still kept. What is damaged is set aside
+        Where the block fails, or the process dies in it, all is still stored. What is damaged is set aside
         under another name.
 
         Args:
@@ -85,7 +86,9 @@ class DraftStore:
             yield LentDraft()
             return
         with ExitStack() as locks:
-            files = [file for file in _kept(self._files, session_id or _NOT_BEGUN) if _is_locked(file, locks)]
+            files = [
+                file for file in _stored(self._files, session_id or _NOT_BEGUN) if _is_locked(file, locks)
+            ]
             texts: list[str] = []
             complaints = []
             for file in tuple(files):
@@ -103,15 +106,15 @@ class DraftStore:
                 self._remove(file)
 
     def take(self, session_id: str | None) -> str:
-        """Return what is kept for a session, empty for nothing, and keep it no longer.
+        """Return what is stored for a session, empty for nothing, and remove it.
 
         Raises:
-            StorageError: some of it is damaged and was set aside; the rest is still kept.
+            StorageError: some of it is damaged and was set aside; the rest is still stored.
         """
-        with self.lent(session_id) as kept:
-            if kept.complaint:
-                raise StorageError(kept.complaint)
-            return kept.text
+        with self.lent(session_id) as draft:
+            if draft.complaint:
+                raise StorageError(draft.complaint)
+            return draft.text
 
     def forget(self, session_id: str | None) -> None:
         if self._files is None:
@@ -119,14 +122,14 @@ class DraftStore:
         name = session_id or _NOT_BEGUN
         with _told(f"cannot read {self._files.directory}"):
             unfinished = [*self._files.directory.glob(f".{name}.*")]  # by a process that was killed
-        for file in (*_kept(self._files, name), *_kept(self._files, _ASIDE + name), *unfinished):
+        for file in (*_stored(self._files, name), *_stored(self._files, _ASIDE + name), *unfinished):
             self._remove(file)
 
-    def copy_to(self, sealer: Encryptor | None) -> None:
-        """Write every text once more as another shelf in this place keeps it, save what is damaged."""
+    def copy_to(self, encryptor: Encryptor | None) -> None:
+        """Write every intact text once more, encrypted with `encryptor`, or in the clear."""
         if self._files is None:
             return
-        target = EncryptedFiles(self._files.directory, sealer, b"unsent")
+        target = EncryptedFiles(self._files.directory, encryptor, b"unsent")
         for file in _all(self._files):
             with _told(f"{file} cannot be written in another way"), suppress(FileNotFoundError, ValueError):
                 target.write(target.file(file.stem), self._files.read(file))
@@ -142,7 +145,7 @@ def _all(files: EncryptedFiles) -> Sequence[Path]:
         return files.all()
 
 
-def _kept(files: EncryptedFiles, name: str) -> Sequence[Path]:
+def _stored(files: EncryptedFiles, name: str) -> Sequence[Path]:
     """Return the files of one conversation, in the order in which they were written."""
     stems = {file.stem: file for file in _all(files)}
     return [stems[stem] for stem in sorted(stems) if stem == name or stem.startswith(f"{name}.")]
@@ -169,10 +172,10 @@ def _texts(files: EncryptedFiles, file: Path) -> tuple[str | None, list[str]]:
     """Return the branch that a file is for, None for any, and its texts."""
     with _told(f"cannot read {file}"):
         data = files.read(file)
-    kept = json.loads(data)
-    if isinstance(kept, list):  # as it was written before texts were for branches
-        kept = {"branch": None, "texts": kept}
-    return kept["branch"], [str(text) for text in kept["texts"]]
+    stored = json.loads(data)
+    if isinstance(stored, list):  # as it was written before texts were for branches
+        stored = {"branch": None, "texts": stored}
+    return stored["branch"], [str(text) for text in stored["texts"]]
 
 
 def _set_aside(file: Path) -> str:

@@ -1,4 +1,4 @@
-"""The line under an answer: what was reused, loaded and computed, and how fast it was."""
+"""Answer footer: what was reused, loaded and computed, and how fast."""
 
 from collections.abc import Sequence
 from urllib.parse import urlsplit
@@ -7,8 +7,8 @@ from kvchat.chat.events import Prefill
 from kvchat.engine.api.events import LoadChoice, Loaded, LoadEstimate, Usage
 from kvchat.session.tree import Backend, Finish, Session, Turn
 from kvchat.text.figures import count_text, gauge, guesses_text, rate_text, seconds_text
-from kvchat.text.format_trust import exactness_words
 from kvchat.text.plain_text import one_line
+from kvchat.text.trust import exactness_words
 
 SEPARATOR = " · "
 

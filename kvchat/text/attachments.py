@@ -1,6 +1,6 @@
-"""Files that go with a message: read once, written before the words, and folded where the message is shown.
+"""Attached files: read once, written before the message text, and folded where the message is shown.
 
-Files stand first, so that the model can read them while the question is still typed.
+Files come first, so that the model can read them while the question is still being typed.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""Number formatting: tokens, bytes, rates and durations."""
+"""Formatting of figures: counts, bytes, durations, rates."""
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 UNKNOWN = "–"

@@ -1,4 +1,4 @@
-"""Text made safe to draw, and cut to the room there is."""
+"""Text made safe to draw, and fitted to a width in cells."""
 
 from rich.cells import cell_len, set_cell_size
 
@@ -30,5 +30,5 @@ def path_padded(path: str, width: int) -> str:
     title, step, last = path.rpartition(STEP)
     if not step or width < _SHORT_PATH:
         return padded(path, width)
-    room = max(_SHORT_TITLE, width - cell_len(last) - cell_len(STEP))
-    return padded(f"{fitted(title, room)}{STEP}{last}", width)
+    title_width = max(_SHORT_TITLE, width - cell_len(last) - cell_len(STEP))
+    return padded(f"{fitted(title, title_width)}{STEP}{last}", width)

@@ -1,4 +1,4 @@
-"""Remaining time of a prefill."""
+"""Time left in a prefill, estimated from its speed so far."""
 
 from collections.abc import Callable
 from time import monotonic

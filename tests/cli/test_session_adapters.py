@@ -110,7 +110,7 @@ def test_sessions_of_the_version_before_have_no_adapter_and_take_one(
         session = store.create_session(title="old")
         with store._database.write() as connection:
             connection.execute("UPDATE sessions SET digests = substr(digests, 1, 80)")
-    _take_back_a_version(path, is_sealed=sealer is not None)
+    _take_back_a_version(path, is_encrypted=sealer is not None)
     for _ in range(2):
         with closing(SessionStore(path, sealer)) as store:
             assert store.session(session.id).adapter == ""
@@ -125,9 +125,9 @@ def test_sessions_of_the_version_before_have_no_adapter_and_take_one(
         assert connection.execute("PRAGMA user_version").fetchone() == (len(schema.MIGRATIONS),)
 
 
-def _take_back_a_version(path: Path, *, is_sealed: bool) -> None:
+def _take_back_a_version(path: Path, *, is_encrypted: bool) -> None:
     """Bring a database to what the version before this one has written."""
     with closing(sqlite3.connect(path)) as connection:
-        connection.execute(f"ALTER TABLE {'sealed_' if is_sealed else ''}sessions DROP COLUMN adapter")
+        connection.execute(f"ALTER TABLE {'sealed_' if is_encrypted else ''}sessions DROP COLUMN adapter")
         connection.execute("PRAGMA user_version = 4")
         connection.commit()

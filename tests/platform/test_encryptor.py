@@ -29,32 +29,32 @@ sys.meta_path.insert(0, Absent())
 
 @given(place=st.binary(max_size=40), data=st.binary(max_size=200))
 def test_what_is_sealed_opens_in_its_place(place: bytes, data: bytes) -> None:
-    sealed = SEALER.seal(place, data)
-    assert SEALER.open(place, sealed) == data
+    sealed = SEALER.encrypt(place, data)
+    assert SEALER.decrypt(place, sealed) == data
     assert len(sealed) == len(data) + RECORD_OVERHEAD
 
 
 def test_every_changed_byte_every_other_place_and_every_other_key_is_refused() -> None:
-    sealed = SEALER.seal(b"turns.text\0one", b"a secret")
+    sealed = SEALER.encrypt(b"turns.text\0one", b"a secret")
     for position in range(len(sealed)):
         changed = sealed[:position] + bytes([sealed[position] ^ 1]) + sealed[position + 1 :]
         with pytest.raises(DecryptionFailed):
-            SEALER.open(b"turns.text\0one", changed)
+            SEALER.decrypt(b"turns.text\0one", changed)
     for length in range(len(sealed)):
         with pytest.raises(DecryptionFailed):
-            SEALER.open(b"turns.text\0one", sealed[:length])
+            SEALER.decrypt(b"turns.text\0one", sealed[:length])
     with pytest.raises(DecryptionFailed):
-        SEALER.open(b"turns.text\0two", sealed)
+        SEALER.decrypt(b"turns.text\0two", sealed)
     with pytest.raises(DecryptionFailed):
-        OTHER.open(b"turns.text\0one", sealed)
+        OTHER.decrypt(b"turns.text\0one", sealed)
 
 
 def test_no_nonce_serves_two_contents_or_two_places() -> None:
     """A nonce that is used twice with one key gives both contents away."""
-    sealed = [SEALER.seal(f"{n % 7}".encode(), f"{n // 7}".encode()) for n in range(7000)]
+    sealed = [SEALER.encrypt(f"{n % 7}".encode(), f"{n // 7}".encode()) for n in range(7000)]
     assert len({record[:12] for record in sealed}) == len(sealed)
     # Where a place ends and the content begins makes a difference too.
-    assert SEALER.seal(b"ab", b"c")[:12] != SEALER.seal(b"a", b"bc")[:12]
+    assert SEALER.encrypt(b"ab", b"c")[:12] != SEALER.encrypt(b"a", b"bc")[:12]
 
 
 def test_two_files_of_one_name_are_sealed_under_different_keys() -> None:

@@ -23,7 +23,7 @@ from kvchat.remote.endpoint import RemoteServer, client_key
 from kvchat.session.store import SessionStore
 from kvchat.session.tree import Finish, Turn
 from kvchat.text.answer_footer import footer_parts
-from kvchat.text.format_cost import edit_words
+from kvchat.text.revision import edit_words
 from tests.patience import PATIENCE_S
 from tests.remote.conftest import HEAD, RawServer
 from tests.serving.conftest import REPLY, Served

@@ -13,9 +13,9 @@ from kvchat.engine.api.ids import u32le
 from kvchat.errors import EncryptionError, KvchatError, StorageError
 from kvchat.platform.encryptor import Encryptor
 from kvchat.session.database import schema
-from kvchat.session.database.table_layout import is_sealed
+from kvchat.session.database.backups import backup_paths
+from kvchat.session.database.table_layout import is_encrypted
 from kvchat.session.encryption import tables
-from kvchat.session.salvage.recovery import backup_paths
 from kvchat.session.store import SessionStore
 from kvchat.session.tree import MAIN, Finish, MessagePart, Turn
 from tests.session.turns import exchange, open_answer, question
@@ -68,7 +68,7 @@ def test_everything_is_read_back_by_another_store(path: Path) -> None:
         assert store.all_turns(summary.session.id) == turns
         assert [turn.text for turn in turns][:2] == [f"question 0 {SECRET}", f"reply 0 {SECRET}"]
         assert store.find(f"title {SECRET}").system == f"system {SECRET}"
-    assert is_sealed(path)
+    assert is_encrypted(path)
 
 
 def test_no_byte_on_disk_tells_text_titles_names_or_token_ids(store: SessionStore, path: Path) -> None:
@@ -225,7 +225,7 @@ def test_a_title_or_a_name_that_does_not_open_costs_nothing_else(path: Path, tab
         for summary in summaries:
             branch = store.branch(summary.session.id, summary.session.active_branch)
             assert [turn.text for turn in store.turns_to(branch.leaf_id)] == texts
-    assert is_sealed(path)
+    assert is_encrypted(path)
 
 
 def test_another_key_opens_nothing_and_changes_nothing(path: Path) -> None:
@@ -252,7 +252,7 @@ def test_whatever_is_damaged_nothing_wrong_is_read_and_the_store_works_again(
         at, size = random.randrange(len(whole)), random.choice([1, 16, 512])
         path.write_bytes((whole[:at] + random.randbytes(size) + whole[at + size :])[: len(whole)])
         assert _texts_after_trouble(path) <= texts | {""}
-        assert is_sealed(path)
+        assert is_encrypted(path)
         backup_paths(path)[0].touch()
 
 

@@ -13,7 +13,7 @@ from kvchat.engine.api.cache_format import canonical_cache_format
 from kvchat.engine.api.view import OFFERED_SHADOW, SHADOW, parse_view
 from kvchat.errors import EngineFailed, PoolExhausted
 from kvchat.session.tree import Session
-from kvchat.text.format_cost import is_shadow, require_exact_blocks
+from kvchat.text.shadow import is_shadow, require_exact_blocks
 
 _BY_ITSELF = ("int8", "fp8")
 """What is taken where no format was named: on the built-in questions they lose nothing measurable."""

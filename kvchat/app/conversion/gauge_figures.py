@@ -11,7 +11,7 @@ from kvchat.engine.api.cache_format import EXACT
 from kvchat.engine.api.loss import FormatLoss, GaugeReport, LayerLoss, Loss
 from kvchat.engine.quality.frontier import recommended
 from kvchat.errors import StorageError
-from kvchat.text.format_gauge import finite
+from kvchat.text.gauge import finite
 
 
 def figures_of(report: GaugeReport, session_id: str, kept_agreement: float) -> object:

@@ -140,7 +140,7 @@ class EngineClientProxy:
     def prefetch(self, token_ids: Sequence[int], *, beside: Sequence[int] = (), namespace: str = "") -> None:
         """Begin nothing: whoever lends loads ahead for the conversation on its own screen."""
 
-    def inspect(self, wish: InspectionRequest) -> tuple[InspectedBlock, ...]:
+    def inspect(self, request: InspectionRequest) -> tuple[InspectedBlock, ...]:
         """Show nothing: whoever lends has the window that looks into its cache."""
         return ()
 

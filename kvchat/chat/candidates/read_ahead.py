@@ -1,4 +1,4 @@
-"""A message's beginning is computed while its end is still typed."""
+"""Read-ahead: computes the beginning of a message while its end is still being typed."""
 
 from contextlib import suppress
 from threading import Lock

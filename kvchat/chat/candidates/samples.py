@@ -1,7 +1,7 @@
-"""One question answered several times at once, from one computed prompt: events in, candidates out.
+"""Sampled candidates: several answers to one question at once, from one computed prompt.
 
-Every candidate is a turn of its own behind the same question, stored as it grows. One is taken; the others
-lose their blocks and their names, and their words stay in the session's tree.
+Every candidate is a turn of its own behind the same question, stored as it grows. When one is chosen, the
+others lose their blocks and their branch names; their text stays in the session's tree.
 """
 
 from collections.abc import Iterator, Sequence

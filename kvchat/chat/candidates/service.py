@@ -1,4 +1,4 @@
-"""Other ways for a conversation: several answers at once, another token, an aside, reading ahead."""
+"""Candidate service: several answers at once, another token, asides, and read-ahead."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""An answer as tokens: what else could have come at a place, and going on from there with it."""
+"""Token fork: the alternatives at a position of an answer, and a branch that goes on with one of them."""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -59,7 +59,7 @@ class TokenForks:
         return tuple(self._alternative(token_id, logprob) for token_id, logprob in found.top)
 
     def cost(self, conversation: Conversation, answer_id: TurnId, at: int) -> EditCost:
-        """Return exactly what going on from a token costs at this moment. Waits for the engine."""
+        """Return exactly what going on from a token costs now. Waits for the engine."""
         path, answer = self._opened(conversation, answer_id)
         ids = _ids_before(path, answer, at)
         # The chosen token stands behind; a prompt is never reused to its last token.

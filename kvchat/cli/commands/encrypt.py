@@ -22,11 +22,11 @@ from kvchat.platform.key_file import (
     write_key,
 )
 from kvchat.platform.paths import Paths
+from kvchat.session.database.backups import damaged_copies
 from kvchat.session.database.table_layout import PLAIN, Tables
 from kvchat.session.encryption.rewrite import rewrite
 from kvchat.session.encryption.tables import EncryptedTables
 from kvchat.session.packs import PackStore
-from kvchat.session.salvage.recovery import damaged_copies
 from kvchat.session.store import SessionStore
 from kvchat.session.unsent_drafts import DraftStore
 
@@ -100,8 +100,8 @@ def switch(paths: Paths, key: KeyFile, source: Tables, target: Tables) -> None:
         write_key(key_path(paths.data_dir), key)
 
         def copy_files() -> None:
-            PackStore(paths.packs_dir, source.sealer).copy_to(target.sealer)
-            DraftStore(paths.unsent_dir, source.sealer).copy_to(target.sealer)
+            PackStore(paths.packs_dir, source.encryptor).copy_to(target.encryptor)
+            DraftStore(paths.unsent_dir, source.encryptor).copy_to(target.encryptor)
 
         try:
             rewrite(paths.sessions_db, source, target, copy_files)

@@ -1,4 +1,4 @@
-"""Blocks of a bundle: which stored blocks a session takes along, and under which names."""
+"""Blocks of a bundle: the stored blocks that a session takes along, and their keys."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
@@ -10,7 +10,7 @@ from kvchat.session.tree import Turn
 
 
 class BlockSource(Protocol):
-    """Where blocks of one fingerprint are kept."""
+    """Source of the stored blocks of one fingerprint."""
 
     def groups_of(self, key: BlockKey) -> Iterable[GroupId]:
         """Return the groups that have a block's bytes."""

@@ -13,7 +13,7 @@ MAX_COUNT = 2**53
 """The largest whole number that every JSON reader keeps exactly."""
 
 _MAX_SECONDS = 253_402_300_799.0
-"""The end of the year 9999: the last moment that calendars here can show."""
+"""The end of the year 9999: the last time that calendars here can show."""
 
 
 class Fields:
@@ -57,7 +57,7 @@ class Fields:
         return None if self._get(name) is None else self.count(name, limit)
 
     def seconds(self, name: str) -> float:
-        """Return a moment or a duration."""
+        """Return a timestamp or a duration."""
         value = self._get(name)
         if not isinstance(value, int | float) or isinstance(value, bool):
             raise self._wrong(name, "a number of seconds")

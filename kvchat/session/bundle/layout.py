@@ -1,4 +1,4 @@
-"""Byte layout of blocks as a bundle declares it, and tails without their empty slots."""
+"""Block layout as a bundle declares it, and tails without their empty slots."""
 
 from collections.abc import Sequence
 from math import prod
@@ -30,13 +30,13 @@ BundleLayout = tuple[BundleRegion, ...]
 
 
 def payload_bytes(layout: BundleLayout, num_tokens: int) -> int:
-    """Return the bytes of a block of which only the first `num_tokens` slots are kept."""
-    return sum(kept for _, kept, _ in _runs(layout, num_tokens))
+    """Return the bytes of a block of which only the first `num_tokens` slots are stored."""
+    return sum(stored for _, stored, _ in _runs(layout, num_tokens))
 
 
 def trimmed(payload: bytes, layout: BundleLayout, num_tokens: int) -> bytes:
     """Return a block without the slots behind its tokens. Layout: each region [H_kv, num_tokens, D]."""
-    return b"".join(payload[start : start + kept] for start, kept, _ in _runs(layout, num_tokens))
+    return b"".join(payload[start : start + stored] for start, stored, _ in _runs(layout, num_tokens))
 
 
 def padded(trimmed_payload: Sequence[int], layout: BundleLayout, num_tokens: int) -> bytearray:
@@ -44,15 +44,15 @@ def padded(trimmed_payload: Sequence[int], layout: BundleLayout, num_tokens: int
     source = memoryview(bytes(trimmed_payload))
     payload = bytearray(sum(region.num_bytes for region in layout))
     taken = 0
-    for start, kept, _ in _runs(layout, num_tokens):
-        payload[start : start + kept] = source[taken : taken + kept]
-        taken += kept
+    for start, stored, _ in _runs(layout, num_tokens):
+        payload[start : start + stored] = source[taken : taken + stored]
+        taken += stored
     assert taken == len(source)
     return payload
 
 
 def _runs(layout: BundleLayout, num_tokens: int) -> list[tuple[int, int, int]]:
-    """Return, head by head, where its slots start, and the bytes of those that are kept and of all."""
+    """Return, head by head, where its slots start, and the bytes of those that are stored and of all."""
     runs = []
     start = 0
     for region in layout:

@@ -1,4 +1,4 @@
-"""Bundle manifest: the session, its branches and its model, ahead of turns and blocks."""
+"""Manifest of a bundle: the session, its branches and its model, ahead of turns and blocks."""
 
 from collections.abc import Mapping
 from dataclasses import field

@@ -1,7 +1,7 @@
-"""Reads a bundle twice: once to believe all of it or nothing, once to take the blocks out.
+"""Bundle reader: one pass verifies everything, a second one extracts the blocks.
 
-Between the two nothing is changed anywhere, so a file that is refused leaves no trace. Never more than one
-block is in memory; the turns are.
+Nothing is changed between the two, so a file that is refused leaves no trace. At most one block is in memory;
+the turns are.
 """
 
 import os

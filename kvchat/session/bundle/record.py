@@ -54,7 +54,7 @@ class Record:
 
 
 class RecordWriter:
-    """Writes records one after the other; nothing is kept in memory.
+    """Writes records one after the other; nothing stays in memory.
 
     Args:
         write: takes bytes, all of them.

@@ -1,7 +1,7 @@
 """One turn as a record: its text as JSON, its token ids packed.
 
-In a bundle a turn is known by its number; parents come first. Ids of sessions and turns are made anew where
-the bundle is imported, so that importing it twice makes two sessions.
+In a bundle a turn is known by its number; parents come first. Ids of sessions and turns are new where the
+bundle is imported, so that importing it twice makes two sessions.
 """
 
 from collections.abc import Mapping, Sequence

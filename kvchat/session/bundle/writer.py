@@ -1,4 +1,4 @@
-"""Writes a bundle record by record: never more than one block of it is in memory."""
+"""Bundle writer, record by record: at most one block is in memory."""
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence

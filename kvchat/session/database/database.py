@@ -1,4 +1,4 @@
-"""One SQLite file behind one lock: transactions, permissions, and errors that say what to do."""
+"""Session database: one SQLite file behind one lock, with transactions, permissions, errors that advise."""
 
 import logging
 import os
@@ -12,10 +12,10 @@ from time import monotonic, sleep
 from kvchat.errors import StorageError
 from kvchat.platform import sqlite_files
 from kvchat.platform.directories import make_private
-from kvchat.session.database import erasure, schema
+from kvchat.session.database import backups, erasure, schema
+from kvchat.session.database.damage import DamageFound, damage_mark, refuse_damage
 from kvchat.session.database.table_layout import PLAIN, Tables
-from kvchat.session.salvage import recovery
-from kvchat.session.salvage.damage import DamageFound, refuse_damage
+from kvchat.session.salvage.salvage import looks_like_ours, salvage
 
 log = logging.getLogger(__name__)
 
@@ -69,30 +69,26 @@ class Database:
         self._is_unerased = False
         with self._errors_told():
             _create_private(path)
-            doubts = (recovery.is_emptied, recovery.has_strange_format, recovery.has_damaged_log)
-            if any(doubt(path) for doubt in doubts):
-                recovery.damage_mark(path).touch(0o600)
-            if recovery.damage_mark(path).exists():
-                self._recover()
+            self._salvage()
             try:
                 self._connection, self._opened = self._open()
             except _SQLITE_ERRORS as error:
                 if not _is_damage(error, path):
                     raise
-                recovery.damage_mark(path).touch(0o600)
-                self._recover()
+                damage_mark(path).touch(0o600)
+                self._salvage()
                 self._connection, self._opened = self._open()
             self._num_changes = self._connection.total_changes
 
     def close(self) -> None:
-        """Close the file; once a day a copy of it is kept beside it."""
+        """Close the file; once a day a backup is written beside it."""
         with self._lock:
             # Without a copy less can be recovered; nothing else depends on it. It may be closed already.
             with suppress(StorageError), self._errors_told():
                 if self._is_unerased or erasure.is_owed(self.path):
                     self.erase()
                 if self._connection.total_changes > self._num_changes:
-                    recovery.back_up(self._connection, self.path)
+                    backups.back_up(self._connection, self.path)
             self._connection.close()
 
     @contextmanager
@@ -119,7 +115,7 @@ class Database:
                 if erasure.is_long(self.path) and (is_writing or not sqlite_files.is_alone(self._connection)):
                     self._is_unerased = not erasure.is_owed(self.path)
                     return
-                erasure.erase(self._connection, self.path, indexes_words=self._tables.sealer is None)
+                erasure.erase(self._connection, self.path, indexes_words=self._tables.encryptor is None)
             self._is_unerased = False
         except StorageError as error:
             log.warning("deleted words are still in some files: %s", error)
@@ -138,7 +134,7 @@ class Database:
             self._is_unerased = not erasure.is_owed(self.path)
 
     def may_be_copied(self, since: float) -> bool:
-        """Whether a copy of it may hold what was stored at or after a moment."""
+        """Whether a copy of it may hold what was stored at or after a time."""
         with self._errors_told():
             return erasure.may_be_copied(self.path, since)
 
@@ -200,7 +196,7 @@ class Database:
         """Leave a mark for the next start where a new file helps."""
         if _is_damage(error, self.path):
             with suppress(OSError):
-                recovery.damage_mark(self.path).touch(0o600)
+                damage_mark(self.path).touch(0o600)
 
     def _open(self) -> tuple[sqlite3.Connection, "_Identity | None"]:
         """Open the file and return which it was, since another may get its name at any time."""
@@ -239,10 +235,16 @@ class Database:
             self._connection, self._opened = self._open()
             self._num_changes = 0
 
-    def _recover(self) -> None:
-        aside = recovery.recover_once(self.path, self._tables)
-        if aside is not None:
-            log.warning("%s was damaged; what can be read is in a new file, the old is %s", self.path, aside)
+    def _salvage(self) -> None:
+        report = salvage(self.path, self._tables)
+        if report is not None:
+            log.warning(
+                "%s was damaged; what can be read is in a new file (%d turns, %d damaged), the old is %s",
+                self.path,
+                report.num_turns,
+                report.num_damaged_turns,
+                report.set_aside,
+            )
 
     @contextmanager
     def _errors_told(self) -> Iterator[None]:
@@ -317,9 +319,9 @@ def _is_damage(error: Exception, path: Path) -> bool:
         return True
     name = getattr(error, "sqlite_errorname", None) or ""
     if name == "SQLITE_NOTADB":
-        return recovery.looks_like_ours(path)
+        return looks_like_ours(path)
     if name == "SQLITE_ERROR" and "already exists" in str(error):
-        return recovery.has_backup(path)  # without one it may be another program's
+        return backups.has_backup(path)  # without one it may be another program's
     is_schema = name == "SQLITE_ERROR" and any(words in str(error) for words in _SCHEMA_DAMAGE)
     return name.startswith("SQLITE_CORRUPT") or (is_schema and not schema.lacks_words(error))
 

@@ -1,8 +1,8 @@
-"""Digests of what is stored, part by part: what tells which part of a row is not what was written.
+"""Digests of stored rows, part by part: they tell which part of a row is not what was written.
 
 Text and token ids of a turn say the same in two ways. With a digest for each, a damaged one is found and
-rebuilt from the other, and the digest proves that what was rebuilt is what was written. Sessions and branches
-have a digest for each column, which tells a right value among those that it can have been.
+rebuilt from the other, and the digest proves the result. Sessions and branches have a digest for each column,
+which confirms a value among the possible ones.
 """
 
 import sqlite3

@@ -1,9 +1,9 @@
-"""Deleted words taken out of every file that may still hold them.
+"""Erasure: removes deleted words from every file that may still hold them.
 
-SQLite takes a deleted row out of its table and overwrites it, and leaves words in three places: in the index
-of words, whose entries are only said to be gone; on pages between which rows were moved; and in its log.
-Copies of the database have them too. An empty file beside it says that this is still to be done, so that
-whoever ends next does it where a process was killed.
+SQLite takes a deleted row out of its table and overwrites it, and leaves words in three places: the full-text
+index, whose entries are only marked; pages between which rows were moved; and its log. Backups of the
+database have them too. An empty file beside it marks an erasure as due, so that the next process to end
+completes it where one was killed.
 """
 
 import sqlite3
@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from kvchat.platform import sqlite_files
-from kvchat.session.salvage import recovery
+from kvchat.session.database import backups
 
 _LONG_BYTES = 16 << 20
 """Some 0.3 s of optimize and VACUUM, during which nobody else can write."""
@@ -45,7 +45,7 @@ def erase(connection: sqlite3.Connection, path: Path, *, indexes_words: bool) ->
     finally:
         sqlite_files.compact(connection)
     # Last: a copy that was begun before the deletion is whole by now, and goes too.
-    recovery.forget_backups(path)
+    backups.forget_backups(path)
     if owed_ns is not None and _owed_ns(path) == owed_ns:
         _mark(path).unlink(missing_ok=True)  # nobody has deleted more meanwhile
 
@@ -56,8 +56,8 @@ def is_long(path: Path) -> bool:
 
 
 def may_be_copied(path: Path, since: float) -> bool:
-    """Whether a copy may hold what was stored at or after a moment."""
-    for copy in recovery.backup_paths(path):
+    """Whether a copy may hold what was stored at or after a time."""
+    for copy in backups.backup_paths(path):
         with suppress(FileNotFoundError):
             if copy.stat().st_mtime >= since:
                 return True
@@ -72,7 +72,7 @@ def remains(path: Path, *, is_unerased: bool = False) -> Sequence[str]:
     """
     found = []
     if is_unerased or is_owed(path):
-        copies = [copy for copy in recovery.backup_paths(path) if copy.exists()]
+        copies = [copy for copy in backups.backup_paths(path) if copy.exists()]
         names = ", ".join(map(str, (path, path.with_name(path.name + "-wal"), *copies)))
         found.append(
             f"deleted words may still be in {names}: they go when the last kvchat that uses them"
@@ -81,7 +81,7 @@ def remains(path: Path, *, is_unerased: bool = False) -> Sequence[str]:
     found += [
         f"deleted words may still be in {copy}, kept since the database was damaged; remove it if nothing is"
         " missing"
-        for copy in recovery.damaged_copies(path)
+        for copy in backups.damaged_copies(path)
     ]
     return found
 

@@ -1,4 +1,4 @@
-"""Database rows to values and back; a row that is not what was written is told by its digests."""
+"""Conversion of database rows to values and back; digests tell a row that is not what was written."""
 
 import json
 import sqlite3
@@ -9,7 +9,7 @@ from typing import Any
 from kvchat.engine.api.events import Loaded, Timings, Usage
 from kvchat.engine.api.ids import from_u32le, u32le
 from kvchat.session.database import digests
-from kvchat.session.salvage.damage import refuse_broken, refuse_no_text
+from kvchat.session.database.damage import refuse_broken, refuse_no_text
 from kvchat.session.tree import (
     Backend,
     Branch,

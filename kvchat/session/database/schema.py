@@ -23,6 +23,7 @@ from itertools import chain
 from pathlib import Path
 
 from kvchat.errors import StorageError
+from kvchat.session.database.damage import DamageFound
 from kvchat.session.database.digests import (
     BRANCH_COLUMNS,
     PART_COLUMNS,
@@ -31,7 +32,6 @@ from kvchat.session.database.digests import (
     column_digests,
     turn_digest,
 )
-from kvchat.session.salvage.damage import DamageFound
 
 _FIRST = (
     """
@@ -157,9 +157,9 @@ def migrate(
     """Bring a database forward to the newest version, in one transaction.
 
     Args:
-        reveal: statements that give the tables of a sealed database the names that migrations know. The
-            values in them stay sealed.
-        conceal: statements that make tables those of a sealed database.
+        reveal: statements that give the tables of an encrypted database the names that migrations know. The
+            values in them stay encrypted.
+        conceal: statements that make tables those of an encrypted database.
 
     Raises:
         StorageError: a newer kvchat wrote it.

@@ -1,4 +1,4 @@
-"""Statements that several of the store's operations share; each runs inside its caller's transaction."""
+"""Statements shared by several operations of the store; each runs inside its caller's transaction."""
 
 import secrets
 import sqlite3
@@ -9,6 +9,7 @@ from time import time
 from kvchat.errors import SessionExists, SessionNotFound
 from kvchat.session import timestamps
 from kvchat.session.database import rows
+from kvchat.session.database.damage import refuse_hidden
 from kvchat.session.database.digests import (
     BRANCH_COLUMNS,
     SESSION_COLUMNS,
@@ -20,7 +21,6 @@ from kvchat.session.database.digests import (
     piece_name,
     with_facts,
 )
-from kvchat.session.salvage.damage import refuse_hidden
 from kvchat.session.template.message_files import split_files
 from kvchat.session.tree import Branch, BranchName, MessagePart, Session, SessionId, Turn, TurnId
 
@@ -121,10 +121,10 @@ def _activate(connection: sqlite3.Connection, branch: Branch) -> None:
     change_session(connection, branch.session_id, active_branch=branch.name, updated_at=branch.updated_at)
 
 
-def moment(connection: sqlite3.Connection) -> float:
+def next_timestamp(connection: sqlite3.Connection) -> float:
     """Return the time, always behind the last use of any session: a clock may be set back.
 
-    Effect: sessions used at no moment of a calendar are dated anew, in their order, behind all others.
+    Effect: sessions used at a time outside every calendar are dated anew, in their order, behind all others.
     """
     (newest,) = connection.execute("SELECT max(updated_at) FROM sessions").fetchone()
     now = time()
@@ -134,7 +134,7 @@ def moment(connection: sqlite3.Connection) -> float:
 
 
 def _date_anew(connection: sqlite3.Connection, now: float) -> float:
-    """Bring what is ahead of every calendar back; return the last moment that a session was used at."""
+    """Bring what is ahead of every calendar back; return the latest time that a session was used at."""
     found = connection.execute("SELECT id, updated_at FROM sessions ORDER BY updated_at, id DESC").fetchall()
     newest = max((row["updated_at"] for row in found if row["updated_at"] <= timestamps.LATEST), default=now)
     newest = max(newest, now)
@@ -147,7 +147,7 @@ def _date_anew(connection: sqlite3.Connection, now: float) -> float:
 
 def move(connection: sqlite3.Connection, branch: Branch, leaf_id: TurnId | None) -> Branch:
     """Move a branch whose leaf is still what the caller saw; otherwise make a new one beside it."""
-    ours = replace(branch, leaf_id=leaf_id, updated_at=moment(connection))
+    ours = replace(branch, leaf_id=leaf_id, updated_at=next_timestamp(connection))
     moved = connection.execute(
         "UPDATE branches SET leaf_id = ?, updated_at = ?, digests = ?"
         " WHERE session_id = ? AND name = ? AND leaf_id IS ? RETURNING 1",

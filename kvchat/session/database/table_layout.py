@@ -1,7 +1,7 @@
-"""Row layout of the session database: in the clear, or encrypted.
+"""Table layouts of the session database: rows in the clear, or encrypted.
 
-The store's statements name the same tables and see the same values either way; everything that depends on how
-they lie is behind `Tables`.
+The store's statements name the same tables and see the same values either way; `Tables` is everything that
+differs.
 """
 
 import sqlite3
@@ -14,8 +14,8 @@ from kvchat.platform.encryptor import Encryptor
 from kvchat.platform.key_file import key_path
 from kvchat.session.database import rows, schema
 
-SEALED_MARK = 0x6B767331
-"""`PRAGMA application_id` of a sealed database; one in the clear has none."""
+ENCRYPTED_MARK = 0x6B767331
+"""`PRAGMA application_id` of an encrypted database; one in the clear has none."""
 
 _MARK_AT = 68
 _HEADER_BYTES = 100
@@ -25,8 +25,8 @@ class Tables(Protocol):
     """One way in which rows lie in the file."""
 
     @property
-    def sealer(self) -> Encryptor | None:
-        """What the rows are sealed with; None: they are in the clear."""
+    def encryptor(self) -> Encryptor | None:
+        """What the rows are encrypted with; None: they are in the clear."""
         ...
 
     def check(self, path: Path) -> None:
@@ -45,7 +45,7 @@ class Tables(Protocol):
         """Let statements on this connection name the tables, and see values in the clear.
 
         Raises: DamageFound: the tables are not those of the newest version; EncryptionError: their rows were
-            sealed with another key.
+            encrypted with another key.
         """
         ...
 
@@ -65,10 +65,10 @@ class Tables(Protocol):
 class PlainTables:
     """Rows in the clear. SQLite itself keeps the index of words."""
 
-    sealer = None
+    encryptor = None
 
     def check(self, path: Path) -> None:
-        if not is_sealed(path):
+        if not is_encrypted(path):
             return
         key = key_path(path.parent)
         if not key.exists():
@@ -94,10 +94,10 @@ class PlainTables:
 PLAIN = PlainTables()
 
 
-def is_sealed(path: Path) -> bool:
-    """Return whether a file says that its rows are sealed."""
+def is_encrypted(path: Path) -> bool:
+    """Return whether a file says that its rows are encrypted."""
     try:
         header = sqlite_files.first_bytes(path, _HEADER_BYTES)
     except OSError:
         return False
-    return int.from_bytes(header[_MARK_AT : _MARK_AT + 4], "big") == SEALED_MARK
+    return int.from_bytes(header[_MARK_AT : _MARK_AT + 4], "big") == ENCRYPTED_MARK

@@ -1,4 +1,4 @@
-"""From rows to turns, with the pieces of those that are not finished."""
+"""Turn reader: rows to turns, with the pieces of those that are unfinished."""
 
 import sqlite3
 from collections.abc import Iterable
@@ -7,8 +7,7 @@ from dataclasses import replace
 from kvchat.engine.api.ids import from_u32le
 from kvchat.errors import SessionNotFound
 from kvchat.platform.writers import Writers
-from kvchat.session.database import rows
-from kvchat.session.salvage import damage
+from kvchat.session.database import damage, rows
 from kvchat.session.tree import Finish, MessagePart, SessionId, Turn, TurnId
 
 

@@ -1,4 +1,4 @@
-"""Small files beside the database, in the clear or sealed like it."""
+"""Small files beside the database, in the clear or encrypted like it."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,8 +20,8 @@ class EncryptedFiles:
 
     Args:
         directory: it is made for its owner alone.
-        sealer: what they are sealed with; None: they are in the clear.
-        kind: of what they hold; a sealed file opens as this kind alone, under its own name.
+        encryptor: what they are encrypted with; None: they are in the clear.
+        kind: of what they hold; an encrypted file opens as this kind alone, under its own name.
         files: how they are written.
 
     Raises:
@@ -29,34 +29,34 @@ class EncryptedFiles:
     """
 
     def __init__(
-        self, directory: Path, sealer: Encryptor | None, kind: bytes, files: NamedFiles = SYSTEM_NAMES
+        self, directory: Path, encryptor: Encryptor | None, kind: bytes, files: NamedFiles = SYSTEM_NAMES
     ) -> None:
         self.directory = directory
         self._files = files
-        self._sealer = sealer
+        self._encryptor = encryptor
         self._kind = kind
 
     def all(self) -> Sequence[Path]:
-        return sorted(self.directory.glob(f"[!.]*{_SUFFIXES[self._sealer is not None]}"))
+        return sorted(self.directory.glob(f"[!.]*{_SUFFIXES[self._encryptor is not None]}"))
 
     def file(self, name: str) -> Path:
-        return self.directory / (name + _SUFFIXES[self._sealer is not None])
+        return self.directory / (name + _SUFFIXES[self._encryptor is not None])
 
     def read(self, file: Path) -> bytes:
         """Return what a file holds.
 
-        Raises: SealBroken: it is not what was written there.
+        Raises: DecryptionFailed: it is not what was written there.
         """
         data = file.read_bytes()
-        return data if self._sealer is None else self._sealer.open(self._place(file), data)
+        return data if self._encryptor is None else self._encryptor.decrypt(self._place(file), data)
 
     def write(self, file: Path, data: bytes) -> None:
         """Write a file whole or not at all; durable when this returns.
 
         Effect: what killed processes have left half written goes.
         """
-        if self._sealer is not None:
-            data = self._sealer.seal(self._place(file), data)
+        if self._encryptor is not None:
+            data = self._encryptor.encrypt(self._place(file), data)
         remove_unfinished(self.directory, self._files)
         write_private(file, data, self._files)
 
@@ -68,10 +68,10 @@ class EncryptedFiles:
         return self._kind + b"\0" + file.stem.encode()
 
 
-def forget_other(directory: Path, *, sealed: bool) -> None:
-    """Remove the files that are kept in the other way than the conversations, once these are settled.
+def forget_other(directory: Path, *, encrypted: bool) -> None:
+    """Remove the files that lie in the other way than the conversations, once these are settled.
 
     Raises: OSError: one cannot be removed.
     """
-    for file in directory.glob(f"*{_SUFFIXES[not sealed]}"):
+    for file in directory.glob(f"*{_SUFFIXES[not encrypted]}"):
         file.unlink(missing_ok=True)

@@ -1,7 +1,7 @@
-"""The session database written anew with its rows in another way: what turns encryption on and off.
+"""Rewrite of the session database with its rows in the other layout: turns encryption on and off.
 
-The new file is made beside the old one and takes its name in one step, so that at every moment one of the two
-is there whole. The old one is held locked meanwhile, and must be nobody else's.
+The new file is made beside the old one and takes its name in one step, so that one of the two is whole at any
+time. The old one is locked meanwhile, and no other process may use it.
 """
 
 import os
@@ -13,9 +13,9 @@ from pathlib import Path
 from kvchat.errors import StorageError
 from kvchat.platform import sqlite_files
 from kvchat.platform.directories import sync
+from kvchat.session.database.damage import DamageFound
 from kvchat.session.database.database import Database
 from kvchat.session.database.table_layout import Tables
-from kvchat.session.salvage.damage import DamageFound
 
 _BUSY_S = 2.0
 _TABLES = ("sessions", "branches", "turns", "pieces")
@@ -33,7 +33,7 @@ def rewrite(
 
     Args:
         copy_beside: writes what belongs to the database in the other way too; called while nobody else has
-            the database open, so that nothing is kept beside it meanwhile.
+            the database open, so that nothing is put beside it meanwhile.
 
     Effect: copies of the old file stay, which hold its rows in the old way.
 

@@ -1,10 +1,9 @@
-"""Sealed rows under the names and values of plain ones: temporary views that open what is read, and triggers
-that seal what is written.
+"""Encrypted rows under the names and values of plain ones: temporary views decrypt, triggers encrypt.
 
-In the file each table lies under another name, with every value that tells of a conversation sealed for its
-row and column; ids, the shape of the tree, roles, times and lengths are not hidden. A value that does not
-open reads as no value in a session or branch, and as an empty one in a turn, where the digests then say which
-part is damaged.
+In the file each table has another name, and every value that tells of a conversation is encrypted for its row
+and column; ids, the shape of the tree, roles, times and lengths are not hidden. A value that does not decrypt
+reads as NULL in a session or branch, and as an empty one in a turn, where the digests then say which part is
+damaged.
 """
 
 import sqlite3
@@ -18,8 +17,8 @@ from kvchat.errors import EncryptionError, StorageError
 from kvchat.platform.encryptor import DecryptionFailed, Encryptor
 from kvchat.platform.values import dataclass
 from kvchat.session.database import schema
-from kvchat.session.database.table_layout import PLAIN, SEALED_MARK, Tables, is_sealed
-from kvchat.session.salvage.damage import DamageFound
+from kvchat.session.database.damage import DamageFound
+from kvchat.session.database.table_layout import ENCRYPTED_MARK, PLAIN, Tables, is_encrypted
 
 _PREFIX = "sealed_"
 _ROW_IDS = {
@@ -42,7 +41,7 @@ _KEYS = {
     "turns": "num = old.num",
     "pieces": "num = old.num",
 }
-# What each sealed column is bound to beside its row: a branch has one name, which two tables hold.
+# What each encrypted column is bound to beside its row: a branch has one name, which two tables hold.
 _PLACES: Mapping[str, Mapping[str, str]] = {
     "sessions": {
         "title": "title",
@@ -70,7 +69,7 @@ _PLACES: Mapping[str, Mapping[str, str]] = {
     },
 }
 _BORN_EMPTY = ("adapter of session",)
-"""Places of columns that came later: in rows from before they are empty, and not sealed."""
+"""Places of columns that came later: in rows from before they are empty, and not encrypted."""
 _ENDURES_DAMAGE = ("turns", "pieces")
 
 CONCEAL = (
@@ -79,7 +78,7 @@ CONCEAL = (
     "DROP TRIGGER IF EXISTS turns_fts_update",
     "DROP TABLE IF EXISTS turns_fts",
     *(f"ALTER TABLE {table} RENAME TO {_PREFIX}{table}" for table in _PLACES),
-    f"PRAGMA application_id = {SEALED_MARK}",
+    f"PRAGMA application_id = {ENCRYPTED_MARK}",
 )
 REVEAL = tuple(f"ALTER TABLE {_PREFIX}{table} RENAME TO {table}" for table in _PLACES)
 
@@ -89,26 +88,26 @@ _INDEX_OF_WORDS = """
 """
 _NUM_TRIED = 16
 _NONCE_LEN = 16
-"""Characters of a sealed text that hold its nonce, which follows from the text."""
+"""Characters of an encrypted text that hold its nonce, which follows from the text."""
 
 
-def tables_of(sealer: Encryptor | None) -> Tables:
-    """Return how rows lie: sealed, or in the clear for None."""
-    return PLAIN if sealer is None else EncryptedTables(sealer)
+def tables_of(encryptor: Encryptor | None) -> Tables:
+    """Return how rows lie: encrypted, or in the clear for None."""
+    return PLAIN if encryptor is None else EncryptedTables(encryptor)
 
 
 class EncryptedTables:
-    """Rows sealed with one key."""
+    """Rows encrypted with one key."""
 
-    def __init__(self, sealer: Encryptor) -> None:
-        self.sealer = sealer
+    def __init__(self, encryptor: Encryptor) -> None:
+        self.encryptor = encryptor
         self._indexed: tuple[sqlite3.Connection, dict[int, str]] | None = None
 
     def check(self, path: Path) -> None:
-        if is_sealed(path):
+        if is_encrypted(path):
             return
         mark, names = _mark_and_names(path)  # a new file's first page may still be in its log
-        if mark == SEALED_MARK:
+        if mark == ENCRYPTED_MARK:
             return
         if "turns" in names:
             raise StorageError(f"{path} is not encrypted any more; start kvchat again")
@@ -120,13 +119,13 @@ class EncryptedTables:
 
     def show(self, connection: sqlite3.Connection) -> None:
         schema.refuse_damaged_tables(connection, reveal=REVEAL, conceal=CONCEAL)
-        # Nothing that was opened may be written to a file, as SQLite does with large sorts.
+        # Nothing that was decrypted may be written to a file, as SQLite does with large sorts.
         connection.execute("PRAGMA temp_store = MEMORY")
         for name, function in (
-            ("opened_text", self._opened_text),
-            ("opened_bytes", self._opened),
-            ("sealed_text", self._sealed_text),
-            ("sealed_bytes", self._sealed),
+            ("decrypted_text", self._decrypted_text),
+            ("decrypted_bytes", self._decrypted),
+            ("encrypted_text", self._encrypted_text),
+            ("encrypted_bytes", self._encrypted),
         ):
             connection.create_function(name, 3, function, deterministic=True)
         self._refuse_another_key(connection)
@@ -135,7 +134,7 @@ class EncryptedTables:
                 connection.execute(statement)
 
     def index_words(self, connection: sqlite3.Connection) -> None:
-        """Open the texts that have changed since the last search. They lie in memory alone."""
+        """Decrypt the texts that have changed since the last search. They lie in memory alone."""
         if self._indexed is None or self._indexed[0] is not connection:
             connection.execute(_INDEX_OF_WORDS)
             self._indexed = connection, {}
@@ -163,20 +162,20 @@ class EncryptedTables:
             if value is not None:
                 is_text = isinstance(value, str)
                 data = value.encode() if is_text else value
-                opens = self._opened_text if is_text else self._opened
-                values[column] = opens(place, row_id.encode(), data)
+                decrypt = self._decrypted_text if is_text else self._decrypted
+                values[column] = decrypt(place, row_id.encode(), data)
                 if values[column] is None:
                     return False
         return PLAIN.is_whole(table, values)  # type: ignore[arg-type]
 
     def _refuse_another_key(self, connection: sqlite3.Connection) -> None:
-        """Raise if there are rows and nothing in them opens; a damaged row has others beside it."""
+        """Raise if there are rows and nothing in them decrypts; a damaged row has others beside it."""
         found = []
         for table, column in (("sessions", "title"), ("turns", "text")):
             query = (
                 f"SELECT CAST(id AS BLOB), CAST({column} AS BLOB) FROM {_PREFIX}{table} LIMIT {_NUM_TRIED}"
             )
-            found += [self._opened_text(_PLACES[table][column], *row) for row in connection.execute(query)]
+            found += [self._decrypted_text(_PLACES[table][column], *row) for row in connection.execute(query)]
         if found and all(text is None for text in found):
             raise EncryptionError(
                 "the key that lies beside the conversations is of another store; put sessions.key and"
@@ -185,27 +184,27 @@ class EncryptedTables:
 
     # SQLite hands over everything as bytes: text that is damaged may be none.
 
-    def _opened(self, place: str, row_id: bytes, value: bytes | None) -> bytes | None:
-        """Return what was sealed, None if it does not open."""
+    def _decrypted(self, place: str, row_id: bytes, value: bytes | None) -> bytes | None:
+        """Return what was encrypted, None if it does not decrypt."""
         try:
-            return None if value is None else self.sealer.open(_place(place, row_id), value)
+            return None if value is None else self.encryptor.decrypt(_place(place, row_id), value)
         except (DecryptionFailed, TypeError):
             return None
 
-    def _opened_text(self, place: str, row_id: bytes, value: bytes | None) -> str | None:
+    def _decrypted_text(self, place: str, row_id: bytes, value: bytes | None) -> str | None:
         if value == b"" and place in _BORN_EMPTY:
             return ""
         try:
-            data = None if value is None else self._opened(place, row_id, b64decode(value, validate=True))
+            data = None if value is None else self._decrypted(place, row_id, b64decode(value, validate=True))
             return None if data is None else data.decode()
         except (ValueError, TypeError):
             return None
 
-    def _sealed(self, place: str, row_id: bytes, value: bytes | None) -> bytes | None:
-        return None if value is None else self.sealer.seal(_place(place, row_id), value)
+    def _encrypted(self, place: str, row_id: bytes, value: bytes | None) -> bytes | None:
+        return None if value is None else self.encryptor.encrypt(_place(place, row_id), value)
 
-    def _sealed_text(self, place: str, row_id: bytes, value: bytes | None) -> str | None:
-        data = self._sealed(place, row_id, value)
+    def _encrypted_text(self, place: str, row_id: bytes, value: bytes | None) -> str | None:
+        data = self._encrypted(place, row_id, value)
         return None if data is None else b64encode(data).decode()
 
 
@@ -262,7 +261,7 @@ def _shown(table: str, column: _Column) -> str:
     place = _PLACES[table].get(column.name)
     if place is None:
         return column.name
-    value = _call("opened", place, _ROW_IDS[table], column, column.name)
+    value = _call("decrypted", place, _ROW_IDS[table], column, column.name)
     if table not in _ENDURES_DAMAGE:
         return value
     lasting = f"coalesce({value}, {column.empty})"
@@ -276,15 +275,15 @@ def _added(table: str, column: _Column) -> str:
     if column.default is not None:
         value = f"coalesce({value}, {column.default})"
     place = _PLACES[table].get(column.name)
-    return value if place is None else _call("sealed", place, _NEW_ROW_IDS[table], column, value)
+    return value if place is None else _call("encrypted", place, _NEW_ROW_IDS[table], column, value)
 
 
 def _changed(table: str, column: _Column) -> str:
     place = _PLACES[table].get(column.name)
     if place is None:
         return f"new.{column.name}"
-    # What does not open and was not changed stays as it is: sealed anew, it would look right.
-    anew = _call("sealed", place, _NEW_ROW_IDS[table], column, f"new.{column.name}")
+    # What does not decrypt and was not changed stays as it is: encrypted anew, it would look right.
+    anew = _call("encrypted", place, _NEW_ROW_IDS[table], column, f"new.{column.name}")
     return f"iif(new.{column.name} IS old.{column.name}, {column.name}, {anew})"
 
 

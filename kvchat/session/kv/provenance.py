@@ -1,4 +1,4 @@
-"""Trust in a session's KV: its origin, and what verification found."""
+"""Provenance of a session's KV: its namespace, a conversion that it records, and how far it is trusted."""
 
 import re
 import secrets

@@ -1,6 +1,6 @@
-"""References to KV blocks from stored conversations: derived from their token ids, never stored.
+"""KV references: the blocks that stored conversations can still use, derived from their token ids.
 
-Deleting a session or collecting garbage asks here before a block goes. The answer may name keys that no tier
+Deleting a session or collecting garbage asks here before a block goes. The result may name keys that no tier
 holds, and errs on the side of keeping: a whole tree counts under every fingerprint that answered in it.
 """
 

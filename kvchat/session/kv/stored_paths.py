@@ -1,4 +1,4 @@
-"""The paths of a session's tree as token ids, and which stored blocks lie on each."""
+"""Paths of a session's tree as token ids, and the stored blocks on each."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
@@ -9,7 +9,7 @@ from kvchat.session.tree import Turn, TurnId
 
 
 class PathBlocks(Protocol):
-    """What is kept of one fingerprint's blocks."""
+    """Stored blocks of one fingerprint."""
 
     @property
     def block_size(self) -> int: ...

@@ -1,4 +1,4 @@
-"""A conversation as one web page that needs nothing else: no script, no picture, no request to anywhere."""
+"""A conversation as one self-contained web page: no script, no picture, no request to anywhere."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from html import escape

@@ -1,12 +1,12 @@
-"""Page check: can bytes be a page of an SQLite database, with cells and free space that fill it exactly.
+"""SQLite page check: a page is sound if its cells and free space fill it exactly.
 
-Damage inside a cell is for the digests of rows to find. Damage to what tells where cells lie hides rows, and
-shows here.
+Damage inside a cell is for the digests of rows to find. Damage to the places of cells hides rows, and shows
+here.
 
 Layout of a page of a tree: kind (1 byte), first free block (2), number of cells (2), beginning of the cells
 (2), bytes in gaps too small for a free block (1), for inner pages a child (4), then the places of the cells
-(2 each). Page 1 has the head of the file before that. A free block begins with the place of the next one and
-its own size (2 bytes each). All numbers big-endian.
+(2 each). Page 1 has the file header before that. A free block begins with the place of the next one and its
+own size (2 bytes each). All numbers big-endian.
 
 Source: "The SQLite database file format", section 1.6.
 """

@@ -1,7 +1,7 @@
-"""Sessions and branches recovered from a damaged database, made whole again; see `tied_turns`.
+"""Relinking of salvaged sessions and branches; see `relink_turns`.
 
-A value that a digest proves is put back. Where none is found a pointer leads to the newest there is, and a
-column that was a person's is empty and said to be lost.
+A value that a digest proves is put back. Where none is found, a pointer leads to the newest turn, and a
+column that a person wrote is empty and reported as lost.
 """
 
 import sqlite3
@@ -20,17 +20,17 @@ _LOST = {"title", "system", "model"}
 _MOST_NUMBERED = 64
 
 
-def tie_sessions(target: sqlite3.Connection, older: Leaves) -> None:
+def relink_sessions(target: sqlite3.Connection, older: Leaves) -> None:
     """Give every turn a session, and every session a branch. Runs in the caller's transaction.
 
     Args:
         older: where branches led earlier, by session and name, for those that a digest proves nothing about.
     """
-    _mend_branches(target, older)
-    _mend_sessions(target)
+    _repair_branches(target, older)
+    _repair_sessions(target)
 
 
-def _mend_branches(target: sqlite3.Connection, older: Leaves) -> None:
+def _repair_branches(target: sqlite3.Connection, older: Leaves) -> None:
     # Whole newest rows came first, then damaged ones, then those that had become older.
     found = [dict(row) for row in target.execute("SELECT * FROM branches ORDER BY rowid")]
     turns: dict[str, list[str]] = {}
@@ -39,9 +39,9 @@ def _mend_branches(target: sqlite3.Connection, older: Leaves) -> None:
     sessions = turns.keys() | {row["id"] for row in target.execute("SELECT id FROM sessions")}
     target.execute("DELETE FROM branches")
     for values in found:
-        mended = _mended_branch(target, values, sessions, turns, older)
-        if mended is not None:
-            _insert_branch(target, mended)
+        repaired = _repaired_branch(target, values, sessions, turns, older)
+        if repaired is not None:
+            _insert_branch(target, repaired)
     for session_id in sessions:
         if not statements.branch_names(target, SessionId(session_id)):
             newest = TurnId(turns[session_id][-1]) if session_id in turns else None
@@ -56,7 +56,7 @@ def _broken_branch(values: Values) -> set[str]:
     return unset | digests.broken_columns(BRANCH_COLUMNS, values, values["digests"])
 
 
-def _mended_branch(
+def _repaired_branch(
     target: sqlite3.Connection,
     values: Values,
     sessions: Iterable[str],
@@ -126,7 +126,7 @@ def _free(target: sqlite3.Connection, session_id: SessionId, name: str) -> str:
     return name if name not in taken else statements.free_name(name, taken)
 
 
-def _mend_sessions(target: sqlite3.Connection) -> None:
+def _repair_sessions(target: sqlite3.Connection) -> None:
     found = [dict(row) for row in target.execute("SELECT * FROM sessions")]
     query = "SELECT session_id AS id FROM turns UNION SELECT session_id FROM branches"
     missing = {row["id"] for row in target.execute(query)} - {values["id"] for values in found}
@@ -137,9 +137,9 @@ def _mend_sessions(target: sqlite3.Connection) -> None:
             missing.add(was)
             continue
         missing.discard(session_id)
-        mended = _mended_session(target, values | {"id": session_id})
-        assignments = ", ".join(f"{name} = ?" for name in mended)
-        target.execute(f"UPDATE sessions SET {assignments} WHERE id = ?", (*mended.values(), was))
+        repaired = _repaired_session(target, values | {"id": session_id})
+        assignments = ", ".join(f"{name} = ?" for name in repaired)
+        target.execute(f"UPDATE sessions SET {assignments} WHERE id = ?", (*repaired.values(), was))
     for session_id in missing:
         _begin_session(target, SessionId(session_id))
 
@@ -172,7 +172,7 @@ def _begin_session(target: sqlite3.Connection, session_id: SessionId) -> None:
     statements.insert_session(target, session)
 
 
-def _mended_session(target: sqlite3.Connection, values: Values) -> Values:
+def _repaired_session(target: sqlite3.Connection, values: Values) -> Values:
     """Return a session's columns with each damaged one as it was, or with what may stand in its place."""
     broken, lost = _broken_session(values), set(str(values["lost"]).split()) & _LOST
     for column in broken:
@@ -184,9 +184,9 @@ def _mended_session(target: sqlite3.Connection, values: Values) -> Values:
         else:
             values[column] = _placeholder(values["id"]) if column == "title" else candidates[0]
             lost |= {column} & _LOST
-    kept = {column: values[column] for column in SESSION_COLUMNS if column not in lost}
+    known = {column: values[column] for column in SESSION_COLUMNS if column not in lost}
     signed = values["digests"] or bytes(8 * len(SESSION_COLUMNS))
-    values["digests"] = digests.changed_digests(SESSION_COLUMNS, signed, values["id"], kept)
+    values["digests"] = digests.changed_digests(SESSION_COLUMNS, signed, values["id"], known)
     values["lost"] = " ".join(sorted(lost))
     return values
 
@@ -199,9 +199,9 @@ def _candidates(target: sqlite3.Connection, session_id: str, column: str) -> Ite
         query = (
             "SELECT created_at AS at FROM turns WHERE session_id = ?1 UNION SELECT updated_at FROM branches"
         )
-        moments = [row["at"] for row in target.execute(f"{query} WHERE session_id = ?1", (session_id,))]
-        yield (min if column == "created_at" else max)(moments, default=0.0)
-        yield from moments
+        times = [row["at"] for row in target.execute(f"{query} WHERE session_id = ?1", (session_id,))]
+        yield (min if column == "created_at" else max)(times, default=0.0)
+        yield from times
     elif column == "pinned":
         yield from (0, 1)
     else:

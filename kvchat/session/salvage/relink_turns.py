@@ -1,7 +1,7 @@
-"""Turns recovered from a damaged database, tied together again: their ids, parents and order.
+"""Relinking of salvaged turns into trees: their ids, parents and order.
 
-A value that a digest proves to be the one that was written is put back. Where a turn is gone a damaged one
-without words stands in its place, so that what is missing is told and what is behind it is found.
+A value that a digest proves to be the one that was written is put back. A damaged turn without text stands in
+for one that is gone, so that the gap is shown and what follows it is found.
 """
 
 import sqlite3
@@ -26,7 +26,7 @@ class _Place:
     role: str
 
 
-def tie_turns(target: sqlite3.Connection) -> None:
+def relink_turns(target: sqlite3.Connection) -> None:
     """Make the turns of a new database trees again. Runs in the caller's transaction."""
     damaged = [dict(row) for row in target.execute("SELECT * FROM turns") if not rows.is_whole("turns", row)]
     for values in damaged:
@@ -173,7 +173,7 @@ def _return_pieces(target: sqlite3.Connection) -> None:
 
 
 def _move_piece(target: sqlite3.Connection, piece: sqlite3.Row, turn_num: int) -> None:
-    # Written anew, since a sealed one is sealed for its place.
+    # Written anew, since an encrypted one is encrypted for its place.
     target.execute("DELETE FROM pieces WHERE num = ?", (piece["num"],))
     statements.insert(target, "pieces", {**dict(piece), "turn_num": turn_num})
 

@@ -1,8 +1,7 @@
-"""On which pages the tables of the session database begin, which its first page alone says.
+"""Root pages of the session database's tables, which are recorded on its first page alone.
 
-They begin where they were created, or, once the file was written anew (see `erasure`), where SQLite creates
-them then. So a first page that is damaged has one of two others in its place, and what lies on the pages
-tells which of the two.
+Tables begin where they were created, or, once the file was rewritten (see `erasure`), where SQLite creates
+them then. So a damaged first page is replaced by one of two others, and the contents of the pages tell which.
 """
 
 from collections.abc import Mapping, Sequence

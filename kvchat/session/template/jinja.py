@@ -1,7 +1,7 @@
 """Chat templates as Hugging Face renders them: jinja2 in a sandbox, without transformers.
 
-A template is code from a stranger. The sandbox gives it no attribute of a Python object that it could break
-out by, and no way to change what it is handed.
+A template is untrusted code. The sandbox gives it no attribute of a Python object that it could break out by,
+and no way to change its input.
 """
 
 import json

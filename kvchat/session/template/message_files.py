@@ -1,4 +1,4 @@
-"""Files that stand in a message before its words: how they are written there, and told apart again.
+"""Files in a message, ahead of its text: written with tags, and parsed back.
 
 The number of lines in the tag says where a file ends, whatever is written in it.
 """

@@ -1,4 +1,4 @@
-"""From a path of turns to the next question's token ids, and the turns that will hold them."""
+"""Prompts: from a path of turns to the next question's token ids, and the turns that will hold them."""
 
 from collections.abc import Sequence
 from time import time

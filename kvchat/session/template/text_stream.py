@@ -1,4 +1,4 @@
-"""Token ids to text while they come: whole characters only, reasoning marked, stop strings kept back."""
+"""Streaming detokenizer: whole characters only, reasoning marked, stop strings held back."""
 
 import codecs
 import copy

@@ -1,4 +1,4 @@
-"""A model's tokenizer: text to ids, where a person's text never becomes a control token, and back."""
+"""Tokenizer of a model: text to ids and back; a person's text never becomes a control token."""
 
 import json
 import re

@@ -14,8 +14,8 @@ from kvchat.errors import KvchatError
 from kvchat.platform.values import dataclass
 from kvchat.session.tree import Role, SessionId, Turn
 from kvchat.text.attachments import shown_message
+from kvchat.text.cache_usage import in_bytes, price_words
 from kvchat.text.figures import plural
-from kvchat.text.format_cost import in_bytes, price_words
 from kvchat.text.plain_text import fitted, one_line
 from kvchat.ui.controllers.screen_services import ScreenServices
 from kvchat.ui.controllers.turn_runner import PendingTurn, TurnKind, TurnRunner

@@ -10,8 +10,8 @@ from kvchat.app.services import ChatService, ConversationView
 from kvchat.errors import KvchatError
 from kvchat.platform.values import dataclass
 from kvchat.session.tree import BranchName, Role, SessionId, Turn, TurnId, nth_last_question
+from kvchat.text.cache_miss import why_words
 from kvchat.text.figures import plural
-from kvchat.text.format_cache_miss import why_words
 from kvchat.text.plain_text import one_line
 from kvchat.ui.commands import find_command, nearest_command, split_command
 from kvchat.ui.controllers.attaching import AttachmentController

@@ -9,7 +9,7 @@ from kvchat.engine.api.snapshot import CacheSnapshot, SequenceUsage
 from kvchat.engine.api.status import EnginePhase, EngineStatus
 from kvchat.platform.values import dataclass
 from kvchat.session.tree import Session
-from kvchat.text.format_trust import trust_words
+from kvchat.text.trust import trust_words
 from kvchat.ui.key_names import key_name
 from kvchat.ui.state.history import History, TokenRate
 from kvchat.ui.widgets.cache.panel import CachePanel

@@ -14,7 +14,7 @@ from kvchat.chat.events import EditCost, Revision
 from kvchat.engine.api.snapshot import CacheSnapshot
 from kvchat.errors import KvchatError
 from kvchat.session.tree import Turn
-from kvchat.text.format_cost import (
+from kvchat.text.revision import (
     COSTLY_TOKENS,
     changed_words,
     drop_words,

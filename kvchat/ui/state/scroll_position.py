@@ -6,7 +6,7 @@ from kvchat.engine.api.snapshot import CacheSnapshot
 from kvchat.errors import KvchatError
 from kvchat.session.kv.provenance import namespace_of
 from kvchat.session.tree import path_token_ids
-from kvchat.text.format_cost import reach_words
+from kvchat.text.cache_usage import reach_words
 
 
 class ScrollPosition:

@@ -10,8 +10,8 @@ from kvchat.platform.values import dataclass
 from kvchat.session.lookup import SearchHit
 from kvchat.session.tree import Branch, BranchName, Session, SessionId, TurnId
 from kvchat.text.figures import age_text, short_bytes_text, tiny_bytes_text
-from kvchat.text.format_trust import trust_mark
 from kvchat.text.plain_text import UNTITLED, one_line, padded
+from kvchat.text.trust import trust_mark
 
 APPROXIMATE = " ≈"
 """Stands behind the mark of a session with approximate answers."""

@@ -7,8 +7,8 @@ from kvchat.engine.api.server_cache import ServerCache
 from kvchat.engine.api.snapshot import CacheSnapshot
 from kvchat.engine.api.status import EnginePhase, EngineStatus
 from kvchat.platform.values import dataclass
+from kvchat.text.cache_usage import share_words
 from kvchat.text.figures import gauge, percent_text, rate_text, short_count_text
-from kvchat.text.format_trust import share_words
 from kvchat.text.plain_text import fitted, one_line
 
 _LEAST_REASON = 16

@@ -6,7 +6,7 @@ import pytest
 
 from kvchat.engine.api.loss import FormatLoss, GaugeReport, LayerLoss, Loss
 from kvchat.engine.quality.frontier import frontier, frontier_svg, recommended, share_bounds
-from kvchat.text.format_gauge import advice_line, report_lines
+from kvchat.text.gauge import advice_line, report_lines
 
 pytestmark = pytest.mark.pure
 

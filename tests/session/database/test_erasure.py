@@ -14,7 +14,8 @@ import pytest
 from kvchat.errors import StorageError
 from kvchat.platform import sqlite_files
 from kvchat.session.database import erasure
-from kvchat.session.salvage.recovery import backup_paths, damage_mark
+from kvchat.session.database.backups import backup_paths
+from kvchat.session.database.damage import damage_mark
 from kvchat.session.store import Outcome, SessionStore
 from kvchat.session.tree import MAIN, Branch, Finish, SessionId
 from tests.cli.secret_home import files_with
@@ -134,7 +135,7 @@ def test_a_copy_that_was_begun_before_the_deletion_does_not_outlive_it(path: Pat
         fcntl.flock(lock, fcntl.LOCK_EX)
         deleting = Thread(target=store.delete_session, args=(the_doomed(store),))
         deleting.start()
-        wait_until_in(deleting, "_alone")
+        wait_until_in(deleting, "alone")
         newest.write_bytes(whole)
         fcntl.flock(lock, fcntl.LOCK_UN)
         deleting.join()

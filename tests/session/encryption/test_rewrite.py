@@ -7,10 +7,10 @@ import pytest
 
 from kvchat.errors import StorageError
 from kvchat.platform.encryptor import Encryptor
-from kvchat.session.database.table_layout import PLAIN, is_sealed
+from kvchat.session.database.backups import backup_paths
+from kvchat.session.database.table_layout import PLAIN, is_encrypted
 from kvchat.session.encryption.rewrite import converting_path, rewrite
 from kvchat.session.encryption.tables import EncryptedTables
-from kvchat.session.salvage.recovery import backup_paths
 from kvchat.session.store import SessionStore
 from kvchat.session.tree import MAIN, Turn
 from tests.session.test_encrypted_store import raw, talk
@@ -49,10 +49,10 @@ def contents(path: Path, sealer: Encryptor | None) -> list[object]:
 def test_everything_is_the_same_there_and_back(path: Path) -> None:
     before = contents(path, None)
     rewrite(path, PLAIN, SEALED)
-    assert is_sealed(path)
+    assert is_encrypted(path)
     assert contents(path, SEALER) == before
     rewrite(path, SEALED, PLAIN)
-    assert not is_sealed(path)
+    assert not is_encrypted(path)
     assert contents(path, None) == before
 
 
@@ -84,7 +84,7 @@ def test_a_title_that_does_not_open_keeps_everything_as_it_is(path: Path) -> Non
         copy.unlink(missing_ok=True)
     with pytest.raises(StorageError, match="is as before"):
         rewrite(path, SEALED, PLAIN)
-    assert is_sealed(path)
+    assert is_encrypted(path)
     assert not converting_path(path).exists()
 
 
@@ -104,5 +104,5 @@ def test_where_nothing_can_be_written_everything_stays_as_it_is(path: Path) -> N
     with pytest.raises(StorageError, match="is as before"):
         rewrite(path, PLAIN, SEALED)
     converting_path(path).rmdir()
-    assert not is_sealed(path)
+    assert not is_encrypted(path)
     assert contents(path, None) == before

@@ -6,8 +6,8 @@ from threading import Event
 import pytest
 
 from kvchat.engine.api.status import EnginePhase
+from kvchat.text.cache_usage import bytes_of
 from kvchat.text.figures import bytes_text
-from kvchat.text.format_cost import bytes_of
 from kvchat.ui.screens.confirm import ConfirmScreen
 from tests.ui.harness import Window, window
 from tests.ui.scripted import Answer

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from kvchat.app.host import Appearance
-from kvchat.text.format_gauge import report_lines
+from kvchat.text.gauge import report_lines
 from kvchat.ui.widgets.cache.frontier_rows import BEATEN, GOOD, TAKEN
 from tests.ui.harness import window
 from tests.ui.scripted_files import ScriptedFiles

@@ -50,7 +50,7 @@ from kvchat.errors import (
 from kvchat.session.packs import Pack
 from kvchat.session.store import SessionStore
 from kvchat.session.tree import Finish, SessionId, nth_last_question
-from kvchat.text.format_cost import edit_words
+from kvchat.text.revision import edit_words
 
 CUT_OFF = 8
 

@@ -26,7 +26,12 @@ from kvchat.errors import ConfigError, UsageError
 from kvchat.session.kv.provenance import answer_starts
 from kvchat.session.tree import Session, answer_positions, path_token_ids
 from kvchat.text.figures import plural, seconds_text
-from kvchat.text.format_gauge import finite, report_lines, suite_lines, suite_values
+from kvchat.text.gauge import (
+    finite,
+    report_lines,
+    suite_lines,
+    suite_values,
+)
 
 if TYPE_CHECKING:
     from kvchat.engine.quality.gauge import Gauge

@@ -7,7 +7,7 @@ from kvchat.app.config import RemoteSettings
 from kvchat.engine.api.server_cache import ServerCache
 from kvchat.errors import RemoteError
 from kvchat.platform.values import dataclass
-from kvchat.text.format_trust import request_words, reuse_words, share_words
+from kvchat.text.cache_usage import request_words, reuse_words, share_words
 
 _UNTOLD = "its /metrics tell nothing of one; vLLM, SGLang, llama.cpp and `kvchat serve` report theirs"
 

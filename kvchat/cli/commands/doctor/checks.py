@@ -14,7 +14,7 @@ from kvchat.engine.tiering.persisted_rates import last_moves
 from kvchat.errors import KvchatError
 from kvchat.platform.key_file import key_path
 from kvchat.platform.values import dataclass
-from kvchat.session.salvage.recovery import damaged_copies
+from kvchat.session.database.backups import damaged_copies
 from kvchat.text.figures import bytes_text, plural
 
 

@@ -19,8 +19,8 @@ from kvchat.cli.output.streams import Output, Status, as_json
 from kvchat.cli.output.waiting import wait_until_loaded
 from kvchat.errors import UsageError
 from kvchat.session.tree import Finish, TurnId, nth_last_question
-from kvchat.text.format_cost import drop_words, excerpt, undo_words
 from kvchat.text.plain_text import one_line
+from kvchat.text.revision import drop_words, excerpt, undo_words
 
 Plan = Callable[[Chat, Conversation, int], Revision]
 Words = Callable[[Revision, EditCost], str]

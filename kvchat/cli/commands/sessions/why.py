@@ -12,7 +12,7 @@ from kvchat.session.cache_miss import explain
 from kvchat.session.explanation import explained
 from kvchat.session.template.chat_template import ChatTemplate
 from kvchat.session.tree import Role
-from kvchat.text.format_cache_miss import why_words
+from kvchat.text.cache_miss import why_words
 
 
 def explain_answer(options: WhyOptions) -> None:

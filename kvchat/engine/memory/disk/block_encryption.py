@@ -25,9 +25,9 @@ from kvchat.platform.encryptor import (
     TAG_BYTES,
     DecryptionFailed,
     Encryptor,
+    decrypt_into,
+    decrypted,
     new_salt,
-    open_into,
-    opened,
 )
 
 DiskKey = NewType("DiskKey", bytes)
@@ -153,13 +153,13 @@ class EncryptedBlocks:
 
     def entry(self, key: BlockKey, parent: BlockKey, token_ids: Sequence[int]) -> bytes:
         place = _entry_place(self.name(key), self.name(parent))
-        return self._sealer.seal(place, key + parent + u32le(token_ids))
+        return self._sealer.encrypt(place, key + parent + u32le(token_ids))
 
     def entry_of(
         self, name: DiskKey, parent: DiskKey, entry: bytes
     ) -> tuple[BlockKey, BlockKey, tuple[int, ...]]:
         try:
-            found = self._sealer.open(_entry_place(name, parent), entry)
+            found = self._sealer.decrypt(_entry_place(name, parent), entry)
             ids = tuple(from_u32le(found[2 * KEY_BYTES :]))
             return BlockKey(found[:KEY_BYTES]), BlockKey(found[KEY_BYTES : 2 * KEY_BYTES]), ids
         except ValueError:
@@ -182,8 +182,8 @@ class EncryptedBlocks:
         if file[:_HEAD_START] != _opening(salt, head_end - _HEAD_START):
             raise DecryptionFailed("it does not begin as it must")
         cipher = self._sealer.of_file(place, salt)
-        head[:] = opened(cipher, _HEAD_NONCE, file[_HEAD_START:head_end], place)
-        open_into(cipher, _PAYLOAD_NONCE, file[head_end:], place, payload)
+        head[:] = decrypted(cipher, _HEAD_NONCE, file[_HEAD_START:head_end], place)
+        decrypt_into(cipher, _PAYLOAD_NONCE, file[head_end:], place, payload)
 
     def read_head(self, path: Path, file: BinaryIO, num_bytes: int) -> tuple[bytes, int]:
         opening = file.read(_HEAD_START)
@@ -192,7 +192,7 @@ class EncryptedBlocks:
             raise DecryptionFailed("it does not begin as it must")
         place = _place(path)
         cipher = self._sealer.of_file(place, opening[len(_MAGIC) : _SALT_END])
-        head = opened(cipher, _HEAD_NONCE, file.read(num_head_bytes), place)
+        head = decrypted(cipher, _HEAD_NONCE, file.read(num_head_bytes), place)
         return head, num_bytes - len(opening) - num_head_bytes - TAG_BYTES
 
 

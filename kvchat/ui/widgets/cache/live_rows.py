@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from kvchat.engine.api.snapshot import CacheSnapshot
+from kvchat.text.cache_usage import capacity_words
 from kvchat.text.figures import UNKNOWN, short_count_text
-from kvchat.text.format_cost import room_words
 from kvchat.ui.state.history import Recent
 from kvchat.ui.widgets.cache.styles import Look, Row
 
@@ -37,7 +37,7 @@ def history_rows(recent: Recent, width: int) -> list[Row]:
 
 def room_rows(snapshot: CacheSnapshot, context_len: int, width: int) -> list[Row]:
     """Return how much more can be said, and what gives way then."""
-    num_tokens, before = room_words(snapshot, context_len)
+    num_tokens, before = capacity_words(snapshot, context_len)
     label = "room for"
     value = f"{short_count_text(num_tokens)} more tokens"
     return [

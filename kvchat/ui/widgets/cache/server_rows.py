@@ -1,7 +1,7 @@
 """Cache panel rows of a server's cache. Pure."""
 
 from kvchat.engine.api.server_cache import ServerCache
-from kvchat.text.format_trust import request_words, reuse_words, share_words
+from kvchat.text.cache_usage import request_words, reuse_words, share_words
 from kvchat.ui.widgets.cache.styles import MARKS, Look, Row
 
 _LABEL_WIDTH = 9

@@ -17,7 +17,7 @@ from kvchat.cli.main import run as run_command
 from kvchat.engine.api.loss import FormatLoss, GaugeReport, Loss
 from kvchat.errors import EngineFailed
 from kvchat.session.store import SessionStore
-from kvchat.text.format_gauge import report_lines
+from kvchat.text.gauge import report_lines
 from tests.cli.secret_home import Run
 
 pytestmark = pytest.mark.cpu

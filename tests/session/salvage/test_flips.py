@@ -9,8 +9,8 @@ from typing import TypeVar
 import pytest
 
 from kvchat.errors import KvchatError
-from kvchat.session.salvage import recovery
-from kvchat.session.salvage.recovery import backup_paths
+from kvchat.session.database.backups import backup_paths
+from kvchat.session.salvage import salvage
 from kvchat.session.template.chat_template import ChatTemplate
 from kvchat.session.tree import Finish, MessagePart, Turn
 from tests.session.small_home import (
@@ -215,7 +215,7 @@ def test_a_branch_whose_newest_row_is_not_known_for_sure_still_leads_where_it_le
     in time, the file below the log holds the branch as it was one message earlier, and whole.
     """
     if not has_time:
-        monkeypatch.setattr(recovery, "_LOGS_S", 0.0)
+        monkeypatch.setattr(salvage, "_LOGS_S", 0.0)
     files = without_copies(files)
     wanted, log = _seen(quick_path, template, files), files[LOG]
     row = log.rindex(b"by boat")
@@ -249,7 +249,7 @@ def test_a_page_whose_number_is_damaged_is_put_where_it_was(
     has_scar: bool,
 ) -> None:
     """Whether it can be tried with which number nothing is damaged, or not; something may have been."""
-    monkeypatch.setattr(recovery, "_MOST_TRIED_BYTES", most_bytes)
+    monkeypatch.setattr(salvage, "_MOST_TRIED_BYTES", most_bytes)
     write_home(quick_path / "written", template, has_short_log=True, has_scar=has_scar)
     files = without_copies(read_home(quick_path / "written"))
     wanted, log = _seen(quick_path, template, files), files[LOG]

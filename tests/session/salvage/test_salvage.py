@@ -13,7 +13,9 @@ from typing import TypeVar
 import pytest
 
 from kvchat.errors import KvchatError, StorageError
-from kvchat.session.salvage.recovery import _keep, backup_paths, damage_mark
+from kvchat.session.database.backups import backup_paths
+from kvchat.session.database.damage import damage_mark
+from kvchat.session.salvage.salvage import _set_aside
 from kvchat.session.store import SessionStore
 from kvchat.session.tree import MAIN, SessionId, Turn
 from tests.patience import PATIENCE_S
@@ -210,7 +212,7 @@ def test_a_process_that_had_it_open_goes_on_in_the_new_file(path: Path) -> None:
     assert {"Still there?", "Yes."} <= words(path)
 
 
-def test_processes_that_start_at_once_recover_it_once(path: Path) -> None:
+def test_processes_that_start_at_once_salvage_it_once(path: Path) -> None:
     before = words(path)
     _damage_the_page_of(path, b"reply 3")
     damage_mark(path).touch()
@@ -223,7 +225,7 @@ def test_processes_that_start_at_once_recover_it_once(path: Path) -> None:
     assert words(path) == before
 
 
-def test_a_recovery_that_is_cut_off_anywhere_is_ended_by_the_next_start(path: Path) -> None:
+def test_a_salvage_that_is_cut_off_anywhere_is_ended_by_the_next_start(path: Path) -> None:
     """Killed before each change of a name in turn, with the newest words in the log alone and no copy.
 
     What was deleted before makes the new file shorter: pages of the old log mean others in it.
@@ -268,7 +270,7 @@ SessionStore(Path(sys.argv[1])).close()
 
 def test_the_old_log_is_gone_before_the_new_file_has_the_name_and_the_mark_goes_last(path: Path) -> None:
     """A log beside a file that it was not written for would be replayed into it. While the mark is there, the
-    next start recovers once more; so this order alone keeps a cut-off recovery from ever depending on it.
+    next start salvages once more; so this order alone keeps a cut-off salvage from ever depending on it.
     """
     store = SessionStore(path)
     exchange(store, store.branch(store.find("one").id, MAIN), "Is it in the log?", "It is.")
@@ -389,7 +391,7 @@ def test_a_damaged_file_is_kept_for_its_owner_alone_where_there_are_no_second_na
     path.write_bytes(b"damaged")
     before = os.umask(0)
     try:
-        aside = _keep(path)
+        aside = _set_aside(path)
     finally:
         os.umask(before)
     assert aside.read_bytes() == b"damaged"

@@ -3,7 +3,7 @@
 import pytest
 
 from kvchat.session.cache_miss import CacheMiss, Explanation, MissReason
-from kvchat.text.format_cache_miss import why_words
+from kvchat.text.cache_miss import why_words
 
 pytestmark = pytest.mark.pure
 

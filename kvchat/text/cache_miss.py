@@ -1,4 +1,4 @@
-"""Why an answer computed what it did, in words."""
+"""Wording of cache miss reasons."""
 
 from kvchat.session.cache_miss import Explanation, MissReason
 from kvchat.text.figures import count_text, guesses_text, plural

@@ -1,4 +1,4 @@
-"""Wording of gauge results: tables for a terminal and for a page of the documentation."""
+"""Wording of gauge results: tables for a terminal, and for a page of the documentation."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from kvchat.errors import StorageError
-from kvchat.session.salvage.recovery import backup_paths, damage_mark
+from kvchat.session.database.backups import backup_paths
+from kvchat.session.database.damage import damage_mark
 from kvchat.session.store import SessionStore
 from kvchat.session.tree import MAIN, Finish, Session, Turn
 from tests.session.turns import exchange, open_answer, question
@@ -72,7 +73,7 @@ def test_a_column_that_nothing_stands_for_is_empty_and_said_to_be_lost(path: Pat
         assert [turn.text for turn in turns(store)] == TEXTS
 
 
-def test_damage_that_no_recovery_has_seen_is_told_before_anything_is_shown(path: Path) -> None:
+def test_damage_that_no_salvage_has_seen_is_told_before_anything_is_shown(path: Path) -> None:
     damage(path, "UPDATE sessions SET system = 'Be cruel.'")
     damage_mark(path).unlink()
     with closing(SessionStore(path)) as store, pytest.raises(StorageError, match="start kvchat again"):

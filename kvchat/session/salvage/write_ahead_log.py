@@ -1,9 +1,9 @@
-"""SQLite's write-ahead log, read on behind a damaged byte.
+"""Repair of SQLite's write-ahead log: reads on behind a damaged byte.
 
 SQLite takes a log to end before the first frame whose checksum disagrees, as after a write that was cut off,
-and says nothing: one flipped byte would take back every transaction behind it. But each frame's checksum goes
-on from the one before, so what was written behind a damaged frame proves that it was no cut-off write; and
-the checksum is linear, so it tells which single byte must have been another.
+and reports nothing: one flipped byte would take back every transaction behind it. But each frame's checksum
+continues from the one before, so what was written behind a damaged frame proves that it was no cut-off write;
+and the checksum is linear, so it tells which single byte must have been another.
 
 Layout: a header of 32 bytes (magic, version, page size, number, two salts, checksum of these), then frames of
 24 bytes (page number, pages after commit or 0, the salts, checksum of the first 8 bytes and the page) and a
@@ -37,7 +37,7 @@ Sums = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class MendedLog:
+class RepairedLog:
     """A log without its damage.
 
     Args:
@@ -56,13 +56,13 @@ class MendedLog:
         """The log as it is most likely to have been."""
         return _written(self.header, self.frames)
 
-    def versions(self) -> Iterator["MendedLog"]:
+    def versions(self) -> Iterator["RepairedLog"]:
         """Yield the log with each of what the explained frame may have been."""
         number, explained = self.explained
         for signed in explained:
             yield replace(self, frames=[*self.frames[:number], signed, *self.frames[number + 1 :]])
 
-    def likeness(self, database: BinaryIO) -> int:
+    def similarity(self, database: BinaryIO) -> int:
         """Return how many bytes of the explained frame's page are those that stood there before."""
         number, _ = self.explained
         name, page = self.frames[number][:4], self.frames[number][8:]
@@ -95,7 +95,7 @@ class MendedLog:
         return image
 
 
-def mended(data: bytes) -> MendedLog | None:
+def repaired(data: bytes) -> RepairedLog | None:
     """Return a log in which SQLite finds what is behind the damage; None if there is none to be found."""
     if len(data) < _HEADER_BYTES + _FRAME_BYTES:
         return None
@@ -107,7 +107,7 @@ def mended(data: bytes) -> MendedLog | None:
     pages = list(log.pages())
     if not log.is_damaged and header == data[:_HEADER_BYTES]:
         return None
-    return MendedLog(header, pages, log.explained)
+    return RepairedLog(header, pages, log.explained)
 
 
 class _Log:

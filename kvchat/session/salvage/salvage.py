@@ -1,17 +1,16 @@
-"""A database that SQLite cannot read any more: a new one takes its place, with every row that still can be.
+"""Salvage of a damaged session database: a new file takes its place, with every row that can still be read.
 
-The damaged file is kept beside it. Rows come from it and from the backup, whichever has them whole; a turn
-that is whole nowhere comes as it is, and reads as damaged. Nothing here decides what is right: the digests of
-the rows do.
+The damaged file is set aside. Rows come from it, from its repaired write-ahead log and from the backups,
+whichever has them whole; a turn that is whole nowhere comes as it is, and reads as damaged. The digests of
+the rows decide what is whole. `docs/salvage.md` has the steps, in order.
 """
 
-import fcntl
 import os
 import shutil
 import sqlite3
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, suppress
 from math import inf
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,20 +20,20 @@ from kvchat.platform import sqlite_files
 from kvchat.platform.directories import sync
 from kvchat.platform.values import dataclass
 from kvchat.platform.writers import Writers
+from kvchat.session.database import rows
+from kvchat.session.database.backups import alone, backup_paths, beside, has_backup
+from kvchat.session.database.damage import damage_mark
 from kvchat.session.database.table_layout import Tables
-from kvchat.session.salvage import wal
-from kvchat.session.salvage.damage import refuse_damage
-from kvchat.session.salvage.relink_sessions import tie_sessions
-from kvchat.session.salvage.relink_turns import tie_turns
+from kvchat.session.salvage import write_ahead_log
+from kvchat.session.salvage.relink_sessions import relink_sessions
+from kvchat.session.salvage.relink_turns import relink_turns
 from kvchat.session.salvage.table_roots import TableRoots, layout_of, likeliest
 
-BACKUP_AGE_S = 86_400.0
 _TABLES = ("sessions", "branches", "turns", "pieces")
 _PAGE_BYTES = 4096
 # What every database of kvchat begins with: SQLite's name, page size, journal, and limits of the format.
 _FIXED_HEADER = b"SQLite format 3\0" + bytes([0x10, 0, 2, 2, 0, 64, 32, 32])
 _NEWEST_FORMAT = 2
-_PATIENCE_S = 5.0
 _MOST_SINGLE_ROWS = 10_000
 # Decoding fails where SQLite's own message quotes damaged bytes.
 _UNREADABLE = (sqlite3.Error, UnicodeDecodeError, MemoryError)
@@ -43,138 +42,83 @@ _LOGS_S = 20.0
 _MOST_TRIED_BYTES = 2**28
 
 
-def backup_paths(path: Path) -> tuple[Path, Path]:
-    """Return the places of the backup and of the one before it."""
-    return path.with_name(path.name + ".backup"), path.with_name(path.name + ".backup.1")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SalvageReport:
+    """What a salvage found.
+
+    Args:
+        set_aside: where the damaged file is now; its log lies beside it.
+        num_turns: turns in the new file.
+        num_damaged_turns: those of them that are whole nowhere.
+    """
+
+    set_aside: Path
+    num_turns: int
+    num_damaged_turns: int
 
 
-def has_backup(path: Path) -> bool:
-    return any(copy.exists() for copy in backup_paths(path))
+def salvage(path: Path, tables: Tables) -> SalvageReport | None:
+    """Replace a database by a new one with what can be read of it, if it is damaged.
 
+    It is taken to be damaged where it is marked (see `damage_mark`), and where the file shows damage that
+    SQLite would pass over in silence. An interrupted salvage is finished by the next one.
 
-def back_up(connection: sqlite3.Connection, path: Path) -> None:
-    """Keep a copy of a database, unless there is one of today; the one before stays beside it.
+    Args:
+        tables: how rows lie in it, and in the new one.
+
+    Returns: what was found; None: there is no damage to be seen, or another process was faster.
 
     Raises:
-        DamageFound: the database is damaged, and would take the place of a good copy.
-        sqlite3.Error, OSError: it cannot be written, or another process is at its copies; they are as before.
+        StorageError: it is damaged, and another process is writing to it.
+        sqlite3.Error, OSError: the new file cannot be written; the old one is where it was.
     """
-    newest, older = backup_paths(path)
-    with suppress(FileNotFoundError):
-        if abs(time.time() - newest.stat().st_mtime) < BACKUP_AGE_S:
-            return
-    refuse_damage(connection)
-    # What is deleted meanwhile is in the copy: whoever deletes it waits for this, and removes the copy.
-    with _alone(path, patience_s=0.0):
-        new = path.with_name(path.name + ".backup.new")
-        new.unlink(missing_ok=True)
-        os.close(os.open(new, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
-        connection.execute("VACUUM INTO ?", (str(new),))
-        with suppress(FileNotFoundError):
-            newest.replace(older)
-        new.replace(newest)
-
-
-def forget_backups(path: Path) -> None:
-    """Remove the copies, because something was deleted that must not live on in them, and what a copy, a
-    conversion or a recovery that was killed has left.
-
-    Raises: OSError: one cannot be removed, or another process is at them.
-    """
-    with _alone(path, patience_s=_PATIENCE_S):
-        unfinished = (_beside(path, suffix) for suffix in (".backup.new", ".converting", ".new"))
-        for copy in (*backup_paths(path), *unfinished):
-            for suffix in ("", "-journal", "-wal", "-shm"):
-                _beside(copy, suffix).unlink(missing_ok=True)
-        for copy in path.parent.glob("tmp*/copy.db"):  # see `_opened`
-            shutil.rmtree(copy.parent)
-
-
-def damaged_copies(path: Path) -> list[Path]:
-    """Return the damaged databases and logs that were kept beside this one, which nothing else touches."""
-    return sorted(path.parent.glob(path.name + ".damaged-*"))
-
-
-def damage_mark(path: Path) -> Path:
-    """Return the file that says that a database was found to be damaged."""
-    return path.with_name(path.name + ".damaged")
+    if _is_emptied(path) or _has_unknown_format(path) or _has_damaged_log(path):
+        damage_mark(path).touch(0o600)
+    if not damage_mark(path).exists():
+        return None
+    with alone(path):
+        return _replace(path, tables) if damage_mark(path).exists() else None
 
 
 def looks_like_ours(path: Path) -> bool:
-    """Whether a file that SQLite does not know is more likely a damaged database than something else."""
+    """Return whether a file that SQLite does not know is rather a damaged database than something else."""
     size = path.stat().st_size
     return has_backup(path) or (size >= 4 * _PAGE_BYTES and size % _PAGE_BYTES == 0)
 
 
-def is_emptied(path: Path) -> bool:
-    """Whether a file has not even a page, although there is a copy of what it held.
+def _is_emptied(path: Path) -> bool:
+    """Return whether a file has not even a page, although there is a copy of what it held.
 
     SQLite takes it for a new one, and forgets its log.
     """
     return path.stat().st_size < _PAGE_BYTES and has_backup(path)
 
 
-def has_strange_format(path: Path) -> bool:
-    """Whether a database names a format that SQLite would read and never write: damage alone does."""
+def _has_unknown_format(path: Path) -> bool:
+    """Return whether a database names a format that SQLite would read and never write: damage alone does."""
     head = sqlite_files.first_bytes(path, len(_FIXED_HEADER))
     return head[:16] == _FIXED_HEADER[:16] and max(head[18:20], default=0) > _NEWEST_FORMAT
 
 
-def has_damaged_log(path: Path) -> bool:
-    """Whether SQLite would take back what its log holds behind a damaged byte, and say nothing.
+def _has_damaged_log(path: Path) -> bool:
+    """Return whether SQLite would take back what its log holds behind a damaged byte, and say nothing.
 
     Only looked at while nobody writes; somebody may begin to, and then it becomes another.
     """
     if Writers(path.parent / "writers").is_any_alive():
         return False
     log = _log_of(path)
-    return wal.mended(log) is not None and _log_of(path) == log
+    return write_ahead_log.repaired(log) is not None and _log_of(path) == log
 
 
-def recover_once(path: Path, tables: Tables) -> Path | None:
-    """Do as `recover` if the database is still marked as damaged; None if another process was faster."""
-    with _alone(path):
-        return recover(path, tables) if damage_mark(path).exists() else None
-
-
-@contextmanager
-def _alone(path: Path, patience_s: float = inf) -> Iterator[None]:
-    """Keep other processes from recovering a database, and from its copies.
-
-    Raises: OSError: one was at it for longer.
-    """
-    until_s = time.monotonic() + patience_s
-    descriptor = os.open(_beside(path, ".recovery"), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-    try:
-        while True:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() >= until_s:
-                    raise
-            time.sleep(0.01)
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def recover(path: Path, tables: Tables) -> Path:
-    """Put a new database in the place of a damaged one, and return where the damaged one is now.
-
-    Args:
-        tables: how rows lie in it, and in the new one.
-
-    Raises:
-        StorageError: another process is writing to it.
-        sqlite3.Error, OSError: the new one cannot be written; the old one is where it was.
-    """
+def _replace(path: Path, tables: Tables) -> SalvageReport:
+    """Put a new database in the place of a damaged one."""
     if Writers(path.parent / "writers").is_any_alive():
         raise StorageError(
             f"{path} is damaged, and another kvchat is writing to it; close that and try again"
         )
-    aside = _keep(path)
-    new = _beside(path, ".new")
+    aside = _set_aside(path)
+    new = beside(path, ".new")
     new.unlink(missing_ok=True)
     os.close(os.open(new, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
     with closing(sqlite3.connect(new, isolation_level=None)) as target:
@@ -186,15 +130,21 @@ def recover(path: Path, tables: Tables) -> Path:
         layouts.append(layout_of(new))
         tables.show(target)
         _collect(target, tables, _sources(aside, backup_paths(path), likeliest(layouts, aside), tables))
+        report = _report(target, aside)
     # The log goes first, since it must never lie beside the new file; if this process ends here, the next
-    # one finds it beside the kept one.
+    # one finds it beside the file that was set aside.
     for suffix in ("-wal", "-shm"):
-        _beside(path, suffix).unlink(missing_ok=True)
+        beside(path, suffix).unlink(missing_ok=True)
     new.rename(path)
     sync(path.parent)  # the mark must outlive a loss of power until then
     damage_mark(path).unlink(missing_ok=True)
     sync(path.parent)
-    return aside
+    return report
+
+
+def _report(target: sqlite3.Connection, aside: Path) -> SalvageReport:
+    turns = [rows.is_whole("turns", row) for row in target.execute("SELECT * FROM turns")]
+    return SalvageReport(set_aside=aside, num_turns=len(turns), num_damaged_turns=turns.count(False))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,24 +159,24 @@ class _Source:
     log: bytes | None = None
 
 
-def _sources(aside: Path, backups: tuple[Path, Path], layout: TableRoots, tables: Tables) -> list[_Source]:
+def _sources(aside: Path, backups: Sequence[Path], layout: TableRoots, tables: Tables) -> list[_Source]:
     """Return where rows may be had, the best first.
 
     Args:
         layout: the damaged one is read with this first page too: without one no table is found.
     """
-    log = wal.mended(_log_of(aside))
-    mended = [] if log is None else [_Source(path=aside, log=_likeliest_log(aside, log, tables))]
-    # Without its mended log the file itself is as it was some messages ago.
+    log = write_ahead_log.repaired(_log_of(aside))
+    repaired = [] if log is None else [_Source(path=aside, log=_likeliest_log(aside, log, tables))]
+    # Without its repaired log the file itself is as it was some messages ago.
     return [
-        *mended,
-        _Source(path=aside, is_older=bool(mended)),
-        _Source(path=aside, is_older=bool(mended), head=_own_size(layout.first_page)),
+        *repaired,
+        _Source(path=aside, is_older=bool(repaired)),
+        _Source(path=aside, is_older=bool(repaired), head=_own_size(layout.first_page)),
         *(_Source(path=backup, is_older=True) for backup in backups),
     ]
 
 
-def _likeliest_log(database: Path, log: wal.MendedLog, tables: Tables) -> bytes:
+def _likeliest_log(database: Path, log: write_ahead_log.RepairedLog, tables: Tables) -> bytes:
     """Return the log with which least in the database is damaged; if none can be read, the likeliest.
 
     Of those that differ in where a page belongs it is the one that finds the page most like it is there, in a
@@ -236,7 +186,7 @@ def _likeliest_log(database: Path, log: wal.MendedLog, tables: Tables) -> bytes:
     _, explained = log.explained
     if not explained or not database.exists():
         return log.data
-    best, least, likeness = log, (inf, 0, True), dict[bytes, int]()
+    best, least, similarities = log, (inf, 0, True), dict[bytes, int]()
     with open(database, "rb") as file:
         below = file.read() if database.stat().st_size <= _MOST_TRIED_BYTES else None
         for signed, version in zip(explained, log.versions(), strict=True):
@@ -244,14 +194,14 @@ def _likeliest_log(database: Path, log: wal.MendedLog, tables: Tables) -> bytes:
             if (least[0] == 0 and is_same_place) or time.monotonic() >= until_s:
                 break
             num_damaged = 0 if below is None else _num_damaged(version, below, tables)
-            alike = likeness.setdefault(signed[:8], version.likeness(file))
+            alike = similarities.setdefault(signed[:8], version.similarity(file))
             rank = num_damaged, -alike, not any(signed[4:8])
             if rank < least:
                 best, least = version, rank
     return best.data
 
 
-def _num_damaged(log: wal.MendedLog, below: bytes, tables: Tables) -> float:
+def _num_damaged(log: write_ahead_log.RepairedLog, below: bytes, tables: Tables) -> float:
     """Return how many rows are damaged in a database with its log; infinity if it is no sound database."""
     # A column may have another name; and not every SQLite reads a database from memory.
     unknown = (*_UNREADABLE, LookupError, AttributeError)
@@ -289,8 +239,8 @@ def _collect(target: sqlite3.Connection, tables: Tables, sources: list[_Source])
                             _insert(target, stored, row, columns[table])
                         elif table == "branches" and is_whole:
                             older.setdefault((row["session_id"], row["name"]), row["leaf_id"])
-    tie_turns(target)
-    tie_sessions(target, older)
+    relink_turns(target)
+    relink_sessions(target, older)
     target.execute("COMMIT")
 
 
@@ -307,9 +257,9 @@ def _opened(source: _Source, place: Path, tables: Tables) -> sqlite3.Connection:
     copy = place / "copy.db"
     for suffix in ("", "-wal"):
         with suppress(FileNotFoundError):
-            shutil.copyfile(_beside(source.path, suffix), _beside(copy, suffix))
+            shutil.copyfile(beside(source.path, suffix), beside(copy, suffix))
     if source.log is not None:
-        _beside(copy, "-wal").write_bytes(source.log)
+        beside(copy, "-wal").write_bytes(source.log)
     elif copy.exists():
         with open(copy, "r+b") as file:
             file.write(source.head)
@@ -353,7 +303,7 @@ def _rows(source: sqlite3.Connection, table: str) -> Iterator[sqlite3.Row]:
 
 
 def _changes(table: str, row: sqlite3.Row) -> bool:
-    """Whether a damaged newer row is worth more than this older one: of an answer that is not finished the
+    """Whether a damaged newer row counts for more than this older one: of an answer that is not finished the
     older has less, and a branch has gone on since.
     """
     return table in ("pieces", "branches") or (table == "turns" and row["finish"] == "partial")
@@ -385,30 +335,26 @@ def _fitting(value: object, kind: str) -> object:
     return value if isinstance(value, int | float) else 0
 
 
-def _beside(path: Path, suffix: str) -> Path:
-    return path.with_name(path.name + suffix)
-
-
 def _log_of(path: Path) -> bytes:
     try:
-        return _beside(path, "-wal").read_bytes()
+        return beside(path, "-wal").read_bytes()
     except FileNotFoundError:
         return b""
 
 
-def _keep(path: Path) -> Path:
-    """Give a damaged file and its log names that stay, and return the file's; a recovery that was cut off
+def _set_aside(path: Path) -> Path:
+    """Give a damaged file and its log names that stay, and return the file's; a salvage that was cut off
     has given them already.
     """
     number = 1
-    while (aside := _beside(path, f".damaged-{number}")).exists() and not aside.samefile(path):
+    while (aside := beside(path, f".damaged-{number}")).exists() and not aside.samefile(path):
         number += 1
     for suffix in ("", "-wal"):
-        kept, damaged = _beside(aside, suffix), _beside(path, suffix)
-        if damaged.exists() and not kept.exists():
+        link, damaged = beside(aside, suffix), beside(path, suffix)
+        if damaged.exists() and not link.exists():
             try:
-                kept.hardlink_to(damaged)
+                link.hardlink_to(damaged)
             except OSError:  # this file system has no second names
-                kept.touch(0o600)  # a copy would have what the umask leaves
-                shutil.copyfile(damaged, kept)
+                link.touch(0o600)  # a copy would have what the umask leaves
+                shutil.copyfile(damaged, link)
     return aside

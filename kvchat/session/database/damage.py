@@ -1,17 +1,23 @@
-"""Damage that SQLite does not notice by itself: an index without the entry of a row, a row without its text.
+"""Damage that SQLite does not report: an index without the entry of a row, a row without its text.
 
-Such an index refuses what the rows allow, and hides rows that are there. Both are looked into only where a
-refusal or a gap is met, so that a sound database pays nothing.
+Such an index refuses what the rows allow, and hides rows. Both are checked only where a refusal or a gap is
+met, so that a sound database pays nothing.
 """
 
 import sqlite3
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 from kvchat.session.tree import Turn
 
 
 class DamageFound(sqlite3.DatabaseError):
     """Rows and indexes that do not agree; a new file with the rows helps."""
+
+
+def damage_mark(path: Path) -> Path:
+    """Return the file that says that a database was found to be damaged, for the next start to salvage it."""
+    return path.with_name(path.name + ".damaged")
 
 
 def refuse_damage(connection: sqlite3.Connection) -> None:

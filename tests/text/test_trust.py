@@ -6,7 +6,7 @@ import pytest
 
 from kvchat.session.kv.provenance import Trust, trust_of
 from kvchat.session.tree import Finish, Role, Session, SessionId, Turn, TurnId, Verdict, Verification
-from kvchat.text.format_trust import exactness_words, trust_mark, trust_words
+from kvchat.text.trust import exactness_words, trust_mark, trust_words
 
 pytestmark = pytest.mark.pure
 
