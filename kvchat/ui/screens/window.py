@@ -97,7 +97,7 @@ class WindowScreen(ServicesScreen):
     def on_prompt_completing(self, event: Prompt.Completing) -> None:
         self.query_one(CommandList).show_commands(event.candidates, event.chosen)
 
-    def _on_screen_resume(self, event: events.ScreenResume) -> None:
+    def on_screen_resume(self, event: events.ScreenResume) -> None:
         """Come on screen. The first time every widget has just been given its styles."""
         event.refresh_styles = event.refresh_styles and self._has_been_seen
         self._has_been_seen = True

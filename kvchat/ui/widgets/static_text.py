@@ -79,6 +79,11 @@ class StaticText(Static):
         self._complete_lines: Sequence[Line] = ()
         self._rendered: Sequence[Line] = ()
 
+    @property
+    def source(self) -> str:
+        """The Markdown that is shown."""
+        return self._complete + self._growing
+
     def begin(self) -> None:
         """Start to take text."""
         self.is_streaming = True
@@ -186,7 +191,7 @@ class StaticText(Static):
             if x < end:
                 shown = segment.text.strip() if _is_link(self.app.console, segment.style) else ""
                 break
-        links = _links(_parser().parse(self._complete + self._growing)) if shown else ()
+        links = _links(_parser().parse(self.source)) if shown else ()
         return next((href for text, href in links if shown in text or shown in href), None)
 
 
