@@ -103,9 +103,9 @@ models: $(RUNTIME)
 	@$(BIN)/python -m benchmarks.models --write docs/models.md
 
 starter: $(RUNTIME)
-	@$(BIN)/python -m kvchat.starter.train
-	@$(BIN)/python -m kvchat.starter.evaluate
-	@$(BIN)/python -m kvchat.starter.examples
+	@$(BIN)/python -m tools.starter.train
+	@$(BIN)/python -m tools.starter.evaluate
+	@$(BIN)/python -m tools.starter.examples
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

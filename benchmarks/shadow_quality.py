@@ -20,7 +20,7 @@ from kvchat.engine.engine import Engine
 from kvchat.engine.quality.gauge import Gauge
 from kvchat.engine.quality.paired_score import PairedScore, paired_score
 from kvchat.engine.quality.recall import examine
-from kvchat.engine.quality.recall_suite import Suite, SuiteSize
+from tools.starter.recall_suite import SuiteGenerator, SuiteSize
 
 STARTER = Path(__file__).parent.parent / "kvchat" / "starter" / "model"
 AT_MOST_LOST = 1.0
@@ -116,7 +116,7 @@ def kept_of(item: Item, cache_format: str) -> Kept:
 
 def _items(size: SuiteSize) -> Iterator[Item]:
     """Yield the questions; of what is said before them nothing is predicted but one token."""
-    for item in Suite(STARTER).items(size):
+    for item in SuiteGenerator(STARTER).items(size):
         yield replace(item, predicted=(1,), prompt_ends=())
 
 

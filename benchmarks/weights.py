@@ -31,8 +31,8 @@ from kvchat.engine.models.checkpoints.prepared import QUANTISED
 from kvchat.engine.models.linear.quantized import quantise_linears
 from kvchat.engine.models.load import load_model
 from kvchat.engine.models.locate import locate_model
-from kvchat.starter.batches import Batches
-from kvchat.starter.corpus import GENERAL_MIX
+from tools.starter.batches import Batches
+from tools.starter.corpus import GENERAL_MIX
 
 CPU = torch.device("cpu")
 ROUNDS = 5

@@ -17,9 +17,9 @@ from make import Person, draw
 
 from kvchat.engine.quality.recall_suite import DEPTHS
 from kvchat.session.template.tokenizer import read_tokenizer
-from kvchat.starter.probes import Prober
-from kvchat.starter.tokenizer import letter_pieces
-from kvchat.starter.words import Lexicon
+from tools.starter.probes import Prober
+from tools.starter.tokenizer import letter_pieces
+from tools.starter.words import Lexicon
 
 STARTER = Path(__file__).parents[2] / "kvchat" / "starter" / "model"
 FORMAT = "shadow:25%:forced"

@@ -16,13 +16,13 @@ from kvchat.engine.api.view import parse_view
 from kvchat.engine.engine import Engine
 from kvchat.engine.formats.shadow.settings import settings_for
 from kvchat.engine.formats.view_spec import ShadowSpec
-from kvchat.engine.quality.recall_suite import Suite, SuiteSize
 from kvchat.engine.results import Handle
 from kvchat.errors import ConfigError, PoolExhausted, UnsupportedModel
 from tests.engine.conftest import OpenEngine, OpenRecorded, TinyModels
 from tests.engine.namespaced import ask, name
 from tests.engine.shadowed import Shadowed
 from tests.engine.tiny_models import finish, reference, save_model, submit, token_ids
+from tools.starter.recall_suite import SuiteGenerator, SuiteSize
 
 pytestmark = pytest.mark.cpu
 
@@ -371,7 +371,7 @@ def test_layers_that_bound_their_scores_are_refused(open_engine: OpenEngine, tmp
 
 def test_a_needle_is_found_through_a_shadow_and_not_where_it_is_out_of_sight(open_engine: OpenEngine) -> None:
     """Facts at several depths of a document; each is asked for behind the document's shadow."""
-    (item,) = Suite(STARTER).items(SuiteSize(num_conversations=0, num_documents=1, length=700))
+    (item,) = SuiteGenerator(STARTER).items(SuiteSize(num_conversations=0, num_documents=1, length=700))
     start = len(item.token_ids)
     found: dict[str, list[bool]] = {}
     for cache_format in ("exact", "shadow:25%:forced", "window:64"):

@@ -23,11 +23,11 @@ from kvchat.engine.models.load import load_model
 from kvchat.engine.models.locate import locate_model
 from kvchat.engine.startup.assembly import build_parts
 from kvchat.errors import ConfigError, KvchatError, ModelUnreadable
-from kvchat.starter.batches import Batches
-from kvchat.starter.corpus import GENERAL_MIX
 from tests.engine.conftest import OpenEngine, TinyModels
 from tests.engine.test_adapters import load, save_adapter
 from tests.engine.tiny_models import answer, reference, token_ids
+from tools.starter.batches import Batches
+from tools.starter.corpus import GENERAL_MIX
 
 pytestmark = [
     pytest.mark.cpu,

@@ -1,4 +1,4 @@
-"""`kvchat sessions convert` in a process of its own, which loads the model once more and leaves nothing."""
+"""Commands of kvchat in a process of their own: conversions and gauges, which load the model once more."""
 
 import os
 import subprocess
@@ -20,7 +20,7 @@ def ended(settings: Settings, words: Sequence[str]) -> "subprocess.CompletedProc
         EngineFailed: no process can be started, or the command failed, with what it said last.
     """
     places = ("--data-dir", str(settings.paths.data_dir), "--cache-dir", str(settings.paths.cache_dir))
-    root = str(Path(__file__).parents[2])
+    root = str(Path(__file__).parents[3])
     python_path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
     try:
         done = subprocess.run(

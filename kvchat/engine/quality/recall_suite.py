@@ -1,56 +1,53 @@
-"""The built-in suite: conversations and documents that the starter model was never trained on.
+"""Recall suite: questions about conversations and documents that the starter model was not trained on.
 
-Written by the generator that wrote its training texts, with values that were kept out of it. Facts are told
-first, or codes are hidden in a document, then asked for one at a time, each on its own behind the same text.
+The texts are a data file beside the starter's weights (`RECALL_FILE`): facts are told first, or codes are
+hidden in a document, then asked for one at a time, each on its own behind the same text.
 """
 
-import random
-from collections.abc import Iterable, Iterator
+import gzip
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 from tokenizers import Tokenizer
 
+import kvchat.starter
 from kvchat.engine.api.recall import Item, Question
 from kvchat.errors import UsageError
-from kvchat.platform.values import dataclass
 from kvchat.session.template.tokenizer import read_tokenizer
-from kvchat.starter.conversation import Message
-from kvchat.starter.probes import Interview, Prober
-from kvchat.starter.split import stable_hash
-from kvchat.starter.tokenizer import END_ID, ROLE_IDS, letter_pieces, opened
-from kvchat.starter.words import Lexicon
 
 RECALL, NEEDLE = "recall", "needle"
-DEPTHS = (0.1, 0.5, 0.9)
+CONTEXT_LEN = 2000
+"""About how many tokens a context has."""
+RECALL_FILE = Path(kvchat.starter.__file__).parent / "recall_suite.json.gz"
+END_ID = 1
+ROLE_IDS = {"system": 2, "user": 3, "assistant": 4}
+"""Token ids of the starter's template."""
 _TEXT_LEN = 256
 """The next token is predicted for answers in so many of a context's last tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SuiteSize:
-    """How much is asked.
+class RecallTexts:
+    """One item as text.
 
     Args:
-        num_conversations: with `num_facts` told and asked for in each.
-        num_documents: with a code at each of three depths.
-        length: of each context, in tokens.
+        kind: RECALL or NEEDLE.
+        context: messages as (role, text).
+        questions: what is asked behind the context, each on its own, with its only right answer.
     """
 
-    num_conversations: int = 100
-    num_facts: int = 5
-    num_documents: int = 40
-    length: int = 2000
-
-    @property
-    def num_questions(self) -> int:
-        return self.num_conversations * self.num_facts + self.num_documents * len(DEPTHS)
+    kind: str
+    context: tuple[tuple[str, str], ...]
+    questions: tuple[tuple[str, str], ...]
 
 
-class Suite:
-    """Writes items for the starter model.
+class SuiteEncoder:
+    """Turns texts into items for a model with the starter's tokenizer.
 
     Args:
-        model_dir: where its tokenizer is.
+        model_dir: where the tokenizer is.
 
     Raises:
         UsageError: its tokenizer is none in which the questions can be written.
@@ -58,52 +55,81 @@ class Suite:
     """
 
     def __init__(self, model_dir: Path) -> None:
-        self._tokenizer = _tokenizer(model_dir)
-        self._prober = Prober(
-            Lexicon(pieces=letter_pieces(self._tokenizer)), lambda text: len(self._ids(text))
-        )
+        self.tokenizer = _tokenizer(model_dir)
 
-    def items(self, size: SuiteSize) -> Iterator[Item]:
-        """Yield the same items for the same size, in every process."""
-        rng = random.Random(stable_hash(f"gauge:{RECALL}"))
-        for _ in range(size.num_conversations):
-            yield self._item(RECALL, self._prober.interview(rng, size.length, size.num_facts))
-        rng = random.Random(stable_hash(f"gauge:{NEEDLE}"))
-        for _ in range(size.num_documents):
-            yield self._item(NEEDLE, self._prober.needles(rng, size.length, DEPTHS))
-
-    def _item(self, kind: str, interview: Interview) -> Item:
+    def item(self, texts: RecallTexts) -> Item:
         ids: list[int] = []
         answers: list[int] = []
         prompt_ends: list[int] = []
-        for message in interview.context:
-            written = self._message(message)
-            if message.role == "assistant":
+        for role, text in texts.context:
+            written = self._message(role, text)
+            if role == "assistant":
                 prompt_ends.append(len(ids) + 1)
                 answers += range(len(ids) + 1, len(ids) + len(written))
             ids += written
         last = [position for position in answers if position >= len(ids) - _TEXT_LEN] or answers[-1:]
         questions = tuple(
             Question(
-                token_ids=(*self._message(question), ROLE_IDS["assistant"]),
-                answer_ids=(*self._ids(answer), END_ID),
+                token_ids=(*self._message("user", question), ROLE_IDS["assistant"]),
+                answer_ids=(*self.ids(answer), END_ID),
             )
-            for question, answer in interview.questions
+            for question, answer in texts.questions
         )
         return Item(
-            kind=kind,
+            kind=texts.kind,
             token_ids=tuple(ids),
             predicted=tuple(last),
             questions=questions,
             prompt_ends=tuple(prompt_ends),
         )
 
-    def _message(self, message: Message) -> list[int]:
-        return [ROLE_IDS[message.role], *self._ids(opened(message.role, message.text)), END_ID]
-
-    def _ids(self, text: str) -> list[int]:
-        ids: list[int] = self._tokenizer.encode(text).ids
+    def ids(self, text: str) -> list[int]:
+        ids: list[int] = self.tokenizer.encode(text).ids
         return ids
+
+    def _message(self, role: str, text: str) -> list[int]:
+        # The template puts a space before a user's text: its first word has the same tokens as elsewhere.
+        return [ROLE_IDS[role], *self.ids(f" {text}" if role == "user" else text), END_ID]
+
+
+class RecallSuite:
+    """The built-in questions, as items for one model. Raises as `SuiteEncoder` does."""
+
+    def __init__(self, model_dir: Path) -> None:
+        self._encoder = SuiteEncoder(model_dir)
+
+    def items(self, *, num_recall: int | None = None, num_needle: int | None = None) -> list[Item]:
+        """Return the first items of each kind, conversations first; None: all of them."""
+        texts = read_texts(RECALL_FILE)
+        wanted = [
+            *[one for one in texts if one.kind == RECALL][:num_recall],
+            *[one for one in texts if one.kind == NEEDLE][:num_needle],
+        ]
+        return [self._encoder.item(one) for one in wanted]
+
+
+def read_texts(file: Path) -> list[RecallTexts]:
+    return [
+        RecallTexts(
+            kind=one["kind"],
+            context=tuple((role, text) for role, text in one["context"]),
+            questions=tuple((question, answer) for question, answer in one["questions"]),
+        )
+        for one in json.loads(gzip.decompress(file.read_bytes()))
+    ]
+
+
+def write_texts(texts: Iterable[RecallTexts], file: Path) -> None:
+    """Write texts as `read_texts` reads them; the same texts give the same bytes."""
+    plain = [
+        {"kind": one.kind, "context": list(one.context), "questions": list(one.questions)} for one in texts
+    ]
+    file.write_bytes(gzip.compress(json.dumps(plain, separators=(",", ":")).encode(), mtime=0))
+
+
+def num_questions(items: Iterable[Item]) -> int:
+    """Return how many questions some items ask."""
+    return sum(len(item.questions) for item in items)
 
 
 def _tokenizer(model_dir: Path) -> Tokenizer:
@@ -117,8 +143,3 @@ def _tokenizer(model_dir: Path) -> Tokenizer:
             "another, or missing; leave -m out, or measure on a conversation: kvchat cache gauge SESSION"
         )
     return found
-
-
-def num_questions(items: Iterable[Item]) -> int:
-    """Return how many questions some items ask."""
-    return sum(len(item.questions) for item in items)

@@ -14,13 +14,13 @@ from kvchat.engine.api.ids import RequestId, SequenceId
 from kvchat.engine.api.request import Request
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.cache.manager import CacheManager
+from kvchat.engine.sampling.beam_search import Advance, BeamSearch, Continuation
 from kvchat.engine.sampling.sampler import SampledToken, Sampler, SamplingRow, choices
 from kvchat.engine.scheduling import request_events
+from kvchat.engine.scheduling.request_state import Hypothesis, RequestState, seeded
 from kvchat.engine.scheduling.scheduler import Scheduler
 from kvchat.engine.sequences.batch import Batch
-from kvchat.engine.sequences.beam_search import Advance, BeamSearch, Continuation
 from kvchat.engine.sequences.completion import Completion
-from kvchat.engine.sequences.request_state import Hypothesis, RequestState, seeded
 from kvchat.engine.sequences.sequence import Sequence
 from kvchat.engine.sequences.stop_guard import StopGuard
 from kvchat.engine.tiering.save_policy import SavePolicy

@@ -9,8 +9,8 @@ from kvchat.engine.api.events import (
     Usage,
 )
 from kvchat.engine.sampling.sampler import SampledToken
+from kvchat.engine.scheduling.request_state import RequestState
 from kvchat.engine.sequences.completion import Completion
-from kvchat.engine.sequences.request_state import RequestState
 
 
 def progress(entry: Completion) -> PrefillProgress:

@@ -8,11 +8,20 @@ import kvchat.starter
 from kvchat.engine.api.loss import Loss
 from kvchat.engine.api.recall import FormatMarks, Item
 from kvchat.engine.quality.paired_score import paired_score
-from kvchat.engine.quality.recall_suite import DEPTHS, NEEDLE, RECALL, Suite, SuiteSize, num_questions
+from kvchat.engine.quality.recall_suite import (
+    END_ID,
+    NEEDLE,
+    RECALL,
+    RECALL_FILE,
+    ROLE_IDS,
+    RecallSuite,
+    num_questions,
+    read_texts,
+)
 from kvchat.errors import ModelUnreadable, UsageError
-from kvchat.starter.split import is_held_out_value
-from kvchat.starter.tokenizer import END_ID, ROLE_IDS
 from tests.tiny_models import write_model
+from tools.starter.recall_suite import DEPTHS, SuiteGenerator, SuiteSize
+from tools.starter.split import is_held_out_value
 
 pytestmark = pytest.mark.pure
 
@@ -25,11 +34,25 @@ LOSS = Loss(
 
 @pytest.fixture(scope="module")
 def items() -> list[Item]:
-    return list(Suite(MODEL).items(SMALL))
+    return list(SuiteGenerator(MODEL).items(SMALL))
 
 
 def test_the_same_size_asks_the_same_every_time(items: list[Item]) -> None:
-    assert list(Suite(MODEL).items(SMALL)) == items
+    assert list(SuiteGenerator(MODEL).items(SMALL)) == items
+
+
+def test_the_shipped_texts_are_those_of_the_generator() -> None:
+    """The whole file is written anew by `python -m tools.starter.recall_suite`; here its beginning."""
+    shipped = read_texts(RECALL_FILE)
+    assert [one.kind for one in shipped] == [RECALL] * 100 + [NEEDLE] * 40
+    size = SuiteSize(num_conversations=2, num_documents=1)
+    assert [*shipped[:2], shipped[100]] == list(SuiteGenerator(MODEL).texts(size))
+    assert RecallSuite(MODEL).items(num_recall=2, num_needle=1) == list(SuiteGenerator(MODEL).items(size))
+
+
+@pytest.mark.slow
+def test_all_shipped_texts_are_those_of_the_generator() -> None:
+    assert read_texts(RECALL_FILE) == list(SuiteGenerator(MODEL).texts(SuiteSize()))
 
 
 def test_as_much_is_asked_as_was_wanted(items: list[Item]) -> None:
@@ -48,18 +71,18 @@ def test_prompts_end_where_answers_begin(items: list[Item]) -> None:
 
 def test_a_tokenizer_that_is_missing_or_another_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="starter"):
-        Suite(tmp_path)
+        RecallSuite(tmp_path)
     file = write_model(tmp_path) / "tokenizer.json"
     file.write_text(file.read_text().replace("<|user|>", "<|human|>"))
     with pytest.raises(UsageError, match="kvchat cache gauge SESSION"):
-        Suite(tmp_path)
+        RecallSuite(tmp_path)
 
 
 def test_a_damaged_tokenizer_is_named_with_what_to_do(tmp_path: Path) -> None:
     file = write_model(tmp_path) / "tokenizer.json"
     file.write_text(file.read_text()[:100])
     with pytest.raises(ModelUnreadable, match=r"tokenizer\.json cannot be read .*download the model again"):
-        Suite(tmp_path)
+        RecallSuite(tmp_path)
 
 
 def test_texts_are_as_long_as_was_wanted(items: list[Item]) -> None:
@@ -97,7 +120,7 @@ def test_words_that_were_told_were_kept_out_of_training(items: list[Item]) -> No
     """Values are held out or made up: of words from the pools none was trained on."""
     from tokenizers import Tokenizer
 
-    from kvchat.starter import words
+    from tools.starter import words
 
     tokenizer = Tokenizer.from_file(str(MODEL / "tokenizer.json"))
     for item in items[:3]:
@@ -114,7 +137,7 @@ def marks(*right: tuple[bool, ...]) -> FormatMarks:
 
 
 def asked(num_items: int, num_each: int, kind: str = RECALL) -> list[Item]:
-    one = Suite(MODEL)  # any item will do: only kinds and numbers count
+    one = SuiteGenerator(MODEL)  # any item will do: only kinds and numbers count
     item = next(
         iter(one.items(SuiteSize(num_conversations=1, num_facts=num_each, num_documents=0, length=200)))
     )

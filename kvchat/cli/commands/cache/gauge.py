@@ -132,16 +132,15 @@ def _tell(options: GaugeOptions, report: GaugeReport, session: Session) -> None:
 
 
 def _ask_suite(options: GaugeOptions) -> None:
-    from kvchat.engine.quality.recall_suite import Suite, SuiteSize, num_questions
+    from kvchat.engine.quality.recall_suite import CONTEXT_LEN, RecallSuite, num_questions
 
     settings, status = options.settings(), Status(quiet=options.quiet)
     model = options.model or _STARTER
     location = located(settings, model)
-    suite = Suite(location.path)
+    suite = RecallSuite(location.path)
     loaded, _ = _load(settings, model, status)
     beside = [_load(settings, model, status)[0] for _ in range(loaded.num_copies - 1)]
-    size = SuiteSize(num_conversations=10, num_documents=4) if options.quick else SuiteSize()
-    items = list(suite.items(size))
+    items = suite.items(num_recall=10, num_needle=4) if options.quick else suite.items()
     start_s = monotonic()
     marks = _examined([loaded, *beside], items, _formats(options, loaded), status)
     figures = finite(suite_values(items, marks))
@@ -156,7 +155,7 @@ def _ask_suite(options: GaugeOptions) -> None:
         Output().line(line)
     asked, took_s = plural(num_questions(items), "question"), seconds_text(monotonic() - start_s)
     status.note(
-        f"{asked} about {plural(len(items), 'text')} of about {size.length} tokens, each in"
+        f"{asked} about {plural(len(items), 'text')} of about {CONTEXT_LEN} tokens, each in"
         f" {plural(len(marks), 'format')}: {took_s}"
     )
 

@@ -1,7 +1,7 @@
 """A linear layer over weights of 16 bits, for processors that have no instructions for products of them.
 
 Libraries emulate those: on an AVX-512 processor without AVX512-BF16, products of bfloat16 run at a third of
-the speed of those of float32, and of float16 at a tenth (docs/decisions.md has the figures). So parts of the
+the speed of those of float32, and of float16 at a tenth (docs/decisions/processor.md). So parts of the
 weight are widened, which is little beside the product of many rows, and sums are exact to float32. A few rows
 cost what reading the weight costs: a native kernel widens it as it is read; without one they are left to the
 library.
