@@ -21,8 +21,8 @@ from kvchat.ui.app import KvchatApp
 from kvchat.ui.controllers.turn_runner import PendingTurn, TurnKind
 from kvchat.ui.screens.chat import ChatScreen
 from kvchat.ui.widgets.answer import AnswerView
-from kvchat.ui.widgets.markdown_view import AnswerMarkdown
 from kvchat.ui.widgets.session_list import SessionList
+from kvchat.ui.widgets.static_text import StaticText
 
 ROUNDS = 10
 LARGE_ROUNDS = 2
@@ -152,7 +152,7 @@ def _has_begun(screen: ChatScreen, before: AnswerView | None) -> bool:
     answer = screen.transcript.last_answer
     if answer is None or answer is before:
         return False
-    return bool(answer.turn.text or any(shown.source for shown in answer.query(AnswerMarkdown)))
+    return bool(answer.turn.text or any(shown.source for shown in answer.query(StaticText)))
 
 
 async def _until(condition: Callable[[], bool]) -> None:

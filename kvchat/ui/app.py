@@ -30,8 +30,7 @@ from kvchat.ui.widgets.prompt import Prompt
 log = logging.getLogger(__name__)
 
 _LATER = (
-    "kvchat.ui.widgets.markdown_view",
-    "kvchat.ui.screens.confirm",
+    "kvchat.ui.widgets.static_text",
     "kvchat.ui.screens.confirm",
     "kvchat.ui.screens.choices",
     "kvchat.ui.screens.help",

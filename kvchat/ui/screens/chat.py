@@ -62,7 +62,7 @@ class ChatScreen(ConversationScreen):
 
     def on_mount(self) -> None:
         self.prompt = self.query_one("#prompt", Prompt)
-        self.transcript = self.scrolled = self.query_one("#transcript", Transcript)
+        self.transcript = self.query_one("#transcript", Transcript)
         self.prompt.use_keys(self.own_keys)
         for widget in (self.prompt, self.transcript, *self.query("FindField, SessionList").results(Widget)):
             leave_keys(widget, self.own_keys)

@@ -45,10 +45,10 @@ class CandidateView(VerticalScroll, can_focus=False):
         self._body.update(Content(self._text))
 
     def finish(self, answer: Turn) -> None:
-        from kvchat.ui.widgets.markdown_view import StillMarkdown
+        from kvchat.ui.widgets.static_text import AnswerMarkdown
 
         self._text = clean_text(answer.text)
-        self._body.update(StillMarkdown(self._text) if self._text.strip() else Content("nothing"))
+        self._body.update(AnswerMarkdown(self._text) if self._text.strip() else Content("nothing"))
 
     def show(self, *, is_chosen: bool) -> None:
         mark = "▸" if is_chosen else " "

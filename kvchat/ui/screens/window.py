@@ -12,7 +12,7 @@ from textual.content import Content
 from textual.widgets import Static
 
 from kvchat.ui.key_names import key_name
-from kvchat.ui.screens.partial_layout import PartialLayoutScreen
+from kvchat.ui.screens.services import ServicesScreen
 from kvchat.ui.state.panes import PaneRequest, pane_widths
 from kvchat.ui.widgets.cache.panel import CachePanel
 from kvchat.ui.widgets.prompt import CommandList, Prompt
@@ -25,7 +25,7 @@ _SHORT_SCREEN = 18
 _MOST_LINES = 3
 
 
-class WindowScreen(PartialLayoutScreen):
+class WindowScreen(ServicesScreen):
     """Places the panes, and lets the person go from one to another.
 
     Attributes:
@@ -97,7 +97,7 @@ class WindowScreen(PartialLayoutScreen):
     def on_prompt_completing(self, event: Prompt.Completing) -> None:
         self.query_one(CommandList).show_commands(event.candidates, event.chosen)
 
-    def _on_screen_resume(self, event: events.ScreenResume) -> None:
+    def on_screen_resume(self, event: events.ScreenResume) -> None:
         """Come on screen. The first time every widget has just been given its styles."""
         event.refresh_styles = event.refresh_styles and self._has_been_seen
         self._has_been_seen = True
@@ -147,7 +147,7 @@ class WindowScreen(PartialLayoutScreen):
         else:
             self.transcript.scroll_page_down()
 
-    def on_markdown_link_clicked(self, event: Any) -> None:
+    def on_static_text_link_clicked(self, event: Any) -> None:
         self.app.copy_to_clipboard(event.href)
         self.tell(event.href, title="link copied")
 

@@ -18,10 +18,9 @@ from kvchat.text.figures import plural
 from kvchat.text.plain_text import clean_text
 from kvchat.text.prefill_time import PrefillTime
 from kvchat.ui.key_names import name_for
-from kvchat.ui.widgets.update_in_place import update_in_place, update_text
 
 if TYPE_CHECKING:
-    from kvchat.ui.widgets.markdown_view import AnswerMarkdown
+    from kvchat.ui.widgets.static_text import StaticText
 
 
 class Column(Vertical):
@@ -60,7 +59,7 @@ class FooterLine(Static):
             return
         self._lines = lines
         if lines:
-            update_in_place(self, Content(_LEAD + "\n  ".join(lines)))
+            self.update(Content(_LEAD + "\n  ".join(lines)))
         self.display = bool(lines)
 
     @property
@@ -104,7 +103,7 @@ class Reasoning(Static):
             words = f"▸ thought for {num_words} · {name_for(self, 'reasoning')} shows them"
         else:
             words = f"▾ thought\n{self._text.strip()}"
-        update_in_place(self, Content(words))
+        self.update(Content(words))
 
 
 class EndingLine(Static):
@@ -121,12 +120,12 @@ class EndingLine(Static):
         self._finish = finish
         ending = ending_text(finish, name_for(self, "go_on"))
         if ending:
-            update_text(self, Content(f"■ {ending}"))
+            self.update(Content(f"■ {ending}"))
         self.display = bool(ending)
 
 
 class AnswerView(Column):
-    """An answer. It is live while it streams and for a while after; others are still.
+    """An answer, complete or streaming.
 
     It has no widget for what it does not say: to mount one takes longer than to draw its text.
 
@@ -134,15 +133,12 @@ class AnswerView(Column):
         turn: the answer as last stored.
     """
 
-    def __init__(
-        self, turn: Turn, session: Session | None = None, *, is_live: bool, folds_reasoning: bool = True
-    ) -> None:
+    def __init__(self, turn: Turn, session: Session | None = None, *, folds_reasoning: bool = True) -> None:
         super().__init__(classes="answer")
         self.turn = turn
         self._session = session
         self._folds_reasoning = folds_reasoning
-        self._live = self._live_body() if is_live else None
-        self._body: AnswerMarkdown | Static = self._still_body() if self._live is None else self._live
+        self._body = self._body_of(turn)
         # What stands there when it is mounted is not drawn twice, and mostly above what is seen.
         self._reasoning = self._reasoning_of(turn.reasoning) if turn.reasoning else None
         self._footer = FooterLine(footer_parts(turn, session))
@@ -152,13 +148,8 @@ class AnswerView(Column):
         self._pace = PrefillTime()
 
     @property
-    def is_live(self) -> bool:
-        """Whether the text is a Markdown widget of its own."""
-        return self._live is not None
-
-    @property
     def is_streaming(self) -> bool:
-        return self._live is not None and self._live.is_streaming
+        return self._body.is_streaming
 
     def compose(self) -> ComposeResult:
         if self._reasoning is not None:
@@ -170,8 +161,7 @@ class AnswerView(Column):
 
     def begin(self) -> None:
         """Start to take text; what the answer has already stays."""
-        assert self._live is not None
-        self._live.begin()
+        self._body.begin()
         self._pace = PrefillTime()
         if self._ending is not None:
             self._ending.display = False
@@ -188,8 +178,7 @@ class AnswerView(Column):
         """Add model text; control characters are dropped."""
         cleaned = clean_text(text)
         self._pieces.append(cleaned)
-        if self._live is not None:
-            await self._live.write(cleaned)
+        self._body.write(cleaned)
 
     def add_reasoning(self, text: str) -> None:
         self._thoughts.append(clean_text(text))
@@ -203,34 +192,21 @@ class AnswerView(Column):
     async def finish(self, turn: Turn) -> None:
         """Show the answer as stored."""
         self.turn = turn
-        if self._live is not None:
-            await self._live.finish(clean_text(turn.text))
+        self._body.finish(clean_text(turn.text))
         self._show_turn()
 
     async def give_up(self) -> None:
         """End the stream where no stored answer came; what was shown stays."""
-        if self._live is not None and self._live.is_streaming:
-            await self._live.finish("".join(self._pieces))
+        if self.is_streaming:
+            self._body.finish("".join(self._pieces))
         self._footer.show_parts(())
-
-    async def make_still(self) -> None:
-        """Replace the live text by one renderable."""
-        assert not self.is_streaming
-        old, self._body, self._live = self._body, self._still_body(), None
-        await self.mount(self._body, after=old)
-        await old.remove()
 
     # The first frame needs no Markdown, whose parser and highlighter take a tenth of the time up to it.
 
-    def _live_body(self) -> "AnswerMarkdown":
-        from kvchat.ui.widgets.markdown_view import AnswerMarkdown
-
-        return AnswerMarkdown(clean_text(self.turn.text))
-
-    def _still_body(self) -> Static:
+    def _body_of(self, turn: Turn) -> "StaticText":
         from kvchat.ui.widgets.static_text import StaticText
 
-        return StaticText(clean_text(self.turn.text))
+        return StaticText(clean_text(turn.text))
 
     def _reasoning_of(self, text: str) -> Reasoning:
         return Reasoning(clean_text(text), is_folded=self._folds_reasoning)

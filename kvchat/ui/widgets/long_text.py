@@ -1,9 +1,10 @@
 """A plain text of which only the lines are rendered that are seen."""
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from rich._wrap import divide_line
+from rich.cells import cell_len, chop_cells
 from rich.segment import Segment
 from textual.content import Content
 from textual.geometry import Size
@@ -83,16 +84,37 @@ def _breaks(line: str, width: int) -> list[int]:
     work that Rich has with every word.
     """
     if not (line.isascii() and line.isprintable()) or line.startswith(" "):
-        return divide_line(line, width)
+        return list(_word_breaks(line, width))
     breaks, start, end = [], 0, len(line.rstrip(" "))
     while end - start > width:
         start = line.rfind(" ", start, start + width + 1)
         if start < 0:  # a word that is longer than a line
-            return divide_line(line, width)
+            return list(_word_breaks(line, width))
         while line[start] == " ":
             start += 1
         breaks.append(start)
     return breaks
+
+
+def _word_breaks(line: str, width: int) -> Iterator[int]:
+    """Yield where a line of any characters is broken: between words, or within one longer than a line."""
+    used = 0
+    for match in re.finditer(r"\s*\S+\s*", line):
+        word, start = match.group(), match.start()
+        num_cells = cell_len(word.rstrip())
+        if used + num_cells <= width:
+            used += cell_len(word)
+        elif num_cells <= width:
+            if start:
+                yield start
+            used = cell_len(word)
+        else:
+            parts = chop_cells(word, width)
+            for part in parts:
+                if start:  # a first part is empty where not even one character fits
+                    yield start
+                start += len(part)
+            used = cell_len(parts[-1])
 
 
 def _cut(part: str, width: int) -> str:

@@ -197,7 +197,7 @@ class Prompt(TextArea):
         """Close the list of commands until the text changes."""
         self._offer((), 0)
 
-    async def _on_key(self, event: events.Key) -> None:
+    async def on_key(self, event: events.Key) -> None:
         self._catch_up()
         if event.key in self._newline_keys or (event.key == "enter" and "enter" not in self._send_keys):
             self._take(event)
@@ -224,7 +224,7 @@ class Prompt(TextArea):
         bindings = self._bindings.key_to_bindings.get(key, ())
         return next((binding.action for binding in bindings if "." not in binding.action), None)
 
-    async def _on_paste(self, event: events.Paste) -> None:
+    async def on_paste(self, event: events.Paste) -> None:
         # A command's name must be typed; only its argument may be pasted.
         before = self.get_text_range(self.document.start, min(self.selection))
         if not any(one.isspace() for one in before):
@@ -237,7 +237,7 @@ class Prompt(TextArea):
         text = tidy(event.text) if is_long(event.text) else _cleaned(event.text)
         if is_long(text):
             self.post_message(self.PastedMuch(text))
-        elif result := self._replace_via_keyboard(text, *self.selection):
+        elif result := self.replace(text, *self.selection, maintain_selection_offset=False):
             self._pasted.append(text)
             self.move_cursor(result.end_location)
 

@@ -1,28 +1,112 @@
-"""An answer's text that stays as it is, in one widget."""
+"""Markdown answer text in one widget, rendered once for each width and drawn by lines."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import cache
+from typing import ClassVar
 
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.markdown import CodeBlock, Heading, Markdown
 from rich.segment import Segment
 from rich.style import Style
+from textual import events
 from textual.geometry import Size
+from textual.message import Message
 from textual.selection import Selection
 from textual.strip import Strip
 from textual.widgets import Static
 
-from kvchat.ui.widgets.markdown_view import StillMarkdown
+from kvchat.session.render.markdown_parser import answer_parser
 
 Line = Sequence[Segment]
 
 
+class _LeftHeading(Heading):
+    """A heading at the left edge."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        self.text.justify = "left"
+        yield self.text
+
+
+class _PlainFence(CodeBlock):
+    """A code block without highlighting: to highlight it for every append is quadratic."""
+
+    @classmethod
+    def create(cls, markdown: Markdown, token: Token) -> "_PlainFence":
+        return cls("text", markdown.code_theme)
+
+
+class AnswerMarkdown(Markdown):
+    """An answer's text as a Rich renderable."""
+
+    elements: ClassVar = {**Markdown.elements, "heading_open": _LeftHeading}
+
+    def __init__(self, text: str) -> None:
+        super().__init__("", code_theme="ansi_dark", hyperlinks=False)
+        self.markup = text
+        self.parsed = _parser().parse(text)
+
+
+class _GrowingMarkdown(AnswerMarkdown):
+    """A block that is not complete yet."""
+
+    elements: ClassVar = {**AnswerMarkdown.elements, "fence": _PlainFence, "code_block": _PlainFence}
+
+
 class StaticText(Static):
-    """Markdown that is rendered once for each width and then costs what is seen of it; Textual renders it for
-    its height and again to be drawn. Parts of it can be selected, as of a live text.
+    """Markdown that costs what is seen of it; Textual renders it for its height and again to be drawn. Parts
+    of it can be selected. Between `begin` and `finish` it grows by `write`: the last top-level block is
+    rendered again, those before it are not.
+
+    Attributes:
+        is_streaming: whether `write` still adds text.
     """
+
+    class LinkClicked(Message):
+        """A link was clicked."""
+
+        def __init__(self, href: str) -> None:
+            super().__init__()
+            self.href = href
 
     def __init__(self, text: str) -> None:
         super().__init__("", markup=False, classes="still")
-        self._markdown = StillMarkdown(text) if text.strip() else None
-        self._rendered: tuple[int, Sequence[Line]] = 0, ()
+        self.is_streaming = False
+        self._complete, self._growing = text, ""
+        self._width = 0
+        self._complete_lines: Sequence[Line] = ()
+        self._rendered: Sequence[Line] = ()
+
+    @property
+    def source(self) -> str:
+        """The Markdown that is shown."""
+        return self._complete + self._growing
+
+    def begin(self) -> None:
+        """Start to take text."""
+        self.is_streaming = True
+        # The last block may go on.
+        self._show(self._complete)
+
+    def write(self, text: str) -> None:
+        """Add text; ignored after `finish`."""
+        if not self.is_streaming:
+            return
+        self._growing += text
+        start = _last_block_start(self._growing)
+        if start:
+            done, self._growing = self._growing[:start], self._growing[start:]
+            self._complete += done
+            if self._width:
+                self._complete_lines = _joined(self._complete_lines, self._render_lines(AnswerMarkdown(done)))
+        self._draw_growing()
+
+    def finish(self, full_text: str) -> None:
+        """Stop taking text and show `full_text`, parsed as a whole: a streamed document can differ."""
+        self.is_streaming = False
+        self._show(full_text)
 
     def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
         return len(self._lines(width))
@@ -38,17 +122,45 @@ class StaticText(Static):
         spans = ((selection.get_span(y), line) for y, line in enumerate(self._lines(self.size.width)))
         return "\n".join(_within(line, *span) for span, line in spans if span is not None), "\n"
 
-    def _lines(self, width: int) -> Sequence[Line]:
-        if width != self._rendered[0]:
-            self._rendered = width, self._render_lines(width)
-        return self._rendered[1]
+    def on_click(self, event: events.Click) -> None:
+        offset = event.get_content_offset(self)
+        if offset is not None and (href := self._href_at(offset.x, offset.y)):
+            self.post_message(self.LinkClicked(href))
 
-    def _render_lines(self, width: int) -> Sequence[Line]:
-        if self._markdown is None:
-            return ((),)
-        options = self.app.console_options.update(width=width, highlight=False)
-        segments = self.app.console.render(self._markdown, options)
-        return tuple(Segment.split_and_crop_lines(segments, width, include_new_lines=False, pad=False))
+    def _show(self, text: str) -> None:
+        self._complete, self._growing, self._width = text, "", 0
+        if self.is_streaming:
+            start = _last_block_start(text + "\n")
+            self._complete, self._growing = text[:start], text[start:]
+        self.refresh(layout=True)
+
+    def _draw_growing(self) -> None:
+        """Render the last block again; the screen is laid out only where the number of lines changes."""
+        before = len(self._rendered)
+        if self._width:
+            self._rendered = self._with_growing()
+        self.refresh(layout=len(self._rendered) != before or not self._width)
+
+    def _lines(self, width: int) -> Sequence[Line]:
+        if width != self._width:
+            self._width = width
+            self._complete_lines = (
+                self._render_lines(AnswerMarkdown(self._complete)) if self._complete else ()
+            )
+            self._rendered = self._with_growing()
+        return self._rendered
+
+    def _with_growing(self) -> Sequence[Line]:
+        if not self._growing.strip():
+            return self._complete_lines or ((),)
+        return _joined(self._complete_lines, self._render_lines(_GrowingMarkdown(self._growing)))
+
+    def _render_lines(self, markdown: AnswerMarkdown) -> Sequence[Line]:
+        if not markdown.markup.strip():
+            return ()
+        options = self.app.console_options.update(width=self._width, highlight=False)
+        segments = self.app.console.render(markdown, options)
+        return tuple(Segment.split_and_crop_lines(segments, self._width, include_new_lines=False, pad=False))
 
     def _marked(self, line: Line, y: int) -> Line:
         """Return a line, with what is selected of it marked."""
@@ -69,8 +181,62 @@ class StaticText(Static):
             at += len(text)
         return [segment for segment in segments if segment.text]
 
+    def _href_at(self, x: int, y: int) -> str | None:
+        """Return the address of the link at a cell; a long one stands there in pieces."""
+        lines = self._lines(self.size.width)
+        line = lines[y] if y < len(lines) else ()
+        end, shown = 0, ""
+        for segment in line:
+            end += segment.cell_length
+            if x < end:
+                shown = segment.text.strip() if _is_link(self.app.console, segment.style) else ""
+                break
+        links = _links(_parser().parse(self.source)) if shown else ()
+        return next((href for text, href in links if shown in text or shown in href), None)
+
+
+def _is_link(console: Console, style: Style | None) -> bool:
+    names = "markdown.link", "markdown.link_url"
+    return style is not None and any(style + console.get_style(name) == style for name in names)
+
+
+def _links(tokens: Sequence[Token]) -> Iterator[tuple[str, str]]:
+    """Yield the text and the address of each link."""
+    for token in tokens:
+        href, text = None, ""
+        for child in token.children or ():
+            if child.type == "link_open":
+                href, text = str(child.attrs.get("href", "")), ""
+            elif child.type == "link_close" and href is not None:
+                yield text, href
+            else:
+                text += child.content
+
+
+def _last_block_start(text: str) -> int:
+    """Return where the last top-level block begins; 0 while that is the only one. A block whose first line is
+    incomplete does not count: what follows can make it part of the one before.
+    """
+    starts = [token.map[0] for token in _parser().parse(text) if token.level == 0 and token.map]
+    lines = text.split("\n")
+    if not starts or starts[-1] >= len(lines) - 1:
+        return 0
+    return sum(len(line) + 1 for line in lines[: starts[-1]])
+
+
+def _joined(before: Sequence[Line], after: Sequence[Line]) -> Sequence[Line]:
+    return (*before, (), *after) if before and after else (*before, *after)
+
 
 def _within(line: Line, start: int, end: int) -> str:
     """Return what a line says from one place to another; -1: to its end."""
     text = "".join(segment.text for segment in line).rstrip()
     return text[start : None if end < 0 else end]
+
+
+@cache
+def _parser() -> MarkdownIt:
+    """Return the one parser of all answers: to make one takes longer than to parse a piece of text."""
+    parser = answer_parser()
+    parser.parse("*rules*")  # put together at the first use, which is to be over before threads share it
+    return parser

@@ -22,7 +22,6 @@ from kvchat.text.figures import plural
 from kvchat.text.plain_text import clean_text
 from kvchat.ui.widgets.answer import AnswerView, Column
 from kvchat.ui.widgets.long_text import LongText
-from kvchat.ui.widgets.update_in_place import update_in_place
 
 BUDGET_S: Final = 0.02
 """Of the interface's thread, for one portion with the layout that follows it."""
@@ -58,9 +57,6 @@ class WorkSlice:
         # At most twice as many as before: the next ones may be longer.
         self.num = max(_LEAST, min(_MOST, 2 * self._done, round(self._done * BUDGET_S / took_s)))
 
-
-MAX_LIVE = 15
-"""Answers kept as Markdown widgets; each costs layout time whenever text is added."""
 
 PAGE_TURNS = 40
 """Turns mounted when a conversation is opened."""
@@ -106,7 +102,7 @@ class EarlierLine(Static):
         if self._num_turns != self._num_drawn:
             self._num_drawn = self._num_turns
             words = f"▲ {plural(self._num_turns, 'earlier message')} · pageup shows more"
-            update_in_place(self, Content(words))
+            self.update(Content(words))
 
 
 TurnView = QuestionView | AnswerView
@@ -208,7 +204,7 @@ class Transcript(VerticalScroll):
             self._shown = shown = object()
             self._session, self._from_end, self._num_coming = session, None, 0
             self._hidden = list(turns[:-FIRST_TURNS])
-            views = self._views_of(turns[-FIRST_TURNS:], most_live=1)
+            views = [self._view(turn) for turn in turns[-FIRST_TURNS:]]
             self._hide(self._parts)
             await self.page.mount_all(views)
             self._draw_earlier_line()
@@ -270,9 +266,7 @@ class Transcript(VerticalScroll):
             self._num_coming += 1
             if self._from_end is None:  # else it still holds what was on screen before the portion above
                 self._from_end = self.virtual_size.height - self.scroll_y
-            await self.page.mount_all(
-                [EarlierTurns(*self._views_of(page, most_live=0))], before=self._parts[0]
-            )
+            await self.page.mount_all([EarlierTurns(*map(self._view, page))], before=self._parts[0])
             self._draw_earlier_line()
         self.call_after_refresh(self._let_go)
         return True
@@ -297,12 +291,11 @@ class Transcript(VerticalScroll):
 
     async def begin_turn(self, question: Turn | None, answer: Turn) -> AnswerView:
         """Add a question, if there is one, and an answer that is about to stream: both with one layout."""
-        view = AnswerView(answer, self._session, is_live=True, folds_reasoning=self._folds_reasoning)
+        view = AnswerView(answer, self._session, folds_reasoning=self._folds_reasoning)
         async with self.batch():
             # Which, unlike `mount`, does nothing in a window that closes.
             await self.page.mount_all([view] if question is None else [QuestionView(question), view])
             view.begin()
-            await self._still_older_answers()
             self._show_or_hide_welcome()
         if question is not None:
             self.anchor()
@@ -360,24 +353,10 @@ class Transcript(VerticalScroll):
             view.add_class("-selected")
             self.call_after_refresh(self.scroll_to_widget, view, animate=False)  # it may be new
 
-    async def _still_older_answers(self) -> None:
-        live = [view for view in self.views if isinstance(view, AnswerView) and view.is_live]
-        for view in live[:-MAX_LIVE]:
-            await view.make_still()
-
-    def _views_of(self, turns: Sequence[Turn], most_live: int) -> list[Widget]:
-        """Return views of turns, the last `most_live` answers of them live."""
-        num_answers = sum(turn.role is Role.ASSISTANT for turn in turns)
-        views: list[Widget] = []
-        for turn in turns:
-            views.append(self._view(turn, is_live=num_answers <= most_live))
-            num_answers -= turn.role is Role.ASSISTANT
-        return views
-
-    def _view(self, turn: Turn, *, is_live: bool) -> TurnView:
+    def _view(self, turn: Turn) -> TurnView:
         if turn.role is Role.USER:
             return QuestionView(turn)
-        return AnswerView(turn, self._session, is_live=is_live, folds_reasoning=self._folds_reasoning)
+        return AnswerView(turn, self._session, folds_reasoning=self._folds_reasoning)
 
     def _draw_earlier_line(self) -> None:
         self.query_one(EarlierLine).show(len(self._hidden))

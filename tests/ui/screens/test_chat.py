@@ -10,7 +10,6 @@ from kvchat.engine.api.status import EnginePhase
 from kvchat.errors import ContextOverflow
 from kvchat.session.tree import BranchName, Finish
 from kvchat.ui.screens.confirm import ConfirmScreen
-from kvchat.ui.widgets.transcript import MAX_LIVE
 from tests.ui.gate import hold
 from tests.ui.harness import window
 from tests.ui.scripted import Answer, ScriptedChat
@@ -327,7 +326,6 @@ async def test_a_long_conversation_opens_at_its_end_and_more_comes_on_asking(tmp
         await shown.until_shown("question 59")
         await shown.until(lambda: len(shown.transcript.views) == 40)  # its end comes first
         assert shown.transcript.num_hidden == 80
-        assert [view.is_live for view in shown.answers] == [False] * 19 + [True]
         for _ in range(12):
             await shown.pilot.press("pageup")
         await shown.until(lambda: shown.transcript.num_hidden <= 40)
@@ -350,19 +348,6 @@ async def test_a_stop_right_after_enter_counts_for_the_answer_that_has_not_begun
         await shown.until(lambda: shown.answers[-1].turn.finish is not Finish.PARTIAL)
         assert shown.chat.sent[-1] == "go"
         assert (shown.answers[-1].turn.text, shown.answers[-1].turn.finish) == ("", Finish.INTERRUPTED)
-
-
-async def test_older_answers_stop_being_live(tmp_path: Path) -> None:
-    def prepare(chat: ScriptedChat) -> None:
-        chat.add_session("s", [(f"question {number}", f"**answer** {number}") for number in range(3)])
-
-    async with window(tmp_path, prepare=prepare, initial="s") as shown:
-        await shown.until(lambda: len(shown.answers) == 3)
-        assert [view.is_live for view in shown.answers] == [False, False, True]
-        for turn in [shown.answers[-1].turn] * MAX_LIVE:
-            view = await shown.transcript.begin_turn(None, turn)
-            await view.finish(turn)
-        assert [view.is_live for view in shown.answers] == [False] * 3 + [True] * MAX_LIVE
 
 
 async def test_quitting_during_an_answer_keeps_what_was_shown(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ ANSWER = Turn(
 async def test_an_answer_has_no_widgets_for_what_it_does_not_say_and_gets_them_with_it() -> None:
     app: App[None] = App()
     async with app.run_test() as pilot:
-        view = AnswerView(replace(ANSWER, reasoning=""), is_live=True)
+        view = AnswerView(replace(ANSWER, reasoning=""))
         await app.mount(view)
         assert not view.query("Reasoning, EndingLine")
         view.begin()
@@ -35,7 +35,7 @@ async def test_an_answer_has_no_widgets_for_what_it_does_not_say_and_gets_them_w
         await view.finish(replace(ANSWER, finish=Finish.INTERRUPTED))
         await pilot.pause()
         names = [type(child).__name__ for child in view.children if child.display]
-        assert names == ["Reasoning", "AnswerMarkdown", "EndingLine"]
+        assert names == ["Reasoning", "StaticText", "EndingLine"]
         assert "4 words" in str(view.query_one(Reasoning).content)
         view.begin()
         assert not view.query_one(EndingLine).display
@@ -46,7 +46,7 @@ async def test_an_answer_has_no_widgets_for_what_it_does_not_say_and_gets_them_w
 async def test_an_answer_that_has_left_the_window_takes_its_end_and_ends_nothing() -> None:
     app: App[None] = App()
     async with app.run_test() as pilot:
-        view = AnswerView(replace(ANSWER, finish=Finish.INTERRUPTED), is_live=False)
+        view = AnswerView(replace(ANSWER, finish=Finish.INTERRUPTED))
         await app.mount(view)
         await view.remove()
         view.add_reasoning("By train?")

@@ -11,8 +11,7 @@ from textual.selection import SELECT_ALL, Selection
 from textual.strip import Strip
 from textual.widgets import Static
 
-from kvchat.ui.widgets.markdown_view import StillMarkdown
-from kvchat.ui.widgets.static_text import StaticText
+from kvchat.ui.widgets.static_text import AnswerMarkdown, StaticText
 
 pytestmark = pytest.mark.tui
 
@@ -46,7 +45,7 @@ class Beside(App[None]):
     def __init__(self) -> None:
         super().__init__()
         self.ours = StaticText(TEXT)
-        self.theirs = Static(StillMarkdown(TEXT), classes="still", markup=False)
+        self.theirs = Static(AnswerMarkdown(TEXT), classes="still", markup=False)
 
     def compose(self) -> ComposeResult:
         with VerticalScroll():
