@@ -36,7 +36,15 @@ from kvchat.engine.kernels.read_block.native import (
     read_block,
 )
 from kvchat.engine.memory.disk.block_encryption import PLAIN, BlockNames, DiskKey
-from kvchat.engine.memory.disk.io import Buffer, Files, at_once, read_all, write_all
+from kvchat.engine.memory.disk.io import (
+    Buffer,
+    Files,
+    at_once,
+    make_all_private,
+    read_all,
+    storage_errors,
+    write_all,
+)
 from kvchat.errors import BlockDamaged, BlockMissing, StorageError
 
 if TYPE_CHECKING:
@@ -157,17 +165,28 @@ class DueFile:
     parts: Sequence[Buffer]
 
 
-def write_files(files: Files, due: Sequence[DueFile]) -> None:
-    """Write blocks durably: temporary names, bytes and fsync of all, renames, fsync of their directories.
-
-    No file gets its name before all of them are synced.
+def create_files(files: Files, due: Sequence[DueFile]) -> None:
+    """Create block files durably, and the directories that they need: temporary names, bytes and fsync of
+    all, renames, fsync of their directories. No file gets its name before all of them are synced.
 
     Effect: blocks until the bytes are on the medium; what may be waited for side by side is, from the first
     byte on. After an error no temporary file is left, unless it cannot be removed either; some files may have
     their names.
 
-    Raises: OSError: disk full, read-only, no permission.
+    Raises: StorageError: disk full, read-only, no permission.
     """
+    directories = [one.path.parent for one in due]
+    with storage_errors(directories[0]):
+        try:
+            make_all_private(files, directories)
+            _create(files, due)
+        except FileNotFoundError:
+            # Another process removed a directory because it was empty.
+            make_all_private(files, directories)
+            _create(files, due)
+
+
+def _create(files: Files, due: Sequence[DueFile]) -> None:
     try:
         with ExitStack() as opened:
             descriptors = []

@@ -16,22 +16,23 @@ from kvchat.engine.memory.disk.block_file import (
     FileIdentity,
     FoundBlock,
     block_path,
+    create_files,
     file_bytes,
     read_file,
     render_head,
     scatter_file,
     temporary_path,
 )
-from kvchat.engine.memory.disk.block_paths import (
-    remove_empty_shelves,
-    storage_errors,
-    sync_shelves,
-    write_on_shelves,
-)
 from kvchat.engine.memory.disk.eviction import DiskEviction, Sources, require_allowance
 from kvchat.engine.memory.disk.index import BlockIndex, BlockName, WrittenBytes
 from kvchat.engine.memory.disk.index_rebuild import IndexRebuild
-from kvchat.engine.memory.disk.io import Files, unlink_if_there
+from kvchat.engine.memory.disk.io import (
+    Files,
+    storage_errors,
+    subdirectories,
+    sync_directories,
+    unlink_if_there,
+)
 from kvchat.engine.memory.disk.quarantine import Quarantine
 from kvchat.engine.memory.disk.write_intents import WriteIntents
 from kvchat.errors import StorageError
@@ -264,12 +265,19 @@ class BlockDirectory:
 
     def remove_empty(self) -> None:
         """Remove directories that hold nothing."""
-        remove_empty_shelves(self.files, self.blocks_dir)
+        with suppress(OSError):  # one that cannot be listed stays
+            for home in subdirectories(self.files, self.blocks_dir):
+                nested: list[Path] = []
+                with suppress(OSError):
+                    nested = subdirectories(self.files, home)
+                for directory in (*nested, home):
+                    with suppress(OSError):  # not empty, or gone
+                        self.files.remove_dir(directory)
 
     def sync_removed(self) -> None:
         """Make it durable that files are gone."""
         with self._lock, storage_errors(self.blocks_dir):
-            sync_shelves(self.files, self._unsynced)
+            sync_directories(self.files, self._unsynced)
             self._unsynced.clear()
 
     def empty_quarantine(self) -> None:
@@ -305,7 +313,7 @@ class BlockDirectory:
                 self.order.refuse(names)
                 return False
             paths = [self.path(*name) for name in names]
-            write_on_shelves(
+            create_files(
                 self.files,
                 [
                     DueFile(

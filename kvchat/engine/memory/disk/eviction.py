@@ -13,9 +13,8 @@ from kvchat.engine.api.ids import BlockKey, GroupId
 from kvchat.engine.cache.eviction import SMALL_SHARE, Eviction, Ghosts
 from kvchat.engine.memory.disk.block_encryption import DiskKey
 from kvchat.engine.memory.disk.block_file import FoundBlock
-from kvchat.engine.memory.disk.block_paths import storage_errors
 from kvchat.engine.memory.disk.index import BlockIndex, BlockName, IndexedBlock
-from kvchat.engine.memory.disk.io import Files
+from kvchat.engine.memory.disk.io import Files, storage_errors
 from kvchat.engine.memory.disk.pinned_blocks import Kept, PinnedBlocks
 from kvchat.engine.memory.disk.quarantine import Quarantine
 from kvchat.engine.memory.disk.write_intents import WriteIntents

@@ -5,8 +5,9 @@ It takes seconds for many blocks: done after a loss of the index or of power, an
 
 import logging
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from kvchat.engine.api.ids import GroupId
@@ -18,9 +19,14 @@ from kvchat.engine.memory.disk.block_file import (
     block_path,
     parse_header,
 )
-from kvchat.engine.memory.disk.block_paths import block_files, storage_errors, sync_shelves
 from kvchat.engine.memory.disk.index import BlockIndex, BlockName
-from kvchat.engine.memory.disk.io import Files, unlink_if_there
+from kvchat.engine.memory.disk.io import (
+    Files,
+    storage_errors,
+    subdirectories,
+    sync_directories,
+    unlink_if_there,
+)
 from kvchat.engine.memory.disk.quarantine import Quarantine
 from kvchat.errors import BlockDamaged, BlockMissing, StorageError
 
@@ -30,6 +36,7 @@ LOOK_AGAIN_S = 5.0
 """How long files that could not be looked at are left alone; twice as long each time that did not help."""
 _LONGEST_UNSEEN_S = 3600.0
 _ADOPTED_AT_ONCE = 1000
+_FINGERPRINT = re.compile(r"[0-9a-f]{64}")
 _BLOCK_FILE = re.compile(rf"([0-9a-f]{{64}})\.(\d{{1,9}}){re.escape(SUFFIX)}")
 _TEMPORARY_FILE = re.compile(rf"\..+\.([0-9a-z]+){re.escape(TEMPORARY_SUFFIX)}")
 
@@ -80,7 +87,7 @@ class IndexRebuild:
         seen: set[BlockName] = set()
         found: list[FoundBlock] = []
         with storage_errors(self._blocks_dir):
-            for fingerprint, path in block_files(self._files, self._blocks_dir, self._note_unlisted):
+            for fingerprint, path in self._files_found():
                 if match := _BLOCK_FILE.fullmatch(path.name):
                     name = (fingerprint, DiskKey(bytes.fromhex(match[1])), GroupId(int(match[2])))
                     seen.add(name)
@@ -106,9 +113,26 @@ class IndexRebuild:
             self._adopt(found)
         return bool(found)
 
-    def _note_unlisted(self, shelf: Path, error: OSError) -> None:
-        self._has_seen_all = False
-        log.warning("the blocks in %s cannot be looked at now and stay: %s", shelf, error.strerror or error)
+    def _files_found(self) -> Iterator[tuple[bytes, Path]]:
+        """Yield whatever lies where block files would, with the fingerprint that it lies under.
+
+        Raises: OSError: the directory of all blocks cannot be read.
+        """
+        for home in subdirectories(self._files, self._blocks_dir):
+            if _FINGERPRINT.fullmatch(home.name):
+                for directory in self._listed(home, partial(subdirectories, self._files)):
+                    for file in self._listed(directory, partial(_listing, self._files)):
+                        yield bytes.fromhex(home.name), file
+
+    def _listed(self, directory: Path, read: Callable[[Path], list[Path]]) -> list[Path]:
+        """Return what `read` finds in a directory; nothing where its names cannot be read now."""
+        try:
+            return read(directory)
+        except OSError as error:
+            self._has_seen_all = False
+            reason = error.strerror or error
+            log.warning("the blocks in %s cannot be looked at now and stay: %s", directory, reason)
+            return []
 
     def _identified(self, fingerprint: bytes, path: Path) -> list[FoundBlock]:
         """Return what a file says it is; nothing if it is no block of this fingerprint, now set aside, or if
@@ -129,9 +153,16 @@ class IndexRebuild:
         return [replace(found, modified_s=min(found.modified_s, self._clock()))]
 
     def _adopt(self, found: Sequence[FoundBlock]) -> None:
-        sync_shelves(self._files, {self._path(block).parent for block in found})
+        sync_directories(self._files, {self._path(block).parent for block in found})
         self._index.add(found)
 
     def _path(self, block: FoundBlock) -> Path:
         header = block.header
         return block_path(self._blocks_dir, block.fingerprint, self._seal.name(header.key), header.group)
+
+
+def _listing(files: Files, path: Path) -> list[Path]:
+    try:
+        return [Path(entry.path) for entry in files.entries(path)]
+    except FileNotFoundError:
+        return []

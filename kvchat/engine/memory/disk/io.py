@@ -8,15 +8,16 @@ import errno
 import os
 import sqlite3
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from fcntl import F_GETFL, F_SETFL, fcntl
 from itertools import chain, islice, repeat
 from pathlib import Path
 from typing import Protocol, TypeVar
 
 from kvchat.engine.memory.pages import PAGE, Pages
+from kvchat.errors import StorageError
 from kvchat.platform.directories import NamedFiles, SystemNames, make_private
 
 Buffer = bytes | bytearray | memoryview
@@ -128,6 +129,41 @@ class SystemFiles(SystemNames):
 
 SYSTEM = SystemFiles()
 _pages = Pages()
+
+
+@contextmanager
+def storage_errors(where: Path) -> Iterator[None]:
+    """Turn the operating system's refusals into errors that say what to do."""
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(_advice(where, error)) from error
+
+
+def _advice(where: Path, error: OSError) -> str:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return f"There is no room left for the cache in {where}: free some space, or give it a smaller limit."
+    if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+        return f"The cache in {where} cannot be written: {error.strerror}. Choose another cache directory."
+    return f"The cache in {where} cannot be used: {error.strerror or error}. Choose another cache directory."
+
+
+def subdirectories(files: Files, path: Path) -> list[Path]:
+    """Return the directories in a directory; none if it is not there."""
+    try:
+        return [Path(entry.path) for entry in files.entries(path) if entry.is_dir(follow_symlinks=False)]
+    except FileNotFoundError:
+        return []
+
+
+def sync_directories(files: Files, directories: Iterable[Path]) -> None:
+    """Make names in directories durable, and that names are gone; waits for all side by side."""
+
+    def sync(directory: Path) -> None:
+        with suppress(FileNotFoundError):
+            files.sync_dir(directory)
+
+    at_once(sync, list(directories))
 
 
 def make_all_private(files: Files, paths: Iterable[Path]) -> None:

@@ -11,11 +11,10 @@ from kvchat.engine.cache.eviction import Eviction
 from kvchat.engine.kernels.read_block.native import ReadTargets
 from kvchat.engine.memory.disk.block_encryption import seal_of
 from kvchat.engine.memory.disk.block_file import BlockHeader, FileIdentity, Layout, Region, file_bytes
-from kvchat.engine.memory.disk.block_paths import storage_errors
 from kvchat.engine.memory.disk.directory import BlockDirectory
 from kvchat.engine.memory.disk.eviction import no_room, require_allowance, too_long
 from kvchat.engine.memory.disk.index import BlockName, DiskUsage, IndexedBlock, WrittenBytes
-from kvchat.engine.memory.disk.io import SYSTEM, Buffer, Files
+from kvchat.engine.memory.disk.io import SYSTEM, Buffer, Files, storage_errors
 from kvchat.errors import BlockDamaged, BlockMissing, StorageError
 from kvchat.platform.encryptor import Encryptor
 from kvchat.platform.values import dataclass

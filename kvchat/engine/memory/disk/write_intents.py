@@ -5,9 +5,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from kvchat.engine.memory.disk.block_file import temporary_path
-from kvchat.engine.memory.disk.block_paths import storage_errors, sync_shelves
 from kvchat.engine.memory.disk.index import BlockIndex, BlockName
-from kvchat.engine.memory.disk.io import Files, unlink_if_there
+from kvchat.engine.memory.disk.io import Files, storage_errors, sync_directories, unlink_if_there
 from kvchat.errors import StorageError
 from kvchat.platform.writers import Writers
 
@@ -126,5 +125,5 @@ class WriteIntents:
 
     def _settle(self, names: Sequence[BlockName], writer: str) -> None:
         # A file may have got no further than the rename.
-        sync_shelves(self._files, {self._path_of(name).parent for name in names if self._has_file(name)})
+        sync_directories(self._files, {self._path_of(name).parent for name in names if self._has_file(name)})
         self._index.settle_again(names, writer)
