@@ -25,7 +25,7 @@ from kvchat.engine.formats.spec import FullSpec, Group, group_layers
 from kvchat.engine.formats.table import stored_groups
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.disk.bundle_blocks import BundleBlockStore, NewBlock
-from kvchat.engine.memory.disk.io import SYSTEM, Files, SystemFiles
+from kvchat.engine.memory.disk.io import SYSTEM, SystemFiles
 from kvchat.engine.quality.convert import RUN_LEN, ConversionSide, Converter
 from kvchat.engine.quality.session_conversion import Conversion
 
@@ -48,8 +48,8 @@ class Made(Converter):
 class InTurn(BundleBlockStore):
     """Waits for the medium with each block by itself."""
 
-    def write_all(self, blocks: Iterable[NewBlock], *, is_wanted: bool = False) -> int:
-        write = super().write_all
+    def write(self, blocks: Iterable[NewBlock], *, is_wanted: bool = False) -> int:
+        write = super().write
         return sum(write([block], is_wanted=is_wanted) for block in blocks)
 
 
@@ -92,7 +92,7 @@ def _files_alone(directory: Path, rounds: int) -> Iterator[Row]:
     for _ in range(rounds):
         for name, kind in (("together", BundleBlockStore), ("one after the other", InTurn)):
             with closing(_shelf(directory / "cache", converter.target, kind)) as shelf:
-                told[name].append(seconds(partial(shelf.write_all, _chain(group, payload))))
+                told[name].append(seconds(partial(shelf.write, _chain(group, payload))))
             rmtree(directory / "cache")
         told["plain files"].append(seconds(partial(_plain, directory / "plain", [len(payload)] * RUN_LEN)))
     what = f"{RUN_LEN} blocks, {RUN_LEN * len(payload) / 2**20:.0f} MiB"
@@ -159,13 +159,13 @@ def _stored(directory: Path, converter: Converter, path: list[int]) -> BundleBlo
             NewBlock(group.id, parent, ids, bytes(pool.read_block(group.id, place, BLOCK_SIZE)))
             for group in converter.exact.groups
         ]
-        shelf.write_all(block)
+        shelf.write(block)
         parent = block[0].header.key
     return shelf
 
 
 def _shelf(
-    cache_dir: Path, side: ConversionSide, kind: type[BundleBlockStore], files: Files = SYSTEM
+    cache_dir: Path, side: ConversionSide, kind: type[BundleBlockStore], files: SystemFiles = SYSTEM
 ) -> BundleBlockStore:
     return kind(cache_dir, side.fingerprint, side.pool.layouts(), block_size=BLOCK_SIZE, files=files)
 

@@ -73,7 +73,7 @@ def _block_times(directory: Path, sealer: Encryptor | None, seed: int) -> dict[s
     with closing(store):
         size = f"{NUM_BLOCKS * len(payload) / 1e6:.0f} MB of blocks"
         return {
-            f"write {size}": _seconds(lambda: [store.write(header, payload) for header in headers]),
+            f"write {size}": _seconds(lambda: [store.write([(header, payload)]) for header in headers]),
             f"match {NUM_BLOCKS} blocks": _seconds(lambda: store.has_all(keys, GROUP)),
             f"read {size}": _seconds(lambda: [store.read_into(header, out) for header in headers]),
         }

@@ -177,7 +177,7 @@ class _Disk:
         num_found = self.num_found(chain)
         self.store.touch(header.key for header in headers[:num_found])
         for header in headers[num_found:]:
-            self.store.write(header, bytes(4))
+            self.store.write([(header, bytes(4))])
         self.store.flush_touched()
         return num_found
 

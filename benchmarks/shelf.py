@@ -73,7 +73,7 @@ class Shelf:
         tier = DeviceTier(self.groups, self.num_blocks, block_size=BLOCK_SIZE, host=host_tier)
         mover = Mover(pool or self.pool, places, self.store)
         manager = CacheManager(tier, fingerprint=FINGERPRINT, slow=mover)
-        reader = Reader(mover.fetch, max_bytes=2**40, announce=mover.announce)
+        reader = Reader(mover.fetch, max_bytes=2**40, read_ahead=mover.read_ahead)
 
         def carry_out(moves: Iterable[Move]) -> None:
             mover.execute(moves)
@@ -125,7 +125,7 @@ class Shelf:
                 payload = self.pool.read_block(self.group.id, BlockId(number), BLOCK_SIZE)
                 ids = tuple(self.token_ids[number * BLOCK_SIZE : (number + 1) * BLOCK_SIZE])
                 header = BlockHeader(key=key, parent=self._parent(number), group=self.group.id, token_ids=ids)
-                self.store.write(header, payload)
+                self.store.write([(header, payload)])
                 file.write(payload)
             file.flush()
             os.fsync(file.fileno())

@@ -83,7 +83,8 @@ def save(store: DiskStore, token_ids: list[int]) -> list[BlockKey]:
     for start in range(0, len(token_ids) - BLOCK_SIZE + 1, BLOCK_SIZE):
         ids = tuple(token_ids[start : start + BLOCK_SIZE])
         key = block_key(parent, ids)
-        store.write(BlockHeader(key=key, parent=parent, group=GROUP, token_ids=ids), bytes(BLOCK_SIZE))
+        header = BlockHeader(key=key, parent=parent, group=GROUP, token_ids=ids)
+        store.write([(header, bytes(BLOCK_SIZE))])
         keys.append(key)
         parent = key
     return keys

@@ -8,10 +8,9 @@ from benchmarks.gpu.stage import Figure, Stage
 from kvchat.engine.api.ids import BlockId, GroupId
 from kvchat.engine.formats.spec import FullSpec, Group
 from kvchat.engine.kernels.streams import InlineStreams
-from kvchat.engine.memory.async_saves import AsyncSaves, TakenBlocks
 from kvchat.engine.memory.cuda_streams import CudaStreams
 from kvchat.engine.memory.device_pool import DevicePool
-from kvchat.engine.memory.saver import ReadAtOnce
+from kvchat.engine.memory.saver import AsyncCopy, AsyncSaves, DirectSaves
 
 GROUP = GroupId(0)
 
@@ -25,8 +24,8 @@ def saving(stage: Stage) -> Iterator[Figure]:
     pool = DevicePool([group], {GROUP: count}, block_size, stage.device)
     streams = CudaStreams(stage.device) if stage.device.type == "cuda" else InlineStreams()
     block_bytes = pool.block_bytes(GROUP)
-    staged, at_once = AsyncSaves(pool, streams, count * block_bytes), ReadAtOnce(pool)
-    taken: list[TakenBlocks] = []
+    staged, at_once = AsyncSaves(pool, streams, count * block_bytes), DirectSaves(pool)
+    taken: list[AsyncCopy] = []
 
     def take() -> None:
         for number in range(count):
@@ -36,7 +35,7 @@ def saving(stage: Stage) -> Iterator[Figure]:
     def arrive() -> None:
         while taken:
             one = taken.pop()
-            one.arrived()
+            one.wait()
             one.release()
 
     def read() -> None:

@@ -10,12 +10,12 @@ from kvchat.engine.api.ids import BlockId, GroupId
 from kvchat.engine.cache.plan import Demote, Promote
 from kvchat.engine.formats.spec import FullSpec, Group
 from kvchat.engine.kernels.streams import InlineStreams
-from kvchat.engine.memory.async_transfer import AsyncTransport
 from kvchat.engine.memory.cuda_streams import CudaStreams
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.host_pool import HostPool
 from kvchat.engine.memory.pinned import PinnedSlabs
 from kvchat.engine.memory.rates import Rates
+from kvchat.engine.memory.transport import AsyncTransport
 
 GROUP = GroupId(0)
 

@@ -60,7 +60,7 @@ class Engine:
         )
         self._store = parts.store
         self._pool = parts.pool
-        self._outgoing = parts.outgoing
+        self._save_transport = parts.save_transport
         self._weights = parts.weights
         self._rates = parts.rates
         self._persisted_rates = parts.persisted_rates
@@ -321,7 +321,7 @@ class Engine:
         self._persisted_rates.rename(update.fingerprint.hex())
         self._store = update.store
         self._mover.use(update.store)
-        saver = open_saver(self._pool, update.store, self._manager, self._outgoing)
+        saver = open_saver(self._pool, update.store, self._manager, self._save_transport)
         self._save_policy.use(saver, update.disk_problem)
         self.info = update.describe(self.info, Path(source))
         self._output.eos_ids = frozenset(self.info.eos_token_ids)

@@ -58,7 +58,7 @@ def test_where_a_command_looks_for_a_file_blocks_make_room_for_it_under_the_limi
     settings = read_settings(environ={"KVCHAT_HOME": str(tmp_path / "home")}, cwd=tmp_path)
     cache_dir = settings.paths.cache_dir
     with closing(open_store(cache_dir)) as store:
-        assert all(store.write(block.header, block.payload) for block in chain(list(range(40))))
+        assert all(store.write([(block.header, block.payload)]) for block in chain(list(range(40))))
     assert list((cache_dir / "blocks").rglob("*.safetensors"))
     limited = replace(settings, engine=replace(settings.engine, disk_bytes=model.stat().st_size // 2))
     made = located(limited, str(model)).path

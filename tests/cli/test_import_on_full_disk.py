@@ -16,7 +16,7 @@ from kvchat.cli.commands.transfer.import_ import BundleFile, Imported, Importer
 from kvchat.cli.commands.transfer.import_agreement import Agreement
 from kvchat.cli.main import run
 from kvchat.cli.output.streams import Status
-from kvchat.engine.memory.disk.io import SYSTEM, Files
+from kvchat.engine.memory.disk.io import SYSTEM, SystemFiles
 from kvchat.session.bundle.reader import read_bundle
 from tests.engine.memory.disk.failing_files import FailingFiles
 from tests.engine.memory.disk.small_disk import HastyFiles
@@ -38,7 +38,9 @@ def source(directory: Path) -> BundleFile:
     return BundleFile(path=path, bundle=read_bundle(path), agreement=Agreement(model="small"))
 
 
-def bring(settings: Settings, store: SessionService, bundle: BundleFile, files: Files = SYSTEM) -> Imported:
+def bring(
+    settings: Settings, store: SessionService, bundle: BundleFile, files: SystemFiles = SYSTEM
+) -> Imported:
     (imported,) = Importer(settings, store, Status(quiet=True), files=files).bring(bundle)
     return imported
 

@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from time import monotonic, sleep
@@ -230,15 +231,16 @@ def test_two_conversations_from_one_beginning_share_what_is_stored(
         assert result.token_ids == reference(model_dir).answer(text + MESSAGE, 24)
 
 
-class SlowSink:
+class SlowSink(DiskStore):
     """A disk that takes its time, so that the writer's queue is full whenever someone looks."""
 
     def __init__(self, store: DiskStore) -> None:
+        self.shortage = self.left_out = None
         self._store = store
 
-    def write(self, header: BlockHeader, payload: Buffer) -> bool:
+    def write(self, blocks: Iterable[tuple[BlockHeader, Buffer]], *, is_wanted: bool = False) -> int:
         sleep(0.02)
-        return self._store.write(header, payload)
+        return self._store.write(blocks)
 
     def remove(self, key: BlockKey, group: GroupId) -> None:
         self._store.remove(key, group)

@@ -7,7 +7,7 @@ from kvchat.app.retention.view_blocks import add_view_turns
 from kvchat.engine.api.ids import GroupId, root_key
 from kvchat.engine.memory.disk.block_file import Layout
 from kvchat.engine.memory.disk.bundle_blocks import BundleBlockStore
-from kvchat.engine.memory.disk.io import SYSTEM, Files
+from kvchat.engine.memory.disk.io import SYSTEM, SystemFiles
 from kvchat.engine.memory.disk.pinned_blocks import used_views
 from kvchat.engine.models.checkpoints.prepared import elsewhere
 from kvchat.session.kv.references import References, references, runs_of
@@ -21,7 +21,7 @@ def open_shelf(
     layouts: Mapping[GroupId, Layout],
     *,
     block_size: int,
-    files: Files = SYSTEM,
+    files: SystemFiles = SYSTEM,
 ) -> BundleBlockStore:
     """Open the blocks of a fingerprint; what exceeds the limits goes."""
     engine, cache_dir = settings.engine, settings.paths.cache_dir

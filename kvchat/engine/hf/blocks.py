@@ -98,7 +98,7 @@ class HFBlocks:
         self._mover = Mover(self.pool, HostPool({}, {}, None), self._store, rates)
         tier = DeviceTier(self._groups, num_blocks, block_size=block_size)
         self._manager = CacheManager(tier, fingerprint=digest, slow=self._mover)
-        reader = Reader(self._mover.fetch, max_bytes=_READ_QUEUE_BYTES, announce=self._mover.announce)
+        reader = Reader(self._mover.fetch, max_bytes=_READ_QUEUE_BYTES, read_ahead=self._mover.read_ahead)
         self._loads = InFlightLoads(tier, reader, rates, self._carry_out)
         saver = open_saver(self.pool, self._store, self._manager)
         self._save_policy = SavePolicy(self._manager, saver, time.monotonic, self.disk_problem, rates=rates)

@@ -73,10 +73,10 @@ class Mover:
         self._transport.promote(move)
         return True
 
-    def announce(self, move: Fetch) -> bool:
-        """Tell the medium what is fetched soon, in any thread, without waiting for it; True if it is near."""
+    def read_ahead(self, move: Fetch) -> bool:
+        """Have what is fetched soon read ahead, in any thread, without waiting; True if it is there."""
         if isinstance(move, Load) and self._store is not None:
-            return self._store.announce(move.key, move.group)
+            return self._store.read_ahead(move.key, move.group)
         return True
 
     def has_all(self, keys: Sequence[BlockKey], group: GroupId) -> Sequence[bool]:

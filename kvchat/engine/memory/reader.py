@@ -16,7 +16,7 @@ from kvchat.engine.cache.transfer import LoadUnit
 
 NUM_THREADS = 2
 NUM_AHEAD = 8
-"""Units that are announced to the medium while one before them is read."""
+"""Units that are read ahead while one before them is read."""
 
 
 @dataclass(slots=True, eq=False)
@@ -29,7 +29,7 @@ class Job:
     units: Sequence[LoadUnit]
     is_urgent: bool = True
     num_taken: int = 0
-    num_announced: int = 0
+    num_read_ahead: int = 0
     num_read: int = 0
     num_landed: int = 0
     """Units that were collected."""
@@ -94,13 +94,13 @@ class Reader:
     Args:
         fetch: carries out one move; False if there is nothing to be had. Called in the reader's threads.
         max_bytes: most bytes that wait in the queue; a single larger job is taken when nothing else waits.
-        announce: told of moves some time before they are fetched. True if one is near already; then it is not
-            told of some behind it. Must not wait.
+        read_ahead: called with moves some time before they are fetched. True if one is near already; then it
+            is not called with some behind it. Must not wait.
     """
 
     fetch: Callable[[Fetch], bool]
     max_bytes: int
-    announce: Callable[[Fetch], bool] = _is_near
+    read_ahead: Callable[[Fetch], bool] = _is_near
     num_threads: int = NUM_THREADS
     _jobs: deque[Job] = field(default_factory=deque)
     _landed: deque[Landed] = field(default_factory=deque)
@@ -195,7 +195,7 @@ class Reader:
             job, unit, soon = taken
             begun_s = perf_counter()
             try:
-                near = [self.announce(move) for each in soon for move in each.moves]
+                near = [self.read_ahead(move) for each in soon for move in each.moves]
                 arrived = tuple([self.fetch(move) for move in unit.moves])
             except BaseException as error:
                 with self._lock:
@@ -209,12 +209,12 @@ class Reader:
                 self._landed.append(Landed(job=job, unit=unit, arrived=arrived, seconds=seconds))
                 job.num_read += 1
                 if near and all(near):
-                    job.num_announced = job.num_taken + 2 * NUM_AHEAD
+                    job.num_read_ahead = job.num_taken + 2 * NUM_AHEAD
                 if job.is_at_rest:
                     self._rested.notify_all()
 
     def _take(self) -> tuple[Job, LoadUnit, Sequence[LoadUnit]] | None:
-        """Wait for the next unit, and say which to announce; None once closed."""
+        """Wait for the next unit, and say which to read ahead; None once closed."""
         with self._lock:
             self._due.wait_for(lambda: self._is_closed or self._first() is not None)
             job = self._first()
@@ -224,8 +224,8 @@ class Reader:
             assert unit is not None
             job.num_taken += 1
             end = job.num_taken + NUM_AHEAD
-            soon = [unit for unit in job.units[job.num_announced : end] if unit.number >= job.front]
-            job.num_announced = max(job.num_announced, end)
+            soon = [unit for unit in job.units[job.num_read_ahead : end] if unit.number >= job.front]
+            job.num_read_ahead = max(job.num_read_ahead, end)
             return job, unit, soon
 
     def _first(self) -> Job | None:

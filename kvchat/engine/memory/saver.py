@@ -1,16 +1,28 @@
-"""Brings named blocks and tails to the disk store without holding up the engine."""
+"""Saver: takes named blocks and tails off the device for the block writer, without holding up the engine.
+
+On a device with streams a block is gathered among the computation into a run of its own, so whatever is
+computed next may write over it, and the run is copied on a stream beside it. The thread that writes files
+waits for the copy; the engine's thread never does. A place in host memory, and the run, are used again once
+the block is written or dropped and its copy is done, whichever is later.
+"""
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
 from time import monotonic
 from typing import Protocol
 
+import torch
+from torch import Tensor
+
 from kvchat.engine.api.ids import BlockId, BlockKey, GroupId
 from kvchat.engine.cache.plan import Save
+from kvchat.engine.kernels.streams import Event, Stream, Streams
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.disk.store import BlockHeader, DiskStore
-from kvchat.engine.memory.disk.writer import BlockWriter, Payload
+from kvchat.engine.memory.disk.writer import BlockCopy, BlockWriter
 from kvchat.engine.memory.pages import mapped
+from kvchat.engine.memory.pinned import PinnedSlabs, pinned
 
 STEP_BYTES = 8 << 20
 """Taken off the device in one step: behind a long prompt its blocks would hold up the next token. So much is
@@ -20,21 +32,21 @@ MOST_FREE = 4
 """Runs of each group that are kept for the next blocks; what is decoded fills one at a time."""
 
 
-class Outgoing(Protocol):
+class SaveTransport(Protocol):
     """Brings a block's bytes from the device to host memory."""
 
     def has_room(self, group: GroupId) -> bool:
         """Whether a block can be taken now. Waits for nothing."""
         ...
 
-    def take(self, group: GroupId, block: BlockId, num_tokens: int) -> Payload:
+    def take(self, group: GroupId, block: BlockId, num_tokens: int) -> BlockCopy:
         """Return a block's bytes as they are after all computation handed in so far, slots behind the first
         `num_tokens` zero; they may be on their way.
         """
         ...
 
 
-class _Read:
+class DirectCopy:
     """A block's bytes in a run that is used again once they are written."""
 
     def __init__(self, run: memoryview, free: deque[memoryview]) -> None:
@@ -43,14 +55,14 @@ class _Read:
     def __len__(self) -> int:
         return len(self._run)
 
-    def arrived(self) -> memoryview:
+    def wait(self) -> memoryview:
         return self._run
 
     def release(self) -> None:
         self._free.append(self._run)
 
 
-class ReadAtOnce:
+class DirectSaves:
     """Reads blocks in the calling thread: where the device is the processor, or one without streams.
 
     A few runs are used again and again. The system clears the pages of a new one as they are written, which
@@ -64,12 +76,109 @@ class ReadAtOnce:
     def has_room(self, group: GroupId) -> bool:
         return True
 
-    def take(self, group: GroupId, block: BlockId, num_tokens: int) -> _Read:
+    def take(self, group: GroupId, block: BlockId, num_tokens: int) -> DirectCopy:
         free = self._free.setdefault(group, deque(maxlen=MOST_FREE))
         run = free.pop() if free else memoryview(mapped(self._pool.block_bytes(group)))
         self._pool.read_into(group, block, run)
         self._pool.clear_slots(group, run, num_tokens)
-        return _Read(run, free)
+        return DirectCopy(run, free)
+
+
+@dataclass(slots=True, eq=False)
+class AsyncCopy:
+    """One block's bytes, there once its copy is done.
+
+    Args:
+        gathered: what the copy reads; it lives as long as the copy does.
+        place: where in host memory the bytes are.
+    """
+
+    group: GroupId
+    place: int
+    num_tokens: int
+    data: memoryview
+    event: Event
+    gathered: list[Tensor]
+    clear: Callable[[memoryview, int], None]
+    is_released: bool = False
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def wait(self) -> memoryview:
+        """Return the bytes, slots without a token zero. Waits for the copy."""
+        self.event.wait()
+        self.gathered.clear()
+        self.clear(self.data, self.num_tokens)
+        return self.data
+
+    def release(self) -> None:
+        """Say that nobody reads the bytes any more. In any thread."""
+        self.is_released = True
+
+
+class AsyncSaves:
+    """Takes blocks off the device on streams.
+
+    Args:
+        most_bytes: of blocks that are on their way or wait to be written, of each group; one block more is
+            taken, since whoever waits for a disk that refuses gives blocks up by taking them.
+        allocate: number of bytes → host memory that the device writes by itself.
+    """
+
+    def __init__(
+        self,
+        pool: DevicePool,
+        streams: Streams,
+        most_bytes: int,
+        allocate: Callable[[int], Tensor] = pinned,
+    ) -> None:
+        self._pool = pool
+        self._streams = streams
+        self._under_way: list[AsyncCopy] = []
+        self._slabs: dict[GroupId, PinnedSlabs] = {}
+        self._free: dict[GroupId, list[int]] = {}
+        for group in pool.layouts():
+            block_bytes = pool.block_bytes(group)
+            num_places = max(1, most_bytes // block_bytes) + 1
+            self._slabs[group] = PinnedSlabs(num_places, block_bytes, allocate)
+            self._free[group] = list(range(num_places))
+            for place in range(num_places):
+                self._slabs[group].view(place)  # now: pinning takes its time, and a step has none
+
+    def has_room(self, group: GroupId) -> bool:
+        """Whether a block can be taken now. Waits for nothing."""
+        over = [taken for taken in self._under_way if taken.is_released and taken.event.is_done]
+        for taken in over:
+            self._under_way.remove(taken)
+            self._free[taken.group].append(taken.place)
+        return bool(self._free[group])
+
+    def take(self, group: GroupId, block: BlockId, num_tokens: int) -> AsyncCopy:
+        """Begin to copy a block as it is after all computation handed in so far; waits for nothing.
+
+        Args:
+            num_tokens: slots behind so many are zero in what arrives.
+        """
+        place = self._free[group].pop()
+        data = self._slabs[group].view(place)
+        target = torch.frombuffer(data, dtype=torch.uint8)
+        gathered: list[Tensor] = []
+
+        def gather() -> None:
+            gathered.append(self._pool.moves(group).gather([block])[0])
+
+        def copy() -> None:
+            target.copy_(gathered[0], non_blocking=True)
+
+        event = self._streams.beside(Stream.OUT, copy, [self._streams.compute(gather)])
+
+        def clear(run: memoryview, num_kept: int) -> None:
+            self._pool.clear_slots(group, run, num_kept)
+
+        taken = AsyncCopy(group, place, num_tokens, data, event, gathered, clear)
+        self._under_way.append(taken)
+        return taken
 
 
 class Saver:
@@ -85,15 +194,15 @@ class Saver:
         store: DiskStore,
         writer: BlockWriter,
         is_resident: Callable[[Save], bool],
-        outgoing: Outgoing | None = None,
+        transport: SaveTransport | None = None,
     ) -> None:
         """Args:
         is_resident: whether a block still has its name.
-        outgoing: how blocks leave the device; None: in the calling thread.
+        transport: how blocks leave the device; None: in the calling thread.
         """
         self._pool = pool
         self._pool_bytes = pool.num_bytes
-        self._outgoing = outgoing or ReadAtOnce(pool)
+        self._transport = transport or DirectSaves(pool)
         self._store = store
         self._writer = writer
         self._is_resident = is_resident
@@ -203,8 +312,8 @@ class Saver:
     def _submit(self, save: Save) -> bool:
         # Asked first: reading a block for a queue that has no room for it would cost every step a copy.
         block_bytes = self._pool.block_bytes(save.group)
-        if not self._writer.has_room(block_bytes) or not self._outgoing.has_room(save.group):
+        if not self._writer.has_room(block_bytes) or not self._transport.has_room(save.group):
             return False
         header = BlockHeader(key=save.key, parent=save.parent, group=save.group, token_ids=save.token_ids)
-        payload = self._outgoing.take(save.group, save.block, len(save.token_ids))
+        payload = self._transport.take(save.group, save.block, len(save.token_ids))
         return self._writer.submit(header, payload, replaces=save.replaces)

@@ -12,7 +12,7 @@ from typing import Any
 
 from kvchat.engine.api.ids import GroupId
 from kvchat.engine.memory.disk.block_file import Layout, Region
-from kvchat.engine.memory.disk.io import SYSTEM, Files
+from kvchat.engine.memory.disk.io import SYSTEM, SystemFiles
 from kvchat.engine.models.fingerprint import digest_of
 from kvchat.platform.directories import remove_unfinished, write_private
 
@@ -21,7 +21,7 @@ MAX_RECORD_BYTES = 4 << 20
 Fields = Mapping[str, Any]
 
 
-def remember(cache_dir: Path, fields: Fields, files: Files = SYSTEM) -> None:
+def remember(cache_dir: Path, fields: Fields, files: SystemFiles = SYSTEM) -> None:
     """Keep the fields of a fingerprint; not being able to costs an export its blocks, and nothing else.
 
     Effect: durable when this returns, or not there at all.

@@ -148,7 +148,7 @@ class Conversion:
         ]
 
     def _write(self, due: Sequence[NewBlock]) -> None:
-        if self._target.write_all(due, is_wanted=True) < len(due):
+        if self._target.write(due, is_wanted=True) < len(due):
             raise _no_room()
 
     def _read(self, block: _Planned) -> Payloads:

@@ -15,7 +15,7 @@ from kvchat.engine.kernels.quantized_kv.reference import dequantise
 from kvchat.engine.kernels.quantized_record import QuantizedRecord
 from kvchat.engine.memory.device_pool import TORCH_DTYPES
 from kvchat.engine.memory.disk.block_file import Layout
-from kvchat.engine.memory.disk.bundle_blocks import BundleBlockStore
+from kvchat.engine.memory.disk.bundle_blocks import BundleBlockStore, NewBlock
 from kvchat.engine.quality.recompute import ComputedBlock, ReadPast, Recompute
 from kvchat.errors import ConfigError, StorageError
 
@@ -179,7 +179,8 @@ class Verifier:
 
     def _keep(self, group: GroupId, target: VerifyTarget, computed: bytes) -> None:
         """Store what was computed under the native name."""
-        if self._shelf.write(group, target.native_parent, target.token_ids, computed, is_wanted=True):
+        block = NewBlock(group, target.native_parent, tuple(target.token_ids), computed)
+        if self._shelf.write([block], is_wanted=True):
             return
         if group not in self._shelf.groups_of(block_key(target.native_parent, target.token_ids)):
             raise StorageError(_NO_ROOM)

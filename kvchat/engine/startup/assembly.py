@@ -30,8 +30,6 @@ from kvchat.engine.forward.self_check_cache import name_of
 from kvchat.engine.kernels.device import is_interpreted
 from kvchat.engine.kernels.machine import processor_name
 from kvchat.engine.kernels.streams import InlineStreams
-from kvchat.engine.memory.async_saves import AsyncSaves
-from kvchat.engine.memory.async_transfer import AsyncTransport
 from kvchat.engine.memory.cuda_streams import CudaStreams
 from kvchat.engine.memory.device_pool import TORCH_DTYPES, DevicePool
 from kvchat.engine.memory.disk.store import DiskStore
@@ -42,7 +40,8 @@ from kvchat.engine.memory.pages import MOST_BYTES, prefault
 from kvchat.engine.memory.pinned import PinnedSlabs
 from kvchat.engine.memory.rates import Rates
 from kvchat.engine.memory.reader import Reader
-from kvchat.engine.memory.saver import Outgoing
+from kvchat.engine.memory.saver import AsyncSaves, SaveTransport
+from kvchat.engine.memory.transport import AsyncTransport
 from kvchat.engine.models.latent import projections
 from kvchat.engine.models.linear.packed import pack_linears
 from kvchat.engine.models.load import LoadedModel, choose_device
@@ -121,7 +120,7 @@ def assemble(
     log.info("capacity: %s", capacity)
     persisted_rates = PersistedRates(config.cache_dir, _computing(digest, device))
     rates = Rates(persisted_rates.load())
-    mover, outgoing = _movers(pool, host, store, rates, config)
+    mover, save_transport = _movers(pool, host, store, rates, config)
     tier = _device_tier(groups, num_blocks, places, rates, config)
     manager = CacheManager(tier, fingerprint=digest, slow=mover)
     shadows = shadows_of(candidate.loaded, groups, memory.shadow_bytes)
@@ -151,9 +150,9 @@ def assemble(
         rates=rates,
         persisted_rates=persisted_rates,
         idle_demote_s=config.idle_demote_s,
-        reader=Reader(mover.fetch, max_bytes=READ_QUEUE_BYTES, announce=mover.announce),
-        saver=open_saver(pool, store, manager, outgoing),
-        outgoing=outgoing,
+        reader=Reader(mover.fetch, max_bytes=READ_QUEUE_BYTES, read_ahead=mover.read_ahead),
+        saver=open_saver(pool, store, manager, save_transport),
+        save_transport=save_transport,
         store=store,
         disk_problem=disk_problem,
         is_gone=config.is_gone,
@@ -404,15 +403,15 @@ def _computing(digest: bytes, device: torch.device) -> Computing:
 
 def _movers(
     pool: DevicePool, host: HostPool, store: DiskStore | None, rates: Rates, config: EngineConfig
-) -> tuple[Mover, Outgoing | None]:
+) -> tuple[Mover, SaveTransport | None]:
     """Return what moves blocks between tiers, and what takes them off the device for the disk; None: the
     engine's thread does.
     """
     if pool.device.type != "cuda":
         return Mover(pool, host, store, rates), None
     streams = CudaStreams(pool.device)
-    outgoing = None if config.cache_dir is None else AsyncSaves(pool, streams, WRITE_QUEUE_BYTES)
-    return Mover(pool, host, store, rates, AsyncTransport(pool, host, rates, streams)), outgoing
+    save_transport = None if config.cache_dir is None else AsyncSaves(pool, streams, WRITE_QUEUE_BYTES)
+    return Mover(pool, host, store, rates, AsyncTransport(pool, host, rates, streams)), save_transport
 
 
 def _free_bytes(device: torch.device) -> int:

@@ -11,7 +11,7 @@ from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.disk.store import DiskStore
 from kvchat.engine.memory.mover import Mover
 from kvchat.engine.memory.rates import Rates
-from kvchat.engine.memory.saver import Outgoing, Saver
+from kvchat.engine.memory.saver import Saver, SaveTransport
 from kvchat.engine.sampling.sampler import Sampler
 from kvchat.engine.scheduling.scheduler import Drafter
 from kvchat.engine.startup.weights import EngineWeights
@@ -26,7 +26,7 @@ class EngineParts:
     `max_batch_tokens`: most tokens computed in one step.
     `disk_problem` says why there is no disk tier although one was wanted.
     `is_gone`: whether an owner of sequences is gone; nothing is saved for him.
-    `outgoing`: how blocks leave the device for the disk; None: in the engine's thread.
+    `save_transport`: how blocks leave the device for the disk; None: in the engine's thread.
     `runs_ahead`: whether steps are handed in before the tokens of the last are read.
     `shadows`: through which long contexts are looked at; None: they are not.
     `beside_bytes`: that a format with shadows could have of host memory; None: there is none on this device.
@@ -47,7 +47,7 @@ class EngineParts:
     runs_ahead: bool = False
     reader: BlockReader
     saver: Saver | None
-    outgoing: Outgoing | None = None
+    save_transport: SaveTransport | None = None
     store: DiskStore | None
     disk_problem: str | None = None
     is_gone: Callable[[str], bool] | None = None

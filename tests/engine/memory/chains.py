@@ -7,7 +7,7 @@ from random import Random
 
 from kvchat.engine.api.ids import BlockKey, GroupId, block_key, root_key
 from kvchat.engine.memory.disk.block_file import Layout, Region
-from kvchat.engine.memory.disk.io import SYSTEM, Files
+from kvchat.engine.memory.disk.io import SYSTEM, SystemFiles
 from kvchat.engine.memory.disk.store import BlockHeader, DiskStore
 
 FULL, SLIDING = GroupId(0), GroupId(1)
@@ -33,6 +33,22 @@ class Block:
         return self.header.key
 
 
+class Copied:
+    """A payload that is off the device already."""
+
+    def __init__(self, payload: bytes) -> None:
+        self._payload = payload
+
+    def __len__(self) -> int:
+        return len(self._payload)
+
+    def wait(self) -> bytes:
+        return self._payload
+
+    def release(self) -> None:
+        pass
+
+
 class Clock:
     """Time that passes when a test says so."""
 
@@ -48,7 +64,7 @@ def open_store(
     fingerprint: bytes = FINGERPRINT,
     limit_bytes: int | None = None,
     clock: Callable[[], float] | None = None,
-    files: Files = SYSTEM,
+    files: SystemFiles = SYSTEM,
     daily_bytes: int | None = None,
     elsewhere: Callable[[], int] = lambda: 0,
 ) -> DiskStore:
@@ -91,7 +107,7 @@ def chain(
 
 def write_all(store: DiskStore, blocks: list[Block]) -> None:
     for block in blocks:
-        assert store.write(block.header, block.payload)
+        assert store.write([(block.header, block.payload)])
 
 
 def read(store: DiskStore, block: Block) -> bytes:

@@ -1,6 +1,6 @@
 """Blocks that leave the device beside the computation hold what they held when they were taken."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from pathlib import Path
 from random import Random
@@ -12,8 +12,6 @@ import torch
 from kvchat.engine.api.ids import BlockId, BlockKey, GroupId, block_key, root_key
 from kvchat.engine.cache.plan import Load, Save
 from kvchat.engine.kernels.streams import Event, Stream, Work
-from kvchat.engine.memory.async_saves import AsyncSaves, TakenBlocks
-from kvchat.engine.memory.async_transfer import AsyncTransport
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.disk.block_file import BlockHeader
 from kvchat.engine.memory.disk.io import Buffer, SystemFiles
@@ -21,9 +19,10 @@ from kvchat.engine.memory.disk.store import DiskStore
 from kvchat.engine.memory.disk.writer import BlockWriter
 from kvchat.engine.memory.mover import Mover
 from kvchat.engine.memory.rates import Rates
-from kvchat.engine.memory.saver import Saver
+from kvchat.engine.memory.saver import AsyncCopy, AsyncSaves, Saver
+from kvchat.engine.memory.transport import AsyncTransport
 from tests.engine.memory.delayed_streams import DelayedStreams
-from tests.engine.memory.test_async_transfer import (
+from tests.engine.memory.test_transport import (
     BLOCK_SIZE,
     GROUPS,
     NUM_BLOCKS,
@@ -45,12 +44,12 @@ def plain(num_bytes: int) -> torch.Tensor:
 def take_at_random(seed: int, *, forgets: Stream | None = None) -> bool:
     """Take blocks that are written over right behind; return whether any byte differs from the moment."""
     random, pool, as_taken = Random(seed), make_pool(), make_pool()
-    under_way: list[tuple[TakenBlocks, bytes]] = []
+    under_way: list[tuple[AsyncCopy, bytes]] = []
     found = []
 
     def look() -> None:
         taken, expected = under_way.pop(random.randrange(len(under_way)))
-        found.append(bytes(taken.arrived()) == expected)
+        found.append(bytes(taken.wait()) == expected)
         taken.release()
 
     streams = DelayedStreams(seed, forgets=forgets)
@@ -137,15 +136,17 @@ def set_flag() -> Flag:
     return done
 
 
-class Sink:
+class Sink(DiskStore):
     """Keeps what is written."""
 
     def __init__(self) -> None:
+        self.shortage = self.left_out = None
         self.written: dict[BlockKey, bytes] = {}
 
-    def write(self, header: BlockHeader, payload: Buffer) -> bool:
-        self.written[header.key] = bytes(payload)
-        return True
+    def write(self, blocks: Iterable[tuple[BlockHeader, Buffer]], *, is_wanted: bool = False) -> int:
+        found = {header.key: bytes(payload) for header, payload in blocks}
+        self.written |= found
+        return len(found)
 
     def remove(self, key: BlockKey, group: GroupId) -> None: ...
 
@@ -170,9 +171,9 @@ def filled_pool() -> DevicePool:
 def test_handing_blocks_over_waits_for_no_copy_and_what_has_no_room_waits_by_name() -> None:
     pool, streams, sink = filled_pool(), HeldStreams(), Sink()
     num_taken = 4
-    outgoing = AsyncSaves(pool, streams, (num_taken - 1) * pool.block_bytes(GROUPS[0]), plain)
+    transport = AsyncSaves(pool, streams, (num_taken - 1) * pool.block_bytes(GROUPS[0]), plain)
     writer = BlockWriter(sink, max_bytes=1 << 20)
-    saver = Saver(pool, sink, writer, lambda _: True, outgoing)  # type: ignore[arg-type]
+    saver = Saver(pool, sink, writer, lambda _: True, transport)  # type: ignore[arg-type]
     saves = saves_of(GROUPS[0])
     expected = {save.key: bytes(pool.read_block(GROUPS[0], save.block, BLOCK_SIZE)) for save in saves}
     saver.save_blocks(saves)
@@ -188,19 +189,19 @@ def test_handing_blocks_over_waits_for_no_copy_and_what_has_no_room_waits_by_nam
 
 def test_a_place_of_what_was_given_up_is_used_again_once_its_copy_is_done() -> None:
     pool, streams, sink = filled_pool(), HeldStreams(), Sink()
-    outgoing = AsyncSaves(pool, streams, pool.block_bytes(GROUPS[0]), plain)
+    transport = AsyncSaves(pool, streams, pool.block_bytes(GROUPS[0]), plain)
     writer = BlockWriter(sink, max_bytes=1)
-    saver = Saver(pool, sink, writer, lambda _: True, outgoing)  # type: ignore[arg-type]
+    saver = Saver(pool, sink, writer, lambda _: True, transport)  # type: ignore[arg-type]
     saver.save_blocks(saves_of(GROUPS[0]))
-    first = outgoing.take(GROUPS[0], BlockId(0), BLOCK_SIZE)
-    assert not outgoing.has_room(GROUPS[0])
+    first = transport.take(GROUPS[0], BlockId(0), BLOCK_SIZE)
+    assert not transport.has_room(GROUPS[0])
     first.release()
-    assert not outgoing.has_room(GROUPS[0]), "the device still writes there"
+    assert not transport.has_room(GROUPS[0]), "the device still writes there"
     streams.let()
-    assert outgoing.has_room(GROUPS[0])
+    assert transport.has_room(GROUPS[0])
     saver.give_up()
     assert writer.rest(PATIENCE_S)
-    assert all(outgoing.has_room(GROUPS[0]) and outgoing.take(GROUPS[0], BlockId(0), 1) for _ in range(2))
+    assert all(transport.has_room(GROUPS[0]) and transport.take(GROUPS[0], BlockId(0), 1) for _ in range(2))
     saver.close(PATIENCE_S)
 
 
@@ -257,7 +258,7 @@ def test_a_block_goes_from_the_disk_to_the_device_on_the_lane_for_that(tmp_path:
     ) as store:
         data = pool.read_block(group, BlockId(3), BLOCK_SIZE)
         header = BlockHeader(key=save.key, parent=save.parent, group=group, token_ids=save.token_ids)
-        assert store.write(header, data)
+        assert store.write([(header, data)])
         streams = HeldStreams()
         streams.let()
         transport = AsyncTransport(pool, make_host(pool), Rates(), streams, allocate=plain)

@@ -66,7 +66,7 @@ def store(pool: DevicePool, tmp_path: Path, request: pytest.FixtureRequest) -> I
 
 def save(pool: DevicePool, store: DiskStore, group: GroupId, block: int) -> bytes:
     data = pool.read_block(group, BlockId(block), BLOCK_SIZE)
-    store.write(BlockHeader(key=KEY, parent=ROOT, group=group, token_ids=IDS), data)
+    store.write([(BlockHeader(key=KEY, parent=ROOT, group=group, token_ids=IDS), data)])
     return data
 
 
@@ -160,7 +160,7 @@ def test_a_load_that_was_refused_in_passing_is_offered_again_later(pool: DeviceP
 def test_children_are_those_of_the_store(pool: DevicePool, store: DiskStore) -> None:
     save(pool, store, FULL, 0)
     data = pool.read_block(FULL, BlockId(1), len(TAIL_IDS))
-    store.write(BlockHeader(key=TAIL, parent=KEY, group=FULL, token_ids=TAIL_IDS), data)
+    store.write([(BlockHeader(key=TAIL, parent=KEY, group=FULL, token_ids=TAIL_IDS), data)])
     mover = Mover(pool, HostPool({}, {}), store)
     (node,) = mover.nearest(KEY, (), 9)
     assert (node.key, node.token_ids, node.groups) == (TAIL, TAIL_IDS, frozenset([FULL]))

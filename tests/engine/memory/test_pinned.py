@@ -9,11 +9,11 @@ import torch
 
 from kvchat.engine.api.ids import BlockId
 from kvchat.engine.memory import pinned
-from kvchat.engine.memory.async_saves import AsyncSaves
 from kvchat.engine.memory.disk.tier import WRITE_QUEUE_BYTES
 from kvchat.engine.memory.pinned import PinnedSlabs, pinned_bytes, pinned_map, slab_places
+from kvchat.engine.memory.saver import AsyncSaves
 from tests.engine.memory.delayed_streams import DelayedStreams
-from tests.engine.memory.test_async_transfer import GROUPS, make_pool
+from tests.engine.memory.test_transport import GROUPS, make_pool
 
 pytestmark = pytest.mark.cpu
 

@@ -131,15 +131,15 @@ def test_what_a_request_waits_for_comes_before_what_nobody_waits_for(reader: Rea
     assert [landed.unit.number for landed in take(reader, 7)] == [3, 12, 11, 10, 2, 1, 0]
 
 
-def test_what_is_read_soon_is_announced_once_and_before_it_is_read(medium: Medium) -> None:
-    """Never far ahead: what is announced is fetched from the medium, needed or not."""
+def test_what_is_read_soon_is_read_ahead_once_and_before_it_is_read(medium: Medium) -> None:
+    """Never far ahead: what is read ahead is fetched from the medium, needed or not."""
     announced: list[BlockId] = []
 
-    def announce(move: Fetch) -> bool:
+    def read_ahead(move: Fetch) -> bool:
         announced.append(move.target)
         return False
 
-    reader = Reader(medium.fetch, max_bytes=2**20, announce=announce, num_threads=1)
+    reader = Reader(medium.fetch, max_bytes=2**20, read_ahead=read_ahead, num_threads=1)
     job = submit(reader, 0, 40)
     for num_read in range(8):
         medium.passes.release()
@@ -155,14 +155,14 @@ def test_what_is_read_soon_is_announced_once_and_before_it_is_read(medium: Mediu
     assert announced == list(range(39, 19, -1))
 
 
-def test_where_blocks_are_near_only_some_are_announced(medium: Medium) -> None:
+def test_where_blocks_are_near_only_some_are_read_ahead(medium: Medium) -> None:
     announced: list[BlockId] = []
 
-    def announce(move: Fetch) -> bool:
+    def read_ahead(move: Fetch) -> bool:
         announced.append(move.target)
         return True
 
-    reader = Reader(medium.fetch, max_bytes=2**20, announce=announce, num_threads=1)
+    reader = Reader(medium.fetch, max_bytes=2**20, read_ahead=read_ahead, num_threads=1)
     submit(reader, 0, 100)
     medium.passes.release(100)
     assert len(take(reader, 100)) == 100

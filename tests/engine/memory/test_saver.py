@@ -1,6 +1,6 @@
 """Waiting for the disk comes to an end, however slowly the disk takes what is queued."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from threading import Event
@@ -12,8 +12,9 @@ from kvchat.engine.api.ids import BlockId, BlockKey, GroupId
 from kvchat.engine.cache.plan import Save
 from kvchat.engine.memory.disk.block_file import BlockHeader
 from kvchat.engine.memory.disk.io import Buffer
+from kvchat.engine.memory.disk.store import DiskStore
 from kvchat.engine.memory.disk.writer import BlockWriter
-from kvchat.engine.memory.saver import MOST_FREE, STEP_BYTES, ReadAtOnce, Saver
+from kvchat.engine.memory.saver import MOST_FREE, STEP_BYTES, DirectSaves, Saver
 from tests.engine.memory.chains import FULL, Block, chain
 from tests.patience import PATIENCE_S
 
@@ -23,17 +24,18 @@ DRAIN_S = 1.0
 BLOCKS = chain(list(range(4 * 30)))
 
 
-class SlowDisk:
+class SlowDisk(DiskStore):
     """Takes every block within the time of a drain, and far from all of them."""
 
     def __init__(self) -> None:
+        self.shortage = self.left_out = None
         self.num_written = 0
         self._never = Event()
 
-    def write(self, header: BlockHeader, payload: Buffer) -> bool:
+    def write(self, blocks: Iterable[tuple[BlockHeader, Buffer]], *, is_wanted: bool = False) -> int:
         self._never.wait(DRAIN_S / 8)
         self.num_written += 1
-        return True
+        return 1
 
     def remove(self, key: BlockKey, group: GroupId) -> None:
         pass
@@ -92,19 +94,19 @@ class NumberedPool:
 
 
 def test_memory_of_blocks_that_were_written_holds_the_next_ones_and_that_of_others_is_left_alone() -> None:
-    reads = ReadAtOnce(NumberedPool())  # type: ignore[arg-type]
+    reads = DirectSaves(NumberedPool())  # type: ignore[arg-type]
     first, second = (reads.take(FULL, BlockId(number), 8) for number in (1, 2))
-    run = first.arrived()
-    assert (bytes(run), bytes(second.arrived())) == (b"\1" * 8, b"\2" * 8)
+    run = first.wait()
+    assert (bytes(run), bytes(second.wait())) == (b"\1" * 8, b"\2" * 8)
     first.release()
     third = reads.take(FULL, BlockId(3), 2)
-    assert third.arrived().obj is run.obj
-    assert (bytes(third.arrived()), bytes(second.arrived())) == (b"\3\3" + bytes(6), b"\2" * 8)
+    assert third.wait().obj is run.obj
+    assert (bytes(third.wait()), bytes(second.wait())) == (b"\3\3" + bytes(6), b"\2" * 8)
     held = [reads.take(FULL, BlockId(4), 8) for _ in range(3 * MOST_FREE)]
     for taken in held:
         taken.release()
-    again = {id(reads.take(FULL, BlockId(5), 8).arrived().obj) for _ in range(3 * MOST_FREE)}
-    assert len(again & {id(taken.arrived().obj) for taken in held}) == MOST_FREE
+    again = {id(reads.take(FULL, BlockId(5), 8).wait().obj) for _ in range(3 * MOST_FREE)}
+    assert len(again & {id(taken.wait().obj) for taken in held}) == MOST_FREE
 
 
 class CountingPool(NumberedPool):
@@ -133,10 +135,10 @@ class HeldDisk(SlowDisk):
         self.let = Event()
         self.written: list[BlockKey] = []
 
-    def write(self, header: BlockHeader, payload: Buffer) -> bool:
+    def write(self, blocks: Iterable[tuple[BlockHeader, Buffer]], *, is_wanted: bool = False) -> int:
         assert self.let.wait(PATIENCE_S)
-        self.written.append(header.key)
-        return True
+        self.written += [header.key for header, _ in blocks]
+        return 1
 
     def has_all(self, keys: Sequence[BlockKey], group: GroupId) -> list[bool]:
         return [key in self.written for key in keys]
@@ -195,7 +197,7 @@ def test_a_block_that_waits_and_has_left_its_place_keeps_nobody_from_saving_it_w
 
 
 def test_a_closed_writer_gives_back_what_it_has_not_written() -> None:
-    disk, reads = HeldDisk(), ReadAtOnce(NumberedPool())  # type: ignore[arg-type]
+    disk, reads = HeldDisk(), DirectSaves(NumberedPool())  # type: ignore[arg-type]
     writer = BlockWriter(disk, max_bytes=1 << 30)  # type: ignore[arg-type]
     ended: list[int] = []
     for number, block in enumerate(BLOCKS[:3]):

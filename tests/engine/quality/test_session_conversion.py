@@ -48,9 +48,9 @@ class PatientShelf(BundleBlockStore):
 
     is_ahead: Event
 
-    def write_all(self, blocks: Iterable[NewBlock], *, is_wanted: bool = False) -> int:
+    def write(self, blocks: Iterable[NewBlock], *, is_wanted: bool = False) -> int:
         assert self.is_ahead.wait(PATIENCE_S)
-        return super().write_all(blocks, is_wanted=is_wanted)
+        return super().write(blocks, is_wanted=is_wanted)
 
 
 class CollectedShelf(BundleBlockStore):
@@ -58,8 +58,8 @@ class CollectedShelf(BundleBlockStore):
 
     collect: Callable[[], None]
 
-    def write_all(self, blocks: Iterable[NewBlock], *, is_wanted: bool = False) -> int:
-        num_written = super().write_all(blocks, is_wanted=is_wanted)
+    def write(self, blocks: Iterable[NewBlock], *, is_wanted: bool = False) -> int:
+        num_written = super().write(blocks, is_wanted=is_wanted)
         self.collect()
         return num_written
 
@@ -340,7 +340,7 @@ def test_what_was_read_last_goes_last(store: Store) -> None:
     blocks = [(ids, bytes(stored.converter.exact.pool.block_bytes(GroupId(0)))) for ids in ((1,), (2,))]
     with closing(replace_cache(stored, "apart").source()) as shelf:
         for ids, payload in blocks:
-            shelf.write(GroupId(0), stored.roots[0], ids, payload)
+            shelf.write([NewBlock(GroupId(0), stored.roots[0], ids, payload)])
         shelf.read(GroupId(0), stored.roots[0], (1).to_bytes(4, "little"))
     num_bytes = sum(map(len, replace_cache(stored, "apart").exact_files().values()))
     with closing(replace_cache(stored, "apart").target(num_bytes - 1)):

@@ -18,8 +18,8 @@ from kvchat.cli.commands.sessions.options import ImportOptions
 from kvchat.cli.commands.transfer.import_agreement import Agreement, agree
 from kvchat.cli.output.streams import Output, Status, written_as_json
 from kvchat.engine.api.ids import BlockKey, GroupId, block_key
-from kvchat.engine.memory.disk.bundle_blocks import BundleBlockStore
-from kvchat.engine.memory.disk.io import SYSTEM, Files
+from kvchat.engine.memory.disk.bundle_blocks import BundleBlockStore, NewBlock
+from kvchat.engine.memory.disk.io import SYSTEM, SystemFiles
 from kvchat.engine.models.identity import layouts_of, remember
 from kvchat.errors import BundleError, SessionNotFound, StorageError
 from kvchat.platform.values import dataclass
@@ -131,7 +131,7 @@ class Importer:
         status: Status,
         *,
         with_kv: bool = True,
-        files: Files = SYSTEM,
+        files: SystemFiles = SYSTEM,
     ) -> None:
         self._settings = settings
         self._store = store
@@ -214,7 +214,7 @@ class Importer:
                 group, parent = GroupId(block.group), names[block.parent]
                 tried.append((group, block_key(parent, block.token_ids), len(block.payload)))
                 try:
-                    shelf.write(group, parent, block.token_ids, bytes(block.payload))
+                    shelf.write([NewBlock(group, parent, tuple(block.token_ids), bytes(block.payload))])
                 except StorageError as error:
                     reason = str(error)
             # What is written last may push out what was written first, and what was refused may be there.

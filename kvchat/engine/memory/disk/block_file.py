@@ -38,7 +38,7 @@ from kvchat.engine.kernels.read_block.native import (
 from kvchat.engine.memory.disk.block_encryption import PLAIN, BlockNames, DiskKey
 from kvchat.engine.memory.disk.io import (
     Buffer,
-    Files,
+    SystemFiles,
     at_once,
     make_all_private,
     read_all,
@@ -165,7 +165,7 @@ class DueFile:
     parts: Sequence[Buffer]
 
 
-def create_files(files: Files, due: Sequence[DueFile]) -> None:
+def create_files(files: SystemFiles, due: Sequence[DueFile]) -> None:
     """Create block files durably, and the directories that they need: temporary names, bytes and fsync of
     all, renames, fsync of their directories. No file gets its name before all of them are synced.
 
@@ -186,7 +186,7 @@ def create_files(files: Files, due: Sequence[DueFile]) -> None:
             _create(files, due)
 
 
-def _create(files: Files, due: Sequence[DueFile]) -> None:
+def _create(files: SystemFiles, due: Sequence[DueFile]) -> None:
     try:
         with ExitStack() as opened:
             descriptors = []
@@ -204,7 +204,7 @@ def _create(files: Files, due: Sequence[DueFile]) -> None:
     at_once(files.sync_dir, list(dict.fromkeys(one.path.parent for one in due)))
 
 
-def _fill(files: Files, file: tuple[int, DueFile]) -> None:
+def _fill(files: SystemFiles, file: tuple[int, DueFile]) -> None:
     """Write a file's bytes, and wait until they are on the medium."""
     descriptor, due = file
     write_all(files, descriptor, due.parts)
@@ -212,7 +212,7 @@ def _fill(files: Files, file: tuple[int, DueFile]) -> None:
 
 
 def read_file(
-    files: Files,
+    files: SystemFiles,
     path: Path,
     identity: FileIdentity,
     payload: memoryview,
@@ -246,7 +246,7 @@ def read_file(
         raise BlockDamaged(f"The block file {path} is damaged: {_what_differs(bytes(head), blank)}.")
 
 
-def scatter_file(files: Files, path: Path, identity: FileIdentity, places: ReadTargets) -> None:
+def scatter_file(files: SystemFiles, path: Path, identity: FileIdentity, places: ReadTargets) -> None:
     """Fill a block's places in a pool from a file in the clear, and verify all of it; otherwise as
     `read_file`. One call outside the interpreter's lock.
 
@@ -263,7 +263,7 @@ def scatter_file(files: Files, path: Path, identity: FileIdentity, places: ReadT
 
 
 @contextmanager
-def _opened(files: Files, path: Path, num_bytes: int) -> Iterator[int]:
+def _opened(files: SystemFiles, path: Path, num_bytes: int) -> Iterator[int]:
     """Give a regular file of exactly this length to read."""
     try:
         descriptor = files.open(path)

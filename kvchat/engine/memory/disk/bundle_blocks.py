@@ -7,7 +7,7 @@ from pathlib import Path
 
 from kvchat.engine.api.ids import BlockKey, GroupId, block_key, from_u32le, u32le
 from kvchat.engine.memory.disk.block_file import BlockHeader, Layout
-from kvchat.engine.memory.disk.io import SYSTEM, Files
+from kvchat.engine.memory.disk.io import SYSTEM, SystemFiles
 from kvchat.engine.memory.disk.store import DiskStore
 from kvchat.errors import BlockDamaged, BlockMissing
 from kvchat.platform.encryptor import Encryptor
@@ -55,7 +55,7 @@ class BundleBlockStore:
         limit_bytes: int | None = None,
         daily_bytes: int | None = None,
         sealer: Encryptor | None = None,
-        files: Files = SYSTEM,
+        files: SystemFiles = SYSTEM,
         elsewhere: Callable[[], int] = lambda: 0,
     ) -> None:
         self.fingerprint = fingerprint
@@ -111,29 +111,15 @@ class BundleBlockStore:
         """Read a block and return whether it is what it must be; a damaged one is set aside."""
         return self.read(group, parent, u32le(token_ids)) is not None
 
-    def write(
-        self,
-        group: GroupId,
-        parent: BlockKey,
-        token_ids: Iterable[int],
-        payload: bytes,
-        *,
-        is_wanted: bool = False,
-    ) -> bool:
-        """Write a block durably; False if it is there already, or if the limit has no room for it.
+    def write(self, blocks: Iterable[NewBlock], *, is_wanted: bool = False) -> int:
+        """Write blocks durably, together; return how many were not there and are now: none where the limit
+        has no room for all of them.
 
         Args:
-            is_wanted: it was asked for by name, and counts as one that was used again.
-        """
-        block = NewBlock(group, parent, tuple(token_ids), payload)
-        return self.write_all([block], is_wanted=is_wanted) == 1
-
-    def write_all(self, blocks: Iterable[NewBlock], *, is_wanted: bool = False) -> int:
-        """Write blocks durably, which takes less than one after another; return how many were not there
-        and are now: none where the limit has no room for all of them.
+            is_wanted: they were asked for by name, and count as used again.
         """
         found = ((block.header, block.payload) for block in blocks)
-        return self._store.write_all(found, is_wanted=is_wanted)
+        return self._store.write(found, is_wanted=is_wanted)
 
     def room_for(
         self, headers: Iterable[BlockHeader], source: "BundleBlockStore", keys: Iterable[BlockKey]

@@ -9,7 +9,7 @@ from kvchat.engine.api.ids import BlockKey
 from kvchat.engine.memory.disk.block_encryption import seal_of
 from kvchat.engine.memory.disk.directory import BlockDirectory
 from kvchat.engine.memory.disk.index import DiskUsage, IndexedBlock, WrittenBytes
-from kvchat.engine.memory.disk.io import SYSTEM, Files
+from kvchat.engine.memory.disk.io import SYSTEM, SystemFiles
 from kvchat.engine.memory.disk.pinned_blocks import Kept
 from kvchat.errors import StorageError
 from kvchat.platform.encryptor import Encryptor
@@ -20,7 +20,9 @@ IsReferenced = Callable[[IndexedBlock], bool]
 class BlockCatalog:
     """What is on disk, by fingerprint, and its removal."""
 
-    def __init__(self, cache_dir: Path, *, sealer: Encryptor | None = None, files: Files = SYSTEM) -> None:
+    def __init__(
+        self, cache_dir: Path, *, sealer: Encryptor | None = None, files: SystemFiles = SYSTEM
+    ) -> None:
         """Open the catalog and settle what a crash has left.
 
         Args:

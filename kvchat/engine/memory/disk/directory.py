@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 from threading import Lock, RLock
@@ -27,7 +26,7 @@ from kvchat.engine.memory.disk.eviction import DiskEviction, Sources, require_al
 from kvchat.engine.memory.disk.index import BlockIndex, BlockName, WrittenBytes
 from kvchat.engine.memory.disk.index_rebuild import IndexRebuild
 from kvchat.engine.memory.disk.io import (
-    Files,
+    SystemFiles,
     storage_errors,
     subdirectories,
     sync_directories,
@@ -40,15 +39,6 @@ from kvchat.platform.directories import make_private
 from kvchat.platform.writers import Writers
 
 
-@dataclass(frozen=True, slots=True)
-class _Work:
-    """A block that is to be written, with its file's bytes."""
-
-    block: FoundBlock
-    head: bytes
-    payload: memoryview
-
-
 class BlockDirectory:
     """Block files by fingerprint, their index, and a quarantine for damaged files.
 
@@ -57,7 +47,7 @@ class BlockDirectory:
     """
 
     def __init__(
-        self, cache_dir: Path, files: Files, clock: Callable[[], float], seal: BlockNames = PLAIN
+        self, cache_dir: Path, files: SystemFiles, clock: Callable[[], float], seal: BlockNames = PLAIN
     ) -> None:
         """Open the directory and settle what a crash has left.
 
@@ -116,7 +106,7 @@ class BlockDirectory:
         """Fill a block's places in a pool with verified bytes; see `scatter_file`."""
         scatter_file(self.files, path, identity, places)
 
-    def write(
+    def add(
         self,
         due: Sequence[tuple[FileIdentity, memoryview]],
         limit_bytes: int | None,
@@ -125,21 +115,58 @@ class BlockDirectory:
         is_wanted: bool = False,
     ) -> bool:
         """Write blocks durably, all of them together. Others go first, so that the limit holds at every
-        moment. `is_wanted`: they count as used again.
+        moment.
+
+        Args:
+            is_wanted: they count as used again.
 
         Returns: False if there can be no room for them under the limit; none is there then.
         Raises: StorageError: the disk is full, cannot be written, or was written enough today. Nothing of the
             only block is left; of several, any may be there, whole.
         """
-        works = [self._work(identity, payload) for identity, payload in due]
-        num_bytes = sum(work.block.num_bytes for work in works)
+        heads = [render_head(identity, payload) for identity, payload in due]
+        blocks = [
+            self._planned(identity, len(head) + len(payload))
+            for head, (identity, payload) in zip(heads, due, strict=True)
+        ]
+        num_bytes = sum(block.num_bytes for block in blocks)
         if limit_bytes is not None and num_bytes > limit_bytes:
             return False
         if daily_bytes is not None:
             today_bytes = self.written().today
             require_allowance(today_bytes=today_bytes, num_bytes=num_bytes, daily_bytes=daily_bytes)
+        names = [self._name(block) for block in blocks]
         with self._lock:
-            return self._write(works, limit_bytes, is_wanted)
+            writer = self._announced()
+            ghosts = [name for name in names if self.order.take_ghost(name)]
+            try:
+                self.index.reserve(blocks, writer, [is_wanted or name in ghosts for name in names])
+                if not self._make_space(names, limit_bytes):
+                    self.order.refuse(names)
+                    return False
+                files = []
+                for name, head, (_, payload) in zip(names, heads, due, strict=True):
+                    path = self.path(*name)
+                    parts = self.seal.sealed(path, head, payload)
+                    files.append(DueFile(path, temporary_path(path, writer), parts))
+                create_files(self.files, files)
+                self.index.settle(blocks, writer, self._today())
+                self._in_progress.end(names)
+                self.order.accept(names)
+                ghosts = []
+            finally:
+                self.order.restore(ghosts)
+                self._in_progress.settle()
+        return True
+
+    def _make_space(self, names: Sequence[BlockName], limit_bytes: int | None) -> bool:
+        """Evict for blocks whose rows are reserved, and note that they are being written."""
+        try:
+            # Space that is held is there, whatever others have reserved and must give up again.
+            return limit_bytes is None or self._in_progress.holds(names) or self.enforce(limit_bytes)
+        finally:
+            # Not before: what makes space settles the doubtful, whose bytes are not reserved then.
+            self._in_progress.begin(names)
 
     def welcomes(self, identity: FileIdentity, limit_bytes: int) -> bool:
         """Return whether room is to be made for a block that has not been used since it was computed."""
@@ -158,10 +185,6 @@ class BlockDirectory:
         """Whether there is anything that may make room."""
         with self._lock:
             return bool(self.order.due(1))
-
-    def _work(self, identity: FileIdentity, payload: memoryview) -> _Work:
-        head = render_head(identity, payload)
-        return _Work(self._planned(identity, len(head) + len(payload)), head, payload)
 
     def _planned(self, identity: FileIdentity, num_bytes: int) -> FoundBlock:
         """Return what is to be on disk. `num_bytes`: of its file in the clear."""
@@ -295,41 +318,6 @@ class BlockDirectory:
                     self._in_progress.dismiss()
             self.index.close()
             self._writers.close()
-
-    def _write(self, works: Sequence[_Work], limit_bytes: int | None, is_wanted: bool) -> bool:
-        blocks = [work.block for work in works]
-        names = [self._name(block) for block in blocks]
-        writer = self._announced()
-        came_back = [name for name in names if self.order.is_proven(name)]
-        try:
-            self.index.reserve(blocks, writer, [is_wanted or name in came_back for name in names])
-            try:
-                # Room that is held is there, whatever others have reserved and must give up again.
-                has_room = limit_bytes is None or self._in_progress.holds(names) or self.enforce(limit_bytes)
-            finally:
-                # Not before: what makes room settles the doubtful, whose bytes are not reserved then.
-                self._in_progress.begin(names)
-            if not has_room:
-                self.order.refuse(names)
-                return False
-            paths = [self.path(*name) for name in names]
-            create_files(
-                self.files,
-                [
-                    DueFile(
-                        path, temporary_path(path, writer), self.seal.sealed(path, work.head, work.payload)
-                    )
-                    for path, work in zip(paths, works, strict=True)
-                ],
-            )
-            self.index.settle(blocks, writer, self._today())
-            self._in_progress.end(names)
-            self.order.accept(names)
-            came_back = []
-        finally:
-            self.order.restore(came_back)
-            self._in_progress.settle()
-        return True
 
     def _recover(self) -> None:
         dead = self._in_progress.dead()

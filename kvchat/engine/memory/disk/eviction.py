@@ -14,7 +14,7 @@ from kvchat.engine.cache.eviction import SMALL_SHARE, Eviction, Ghosts
 from kvchat.engine.memory.disk.block_encryption import DiskKey
 from kvchat.engine.memory.disk.block_file import FoundBlock
 from kvchat.engine.memory.disk.index import BlockIndex, BlockName, IndexedBlock
-from kvchat.engine.memory.disk.io import Files, storage_errors
+from kvchat.engine.memory.disk.io import SystemFiles, storage_errors
 from kvchat.engine.memory.disk.pinned_blocks import Kept, PinnedBlocks
 from kvchat.engine.memory.disk.quarantine import Quarantine
 from kvchat.engine.memory.disk.write_intents import WriteIntents
@@ -103,8 +103,8 @@ class DiskEvictionOrder:
                 for group in leaf.groups:
                     self._ghosts.add(_name(leaf.fingerprint, leaf.name, group))
 
-    def is_proven(self, name: BlockName) -> bool:
-        """Return whether a block that is written now had to go not long ago; forgotten then."""
+    def take_ghost(self, name: BlockName) -> bool:
+        """Forget that a block had to go not long ago, as it is written now; return whether it had."""
         return self._ghosts.take(_name(*name))
 
     def restore(self, names: Iterable[BlockName]) -> None:
@@ -312,7 +312,7 @@ class DiskEviction:
     def __init__(
         self,
         home: Path,
-        files: Files,
+        files: SystemFiles,
         index: BlockIndex,
         quarantine: Quarantine,
         in_progress: WriteIntents,

@@ -18,7 +18,7 @@ from kvchat.engine.api.ids import BlockKey, GroupId, u32le
 from kvchat.engine.memory.disk.block_encryption import PLAIN, BlockNames, DiskKey
 from kvchat.engine.memory.disk.block_file import BlockHeader, FoundBlock
 from kvchat.engine.memory.disk.index_file import RECOUNT, WRITTEN, IndexFile, Row, schema_of
-from kvchat.engine.memory.disk.io import Files
+from kvchat.engine.memory.disk.io import SystemFiles
 
 BlockName = tuple[bytes, DiskKey, GroupId]
 """Fingerprint, key as it is on disk, and group: what names one file."""
@@ -86,7 +86,7 @@ class BlockIndex:
     """The rows of one cache directory. May be called from several threads and opened by several processes."""
 
     def __init__(
-        self, path: Path, files: Files, is_there: Callable[[BlockName], bool], seal: BlockNames = PLAIN
+        self, path: Path, files: SystemFiles, is_there: Callable[[BlockName], bool], seal: BlockNames = PLAIN
     ) -> None:
         """Open the index, or begin an empty one.
 

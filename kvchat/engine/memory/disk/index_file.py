@@ -14,7 +14,7 @@ from time import monotonic, sleep
 from typing import Any, Final
 
 from kvchat.engine.memory.disk.block_encryption import BlockNames
-from kvchat.engine.memory.disk.io import Files, Identity, unlink_if_there
+from kvchat.engine.memory.disk.io import Identity, SystemFiles, unlink_if_there
 from kvchat.errors import StorageError
 from kvchat.platform import sqlite_files
 
@@ -113,7 +113,7 @@ class IndexFile:
         self,
         path: Path,
         schema: Sequence[str],
-        files: Files,
+        files: SystemFiles,
         functions: Mapping[str, Callable[..., bool]],
         carried: Iterable[str] = (),
     ) -> None:

@@ -21,7 +21,7 @@ from kvchat.engine.memory.disk.block_file import (
 )
 from kvchat.engine.memory.disk.index import BlockIndex, BlockName
 from kvchat.engine.memory.disk.io import (
-    Files,
+    SystemFiles,
     storage_errors,
     subdirectories,
     sync_directories,
@@ -47,7 +47,7 @@ class IndexRebuild:
     def __init__(
         self,
         blocks_dir: Path,
-        files: Files,
+        files: SystemFiles,
         seal: BlockNames,
         index: BlockIndex,
         quarantine: Quarantine,
@@ -161,7 +161,7 @@ class IndexRebuild:
         return block_path(self._blocks_dir, block.fingerprint, self._seal.name(header.key), header.group)
 
 
-def _listing(files: Files, path: Path) -> list[Path]:
+def _listing(files: SystemFiles, path: Path) -> list[Path]:
     try:
         return [Path(entry.path) for entry in files.entries(path)]
     except FileNotFoundError:

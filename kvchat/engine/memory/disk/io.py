@@ -14,11 +14,11 @@ from contextlib import contextmanager, suppress
 from fcntl import F_GETFL, F_SETFL, fcntl
 from itertools import chain, islice, repeat
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from kvchat.engine.memory.pages import PAGE, Pages
 from kvchat.errors import StorageError
-from kvchat.platform.directories import NamedFiles, SystemNames, make_private
+from kvchat.platform.directories import SystemNames, make_private
 
 Buffer = bytes | bytearray | memoryview
 FIRST_STEPS = (16 << 10, 48 << 10)
@@ -41,52 +41,17 @@ Identity = tuple[int, int]
 Item = TypeVar("Item")
 
 
-class Files(NamedFiles, Protocol):
+class SystemFiles(SystemNames):
     """The operating system as the disk tier sees it. Every method may raise OSError.
 
     Args:
         gives_descriptors: whether what `open` returns may be read without `read`.
     """
 
-    @property
-    def gives_descriptors(self) -> bool: ...
-
-    def open(self, path: Path) -> int:
-        """Open a file to read; neither follows a link nor waits for a pipe."""
-        ...
-
-    def identity(self, path: Path) -> Identity | None:
-        """Return which file has this name, links followed; None if none has. Not being told is an error."""
-        ...
-
-    def announce(self, path: Path) -> bool:
-        """Have a file that is read soon brought nearer, without waiting for it; True if it is near already.
-
-        May do nothing.
-        """
-        ...
-
-    def read(self, descriptor: int, parts: Sequence[memoryview], offset: int) -> int:
-        """Fill `parts`, one after another, from an offset; return how many bytes there were."""
-        ...
-
-    def remove_dir(self, path: Path) -> None: ...
-
-    def commit(self, connection: sqlite3.Connection) -> None:
-        """End the index's transaction; may raise sqlite3.Error."""
-        ...
-
-    def boot_id(self) -> str:
-        """Name the time since the machine was started; empty where it has no name."""
-        ...
-
-
-class SystemFiles(SystemNames):
-    """The real operating system."""
-
     gives_descriptors = True
 
     def open(self, path: Path) -> int:
+        """Open a file to read; neither follows a link nor waits for a pipe."""
         # O_NONBLOCK: a named pipe put in a block's place must not hang the engine.
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
 
@@ -94,13 +59,17 @@ class SystemFiles(SystemNames):
         return _write_past_the_cache(descriptor, parts) or super().write(descriptor, parts)
 
     def identity(self, path: Path) -> Identity | None:
+        """Return which file has this name, links followed; None if none has. Not being told is an error."""
         try:
             status = os.stat(path)
         except (FileNotFoundError, NotADirectoryError):
             return None
         return status.st_dev, status.st_ino
 
-    def announce(self, path: Path) -> bool:
+    def read_ahead(self, path: Path) -> bool:
+        """Have a file that is read soon read into the system's cache, without waiting for it; True if it is
+        there already. May do nothing.
+        """
         if not hasattr(os, "RWF_NOWAIT"):
             return True
         with suppress(OSError):
@@ -112,15 +81,18 @@ class SystemFiles(SystemNames):
         return True
 
     def read(self, descriptor: int, parts: Sequence[memoryview], offset: int) -> int:
+        """Fill `parts`, one after another, from an offset; return how many bytes there were."""
         return os.preadv(descriptor, parts, offset)
 
     def remove_dir(self, path: Path) -> None:
         os.rmdir(path)
 
     def commit(self, connection: sqlite3.Connection) -> None:
+        """End the index's transaction; may raise sqlite3.Error."""
         connection.execute("COMMIT")
 
     def boot_id(self) -> str:
+        """Name the time since the machine was started; empty where it has no name."""
         try:
             return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         except OSError:
@@ -148,7 +120,7 @@ def _advice(where: Path, error: OSError) -> str:
     return f"The cache in {where} cannot be used: {error.strerror or error}. Choose another cache directory."
 
 
-def subdirectories(files: Files, path: Path) -> list[Path]:
+def subdirectories(files: SystemFiles, path: Path) -> list[Path]:
     """Return the directories in a directory; none if it is not there."""
     try:
         return [Path(entry.path) for entry in files.entries(path) if entry.is_dir(follow_symlinks=False)]
@@ -156,7 +128,7 @@ def subdirectories(files: Files, path: Path) -> list[Path]:
         return []
 
 
-def sync_directories(files: Files, directories: Iterable[Path]) -> None:
+def sync_directories(files: SystemFiles, directories: Iterable[Path]) -> None:
     """Make names in directories durable, and that names are gone; waits for all side by side."""
 
     def sync(directory: Path) -> None:
@@ -166,7 +138,7 @@ def sync_directories(files: Files, directories: Iterable[Path]) -> None:
     at_once(sync, list(directories))
 
 
-def make_all_private(files: Files, paths: Iterable[Path]) -> None:
+def make_all_private(files: SystemFiles, paths: Iterable[Path]) -> None:
     """Do what `make_private` does for several directories; names in one parent become durable at once."""
     parents: dict[Path, None] = {}
     for path in dict.fromkeys(paths):
@@ -198,7 +170,7 @@ def at_once(wait: Callable[[Item], None], items: Sequence[Item]) -> None:
             pass
 
 
-def write_all(files: Files, descriptor: int, parts: Iterable[Buffer]) -> None:
+def write_all(files: SystemFiles, descriptor: int, parts: Iterable[Buffer]) -> None:
     """Write `parts`, one after another, in one call where the system takes them all.
 
     To write a file's head alone first takes Linux up to ten times as long: it keeps the rest in small pages.
@@ -210,7 +182,7 @@ def write_all(files: Files, descriptor: int, parts: Iterable[Buffer]) -> None:
         _drop(due, files.write(descriptor, [*islice(due, MAX_PARTS)]))
 
 
-def read_whole(files: Files, path: Path) -> bytes:
+def read_whole(files: SystemFiles, path: Path) -> bytes:
     """Return what a small file holds.
 
     Raises: OSError: it cannot be opened or read.
@@ -226,7 +198,7 @@ def read_whole(files: Files, path: Path) -> bytes:
         files.close(descriptor)
 
 
-def read_all(files: Files, descriptor: int, parts: Iterable[memoryview]) -> None:
+def read_all(files: SystemFiles, descriptor: int, parts: Iterable[memoryview]) -> None:
     """Fill `parts`, one after another, from the file's start.
 
     The first steps are short. To Linux they look like the beginning of a long read, so that it keeps the rest
@@ -257,7 +229,7 @@ def _cut(due: deque[memoryview], size: int) -> list[memoryview]:
     return taken
 
 
-def _fill(files: Files, descriptor: int, parts: list[memoryview], offset: int) -> None:
+def _fill(files: SystemFiles, descriptor: int, parts: list[memoryview], offset: int) -> None:
     due = deque(parts)
     while due:
         num_read = files.read(descriptor, list(due), offset)
@@ -329,7 +301,7 @@ def _begin_to_read(descriptor: int) -> bool:
     return True
 
 
-def unlink_if_there(files: Files, path: Path) -> None:
+def unlink_if_there(files: SystemFiles, path: Path) -> None:
     try:
         files.unlink(path)
     except FileNotFoundError:

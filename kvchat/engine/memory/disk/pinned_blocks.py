@@ -17,7 +17,7 @@ from pathlib import Path
 from kvchat.engine.api.ids import KEY_BYTES
 from kvchat.engine.api.view import View, is_view, parse_view
 from kvchat.engine.memory.disk.block_encryption import DiskKey
-from kvchat.engine.memory.disk.io import SYSTEM, Files, read_whole
+from kvchat.engine.memory.disk.io import SYSTEM, SystemFiles, read_whole
 from kvchat.errors import ConfigError, StorageError
 from kvchat.platform import directories
 from kvchat.platform.directories import make_private
@@ -40,7 +40,7 @@ def note_view(cache_dir: Path, view: View) -> None:
 
 
 def used_views(cache_dir: Path) -> tuple[View, ...]:
-    """Return the views that were noted, in the order of their names. Files of other names say nothing.
+    """Return the views that were noted, in the order of their names. SystemFiles of other names say nothing.
 
     Raises:
         StorageError: it cannot be read, so that there may be any.
@@ -70,7 +70,7 @@ Kept = frozenset[tuple[bytes, DiskKey]]
 class PinnedBlocks:
     """What is kept in one cache directory. May be called from several threads and processes."""
 
-    def __init__(self, home: Path, files: Files = SYSTEM, place: str = "kept") -> None:
+    def __init__(self, home: Path, files: SystemFiles = SYSTEM, place: str = "kept") -> None:
         """Args:
         home: where files and index of the blocks are.
         place: the directory in there.

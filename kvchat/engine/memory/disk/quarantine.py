@@ -4,7 +4,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from kvchat.engine.memory.disk.io import Files, unlink_if_there
+from kvchat.engine.memory.disk.io import SystemFiles, unlink_if_there
 from kvchat.platform.directories import make_private
 
 MAX_QUARANTINED = 16
@@ -13,7 +13,7 @@ MAX_QUARANTINED = 16
 class Quarantine:
     """A directory of files that were set aside. Its files hold token ids, as all blocks do."""
 
-    def __init__(self, directory: Path, files: Files) -> None:
+    def __init__(self, directory: Path, files: SystemFiles) -> None:
         self.directory = directory
         self._files = files
 

@@ -14,7 +14,7 @@ from kvchat.engine.memory.disk.block_file import BlockHeader, FileIdentity, Layo
 from kvchat.engine.memory.disk.directory import BlockDirectory
 from kvchat.engine.memory.disk.eviction import no_room, require_allowance, too_long
 from kvchat.engine.memory.disk.index import BlockName, DiskUsage, IndexedBlock, WrittenBytes
-from kvchat.engine.memory.disk.io import SYSTEM, Buffer, Files, storage_errors
+from kvchat.engine.memory.disk.io import SYSTEM, Buffer, SystemFiles, storage_errors
 from kvchat.errors import BlockDamaged, BlockMissing, StorageError
 from kvchat.platform.encryptor import Encryptor
 from kvchat.platform.values import dataclass
@@ -48,7 +48,7 @@ class DiskStore:
         limit_bytes: int | None,
         daily_bytes: int | None = None,
         clock: Callable[[], float] = time.time,
-        files: Files = SYSTEM,
+        files: SystemFiles = SYSTEM,
         sealer: Encryptor | None = None,
         eviction: Eviction = Eviction.S3FIFO,
         elsewhere: Callable[[], int] = lambda: 0,
@@ -167,31 +167,24 @@ class DiskStore:
             self._directory.scatter(path, self._identity(header), places)
         return True
 
-    def announce(self, key: BlockKey, group: GroupId) -> bool:
-        """Have a block that is read soon brought nearer, without waiting for the medium; True if it is near.
-        Only a hint.
+    def read_ahead(self, key: BlockKey, group: GroupId) -> bool:
+        """Have a block that is read soon read into the system's cache, without waiting for the medium; True
+        if it is there already. Only a hint.
         """
-        return self._directory.files.announce(self._path(key, group))
+        return self._directory.files.read_ahead(self._path(key, group))
 
-    def write(self, header: BlockHeader, payload: Buffer, *, is_wanted: bool = False) -> bool:
-        """Write a block durably unless it is there; blocks until it is on the medium. The limit always holds.
+    def write(self, blocks: Iterable[tuple[BlockHeader, Buffer]], *, is_wanted: bool = False) -> int:
+        """Write blocks durably, those that are not there, and wait until they are on the medium: together,
+        which takes less than one after another. The limit always holds.
 
         Args:
-            is_wanted: it counts as used again; see `DiskOrder`.
+            is_wanted: they count as used again; see `DiskEvictionOrder`.
 
-        Returns: False if the block was there, and keeps its bytes, or if the limit has no room for it, or
-            what has the room is worth more.
-        Raises: StorageError: disk full, not writable, or the day's limit reached; nothing of the block is
-            left.
-        """
-        return self.write_all([(header, payload)], is_wanted=is_wanted) == 1
-
-    def write_all(self, blocks: Iterable[tuple[BlockHeader, Buffer]], *, is_wanted: bool = False) -> int:
-        """Write blocks durably, those that are not there; takes less than one after another, since what is
-        waited for at the medium is waited for together. Otherwise as `write`.
-
-        Returns: how many were written; none where the limit has no room for all of them.
-        Raises: StorageError: as `write`; any of several may be there then, whole.
+        Returns: how many were written. A block that was there keeps its bytes. None is written where the
+            limit has no room for all of them, or what has the room is worth more; then `shortage` or
+            `left_out` says why.
+        Raises: StorageError: disk full, not writable, or the day's limit reached. Nothing of an only block is
+            left; of several, any may be there, whole.
         """
         self.flush_touched()
         self.shortage = self.left_out = None
@@ -209,7 +202,7 @@ class DiskStore:
                 self._note_no_room(len(data), limit_bytes)
         if not due:
             return 0
-        if self._directory.write(due, limit_bytes, self.daily_bytes, is_wanted=is_wanted):
+        if self._directory.add(due, limit_bytes, self.daily_bytes, is_wanted=is_wanted):
             self.shortage = self.left_out = None
             return len(due)
         assert limit_bytes is not None

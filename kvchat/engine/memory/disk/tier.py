@@ -10,7 +10,7 @@ from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.disk.pinned_blocks import note_view
 from kvchat.engine.memory.disk.store import DiskStore
 from kvchat.engine.memory.disk.writer import BlockWriter
-from kvchat.engine.memory.saver import Outgoing, Saver
+from kvchat.engine.memory.saver import Saver, SaveTransport
 from kvchat.engine.models.checkpoints.prepared import elsewhere
 from kvchat.errors import StorageError
 
@@ -51,19 +51,17 @@ def open_store(
 
 
 def open_saver(
-    pool: DevicePool, store: DiskStore | None, manager: CacheManager, outgoing: Outgoing | None = None
+    pool: DevicePool,
+    store: DiskStore | None,
+    manager: CacheManager,
+    transport: SaveTransport | None = None,
 ) -> Saver | None:
     """Start the thread that writes into a store; None without one.
 
     Args:
-        outgoing: how blocks leave the device; None: in the engine's thread.
+        transport: how blocks leave the device; None: in the engine's thread.
     """
     if store is None:
         return None
-    writer = BlockWriter(
-        store,
-        max_bytes=WRITE_QUEUE_BYTES,
-        shortage=lambda: store.shortage,
-        left_out=lambda: store.left_out,
-    )
-    return Saver(pool, store, writer, manager.is_resident, outgoing)
+    writer = BlockWriter(store, max_bytes=WRITE_QUEUE_BYTES)
+    return Saver(pool, store, writer, manager.is_resident, transport)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from kvchat.engine.memory.disk.block_file import temporary_path
 from kvchat.engine.memory.disk.index import BlockIndex, BlockName
-from kvchat.engine.memory.disk.io import Files, storage_errors, sync_directories, unlink_if_there
+from kvchat.engine.memory.disk.io import SystemFiles, storage_errors, sync_directories, unlink_if_there
 from kvchat.errors import StorageError
 from kvchat.platform.writers import Writers
 
@@ -24,7 +24,7 @@ class WriteIntents:
         self,
         blocks_dir: Path,
         writers: Writers,
-        files: Files,
+        files: SystemFiles,
         index: BlockIndex,
         path_of: Callable[[BlockName], Path],
         has_file: Callable[[BlockName], bool],

@@ -1,7 +1,7 @@
-"""Writing blocks to disk beside decoding: a bounded queue and one thread."""
+"""Block writer: writes blocks to disk beside decoding, with a bounded queue and one thread."""
 
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass
 from threading import Condition, Thread
 from time import thread_time
@@ -10,30 +10,22 @@ from typing import Protocol
 from kvchat.engine.api.ids import BlockKey, GroupId
 from kvchat.engine.memory.disk.block_file import BlockHeader
 from kvchat.engine.memory.disk.io import Buffer
+from kvchat.engine.memory.disk.store import DiskStore
 from kvchat.errors import StorageError
 
 FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 30.0
 REST_PER_WRITE = 80.0
 """How long the thread rests beside computing, per second of a processor's time that writing took."""
-_BUFFERS = (bytes, bytearray, memoryview)
 
 
-class BlockSink(Protocol):
-    """What the writer needs of the disk store."""
-
-    def write(self, header: BlockHeader, payload: Buffer) -> bool: ...
-
-    def remove(self, key: BlockKey, group: GroupId) -> None: ...
-
-
-class Arriving(Protocol):
-    """A block's bytes on their way from the device."""
+class BlockCopy(Protocol):
+    """A block's bytes, copied or being copied from the device."""
 
     def __len__(self) -> int: ...
 
-    def arrived(self) -> Buffer:
-        """Return the bytes; waits until they are there. May be asked again."""
+    def wait(self) -> Buffer:
+        """Return the bytes; waits until they are there. May be called again."""
         ...
 
     def release(self) -> None:
@@ -41,23 +33,11 @@ class Arriving(Protocol):
         ...
 
 
-Payload = Buffer | Arriving
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Submission:
+class _Submission:
     header: BlockHeader
-    payload: Payload
+    payload: BlockCopy
     replaces: BlockKey | None
-
-    def data(self) -> Buffer:
-        """Return the bytes; may wait for the device."""
-        return self.payload if isinstance(self.payload, _BUFFERS) else self.payload.arrived()
-
-    def end(self) -> None:
-        """Let the bytes go: the block is written, or given up."""
-        if not isinstance(self.payload, _BUFFERS):
-            self.payload.release()
 
 
 class BlockWriter:
@@ -72,22 +52,17 @@ class BlockWriter:
 
     def __init__(
         self,
-        store: BlockSink,
+        store: DiskStore,
         *,
         max_bytes: int,
         first_pause_s: float = FIRST_PAUSE_S,
-        shortage: Callable[[], str | None] = lambda: None,
-        left_out: Callable[[], str | None] = lambda: None,
     ) -> None:
         """Start the thread.
 
         Args:
             max_bytes: most bytes of payload waiting; a single larger block is taken when nothing else waits.
-            first_pause_s: until a refused block is tried again; doubles with each refusal, up to 30 s.
-            shortage: says why a block that was not written found no room; None: it was there. What finds no
-                room is tried again like what is refused.
-            left_out: says why a block was not written though others might have gone for it; None: it was
-                there. It is told, and not tried again.
+            first_pause_s: until a refused block is tried again; doubles with each refusal, up to 30 s. A
+                block for which there is no space is tried again, too; one that the store left out is not.
         """
         self.problem: str | None = None
         """What the disk last refused, or what was left out; None once a block was written after it."""
@@ -97,9 +72,7 @@ class BlockWriter:
         self._store = store
         self._max_bytes = max_bytes
         self._first_pause_s = first_pause_s
-        self._shortage = shortage
-        self._left_out = left_out
-        self._queue: deque[Submission] = deque()
+        self._queue: deque[_Submission] = deque()
         self._queued_bytes = 0
         self._pause_s = 0.0
         self._num_refusals = 0
@@ -132,7 +105,7 @@ class BlockWriter:
             is_full = bool(self._queue) and self._queued_bytes + num_bytes > self._max_bytes
             return not self._closed and (not is_full or self._pause_s > 0)
 
-    def submit(self, header: BlockHeader, payload: Payload, replaces: BlockKey | None = None) -> bool:
+    def submit(self, header: BlockHeader, payload: BlockCopy, replaces: BlockKey | None = None) -> bool:
         """Take a block to write. Never waits for the disk, nor for the device.
 
         Args:
@@ -142,15 +115,15 @@ class BlockWriter:
 
         Returns: False if the queue is full: try again later. True says it was taken, not that it is durable.
         """
-        submission = Submission(header=header, payload=payload, replaces=replaces)
+        submission = _Submission(header=header, payload=payload, replaces=replaces)
         with self._changed:
             if self._closed:
-                submission.end()
+                payload.release()
                 return False
             if self._queue and self._queued_bytes + len(payload) > self._max_bytes:
                 is_refusing = self._pause_s > 0  # whoever waited for that disk could wait for ever
                 self.num_dropped += is_refusing
-                submission.end()
+                payload.release()
                 return is_refusing
             self._queue.append(submission)
             self._queued_bytes += len(payload)
@@ -193,7 +166,7 @@ class BlockWriter:
             self.num_dropped += sum(doomed)
             for one, goes in zip(self._queue, doomed, strict=True):
                 if goes:
-                    one.end()
+                    one.payload.release()
             self._queue = deque(one for one, goes in zip(self._queue, doomed, strict=True) if not goes)
             self._queued_bytes = sum(len(one.payload) for one in self._queue)
             self._changed.notify_all()
@@ -212,7 +185,7 @@ class BlockWriter:
         self._thread.join(timeout_s)
         with self._changed:
             for one in [*self._queue][int(self._is_writing) :]:
-                one.end()
+                one.payload.release()
         return is_flushed
 
     def _run(self) -> None:
@@ -225,9 +198,9 @@ class BlockWriter:
                 # A bug of ours costs this block, not the thread and every block after it.
                 self._finished(submission, is_new=False, problem=f"A block could not be saved: {error!r}")
             else:
-                self._finished(submission, is_new=is_new, problem=None if is_new else self._left_out())
+                self._finished(submission, is_new=is_new, problem=self._store.left_out)
 
-    def _next(self) -> Submission | None:
+    def _next(self) -> _Submission | None:
         """Wait for work and for the end of a pause; None once closed."""
         with self._changed:
             while not self._closed:
@@ -250,22 +223,22 @@ class BlockWriter:
     def _is_wanted_now(self) -> bool:
         return self._closed or not self._steps_aside or self._num_waiting_for_all > 0
 
-    def _write(self, submission: Submission) -> bool:
-        header = submission.header
-        data = submission.data()
+    def _write(self, submission: _Submission) -> bool:
+        store, header = self._store, submission.header
+        data = submission.payload.wait()
         start_s = thread_time()
-        is_new = self._store.write(header, data)
+        is_new = store.write([(header, data)]) == 1
         self._write_s = thread_time() - start_s
-        if not is_new and (words := self._shortage()) is not None:
-            raise StorageError(words)
-        if submission.replaces not in (None, header.key) and (is_new or self._left_out() is None):
-            self._store.remove(submission.replaces, header.group)
+        if store.shortage is not None:
+            raise StorageError(store.shortage)
+        if submission.replaces not in (None, header.key) and store.left_out is None:
+            store.remove(submission.replaces, header.group)
         return is_new
 
-    def _finished(self, submission: Submission, *, is_new: bool, problem: str | None) -> None:
+    def _finished(self, submission: _Submission, *, is_new: bool, problem: str | None) -> None:
         with self._changed:
             self._end_attempt()
-            self._queue.popleft().end()
+            self._queue.popleft().payload.release()
             self._queued_bytes -= len(submission.payload)
             self.num_written += is_new
             self.written_bytes += len(submission.payload) * is_new
@@ -281,7 +254,7 @@ class BlockWriter:
             self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S) or self._first_pause_s
             if self._end_attempt():
                 given_up = self._queue.popleft()
-                given_up.end()
+                given_up.payload.release()
                 self._queued_bytes -= len(given_up.payload)
                 self.num_dropped += 1
             self._changed.notify_all()

@@ -95,7 +95,7 @@ def test_status_names_a_conversation_that_is_too_long_for_the_limit(
         limit_bytes = 5 * disk.usage().num_bytes
     with closing(chains.open_store(home / "cache", limit_bytes=limit_bytes)) as disk:
         for block in (blocks := chains.chain(ids)):
-            disk.write(block.header, block.payload)
+            disk.write([(block.header, block.payload)])
         num_kept = sum(disk.has_all([block.key for block in blocks], chains.FULL))
     each = limit_bytes // 5
     assert 0 < num_kept <= 5

@@ -41,7 +41,7 @@ def hold(store: DiskStore, number: int) -> None:
         answer("held")
         sys.stdin.readline()
         written = [(block.header, block.payload) for block in new]
-        num_written = store.write_all(written, is_wanted=True)
+        num_written = store.write(written, is_wanted=True)
         num_left = sum(store.has_all(keys, FULL))
         answer(f"wrote {num_written}, {num_left} left")
 

@@ -75,11 +75,11 @@ class Disk:
 
     def write(self, block: Block) -> bool:
         self.clock.now_s += 1
-        return self.store.write(block.header, block.payload)
+        return self.store.write([(block.header, block.payload)]) == 1
 
     def write_all(self, blocks: Iterable[Block]) -> int:
         """Write what was asked for by name, all together."""
-        return self.store.write_all([(block.header, block.payload) for block in blocks], is_wanted=True)
+        return self.store.write([(block.header, block.payload) for block in blocks], is_wanted=True)
 
     def room(self, new: Iterable[Block], sources: Iterable[Block] = ()) -> AbstractContextManager[None]:
         """Hold room for blocks, and keep those that they are made from."""

@@ -76,7 +76,7 @@ def test_collecting_removes_exactly_what_nothing_refers_to(tmp_path: Path) -> No
     store = open_store(tmp_path)
     for blocks in (chain(kept_ids), chain(kept_ids, SLIDING), chain(gone_ids)):
         for block in blocks:
-            store.write(block.header, block.payload)
+            store.write([(block.header, block.payload)])
     older_tail = block_behind(chain(kept_ids)[1].key, [11, 12])
     write_all(store, [older_tail])
     store.close()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kvchat.engine.memory.disk.catalog import BlockCatalog
-from kvchat.engine.memory.disk.io import Files
+from kvchat.engine.memory.disk.io import SystemFiles
 from kvchat.errors import BlockDamaged, BlockMissing
 from tests.engine.memory.chains import FINGERPRINT, FULL, Block, block_behind, chain, open_store, read
 from tests.engine.memory.disk.crash_states import (
@@ -69,13 +69,13 @@ def _recorded(cache_dir: Path) -> Recorded:
     """Run the store on a directory with one conversation, and return that directory and what was done."""
     store = open_store(cache_dir)
     for block in OLD:
-        store.write(block.header, block.payload)
+        store.write([(block.header, block.payload)])
     store.close()
     base = Tree.of(cache_dir)
     files = RecordingFiles(cache_dir)
     store = open_store(cache_dir, files=files)
     for block in (NEW[2], OLDER_TAIL, NEW[3]):
-        store.write(block.header, block.payload)
+        store.write([(block.header, block.payload)])
         files.note("there", block.key)
     files.note("going", OLDER_TAIL.key)
     store.remove(OLDER_TAIL.key, FULL)
@@ -110,13 +110,13 @@ def test_one_sort_of_sync_left_out_of_blocks_written_together_is_found(
 def _recorded_together(cache_dir: Path) -> Recorded:
     """Do the same with three blocks that are written at once."""
     store = open_store(cache_dir)
-    store.write_all((block.header, block.payload) for block in OLD)
+    store.write((block.header, block.payload) for block in OLD)
     store.close()
     base = Tree.of(cache_dir)
     files = RecordingFiles(cache_dir)
     store = open_store(cache_dir, files=files)
     new = (NEW[2], OLDER_TAIL, NEW[3])
-    assert store.write_all((block.header, block.payload) for block in new) == len(new)
+    assert store.write((block.header, block.payload) for block in new) == len(new)
     for block in new:
         files.note("there", block.key)
     store.close()
@@ -133,7 +133,7 @@ def test_nothing_is_held_for_a_writer_that_is_gone(quick_path: Path, num_samples
 def _recorded_in_held_room(cache_dir: Path) -> Recorded:
     """Hold room for three blocks, and write two of them."""
     store = open_store(cache_dir)
-    store.write_all((block.header, block.payload) for block in OLD)
+    store.write((block.header, block.payload) for block in OLD)
     store.close()
     base = Tree.of(cache_dir)
     files = RecordingFiles(cache_dir)
@@ -141,7 +141,7 @@ def _recorded_in_held_room(cache_dir: Path) -> Recorded:
     new = (NEW[2], OLDER_TAIL, NEW[3])
     with store.room_for([block.header for block in new], FINGERPRINT, [block.key for block in OLD]):
         for block in new[:2]:
-            assert store.write(block.header, block.payload, is_wanted=True)
+            assert store.write([(block.header, block.payload)], is_wanted=True)
             files.note("there", block.key)
     store.close()
     return base, files.operations
@@ -153,7 +153,7 @@ def _complaints(cache_dir: Path, called: Sequence[Operation]) -> list[str]:
     there = {block.key for block in OLD} | {note.about for note in notes if note.what == "there"}
     there -= {note.about for note in notes if note.what == "going"}
     gone = {note.about for note in notes if note.what == "gone"}
-    files: Files = AnotherBoot()
+    files: SystemFiles = AnotherBoot()
     store = open_store(cache_dir, files=files)
     complaints = []
     for key, block in BLOCKS.items():
@@ -180,7 +180,7 @@ def _content(store, block: Block) -> bytes | None:
         return None
 
 
-def _leaks(cache_dir: Path, files: Files) -> list[str]:
+def _leaks(cache_dir: Path, files: SystemFiles) -> list[str]:
     """Collect everything and return what is left."""
     catalog = BlockCatalog(cache_dir, files=files)
     catalog.collect(lambda block: False)

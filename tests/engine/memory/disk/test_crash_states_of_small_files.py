@@ -165,7 +165,7 @@ def recorded_damage(place: Path) -> Recorded:
     """Set a damaged block aside, and collect garbage."""
     store = open_store(place)
     for block in BLOCKS:
-        store.write(block.header, block.payload)
+        store.write([(block.header, block.payload)])
     store.close()
     file = path_of(place, BLOCKS[-1])
     data = file.read_bytes()

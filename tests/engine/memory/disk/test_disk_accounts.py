@@ -13,6 +13,7 @@ from tests.engine.memory.chains import (
     FULL,
     OTHER_FINGERPRINT,
     Clock,
+    Copied,
     block_behind,
     chain,
     open_store,
@@ -33,7 +34,7 @@ def test_the_bytes_written_are_those_that_went_through_the_seam(tmp_path: Path) 
     blocks = chain(list(range(12)))
     store = open_store(tmp_path, files=files)
     write_all(store, blocks)
-    assert not store.write(blocks[0].header, blocks[0].payload)
+    assert not store.write([(blocks[0].header, blocks[0].payload)])
     store.remove(blocks[2].key, FULL)
     assert store.written().today == store.written().total == files.num_written_bytes
     store.close()
@@ -61,11 +62,11 @@ def test_a_day_s_limit_is_never_exceeded_and_ends_with_the_day(tmp_path: Path) -
     store = open_store(tmp_path, clock=clock, daily_bytes=2000)
     write_all(store, blocks[:2])
     with pytest.raises(StorageError, match=r"tomorrow.*--kv-disk-daily-bytes"):
-        store.write(blocks[2].header, blocks[2].payload)
+        store.write([(blocks[2].header, blocks[2].payload)])
     assert store.written().today <= 2000
-    assert not store.write(blocks[0].header, blocks[0].payload)  # what is there costs nothing
+    assert not store.write([(blocks[0].header, blocks[0].payload)])  # what is there costs nothing
     clock.now_s += DAY_S
-    assert store.write(blocks[2].header, blocks[2].payload)
+    assert store.write([(blocks[2].header, blocks[2].payload)])
     store.close()
 
 
@@ -73,7 +74,7 @@ def test_a_writer_tells_of_the_day_s_limit_and_holds_nobody_up(tmp_path: Path) -
     store = open_store(tmp_path, daily_bytes=10)
     writer = BlockWriter(store, max_bytes=1 << 20)
     (block,) = chain([1, 2, 3, 4])
-    assert writer.submit(block.header, block.payload)
+    assert writer.submit(block.header, Copied(block.payload))
     assert not writer.flush(PATIENCE_S)
     assert writer.problem is not None
     assert "tomorrow" in writer.problem
@@ -101,7 +102,7 @@ def test_the_limit_holds_at_every_moment_of_a_write(tmp_path: Path) -> None:
         read(store, sample)
     for number in range(12):
         block = block_behind(sample.header.parent, [number, 0, 0, 0])
-        assert store.write(block.header, block.payload)
+        assert store.write([(block.header, block.payload)])
     assert len(most) == 13
     assert limit_bytes / 2 < max(most) <= limit_bytes
     store.close()
@@ -116,7 +117,7 @@ def test_a_growing_conversation_writes_new_blocks_and_its_tail_only(tmp_path: Pa
     files = RecordingFiles(tmp_path)
     store = open_store(tmp_path, files=files)
     for block in chain([*ids, *range(10)]):
-        store.write(block.header, block.payload)
+        store.write([(block.header, block.payload)])
     new = [*chain([*ids, *range(10)])[200:]]
     assert len(new) == 3
     assert files.num_written_bytes == sum(path_of(tmp_path, block).stat().st_size for block in new)
@@ -133,11 +134,11 @@ def test_a_clock_that_jumps_changes_no_order_of_use(tmp_path: Path, jump_s: floa
     clock.now_s += 20 * 365 * DAY_S
     for block in roots[:3]:
         clock.now_s += 1
-        store.write(block.header, block.payload)
+        store.write([(block.header, block.payload)])
     clock.now_s += jump_s
     store.touch([roots[0].key])
     clock.now_s += 1
-    store.write(roots[3].header, roots[3].payload)
+    store.write([(roots[3].header, roots[3].payload)])
     assert store.has_all([block.key for block in roots], FULL) == [True, False, True, True]
     store.close()
 
@@ -155,7 +156,7 @@ def test_files_from_the_future_are_not_kept_for_ever(tmp_path: Path) -> None:
         os.utime(path_of(tmp_path, block), (4_000_000_000.0,) * 2)
     store = open_store(tmp_path, clock=clock, limit_bytes=2 * path_of(tmp_path, roots[0]).stat().st_size)
     clock.now_s += 60
-    store.write(roots[2].header, roots[2].payload)
+    store.write([(roots[2].header, roots[2].payload)])
     assert store.has(roots[2].key, FULL)
     clock.now_s += 60
     assert store._index.newest_s() < 2_000_001_000.0

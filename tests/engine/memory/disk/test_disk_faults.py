@@ -148,7 +148,7 @@ def test_a_hostile_header_is_set_aside_and_never_believed(tmp_path: Path, conten
     assert not store.has(block.key, FULL)
     assert not path.exists()
     assert store.usage().num_blocks == 0
-    assert store.write(block.header, block.payload)
+    assert store.write([(block.header, block.payload)])
     store.close()
 
 
@@ -181,7 +181,7 @@ def test_what_is_no_file_is_neither_followed_nor_waited_for(tmp_path: Path) -> N
     for block in (linked, piped, directory):
         with pytest.raises(BlockDamaged):
             read(store, block)
-        assert store.write(block.header, block.payload)
+        assert store.write([(block.header, block.payload)])
         assert read(store, block) == block.payload
     store.close()
 
@@ -245,12 +245,12 @@ first, second = chain(list(range(8)))
 write_all(store, [first])
 resource.setrlimit(resource.RLIMIT_FSIZE, (700, resource.RLIM_INFINITY))
 try:
-    store.write(second.header, second.payload)
+    store.write([(second.header, second.payload)])
 except StorageError as error:
     print(error)
 resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 print(store.has(second.key, FULL), read(store, first) == first.payload)
-print(store.write(second.header, second.payload), read(store, second) == second.payload)
+print(store.write([(second.header, second.payload)]), read(store, second) == second.payload)
 """
     run = _python(script, tmp_path)
     lines = run.stdout.splitlines()
@@ -267,7 +267,7 @@ def test_a_directory_that_became_read_only_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "blocks" / FINGERPRINT.hex()).chmod(0o500)
     try:
         with pytest.raises(StorageError, match="another cache directory"):
-            store.write(second.header, second.payload)
+            store.write([(second.header, second.payload)])
         assert read(store, first) == first.payload
     finally:
         (tmp_path / "blocks" / FINGERPRINT.hex()).chmod(0o700)
@@ -282,7 +282,7 @@ from pathlib import Path
 from tests.engine.memory.chains import *
 store = open_store(Path(sys.argv[1]))
 for block in chain(list(range(4000)), namespace=sys.argv[2]):
-    store.write(block.header, block.payload)
+    store.write([(block.header, block.payload)])
     print("written", flush=True)
 """
     random = Random(0)
@@ -323,7 +323,7 @@ sys.stdin.readline()
 for start in range(0, 120, 40):
     store = open_store(Path(sys.argv[1]), limit_bytes={limit_bytes})
     for block in chain(list(range(start, start + 40))):
-        store.write(block.header, block.payload)
+        store.write([(block.header, block.payload)])
         try:
             assert read(store, block) == block.payload
         except BlockMissing:

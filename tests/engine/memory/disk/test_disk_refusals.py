@@ -82,7 +82,7 @@ def test_a_collection_that_is_refused_anywhere_is_ended_by_the_next(tmp_path: Pa
         files.fail(None)
         store = open_store(tmp_path, files=files)
         for block in BLOCKS:
-            store.write(block.header, block.payload)
+            store.write([(block.header, block.payload)])
         store.close()
         catalog = BlockCatalog(tmp_path, files=files)
         files.fail(at, is_passing=is_passing)
@@ -120,7 +120,7 @@ def test_a_directory_that_became_read_only_is_told_and_still_read_from(tmp_path:
     write_all(store, BLOCKS[:1])
     files.fail(0)
     with pytest.raises(StorageError, match=r"cannot be|Check the disk"):
-        store.write(BLOCKS[1].header, BLOCKS[1].payload)
+        store.write([(BLOCKS[1].header, BLOCKS[1].payload)])
     assert read(store, BLOCKS[0]) == BLOCKS[0].payload
     assert store.has_all([block.key for block in BLOCKS], FULL) == [True, False, False]
     store.close()
@@ -142,7 +142,7 @@ def _refuse_everywhere(
         files.fail(None)
         _check_content(store)
         for block in BLOCKS:
-            store.write(block.header, block.payload)
+            store.write([(block.header, block.payload)])
         assert all(read(store, block) == block.payload for block in BLOCKS)
         store.close()
         catalog = BlockCatalog(place)
@@ -165,7 +165,7 @@ def _refusal_told() -> Iterator[None]:
 
 
 def _write(store: DiskStore, block: Block) -> None:
-    assert store.write(block.header, block.payload)
+    assert store.write([(block.header, block.payload)])
 
 
 def _check_content(store: DiskStore) -> None:

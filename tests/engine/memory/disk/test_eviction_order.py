@@ -314,7 +314,7 @@ def test_a_block_has_its_row_before_its_file_also_where_others_made_room_for_it(
     limit_bytes = 3 * file_bytes(tmp_path / "sized")
     with closing(open_store(tmp_path / "cache", files=files, limit_bytes=limit_bytes)) as files.store:
         for block in blocks:
-            assert files.store.write(block.header, block.payload)
+            assert files.store.write([(block.header, block.payload)])
     assert files.unsettled == [{block.key} for block in blocks]
 
 

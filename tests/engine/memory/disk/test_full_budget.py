@@ -15,6 +15,7 @@ from tests.engine.memory.chains import (
     FINGERPRINT,
     FULL,
     SLIDING,
+    Copied,
     block_behind,
     chain,
     open_store,
@@ -32,13 +33,7 @@ NEW = chain(list(range(100, 100 + 2 * BLOCK_SIZE)))
 
 @contextmanager
 def writing(store: DiskStore) -> Iterator[BlockWriter]:
-    writer = BlockWriter(
-        store,
-        max_bytes=1 << 20,
-        first_pause_s=0.01,
-        shortage=lambda: store.shortage,
-        left_out=lambda: store.left_out,
-    )
+    writer = BlockWriter(store, max_bytes=1 << 20, first_pause_s=0.01)
     try:
         yield writer
     finally:
@@ -64,7 +59,7 @@ def test_what_packs_and_pins_leave_no_room_for_is_told_and_saved_when_they_go(
     limit = int(limit_bytes * share)
     with closing(open_store(tmp_path, limit_bytes=limit)) as store, writing(store) as writer:
         for block in NEW:
-            assert writer.submit(block.header, block.payload)
+            assert writer.submit(block.header, Copied(block.payload))
         assert not writer.flush(PATIENCE_S)
         assert writer.problem is not None
         for words in ("packs and pinned sessions keep", "--kv-disk-bytes", "sessions unpin", "pack rm"):
@@ -85,7 +80,7 @@ def test_prepared_weights_that_leave_nothing_are_named(tmp_path: Path) -> None:
         closing(open_store(tmp_path, limit_bytes=weights, elsewhere=lambda: weights)) as store,
         writing(store) as writer,
     ):
-        writer.submit(NEW[0].header, NEW[0].payload)
+        writer.submit(NEW[0].header, Copied(NEW[0].payload))
         assert not writer.flush(PATIENCE_S)
         assert "prepared weights hold 5.0 MiB of --kv-disk-bytes" in str(writer.problem)
         writer.drop()
@@ -99,14 +94,14 @@ def test_weights_that_another_process_prepares_take_of_the_room_at_once(tmp_path
     with closing(open_store(tmp_path, limit_bytes=limit_bytes, elsewhere=lambda: weights[0])) as store:
         write_all(store, KEPT)
         weights[0] = limit_bytes // 2
-        store.write(NEW[0].header, NEW[0].payload, is_wanted=True)
+        store.write([(NEW[0].header, NEW[0].payload)], is_wanted=True)
         assert store.total_usage().num_bytes + weights[0] <= limit_bytes
         assert read(store, NEW[0]) == NEW[0].payload
 
 
 def test_one_block_that_is_larger_than_the_limit_is_told(tmp_path: Path) -> None:
     with closing(open_store(tmp_path, limit_bytes=100)) as store, writing(store) as writer:
-        writer.submit(NEW[0].header, NEW[0].payload)
+        writer.submit(NEW[0].header, Copied(NEW[0].payload))
         assert not writer.flush(PATIENCE_S)
         assert "one block takes" in str(writer.problem)
         writer.drop()
@@ -120,7 +115,7 @@ def test_a_tail_stays_while_the_longer_one_finds_no_room(tmp_path: Path, limit_b
     with closing(BlockCatalog(tmp_path)) as catalog:
         catalog.keep("tail", FINGERPRINT, [short.key])
     with closing(open_store(tmp_path, limit_bytes=limit)) as store, writing(store) as writer:
-        writer.submit(long.header, long.payload, replaces=short.key)
+        writer.submit(long.header, Copied(long.payload), replaces=short.key)
         assert not writer.flush(PATIENCE_S)
         assert store.has(short.key, FULL)
         writer.drop()
@@ -128,11 +123,11 @@ def test_a_tail_stays_while_the_longer_one_finds_no_room(tmp_path: Path, limit_b
 
 def test_a_block_that_is_there_already_is_no_shortage(tmp_path: Path, limit_bytes: int) -> None:
     with closing(open_store(tmp_path, limit_bytes=limit_bytes)) as store, writing(store) as writer:
-        writer.submit(NEW[0].header, NEW[0].payload)
+        writer.submit(NEW[0].header, Copied(NEW[0].payload))
         assert not writer.flush(PATIENCE_S)
         writer.drop()
         assert writer.rest(PATIENCE_S)
-        writer.submit(KEPT[0].header, KEPT[0].payload)
+        writer.submit(KEPT[0].header, Copied(KEPT[0].payload))
         assert writer.flush(PATIENCE_S)
         assert writer.problem is None
 
@@ -145,7 +140,7 @@ def test_a_block_for_which_smaller_ones_go_does_not_exceed_the_limit(tmp_path: P
         limit = store.total_usage().num_bytes
     with closing(open_store(tmp_path, limit_bytes=limit)) as store:
         for block in NEW:
-            assert store.write(block.header, block.payload)
+            assert store.write([(block.header, block.payload)])
             assert store.total_usage().num_bytes <= limit
 
 
@@ -161,7 +156,7 @@ def test_of_a_conversation_longer_than_the_disk_the_beginning_stays_and_the_rest
         for _ in range(3):
             for block in long:
                 disk.clock.now_s += 1
-                assert writer.submit(block.header, block.payload)
+                assert writer.submit(block.header, Copied(block.payload))
             assert writer.flush(PATIENCE_S), "it holds up nobody else's blocks"
             for words in ("its beginning alone is kept", "--kv-disk-bytes"):
                 assert words in str(writer.problem)
@@ -169,7 +164,7 @@ def test_of_a_conversation_longer_than_the_disk_the_beginning_stays_and_the_rest
             assert read(store, long[11]) == long[11].payload
             disk.touch(long[:12])
         disk.clock.now_s += 1
-        writer.submit(other.header, other.payload)
+        writer.submit(other.header, Copied(other.payload))
         assert writer.flush(PATIENCE_S)
         assert writer.problem is None
         num_left = disk.found(long)
@@ -183,9 +178,9 @@ def test_a_tail_stays_where_the_longer_one_is_left_out(tmp_path: Path) -> None:
     short, longer = (block_behind(long[-2].key, [7] * length) for length in (2, 3))
     with closing(disk.store) as store, writing(store) as writer:
         for block in (*long[:11], short):
-            assert store.write(block.header, block.payload)
+            assert store.write([(block.header, block.payload)])
         disk.touch([short])
-        writer.submit(longer.header, longer.payload, replaces=short.key)
+        writer.submit(longer.header, Copied(longer.payload), replaces=short.key)
         assert writer.flush(PATIENCE_S)
         assert "its beginning alone is kept" in str(writer.problem)
         assert [store.has(tail.key, FULL) for tail in (short, longer)] == [True, False]

@@ -73,7 +73,7 @@ def check(place: Path) -> list[Path]:
     with closing(open_store(place, limit_bytes=1 << 20)) as store:
         look(store)
         for block in (*NEW, *BLOCKS):
-            store.write(block.header, block.payload)
+            store.write([(block.header, block.payload)])
         assert all(content(store, block) == block.payload for block in (*NEW, *BLOCKS))
         store.rebuild()
         for block in (*NEW, *BLOCKS):

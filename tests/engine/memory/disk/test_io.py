@@ -94,15 +94,15 @@ def test_every_part_is_written_behind_the_one_before(
     assert path.read_bytes() == DATA
 
 
-def test_to_announce_a_file_neither_changes_what_is_read_nor_fails(path: Path, tmp_path: Path) -> None:
+def test_reading_a_file_ahead_neither_changes_what_is_read_nor_fails(path: Path, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "empty").touch()
     for name in ("pipe", "missing", ".", "empty"):
-        SystemFiles().announce(tmp_path / name)
+        SystemFiles().read_ahead(tmp_path / name)
     with path.open("rb") as file:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     for _ in range(3):
-        SystemFiles().announce(path)
+        SystemFiles().read_ahead(path)
         assert read(SystemFiles(), path, [7000, 193_000]) == DATA
     assert not open_below(tmp_path)
 

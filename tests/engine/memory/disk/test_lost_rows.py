@@ -33,7 +33,7 @@ def test_a_row_without_a_file_is_a_miss_and_goes(tmp_path: Path) -> None:
         read(store, block)
     assert store.children(block.header.parent) == ()
     assert store.usage().num_bytes == 0
-    assert store.write(block.header, block.payload)
+    assert store.write([(block.header, block.payload)])
     store.close()
 
 
@@ -89,7 +89,7 @@ def test_an_index_damaged_while_open_costs_time_only(tmp_path: Path) -> None:
     assert not store.has(blocks[0].key, FULL)
     assert store.has_all([block.key for block in blocks], FULL) == [True, True, False]
     assert read(store, blocks[0]) == blocks[0].payload
-    assert store.write(blocks[2].header, blocks[2].payload)
+    assert store.write([(blocks[2].header, blocks[2].payload)])
     assert store.has_all([block.key for block in blocks], FULL) == [True] * 3
     store.close()
 
@@ -112,7 +112,7 @@ def test_an_index_damaged_anywhere_is_survived(quick_path: Path) -> None:
         store.rebuild()  # a row that was changed without a trace is found when every file is looked at
         assert store.has_all([block.key for block in blocks], FULL) == [True] * 10
         assert [read(store, block) for block in blocks] == [block.payload for block in blocks]
-        assert not store.write(blocks[0].header, blocks[0].payload)
+        assert not store.write([(blocks[0].header, blocks[0].payload)])
         store.close()
 
 
@@ -122,7 +122,7 @@ def test_a_file_whose_row_was_lost_is_found_when_it_is_written_again(tmp_path: P
     write_all(store, [block])
     lose_row(store, tmp_path, block)
     assert not store.has(block.key, FULL)
-    assert not store.write(block.header, block.payload)
+    assert not store.write([(block.header, block.payload)])
     assert store.has(block.key, FULL)
     assert store.usage().num_bytes == path_of(tmp_path, block).stat().st_size
     store.close()
@@ -134,6 +134,6 @@ def test_a_damaged_file_without_a_row_does_not_stand_in_the_way(tmp_path: Path) 
     write_all(store, [block])
     lose_row(store, tmp_path, block)
     path_of(tmp_path, block).write_bytes(b"torn")
-    assert store.write(block.header, block.payload)
+    assert store.write([(block.header, block.payload)])
     assert read(store, block) == block.payload
     store.close()

@@ -68,7 +68,7 @@ def test_blocks_are_kept_before_they_are_there(tmp_path: Path) -> None:
     size = store.total_usage().num_bytes
     store.close()
     store = open_store(tmp_path, clock=clock, limit_bytes=size)
-    assert not store.write(chain([50, 51, 52, 53])[0].header, chain([50, 51, 52, 53])[0].payload)
+    assert not store.write([(chain([50, 51, 52, 53])[0].header, chain([50, 51, 52, 53])[0].payload)])
     assert store.has_all(_keys(PACK), FULL) == [True] * 3
     store.close()
 
@@ -107,11 +107,11 @@ def test_what_cannot_be_read_now_is_asked_for_again_and_nothing_goes_meanwhile(t
     other = chain([50, 51, 52, 53])[0]
     store = open_store(tmp_path, clock=clock, limit_bytes=size)
     with pytest.raises(StorageError, match="permissions"):
-        store.write(other.header, other.payload)
+        store.write([(other.header, other.payload)])
     assert store.has_all(_keys(PACK), FULL) == [True] * 3
     file.rmdir()
     file.write_bytes(data)
-    assert not store.write(other.header, other.payload)
+    assert not store.write([(other.header, other.payload)])
     assert store.has_all(_keys(PACK), FULL) == [True] * 3
     store.close()
 

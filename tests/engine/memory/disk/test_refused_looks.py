@@ -61,7 +61,7 @@ def test_blocks_that_cannot_be_looked_at_are_not_there_until_they_can_be(tmp_pat
         assert not store.has(KEYS[0], FULL)
         assert store.children(parent) == ()
         with pytest.raises(StorageError, match="cannot be"):
-            store.write(BLOCKS[0].header, BLOCKS[0].payload)
+            store.write([(BLOCKS[0].header, BLOCKS[0].payload)])
         files.hides = lambda _: False
         assert store.has_all(KEYS, FULL) == [True] * len(KEYS)
         assert [read(store, block) for block in BLOCKS] == [block.payload for block in BLOCKS]
@@ -74,7 +74,7 @@ def test_an_index_that_cannot_be_looked_at_refuses_writes_and_comes_back(tmp_pat
         write_all(store, BLOCKS[:2])
         files.hides = lambda path: path.name == "index.db"
         with pytest.raises(StorageError, match="cannot be used"):
-            store.write(BLOCKS[2].header, BLOCKS[2].payload)
+            store.write([(BLOCKS[2].header, BLOCKS[2].payload)])
         assert store.has_all(KEYS[:3], FULL) == [True, True, False]
         files.hides = lambda _: False
         write_all(store, BLOCKS[2:])
@@ -137,10 +137,10 @@ def test_a_write_whose_looks_are_refused_anywhere_leaves_nothing(tmp_path: Path,
         with closing(open_store(tmp_path / str(at), files=files)) as store:
             files.fail(at, is_passing=is_passing)
             with suppress(StorageError):
-                store.write(BLOCKS[0].header, BLOCKS[0].payload)
+                store.write([(BLOCKS[0].header, BLOCKS[0].payload)])
             has_refused = files.has_refused
             files.fail(None)
-            store.write(BLOCKS[0].header, BLOCKS[0].payload)
+            store.write([(BLOCKS[0].header, BLOCKS[0].payload)])
             assert store.has_all(KEYS[:1], FULL) == [True]
             assert read(store, BLOCKS[0]) == BLOCKS[0].payload
             assert store.usage().num_blocks == 1

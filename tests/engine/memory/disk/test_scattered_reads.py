@@ -72,7 +72,7 @@ def test_whatever_byte_is_damaged_the_file_is_set_aside_and_the_block_is_gone(
         assert not path.exists()
         assert any((tmp_path / "quarantine").iterdir())
         assert not store.has(BLOCK.key, FULL)
-        assert store.write(BLOCK.header, BLOCK.payload)
+        assert store.write([(BLOCK.header, BLOCK.payload)])
 
 
 def test_both_ways_say_the_same_of_a_damaged_file(store: DiskStore, tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ def test_sealed_blocks_and_watched_files_are_read_in_one_run(tmp_path: Path) -> 
         sealer=Encryptor(bytes(32)),
     )
     for store in (watched, sealed):
-        store.write(BLOCK.header, BLOCK.payload)
+        store.write([(BLOCK.header, BLOCK.payload)])
         assert not store.scatter(BLOCK.header, target.places)
         store.close()
     assert target.content == before

@@ -126,7 +126,7 @@ def test_a_key_that_is_there_keeps_its_bytes(tmp_path: Path) -> None:
     (block,) = chain([1, 2, 3, 4])
     store = open_store(tmp_path)
     write_all(store, [block])
-    assert not store.write(block.header, bytes(len(block.payload)))
+    assert not store.write([(block.header, bytes(len(block.payload)))])
     assert read(store, block) == block.payload
     store.close()
 
@@ -188,7 +188,7 @@ class TestLimit:
         store = open_store(tmp_path / "cache", limit_bytes=limit_bytes, clock=clock)
         for block in old + new:
             clock.now_s += 1
-            store.write(block.header, block.payload)
+            store.write([(block.header, block.payload)])
             assert store.usage().num_bytes <= limit_bytes
         assert store.has_all([block.key for block in old], FULL) == [True, False, False]
         assert store.has_all([block.key for block in new], FULL) == [True, True, True]
@@ -200,11 +200,11 @@ class TestLimit:
         store = open_store(tmp_path / "cache", limit_bytes=self._file_bytes(tmp_path) * 3, clock=clock)
         for block in roots[:3]:
             clock.now_s += 1
-            store.write(block.header, block.payload)
+            store.write([(block.header, block.payload)])
         clock.now_s += 1
         store.touch([roots[0].key])
         clock.now_s += 1
-        store.write(roots[3].header, roots[3].payload)
+        store.write([(roots[3].header, roots[3].payload)])
         assert store.has_all([block.key for block in roots], FULL) == [True, False, True, True]
         store.close()
 
@@ -214,7 +214,7 @@ class TestLimit:
         store = open_store(tmp_path / "cache", clock=clock)
         for block in roots:
             clock.now_s += 1
-            store.write(block.header, block.payload)
+            store.write([(block.header, block.payload)])
         clock.now_s += 1
         store.touch([roots[0].key])
         store.close()
@@ -239,7 +239,7 @@ class TestLimit:
     def test_a_limit_below_one_block_keeps_nothing_and_fails_nothing(self, tmp_path: Path) -> None:
         store = open_store(tmp_path / "cache", limit_bytes=10)
         (block,) = chain([1, 2, 3, 4])
-        assert not store.write(block.header, block.payload)
+        assert not store.write([(block.header, block.payload)])
         assert store.usage().num_blocks == 0
         store.close()
 
@@ -265,7 +265,7 @@ def test_a_late_use_of_a_closed_store_harms_nobody(tmp_path: Path) -> None:
         closed.write(blocks[1].header, blocks[1].payload)
     assert (tmp_path / "index.db").stat().st_ino == inode
     assert store.has(blocks[0].key, FULL)
-    assert store.write(blocks[1].header, blocks[1].payload)
+    assert store.write([(blocks[1].header, blocks[1].payload)])
     assert read(store, blocks[1]) == blocks[1].payload
     store.close()
     assert list((tmp_path / "writers").iterdir()) == []

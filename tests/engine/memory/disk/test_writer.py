@@ -1,5 +1,6 @@
 """The writer makes blocks durable beside decoding, in order, and never raises into the engine."""
 
+from collections.abc import Iterable
 from itertools import pairwise
 from pathlib import Path
 from threading import Event
@@ -11,18 +12,20 @@ from kvchat.engine.api.ids import BlockKey, GroupId
 from kvchat.engine.memory.disk import writer as writer_module
 from kvchat.engine.memory.disk.block_file import BlockHeader
 from kvchat.engine.memory.disk.io import Buffer
+from kvchat.engine.memory.disk.store import DiskStore
 from kvchat.engine.memory.disk.writer import REST_PER_WRITE, BlockWriter
 from kvchat.errors import StorageError
-from tests.engine.memory.chains import FULL, chain, open_store, read
+from tests.engine.memory.chains import FULL, Copied, chain, open_store, read
 from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.pure
 
 
-class Disk:
+class Disk(DiskStore):
     """A disk that can be slow, full or broken."""
 
     def __init__(self) -> None:
+        self.shortage = self.left_out = None
         self.written: list[BlockKey] = []
         self.removed: list[BlockKey] = []
         self.refusal: Exception | None = None
@@ -31,16 +34,17 @@ class Disk:
         self.open = Event()
         self.open.set()
 
-    def write(self, header: BlockHeader, payload: Buffer) -> bool:
+    def write(self, blocks: Iterable[tuple[BlockHeader, Buffer]], *, is_wanted: bool = False) -> int:
+        ((header, _),) = blocks
         self.num_attempts += 1
         self.attempted.set()
         assert self.open.wait(PATIENCE_S)
         if self.refusal is not None:
             raise self.refusal
         if header.key in self.written:
-            return False
+            return 0
         self.written.append(header.key)
-        return True
+        return 1
 
     def remove(self, key: BlockKey, group: GroupId) -> None:
         self.removed.append(key)
@@ -50,7 +54,7 @@ def test_everything_submitted_is_durable_after_a_flush(tmp_path: Path) -> None:
     blocks = chain(list(range(22)))
     store = open_store(tmp_path)
     writer = BlockWriter(store, max_bytes=1 << 20)
-    assert all(writer.submit(block.header, block.payload) for block in blocks)
+    assert all(writer.submit(block.header, Copied(block.payload)) for block in blocks)
     assert writer.flush(PATIENCE_S)
     assert [read(store, block) for block in blocks] == [block.payload for block in blocks]
     assert writer.num_written == len(blocks)
@@ -64,9 +68,9 @@ def test_a_new_tail_replaces_the_one_before_it_once_it_is_durable(tmp_path: Path
     (older,), (newer,) = chain([1, 2]), chain([1, 2, 3])
     store = open_store(tmp_path)
     writer = BlockWriter(store, max_bytes=1 << 20)
-    writer.submit(older.header, older.payload)
-    writer.submit(newer.header, newer.payload, replaces=older.key)
-    writer.submit(newer.header, newer.payload, replaces=newer.key)
+    writer.submit(older.header, Copied(older.payload))
+    writer.submit(newer.header, Copied(newer.payload), replaces=older.key)
+    writer.submit(newer.header, Copied(newer.payload), replaces=newer.key)
     assert writer.close(PATIENCE_S)
     assert store.has_all([older.key, newer.key], FULL) == [False, True]
     assert writer.num_written == 2
@@ -77,7 +81,7 @@ def test_the_tail_before_stays_while_the_new_one_is_not_durable() -> None:
     disk, (older,), (newer,) = Disk(), chain([1, 2]), chain([1, 2, 3])
     disk.refusal = StorageError("full")
     writer = BlockWriter(disk, max_bytes=1 << 20)
-    writer.submit(newer.header, newer.payload, replaces=older.key)
+    writer.submit(newer.header, Copied(newer.payload), replaces=older.key)
     assert not writer.flush(PATIENCE_S)
     assert disk.removed == []
     disk.refusal = None
@@ -91,13 +95,13 @@ def test_a_full_queue_refuses_at_once_and_takes_more_later() -> None:
     num_bytes = len(blocks[0].payload)
     disk.open.clear()
     writer = BlockWriter(disk, max_bytes=2 * num_bytes)
-    assert writer.submit(blocks[0].header, blocks[0].payload)
-    assert writer.submit(blocks[1].header, blocks[1].payload)
-    assert not writer.submit(blocks[2].header, blocks[2].payload)
+    assert writer.submit(blocks[0].header, Copied(blocks[0].payload))
+    assert writer.submit(blocks[1].header, Copied(blocks[1].payload))
+    assert not writer.submit(blocks[2].header, Copied(blocks[2].payload))
     assert writer.queued_bytes == 2 * num_bytes
     disk.open.set()
     assert writer.flush(PATIENCE_S)
-    assert writer.submit(blocks[2].header, blocks[2].payload)
+    assert writer.submit(blocks[2].header, Copied(blocks[2].payload))
     assert writer.close(PATIENCE_S)
     assert disk.written == [block.key for block in blocks]
 
@@ -109,20 +113,20 @@ class BusyDisk(Disk):
         super().__init__()
         self.times: list[tuple[float, float, float]] = []
 
-    def write(self, header: BlockHeader, payload: Buffer) -> bool:
+    def write(self, blocks: Iterable[tuple[BlockHeader, Buffer]], *, is_wanted: bool = False) -> int:
         start_s, begun_s = monotonic(), thread_time()
         while thread_time() < begun_s + 0.002:
             pass
-        is_new = super().write(header, payload)
+        num_written = super().write(blocks)
         self.times.append((start_s, monotonic(), thread_time() - begun_s))
-        return is_new
+        return num_written
 
 
 def test_the_thread_rests_behind_each_block_where_it_steps_aside() -> None:
     disk, blocks = BusyDisk(), chain(list(range(12)))
     writer = BlockWriter(disk, max_bytes=1 << 20)
     writer.step_aside(True)
-    assert all(writer.submit(block.header, block.payload) for block in blocks)
+    assert all(writer.submit(block.header, Copied(block.payload)) for block in blocks)
     while len(disk.times) < len(blocks):
         Event().wait(0.01)
     rests = [later[0] - earlier[1] for earlier, later in pairwise(disk.times)]
@@ -138,7 +142,7 @@ def test_nobody_waits_for_a_rest(how: str, monkeypatch: pytest.MonkeyPatch) -> N
     disk, blocks = BusyDisk(), chain(list(range(12)))
     writer = BlockWriter(disk, max_bytes=1 << 20)
     writer.step_aside(how != "never")
-    assert all(writer.submit(block.header, block.payload) for block in blocks)
+    assert all(writer.submit(block.header, Copied(block.payload)) for block in blocks)
     assert disk.attempted.wait(PATIENCE_S)
     if how == "flush":
         assert writer.flush(PATIENCE_S)
@@ -156,7 +160,7 @@ def test_nobody_waits_for_a_rest(how: str, monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_block_larger_than_the_queue_is_taken_when_nothing_waits() -> None:
     disk, (block,) = Disk(), chain([1, 2, 3, 4])
     writer = BlockWriter(disk, max_bytes=1)
-    assert writer.submit(block.header, block.payload)
+    assert writer.submit(block.header, Copied(block.payload))
     assert writer.close(PATIENCE_S)
     assert disk.written == [block.key]
 
@@ -167,10 +171,10 @@ def test_a_full_disk_is_told_tried_again_and_forgotten_once_it_has_room() -> Non
     disk.refusal = StorageError("There is no room left")
     writer = BlockWriter(disk, max_bytes=1 << 20, first_pause_s=3600.0)  # only a flush ends it
     assert writer.problem is None
-    assert writer.submit(blocks[0].header, blocks[0].payload)
+    assert writer.submit(blocks[0].header, Copied(blocks[0].payload))
     assert not writer.flush(PATIENCE_S)
     assert writer.problem == "There is no room left"
-    assert writer.submit(blocks[1].header, blocks[1].payload)
+    assert writer.submit(blocks[1].header, Copied(blocks[1].payload))
     disk.refusal = None
     assert writer.flush(PATIENCE_S)
     assert writer.problem is None
@@ -182,7 +186,7 @@ def test_a_disk_that_refuses_is_tried_again_without_being_asked() -> None:
     disk, (block,) = Disk(), chain([1, 2, 3, 4])
     disk.refusal = StorageError("full")
     writer = BlockWriter(disk, max_bytes=1 << 20, first_pause_s=0.01)
-    writer.submit(block.header, block.payload)
+    writer.submit(block.header, Copied(block.payload))
     assert disk.attempted.wait(PATIENCE_S)
     disk.attempted.clear()
     assert disk.attempted.wait(PATIENCE_S)
@@ -197,9 +201,9 @@ def test_while_the_disk_refuses_what_no_longer_fits_is_dropped_and_nobody_waits(
     disk, blocks = Disk(), chain(list(range(12)))
     disk.refusal = StorageError("full")
     writer = BlockWriter(disk, max_bytes=len(blocks[0].payload))
-    assert writer.submit(blocks[0].header, blocks[0].payload)
+    assert writer.submit(blocks[0].header, Copied(blocks[0].payload))
     assert not writer.flush(PATIENCE_S)
-    assert writer.submit(blocks[1].header, blocks[1].payload)
+    assert writer.submit(blocks[1].header, Copied(blocks[1].payload))
     assert writer.num_dropped == 1
     assert not writer.close(PATIENCE_S)
     assert disk.written == []
@@ -209,12 +213,12 @@ def test_a_bug_costs_one_block_and_not_the_thread() -> None:
     disk, blocks = Disk(), chain(list(range(8)))
     disk.refusal = ZeroDivisionError("a bug")
     writer = BlockWriter(disk, max_bytes=1 << 20)
-    writer.submit(blocks[0].header, blocks[0].payload)
+    writer.submit(blocks[0].header, Copied(blocks[0].payload))
     assert writer.flush(PATIENCE_S)
     assert writer.problem is not None
     assert "a bug" in writer.problem
     disk.refusal = None
-    writer.submit(blocks[1].header, blocks[1].payload)
+    writer.submit(blocks[1].header, Copied(blocks[1].payload))
     assert writer.close(PATIENCE_S)
     assert disk.written == [blocks[1].key]
     assert writer.problem is None
@@ -224,7 +228,7 @@ def test_a_closed_writer_takes_nothing() -> None:
     disk, (block,) = Disk(), chain([1, 2, 3, 4])
     writer = BlockWriter(disk, max_bytes=1 << 20)
     assert writer.close(PATIENCE_S)
-    assert not writer.submit(block.header, block.payload)
+    assert not writer.submit(block.header, Copied(block.payload))
     assert writer.close(PATIENCE_S)
 
 
@@ -233,7 +237,7 @@ def test_what_is_dropped_is_never_written_also_where_the_disk_refused_it_before(
     disk.refusal = StorageError("full")
     writer = BlockWriter(disk, max_bytes=1 << 20, first_pause_s=3600.0)
     for block in blocks:
-        writer.submit(block.header, block.payload)
+        writer.submit(block.header, Copied(block.payload))
     assert not writer.flush(PATIENCE_S)
     writer.drop({blocks[0].key})
     assert writer.queued_bytes == 2 * len(blocks[0].payload)
@@ -250,7 +254,7 @@ def test_what_is_being_written_when_it_is_dropped_is_not_tried_again() -> None:
     disk.open.clear()
     writer = BlockWriter(disk, max_bytes=1 << 20, first_pause_s=0.0)
     for block in blocks:
-        writer.submit(block.header, block.payload)
+        writer.submit(block.header, Copied(block.payload))
     assert disk.attempted.wait(PATIENCE_S)
     disk.refusal = StorageError("full")
     writer.drop()

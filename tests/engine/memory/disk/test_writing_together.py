@@ -30,26 +30,26 @@ def files_in(cache_dir: Path) -> dict[Path, bytes]:
 
 def test_the_files_are_those_of_writing_one_after_another(tmp_path: Path) -> None:
     together, in_turn = open_store(tmp_path / "a"), open_store(tmp_path / "b")
-    assert together.write_all(DUE) == len(DUE)
+    assert together.write(DUE) == len(DUE)
     for header, payload in DUE:
-        assert in_turn.write(header, payload)
+        assert in_turn.write([(header, payload)])
     assert files_in(tmp_path / "a") == files_in(tmp_path / "b")
     assert together.usage() == in_turn.usage()
     assert together.written() == in_turn.written()
     assert [read(together, block) for block in BLOCKS] == [block.payload for block in BLOCKS]
-    assert together.write_all(DUE) == 0, "they are there"
+    assert together.write(DUE) == 0, "they are there"
 
 
 def test_what_is_there_is_left_out_and_the_rest_is_written(tmp_path: Path) -> None:
     store = open_store(tmp_path)
-    assert store.write_all(DUE[:4]) == 4
-    assert store.write_all(DUE) == len(DUE) - 4
-    assert store.write_all([]) == 0
+    assert store.write(DUE[:4]) == 4
+    assert store.write(DUE) == len(DUE) - 4
+    assert store.write([]) == 0
 
 
 def test_no_file_has_its_name_before_all_are_synced_and_a_directory_is_synced_once(tmp_path: Path) -> None:
     files = RecordingFiles(tmp_path)
-    open_store(tmp_path, files=files).write_all(DUE)
+    open_store(tmp_path, files=files).write(DUE)
     kinds = [type(operation) for operation in files.operations]
     first_name = kinds.index(Rename)
     assert kinds[:first_name].count(Sync) == len(DUE)
@@ -63,13 +63,13 @@ def test_no_file_has_its_name_before_all_are_synced_and_a_directory_is_synced_on
 @pytest.mark.parametrize("num_fit", [0, 3])
 def test_where_the_limit_has_no_room_for_all_none_is_written(tmp_path: Path, num_fit: int) -> None:
     measured = open_store(tmp_path / "a")
-    measured.write_all(DUE)
+    measured.write(DUE)
     each = measured.usage().num_bytes // len(DUE)
     store = open_store(tmp_path / "b", limit_bytes=(num_fit + 1) * each)
-    assert store.write_all(DUE) == 0
+    assert store.write(DUE) == 0
     assert (store.usage().num_blocks, files_in(tmp_path / "b")) == (0, {})
     with pytest.raises(StorageError, match="of today"):
-        open_store(tmp_path / "c", daily_bytes=num_fit * each).write_all(DUE)
+        open_store(tmp_path / "c", daily_bytes=num_fit * each).write(DUE)
     assert files_in(tmp_path / "c") == {}
 
 
@@ -79,10 +79,10 @@ def test_a_refusal_anywhere_leaves_whole_blocks_and_right_totals(tmp_path: Path,
     for at in range(200):
         files = FailingFiles(code)
         store = open_store(tmp_path / str(at), files=files)
-        store.write_all(DUE[:1])
+        store.write(DUE[:1])
         files.fail(at, is_passing=True)
         try:
-            store.write_all(DUE)
+            store.write(DUE)
         except StorageError:
             num_refused += 1
         files.fail(None)
@@ -112,16 +112,16 @@ class MeetingFiles(SystemFiles):
 def test_bytes_of_all_files_are_on_their_way_at_one_time(tmp_path: Path) -> None:
     """One file after another would never end."""
     store = open_store(tmp_path, files=MeetingFiles(len(DUE)))
-    assert store.write_all(DUE) == len(DUE)
+    assert store.write(DUE) == len(DUE)
     assert [read(store, block) for block in BLOCKS] == [block.payload for block in BLOCKS]
 
 
 def test_rows_of_all_are_reserved_in_one_commit_and_settled_in_one(tmp_path: Path) -> None:
     files = RecordingFiles(tmp_path)
     store = open_store(tmp_path, files=files)
-    store.write_all(DUE[:1])  # makes the writer known
+    store.write(DUE[:1])  # makes the writer known
     before = len(files.operations)
-    assert store.write_all(DUE) == len(DUE) - 1
+    assert store.write(DUE) == len(DUE) - 1
     commits = [one for one in files.operations[before:] if isinstance(one, Commit)]
     assert [one.is_durable for one in commits] == [False, False]
 
@@ -140,7 +140,7 @@ class LateShelves(SystemFiles):
 def test_directories_that_blocks_went_from_are_waited_for_side_by_side(tmp_path: Path) -> None:
     files = LateShelves()
     store = open_store(tmp_path, files=files)
-    store.write_all(DUE)
+    store.write(DUE)
     shelves = {path.parent for path in files_in(tmp_path)}
     assert len(shelves) > 4
     assert store.remove_keys(block.key for block in BLOCKS) > 0

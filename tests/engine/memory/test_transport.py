@@ -9,12 +9,11 @@ from kvchat.engine.api.ids import BlockId, GroupId
 from kvchat.engine.cache.plan import Copy, Demote, Move, Promote
 from kvchat.engine.formats.spec import FullSpec, Group
 from kvchat.engine.kernels.streams import Stream
-from kvchat.engine.memory.async_transfer import AsyncTransport
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.host_pool import HostPool
 from kvchat.engine.memory.pinned import PinnedSlabs
 from kvchat.engine.memory.rates import Rates
-from kvchat.engine.memory.transport import DirectTransport, runs_of
+from kvchat.engine.memory.transport import AsyncTransport, DirectTransport, runs_of
 from tests.engine.memory.delayed_streams import DelayedStreams
 
 pytestmark = pytest.mark.cpu
