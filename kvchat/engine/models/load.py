@@ -42,7 +42,7 @@ class LoadedModel:
 
     @property
     def weight_bytes(self) -> int:
-        """Of parameters and of what takes their place, such as quantised weights."""
+        """Of parameters and of what takes their place, such as quantized weights."""
         return sum(tensor.nbytes for tensor in (*self.module.parameters(), *self.module.buffers()))
 
 

@@ -24,7 +24,7 @@ from kvchat.engine.kernels.linear.paired_weight import pair
 from kvchat.engine.kernels.native.library import Library
 from kvchat.engine.kernels.paged_attention.args import SequenceSpan
 from kvchat.engine.kernels.paged_attention.native import span_table
-from kvchat.engine.kernels.quantized_linear import Coding, QuantizedWeight, quantise
+from kvchat.engine.kernels.quantized_linear import Coding, QuantizedWeight, quantize
 from kvchat.engine.kernels.quantized_linear.weight import pack as pack_codes
 from kvchat.engine.kernels.quantized_linear.weight import to_tiles
 
@@ -148,7 +148,7 @@ class Model:
         if self.shape.weights == "paired":
             return Linear(weight=pair(weight), bias=bias)
         if self.shape.weights in ("int8", "int4"):
-            return Linear(weight=quantise(weight, int(self.shape.weights[3:])), bias=bias)
+            return Linear(weight=quantize(weight, int(self.shape.weights[3:])), bias=bias)
         return Linear(weight=weight, bias=bias)
 
     def _coded(self, coding: Coding, num_outputs: int, num_inputs: int) -> QuantizedWeight:

@@ -1,4 +1,4 @@
-"""Attention over quantised blocks in Triton is its definition, and compiles for GPUs without spills."""
+"""Attention over quantized blocks in Triton is its definition, and compiles for GPUs without spills."""
 
 from collections.abc import Collection
 from importlib.util import find_spec
