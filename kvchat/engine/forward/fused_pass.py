@@ -20,10 +20,9 @@ import torch
 from torch import Tensor
 
 from kvchat.engine.api.ids import GroupId
-from kvchat.engine.formats.full.attend import AttentionMetadata
-from kvchat.engine.formats.full.attend import LayerPool as Stored
+from kvchat.engine.formats.full.attend import AttentionMetadata, LayerPool
 from kvchat.engine.forward.runner import ForwardPass, InputBatch
-from kvchat.engine.kernels.decoder_layers.args import GroupRows, LayerPool, StepRows
+from kvchat.engine.kernels.decoder_layers.args import FusedLayerPool, GroupRows, StepRows
 from kvchat.engine.kernels.decoder_layers.native import NativeLayers
 from kvchat.engine.kernels.paged_attention.args import SequenceSpan, SpanTable
 from kvchat.engine.kernels.paged_attention.native import span_table
@@ -42,17 +41,17 @@ class FusedPools:
         layers: the pool of each layer.
     """
 
-    def __init__(self, layers: Sequence[Stored]) -> None:
+    def __init__(self, layers: Sequence[LayerPool]) -> None:
         self.groups = sorted({layer.group for layer in layers})
-        self.old: dict[GroupId, list[Stored]] = {}
+        self.old: dict[GroupId, list[LayerPool]] = {}
         """Groups of quantized blocks, each with its layers."""
         for layer in layers:
             if layer.sealed is not None:
                 self.old.setdefault(layer.sealed.group, []).append(layer)
         self.numbered = [self._numbered(layer) for layer in layers]
 
-    def _numbered(self, layer: Stored) -> LayerPool:
-        pool = LayerPool(keys=layer.keys, values=layer.values, group=self.groups.index(layer.group))
+    def _numbered(self, layer: LayerPool) -> FusedLayerPool:
+        pool = FusedLayerPool(keys=layer.keys, values=layer.values, group=self.groups.index(layer.group))
         if layer.sealed is None:
             return pool
         return replace(pool, sealed=layer.sealed.pool, old=list(self.old).index(layer.sealed.group))

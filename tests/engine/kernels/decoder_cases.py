@@ -9,9 +9,9 @@ from torch import Tensor
 from kvchat.engine.kernels.decoder_layers.args import (
     Activation,
     DecoderLayer,
+    FusedLayerPool,
     GroupRows,
     Heads,
-    LayerPool,
     Linear,
     Norm,
     Projections,
@@ -85,14 +85,14 @@ class Model:
     def numbers(self, *shape: int) -> Tensor:
         return torch.randn(*shape, generator=self._generator)
 
-    def pools(self, texts: Sequence[tuple[int, int]] = TEXTS) -> list[LayerPool]:
+    def pools(self, texts: Sequence[tuple[int, int]] = TEXTS) -> list[FusedLayerPool]:
         """Return pools with old keys and values that are the same in each call."""
         generator = torch.Generator().manual_seed(4)
         s = self.shape
         num_blocks = sum(num_blocks_of(start, count, s.block_size) for start, count in texts)
         size = (num_blocks, s.num_kv_heads, s.block_size, s.dim)
         return [
-            LayerPool(
+            FusedLayerPool(
                 keys=torch.randn(size, generator=generator).to(s.dtype),
                 values=torch.randn(size, generator=generator).to(s.dtype),
                 group=number % 2,
@@ -194,7 +194,7 @@ def make_step(
     )
 
 
-def native_of(model: Model, pools: list[LayerPool], library: Library) -> NativeLayers:
+def native_of(model: Model, pools: list[FusedLayerPool], library: Library) -> NativeLayers:
     """Return a model's layers as the native kernels compute them."""
     layers = NativeLayers(model.layers, pools, model.last_norm, model.head, library)
     layers.take_ropes(model.ropes)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from kvchat.engine.kernels.decoder_layers import reference
-from kvchat.engine.kernels.decoder_layers.args import LayerPool, StepRows
+from kvchat.engine.kernels.decoder_layers.args import FusedLayerPool, StepRows
 from kvchat.engine.kernels.native.library import Library
 from kvchat.engine.kernels.quantized_attention.args import QuantizedPool
 from kvchat.engine.kernels.quantized_kv.reference import quantize
@@ -59,7 +59,7 @@ def sealed_step(shape: Shape, kept: Sequence[int] = EVERY) -> StepRows:
     return replace(step, old=old)
 
 
-def sealed_pools(model: Model, codes: Sequence[Codes]) -> list[LayerPool]:
+def sealed_pools(model: Model, codes: Sequence[Codes]) -> list[FusedLayerPool]:
     """Return pools of which whatever nobody may see is NaN: exact blocks that are old for every row, and
     quantized ones that are old for none.
     """

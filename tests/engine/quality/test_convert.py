@@ -9,8 +9,8 @@ import torch
 
 from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.api.ids import GroupId
+from kvchat.engine.formats.full.attend import LayerPool
 from kvchat.engine.kernels.quantized_kv.reference import quantize
-from kvchat.engine.memory.device_pool import LayerPool
 from kvchat.engine.quality.convert import RUN_LEN, Converter, load_exact
 from kvchat.errors import ConfigError
 from tests.engine.conftest import TinyModels

@@ -132,7 +132,7 @@ class DecoderLayer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LayerPool:
+class FusedLayerPool:
     """Where a layer's keys [N, H_kv, P, D] and values [N, H_kv, P, D] lie, and in which group.
 
     Args:

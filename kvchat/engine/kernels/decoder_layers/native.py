@@ -14,7 +14,7 @@ from torch import Tensor
 from kvchat.engine.kernels.decoder_layers.args import (
     Activation,
     DecoderLayer,
-    LayerPool,
+    FusedLayerPool,
     Linear,
     Norm,
     RopeTable,
@@ -111,7 +111,7 @@ class NativeLayers:
     def __init__(
         self,
         layers: Sequence[DecoderLayer],
-        pools: Sequence[LayerPool],
+        pools: Sequence[FusedLayerPool],
         last_norm: Norm,
         head: Linear,
         level: Library | None = None,
@@ -193,7 +193,7 @@ class NativeLayers:
         if self._run(ctypes.byref(call)):
             raise MemoryError("a step needs more memory than there is")
 
-    def _layer(self, layer: DecoderLayer, pool: LayerPool) -> _Layer:
+    def _layer(self, layer: DecoderLayer, pool: FusedLayerPool) -> _Layer:
         heads, products = layer.heads, layer.projections
         if pool.keys.dtype not in TYPES or TYPES[pool.keys.dtype] != self._pool_type:
             raise ValueError(f"pools of {pool.keys.dtype}")
@@ -314,7 +314,7 @@ def _add_codes(product: _Product, weight: QuantizedWeight) -> None:
     product.minima = None if minima is None else minima.data_ptr()
 
 
-def _old(pool: LayerPool) -> tuple[int, RecordSide, RecordSide]:
+def _old(pool: FusedLayerPool) -> tuple[int, RecordSide, RecordSide]:
     sealed = pool.sealed
     if sealed is None:
         return -1, RecordSide(), RecordSide()

@@ -12,7 +12,7 @@ from torch.nn import functional
 from kvchat.engine.kernels.decoder_layers.args import (
     Activation,
     DecoderLayer,
-    LayerPool,
+    FusedLayerPool,
     Linear,
     Norm,
     RopeTable,
@@ -33,7 +33,7 @@ _Multiply = Callable[[Tensor, Linear], Tensor]
 def decoder_layers(
     hidden: Tensor,
     layers: Sequence[DecoderLayer],
-    pools: Sequence[LayerPool],
+    pools: Sequence[FusedLayerPool],
     ropes: Sequence[RopeTable],
     step: StepRows,
     *,
@@ -99,7 +99,7 @@ def dense(weight: Tensor | PairedWeight | QuantizedWeight) -> Tensor:
 def _attend(
     x: Tensor,
     layer: DecoderLayer,
-    pool: LayerPool,
+    pool: FusedLayerPool,
     ropes: Sequence[RopeTable],
     step: StepRows,
     multiply: _Multiply,

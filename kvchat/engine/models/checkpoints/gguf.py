@@ -21,7 +21,7 @@ from kvchat.engine.models.checkpoints.gguf_blocks import FORMATS, quantized
 from kvchat.engine.models.checkpoints.prepared import WEIGHTS_FILE, MakeRoom
 from kvchat.engine.models.checkpoints.quantized import describe
 from kvchat.engine.models.linear.quantized import output_name
-from kvchat.engine.models.load_lock import ALONE
+from kvchat.engine.models.load import BUILD_LOCK
 from kvchat.errors import ModelUnreadable, UnsupportedModel
 
 Report = Callable[[str], None]
@@ -120,7 +120,7 @@ def write_checkpoint(
 def _empty_module(file: GgufFile, config: Any) -> nn.Module:
     """Return the model that the header tells of, without weights."""
     try:
-        with ALONE, torch.device("meta"):
+        with BUILD_LOCK, torch.device("meta"):
             module: nn.Module = transformers.AutoModelForCausalLM.from_config(config)
             return module
     except Exception as error:  # whatever sizes and ids of a damaged header make the library raise
