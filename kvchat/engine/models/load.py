@@ -27,8 +27,8 @@ LONGEST_CONTEXT = 2**24
 BUILD_LOCK: Final = Lock()
 """Held while a library builds a model or fills it with weights.
 
-transformers changes torch for the whole process meanwhile (default dtype, initialisers, `linspace`). Each load
-process puts back what it found; of two at once, the later would put back what the other had changed.
+transformers changes torch for the whole process meanwhile (default dtype, initialisers, `linspace`). Each
+load puts back what it found; of two at once, the later would put back what the other had changed.
 """
 _NUMBER = re.compile(r"\.\d+")
 

@@ -59,7 +59,7 @@ UNALIGNED = (
 @pytest.fixture(scope="module")
 def errors() -> dict[str, float]:
     """Return each case's error as a multiple of what is allowed, under the interpreter."""
-    return errors_of("run_interpreted_sealed", (*CASES, *CONTROLS))
+    return errors_of("run_interpreted_quantized", (*CASES, *CONTROLS))
 
 
 @pytest.mark.parametrize("case", CASES)
