@@ -1,4 +1,4 @@
-"""In which sizes a model uses the kernels of attention: what its config says, and what its layers keep."""
+"""Sizes in which a model calls the attention kernels, from its config and from what its layers cache."""
 
 from collections.abc import Sequence
 from typing import Any

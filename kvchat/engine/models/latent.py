@@ -1,4 +1,4 @@
-"""Layers that cache a latent vector instead of keys and values, and how they are kept from expanding it.
+"""Latent attention layers: cache a latent vector instead of keys and values, and do not expand it.
 
 transformers' latent attention (DeepSeek-V2 and its kin) computes one latent and one rope key per token, and
 expands them by `expand_kv` into keys and values of all heads before it attends. Under our attention that step

@@ -1,4 +1,4 @@
-"""In which form weights are held: as the checkpoint has them, in another dtype, or quantized."""
+"""Weight format: weights as the checkpoint has them, in another dtype, or quantized."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

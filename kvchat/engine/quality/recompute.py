@@ -1,4 +1,4 @@
-"""Computes KV anew behind a given past, in a namespace that nobody can reach, and hands out its bytes."""
+"""Recomputation of KV behind a given past, in a namespace that nobody else can reach."""
 
 import secrets
 from collections import abc
