@@ -25,7 +25,7 @@ from kvchat.engine.kernels.paged_attention import paged_attention
 from kvchat.engine.kernels.paged_attention.args import AttentionArgs, SequenceSpan
 from kvchat.engine.kernels.quantized_attention import seal, sealed_attention
 from kvchat.engine.kernels.quantized_attention.args import QuantizedPool, QuantizedStep
-from kvchat.engine.kernels.quantized_kv.reference import dequantise, quantise
+from kvchat.engine.kernels.quantized_kv.reference import dequantize, quantize
 from kvchat.engine.kernels.quantized_record import Code, QuantizedRecord, num_sealed
 from kvchat.engine.models.linear.packed import pack_linears
 from kvchat.engine.quality.convert import RUN_LEN, Converter, load_exact
@@ -84,7 +84,7 @@ def _errors() -> Iterator[Row]:
                 numbers = torch.randn(8, 4, BLOCK_SIZE, 128, generator=generator)
                 if kind == "outliers":
                     numbers[..., [3, 40, 77, 101]] += torch.tensor([12.0, -9.0, 15.0, 8.0])
-                found = dequantise(quantise(numbers, record), record)
+                found = dequantize(quantize(numbers, record), record)
                 errors.append(float((found - numbers).norm() / numbers.norm()))
             verdict = "holds" if max(errors) <= most else "IS BROKEN"
             yield Row.of(f"error of {name}, {kind}", "relative", errors, f"bound {most} {verdict}")

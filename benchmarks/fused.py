@@ -25,7 +25,7 @@ from kvchat.engine.kernels.paged_attention.args import SequenceSpan
 from kvchat.engine.kernels.threads import usable_cores
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.models.linear.packed import pack_linears
-from kvchat.engine.models.linear.quantized import quantise_linears
+from kvchat.engine.models.linear.quantized import quantize_linears
 from kvchat.engine.models.load import LoadedModel
 
 ROUNDS = 5
@@ -105,7 +105,7 @@ def _load(bits: int) -> LoadedModel:
     module.eval().requires_grad_(False)
     if bits < 16:
         with torch.inference_mode():
-            list(quantise_linears(module, bits))
+            list(quantize_linears(module, bits))
     return LoadedModel(
         module=module,
         dtype="bfloat16",

@@ -20,8 +20,8 @@ from kvchat.engine.kernels.native.library import library, why_not
 from kvchat.engine.kernels.paged_attention import native, torch_ops
 from kvchat.engine.kernels.paged_attention.args import AttentionArgs, SequenceSpan
 from kvchat.engine.kernels.paged_attention.decodes import batch_decodes
-from kvchat.engine.kernels.quantized_linear import linear as quantised_linear
-from kvchat.engine.kernels.quantized_linear import quantise, reference
+from kvchat.engine.kernels.quantized_linear import linear as quantized_linear
+from kvchat.engine.kernels.quantized_linear import quantize, reference
 from kvchat.engine.kernels.threads import usable_cores
 
 ROUNDS = 5
@@ -78,8 +78,8 @@ def _subjects(quick: bool) -> Iterator[Sequence[Way]]:
         for length in LENGTHS[:2] if quick else LENGTHS:
             yield list(_attention(shape, length))
     for num_rows in NUM_ROWS:
-        yield list(_quantised(8, num_rows))
-        yield list(_quantised(4, num_rows))
+        yield list(_quantized(8, num_rows))
+        yield list(_quantized(4, num_rows))
         if can_pack(torch.empty(WEIGHT, dtype=torch.bfloat16)):
             yield [_packed(num_rows)]
 
@@ -125,8 +125,8 @@ def _sdpa(query: Tensor, layer: Tensor) -> Tensor:
     return functional.scaled_dot_product_attention(query, layer[0], layer[1], enable_gqa=True)
 
 
-def _quantised(bits: int, num_rows: int) -> Iterator[Way]:
-    weight = quantise(torch.randn(WEIGHT), bits)
+def _quantized(bits: int, num_rows: int) -> Iterator[Way]:
+    weight = quantize(torch.randn(WEIGHT), bits)
     num = COLD_BYTES // weight.nbytes
     weights = [replace(weight, codes=weight.codes.clone(), scales=weight.scales.clone()) for _ in range(num)]
     x = torch.randn(num_rows, WEIGHT[1]).bfloat16()
@@ -134,7 +134,7 @@ def _quantised(bits: int, num_rows: int) -> Iterator[Way]:
 
     def ours() -> None:
         for one in weights:
-            quantised_linear(x, one, None)
+            quantized_linear(x, one, None)
 
     def plain() -> None:
         for one in weights[: num // 20]:

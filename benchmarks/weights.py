@@ -27,8 +27,8 @@ from benchmarks.table import Row, seconds
 from kvchat.engine import Engine, EngineConfig, Request, SamplingParams
 from kvchat.engine.api.events import TokenEmitted
 from kvchat.engine.kernels.quantized_linear.native import MOST_ROWS
-from kvchat.engine.models.checkpoints.prepared import QUANTISED
-from kvchat.engine.models.linear.quantized import quantise_linears
+from kvchat.engine.models.checkpoints.prepared import QUANTIZED
+from kvchat.engine.models.linear.quantized import quantize_linears
 from kvchat.engine.models.load import load_model
 from kvchat.engine.models.locate import locate_model
 from tools.starter.batches import Batches
@@ -65,7 +65,7 @@ def measure(*, quick: bool = False) -> list[Row]:
 
 
 def _loads(name: str, model_dir: Path, num_rounds: int) -> Iterator[Row]:
-    for form in QUANTISED:
+    for form in QUANTIZED:
         first: list[float] = []
         again: list[float] = []
         for _ in range(num_rounds):
@@ -89,9 +89,9 @@ def _compare(name: str, model_dir: Path, texts: list[tuple[Tensor, Tensor]]) -> 
     ends = [ids[:, 1:][chosen] for ids, chosen in texts]
     steps = {"": LENGTH, " decoded": MOST_ROWS // len(texts[0][0])}
     rows = []
-    for form, bits in QUANTISED.items():
+    for form, bits in QUANTIZED.items():
         loaded = load_model(model_dir, "float32", CPU)
-        list(quantise_linears(loaded.module, bits))
+        list(quantize_linears(loaded.module, bits))
         for how, num_tokens in steps.items():
             found = [_logits(loaded.module, ids, num_tokens)[chosen] for ids, chosen in texts]
             rows += _losses(f"{name}, {form}{how}", ends, wanted, found)
@@ -107,7 +107,7 @@ def _prompts(name: str, model_dir: Path, texts: list[tuple[Tensor, Tensor]]) -> 
     places = [_places(chosen) for _, chosen in texts]
     expected = [logits[tuple(at.T)] for logits, at in zip(wanted, places, strict=True)]
     ends = [ids[at[:, 0], 1 + at[:, 1]] for (ids, _), at in zip(texts, places, strict=True)]
-    for form in ("bf16", *QUANTISED):
+    for form in ("bf16", *QUANTIZED):
         with tempfile.TemporaryDirectory() as cache_dir:
             config = EngineConfig(
                 weights=form,

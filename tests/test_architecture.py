@@ -91,6 +91,19 @@ WITHOUT_TORCH = (
 # Package -> its modules that others may import: what is behind them is nobody else's concern.
 ENTRIES = {"kvchat.session.salvage": ("kvchat.session.salvage.salvage",)}
 
+# Imports of private parts of libraries, by module, and what each buys; a new one needs its measured gain.
+# Operations of `torch.ops.mkldnn` (`kernels/linear/packed.py`) are attributes, not imports: they are tried
+# before they are used, and without them weights stay as they are.
+PRIVATE_IMPORTS = {
+    # Peak memory of a forward pass on any device; torch has no public name for its dispatch modes.
+    "kvchat.engine.forward.activation_memory": ("torch.utils._python_dispatch",),
+    # Light commands that start without pydantic.
+    "kvchat.cli.parser.coercion": ("typer._click", "typer._click.exceptions", "typer._coercion"),
+    "kvchat.cli.parser.command_line": ("typer._click.shell_completion",),
+    # A terminal that survives bytes that are no UTF-8.
+    "kvchat.ui.terminal.driver": ("textual._xterm_parser",),
+}
+
 # `__init__` files that may hold code: the public faces, and the dispatch of one kernel.
 TALKING_INITS = ("kvchat", "kvchat.engine", "kvchat.engine.kernels.")
 
@@ -274,6 +287,30 @@ def _forbidden_in(tree: ast.Module) -> Iterator[tuple[int, str]]:
             yield node.lineno, "torch.load unpickles"
 
 
+def private_imports(module: Module) -> tuple[str, ...]:
+    """Return the private modules and names of libraries that a module imports anywhere in its text."""
+    found = {name for node in ast.walk(module.tree) for name in _private_in(node)}
+    return tuple(sorted(found))
+
+
+def _private_in(node: ast.AST) -> Iterator[str]:
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names if _is_private(alias.name))
+    elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+        if _is_private(node.module):
+            yield node.module
+        else:
+            full_names = (f"{node.module}.{alias.name}" for alias in node.names)
+            yield from (name for name in full_names if _is_private(name))
+
+
+def _is_private(name: str) -> bool:
+    root, *parts = name.split(".")
+    return root not in ("kvchat", "__future__") and any(
+        part.startswith("_") and not part.endswith("__") for part in (root, *parts)
+    )
+
+
 def imports_torch(names: Iterable[str]) -> str:
     """Import modules in a process in which torch and transformers cannot be, and return what that says."""
     command = [sys.executable, "-c", BLOCKER, *names]
@@ -308,6 +345,11 @@ def test_files_and_functions_stay_short() -> None:
 
 def test_nothing_unpickles_trusts_remote_code_or_is_a_drawer_for_everything() -> None:
     assert forbidden(source_modules()) == []
+
+
+def test_libraries_are_imported_by_their_public_names_but_for_listed_exceptions() -> None:
+    found = {module.name: private_imports(module) for module in source_modules()}
+    assert {name: names for name, names in found.items() if names} == PRIVATE_IMPORTS
 
 
 # Each rule, seen to fail.
@@ -384,3 +426,17 @@ def test_a_long_file_and_a_long_function_are_found() -> None:
 )
 def test_forbidden_names_are_found(name: str, text: str) -> None:
     assert len(forbidden([parse(name, text)])) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("import torch._dynamo", ("torch._dynamo",)),
+        ("def f():\n    from torch.utils import _pytree", ("torch.utils._pytree",)),
+        ("from textual._xterm_parser import XTermParser", ("textual._xterm_parser",)),
+        ("from typer import _click", ("typer._click",)),
+        ("from kvchat.cli._own import f\nfrom numpy import __version__\nimport torch", ()),
+    ],
+)
+def test_an_import_of_a_private_part_of_a_library_is_found(text: str, names: tuple[str, ...]) -> None:
+    assert private_imports(parse("kvchat.chat.service", text)) == names

@@ -125,7 +125,7 @@ def _parts(only: Sequence[str] | None) -> "list[Part]":
         Part(name="decode attention", run=operations.decode_attention),
         Part(name="prefill attention", run=operations.prefill_attention),
         Part(name="latent attention", run=operations.latent_decode),
-        Part(name="quantised decode", run=operations.quantised_decode),
+        Part(name="quantised decode", run=operations.quantized_decode),
         Part(name="block moves", run=operations.block_moves),
         Part(name="storing", run=operations.store),
         Part(name="host transfers", run=operations.host_transfers),

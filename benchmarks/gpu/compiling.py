@@ -32,7 +32,7 @@ PARTS = (
     operations.decode_attention,
     operations.prefill_attention,
     operations.latent_decode,
-    operations.quantised_decode,
+    operations.quantized_decode,
 )
 """Those that use kernels, beside the checks."""
 

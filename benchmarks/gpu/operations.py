@@ -91,7 +91,7 @@ def latent_decode(stage: Stage) -> Iterator[Figure]:
             del pool
 
 
-def quantised_decode(stage: Stage) -> Iterator[Figure]:
+def quantized_decode(stage: Stage) -> Iterator[Figure]:
     """Single queries over quantised blocks; bytes are those of records, beside copying as many."""
     dtype, heads = (DRY_DTYPE, Heads(4, 2, 16)) if stage.is_dry else (DTYPE, Heads(32, 8, 128))
     length, batches = (200, (1,)) if stage.is_dry else (32768, (1, 16))

@@ -10,7 +10,7 @@ from benchmarks.gpu.stage import Stage
 from kvchat.engine.kernels.paged_attention.args import AttentionArgs, SequenceSpan
 from kvchat.engine.kernels.paged_attention.step_tables import step_tables
 from kvchat.engine.kernels.quantized_attention.args import QuantizedPool, QuantizedStep
-from kvchat.engine.kernels.quantized_kv.reference import quantise
+from kvchat.engine.kernels.quantized_kv.reference import quantize
 from kvchat.engine.kernels.quantized_record import Code, QuantizedRecord, num_sealed
 
 BLOCK_SIZE = 64
@@ -88,7 +88,7 @@ def sealed_of(
     ]
     # Blocks share the records of one: what stands in them costs nothing.
     one = stage.random(1, heads.kv, BLOCK_SIZE, heads.dim, dtype=dtype)
-    packed = [quantise(one, record)[:, :, None].repeat(len(case.k_pool), 1, 1, 1) for record in records]
+    packed = [quantize(one, record)[:, :, None].repeat(len(case.k_pool), 1, 1, 1) for record in records]
     counts = [num_sealed(span.position, BLOCK_SIZE) for span in spans]
     old = [span.blocks[:count] for span, count in zip(spans, counts, strict=True)]
     nothing = old[0][:0]

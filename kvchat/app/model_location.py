@@ -1,7 +1,11 @@
-"""Location of the model that a person named, under the settings in force."""
+"""Model of a run, and the adapter of a stored session, under the settings in force."""
+
+from dataclasses import replace
+from pathlib import Path
 
 from kvchat.app.config import Settings
 from kvchat.engine.models.locate import ModelLocation, locate_model
+from kvchat.session.tree import Session
 
 
 def located(settings: Settings, model: str) -> ModelLocation:
@@ -17,3 +21,10 @@ def located(settings: Settings, model: str) -> ModelLocation:
         disk_bytes=settings.engine.disk_bytes,
         sealer=settings.engine.sealer,
     )
+
+
+def with_adapter(settings: Settings, session: Session) -> Settings:
+    """Return settings with the adapter that a session was computed with, unless they name one."""
+    if settings.engine.adapter is not None or not session.adapter:
+        return settings
+    return replace(settings, engine=replace(settings.engine, adapter=Path(session.adapter)))

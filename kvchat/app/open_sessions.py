@@ -1,11 +1,13 @@
-"""The stored sessions, as the command line opens and names them."""
+"""Stored sessions as they are opened, and the short ids by which people name them."""
 
 from collections.abc import Iterable
 from itertools import pairwise, starmap
 from typing import TYPE_CHECKING
 
 from kvchat.app.config import Settings
+from kvchat.errors import SessionNotFound
 from kvchat.session.store import SessionStore
+from kvchat.session.tree import SessionId
 
 if TYPE_CHECKING:
     from kvchat.app.session_service import SessionService
@@ -29,6 +31,18 @@ def open_store(settings: Settings) -> "SessionService":
         limit_bytes=settings.engine.disk_bytes,
         block_size=settings.engine.block_size,
     )
+
+
+def last_used(store: SessionStore) -> SessionId:
+    """Return the session that was used last.
+
+    Raises:
+        SessionNotFound: there is none.
+    """
+    summaries = store.list_sessions()
+    if not summaries:
+        raise SessionNotFound("there is no session to continue; ask without -c to begin one")
+    return summaries[0].session.id
 
 
 def short_id(session_id: str, all_ids: Iterable[str]) -> str:

@@ -14,7 +14,7 @@ import typer
 
 from kvchat.app.open_sessions import open_store
 from kvchat.cli.main import run
-from kvchat.cli.parser.command_line import app, arrange
+from kvchat.cli.parser.command_line import app, arrange, commands, options_of
 from kvchat.cli.parser.options import PlaceOptions
 
 pytestmark = pytest.mark.pure
@@ -45,6 +45,15 @@ pytestmark = pytest.mark.pure
 )
 def test_the_first_word_that_is_no_option_is_the_command_or_a_session(typed: str, meant: str) -> None:
     assert arrange(typed.split(), typer.main.get_command(app)) == meant.split()
+
+
+def test_no_option_is_a_flag_in_one_command_and_takes_a_value_in_another() -> None:
+    """Where a command line begins with an option, the command is found behind its value."""
+    root = commands()
+    known = options_of(root)
+    verbs = [verb for one in root.commands.values() for verb in getattr(one, "commands", {"": one}).values()]
+    assert len(verbs) > 40
+    assert all(options_of(verb).items() <= known.items() for verb in verbs)
 
 
 def test_an_unknown_first_word_exits_5_and_suggests_the_command_that_is_near(
@@ -157,9 +166,9 @@ NOT_IMPORTED = {
         *STORE,
         "kvchat.app.config",
         "kvchat.cli.parser.options",
-        "kvchat.cli.commands.sessions.options",
+        "kvchat.cli.commands.sessions.listing",
     ),
-    "ask --help": (*CHAT, *STORE, "kvchat.cli.commands.sessions.options", "kvchat.cli.commands.ask.ask"),
+    "ask --help": (*CHAT, *STORE, "kvchat.cli.commands.sessions.listing", "kvchat.cli.commands.ask.ask"),
     "sessions list": (
         *CHAT,
         "kvchat.cli.commands.serve",
@@ -167,7 +176,7 @@ NOT_IMPORTED = {
         "kvchat.app.session_service",
         "tomllib",
     ),
-    "config show": (*CHAT, *STORE, "kvchat.cli.commands.sessions.options"),
+    "config show": (*CHAT, *STORE, "kvchat.cli.commands.sessions.listing"),
 }
 
 
@@ -216,7 +225,7 @@ told = []
 for words in json.loads(sys.argv[1]):
     with redirect_stdout(io.StringIO()) as out, redirect_stderr(out):
         code = run(words)
-    heavy = {"torch", "transformers", "textual", "pydantic"} & set(sys.modules)
+    heavy = {"torch", "transformers", "textual"} & set(sys.modules)
     told.append([code, sorted(heavy), bool(out.getvalue())])
 print(json.dumps(told))
 """

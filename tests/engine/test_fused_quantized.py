@@ -159,7 +159,7 @@ def decoded(
     return torch.stack([recorder.row(handle.sequence, position) for position in range(first, first + 39)])
 
 
-def test_each_layer_reads_the_quantised_blocks_of_its_own_group(tiny: TinyModels) -> None:
+def test_each_layer_reads_the_quantized_blocks_of_its_own_group(tiny: TinyModels) -> None:
     model = load_model(tiny("llama"), dtype="float32", device=torch.device("cpu"))
     groups = groups_in(choose_route(model), "int4; layers 0=int8", 16)
     pool = DevicePool(groups, {group.id: 2 for group in groups}, 16, torch.device("cpu"))

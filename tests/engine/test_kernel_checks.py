@@ -55,8 +55,8 @@ def test_kernels_are_tried_in_the_models_own_sizes(
     before, after = calls
     assert before == (AttentionSizes(**HEADS, block_size=4),)
     exact = AttentionSizes(**HEADS, block_size=32)
-    quantised = AttentionSizes(**HEADS, block_size=32, codes=(Code.INT8, Code.INT4))
-    assert set(after) == ({exact} if cache_format == "exact" else {exact, quantised})
+    quantized = AttentionSizes(**HEADS, block_size=32, codes=(Code.INT8, Code.INT4))
+    assert set(after) == ({exact} if cache_format == "exact" else {exact, quantized})
 
 
 class Config:

@@ -28,7 +28,7 @@ def talking(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.usefixtures("loading_pays")
-def test_a_bundle_of_quantised_blocks_goes_on_elsewhere_and_is_verified(
+def test_a_bundle_of_quantized_blocks_goes_on_elsewhere_and_is_verified(
     talking: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO()))

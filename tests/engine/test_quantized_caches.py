@@ -79,7 +79,7 @@ def test_a_step_with_prompts_and_answers_of_many_computes_each_as_if_alone(
 
 
 @pytest.mark.parametrize("size", [7, 33])
-def test_quantised_bytes_hardly_depend_on_how_a_prompt_was_cut(
+def test_quantized_bytes_hardly_depend_on_how_a_prompt_was_cut(
     size: int, tiny: TinyModels, open_recorded: OpenRecorded
 ) -> None:
     """Sums in another order may bring a number that lies between two codes to the other one, and no more."""
@@ -101,7 +101,7 @@ def test_quantised_bytes_hardly_depend_on_how_a_prompt_was_cut(
     assert differing < 0.001 * sum(len(left) for left, _ in pairs)
 
 
-def test_a_block_is_quantised_once_and_never_changes_again(
+def test_a_block_is_quantized_once_and_never_changes_again(
     tiny: TinyModels, open_recorded: OpenRecorded
 ) -> None:
     """What is read back is not quantised again with every step that fills a block."""

@@ -27,7 +27,7 @@ LATENTS = {
     "latents, queries compressed": ("V3, YaRN, queries compressed", "exact"),
     "latents as records": ("V2", "fp8"),
 }
-QUANTISED = ("fp8", "int8", "k=int4,v=int2; layers 0-1=exact")
+QUANTIZED = ("fp8", "int8", "k=int4,v=int2; layers 0-1=exact")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +73,8 @@ def test_latents_are_read_through_tables(kind: str, tmp_path: Path) -> None:
     assert len(runner.ahead) >= NUM_TOKENS - 2, "nearly all steps were taken"
 
 
-@pytest.mark.parametrize("cache_format", QUANTISED)
-def test_quantised_blocks_are_read_through_tables(cache_format: str, tiny: TinyModels) -> None:
+@pytest.mark.parametrize("cache_format", QUANTIZED)
+def test_quantized_blocks_are_read_through_tables(cache_format: str, tiny: TinyModels) -> None:
     """Steps in which a block becomes old compute it outside; none of the others does."""
     runner = compare(tiny("llama"), cache_format)
     sealing = [
@@ -89,7 +89,7 @@ def test_quantised_blocks_are_read_through_tables(cache_format: str, tiny: TinyM
 
 
 @pytest.mark.parametrize("cache_format", ["exact", "int8"])
-def test_neighbours_and_empty_rows_change_no_bit_of_what_is_quantised(
+def test_neighbours_and_empty_rows_change_no_bit_of_what_is_quantized(
     cache_format: str, tiny: TinyModels, tmp_path: Path
 ) -> None:
     """Nor of latents: a row is computed from its own tables alone. Experts would share products."""

@@ -61,7 +61,7 @@ def test_a_prompt_is_as_near_to_float32_as_transformers_own_bfloat16(
 
 
 @pytest.mark.parametrize(("weights", "most"), [("int8", 1.25), ("int4", 1.03)])
-def test_rounded_inputs_add_less_error_than_quantised_weights_have(
+def test_rounded_inputs_add_less_error_than_quantized_weights_have(
     weights: str, most: float, model_dir: Path, open_recorded: OpenRecorded
 ) -> None:
     """Beside the model in float32, as squares of errors. Steps of 16 tokens are not rounded: theirs is

@@ -15,10 +15,10 @@ from tokenizers import Tokenizer
 
 from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.engine import Engine
-from kvchat.engine.kernels.quantized_linear import dequantise
+from kvchat.engine.kernels.quantized_linear import dequantize
 from kvchat.engine.models.checkpoints.fp8 import expand
 from kvchat.engine.models.checkpoints.prepared import prepared_bytes
-from kvchat.engine.models.linear.quantized import QuantizedLinear, quantise_linears, replace
+from kvchat.engine.models.linear.quantized import QuantizedLinear, quantize_linears, replace
 from kvchat.engine.models.load import load_model
 from kvchat.engine.models.locate import locate_model
 from kvchat.engine.startup.assembly import build_parts
@@ -41,10 +41,10 @@ CPU = torch.device("cpu")
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma3", "gpt2"])
-def test_an_engine_answers_as_transformers_does_with_the_dequantised_numbers(
+def test_an_engine_answers_as_transformers_does_with_the_dequantized_numbers(
     kind: str, form: str, tiny: TinyModels, open_engine: OpenEngine, tmp_path: Path
 ) -> None:
-    plain = save_dequantised(tiny(kind), FORMS[form], tmp_path / "plain")
+    plain = save_dequantized(tiny(kind), FORMS[form], tmp_path / "plain")
     engine = open_engine(tiny(kind), weights=form, cache_dir=tmp_path / "cache")
     expected = reference(plain).answer(PROMPT, 24)
     assert answer(engine, PROMPT, 24).token_ids == expected
@@ -154,19 +154,19 @@ def test_without_a_cache_directory_nothing_is_kept(
     tiny: TinyModels, open_engine: OpenEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    plain = save_dequantised(tiny("llama"), 8, tmp_path / "plain")
+    plain = save_dequantized(tiny("llama"), 8, tmp_path / "plain")
     engine = open_engine(tiny("llama"), weights="int8")
     assert answer(engine, PROMPT).token_ids == reference(plain).answer(PROMPT, 24)
     assert list(tmp_path.glob("kvchat-*")) == []
 
 
-def test_an_adapter_is_merged_before_weights_are_quantised(
+def test_an_adapter_is_merged_before_weights_are_quantized(
     tiny: TinyModels, open_engine: OpenEngine, tmp_path: Path
 ) -> None:
     adapter = save_adapter(tiny("llama"), tmp_path / "adapter", "llama")
     merged = peft.PeftModel.from_pretrained(load(tiny("llama")), adapter).merge_and_unload()
     merged.save_pretrained(tmp_path / "merged")
-    plain = save_dequantised(tmp_path / "merged", 8, tmp_path / "plain")
+    plain = save_dequantized(tmp_path / "merged", 8, tmp_path / "plain")
     engine = open_engine(tiny("llama"), weights="int8", adapter=adapter, cache_dir=tmp_path / "cache")
     other = open_engine(tiny("llama"), weights="int8", cache_dir=tmp_path / "cache")
     expected = reference(plain).answer(PROMPT, 24)
@@ -186,7 +186,7 @@ def test_the_starter_loses_little() -> None:
         4: (1.3, 0.93, 0.4),
     }.items():
         module = load_model(model_dir, "auto", CPU).module
-        assert len(list(quantise_linears(module, bits))) > 10
+        assert len(list(quantize_linears(module, bits))) > 10
         found = logits(module, ids)[is_answer]
         ratio = (loss(found, ids[:, 1:][is_answer]) - loss(plain, ids[:, 1:][is_answer])).exp().item()
         agreement = (found.argmax(-1) == plain.argmax(-1)).float().mean().item()
@@ -221,9 +221,9 @@ def test_weights_in_blocks_of_8_bit_floats_are_expanded(
     (model_dir / "config.json").write_text(json.dumps(config))
     engine = open_engine(model_dir, cache_dir=tmp_path / "cache")
     assert answer(engine, PROMPT, 24).token_ids == reference(plain).answer(PROMPT, 24)
-    quantised = save_dequantised(plain, 8, tmp_path / "quantised")
+    quantized = save_dequantized(plain, 8, tmp_path / "quantised")
     engine = open_engine(model_dir, weights="int8", cache_dir=tmp_path / "cache")
-    assert answer(engine, PROMPT, 24).token_ids == reference(quantised).answer(PROMPT, 24)
+    assert answer(engine, PROMPT, 24).token_ids == reference(quantized).answer(PROMPT, 24)
 
 
 def test_factors_that_are_not_those_of_the_weight_are_refused() -> None:
@@ -256,10 +256,10 @@ def test_a_checkpoint_of_another_version_is_refused(tiny: TinyModels, tmp_path: 
             start(made, [])
 
 
-def test_a_checkpoint_that_is_quantised_is_not_quantised_again(tiny: TinyModels, tmp_path: Path) -> None:
+def test_a_checkpoint_that_is_quantized_is_not_quantized_again(tiny: TinyModels, tmp_path: Path) -> None:
     start(tiny("llama"), [], weights="int8", cache_dir=tmp_path / "cache")
     (made,) = (path for path in (tmp_path / "cache" / "weights").iterdir() if path.is_dir())
-    with pytest.raises(ConfigError, match="quantised already"):
+    with pytest.raises(ConfigError, match="quantized already"):
         start(made, [], weights="int4", cache_dir=tmp_path / "cache")
 
 
@@ -295,14 +295,14 @@ def start(model_dir: Path, told: list[str], **settings: Any) -> str:
     return engine.info.fingerprint
 
 
-def save_dequantised(model_dir: Path, bits: int, target: Path) -> Path:
+def save_dequantized(model_dir: Path, bits: int, target: Path) -> Path:
     """Write a plain model with exactly the numbers that quantised weights stand for."""
     module: Any = transformers.AutoModelForCausalLM.from_pretrained(model_dir)
-    for name, _ in list(quantise_linears(module, bits)):
+    for name, _ in list(quantize_linears(module, bits)):
         layer = module.get_submodule(name)
         assert isinstance(layer, QuantizedLinear)
         plain = torch.nn.Linear(layer.in_features, layer.out_features, bias=layer.bias is not None)
-        plain.weight = torch.nn.Parameter(dequantise(layer.quantised))
+        plain.weight = torch.nn.Parameter(dequantize(layer.quantized))
         plain.bias = layer.bias
         replace(module, name, plain)
     module.config.tie_word_embeddings = False

@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 
 from kvchat.app.config import RemoteSettings
-from kvchat.cli.commands.pack.pack import MakeOptions
+from kvchat.cli.commands.ask.options import AskOptions
+from kvchat.cli.commands.doctor.doctor import DoctorOptions
+from kvchat.cli.commands.pack.make import MakeOptions
+from kvchat.cli.commands.resume import ResumeOptions
 from kvchat.cli.commands.serve import ServeOptions
-from kvchat.cli.commands.sessions.options import VerifyCacheOptions
-from kvchat.cli.parser.options import AskOptions, DoctorOptions, ResumeOptions
+from kvchat.cli.commands.sessions.verify import VerifyCacheOptions
 from tests.patience import PATIENCE_S
 from tests.remote.conftest import RawServer
 from tests.serving.conftest import KEY, REPLY, Served

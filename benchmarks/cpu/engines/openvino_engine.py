@@ -10,7 +10,7 @@ from optimum.intel import OVModelForCausalLM, OVWeightQuantizationConfig
 
 from benchmarks.cpu.engines.random_tokens import following
 
-_QUANTISED = {
+_QUANTIZED = {
     "8": {"bits": 8},
     "4": {"bits": 4, "group_size": 64, "sym": False, "ratio": 1.0},
 }
@@ -20,13 +20,13 @@ class OpenVinoEngine:
     """The request's own state holds KV; a prompt's is copied out and put back."""
 
     def __init__(self, model: str, settings: dict[str, Any]) -> None:
-        quantised = _QUANTISED.get(settings["bits"])
+        quantized = _QUANTIZED.get(settings["bits"])
         self._model = OVModelForCausalLM.from_pretrained(
             model,
             export=True,
             stateful=True,
-            quantization_config=OVWeightQuantizationConfig(**quantised) if quantised else None,
-            load_in_8bit=False if not quantised else None,
+            quantization_config=OVWeightQuantizationConfig(**quantized) if quantized else None,
+            load_in_8bit=False if not quantized else None,
             ov_config={
                 "PERFORMANCE_HINT": "LATENCY",
                 "INFERENCE_NUM_THREADS": str(settings["threads"]),

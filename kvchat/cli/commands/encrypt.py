@@ -4,11 +4,13 @@ import os
 import secrets
 from contextlib import closing
 from dataclasses import replace
+from typing import Annotated
 
 from kvchat.app import unlock
 from kvchat.app.config import Settings
 from kvchat.cli.output.streams import Output, Status, as_json
-from kvchat.cli.parser.options import EncryptOptions, ListOptions
+from kvchat.cli.parser.option_class import Option, option_class
+from kvchat.cli.parser.options import ListOptions
 from kvchat.errors import UsageError
 from kvchat.platform.encryptor import KEY_BYTES, Encryptor, require_packages
 from kvchat.platform.key_file import (
@@ -29,6 +31,20 @@ from kvchat.session.encryption.tables import EncryptedTables
 from kvchat.session.packs import PackStore
 from kvchat.session.store import SessionStore
 from kvchat.session.unsent_drafts import DraftStore
+
+
+@option_class
+class EncryptOptions(ListOptions):
+    """Options of choosing what opens the conversations."""
+
+    keyring: Annotated[
+        bool, Option("--keyring", help="Keep the key in the system's keyring; no passphrase.")
+    ] = False
+    cost: Annotated[
+        int | None,
+        Option(help="Of guessing a passphrase once: 2^N KiB of memory.", metavar="N", min=10, max=20),
+    ] = None
+
 
 _OPENERS = {KeyKind.PASSPHRASE: "a passphrase", KeyKind.KEYRING: "the system's keyring"}
 

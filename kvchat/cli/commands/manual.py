@@ -55,7 +55,7 @@ def _command_lines(command: Command, parsed: Any) -> Iterator[str]:
     yield _escaped(command.help)
     if command.examples:
         yield from (".PP", ".nf", *(_escaped("    " + line) for line in command.examples), ".fi")
-    for parameter in parsed.params:
+    for parameter in parsed.made.params:
         spelling = ", ".join(parameter.opts) if parameter.param_type_name == "option" else ""
         value = "" if getattr(parameter, "is_flag", False) else parameter.metavar or parameter.name.upper()
         yield ".TP"

@@ -22,7 +22,9 @@ from kvchat.text.plain_text import one_line
 
 @option_class
 class ModelOptions(ListOptions):
-    model: Annotated[str, Argument(help="A directory, a hub id, or `starter`.", metavar="MODEL")]
+    model: Annotated[
+        str, Argument(help="A directory, a hub id, or `starter`.", needs_value=True, metavar="MODEL")
+    ]
 
 
 _CONTEXT = 8192

@@ -3,10 +3,11 @@
 import gc
 import sys
 from contextlib import suppress
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Annotated, cast
 
 from kvchat.app.composition import Kvchat, opened
 from kvchat.app.engine_swap import EngineSwap
+from kvchat.app.open_sessions import last_used
 from kvchat.cli.commands.ask.pack_use import (
     begun_with,
     chosen_pack,
@@ -14,15 +15,42 @@ from kvchat.cli.commands.ask.pack_use import (
     refuse_other_beginning,
     refuse_other_name,
 )
-from kvchat.cli.commands.ask.session_choice import last_used, refuse_several
 from kvchat.cli.output.logs import start_log
-from kvchat.cli.parser.options import ResumeOptions
+from kvchat.cli.parser.option_class import Option, option_class
+from kvchat.cli.parser.options import (
+    LastSession,
+    NamedSession,
+    NewSession,
+    PackName,
+    SessionWords,
+    TalkOptions,
+    refuse_several,
+)
 from kvchat.errors import KvchatError, NoTerminal, SessionNotFound
 from kvchat.session.tree import SessionId
 
 if TYPE_CHECKING:
     from kvchat.app.host import InterfaceServices
     from kvchat.app.lazy import StartingHost
+
+
+@option_class
+class ResumeOptions(TalkOptions):
+    """Options of the terminal interface."""
+
+    session: SessionWords = None
+    named: NamedSession = None
+    continue_last: LastSession = False
+    new: NewSession = None
+    no_attach: Annotated[
+        bool, Option("--no-attach", help="Load the model here; the interface always does.")
+    ] = False
+    pack: PackName = None
+
+    @property
+    def reference(self) -> str | None:
+        """The session that is named; a title needs no quotes."""
+        return " ".join(self.session) if self.session else self.named
 
 
 def resume(options: ResumeOptions) -> int:

@@ -11,8 +11,7 @@ from kvchat.cli.output.signals import StopRequested, StopSignals
 from kvchat.cli.output.streams import Output, Status, as_json
 from kvchat.cli.output.waiting import wait_until_loaded
 from kvchat.cli.parser.option_class import Option, option_class
-from kvchat.cli.parser.option_types import Json, Ndjson
-from kvchat.cli.parser.options import EngineOptions
+from kvchat.cli.parser.options import EngineOptions, Json, Ndjson
 from kvchat.errors import ConfigError, EngineFailed, UsageError
 from kvchat.platform.paths import Paths
 from kvchat.serving.api_key import own_key, read_key

@@ -3,15 +3,12 @@
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, fields
-from functools import cache
+from functools import cache, cached_property
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
-from typer._click.shell_completion import CompletionItem
 from typer.core import TyperCommand, TyperGroup
-from typer.exceptions import TyperException
 
-from kvchat.cli.parser.coercion import HELP_NAMES, ease
 from kvchat.cli.parser.command_table import (
     COMMANDS,
     DEFAULT_VERBS,
@@ -20,9 +17,9 @@ from kvchat.cli.parser.command_table import (
     examples_text,
     help_text,
 )
-from kvchat.cli.parser.completion import complete_session
 from kvchat.errors import UsageError
 
+_HELP_NAMES = ("-h", "--help")
 _EXAMPLES = (
     "kvchat    # open the terminal interface",
     "kvchat demo    # ... on a session",
@@ -37,26 +34,21 @@ _HELP = f"""Chat in the terminal with a local model whose memory, the KV cache, 
 
 
 class _LazyCommand(TyperCommand):
-    """A command whose options are imported when they are asked for: the others begin faster without them."""
+    """A command whose options are imported when it is typed: lists of commands need only what it is for."""
 
     def __init__(self, command: Command) -> None:
         super().__init__(command.name, help=inspect.cleandoc(help_text(command)), rich_markup_mode=None)
         self._command = command
-        del self.params, self.callback
 
-    def __getattr__(self, name: str) -> Any:
-        if name not in ("params", "callback"):
-            raise AttributeError(name)
-        made = _made(self._command)
-        self.params, self.callback = made.params, made.callback
-        return getattr(made, name)
+    @cached_property
+    def made(self) -> Any:
+        """The command as Typer makes it of the type of its options."""
+        alone = typer.Typer(rich_markup_mode=None, add_completion=False)
+        alone.command(self.name, help=self.help)(_function_of(self._command))
+        return typer.main.get_command(alone)
 
-
-def _made(command: Command) -> Any:
-    """Return a command as Typer makes it of the type of its options."""
-    alone = typer.Typer(rich_markup_mode=None, add_completion=False)
-    alone.command(command.name)(_function_of(command))
-    return typer.main.get_command(alone)
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        return self.made.make_context(info_name, args, parent, **extra)
 
 
 def _function_of(command: Command) -> Callable[..., int | None]:
@@ -67,7 +59,7 @@ def _function_of(command: Command) -> Callable[..., int | None]:
         try:
             if values.get("json") and values.get("ndjson"):
                 raise UsageError("--json and --ndjson contradict each other; choose one")
-            exit_code: int | None = command.function(options(**values))
+            exit_code: int | None = command.does(options(**values))
             return exit_code
         except BrokenPipeError:
             raise typer.Exit(141) from None
@@ -93,7 +85,7 @@ def _as_typer_has_it(hint: Any) -> Any:
     if get_origin(hint) is not Annotated:
         return hint
     kind, parameter = get_args(hint)
-    return Annotated[kind, parameter.for_typer()]
+    return Annotated[kind, parameter.for_typer(kind)]
 
 
 def _all_commands() -> dict[str, Any]:
@@ -115,8 +107,9 @@ class _Root(TyperGroup):
         offered = super().shell_complete(ctx, incomplete)
         if incomplete.startswith("-"):
             return offered
-        sessions = complete_session(ctx, incomplete)
-        return offered + [CompletionItem(word, help=meaning) for word, meaning in sessions]
+        resume: Any = self.commands["resume"]
+        [session] = (one for one in resume.made.params if one.name == "session")
+        return offered + session.shell_complete(ctx, incomplete)
 
 
 app = typer.Typer(
@@ -126,7 +119,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     subcommand_metavar="[SESSION] | COMMAND [ARGS]...",
-    context_settings={"help_option_names": list(HELP_NAMES)},
+    context_settings={"help_option_names": list(_HELP_NAMES)},
 )
 
 
@@ -169,10 +162,8 @@ def call(words: Sequence[str]) -> int:
     """
     try:
         command = commands()
-        arranged = arrange(words, command)
-        ease(command, arranged)
-        result = command.main(args=arranged, prog_name="kvchat", standalone_mode=False)
-    except TyperException as error:
+        result = command.main(args=arrange(words, command), prog_name="kvchat", standalone_mode=False)
+    except typer.TyperException as error:
         raise Misused(error.format_message() or "see `kvchat --help`", error.exit_code) from error
     except typer.Abort:
         raise KeyboardInterrupt from None
@@ -195,13 +186,15 @@ def arrange(words: Sequence[str], command: Any) -> list[str]:
     command. Options may stand anywhere.
     """
     words, own = list(words), _own_options(command)
+    resume = command.commands["resume"]
+    all_options = cache(lambda: options_of(command))
 
-    @cache
-    def options_with_values() -> set[str]:
-        return _options_with_values(command)
-
-    def takes_value(word: str) -> bool:  # what every command knows is told without reading them all
-        return word not in own and word in options_with_values()
+    def takes_value(word: str) -> bool:
+        # No spelling is a flag here and takes a value there: all commands are read where these say nothing.
+        if word in own:
+            return False
+        known = options_of(resume)
+        return known[word] if word in known else all_options().get(word, False)
 
     place = _first_word(words, takes_value)
     if place is None or words[place] not in command.commands:
@@ -227,7 +220,7 @@ def arrange(words: Sequence[str], command: Any) -> list[str]:
 
 
 def _own_options(command: Any) -> set[str]:
-    return {"-h", "--help"}.union(*(one.opts for one in command.params))
+    return set(_HELP_NAMES).union(*(one.opts for one in command.params))
 
 
 def _first_word(words: Sequence[str], takes_value: Callable[[str], bool]) -> int | None:
@@ -245,13 +238,12 @@ def _first_word(words: Sequence[str], takes_value: Callable[[str], bool]) -> int
     return None
 
 
-def _options_with_values(command: Any) -> set[str]:
-    """Return every spelling of every option that is followed by a value, over all commands."""
-    below = getattr(command, "commands", {}).values()
-    own = {
-        name
-        for parameter in command.params
-        if parameter.param_type_name == "option" and not parameter.is_flag
-        for name in parameter.opts
-    }
-    return own.union(*map(_options_with_values, below))
+def options_of(command: Any) -> dict[str, bool]:
+    """Return every spelling of every option, also of commands below, and whether a value follows it."""
+    found: dict[str, bool] = {}
+    for below in getattr(command, "commands", {}).values():
+        found |= options_of(below)
+    for parameter in getattr(command, "made", command).params:
+        if parameter.param_type_name == "option":
+            found |= dict.fromkeys(parameter.opts, not parameter.is_flag)
+    return found

@@ -10,28 +10,104 @@ from pathlib import Path
 from typing import Annotated, ClassVar
 
 from kvchat.app.config import KEYS, RemoteSettings, Settings, did_you_mean, read_settings
+from kvchat.cli.parser.completion import complete_pack, complete_session
 from kvchat.cli.parser.option_class import Argument, Option, option_class
-from kvchat.cli.parser.option_types import SESSION_HELP as SESSION_HELP
-from kvchat.cli.parser.option_types import (
-    CacheFormat,
-    Device,
-    DeviceBytes,
-    Dtype,
-    Files,
-    Json,
-    LastSession,
-    ModelName,
-    NamedSession,
-    Ndjson,
-    NewSession,
-    PackName,
-    RemoteKeyFile,
-    RemoteUrl,
-    SessionWords,
-    Weights,
-    WhenFull,
-)
 from kvchat.errors import UsageError
+
+SESSION_HELP = "Id, unique start of an id, or title."
+
+Json = Annotated[bool, Option("--json", help="Print JSON.")]
+Ndjson = Annotated[bool, Option("--ndjson", help="Print JSON, one object per line.")]
+Yes = Annotated[bool, Option("--yes", "-y", help="Do not ask.")]
+NoKv = Annotated[bool, Option("--no-kv", help="Leave the blocks out.")]
+ModelName = Annotated[
+    str | None,
+    Option(
+        "--model",
+        "-m",
+        help="A directory, a GGUF file, a hub id, or `starter`.",
+        metavar="MODEL",
+        needs_value=True,
+    ),
+]
+HubModel = Annotated[
+    str | None,
+    Option("--model", "-m", help="A directory, a hub id, or `starter`.", metavar="MODEL", needs_value=True),
+]
+Device = Annotated[str | None, Option(help="auto, cpu, cuda or mps.", metavar="DEVICE")]
+Dtype = Annotated[str | None, Option(help="auto, float32, bfloat16 or float16.", metavar="DTYPE")]
+Weights = Annotated[
+    str | None,
+    Option(help="auto, fp32, bf16, fp16, int8 or int4 (quantised once, then kept).", metavar="FORM"),
+]
+CacheFormat = Annotated[
+    str | None,
+    Option(
+        help="How KV is stored: exact; or, approximate, fp8, int8, int4, int2; or what of it is seen: "
+        "window, knorm, keydiff, snapkv, shadow.",
+        metavar="FORMAT",
+    ),
+]
+WhenFull = Annotated[
+    str | None,
+    Option(
+        help="What becomes of KV for which there is no room: evict refuses a conversation that outgrows "
+        "memory, and lets what was used longest ago leave a full disk; compress keeps both in int8, "
+        "compress:int4 in int4; shadow lets a conversation's blocks lie in host memory, where each step "
+        "chooses what it looks at (both approximate).",
+        metavar="CHOICE",
+    ),
+]
+DeviceBytes = Annotated[str | None, Option(help="Most memory for KV blocks, as in 2GiB.", metavar="SIZE")]
+Files = Annotated[
+    list[Path] | None,
+    Option("--file", "-f", help="Put this file before the question; `-` is standard input.", metavar="FILE"),
+]
+PackName = Annotated[
+    str | None,
+    Option(
+        "--pack",
+        help="Begin a new session with this pack; see `kvchat pack`.",
+        metavar="NAME",
+        needs_value=True,
+        autocompletion=complete_pack,
+    ),
+]
+RemoteUrl = Annotated[
+    str | None,
+    Option(
+        help="Let this OpenAI-compatible server answer; `none` for here.", metavar="URL", needs_value=True
+    ),
+]
+RemoteKeyFile = Annotated[
+    Path | None, Option(help="The server's API key, in a file of your own.", metavar="FILE")
+]
+NamedSession = Annotated[
+    str | None,
+    Option(
+        "--session",
+        "-s",
+        help="Go on in this session.",
+        metavar="SESSION",
+        needs_value=True,
+        autocompletion=complete_session,
+    ),
+]
+LastSession = Annotated[bool, Option("--continue", "-c", help="Go on in the session that was used last.")]
+NewSession = Annotated[str | None, Option("--new", help="Begin a new session of this name.", metavar="NAME")]
+SessionWord = Annotated[
+    str, Argument(help=SESSION_HELP, metavar="SESSION", needs_value=True, autocompletion=complete_session)
+]
+SessionWords = Annotated[
+    list[str] | None,
+    Argument(
+        help=SESSION_HELP,
+        metavar="[SESSION]",
+        show_default=False,
+        needs_value=True,
+        autocompletion=complete_session,
+    ),
+]
 
 
 @option_class
@@ -84,6 +160,13 @@ class ListOptions(PlaceOptions):
 
     json: Json = False
     ndjson: Ndjson = False
+
+
+@option_class
+class SessionOptions(ListOptions):
+    """Options of commands about one session."""
+
+    session: SessionWord
 
 
 @option_class
@@ -154,15 +237,6 @@ class EngineOptions(PlaceOptions):
 
 
 @option_class
-class DoctorOptions(EngineOptions):
-    """Options of looking at everything."""
-
-    json: Json = False
-    ndjson: Ndjson = False
-    no_model: Annotated[bool, Option("--no-model", help="Do not load the model.")] = False
-
-
-@option_class
 class TalkOptions(EngineOptions):
     """Options of conversations, which a server may answer too."""
 
@@ -175,98 +249,16 @@ class TalkOptions(EngineOptions):
         return EngineOptions.flags(self) | given(flags)
 
 
-@option_class
-class ResumeOptions(TalkOptions):
-    """Options of the terminal interface."""
-
-    session: SessionWords = None
-    named: NamedSession = None
-    continue_last: LastSession = False
-    new: NewSession = None
-    no_attach: Annotated[
-        bool, Option("--no-attach", help="Load the model here; the interface always does.")
-    ] = False
-    pack: PackName = None
-
-    @property
-    def reference(self) -> str | None:
-        """The session that is named; a title needs no quotes."""
-        return " ".join(self.session) if self.session else self.named
-
-
-@option_class
-class AskOptions(TalkOptions):
-    """Options of one question."""
-
-    question: Annotated[
-        list[str] | None, Argument(help="The question.", metavar="[QUESTION]...", show_default=False)
-    ] = None
-    session: NamedSession = None
-    continue_last: LastSession = False
-    new: NewSession = None
-    pack: PackName = None
-    file: Files = None
-    edit: Annotated[
-        int | None,
-        Option(help="Ask in place of your N-th last message, on a new branch.", metavar="N", min=1),
-    ] = None
-    json: Annotated[bool, Option("--json", help="Print one JSON object at the end.")] = False
-    ndjson: Annotated[bool, Option("--ndjson", help="Print one JSON event per line.")] = False
-    no_attach: Annotated[
-        bool, Option("--no-attach", help="Load the model here, even where a running kvchat lends it.")
-    ] = False
-    num: Annotated[
-        int, Option("-n", help="Give so many answers, each a branch.", metavar="N", min=1, max=8)
-    ] = 1
-    strict_cache: Annotated[
-        bool,
-        Option("--strict-cache", help="Exit with 7 rather than compute what was computed before."),
-    ] = False
-    when_full: WhenFull = None
-    no_stats: Annotated[bool, Option("--no-stats", help="Do not say what the answer cost.")] = False
-    fail_on_length: Annotated[
-        bool, Option("--fail-on-length", help="Exit with 8 if the answer was cut off by its length.")
-    ] = False
-
-    def flags(self) -> dict[str, object]:
-        flags = TalkOptions.flags(self) | given({"when_full": self.when_full})
-        return flags | ({"display.stats": False} if self.no_stats else {})
-
-
-@option_class
-class EncryptOptions(ListOptions):
-    """Options of choosing what opens the conversations."""
-
-    keyring: Annotated[
-        bool, Option("--keyring", help="Keep the key in the system's keyring; no passphrase.")
-    ] = False
-    cost: Annotated[
-        int | None,
-        Option(help="Of guessing a passphrase once: 2^N KiB of memory.", metavar="N", min=10, max=20),
-    ] = None
-
-
-@option_class
-class PlanOptions(ListOptions):
-    model: Annotated[
-        str,
-        Argument(help="A config.json, a directory, a hub id, or `starter`.", metavar="MODEL"),
-    ]
-    context: Annotated[
-        str, Option(help="Length of the context in tokens, such as 8192 or 128k.", metavar="N")
-    ] = "128k"
-    format: Annotated[
-        list[str] | None,
-        Option(
-            help="This cache format alone, as `--cache-format` names it; may be given several times.",
-            metavar="FORMAT",
-        ),
-    ] = None
-
-
 def given(flags: Mapping[str, object]) -> dict[str, object]:
     """Return the settings that have a value."""
     return {name: value for name, value in flags.items() if value is not None}
+
+
+def refuse_several(given: Mapping[str, bool]) -> None:
+    """Raise UsageError if more than one of these ways was chosen."""
+    chosen = [name for name, is_given in given.items() if is_given]
+    if len(chosen) > 1:
+        raise UsageError(f"{' and '.join(chosen)} contradict each other; choose one")
 
 
 def _sampling_option(written: str) -> tuple[str, object]:

@@ -42,16 +42,16 @@ class StorageWatch(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        inputs = {tensor.untyped_storage()._cdata for tensor in _tensors((args, kwargs))}
+        inputs = {tensor.untyped_storage().data_ptr() for tensor in _tensors((args, kwargs))}
         result = func(*args, **(kwargs or {}))
         for tensor in _tensors(result):
             storage = tensor.untyped_storage()
-            if storage._cdata not in inputs | self._known:
+            if storage.data_ptr() not in inputs | self._known:
                 self._note(storage)
         return result
 
     def _note(self, storage: torch.UntypedStorage) -> None:
-        num_bytes, identity = storage.nbytes(), storage._cdata
+        num_bytes, identity = storage.nbytes(), storage.data_ptr()
         self._known.add(identity)
         self.live_bytes += num_bytes
         self.parts[-1].peak_bytes = max(self.parts[-1].peak_bytes, self.live_bytes)

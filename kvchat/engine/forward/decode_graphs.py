@@ -36,7 +36,7 @@ BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64)
 SHORT_LEN = 4096
 """Steps whose sequences are all shorter are recorded apart: with fewer parts of keys to launch."""
 MOST_GATHERED = 2**16
-"""Steps that turn all quantised blocks of all tables into numbers are recorded for so many tokens at most."""
+"""Steps that turn all quantized blocks of all tables into numbers are recorded for so many tokens at most."""
 NUM_HOST_BUFFERS = 2
 """A buffer is filled while the step before still reads the other."""
 
@@ -79,7 +79,7 @@ class Limits:
     block_size: tokens of a block.
     context_len: longest sequence.
     num_slots: slots of each group's pool; the one behind the last stands for rows without a token.
-    reads_codes: whether quantised blocks are read where they are, not turned into numbers before.
+    reads_codes: whether quantized blocks are read where they are, not turned into numbers before.
     """
 
     block_size: int
@@ -207,7 +207,7 @@ class DecodeGraphRunner:
         return fits and self._size_of(batch) is not None and not any(map(self._seals, batch.chunks))
 
     def _seals(self, chunk: Chunk) -> bool:
-        """Whether a block becomes old with a token, and is quantised: that is not recorded."""
+        """Whether a block becomes old with a token, and is quantized: that is not recorded."""
         size = self._limits.block_size
         sealed = (group for group in self._groups if group.sealed_from is not None)
         return any(
@@ -415,7 +415,7 @@ def _parts(numbers: NDArray[np.int32], num_rows: int) -> tuple[NDArray[np.int32]
 
 
 def _sealed_step(listed: Tensor) -> AttentionMetadata:
-    """Return a step over the quantised blocks [B, n] that writes none."""
+    """Return a step over the quantized blocks [B, n] that writes none."""
     nothing = listed.new_empty(0, dtype=torch.long)
     return AttentionMetadata(slots=nothing, spans=(), sealed=QuantizedStep((), nothing, nothing, listed))
 

@@ -4,9 +4,9 @@ Which way a token goes follows from how many of its own sequence the step comput
 are short, and prompts are long but for their last few tokens (how a prompt is cut may depend on what else a
 step has to do). Where the fused layers multiply many rows as fast as anybody, none is too long for them, and
 a token has the same bits in a prompt and after one. Where they do so with rounded inputs, to bfloat16 or over
-quantised weights to 8 bits, they compute long ones too, but rounded. Over quantised caches a sequence with
+quantized weights to 8 bits, they compute long ones too, but rounded. Over quantized caches a sequence with
 more tokens than a block has is long even there: what becomes old with a step of a short one was stored in
-earlier steps, and is quantised before the fused layers run.
+earlier steps, and is quantized before the fused layers run.
 A sequence that looks at what is before it through a shadow, or whose queries are watched, is long however
 short: fused layers know neither.
 Dimensions: T rows, R sampling rows, V vocabulary, P block size.
@@ -20,10 +20,9 @@ import torch
 from torch import Tensor
 
 from kvchat.engine.api.ids import GroupId
-from kvchat.engine.formats.full.attend import AttentionMetadata
-from kvchat.engine.formats.full.attend import LayerPool as Stored
+from kvchat.engine.formats.full.attend import AttentionMetadata, LayerPool
 from kvchat.engine.forward.runner import ForwardPass, InputBatch
-from kvchat.engine.kernels.decoder_layers.args import GroupRows, LayerPool, StepRows
+from kvchat.engine.kernels.decoder_layers.args import FusedLayerPool, GroupRows, StepRows
 from kvchat.engine.kernels.decoder_layers.native import NativeLayers
 from kvchat.engine.kernels.paged_attention.args import SequenceSpan, SpanTable
 from kvchat.engine.kernels.paged_attention.native import span_table
@@ -42,23 +41,23 @@ class FusedPools:
         layers: the pool of each layer.
     """
 
-    def __init__(self, layers: Sequence[Stored]) -> None:
+    def __init__(self, layers: Sequence[LayerPool]) -> None:
         self.groups = sorted({layer.group for layer in layers})
-        self.old: dict[GroupId, list[Stored]] = {}
-        """Groups of quantised blocks, each with its layers."""
+        self.old: dict[GroupId, list[LayerPool]] = {}
+        """Groups of quantized blocks, each with its layers."""
         for layer in layers:
             if layer.sealed is not None:
                 self.old.setdefault(layer.sealed.group, []).append(layer)
         self.numbered = [self._numbered(layer) for layer in layers]
 
-    def _numbered(self, layer: Stored) -> LayerPool:
-        pool = LayerPool(keys=layer.keys, values=layer.values, group=self.groups.index(layer.group))
+    def _numbered(self, layer: LayerPool) -> FusedLayerPool:
+        pool = FusedLayerPool(keys=layer.keys, values=layer.values, group=self.groups.index(layer.group))
         if layer.sealed is None:
             return pool
         return replace(pool, sealed=layer.sealed.pool, old=list(self.old).index(layer.sealed.group))
 
     def seal(self, groups: Mapping[GroupId, AttentionMetadata]) -> None:
-        """Quantise the blocks that become old with a step, which no token of the step may belong to."""
+        """Quantize the blocks that become old with a step, which no token of the step may belong to."""
         for group, layers in self.old.items():
             step = sealed_step(groups[group])
             for layer in layers if len(step.sources) else ():
@@ -105,7 +104,7 @@ class FusedLayers:
             is_rounded: see `NativeLayers.logits`.
 
         Effect:
-            First quantises what becomes old with the step, which no token of the step may belong to.
+            First quantizes what becomes old with the step, which no token of the step may belong to.
         """
         self._pools.seal(row.groups)
         logits = self._layers.logits(self._embed(row.token_ids), self.step(row), is_rounded=is_rounded)
@@ -189,18 +188,18 @@ class FusedPass:
         return ways
 
 
-def most_short(block_size: int, is_quantised: bool, suits_prompts: bool) -> int | None:
+def most_short(block_size: int, is_quantized: bool, suits_prompts: bool) -> int | None:
     """Return the most tokens of a sequence in a step that fused layers compute; None: any number. Pure.
 
     A block becomes old when its successor is full. With at most P tokens in the step it was full before.
     """
-    if is_quantised:
+    if is_quantized:
         return min(MOST_ROWS, block_size)
     return None if suits_prompts else MOST_ROWS
 
 
 def _spans(row: InputBatch) -> Sequence[SequenceSpan]:
-    """Return the sequences of a step; groups of quantised blocks list none."""
+    """Return the sequences of a step; groups of quantized blocks list none."""
     return next(step.spans for step in row.groups.values() if step.sealed is None)
 
 

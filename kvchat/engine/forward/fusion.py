@@ -7,7 +7,7 @@ compute something else from a position on. Any difference that rounding does not
 it is. More rows, as prompts have, are computed to the same bits as these few, which tests hold. Where prompts
 would be rounded, these few are held to the model rounded, too; if that is too coarse for it, none is.
 
-What is tried is the model's structure, on exact keys and values: layers whose older blocks are quantised are
+What is tried is the model's structure, on exact keys and values: layers whose older blocks are quantized are
 tried as if they kept all exact, and read both kinds in the pool that they are put on.
 """
 
@@ -139,15 +139,15 @@ class Fusion:
         return Fusion(self.decoder, self.layers, rotaries, self._num_positions - offset, self._factor)
 
     @property
-    def is_quantised(self) -> bool:
+    def is_quantized(self) -> bool:
         return any(isinstance(linear.weight, QuantizedWeight) for linear in self.layers[0].projections.all)
 
     def stand_before(self, own: ForwardPass, pool: DevicePool) -> FusedPass:
         """Return a pass that computes sequences by fused layers, and by `own` what they do not."""
-        is_quantised = any(layer.sealed is not None for layer in pool.layers.values())
+        is_quantized = any(layer.sealed is not None for layer in pool.layers.values())
         layers = self.on(pool)
-        most_rows = most_short(pool.block_size, is_quantised, layers.suits_prompts)
-        rounds_long = self.may_round and layers.suits_rounded and not is_quantised
+        most_rows = most_short(pool.block_size, is_quantized, layers.suits_prompts)
+        rounds_long = self.may_round and layers.suits_rounded and not is_quantized
         return FusedPass(own, layers, most_rows, rounds_long=rounds_long)
 
     def step_bytes(self, num_rows: int, dtype: torch.dtype) -> int:
@@ -300,7 +300,7 @@ def _require_all(
     """Return whether it may be rounded, too."""
     fused = _on(fusion, scratch(groups))
     _require_same(fused, seen, row, logits)
-    if seen.outputs[0].dtype != torch.float32 or fusion.is_quantised:
+    if seen.outputs[0].dtype != torch.float32 or fusion.is_quantized:
         _require_structure(fusion, scratch(in_float32(groups)), seen, row)
     try:
         if fused.suits_rounded:

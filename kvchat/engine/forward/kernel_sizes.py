@@ -1,4 +1,4 @@
-"""In which sizes a model uses the kernels of attention: what its config says, and what its layers keep."""
+"""Sizes in which a model calls the attention kernels, from its config and from what its layers cache."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -83,7 +83,7 @@ def _sizes(config: Any, spec: FullSpec, block_size: int) -> AttentionSizes | Lat
         if latents is None:
             return None
         return Latents(sizes=latents.sizes, is_packed=isinstance(spec, Fp8LatentSpec))
-    if isinstance(spec, ResidualSpec):  # what its quantised twin says
+    if isinstance(spec, ResidualSpec):  # what its quantized twin says
         return None
     return AttentionSizes(
         num_heads=_num_heads(config, spec),

@@ -65,7 +65,7 @@ class LayerPass:
         compile: makes what lies between two calls of attention faster; None: it is computed as it is.
 
     Raises:
-        ValueError: the weights are packed or quantised.
+        ValueError: the weights are packed or quantized.
     """
 
     def __init__(self, walk: LayerWalk, pool: DevicePool, compile: Compile | None = None) -> None:

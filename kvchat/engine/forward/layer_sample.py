@@ -1,5 +1,5 @@
-"""A few tokens of two texts through a model, one of them behind some keys that are zero, and what its layers
-get and give.
+"""Layer sample: inputs and outputs of a model's layers for a few tokens of two texts, one of them behind some
+keys that are zero.
 """
 
 from collections.abc import Sequence

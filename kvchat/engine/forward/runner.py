@@ -180,7 +180,7 @@ class Runner:
         return self._sealed_step(chunks, group, group.sealed_from)
 
     def _sealed_step(self, chunks: Sequence[Chunk], group: Group, recent: GroupId) -> AttentionMetadata:
-        """Return which quantised blocks are read, and which exact ones become old with the step."""
+        """Return which quantized blocks are read, and which exact ones become old with the step."""
         nothing = torch.zeros(0, dtype=torch.long, device=self._device)
         blocks, sources = [], []
         for chunk in chunks:

@@ -17,7 +17,12 @@ from kvchat.engine.cache.plan import TableChange
 from kvchat.engine.formats.spec import Group
 from kvchat.engine.forward.runner import ForwardPass, Runner
 from kvchat.engine.memory.device_pool import DevicePool
-from kvchat.engine.models.hook import IMPLEMENTATION, accepted_arguments, set_implementation
+from kvchat.engine.models.hook import (
+    IMPLEMENTATION,
+    accepted_arguments,
+    implementation_of,
+    set_implementation,
+)
 from kvchat.engine.models.load import LoadedModel
 from kvchat.engine.models.probing.first_layers import first_layers, num_telling_layers
 from kvchat.engine.models.probing.probe import model_name
@@ -44,7 +49,7 @@ def require_own_logits(
     """
     texts = _texts(loaded.vocab_size)
     module: Any = loaded.module
-    before = module.config.get_text_config()._attn_implementation
+    before = implementation_of(module.config.get_text_config())
     try:
         with first_layers(module, num_telling_layers(module, groups)):
             wanted = _own_logits(module, texts)

@@ -106,7 +106,7 @@ def computing() -> Mapping[str, Any]:
     return {
         "code": _state_of(sorted(_ENGINE.rglob("*.py"))),
         "native": None if native is None else [native.level, _state_of([library_path()])],
-        "torch": [torch.__version__, str(torch.version.git_version), _state_of([Path(torch._C.__file__)])],
+        "torch": [torch.__version__, str(torch.version.git_version)],
         "transformers": transformers.__version__,
         "processor": [processor_name(), torch.backends.cpu.get_cpu_capability()],
         "instructions": {name: bool(known) for name, known in torch.cpu.get_capabilities().items()},

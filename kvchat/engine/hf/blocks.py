@@ -35,6 +35,7 @@ from kvchat.engine.memory.mover import Mover
 from kvchat.engine.memory.rates import Rates
 from kvchat.engine.memory.reader import Reader
 from kvchat.engine.models.fingerprint import Checkpoint, Storage, digest_of, fields_of, meaning_of
+from kvchat.engine.models.hook import implementation_of
 from kvchat.engine.models.probing.probe import probe_gathered_layers
 from kvchat.engine.sequences.sequence import Sequence
 from kvchat.engine.tiering.in_flight_loads import InFlightLoads
@@ -222,7 +223,7 @@ def _fingerprint(model: Any, pool: DevicePool, block_size: int) -> bytes:
         weights=(_weights_digest(model),), config=meaning_of(json.loads(model.config.to_json_string(False)))
     )
     storage = Storage(
-        route=f"transformers {text_config._attn_implementation}",
+        route=f"transformers {implementation_of(text_config)}",
         dtype=str(model.dtype),
         cache_format="exact",
         block_size=block_size,

@@ -33,7 +33,7 @@ from kvchat.engine.kernels.paged_attention.args import AttentionArgs
 from kvchat.engine.kernels.paged_attention.reference import paged_attention as attention_definition
 from kvchat.engine.kernels.quantized_attention.args import QuantizedPool, QuantizedStep
 from kvchat.engine.kernels.quantized_attention.reference import sealed_attention as sealed_definition
-from kvchat.engine.kernels.quantized_kv.reference import quantise
+from kvchat.engine.kernels.quantized_kv.reference import quantize
 from kvchat.engine.kernels.quantized_record import Code, QuantizedRecord, num_sealed
 from kvchat.engine.kernels.store_kv import reference as store_reference
 
@@ -47,7 +47,7 @@ class AttentionSizes:
 
     Args:
         window, chunk: as of `AttentionArgs`.
-        codes: what numbers of keys and of values become in quantised blocks; None: there are none.
+        codes: what numbers of keys and of values become in quantized blocks; None: there are none.
     """
 
     num_heads: int = 8
@@ -75,13 +75,13 @@ class Latents:
 def trials_of(layers: Sequence[AttentionSizes | Latents]) -> dict[str, KernelCheck]:
     """Return what is to be tried for a model that has such layers, each listed once."""
     exact = [sizes for sizes in layers if isinstance(sizes, AttentionSizes) and sizes.codes is None]
-    quantised = [sizes for sizes in layers if isinstance(sizes, AttentionSizes) and sizes.codes is not None]
+    quantized = [sizes for sizes in layers if isinstance(sizes, AttentionSizes) and sizes.codes is not None]
     latents = [layer for layer in layers if isinstance(layer, Latents)]
     packed = [layer for layer in latents if layer.is_packed]
     wanted: dict[str, tuple[Callable[..., float], Sequence[AttentionSizes | Latents]]] = {
-        store_kv.OPERATION: (_store_error, [*exact, *quantised]),
+        store_kv.OPERATION: (_store_error, [*exact, *quantized]),
         paged_attention.OPERATION: (_attention_error, exact),
-        quantized_attention.OPERATION: (_sealed_error, quantised),
+        quantized_attention.OPERATION: (_sealed_error, quantized),
         latent_attention.OPERATION: (_latent_error, latents),
         latent_record.OPERATION: (_records_error, packed),
     }
@@ -152,7 +152,7 @@ def _attention_error(sizes: AttentionSizes, device: torch.device, dtype: torch.d
 
 
 def _sealed_error(sizes: AttentionSizes, device: torch.device, dtype: torch.dtype, seed: int) -> float:
-    """Quantised blocks hold other numbers than the exact ones of the same place, in another order."""
+    """Quantized blocks hold other numbers than the exact ones of the same place, in another order."""
     assert sizes.codes is not None
     dims = sizes.head_dim_k, sizes.head_dim_v
     records = [
@@ -166,7 +166,7 @@ def _sealed_error(sizes: AttentionSizes, device: torch.device, dtype: torch.dtyp
             random_numbers(torch.device("cpu"), dtype, *pool.shape, seed=seed + side)
             for side, pool in enumerate(pools, 7)
         ]
-        packed = [quantise(other, record)[:, :, None] for other, record in zip(others, records, strict=True)]
+        packed = [quantize(other, record)[:, :, None] for other, record in zip(others, records, strict=True)]
         ends = [span.position + span.q_end - span.q_start for span in args.spans]
         old = [
             span.blocks.flip(0)[: num_sealed(end - 1, sizes.block_size)]

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kvchat.engine.api.ids import BlockId, GroupId
+from kvchat.engine.formats.full.attend import LayerPool, QuantizedLayerPool
 from kvchat.engine.formats.spec import FullSpec, Group, QuantizedSpec
 from kvchat.engine.kernels.move_blocks import BlockMoves
 from kvchat.engine.kernels.move_blocks.reference import BlockRegions
@@ -30,25 +31,6 @@ from kvchat.errors import OutOfMemory
 TORCH_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, "U8": torch.uint8}
 DTYPE_NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items() if dtype.is_floating_point}
 """Of the types in which models compute keys and values."""
-
-
-@dataclass(frozen=True, slots=True)
-class QuantizedLayer:
-    """One layer's quantised blocks, and the group that has them."""
-
-    group: GroupId
-    pool: QuantizedPool
-
-
-@dataclass(frozen=True, slots=True)
-class LayerPool:
-    """One layer's part of its group's pool; `sealed`: beside it, of a quantised layer, its older blocks."""
-
-    group: GroupId
-    spec: FullSpec
-    keys: Tensor
-    values: Tensor
-    sealed: QuantizedLayer | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,12 +72,12 @@ class DevicePool:
                 for layer, keys, values in zip(group.layers, *self._pools[group.id].parts, strict=True):
                     self.layers[layer] = LayerPool(group.id, group.spec, keys, values, sealed.get(layer))
 
-    def _sealed_layers(self) -> Iterator[tuple[int, QuantizedLayer]]:
+    def _sealed_layers(self) -> Iterator[tuple[int, QuantizedLayerPool]]:
         for group in self._groups.values():
             if isinstance(group.spec, QuantizedSpec):
                 records = group.spec.key_record, group.spec.value_record
                 for layer, keys, values in zip(group.layers, *self._pools[group.id].parts, strict=True):
-                    yield layer, QuantizedLayer(group.id, QuantizedPool(keys, values, *records))
+                    yield layer, QuantizedLayerPool(group.id, QuantizedPool(keys, values, *records))
 
     @property
     def num_bytes(self) -> int:

@@ -8,7 +8,6 @@ import torch
 from safetensors import safe_open
 
 from kvchat.engine.models.checkpoints.adapter_files import adapter_weights, check_adapter
-from kvchat.engine.models.load_lock import ALONE
 from kvchat.errors import KvchatError, OutOfMemory, UnsupportedModel
 
 
@@ -20,7 +19,8 @@ def merge_adapter(module: Any, adapter_dir: Path) -> Any:
         OutOfMemory: the sum does not fit.
 
     Effect:
-        Changes `module`; after an error it is worthless.
+        Changes `module`, which is worthless after an error, and meanwhile torch for the whole process: the
+        caller holds `BUILD_LOCK`.
     """
     check_adapter(adapter_dir)
     try:
@@ -38,8 +38,7 @@ def merge_adapter(module: Any, adapter_dir: Path) -> Any:
 def _merged(module: Any, adapter_dir: Path) -> Any:
     import peft
 
-    with ALONE:
-        model = peft.PeftModel.from_pretrained(module, adapter_dir, torch_device="cpu", local_files_only=True)
+    model = peft.PeftModel.from_pretrained(module, adapter_dir, torch_device="cpu", local_files_only=True)
     _require_all_used(model, adapter_dir)
     return model.merge_and_unload(safe_merge=True)
 

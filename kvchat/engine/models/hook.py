@@ -86,7 +86,13 @@ def set_implementation(model: Any, name: str) -> bool:
         model.set_attn_implementation(name)
     except (ValueError, KeyError, NotImplementedError, ImportError):
         return False
-    return bool(model.config.get_text_config()._attn_implementation == name)
+    return implementation_of(model.config.get_text_config()) == name
+
+
+def implementation_of(text_config: Any) -> str | None:
+    """Return the name of the attention that a config has chosen; transformers has no public getter."""
+    name: str | None = text_config._attn_implementation
+    return name
 
 
 def accepted_arguments(model: nn.Module) -> frozenset[str]:

@@ -1,4 +1,4 @@
-"""Layers that cache a latent vector instead of keys and values, and how they are kept from expanding it.
+"""Latent attention layers: cache a latent vector instead of keys and values, and do not expand it.
 
 transformers' latent attention (DeepSeek-V2 and its kin) computes one latent and one rope key per token, and
 expands them by `expand_kv` into keys and values of all heads before it attends. Under our attention that step
@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from kvchat.engine.models.hook import IMPLEMENTATION, PROBE_IMPLEMENTATION
+from kvchat.engine.models.hook import IMPLEMENTATION, PROBE_IMPLEMENTATION, implementation_of
 from kvchat.errors import ModelUnreadable
 
 _SIZES = ("kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")
@@ -106,7 +106,7 @@ def expand_latents(model: nn.Module) -> None:
 
 
 def _expand_unless_ours(module: Any, latents: Tensor, rope_keys: Tensor) -> tuple[Tensor, Tensor]:
-    if module.config._attn_implementation in (IMPLEMENTATION, PROBE_IMPLEMENTATION):
+    if implementation_of(module.config) in (IMPLEMENTATION, PROBE_IMPLEMENTATION):
         return latents, rope_keys
     expanded: tuple[Tensor, Tensor] = type(module).expand_kv(module, latents, rope_keys)
     return expanded

@@ -5,7 +5,8 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from threading import Lock
+from typing import Any, Final
 
 import torch
 import transformers
@@ -15,7 +16,6 @@ from kvchat.engine.models.adapter import merge_adapter
 from kvchat.engine.models.checkpoints.mapped import own_memory
 from kvchat.engine.models.checkpoints.weight_files import read_config
 from kvchat.engine.models.latent import check_latent_sizes
-from kvchat.engine.models.load_lock import ALONE
 from kvchat.errors import ConfigError, ModelUnreadable, OutOfMemory, UnsupportedModel
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -24,6 +24,12 @@ DEFAULT_CONTEXT = 2048
 
 LONGEST_CONTEXT = 2**24
 """No model was trained on more tokens: a config that says so is wrong, and block tables cost memory."""
+BUILD_LOCK: Final = Lock()
+"""Held while a library builds a model or fills it with weights.
+
+transformers changes torch for the whole process meanwhile (default dtype, initialisers, `linspace`). Each
+load puts back what it found; of two at once, the later would put back what the other had changed.
+"""
 _NUMBER = re.compile(r"\.\d+")
 
 log = logging.getLogger(__name__)
@@ -42,7 +48,7 @@ class LoadedModel:
 
     @property
     def weight_bytes(self) -> int:
-        """Of parameters and of what takes their place, such as quantised weights."""
+        """Of parameters and of what takes their place, such as quantized weights."""
         return sum(tensor.nbytes for tensor in (*self.module.parameters(), *self.module.buffers()))
 
 
@@ -97,7 +103,7 @@ def load_model(
     if num_layers < 1:
         raise ModelUnreadable(f"{model_dir / 'config.json'} says that the model has {num_layers} layers.")
     check_latent_sizes(config.get_text_config(), model_dir / "config.json")
-    with ALONE:
+    with BUILD_LOCK:
         module, info = _read(
             lambda: class_for(config).from_pretrained(
                 model_dir,
@@ -115,7 +121,8 @@ def load_model(
     _check_weights(info, model_dir)
     _check_layers(module, info, model_dir)
     if adapter_dir is not None:
-        module = merge_adapter(module, adapter_dir)  # before the move, so that the sum is that of any device
+        with BUILD_LOCK:
+            module = merge_adapter(module, adapter_dir)  # before the move: the same sum on any device
     module.eval().requires_grad_(False)
     if device.type == "cpu" and not may_map:
         own_memory((*module.parameters(), *module.buffers()))

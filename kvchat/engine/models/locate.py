@@ -1,5 +1,5 @@
-"""From the name a person gives to a directory that can be loaded: the starter, a directory, a GGUF file, or a
-hub id.
+"""Model locator: resolves the name a person gives (the starter, a directory, a GGUF file or a hub id) to a
+directory that can be loaded.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""In which type a model is computed, from its files alone."""
+"""The dtype a model computes in, read from its files alone."""
 
 import json
 import struct

@@ -1,4 +1,4 @@
-"""In which form weights are held: as the checkpoint has them, in another dtype, or quantised."""
+"""Weight format: weights as the checkpoint has them, in another dtype, or quantized."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,12 +14,12 @@ from kvchat.engine.models.checkpoints.fp8 import write_expanded
 from kvchat.engine.models.checkpoints.prepared import (
     EXPANDED,
     PREPARED_DIR,
-    QUANTISED,
+    QUANTIZED,
     MakeRoom,
     PreparedCheckpoints,
     key_of,
 )
-from kvchat.engine.models.checkpoints.quantize import Recipe, quantised_dir
+from kvchat.engine.models.checkpoints.quantize import Recipe, quantized_dir
 from kvchat.engine.models.checkpoints.weight_digests import WeightDigests
 from kvchat.engine.models.checkpoints.weight_files import has_fp8_blocks, read_config
 from kvchat.engine.models.fingerprint import read_checkpoint
@@ -64,12 +64,12 @@ def in_wanted_form(
 
     Raises:
         ConfigError: the settings contradict each other.
-        ModelError, CapacityError: the plain model cannot be loaded or not be quantised.
+        ModelError, CapacityError: the plain model cannot be loaded or not be quantized.
         StorageError: what is made cannot be written.
     """
     form = WeightForm(source=source, dtype=_dtype(config))
     is_fp8 = has_fp8_blocks(read_config(source.model_dir))
-    if not is_fp8 and config.weights not in QUANTISED:
+    if not is_fp8 and config.weights not in QUANTIZED:
         yield form
         return
     with _directory(config) as directory:
@@ -77,8 +77,8 @@ def in_wanted_form(
         kept = PreparedCheckpoints(directory, digests, room.weights_limit)
         if is_fp8:
             form = _expanded(form, kept, report, room.make)
-        if config.weights in QUANTISED:
-            form = _quantised(form, config.weights, kept, report, room.make)
+        if config.weights in QUANTIZED:
+            form = _quantized(form, config.weights, kept, report, room.make)
         yield form
 
 
@@ -91,7 +91,7 @@ def _expanded(
     return replace(form, source=replace(source, model_dir=path), may_map=True)
 
 
-def _quantised(
+def _quantized(
     form: WeightForm,
     weights: str,
     kept: PreparedCheckpoints,
@@ -107,7 +107,7 @@ def _quantised(
         dtype=form.dtype,
         make_room=make_room,
     )
-    path = quantised_dir(recipe, kept, report)
+    path = quantized_dir(recipe, kept, report)
     return replace(form, source=WeightSource(model_dir=path), may_map=True)
 
 
@@ -117,7 +117,7 @@ def check_weights(config: EngineConfig) -> None:
 
 
 def _dtype(config: EngineConfig) -> str:
-    names = ("auto", *DTYPES, *QUANTISED)
+    names = ("auto", *DTYPES, *QUANTIZED)
     if config.weights not in names:
         raise ConfigError(f"weights '{config.weights}' are unknown; use one of: {', '.join(names)}")
     dtype = DTYPES.get(config.weights, config.dtype)

@@ -1,4 +1,4 @@
-"""Converts stored blocks from the exact format to another one: read, quantised, written under other names.
+"""Converts stored blocks from the exact format to another one: read, quantized, written under other names.
 
 Nothing is computed: a converted block holds the exact block's numbers in fewer bits. Its names are those of
 another fingerprint and of a namespace of its own, never those of blocks that were computed in the format.

@@ -180,8 +180,8 @@ class Gauge:
             layers=layers,
         )
 
-    def quantised_layers(self, cache_format: str) -> tuple[int, ...]:
-        """Return the layers that a format quantises in this model, ascending."""
+    def quantized_layers(self, cache_format: str) -> tuple[int, ...]:
+        """Return the layers that a format quantizes in this model, ascending."""
         groups = self._groups(cache_format)
         return tuple(sorted(layer for group in groups if _is_lossy(group) for layer in group.layers))
 
@@ -201,8 +201,8 @@ class Gauge:
     def _require(self, text: Text, formats: Sequence[str], layers_in: str | None) -> None:
         for cache_format in formats:
             self._groups(cache_format)
-        if layers_in is not None and not self.quantised_layers(layers_in):
-            raise ConfigError(f"'{layers_in}' quantises no layer of this model; give --layers another format")
+        if layers_in is not None and not self.quantized_layers(layers_in):
+            raise ConfigError(f"'{layers_in}' quantizes no layer of this model; give --layers another format")
         if not text.wanted:
             raise UsageError("there is no answer to replay; ask something first")
         if len(text.token_ids) > self._loaded.max_context:
@@ -233,7 +233,7 @@ class Gauge:
     def _layer_losses(
         self, text: Text, truth: _Truth, cache_format: str, report: Report
     ) -> Iterator[LayerLoss]:
-        for layer in self.quantised_layers(cache_format):
+        for layer in self.quantized_layers(cache_format):
             report(f"replaying with layer {layer} alone in {cache_format} …")
             replay = self.replay(f"exact; layers {layer}={cache_format}", len(text.token_ids))
             found = self._losses(text, truth, replay, is_converted=True)

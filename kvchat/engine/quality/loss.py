@@ -1,4 +1,4 @@
-"""Two sets of predictions of the same tokens, and how far the second is from the first.
+"""Loss of one set of predictions against another of the same tokens.
 
 Dimensions: N tokens, V vocabulary.
 """

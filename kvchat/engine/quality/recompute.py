@@ -1,4 +1,4 @@
-"""Computes KV anew behind a given past, in a namespace that nobody can reach, and hands out its bytes."""
+"""Recomputation of KV behind a given past, in a namespace that nobody else can reach."""
 
 import secrets
 from collections import abc
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kvchat.engine.api.ids import BlockId, GroupId, RequestId
 from kvchat.engine.formats.spec import Group
-from kvchat.engine.kernels.quantized_kv.reference import quantise
+from kvchat.engine.kernels.quantized_kv.reference import quantize
 from kvchat.engine.sequences.batch import Batch, Chunk
 from kvchat.engine.sequences.sequence import Sequence
 from kvchat.engine.startup.parts import EngineParts
@@ -134,18 +134,18 @@ class Recompute:
             block = sequence.tables[group if recent is None else recent][number]
             assert block is not None
             if recent is not None:
-                return self._quantised(groups[group], block)
+                return self._quantized(groups[group], block)
             return bytes(self._pool.read_block(group, block, num_tokens))
 
         return read
 
-    def _quantised(self, group: Group, block: BlockId) -> bytes:
-        """Return an exact block as it is quantised once it is old enough."""
+    def _quantized(self, group: Group, block: BlockId) -> bytes:
+        """Return an exact block as it is quantized once it is old enough."""
         parts: list[bytes] = []
         for layer in group.layers:
             pool = self._pool.layers[layer]
             assert pool.sealed is not None
             records = pool.sealed.pool.key_record, pool.sealed.pool.value_record
             for numbers, record in zip((pool.keys, pool.values), records, strict=True):
-                parts.append(quantise(numbers[block][None], record).cpu().numpy().tobytes())
+                parts.append(quantize(numbers[block][None], record).cpu().numpy().tobytes())
         return b"".join(parts)

@@ -176,8 +176,8 @@ class Replay:
         return ShadowedPrompt(name=f"{self._num_plans} {num_tokens}".encode(), num_tokens=num_tokens)
 
     def convert(self, exact: "Replay", num_tokens: int) -> None:
-        """Take over the first `num_tokens` tokens of a replay in the exact format, quantised where this one
-        quantises: what would have been sealed by now is, and the rest is copied.
+        """Take over the first `num_tokens` tokens of a replay in the exact format, quantized where this one
+        quantizes: what would have been sealed by now is, and the rest is copied.
         """
         for layer, pool in self.pool.layers.items():
             source = exact.pool.layers[layer]

@@ -1,6 +1,6 @@
 """One session's stored blocks on their way to another format: planned first, then all of them, or none.
 
-Paths of a session share their beginnings, and blocks of theirs are read, quantised, written and counted once.
+Paths of a session share their beginnings, and blocks of theirs are read, quantized, written and counted once.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -125,7 +125,7 @@ class Conversion:
                 yield BlockHeader(key=key, parent=block.parent, group=group, token_ids=block.found.token_ids)
 
     def _convert(self, report: Callable[[str], None]) -> None:
-        """Convert run by run; each is written while the next one is read and quantised."""
+        """Convert run by run; each is written while the next one is read and quantized."""
         blocks = list(self._blocks.values())
         with ThreadPoolExecutor(1) as writer:
             written: Future[None] | None = None

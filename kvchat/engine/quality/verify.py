@@ -11,7 +11,7 @@ from torch import Tensor
 from kvchat.engine.api.ids import BlockKey, GroupId, block_key, u32le
 from kvchat.engine.formats.spec import Fp8LatentSpec, FullSpec, Group, QuantizedSpec
 from kvchat.engine.kernels.latent_record.reference import unpack
-from kvchat.engine.kernels.quantized_kv.reference import dequantise
+from kvchat.engine.kernels.quantized_kv.reference import dequantize
 from kvchat.engine.kernels.quantized_record import QuantizedRecord
 from kvchat.engine.memory.device_pool import TORCH_DTYPES
 from kvchat.engine.memory.disk.block_file import Layout
@@ -207,7 +207,7 @@ class Verifier:
 def deviation(stored: bytes, computed: bytes, layout: Layout, spec: FullSpec | None = None) -> float:
     """Return the largest relative deviation over the tensors of a block; infinite where one is no number.
 
-    Of quantised blocks it is that of a whole tensor, not of its worst number: in few bits, the least
+    Of quantized blocks it is that of a whole tensor, not of its worst number: in few bits, the least
     difference can move a number by a large part of its size.
 
     Args:
@@ -248,7 +248,7 @@ def _regions(payload: bytes, layout: Layout, spec: FullSpec | None) -> Iterator[
             latents = unpack(numbers.view(-1, spec.record.num_bytes), spec.record)
             yield from latents.tensor_split([spec.rank], dim=1)
         elif isinstance(spec, QuantizedSpec):
-            yield dequantise(numbers.view(region.shape).transpose(0, 1), _record(spec, region.name))
+            yield dequantize(numbers.view(region.shape).transpose(0, 1), _record(spec, region.name))
         else:
             yield numbers
         start = end

@@ -45,7 +45,7 @@ def test_fp8_packs_a_latent_into_its_record() -> None:
 
 
 @pytest.mark.parametrize(("code", "most"), [("fp8", 8.3), ("int8", 8.3), ("int4", 5.1), ("int2", 3.1)])
-def test_a_full_layer_keeps_recent_blocks_and_quantised_ones(code: str, most: float) -> None:
+def test_a_full_layer_keeps_recent_blocks_and_quantized_ones(code: str, most: float) -> None:
     recent, sealed = stored_groups([group_of(FULL)], code, P)
     assert isinstance(recent.spec, ResidualSpec)
     assert isinstance(sealed.spec, QuantizedSpec)
@@ -77,7 +77,7 @@ def test_layers_with_a_window_stay_exact() -> None:
         stored_groups([group_of(SLIDING)], "int4", P)
 
 
-def test_the_reason_why_nothing_would_be_quantised_is_the_one_that_holds() -> None:
+def test_the_reason_why_nothing_would_be_quantized_is_the_one_that_holds() -> None:
     with pytest.raises(ConfigError, match="named as exact") as refused:
         stored_groups([group_of(FULL)], "int8; layers 0-1=exact", P)
     assert "all of them have a window" not in str(refused.value)
@@ -110,7 +110,7 @@ def test_latents_have_no_form_but_fp8(code: str) -> None:
 
 
 @pytest.mark.parametrize("num_tokens", range(0, 300, 7))
-def test_every_position_is_either_exact_or_quantised(num_tokens: int) -> None:
+def test_every_position_is_either_exact_or_quantized(num_tokens: int) -> None:
     """What a query at the next position sees: no block twice, none left out, 64 to 127 tokens exact."""
     recent, sealed = stored_groups([group_of(FULL)], "int8", P)
     first = recent.spec.first_visible(num_tokens)

@@ -9,9 +9,9 @@ from torch import Tensor
 from kvchat.engine.kernels.decoder_layers.args import (
     Activation,
     DecoderLayer,
+    FusedLayerPool,
     GroupRows,
     Heads,
-    LayerPool,
     Linear,
     Norm,
     Projections,
@@ -24,7 +24,7 @@ from kvchat.engine.kernels.linear.paired_weight import pair
 from kvchat.engine.kernels.native.library import Library
 from kvchat.engine.kernels.paged_attention.args import SequenceSpan
 from kvchat.engine.kernels.paged_attention.native import span_table
-from kvchat.engine.kernels.quantized_linear import Coding, QuantizedWeight, quantise
+from kvchat.engine.kernels.quantized_linear import Coding, QuantizedWeight, quantize
 from kvchat.engine.kernels.quantized_linear.weight import pack as pack_codes
 from kvchat.engine.kernels.quantized_linear.weight import to_tiles
 
@@ -85,14 +85,14 @@ class Model:
     def numbers(self, *shape: int) -> Tensor:
         return torch.randn(*shape, generator=self._generator)
 
-    def pools(self, texts: Sequence[tuple[int, int]] = TEXTS) -> list[LayerPool]:
+    def pools(self, texts: Sequence[tuple[int, int]] = TEXTS) -> list[FusedLayerPool]:
         """Return pools with old keys and values that are the same in each call."""
         generator = torch.Generator().manual_seed(4)
         s = self.shape
         num_blocks = sum(num_blocks_of(start, count, s.block_size) for start, count in texts)
         size = (num_blocks, s.num_kv_heads, s.block_size, s.dim)
         return [
-            LayerPool(
+            FusedLayerPool(
                 keys=torch.randn(size, generator=generator).to(s.dtype),
                 values=torch.randn(size, generator=generator).to(s.dtype),
                 group=number % 2,
@@ -148,7 +148,7 @@ class Model:
         if self.shape.weights == "paired":
             return Linear(weight=pair(weight), bias=bias)
         if self.shape.weights in ("int8", "int4"):
-            return Linear(weight=quantise(weight, int(self.shape.weights[3:])), bias=bias)
+            return Linear(weight=quantize(weight, int(self.shape.weights[3:])), bias=bias)
         return Linear(weight=weight, bias=bias)
 
     def _coded(self, coding: Coding, num_outputs: int, num_inputs: int) -> QuantizedWeight:
@@ -194,7 +194,7 @@ def make_step(
     )
 
 
-def native_of(model: Model, pools: list[LayerPool], library: Library) -> NativeLayers:
+def native_of(model: Model, pools: list[FusedLayerPool], library: Library) -> NativeLayers:
     """Return a model's layers as the native kernels compute them."""
     layers = NativeLayers(model.layers, pools, model.last_norm, model.head, library)
     layers.take_ropes(model.ropes)

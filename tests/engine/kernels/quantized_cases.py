@@ -1,4 +1,4 @@
-"""Sequences over exact and quantised blocks, with holes where nobody looks.
+"""Sequences over exact and quantized blocks, with holes where nobody looks.
 
 Dimensions: T tokens in the batch, S tokens of a sequence, H query heads, H_kv key-value heads, D head size, N
     blocks, P block size.
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from kvchat.engine.kernels.paged_attention.args import AttentionArgs, SequenceSpan
 from kvchat.engine.kernels.quantized_attention.args import QuantizedPool
-from kvchat.engine.kernels.quantized_kv.reference import quantise
+from kvchat.engine.kernels.quantized_kv.reference import quantize
 from kvchat.engine.kernels.quantized_record import Code, QuantizedRecord, num_sealed
 
 torch.set_num_threads(1)
@@ -49,7 +49,7 @@ class SealedCase:
 
 def make_sealed_case(shape: SealedShape, sequences: Sequence[tuple[int, int]]) -> SealedCase:
     """Return a case of sequences of (tokens, of which so many last ones have queries). What no query may see,
-    exact or quantised, is NaN.
+    exact or quantized, is NaN.
     """
     generator = torch.Generator().manual_seed(0)
 
@@ -78,7 +78,7 @@ def make_sealed_case(shape: SealedShape, sequences: Sequence[tuple[int, int]]) -
             numbers[length:] = float("nan")
             by_block = numbers.unflatten(0, (-1, size)).transpose(1, 2)
             pool[table[first:]] = by_block[first:]
-            packed[old[:end], :, 0] = quantise(by_block[:end], record)
+            packed[old[:end], :, 0] = quantize(by_block[:end], record)
         spans.append(SequenceSpan(row, row + num_new, length - num_new, first, table[first:].contiguous()))
         blocks.append(old[:end].contiguous())
         row += num_new

@@ -1,7 +1,7 @@
-"""Runs attention over quantised blocks under the Triton interpreter against its definition.
+"""Runs attention over quantized blocks under the Triton interpreter against its definition.
 
 A program of its own, as `run_interpreted`; prints one JSON line per case, with the error as a multiple of
-what is allowed. What no query may see is NaN, exact or quantised, and tables are in an order by chance.
+what is allowed. What no query may see is NaN, exact or quantized, and tables are in an order by chance.
 """
 
 import os
@@ -21,7 +21,7 @@ from kvchat.engine.kernels.paged_attention.step_tables import step_tables
 from kvchat.engine.kernels.quantized_attention import reference, table_ops
 from kvchat.engine.kernels.quantized_attention import triton as kernels
 from kvchat.engine.kernels.quantized_attention.args import QuantizedStep
-from kvchat.engine.kernels.quantized_kv.reference import quantise
+from kvchat.engine.kernels.quantized_kv.reference import quantize
 from kvchat.engine.kernels.quantized_record import Code
 from tests.engine.kernels.interpreted import tell
 from tests.engine.kernels.quantized_cases import SealedCase, SealedShape, make_sealed_case
@@ -111,7 +111,7 @@ def largest_error() -> float:
         values = torch.full((1, 1, 16, 16), 65504.0)
         values[:, :, ::2] = -65504.0
         for old in case.blocks[0]:
-            case.sealed.values[old, :, 0] = quantise(values[0][None], case.sealed.value_record)[0]
+            case.sealed.values[old, :, 0] = quantize(values[0][None], case.sealed.value_record)[0]
         case.pools[1][:] = 0
         got, wanted = computed(case), defined(case)
         worst = max(worst, _error(got / 65504, wanted / 65504) / TOLERANCE[torch.float16])

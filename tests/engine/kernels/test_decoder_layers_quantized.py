@@ -1,4 +1,4 @@
-"""Native decoder layers over quantised blocks are the reference at every level; company changes no bit."""
+"""Native decoder layers over quantized blocks are the reference at every level; company changes no bit."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from kvchat.engine.kernels.decoder_layers import reference
-from kvchat.engine.kernels.decoder_layers.args import LayerPool, StepRows
+from kvchat.engine.kernels.decoder_layers.args import FusedLayerPool, StepRows
 from kvchat.engine.kernels.native.library import Library
 from kvchat.engine.kernels.quantized_attention.args import QuantizedPool
-from kvchat.engine.kernels.quantized_kv.reference import quantise
+from kvchat.engine.kernels.quantized_kv.reference import quantize
 from kvchat.engine.kernels.quantized_record import Code, QuantizedRecord, num_sealed
 from tests.engine.kernels.decoder_cases import Model, Shape, hidden_of, make_step, native_of
 from tests.engine.kernels.native_library import EMULATED, all_levels
@@ -41,14 +41,14 @@ Case = tuple[Shape, Sequence[Codes]]
 
 
 def places_of(shape: Shape) -> list[Tensor]:
-    """Return in which of the quantised blocks each exact one goes, for each of two groups."""
+    """Return in which of the quantized blocks each exact one goes, for each of two groups."""
     num_blocks = sum(-(-(start + count) // shape.block_size) for start, count in TEXTS)
     generator = torch.Generator().manual_seed(6)
     return [torch.randperm(num_blocks, generator=generator) for _ in range(2)]
 
 
 def sealed_step(shape: Shape, kept: Sequence[int] = EVERY) -> StepRows:
-    """Return a step of some texts, with the quantised blocks that their last rows see."""
+    """Return a step of some texts, with the quantized blocks that their last rows see."""
     step = make_step(shape, kept, TEXTS)
     spans = step.groups[0].spans
     counts = [num_sealed(span.position + span.q_end - span.q_start - 1, shape.block_size) for span in spans]
@@ -59,9 +59,9 @@ def sealed_step(shape: Shape, kept: Sequence[int] = EVERY) -> StepRows:
     return replace(step, old=old)
 
 
-def sealed_pools(model: Model, codes: Sequence[Codes]) -> list[LayerPool]:
+def sealed_pools(model: Model, codes: Sequence[Codes]) -> list[FusedLayerPool]:
     """Return pools of which whatever nobody may see is NaN: exact blocks that are old for every row, and
-    quantised ones that are old for none.
+    quantized ones that are old for none.
     """
     shape = model.shape
     spans = make_step(shape, EVERY, TEXTS).groups[0].spans
@@ -83,7 +83,7 @@ def sealed_pools(model: Model, codes: Sequence[Codes]) -> list[LayerPool]:
             for part, record in zip((pool.keys, pool.values), records, strict=True)
         ]
         for to, part, record in zip(packed, (pool.keys, pool.values), records, strict=True):
-            to[places[behind], :, 0] = quantise(part[behind], record)
+            to[places[behind], :, 0] = quantize(part[behind], record)
             part[before] = float("nan")
         pools.append(replace(pool, sealed=QuantizedPool(*packed, *records), old=number % 2))
     return pools
@@ -103,7 +103,7 @@ def test_they_are_the_reference(case: Case, library: Library) -> None:
     torch.testing.assert_close(found, wanted, rtol=tolerance, atol=tolerance)
 
 
-def test_quantised_blocks_change_what_rows_see(library: Library) -> None:
+def test_quantized_blocks_change_what_rows_see(library: Library) -> None:
     """The negative control: rows behind two bits differ, and those that see none are the same."""
     model, step = Model(Shape()), sealed_step(Shape())
     exact, coarse = (

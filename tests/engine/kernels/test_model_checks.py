@@ -51,7 +51,7 @@ def test_trials_are_passed_with_other_numbers(dtype: torch.dtype) -> None:
         assert trial(CPU, dtype, seed=2**39) <= TOLERANCES[dtype], name
 
 
-@pytest.mark.parametrize("name", ["attention", "attention over latents", "attention over quantised blocks"])
+@pytest.mark.parametrize("name", ["attention", "attention over latents", "attention over quantized blocks"])
 def test_other_seeds_are_other_numbers(name: str) -> None:
     """Which shows in what rounding does to them."""
     errors = [EVERY_TRIAL[name](CPU, torch.float32, seed=seed) for seed in (1, 1, *range(2, 12))]
@@ -59,12 +59,12 @@ def test_other_seeds_are_other_numbers(name: str) -> None:
     assert len(set(errors)) > 1
 
 
-def test_a_model_without_quantised_layers_or_latents_has_no_trial_of_them() -> None:
+def test_a_model_without_quantized_layers_or_latents_has_no_trial_of_them() -> None:
     assert list(trials_of(LAYERS[:2])) == ["storing keys and values", "attention"]
     assert trials_of(()) == {}
 
 
-def test_trials_over_quantised_blocks_divide_a_context_as_long_ones_are() -> None:
+def test_trials_over_quantized_blocks_divide_a_context_as_long_ones_are() -> None:
     """Parts are computed and merged by code of their own."""
     module = pytest.importorskip("kvchat.engine.kernels.quantized_attention.triton")
     assert max(LENGTHS) > 2 * module.PART_LEN
@@ -100,13 +100,13 @@ def tables_of(q_len: int, position: int) -> StepTables:
         ((1, 15), (3, 1), None),
         ((1, 15), (3, 1, 99), None),  # nobody reads the third
         ((0, 99), (77,), None),  # no query reads any
-        ((1, 15), (3, 4), "sequence 0 has quantised block 4; the pool has 4"),
-        ((1, 15), (-2, 1), "quantised block -2"),
-        ((1, 15), (3,), "reads 2 quantised blocks, and its table has 1"),
-        ((5, 11), (3,), "reads 2 quantised blocks"),
+        ((1, 15), (3, 4), "sequence 0 has quantized block 4; the pool has 4"),
+        ((1, 15), (-2, 1), "quantized block -2"),
+        ((1, 15), (3,), "reads 2 quantized blocks, and its table has 1"),
+        ((5, 11), (3,), "reads 2 quantized blocks"),
     ],
 )
-def test_quantised_blocks_are_looked_at_before_a_launch(
+def test_quantized_blocks_are_looked_at_before_a_launch(
     row: tuple[int, int], blocks: Sequence[int], words: str | None
 ) -> None:
     """Of 4 tokens: a query at 15 reads two."""

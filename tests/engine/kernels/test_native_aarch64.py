@@ -55,7 +55,7 @@ def test_a_processor_has_the_levels_that_its_system_tells_of() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("coding", CODINGS, ids=str)
-def test_quantised_products_have_the_same_bits_as_on_the_processor_underneath(
+def test_quantized_products_have_the_same_bits_as_on_the_processor_underneath(
     coding: Coding, dtype: torch.dtype
 ) -> None:
     weight, x = random_weight(coding, 50), random((3, NUM_INPUTS)).to(dtype)

@@ -1,12 +1,12 @@
-"""The native quantiser against the definition, to the last bit, on every level that this processor knows."""
+"""The native quantizer against the definition, to the last bit, on every level that this processor knows."""
 
 import pytest
 import torch
 from torch import Tensor
 
 from kvchat.engine.kernels.native.library import Library, libraries
-from kvchat.engine.kernels.quantized_kv.native import quantise_into, takes
-from kvchat.engine.kernels.quantized_kv.reference import dequantise, quantise
+from kvchat.engine.kernels.quantized_kv.native import quantize_into, takes
+from kvchat.engine.kernels.quantized_kv.reference import dequantize, quantize
 from kvchat.engine.kernels.quantized_record import Code, QuantizedRecord
 from tests.engine.kernels import native_library
 from tests.engine.kernels.native_library import emulated_levels
@@ -36,12 +36,12 @@ def numbers(block_size: int, dim: int, dtype: torch.dtype) -> Tensor:
     return blocks.to(dtype)
 
 
-def quantised(blocks: Tensor, record: QuantizedRecord, native: Library) -> Tensor:
+def quantized(blocks: Tensor, record: QuantizedRecord, native: Library) -> Tensor:
     """Return the records, written out of order into a larger pool."""
     pool = torch.full((len(blocks) + 3, blocks.shape[1], 1, record.num_bytes), 0xA5, dtype=torch.uint8)
     sources = torch.arange(len(blocks))
     targets = (sources * 3 + 1) % len(pool)
-    quantise_into(pool, blocks, (sources, targets), record, native)
+    quantize_into(pool, blocks, (sources, targets), record, native)
     untouched = [place for place in range(len(pool)) if place not in targets.tolist()]
     assert (pool[untouched] == 0xA5).all()
     return pool[targets, :, 0]
@@ -56,7 +56,7 @@ def test_records_have_the_bytes_that_the_definition_gives(
     for block_size, dim in SHAPES:
         record = QuantizedRecord(code, block_size, dim, is_by_channel)
         blocks = numbers(block_size, dim, dtype)
-        assert torch.equal(quantised(blocks, record, native), quantise(blocks, record))
+        assert torch.equal(quantized(blocks, record, native), quantize(blocks, record))
 
 
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf"), float("-inf")])
@@ -67,9 +67,9 @@ def test_a_number_that_is_not_finite_spoils_its_own_head_and_block(
     record = QuantizedRecord(code, 64, 64, is_by_channel=True)
     blocks = numbers(64, 64, torch.float32)
     blocks[1, 2, 63, 63] = wrong
-    found = quantised(blocks, record, native)
-    assert torch.equal(found, quantise(blocks, record))
-    read = dequantise(found, record)
+    found = quantized(blocks, record, native)
+    assert torch.equal(found, quantize(blocks, record))
+    read = dequantize(found, record)
     assert read[1, 2].isnan().all()
     assert read[1, :2].isfinite().all()
 
@@ -83,14 +83,14 @@ def test_every_number_of_e4m3_is_rounded_as_torch_rounds(native: Library) -> Non
     row = torch.zeros(1, 1, 1, 1024)
     row[..., : len(values)] = values
     record = QuantizedRecord(Code.FP8, 1, 1024, is_by_channel=True)
-    assert torch.equal(quantised(row, record, native), quantise(row, record))
+    assert torch.equal(quantized(row, record, native), quantize(row, record))
 
 
 def test_pools_with_gaps_between_blocks_are_read_where_they_lie(native: Library) -> None:
     record = QuantizedRecord(Code.INT4, 64, 64, is_by_channel=True)
     blocks = torch.randn(4, 5, 64, 192)[:, ::2, :, 64:128]
     assert takes(blocks)
-    assert torch.equal(quantised(blocks, record, native), quantise(blocks, record))
+    assert torch.equal(quantized(blocks, record, native), quantize(blocks, record))
 
 
 def test_what_lies_otherwise_is_not_taken() -> None:

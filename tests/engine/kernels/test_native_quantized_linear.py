@@ -1,11 +1,11 @@
-"""The native kernels for quantised weights against the reference, at every level of instructions."""
+"""The native kernels for quantized weights against the reference, at every level of instructions."""
 
 import pytest
 import torch
 from torch import Tensor
 
 from kvchat.engine.kernels.native.library import Library, libraries
-from kvchat.engine.kernels.quantized_linear import Coding, QuantizedWeight, dequantise, native, reference
+from kvchat.engine.kernels.quantized_linear import Coding, QuantizedWeight, dequantize, native, reference
 from kvchat.engine.kernels.quantized_linear.weight import from_tiles, pack, to_tiles, unpack
 from tests.engine.kernels import native_library
 from tests.engine.kernels.native_library import all_levels
@@ -35,7 +35,7 @@ dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_it_is_the_reference(level: str, coding: Coding, dtype: torch.dtype, num_rows: int) -> None:
     weight, bias = random_weight(coding, 101), random((101,)).to(dtype)
     x = random((num_rows, NUM_INPUTS)).to(dtype)
-    wanted = x.double() @ dequantise(weight).double().T + bias.double()
+    wanted = x.double() @ dequantize(weight).double().T + bias.double()
     found = native.linear(x, weight, bias, library(level))
     assert (found.dtype, found.shape) == (dtype, (num_rows, 101))
     if num_rows:
@@ -100,7 +100,7 @@ def test_an_expanded_weight_is_what_its_codes_stand_for(
     level: str, coding: Coding, dtype: torch.dtype
 ) -> None:
     weight = random_weight(coding, 37)
-    wanted = reference.dequantise(weight).to(dtype)
+    wanted = reference.dequantize(weight).to(dtype)
     torch.testing.assert_close(
         native.expand(weight, dtype, library(level)), wanted, rtol=DTYPES[dtype], atol=0
     )
@@ -114,11 +114,11 @@ def test_few_inputs_and_outputs_that_fill_no_tile_are_computed(level: str, codin
         weight = random_weight(coding, num_outputs, num_inputs)
         for dtype, most in DTYPES.items():
             x = random((5, num_inputs)).to(dtype)
-            wanted = x.double() @ dequantise(weight).double().T
+            wanted = x.double() @ dequantize(weight).double().T
             found = native.linear(x, weight, None, library(level)).double()
             assert float((found - wanted).abs().max() / wanted.abs().max()) < most
             expanded = native.expand(weight, dtype, library(level))
-            torch.testing.assert_close(expanded, dequantise(weight).to(dtype), rtol=most, atol=0)
+            torch.testing.assert_close(expanded, dequantize(weight).to(dtype), rtol=most, atol=0)
 
 
 @all_levels
@@ -179,7 +179,7 @@ def test_a_huge_number_costs_the_others_of_its_block_and_no_more(level: str, num
         x[1] = x[0]
         x[1, 0] = number
         without, found = native.linear(x, weight, None, library(level)).double()
-        own = dequantise(weight)[:, 0].double() * float(x[1, 0])
+        own = dequantize(weight)[:, 0].double() * float(x[1, 0])
         assert bool(found.isfinite().all())
         assert bool(((found - own - without).abs() <= own.abs() * 2**-8 + without.abs() * 2**-7).all())
 
@@ -189,7 +189,7 @@ def test_a_number_of_16_bits_moves_by_little_of_the_largest_of_its_block(level: 
     x = (random((4, NUM_INPUTS)) * torch.logspace(-6, 0, NUM_INPUTS)).half()
     largest = x.double().unflatten(1, (-1, 32)).abs().amax(2).repeat_interleave(32, 1)
     for coding in CODINGS:
-        weight = dequantise(random_weight(coding, 32)).double()
+        weight = dequantize(random_weight(coding, 32)).double()
         wanted = x.double() @ weight.T
         bound = 2**-14 * largest @ weight.abs().T + wanted.abs() * 2**-10
         found = native.linear(x, random_weight(coding, 32), None, library(level)).double()

@@ -13,7 +13,7 @@ from kvchat.engine.kernels.native.library import Library
 from kvchat.engine.kernels.paged_attention import native, reference
 from kvchat.engine.kernels.quantized_attention import native as sealed_native
 from kvchat.engine.kernels.quantized_attention import reference as sealed_reference
-from kvchat.engine.kernels.quantized_kv.reference import quantise
+from kvchat.engine.kernels.quantized_kv.reference import quantize
 from kvchat.engine.kernels.quantized_record import Code
 from kvchat.engine.kernels.shadow_kv import Landmarks
 from kvchat.engine.kernels.shadow_kv import native as shadow_native
@@ -109,7 +109,7 @@ def test_a_query_and_a_sink_that_are_no_numbers_show(library: Library) -> None:
 @sealed_shapes
 @sides
 @pytest.mark.parametrize("wide", [False, True], ids=["16 tokens", "64 tokens"])
-def test_a_quantised_block_that_is_no_numbers_shows(
+def test_a_quantized_block_that_is_no_numbers_shows(
     shape: SealedShape, side: int, wide: bool, library: Library
 ) -> None:
     """Such a record comes of one number; queries for whom the block is not old yet see it as it was."""
@@ -122,7 +122,7 @@ def test_a_quantised_block_that_is_no_numbers_shows(
     numbers = torch.randn(1, 1, size, dim)
     numbers[0, 0, 5, 7] = NAN
     for number in (1, 3):
-        record = quantise(numbers, shape.records()[side])[0, 0]
+        record = quantize(numbers, shape.records()[side])[0, 0]
         (case.sealed.keys, case.sealed.values)[side][case.blocks[0][number], 1, 0] = record
     found = attend(case, library)
     wanted = sealed_reference.sealed_attention(case.query, case.pools, case.sealed, case.args, case.blocks)
@@ -135,7 +135,7 @@ def test_a_quantised_block_that_is_no_numbers_shows(
 
 @sealed_shapes
 @sides
-def test_a_nan_in_the_exact_blocks_behind_quantised_ones_shows(
+def test_a_nan_in_the_exact_blocks_behind_quantized_ones_shows(
     shape: SealedShape, side: int, library: Library
 ) -> None:
     size = shape.block_size

@@ -1,4 +1,4 @@
-"""Attention over quantised and exact blocks: every form against the definition."""
+"""Attention over quantized and exact blocks: every form against the definition."""
 
 from dataclasses import replace
 
@@ -62,7 +62,7 @@ def test_a_query_sees_the_same_however_its_prompt_was_cut() -> None:
         assert torch.equal(found[0], whole[row])
 
 
-def test_quantised_blocks_change_what_is_seen() -> None:
+def test_quantized_blocks_change_what_is_seen() -> None:
     """The negative control: two bits are not lost on the way."""
     exact = make_sealed_case(SealedShape(key_code=Code.INT8, value_code=Code.INT8), [(100, 100)])
     coarse = make_sealed_case(SealedShape(key_code=Code.INT2, value_code=Code.INT2), [(100, 100)])

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kvchat.engine.kernels.quantized_kv.reference import dequantise, pack, quantise, unpack
+from kvchat.engine.kernels.quantized_kv.reference import dequantize, pack, quantize, unpack
 from kvchat.engine.kernels.quantized_record import Code, QuantizedRecord
 
 pytestmark = pytest.mark.cpu
@@ -34,7 +34,7 @@ def numbers(*, has_outliers: bool = False, blocks: int = 8, heads: int = 4) -> T
 
 def there_and_back(given: Tensor, code: Code, *, is_by_channel: bool) -> Tensor:
     record = QuantizedRecord(code, given.shape[2], given.shape[3], is_by_channel)
-    return dequantise(quantise(given, record), record)
+    return dequantize(quantize(given, record), record)
 
 
 def relative(found: Tensor, wanted: Tensor) -> float:
@@ -91,7 +91,7 @@ def test_two_bits_per_token_are_worse_than_per_channel_where_channels_stand_apar
 def test_a_number_takes_its_bits_and_little_more(code: str, most: float, is_by_channel: bool) -> None:
     record = QuantizedRecord(Code(code), P, D, is_by_channel)
     assert record.bits_per_number <= most
-    assert quantise(numbers(blocks=1, heads=1), record).nbytes == record.num_bytes
+    assert quantize(numbers(blocks=1, heads=1), record).nbytes == record.num_bytes
 
 
 @pytest.mark.parametrize("code", Code)
@@ -108,10 +108,10 @@ def test_what_was_read_back_is_stored_as_the_same_numbers(code: Code, is_by_chan
 @pytest.mark.parametrize("is_by_channel", [False, True])
 def test_a_block_follows_from_its_own_numbers_alone(code: Code, is_by_channel: bool) -> None:
     record = QuantizedRecord(code, P, D, is_by_channel)
-    together = quantise(numbers(), record)
+    together = quantize(numbers(), record)
     for block in range(3):
         for head in range(2):
-            alone = quantise(numbers()[block : block + 1, head : head + 1], record)
+            alone = quantize(numbers()[block : block + 1, head : head + 1], record)
             assert torch.equal(alone[0, 0], together[block, head])
 
 

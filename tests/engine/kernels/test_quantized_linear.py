@@ -1,4 +1,4 @@
-"""Quantised weights: what the codes mean, how far they are from the numbers, and what a layer computes."""
+"""Quantized weights: what the codes mean, how far they are from the numbers, and what a layer computes."""
 
 from collections.abc import Callable
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kvchat.engine.kernels.quantized_linear import Coding, QuantizedWeight, dequantise, quantise
+from kvchat.engine.kernels.quantized_linear import Coding, QuantizedWeight, dequantize, quantize
 from kvchat.engine.kernels.quantized_linear.reference import linear
 from kvchat.engine.kernels.quantized_linear.weight import GROUP, from_tiles, pack, to_tiles, unpack
 
@@ -27,26 +27,26 @@ def test_codes_are_those_of_the_format_that_llama_cpp_reads(bits: int) -> None:
     kind = {8: gguf.GGMLQuantizationType.Q8_0, 4: gguf.GGMLQuantizationType.Q4_0}[bits]
     weight = normal(37, 256)
     theirs = gguf.dequantize(gguf.quants.quantize(weight.numpy(), kind), kind)
-    np.testing.assert_array_equal(dequantise(quantise(weight, bits)).numpy(), theirs)
+    np.testing.assert_array_equal(dequantize(quantize(weight, bits)).numpy(), theirs)
 
 
 @pytest.mark.parametrize("bits", BITS)
 def test_a_number_moves_by_at_most_half_a_scale(bits: int) -> None:
     """With 4 bits the end opposite to the largest number has no code: there it is a whole scale."""
     weight = normal(64, 512)
-    quantised = quantise(weight, bits)
-    scales = from_tiles(quantised.scales).float().abs().repeat_interleave(GROUP, dim=1)
+    quantized = quantize(weight, bits)
+    scales = from_tiles(quantized.scales).float().abs().repeat_interleave(GROUP, dim=1)
     rounding = weight.abs() * 2**-10  # of the scale itself
-    error = (dequantise(quantised) - weight).abs()
+    error = (dequantize(quantized) - weight).abs()
     most = {8: 0.5, 4: 1.0}[bits]
     assert bool((error <= most * scales + rounding).all())
     assert bool((error > 0.4 * scales).any())
 
 
 @pytest.mark.parametrize("bits", BITS)
-def test_what_was_quantised_is_quantised_again_without_a_change(bits: int) -> None:
-    once = quantise(normal(16, 128), bits)
-    again = quantise(dequantise(once), bits)
+def test_what_was_quantized_is_quantized_again_without_a_change(bits: int) -> None:
+    once = quantize(normal(16, 128), bits)
+    again = quantize(dequantize(once), bits)
     assert torch.equal(once.codes, again.codes)
     assert torch.equal(once.scales, again.scales)
 
@@ -55,7 +55,7 @@ def test_what_was_quantised_is_quantised_again_without_a_change(bits: int) -> No
 @pytest.mark.parametrize("bits", BITS)
 def test_groups_of_one_number_are_kept_exactly(bits: int, make: Callable[..., Tensor]) -> None:
     weight = make(4, 64)
-    assert torch.allclose(dequantise(quantise(weight, bits)), weight, atol=0, rtol=2**-11)
+    assert torch.allclose(dequantize(quantize(weight, bits)), weight, atol=0, rtol=2**-11)
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), 1e30])
@@ -64,12 +64,12 @@ def test_numbers_without_a_scale_are_refused(bits: int, number: float) -> None:
     weight = normal(4, 64)
     weight[1, 3] = number
     with pytest.raises(ValueError, match="not finite"):
-        quantise(weight, bits)
+        quantize(weight, bits)
 
 
 def test_inputs_that_make_no_whole_groups_are_refused() -> None:
     with pytest.raises(ValueError, match="33 inputs"):
-        quantise(normal(4, 33), 8)
+        quantize(normal(4, 33), 8)
 
 
 @pytest.mark.parametrize("group", [16, 32, 64])
@@ -94,8 +94,8 @@ def test_tiles_are_the_rows_in_another_order(num_rows: int, width: int) -> None:
 
 def test_a_part_is_the_same_weight_of_fewer_outputs() -> None:
     weight = coded(Coding(bits=4, has_minima=True), num_outputs=90)
-    assert torch.equal(dequantise(weight.part(32, 64)), dequantise(weight)[32:64])
-    assert torch.equal(dequantise(weight.part(64, 96)), dequantise(weight)[64:])
+    assert torch.equal(dequantize(weight.part(32, 64)), dequantize(weight)[32:64])
+    assert torch.equal(dequantize(weight.part(64, 96)), dequantize(weight)[64:])
 
 
 @pytest.mark.parametrize(("bits", "group", "has_minima", "wanted"), [(8, 32, False, 8.5), (4, 32, True, 5.0)])
@@ -111,12 +111,12 @@ def test_bits_per_weight_count_every_byte(bits: int, group: int, has_minima: boo
     ids=str,
 )
 @pytest.mark.parametrize("has_bias", [False, True])
-def test_a_layer_computes_with_the_dequantised_numbers(coding: Coding, has_bias: bool) -> None:
-    weight = coded(coding, num_outputs=2100)  # more than is dequantised at a time
+def test_a_layer_computes_with_the_dequantized_numbers(coding: Coding, has_bias: bool) -> None:
+    weight = coded(coding, num_outputs=2100)  # more than is dequantized at a time
     bias = torch.randn(2100) if has_bias else torch.zeros(2100)
     x = torch.randn(2, 3, 64)
     wanted = functional.linear(
-        x.double(), dequantise(weight).double(), None if bias is None else bias.double()
+        x.double(), dequantize(weight).double(), None if bias is None else bias.double()
     )
     torch.testing.assert_close(
         linear(x, weight, bias if has_bias else None).double(), wanted, rtol=1e-5, atol=1e-4

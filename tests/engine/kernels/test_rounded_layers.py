@@ -181,5 +181,5 @@ def test_weights_of_both_kinds_in_one_layer(name: str, level: Library) -> None:
     layer = model.layers[0]
     parts = {name: getattr(other.layers[0].projections, name)}
     model.layers[0] = replace(layer, projections=replace(layer.projections, **parts))
-    # Inputs that are not rounded have 15 bits where their weights are quantised.
+    # Inputs that are not rounded have 15 bits where their weights are quantized.
     assert_is_the_reference(model, level, share=0.4 if name == "value" else 0.8)

@@ -1,4 +1,4 @@
-"""Attention over quantised blocks in Triton is its definition, and compiles for GPUs without spills."""
+"""Attention over quantized blocks in Triton is its definition, and compiles for GPUs without spills."""
 
 from collections.abc import Collection
 from importlib.util import find_spec
@@ -59,7 +59,7 @@ UNALIGNED = (
 @pytest.fixture(scope="module")
 def errors() -> dict[str, float]:
     """Return each case's error as a multiple of what is allowed, under the interpreter."""
-    return errors_of("run_interpreted_sealed", (*CASES, *CONTROLS))
+    return errors_of("run_interpreted_quantized", (*CASES, *CONTROLS))
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -54,7 +54,7 @@ def write_gguf(
     model: Any,
     path: Path,
     kind: str,
-    quantised: GGMLQuantizationType,
+    quantized: GGMLQuantizationType,
     factors: list[float] | None = None,
 ) -> dict[str, torch.Tensor]:
     """Write a model, and return its weights as whoever reads the file must find them, by their names here."""
@@ -67,9 +67,9 @@ def write_gguf(
         there, back = _as_llama_cpp(kind, name, model.config)
         numbers = there(parameter.detach().numpy())
         if numbers.ndim > 1:
-            data = quants.quantize(numbers, quantised)
-            writer.add_tensor(f"{names.get_name(stem)}.{last}", data, raw_dtype=quantised)
-            numbers = dequantize(data, quantised)
+            data = quants.quantize(numbers, quantized)
+            writer.add_tensor(f"{names.get_name(stem)}.{last}", data, raw_dtype=quantized)
+            numbers = dequantize(data, quantized)
         else:
             writer.add_tensor(f"{names.get_name(stem)}.{last}", numbers)
         expected[name] = torch.from_numpy(back(numbers).copy())

@@ -9,8 +9,8 @@ import torch
 
 from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.api.ids import GroupId
-from kvchat.engine.kernels.quantized_kv.reference import quantise
-from kvchat.engine.memory.device_pool import LayerPool
+from kvchat.engine.formats.full.attend import LayerPool
+from kvchat.engine.kernels.quantized_kv.reference import quantize
 from kvchat.engine.quality.convert import RUN_LEN, Converter, load_exact
 from kvchat.errors import ConfigError
 from tests.engine.conftest import TinyModels
@@ -58,7 +58,7 @@ def test_converted_bytes_are_those_of_sealed_blocks_and_exact_layers_keep_theirs
                     part = numbers[place][None]
                     if group.sealed_from is not None:
                         assert record is not None
-                        part = quantise(part, record)
+                        part = quantize(part, record)
                     expected += part.numpy().tobytes()
             assert converted[place][group.id] == expected
 

@@ -95,7 +95,7 @@ def test_what_is_lost_does_not_depend_on_how_the_text_was_cut(chunk_len: int, ga
     torch.testing.assert_close(found, wanted, atol=2e-3, rtol=0)
 
 
-def test_converting_quantises_the_context_and_leaves_its_end_exact(gauge_of: OpenGauge) -> None:
+def test_converting_quantizes_the_context_and_leaves_its_end_exact(gauge_of: OpenGauge) -> None:
     """The first token computed after converting reads the context as an engine's would be sealed by then."""
     gauge, text = gauge_of(), a_text(150, 1)
     exact = gauge.replay(EXACT, 150, 150)
@@ -124,9 +124,9 @@ def test_taking_back_and_computing_something_else_leaves_no_trace(gauge_of: Open
     torch.testing.assert_close(replay.compute(token_ids(30, seed=1), 130, 5), first, atol=0, rtol=0)
 
 
-def test_each_layer_alone_loses_less_than_all_and_names_those_that_are_quantised(gauge_of: OpenGauge) -> None:
+def test_each_layer_alone_loses_less_than_all_and_names_those_that_are_quantized(gauge_of: OpenGauge) -> None:
     report = gauge_of("gemma3").measure(a_text(), ["int2"], is_converted=True, layers_in="int2")
-    assert [one.layer for one in report.layers] == list(gauge_of("gemma3").quantised_layers("int2"))
+    assert [one.layer for one in report.layers] == list(gauge_of("gemma3").quantized_layers("int2"))
     assert all(one.loss.divergence > 0 for one in report.layers)
     assert len(report.layers) < 4  # layers with a window stay exact
 

@@ -148,7 +148,7 @@ def test_steps_that_are_too_short_for_a_view_are_refused(gauge_of: OpenGauge) ->
         gauge_of(chunk_len=16).measure(text, ["snapkv:64"])
 
 
-def test_layers_alone_are_converted_to_what_quantises_them(gauge_of: OpenGauge) -> None:
+def test_layers_alone_are_converted_to_what_quantizes_them(gauge_of: OpenGauge) -> None:
     text = Text(tuple(token_ids(100)), (90,))
     for layers_in in ("window:64", "exact"):
         with pytest.raises(ConfigError, match="--layers"):

@@ -9,7 +9,7 @@ from functools import partial
 from kvchat.app.composition import EngineFactory, Kvchat, borrowed_or_started, opened, start_worker
 from kvchat.app.config import EVICT, Settings
 from kvchat.app.conversion.format_downgrade import compressed_format, go_on_in, wanted_formats
-from kvchat.app.open_sessions import short_id
+from kvchat.app.open_sessions import last_used, short_id
 from kvchat.chat.conversation import Conversation
 from kvchat.chat.events import SampleEvent
 from kvchat.chat.service import Chat, ChatEvent, Prefill, TurnFinished, TurnStarted
@@ -22,6 +22,7 @@ from kvchat.cli.commands.ask.answer import (
     notice_event,
 )
 from kvchat.cli.commands.ask.candidates import CandidatesWriter, is_cut_off
+from kvchat.cli.commands.ask.options import AskOptions
 from kvchat.cli.commands.ask.pack_use import (
     begun_with,
     chosen_pack,
@@ -30,14 +31,13 @@ from kvchat.cli.commands.ask.pack_use import (
     refuse_other_model,
 )
 from kvchat.cli.commands.ask.prompt import piped_stdin, read_prompt
-from kvchat.cli.commands.ask.session_choice import last_used, refuse_several
 from kvchat.cli.commands.ask.strict_cache import StrictCacheCheck
 from kvchat.cli.output.logs import start_log
 from kvchat.cli.output.signals import StopRequested, StopSignals
 from kvchat.cli.output.standard_streams import CLOSED_PIPE
 from kvchat.cli.output.streams import Output, Status
 from kvchat.cli.output.waiting import own_turn, wait_until_loaded
-from kvchat.cli.parser.options import AskOptions
+from kvchat.cli.parser.options import refuse_several
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.errors import (
     CacheMissed,

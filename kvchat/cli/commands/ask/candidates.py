@@ -11,8 +11,8 @@ from kvchat.chat.conversation import Conversation
 from kvchat.chat.events import Prefill, SampleDelta, SampleEvent, SamplesFinished
 from kvchat.chat.service import Chat
 from kvchat.cli.commands.ask.answer import EVENT_VERSION, PrefillMeter, describe_cost, done_event
+from kvchat.cli.commands.ask.options import AskOptions
 from kvchat.cli.output.streams import Output, Status
-from kvchat.cli.parser.options import AskOptions
 from kvchat.errors import (
     CacheMissed,
     CapacityError,

@@ -14,8 +14,7 @@ from kvchat.cli.commands.cache.server_cache import server_state
 from kvchat.cli.output.streams import Output, as_json, tell_path, written_as_json
 from kvchat.cli.parser.completion import complete_session
 from kvchat.cli.parser.option_class import Argument, Option, option_class
-from kvchat.cli.parser.option_types import RemoteKeyFile, RemoteUrl
-from kvchat.cli.parser.options import ListOptions, given
+from kvchat.cli.parser.options import ListOptions, RemoteKeyFile, RemoteUrl, given
 from kvchat.engine.memory.disk.catalog import BlockCatalog
 from kvchat.engine.memory.disk.index import DiskUsage, WrittenBytes
 from kvchat.engine.models.checkpoints.prepared import PREPARED_DIR, prepared_bytes
@@ -50,6 +49,7 @@ class EvictOptions(ListOptions):
             help="Remove what no other session shares.",
             metavar="[SESSION]...",
             show_default=False,
+            needs_value=True,
             autocompletion=complete_session,
         ),
     ] = None

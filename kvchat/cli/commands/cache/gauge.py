@@ -10,14 +10,21 @@ from typing import TYPE_CHECKING, Annotated
 
 from kvchat.app.config import Settings
 from kvchat.app.conversion.gauge_figures import figures_of, write_text
-from kvchat.app.model_location import located
+from kvchat.app.model_location import located, with_adapter
 from kvchat.app.open_sessions import open_store
-from kvchat.cli.commands.sessions.settings import with_adapter
 from kvchat.cli.output.streams import Output, Status, as_json
 from kvchat.cli.parser.completion import complete_session
 from kvchat.cli.parser.option_class import Argument, Option, option_class
-from kvchat.cli.parser.option_types import SESSION_HELP, Device, Dtype, HubModel, Weights
-from kvchat.cli.parser.options import ListOptions, PlaceOptions, given
+from kvchat.cli.parser.options import (
+    SESSION_HELP,
+    Device,
+    Dtype,
+    HubModel,
+    ListOptions,
+    PlaceOptions,
+    Weights,
+    given,
+)
 from kvchat.engine.api.cache_format import canonical_cache_format
 from kvchat.engine.api.loss import FormatLoss, GaugeReport
 from kvchat.engine.api.recall import FormatMarks, Item
@@ -47,6 +54,7 @@ class GaugeOptions(ListOptions):
             help=f"{SESSION_HELP} Without one: the built-in questions, with the starter model.",
             metavar="[SESSION]",
             show_default=False,
+            needs_value=True,
             autocompletion=complete_session,
         ),
     ] = None

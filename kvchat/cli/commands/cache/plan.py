@@ -2,10 +2,11 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Annotated, Any
 
 from kvchat.cli.output.streams import Output, Status, as_json
-from kvchat.cli.parser.options import PlanOptions
+from kvchat.cli.parser.option_class import Argument, Option, option_class
+from kvchat.cli.parser.options import ListOptions
 from kvchat.engine.formats.format_sizes import FormatSize, format_sizes
 from kvchat.engine.formats.kv_size import (
     ASSUMED_DTYPE,
@@ -19,6 +20,27 @@ from kvchat.engine.models.config_file import normalised, read_config
 from kvchat.errors import UsageError
 from kvchat.platform.parsing import tokens
 from kvchat.text.figures import count_text
+
+
+@option_class
+class PlanOptions(ListOptions):
+    model: Annotated[
+        str,
+        Argument(
+            help="A config.json, a directory, a hub id, or `starter`.", metavar="MODEL", needs_value=True
+        ),
+    ]
+    context: Annotated[
+        str, Option(help="Length of the context in tokens, such as 8192 or 128k.", metavar="N")
+    ] = "128k"
+    format: Annotated[
+        list[str] | None,
+        Option(
+            help="This cache format alone, as `--cache-format` names it; may be given several times.",
+            metavar="FORMAT",
+        ),
+    ] = None
+
 
 KNOWN_TYPES = frozenset(
     {

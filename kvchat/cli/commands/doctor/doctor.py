@@ -11,6 +11,7 @@ from os import W_OK, X_OK, access
 from pathlib import Path
 from shutil import disk_usage
 from stat import S_IMODE
+from typing import Annotated
 
 from kvchat.app.config import Settings
 from kvchat.app.model_location import located
@@ -23,12 +24,23 @@ from kvchat.cli.commands.doctor.checks import (
     model_cache,
 )
 from kvchat.cli.output.streams import Output
-from kvchat.cli.parser.options import DoctorOptions
+from kvchat.cli.parser.option_class import Option, option_class
+from kvchat.cli.parser.options import EngineOptions, Json, Ndjson
 from kvchat.engine.api.config import Capacity, EngineInfo
 from kvchat.engine.memory.disk.block_encryption import seal_of
 from kvchat.errors import KvchatError, StorageError
 from kvchat.platform.paths import Paths
 from kvchat.text.figures import bytes_text, count_text, plural
+
+
+@option_class
+class DoctorOptions(EngineOptions):
+    """Options of looking at everything."""
+
+    json: Json = False
+    ndjson: Ndjson = False
+    no_model: Annotated[bool, Option("--no-model", help="Do not load the model.")] = False
+
 
 _PACKAGES = ("kvchat", "torch", "transformers", "tokenizers", "safetensors", "textual")
 _EXTRAS = {

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from contextlib import closing
 from time import monotonic, sleep, time
+from typing import Annotated
 
 from kvchat.app.composition import borrowed_or_started, opened, start_worker
 from kvchat.app.config import Settings
@@ -11,7 +12,6 @@ from kvchat.app.unlock import alone
 from kvchat.chat.service import Chat
 from kvchat.cli.commands.ask.prompt import piped_stdin, read_prompt
 from kvchat.cli.commands.pack.pack import (
-    MakeOptions,
     PackOnDisk,
     catalog_of,
     on_disk_of,
@@ -23,12 +23,29 @@ from kvchat.cli.output.logs import start_log
 from kvchat.cli.output.signals import StopRequested, StopSignals
 from kvchat.cli.output.streams import Output, Status, as_json
 from kvchat.cli.output.waiting import wait_until_loaded
+from kvchat.cli.parser.option_class import Argument, Option, option_class
+from kvchat.cli.parser.options import EngineOptions, Files, Json, Ndjson
 from kvchat.engine.memory.disk.catalog import BlockCatalog
 from kvchat.engine.models.checkpoints.prepared import blocks_limit
 from kvchat.errors import PinRefused, StorageError, UsageError
 from kvchat.session.packs import Pack, new_pack_id
 from kvchat.text.figures import bytes_text, plural
 from kvchat.text.plain_text import one_line
+
+
+@option_class
+class MakeOptions(EngineOptions):
+    """Options of making a pack."""
+
+    name: Annotated[str, Argument(help="What to call it.", metavar="NAME")]
+    file: Files = None
+    json: Json = False
+    ndjson: Ndjson = False
+    force: Annotated[bool, Option("--force", help="Make it anew if it exists.")] = False
+    no_attach: Annotated[
+        bool, Option("--no-attach", help="Load the model here, even where a running kvchat lends it.")
+    ] = False
+
 
 _MOST_KEPT = 2
 """At most one byte in so many of the disk's limit may be kept."""

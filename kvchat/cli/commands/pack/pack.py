@@ -9,28 +9,13 @@ from kvchat.app.config import Settings
 from kvchat.app.unlock import alone
 from kvchat.cli.output.streams import Output, Status, as_json, written_as_json
 from kvchat.cli.parser.completion import complete_pack
-from kvchat.cli.parser.option_class import Argument, Option, option_class
-from kvchat.cli.parser.option_types import Files, Json, Ndjson
-from kvchat.cli.parser.options import EngineOptions, ListOptions
+from kvchat.cli.parser.option_class import Argument, option_class
+from kvchat.cli.parser.options import ListOptions
 from kvchat.engine.memory.disk.catalog import BlockCatalog
 from kvchat.platform.values import dataclass
 from kvchat.session.packs import Pack, PackStore
 from kvchat.text.figures import bytes_text, count_text
 from kvchat.text.plain_text import one_line
-
-
-@option_class
-class MakeOptions(EngineOptions):
-    """Options of making a pack."""
-
-    name: Annotated[str, Argument(help="What to call it.", metavar="NAME")]
-    file: Files = None
-    json: Json = False
-    ndjson: Ndjson = False
-    force: Annotated[bool, Option("--force", help="Make it anew if it exists.")] = False
-    no_attach: Annotated[
-        bool, Option("--no-attach", help="Load the model here, even where a running kvchat lends it.")
-    ] = False
 
 
 @option_class

@@ -4,17 +4,55 @@ import sys
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict
+from typing import Annotated
 
 import typer
 
 from kvchat.app.open_sessions import open_store
 from kvchat.app.session_service import OTHERS, Removed, SessionService, branch_words, expected_words
-from kvchat.cli.commands.sessions.options import PinOptions, RemoveOptions, RenameOptions
 from kvchat.cli.output.streams import Output, Status, as_json, written_as_json
+from kvchat.cli.parser.completion import complete_session
+from kvchat.cli.parser.option_class import Argument, Option, option_class
+from kvchat.cli.parser.options import ListOptions, SessionWord, Yes
 from kvchat.errors import UsageError
 from kvchat.session.tree import Session
 from kvchat.text.figures import bytes_text, plural
 from kvchat.text.plain_text import fitted, one_line
+
+
+@option_class
+class PinOptions(ListOptions):
+    sessions: Annotated[
+        list[str],
+        Argument(
+            help="Sessions to pin.", metavar="SESSION...", needs_value=True, autocompletion=complete_session
+        ),
+    ]
+
+
+@option_class
+class RemoveOptions(ListOptions):
+    sessions: Annotated[
+        list[str],
+        Argument(
+            help="Sessions to remove.",
+            metavar="SESSION...",
+            needs_value=True,
+            autocompletion=complete_session,
+        ),
+    ]
+    branch: Annotated[
+        str | None,
+        Option("--branch", "-b", help="Remove this branch of the session alone.", metavar="NAME"),
+    ] = None
+    yes: Yes = False
+
+
+@option_class
+class RenameOptions(ListOptions):
+    session: SessionWord
+    title: Annotated[str, Argument(help="Its new title.", metavar="TITLE")]
+
 
 _TITLE_LEN = 60
 

@@ -12,15 +12,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvchat.app.config import Settings
-from kvchat.app.model_location import located
+from kvchat.app.model_location import located, with_adapter
 from kvchat.app.open_sessions import open_store
 from kvchat.app.retention.block_store import drop_blocks, open_shelf
-from kvchat.cli.commands.sessions.options import SessionOptions
-from kvchat.cli.commands.sessions.settings import with_adapter
 from kvchat.cli.output.streams import Output, Status, as_json
 from kvchat.cli.parser.option_class import Argument, Option, option_class
-from kvchat.cli.parser.option_types import Device, Dtype, HubModel, Weights
-from kvchat.cli.parser.options import PlaceOptions, given
+from kvchat.cli.parser.options import Device, Dtype, HubModel, PlaceOptions, SessionOptions, Weights, given
 from kvchat.engine.api.cache_format import EXACT, canonical_cache_format
 from kvchat.engine.api.ids import GroupId, root_key
 from kvchat.engine.api.loss import GaugeReport

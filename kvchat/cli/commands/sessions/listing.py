@@ -4,14 +4,15 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict
 from time import localtime, strftime, time
+from typing import Annotated
 
 from rich.cells import cell_len
 
 from kvchat.app.open_sessions import open_to_read, short_ids
-from kvchat.cli.commands.sessions.options import SearchOptions, SessionOptions
 from kvchat.cli.output.streams import Output, Status, as_json, written_as_json
 from kvchat.cli.output.wrap import GAP, LEAST_ROOM
-from kvchat.cli.parser.options import ListOptions
+from kvchat.cli.parser.option_class import Argument, Option, option_class
+from kvchat.cli.parser.options import ListOptions, SessionOptions
 from kvchat.errors import SessionNotFound
 from kvchat.session.kv.provenance import is_imported, origin_of, trust_of
 from kvchat.session.lookup import SessionSummary
@@ -19,6 +20,15 @@ from kvchat.session.tree import Branch, Finish, Role, Session, Turn, Verdict
 from kvchat.text.figures import age_text, plural, short_count_text
 from kvchat.text.plain_text import fitted, one_line
 from kvchat.text.trust import trust_words
+
+MOST_HITS = 1_000_000
+
+
+@option_class
+class SearchOptions(ListOptions):
+    words: Annotated[list[str], Argument(help="Words that a message must hold.", metavar="WORD...")]
+    limit: Annotated[int, Option(help="Most messages to show.", metavar="N", min=1, max=MOST_HITS)] = 20
+
 
 _EXCERPT_LEN = 60
 _TITLE_COLUMN = 16

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import asdict
+from typing import Annotated
 
 import typer
 
@@ -14,13 +15,42 @@ from kvchat.app.composition import LazyStart, opened
 from kvchat.app.open_sessions import open_store
 from kvchat.chat.conversation import Conversation
 from kvchat.chat.service import Chat, EditCost, Revision
-from kvchat.cli.commands.sessions.options import ForkOptions, ReviseOptions
 from kvchat.cli.output.streams import Output, Status, as_json
 from kvchat.cli.output.waiting import wait_until_loaded
+from kvchat.cli.parser.option_class import Argument, Option, option_class
+from kvchat.cli.parser.options import EngineOptions, Json, Ndjson, SessionOptions, SessionWord, Yes
 from kvchat.errors import UsageError
 from kvchat.session.tree import Finish, TurnId, nth_last_question
 from kvchat.text.plain_text import one_line
 from kvchat.text.revision import drop_words, excerpt, undo_words
+
+
+@option_class
+class ForkOptions(SessionOptions):
+    """Options of beginning a branch."""
+
+    name: Annotated[
+        str, Argument(help="Its name; else a free one.", metavar="[NAME]", show_default=False)
+    ] = ""
+    branch: Annotated[
+        str | None, Option(help="Fork this branch; else the one used last.", metavar="NAME")
+    ] = None
+    at: Annotated[
+        str | None, Option(help="End with this message (`sessions tree --json` has ids).", metavar="ID")
+    ] = None
+
+
+@option_class
+class ReviseOptions(EngineOptions):
+    """Options of taking messages back and of leaving them out."""
+
+    session: SessionWord
+    number: Annotated[int, Argument(help="Messages from the end.", metavar="[N]", min=1)] = 1
+    yes: Yes = False
+    dry_run: Annotated[bool, Option("--dry-run", help="Only say what it would cost.")] = False
+    json: Json = False
+    ndjson: Ndjson = False
+
 
 Plan = Callable[[Chat, Conversation, int], Revision]
 Words = Callable[[Revision, EditCost], str]

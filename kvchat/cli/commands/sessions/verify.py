@@ -10,16 +10,27 @@ from contextlib import closing, contextmanager
 from dataclasses import replace
 from random import Random
 from time import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from kvchat.app.config import Settings
-from kvchat.app.model_location import located
+from kvchat.app.model_location import located, with_adapter
 from kvchat.app.open_sessions import open_store
 from kvchat.app.retention.block_store import drop_blocks, open_shelf
 from kvchat.app.retention.view_blocks import add_view_turns
-from kvchat.cli.commands.sessions.options import VerifyCacheOptions, VerifyOptions, VerifySessionOptions
-from kvchat.cli.commands.sessions.settings import with_adapter
 from kvchat.cli.output.streams import Output, Status, as_json
+from kvchat.cli.parser.option_class import Option, option_class
+from kvchat.cli.parser.options import (
+    CacheFormat,
+    Device,
+    DeviceBytes,
+    Dtype,
+    HubModel,
+    ListOptions,
+    PlaceOptions,
+    SessionWord,
+    Weights,
+    given,
+)
 from kvchat.engine.api.cache_format import parse_cache_format
 from kvchat.engine.api.ids import block_key, root_key
 from kvchat.engine.memory.disk.bundle_blocks import BundleBlockStore
@@ -34,6 +45,44 @@ from kvchat.text.figures import plural
 
 if TYPE_CHECKING:
     from kvchat.engine.quality.verify import Findings, Verifier
+
+
+@option_class
+class VerifyOptions(ListOptions):
+    """How much KV is computed again, and with which model."""
+
+    model: HubModel = None
+    all: Annotated[bool, Option("--all", help="Compute everything again.")] = False
+    sample: Annotated[
+        int | None, Option(help="Compute N blocks again (8 if nothing is said).", metavar="N", min=1)
+    ] = None
+    seed: Annotated[str | None, Option(help="Choose the same blocks again.", metavar="TEXT")] = None
+    device: Device = None
+    dtype: Dtype = None
+    weights: Weights = None
+    cache_format: CacheFormat = None
+    kv_device_bytes: DeviceBytes = None
+
+    def flags(self) -> dict[str, object]:
+        flags = {
+            "engine.device": self.device,
+            "engine.dtype": self.dtype,
+            "engine.weights": self.weights,
+            "engine.cache_format": self.cache_format,
+            "engine.device_bytes": self.kv_device_bytes,
+        }
+        return PlaceOptions.flags(self) | given(flags)
+
+
+@option_class
+class VerifySessionOptions(VerifyOptions):
+    session: SessionWord
+
+
+@option_class
+class VerifyCacheOptions(VerifyOptions):
+    pass
+
 
 DIFFERENT = 7
 DEFAULT_SAMPLE = 8

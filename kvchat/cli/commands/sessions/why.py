@@ -2,17 +2,39 @@
 
 from contextlib import closing
 from dataclasses import asdict
+from typing import Annotated
 
 from kvchat.app.model_location import located
 from kvchat.app.open_sessions import open_store
-from kvchat.cli.commands.sessions.options import WhyOptions
 from kvchat.cli.output.streams import Output, as_json
+from kvchat.cli.parser.option_class import Argument, Option, option_class
+from kvchat.cli.parser.options import SessionOptions
 from kvchat.errors import UsageError
 from kvchat.session.cache_miss import explain
 from kvchat.session.explanation import explained
 from kvchat.session.template.chat_template import ChatTemplate
 from kvchat.session.tree import Role
 from kvchat.text.cache_miss import why_words
+
+
+@option_class
+class WhyOptions(SessionOptions):
+    """Options of explaining an answer."""
+
+    number: Annotated[int, Argument(help="Answers from the end.", metavar="[N]", min=1)] = 1
+    branch: Annotated[
+        str | None, Option(help="Of this branch; else of the one used last.", metavar="NAME")
+    ] = None
+    model: Annotated[
+        str | None,
+        Option(
+            "--model",
+            "-m",
+            help="Whose tokenizer to read; else the answer's.",
+            metavar="MODEL",
+            needs_value=True,
+        ),
+    ] = None
 
 
 def explain_answer(options: WhyOptions) -> None:

@@ -2,13 +2,35 @@
 
 from contextlib import closing
 from pathlib import Path
+from typing import Annotated
 
 from kvchat.app.export.exporter import Exporter, target_of
 from kvchat.app.export.formats import Format, format_of
 from kvchat.app.open_sessions import open_store
-from kvchat.cli.commands.sessions.options import ExportOptions
 from kvchat.cli.output.streams import Output, Status, as_json
+from kvchat.cli.parser.option_class import Option, option_class
+from kvchat.cli.parser.options import NoKv, SessionOptions
 from kvchat.errors import FileTaken, UsageError
+
+
+@option_class
+class ExportOptions(SessionOptions):
+    """Options of writing a session to a file."""
+
+    output: Annotated[
+        str | None,
+        Option("--output", "-o", help="The file; `-` is standard output.", metavar="FILE", needs_value=True),
+    ] = None
+    format: Annotated[
+        Format | None,
+        Option(help="bundle (with KV), md, html or json; else what FILE's name says, or bundle."),
+    ] = None
+    no_kv: NoKv = False
+    branch: Annotated[
+        str | None,
+        Option(help="Take this branch; else all, or in md and html the active one.", metavar="NAME"),
+    ] = None
+    force: Annotated[bool, Option("--force", help="Replace the file if it exists.")] = False
 
 
 def export_session(options: ExportOptions) -> None:

@@ -9,14 +9,15 @@ import stat
 from collections.abc import Mapping
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from kvchat.app.config import Settings
 from kvchat.app.open_sessions import open_store, short_id
 from kvchat.app.retention.block_store import open_shelf
-from kvchat.cli.commands.sessions.options import ImportOptions
 from kvchat.cli.commands.transfer.import_agreement import Agreement, agree
 from kvchat.cli.output.streams import Output, Status, written_as_json
+from kvchat.cli.parser.option_class import Argument, Option, option_class
+from kvchat.cli.parser.options import CacheFormat, Dtype, ListOptions, NoKv, PlaceOptions, given
 from kvchat.engine.api.ids import BlockKey, GroupId, block_key
 from kvchat.engine.memory.disk.bundle_blocks import BundleBlockStore, NewBlock
 from kvchat.engine.memory.disk.io import SYSTEM, SystemFiles
@@ -30,6 +31,33 @@ from kvchat.session.store import SessionStore
 from kvchat.session.tree import Session, Turn
 from kvchat.text.figures import bytes_text, plural
 from kvchat.text.plain_text import one_line
+
+
+@option_class
+class ImportOptions(ListOptions):
+    """Options of reading bundles."""
+
+    files: Annotated[
+        list[Path],
+        Argument(help="Bundles, ChatGPT's conversations.json, or `llm logs --json`.", metavar="FILE..."),
+    ]
+    model: Annotated[
+        str | None,
+        Option(
+            "--model",
+            "-m",
+            help="Go on with this model, not the one it names.",
+            metavar="MODEL",
+            needs_value=True,
+        ),
+    ] = None
+    dtype: Dtype = None
+    cache_format: CacheFormat = None
+    no_kv: NoKv = False
+
+    def flags(self) -> dict[str, object]:
+        flags = {"engine.dtype": self.dtype, "engine.cache_format": self.cache_format}
+        return PlaceOptions.flags(self) | given(flags)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,6 @@ Stands behind the attention modules of one model. The runner sets `step` before 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -40,33 +39,28 @@ class AttentionMetadata:
     sealed: QuantizedStep | None = None
 
 
-class QuantizedLayerPool(Protocol):
-    """One layer's quantised blocks."""
+@dataclass(frozen=True, slots=True)
+class QuantizedLayerPool:
+    """One layer's quantized blocks, and the group that has them."""
 
-    @property
-    def group(self) -> GroupId: ...
-
-    @property
-    def pool(self) -> QuantizedPool: ...
+    group: GroupId
+    pool: QuantizedPool
 
 
-class LayerPool(Protocol):
-    """One layer's keys [N, H_kv, P, D_k] and values [N, H_kv, P, D_v]."""
+@dataclass(frozen=True, slots=True)
+class LayerPool:
+    """One layer's part of its group's pool.
 
-    @property
-    def group(self) -> GroupId: ...
+    Args:
+        keys, values: [N, H_kv, P, D_k] and [N, H_kv, P, D_v].
+        sealed: the older blocks of a quantized layer.
+    """
 
-    @property
-    def spec(self) -> FullSpec: ...
-
-    @property
-    def keys(self) -> Tensor: ...
-
-    @property
-    def values(self) -> Tensor: ...
-
-    @property
-    def sealed(self) -> QuantizedLayerPool | None: ...
+    group: GroupId
+    spec: FullSpec
+    keys: Tensor
+    values: Tensor
+    sealed: QuantizedLayerPool | None = None
 
 
 class PagedAttention:

@@ -1,4 +1,4 @@
-"""Sealed keys of a layer, on bases of low rank where these hold them and as they are where none does.
+"""Compressed keys of a layer: projections on low-rank bases, and exact keys where no basis holds them.
 
 A segment is a run of chunks on one basis. Keys that the newest basis does not hold any more begin a segment
 of their own: it is exact until it is long enough for a basis. What an older basis holds stays as it is.

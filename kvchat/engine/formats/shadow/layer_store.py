@@ -1,4 +1,4 @@
-"""All that one layer of one sequence keeps for its shadow, and where.
+"""Storage of one layer's shadow for one sequence: compressed keys, landmarks, values and the working set.
 
 Dimensions: H_kv heads, D and D_v sizes of a head, c tokens of a chunk, a chunks that are always seen.
 """

@@ -1,4 +1,4 @@
-"""Rows that only grow, kept in pages that sequences share until one of them writes; and what may be kept."""
+"""Append-only rows in pages that sequences share copy-on-write, and the budgets that limit them."""
 
 from collections.abc import Iterator, Sequence
 from math import prod

@@ -1,5 +1,6 @@
-"""A model's own rotary embedding, taken back from keys and put on again. Dimensions: n tokens, H_kv heads,
-D head size, R <= D numbers of a head that turn.
+"""Inverse and forward RoPE of cached keys, with the model's own rotary embedding.
+
+Dimensions: n tokens, H_kv heads, D head size, R <= D rotated numbers of a head.
 """
 
 from collections.abc import Callable

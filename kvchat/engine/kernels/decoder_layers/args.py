@@ -40,7 +40,7 @@ class Linear:
     """x @ weight.T + bias.
 
     Args:
-        weight: [N, K], as it is, packed, paired, or quantised.
+        weight: [N, K], as it is, packed, paired, or quantized.
         bias: [N], or None.
     """
 
@@ -132,11 +132,11 @@ class DecoderLayer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LayerPool:
+class FusedLayerPool:
     """Where a layer's keys [N, H_kv, P, D] and values [N, H_kv, P, D] lie, and in which group.
 
     Args:
-        sealed: older blocks, where they are quantised; None: all are exact.
+        sealed: older blocks, where they are quantized; None: all are exact.
         old: number of the group that has those.
     """
 
@@ -181,8 +181,8 @@ class StepRows:
         positions: of each row in its sequence [T], int64.
         groups: by number.
         sampling: rows whose logits are wanted [R], int64.
-        old: of each group of quantised blocks, by number: those of each sequence from the first one on, as
-            many as its last row sees [n], int64. They were quantised before the step.
+        old: of each group of quantized blocks, by number: those of each sequence from the first one on, as
+            many as its last row sees [n], int64. They were quantized before the step.
     """
 
     positions: Tensor

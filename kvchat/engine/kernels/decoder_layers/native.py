@@ -14,7 +14,7 @@ from torch import Tensor
 from kvchat.engine.kernels.decoder_layers.args import (
     Activation,
     DecoderLayer,
-    LayerPool,
+    FusedLayerPool,
     Linear,
     Norm,
     RopeTable,
@@ -31,9 +31,9 @@ from kvchat.engine.kernels.quantized_linear.weight import TILE
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 """Dtypes, by the kernel's numbers."""
 _ACTIVATIONS = {Activation.SILU: 0, Activation.GELU_TANH: 1}
-_ROWS, _COLUMNS, _QUANTISED = 0, 1, 2
+_ROWS, _COLUMNS, _QUANTIZED = 0, 1, 2
 _FINE_BYTES, _COARSE_BYTES = 5.25, 3.25
-"""Most bytes of a number that quantised weights are multiplied with: its parts, and of 32 some sums."""
+"""Most bytes of a number that quantized weights are multiplied with: its parts, and of 32 some sums."""
 
 
 def _fields(kind: Any, names: str) -> list[tuple[str, Any]]:
@@ -111,7 +111,7 @@ class NativeLayers:
     def __init__(
         self,
         layers: Sequence[DecoderLayer],
-        pools: Sequence[LayerPool],
+        pools: Sequence[FusedLayerPool],
         last_norm: Norm,
         head: Linear,
         level: Library | None = None,
@@ -147,7 +147,7 @@ class NativeLayers:
             hidden: what the first layer gets [T, hidden], float32 and contiguous; it is overwritten by what
                 the last one gives.
             is_rounded: whether what weights of layers are multiplied with is rounded: to bfloat16, or to
-                8 bits if they are quantised; not what weights of both kinds share. Only where
+                8 bits if they are quantized; not what weights of both kinds share. Only where
                 `suits_rounded` says so.
         """
         out = torch.empty(len(step.sampling), self._num_outputs)
@@ -193,7 +193,7 @@ class NativeLayers:
         if self._run(ctypes.byref(call)):
             raise MemoryError("a step needs more memory than there is")
 
-    def _layer(self, layer: DecoderLayer, pool: LayerPool) -> _Layer:
+    def _layer(self, layer: DecoderLayer, pool: FusedLayerPool) -> _Layer:
         heads, products = layer.heads, layer.projections
         if pool.keys.dtype not in TYPES or TYPES[pool.keys.dtype] != self._pool_type:
             raise ValueError(f"pools of {pool.keys.dtype}")
@@ -309,12 +309,12 @@ def _add_codes(product: _Product, weight: QuantizedWeight) -> None:
     coding, minima = weight.coding, weight.minima
     if not native.takes(torch.empty(1), weight):
         raise ValueError(f"weights of {coding}")
-    product.layout, product.bits, product.group = _QUANTISED, coding.bits, coding.group
+    product.layout, product.bits, product.group = _QUANTIZED, coding.bits, coding.group
     product.weight, product.scales = weight.codes.data_ptr(), weight.scales.data_ptr()
     product.minima = None if minima is None else minima.data_ptr()
 
 
-def _old(pool: LayerPool) -> tuple[int, RecordSide, RecordSide]:
+def _old(pool: FusedLayerPool) -> tuple[int, RecordSide, RecordSide]:
     sealed = pool.sealed
     if sealed is None:
         return -1, RecordSide(), RecordSide()

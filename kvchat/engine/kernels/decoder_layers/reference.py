@@ -12,7 +12,7 @@ from torch.nn import functional
 from kvchat.engine.kernels.decoder_layers.args import (
     Activation,
     DecoderLayer,
-    LayerPool,
+    FusedLayerPool,
     Linear,
     Norm,
     RopeTable,
@@ -22,7 +22,7 @@ from kvchat.engine.kernels.linear.paired_weight import PairedWeight
 from kvchat.engine.kernels.paged_attention.args import AttentionArgs
 from kvchat.engine.kernels.paged_attention.reference import paged_attention
 from kvchat.engine.kernels.quantized_attention.reference import sealed_attention
-from kvchat.engine.kernels.quantized_linear import QuantizedWeight, dequantise
+from kvchat.engine.kernels.quantized_linear import QuantizedWeight, dequantize
 from kvchat.engine.kernels.store_kv.reference import store_kv
 
 BYTE_BLOCK = 32
@@ -33,7 +33,7 @@ _Multiply = Callable[[Tensor, Linear], Tensor]
 def decoder_layers(
     hidden: Tensor,
     layers: Sequence[DecoderLayer],
-    pools: Sequence[LayerPool],
+    pools: Sequence[FusedLayerPool],
     ropes: Sequence[RopeTable],
     step: StepRows,
     *,
@@ -44,7 +44,7 @@ def decoder_layers(
     Args:
         hidden: what the first layer gets [T, hidden], float32.
         is_rounded: whether products are those of inputs rounded to bfloat16 with weights of bfloat16, and of
-            inputs rounded to 8 bits with quantised weights. What queries, keys and values share is not
+            inputs rounded to 8 bits with quantized weights. What queries, keys and values share is not
             rounded if their weights are of both kinds.
 
     Effect:
@@ -76,8 +76,8 @@ def _linear(x: Tensor, linear: Linear) -> Tensor:
 
 
 def _linear_rounded(x: Tensor, linear: Linear) -> Tensor:
-    is_quantised = isinstance(linear.weight, QuantizedWeight)
-    return _linear(rounded_to_bytes(x) if is_quantised else x.bfloat16().float(), linear)
+    is_quantized = isinstance(linear.weight, QuantizedWeight)
+    return _linear(rounded_to_bytes(x) if is_quantized else x.bfloat16().float(), linear)
 
 
 def rounded_to_bytes(x: Tensor) -> Tensor:
@@ -90,7 +90,7 @@ def rounded_to_bytes(x: Tensor) -> Tensor:
 def dense(weight: Tensor | PairedWeight | QuantizedWeight) -> Tensor:
     """Return a weight's numbers in float32."""
     if isinstance(weight, QuantizedWeight):
-        return dequantise(weight)
+        return dequantize(weight)
     if isinstance(weight, PairedWeight) or weight.is_mkldnn:
         weight = weight.to_dense()
     return weight.float()
@@ -99,7 +99,7 @@ def dense(weight: Tensor | PairedWeight | QuantizedWeight) -> Tensor:
 def _attend(
     x: Tensor,
     layer: DecoderLayer,
-    pool: LayerPool,
+    pool: FusedLayerPool,
     ropes: Sequence[RopeTable],
     step: StepRows,
     multiply: _Multiply,

@@ -33,7 +33,7 @@ def weights_of(layer: DecoderLayer) -> LayerWeights:
     products = []
     for linear in layer.projections.all:
         if not isinstance(linear.weight, Tensor) or linear.weight.is_mkldnn:
-            raise ValueError("weights that are packed or quantised")
+            raise ValueError("weights that are packed or quantized")
         products.append((linear.weight, linear.bias))
     norms = (*_norms(layer), layer.heads.query_norm, layer.heads.key_norm)
     return LayerWeights(tuple(products), tuple(norm.weight if norm is not None else None for norm in norms))

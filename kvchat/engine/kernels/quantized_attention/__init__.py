@@ -16,7 +16,7 @@ from kvchat.engine.kernels.tiling import HALF
 
 __all__ = ["OPERATION", "seal", "sealed_attention"]
 
-OPERATION = "attention over quantised blocks"
+OPERATION = "attention over quantized blocks"
 MOST_WIDE_HEADS = 16
 """More query heads of a key-value head in float32 are left to torch: their tiles spill."""
 
@@ -36,7 +36,7 @@ def seal(k_pool: Tensor, v_pool: Tensor, sealed: QuantizedPool, step: QuantizedS
         (k_pool, sealed.keys, sealed.key_record),
         (v_pool, sealed.values, sealed.value_record),
     ):
-        native_codes.quantise_into(records, pool, (step.sources, step.targets), record)
+        native_codes.quantize_into(records, pool, (step.sources, step.targets), record)
 
 
 def sealed_attention(

@@ -12,7 +12,7 @@ from kvchat.engine.kernels.quantized_record import QuantizedRecord, num_sealed
 
 @dataclass(frozen=True, slots=True)
 class QuantizedPool:
-    """One layer's quantised blocks.
+    """One layer's quantized blocks.
 
     Args:
         keys: records of keys [N, H_kv, 1, b], uint8.
@@ -29,13 +29,13 @@ class QuantizedPool:
 
 @dataclass(frozen=True, slots=True)
 class QuantizedStep:
-    """One step's part in quantised blocks, for all layers of a group.
+    """One step's part in quantized blocks, for all layers of a group.
 
     Args:
-        blocks: for each sequence of the batch its quantised blocks from the first one on, as many as its last
+        blocks: for each sequence of the batch its quantized blocks from the first one on, as many as its last
             query sees [n], int64.
         sources: exact blocks that become old in this step [m], int64.
-        targets: where they go, quantised [m], int64.
+        targets: where they go, quantized [m], int64.
         tables: where a step is recorded, instead of all that: the blocks of each sequence [B, n], int32;
             nothing becomes old in it.
         counts: how many of the sources each sequence of the batch has, where a step may be divided.
@@ -60,18 +60,18 @@ class QuantizedStep:
 
 
 def check_old_blocks(old: Tensor, tables: StepTables, num_blocks: int, block_size: int) -> None:
-    """Raise AssertionError unless the quantised blocks [B, n] that sequences read lie in such a pool."""
+    """Raise AssertionError unless the quantized blocks [B, n] that sequences read lie in such a pool."""
     rows = zip(tables.q_lens.tolist(), tables.positions.tolist(), old.tolist(), strict=True)
     for number, (length, position, blocks) in enumerate(rows):
         num_old = num_sealed(position + length - 1, block_size) if length else 0
         if num_old > len(blocks):
             raise AssertionError(
-                f"sequence {number} reads {num_old} quantised blocks, and its table has {len(blocks)}"
+                f"sequence {number} reads {num_old} quantized blocks, and its table has {len(blocks)}"
             )
         wrong = [block for block in blocks[:num_old] if not 0 <= block < num_blocks]
         if wrong:
             raise AssertionError(
-                f"sequence {number} has quantised block {wrong[0]}; the pool has {num_blocks}"
+                f"sequence {number} has quantized block {wrong[0]}; the pool has {num_blocks}"
             )
 
 

@@ -1,4 +1,4 @@
-"""Attention over quantised and exact blocks by the native kernel: one call for all sequences of a step.
+"""Attention over quantized and exact blocks by the native kernel: one call for all sequences of a step.
 
 Dimensions: T tokens in the batch, H query heads, H_kv key-value heads, D head size, N blocks, P block size.
 """
@@ -78,13 +78,13 @@ def sealed_attention(
 
 
 def addresses_of(blocks: Sequence[Tensor]) -> Tensor:
-    """Return where the quantised blocks of each span are listed [B], int64; the lists must live as long."""
+    """Return where the quantized blocks of each span are listed [B], int64; the lists must live as long."""
     assert all(listed.is_contiguous() for listed in blocks)
     return torch.tensor([listed.data_ptr() for listed in blocks], dtype=torch.int64)
 
 
 def side_of(pool: Tensor, record: QuantizedRecord) -> RecordSide:
-    """Return the keys, or the values, of a layer's quantised blocks as kernels read them."""
+    """Return the keys, or the values, of a layer's quantized blocks as kernels read them."""
     return RecordSide(
         pool.data_ptr(),
         *pool.stride()[:2],

@@ -1,6 +1,6 @@
-"""Quantise blocks that have become old, and attend over quantised and exact blocks: the definition.
+"""Quantize blocks that have become old, and attend over quantized and exact blocks: the definition.
 
-A query at p sees the first `num_sealed(p, P)` blocks of its sequence quantised and the others exact, whatever
+A query at p sees the first `num_sealed(p, P)` blocks of its sequence quantized and the others exact, whatever
 else is computed in the same step: what it sees follows from its position alone. Dimensions: T tokens in the
 batch, S visible tokens, H query heads, H_kv key-value heads, D head size, N blocks, P block size.
 """
@@ -13,15 +13,15 @@ from torch import Tensor
 from kvchat.engine.kernels.paged_attention.args import AttentionArgs, SequenceSpan
 from kvchat.engine.kernels.paged_attention.reference import attend
 from kvchat.engine.kernels.quantized_attention.args import QuantizedPool, QuantizedStep
-from kvchat.engine.kernels.quantized_kv.reference import dequantise, quantise
+from kvchat.engine.kernels.quantized_kv.reference import dequantize, quantize
 from kvchat.engine.kernels.quantized_record import num_sealed
 
 
 def seal(k_pool: Tensor, v_pool: Tensor, sealed: QuantizedPool, step: QuantizedStep) -> None:
-    """Quantise the step's old blocks of the exact pools [N, H_kv, P, D] into their places."""
+    """Quantize the step's old blocks of the exact pools [N, H_kv, P, D] into their places."""
     if len(step.sources):
-        sealed.keys[step.targets, :, 0] = quantise(k_pool[step.sources], sealed.key_record)
-        sealed.values[step.targets, :, 0] = quantise(v_pool[step.sources], sealed.value_record)
+        sealed.keys[step.targets, :, 0] = quantize(k_pool[step.sources], sealed.key_record)
+        sealed.values[step.targets, :, 0] = quantize(v_pool[step.sources], sealed.value_record)
 
 
 def sealed_attention(
@@ -38,14 +38,14 @@ def sealed_attention(
         pools: exact keys [N, H_kv, P, D_k] and values [N, H_kv, P, D_v]; spans have holes before the block
             that precedes that of their first query.
         args: spans and scores; windows and chunks are not for these layers.
-        blocks: quantised blocks of each span.
+        blocks: quantized blocks of each span.
 
     Returns:
         [T, H, D_v] in the dtype of `query`.
     """
     out = query.new_empty(query.shape[0], query.shape[1], pools[1].shape[3])
     for span, old in zip(args.spans, blocks, strict=True):
-        keys, values = dequantised(sealed, old)
+        keys, values = dequantized(sealed, old)
         for row in range(span.q_start, span.q_end):
             position = span.position + row - span.q_start
             num_old = num_sealed(position, pools[0].shape[2]) * pools[0].shape[2]
@@ -57,10 +57,10 @@ def sealed_attention(
     return out
 
 
-def dequantised(sealed: QuantizedPool, blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """Return keys and values [n * P, H_kv, D], float32, of quantised blocks."""
-    keys = dequantise(sealed.keys[blocks, :, 0], sealed.key_record)
-    values = dequantise(sealed.values[blocks, :, 0], sealed.value_record)
+def dequantized(sealed: QuantizedPool, blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """Return keys and values [n * P, H_kv, D], float32, of quantized blocks."""
+    keys = dequantize(sealed.keys[blocks, :, 0], sealed.key_record)
+    values = dequantize(sealed.values[blocks, :, 0], sealed.value_record)
     return keys.transpose(1, 2).flatten(0, 1), values.transpose(1, 2).flatten(0, 1)
 
 

@@ -1,8 +1,8 @@
-"""Attention of single queries over quantised and exact blocks, where the device alone knows their sequences.
+"""Attention of single queries over quantized and exact blocks, where the device alone knows their sequences.
 
 No shape follows from the value of a tensor, so such a step can be recorded once and repeated with other
 sequences. All blocks of all tables are turned back into numbers. Dimensions: B sequences with one query each,
-n quantised blocks of a table, S slots of all blocks of a row, H query heads, H_kv key-value heads, D head
+n quantized blocks of a table, S slots of all blocks of a row, H query heads, H_kv key-value heads, D head
 size, N blocks, P block size.
 """
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from kvchat.engine.kernels.paged_attention.args import AttentionArgs, StepTables
 from kvchat.engine.kernels.paged_attention.table_ops import attend, gather, hidden_slots
 from kvchat.engine.kernels.quantized_attention.args import QuantizedPool
-from kvchat.engine.kernels.quantized_kv.reference import dequantise
+from kvchat.engine.kernels.quantized_kv.reference import dequantize
 from kvchat.engine.kernels.quantized_record import QuantizedRecord
 
 
@@ -24,7 +24,7 @@ def sealed_attention(
     Args:
         query: [B, H, D_k].
         args: with the exact blocks of each sequence as tables.
-        old: its quantised blocks [B, n].
+        old: its quantized blocks [B, n].
 
     Returns:
         [B, H, D_v]; zeros for rows without a query.
@@ -43,5 +43,5 @@ def sealed_attention(
 
 def _numbers(records: Tensor, tables: Tensor, record: QuantizedRecord) -> Tensor:
     """Return all slots of the tables' blocks in order [B, H_kv, n P, D], float32."""
-    numbers = dequantise(records.index_select(0, tables.flatten())[:, :, 0], record)  # [B n, H_kv, P, D]
+    numbers = dequantize(records.index_select(0, tables.flatten())[:, :, 0], record)  # [B n, H_kv, P, D]
     return numbers.unflatten(0, tables.shape).transpose(1, 2).flatten(2, 3)

@@ -1,6 +1,6 @@
-"""Attention over quantised and exact blocks in torch operations; any device.
+"""Attention over quantized and exact blocks in torch operations; any device.
 
-Quantised blocks are turned back into numbers a piece at a time, and what a softmax has found so far is kept
+Quantized blocks are turned back into numbers a piece at a time, and what a softmax has found so far is kept
 from piece to piece; the exact blocks come last. Dimensions: T tokens in the batch, Q queries of a piece, S
 keys of a piece, H query heads, H_kv key-value heads, G = H / H_kv, D head size, N blocks, P block size.
 """
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from kvchat.engine.kernels.paged_attention.args import AttentionArgs, SequenceSpan
 from kvchat.engine.kernels.quantized_attention.args import QuantizedPool
-from kvchat.engine.kernels.quantized_kv.reference import dequantise
+from kvchat.engine.kernels.quantized_kv.reference import dequantize
 from kvchat.engine.kernels.quantized_record import num_sealed
 
 PIECE_LEN = 512
@@ -58,8 +58,8 @@ def _attend_piece(
         part = old[first : min(first + size, most)]
         numbers = torch.arange(first, first + len(part), device=query.device).repeat_interleave(block_size)
         hidden = numbers >= num_old[:, None] if first + len(part) > int(num_old[0]) else None
-        keys = dequantise(sealed.keys[part, :, 0], sealed.key_record)
-        values = dequantise(sealed.values[part, :, 0], sealed.value_record)
+        keys = dequantize(sealed.keys[part, :, 0], sealed.key_record)
+        values = dequantize(sealed.values[part, :, 0], sealed.value_record)
         softmax.add(_heads_first(keys), _heads_first(values), hidden)
     first = num_sealed(span.position, block_size)
     end = span.position + len(query)

@@ -1,10 +1,10 @@
-"""Attention over quantised and exact blocks in Triton: codes become numbers where they are used.
+"""Attention over quantized and exact blocks in Triton: codes become numbers where they are used.
 
 As attention over exact blocks: a program takes a tile of queries, all query heads of one key-value head, and
-single queries split their keys by their own length. It walks over the quantised keys of its part first, then
+single queries split their keys by their own length. It walks over the quantized keys of its part first, then
 over the exact ones; the scale of an 8-bit token counts with its scores and weights instead of its numbers.
 Dimensions: T tokens in the batch, H query heads, H_kv key-value heads, G = H / H_kv, D head size, N blocks, P
-block size, B sequences, n quantised blocks of a table, S parts, M tiles.
+block size, B sequences, n quantized blocks of a table, S parts, M tiles.
 """
 
 import triton
@@ -74,7 +74,7 @@ def sealed_attention(
     """Return what the reference returns; see there for arguments.
 
     Args:
-        step: with the quantised blocks of each sequence, listed or as tables.
+        step: with the quantized blocks of each sequence, listed or as tables.
     """
     tables = tables_of(args)
     old, query = step.padded(), in_rows(query)
@@ -146,7 +146,7 @@ def constants(
 
 @triton.jit
 def _num_old(position, BLOCK_SIZE: tl.constexpr):
-    """Return how many keys a query at a position reads quantised: all but those of its block and of the one
+    """Return how many keys a query at a position reads quantized: all but those of its block and of the one
     before.
     """
     return tl.maximum(position // BLOCK_SIZE - 1, 0) * BLOCK_SIZE
@@ -154,7 +154,7 @@ def _num_old(position, BLOCK_SIZE: tl.constexpr):
 
 @triton.jit
 def _old_blocks(table, n_start, n, there, ONE_BLOCK: tl.constexpr, BLOCK_SIZE: tl.constexpr):
-    """Return the quantised block of a turn as a scalar, or that of each key [N]."""
+    """Return the quantized block of a turn as a scalar, or that of each key [N]."""
     if ONE_BLOCK:
         return tl.load(table + n_start // BLOCK_SIZE).to(tl.int64)
     else:
@@ -162,7 +162,7 @@ def _old_blocks(table, n_start, n, there, ONE_BLOCK: tl.constexpr, BLOCK_SIZE: t
 
 
 @triton.jit
-def _take_quantised(
+def _take_quantized(
     q,
     found,
     keys,
@@ -179,7 +179,7 @@ def _take_quantised(
     PIECE: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
 ):
-    """Take in keys and values of quantised blocks, and return what is found then.
+    """Take in keys and values of quantized blocks, and return what is found then.
 
     Args:
         q, found, scaling, dims: as of `take_blocks`.
@@ -272,7 +272,7 @@ def _attend(
     kv_head = tl.program_id(1).to(tl.int64)
     part = tl.program_id(2)
 
-    # Of the keys [0, last) in sight, quantised are at most [0, old_end), exact at least [recent, last).
+    # Of the keys [0, last) in sight, quantized are at most [0, old_end), exact at least [recent, last).
     last = position + num_queries
     num_parts = count_parts(last, PART_LEN, MOST_PARTS, IS_SPLIT)
     if part >= num_parts:
@@ -286,7 +286,7 @@ def _attend(
     num_old = _num_old(at, BLOCK_SIZE)
     q = load_queries(query, (q_t, q_h), rows, DIM_K, BLOCK_K)
     PIECE: tl.constexpr = WIDE_PIECE if q.dtype == tl.float32 else BLOCK_K
-    results = _take_quantised(
+    results = _take_quantized(
         q,
         begin(sinks, head, row_there, part, HAS_SINKS, BLOCK_M, BLOCK_V),
         ((k_units, k_scales, k_minima, k_factors), kv_head, ks_n, ks_h),

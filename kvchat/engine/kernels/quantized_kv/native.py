@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kvchat.engine.kernels.native.library import Library, library
 from kvchat.engine.kernels.paged_attention.native import TYPES
-from kvchat.engine.kernels.quantized_kv.reference import quantise
+from kvchat.engine.kernels.quantized_kv.reference import quantize
 from kvchat.engine.kernels.quantized_record import Code, QuantizedRecord
 
 CODES = (Code.FP8, Code.INT8, Code.INT4, Code.INT2)
@@ -20,7 +20,7 @@ LEAST_NUMBERS = 2**17
 
 
 class _Call(ctypes.Structure):
-    """The fields of native.cpp's `QuantiseCall`, in order."""
+    """The fields of native.cpp's `QuantizeCall`, in order."""
 
     _fields_ = [
         *(
@@ -49,7 +49,7 @@ def takes(pool: Tensor) -> bool:
     )
 
 
-def quantise_into(
+def quantize_into(
     records: Tensor,
     pool: Tensor,
     blocks: tuple[Tensor, Tensor],
@@ -89,7 +89,7 @@ def quantise_into(
         record.num_bytes,
     )
     if native.function("quantise_kv")(ctypes.byref(call)):
-        raise MemoryError("quantising needs more memory than there is")
+        raise MemoryError("quantizing needs more memory than there is")
     # A record that is not finite reads as NaN; the reference says what its bytes are.
     for number in failed.any(dim=1).nonzero()[:, 0].tolist():
-        records[targets[number], :, 0] = quantise(pool[sources[number]][None], record)[0]
+        records[targets[number], :, 0] = quantize(pool[sources[number]][None], record)[0]

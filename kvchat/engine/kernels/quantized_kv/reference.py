@@ -23,7 +23,7 @@ LEAST_EXPONENT = -100
 """Smaller numbers are divided as if they had this size."""
 
 
-def quantise(numbers: Tensor, record: QuantizedRecord) -> Tensor:
+def quantize(numbers: Tensor, record: QuantizedRecord) -> Tensor:
     """Return the records [N, H_kv, b], uint8, of keys or values [N, H_kv, P, D] of any float type.
 
     A record with a number that is not finite reads as NaN everywhere, so that it cannot pass for a finite
@@ -47,7 +47,7 @@ def quantise(numbers: Tensor, record: QuantizedRecord) -> Tensor:
     return out
 
 
-def dequantise(records: Tensor, record: QuantizedRecord) -> Tensor:
+def dequantize(records: Tensor, record: QuantizedRecord) -> Tensor:
     """Return the numbers [N, H_kv, P, D], float32, of records [N, H_kv, b]."""
     codes = unpack(_codes(records, record), record.code.bits, record.dim)
     numbers = _numbers(codes, record.code) * _spread(_scales_of(records, record, record.scales_at), record)

@@ -1,4 +1,4 @@
-"""Codes of quantised keys and values as numbers, for kernels that read records where they use them.
+"""Codes of quantized keys and values as numbers, for kernels that read records where they use them.
 
 Codes are read in units of four bytes where each token is whole units, of one byte otherwise, and taken apart
 in registers: a unit is halved until a half is a code. E4M3 is read by its bits: shifted by what its mantissa

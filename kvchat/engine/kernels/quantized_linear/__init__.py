@@ -3,9 +3,9 @@
 from torch import Tensor
 
 from kvchat.engine.kernels.quantized_linear import native, reference
-from kvchat.engine.kernels.quantized_linear.weight import Coding, QuantizedWeight, dequantise, quantise
+from kvchat.engine.kernels.quantized_linear.weight import Coding, QuantizedWeight, dequantize, quantize
 
-__all__ = ["Coding", "QuantizedWeight", "dequantise", "linear", "quantise"]
+__all__ = ["Coding", "QuantizedWeight", "dequantize", "linear", "quantize"]
 
 
 def linear(x: Tensor, weight: QuantizedWeight, bias: Tensor | None) -> Tensor:

@@ -1,4 +1,4 @@
-"""A linear layer over quantised weights by the native kernels.
+"""A linear layer over quantized weights by the native kernels.
 
 A few rows are computed from the codes as they lie, each weight read once. So are more where the processor
 multiplies whole numbers twice as fast as float32, and no numbers of 16 bits: a row has the same bits with any

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 GROUP = 32
-"""Inputs of one group in what kvchat quantises itself."""
+"""Inputs of one group in what kvchat quantizes itself."""
 TILE = 16
 """Outputs whose codes lie together."""
 _QUAD = 4
@@ -84,7 +84,7 @@ class QuantizedWeight:
         return self.codes.nbytes + self.scales.nbytes + (0 if self.minima is None else self.minima.nbytes)
 
 
-def quantise(weight: Tensor, bits: int) -> QuantizedWeight:
+def quantize(weight: Tensor, bits: int) -> QuantizedWeight:
     """Return the nearest codes of a weight [N, K] of any floating dtype, in groups of 32 without minima.
 
     The number of largest magnitude in a group becomes an end of the range: 127 or -127 with 8 bits, -8 with
@@ -95,14 +95,14 @@ def quantise(weight: Tensor, bits: int) -> QuantizedWeight:
     coding = Coding(bits=bits)
     if weight.shape[1] % GROUP:
         raise ValueError(f"{weight.shape[1]} inputs are no multiple of {GROUP}")
-    parts = [_quantise_rows(rows, coding) for rows in weight.split(_ROWS_AT_ONCE)]
+    parts = [_quantize_rows(rows, coding) for rows in weight.split(_ROWS_AT_ONCE)]
     codes, scales = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
     if not bool(scales.isfinite().all()):
         raise ValueError("its numbers are not finite, or too large")
     return QuantizedWeight(coding=coding, codes=codes, scales=to_tiles(scales))
 
 
-def dequantise(weight: QuantizedWeight) -> Tensor:
+def dequantize(weight: QuantizedWeight) -> Tensor:
     """Return the weight [N, K] in float32."""
     codes = unpack(weight.codes, weight.coding).float().unflatten(1, (-1, weight.coding.group))
     scales = from_tiles(weight.scales).float()[:, :, None]
@@ -143,7 +143,7 @@ def from_tiles(tiles: Tensor, width: int = 1) -> Tensor:
     return torch.cat([rows.reshape(whole.shape), rest])
 
 
-def _quantise_rows(weight: Tensor, coding: Coding) -> tuple[Tensor, Tensor]:
+def _quantize_rows(weight: Tensor, coding: Coding) -> tuple[Tensor, Tensor]:
     groups = weight.float().unflatten(1, (-1, coding.group))
     largest = groups.gather(2, groups.abs().argmax(2, keepdim=True))
     exact = largest / (_LARGEST[8] if coding.bits == 8 else -_LARGEST[4])

@@ -1,4 +1,4 @@
-"""Room on disk for prepared weights, under the limit that they share with stored blocks. Knows no torch."""
+"""Disk budget of prepared weights, under the limit that they share with stored blocks. Knows no torch."""
 
 from contextlib import closing, suppress
 from dataclasses import dataclass

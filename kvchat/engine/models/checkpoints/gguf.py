@@ -1,4 +1,4 @@
-"""From a GGUF file to a checkpoint directory: quantised weights stay so, everything else is expanded.
+"""From a GGUF file to a checkpoint directory: quantized weights stay so, everything else is expanded.
 
 What config and tokenizer are is read by transformers. The file is only ever parsed, and nothing in it is run.
 """
@@ -17,11 +17,11 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from kvchat.engine.kernels.quantized_linear import Coding, QuantizedWeight
-from kvchat.engine.models.checkpoints.gguf_blocks import FORMATS, quantised
+from kvchat.engine.models.checkpoints.gguf_blocks import FORMATS, quantized
 from kvchat.engine.models.checkpoints.prepared import WEIGHTS_FILE, MakeRoom
 from kvchat.engine.models.checkpoints.quantized import describe
 from kvchat.engine.models.linear.quantized import output_name
-from kvchat.engine.models.load_lock import ALONE
+from kvchat.engine.models.load import BUILD_LOCK
 from kvchat.errors import ModelUnreadable, UnsupportedModel
 
 Report = Callable[[str], None]
@@ -120,7 +120,7 @@ def write_checkpoint(
 def _empty_module(file: GgufFile, config: Any) -> nn.Module:
     """Return the model that the header tells of, without weights."""
     try:
-        with ALONE, torch.device("meta"):
+        with BUILD_LOCK, torch.device("meta"):
             module: nn.Module = transformers.AutoModelForCausalLM.from_config(config)
             return module
     except Exception as error:  # whatever sizes and ids of a damaged header make the library raise
@@ -162,7 +162,7 @@ def _scale_rope(config: Any, factors: Tensor) -> None:
 
 
 def _dtype(file: GgufFile) -> torch.dtype:
-    """Return the dtype of everything that is not quantised: the file's own, bfloat16 beside codes."""
+    """Return the dtype of everything that is not quantized: the file's own, bfloat16 beside codes."""
     kinds = {tensor.tensor_type.name for tensor in file.reader.tensors if len(tensor.shape) > 1}
     if kinds <= {"F32"}:
         return torch.float32
@@ -172,7 +172,7 @@ def _dtype(file: GgufFile) -> torch.dtype:
 def _named(file: GgufFile, module: Any, report: Report) -> Iterator[tuple[str, Tensor | QuantizedWeight]]:
     """Yield what the file holds for every parameter of a model, by the parameter's name.
 
-    A last layer that shares the embedding's numbers gets its own, quantised, where they are: the embedding is
+    A last layer that shares the embedding's numbers gets its own, quantized, where they are: the embedding is
     expanded, and reading all of that for every token would take longer than the other layers together.
     """
     names = get_tensor_name_map(_ARCHITECTURES[file.architecture], module.config.num_hidden_layers)
@@ -190,7 +190,7 @@ def _named(file: GgufFile, module: Any, report: Report) -> Iterator[tuple[str, T
         yield name, _converted(file, module, name, found)
     embedding = there[_EMBEDDING]
     if module.config.tie_word_embeddings and embedding.tensor_type in FORMATS:
-        yield f"{output_name(module)}.weight", quantised(np.asarray(embedding.data), embedding.tensor_type)
+        yield f"{output_name(module)}.weight", quantized(np.asarray(embedding.data), embedding.tensor_type)
 
 
 def _converted(
@@ -200,7 +200,7 @@ def _converted(
     order = _rows(file.architecture, module.config, tensor)
     if type(layer) is nn.Linear and name.endswith(".weight") and tensor.tensor_type in FORMATS:
         data = np.asarray(tensor.data)
-        return quantised(data if order is None else data[order], tensor.tensor_type)
+        return quantized(data if order is None else data[order], tensor.tensor_type)
     numbers = _expanded(tensor)
     if order is not None:
         numbers = numbers[torch.from_numpy(order)]

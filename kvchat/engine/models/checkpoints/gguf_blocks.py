@@ -32,13 +32,13 @@ class Groups:
 
 @dataclass(frozen=True, slots=True)
 class BlockFormat:
-    """A format of GGUF that can be kept quantised: the coding it becomes, and how its blocks are read."""
+    """A format of GGUF that can be kept quantized: the coding it becomes, and how its blocks are read."""
 
     coding: Coding
     read: Callable[[Bytes], Groups]
 
 
-def quantised(data: Bytes, kind: GGMLQuantizationType) -> QuantizedWeight:
+def quantized(data: Bytes, kind: GGMLQuantizationType) -> QuantizedWeight:
     """Return a weight [N, K] from its rows of blocks [N, bytes of K numbers]."""
     block_format = FORMATS[kind]
     num_outputs = data.shape[0]
@@ -143,4 +143,4 @@ FORMATS = {
     GGMLQuantizationType.Q5_K: BlockFormat(Coding(bits=8, has_minima=True), _read_q5_k),
     GGMLQuantizationType.Q6_K: BlockFormat(Coding(bits=8, group=16), _read_q6_k),
 }
-"""Formats of GGUF whose weights stay quantised; others are expanded."""
+"""Formats of GGUF whose weights stay quantized; others are expanded."""

@@ -1,4 +1,4 @@
-"""Weights that are mapped from their files, and how they come out of there without being resident twice."""
+"""Memory-mapped weights: copies them out of their files without holding them in memory twice."""
 
 import ctypes
 import mmap

@@ -1,4 +1,4 @@
-"""Checkpoints made once from others and kept, so that the next start maps them: quantised, or expanded.
+"""Checkpoints made once from others and kept, so that the next start maps them: quantized, or expanded.
 
 One directory each, named by all that its content follows from; it is whole, or not there at all. None holds
 a truth: whoever removes one loses time.
@@ -21,8 +21,8 @@ from kvchat.engine.models.fingerprint import Checkpoint, read_checkpoint
 from kvchat.errors import StorageError
 from kvchat.platform.directories import make_private, sync
 
-QUANTISED = {"int8": 8, "int4": 4}
-"""Names of the forms in which weights are quantised here, and the bits of one code."""
+QUANTIZED = {"int8": 8, "int4": 4}
+"""Names of the forms in which weights are quantized here, and the bits of one code."""
 EXPANDED = "expanded"
 """What a checkpoint of 8-bit floats in blocks becomes before anything else."""
 PREPARED_DIR = "weights"
@@ -197,6 +197,6 @@ def find_prepared(
         plain = read_checkpoint(model_dir, None, digests)
         if (expanded := kept.find(key_of(plain, EXPANDED, "auto"))) is not None:
             own = read_checkpoint(expanded, adapter_dir, digests)
-    if weights in QUANTISED and (found := kept.find(key_of(own, weights, dtype))) is not None:
+    if weights in QUANTIZED and (found := kept.find(key_of(own, weights, dtype))) is not None:
         return read_checkpoint(found, None, digests)
     return own

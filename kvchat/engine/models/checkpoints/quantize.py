@@ -1,4 +1,4 @@
-"""Quantise a model's weights once and keep them: from a plain checkpoint to a prepared one."""
+"""Quantize a model's weights once and keep them: from a plain checkpoint to a prepared one."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from kvchat.engine.kernels.quantized_linear import Coding
 from kvchat.engine.models.checkpoints.prepared import (
-    QUANTISED,
+    QUANTIZED,
     WEIGHTS_FILE,
     MakeRoom,
     PreparedCheckpoints,
@@ -23,7 +23,7 @@ from kvchat.engine.models.checkpoints.quantized import describe
 from kvchat.engine.models.checkpoints.weight_files import read_config
 from kvchat.engine.models.fingerprint import Checkpoint
 from kvchat.engine.models.latent import projections
-from kvchat.engine.models.linear.quantized import output_name, quantise_linears
+from kvchat.engine.models.linear.quantized import output_name, quantize_linears
 from kvchat.engine.models.load import LoadedModel
 from kvchat.errors import ConfigError, ModelUnreadable, UnsupportedModel
 
@@ -36,8 +36,8 @@ class Recipe:
 
     Args:
         load: loads the plain model, with its weights mapped.
-        weights: a name of QUANTISED.
-        dtype: of everything that is not quantised; auto: as the checkpoint says.
+        weights: a name of QUANTIZED.
+        dtype: of everything that is not quantized; auto: as the checkpoint says.
         make_room: called before it is written.
     """
 
@@ -49,30 +49,30 @@ class Recipe:
     make_room: MakeRoom
 
 
-def quantised_dir(recipe: Recipe, kept: PreparedCheckpoints, report: Report) -> Path:
-    """Return the directory of the quantised checkpoint, made now if it is not there.
+def quantized_dir(recipe: Recipe, kept: PreparedCheckpoints, report: Report) -> Path:
+    """Return the directory of the quantized checkpoint, made now if it is not there.
 
     Args:
         report: is told in words how far it is.
 
     Raises:
-        ConfigError: the checkpoint is quantised already.
-        ModelError: it cannot be loaded, has weights that are not finite, or none that can be quantised.
+        ConfigError: the checkpoint is quantized already.
+        ModelError: it cannot be loaded, has weights that are not finite, or none that can be quantized.
         StorageError: the result cannot be written.
     """
     config = read_config(recipe.model_dir)
     if "quantization_config" in config:
-        raise ConfigError(f"{recipe.model_dir} is quantised already. Use it with --weights auto.")
+        raise ConfigError(f"{recipe.model_dir} is quantized already. Use it with --weights auto.")
     key = key_of(recipe.checkpoint, recipe.weights, recipe.dtype)
     return kept.get(key, lambda directory: _make(directory, recipe, config, report))
 
 
 def _make(directory: Path, recipe: Recipe, config: dict[str, Any], report: Report) -> None:
     module = recipe.load().module
-    codings = _quantise(module, recipe, report)
+    codings = _quantize(module, recipe, report)
     if not codings:
         raise UnsupportedModel(
-            f"{recipe.model_dir} has no linear layers that can be quantised. Use --weights auto."
+            f"{recipe.model_dir} has no linear layers that can be quantized. Use --weights auto."
         )
     recipe.make_room(sum(tensor.nbytes for tensor in _tensors(module).values()))
     report(f"writing {recipe.weights} weights")
@@ -81,28 +81,28 @@ def _make(directory: Path, recipe: Recipe, config: dict[str, Any], report: Repor
     copy_if_there(recipe.model_dir, directory, "generation_config.json")
 
 
-def _quantise(module: Any, recipe: Recipe, report: Report) -> dict[str, Coding]:
+def _quantize(module: Any, recipe: Recipe, report: Report) -> dict[str, Coding]:
     num_layers = sum(type(layer) is nn.Linear for layer in module.modules())
     codings: dict[str, Coding] = {}
     try:
         with torch.inference_mode():
-            for name, coding in quantise_linears(module, QUANTISED[recipe.weights], projections(module)):
+            for name, coding in quantize_linears(module, QUANTIZED[recipe.weights], projections(module)):
                 codings[name] = coding
                 share = len(codings) / num_layers
                 report(f"preparing {recipe.weights} weights, {share:.0%}; only this once")
     except ValueError as error:
-        raise ModelUnreadable(f"{recipe.model_dir} cannot be quantised: {error}.") from error
+        raise ModelUnreadable(f"{recipe.model_dir} cannot be quantized: {error}.") from error
     return codings
 
 
 def write_checkpoint(
     directory: Path, module: nn.Module, config: Mapping[str, Any], codings: Mapping[str, Coding]
 ) -> None:
-    """Write a model with quantised layers so that transformers loads it like any other.
+    """Write a model with quantized layers so that transformers loads it like any other.
 
     Args:
         config: config.json of the plain model.
-        codings: what was quantised, by the name of the layer.
+        codings: what was quantized, by the name of the layer.
     """
     written = dict(config) | {"quantization_config": describe(codings)}
     if output_name(module) in codings:

@@ -1,7 +1,7 @@
-"""Checkpoints with quantised weights, as transformers reads and kvchat writes them.
+"""Checkpoints with quantized weights, as transformers reads and kvchat writes them.
 
 Such a directory looks like any other: config.json says under `quantization_config` which layers are
-quantised and how, and the weight file holds their codes and scales. transformers asks the class registered
+quantized and how, and the weight file holds their codes and scales. transformers asks the class registered
 here to put the right layers in place before it fills them.
 """
 
@@ -20,7 +20,7 @@ METHOD = "kvchat"
 
 
 def describe(codings: Mapping[str, Coding]) -> dict[str, Any]:
-    """Return the `quantization_config` of a checkpoint with these layers quantised."""
+    """Return the `quantization_config` of a checkpoint with these layers quantized."""
     layers = {name: [coding.bits, coding.group, coding.has_minima] for name, coding in codings.items()}
     return {"quant_method": METHOD, "version": VERSION, "layers": layers}
 
@@ -34,7 +34,7 @@ class QuantizedLayers(QuantizationConfigMixin):
 
     def __init__(self, layers: Mapping[str, Any], version: int = VERSION, **others: object) -> None:
         if version != VERSION:
-            raise ValueError(f"its quantised weights are of version {version}, this is version {VERSION}")
+            raise ValueError(f"its quantized weights are of version {version}, this is version {VERSION}")
         self.quant_method = METHOD
         self.version = version
         self.layers = dict(layers)
@@ -49,7 +49,7 @@ class QuantizedLayers(QuantizationConfigMixin):
 
 @register_quantizer(METHOD)
 class Quantizer(HfQuantizer):
-    """Puts quantised layers in place of plain ones before weights are read."""
+    """Puts quantized layers in place of plain ones before weights are read."""
 
     requires_calibration = False
     quantization_config: QuantizedLayers
@@ -58,7 +58,7 @@ class Quantizer(HfQuantizer):
         for name, coding in self.quantization_config.codings.items():
             layer = model.get_submodule(name)
             if not isinstance(layer, nn.Linear) or layer.in_features % coding.group:
-                raise ValueError(f"its config.json says that {name} is quantised, which it cannot be")
+                raise ValueError(f"its config.json says that {name} is quantized, which it cannot be")
             replace(model, name, empty_linear(layer, coding))
 
     def is_serializable(self, **others: object) -> bool:

@@ -1,4 +1,4 @@
-"""A model's linear layers with quantised weights."""
+"""A model's linear layers with quantized weights."""
 
 from collections.abc import Collection, Iterator
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kvchat.engine.kernels.quantized_linear import Coding, QuantizedWeight, linear, quantise
+from kvchat.engine.kernels.quantized_linear import Coding, QuantizedWeight, linear, quantize
 
 LEAST_SIDE = 64
 """Layers with fewer inputs or outputs, such as routers between experts, weigh little and decide much."""
@@ -31,21 +31,21 @@ class QuantizedLinear(nn.Module):
         self.bias = bias
 
     @property
-    def quantised(self) -> QuantizedWeight:
+    def quantized(self) -> QuantizedWeight:
         return QuantizedWeight(coding=self.coding, codes=self.codes, scales=self.scales, minima=self.minima)
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., T, K] → [..., T, N]."""
-        return linear(x, self.quantised, self.bias)
+        return linear(x, self.quantized, self.bias)
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, {self.coding}"
 
 
-def quantise_linears(
+def quantize_linears(
     model: nn.Module, bits: int, spared: Collection[nn.Module] = ()
 ) -> Iterator[tuple[str, Coding]]:
-    """Replace every large linear layer by one with quantised weights; yield the name and coding of each.
+    """Replace every large linear layer by one with quantized weights; yield the name and coding of each.
 
     An embedding that shares the weights of the last layer keeps its own.
 
@@ -56,9 +56,9 @@ def quantise_linears(
     """
     output = output_name(model)
     for name, layer in list(model.named_modules()):
-        if type(layer) is not nn.Linear or layer in spared or not _can_quantise(layer):
+        if type(layer) is not nn.Linear or layer in spared or not _can_quantize(layer):
             continue
-        weight = quantise(layer.weight.detach(), _OUTPUT_BITS if name == output else bits)
+        weight = quantize(layer.weight.detach(), _OUTPUT_BITS if name == output else bits)
         replace(model, name, QuantizedLinear(weight, layer.bias))
         yield name, weight.coding
 
@@ -95,6 +95,6 @@ def replace(model: nn.Module, name: str, layer: nn.Module) -> None:
     setattr(model.get_submodule(parent), child, layer)
 
 
-def _can_quantise(layer: nn.Linear) -> bool:
+def _can_quantize(layer: nn.Linear) -> bool:
     num_outputs, num_inputs = layer.weight.shape
     return num_inputs % Coding(bits=8).group == 0 and min(num_outputs, num_inputs) >= LEAST_SIDE

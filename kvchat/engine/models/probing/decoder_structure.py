@@ -133,7 +133,7 @@ def match_layer(layer: Any, call: AttentionCall, spec: FullSpec, rope: int | Non
 def match_linear(layer: Any) -> Linear:
     """Return the tensors of a linear layer."""
     if isinstance(layer, QuantizedLinear):
-        return Linear(weight=layer.quantised, bias=layer.bias)
+        return Linear(weight=layer.quantized, bias=layer.bias)
     if isinstance(layer, PairedLinear):
         return Linear(weight=layer.paired, bias=layer.bias)
     if type(layer) in (nn.Linear, PackedLinear, WidenedLinear):

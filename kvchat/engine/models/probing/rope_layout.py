@@ -1,4 +1,4 @@
-"""In which order a latent layer's rope key stands, seen rather than believed.
+"""Order of the numbers in a latent layer's rope key, measured on the layer's own rotary embedding.
 
 Implementations of one model agree on which numbers turn together and not on where they put them; attention is
 the same for all of them, the cached bytes are not. So unit vectors run through each layer's own rotary

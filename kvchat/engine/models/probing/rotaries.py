@@ -1,7 +1,7 @@
-"""By which embedding a model turns the keys of each layer, found by trying its own on keys that it computed.
+"""Rotary embedding of each layer's keys, found by trying the model's own ones on keys that it computed.
 
 A few tokens run through the model twice, with all positions 0 and with others. No layer attends to anything
-meanwhile, so both times the same keys are turned. Dimensions: n tokens, H_kv heads, D head size.
+meanwhile, so both times the same keys are rotated. Dimensions: n tokens, H_kv heads, D head size.
 """
 
 from collections.abc import Collection, Iterator

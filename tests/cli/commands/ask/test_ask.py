@@ -17,8 +17,8 @@ from kvchat.app.config import read_settings
 from kvchat.app.open_sessions import open_store
 from kvchat.chat.engine_client import EngineClient
 from kvchat.cli.commands.ask.ask import answer
+from kvchat.cli.commands.ask.options import AskOptions
 from kvchat.cli.commands.ask.prompt import read_prompt
-from kvchat.cli.parser.options import AskOptions
 from kvchat.engine.api.config import EngineConfig
 from kvchat.errors import ContextOverflow, EngineFailed, ModelUnreadable, SessionExists, StorageError
 from kvchat.session.tree import Finish, Turn

@@ -7,7 +7,7 @@ import torch
 from gguf import GGMLQuantizationType as Kind
 from safetensors.torch import load_file
 
-from kvchat.engine.kernels.quantized_linear import dequantise
+from kvchat.engine.kernels.quantized_linear import dequantize
 from kvchat.engine.models.checkpoints.gguf import open_gguf, write_checkpoint
 from kvchat.engine.models.checkpoints.prepared import WEIGHTS_FILE, prepared_bytes
 from kvchat.engine.models.linear.quantized import QuantizedLinear
@@ -31,17 +31,17 @@ def small_models(request: pytest.FixtureRequest) -> TinyModels:
     return found
 
 
-@pytest.mark.parametrize("quantised", [Kind.Q8_0, Kind.Q4_0, Kind.F16, Kind.F32], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("quantized", [Kind.Q8_0, Kind.Q4_0, Kind.F16, Kind.F32], ids=lambda kind: kind.name)
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "gemma2", "gemma3", "phi3"])
 def test_a_file_computes_what_transformers_computes_with_its_numbers(
-    kind: str, quantised: Kind, tmp_path: Path
+    kind: str, quantized: Kind, tmp_path: Path
 ) -> None:
     model = tiny(kind)
-    expected = write_gguf(model, tmp_path / "model.gguf", kind, quantised)
+    expected = write_gguf(model, tmp_path / "model.gguf", kind, quantized)
     loaded = load_model(read(tmp_path / "model.gguf", tmp_path / "made"), "float32", CPU)
     layers = [name for name, layer in loaded.module.named_modules() if isinstance(layer, QuantizedLinear)]
-    assert bool(layers) == quantised.name.startswith("Q")
-    rest = {Kind.F32: torch.float32, Kind.F16: torch.float16}.get(quantised, torch.bfloat16)
+    assert bool(layers) == quantized.name.startswith("Q")
+    rest = {Kind.F32: torch.float32, Kind.F16: torch.float16}.get(quantized, torch.bfloat16)
     for name, numbers in expected.items():
         if name.removesuffix(".weight") not in layers:
             expected[name] = numbers.to(rest).float()
@@ -53,7 +53,7 @@ def test_a_file_computes_what_transformers_computes_with_its_numbers(
     assert float((found - wanted).abs().max() / wanted.abs().max()) < most
 
 
-def test_quantised_numbers_are_taken_over_as_they_are(tmp_path: Path) -> None:
+def test_quantized_numbers_are_taken_over_as_they_are(tmp_path: Path) -> None:
     """Rows of queries and keys are in another order in files of Llama; their codes move with them."""
     model = tiny("llama")
     expected = write_gguf(model, tmp_path / "model.gguf", "llama", Kind.Q4_0)
@@ -63,10 +63,10 @@ def test_quantised_numbers_are_taken_over_as_they_are(tmp_path: Path) -> None:
     for name in names:
         layer = module.get_submodule(name)
         assert isinstance(layer, QuantizedLinear)
-        assert torch.equal(dequantise(layer.quantised), expected[f"{name}.weight"])
+        assert torch.equal(dequantize(layer.quantized), expected[f"{name}.weight"])
 
 
-def test_a_last_layer_that_shares_the_embedding_stays_quantised(tmp_path: Path) -> None:
+def test_a_last_layer_that_shares_the_embedding_stays_quantized(tmp_path: Path) -> None:
     model = tiny("llama", tie_word_embeddings=True)
     write_gguf(model, tmp_path / "model.gguf", "llama", Kind.Q8_0)
     module = load_model(read(tmp_path / "model.gguf", tmp_path / "made"), "auto", CPU).module

@@ -1,13 +1,14 @@
 """Blocks of GGUF files mean what llama.cpp's own library says they mean."""
 
+import gguf
 import numpy as np
 import pytest
 import torch
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, dequantize
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from numpy.typing import NDArray
 
-from kvchat.engine.kernels.quantized_linear import dequantise
-from kvchat.engine.models.checkpoints.gguf_blocks import FORMATS, quantised
+from kvchat.engine.kernels.quantized_linear import dequantize
+from kvchat.engine.models.checkpoints.gguf_blocks import FORMATS, quantized
 
 pytestmark = pytest.mark.cpu
 
@@ -18,8 +19,8 @@ FLOATS = {"Q8_0": (0,), "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 
 @pytest.mark.parametrize("kind", FORMATS, ids=lambda kind: kind.name)
 def test_random_blocks_are_the_numbers_that_the_library_reads(kind: GGMLQuantizationType) -> None:
     data = random_rows(kind, num_rows=5, num_inputs=512)
-    expected = torch.from_numpy(dequantize(data, kind))
-    found = dequantise(quantised(data, kind))
+    expected = torch.from_numpy(gguf.dequantize(data, kind))
+    found = dequantize(quantized(data, kind))
     assert found.shape == expected.shape == (5, 512)
     if kind.name in EXACT:
         assert torch.equal(found, expected)
@@ -33,7 +34,7 @@ def test_random_blocks_are_the_numbers_that_the_library_reads(kind: GGMLQuantiza
 def test_kept_blocks_take_little_more_than_the_file(kind: GGMLQuantizationType) -> None:
     """Five bits become eight, and six bits eight; the others stay as small as they are."""
     data = random_rows(kind, num_rows=4, num_inputs=512)
-    growth = quantised(data, kind).nbytes / data.nbytes
+    growth = quantized(data, kind).nbytes / data.nbytes
     assert growth < {"Q5_0": 1.6, "Q5_1": 1.6, "Q5_K": 1.7, "Q6_K": 1.4, "Q4_K": 1.12}.get(kind.name, 1.001)
 
 

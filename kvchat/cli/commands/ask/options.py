@@ -1,0 +1,55 @@
+"""Options of `kvchat ask`, apart from the command: `kvchat ask --help` loads nothing else."""
+
+from typing import Annotated
+
+from kvchat.cli.parser.option_class import Argument, Option, option_class
+from kvchat.cli.parser.options import (
+    Files,
+    LastSession,
+    NamedSession,
+    NewSession,
+    PackName,
+    TalkOptions,
+    WhenFull,
+    given,
+)
+
+
+@option_class
+class AskOptions(TalkOptions):
+    """Options of one question."""
+
+    question: Annotated[
+        list[str] | None,
+        Argument(help="The question.", metavar="[QUESTION]...", show_default=False, any_bytes=True),
+    ] = None
+    session: NamedSession = None
+    continue_last: LastSession = False
+    new: NewSession = None
+    pack: PackName = None
+    file: Files = None
+    edit: Annotated[
+        int | None,
+        Option(help="Ask in place of your N-th last message, on a new branch.", metavar="N", min=1),
+    ] = None
+    json: Annotated[bool, Option("--json", help="Print one JSON object at the end.")] = False
+    ndjson: Annotated[bool, Option("--ndjson", help="Print one JSON event per line.")] = False
+    no_attach: Annotated[
+        bool, Option("--no-attach", help="Load the model here, even where a running kvchat lends it.")
+    ] = False
+    num: Annotated[
+        int, Option("-n", help="Give so many answers, each a branch.", metavar="N", min=1, max=8)
+    ] = 1
+    strict_cache: Annotated[
+        bool,
+        Option("--strict-cache", help="Exit with 7 rather than compute what was computed before."),
+    ] = False
+    when_full: WhenFull = None
+    no_stats: Annotated[bool, Option("--no-stats", help="Do not say what the answer cost.")] = False
+    fail_on_length: Annotated[
+        bool, Option("--fail-on-length", help="Exit with 8 if the answer was cut off by its length.")
+    ] = False
+
+    def flags(self) -> dict[str, object]:
+        flags = TalkOptions.flags(self) | given({"when_full": self.when_full})
+        return flags | ({"display.stats": False} if self.no_stats else {})
