@@ -52,7 +52,7 @@ def _save(home: Path, ids: list[int]) -> int:
     with closing(open_store(home, clock=time.time, daily_bytes=DAILY_BYTES)) as store:
         for block in chain(ids):
             try:
-                store.write(block.header, block.payload)
+                store.write([(block.header, block.payload)])
             except StorageError:
                 refusals += 1
             else:

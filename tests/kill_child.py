@@ -18,7 +18,7 @@ from random import Random
 
 from kvchat.app.session_service import SessionService
 from kvchat.engine.api.ids import BlockKey
-from kvchat.engine.memory.disk.bundle_blocks import BundleBlockStore
+from kvchat.engine.memory.disk.bundle_blocks import BundleBlockStore, NewBlock
 from kvchat.engine.memory.disk.catalog import BlockCatalog
 from kvchat.engine.memory.disk.index import IndexedBlock
 from kvchat.engine.memory.disk.store import DiskStore
@@ -183,7 +183,7 @@ class Work:
         with closing(shelf):
             for block in blocks:
                 header = block.header
-                shelf.write(header.group, header.parent, header.token_ids, block.payload)
+                shelf.write([NewBlock(header.group, header.parent, header.token_ids, block.payload)])
         session = Session(
             id=new_session_id(),
             title="",
@@ -209,7 +209,7 @@ class Work:
         with suppress(StorageError):  # under a limit there may be no room
             with self.store.room_for([block.header for block in new], FINGERPRINT, keys):
                 for block in new:
-                    assert self.store.write(block.header, block.payload, is_wanted=True)
+                    assert self.store.write([(block.header, block.payload)], is_wanted=True)
             say("blocks", session=None, blocks=[_described(block) for block in new])
 
     def remove(self) -> None:

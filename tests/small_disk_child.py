@@ -47,7 +47,7 @@ class Disk:
             self._converse(sessions, sessions.branch(session.id, MAIN))
         with self.refusals_told():
             for block in BLOCKS[len(self.saved) : len(self.saved) + 2]:
-                store.write(block.header, block.payload)
+                store.write([(block.header, block.payload)])
                 self.saved.append(block)
         with self.refusals_told(), new_file(self.home / "export.kvchat") as write:
             write(bytes(3 * PAGE))

@@ -97,9 +97,6 @@ ENTRIES = {"kvchat.session.salvage": ("kvchat.session.salvage.salvage",)}
 PRIVATE_IMPORTS = {
     # Peak memory of a forward pass on any device; torch has no public name for its dispatch modes.
     "kvchat.engine.forward.activation_memory": ("torch.utils._python_dispatch",),
-    # Light commands that start without pydantic.
-    "kvchat.cli.parser.coercion": ("typer._click", "typer._click.exceptions", "typer._coercion"),
-    "kvchat.cli.parser.command_line": ("typer._click.shell_completion",),
     # A terminal that survives bytes that are no UTF-8.
     "kvchat.ui.terminal.driver": ("textual._xterm_parser",),
 }

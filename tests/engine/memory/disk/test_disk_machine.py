@@ -44,7 +44,7 @@ class Disk(RuleBasedStateMachine):
     def write(self, name: tuple[BlockKey, GroupId], number: int) -> None:
         self.clock.now_s += 1
         block = BLOCKS[name]
-        assert self.stores[number].write(block.header, block.payload) == (name not in self.present)
+        assert self.stores[number].write([(block.header, block.payload)]) == (name not in self.present)
         self.present.add(name)
 
     @rule(name=NAMES, number=st.sampled_from([0, 1]))

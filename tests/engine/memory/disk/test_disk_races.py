@@ -122,7 +122,7 @@ def test_a_block_that_is_set_aside_while_room_is_made_is_counted_where_it_was_or
     files.when_set_aside_were_listed += [lambda: other.set_aside(blocks[1].key, FULL)]
     files.when_set_aside_were_listed += [lambda: None] * (num_listed - 1)
 
-    assert writer.write(blocks[2].header, blocks[2].payload, is_wanted=True)
+    assert writer.write([(blocks[2].header, blocks[2].payload)], is_wanted=True)
 
     found = [*(tmp_path / "blocks").rglob("*.*"), *(tmp_path / "quarantine").iterdir()]
     assert sum(path.stat().st_size for path in found) <= limit_bytes

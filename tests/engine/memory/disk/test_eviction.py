@@ -143,6 +143,6 @@ def test_held_room_is_there_while_another_writer_gives_up_what_it_has_reserved(
 
     monkeypatch.setattr(other._directory, "enforce", find_no_room)
     with disk.room(NEW, blocks):
-        assert not other.write(block.header, block.payload)
+        assert not other.write([(block.header, block.payload)])
     assert num_written == [3]
     assert disk.found(NEW) == 3

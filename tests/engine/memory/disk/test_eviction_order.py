@@ -171,8 +171,8 @@ def test_names_of_what_went_are_bounded_and_nothing_of_them_is_on_disk(tmp_path:
         order.note_gone(gone)
         assert order.num_ghosts == MAX_GHOSTS
         names = [(FINGERPRINT, gone[number].name, FULL) for number in (0, 9, 10, -1)]
-        assert [order.is_proven(name) for name in names] == [False, False, True, True]
-        assert not order.is_proven(names[-1])
+        assert [order.take_ghost(name) for name in names] == [False, False, True, True]
+        assert not order.take_ghost(names[-1])
 
 
 def _indexed(number: int) -> IndexedBlock:

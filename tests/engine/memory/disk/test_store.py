@@ -262,7 +262,7 @@ def test_a_late_use_of_a_closed_store_harms_nobody(tmp_path: Path) -> None:
     inode = (tmp_path / "index.db").stat().st_ino
     assert not closed.has(blocks[0].key, FULL)
     with pytest.raises(StorageError):
-        closed.write(blocks[1].header, blocks[1].payload)
+        closed.write([(blocks[1].header, blocks[1].payload)])
     assert (tmp_path / "index.db").stat().st_ino == inode
     assert store.has(blocks[0].key, FULL)
     assert store.write([(blocks[1].header, blocks[1].payload)])
@@ -276,8 +276,8 @@ def test_two_stores_share_a_directory(tmp_path: Path) -> None:
     one, two = open_store(tmp_path), open_store(tmp_path)
     write_all(one, blocks[:2])
     assert two.has_all([block.key for block in blocks], FULL) == [True, True, False]
-    assert not two.write(blocks[0].header, blocks[0].payload)
-    assert two.write(blocks[2].header, blocks[2].payload)
+    assert not two.write([(blocks[0].header, blocks[0].payload)])
+    assert two.write([(blocks[2].header, blocks[2].payload)])
     assert read(one, blocks[2]) == blocks[2].payload
     one.remove_keys([block.key for block in blocks])
     with pytest.raises(BlockMissing):
