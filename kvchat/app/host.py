@@ -1,11 +1,12 @@
-"""Services of the machine behind the interface: files, settings, models."""
+"""Settings, models and measurements as the interface shows them, and its view of the engine."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import field
 from typing import TYPE_CHECKING, Protocol
 
-from kvchat.app.services import SessionFileService
-from kvchat.engine.api.sampling_params import SamplingParams
+from kvchat.engine.api.inspection import InspectedBlock, InspectionRequest
+from kvchat.engine.api.snapshot import CacheSnapshot
+from kvchat.engine.api.status import EngineStatus
 from kvchat.platform.values import dataclass
 
 if TYPE_CHECKING:
@@ -59,67 +60,25 @@ class Gauged:
     kept_agreement: float
 
 
-class InterfaceServices(SessionFileService, Protocol):
-    """The machine. Every method but `appearance` and `sampling` may wait and belongs into a thread."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvOnDisk:
+    """What of a session's KV is stored: what no other session has, and what others have too."""
 
-    def appearance(self) -> Appearance: ...
+    own_bytes: int
+    shared_bytes: int
 
-    def settings(self) -> Sequence[SettingEntry]: ...
 
-    def sampling(self) -> SamplingParams:
-        """Return how tokens are to be chosen now."""
+class EngineView(Protocol):
+    """What the interface reads of the engine."""
+
+    def status(self) -> EngineStatus:
+        """Return at once."""
         ...
 
-    def change_setting(self, name: str, value: str) -> str:
-        """Write a setting into the person's file (an empty value takes it out) and say what was done.
-
-        What counts at once is in `appearance` and `sampling` then; what does not is said.
-
-        Raises:
-            KvchatError: the value is not possible, or the file cannot be written.
-        """
+    def snapshot(self) -> CacheSnapshot | None:
+        """Return at once."""
         ...
 
-    def models(self) -> Sequence[ModelEntry]: ...
-
-    def reload(self, model: str | None = None) -> None:
-        """Close the engine and begin to load it again, or another model in its place.
-
-        Raises:
-            KvchatError: there is no such model; the engine is as it was.
-        """
-        ...
-
-    def gauge(self, session_id: str, branch: str, cache_format: str) -> Gauged:
-        """Measure what cache formats lose on a conversation.
-
-        Args:
-            cache_format: to be measured; empty: the usual ones.
-
-        Raises:
-            KvchatError: it cannot be measured; the message says why.
-        """
-        ...
-
-    def format_cost(self, session_id: str, cache_format: str) -> str:
-        """Return in words what a session's KV would save and lose in another format.
-
-        Raises:
-            KvchatError: there is no such format, or the session cannot be converted to it.
-        """
-        ...
-
-    def go_on_in(self, session_id: str, cache_format: str) -> str:
-        """Begin to load the engine in another format for a session that has no room; say what was done.
-
-        What is stored of it is converted; where that cannot be, it is computed again in the format.
-        """
-        ...
-
-    def use_format(self, session_id: str, cache_format: str) -> str:
-        """Convert a session's KV, begin to load the engine in that format, and say what was done.
-
-        Raises:
-            KvchatError: it cannot be converted, and is as it was; the engine is loaded as it was.
-        """
+    def inspect(self, request: InspectionRequest) -> tuple[InspectedBlock, ...]:
+        """Return blocks; waits until the engine's step ends."""
         ...

@@ -3,12 +3,13 @@
 from collections.abc import Callable
 from dataclasses import asdict
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from kvchat.app.config import Settings
-from kvchat.app.host import Appearance, InterfaceServices
+from kvchat.app.host import Appearance
 
 if TYPE_CHECKING:
+    from kvchat.app.interface_host import InterfaceHost
     from kvchat.app.session_service import SessionService
     from kvchat.chat.service import Chat
 
@@ -46,12 +47,6 @@ class LazyChat:
         return getattr(self.made(), name)
 
 
-class StartingHost(InterfaceServices, Protocol):
-    """A host that begins to load what answers."""
-
-    def begin(self) -> None: ...
-
-
 class LazyHost:
     """Stands for a host. How the window looks is known before it is made.
 
@@ -60,13 +55,13 @@ class LazyHost:
         make: makes it; called once.
     """
 
-    def __init__(self, settings: Settings, make: Callable[[], StartingHost]) -> None:
+    def __init__(self, settings: Settings, make: "Callable[[], InterfaceHost]") -> None:
         self._settings = settings
         self._make = make
-        self._made: StartingHost | None = None
+        self._made: InterfaceHost | None = None
         self._lock = Lock()
 
-    def made(self) -> StartingHost:
+    def made(self) -> "InterfaceHost":
         """Return the host itself, in any thread."""
         with self._lock:
             if self._made is None:

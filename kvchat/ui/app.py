@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from textual import events, work
 from textual.app import App, SystemCommand
@@ -16,8 +16,7 @@ from textual.binding import Binding, BindingType
 from textual.screen import Screen
 from textual.widgets import Input
 
-from kvchat.app.host import InterfaceServices
-from kvchat.app.services import ChatService, EngineView
+from kvchat.app.host import EngineView
 from kvchat.errors import KvchatError
 from kvchat.ui.commands import COMMANDS
 from kvchat.ui.screens.chat import ChatScreen
@@ -26,6 +25,10 @@ from kvchat.ui.terminal.driver import KeyReader, TerminalDriver
 from kvchat.ui.terminal.guard import guarded_terminal, hang_up_told, key_by_key, term_with_a_size
 from kvchat.ui.theme import KVCHAT_THEME, own_variables
 from kvchat.ui.widgets.prompt import Prompt
+
+if TYPE_CHECKING:
+    from kvchat.app.interface_host import InterfaceHost
+    from kvchat.chat.service import Chat
 
 log = logging.getLogger(__name__)
 
@@ -75,9 +78,9 @@ class KvchatApp(App[None]):
 
     def __init__(
         self,
-        chat: ChatService,
+        chat: "Chat",
         engine: EngineView,
-        host: InterfaceServices,
+        host: "InterfaceHost",
         initial: str | None = None,
         *,
         log_path: Path,

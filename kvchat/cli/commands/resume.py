@@ -30,8 +30,7 @@ from kvchat.errors import KvchatError, NoTerminal, SessionNotFound
 from kvchat.session.tree import SessionId
 
 if TYPE_CHECKING:
-    from kvchat.app.host import InterfaceServices
-    from kvchat.app.lazy import StartingHost
+    from kvchat.app.interface_host import InterfaceHost
 
 
 @option_class
@@ -83,7 +82,7 @@ def resume(options: ResumeOptions) -> int:
         from kvchat.app.lazy import LazyHost
         from kvchat.ui.app import KvchatApp
 
-        def make() -> "StartingHost":
+        def make() -> "InterfaceHost":
             if is_remote:
                 from kvchat.app.remote_host import RemoteHost
 
@@ -103,7 +102,7 @@ def resume(options: ResumeOptions) -> int:
         app = KvchatApp(
             chat,
             kvchat.engine,
-            cast("InterfaceServices", host),
+            cast("InterfaceHost", host),
             reference,
             log_path=settings.paths.log_file,
             on_first_frame=begin,

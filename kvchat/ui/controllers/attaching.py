@@ -4,15 +4,18 @@ import asyncio
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from kvchat.app.services import ChatService, Reading
 from kvchat.errors import KvchatError
 from kvchat.text.attachments import PASTED, Attachment, before_message, read_attachment
 from kvchat.text.figures import plural
 from kvchat.text.plain_text import one_line
 from kvchat.ui.controllers.screen_services import ScreenServices
 from kvchat.ui.controllers.turn_runner import TurnRunner
+
+if TYPE_CHECKING:
+    from kvchat.chat.candidates.read_ahead import ReadAhead
+    from kvchat.chat.service import Chat
 
 
 class AttachmentServices(ScreenServices, Protocol):
@@ -29,13 +32,13 @@ class AttachmentController:
         waiting: messages that wait for files to be read.
     """
 
-    def __init__(self, screen: AttachmentServices, chat: ChatService, turns: TurnRunner) -> None:
+    def __init__(self, screen: AttachmentServices, chat: "Chat", turns: TurnRunner) -> None:
         self._screen = screen
         self._chat = chat
         self._turns = turns
         self.attachments: tuple[Attachment, ...] = ()
         self.waiting: list[str] = []
-        self._reading: Reading | None = None
+        self._reading: ReadAhead | None = None
         self._put_aside: tuple[Attachment, ...] | None = None
         self._of_edit: tuple[Attachment, ...] = ()
         self._num_unread = 0
@@ -91,7 +94,7 @@ class AttachmentController:
         self._set(self.attachments[:-1])
         return True
 
-    def take(self) -> tuple[str, Reading | None]:
+    def take(self) -> "tuple[str, ReadAhead | None]":
         """Return what stands before the message that is sent now and what was read of it; forget both."""
         before, reading = before_message(self.attachments), self._reading
         self.attachments, self._reading = (), None

@@ -5,10 +5,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from kvchat.app.services import Alternative, ChatService, ConversationView
-from kvchat.chat.events import MOST_SAMPLES, EditCost
+from kvchat.chat.events import MOST_SAMPLES, Alternative, EditCost
 from kvchat.engine.api.snapshot import CacheSnapshot
 from kvchat.errors import KvchatError
 from kvchat.platform.values import dataclass
@@ -20,6 +19,10 @@ from kvchat.text.plain_text import fitted, one_line
 from kvchat.ui.controllers.screen_services import ScreenServices
 from kvchat.ui.controllers.turn_runner import PendingTurn, TurnKind, TurnRunner
 from kvchat.ui.screens.actions import Action, ActionsScreen
+
+if TYPE_CHECKING:
+    from kvchat.chat.conversation import Conversation
+    from kvchat.chat.service import Chat
 
 _ASIDE = "aside"
 _TITLE_LEN = 50
@@ -34,15 +37,15 @@ class BranchServices(ScreenServices, Protocol):
 
     def queue(self, pending: PendingTurn) -> None: ...
 
-    def open_with(self, opener: Callable[[], Awaitable[ConversationView | None]]) -> object: ...
+    def open_with(self, opener: "Callable[[], Awaitable[Conversation | None]]") -> object: ...
 
     def write_message(self, text: str) -> None:
         """Put a message into the prompt, its files beside it."""
         ...
 
-    def keep_behind(self, conversation: ConversationView) -> None: ...
+    def keep_behind(self, conversation: "Conversation") -> None: ...
 
-    def come_back_to(self, conversation: ConversationView) -> ConversationView: ...
+    def come_back_to(self, conversation: "Conversation") -> "Conversation": ...
 
     def run_on(self, turn: Turn, name: str) -> None:
         """Run a command on one message."""
@@ -53,10 +56,10 @@ class BranchServices(ScreenServices, Protocol):
 class Aside:
     """What an aside was opened beside."""
 
-    here: ConversationView
-    back: ConversationView
+    here: "Conversation"
+    back: "Conversation"
 
-    def is_line_of(self, conversation: ConversationView | None) -> bool:
+    def is_line_of(self, conversation: "Conversation | None") -> bool:
         """Whether a conversation is this aside, also where it was opened anew."""
         here = self.here
         if conversation is None or conversation is here:
@@ -67,7 +70,7 @@ class Aside:
 class BranchController:
     """Runs what leads away from the last answer. Prices are looked up before anything is done."""
 
-    def __init__(self, screen: BranchServices, chat: ChatService, turns: TurnRunner) -> None:
+    def __init__(self, screen: BranchServices, chat: "Chat", turns: TurnRunner) -> None:
         self._screen = screen
         self._chat = chat
         self._turns = turns
@@ -99,7 +102,7 @@ class BranchController:
             case str():
                 self._screen.run_on(turn, _COMMANDS[chosen])
 
-    async def _actions(self, conversation: ConversationView, turn: Turn) -> Sequence[Action]:
+    async def _actions(self, conversation: "Conversation", turn: Turn) -> Sequence[Action]:
         """Return what can be done, with what it costs where the engine can say."""
         fork = price_words(await self._fork_cost(conversation, turn), self._screen.snapshot)
         if turn.role is Role.USER:
@@ -123,7 +126,7 @@ class BranchController:
             Action(key="o", label="open in $EDITOR"),
         )
 
-    async def _again_actions(self, conversation: ConversationView) -> Sequence[Action]:
+    async def _again_actions(self, conversation: "Conversation") -> Sequence[Action]:
         price = await self._retry_price(conversation)
         temperature = self._chat.variants.retry_temperature
         label = "answer again" if temperature is None else f"answer again, at {temperature}"
@@ -136,7 +139,7 @@ class BranchController:
             ),
         )
 
-    async def _retry_price(self, conversation: ConversationView) -> str:
+    async def _retry_price(self, conversation: "Conversation") -> str:
         """Return what answering the last question again costs; empty where the engine cannot say it now."""
         if not self._screen.is_engine_ready or self._turns.is_busy:
             return ""
@@ -161,29 +164,27 @@ class BranchController:
             self._screen.tell(words, title="answer again")
         self._screen.queue(PendingTurn(kind=TurnKind.RETRY))
 
-    def price_so_far(self, conversation: ConversationView) -> str:
+    def price_so_far(self, conversation: "Conversation") -> str:
         """Return what a fork behind the last message shares; it computes nothing before the next one."""
         if all(turn.token_ids is None for turn in conversation.turns):
             return "what is shared is up to the server"
         shared = sum(len(turn.token_ids or ()) for turn in conversation.turns)
         return price_words(replace(_FREE, reused_tokens=shared), self._screen.snapshot)
 
-    async def _fork_cost(self, conversation: ConversationView, turn: Turn) -> EditCost:
+    async def _fork_cost(self, conversation: "Conversation", turn: Turn) -> EditCost:
         """Return what a fork shares; nothing is computed before the next message."""
         ids = [one.id for one in conversation.turns]
         end = ids.index(turn.id) + (turn.role is Role.ASSISTANT) if turn.id in ids else 0
         shared = sum(len(one.token_ids or ()) for one in conversation.turns[:end])
         return replace(_FREE, reused_tokens=shared)
 
-    async def _fork_at(self, turn: Turn, name: str) -> ConversationView | None:
-        conversation = self._turns.conversation
+    async def _fork_at(self, turn: Turn, name: str) -> "Conversation":
+        conversation = self._turns.stored
         before = turn.parent_id if turn.role is Role.USER else turn.id
         if before is None:
             self._screen.warn("nothing stands before the first message: /new begins another conversation")
             return conversation
-        forked: ConversationView = await asyncio.to_thread(
-            self._chat.fork, conversation, before, name or None
-        )
+        forked: Conversation = await asyncio.to_thread(self._chat.fork, conversation, before, name or None)
         if turn.role is Role.USER:
             self._screen.write_message(turn.text)
         self._screen.tell(f"on branch {one_line(forked.branch.name)}: {self.price_so_far(forked)}")
@@ -199,7 +200,7 @@ class BranchController:
         self._screen.begin(partial(self._compare, num))
 
     async def _compare(self, num: int) -> None:
-        conversation = self._turns.conversation
+        conversation = self._turns.stored
         from kvchat.ui.screens.compare import CompareScreen
 
         variants = self._chat.variants
@@ -219,7 +220,6 @@ class BranchController:
             self._screen.warn(str(error))
             return
         await self._turns.show(conversation)
-        assert conversation is not None
         self._screen.tell(
             f"on branch {one_line(conversation.branch.name)}; the others gave their blocks back, "
             "/search finds their words"
@@ -228,11 +228,9 @@ class BranchController:
     # Tokens
 
     def open_tokens(self, turn: Turn) -> None:
-        conversation = self._turns.conversation
-        assert conversation is not None
-        self._screen.begin(partial(self._open_tokens, conversation, turn))
+        self._screen.begin(partial(self._open_tokens, self._turns.stored, turn))
 
-    async def _open_tokens(self, conversation: ConversationView, turn: Turn) -> None:
+    async def _open_tokens(self, conversation: "Conversation", turn: Turn) -> None:
         if not self._screen.is_engine_ready:
             self._screen.warn("its alternatives are known when the model is loaded")
             return
@@ -263,7 +261,7 @@ class BranchController:
         """The aside on screen, if there is one."""
         return self._aside_of(self._turns.conversation)
 
-    def _aside_of(self, conversation: ConversationView | None) -> Aside | None:
+    def _aside_of(self, conversation: "Conversation | None") -> Aside | None:
         found = next((one for one in self._asides if one.is_line_of(conversation)), None)
         if found is None or conversation is None:
             return None
@@ -279,7 +277,7 @@ class BranchController:
         if self.aside is None:
             self._screen.tell(self.price_so_far(back), title=_ASIDE)
             try:
-                here: ConversationView = await asyncio.to_thread(self._free_aside, back)
+                here: Conversation = await asyncio.to_thread(self._free_aside, back)
             except KvchatError as error:
                 self._screen.warn(str(error))
                 return
@@ -290,10 +288,10 @@ class BranchController:
         if text:
             self._screen.queue(PendingTurn(kind=TurnKind.SEND, text=text))
 
-    def _free_aside(self, back: ConversationView) -> ConversationView:
+    def _free_aside(self, back: "Conversation") -> "Conversation":
         taken = {branch.name for branch in self._chat.store.branches(back.session.id)}
         name = next(name for name in _names() if name not in taken)
-        found: ConversationView = self._chat.fork(back, None, name)
+        found: Conversation = self._chat.fork(back, None, name)
         return found
 
     def end_aside(self) -> None:
@@ -304,7 +302,7 @@ class BranchController:
         elif aside is not None:
             self._screen.begin(partial(self._end_aside, aside))
 
-    async def leave_aside(self, to: ConversationView | None) -> bool:
+    async def leave_aside(self, to: "Conversation | None") -> bool:
         """Throw the aside away because something else comes on screen, and return whether that was done.
 
         One that is being answered goes behind the screen, and is thrown away when its answer has ended.
@@ -319,10 +317,10 @@ class BranchController:
         await self._turns.show(self._screen.come_back_to(aside.back))
         self._tell_end(aside, is_gone)
 
-    def is_aside(self, conversation: ConversationView) -> bool:
+    def is_aside(self, conversation: "Conversation") -> bool:
         return self._aside_of(conversation) is not None
 
-    async def end_behind(self, conversation: ConversationView) -> None:
+    async def end_behind(self, conversation: "Conversation") -> None:
         """Throw away what has been answered behind the screen, if it is an aside."""
         aside = self._aside_of(conversation)
         if aside is not None:
@@ -370,7 +368,7 @@ class _Looks:
     """Asks the engine about places of one answer."""
 
     def __init__(
-        self, chat: ChatService, conversation: ConversationView, turn: Turn, screen: BranchServices
+        self, chat: "Chat", conversation: "Conversation", turn: Turn, screen: BranchServices
     ) -> None:
         self._variants = chat.variants
         self._conversation = conversation

@@ -4,9 +4,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from kvchat.app.services import ChatService, ConversationView
 from kvchat.errors import KvchatError
 from kvchat.platform.values import dataclass
 from kvchat.session.tree import BranchName, Role, SessionId, Turn, TurnId, nth_last_question
@@ -26,9 +25,13 @@ from kvchat.ui.controllers.temporary import TemporaryController
 from kvchat.ui.controllers.turn_runner import PendingTurn, TurnKind, TurnRunner
 from kvchat.ui.state.conversation_tab import Draft
 
+if TYPE_CHECKING:
+    from kvchat.chat.conversation import Conversation
+    from kvchat.chat.service import Chat
+
 _COMPARED = 3
 
-Opener = Callable[[], Awaitable[ConversationView | None]]
+Opener = Callable[[], Awaitable["Conversation | None"]]
 """Gets the conversation to show; None is a new one."""
 
 
@@ -86,9 +89,7 @@ class Helpers:
 class CommandDispatcher:
     """Runs commands for the chat screen. Anything that may read a file runs in a thread."""
 
-    def __init__(
-        self, screen: CommandServices, chat: ChatService, turns: TurnRunner, helpers: Helpers
-    ) -> None:
+    def __init__(self, screen: CommandServices, chat: "Chat", turns: TurnRunner, helpers: Helpers) -> None:
         self._screen = screen
         self._chat = chat
         self._turns = turns
@@ -176,8 +177,8 @@ class CommandDispatcher:
     def opener_at(self, turn_id: TurnId) -> Opener:
         """Return what opens the branch that a message lies on; a new one where none leads there any more."""
 
-        async def open_there() -> ConversationView:
-            opened: ConversationView = await asyncio.to_thread(self._chat.open_at, turn_id)
+        async def open_there() -> "Conversation":
+            opened: Conversation = await asyncio.to_thread(self._chat.open_at, turn_id)
             return opened
 
         return open_there
@@ -187,10 +188,8 @@ class CommandDispatcher:
         if conversation is None or not self._is_free("fork"):
             return
 
-        async def open_fork() -> ConversationView:
-            forked: ConversationView = await asyncio.to_thread(
-                self._chat.fork, conversation, None, name or None
-            )
+        async def open_fork() -> "Conversation":
+            forked: Conversation = await asyncio.to_thread(self._chat.fork, conversation, None, name or None)
             price = self._branching.price_so_far(forked)
             self._screen.tell(f"on branch {one_line(forked.branch.name)}: {price}; what is new is its own")
             return forked
@@ -335,7 +334,7 @@ class CommandDispatcher:
         if conversation is not None:
             self._screen.begin(partial(self._why, conversation, answer))
 
-    async def _why(self, conversation: ConversationView, answer: Turn) -> None:
+    async def _why(self, conversation: "Conversation", answer: Turn) -> None:
         try:
             explanation = await asyncio.to_thread(self._chat.why, conversation, answer.id)
         except KvchatError as error:
@@ -386,7 +385,7 @@ class CommandDispatcher:
             self._screen.warn(f"an answer is being written: esc stops it, then {purpose}")
         return not self._turns.is_running
 
-    def _stored(self) -> ConversationView | None:
+    def _stored(self) -> "Conversation | None":
         if self._turns.conversation is None:
             self._screen.warn("nothing has been said here yet")
         return self._turns.conversation
@@ -394,14 +393,14 @@ class CommandDispatcher:
     async def _nothing(self) -> None:
         return None
 
-    async def _opened(self, reference: str) -> ConversationView:
+    async def _opened(self, reference: str) -> "Conversation":
         """Return a branch of the open session, or a session, by what the person calls it."""
         conversation = self._turns.conversation
         if conversation is not None:
             session_id = conversation.session.id
             branches = await asyncio.to_thread(self._chat.store.branches, session_id)
             if any(branch.name == reference for branch in branches):
-                found: ConversationView = await asyncio.to_thread(self._chat.open, session_id, reference)
+                found: Conversation = await asyncio.to_thread(self._chat.open, session_id, reference)
                 return found
-        opened: ConversationView = await asyncio.to_thread(self._chat.open, reference)
+        opened: Conversation = await asyncio.to_thread(self._chat.open, reference)
         return opened

@@ -4,9 +4,8 @@ import asyncio
 import logging
 from collections.abc import Iterable
 from contextlib import ExitStack, suppress
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from kvchat.app.services import ConversationView, SessionCatalog
 from kvchat.errors import KvchatError
 from kvchat.session.tree import SessionId
 from kvchat.text.attachments import before_message, words_of
@@ -16,6 +15,10 @@ from kvchat.ui.controllers.screen_services import ScreenServices
 from kvchat.ui.controllers.turn_runner import TurnRunner
 from kvchat.ui.state.conversation_tab import Unsent
 from kvchat.ui.widgets.prompt import Prompt
+
+if TYPE_CHECKING:
+    from kvchat.session.store import SessionStore
+    from kvchat.chat.conversation import Conversation
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +46,7 @@ class DraftController:
     def __init__(
         self,
         screen: DraftServices,
-        store: SessionCatalog,
+        store: "SessionStore",
         turns: TurnRunner,
         courses: RevisionController,
         attaching: AttachmentController,
@@ -83,7 +86,7 @@ class DraftController:
         self._screen.warn(f"{self._problem}\nctrl+q again leaves all the same")
         return False
 
-    async def give_back(self, conversation: ConversationView | None) -> None:
+    async def give_back(self, conversation: "Conversation | None") -> None:
         """Put what is kept for a conversation into the prompt, if it is still shown then."""
         owner = _owner(conversation)
         try:
@@ -104,7 +107,7 @@ class DraftController:
         except KvchatError as error:
             self._screen.warn(str(error))
 
-    def _other_branches(self, conversation: ConversationView | None) -> frozenset[str]:
+    def _other_branches(self, conversation: "Conversation | None") -> frozenset[str]:
         if conversation is None:
             return frozenset()
         names = {branch.name for branch in self._store.branches(conversation.session.id)}
@@ -159,5 +162,5 @@ class DraftController:
         return failed
 
 
-def _owner(conversation: ConversationView | None) -> _Owner:
+def _owner(conversation: "Conversation | None") -> _Owner:
     return (None, None) if conversation is None else (conversation.session.id, conversation.branch.name)

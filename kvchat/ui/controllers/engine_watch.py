@@ -3,8 +3,9 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field
 from time import monotonic
+from typing import TYPE_CHECKING
 
-from kvchat.app.services import ConversationView, EngineView
+from kvchat.app.host import EngineView
 from kvchat.engine.api.snapshot import CacheSnapshot, SequenceUsage
 from kvchat.engine.api.status import EnginePhase, EngineStatus
 from kvchat.platform.values import dataclass
@@ -16,6 +17,9 @@ from kvchat.ui.widgets.cache.panel import CachePanel
 from kvchat.ui.widgets.cache.panel_rows import BranchNames, Live
 from kvchat.ui.widgets.session_rows import Held
 from kvchat.ui.widgets.status_bar import StatusBar, StatusFigures
+
+if TYPE_CHECKING:
+    from kvchat.chat.conversation import Conversation
 
 _BUSY_POLL_S = 1 / 12
 _IDLE_POLL_S = 0.5
@@ -109,7 +113,7 @@ class EngineWatch:
             )
         return held
 
-    def held_branches(self, opened: Iterable[ConversationView]) -> dict[tuple[str, str], Held]:
+    def held_branches(self, opened: "Iterable[Conversation]") -> dict[tuple[str, str], Held]:
         """Return what each of some open conversations has on the device, by its session's id and its name."""
         names = {one.engine_sequence: (one.session.id, one.branch.name) for one in opened}
         return {

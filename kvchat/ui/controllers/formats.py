@@ -3,10 +3,8 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from kvchat.app.host import InterfaceServices
-from kvchat.app.services import ConversationView
 from kvchat.engine.api.cache_format import EXACT
 from kvchat.engine.api.snapshot import CacheSnapshot
 from kvchat.engine.api.view import SHADOW
@@ -16,6 +14,10 @@ from kvchat.text.figures import plural
 from kvchat.ui.controllers.screen_services import ScreenServices
 from kvchat.ui.controllers.settings import SettingsController
 from kvchat.ui.controllers.turn_runner import TurnRunner
+
+if TYPE_CHECKING:
+    from kvchat.app.interface_host import InterfaceHost
+    from kvchat.chat.conversation import Conversation
 
 _THERE_ARE = "there are fp8, int8, int4, int2, k=int8,v=int4, shadow:25% and exact"
 _LOSSY = (
@@ -46,7 +48,7 @@ class FormatController:
     def __init__(
         self,
         screen: FormatServices,
-        host: InterfaceServices,
+        host: "InterfaceHost",
         turns: TurnRunner,
         housekeeping: SettingsController,
     ) -> None:
@@ -84,7 +86,7 @@ class FormatController:
             offer = partial(self._offer, conversation, offered)
             self._screen.begin(offer, group="format", asked_s=asked_s)
 
-    async def _offer(self, conversation: ConversationView, offered: Sequence[str]) -> None:
+    async def _offer(self, conversation: "Conversation", offered: Sequence[str]) -> None:
         session_id = conversation.session.id
         for wanted in offered:
             cost = await self._cost_of_going_on(conversation, wanted)
@@ -98,7 +100,7 @@ class FormatController:
                 await self._begin_in(conversation, wanted, change, then=_GO_ON)
                 return
 
-    async def _cost_of_going_on(self, conversation: ConversationView, wanted: str) -> str | None:
+    async def _cost_of_going_on(self, conversation: "Conversation", wanted: str) -> str | None:
         """Return what is told of a format before it is taken; None: this model has no such shadow."""
         if not conversation.turns:
             how = "it is read exactly, and then looked at" if _is_shadow(wanted) else "all of it is computed"
@@ -108,7 +110,7 @@ class FormatController:
         except KvchatError as error:
             return None if _is_shadow(wanted) else f"What it loses here is not known: {error}"
 
-    async def _choose(self, conversation: ConversationView, wanted: str) -> None:
+    async def _choose(self, conversation: "Conversation", wanted: str) -> None:
         session_id = conversation.session.id
         try:
             cost = await asyncio.to_thread(self._host.format_cost, session_id, wanted)
@@ -127,7 +129,7 @@ class FormatController:
         await self._begin_in(conversation, wanted, change, then=back)
 
     async def _begin_in(
-        self, conversation: ConversationView, wanted: str, change: Callable[[], str], *, then: str
+        self, conversation: "Conversation", wanted: str, change: Callable[[], str], *, then: str
     ) -> None:
         """Change the format if all is as it was when that was asked for, and say what was done."""
         if conversation is not self._turns.conversation:
@@ -137,7 +139,7 @@ class FormatController:
             if words is not None:
                 self._screen.tell(words + then, title=wanted)
 
-    def _is_exact(self, conversation: ConversationView) -> bool:
+    def _is_exact(self, conversation: "Conversation") -> bool:
         snapshot = self._screen.snapshot
         is_engine_exact = snapshot is None or snapshot.is_exact
         return is_engine_exact and origin_of(conversation.session.namespace) is None
@@ -159,7 +161,7 @@ _GROUP = "gauge"
 class GaugeController:
     """Runs the gauge, which takes a while, beside everything else."""
 
-    def __init__(self, screen: ScreenServices, host: InterfaceServices, turns: TurnRunner) -> None:
+    def __init__(self, screen: ScreenServices, host: "InterfaceHost", turns: TurnRunner) -> None:
         self._screen = screen
         self._host = host
         self._turns = turns
@@ -173,7 +175,7 @@ class GaugeController:
         self._screen.tell("measuring what formats lose; go on meanwhile")
         self._screen.begin(partial(self._gauge, conversation, cache_format), group=_GROUP)
 
-    async def _gauge(self, conversation: ConversationView, cache_format: str) -> None:
+    async def _gauge(self, conversation: "Conversation", cache_format: str) -> None:
         session, branch = conversation.session.id, conversation.branch.name
         try:
             found = await asyncio.to_thread(self._host.gauge, session, branch, cache_format)

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from kvchat.app.services import ChatService, EngineView
+from kvchat.app.host import EngineView
 from kvchat.engine.api.ids import SequenceId
 from kvchat.engine.api.inspection import InspectionRequest
 from kvchat.engine.api.snapshot import CacheSnapshot
@@ -16,6 +16,7 @@ from kvchat.ui.widgets.cache.block_rows import RowSource, sources
 from kvchat.ui.widgets.cache.panel_rows import BranchNames
 
 if TYPE_CHECKING:
+    from kvchat.chat.service import Chat
     from kvchat.ui.screens.inspector import BlocksWithWords
 
 
@@ -36,7 +37,7 @@ class InspectorController:
     def __init__(
         self,
         screen: InspectorServices,
-        chat: ChatService,
+        chat: "Chat",
         engine: EngineView,
         turns: TurnRunner,
         names: Callable[[], BranchNames],

@@ -5,11 +5,10 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from textual.timer import Timer
 
-from kvchat.app.services import ChatService, ConversationView
 from kvchat.chat.events import EditCost, Revision
 from kvchat.engine.api.snapshot import CacheSnapshot
 from kvchat.errors import KvchatError
@@ -25,6 +24,10 @@ from kvchat.text.revision import (
 )
 from kvchat.ui.controllers.screen_services import ScreenServices
 from kvchat.ui.controllers.turn_runner import PendingTurn, TurnKind, TurnRunner
+
+if TYPE_CHECKING:
+    from kvchat.chat.conversation import Conversation
+    from kvchat.chat.service import Chat
 
 _REST_S = 0.2
 """What an edit costs is looked up when typing has rested for this long."""
@@ -67,7 +70,7 @@ class RevisionController:
         asked: changed messages whose cost is being looked up, or agreed to.
     """
 
-    def __init__(self, screen: RevisionServices, chat: ChatService, turns: TurnRunner) -> None:
+    def __init__(self, screen: RevisionServices, chat: "Chat", turns: TurnRunner) -> None:
         self._screen = screen
         self._chat = chat
         self._turns = turns
@@ -100,7 +103,7 @@ class RevisionController:
         question = self.editing
         assert question is not None
         self.end_edit()
-        self._screen.begin(partial(self._send_edit, question, text))
+        self._screen.begin(partial(self._send_edit, self._turns.stored, question, text))
 
     def _look_up(self, text: str) -> None:
         if self.editing is not None:
@@ -109,15 +112,17 @@ class RevisionController:
 
     async def _show_cost(self, question: Turn, text: str) -> None:
         costs: Sequence[str] = ()
+        conversation = self._turns.conversation
+        if conversation is None:
+            return
         with suppress(KvchatError):
-            cost = await asyncio.to_thread(self._chat.edit_cost, self._turns.conversation, question.id, text)
+            cost = await asyncio.to_thread(self._chat.edit_cost, conversation, question.id, text)
             costs = heading_words(cost, self._screen.snapshot)
         if self.editing is question:
             self.costs = costs
             self._screen.draw_heading()
 
-    async def _send_edit(self, question: Turn, text: str) -> None:
-        conversation = self._turns.conversation
+    async def _send_edit(self, conversation: "Conversation", question: Turn, text: str) -> None:
         self.asked.append(text)
         self._screen.queue_changed()
         words = await self._agreed(conversation, question, text)
@@ -132,7 +137,7 @@ class RevisionController:
             self._screen.tell(words)
             self._screen.queue(PendingTurn(kind=TurnKind.EDIT, text=text, turn_id=question.id))
 
-    async def _agreed(self, conversation: ConversationView | None, question: Turn, text: str) -> str | None:
+    async def _agreed(self, conversation: "Conversation", question: Turn, text: str) -> str | None:
         """Return what an edit costs, in words; None where it cannot be made, or is not to be."""
         try:
             cost = await asyncio.to_thread(self._chat.edit_cost, conversation, question.id, text)
@@ -149,20 +154,21 @@ class RevisionController:
 
     def undo(self, num: int) -> None:
         """Take back the last messages with their answers, if the person agrees."""
-        conversation = self._turns.conversation
+        conversation = self._turns.stored
         one, more = "your last message and its answer", f"your last {num} messages and their answers"
         plan = partial(self._chat.plan_undo, conversation, num)
-        self._screen.begin(partial(self._revise, f"Take back {one if num == 1 else more}?", plan, undo_words))
+        question = f"Take back {one if num == 1 else more}?"
+        self._screen.begin(partial(self._revise, conversation, question, plan, undo_words))
 
     def drop(self, question: Turn) -> None:
         """Leave an exchange out and keep what follows it, if the person agrees."""
-        conversation = self._turns.conversation
+        conversation = self._turns.stored
         plan = partial(self._chat.plan_drop, conversation, question.id)
-        self._screen.begin(partial(self._revise, "Leave this message and its answer out?", plan, drop_words))
+        question_words = "Leave this message and its answer out?"
+        self._screen.begin(partial(self._revise, conversation, question_words, plan, drop_words))
 
-    async def _revise(self, ask: str, plan: Plan, words: Words) -> None:
-        conversation = self._turns.conversation
-        seen = conversation.turns if conversation is not None else ()
+    async def _revise(self, conversation: "Conversation", ask: str, plan: Plan, words: Words) -> None:
+        seen = conversation.turns
         if not self._screen.is_engine_ready:
             self._screen.tell("what it costs is known when the model is loaded")
         try:
@@ -177,18 +183,18 @@ class RevisionController:
         except KvchatError as error:
             self._screen.warn(str(error))
             return
-        if conversation is None or conversation is not self._turns.conversation:
+        if conversation is not self._turns.conversation:
             return
         await self._turns.show(conversation)
         branch = conversation.branch.name
         self._screen.tell(changed_words(branch, revision, cost, self._screen.snapshot))
 
-    def _is_as_seen(self, conversation: ConversationView | None, seen: Sequence[Turn]) -> bool:
+    def _is_as_seen(self, conversation: "Conversation", seen: Sequence[Turn]) -> bool:
         """Return whether nothing was said since the question, and nowhere else was gone; say so otherwise."""
-        is_here = conversation is not None and conversation is self._turns.conversation
+        is_here = conversation is self._turns.conversation
         if not is_here:
             self._screen.warn("another conversation is on the screen now; nothing was changed")
-        elif conversation is not None and (conversation.turns != seen or self._turns.is_running):
+        elif conversation.turns != seen or self._turns.is_running:
             self._screen.warn("the conversation has gone on since; nothing was changed: ask again")
             return False
         return is_here

@@ -6,11 +6,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from threading import Event
 from time import monotonic, time
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from textual.timer import Timer
 
-from kvchat.app.services import SessionCatalog, SessionFileService
 from kvchat.errors import FileTaken, KvchatError
 from kvchat.session.lookup import SearchHit
 from kvchat.session.tree import SessionId
@@ -24,6 +23,10 @@ from kvchat.ui.widgets.session_rows import (
     SessionListOptions,
     SessionWithBranches,
 )
+
+if TYPE_CHECKING:
+    from kvchat.app.export.session_files import SessionFiles
+    from kvchat.session.store import SessionStore
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +67,7 @@ class SessionController:
     """
 
     def __init__(
-        self, screen: SessionServices, store: SessionCatalog, files: SessionFileService, turns: TurnRunner
+        self, screen: SessionServices, store: "SessionStore", files: "SessionFiles", turns: TurnRunner
     ) -> None:
         self.sessions = StoredSessions(store)
         self._screen = screen

@@ -3,15 +3,19 @@
 import asyncio
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from kvchat.app.host import InterfaceServices, SettingEntry
-from kvchat.app.services import ChatService, ConversationView
+from kvchat.app.host import SettingEntry
 from kvchat.errors import KvchatError
 from kvchat.text.figures import UNKNOWN
 from kvchat.text.plain_text import one_line
 from kvchat.ui.controllers.screen_services import ScreenServices
 from kvchat.ui.controllers.turn_runner import TurnRunner
+
+if TYPE_CHECKING:
+    from kvchat.app.interface_host import InterfaceHost
+    from kvchat.chat.conversation import Conversation
+    from kvchat.chat.service import Chat
 
 _NAME_WIDTH = 30
 _VALUE_WIDTH = 26
@@ -33,7 +37,7 @@ class SettingsController:
     """Runs what a person changes about kvchat itself. Whatever reads a file runs in a thread."""
 
     def __init__(
-        self, screen: SettingsServices, chat: ChatService, host: InterfaceServices, turns: TurnRunner
+        self, screen: SettingsServices, chat: "Chat", host: "InterfaceHost", turns: TurnRunner
     ) -> None:
         self._screen = screen
         self._chat = chat
@@ -144,13 +148,13 @@ class SettingsController:
             await self._open_anew(conversation)
         return result
 
-    async def _open_anew(self, before: ConversationView) -> None:
+    async def _open_anew(self, before: "Conversation") -> None:
         """Open a conversation once more: the object before it belongs to the engine that is gone.
 
         The person may have gone to another one meanwhile, and stays there.
         """
         try:
-            fresh: ConversationView = await asyncio.to_thread(
+            fresh: Conversation = await asyncio.to_thread(
                 self._chat.open, before.session.id, before.branch.name
             )
         except KvchatError as error:

@@ -4,14 +4,17 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from kvchat.app.services import ChatService, ConversationView
 from kvchat.errors import KvchatError
 from kvchat.session.tree import SessionId
 from kvchat.ui.controllers.screen_services import ScreenServices
 from kvchat.ui.controllers.turn_runner import TurnRunner
 from kvchat.ui.state.conversation_tab import Draft
+
+if TYPE_CHECKING:
+    from kvchat.chat.conversation import Conversation
+    from kvchat.chat.service import Chat
 
 _BEGUN = (
     "deleted, words and KV, when you leave it; /temp again keeps it."
@@ -25,7 +28,7 @@ class TemporaryServices(ScreenServices, Protocol):
     """What is needed of the screen."""
 
     def open_with(
-        self, opener: Callable[[], Awaitable[ConversationView | None]], draft: Draft | None = None
+        self, opener: "Callable[[], Awaitable[Conversation | None]]", draft: Draft | None = None
     ) -> object: ...
 
     async def leave_session(self, session_id: SessionId, branch: str | None = None) -> None: ...
@@ -36,7 +39,7 @@ class TemporaryServices(ScreenServices, Protocol):
 class TemporaryController:
     """Begins such conversations, and deletes them once they are neither on screen nor being answered."""
 
-    def __init__(self, screen: TemporaryServices, chat: ChatService, turns: TurnRunner) -> None:
+    def __init__(self, screen: TemporaryServices, chat: "Chat", turns: TurnRunner) -> None:
         self._screen = screen
         self._chat = chat
         self._turns = turns
@@ -50,7 +53,7 @@ class TemporaryController:
             return self._turns.draft.is_temporary
         return self.is_temporary(shown)
 
-    def is_temporary(self, conversation: ConversationView) -> bool:
+    def is_temporary(self, conversation: "Conversation") -> bool:
         return conversation.session.id in self._turns.temporary
 
     def begin(self) -> None:
@@ -74,7 +77,7 @@ class TemporaryController:
         self._screen.tell("this conversation is kept, like any other")
         self._screen.conversation_changed()
 
-    async def left(self, conversation: ConversationView | None) -> None:
+    async def left(self, conversation: "Conversation | None") -> None:
         """Delete what has left the screen, if it is temporary; while it is answered, it waits for the end."""
         if conversation is None:
             return
@@ -97,7 +100,7 @@ class TemporaryController:
                     self._chat.store.delete_session(session_id)
                     self._turns.temporary.discard(session_id)
 
-    async def _delete(self, conversation: ConversationView) -> None:
+    async def _delete(self, conversation: "Conversation") -> None:
         session_id = conversation.session.id
         self._leaving.add(session_id)
         try:

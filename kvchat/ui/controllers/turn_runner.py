@@ -5,17 +5,9 @@ from collections.abc import Coroutine, Iterator, Sequence
 from functools import partial
 from itertools import groupby
 from time import monotonic
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from kvchat.app.services import (
-    ChatService,
-    ConversationOpened,
-    ConversationView,
-    FeedEvent,
-    Produced,
-    TurnEnded,
-    TurnFailed,
-)
+from kvchat.app.turn_feed import ConversationOpened, FeedEvent, Produced, TurnEnded, TurnFailed
 from kvchat.chat.events import LoadingStarted, Prefill, TextDelta, TurnFinished, TurnStarted
 from kvchat.errors import PoolExhausted
 from kvchat.session.tree import SessionId, Turn, TurnId, path_token_ids
@@ -35,6 +27,10 @@ from kvchat.ui.state.pending_turn import TurnKind as TurnKind
 from kvchat.ui.terminal.garbage import GarbageSchedule
 from kvchat.ui.widgets.answer import AnswerView
 from kvchat.ui.widgets.transcript import Transcript
+
+if TYPE_CHECKING:
+    from kvchat.chat.conversation import Conversation
+    from kvchat.chat.service import Chat
 
 _LATE_S = 0.8
 """A key this soon after the end of an answer was pressed before that was seen."""
@@ -63,13 +59,13 @@ class TurnListener(Protocol):
 
     def warn(self, message: str) -> None: ...
 
-    def warn_behind(self, conversation: ConversationView | None, message: str) -> None:
+    def warn_behind(self, conversation: "Conversation | None", message: str) -> None:
         """Tell something of a conversation that is not on screen; None: it was never made."""
         ...
 
     def turn_ended(self) -> None: ...
 
-    def ended_behind(self, conversation: ConversationView) -> None:
+    def ended_behind(self, conversation: "Conversation") -> None:
         """A conversation that is not on screen has nothing left to do."""
         ...
 
@@ -85,7 +81,7 @@ class TurnRunner:
     """
 
     def __init__(
-        self, chat: ChatService, transcript: Transcript, listener: TurnListener, *, system: str = ""
+        self, chat: "Chat", transcript: Transcript, listener: TurnListener, *, system: str = ""
     ) -> None:
         self._chat = chat
         self._transcript = transcript
@@ -93,7 +89,7 @@ class TurnRunner:
         self._garbage = GarbageSchedule()
         self.system = system
         self.temporary: set[SessionId] = set()
-        self._lane = ConversationTab(draft=Draft(system=system))
+        self._tab = ConversationTab(draft=Draft(system=system))
         self._behind: list[ConversationTab] = []
         self._answer: AnswerView | None = None
         self._question_id: TurnId | None = None
@@ -102,41 +98,47 @@ class TurnRunner:
         self._outgrown: dict[State, tuple[str, ...]] = {}
 
     @property
-    def conversation(self) -> ConversationView | None:
+    def conversation(self) -> "Conversation | None":
         """What is on screen; None for a draft."""
-        return self._lane.conversation
+        return self._tab.conversation
+
+    @property
+    def stored(self) -> "Conversation":
+        """What is on screen, where something has been said in it already."""
+        assert self._tab.conversation is not None
+        return self._tab.conversation
 
     @property
     def place(self) -> object:
         """What stays the same while one conversation is on screen, also where it begins as a draft."""
-        return self._lane
+        return self._tab
 
     @property
     def draft(self) -> Draft:
-        return self._lane.draft
+        return self._tab.draft
 
     @draft.setter
     def draft(self, draft: Draft) -> None:
-        self._lane.draft = draft
+        self._tab.draft = draft
 
     @property
     def queue(self) -> Sequence[PendingTurn]:
         """What waits for the running turn of the conversation on screen, or for the engine."""
-        return self._lane.queue
+        return self._tab.queue
 
     @property
     def is_running(self) -> bool:
         """Whether the conversation on screen is being answered."""
-        return self._lane.feed.is_running
+        return self._tab.feed.is_running
 
     @property
     def is_busy(self) -> bool:
         """Whether a turn runs or waits in the conversation on screen."""
-        return self._lane.is_busy
+        return self._tab.is_busy
 
     @property
     def is_any_running(self) -> bool:
-        return any(lane.feed.is_running for lane in self._lanes)
+        return any(tab.feed.is_running for tab in self._tabs)
 
     @property
     def context_len(self) -> int:
@@ -147,28 +149,28 @@ class TurnRunner:
         return self._counted[1]
 
     @property
-    def behind(self) -> Sequence[ConversationView]:
+    def behind(self) -> "Sequence[Conversation]":
         """What is being answered behind the screen."""
-        return [lane.conversation for lane in self._behind if lane.conversation is not None]
+        return [tab.conversation for tab in self._behind if tab.conversation is not None]
 
     @property
-    def _lanes(self) -> list[ConversationTab]:
-        return [self._lane, *self._behind]
+    def _tabs(self) -> list[ConversationTab]:
+        return [self._tab, *self._behind]
 
     def is_answering(self, session_id: SessionId) -> bool:
         """Whether a turn of this session runs or waits, on screen or behind it."""
         return any(
-            lane.is_busy and lane.conversation is not None and lane.conversation.session.id == session_id
-            for lane in self._lanes
+            tab.is_busy and tab.conversation is not None and tab.conversation.session.id == session_id
+            for tab in self._tabs
         )
 
-    def is_writing(self, conversation: ConversationView) -> bool:
+    def is_writing(self, conversation: "Conversation") -> bool:
         """Whether a turn's thread runs in this line of a session, on screen or behind it."""
-        return any(lane.feed.is_writing and lane.holds(conversation) for lane in self._lanes)
+        return any(tab.feed.is_writing and tab.holds(conversation) for tab in self._tabs)
 
     def is_writing_in(self, session_id: SessionId) -> bool:
         """Whether a turn's thread runs in any line of a session, also where it was begun just now."""
-        writing = [lane.conversation or lane.answered for lane in self._lanes if lane.feed.is_writing]
+        writing = [tab.conversation or tab.answered for tab in self._tabs if tab.feed.is_writing]
         return any(one is not None and one.session.id == session_id for one in writing)
 
     def settle_garbage(self) -> None:
@@ -184,105 +186,105 @@ class TurnRunner:
 
     def add(self, pending: PendingTurn) -> None:
         """Queue a turn; `start_next` runs it."""
-        self._lane.queue.append(pending)
+        self._tab.queue.append(pending)
         self._listener.queue_changed()
 
     def start_next(self) -> bool:
         """Start the first waiting turn of each conversation in which none runs; return whether any was."""
-        started = [lane for lane in self._lanes if lane.queue and not lane.feed.is_running]
-        for lane in started:
+        started = [tab for tab in self._tabs if tab.queue and not tab.feed.is_running]
+        for tab in started:
             if not self.is_any_running:
                 self._garbage.begin_turn()
-            pending = lane.running = lane.queue.popleft()
-            lane.answered, lane.is_stopping = None, False
-            lane.feed.start(partial(self._produce, lane, pending), self._listener.turn_produced)
+            pending = tab.running = tab.queue.popleft()
+            tab.answered, tab.is_stopping = None, False
+            tab.feed.start(partial(self._produce, tab, pending), self._listener.turn_produced)
         if started:
             self._listener.queue_changed()
         return bool(started)
 
     def stop(self) -> str:
         """Ask the running answer on screen to stop, empty the queue, and return the queued text."""
-        unsent = self._stop(self._lane)
+        unsent = self._stop(self._tab)
         self._listener.queue_changed()
         return unsent
 
     def excuse_stop(self, pressed_s: float) -> bool:
         """Return whether a key was meant to stop the answer that had just ended; once for each answer."""
-        ended_s, self._lane.ended_s = self._lane.ended_s, None
-        if ended_s is None or self._lane.feed.took_s < _LEAST_STOPPED_S:
+        ended_s, self._tab.ended_s = self._tab.ended_s, None
+        if ended_s is None or self._tab.feed.took_s < _LEAST_STOPPED_S:
             return False
         return pressed_s - ended_s < _LATE_S
 
     def stop_all(self) -> str:
         """Do the same in every conversation, also behind the screen."""
-        unsent = "\n".join(filter(None, map(self._stop, self._lanes)))
-        self._behind = [lane for lane in self._behind if lane.is_busy]
+        unsent = "\n".join(filter(None, map(self._stop, self._tabs)))
+        self._behind = [tab for tab in self._behind if tab.is_busy]
         self._listener.queue_changed()
         return unsent
 
-    def _stop(self, lane: ConversationTab) -> str:
-        if lane.feed.is_running:
-            lane.is_stopping = True  # first: the thread looks at it once it has said what it answers
-            if lane.answered is not None:
-                self._chat.stop(lane.answered)
-        for pending in lane.queue:
+    def _stop(self, tab: ConversationTab) -> str:
+        if tab.feed.is_running:
+            tab.is_stopping = True  # first: the thread looks at it once it has said what it answers
+            if tab.answered is not None:
+                self._chat.stop(tab.answered)
+        for pending in tab.queue:
             if pending.reading is not None:
                 pending.reading.stop()  # it would hold its blocks
-        unsent = "\n".join(pending.text for pending in lane.queue if pending.text)
-        lane.queue.clear()
+        unsent = "\n".join(pending.text for pending in tab.queue if pending.text)
+        tab.queue.clear()
         return unsent
 
     def take_unsent(self) -> list[Unsent]:
         """Ask every answer to stop, and return what waits in all queues, which are empty then."""
-        texts = [(lane.conversation, self._stop(lane)) for lane in self._lanes]
+        texts = [(tab.conversation, self._stop(tab)) for tab in self._tabs]
         return [Unsent(conversation=conversation, text=text) for conversation, text in texts if text]
 
     def wait(self, timeout_s: float) -> list[Unsent]:
         """Wait until what was stopped is stored, and return what was sent and has not got that far."""
         deadline_s = monotonic() + timeout_s
-        for lane in self._lanes:
-            lane.feed.join(max(0.0, deadline_s - monotonic()))
-        texts = [(lane.conversation, message_not_stored(lane)) for lane in self._lanes]
+        for tab in self._tabs:
+            tab.feed.join(max(0.0, deadline_s - monotonic()))
+        texts = [(tab.conversation, message_not_stored(tab)) for tab in self._tabs]
         return [Unsent(conversation=conversation, text=text) for conversation, text in texts if text]
 
-    async def show(self, conversation: ConversationView | None, draft: Draft | None = None) -> None:
+    async def show(self, conversation: "Conversation | None", draft: Draft | None = None) -> None:
         """Put another conversation, or a draft, on the screen. What is being answered goes on behind it."""
         async with self._drawing:  # else what is just being drawn would go on into the other one
             await _to_its_end(self._show(conversation, draft))
 
-    async def _show(self, conversation: ConversationView | None, draft: Draft | None) -> None:
-        if self._lane.is_busy and self._lane.holds(conversation):
+    async def _show(self, conversation: "Conversation | None", draft: Draft | None) -> None:
+        if self._tab.is_busy and self._tab.holds(conversation):
             return
-        if self._lane.is_busy:
-            self._behind.append(self._lane)
-            if self._lane.conversation is not None:
-                self._chat.put_behind(self._lane.conversation)
+        if self._tab.is_busy:
+            self._behind.append(self._tab)
+            if self._tab.conversation is not None:
+                self._chat.put_behind(self._tab.conversation)
         self._answer, self._question_id = None, None
-        self._lane = self._take_lane(conversation) or ConversationTab(
+        self._tab = self._take_tab(conversation) or ConversationTab(
             conversation, draft or Draft(system=self.system)
         )
-        if self._lane.conversation is not None:
-            self._chat.bring_forward(self._lane.conversation)
-        session = self._lane.conversation.session if self._lane.conversation else None
-        await self._transcript.show_turns(turns_before(self._lane), session)
-        for event in list(self._lane.events):
+        if self._tab.conversation is not None:
+            self._chat.bring_forward(self._tab.conversation)
+        session = self._tab.conversation.session if self._tab.conversation else None
+        await self._transcript.show_turns(turns_before(self._tab), session)
+        for event in list(self._tab.events):
             await self._draw(event)
         self._listener.queue_changed()
         self._listener.conversation_changed()
         if conversation is not None and (fits_in := self._outgrown.pop(state_of(conversation), None)):
             self._listener.outgrown(fits_in)
 
-    def replace(self, conversation: ConversationView) -> None:
+    def replace(self, conversation: "Conversation") -> None:
         """Go on with a conversation as it was opened anew; what waits there waits on, what runs goes on."""
-        for lane in self._lanes:
-            if lane.holds(conversation) and not lane.feed.is_running:
-                lane.conversation = conversation
+        for tab in self._tabs:
+            if tab.holds(conversation) and not tab.feed.is_running:
+                tab.conversation = conversation
 
-    def _take_lane(self, conversation: ConversationView | None) -> ConversationTab | None:
-        lane = next((lane for lane in self._behind if lane.holds(conversation)), None)
-        if lane is not None:
-            self._behind.remove(lane)
-        return lane
+    def _take_tab(self, conversation: "Conversation | None") -> ConversationTab | None:
+        tab = next((tab for tab in self._behind if tab.holds(conversation)), None)
+        if tab is not None:
+            self._behind.remove(tab)
+        return tab
 
     async def drain(self) -> None:
         """Draw what came on screen since the last call, and note what came behind it."""
@@ -290,72 +292,72 @@ class TurnRunner:
             await self._drain()
 
     async def _drain(self) -> None:
-        for lane in list(self._behind):
-            self._note_behind(lane)
-        lane = self._lane
-        taken = lane.feed.take()
+        for tab in list(self._behind):
+            self._note_behind(tab)
+        tab = self._tab
+        taken = tab.feed.take()
         for kind, events in groupby(taken, key=_batch_key):
             if kind is TextDelta:
                 deltas = [event for event in events if isinstance(event, TextDelta)]
-                lane.events += deltas
+                tab.events += deltas
                 await self._draw_text(deltas)
             else:
                 for event in events:
-                    lane.events.append(event)
+                    tab.events.append(event)
                     await self._draw(event)
 
-    def _note_behind(self, lane: ConversationTab) -> None:
-        lane.events += lane.feed.take()
-        for event in lane.events:
-            if isinstance(event, ConversationOpened) and lane.conversation is None:
-                lane.conversation = event.conversation
+    def _note_behind(self, tab: ConversationTab) -> None:
+        tab.events += tab.feed.take()
+        for event in tab.events:
+            if isinstance(event, ConversationOpened) and tab.conversation is None:
+                tab.conversation = event.conversation
                 self._chat.put_behind(event.conversation)
                 self._listener.conversation_changed()
-        if not lane.events or not isinstance(lane.events[-1], TurnEnded):
+        if not tab.events or not isinstance(tab.events[-1], TurnEnded):
             return
-        failure = next((event for event in lane.events if isinstance(event, TurnFailed)), None)
-        unsent = "" if failure is None else unsent_message(lane, lane.events)
-        self._tell_behind(lane)
-        self._end(lane)
-        if not lane.queue:
-            self._behind.remove(lane)
-            if lane.conversation is not None:
-                self._listener.ended_behind(lane.conversation)
+        failure = next((event for event in tab.events if isinstance(event, TurnFailed)), None)
+        unsent = "" if failure is None else unsent_message(tab, tab.events)
+        self._tell_behind(tab)
+        self._end(tab)
+        if not tab.queue:
+            self._behind.remove(tab)
+            if tab.conversation is not None:
+                self._listener.ended_behind(tab.conversation)
         if failure is not None:
             self._listener.turn_failed(failure.error, unsent)
         self._listener.turn_ended()
 
-    def _tell_behind(self, lane: ConversationTab) -> None:
+    def _tell_behind(self, tab: ConversationTab) -> None:
         """Pass on what would have been told if the answer had come on screen; a format is offered there."""
-        words, fits_in = unseen_words(lane.events)
+        words, fits_in = unseen_words(tab.events)
         for message in words:
-            self._listener.warn_behind(lane.conversation, message)
-        if fits_in and lane.conversation is not None:
-            self._outgrown[state_of(lane.conversation)] = fits_in
+            self._listener.warn_behind(tab.conversation, message)
+        if fits_in and tab.conversation is not None:
+            self._outgrown[state_of(tab.conversation)] = fits_in
 
     def forget_outgrown(self) -> None:
         """Call when an engine is loaded: it may have room for what another had none for."""
         self._outgrown.clear()
 
-    def _end(self, lane: ConversationTab) -> None:
-        lane.running = None
-        lane.ended_s = monotonic()
-        lane.events.clear()
+    def _end(self, tab: ConversationTab) -> None:
+        tab.running = None
+        tab.ended_s = monotonic()
+        tab.events.clear()
         if not self.is_any_running:
             self._garbage.end_turn()
 
-    def _produce(self, lane: ConversationTab, pending: PendingTurn) -> Iterator[Produced]:
+    def _produce(self, tab: ConversationTab, pending: PendingTurn) -> Iterator[Produced]:
         """Run a turn; in the feed's thread."""
-        conversation = lane.conversation
+        conversation = tab.conversation
         if conversation is None:
-            conversation = self._chat.create(title=lane.draft.title, system=lane.draft.system)
-            lane.answered = conversation  # first: what is temporary and not being written may be deleted
-            if lane.draft.is_temporary:
+            conversation = self._chat.create(title=tab.draft.title, system=tab.draft.system)
+            tab.answered = conversation  # first: what is temporary and not being written may be deleted
+            if tab.draft.is_temporary:
                 self.temporary.add(conversation.session.id)
             yield ConversationOpened(conversation=conversation)
-        lane.answered = conversation
+        tab.answered = conversation
         with conversation.stoppable():
-            if lane.is_stopping:
+            if tab.is_stopping:
                 self._chat.stop(conversation)
             if pending.reading is not None:
                 pending.reading.hand_over(conversation)
@@ -364,8 +366,8 @@ class TurnRunner:
     async def _draw(self, event: FeedEvent) -> None:
         match event:
             case ConversationOpened(conversation=conversation):
-                self._lane.conversation = conversation
-                self._lane.draft = Draft()
+                self._tab.conversation = conversation
+                self._tab.draft = Draft()
                 self._listener.conversation_changed()
             case TurnStarted():
                 await self._draw_start(event)
@@ -380,7 +382,7 @@ class TurnRunner:
             case TextDelta():
                 await self._draw_text([event])
             case TurnEnded():
-                self._end(self._lane)
+                self._end(self._tab)
                 self._listener.turn_ended()
 
     async def _draw_start(self, event: TurnStarted) -> None:
@@ -420,7 +422,7 @@ class TurnRunner:
         question_id, self._question_id = self._question_id, None
         is_kept = question_id is not None and any(turn.id == question_id for turn in kept)
         await self._transcript.cut_after(kept[-1].id if kept else None)
-        pending = self._lane.running
+        pending = self._tab.running
         self._listener.turn_failed(error, pending.text if pending and not is_kept else "")
         if isinstance(error, PoolExhausted) and error.fits_in:
             self._listener.outgrown(error.fits_in)

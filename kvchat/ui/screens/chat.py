@@ -3,14 +3,13 @@
 import asyncio
 from contextlib import suppress
 from functools import partial
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from textual import work
 from textual.binding import Binding, BindingType
 from textual.widget import Widget
 
-from kvchat.app.host import InterfaceServices
-from kvchat.app.services import ChatService, EngineView
+from kvchat.app.host import EngineView
 from kvchat.errors import KvchatError
 from kvchat.text.attachments import words_of
 from kvchat.ui.commands import SlashCommand
@@ -38,6 +37,10 @@ from kvchat.ui.widgets.sessions_pane import SessionsPane
 from kvchat.ui.widgets.status_bar import StatusBar
 from kvchat.ui.widgets.transcript import Transcript
 
+if TYPE_CHECKING:
+    from kvchat.app.interface_host import InterfaceHost
+    from kvchat.chat.service import Chat
+
 
 class ChatScreen(ConversationScreen):
     """The chat screen: composes the widgets and hands keys and text to the controllers."""
@@ -54,9 +57,7 @@ class ChatScreen(ConversationScreen):
         Binding("ctrl+j,shift+enter,alt+enter", "to_prompt", "New line", id="newline", show=False),
     ]
 
-    def __init__(
-        self, chat: ChatService, engine: EngineView, host: InterfaceServices, initial: str | None
-    ) -> None:
+    def __init__(self, chat: "Chat", engine: EngineView, host: "InterfaceHost", initial: str | None) -> None:
         super().__init__(chat, engine, host)
         self._initial = initial
 

@@ -10,7 +10,8 @@ from textual.containers import Grid, Vertical, VerticalScroll
 from textual.content import Content
 from textual.widgets import Static
 
-from kvchat.app.services import Prefill, SampleDelta, SampleEvent, SamplesFinished, TurnFailed, TurnFeed
+from kvchat.app.turn_feed import TurnFailed, TurnFeed
+from kvchat.chat.events import Prefill, SampleDelta, SampleEvent, SamplesFinished
 from kvchat.session.tree import Turn
 from kvchat.text.answer_footer import progress_parts
 from kvchat.text.figures import count_text, plural

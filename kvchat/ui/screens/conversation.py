@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from time import monotonic
+from typing import TYPE_CHECKING
 
 from textual import events, work
 from textual.content import Content
 from textual.widgets import Static
 
-from kvchat.app.host import InterfaceServices
-from kvchat.app.services import ChatService, ConversationView, EngineView
+from kvchat.app.host import EngineView
 from kvchat.engine.api.snapshot import CacheSnapshot
 from kvchat.engine.api.status import EnginePhase, EngineStatus
 from kvchat.errors import KvchatError
@@ -40,6 +40,11 @@ from kvchat.ui.widgets.heading import editing_text, heading_text, welcome_text
 from kvchat.ui.widgets.prompt import Prompt
 from kvchat.ui.widgets.session_list import SessionList
 from kvchat.ui.widgets.session_rows import Held, SessionListOptions, SessionWithBranches
+
+if TYPE_CHECKING:
+    from kvchat.app.interface_host import InterfaceHost
+    from kvchat.chat.conversation import Conversation
+    from kvchat.chat.service import Chat
 
 _QUIET_S = 2.0
 _TYPING_S = 0.7
@@ -72,7 +77,7 @@ class ConversationScreen(WindowScreen):
     _watch: EngineWatch
     _drain: RenderLoop
 
-    def __init__(self, chat: ChatService, engine: EngineView, host: InterfaceServices) -> None:
+    def __init__(self, chat: "Chat", engine: EngineView, host: "InterfaceHost") -> None:
         super().__init__(host.appearance().keys)
         self._chat = chat
         self._host = host
@@ -195,7 +200,7 @@ class ConversationScreen(WindowScreen):
             for notice in await asyncio.to_thread(self._chat.notices, conversation):
                 self.warn(notice)
 
-    async def _opened_by(self, opener: Opener) -> ConversationView | None:
+    async def _opened_by(self, opener: Opener) -> "Conversation | None":
         """Return what is opened; what comes when nobody waits for it any more is closed."""
         opening = asyncio.ensure_future(opener())
         try:
@@ -204,20 +209,20 @@ class ConversationScreen(WindowScreen):
             opening.add_done_callback(self._close_late)
             raise
 
-    def _close_late(self, opening: asyncio.Future[ConversationView | None]) -> None:
+    def _close_late(self, opening: "asyncio.Future[Conversation | None]") -> None:
         if not opening.cancelled() and opening.exception() is None and self.is_attached:
             self.run_worker(self._close(self._unseen(opening.result())))
 
-    def _unseen(self, conversation: ConversationView | None) -> list[ConversationView]:
+    def _unseen(self, conversation: "Conversation | None") -> "list[Conversation]":
         """Return a conversation that was opened and is neither on screen nor behind it, to be closed."""
         is_open = conversation is None or any(one is conversation for one in self._opened())
         return [] if conversation is None or is_open else [conversation]
 
     async def _put_on_screen(
-        self, conversation: ConversationView | None, draft: Draft | None
-    ) -> ConversationView | None:
+        self, conversation: "Conversation | None", draft: Draft | None
+    ) -> "Conversation | None":
         """Show what was opened, as it was left if it is kept. Let go of what leaves, also when ended."""
-        closing: list[ConversationView] = []
+        closing: list[Conversation] = []
         before = self.turns.conversation
         try:
             is_gone = await self.branching.leave_aside(conversation)
@@ -276,7 +281,7 @@ class ConversationScreen(WindowScreen):
                 self.attaching.waiting.remove(event.text)
         return entered
 
-    async def _tell_reach(self, conversation: ConversationView) -> None:
+    async def _tell_reach(self, conversation: "Conversation") -> None:
         """Say how much of a conversation that has come on screen need not be computed, unless it goes on: its
         answer says so then.
         """
@@ -288,11 +293,11 @@ class ConversationScreen(WindowScreen):
             if words := await asyncio.to_thread(self._reach.words, conversation):
                 self.tell(words)
 
-    def keep_behind(self, conversation: ConversationView) -> None:
+    def keep_behind(self, conversation: "Conversation") -> None:
         """Keep a conversation open that something has come on screen for."""
         self.run_worker(self._close(self._kept.keep(conversation)))
 
-    def come_back_to(self, conversation: ConversationView) -> ConversationView:
+    def come_back_to(self, conversation: "Conversation") -> "Conversation":
         """Take a conversation from behind, as it was left unless somebody has moved it since."""
         shown, stale = self._kept.take(conversation)
         self.run_worker(self._close(stale))
@@ -311,7 +316,7 @@ class ConversationScreen(WindowScreen):
     async def let_go_of_engine(self) -> None:
         await self._close(self._kept.drop_all())
 
-    async def _close(self, conversations: Sequence[ConversationView]) -> None:
+    async def _close(self, conversations: "Sequence[Conversation]") -> None:
         for conversation in conversations:
             await asyncio.to_thread(self._chat.close, conversation)
 
@@ -335,18 +340,18 @@ class ConversationScreen(WindowScreen):
     def outgrown(self, fits_in: tuple[str, ...]) -> None:
         self.formats.offer(fits_in, self._queued_s)
 
-    def warn_behind(self, conversation: ConversationView | None, message: str) -> None:
+    def warn_behind(self, conversation: "Conversation | None", message: str) -> None:
         title = "" if conversation is None else self.shelf.title(conversation.session.id)
         self.notify(message, title=title, severity="warning", timeout=15, markup=False)
 
-    def ended_behind(self, conversation: ConversationView) -> None:
+    def ended_behind(self, conversation: "Conversation") -> None:
         if self.branching.is_aside(conversation) or self.temporary.is_temporary(conversation):
             self.begin(partial(self._let_go_behind, conversation))
             return
         self.tell("the answer has ended", title=self.shelf.title(conversation.session.id))
         self.run_worker(self._close(self._kept.keep(conversation)))
 
-    async def _let_go_behind(self, conversation: ConversationView) -> None:
+    async def _let_go_behind(self, conversation: "Conversation") -> None:
         """Throw away what is not to stay once it is answered: an aside first, which may be temporary too."""
         await self.branching.end_behind(conversation)
         await self.temporary.left(conversation)
@@ -405,7 +410,7 @@ class ConversationScreen(WindowScreen):
     def _branch_names(self) -> BranchNames:
         return self.shelf.sessions.branch_names(self.turns.conversation, [*self._kept, *self.turns.behind])
 
-    def _opened(self) -> list[ConversationView]:
+    def _opened(self) -> "list[Conversation]":
         """Return the conversations that are open: on screen, behind it, and being answered there."""
         here = self.turns.conversation
         return [*([here] if here is not None else []), *self._kept, *self.turns.behind]

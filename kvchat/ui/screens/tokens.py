@@ -12,7 +12,7 @@ from textual.style import Style
 from textual.timer import Timer
 from textual.widgets import Static
 
-from kvchat.app.services import Alternative
+from kvchat.chat.events import Alternative
 from kvchat.errors import KvchatError
 from kvchat.text.plain_text import clean_text, padded
 from kvchat.ui.controllers.screen_services import Work

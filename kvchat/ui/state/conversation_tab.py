@@ -3,13 +3,17 @@
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import field
+from typing import TYPE_CHECKING
 
-from kvchat.app.services import ConversationView, FeedEvent, TurnFailed, TurnFeed
+from kvchat.app.turn_feed import FeedEvent, TurnFailed, TurnFeed
 from kvchat.chat.events import TurnFinished, TurnStarted
 from kvchat.errors import PoolExhausted
 from kvchat.platform.values import dataclass
 from kvchat.session.tree import SessionId, Turn, TurnId
 from kvchat.ui.state.pending_turn import PendingTurn
+
+if TYPE_CHECKING:
+    from kvchat.chat.conversation import Conversation
 
 State = tuple[SessionId, str, TurnId | None]
 """A branch of a session, and its last message."""
@@ -34,7 +38,7 @@ class Draft:
 class Unsent:
     """A message that was not sent, and to whom it was to go."""
 
-    conversation: ConversationView | None
+    conversation: "Conversation | None"
     text: str
 
 
@@ -51,13 +55,13 @@ class ConversationTab:
         ended_s: when the end of the last turn was drawn.
     """
 
-    conversation: ConversationView | None = None
+    conversation: "Conversation | None" = None
     draft: Draft = field(default_factory=Draft)
     queue: deque[PendingTurn] = field(default_factory=deque)
     feed: TurnFeed = field(default_factory=TurnFeed)
     running: PendingTurn | None = None
     events: list[FeedEvent] = field(default_factory=list)
-    answered: ConversationView | None = None
+    answered: "Conversation | None" = None
     is_stopping: bool = False
     ended_s: float | None = None
 
@@ -65,15 +69,15 @@ class ConversationTab:
     def is_busy(self) -> bool:
         return self.feed.is_running or bool(self.queue)
 
-    def holds(self, conversation: ConversationView | None) -> bool:
-        """Whether this is the lane of a conversation's branch."""
+    def holds(self, conversation: "Conversation | None") -> bool:
+        """Whether this is the tab of a conversation's branch."""
         mine = self.conversation
         if mine is None or conversation is None:
             return False
         return (mine.session.id, mine.branch.name) == (conversation.session.id, conversation.branch.name)
 
 
-def state_of(conversation: ConversationView) -> State:
+def state_of(conversation: "Conversation") -> State:
     last = conversation.turns[-1].id if conversation.turns else None
     return conversation.session.id, conversation.branch.name, last
 
@@ -90,10 +94,10 @@ def unseen_words(events: Sequence[FeedEvent]) -> tuple[Sequence[str], tuple[str,
     return [*words, *(_OUTGROWN.format(cache_format) for cache_format in fits_in[:1])], fits_in
 
 
-def turns_before(lane: ConversationTab) -> Sequence[Turn]:
+def turns_before(tab: ConversationTab) -> Sequence[Turn]:
     """Return the turns that stand above what the running turn has produced."""
-    turns = lane.conversation.turns if lane.conversation else ()
-    started = next((event for event in lane.events if isinstance(event, TurnStarted)), None)
+    turns = tab.conversation.turns if tab.conversation else ()
+    started = next((event for event in tab.events if isinstance(event, TurnStarted)), None)
     if started is None:
         return turns
     parent_id = (started.question or started.answer).parent_id
@@ -101,20 +105,20 @@ def turns_before(lane: ConversationTab) -> Sequence[Turn]:
     return turns[: ids.index(parent_id) + 1] if parent_id in ids else ()
 
 
-def unsent_message(lane: ConversationTab, events: Sequence[FeedEvent]) -> str:
+def unsent_message(tab: ConversationTab, events: Sequence[FeedEvent]) -> str:
     """Return the message of a turn that failed, where it is not stored."""
-    turns = lane.conversation.turns if lane.conversation else ()
+    turns = tab.conversation.turns if tab.conversation else ()
     started = next((event for event in events if isinstance(event, TurnStarted)), None)
     is_kept = started is not None and started.question in turns
-    return lane.running.text if lane.running is not None and not is_kept else ""
+    return tab.running.text if tab.running is not None and not is_kept else ""
 
 
-def message_not_stored(lane: ConversationTab) -> str:
+def message_not_stored(tab: ConversationTab) -> str:
     """Return the message of a turn that is given up, where it is not stored."""
-    events = [*lane.events, *lane.feed.waiting()]
+    events = [*tab.events, *tab.feed.waiting()]
     is_started = any(isinstance(event, TurnStarted) for event in events)
     if is_started and not any(isinstance(event, TurnFailed) for event in events):
         return ""
-    text = unsent_message(lane, events)
-    turns = lane.conversation.turns if lane.conversation else ()
+    text = unsent_message(tab, events)
+    turns = tab.conversation.turns if tab.conversation else ()
     return "" if turns and turns[-1].text == text else text

@@ -5,10 +5,13 @@ branches share. But held blocks cannot be evicted, so only a few are kept, and n
 """
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-from kvchat.app.services import ConversationView
 from kvchat.engine.api.snapshot import CacheSnapshot
 from kvchat.session.tree import SessionId
+
+if TYPE_CHECKING:
+    from kvchat.chat.conversation import Conversation
 
 MAX_KEPT = 4
 
@@ -19,15 +22,15 @@ class OpenConversations:
     """The conversations left most recently, oldest first. It only remembers; closing is the caller's."""
 
     def __init__(self) -> None:
-        self._kept: dict[_Key, ConversationView] = {}
+        self._kept: dict[_Key, Conversation] = {}
 
     def __len__(self) -> int:
         return len(self._kept)
 
-    def __iter__(self) -> Iterator[ConversationView]:
+    def __iter__(self) -> "Iterator[Conversation]":
         return iter(self._kept.values())
 
-    def keep(self, conversation: ConversationView) -> list[ConversationView]:
+    def keep(self, conversation: "Conversation") -> "list[Conversation]":
         """Remember a conversation that leaves the screen, and return those to close for it."""
         replaced = self._kept.pop(_key(conversation), None)
         self._kept[_key(conversation)] = conversation
@@ -36,7 +39,7 @@ class OpenConversations:
             closing.append(self._kept.pop(next(iter(self._kept))))
         return closing
 
-    def take(self, fresh: ConversationView) -> tuple[ConversationView, list[ConversationView]]:
+    def take(self, fresh: "Conversation") -> "tuple[Conversation, list[Conversation]]":
         """Return what to show for a conversation that was just opened, and those to close for it.
 
         The kept one is as good as the fresh one, and holds its blocks, if nobody has moved the branch since.
@@ -48,23 +51,23 @@ class OpenConversations:
             return kept, []
         return fresh, [kept]
 
-    def drop_session(self, session_id: SessionId) -> list[ConversationView]:
+    def drop_session(self, session_id: SessionId) -> "list[Conversation]":
         """Forget a session's conversations and return them to be closed."""
         return [self._kept.pop(key) for key in list(self._kept) if key[0] == session_id]
 
-    def drop_all(self) -> list[ConversationView]:
+    def drop_all(self) -> "list[Conversation]":
         """Forget all and return them to be closed."""
         dropped, self._kept = list(self._kept.values()), {}
         return dropped
 
-    def drop_for_room(self, snapshot: CacheSnapshot) -> list[ConversationView]:
+    def drop_for_room(self, snapshot: CacheSnapshot) -> "list[Conversation]":
         """Forget the oldest if a whole context would no longer fit beside what is held."""
         if not self._kept or _evictable_tokens(snapshot) >= snapshot.max_context:
             return []
         return [self._kept.pop(next(iter(self._kept)))]
 
 
-def _key(conversation: ConversationView) -> _Key:
+def _key(conversation: "Conversation") -> _Key:
     return conversation.session.id, conversation.branch.name
 
 

@@ -2,11 +2,16 @@
 
 from collections.abc import Iterator
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
-from kvchat.app.services import ChatService, ConversationView, Reading
 from kvchat.chat.events import ChatEvent
 from kvchat.platform.values import dataclass
 from kvchat.session.tree import TurnId
+
+if TYPE_CHECKING:
+    from kvchat.chat.candidates.read_ahead import ReadAhead
+    from kvchat.chat.conversation import Conversation
+    from kvchat.chat.service import Chat
 
 
 class TurnKind(StrEnum):
@@ -28,9 +33,9 @@ class PendingTurn:
     turn_id: TurnId | None = None
     at: int = 0
     token_id: int = 0
-    reading: Reading | None = None
+    reading: "ReadAhead | None" = None
 
-    def run(self, chat: ChatService, conversation: ConversationView) -> Iterator[ChatEvent]:
+    def run(self, chat: "Chat", conversation: "Conversation") -> Iterator[ChatEvent]:
         """Yield what a conversation is answered."""
         match self.kind:
             case TurnKind.SEND:

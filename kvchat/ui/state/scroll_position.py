@@ -1,12 +1,18 @@
 """Scroll position and presence of a conversation that comes on screen."""
 
-from kvchat.app.services import ChatService, ConversationView, EngineView
+from typing import TYPE_CHECKING
+
+from kvchat.app.host import EngineView
 from kvchat.engine.api.inspection import InspectedBlock, InspectionRequest
 from kvchat.engine.api.snapshot import CacheSnapshot
 from kvchat.errors import KvchatError
 from kvchat.session.kv.provenance import namespace_of
 from kvchat.session.tree import path_token_ids
 from kvchat.text.cache_usage import reach_words
+
+if TYPE_CHECKING:
+    from kvchat.chat.conversation import Conversation
+    from kvchat.chat.service import Chat
 
 
 class ScrollPosition:
@@ -16,7 +22,7 @@ class ScrollPosition:
         engine: what is asked for tiers.
     """
 
-    def __init__(self, chat: ChatService, engine: EngineView) -> None:
+    def __init__(self, chat: "Chat", engine: EngineView) -> None:
         self._chat = chat
         self._engine = engine
         self._loaded_before = 0
@@ -25,7 +31,7 @@ class ScrollPosition:
         """Note what was loaded before a conversation is opened, which begins to load it."""
         self._loaded_before = _loaded_bytes(self._engine.snapshot())
 
-    def words(self, conversation: ConversationView) -> str:
+    def words(self, conversation: "Conversation") -> str:
         """Return what need not be computed of a conversation, where it is, and what was loaded since `begin`.
         Waits for the engine.
 
@@ -38,7 +44,7 @@ class ScrollPosition:
         loaded = max(0, _loaded_bytes(snapshot) - self._loaded_before)
         return reach_words(cost, snapshot, blocks, loaded)
 
-    def _blocks(self, conversation: ConversationView) -> tuple[InspectedBlock, ...]:
+    def _blocks(self, conversation: "Conversation") -> tuple[InspectedBlock, ...]:
         ids = path_token_ids(conversation.turns) or ()
         namespace = namespace_of(conversation.session, conversation.turns)
         wish = InspectionRequest(

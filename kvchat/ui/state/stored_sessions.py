@@ -3,8 +3,9 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from time import time
+from typing import TYPE_CHECKING
 
-from kvchat.app.services import ConversationView, KvOnDisk, SessionCatalog
+from kvchat.app.host import KvOnDisk
 from kvchat.session.tree import Session, SessionId
 from kvchat.text.plain_text import STEP, one_line
 from kvchat.ui.widgets.cache.panel_rows import BranchNames
@@ -15,6 +16,10 @@ from kvchat.ui.widgets.session_rows import (
     SessionWithBranches,
     title_of,
 )
+
+if TYPE_CHECKING:
+    from kvchat.session.store import SessionStore
+    from kvchat.chat.conversation import Conversation
 
 
 class StoredSessions:
@@ -27,7 +32,7 @@ class StoredSessions:
         on_disk: what of their KV is stored, as last counted.
     """
 
-    def __init__(self, store: SessionCatalog) -> None:
+    def __init__(self, store: "SessionStore") -> None:
         self.entries: tuple[SessionWithBranches, ...] = ()
         self.titles: Mapping[str, str] = {}
         self.approximate: frozenset[str] = frozenset()
@@ -51,7 +56,7 @@ class StoredSessions:
     def title(self, session_id: SessionId) -> str | None:
         return self.titles.get(session_id)
 
-    def branch_names(self, here: ConversationView | None, kept: Iterable[ConversationView]) -> BranchNames:
+    def branch_names(self, here: "Conversation | None", kept: "Iterable[Conversation]") -> BranchNames:
         """Name the live branches of a session by its title; where several are known, those of the session on
         screen by branch, those of another by both.
         """
@@ -65,7 +70,7 @@ class StoredSessions:
         active = here.engine_sequence if here else None
         return BranchNames(of_branches=of_branches, of_sessions=self.titles, active=active)
 
-    def _branch_name(self, known: ConversationView, here: ConversationView | None) -> str:
+    def _branch_name(self, known: "Conversation", here: "Conversation | None") -> str:
         name = one_line(known.branch.name)
         if here is not None and known.session.id == here.session.id:
             return name
@@ -73,7 +78,7 @@ class StoredSessions:
 
     def options(
         self,
-        here: ConversationView | None,
+        here: "Conversation | None",
         held: Mapping[str, Held],
         finding: SearchFinding,
         held_branches: Mapping[tuple[str, str], Held],

@@ -1,12 +1,15 @@
 """Heading above a conversation, and the text of an empty one. Pure."""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from kvchat.app.services import ConversationView
 from kvchat.engine.api.status import EnginePhase
 from kvchat.text.figures import plural
 from kvchat.text.plain_text import fitted, one_line
 from kvchat.ui.widgets.session_rows import title_of
+
+if TYPE_CHECKING:
+    from kvchat.chat.conversation import Conversation
 
 _LEAST_TITLE = 12
 _FIRST_LINES = {
@@ -15,7 +18,7 @@ _FIRST_LINES = {
 }
 
 
-def heading_text(conversation: ConversationView | None, title: str | None, width: int, note: str = "") -> str:
+def heading_text(conversation: "Conversation | None", title: str | None, width: int, note: str = "") -> str:
     """Return the title and the branch, the title cut where there is no room.
 
     Args:

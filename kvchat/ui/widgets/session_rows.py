@@ -5,7 +5,7 @@ from dataclasses import field
 
 from rich.cells import cell_len
 
-from kvchat.app.services import KvOnDisk
+from kvchat.app.host import KvOnDisk
 from kvchat.platform.values import dataclass
 from kvchat.session.lookup import SearchHit
 from kvchat.session.tree import Branch, BranchName, Session, SessionId, TurnId

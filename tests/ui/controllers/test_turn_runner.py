@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.app.services import TurnEnded
+from kvchat.app.turn_feed import TurnEnded
 from kvchat.ui.state.pending_turn import PendingTurn, TurnKind
 from tests.ui.harness import window
 from tests.ui.scripted import Answer, ScriptedChat

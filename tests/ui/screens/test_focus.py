@@ -65,7 +65,7 @@ async def test_a_stop_that_comes_too_late_throws_no_aside_away(tmp_path: Path) -
         await shown.say("/aside What is a fjord?")
         await shown.until_shown("A fjord is a bay.")
         await shown.until(lambda: not shown.screen.turns.is_running)
-        ended_s = shown.screen.turns._lane.ended_s
+        ended_s = shown.screen.turns._tab.ended_s
         assert ended_s is not None
         key = events.Key("escape", None)
         key.time = ended_s + 0.7  # however long it took to see that it has ended

@@ -8,7 +8,7 @@ import pytest
 from textual.app import App
 from textual.css.query import NoMatches
 
-from kvchat.app.services import Produced, TurnEnded, TurnFailed, TurnFeed
+from kvchat.app.turn_feed import Produced, TurnEnded, TurnFailed, TurnFeed
 from kvchat.chat.service import TextDelta
 from kvchat.ui.terminal.render_loop import RenderLoop
 from tests.patience import PATIENCE_S

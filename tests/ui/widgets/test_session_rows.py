@@ -3,7 +3,7 @@
 import pytest
 from rich.cells import cell_len
 
-from kvchat.app.services import KvOnDisk
+from kvchat.app.host import KvOnDisk
 from kvchat.session.lookup import SearchHit
 from kvchat.session.tree import MAIN, Branch, BranchName, Role, Session, SessionId, TurnId
 from kvchat.text.figures import short_bytes_text
