@@ -82,7 +82,7 @@ async def _in_window(settings: Settings, long_id: SessionId) -> tuple[Cost, list
         app = KvchatApp(chat, kvchat.engine, host, None, log_path=settings.paths.log_file)
         async with app.run_test(size=SIZE) as pilot:
             screen = app.chat_screen
-            await _until(lambda: screen.is_mounted and len(screen.shelf.sessions.entries) > NUM_SESSIONS)
+            await _until(lambda: screen.is_mounted and len(screen.sessions.sessions.entries) > NUM_SESSIONS)
             await pilot.pause(0.5)
             opened_s = await _timed(
                 lambda: screen.post_message(SessionList.Opened(long_id, None)),

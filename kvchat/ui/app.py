@@ -125,11 +125,11 @@ class KvchatApp(App[None]):
         log.error("the interface failed", exc_info=self._exception or True)
         self._has_failed = True
         try:
-            self.chat_screen.keeping.keep_all()
+            self.chat_screen.drafts.keep_all()
         except Exception:
             log.exception("what was not sent is not kept")
         try:
-            self.chat_screen.temporary.delete_all()
+            self.chat_screen.conversations.temporary.delete_all()
         except Exception:
             log.exception("temporary conversations are not deleted")
         self.bell()
@@ -160,7 +160,7 @@ class KvchatApp(App[None]):
             if not self._is_ready:
                 self._early_input.append(event)
                 return
-            self.chat_screen.typed_s = event.time
+            self.chat_screen.dialogs.typed_s = event.time
             if isinstance(self.screen, DeferredScreen):
                 typed = self.screen.text_of(event)
                 if typed is not None:

@@ -3,9 +3,8 @@
 import asyncio
 import os
 from functools import partial
-from typing import Any, Protocol
 
-from textual.app import App, SuspendNotSupported
+from textual.app import SuspendNotSupported
 
 from kvchat.errors import UsageError
 from kvchat.session.tree import Turn
@@ -13,19 +12,10 @@ from kvchat.text.figures import plural
 from kvchat.ui.controllers.screen_services import ScreenServices
 
 
-class ClipboardServices(ScreenServices, Protocol):
-    """What is needed of the screen."""
-
-    @property
-    def app(self) -> App[Any]: ...
-
-    def write_prompt(self, text: str) -> None: ...
-
-
 class Clipboard:
     """Copies texts, and opens them in the editor."""
 
-    def __init__(self, screen: ClipboardServices) -> None:
+    def __init__(self, screen: ScreenServices) -> None:
         self._screen = screen
 
     def copy(self, text: str) -> None:
@@ -44,7 +34,7 @@ class Clipboard:
         """Let the person write the message in the editor."""
         changed = self._edited(text)
         if changed is not None:
-            self._screen.write_prompt(changed)
+            self._screen.prompt.write(changed)
 
     def open(self, turn: Turn) -> None:
         """Show a message in the editor; what is changed there changes nothing here."""

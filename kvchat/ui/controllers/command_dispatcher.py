@@ -1,10 +1,10 @@
 """Command dispatcher: runs slash commands."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from kvchat.errors import KvchatError
 from kvchat.platform.values import dataclass
@@ -13,15 +13,16 @@ from kvchat.text.cache_miss import why_words
 from kvchat.text.figures import plural
 from kvchat.text.plain_text import one_line
 from kvchat.ui.commands import find_command, nearest_command, split_command
-from kvchat.ui.controllers.attaching import AttachmentController
+from kvchat.ui.controllers.asides import price_so_far
 from kvchat.ui.controllers.branching import BranchController
 from kvchat.ui.controllers.clipboard import Clipboard
+from kvchat.ui.controllers.composer import ComposerController
+from kvchat.ui.controllers.conversations import ConversationController, Opener
 from kvchat.ui.controllers.formats import FormatController, GaugeController
 from kvchat.ui.controllers.revisions import RevisionController
 from kvchat.ui.controllers.screen_services import ScreenServices
 from kvchat.ui.controllers.sessions import SessionController
 from kvchat.ui.controllers.settings import SettingsController
-from kvchat.ui.controllers.temporary import TemporaryController
 from kvchat.ui.controllers.turn_runner import PendingTurn, TurnKind, TurnRunner
 from kvchat.ui.state.conversation_tab import Draft
 
@@ -31,91 +32,55 @@ if TYPE_CHECKING:
 
 _COMPARED = 3
 
-Opener = Callable[[], Awaitable["Conversation | None"]]
-"""Gets the conversation to show; None is a new one."""
-
-
-class CommandServices(ScreenServices, Protocol):
-    """What commands need of the screen they are typed on."""
-
-    def restore_command(self, line: str) -> None: ...
-
-    def queue(self, pending: PendingTurn) -> None: ...
-
-    def open_with(self, opener: Opener, draft: Draft | None = None) -> object: ...
-
-    def find(self, words: str = "") -> None: ...
-
-    def conversation_changed(self) -> None: ...
-
-    def show_sessions_pane(self) -> None: ...
-
-    def show_tree(self) -> None: ...
-
-    def action_help(self) -> None: ...
-
-    def action_answer(self) -> None: ...
-
-    def action_history(self) -> None: ...
-
-    def stop_answer(self) -> None: ...
-
-    def action_cache(self) -> None: ...
-
-    def action_layers(self) -> None: ...
-
-    def action_inspect(self) -> None: ...
-
-    def action_freeze(self) -> None: ...
-
-    def quit(self) -> None: ...
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Helpers:
+class Controllers:
     """Who carries commands out."""
 
-    courses: RevisionController
-    shelf: SessionController
+    revisions: RevisionController
+    sessions: SessionController
     branching: BranchController
-    outlet: Clipboard
-    attaching: AttachmentController
-    housekeeping: SettingsController
-    gauging: GaugeController
+    clipboard: Clipboard
+    composer: ComposerController
+    settings: SettingsController
+    gauge: GaugeController
     formats: FormatController
-    temporary: TemporaryController
+    conversations: ConversationController
 
 
 class CommandDispatcher:
     """Runs commands for the chat screen. Anything that may read a file runs in a thread."""
 
-    def __init__(self, screen: CommandServices, chat: "Chat", turns: TurnRunner, helpers: Helpers) -> None:
+    def __init__(
+        self, screen: ScreenServices, chat: "Chat", turns: TurnRunner, controllers: Controllers
+    ) -> None:
         self._screen = screen
         self._chat = chat
         self._turns = turns
-        self._courses = helpers.courses
-        self._shelf = helpers.shelf
-        self._branching = helpers.branching
-        self._outlet = helpers.outlet
-        self._attaching = helpers.attaching
-        self._housekeeping = helpers.housekeeping
-        self._formats = helpers.formats
+        self._revisions = controllers.revisions
+        self._sessions = controllers.sessions
+        self._branching = controllers.branching
+        self._conversations = controllers.conversations
+        self._clipboard = controllers.clipboard
+        self._composer = controllers.composer
+        self._settings = controllers.settings
+        self._formats = controllers.formats
         self._actions: dict[str, Callable[[str], None]] = {
             "help": lambda _: screen.action_help(),
             "new": self.new,
-            "temp": lambda _: helpers.temporary.begin(),
+            "temp": lambda _: controllers.conversations.open_temporary(),
             "fork": self.fork,
             "retry": self.retry,
             "tokens": self.tokens,
             "aside": self.aside,
-            "attach": helpers.attaching.attach,
+            "attach": controllers.composer.attach,
             "detach": self.detach,
             "answer": lambda _: screen.action_answer(),
             "history": lambda _: screen.action_history(),
             "model": self.model,
-            "reload": lambda _: helpers.housekeeping.reload(),
+            "reload": lambda _: controllers.settings.reload(),
             "set": self.set,
-            "theme": lambda name: helpers.housekeeping.change("display.theme", name),
+            "theme": lambda name: controllers.settings.change("display.theme", name),
             "copy": self.copy,
             "open": self.open,
             "edit": self.edit,
@@ -129,7 +94,7 @@ class CommandDispatcher:
             "pin": self.pin,
             "system": self.system,
             "cache": self.cache,
-            "gauge": helpers.gauging.gauge,
+            "gauge": controllers.gauge.gauge,
             "export": self.export,
             "why": self.why,
             "title": self.rename,
@@ -145,34 +110,34 @@ class CommandDispatcher:
             near = nearest_command(name)
             guess = f"; did you mean /{near.name}?" if near else ""
             self._screen.warn(f"there is no /{name}{guess} (// sends it as text, f1 lists the commands)")
-            self._screen.restore_command(line)
+            self._screen.prompt.restore_command(line)
         elif command.needs_argument and not argument:
             self._screen.warn(f"usage: {command.usage}")
-            self._screen.restore_command(line + " ")
+            self._screen.prompt.restore_command(line + " ")
         elif "\n" in line and not command.takes_lines:
             self._screen.warn(f"/{command.name} takes one line; // sends this as text")
-            self._screen.restore_command(line)
+            self._screen.prompt.restore_command(line)
         else:
             self._actions[command.name](argument)
 
     def run_on_line(self, name: str, session_id: SessionId, branch: BranchName | None) -> None:
         """Run a command for a line of the list, whatever is on screen."""
         actions: dict[str, Callable[[], None]] = {
-            "title": lambda: self._shelf.ask_for_title(session_id),
-            "pin": lambda: self._shelf.pin(session_id),
-            "export": lambda: self._shelf.ask_for_file(session_id, branch),
-            "delete": lambda: self._shelf.ask_to_delete(session_id, branch),
+            "title": lambda: self._sessions.ask_for_title(session_id),
+            "pin": lambda: self._sessions.pin(session_id),
+            "export": lambda: self._sessions.ask_for_file(session_id, branch),
+            "delete": lambda: self._sessions.ask_to_delete(session_id, branch),
         }
         actions[name]()
 
     def new(self, title: str = "", system: str = "") -> None:
-        self._screen.open_with(self._nothing, Draft(title=title, system=system or self._turns.system))
+        self._conversations.open_with(self._nothing, Draft(title=title, system=system or self._turns.system))
 
     def switch(self, reference: str) -> None:
         if not reference:
             self._screen.show_sessions_pane()
         else:
-            self._screen.open_with(lambda: self._opened(reference))
+            self._conversations.open_with(lambda: self._opened(reference))
 
     def opener_at(self, turn_id: TurnId) -> Opener:
         """Return what opens the branch that a message lies on; a new one where none leads there any more."""
@@ -190,12 +155,12 @@ class CommandDispatcher:
 
         async def open_fork() -> "Conversation":
             forked: Conversation = await asyncio.to_thread(self._chat.fork, conversation, None, name or None)
-            price = self._branching.price_so_far(forked)
+            price = price_so_far(forked, self._screen.snapshot)
             self._screen.tell(f"on branch {one_line(forked.branch.name)}: {price}; what is new is its own")
             return forked
 
-        self._screen.tell(self._branching.price_so_far(conversation), title="fork")
-        self._screen.open_with(open_fork)
+        self._screen.tell(price_so_far(conversation, self._screen.snapshot), title="fork")
+        self._conversations.open_with(open_fork)
 
     def retry(self, argument: str = "") -> None:
         if self._stored() is None or not self._is_free("retry"):
@@ -213,53 +178,53 @@ class CommandDispatcher:
             self._branching.open_tokens(answer)
 
     def aside(self, text: str = "") -> None:
-        if self._branching.aside is not None and not text:
-            self._branching.end_aside()
+        if self._conversations.asides.shown is not None and not text:
+            self._conversations.asides.end()
         elif self._stored() is not None and self._is_free("ask aside"):
-            self._branching.begin_aside(text)
+            self._conversations.asides.begin(text)
 
     def model(self, name: str = "") -> None:
         if name:
-            self._housekeeping.reload(name)
+            self._settings.reload(name)
         else:
-            self._housekeeping.models()
+            self._settings.models()
 
     def set(self, argument: str = "") -> None:
         name, _, value = argument.partition(" ")
         if name:
-            self._housekeeping.change(name, value.strip())
+            self._settings.change(name, value.strip())
         else:
-            self._housekeeping.settings()
+            self._settings.settings()
 
     def detach(self, _argument: str = "") -> None:
-        if not self._attaching.detach():
+        if not self._composer.detach():
             self._screen.warn("nothing is attached")
 
     def copy(self, argument: str = "") -> None:
         answer = self._answer("copy", "" if argument == "code" else argument)
         if answer is not None and argument == "code":
-            self._outlet.copy_code(answer)
+            self._clipboard.copy_code(answer)
         elif answer is not None:
-            self._outlet.copy(answer.text)
+            self._clipboard.copy(answer.text)
 
     def open(self, argument: str = "") -> None:
         answer = self._answer("open", argument)
         if answer is not None:
-            self._outlet.open(answer)
+            self._clipboard.open(answer)
 
     def run_on(self, turn: Turn, name: str) -> None:
         """Run what was chosen for one message."""
         if name in ("edit", "drop", "retry", "compare") and not self._is_free(name):
             return
         actions: dict[str, Callable[[], object]] = {
-            "edit": lambda: self._courses.begin_edit(turn),
-            "drop": lambda: self._courses.drop(turn),
+            "edit": lambda: self._revisions.begin_edit(turn),
+            "drop": lambda: self._revisions.drop(turn),
             "retry": self.retry,
             "compare": lambda: self._branching.compare(_COMPARED),
             "why": lambda: self._explain(turn),
-            "copy": lambda: self._outlet.copy(turn.text),
-            "code": lambda: self._outlet.copy_code(turn),
-            "open": lambda: self._outlet.open(turn),
+            "copy": lambda: self._clipboard.copy(turn.text),
+            "code": lambda: self._clipboard.copy_code(turn),
+            "open": lambda: self._clipboard.open(turn),
         }
         actions[name]()
 
@@ -276,16 +241,16 @@ class CommandDispatcher:
     def edit(self, argument: str) -> None:
         question = self._question("edit", argument)
         if question is not None:
-            self._courses.begin_edit(question)
+            self._revisions.begin_edit(question)
 
     def undo(self, argument: str) -> None:
         if self._question("undo", argument) is not None:
-            self._courses.undo(int(argument or "1"))
+            self._revisions.undo(int(argument or "1"))
 
     def drop(self, argument: str) -> None:
         question = self._question("drop", argument)
         if question is not None:
-            self._courses.drop(question)
+            self._revisions.drop(question)
 
     def system(self, text: str) -> None:
         conversation = self._turns.conversation
@@ -317,12 +282,12 @@ class CommandDispatcher:
     def export(self, wish: str) -> None:
         conversation = self._stored()
         if conversation is not None:
-            self._shelf.export(conversation.session.id, conversation.branch.name, wish)
+            self._sessions.export(conversation.session.id, conversation.branch.name, wish)
 
     def pin(self, _argument: str = "") -> None:
         conversation = self._stored()
         if conversation is not None:
-            self._shelf.pin(conversation.session.id)
+            self._sessions.pin(conversation.session.id)
 
     def why(self, argument: str) -> None:
         answer = self._answer("explain", argument)
@@ -341,7 +306,7 @@ class CommandDispatcher:
             self._screen.warn(str(error))
         else:
             computed = plural(explanation.miss.computed_tokens, "token")
-            self._screen.note(f"Why {computed} were computed", why_words(explanation))
+            await self._screen.dialogs.note(f"Why {computed} were computed", why_words(explanation))
 
     def rename(self, title: str) -> None:
         conversation = self._turns.conversation
@@ -349,12 +314,12 @@ class CommandDispatcher:
             self._turns.draft = replace(self._turns.draft, title=title)
             self._screen.conversation_changed()
             return
-        self._shelf.rename(conversation.session.id, title)
+        self._sessions.rename(conversation.session.id, title)
 
     def delete(self, _argument: str = "") -> None:
         conversation = self._stored()
         if conversation is not None:
-            self._shelf.ask_to_delete(conversation.session.id)
+            self._sessions.ask_to_delete(conversation.session.id)
 
     def _answer(self, purpose: str, argument: str) -> Turn | None:
         """Return the n-th last answer; say where there is none."""

@@ -4,21 +4,20 @@ import asyncio
 import logging
 from collections.abc import Iterable
 from contextlib import ExitStack, suppress
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from kvchat.errors import KvchatError
 from kvchat.session.tree import SessionId
 from kvchat.text.attachments import before_message, words_of
-from kvchat.ui.controllers.attaching import AttachmentController
+from kvchat.ui.controllers.composer import ComposerController
 from kvchat.ui.controllers.revisions import RevisionController
 from kvchat.ui.controllers.screen_services import ScreenServices
 from kvchat.ui.controllers.turn_runner import TurnRunner
 from kvchat.ui.state.conversation_tab import Unsent
-from kvchat.ui.widgets.prompt import Prompt
 
 if TYPE_CHECKING:
-    from kvchat.session.store import SessionStore
     from kvchat.chat.conversation import Conversation
+    from kvchat.session.store import SessionStore
 
 log = logging.getLogger(__name__)
 
@@ -32,36 +31,28 @@ class _LeftMeanwhile(Exception):
     """The conversation is not shown any more."""
 
 
-class DraftServices(ScreenServices, Protocol):
-    """What is needed of the screen."""
-
-    prompt: Prompt
-
-    def give_back(self, text: str) -> None: ...
-
-
 class DraftController:
-    """Puts unsent messages on the shelf and takes them from there."""
+    """Keeps unsent messages in the store and takes them from there."""
 
     def __init__(
         self,
-        screen: DraftServices,
+        screen: ScreenServices,
         store: "SessionStore",
         turns: TurnRunner,
-        courses: RevisionController,
-        attaching: AttachmentController,
+        revisions: RevisionController,
+        composer: ComposerController,
     ) -> None:
         self._screen = screen
         self._store = store
         self._turns = turns
-        self._courses = courses
-        self._attaching = attaching
+        self._revisions = revisions
+        self._composer = composer
         self._has_told = False
         self._problem = ""
         self._left: list[Unsent] = []
         """What waited, could not be kept, and belongs to conversations that are not shown."""
         self._kept: set[tuple[_Owner, str]] = set()
-        """What is on the shelf from this window already: a window may be told to close more than once."""
+        """What this window has stored already: a window may be told to close more than once."""
 
     def keep_all(self) -> None:
         """Stop all answers, and keep what waited behind them, in edits and in the prompt."""
@@ -101,7 +92,7 @@ class DraftController:
                     raise _LeftMeanwhile  # so that it stays where it is
                 self._kept = {(kept_for, text) for kept_for, text in self._kept if kept_for != owner}
                 if lent.text:
-                    self._screen.give_back(lent.text)
+                    self._composer.give_back(lent.text)
                     self._screen.tell("what you had written and not sent is in the prompt again")
                 self._put_back()
         except KvchatError as error:
@@ -126,16 +117,16 @@ class DraftController:
         here = [one for one in self._left if _owner(one.conversation) == shown]
         self._left = [one for one in self._left if one not in here]
         for one in reversed(here):
-            self._screen.give_back(one.text)
+            self._composer.give_back(one.text)
 
     def _typed(self) -> list[Unsent]:
         here = self._turns.conversation
-        attaching, editing = self._attaching, self._courses.editing
+        composer, editing = self._composer, self._revisions.editing
         opened = None if editing is None else words_of(editing.text)
         drafts = [text for text in self._screen.prompt.drafts if text != opened]  # unchanged, it is no draft
         last = drafts.pop() if drafts else ""
-        beside = "" if editing is not None and not last else before_message(attaching.attachments)
-        waiting = [*self._courses.asked, *attaching.waiting, before_message(attaching.put_aside)]
+        beside = "" if editing is not None and not last else before_message(composer.attachments)
+        waiting = [*self._revisions.asked, *composer.waiting, before_message(composer.put_aside)]
         texts = [*waiting, *drafts, beside + last]
         return [Unsent(conversation=here, text=text) for text in texts if text]
 

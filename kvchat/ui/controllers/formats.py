@@ -3,10 +3,9 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from kvchat.engine.api.cache_format import EXACT
-from kvchat.engine.api.snapshot import CacheSnapshot
 from kvchat.engine.api.view import SHADOW
 from kvchat.errors import KvchatError
 from kvchat.session.kv.provenance import origin_of
@@ -35,27 +34,20 @@ _BACK = "; /cache format exact goes back"
 _GO_ON = f"{_BACK}; enter sends the message again, f5 goes on with an answer"
 
 
-class FormatServices(ScreenServices, Protocol):
-    """What is needed of the screen."""
-
-    @property
-    def snapshot(self) -> CacheSnapshot | None: ...
-
-
 class FormatController:
     """Changes the format once the person has seen what that saves and loses."""
 
     def __init__(
         self,
-        screen: FormatServices,
+        screen: ScreenServices,
         host: "InterfaceHost",
         turns: TurnRunner,
-        housekeeping: SettingsController,
+        settings: SettingsController,
     ) -> None:
         self._screen = screen
         self._host = host
         self._turns = turns
-        self._housekeeping = housekeeping
+        self._settings = settings
 
     def choose(self, wanted: str = "") -> None:
         """Keep the KV of the conversation in another format; without one, say which it is."""
@@ -95,7 +87,7 @@ class FormatController:
             what = "Look at it through" if _is_shadow(wanted) else "Keep its KV in"
             question = f"The cache has no room for this conversation exactly. {what} {wanted}?"
             consequence = _IN_HOST_MEMORY if _is_shadow(wanted) else _LOSSY
-            if await self._screen.confirm(question, f"{cost}\n\n{consequence}", is_offer=True):
+            if await self._screen.dialogs.confirm(question, f"{cost}\n\n{consequence}", is_offer=True):
                 change = partial(self._host.go_on_in, session_id, wanted)
                 await self._begin_in(conversation, wanted, change, then=_GO_ON)
                 return
@@ -120,7 +112,7 @@ class FormatController:
         consequence = _SEEN if _is_shadow(wanted) else _LOSSY
         if wanted == EXACT:
             consequence = _EXACTLY.format(plural(self._turns.context_len, "token"))
-        if not await self._screen.confirm(
+        if not await self._screen.dialogs.confirm(
             f"Keep the KV of this conversation in {wanted}?", f"{cost}\n\n{consequence}"
         ):
             return
@@ -135,7 +127,7 @@ class FormatController:
         if conversation is not self._turns.conversation:
             self._screen.warn("another conversation is on the screen now; nothing was changed")
         elif not self._is_answering():
-            words = await self._housekeeping.begin_anew(change)
+            words = await self._settings.begin_anew(change)
             if words is not None:
                 self._screen.tell(words + then, title=wanted)
 
@@ -185,4 +177,4 @@ class GaugeController:
             from kvchat.ui.screens.gauge import GaugeScreen
 
             offer = "what smaller cache formats lose here is measured"
-            await self._screen.ask_late(offer, partial(GaugeScreen, found))
+            await self._screen.dialogs.ask_late(offer, partial(GaugeScreen, found))

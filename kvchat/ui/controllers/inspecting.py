@@ -2,12 +2,11 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from kvchat.app.host import EngineView
 from kvchat.engine.api.ids import SequenceId
 from kvchat.engine.api.inspection import InspectionRequest
-from kvchat.engine.api.snapshot import CacheSnapshot
 from kvchat.session.kv.provenance import namespace_of
 from kvchat.session.tree import path_token_ids
 from kvchat.ui.controllers.screen_services import ScreenServices
@@ -20,13 +19,6 @@ if TYPE_CHECKING:
     from kvchat.ui.screens.inspector import BlocksWithWords
 
 
-class InspectorServices(ScreenServices, Protocol):
-    """What is needed of the screen."""
-
-    @property
-    def snapshot(self) -> CacheSnapshot | None: ...
-
-
 class InspectorController:
     """Reads blocks for the inspector; the engine answers between two steps.
 
@@ -36,7 +28,7 @@ class InspectorController:
 
     def __init__(
         self,
-        screen: InspectorServices,
+        screen: ScreenServices,
         chat: "Chat",
         engine: EngineView,
         turns: TurnRunner,
@@ -55,21 +47,20 @@ class InspectorController:
     async def _open(self) -> None:
         from kvchat.ui.screens.inspector import InspectorScreen
 
-        await self._screen.ask(InspectorScreen(self))
+        await self._screen.dialogs.ask(
+            InspectorScreen(lambda: self._screen.snapshot, self._sources, self._blocks)
+        )
 
-    @property
-    def snapshot(self) -> CacheSnapshot | None:
-        return self._screen.snapshot
-
-    def sources(self) -> Sequence[RowSource]:
+    def _sources(self) -> Sequence[RowSource]:
         """Return whose blocks can be shown, that of the conversation on screen first."""
-        if self.snapshot is None:
+        snapshot = self._screen.snapshot
+        if snapshot is None:
             return ()
         names = self._names()
-        found = sources(self.snapshot, names, self._on_screen(names.active))
+        found = sources(snapshot, names, self._on_screen(names.active))
         return sorted(found, key=lambda source: source.mark != "●")
 
-    async def blocks(self, source: RowSource) -> "BlocksWithWords":
+    async def _blocks(self, source: RowSource) -> "BlocksWithWords":
         return await asyncio.to_thread(self._read, source)
 
     def _read(self, source: RowSource) -> "BlocksWithWords":

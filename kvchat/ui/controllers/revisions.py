@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from textual.timer import Timer
 
@@ -22,6 +22,7 @@ from kvchat.text.revision import (
     heading_words,
     undo_words,
 )
+from kvchat.ui.controllers.composer import ComposerController
 from kvchat.ui.controllers.screen_services import ScreenServices
 from kvchat.ui.controllers.turn_runner import PendingTurn, TurnKind, TurnRunner
 
@@ -36,31 +37,6 @@ Plan = Callable[[], Revision]
 Words = Callable[[Revision, EditCost, CacheSnapshot | None], str]
 
 
-class RevisionServices(ScreenServices, Protocol):
-    """What a change of course needs of the screen."""
-
-    @property
-    def snapshot(self) -> CacheSnapshot | None: ...
-
-    def queue(self, pending: PendingTurn) -> None: ...
-
-    def queue_changed(self) -> None: ...
-
-    def give_back(self, text: str) -> None:
-        """Put a message that was not sent before what stands in the prompt."""
-        ...
-
-    def show_edit(self, text: str | None) -> None:
-        """Put a message into the prompt to be changed, its files beside it; None: it is no more."""
-        ...
-
-    def draw_heading(self) -> None: ...
-
-    def whole_message(self, words: str) -> str:
-        """Return a message with what is attached."""
-        ...
-
-
 class RevisionController:
     """Edits, undos, and exchanges that are left out.
 
@@ -70,10 +46,13 @@ class RevisionController:
         asked: changed messages whose cost is being looked up, or agreed to.
     """
 
-    def __init__(self, screen: RevisionServices, chat: "Chat", turns: TurnRunner) -> None:
+    def __init__(
+        self, screen: ScreenServices, chat: "Chat", turns: TurnRunner, composer: ComposerController
+    ) -> None:
         self._screen = screen
         self._chat = chat
         self._turns = turns
+        self._composer = composer
         self.editing: Turn | None = None
         self.costs: Sequence[str] = ()
         self.asked: list[str] = []
@@ -84,11 +63,13 @@ class RevisionController:
     def begin_edit(self, question: Turn) -> None:
         """Put an earlier message into the prompt; sending it goes on from there."""
         self.editing, self.costs = question, ()
-        self._screen.show_edit(question.text)
+        self._composer.begin_edit(question.text)
+        self._screen.draw_heading()
 
     def end_edit(self) -> None:
         self.editing, self.costs = None, ()
-        self._screen.show_edit(None)
+        self._composer.end_edit()
+        self._screen.draw_heading()
 
     def text_changed(self, text: str) -> None:
         """Look up what the edit costs by now, when typing rests."""
@@ -107,7 +88,7 @@ class RevisionController:
 
     def _look_up(self, text: str) -> None:
         if self.editing is not None:
-            whole = self._screen.whole_message(text)
+            whole = self._composer.whole_message(text)
             self._screen.begin(partial(self._show_cost, self.editing, whole), group="look")
 
     async def _show_cost(self, question: Turn, text: str) -> None:
@@ -129,7 +110,7 @@ class RevisionController:
         self.asked.remove(text)
         self._screen.queue_changed()
         if conversation is not self._turns.conversation:
-            self._screen.give_back(text)
+            self._composer.give_back(text)
             self._screen.warn("the changed message was not sent: you have left its conversation; here it is")
         elif words is None:
             self.begin_edit(replace(question, text=text))
@@ -147,7 +128,7 @@ class RevisionController:
         words = edit_words(cost, self._screen.snapshot)
         is_costly = cost.computed_tokens >= COSTLY_TOKENS
         if is_costly and conversation is self._turns.conversation:
-            return words if await self._screen.confirm("Change this message?", words) else None
+            return words if await self._screen.dialogs.confirm("Change this message?", words) else None
         return words
 
     # Undos, and what is left out
@@ -175,7 +156,7 @@ class RevisionController:
             revision = await asyncio.to_thread(plan)
             cost = await asyncio.to_thread(self._chat.revision_cost, conversation, revision)
             price = words(revision, cost, self._screen.snapshot)
-            if not await self._screen.confirm(ask, f"{excerpt(revision)}\n\n{price}"):
+            if not await self._screen.dialogs.confirm(ask, f"{excerpt(revision)}\n\n{price}"):
                 return
             if not self._is_as_seen(conversation, seen):
                 return

@@ -1,40 +1,51 @@
-"""Screen services: what controllers need of the screen."""
+"""Services of the chat screen for its controllers.
 
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, Protocol
+Controllers call the screen and are called by it at once: what is typed behind a command must find the state
+that the command leaves, so a message in a queue would come too late.
+"""
 
-from textual.screen import ModalScreen
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from textual.app import App
 from textual.timer import Timer
 
-from kvchat.ui.screens.deferred import DeferredScreen, Result
+from kvchat.engine.api.snapshot import CacheSnapshot
+from kvchat.session.tree import Turn
+from kvchat.ui.controllers.dialogs import Dialogs, Work
+from kvchat.ui.state.pending_turn import PendingTurn
+from kvchat.ui.widgets.prompt import Prompt
+from kvchat.ui.widgets.session_rows import Held, SessionListOptions, SessionWithBranches
 
-Work = Callable[[], Coroutine[Any, Any, None]]
-"""Something that may wait for a file, for the engine or for the person."""
+if TYPE_CHECKING:
+    from kvchat.chat.conversation import Conversation
 
 
 class ScreenServices(Protocol):
-    """A screen that tells, asks, and runs what may wait."""
+    """The chat screen as its controllers know it."""
+
+    prompt: Prompt
+    dialogs: Dialogs
+
+    @property
+    def app(self) -> App[Any]: ...
+
+    @property
+    def is_attached(self) -> bool: ...
 
     @property
     def is_engine_ready(self) -> bool: ...
 
+    @property
+    def snapshot(self) -> CacheSnapshot | None:
+        """The cache as it was last looked at; None while the engine loads."""
+        ...
+
+    # Notices and work
+
     def tell(self, message: str, *, title: str = "") -> None: ...
 
     def warn(self, message: str) -> None: ...
-
-    def note(self, title: str, text: str) -> None: ...
-
-    def confirm(self, question: str, consequence: str, *, is_offer: bool = False) -> Awaitable[bool]:
-        """Ask, and wait for the answer; inside work. `is_offer`: nobody has asked for it."""
-        ...
-
-    def ask(self, screen: ModalScreen[Any]) -> Awaitable[Any]:
-        """Show a screen and wait for what it is dismissed with; inside work."""
-        ...
-
-    def ask_late(self, offer: str, make: Callable[[], DeferredScreen[Result]]) -> Awaitable[Result]:
-        """Show a screen that may come while something is typed; it is offered in a line then."""
-        ...
 
     def begin(self, work: Work, *, group: str = "", asked_s: float | None = None) -> object:
         """Run something that may wait. Work of a group replaces what runs in it.
@@ -44,4 +55,96 @@ class ScreenServices(Protocol):
         """
         ...
 
+    def run_worker(
+        self, work: Coroutine[Any, Any, None], *, group: str = ..., exclusive: bool = ...
+    ) -> object: ...
+
     def set_timer(self, delay: float, callback: Callable[[], None]) -> Timer: ...
+
+    # The prompt and what is sent from it
+
+    def queue(self, pending: PendingTurn) -> None:
+        """Run a turn as soon as the engine is loaded and no other runs."""
+        ...
+
+    def submit(self, event: Prompt.Submitted) -> None:
+        """Run a command, or send a message, to the conversation on screen."""
+        ...
+
+    def run_on(self, turn: Turn, name: str) -> None:
+        """Run a command on one message."""
+        ...
+
+    # What is shown
+
+    def conversation_changed(self) -> None: ...
+
+    def queue_changed(self) -> None: ...
+
+    def draw_heading(self) -> None:
+        """Draw what the conversation on screen is called."""
+        ...
+
+    def draw_attachments(self, lines: Sequence[str]) -> None: ...
+
+    def draw_sessions(self, sessions: Sequence[SessionWithBranches], options: SessionListOptions) -> None: ...
+
+    def held_sessions(self) -> Mapping[str, Held]:
+        """Return what each session with a live branch has on the device, by its id."""
+        ...
+
+    def held_branches(self) -> Mapping[tuple[str, str], Held]:
+        """Return the same for each branch that is open, by session and name."""
+        ...
+
+    def show_theme(self, name: str) -> None: ...
+
+    def show_sessions_pane(self) -> None: ...
+
+    def show_tree(self) -> None: ...
+
+    def find(self, words: str = "") -> None: ...
+
+    # What keys do too
+
+    def action_help(self) -> None: ...
+
+    def action_answer(self) -> None: ...
+
+    def action_history(self) -> None: ...
+
+    def action_cache(self) -> None: ...
+
+    def action_layers(self) -> None: ...
+
+    def action_inspect(self) -> None: ...
+
+    def action_freeze(self) -> None: ...
+
+    def stop_answer(self) -> None: ...
+
+    def quit(self) -> None: ...
+
+    # Turns, as the runner sees them
+
+    def turn_produced(self) -> None:
+        """Something new has begun in a turn: `TurnRunner.drain` is due. Called in the turn's thread."""
+        ...
+
+    def turn_ended(self) -> None: ...
+
+    def turn_failed(self, error: Exception, unsent: str) -> None:
+        """A turn ended with an error; `unsent` is a message that was not stored."""
+        ...
+
+    def outgrown(self, fits_in: tuple[str, ...]) -> None:
+        """The conversation on screen has no room in the cache; it would have some in these formats."""
+        ...
+
+    def warn_behind(self, conversation: "Conversation | None", message: str) -> None:
+        """Tell something of a conversation that is not on screen; None: it was never made."""
+        ...
+
+    def ended_behind(self, conversation: "Conversation") -> None:
+        """A conversation that is not on screen has nothing left to do."""
+        ...

@@ -5,14 +5,13 @@ import re
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 from kvchat.errors import KvchatError
 from kvchat.platform.values import dataclass
 from kvchat.session.tree import Turn, TurnId
 from kvchat.text.attachments import Attachment, before_message, read_attachment
 from kvchat.text.plain_text import one_line
-from kvchat.ui.controllers.attaching import AttachmentController
+from kvchat.ui.controllers.composer import ComposerController
 from kvchat.ui.controllers.revisions import RevisionController
 from kvchat.ui.controllers.screen_services import ScreenServices
 from kvchat.ui.controllers.turn_runner import PendingTurn, TurnKind, TurnRunner
@@ -21,14 +20,6 @@ _MARKED = re.compile(r"(?<!\S)@(\S+)")
 _AFTER_NAMES = ".,;:!?)\"'"
 _MOST_REMEMBERED = 100
 _AS_IT_IS = {True: "enter sends it as a message", False: "enter sends it as the change"}
-
-
-class SendServices(ScreenServices, Protocol):
-    """What is needed of the screen."""
-
-    def queue(self, pending: PendingTurn) -> None: ...
-
-    def give_back(self, text: str) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,15 +43,15 @@ class SendController:
 
     def __init__(
         self,
-        screen: SendServices,
+        screen: ScreenServices,
         turns: TurnRunner,
-        attaching: AttachmentController,
-        courses: RevisionController,
+        composer: ComposerController,
+        revisions: RevisionController,
     ) -> None:
         self._screen = screen
         self._turns = turns
-        self._attaching = attaching
-        self._courses = courses
+        self._composer = composer
+        self._revisions = revisions
         self._in_order = asyncio.Lock()
         self._refused = ""
         self._untyped: tuple[str, ...] = ()
@@ -72,8 +63,8 @@ class SendController:
         their marks, is text, also when it comes back: only what was typed reads a file.
         """
         marks = self._typed_marks(words, pasted, stored)
-        if marks or self._attaching.is_reading or self._attaching.waiting:
-            self._attaching.waiting.append(words)
+        if marks or self._composer.is_reading or self._composer.waiting:
+            self._composer.waiting.append(words)
             self._screen.begin(partial(self._send_when_read, words, marks))
         else:
             self._send(words, ())
@@ -93,24 +84,24 @@ class SendController:
         return [mark for mark in marks if not _is_in(mark, self._untyped)]
 
     async def _send_when_read(self, words: str, marks: Sequence[str]) -> None:
-        place, editing = self._turns.place, _id_of(self._courses.editing)
+        place, editing = self._turns.place, _id_of(self._revisions.editing)
         try:
             async with self._in_order:
-                are_read = await self._attaching.settled()
+                are_read = await self._composer.settled()
                 marked = await asyncio.to_thread(look_up, words, marks)
         finally:
-            self._attaching.waiting.remove(words)
+            self._composer.waiting.remove(words)
         problem, again = self._problem(marked, are_read=are_read), "enter again sends it without"
         if place is not self._turns.place:
             problem, again = "you have left its conversation", "enter sends it to the one on screen"
-        elif editing != _id_of(self._courses.editing):
+        elif editing != _id_of(self._revisions.editing):
             problem, again = (
                 "you have begun or left a change meanwhile",
-                _AS_IT_IS[self._courses.editing is None],
+                _AS_IT_IS[self._revisions.editing is None],
             )
         if problem and words != self._refused:
             self._refused = words
-            self._screen.give_back(words)
+            self._composer.give_back(words)
             self._screen.warn(f"{problem}\nnothing was sent; {again}")
             return
         self._refused = ""
@@ -125,10 +116,10 @@ class SendController:
         return "\n".join(marked.problems)
 
     def _send(self, words: str, files: Sequence[Attachment]) -> None:
-        before, reading = self._attaching.take()
+        before, reading = self._composer.take()
         text = before + before_message(files) + words
-        if self._courses.editing is not None:
-            self._courses.send_edit(text)
+        if self._revisions.editing is not None:
+            self._revisions.send_edit(text)
         else:
             self._screen.queue(PendingTurn(kind=TurnKind.SEND, text=text, reading=reading))
 

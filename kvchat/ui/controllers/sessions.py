@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from threading import Event
 from time import monotonic, time
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from textual.timer import Timer
 
@@ -14,14 +14,12 @@ from kvchat.errors import FileTaken, KvchatError
 from kvchat.session.lookup import SearchHit
 from kvchat.session.tree import SessionId
 from kvchat.text.plain_text import UNTITLED, one_line
+from kvchat.ui.controllers.conversations import ConversationController
 from kvchat.ui.controllers.screen_services import ScreenServices
 from kvchat.ui.controllers.turn_runner import TurnRunner
 from kvchat.ui.state.stored_sessions import StoredSessions
 from kvchat.ui.widgets.session_rows import (
-    Held,
     SearchFinding,
-    SessionListOptions,
-    SessionWithBranches,
 )
 
 if TYPE_CHECKING:
@@ -41,24 +39,6 @@ _COUNT_S = 2.0
 """What is on disk is counted when nothing has changed for this long; an answer's last block is there then."""
 
 
-class SessionServices(ScreenServices, Protocol):
-    """What the sessions need of the screen."""
-
-    def held_sessions(self) -> dict[str, Held]: ...
-
-    def held_branches(self) -> dict[tuple[str, str], Held]: ...
-
-    def draw_sessions(self, sessions: Sequence[SessionWithBranches], options: SessionListOptions) -> None: ...
-
-    def draw_heading(self) -> None:
-        """Draw what the conversation on screen is called."""
-        ...
-
-    async def leave_session(self, session_id: SessionId, branch: str | None = None) -> None:
-        """Take a session, or that branch alone, off the screen and let go of what it holds."""
-        ...
-
-
 class SessionController:
     """Runs what a person asks of the stored sessions. Whatever reads a file runs in a thread.
 
@@ -67,10 +47,16 @@ class SessionController:
     """
 
     def __init__(
-        self, screen: SessionServices, store: "SessionStore", files: "SessionFiles", turns: TurnRunner
+        self,
+        screen: ScreenServices,
+        store: "SessionStore",
+        files: "SessionFiles",
+        turns: TurnRunner,
+        conversations: ConversationController,
     ) -> None:
         self.sessions = StoredSessions(store)
         self._screen = screen
+        self._conversations = conversations
         self._store = store
         self._files = files
         self._turns = turns
@@ -203,7 +189,7 @@ class SessionController:
         from kvchat.ui.screens.choices import LineScreen
 
         title = self.sessions.title(session_id) or ""
-        written = await self._screen.ask(LineScreen("rename", title, "enter renames it · esc closes"))
+        written = await self._screen.dialogs.ask(LineScreen("rename", title, "enter renames it · esc closes"))
         if written and written != title:
             await self._change(lambda: self._store.rename(session_id, written))
 
@@ -216,7 +202,7 @@ class SessionController:
         from kvchat.ui.screens.choices import LineScreen
 
         hint = ".md .html .json .kvchat; empty: a bundle · enter writes it · esc closes"
-        wish = await self._screen.ask(LineScreen(named, "", hint))
+        wish = await self._screen.dialogs.ask(LineScreen(named, "", hint))
         if wish is not None:
             await self._export(partial(self._files.export, session_id, branch, wish))
 
@@ -225,7 +211,7 @@ class SessionController:
             try:
                 words = await asyncio.to_thread(write)
             except FileTaken as taken:
-                if not await self._screen.confirm("Replace this file?", str(taken)):
+                if not await self._screen.dialogs.confirm("Replace this file?", str(taken)):
                     return
                 words = await asyncio.to_thread(write, force=True)
         except KvchatError as error:
@@ -246,9 +232,9 @@ class SessionController:
             consequence = f"Its messages are gone for good, on all branches.\n{consequence}"
         else:
             question = f"Delete the branch “{one_line(branch)}” of “{self.title(session_id)}”?"
-        if not await self._screen.confirm(question, consequence):
+        if not await self._screen.dialogs.confirm(question, consequence):
             return
-        await self._screen.leave_session(session_id, branch)
+        await self._conversations.leave_session(session_id, branch)
         if branch is None:
             await self._change(lambda: self._store.delete_session(session_id))
         else:

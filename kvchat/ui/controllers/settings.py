@@ -3,12 +3,13 @@
 import asyncio
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from kvchat.app.host import SettingEntry
 from kvchat.errors import KvchatError
 from kvchat.text.figures import UNKNOWN
 from kvchat.text.plain_text import one_line
+from kvchat.ui.controllers.conversations import ConversationController
 from kvchat.ui.controllers.screen_services import ScreenServices
 from kvchat.ui.controllers.turn_runner import TurnRunner
 
@@ -23,23 +24,19 @@ _VALUE_WIDTH = 26
 Result = TypeVar("Result")
 
 
-class SettingsServices(ScreenServices, Protocol):
-    """What is needed of the screen."""
-
-    async def let_go_of_engine(self) -> None:
-        """Close what is kept open behind the conversation on screen."""
-        ...
-
-    def show_theme(self, name: str) -> None: ...
-
-
 class SettingsController:
     """Runs what a person changes about kvchat itself. Whatever reads a file runs in a thread."""
 
     def __init__(
-        self, screen: SettingsServices, chat: "Chat", host: "InterfaceHost", turns: TurnRunner
+        self,
+        screen: ScreenServices,
+        chat: "Chat",
+        host: "InterfaceHost",
+        turns: TurnRunner,
+        conversations: ConversationController,
     ) -> None:
         self._screen = screen
+        self._conversations = conversations
         self._chat = chat
         self._host = host
         self._turns = turns
@@ -74,7 +71,7 @@ class SettingsController:
                 return
             lines = [setting_line(entry) for entry in entries]
             listed = partial(ChoiceScreen, "settings", lines, highlighted=at)
-            chosen = await self._screen.ask_late("the settings are listed", listed)
+            chosen = await self._screen.dialogs.ask_late("the settings are listed", listed)
             if chosen is None:
                 return
             at = chosen
@@ -84,7 +81,7 @@ class SettingsController:
         from kvchat.ui.screens.choices import LineScreen
 
         hint = "enter writes it into your file · empty takes it out · esc closes"
-        value = await self._screen.ask(LineScreen(entry.name, entry.value, hint))
+        value = await self._screen.dialogs.ask(LineScreen(entry.name, entry.value, hint))
         if value is not None and value != entry.value:
             await self._change(entry.name, value)
 
@@ -119,7 +116,7 @@ class SettingsController:
             f"{'●' if entry.is_current else ' '} {entry.name:<{width}}  {entry.summary}" for entry in entries
         ]
         listed = partial(ChoiceScreen, "models · /model NAME loads any other", lines)
-        chosen = await self._screen.ask_late("the models that are here are listed", listed)
+        chosen = await self._screen.dialogs.ask_late("the models that are here are listed", listed)
         if chosen is not None and not entries[chosen].is_current:
             self.reload(entries[chosen].name)
 
@@ -133,14 +130,14 @@ class SettingsController:
             What the change returns; None where it was refused, which has been told then.
         """
         conversation, result = self._turns.conversation, None
-        await self._screen.let_go_of_engine()
+        await self._conversations.let_go_of_engine()
         try:
             if conversation is not None:
                 await asyncio.to_thread(self._chat.close, conversation)
             result = await asyncio.to_thread(change)
         except KvchatError as error:
             self._screen.warn(str(error))
-        await self._screen.let_go_of_engine()  # of what has been left meanwhile
+        await self._conversations.let_go_of_engine()  # of what has been left meanwhile
         shown = self._turns.conversation
         if shown is not None:
             await self._open_anew(shown)

@@ -4,45 +4,39 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from kvchat.errors import KvchatError
 from kvchat.session.tree import SessionId
 from kvchat.ui.controllers.screen_services import ScreenServices
 from kvchat.ui.controllers.turn_runner import TurnRunner
-from kvchat.ui.state.conversation_tab import Draft
 
 if TYPE_CHECKING:
     from kvchat.chat.conversation import Conversation
     from kvchat.chat.service import Chat
 
-_BEGUN = (
-    "deleted, words and KV, when you leave it; /temp again keeps it."
-    " Until then it is stored: kvchat --temp writes nothing at all"
-)
 _TOO_LATE = "it is just being deleted, as it was left"
 _NOT_YET = "its first message is just being stored, so it is still temporary: /temp again keeps it"
 
 
-class TemporaryServices(ScreenServices, Protocol):
-    """What is needed of the screen."""
-
-    def open_with(
-        self, opener: "Callable[[], Awaitable[Conversation | None]]", draft: Draft | None = None
-    ) -> object: ...
-
-    async def leave_session(self, session_id: SessionId, branch: str | None = None) -> None: ...
-
-    def conversation_changed(self) -> None: ...
-
-
 class TemporaryController:
-    """Begins such conversations, and deletes them once they are neither on screen nor being answered."""
+    """Deletes such conversations once they are neither on screen nor being answered.
 
-    def __init__(self, screen: TemporaryServices, chat: "Chat", turns: TurnRunner) -> None:
+    Args:
+        leave_session: takes a session off the screen and lets go of what it holds.
+    """
+
+    def __init__(
+        self,
+        screen: ScreenServices,
+        chat: "Chat",
+        turns: TurnRunner,
+        leave_session: Callable[[SessionId], Awaitable[None]],
+    ) -> None:
         self._screen = screen
         self._chat = chat
         self._turns = turns
+        self._leave_session = leave_session
         self._leaving: set[SessionId] = set()
         self._deleting: set[SessionId] = set()
 
@@ -56,13 +50,8 @@ class TemporaryController:
     def is_temporary(self, conversation: "Conversation") -> bool:
         return conversation.session.id in self._turns.temporary
 
-    def begin(self) -> None:
-        """Begin a temporary conversation; keep the one on screen where it is one."""
-        if not self.is_shown:
-            draft = Draft(system=self._turns.system, is_temporary=True)
-            self._screen.open_with(_nothing, draft)
-            self._screen.tell(_BEGUN, title="temporary")
-            return
+    def keep(self) -> None:
+        """Keep the temporary conversation on screen, like any other."""
         shown = self._turns.conversation
         if shown is None and self._turns.is_running:
             self._screen.warn(_NOT_YET)
@@ -104,7 +93,7 @@ class TemporaryController:
         session_id = conversation.session.id
         self._leaving.add(session_id)
         try:
-            await self._screen.leave_session(session_id)
+            await self._leave_session(session_id)
             await asyncio.to_thread(self._chat.close, conversation)
             if not self._is_to_go(session_id):
                 return  # somebody has come back to it meanwhile, and may have said that it is to be kept
@@ -121,7 +110,3 @@ class TemporaryController:
             self._leaving.discard(session_id)
             self._deleting.discard(session_id)
         self._screen.conversation_changed()
-
-
-async def _nothing() -> None:
-    return None

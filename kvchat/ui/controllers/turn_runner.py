@@ -5,12 +5,13 @@ from collections.abc import Coroutine, Iterator, Sequence
 from functools import partial
 from itertools import groupby
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from kvchat.app.turn_feed import ConversationOpened, FeedEvent, Produced, TurnEnded, TurnFailed
 from kvchat.chat.events import LoadingStarted, Prefill, TextDelta, TurnFinished, TurnStarted
 from kvchat.errors import PoolExhausted
 from kvchat.session.tree import SessionId, Turn, TurnId, path_token_ids
+from kvchat.ui.controllers.screen_services import ScreenServices
 from kvchat.ui.state.conversation_tab import (
     ConversationTab,
     Draft,
@@ -38,38 +39,6 @@ _LEAST_STOPPED_S = 0.5
 """Nobody sees that a shorter answer is being written, and stops it."""
 
 
-class TurnListener(Protocol):
-    """Who is told what happened."""
-
-    def queue_changed(self) -> None: ...
-
-    def turn_produced(self) -> None:
-        """Something new has begun in a turn: `drain` is due. Called in the turn's thread."""
-        ...
-
-    def conversation_changed(self) -> None: ...
-
-    def turn_failed(self, error: Exception, unsent: str) -> None:
-        """A turn ended with an error; `unsent` is a message that was not stored."""
-        ...
-
-    def outgrown(self, fits_in: tuple[str, ...]) -> None:
-        """The conversation on screen has no room in the cache; it would have some in these formats."""
-        ...
-
-    def warn(self, message: str) -> None: ...
-
-    def warn_behind(self, conversation: "Conversation | None", message: str) -> None:
-        """Tell something of a conversation that is not on screen; None: it was never made."""
-        ...
-
-    def turn_ended(self) -> None: ...
-
-    def ended_behind(self, conversation: "Conversation") -> None:
-        """A conversation that is not on screen has nothing left to do."""
-        ...
-
-
 class TurnRunner:
     """Runs the turns of all conversations, one at a time in each, and draws those of the one on screen.
 
@@ -81,11 +50,11 @@ class TurnRunner:
     """
 
     def __init__(
-        self, chat: "Chat", transcript: Transcript, listener: TurnListener, *, system: str = ""
+        self, chat: "Chat", transcript: Transcript, screen: ScreenServices, *, system: str = ""
     ) -> None:
         self._chat = chat
         self._transcript = transcript
-        self._listener = listener
+        self._screen = screen
         self._garbage = GarbageSchedule()
         self.system = system
         self.temporary: set[SessionId] = set()
@@ -187,7 +156,7 @@ class TurnRunner:
     def add(self, pending: PendingTurn) -> None:
         """Queue a turn; `start_next` runs it."""
         self._tab.queue.append(pending)
-        self._listener.queue_changed()
+        self._screen.queue_changed()
 
     def start_next(self) -> bool:
         """Start the first waiting turn of each conversation in which none runs; return whether any was."""
@@ -197,15 +166,15 @@ class TurnRunner:
                 self._garbage.begin_turn()
             pending = tab.running = tab.queue.popleft()
             tab.answered, tab.is_stopping = None, False
-            tab.feed.start(partial(self._produce, tab, pending), self._listener.turn_produced)
+            tab.feed.start(partial(self._produce, tab, pending), self._screen.turn_produced)
         if started:
-            self._listener.queue_changed()
+            self._screen.queue_changed()
         return bool(started)
 
     def stop(self) -> str:
         """Ask the running answer on screen to stop, empty the queue, and return the queued text."""
         unsent = self._stop(self._tab)
-        self._listener.queue_changed()
+        self._screen.queue_changed()
         return unsent
 
     def excuse_stop(self, pressed_s: float) -> bool:
@@ -219,7 +188,7 @@ class TurnRunner:
         """Do the same in every conversation, also behind the screen."""
         unsent = "\n".join(filter(None, map(self._stop, self._tabs)))
         self._behind = [tab for tab in self._behind if tab.is_busy]
-        self._listener.queue_changed()
+        self._screen.queue_changed()
         return unsent
 
     def _stop(self, tab: ConversationTab) -> str:
@@ -269,10 +238,10 @@ class TurnRunner:
         await self._transcript.show_turns(turns_before(self._tab), session)
         for event in list(self._tab.events):
             await self._draw(event)
-        self._listener.queue_changed()
-        self._listener.conversation_changed()
+        self._screen.queue_changed()
+        self._screen.conversation_changed()
         if conversation is not None and (fits_in := self._outgrown.pop(state_of(conversation), None)):
-            self._listener.outgrown(fits_in)
+            self._screen.outgrown(fits_in)
 
     def replace(self, conversation: "Conversation") -> None:
         """Go on with a conversation as it was opened anew; what waits there waits on, what runs goes on."""
@@ -312,7 +281,7 @@ class TurnRunner:
             if isinstance(event, ConversationOpened) and tab.conversation is None:
                 tab.conversation = event.conversation
                 self._chat.put_behind(event.conversation)
-                self._listener.conversation_changed()
+                self._screen.conversation_changed()
         if not tab.events or not isinstance(tab.events[-1], TurnEnded):
             return
         failure = next((event for event in tab.events if isinstance(event, TurnFailed)), None)
@@ -322,16 +291,16 @@ class TurnRunner:
         if not tab.queue:
             self._behind.remove(tab)
             if tab.conversation is not None:
-                self._listener.ended_behind(tab.conversation)
+                self._screen.ended_behind(tab.conversation)
         if failure is not None:
-            self._listener.turn_failed(failure.error, unsent)
-        self._listener.turn_ended()
+            self._screen.turn_failed(failure.error, unsent)
+        self._screen.turn_ended()
 
     def _tell_behind(self, tab: ConversationTab) -> None:
         """Pass on what would have been told if the answer had come on screen; a format is offered there."""
         words, fits_in = unseen_words(tab.events)
         for message in words:
-            self._listener.warn_behind(tab.conversation, message)
+            self._screen.warn_behind(tab.conversation, message)
         if fits_in and tab.conversation is not None:
             self._outgrown[state_of(tab.conversation)] = fits_in
 
@@ -368,7 +337,7 @@ class TurnRunner:
             case ConversationOpened(conversation=conversation):
                 self._tab.conversation = conversation
                 self._tab.draft = Draft()
-                self._listener.conversation_changed()
+                self._screen.conversation_changed()
             case TurnStarted():
                 await self._draw_start(event)
             case LoadingStarted() if self._answer is not None:
@@ -383,14 +352,14 @@ class TurnRunner:
                 await self._draw_text([event])
             case TurnEnded():
                 self._end(self._tab)
-                self._listener.turn_ended()
+                self._screen.turn_ended()
 
     async def _draw_start(self, event: TurnStarted) -> None:
         first = event.question or event.answer
         self._question_id = event.question.id if event.question else None
         await self._transcript.cut_after(first.parent_id)
         self._answer = await self._transcript.begin_turn(event.question, event.answer)
-        self._listener.conversation_changed()
+        self._screen.conversation_changed()
 
     async def _draw_text(self, deltas: list[TextDelta]) -> None:
         if self._answer is None:
@@ -407,11 +376,11 @@ class TurnRunner:
         if answer is not None:
             await answer.finish(event.answer)
         if event.error:
-            self._listener.turn_failed(RuntimeError(event.error), "")
+            self._screen.turn_failed(RuntimeError(event.error), "")
         if event.fits_in:
-            self._listener.outgrown(event.fits_in)
+            self._screen.outgrown(event.fits_in)
         for words in event.notices:
-            self._listener.warn(words)
+            self._screen.warn(words)
 
     async def _draw_failure(self, error: Exception) -> None:
         """Show what is stored now: a question that the engine refused was taken back."""
@@ -423,9 +392,9 @@ class TurnRunner:
         is_kept = question_id is not None and any(turn.id == question_id for turn in kept)
         await self._transcript.cut_after(kept[-1].id if kept else None)
         pending = self._tab.running
-        self._listener.turn_failed(error, pending.text if pending and not is_kept else "")
+        self._screen.turn_failed(error, pending.text if pending and not is_kept else "")
         if isinstance(error, PoolExhausted) and error.fits_in:
-            self._listener.outgrown(error.fits_in)
+            self._screen.outgrown(error.fits_in)
 
 
 async def _to_its_end(drawing: Coroutine[Any, Any, None]) -> None:

@@ -1,53 +1,93 @@
-"""The one screen: sessions, conversation, cache panel, prompt, status, and what a person does there."""
+"""The chat screen: sessions, conversation, cache panel, prompt, status, and what a person does there."""
 
 import asyncio
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar
+from time import monotonic
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from textual import work
+from textual import events, work
+from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
+from textual.content import Content
+from textual.screen import Screen
 from textual.widget import Widget
+from textual.widgets import Static
 
 from kvchat.app.host import EngineView
+from kvchat.engine.api.snapshot import CacheSnapshot
+from kvchat.engine.api.status import EnginePhase, EngineStatus
 from kvchat.errors import KvchatError
-from kvchat.text.attachments import words_of
+from kvchat.session.tree import Turn
+from kvchat.text.attachments import shown_message, words_of
+from kvchat.text.plain_text import one_line
 from kvchat.ui.commands import SlashCommand
-from kvchat.ui.controllers.attaching import AttachmentController
 from kvchat.ui.controllers.branching import BranchController
 from kvchat.ui.controllers.clipboard import Clipboard
-from kvchat.ui.controllers.command_dispatcher import CommandDispatcher, Helpers
+from kvchat.ui.controllers.command_dispatcher import CommandDispatcher, Controllers
+from kvchat.ui.controllers.composer import ComposerController
+from kvchat.ui.controllers.conversations import ConversationController
+from kvchat.ui.controllers.dialogs import Dialogs, Work
 from kvchat.ui.controllers.drafts import DraftController
-from kvchat.ui.controllers.engine_watch import EngineWatch
+from kvchat.ui.controllers.engine_watch import EngineWatch, Shown
 from kvchat.ui.controllers.formats import FormatController, GaugeController
 from kvchat.ui.controllers.inspecting import InspectorController
 from kvchat.ui.controllers.revisions import RevisionController
 from kvchat.ui.controllers.sending import SendController
 from kvchat.ui.controllers.sessions import SessionController
 from kvchat.ui.controllers.settings import SettingsController
-from kvchat.ui.controllers.temporary import TemporaryController
-from kvchat.ui.controllers.turn_runner import TurnRunner
+from kvchat.ui.controllers.turn_runner import PendingTurn, TurnRunner
 from kvchat.ui.key_names import key_name, leave_keys
-from kvchat.ui.screens.conversation import ConversationScreen
 from kvchat.ui.terminal.render_loop import INTERVAL_S, RenderLoop
 from kvchat.ui.widgets.cache.panel import CachePanel
-from kvchat.ui.widgets.prompt import Prompt
+from kvchat.ui.widgets.cache.panel_rows import BranchNames
+from kvchat.ui.widgets.composer import Composer
+from kvchat.ui.widgets.heading import editing_text, heading_text, welcome_text
+from kvchat.ui.widgets.panes import Panes
+from kvchat.ui.widgets.prompt import CommandList, Prompt
 from kvchat.ui.widgets.session_list import SessionList
+from kvchat.ui.widgets.session_rows import Held, SessionListOptions, SessionWithBranches
 from kvchat.ui.widgets.sessions_pane import SessionsPane
 from kvchat.ui.widgets.status_bar import StatusBar
 from kvchat.ui.widgets.transcript import Transcript
 
 if TYPE_CHECKING:
     from kvchat.app.interface_host import InterfaceHost
+    from kvchat.chat.conversation import Conversation
     from kvchat.chat.service import Chat
 
+_SHORT_SCREEN = 18
+_QUIET_S = 2.0
+_TYPING_S = 0.7
+"""So soon after a key the next one is expected: what can wait is not drawn."""
+_TEMPORARY = "temporary conversation"
+_TEMPORARY_NOTE = "  ·  deleted when you leave"
+_ASIDE_NOTE = "  ·  thrown away when you leave · {} goes back"
 
-class ChatScreen(ConversationScreen):
-    """The chat screen: composes the widgets and hands keys and text to the controllers."""
+
+class ChatScreen(Screen[None]):
+    """Composes the widgets, hands keys and text to the controllers, and shows what they report.
+
+    Args:
+        initial: the session to open; None begins a new conversation.
+
+    Attributes:
+        own_keys: the person's other keys, by the ids of what they do.
+        prompt, transcript, turns and the controllers: once the screen is mounted.
+    """
 
     BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("f1", "help", "Help", id="help"),
+        Binding("f2", "sessions", "Sessions", id="sessions"),
+        Binding("f3", "cache", "Cache", id="cache"),
+        Binding("f4", "layers", "Layers", id="layers", show=False),
         Binding("f5", "continue", "Continue", id="go_on", show=False),
         Binding("f6", "messages", "Messages", id="messages", priority=True),
+        Binding("f7", "inspect", "Blocks", id="inspect", show=False, priority=True),
+        Binding("f8", "freeze", "Stand still", id="freeze", show=False),
+        Binding("f9", "answer", "Answer", id="answer", show=False),
+        Binding("ctrl+f", "find", "Find", id="find", priority=True),
         Binding("ctrl+g", "editor", "Editor", id="editor", show=False),
         Binding("ctrl+r", "history", "History", id="history", show=False),
         Binding("ctrl+n", "new", "New", id="new"),
@@ -57,9 +97,29 @@ class ChatScreen(ConversationScreen):
         Binding("ctrl+j,shift+enter,alt+enter", "to_prompt", "New line", id="newline", show=False),
     ]
 
+    AUTO_FOCUS = "#prompt"
+
+    prompt: Prompt
+    transcript: Transcript
+    turns: TurnRunner
+
     def __init__(self, chat: "Chat", engine: EngineView, host: "InterfaceHost", initial: str | None) -> None:
-        super().__init__(chat, engine, host)
+        super().__init__()
+        self._chat = chat
+        self._engine = engine
+        self._host = host
         self._initial = initial
+        self.own_keys: Mapping[str, str] = host.appearance().keys
+        self.dialogs = Dialogs(self, self._draw_pending)
+        self._last_rate: float | None = None
+        self._place: object = None
+        self._queued_s = 0.0
+        self._has_been_seen = False
+
+    def compose(self) -> ComposeResult:
+        yield Panes(self.own_keys)
+        yield Composer(id="composer")
+        yield StatusBar(id="status")
 
     def on_mount(self) -> None:
         self.prompt = self.query_one("#prompt", Prompt)
@@ -67,123 +127,123 @@ class ChatScreen(ConversationScreen):
         self.prompt.use_keys(self.own_keys)
         for widget in (self.prompt, self.transcript, *self.query("FindField, SessionList").results(Widget)):
             leave_keys(widget, self.own_keys)
-        self.turns = TurnRunner(self._chat, self.transcript, self, system=self._host.appearance().system)
-        self.courses = RevisionController(self, self._chat, self.turns)
-        self.shelf = SessionController(self, self._chat.store, self._host, self.turns)
-        self.branching = BranchController(self, self._chat, self.turns)
-        self.temporary = TemporaryController(self, self._chat, self.turns)
-        self.outlet = Clipboard(self)
-        self.attaching = AttachmentController(self, self._chat, self.turns)
-        self.sending = SendController(self, self.turns, self.attaching, self.courses)
-        self.keeping = DraftController(self, self._chat.store, self.turns, self.courses, self.attaching)
-        housekeeping = SettingsController(self, self._chat, self._host, self.turns)
-        self.formats = FormatController(self, self._host, self.turns, housekeeping)
-        helpers = Helpers(
-            courses=self.courses,
-            shelf=self.shelf,
+        chat, host = self._chat, self._host
+        self.turns = turns = TurnRunner(chat, self.transcript, self, system=host.appearance().system)
+        self.composer = ComposerController(self, chat, turns)
+        self.revisions = RevisionController(self, chat, turns, self.composer)
+        self.sending = SendController(self, turns, self.composer, self.revisions)
+        self.drafts = DraftController(self, chat.store, turns, self.revisions, self.composer)
+        self.conversations = ConversationController(
+            self,
+            chat,
+            self._engine,
+            turns,
+            composer=self.composer,
+            revisions=self.revisions,
+            drafts=self.drafts,
+        )
+        self.sessions = SessionController(self, chat.store, host, turns, self.conversations)
+        self.branching = BranchController(self, chat, turns, self.conversations, self.composer)
+        self.clipboard = Clipboard(self)
+        self.settings = SettingsController(self, chat, host, turns, self.conversations)
+        self.formats = FormatController(self, host, turns, self.settings)
+        controllers = Controllers(
+            revisions=self.revisions,
+            sessions=self.sessions,
+            conversations=self.conversations,
             branching=self.branching,
-            outlet=self.outlet,
-            attaching=self.attaching,
-            housekeeping=housekeeping,
-            gauging=GaugeController(self, self._host, self.turns),
+            clipboard=self.clipboard,
+            composer=self.composer,
+            settings=self.settings,
+            gauge=GaugeController(self, host, turns),
             formats=self.formats,
-            temporary=self.temporary,
         )
-        self.verbs = CommandDispatcher(self, self._chat, self.turns, helpers)
-        self._inspecting = InspectorController(self, self._chat, self.engine, self.turns, self._branch_names)
-        self._watch = EngineWatch(
-            self.engine, self.query_one(CachePanel), self.query_one(StatusBar), self._phase_changed
-        )
-        self.draw_lines("#offers", ())
-        self.draw_lines("#queue", ())
-        self.draw_lines("#attachments", ())
+        self.commands = CommandDispatcher(self, chat, turns, controllers)
+        self._inspector = InspectorController(self, chat, self._engine, turns, self._branch_names)
+        panel, status = self.query_one(CachePanel), self.query_one(StatusBar)
+        self._watch = EngineWatch(self._engine, panel, status, self._phase_changed)
         self.begin(self._read_history)
         self.prompt.focus()
-        self._drain = RenderLoop(self, self.turns)
+        self._render_loop = RenderLoop(self, turns.drain)
         self.set_timer(INTERVAL_S, self._look)
         self.conversation_changed()
         if self._initial is not None:
             reference = self._initial
-            self.open_with(lambda: asyncio.to_thread(self._chat.open, reference))
+            self.conversations.open_with(lambda: asyncio.to_thread(chat.open, reference))
         else:
-            self.begin(partial(self.keeping.give_back, None))
+            self.begin(partial(self.drafts.give_back, None))
 
-    # What others ask of the screen
-
-    def show_sessions_pane(self) -> None:
-        super().show_sessions_pane()
-        self.shelf.refresh()  # another window may have changed them
-
-    def show_theme(self, name: str) -> None:
-        self.app.show_theme(name)  # type: ignore[attr-defined]
+    def on_unmount(self) -> None:
+        if (turns := getattr(self, "turns", None)) is not None:
+            turns.release()
 
     def quit(self, return_code: int = 0) -> None:
         """Stop what runs, keep it and what was not sent, and leave."""
-        if self.keeping.leaves(is_wish=return_code == 0):
-            self.branching.throw_all_away()
-            self.temporary.delete_all()
+        if self.drafts.leaves(is_wish=return_code == 0):
+            self.conversations.throw_all_away()
             self.turns.release()
             self.app.exit(return_code=return_code)
 
-    # What the person does
+    # Notices and work
+
+    def tell(self, message: str, *, title: str = "") -> None:
+        self.notify(message, title=title, timeout=6, markup=False)
+
+    def warn(self, message: str) -> None:
+        self.notify(message, severity="warning", timeout=8, markup=False)
+
+    def fail(self, message: str, *, title: str = "") -> None:
+        self.notify(message, title=title, severity="error", timeout=15, markup=False)
+
+    def begin(self, work: Work, *, group: str = "", asked_s: float | None = None) -> None:
+        """Run something that may wait; see `ScreenServices.begin`."""
+        asked_s = self.dialogs.asked_s if asked_s is None else asked_s
+        running = partial(self.dialogs.run, work, asked_s)
+        self.run_worker(running, group=group or "work", exclusive=bool(group))  # type: ignore[arg-type]
+
+    # The prompt
+
+    def on_prompt_submitted(self, event: Prompt.Submitted) -> None:
+        if not self.conversations.hold(event):
+            self.submit(event)
+
+    def submit(self, event: Prompt.Submitted) -> None:
+        """Run a command, or send a message, to the conversation on screen."""
+        if event.is_command:
+            run = partial(self.commands.run, event.text)
+        else:
+            run = partial(self.sending.send, event.text, event.pasted, event.stored)
+        self.dialogs.at_key(event.pressed_s, run)
 
     def on_prompt_attached(self, event: Prompt.Attached) -> None:
-        self.attaching.attach(event.path)
+        self.composer.attach(event.path)
 
     def on_prompt_pasted_much(self, event: Prompt.PastedMuch) -> None:
-        self.attaching.attach_text(event.text)
+        self.composer.attach_text(event.text)
 
     def on_prompt_pasted_binary(self) -> None:
         self.warn("nothing was pasted: that is no text")
 
     def on_prompt_erased_nothing(self) -> None:
-        self.attaching.detach()
+        self.composer.detach()
 
-    async def _read_history(self) -> None:
-        with suppress(KvchatError):
-            messages = await asyncio.to_thread(self._chat.store.recent_questions)
-            self.prompt.begin_history([words_of(message) for message in messages])
-
-    async def _find_message(self) -> None:
-        from kvchat.ui.screens.history import HistoryScreen
-
-        message = await self.ask(HistoryScreen(self.prompt.messages))
-        if message is not None:
-            self.write_prompt(message)
-            self.prompt.note_found(message)
-
-    def action_history(self) -> None:
-        self.begin(self._find_message)
-
-    def on_text_area_changed(self) -> None:
-        self.courses.text_changed(self.prompt.text)
+    def on_prompt_completing(self, event: Prompt.Completing) -> None:
+        self.query_one(CommandList).show_commands(event.candidates, event.chosen)
 
     def on_prompt_interrupted(self) -> None:
         self.interrupt()
 
-    def on_session_list_opened(self, event: SessionList.Opened) -> None:
-        self._leave_sessions()
-        if event.turn_id is not None:
-            self.open_with(self.verbs.opener_at(event.turn_id))
-        else:
-            self.open_with(lambda: asyncio.to_thread(self._chat.open, event.session_id, event.branch))
+    def on_text_area_changed(self) -> None:
+        self.revisions.text_changed(self.prompt.text)
 
-    def on_sessions_pane_searched(self, event: SessionsPane.Searched) -> None:
-        self.shelf.find(event.words)
-
-    def on_sessions_pane_closed(self) -> None:
-        self._leave_sessions()
-
-    @work(exclusive=True, group="prefetch")
-    async def on_session_list_selected(self, event: SessionList.Selected) -> None:
-        """Load ahead of use what may be opened next; whatever goes wrong shows when it is opened."""
-        with suppress(KvchatError):
-            await asyncio.to_thread(
-                self._chat.prefetch, event.session_id, event.branch, self.turns.conversation
-            )
-
-    def on_session_list_asked(self, event: SessionList.Asked) -> None:
-        self.verbs.run_on_line(event.command, event.session_id, event.branch)
+    def queue(self, pending: PendingTurn) -> None:
+        """Run a turn as soon as the engine is loaded and no other runs."""
+        if self._watch.status.phase is EnginePhase.FAILED:
+            self.warn("the engine has stopped: this waits until /reload has loaded it again")
+        self._queued_s = self.dialogs.asked_s
+        self.conversations.goes_on = True
+        self.turns.add(pending)
+        self._start_next()
 
     def run_command(self, command: SlashCommand) -> None:
         """Run what was chosen by name: for the line of the list where the person is there and it can be meant
@@ -193,18 +253,84 @@ class ChatScreen(ConversationScreen):
         if listed.has_focus and listed.chosen is not None and command.is_for_lines:
             listed.action_ask(command.name)
         elif command.needs_argument:
-            self.restore_command(f"/{command.name} ")
+            self.prompt.restore_command(f"/{command.name} ")
         else:
-            self.verbs.run(f"/{command.name}")
+            self.commands.run(f"/{command.name}")
+
+    def run_on(self, turn: Turn, name: str) -> None:
+        self.commands.run_on(turn, name)
+
+    async def _read_history(self) -> None:
+        with suppress(KvchatError):
+            messages = await asyncio.to_thread(self._chat.store.recent_questions)
+            self.prompt.begin_history([words_of(message) for message in messages])
+
+    async def _find_message(self) -> None:
+        from kvchat.ui.screens.history import HistoryScreen
+
+        message = await self.dialogs.ask(HistoryScreen(self.prompt.messages))
+        if message is not None:
+            self.prompt.write(message)
+            self.prompt.note_found(message)
+
+    # Keys
+
+    def action_help(self) -> None:
+        from kvchat.ui.screens.help import HelpScreen
+
+        if not self.dialogs.is_open:
+            self.app.push_screen(HelpScreen(self.own_keys))
+
+    def action_sessions(self) -> None:
+        if self.query_one(Panes).hide_sessions():
+            self.prompt.focus()
+        else:
+            self.show_sessions_pane()
+
+    def action_answer(self) -> None:
+        """Let a question come that waited because something was typed."""
+        if not self.dialogs.pending.open():
+            self.tell("no question waits")
+
+    def action_find(self) -> None:
+        self.find()
+
+    def action_cache(self) -> None:
+        self.query_one(Panes).toggle_cache()
+
+    def action_layers(self) -> None:
+        self.query_one(CachePanel).toggle_expanded()
+
+    def action_freeze(self) -> None:
+        self.query_one(CachePanel).toggle_frozen()
+
+    async def action_page(self, direction: int) -> None:
+        """Scroll the conversation by a page; near the top, earlier messages are mounted first."""
+        if direction < 0:
+            await self.transcript.page_up()
+        else:
+            self.transcript.scroll_page_down()
 
     def action_inspect(self) -> None:
-        self._inspecting.open()
+        self._inspector.open()
+
+    def action_history(self) -> None:
+        self.begin(self._find_message)
 
     def action_new(self) -> None:
-        self.verbs.new()
+        self.commands.new()
 
     def action_continue(self) -> None:
-        self.verbs.go_on()
+        self.commands.go_on()
+
+    def action_editor(self) -> None:
+        self.clipboard.edit_prompt(self.prompt.text)
+
+    def action_reasoning(self) -> None:
+        self.transcript.fold_reasoning()
+
+    def action_to_prompt(self) -> None:
+        self.prompt.focus()
 
     async def action_messages(self) -> None:
         """Walk through the messages; pressed again, choose what to do with the one walked to."""
@@ -214,9 +340,6 @@ class ChatScreen(ConversationScreen):
             self.transcript.focus()
             await self.transcript.action_select(0)
 
-    def action_editor(self) -> None:
-        self.outlet.edit_prompt(self.prompt.text)
-
     def on_transcript_chosen(self, event: Transcript.Chosen) -> None:
         if self.transcript.selected is None:
             return  # enter was pressed twice before the first one counted
@@ -224,8 +347,9 @@ class ChatScreen(ConversationScreen):
         self.prompt.focus()
         self.branching.choose(event.turn)
 
-    def action_reasoning(self) -> None:
-        self.transcript.fold_reasoning()
+    def on_static_text_link_clicked(self, event: Any) -> None:
+        self.app.copy_to_clipboard(event.href)
+        self.tell(event.href, title="link copied")
 
     def action_stop(self) -> None:
         """Go back to the prompt from where the person has gone; from there, stop what there is to stop."""
@@ -238,9 +362,6 @@ class ChatScreen(ConversationScreen):
         else:
             self._stop()
 
-    def action_to_prompt(self) -> None:
-        self.prompt.focus()
-
     def stop_answer(self) -> None:
         """Stop the answer and what waits behind it, and nothing else."""
         if self.turns.is_busy:
@@ -248,24 +369,230 @@ class ChatScreen(ConversationScreen):
         else:
             self.warn("no answer is being written")
 
-    def _stop(self) -> None:
-        if self.turns.is_busy:
-            self.give_back(self.turns.stop())
-        elif self.courses.editing is not None:
-            self.prompt.keep_draft(words_of(self.courses.editing.text))
-            self.courses.end_edit()
-            self.prompt.set_text("")
-        elif self.branching.aside is not None and self.prompt.has_focus:
-            if self.turns.excuse_stop(self.typed_s):
-                self.tell("the answer had ended already; esc again goes back, and throws the aside away")
-            else:
-                self.branching.end_aside()
-        else:
-            self.prompt.focus()
-
     def interrupt(self) -> None:
         """Take ctrl+c: stop the answer, or say how to leave."""
         if self.turns.is_busy:
             self._stop()
         else:
             self.tell(f"{key_name(self.own_keys, 'quit')} or /quit leaves; everything is kept")
+
+    def _stop(self) -> None:
+        if self.turns.is_busy:
+            self.composer.give_back(self.turns.stop())
+        elif self.revisions.editing is not None:
+            self.prompt.keep_draft(words_of(self.revisions.editing.text))
+            self.revisions.end_edit()
+            self.prompt.set_text("")
+        elif self.conversations.asides.shown is not None and self.prompt.has_focus:
+            if self.turns.excuse_stop(self.dialogs.typed_s):
+                self.tell("the answer had ended already; esc again goes back, and throws the aside away")
+            else:
+                self.conversations.asides.end()
+        else:
+            self.prompt.focus()
+
+    # The list of sessions
+
+    def show_sessions_pane(self) -> None:
+        self.query_one(Panes).show_sessions()
+        self.sessions.refresh()  # another window may have changed them
+
+    def show_tree(self) -> None:
+        """Let the person go to another branch of the conversation on screen."""
+        self.show_sessions_pane()
+        self.query_one(SessionList).show_active()
+
+    def find(self, words: str = "") -> None:
+        """Let the person look for words in sessions and messages."""
+        self.query_one(Panes).find(words)
+
+    def draw_sessions(self, sessions: Sequence[SessionWithBranches], options: SessionListOptions) -> None:
+        if self.is_attached and self.query(SessionList):  # the window may have been closed meanwhile
+            self.query_one(SessionList).show_sessions(sessions, options)
+
+    def held_sessions(self) -> Mapping[str, Held]:
+        return self._watch.held_sessions()
+
+    def held_branches(self) -> Mapping[tuple[str, str], Held]:
+        return self._watch.held_branches(self.conversations.opened)
+
+    def on_sessions_pane_searched(self, event: SessionsPane.Searched) -> None:
+        self.sessions.find(event.words)
+
+    def on_sessions_pane_closed(self) -> None:
+        self._leave_sessions()
+
+    def on_session_list_opened(self, event: SessionList.Opened) -> None:
+        self._leave_sessions()
+        if event.turn_id is not None:
+            self.conversations.open_with(self.commands.opener_at(event.turn_id))
+        else:
+            self.conversations.open_with(
+                lambda: asyncio.to_thread(self._chat.open, event.session_id, event.branch)
+            )
+
+    @work(exclusive=True, group="prefetch")
+    async def on_session_list_selected(self, event: SessionList.Selected) -> None:
+        """Load ahead of use what may be opened next; whatever goes wrong shows when it is opened."""
+        with suppress(KvchatError):
+            await asyncio.to_thread(
+                self._chat.prefetch, event.session_id, event.branch, self.turns.conversation
+            )
+
+    def on_session_list_asked(self, event: SessionList.Asked) -> None:
+        self.commands.run_on_line(event.command, event.session_id, event.branch)
+
+    def _leave_sessions(self) -> None:
+        self.query_one(Panes).leave_sessions()
+        self.prompt.focus()
+
+    # What turns report
+
+    def queue_changed(self) -> None:
+        # Later: what starts at once was never seen to wait, and would have everything laid out for nothing.
+        self.call_later(self._draw_queue)
+
+    def turn_produced(self) -> None:
+        self._render_loop.wake()
+
+    def conversation_changed(self) -> None:
+        self.draw_heading()
+        self.sessions.refresh()
+
+    def turn_failed(self, error: Exception, unsent: str) -> None:
+        self.notify(str(error) or type(error).__name__, severity="error", timeout=15, markup=False)
+        self.composer.give_back(unsent)
+
+    def outgrown(self, fits_in: tuple[str, ...]) -> None:
+        self.formats.offer(fits_in, self._queued_s)
+
+    def warn_behind(self, conversation: "Conversation | None", message: str) -> None:
+        title = "" if conversation is None else self.sessions.title(conversation.session.id)
+        self.notify(message, title=title, severity="warning", timeout=15, markup=False)
+
+    def ended_behind(self, conversation: "Conversation") -> None:
+        if self.conversations.is_thrown_away(conversation):
+            self.begin(partial(self.conversations.end_behind, conversation))
+        else:
+            self.tell("the answer has ended", title=self.sessions.title(conversation.session.id))
+            self.conversations.keep_behind(conversation)
+
+    def turn_ended(self) -> None:
+        if not self.turns.is_any_running:
+            self._render_loop.stop()
+        self._watch.forget_rate()
+        answer = self.transcript.last_answer
+        if answer is not None:
+            self._last_rate = answer.turn.timings.decode_tokens_per_s
+        self.conversation_changed()
+        self._start_next()
+
+    # Drawing
+
+    def on_resize(self, event: events.Resize) -> None:
+        self.set_class(event.size.height < _SHORT_SCREEN, "-short")
+        self.query_one(Panes).fit(event.size.width)
+        self.call_after_refresh(self.draw_heading)
+
+    def on_screen_resume(self, event: events.ScreenResume) -> None:
+        """Come on screen. The first time every widget has just been given its styles."""
+        event.refresh_styles = event.refresh_styles and self._has_been_seen
+        self._has_been_seen = True
+
+    @property
+    def is_engine_ready(self) -> bool:
+        return self._watch.is_ready
+
+    @property
+    def snapshot(self) -> CacheSnapshot | None:
+        return self._watch.snapshot
+
+    def show_theme(self, name: str) -> None:
+        self.app.show_theme(name)  # type: ignore[attr-defined]
+
+    def draw_attachments(self, lines: Sequence[str]) -> None:
+        self.query_one(Composer).draw_lines("attachments", lines)
+
+    def _draw_pending(self, waiting: Sequence[str]) -> None:
+        key = key_name(self.own_keys, "answer")
+        for composer in self.query(Composer):  # none while the window is being closed
+            composer.draw_lines("offers", [f"? {words} · {key} or /answer" for words in waiting])
+
+    def _draw_queue(self) -> None:
+        waiting = [
+            one_line(shown_message(pending.text)) or pending.kind.value for pending in self.turns.queue
+        ]
+        asked = [f"changed {one_line(shown_message(text))}" for text in self.revisions.asked]
+        self.query_one(Composer).draw_lines("queue", [*asked, *(f"queued  {line}" for line in waiting)])
+
+    def _start_next(self) -> None:
+        if self._watch.is_ready and self.turns.start_next():
+            self._render_loop.start()
+
+    def _look(self) -> None:
+        """Draw the engine's state, and come back: often while an answer is written."""
+        conversation = self.turns.conversation
+        shown = Shown(
+            session=conversation.session if conversation else None,
+            names=self._branch_names(),
+            context_len=self.turns.context_len,
+            is_running=self.turns.is_running,
+            num_queued=len(self.turns.queue),
+            own_keys=self.own_keys,
+            last_rate=self._last_rate,
+        )
+        self.set_timer(self._watch.look(shown), self._look)
+        if monotonic() - self.dialogs.typed_s > _TYPING_S:
+            self.sessions.keep_fresh()
+        self._look_for_garbage()
+        if self._watch.snapshot is not None:
+            self.conversations.drop_for_room(self._watch.snapshot)
+
+    def _look_for_garbage(self) -> None:
+        """Let full collections wait until no key was pressed for a while and nothing has scrolled."""
+        place = self.transcript.scroll_offset, self.transcript.num_hidden
+        is_still, self._place = place == self._place, place
+        self.turns.look_for_garbage(is_quiet=is_still and monotonic() - self.dialogs.typed_s > _QUIET_S)
+
+    def _branch_names(self) -> BranchNames:
+        return self.sessions.sessions.branch_names(
+            self.turns.conversation, [*self.conversations.kept, *self.turns.behind]
+        )
+
+    def _phase_changed(self, status: EngineStatus) -> None:
+        self._draw_welcome()
+        if status.phase is EnginePhase.READY:
+            self.turns.settle_garbage()
+            self.turns.forget_outgrown()
+            self.composer.read_again()
+            is_answering = self.turns.is_busy
+            self._start_next()
+            self.conversations.engine_loaded(is_answering)
+        elif status.phase is EnginePhase.FAILED:
+            reason = status.error or status.detail or "the engine stopped"
+            self.fail(f"{reason}\n/reload loads it again; what was said is kept", title="engine")
+            self.composer.give_back(self.turns.stop_all())
+
+    def draw_heading(self) -> None:
+        if not self.query("#heading"):  # the window is being closed
+            return
+        conversation = self.turns.conversation
+        heading = self.query_one("#heading", Static)
+        width = heading.content_size.width
+        if self.revisions.editing is not None:
+            text = editing_text(self.revisions.costs, width, key_name(self.own_keys, "stop"))
+        else:
+            stored = self.sessions.sessions.title(conversation.session.id) if conversation else None
+            stop = key_name(self.own_keys, "stop")
+            note = _ASIDE_NOTE.format(stop) if self.conversations.asides.shown is not None else ""
+            is_temporary = self.conversations.temporary.is_shown
+            title = stored or self.turns.draft.title or (_TEMPORARY if is_temporary else "")
+            if is_temporary and conversation is not None:
+                note = note or _TEMPORARY_NOTE
+            text = heading_text(conversation, title, width, note)
+        heading.update(Content(text), layout=False)
+        self._draw_welcome()
+
+    def _draw_welcome(self) -> None:
+        num_stored, key = len(self.sessions.sessions.entries), key_name(self.own_keys, "help")
+        self.transcript.show_welcome(welcome_text(self._watch.status.phase, num_stored, key))

@@ -1,8 +1,8 @@
 """The cache from inside: whose blocks there are, and every block with its name, place and holders."""
 
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from time import monotonic, strftime
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 from textual import events
 from textual.app import ComposeResult
@@ -35,23 +35,14 @@ _KEYS = "↑↓ block · ←→ session · f stands still · esc closes"
 BlocksWithWords = Sequence[tuple[InspectedBlock, str]]
 
 
-class InspectorLooks(Protocol):
-    """Reads what is shown."""
-
-    @property
-    def snapshot(self) -> CacheSnapshot | None: ...
-
-    def sources(self) -> Sequence[RowSource]:
-        """Return whose blocks can be shown; none while the model loads."""
-        ...
-
-    def blocks(self, source: RowSource) -> Awaitable[BlocksWithWords]:
-        """Ask the engine. Raises: KvchatError: there is no engine."""
-        ...
-
-
 class InspectorScreen(Dialog[None]):
-    """Follows the engine until it is told to stand still."""
+    """Follows the engine until it is told to stand still.
+
+    Args:
+        snapshot: returns the cache as it was last looked at.
+        sources: returns whose blocks can be shown; none while the model loads.
+        read: asks the engine for blocks; raises KvchatError where there is none.
+    """
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("left,shift+tab", "source(-1)", "Session before"),
@@ -60,9 +51,16 @@ class InspectorScreen(Dialog[None]):
         Binding("escape,f7,q,ctrl+c", "dismiss(None)", "Close"),
     ]
 
-    def __init__(self, looks: InspectorLooks) -> None:
+    def __init__(
+        self,
+        snapshot: Callable[[], CacheSnapshot | None],
+        sources: Callable[[], Sequence[RowSource]],
+        read: Callable[[RowSource], Awaitable[BlocksWithWords]],
+    ) -> None:
         super().__init__()
-        self._looks = looks
+        self._snapshot = snapshot
+        self._list_sources = sources
+        self._read_blocks = read
         self._sources: Sequence[RowSource] = ()
         self._chosen = 0
         self._frozen_at = ""
@@ -112,7 +110,7 @@ class InspectorScreen(Dialog[None]):
 
     async def _read(self) -> None:
         before = self._source
-        self._sources = self._looks.sources()
+        self._sources = self._list_sources()
         known = [number for number, one in enumerate(self._sources) if before and one.wish == before.wish]
         self._chosen = known[0] if known else min(self._chosen, max(0, len(self._sources) - 1))
         source = self._source
@@ -120,7 +118,7 @@ class InspectorScreen(Dialog[None]):
             self._problem = "the model is not loaded yet"
         else:
             try:
-                self._show(await self._looks.blocks(source))
+                self._show(await self._read_blocks(source))
                 self._problem = ""
             except KvchatError as error:
                 self._problem = str(error)
@@ -170,7 +168,8 @@ class InspectorScreen(Dialog[None]):
     def _draw_detail(self) -> None:
         place = self.query_one("#inspector-detail", Static)
         block, words = self.query_one(BlockTable).block or (None, "")
-        groups = self._looks.snapshot.groups if self._looks.snapshot else ()
+        snapshot = self._snapshot()
+        groups = snapshot.groups if snapshot else ()
         place.update(Content("\n".join(detail_lines(block, groups, words, place.content_size.width))))
 
 

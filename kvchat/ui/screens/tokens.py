@@ -1,8 +1,8 @@
 """An answer as tokens: what else could have come, and going on from there."""
 
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
@@ -15,7 +15,7 @@ from textual.widgets import Static
 from kvchat.chat.events import Alternative
 from kvchat.errors import KvchatError
 from kvchat.text.plain_text import clean_text, padded
-from kvchat.ui.controllers.screen_services import Work
+from kvchat.ui.controllers.dialogs import Work
 from kvchat.ui.screens.deferred import DeferredScreen
 
 _REST_S = 0.06
@@ -27,21 +27,14 @@ TokenChoice = tuple[int, int]
 """A place in an answer, and the token to put there."""
 
 
-class TokenLooks(Protocol):
-    """Looks things up at a place of the answer; may wait for the engine."""
-
-    def alternatives(self, at: int) -> Awaitable[Sequence[Alternative]]: ...
-
-    def price(self, at: int) -> Awaitable[str]: ...
-
-
 class TokensScreen(DeferredScreen[TokenChoice | None]):
     """Moves over the tokens of an answer; the dismissal value is a place and another token.
 
     Args:
         texts: what each token says.
         token_ids: the tokens.
-        looks: what is asked at each place.
+        alternatives, price: look up what else could have come at a place, and what going on from there
+            costs; may wait for the engine.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -57,11 +50,18 @@ class TokensScreen(DeferredScreen[TokenChoice | None]):
         Binding("escape,ctrl+c", "dismiss(None)", "Close"),
     ]
 
-    def __init__(self, texts: Sequence[str], token_ids: Sequence[int], looks: TokenLooks) -> None:
+    def __init__(
+        self,
+        texts: Sequence[str],
+        token_ids: Sequence[int],
+        alternatives: Callable[[int], Awaitable[Sequence[Alternative]]],
+        price: Callable[[int], Awaitable[str]],
+    ) -> None:
         super().__init__()
         self._texts = [_shown(text) for text in texts]
         self._token_ids = token_ids
-        self._looks = looks
+        self._alternatives = alternatives
+        self._price_at = price
         self._at = 0
         self._chosen = 0
         self._known: dict[int, Sequence[Alternative]] = {}
@@ -109,8 +109,8 @@ class TokensScreen(DeferredScreen[TokenChoice | None]):
     async def _look_up(self, at: int) -> None:
         try:
             if at not in self._known:
-                self._known[at] = await self._looks.alternatives(at)
-            price = await self._looks.price(at)
+                self._known[at] = await self._alternatives(at)
+            price = await self._price_at(at)
         except KvchatError as error:
             self._problem = str(error)
         else:

@@ -18,8 +18,8 @@ from kvchat.ui.widgets.session_rows import (
 )
 
 if TYPE_CHECKING:
-    from kvchat.session.store import SessionStore
     from kvchat.chat.conversation import Conversation
+    from kvchat.session.store import SessionStore
 
 
 class StoredSessions:

@@ -9,11 +9,10 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from contextvars import copy_context
 from time import monotonic, thread_time
-from typing import Final, Protocol
+from typing import Any, Final
 
-from textual.app import App
 from textual.css.query import NoMatches
-from textual.timer import Timer
+from textual.screen import Screen
 from textual.widget import MountError
 
 SHARE_OF_ALL: Final = 0.02
@@ -58,34 +57,14 @@ _SOON_S = 1e-4
 """Textual has no timer of no time."""
 
 
-class DrainedTurns(Protocol):
-    """What is drained."""
-
-    def drain(self) -> Awaitable[None]: ...
-
-
-class Timers(Protocol):
-    """What is needed of the screen; it stops all timers before it closes."""
-
-    @property
-    def app(self) -> App[object]: ...
-
-    @property
-    def is_attached(self) -> bool: ...
-
-    def set_timer(self, delay: float, callback: Callable[[], Awaitable[None]]) -> Timer: ...
-
-    def set_interval(
-        self, interval: float, callback: Callable[[], Awaitable[None]], *, pause: bool
-    ) -> Timer: ...
-
-
 class RenderLoop:
     """Drains turns while any runs, never twice at one time, so that nothing is drawn out of its order."""
 
-    def __init__(self, screen: Timers, turns: DrainedTurns, interval_s: float = INTERVAL_S) -> None:
+    def __init__(
+        self, screen: Screen[Any], drain: Callable[[], Awaitable[None]], interval_s: float = INTERVAL_S
+    ) -> None:
         self._screen = screen
-        self._turns = turns
+        self._drain_turns = drain
         self._lock = asyncio.Lock()
         self._loop = asyncio.get_running_loop()
         self._context = copy_context()
@@ -117,7 +96,7 @@ class RenderLoop:
         async with self._lock:
             self._pace.begin()
             try:
-                await self._turns.drain()
+                await self._drain_turns()
             except (NoMatches, MountError):
                 # A window that closes takes its widgets away also while something is drawn into them.
                 if self._screen.app.is_running and self._screen.is_attached:

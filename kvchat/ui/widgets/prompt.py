@@ -143,6 +143,18 @@ class Prompt(TextArea):
         self._has_typed_slash = False
         self._replace_all(text)
 
+    def write(self, text: str) -> None:
+        """Let the person go on with a text; what stood here is a key up away."""
+        self.keep_draft(text)
+        self.set_text(text)
+        self.focus()
+
+    def restore_command(self, line: str) -> None:
+        """Put a command line that could not be run here again."""
+        self.keep_draft(line)
+        self.set_text(line)
+        self.mark_typed_slash()
+
     @property
     def drafts(self) -> tuple[str, ...]:
         """What was typed and not sent, oldest first: no command, and nothing sent as it stands."""

@@ -55,7 +55,7 @@ async def test_a_changed_message_that_is_asked_about_is_kept(tmp_path: Path) -> 
         await shown.say("/edit")
         await shown.type("!")
         await shown.pilot.press("enter")
-        await shown.until(lambda: bool(shown.screen.courses.asked))
+        await shown.until(lambda: bool(shown.screen.revisions.asked))
         shown.screen.quit()
         shown.chat.hold_costs.set()
         assert shown.chat.store.unsent.kept == {"s1": ["hello!"]}
@@ -173,7 +173,7 @@ async def test_a_command_and_an_unchanged_edit_are_nothing_to_keep(tmp_path: Pat
         await shown.say_and_wait("hello")
         await shown.say("/edit")
         await shown.until(lambda: shown.screen.prompt.text == "hello")
-        assert shown.screen.keeping._take_all() == []
+        assert shown.screen.drafts._take_all() == []
         await shown.pilot.press("escape")
         await shown.type("/undo")
         shown.screen.quit()
@@ -194,15 +194,15 @@ async def test_a_draft_that_gave_way_is_kept_until_it_is_sent(tmp_path: Path) ->
     async with window(tmp_path) as shown:
         await shown.say_and_wait("hello")
         await shown.type("half")
-        shown.screen.write_prompt("another")
-        assert [one.text for one in shown.screen.keeping._take_all()] == ["half", "another"]
+        shown.screen.prompt.write("another")
+        assert [one.text for one in shown.screen.drafts._take_all()] == ["half", "another"]
         await shown.pilot.press("up")
         await shown.until(lambda: shown.screen.prompt.text == "half")
         await shown.say(" more")
         await shown.until(
             lambda: shown.chat.sent == ["hello", "half more"] and not shown.screen.turns.is_busy
         )
-        assert [one.text for one in shown.screen.keeping._take_all()] == ["another"]
+        assert [one.text for one in shown.screen.drafts._take_all()] == ["another"]
 
 
 async def test_what_is_typed_when_the_interface_fails_is_kept(tmp_path: Path) -> None:
@@ -227,7 +227,7 @@ async def test_a_window_that_is_told_to_close_several_times_keeps_everything_onc
         shown.screen.quit(143)
         shown.screen.quit(129)
         shown.screen.quit()
-        shown.screen.keeping.keep_all()
+        shown.screen.drafts.keep_all()
         assert shown.chat.store.unsent.kept == {None: ["one", "half"]}
 
 

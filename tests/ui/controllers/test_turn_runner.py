@@ -25,7 +25,7 @@ async def test_an_answer_that_is_being_drawn_while_another_conversation_comes_st
         shown.screen.turn_produced = lambda: None  # type: ignore[method-assign]
         turns.add(PendingTurn(kind=TurnKind.SEND, text="hello"))
         turns.start_next()
-        await shown.until(lambda: any(isinstance(one, TurnEnded) for one in turns._lane.feed.waiting()))
+        await shown.until(lambda: any(isinstance(one, TurnEnded) for one in turns._tab.feed.waiting()))
         await asyncio.gather(turns.drain(), turns.show(other))
         assert turns.conversation is other
         assert (shown.questions, [view.turn.text for view in shown.answers]) == (["By boat?"], ["By train."])

@@ -61,7 +61,7 @@ async def test_the_files_of_a_refused_message_are_attached_again_and_its_words_c
         await shown.until_shown("this conversation is full")
         await shown.until(lambda: shown.screen.prompt.text == "what is it?")
         await shown.until_shown("▤ notes.txt · 7 B · 2 lines")
-        assert [one.text for one in shown.screen.attaching.attachments] == ["one\ntwo"]
+        assert [one.text for one in shown.screen.composer.attachments] == ["one\ntwo"]
 
 
 async def test_a_path_is_completed_through_directories(tmp_path: Path, notes: Path) -> None:

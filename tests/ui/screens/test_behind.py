@@ -101,7 +101,7 @@ async def test_a_conversation_that_is_answered_behind_is_not_deleted(tmp_path: P
         await shown.until(lambda: bool(shown.answers))
         session = shown.screen.turns.conversation.session
         await leave(shown, "beside")
-        shown.screen.shelf.ask_to_delete(session.id)
+        shown.screen.sessions.ask_to_delete(session.id)
         await shown.until_shown("an answer is being written there")
         assert session.id in shown.chat.store.sessions
         hold.set()

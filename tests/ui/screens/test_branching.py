@@ -96,7 +96,7 @@ async def test_a_message_in_the_middle_is_changed_from_its_menu(tmp_path: Path) 
         await shown.pilot.press("e")
         await shown.until(lambda: shown.screen.prompt.text == "By boat?")
         await shown.until_shown("editing")
-        assert shown.screen.courses.editing.text == "By boat?"
+        assert shown.screen.revisions.editing.text == "By boat?"
 
 
 async def test_typing_leaves_the_walk_and_reaches_the_prompt(tmp_path: Path) -> None:
@@ -227,11 +227,11 @@ async def test_what_an_aside_was_begun_in_stays_open_behind_it_like_any_other(tm
         back = shown.screen.turns.conversation
         await shown.say("/aside What is a fjord?")
         await shown.until(lambda: shown.screen.turns.conversation is not back)
-        assert list(shown.screen._kept) == [back]
+        assert list(shown.screen.conversations._kept) == [back]
         await shown.until(lambda: not shown.screen.turns.is_running)
         await shown.pilot.press("escape")
         await shown.until(lambda: shown.screen.turns.conversation is back)
-        assert list(shown.screen._kept) == []
+        assert list(shown.screen.conversations._kept) == []
 
 
 async def test_an_aside_is_gone_after_switching_to_another_session(tmp_path: Path) -> None:
@@ -292,7 +292,7 @@ async def test_opening_the_asides_own_line_keeps_it(tmp_path: Path) -> None:
         await shown.until(lambda: not shown.screen.turns.is_running)
         here = shown.screen.turns.conversation
         assert here is not None
-        shown.screen.open_with(
+        shown.screen.conversations.open_with(
             lambda: asyncio.to_thread(shown.chat.open, here.session.id, here.branch.name)  # a fresh object
         )
         await shown.until_at_rest()

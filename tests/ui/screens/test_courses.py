@@ -145,7 +145,7 @@ async def test_an_edit_whose_conversation_is_left_while_it_is_asked_about_comes_
         await shown.screen.turns.show(None)  # another answer's end, another window: keys do not get here
         await shown.pilot.press("enter")
         await shown.until(lambda: shown.screen.prompt.text == f"hello{LONG}")
-        assert shown.screen.courses.editing is None
+        assert shown.screen.revisions.editing is None
 
 
 async def test_there_is_no_more_to_take_back_than_was_said(tmp_path: Path) -> None:

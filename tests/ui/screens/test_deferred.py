@@ -173,14 +173,14 @@ async def test_a_letter_before_a_key_that_opens_something_else_agrees_to_nothing
 async def test_a_question_that_another_takes_the_place_of_goes(tmp_path: Path, is_covered: bool) -> None:
     async with window(tmp_path, prepare=talk, initial="Oslo") as shown:
         await shown.until(lambda: len(shown.questions) == 2)
-        shown.screen.verbs.run("/cache format int4")
+        shown.screen.commands.run("/cache format int4")
         await shown.until_shown("in int4?")
         dialog = shown.app.screen
         if is_covered:
             await shown.pilot.press("ctrl+p")
             await shown.until(lambda: shown.app.screen is not dialog)
-        shown.screen.verbs.run("/cache format exact")
-        shown.screen.verbs.run("/cache format int8")
+        shown.screen.commands.run("/cache format exact")
+        shown.screen.commands.run("/cache format int8")
         if is_covered:
             await shown.pilot.press("escape")
         await shown.until(lambda: dialog not in shown.app.screen_stack)

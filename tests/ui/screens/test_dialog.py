@@ -89,12 +89,12 @@ async def test_a_session_that_leaves_the_list_while_it_is_chosen_is_not_opened(t
 async def test_what_is_looked_up_for_a_dialog_that_has_gone_is_not_drawn(tmp_path: Path) -> None:
     async with window(tmp_path, prepare=talk, initial="Bergen") as shown:
         await opened(shown)
-        shown.screen.verbs.run("/tokens")
+        shown.screen.commands.run("/tokens")
         await shown.until_shown("75.00%")
         tokens = shown.app.screen
         assert isinstance(tokens, TokensScreen)
         tokens.dismiss(None)
-        shown.screen.verbs.run("/cache blocks")
+        shown.screen.commands.run("/cache blocks")
         await shown.until_shown("blocks of")
         inspector = shown.app.screen
         assert isinstance(inspector, InspectorScreen)

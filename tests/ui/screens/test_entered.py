@@ -41,11 +41,11 @@ async def test_a_pasted_mark_that_comes_back_reads_no_file(
     monkeypatch.chdir(tmp_path)
     async with window(tmp_path) as shown:
         gate = asyncio.Event()
-        shown.screen.open_with(opener(shown, gate, "Bergen"))
+        shown.screen.conversations.open_with(opener(shown, gate, "Bergen"))
         shown.app.post_message(events.Paste("see @notes.txt"))
         await shown.until(lambda: shown.screen.prompt.text == "see @notes.txt")
         await shown.pilot.press("enter")
-        await shown.until(lambda: shown.screen.attaching.waiting == ["see @notes.txt"])
+        await shown.until(lambda: shown.screen.composer.waiting == ["see @notes.txt"])
         await refused(shown, gate)
         assert shown.screen.prompt.text == "see @notes.txt"
         await shown.pilot.press("enter")
@@ -58,11 +58,11 @@ async def test_messages_come_back_in_their_order_and_commands_among_them_are_in_
 ) -> None:
     async with window(tmp_path) as shown:
         gate = asyncio.Event()
-        shown.screen.open_with(opener(shown, gate, "Bergen"))
+        shown.screen.conversations.open_with(opener(shown, gate, "Bergen"))
         await shown.say("first")
         await shown.say("/title Fjords")
         await shown.say("second")
-        await shown.until(lambda: shown.screen.attaching.waiting == ["first", "second"])
+        await shown.until(lambda: shown.screen.composer.waiting == ["first", "second"])
         await shown.type("and")
         await refused(shown, gate)
         assert shown.screen.prompt.text == "first\nsecond\nand"
@@ -72,13 +72,13 @@ async def test_messages_come_back_in_their_order_and_commands_among_them_are_in_
 
 async def test_what_was_entered_for_one_conversation_does_not_go_to_another(tmp_path: Path) -> None:
     async with window(tmp_path, prepare=talk) as shown:
-        shown.screen.open_with(opener(shown, asyncio.Event(), "Oslo"))
+        shown.screen.conversations.open_with(opener(shown, asyncio.Event(), "Oslo"))
         await shown.say("for Oslo")
-        await shown.until(lambda: shown.screen.attaching.waiting == ["for Oslo"])
+        await shown.until(lambda: shown.screen.composer.waiting == ["for Oslo"])
         await shown.pilot.press("ctrl+n")
         await shown.until_at_rest()
         assert shown.screen.prompt.text == "for Oslo"
-        assert shown.screen.attaching.waiting == []
+        assert shown.screen.composer.waiting == []
         assert (shown.chat.sent, shown.screen.turns.is_busy) == ([], False)
 
 
@@ -99,7 +99,7 @@ async def test_all_that_is_kept_open_no_more_is_closed_though_another_is_opened_
         oldest, moved = shown.chat.open("Oslo").session.id, shown.chat.open("Tromso")
         shown.chat.store.paths[moved.session.id, moved.branch.name] = moved.turns[:1]  # by another window
         gate = asyncio.Event()
-        shown.screen.open_with(opener(shown, gate, "Tromso"))
+        shown.screen.conversations.open_with(opener(shown, gate, "Tromso"))
         await shown.say("/switch Voss")
         gate.set()
         await shown.until(lambda: shown.questions == ["Voss?"])
@@ -115,9 +115,9 @@ async def test_what_was_opened_is_closed_though_another_was_asked_for_before_it_
     async with window(tmp_path, prepare=prepare) as shown:
         late = shown.chat.open("Oslo").session.id
         gate = asyncio.Event()
-        shown.screen.open_with(opener(shown, gate, "Oslo"))
+        shown.screen.conversations.open_with(opener(shown, gate, "Oslo"))
         await shown.pilot.pause()
-        shown.screen.verbs.switch("Bergen")
+        shown.screen.commands.switch("Bergen")
         await shown.until(lambda: shown.questions == ["Bergen?"])
         assert shown.chat.closed == []
         gate.set()
@@ -138,7 +138,7 @@ async def test_what_waits_to_be_drawn_is_closed_though_another_was_asked_for_mea
             await shown.say("/switch Oslo")
             await shown.until(lambda: any(one.group == "open" for one in shown.app.workers))
             await shown.pilot.pause(0.05)  # it is opened, and waits for what is being drawn
-            shown.screen.verbs.switch("Bergen")
+            shown.screen.commands.switch("Bergen")
             await shown.until(lambda: shown.chat.closed == [late])
             assert shown.questions == []
         await shown.until(lambda: shown.questions == ["Bergen?"])
@@ -149,7 +149,7 @@ async def test_what_is_being_drawn_is_drawn_to_its_end_though_another_was_asked_
 ) -> None:
     async with window(tmp_path, prepare=talk) as shown:
         monkeypatch.setattr(
-            shown.chat, "bring_forward", lambda conversation: shown.screen.verbs.switch("nowhere")
+            shown.chat, "bring_forward", lambda conversation: shown.screen.commands.switch("nowhere")
         )
         await shown.say("/switch Oslo")
         await shown.until(lambda: any("no session" in one.message for one in shown.app._notifications))

@@ -36,7 +36,7 @@ async def test_it_says_what_is_saved_and_lost_and_converts_once_that_is_agreed_t
         await shown.pilot.press("escape")
         await shown.until(lambda: not isinstance(shown.app.screen, ConfirmScreen))
         assert shown.files.formats == []
-        shown.screen.verbs.run("/cache format int4")
+        shown.screen.commands.run("/cache format int4")
         await until_asked(shown)
         await shown.pilot.press("y")
         await shown.until(lambda: shown.files.formats == [("s1", "int4")])
@@ -49,7 +49,7 @@ async def test_it_says_what_is_saved_and_lost_and_converts_once_that_is_agreed_t
 async def test_a_shadow_says_that_blocks_stay_as_they_were_computed(tmp_path: Path) -> None:
     async with window(tmp_path) as shown:
         await shown.say_and_wait("hello")
-        shown.screen.verbs.run("/cache format shadow:25%")
+        shown.screen.commands.run("/cache format shadow:25%")
         await until_asked(shown)
         await shown.until_shown("and /cache format exact goes")
         assert "approximate" in shown.text
@@ -60,14 +60,14 @@ async def test_a_shadow_says_that_blocks_stay_as_they_were_computed(tmp_path: Pa
 async def test_the_way_back_says_what_is_computed_again(tmp_path: Path) -> None:
     async with window(tmp_path) as shown:
         await shown.say_and_wait("hello")
-        shown.screen.verbs.run("/cache format exact")
+        shown.screen.commands.run("/cache format exact")
         await shown.until(lambda: "its KV is kept as it was computed already" in told(shown))
         conversation = shown.screen.turns.conversation
         namespace = new_origin("int4", "exact", "0" * 64).namespace
         conversation.session = replace(conversation.session, namespace=namespace)
-        shown.screen.verbs.run("/cache format")
+        shown.screen.commands.run("/cache format")
         await shown.until(lambda: any("kept in int4, converted" in words for words in told(shown)))
-        shown.screen.verbs.run("/cache format exact")
+        shown.screen.commands.run("/cache format exact")
         await until_asked(shown)
         await shown.until_shown("What is computed again: 16 tokens")
         await shown.pilot.press("y")
@@ -78,17 +78,17 @@ async def test_the_way_back_says_what_is_computed_again(tmp_path: Path) -> None:
 async def test_it_is_refused_while_an_answer_is_written_and_where_it_cannot_be(tmp_path: Path) -> None:
     gate = Event()
     async with window(tmp_path, Answer(hold=gate)) as shown:
-        shown.screen.verbs.run("/cache format int4")
+        shown.screen.commands.run("/cache format int4")
         await shown.until(lambda: "nothing has been said here yet" in told(shown))
         await shown.say("hello")
         await shown.until(lambda: shown.screen.turns.is_running)
-        shown.screen.verbs.run("/cache format int4")
+        shown.screen.commands.run("/cache format int4")
         await shown.until(lambda: any("esc stops it, then choose" in words for words in told(shown)))
         gate.set()
         await shown.until(lambda: not shown.screen.turns.is_running)
-        shown.screen.verbs.run("/cache format int3")
+        shown.screen.commands.run("/cache format int3")
         await shown.until(lambda: "cache format 'int3' is unknown" in told(shown))
-        shown.screen.verbs.run("/cache format int2")
+        shown.screen.commands.run("/cache format int2")
         await until_asked(shown)
         await shown.pilot.press("y")
         await shown.until(lambda: "no exact KV of this session is stored" in told(shown))
@@ -99,7 +99,7 @@ async def test_it_is_refused_while_an_answer_is_written_and_where_it_cannot_be(t
 async def begin_format(shown: Window) -> None:
     """Agree to another format, which the machine is still at work on."""
     shown.files.changing.clear()
-    shown.screen.verbs.run("/cache format int4")
+    shown.screen.commands.run("/cache format int4")
     await until_asked(shown)
     await shown.pilot.press("y")
     await shown.until(lambda: shown.files.formats == [("s1", "int4")])

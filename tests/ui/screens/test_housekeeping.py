@@ -11,7 +11,6 @@ from kvchat.app.host import Appearance
 from kvchat.engine.api.status import EnginePhase
 from kvchat.ui.app import KvchatApp
 from kvchat.ui.screens.chat import ChatScreen
-from kvchat.ui.screens.window import WindowScreen
 from tests.ui.harness import window
 from tests.ui.scripted import ScriptedChat
 from tests.ui.scripted_engine import ScriptedEngine
@@ -20,7 +19,7 @@ pytestmark = pytest.mark.tui
 
 
 def test_every_key_that_can_be_changed_is_one_of_the_windows() -> None:
-    bound = [*WindowScreen.BINDINGS, *ChatScreen.BINDINGS, *KvchatApp.BINDINGS]
+    bound = [*ChatScreen.BINDINGS, *KvchatApp.BINDINGS]
     ids = {binding.id for binding in bound if isinstance(binding, Binding) and binding.id}
     assert {field.name for field in fields(Keys)} == ids
 

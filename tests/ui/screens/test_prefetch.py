@@ -59,7 +59,7 @@ async def test_nothing_is_told_of_a_conversation_that_goes_on_as_soon_as_it_is_o
             return reach(conversation)
 
         shown.chat.variants.reach = noted
-        shown.screen.verbs.run("/switch Oslo")
+        shown.screen.commands.run("/switch Oslo")
         await shown.until(lambda: shown.questions == ["By boat?"])
         shown.screen.queue(PendingTurn(kind=TurnKind.SEND, text="And back?"))
         await shown.until(lambda: shown.chat.sent == ["And back?"] and not shown.screen.turns.is_busy)

@@ -86,7 +86,7 @@ async def test_enter_sends_a_message_that_ends_in_the_beginning_of_a_path(tmp_pa
         await shown.until_shown("▸ notes.txt")
         await shown.pilot.press("enter")
         await until_sent(shown, lambda: shown.chat.sent == ["what is @n"])
-        assert (shown.screen.prompt.text, shown.screen.attaching.attachments) == ("", ())
+        assert (shown.screen.prompt.text, shown.screen.composer.attachments) == ("", ())
 
 
 async def test_a_burst_of_tab_words_and_enter_sends_the_words_with_the_file(tmp_path: Path) -> None:
@@ -129,25 +129,25 @@ async def test_the_files_of_a_message_stay_files_when_it_is_changed_or_forked_be
         await shown.say("/edit")
         await shown.until(lambda: shown.screen.prompt.text == "What is it?")
         await shown.pilot.press("escape")
-        assert [one.name for one in shown.screen.attaching.attachments] == ["notes.txt"]
+        assert [one.name for one in shown.screen.composer.attachments] == ["notes.txt"]
         await shown.pilot.press("backspace")
         await shown.say("/edit")
         await burst(shown, " And @notes.txt?\n")
         await until_sent(shown, lambda: shown.chat.sent == [f"{FILE}{FILE}What is it? And notes.txt?"])
-        assert shown.screen.attaching.attachments == ()
+        assert shown.screen.composer.attachments == ()
         await shown.pilot.press("f6", "up", "enter")
         await shown.until_shown("you: ▤ notes.txt")
         await shown.pilot.press("f")
         await shown.until(lambda: shown.screen.prompt.text == "What is it? And notes.txt?")
-        assert [one.text for one in shown.screen.attaching.attachments] == ["one\ntwo"] * 2
+        assert [one.text for one in shown.screen.composer.attachments] == ["one\ntwo"] * 2
 
 
 async def test_what_waits_for_its_file_is_kept_when_the_window_closes(tmp_path: Path) -> None:
     async with window(tmp_path, prepare=with_file, initial="Oslo") as shown:
         await shown.until(lambda: len(shown.questions) == 2)
-        shown.screen.attaching.waiting.append("half")
-        shown.screen.courses.begin_edit(shown.transcript.views[2].turn)
-        assert [one.text for one in shown.screen.keeping._take_all()] == ["half"]
+        shown.screen.composer.waiting.append("half")
+        shown.screen.revisions.begin_edit(shown.transcript.views[2].turn)
+        assert [one.text for one in shown.screen.drafts._take_all()] == ["half"]
 
 
 async def test_a_message_whose_conversation_was_left_says_where_enter_sends_it(
@@ -195,10 +195,10 @@ async def test_what_is_attached_to_a_change_that_is_given_up_goes_with_the_next_
         await shown.say("/edit")
         await shown.until(lambda: shown.screen.prompt.text == "What is it?")
         await paste(shown, "long " * 2000)
-        await shown.until(lambda: len(shown.screen.attaching.attachments) == 2)
+        await shown.until(lambda: len(shown.screen.composer.attachments) == 2)
         await shown.pilot.press("escape")
-        await shown.until(lambda: shown.screen.courses.editing is None)
-        assert [one.name for one in shown.screen.attaching.attachments] == ["pasted text"]
+        await shown.until(lambda: shown.screen.revisions.editing is None)
+        assert [one.name for one in shown.screen.composer.attachments] == ["pasted text"]
 
 
 async def test_a_message_that_waits_for_a_file_does_not_become_a_change_begun_meanwhile(
@@ -209,7 +209,7 @@ async def test_a_message_that_waits_for_a_file_does_not_become_a_change_begun_me
         await shown.until(lambda: len(shown.questions) == 2)
         await burst(shown, "look at @notes.txt\n")
         await shown.say("/edit")
-        await shown.until(lambda: shown.screen.courses.editing is not None)
+        await shown.until(lambda: shown.screen.revisions.editing is not None)
         gate.open()
         words = "enter sends it as the change"
         await shown.until(lambda: any(words in one.message for one in shown.app._notifications))

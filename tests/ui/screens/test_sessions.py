@@ -89,7 +89,7 @@ async def test_marks_say_which_tier_a_session_is_on(tmp_path: Path) -> None:
         oslo = shown.chat.open("Oslo").session.id
         shown.engine.held["taken off"] = HeldTokens(owner=oslo, num_tokens=0)
         await shown.until(lambda: bool(shown.screen.held_sessions()))
-        shown.screen.shelf.refresh()
+        shown.screen.sessions.refresh()
         await shown.until(lambda: names(shown) == ["· kv notes", "◐ Oslo", "○ Bergen"])
         [bergen] = [line for line in shown.text.splitlines() if "○ Bergen" in line]
         assert "▒" in bergen.partition("│")[0]
@@ -285,7 +285,7 @@ async def test_a_file_that_still_holds_deleted_words_is_told(tmp_path: Path) -> 
     async with window(tmp_path) as shown:
         await shown.say_and_wait("hello")
         shown.chat.store.left_on_disk = ["deleted words may still be in sessions.db.damaged-1"]
-        shown.screen.shelf.ask_to_delete(next(iter(shown.chat.store.sessions)))
+        shown.screen.sessions.ask_to_delete(next(iter(shown.chat.store.sessions)))
         await shown.until_shown("Delete “hello”?")
         await shown.pilot.press("enter")
         await shown.until_shown("may still be in")

@@ -112,7 +112,7 @@ async def test_it_is_deleted_where_the_opening_that_left_it_is_interrupted(
     async with window(tmp_path, prepare=talk) as shown:
         await shown.say("/temp")
         await shown.say_and_wait("a secret")
-        opens = iter([shown.screen.verbs.new])
+        opens = iter([shown.screen.commands.new])
 
         def open_another(conversation: ScriptedConversation) -> None:
             for one in opens:

@@ -26,7 +26,7 @@ class Window(App[None]):
         self.drained = asyncio.Event()
 
     def on_mount(self) -> None:
-        self.drain_turns = RenderLoop(self.screen, self, self.interval_s)
+        self.drain_turns = RenderLoop(self.screen, self.drain, self.interval_s)
 
     async def drain(self) -> None:
         self.num_at_once += 1

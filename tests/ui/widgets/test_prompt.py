@@ -176,7 +176,7 @@ async def test_a_pasted_command_stays_text_in_the_history(tmp_path: Path) -> Non
 async def test_a_text_put_into_the_prompt_leaves_the_draft_a_key_up_away(tmp_path: Path) -> None:
     async with window(tmp_path) as shown:
         await shown.type("half a thought")
-        shown.screen.write_prompt("an earlier message")
+        shown.screen.prompt.write("an earlier message")
         assert shown.screen.prompt.text == "an earlier message"
         await shown.pilot.press("up")
         assert shown.screen.prompt.text == "half a thought"
@@ -214,11 +214,11 @@ async def test_an_edit_and_a_chosen_command_leave_the_draft_a_key_up_away(tmp_pa
     async with window(tmp_path) as shown:
         await shown.say_and_wait("hello")
         await shown.type("half")
-        shown.screen.courses.begin_edit(shown.transcript.last_answer.turn)
+        shown.screen.revisions.begin_edit(shown.transcript.last_answer.turn)
         await shown.pilot.press("up")
         assert shown.screen.prompt.text == "half"
         await shown.pilot.press("down", "x", "escape", "up")
         assert shown.screen.prompt.text == "Very well.x"
-        shown.screen.restore_command("/title ")
+        shown.screen.prompt.restore_command("/title ")
         await shown.pilot.press("up")
         assert shown.screen.prompt.text == "Very well.x"

@@ -150,7 +150,7 @@ async def test_a_message_above_those_that_are_mounted_is_changed_in_its_place(tm
     async with window(tmp_path, prepare=two_long, initial="Oslo") as shown:
         await opened(shown)
         await shown.say(f"/edit {NUM - 4}")
-        await shown.until(lambda: shown.screen.courses.editing is not None)
+        await shown.until(lambda: shown.screen.revisions.editing is not None)
         await shown.say(" And back?")
         await shown.until(lambda: shown.questions[-1] == "Oslo 4? And back?")
         assert shown.questions == ["Oslo 0?", "Oslo 1?", "Oslo 2?", "Oslo 3?", "Oslo 4? And back?"]

@@ -1,4 +1,4 @@
-"""Scroll position and presence of a conversation that comes on screen."""
+"""Cached prefix of a conversation that comes on screen: how much of it need not be computed."""
 
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from kvchat.chat.service import Chat
 
 
-class ScrollPosition:
+class CachedPrefix:
     """Asks the engine, between two of its steps.
 
     Args:
@@ -47,11 +47,11 @@ class ScrollPosition:
     def _blocks(self, conversation: "Conversation") -> tuple[InspectedBlock, ...]:
         ids = path_token_ids(conversation.turns) or ()
         namespace = namespace_of(conversation.session, conversation.turns)
-        wish = InspectionRequest(
+        request = InspectionRequest(
             sequence=conversation.engine_sequence, token_ids=tuple(ids), namespace=namespace
         )
         try:
-            return self._engine.inspect(wish)
+            return self._engine.inspect(request)
         except KvchatError:
             return ()
 

@@ -1,13 +1,19 @@
-"""Attachment controller: files that go with the next message, read while the person still types."""
+"""The message being written: its text in the prompt, and files that are read while the person still types."""
 
 import asyncio
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from kvchat.errors import KvchatError
-from kvchat.text.attachments import PASTED, Attachment, before_message, read_attachment
+from kvchat.text.attachments import (
+    PASTED,
+    Attachment,
+    before_message,
+    read_attachment,
+    split_message,
+    take_out_files,
+)
 from kvchat.text.figures import plural
 from kvchat.text.plain_text import one_line
 from kvchat.ui.controllers.screen_services import ScreenServices
@@ -18,21 +24,15 @@ if TYPE_CHECKING:
     from kvchat.chat.service import Chat
 
 
-class AttachmentServices(ScreenServices, Protocol):
-    """What is needed of the screen."""
-
-    def draw_attachments(self, lines: Sequence[str]) -> None: ...
-
-
-class AttachmentController:
-    """Keeps the attachments of the message in the prompt.
+class ComposerController:
+    """Puts texts into the prompt, and keeps the attachments of the message there.
 
     Attributes:
         attachments: in the order in which they will stand.
         waiting: messages that wait for files to be read.
     """
 
-    def __init__(self, screen: AttachmentServices, chat: "Chat", turns: TurnRunner) -> None:
+    def __init__(self, screen: ScreenServices, chat: "Chat", turns: TurnRunner) -> None:
         self._screen = screen
         self._chat = chat
         self._turns = turns
@@ -63,11 +63,31 @@ class AttachmentController:
         has_failed, self._has_failed = self._has_failed, False
         return not has_failed
 
-    def begin_edit(self, files: tuple[Attachment, ...]) -> None:
-        """Let the files of a message that is being changed go with it, and put aside what is attached."""
+    def whole_message(self, words: str) -> str:
+        """Return a message with what is attached."""
+        return before_message(self.attachments) + words
+
+    def give_back(self, text: str) -> None:
+        """Return unsent text to the prompt, before what has been typed since, and its files to its lines."""
+        files, text = take_out_files(text)
+        self._attach_again(files)
+        prompt = self._screen.prompt
+        if text:
+            prompt.set_text(f"{text}\n{prompt.text}" if prompt.text else text)
+
+    def write_message(self, text: str) -> None:
+        """Put a message into the prompt, its files beside it."""
+        files, words = split_message(text)
+        self._attach_again(files)
+        self._write_stored(words)
+
+    def begin_edit(self, text: str) -> None:
+        """Put a message into the prompt to be changed, its files beside it; what is attached is put aside."""
         self.end_edit()
+        files, words = split_message(text)
         self._put_aside, self._of_edit = self.attachments, files
         self._set(files)
+        self._write_stored(words)
 
     def end_edit(self) -> None:
         """Attach again what was put aside, and what was attached to a change that is given up."""
@@ -101,15 +121,18 @@ class AttachmentController:
         self._draw("")
         return before, reading
 
-    def give_back(self, attachments: tuple[Attachment, ...]) -> None:
-        """Attach again what was to go with a message that was not sent."""
-        if attachments:
-            self._set((*attachments, *self.attachments))
-
     def read_again(self) -> None:
         """Read for what is on screen now: another conversation, or an engine that has loaded."""
         if self.attachments:
             self._set(self.attachments)
+
+    def _write_stored(self, words: str) -> None:
+        self._screen.prompt.write(words)
+        self._screen.prompt.note_stored(words)
+
+    def _attach_again(self, files: tuple[Attachment, ...]) -> None:
+        if files:
+            self._set((*files, *self.attachments))
 
     async def _attach(self, path: Path) -> None:
         try:

@@ -1,0 +1,183 @@
+"""Asides: questions on a fork of the conversation that is thrown away when it is left."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from kvchat.chat.events import EditCost
+from kvchat.engine.api.snapshot import CacheSnapshot
+from kvchat.errors import KvchatError
+from kvchat.platform.values import dataclass
+from kvchat.session.tree import SessionId
+from kvchat.text.cache_usage import in_bytes, price_words
+from kvchat.text.figures import plural
+from kvchat.ui.controllers.screen_services import ScreenServices
+from kvchat.ui.controllers.turn_runner import PendingTurn, TurnKind, TurnRunner
+
+if TYPE_CHECKING:
+    from kvchat.chat.conversation import Conversation
+    from kvchat.chat.service import Chat
+
+_ASIDE = "aside"
+FREE = EditCost(reused_tokens=0, computed_tokens=0, left_turns=0, left_tokens=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Aside:
+    """What an aside was opened beside."""
+
+    here: "Conversation"
+    back: "Conversation"
+
+    def is_line_of(self, conversation: "Conversation | None") -> bool:
+        """Whether a conversation is this aside, also where it was opened anew."""
+        here = self.here
+        if conversation is None or conversation is here:
+            return conversation is here
+        return (conversation.session.id, conversation.branch.name) == (here.session.id, here.branch.name)
+
+
+class AsideController:
+    """Begins asides, and throws them away.
+
+    Args:
+        keep_behind: keeps a conversation open that an aside has come on screen for.
+        come_back_to: takes it from behind again.
+    """
+
+    def __init__(
+        self,
+        screen: ScreenServices,
+        chat: "Chat",
+        turns: TurnRunner,
+        keep_behind: "Callable[[Conversation], object]",
+        come_back_to: "Callable[[Conversation], Conversation]",
+    ) -> None:
+        self._screen = screen
+        self._chat = chat
+        self._turns = turns
+        self._keep_behind = keep_behind
+        self._come_back_to = come_back_to
+        self._asides: list[Aside] = []  # on screen, or being answered behind it
+
+    @property
+    def shown(self) -> Aside | None:
+        """The aside on screen, if there is one."""
+        return self._aside_of(self._turns.conversation)
+
+    def _aside_of(self, conversation: "Conversation | None") -> Aside | None:
+        found = next((one for one in self._asides if one.is_line_of(conversation)), None)
+        if found is None or conversation is None:
+            return None
+        return replace(found, here=conversation)  # opened anew, it knows what was said since
+
+    def begin(self, text: str) -> None:
+        """Ask something on a fork that is thrown away afterwards."""
+        self._screen.begin(partial(self._begin, text))
+
+    async def _begin(self, text: str) -> None:
+        back = self._turns.conversation
+        assert back is not None
+        if self.shown is None:
+            self._screen.tell(price_so_far(back, self._screen.snapshot), title=_ASIDE)
+            try:
+                here: Conversation = await asyncio.to_thread(self._free_aside, back)
+            except KvchatError as error:
+                self._screen.warn(str(error))
+                return
+            self._asides.append(Aside(here=here, back=back))
+            await self._turns.show(here)
+            self._keep_behind(back)
+            self._screen.tell("this is thrown away when you leave it: esc or /aside goes back", title=_ASIDE)
+        if text:
+            self._screen.queue(PendingTurn(kind=TurnKind.SEND, text=text))
+
+    def _free_aside(self, back: "Conversation") -> "Conversation":
+        taken = {branch.name for branch in self._chat.store.branches(back.session.id)}
+        name = next(name for name in _names() if name not in taken)
+        found: Conversation = self._chat.fork(back, None, name)
+        return found
+
+    def end(self) -> None:
+        """Throw the aside away and go back to where it began."""
+        aside = self.shown
+        if self._turns.is_busy:
+            self._screen.warn("the aside is being answered: esc stops it, then go back")
+        elif aside is not None:
+            self._screen.begin(partial(self._end, aside))
+
+    async def leave(self, to: "Conversation | None") -> bool:
+        """Throw the aside away because something else comes on screen, and return whether that was done.
+
+        One that is being answered goes behind the screen, and is thrown away when its answer has ended.
+        """
+        aside = self.shown
+        if aside is None or aside.is_line_of(to) or self._turns.is_busy:
+            return False
+        return await self._throw_away(aside)
+
+    async def _end(self, aside: Aside) -> None:
+        is_gone = await self._throw_away(aside)
+        await self._turns.show(self._come_back_to(aside.back))
+        self._tell_end(aside, is_gone)
+
+    def holds(self, conversation: "Conversation") -> bool:
+        return self._aside_of(conversation) is not None
+
+    async def end_behind(self, conversation: "Conversation") -> None:
+        """Throw away what has been answered behind the screen, if it is an aside."""
+        aside = self._aside_of(conversation)
+        if aside is not None:
+            self._tell_end(aside, await self._throw_away(aside))
+
+    async def _throw_away(self, aside: Aside) -> bool:
+        self.forget(aside.here.session.id, aside.here.branch.name)
+        try:
+            return bool(await asyncio.to_thread(self._chat.variants.throw_away, aside.here, aside.back))
+        except KvchatError as error:
+            self._screen.warn(str(error))
+            return False
+
+    def throw_all_away(self) -> None:
+        """Throw away every aside, before the interface is left; one that still writes stays."""
+        here = self.shown
+        for one in self._asides:
+            aside = here if here is not None and one.is_line_of(here.here) else one
+            if not self._turns.is_writing(aside.here):
+                with suppress(KvchatError):
+                    self._chat.variants.throw_away(aside.here, aside.back)
+        self._asides = []
+
+    def _tell_end(self, aside: Aside, is_gone: bool) -> None:
+        if not is_gone:
+            self._screen.tell("the aside stays: a branch rests on it")
+            return
+        before, after = (
+            sum(len(turn.token_ids or ()) for turn in one.turns) for one in (aside.back, aside.here)
+        )
+        num_gone = max(0, after - before)
+        gone = f", with {plural(num_gone, 'token')}{in_bytes(num_gone, self._screen.snapshot)}"
+        self._screen.tell(f"the aside is gone{gone if num_gone else ''}")
+
+    def forget(self, session_id: SessionId, branch: str | None = None) -> None:
+        """Let a session's lines, or that one alone, be asides no more: they are gone, or kept."""
+        self._asides = [
+            one
+            for one in self._asides
+            if one.here.session.id != session_id or branch not in (None, one.here.branch.name)
+        ]
+
+
+def price_so_far(conversation: "Conversation", snapshot: CacheSnapshot | None) -> str:
+    """Return what a fork behind the last message shares; it computes nothing before the next one."""
+    if all(turn.token_ids is None for turn in conversation.turns):
+        return "what is shared is up to the server"
+    shared = sum(len(turn.token_ids or ()) for turn in conversation.turns)
+    return price_words(replace(FREE, reused_tokens=shared), snapshot)
+
+
+def _names() -> Sequence[str]:
+    return [_ASIDE, *(f"{_ASIDE}-{number}" for number in range(2, 1000))]

@@ -1,0 +1,264 @@
+"""Conversations of the window: the one on screen, those kept open behind it, asides and temporary ones."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING
+
+from kvchat.app.host import EngineView
+from kvchat.engine.api.snapshot import CacheSnapshot
+from kvchat.errors import KvchatError
+from kvchat.session.tree import SessionId
+from kvchat.ui.controllers.asides import AsideController
+from kvchat.ui.controllers.composer import ComposerController
+from kvchat.ui.controllers.drafts import DraftController
+from kvchat.ui.controllers.revisions import RevisionController
+from kvchat.ui.controllers.screen_services import ScreenServices
+from kvchat.ui.controllers.temporary import TemporaryController
+from kvchat.ui.controllers.turn_runner import TurnRunner
+from kvchat.ui.state.cached_prefix import CachedPrefix
+from kvchat.ui.state.conversation_tab import Draft
+from kvchat.ui.state.open_conversations import OpenConversations
+from kvchat.ui.widgets.prompt import Prompt
+
+if TYPE_CHECKING:
+    from kvchat.chat.conversation import Conversation
+    from kvchat.chat.service import Chat
+
+Opener = Callable[[], Awaitable["Conversation | None"]]
+"""Gets the conversation to show; None is a new one."""
+
+_AT_REST_S = 0.3
+"""What is good to know before the next message is told when a conversation has stood for this long."""
+_BEGUN = (
+    "deleted, words and KV, when you leave it; /temp again keeps it."
+    " Until then it is stored: kvchat --temp writes nothing at all"
+)
+
+
+class ConversationController:
+    """Puts conversations on the screen, and lets go of those that leave it.
+
+    Attributes:
+        asides, temporary: those that are thrown away when they are left.
+        goes_on: whether anything was sent since a conversation has come on screen, or an engine for it.
+    """
+
+    def __init__(
+        self,
+        screen: ScreenServices,
+        chat: "Chat",
+        engine: EngineView,
+        turns: TurnRunner,
+        *,
+        composer: ComposerController,
+        revisions: RevisionController,
+        drafts: DraftController,
+    ) -> None:
+        self._screen = screen
+        self._chat = chat
+        self._turns = turns
+        self._composer = composer
+        self._revisions = revisions
+        self._drafts = drafts
+        self._cached_prefix = CachedPrefix(chat, engine)
+        self._kept = OpenConversations()
+        self._is_opening = False
+        self._entered: list[Prompt.Submitted] = []
+        self.goes_on = False
+        self.asides = AsideController(screen, chat, turns, self.keep_behind, self.come_back_to)
+        self.temporary = TemporaryController(screen, chat, turns, self.leave_session)
+
+    @property
+    def kept(self) -> "Sequence[Conversation]":
+        """What is open behind the screen and not being answered."""
+        return list(self._kept)
+
+    @property
+    def opened(self) -> "list[Conversation]":
+        """Return the conversations that are open: on screen, behind it, and being answered there."""
+        here = self._turns.conversation
+        return [*([here] if here is not None else []), *self._kept, *self._turns.behind]
+
+    def open_temporary(self) -> None:
+        """Begin a temporary conversation; keep the one on screen where it is one."""
+        if self.temporary.is_shown:
+            self.temporary.keep()
+        else:
+            self.open_with(_nothing, Draft(system=self._turns.system, is_temporary=True))
+            self._screen.tell(_BEGUN, title="temporary")
+
+    def hold(self, event: Prompt.Submitted) -> bool:
+        """Return whether a conversation is on its way that this was entered for, and keep it until then."""
+        if not self._is_opening:
+            return False
+        self._entered.append(event)
+        if not event.is_command:
+            self._composer.waiting.append(event.text)
+        return True
+
+    def engine_loaded(self, is_answering: bool) -> None:
+        """Tell how much of the conversation on screen the engine has, unless it goes on."""
+        self.goes_on = is_answering
+        if self._turns.conversation is not None:
+            self._screen.begin(partial(self._tell_cached, self._turns.conversation), group="cached")
+
+    def drop_for_room(self, snapshot: CacheSnapshot) -> None:
+        """Close the oldest behind the screen if a whole context would no longer fit beside what is held."""
+        if closing := self._kept.drop_for_room(snapshot):
+            self._screen.run_worker(self._close(closing))
+
+    def is_thrown_away(self, conversation: "Conversation") -> bool:
+        """Whether a conversation is not to stay once it is answered behind the screen."""
+        return self.asides.holds(conversation) or self.temporary.is_temporary(conversation)
+
+    async def end_behind(self, conversation: "Conversation") -> None:
+        """Throw away what is not to stay: an aside first, which may be temporary too."""
+        await self.asides.end_behind(conversation)
+        await self.temporary.left(conversation)
+
+    def throw_all_away(self) -> None:
+        """Throw away what is not to stay, before the interface is left."""
+        self.asides.throw_all_away()
+        self.temporary.delete_all()
+
+    def open_with(self, opener: Opener, draft: Draft | None = None) -> None:
+        """Put another conversation on the screen; the one that was there stays open behind it, and what is
+        being answered there goes on. What is entered meanwhile is meant for the one that comes.
+        """
+        self._give_back_entered()  # it was meant for what is opened no more
+        self._is_opening, self.goes_on = True, False
+        self._screen.run_worker(self._open(opener, draft), group="open", exclusive=True)
+
+    async def _open(self, opener: Opener, draft: Draft | None) -> None:
+        self._cached_prefix.begin()
+        try:
+            conversation = await self._opened_by(opener)
+        except KvchatError as error:
+            self._is_opening = False
+            self._screen.warn(str(error))
+            self._give_back_entered()
+            return
+        conversation = await self._put_on_screen(conversation, draft)
+        self._is_opening = False
+        self._composer.read_again()
+        self._screen.begin(partial(self._drafts.give_back, conversation))
+        self._take_entered()
+        if conversation is not None:
+            self._screen.begin(partial(self._tell_cached, conversation), group="cached")
+            for notice in await asyncio.to_thread(self._chat.notices, conversation):
+                self._screen.warn(notice)
+
+    async def _opened_by(self, opener: Opener) -> "Conversation | None":
+        """Return what is opened; what comes when nobody waits for it any more is closed."""
+        opening = asyncio.ensure_future(opener())
+        try:
+            return await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            opening.add_done_callback(self._close_late)
+            raise
+
+    def _close_late(self, opening: "asyncio.Future[Conversation | None]") -> None:
+        if not opening.cancelled() and opening.exception() is None and self._screen.is_attached:
+            self._screen.run_worker(self._close(self._unseen(opening.result())))
+
+    def _unseen(self, conversation: "Conversation | None") -> "list[Conversation]":
+        """Return a conversation that was opened and is neither on screen nor behind it, to be closed."""
+        is_open = conversation is None or any(one is conversation for one in self.opened)
+        return [] if conversation is None or is_open else [conversation]
+
+    async def _put_on_screen(
+        self, conversation: "Conversation | None", draft: Draft | None
+    ) -> "Conversation | None":
+        """Show what was opened, as it was left if it is kept. Let go of what leaves, also when ended."""
+        closing: list[Conversation] = []
+        before = self._turns.conversation
+        try:
+            is_gone = await self.asides.leave(conversation)
+            if self._turns.conversation is not None and not self._turns.is_busy and not is_gone:
+                closing += self._kept.keep(self._turns.conversation)
+            if conversation is not None:
+                conversation, stale = self._kept.take(conversation)
+                closing += stale
+            self._revisions.end_edit()
+            await self._turns.show(conversation, draft)
+        finally:  # beside this: the next one to be opened ends this
+            closing += self._unseen(conversation)
+            self._screen.begin(partial(self.temporary.left, before))
+            if closing:
+                self._screen.begin(partial(self._close, closing))
+        return conversation
+
+    def _take_entered(self) -> None:
+        """Do what was entered while the conversation came on screen; the rest waits if that opens another."""
+        for event in self._let_go_of_entered():
+            self._screen.submit(event)
+
+    def _give_back_entered(self) -> None:
+        """Put what was meant for a conversation that did not come into the prompt again; the history has the
+        commands among messages.
+        """
+        entered = self._let_go_of_entered()
+        has_messages = any(not event.is_command for event in entered)
+        for event in entered:
+            # A mark in them reads no file at the next enter either.
+            for text in (*event.pasted, *event.stored):
+                self._screen.prompt.note_stored(text)
+            if event.is_command and has_messages:
+                self._screen.prompt.remember(event.text, is_command=True)
+        for event in reversed(entered):
+            if not event.is_command:
+                self._composer.give_back(event.text)
+            elif not has_messages:
+                self._screen.prompt.restore_command(event.text)
+
+    def _let_go_of_entered(self) -> Sequence[Prompt.Submitted]:
+        entered, self._entered = self._entered, []
+        for event in entered:
+            if not event.is_command:
+                self._composer.waiting.remove(event.text)
+        return entered
+
+    async def _tell_cached(self, conversation: "Conversation") -> None:
+        """Say how much of a conversation that has come on screen need not be computed, unless it goes on: its
+        answer says so then.
+        """
+        await asyncio.sleep(_AT_REST_S)
+        is_over = self.goes_on or self._turns.is_busy or self._turns.conversation is not conversation
+        if is_over or not self._screen.is_engine_ready:
+            return
+        with suppress(KvchatError):
+            if words := await asyncio.to_thread(self._cached_prefix.words, conversation):
+                self._screen.tell(words)
+
+    def keep_behind(self, conversation: "Conversation") -> None:
+        """Keep a conversation open that something has come on screen for."""
+        self._screen.run_worker(self._close(self._kept.keep(conversation)))
+
+    def come_back_to(self, conversation: "Conversation") -> "Conversation":
+        """Take a conversation from behind, as it was left unless somebody has moved it since."""
+        shown, stale = self._kept.take(conversation)
+        self._screen.run_worker(self._close(stale))
+        return shown
+
+    async def leave_session(self, session_id: SessionId, branch: str | None = None) -> None:
+        """Take a session, or that branch alone, off the screen and let go of what it holds."""
+        closing = self._kept.drop_session(session_id)
+        self.asides.forget(session_id, branch)
+        shown = self._turns.conversation
+        if shown is not None and shown.session.id == session_id and branch in (None, shown.branch.name):
+            closing.append(shown)
+            await self._turns.show(None)
+        await self._close(closing)
+
+    async def let_go_of_engine(self) -> None:
+        await self._close(self._kept.drop_all())
+
+    async def _close(self, conversations: "Sequence[Conversation]") -> None:
+        for conversation in conversations:
+            await asyncio.to_thread(self._chat.close, conversation)
+
+
+async def _nothing() -> None:
+    return None

@@ -1,0 +1,151 @@
+"""Dialogs that work waits for: asked for by a key, or come later and then wait while something is typed."""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from contextvars import ContextVar
+from functools import partial
+from typing import Any
+
+from textual.screen import ModalScreen, Screen
+
+from kvchat.text.plain_text import one_line
+from kvchat.ui.screens.deferred import Deferred, DeferredScreen, Result
+
+Work = Callable[[], Coroutine[Any, Any, None]]
+"""Something that may wait for a file, for the engine or for the person."""
+
+_ASKED_S: ContextVar[float] = ContextVar("asked_s")
+"""When the key was pressed that the running work answers."""
+
+_UNCOVERED_S = 0.05
+"""How often a screen is looked at that is to go when nothing stands above it."""
+
+
+class PendingQuestions:
+    """Questions that came while something was typed; each is a line until the person asks for it.
+
+    Args:
+        draw: shows the lines of what waits, oldest first.
+    """
+
+    def __init__(self, draw: Callable[[Sequence[str]], None]) -> None:
+        self._draw = draw
+        self._waiting: list[tuple[str, asyncio.Event]] = []
+
+    async def wait(self, words: str) -> None:
+        """Show a line until the person asks for what it stands for."""
+        entry = (one_line(words), asyncio.Event())
+        self._waiting.append(entry)
+        self._redraw()
+        try:
+            await entry[1].wait()
+        finally:
+            self._waiting.remove(entry)
+            self._redraw()
+
+    def open(self) -> bool:
+        """Let what has waited longest come, and return whether anything waited."""
+        for _, asked_for in self._waiting:
+            if not asked_for.is_set():
+                asked_for.set()
+                return True
+        return False
+
+    def _redraw(self) -> None:
+        self._draw([words for words, _ in self._waiting])
+
+
+class Dialogs:
+    """Shows dialogs above a screen, for work that waits for what they are dismissed with.
+
+    Args:
+        draw_pending: shows the lines of questions that wait.
+
+    Attributes:
+        typed_s: when the last key was pressed, whatever took it.
+        pending: what came while something was typed.
+    """
+
+    def __init__(self, screen: Screen[None], draw_pending: Callable[[Sequence[str]], None]) -> None:
+        self._screen = screen
+        self._command_s: float | None = None
+        self.typed_s = 0.0
+        self.pending = PendingQuestions(draw_pending)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a screen is open that a key has asked for: it may be pressed again before that counts."""
+        asked = (one for one in self._screen.app.screen_stack if not isinstance(one, DeferredScreen))
+        return any(isinstance(one, ModalScreen) for one in asked)
+
+    @property
+    def asked_s(self) -> float:
+        """When the key was pressed that what runs now answers; of work that nothing else is known of, now."""
+        return _ASKED_S.get(self.typed_s if self._command_s is None else self._command_s)
+
+    def at_key(self, pressed_s: float, run: Callable[[], object]) -> None:
+        """Run what was asked for by a key behind which others may have been pressed already."""
+        self._command_s = pressed_s
+        try:
+            run()
+        finally:
+            self._command_s = None
+
+    async def run(self, work: Work, asked_s: float) -> None:
+        """Run work that a key pressed at `asked_s` has led to."""
+        _ASKED_S.set(asked_s)
+        await work()
+
+    async def ask(self, screen: ModalScreen[Any]) -> Any:
+        """Show a screen and wait for what it is dismissed with; inside work. Where another one has been asked
+        for already nothing is shown, and the answer is None.
+        """
+        if self.is_open:
+            return None
+        answer = await self._shown(screen)
+        _ASKED_S.set(self.typed_s)
+        return answer
+
+    async def ask_late(self, offer: str, make: Callable[[], DeferredScreen[Result]]) -> Result:
+        """Show a screen that may come while something is typed; then `offer` stands in a line instead, and
+        the screen comes when the person asks for it. Inside work.
+        """
+        is_wanted = self.asked_s >= self.typed_s and self._screen.app.screen is self._screen
+        while True:
+            if not is_wanted:
+                await self.pending.wait(offer)
+            answer = await self._shown(make())
+            if not isinstance(answer, Deferred):
+                _ASKED_S.set(self.typed_s)
+                return answer
+            is_wanted = False
+
+    async def confirm(self, question: str, consequence: str, *, is_offer: bool = False) -> bool:
+        """Ask, and wait for the answer; inside work. `is_offer`: nobody has asked for it."""
+        from kvchat.ui.screens.confirm import ConfirmScreen
+
+        ask = partial(ConfirmScreen, question, consequence, is_offer=is_offer)
+        return await self.ask_late(question, ask)
+
+    async def note(self, title: str, text: str) -> None:
+        """Show a text until it is closed; inside work."""
+        from kvchat.ui.screens.confirm import NoteScreen
+
+        await self.ask_late(title, partial(NoteScreen, title, text))
+
+    async def _shown(self, screen: ModalScreen[Any]) -> Any:
+        """Show a screen until it is dismissed, or nobody waits for it any more."""
+        try:
+            return await self._screen.app.push_screen_wait(screen)
+        except asyncio.CancelledError:
+            self._withdraw(screen)
+            raise
+
+    def _withdraw(self, screen: ModalScreen[Any]) -> None:
+        """Take a screen away, once nothing stands above it."""
+        if not self._screen.app.is_running:
+            return
+        if screen.is_active:
+            screen.dismiss(None)
+        elif screen in self._screen.app.screen_stack:
+            self._screen.set_timer(_UNCOVERED_S, partial(self._withdraw, screen))

@@ -1,0 +1,36 @@
+"""Composer at the bottom of the window: the prompt, and above it what waits to be asked, sent or attached."""
+
+from collections.abc import Sequence
+
+from textual.app import ComposeResult
+from textual.containers import Horizontal, Vertical
+from textual.content import Content
+from textual.widgets import Static
+
+from kvchat.ui.widgets.prompt import CommandList, Prompt
+
+_MOST_LINES = 3
+
+
+class Composer(Vertical):
+    """Is lower without lines above the prompt."""
+
+    def compose(self) -> ComposeResult:
+        yield Static("", id="offers", markup=False)
+        yield Static("", id="queue", markup=False)
+        yield Static("", id="attachments", markup=False)
+        yield CommandList(id="commands")
+        with Horizontal(id="prompt-row"):
+            yield Static("›", id="prompt-mark", markup=False)
+            yield Prompt(id="prompt")
+
+    def on_mount(self) -> None:
+        for place in ("offers", "queue", "attachments"):
+            self.draw_lines(place, ())
+
+    def draw_lines(self, place: str, lines: Sequence[str]) -> None:
+        """Draw lines above the prompt. `place`: offers, queue or attachments."""
+        for widget in self.query(f"#{place}").results(Static):  # none while the window is being closed
+            if lines or widget.display:
+                widget.display = bool(lines)
+                widget.update(Content("\n".join(lines[:_MOST_LINES])))
