@@ -1,4 +1,4 @@
-"""Private directories and small files, for their owner alone; `NamedFiles` is the seam for tests."""
+"""Private directories and small files, for their owner alone."""
 
 import os
 import re
@@ -7,60 +7,29 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from time import time
-from typing import Protocol
 
 STALE_S = 60.0
 """Nobody takes so long to write a small file."""
 _UNFINISHED = re.compile(r"\..+\.[0-9a-f]{8}")
 
 
-class NamedFiles(Protocol):
-    """What is done to files and names, in the order in which it must survive. Every method may raise OSError.
+class NamedFiles:
+    """Files and names of the operating system, in the order that they must survive in; tests replace methods.
 
-    Bytes survive a loss of power once their file was synced, a name once its directory was.
+    Every method may raise OSError. Bytes survive a loss of power once their file was synced, a name once its
+    directory was.
     """
 
     def create(self, path: Path) -> int:
         """Open an empty file for its owner alone to write to, in place of one that is there."""
-        ...
-
-    def write(self, descriptor: int, parts: Sequence[memoryview]) -> int:
-        """Write `parts`, one after another, behind what was written; return how many bytes were taken."""
-        ...
-
-    def sync(self, descriptor: int) -> None:
-        """Wait until a file's bytes are on the medium."""
-        ...
-
-    def close(self, descriptor: int) -> None: ...
-
-    def entries(self, path: Path) -> Sequence[os.DirEntry[str]]:
-        """Return what lies in a directory."""
-        ...
-
-    def rename(self, source: Path, target: Path) -> None: ...
-
-    def unlink(self, path: Path) -> None: ...
-
-    def make_dir(self, path: Path) -> None:
-        """Create a directory for its owner alone; its parent is there."""
-        ...
-
-    def sync_dir(self, path: Path) -> None:
-        """Wait until the names in a directory are on the medium."""
-        ...
-
-
-class SystemNames:
-    """The real operating system."""
-
-    def create(self, path: Path) -> int:
         return os.open(path, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
 
     def write(self, descriptor: int, parts: Sequence[memoryview]) -> int:
+        """Write `parts`, one after another, behind what was written; return how many bytes were taken."""
         return os.writev(descriptor, parts)
 
     def sync(self, descriptor: int) -> None:
+        """Wait until a file's bytes are on the medium."""
         os.fsync(descriptor)
 
     def close(self, descriptor: int) -> None:
@@ -77,13 +46,15 @@ class SystemNames:
         os.unlink(path)
 
     def make_dir(self, path: Path) -> None:
+        """Create a directory for its owner alone; its parent is there."""
         os.mkdir(path, 0o700)
 
     def sync_dir(self, path: Path) -> None:
+        """Wait until the names in a directory are on the medium."""
         sync(path)
 
 
-SYSTEM_NAMES = SystemNames()
+SYSTEM_NAMES = NamedFiles()
 
 
 def make_private(path: Path, files: NamedFiles = SYSTEM_NAMES) -> Path:

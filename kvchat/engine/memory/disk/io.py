@@ -18,7 +18,7 @@ from typing import TypeVar
 
 from kvchat.engine.memory.pages import PAGE, Pages
 from kvchat.errors import StorageError
-from kvchat.platform.directories import SystemNames, make_private
+from kvchat.platform.directories import NamedFiles, make_private
 
 Buffer = bytes | bytearray | memoryview
 FIRST_STEPS = (16 << 10, 48 << 10)
@@ -41,7 +41,7 @@ Identity = tuple[int, int]
 Item = TypeVar("Item")
 
 
-class SystemFiles(SystemNames):
+class SystemFiles(NamedFiles):
     """The operating system as the disk tier sees it. Every method may raise OSError.
 
     Args:
