@@ -11,7 +11,7 @@ talk to it, and nothing that costs disk space, opens a path or reaches further.
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import field, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,6 @@ from kvchat.platform.parsing import (
     yes_or_no,
 )
 from kvchat.platform.paths import Paths, places
-from kvchat.platform.values import dataclass
 
 PROJECT_FILE = ".kvchat.toml"
 STARTER = "starter"

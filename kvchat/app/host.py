@@ -1,13 +1,12 @@
 """Settings, models and measurements as the interface shows them, and its view of the engine."""
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from kvchat.engine.api.inspection import InspectedBlock, InspectionRequest
 from kvchat.engine.api.snapshot import CacheSnapshot
 from kvchat.engine.api.status import EngineStatus
-from kvchat.platform.values import dataclass
 
 if TYPE_CHECKING:
     from kvchat.engine.api.loss import GaugeReport

@@ -4,6 +4,7 @@ import json
 import os
 import sys
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,6 @@ from kvchat.engine.formats.kv_size import cache_sizes, read_shape
 from kvchat.engine.models.locate import GGUF_SUFFIX, STARTER, installed_model, locate_model
 from kvchat.errors import KvchatError
 from kvchat.platform.host_memory import available_bytes
-from kvchat.platform.values import dataclass
 from kvchat.text.figures import bytes_text, short_count_text
 
 _CONTEXT = 8192

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import ExitStack, closing, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,7 +11,6 @@ from kvchat.app.retention.session_pins import SessionPins
 from kvchat.engine.api.config import EngineConfig
 from kvchat.errors import EngineFailed, SessionNotFound, StorageError
 from kvchat.platform.encryptor import Encryptor
-from kvchat.platform.values import dataclass
 from kvchat.session.branch_removal import BranchRemoval
 from kvchat.session.kv.references import References, add_turns
 from kvchat.session.store import Outcome, SessionStore

@@ -7,12 +7,12 @@ begins, such as the first word.
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from threading import Thread
 from time import monotonic
 from typing import TYPE_CHECKING
 
 from kvchat.chat.events import ChatEvent, SampleDelta, SamplesFinished
-from kvchat.platform.values import dataclass
 
 if TYPE_CHECKING:
     from kvchat.chat.conversation import Conversation

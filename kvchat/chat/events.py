@@ -3,8 +3,9 @@
 They are apart from the code that makes them, so that a window is drawn before the chat behind it is imported.
 """
 
+from dataclasses import dataclass
+
 from kvchat.engine.api.events import Loaded, LoadEstimate
-from kvchat.platform.values import dataclass
 from kvchat.session.tree import BranchName, Turn
 
 MOST_SAMPLES = 8

@@ -13,7 +13,7 @@ import os
 import unicodedata
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from hashlib import blake2b, scrypt
 from pathlib import Path
@@ -29,7 +29,6 @@ from kvchat.platform.encryptor import (
     cipher_of,
     decrypted,
 )
-from kvchat.platform.values import dataclass
 
 LOG_N = 17
 """Cost of a guess: 128 MiB and about half a second."""

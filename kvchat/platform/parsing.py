@@ -7,12 +7,11 @@ import os
 import re
 import unicodedata
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from math import isnan
 from pathlib import Path
 from string import ascii_letters
 from typing import Any
-
-from kvchat.platform.values import dataclass
 
 _MODIFIERS = {"ctrl", "alt", "shift", "meta", "super", "hyper"}
 # fmt: off

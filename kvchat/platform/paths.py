@@ -1,11 +1,11 @@
 """Paths of kvchat's files: by the conventions of the system, or all in one home."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from kvchat.errors import ConfigError
 from kvchat.platform.parsing import path
-from kvchat.platform.values import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

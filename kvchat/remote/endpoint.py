@@ -5,7 +5,7 @@ import socket
 import ssl
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from pathlib import Path
 from threading import Event, Timer
@@ -14,7 +14,6 @@ from urllib.parse import urlsplit
 
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.errors import ConfigError, InvalidRequest, ModelNotFound, RemoteError, UsageError
-from kvchat.platform.values import dataclass
 from kvchat.session.template.chat_template import Message
 
 _CONNECT_S = 10.0

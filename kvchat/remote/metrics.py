@@ -5,10 +5,10 @@ vLLM has renamed some of its metrics, so each has several names; the first one f
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from math import isfinite
 
 from kvchat.engine.api.server_cache import ServerCache
-from kvchat.platform.values import dataclass
 
 _USAGE = (
     "vllm:kv_cache_usage_perc",

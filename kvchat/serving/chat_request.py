@@ -5,12 +5,11 @@ fields that would change the answer (tools, pictures, several answers) are refus
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.errors import InvalidRequest
-from kvchat.platform.values import dataclass
 from kvchat.session.template.chat_template import SYSTEM, Message
 from kvchat.session.tree import Role
 

@@ -2,13 +2,12 @@
 
 import json
 import secrets
-from dataclasses import field
+from dataclasses import dataclass, field
 from time import time
 
 from starlette.responses import JSONResponse, Response
 
 from kvchat.engine.api.events import FinishReason, RequestFinished
-from kvchat.platform.values import dataclass
 from kvchat.session.template.text_stream import Piece
 
 _FINISH = {FinishReason.LENGTH: "length"}

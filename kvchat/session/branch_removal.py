@@ -1,9 +1,9 @@
 """Branch removal: the turns that go with a branch, and those that other branches still have."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from kvchat.errors import UsageError
-from kvchat.platform.values import dataclass
 from kvchat.session.tree import Branch, BranchName, Turn, TurnId
 
 

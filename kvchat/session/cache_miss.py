@@ -5,11 +5,11 @@ could be reused; the reason is where it ceases to agree, or was not reused all t
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from kvchat.errors import UsageError
-from kvchat.platform.values import dataclass
 from kvchat.session.tree import Role, Stored, Turn, TurnId, path_token_ids
 
 if TYPE_CHECKING:

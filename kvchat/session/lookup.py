@@ -1,10 +1,10 @@
 """Session lookup: by title or id, by what was said, and all of them in a list."""
 
 import sqlite3
+from dataclasses import dataclass
 from difflib import get_close_matches
 
 from kvchat.errors import SessionAmbiguous, SessionNotFound
-from kvchat.platform.values import dataclass
 from kvchat.session.database.digests import has_its_text
 from kvchat.session.database.rows import session_of, turn_of
 from kvchat.session.database.statements import session

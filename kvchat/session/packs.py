@@ -10,7 +10,7 @@ import logging
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,6 @@ from kvchat.engine.api.ids import BlockKey, block_key, chain_keys, root_key
 from kvchat.errors import PackExists, PackNotFound, StorageError
 from kvchat.platform.directories import SYSTEM_NAMES, NamedFiles
 from kvchat.platform.encryptor import Encryptor
-from kvchat.platform.values import dataclass
 from kvchat.session.encryption.files import EncryptedFiles
 from kvchat.session.encryption.files import forget_other as forget_other
 

@@ -1,12 +1,11 @@
 """A conversation as a tree of turns. Values only; the store persists them, chat extends them."""
 
 from collections.abc import Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NewType
 
 from kvchat.engine.api.events import Loaded, Timings, Usage
-from kvchat.platform.values import dataclass
 
 SessionId = NewType("SessionId", str)
 TurnId = NewType("TurnId", str)

@@ -13,11 +13,11 @@ import re
 import secrets
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from kvchat.errors import StorageError
 from kvchat.platform.encryptor import Encryptor
-from kvchat.platform.values import dataclass
 from kvchat.session.encryption.files import EncryptedFiles
 
 _NOT_BEGUN = "new"

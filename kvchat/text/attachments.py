@@ -5,10 +5,10 @@ Files come first, so that the model can read them while the question is still be
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from kvchat.errors import UsageError
-from kvchat.platform.values import dataclass
 from kvchat.session.template.message_files import OPENING, split_files, with_files
 from kvchat.text.figures import bytes_text, plural
 from kvchat.text.plain_text import clean_text, one_line

@@ -1,8 +1,7 @@
 """Slash commands: their names, their help, and which line is one."""
 
 import re
-
-from kvchat.platform.values import dataclass
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

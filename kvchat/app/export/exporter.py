@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kvchat.app.config import Settings
@@ -12,7 +12,6 @@ from kvchat.app.export.readable import portable_name, readable_text
 from kvchat.engine.memory.disk.bundle_blocks import BundleBlockStore
 from kvchat.engine.models.identity import layouts_of, recall
 from kvchat.errors import UsageError
-from kvchat.platform.values import dataclass
 from kvchat.session.bundle.blocks import session_blocks
 from kvchat.session.bundle.layout import BundleRegion
 from kvchat.session.bundle.manifest import BundleBranch, BundleModel, Manifest

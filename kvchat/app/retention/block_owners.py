@@ -2,13 +2,13 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 
 from kvchat.app.config import Settings
 from kvchat.app.session_service import SessionService
 from kvchat.engine.api.ids import BlockKey
 from kvchat.engine.memory.disk.catalog import BlockCatalog
 from kvchat.engine.memory.disk.index import DiskUsage, IndexedBlock
-from kvchat.platform.values import dataclass
 from kvchat.session.kv.references import References
 from kvchat.session.packs import PackStore
 from kvchat.session.tree import SessionId

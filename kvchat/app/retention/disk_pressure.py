@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterable, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from typing import Protocol
 
 from kvchat.app.config import Settings
@@ -15,7 +16,6 @@ from kvchat.app.unlock import opens_unasked
 from kvchat.engine.memory.disk.catalog import BlockCatalog
 from kvchat.engine.models.checkpoints.prepared import blocks_limit
 from kvchat.errors import EngineFailed, KvchatError
-from kvchat.platform.values import dataclass
 from kvchat.session.tree import Session, SessionId
 from kvchat.session.turn_lock import is_being_answered, turn_lock
 from kvchat.text.plain_text import one_line

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from itertools import takewhile
 
 from kvchat.app.config import Settings
@@ -10,7 +11,6 @@ from kvchat.engine.api.ids import chain_keys
 from kvchat.engine.memory.disk.catalog import BlockCatalog
 from kvchat.engine.models.checkpoints.prepared import blocks_limit
 from kvchat.errors import KvchatError
-from kvchat.platform.values import dataclass
 from kvchat.session.kv.references import chain_root
 from kvchat.session.kv.stored_paths import leaf_paths
 from kvchat.session.store import SessionStore

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from time import perf_counter, sleep
 
 from kvchat.app.config import Settings
@@ -11,7 +12,6 @@ from kvchat.app.session_service import SessionService
 from kvchat.engine.api.ids import BlockKey, u32le
 from kvchat.engine.memory.disk.catalog import BlockCatalog
 from kvchat.engine.memory.disk.index import IndexedBlock
-from kvchat.platform.values import dataclass
 from kvchat.session.lookup import SessionSummary
 from kvchat.session.tree import SessionId
 

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -15,7 +15,6 @@ from kvchat.engine.models.checkpoints.weight_files import check_model, read_conf
 from kvchat.engine.models.locate import GGUF_SUFFIX, STARTER, locate_model
 from kvchat.errors import KvchatError, ModelNotFound
 from kvchat.platform.host_memory import available_bytes
-from kvchat.platform.values import dataclass
 from kvchat.text.figures import bytes_text, count_text
 from kvchat.text.plain_text import one_line
 

@@ -3,10 +3,9 @@
 One table for what is run, what `--help` shows and what the manual page says.
 """
 
+from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
-
-from kvchat.platform.values import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,12 +4,12 @@ Typer parses the command line; the words of each option are read here, with mess
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from math import isnan
 from pathlib import Path
 from typing import Any, TypeVar, dataclass_transform, get_args
 
 from kvchat.platform.parsing import is_text
-from kvchat.platform.values import dataclass
 
 _READERS = {str: "text", Path: "path", int: "whole number", float: "number"}
 

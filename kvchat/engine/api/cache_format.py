@@ -3,11 +3,11 @@ view: `window:1024`.
 """
 
 import re
+from dataclasses import dataclass
 
 from kvchat.engine.api.config import CACHE_FORMATS
 from kvchat.engine.api.view import VIEWS, View, is_view, parse_view
 from kvchat.errors import ConfigError
-from kvchat.platform.values import dataclass
 
 EXACT = "exact"
 _RANGE = re.compile(r"(\d{1,9})(?:\s*-\s*(\d{1,9}))?")

@@ -1,11 +1,9 @@
 """Engine configuration."""
 
 from collections.abc import Callable
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-from kvchat.platform.values import dataclass
 
 if TYPE_CHECKING:
     from kvchat.platform.encryptor import Encryptor

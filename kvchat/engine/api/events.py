@@ -1,10 +1,9 @@
 """Events of a request. Immutable values that cross the thread boundary."""
 
-from dataclasses import field
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from kvchat.engine.api.ids import RequestId, SequenceId
-from kvchat.platform.values import dataclass
 
 
 class FinishReason(StrEnum):

@@ -1,8 +1,9 @@
 """Inspection requests and inspected blocks. Values."""
 
+from dataclasses import dataclass
+
 from kvchat.engine.api.ids import GroupId, SequenceId
 from kvchat.engine.api.snapshot import Tier
-from kvchat.platform.values import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,6 @@
 """Loss of a cache format on a text, against the exact cache. Values."""
 
-from kvchat.platform.values import dataclass
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,8 +4,9 @@ Over a view a sequence begins with exact blocks, which all sessions of a namespa
 blocks of its own session. Both stand in one text, so whatever passes a namespace on passes this on too.
 """
 
+from dataclasses import dataclass
+
 from kvchat.errors import InvalidRequest
-from kvchat.platform.values import dataclass
 
 _SEPARATOR = "\x1f"
 

@@ -1,7 +1,8 @@
 """Questions with one right answer about long contexts, and how they were answered: values."""
 
+from dataclasses import dataclass
+
 from kvchat.engine.api.loss import Loss
-from kvchat.platform.values import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

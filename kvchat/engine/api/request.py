@@ -1,12 +1,11 @@
 """Requests, and the seam for stop strings."""
 
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from kvchat.engine.api.ids import SequenceId
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.errors import InvalidRequest
-from kvchat.platform.values import dataclass
 
 
 class StopMatcher(Protocol):

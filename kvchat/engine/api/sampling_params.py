@@ -1,9 +1,9 @@
 """Sampling parameters of one request."""
 
+from dataclasses import dataclass
 from math import isfinite
 
 from kvchat.errors import InvalidRequest
-from kvchat.platform.values import dataclass
 
 NUM_SEEDS = 2**63
 """Seeds are in [0, NUM_SEEDS), which every generator takes."""

@@ -1,6 +1,6 @@
 """Cache state reported by a remote server."""
 
-from kvchat.platform.values import dataclass
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,12 +1,11 @@
 """The state of the cache at one moment, from the pools' own accounting. Immutable and JSON-serialisable."""
 
 import json
-from dataclasses import asdict, field
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 
 from kvchat.engine.api.config import Capacity
 from kvchat.engine.api.ids import GroupId, SequenceId
-from kvchat.platform.values import dataclass
 
 
 class Tier(StrEnum):

@@ -1,10 +1,10 @@
 """Engine status: loading, ready, failed or absent."""
 
+from dataclasses import dataclass
 from enum import StrEnum
 
 from kvchat.engine.api.server_cache import ServerCache
 from kvchat.errors import KvchatError
-from kvchat.platform.values import dataclass
 
 
 class EnginePhase(StrEnum):

@@ -5,8 +5,9 @@ keep of it what scores highest: `knorm:1024`, `keydiff:1024`, `snapkv:1024`, `sn
 keeps all and lets each step choose what it looks at: `shadow:1024` tokens, or `shadow:25%` of the prompt.
 """
 
+from dataclasses import dataclass
+
 from kvchat.errors import ConfigError
-from kvchat.platform.values import dataclass
 
 WINDOW = "window"
 SNAPKV = "snapkv"

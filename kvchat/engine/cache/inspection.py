@@ -2,7 +2,7 @@
 
 from collections import abc
 from collections.abc import Collection, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from kvchat.engine.api.ids import BlockId, BlockKey, GroupId, SequenceId, block_key
 from kvchat.engine.api.inspection import BlockPlace, InspectedBlock, InspectionRequest
@@ -10,7 +10,6 @@ from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.cache.manager import CacheManager
 from kvchat.engine.formats.pruned.view_schedule import ViewSchedule
 from kvchat.engine.sequences.sequence import Sequence
-from kvchat.platform.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)

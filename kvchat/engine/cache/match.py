@@ -7,7 +7,7 @@ needs all blocks, a sliding group those its window still covers. At least one to
 
 from collections import abc
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
 from kvchat.engine.api.ids import BlockId, BlockKey, GroupId
@@ -16,7 +16,6 @@ from kvchat.engine.cache.tiers import SlowTiers
 from kvchat.engine.formats.pruned.view_schedule import EXACT, Name, ViewSchedule
 from kvchat.engine.formats.spec import Group
 from kvchat.engine.sequences.sequence import Sequence
-from kvchat.platform.values import dataclass
 
 MOST_SIBLINGS = 16
 """In each direction. Only where all of them lack a group may a shorter run be missed: less than a block."""

@@ -4,8 +4,9 @@ Moves are carried out at once, in the order in which they were planned. Fetches 
 yet, in any order and beside everything else.
 """
 
+from dataclasses import dataclass
+
 from kvchat.engine.api.ids import BlockId, BlockKey, GroupId, SequenceId
-from kvchat.platform.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,11 +8,10 @@ have fewer tokens.
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterator, Sequence, Set
-from dataclasses import field
+from dataclasses import dataclass, field
 from itertools import islice
 
 from kvchat.engine.api.ids import BlockId, BlockKey, GroupId
-from kvchat.platform.values import dataclass
 
 
 class Siblings:

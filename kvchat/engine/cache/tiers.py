@@ -1,10 +1,10 @@
 """The slower tiers as bookkeeping sees them: what is there, not how it is read."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from kvchat.engine.api.ids import BlockKey, GroupId
-from kvchat.platform.values import dataclass
 
 
 class StoredNode(Protocol):

@@ -8,7 +8,7 @@ are verified; from then on it is found like any other.
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from itertools import chain
 
 from kvchat.engine.api.ids import BlockId, BlockKey, GroupId
@@ -17,7 +17,6 @@ from kvchat.engine.cache.device_tier import DeviceTier
 from kvchat.engine.cache.match import PrefixMatch
 from kvchat.engine.cache.plan import Fetch, Load, Promote
 from kvchat.engine.cache.prefix_index import IndexNode
-from kvchat.platform.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ Whole blocks are counted, as pools hold them, and all metadata.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from kvchat.engine.api.cache_format import parse_cache_format
 from kvchat.engine.api.config import CACHE_FORMATS
@@ -14,7 +15,6 @@ from kvchat.engine.formats.shadow.memory import beside_bytes
 from kvchat.engine.formats.spec import FullSpec, Group, LatentSpec, SlidingSpec, group_layers
 from kvchat.engine.formats.table import stored_groups
 from kvchat.errors import ConfigError
-from kvchat.platform.values import dataclass
 
 BLOCK_SIZE = 64
 FORMATS = (*CACHE_FORMATS, WINDOW, *PRUNING, f"{SNAPKV}:{PYRAMID}", SHADOW)

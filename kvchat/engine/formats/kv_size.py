@@ -4,11 +4,11 @@ Notation: L layers, H query heads, H_kv key-value heads, D head size, S tokens.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from kvchat.engine.kernels.fp8_record import Fp8Record
 from kvchat.errors import ModelUnreadable
-from kvchat.platform.values import dataclass
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 ASSUMED_DTYPE = "bfloat16"

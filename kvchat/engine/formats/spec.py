@@ -12,12 +12,11 @@ successor is full. Each of the two has pools, tables and names of its own, as an
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from kvchat.engine.api.ids import GroupId
 from kvchat.engine.kernels.fp8_record import Fp8Record
 from kvchat.engine.kernels.quantized_record import Code, QuantizedRecord, num_sealed
-from kvchat.platform.values import dataclass
 
 ITEM_BYTES = {"F32": 4, "BF16": 2, "F16": 2, "U8": 1}
 

@@ -7,7 +7,7 @@ apart from all others.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from kvchat.engine.api.cache_format import CacheFormat, SideFormat, parse_cache_format
 from kvchat.engine.api.ids import GroupId
@@ -24,7 +24,6 @@ from kvchat.engine.formats.view_spec import viewed_groups
 from kvchat.engine.kernels.fp8_record import Fp8Record
 from kvchat.engine.kernels.quantized_record import Code
 from kvchat.errors import ConfigError
-from kvchat.platform.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)

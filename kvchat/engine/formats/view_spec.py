@@ -5,6 +5,7 @@ Behind a shadow there are none: all blocks stay, and each step chooses what it l
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from kvchat.engine.api.view import SHADOW, WINDOW, View
 from kvchat.engine.formats.shadow.settings import (
@@ -17,7 +18,6 @@ from kvchat.engine.formats.shadow.settings import (
 )
 from kvchat.engine.formats.spec import ITEM_BYTES, FullSpec, Group, LatentSpec, group_layers
 from kvchat.errors import ConfigError
-from kvchat.platform.values import dataclass
 
 BETA = 20
 """The last layer keeps about this part of the mean."""

@@ -9,14 +9,13 @@ What an earlier process has measured counts until this one has measured `LEAST_O
 
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from enum import StrEnum
 from statistics import median
 from threading import Lock
 from typing import Final
 
 from kvchat.engine.api.snapshot import Tier
-from kvchat.platform.values import dataclass
 
 WINDOW: Final = 15
 """Measurements of one kind that count."""

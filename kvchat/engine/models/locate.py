@@ -3,6 +3,7 @@ directory that can be loaded.
 """
 
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING
@@ -10,7 +11,6 @@ from typing import TYPE_CHECKING
 from kvchat import starter
 from kvchat.engine.models.checkpoints.weight_files import check_model
 from kvchat.errors import ModelError, ModelNotFound, ModelUnreadable
-from kvchat.platform.values import dataclass
 
 if TYPE_CHECKING:
     from kvchat.platform.encryptor import Encryptor

@@ -1,11 +1,11 @@
 """Bytes against loss as a picture: one dot for each format, a line through those that none is better than."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from html import escape
 from math import ceil, floor, log10
 
 from kvchat.engine.api.loss import FormatLoss
-from kvchat.platform.values import dataclass
 
 CANDIDATES = ("fp8", "int8", "k=int8,v=int4", "int4", "k=int4,v=int2", "int2")
 """What is measured where nobody says what."""

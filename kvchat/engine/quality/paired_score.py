@@ -5,9 +5,9 @@ Questions about one context stand or fall together, so whole contexts are drawn 
 
 import random
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from kvchat.engine.api.recall import FormatMarks, Item
-from kvchat.platform.values import dataclass
 
 CONFIDENCE = 0.95
 NUM_DRAWS = 2000

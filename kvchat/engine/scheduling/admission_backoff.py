@@ -7,11 +7,11 @@ it is copied, so what it saves in tokens it takes in the block of the copy.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from kvchat.engine.api.ids import BlockKey, GroupId, RequestId
 from kvchat.engine.cache.manager import CacheManager
 from kvchat.engine.sequences.completion import Completion
-from kvchat.platform.values import dataclass
 
 Rank = tuple[int, int]
 

@@ -8,7 +8,7 @@ goes back to the queue; what it had computed stays cached as long as there is ro
 
 from collections import Counter, abc
 from collections.abc import Mapping
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from kvchat.engine.api.events import Loaded
@@ -21,7 +21,6 @@ from kvchat.engine.scheduling.admission_backoff import AdmissionBackoff
 from kvchat.engine.sequences.batch import Batch, Chunk, ShadowedPrompt
 from kvchat.engine.sequences.completion import Completion
 from kvchat.engine.sequences.sequence import Sequence
-from kvchat.platform.values import dataclass
 
 
 class ReservedTokens(Protocol):

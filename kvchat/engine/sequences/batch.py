@@ -1,8 +1,9 @@
 """Batch: what one step computes, in ints and tuples, no tensors."""
 
+from dataclasses import dataclass
+
 from kvchat.engine.api.ids import GroupId, RequestId, SequenceId
 from kvchat.engine.cache.plan import Move, Prune, TableChange
-from kvchat.platform.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)

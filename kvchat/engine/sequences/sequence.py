@@ -1,11 +1,10 @@
 """A live sequence: token ids, how many of them are computed, and one block table per group."""
 
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from kvchat.engine.api.ids import BlockId, BlockKey, GroupId, SequenceId, block_key
 from kvchat.engine.formats.pruned.view_schedule import EXACT, Name, ViewSchedule
 from kvchat.engine.formats.spec import Group
-from kvchat.platform.values import dataclass
 
 
 @dataclass(slots=True)

@@ -1,7 +1,7 @@
 """In-flight loads: carried out by the reader, published as they land, ended when nobody waits."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from kvchat.engine.api.ids import BlockKey, GroupId
@@ -12,7 +12,6 @@ from kvchat.engine.cache.plan import Move
 from kvchat.engine.cache.transfer import LoadUnit, Transfer, Transfers
 from kvchat.engine.memory.rates import Direction, Rates
 from kvchat.engine.memory.reader import Job, Landed
-from kvchat.platform.values import dataclass
 
 
 class BlockReader(Protocol):

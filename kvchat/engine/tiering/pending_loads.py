@@ -1,14 +1,13 @@
 """Pending loads: what is held for requests that wait for stored blocks, until they are admitted."""
 
 from collections.abc import Iterator
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from kvchat.engine.api.events import LoadEstimate
 from kvchat.engine.api.ids import BlockKey, RequestId
 from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.sequences.completion import Completion
 from kvchat.engine.tiering.in_flight_loads import InFlightLoad, InFlightLoads
-from kvchat.platform.values import dataclass
 
 
 @dataclass(slots=True, eq=False)

@@ -9,6 +9,7 @@ It holds a version, and the records, the newest last (see `kept_file`).
 
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
@@ -16,7 +17,6 @@ from typing import Any, Final
 from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.memory.rates import WINDOW, Direction, Measured, Rates, Samples
 from kvchat.platform.persisted_file import read_kept, write_kept
-from kvchat.platform.values import dataclass
 
 FILE_NAME: Final = "rates"
 VERSION: Final = 1

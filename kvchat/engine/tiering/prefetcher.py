@@ -4,11 +4,12 @@ One at a time, in room that nobody holds, and behind everything that a request w
 stays cached when the request changes.
 """
 
+from dataclasses import dataclass
+
 from kvchat.engine.api.ids import BlockKey, SequenceId, chain_keys
 from kvchat.engine.cache.manager import CacheManager
 from kvchat.engine.sequences.sequence import Sequence
 from kvchat.engine.tiering.in_flight_loads import InFlightLoad, InFlightLoads
-from kvchat.platform.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ session renders its whole text anew.
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from datetime import datetime
 from math import isfinite
 from pathlib import Path
@@ -15,7 +15,6 @@ from time import time
 from typing import Any
 
 from kvchat.errors import BundleError
-from kvchat.platform.values import dataclass
 from kvchat.session.database.statements import one_line, title_of
 from kvchat.session.store import new_session_id, new_turn_id
 from kvchat.session.tree import MAIN, Branch, BranchName, Finish, Role, Session, Turn, TurnId

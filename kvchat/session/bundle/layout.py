@@ -1,9 +1,8 @@
 """Block layout as a bundle declares it, and tails without their empty slots."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import prod
-
-from kvchat.platform.values import dataclass
 
 ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2, "U8": 1}
 

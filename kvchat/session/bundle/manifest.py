@@ -1,11 +1,10 @@
 """Manifest of a bundle: the session, its branches and its model, ahead of turns and blocks."""
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
-from kvchat.platform.values import dataclass
 from kvchat.session.bundle.fields import Fields
 from kvchat.session.bundle.layout import ITEM_BYTES, BundleLayout, BundleRegion
 from kvchat.session.timestamps import LATEST

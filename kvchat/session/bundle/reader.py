@@ -8,12 +8,12 @@ import os
 import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 from kvchat.engine.api.ids import BlockKey, block_key, from_u32le, root_key
 from kvchat.errors import BundleError
-from kvchat.platform.values import dataclass
 from kvchat.session.bundle.fields import Fields
 from kvchat.session.bundle.layout import padded, payload_bytes
 from kvchat.session.bundle.manifest import BundleModel, Manifest, read_manifest

@@ -23,11 +23,11 @@ import json
 import re
 import struct
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, BinaryIO
 
 from kvchat.errors import BundleError
-from kvchat.platform.values import dataclass
 
 MAGIC = b"\x93kvchat bundle\n\x1a"
 VERSION = 1

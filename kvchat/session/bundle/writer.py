@@ -3,13 +3,13 @@
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
 from kvchat.engine.api.ids import BlockKey
 from kvchat.errors import StorageError
 from kvchat.platform.directories import sync
-from kvchat.platform.values import dataclass
 from kvchat.session.bundle.layout import trimmed
 from kvchat.session.bundle.manifest import Manifest, manifest_header
 from kvchat.session.bundle.record import BLOCK, END, META, TURN, RecordWriter

@@ -7,11 +7,11 @@ which confirms a value among the possible ones.
 
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from hashlib import blake2b
 from operator import ne
 from typing import Any
 
-from kvchat.platform.values import dataclass
 from kvchat.session.tree import MessagePart
 
 Row = Mapping[str, Any] | sqlite3.Row

@@ -10,12 +10,12 @@ import sqlite3
 from base64 import b64decode, b64encode
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from kvchat.errors import EncryptionError, StorageError
 from kvchat.platform.encryptor import DecryptionFailed, Encryptor
-from kvchat.platform.values import dataclass
 from kvchat.session.database import schema
 from kvchat.session.database.damage import DamageFound
 from kvchat.session.database.table_layout import ENCRYPTED_MARK, PLAIN, Tables, is_encrypted

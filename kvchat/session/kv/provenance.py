@@ -3,10 +3,10 @@
 import re
 import secrets
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 
 from kvchat.engine.api.namespace import Namespace
-from kvchat.platform.values import dataclass
 from kvchat.session.tree import Role, Session, Turn, Verdict, live_part
 
 _NAMESPACE = re.compile(r"(?P<to>.+)<-(?P<source>[^<:]+):(?P<fingerprint>[0-9a-f]{64}):(?P<nonce>[0-9a-f]+)")

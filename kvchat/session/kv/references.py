@@ -5,10 +5,9 @@ holds, and errs on the side of keeping: a whole tree counts under every fingerpr
 """
 
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from kvchat.engine.api.ids import KEY_BYTES, BlockKey, block_key, root_key, u32le
-from kvchat.platform.values import dataclass
 from kvchat.session.kv.provenance import origin_of
 from kvchat.session.store import SessionStore
 from kvchat.session.tree import SessionId, Turn, TurnId

@@ -1,10 +1,10 @@
 """Paths of a session's tree as token ids, and the stored blocks on each."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from kvchat.engine.api.ids import BlockKey, GroupId, block_key
-from kvchat.platform.values import dataclass
 from kvchat.session.tree import Turn, TurnId
 
 

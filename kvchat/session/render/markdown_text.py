@@ -7,13 +7,13 @@ picture that a reader's program would fetch, and no link that runs something.
 
 import re
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 from kvchat.platform.printable_text import clean_text, one_line
-from kvchat.platform.values import dataclass
 from kvchat.session.tree import Role
 
 SPEAKERS = {Role.USER: "you", Role.ASSISTANT: "kvchat"}

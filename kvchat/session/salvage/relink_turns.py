@@ -6,9 +6,9 @@ for one that is gone, so that the gap is shown and what follows it is found.
 
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from kvchat.platform.values import dataclass
 from kvchat.session.database import digests, rows, statements
 from kvchat.session.tree import Finish, MessagePart, Role
 

@@ -11,6 +11,7 @@ import sqlite3
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, suppress
+from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,7 +19,6 @@ from tempfile import TemporaryDirectory
 from kvchat.errors import StorageError
 from kvchat.platform import sqlite_files
 from kvchat.platform.directories import sync
-from kvchat.platform.values import dataclass
 from kvchat.platform.writers import Writers
 from kvchat.session.database import rows
 from kvchat.session.database.backups import alone, backup_paths, beside, has_backup

@@ -6,10 +6,10 @@ them then. So a damaged first page is replaced by one of two others, and the con
 
 from collections.abc import Mapping, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from sqlite3 import connect
 
-from kvchat.platform.values import dataclass
 from kvchat.session.salvage.page import PAGE_BYTES
 
 _INDEX_PAGES = (2, 10)

@@ -14,12 +14,11 @@ Source: "The SQLite database file format", section 4.
 
 import struct
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from operator import eq, ne
 from typing import BinaryIO
 
-from kvchat.platform.values import dataclass
 from kvchat.session.salvage.page import PAGE_BYTES, can_be_page
 
 _HEADER_BYTES = 32

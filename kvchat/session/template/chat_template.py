@@ -12,6 +12,7 @@ common: an answer's content appears in the rendering, and the new message behind
 import json
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,6 @@ from typing import Any
 import jinja2
 
 from kvchat.errors import ModelUnreadable, UnsupportedModel
-from kvchat.platform.values import dataclass
 from kvchat.session.template.jinja import JinjaTemplate, TemplateRefusal
 from kvchat.session.template.text_stream import StopStrings, TextStream
 from kvchat.session.template.tokenizer import ANSWER_MARK, ChatTokenizer

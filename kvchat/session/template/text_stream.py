@@ -3,9 +3,9 @@
 import codecs
 import copy
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
-from kvchat.platform.values import dataclass
 from kvchat.session.template.tokenizer import ChatTokenizer
 
 

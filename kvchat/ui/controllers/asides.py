@@ -3,14 +3,13 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from kvchat.chat.events import EditCost
 from kvchat.engine.api.snapshot import CacheSnapshot
 from kvchat.errors import KvchatError
-from kvchat.platform.values import dataclass
 from kvchat.session.tree import SessionId
 from kvchat.text.cache_usage import in_bytes, price_words
 from kvchat.text.figures import plural

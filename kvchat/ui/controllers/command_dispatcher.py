@@ -2,12 +2,11 @@
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from kvchat.errors import KvchatError
-from kvchat.platform.values import dataclass
 from kvchat.session.tree import BranchName, Role, SessionId, Turn, TurnId, nth_last_question
 from kvchat.text.cache_miss import why_words
 from kvchat.text.figures import plural

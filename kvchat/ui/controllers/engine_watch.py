@@ -1,14 +1,13 @@
 """Reads the engine's state again and again and draws it: cache panel and status bar."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from time import monotonic
 from typing import TYPE_CHECKING
 
 from kvchat.app.host import EngineView
 from kvchat.engine.api.snapshot import CacheSnapshot, SequenceUsage
 from kvchat.engine.api.status import EnginePhase, EngineStatus
-from kvchat.platform.values import dataclass
 from kvchat.session.tree import Session
 from kvchat.text.trust import trust_words
 from kvchat.ui.key_names import key_name

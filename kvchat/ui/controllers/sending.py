@@ -3,11 +3,11 @@
 import asyncio
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from kvchat.errors import KvchatError
-from kvchat.platform.values import dataclass
 from kvchat.session.tree import Turn, TurnId
 from kvchat.text.attachments import Attachment, before_message, read_attachment
 from kvchat.text.plain_text import one_line

@@ -1,6 +1,7 @@
 """Action menu: what can be done with one thing, a line and a key for each."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from rich.cells import cell_len
@@ -12,7 +13,6 @@ from textual.style import Style
 from textual.widgets import OptionList, Static
 from textual.widgets.option_list import Option
 
-from kvchat.platform.values import dataclass
 from kvchat.ui.screens.deferred import DeferredScreen
 
 

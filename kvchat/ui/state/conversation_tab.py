@@ -2,13 +2,12 @@
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from kvchat.app.turn_feed import FeedEvent, TurnFailed, TurnFeed
 from kvchat.chat.events import TurnFinished, TurnStarted
 from kvchat.errors import PoolExhausted
-from kvchat.platform.values import dataclass
 from kvchat.session.tree import SessionId, Turn, TurnId
 from kvchat.ui.state.pending_turn import PendingTurn
 

@@ -2,10 +2,9 @@
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from kvchat.engine.api.snapshot import CacheSnapshot, MovedBytes, Tier
-from kvchat.platform.values import dataclass
 
 _WINDOW_S = 2.0
 _MIN_SPAN_S = 0.3

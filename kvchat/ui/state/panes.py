@@ -1,6 +1,6 @@
 """Pane widths that fit a terminal."""
 
-from kvchat.platform.values import dataclass
+from dataclasses import dataclass
 
 _SESSIONS_WIDTH = 30
 _WIDE_SESSIONS_WIDTH = 42

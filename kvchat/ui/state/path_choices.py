@@ -1,9 +1,8 @@
 """Files that a beginning may become, while it is typed."""
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
-
-from kvchat.platform.values import dataclass
 
 _MOST = 50
 _MOST_SEEN = 5_000

@@ -1,11 +1,11 @@
 """A turn that waits to be run."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from kvchat.chat.events import ChatEvent
-from kvchat.platform.values import dataclass
 from kvchat.session.tree import TurnId
 
 if TYPE_CHECKING:

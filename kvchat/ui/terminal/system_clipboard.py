@@ -4,9 +4,8 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from shutil import which
-
-from kvchat.platform.values import dataclass
 
 _PATIENCE_S = 2.0
 OSC_52 = "the terminal (OSC 52)"

@@ -1,5 +1,6 @@
 """Search field above a list that follows it."""
 
+from dataclasses import dataclass
 from typing import ClassVar
 
 from textual.binding import Binding, BindingType
@@ -7,8 +8,6 @@ from textual.geometry import Size
 from textual.message import Message
 from textual.reactive import Reactive
 from textual.widgets import Input
-
-from kvchat.platform.values import dataclass
 
 
 class FindField(Input):

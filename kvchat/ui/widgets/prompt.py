@@ -1,6 +1,7 @@
 """The prompt: many lines, history, slash commands that only typing can run."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import ClassVar
 
 from textual import events
@@ -10,7 +11,6 @@ from textual.message import Message
 from textual.style import Style
 from textual.widgets import Static, TextArea
 
-from kvchat.platform.values import dataclass
 from kvchat.text.attachments import is_long, looks_binary, tidy
 from kvchat.text.plain_text import clean_text
 from kvchat.ui.commands import SlashCommand, completions, message_text

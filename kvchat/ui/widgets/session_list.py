@@ -1,7 +1,7 @@
 """The sessions on the left, with their branches and what was found in them."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from textual.binding import Binding, BindingType
@@ -14,7 +14,6 @@ from textual.timer import Timer
 from textual.widgets import OptionList
 from textual.widgets.option_list import Option
 
-from kvchat.platform.values import dataclass
 from kvchat.session.tree import BranchName, SessionId, TurnId
 from kvchat.ui.widgets.session_rows import (
     SessionLine,

@@ -1,12 +1,11 @@
 """The session list's content: sessions, branches and search hits in, lines out. Pure."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from rich.cells import cell_len
 
 from kvchat.app.host import KvOnDisk
-from kvchat.platform.values import dataclass
 from kvchat.session.lookup import SearchHit
 from kvchat.session.tree import Branch, BranchName, Session, SessionId, TurnId
 from kvchat.text.figures import age_text, short_bytes_text, tiny_bytes_text

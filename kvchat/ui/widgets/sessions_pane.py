@@ -1,5 +1,6 @@
 """The left pane: a field to find sessions and messages by words, and the list."""
 
+from dataclasses import dataclass
 from typing import ClassVar
 
 from textual.app import ComposeResult
@@ -7,7 +8,6 @@ from textual.containers import Vertical
 from textual.message import Message
 from textual.widgets import Input, Static
 
-from kvchat.platform.values import dataclass
 from kvchat.ui.widgets.find_field import FindField
 from kvchat.ui.widgets.session_list import SessionList
 

@@ -1,12 +1,13 @@
 """The last line: context, reuse, room, speed, and what the engine does."""
 
+from dataclasses import dataclass
+
 from textual.content import Content
 from textual.widgets import Static
 
 from kvchat.engine.api.server_cache import ServerCache
 from kvchat.engine.api.snapshot import CacheSnapshot
 from kvchat.engine.api.status import EnginePhase, EngineStatus
-from kvchat.platform.values import dataclass
 from kvchat.text.cache_usage import share_words
 from kvchat.text.figures import gauge, percent_text, rate_text, short_count_text
 from kvchat.text.plain_text import fitted, one_line

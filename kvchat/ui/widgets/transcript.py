@@ -1,6 +1,7 @@
 """The conversation: questions and answers from the root to the leaf that is open."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from time import thread_time
 from typing import ClassVar, Final, Self
 
@@ -15,7 +16,6 @@ from textual.scrollbar import ScrollBar
 from textual.widget import Widget
 from textual.widgets import Static
 
-from kvchat.platform.values import dataclass
 from kvchat.session.tree import Role, Session, Turn, TurnId
 from kvchat.text.attachments import shown_message
 from kvchat.text.figures import plural

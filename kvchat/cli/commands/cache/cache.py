@@ -1,7 +1,7 @@
 """`kvchat cache`: what the blocks on disk amount to. Loads no model."""
 
 from contextlib import closing
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from shutil import disk_usage
 from typing import Annotated, ClassVar
@@ -21,7 +21,6 @@ from kvchat.engine.models.checkpoints.prepared import PREPARED_DIR, prepared_byt
 from kvchat.errors import StorageError, UsageError
 from kvchat.platform.encryptor import Encryptor
 from kvchat.platform.parsing import parse_size
-from kvchat.platform.values import dataclass
 from kvchat.text.figures import bytes_text, plural
 from kvchat.text.plain_text import one_line
 

@@ -1,12 +1,11 @@
 """Cache of a remote server, for `kvchat cache status`. Loads no model."""
 
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 
 from kvchat.app.config import RemoteSettings
 from kvchat.engine.api.server_cache import ServerCache
 from kvchat.errors import RemoteError
-from kvchat.platform.values import dataclass
 from kvchat.text.cache_usage import request_words, reuse_words, share_words
 
 _UNTOLD = "its /metrics tell nothing of one; vLLM, SGLang, llama.cpp and `kvchat serve` report theirs"

@@ -1,6 +1,6 @@
 """Disk speed and models on disk, as `kvchat doctor` reports them, at little cost."""
 
-from dataclasses import field
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
@@ -13,7 +13,6 @@ from kvchat.engine.models.locate import STARTER
 from kvchat.engine.tiering.persisted_rates import last_moves
 from kvchat.errors import KvchatError
 from kvchat.platform.key_file import key_path
-from kvchat.platform.values import dataclass
 from kvchat.session.database.backups import damaged_copies
 from kvchat.text.figures import bytes_text, plural
 

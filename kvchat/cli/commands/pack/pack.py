@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from time import localtime, strftime
 from typing import Annotated
 
@@ -12,7 +13,6 @@ from kvchat.cli.parser.completion import complete_pack
 from kvchat.cli.parser.option_class import Argument, option_class
 from kvchat.cli.parser.options import ListOptions
 from kvchat.engine.memory.disk.catalog import BlockCatalog
-from kvchat.platform.values import dataclass
 from kvchat.session.packs import Pack, PackStore
 from kvchat.text.figures import bytes_text, count_text
 from kvchat.text.plain_text import one_line

@@ -7,7 +7,7 @@ counted and not looked at: only exact blocks have the names that are verified he
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from random import Random
 from time import time
 from typing import TYPE_CHECKING, Annotated
@@ -36,7 +36,6 @@ from kvchat.engine.api.ids import block_key, root_key
 from kvchat.engine.memory.disk.bundle_blocks import BundleBlockStore
 from kvchat.engine.memory.disk.pinned_blocks import used_views
 from kvchat.errors import CacheError, StorageError, UsageError
-from kvchat.platform.values import dataclass
 from kvchat.session.kv.provenance import origin_of
 from kvchat.session.kv.references import References
 from kvchat.session.kv.stored_paths import PathBlock, blocks_on, leaf_paths

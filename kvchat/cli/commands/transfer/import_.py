@@ -8,6 +8,7 @@ their names say which tokens they belong to and nothing of their bytes.
 import stat
 from collections.abc import Mapping
 from contextlib import ExitStack, closing, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,7 +24,6 @@ from kvchat.engine.memory.disk.bundle_blocks import BundleBlockStore, NewBlock
 from kvchat.engine.memory.disk.io import SYSTEM, SystemFiles
 from kvchat.engine.models.identity import layouts_of, remember
 from kvchat.errors import BundleError, SessionNotFound, StorageError
-from kvchat.platform.values import dataclass
 from kvchat.session.bundle.foreign import ForeignConversation, read_transcripts
 from kvchat.session.bundle.reader import Bundle, read_blocks, read_bundle, renamed
 from kvchat.session.bundle.record import MAGIC

@@ -1,6 +1,7 @@
 """Agreement between a bundle's KV and the local model, or the differences. Loads no model."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,6 @@ from kvchat.engine.models.identity import differing, is_identity, layouts_of
 from kvchat.engine.models.locate import ModelLocation, installed_model, lasting_name
 from kvchat.engine.models.stored_dtype import stored_dtype
 from kvchat.errors import BundleError, ModelError
-from kvchat.platform.values import dataclass
 from kvchat.session.bundle.manifest import BundleModel, Manifest
 
 _DIGESTS_FILE = "weights.json"

@@ -7,7 +7,7 @@ sequence it is. No other session's prompt is ever matched with them, and the sam
 
 import secrets
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 
 from kvchat.engine.api.ids import KEY_BYTES, BlockKey, GroupId, block_key, u32le
@@ -16,7 +16,6 @@ from kvchat.engine.api.view import NUM_OBSERVED, REACH, SNAPKV, View
 from kvchat.engine.formats.shadow.settings import LEAST_WIDTH, QUERY_BLOCK, least_prompt
 from kvchat.engine.formats.spec import FullSpec, Group
 from kvchat.engine.formats.view_spec import NUM_SINK_BLOCKS, PrunedSpec, ShadowSpec, WindowSpec, viewed_groups
-from kvchat.platform.values import dataclass
 
 _TAINT_PERSON = b"kvchat.taint1"
 Hole = tuple[int, int]

@@ -6,14 +6,13 @@ GPU's lie there all, and shadows on the device.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from kvchat.engine.formats.pool_sizing import full_bytes
 from kvchat.engine.formats.shadow.settings import CHUNK_SIZE, TABLE_STEP
 from kvchat.engine.formats.spec import Group
 from kvchat.engine.formats.view_spec import ShadowSpec
 from kvchat.errors import ConfigError
-from kvchat.platform.values import dataclass
 
 COPIES = 3
 """Of a layer's keys and values while a shadow is made of them: as blocks, as rows, and on their way there."""

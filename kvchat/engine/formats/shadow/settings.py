@@ -1,8 +1,9 @@
 """Shadow settings: size and cost of a layer's shadow, and when one does not pay."""
 
+from dataclasses import dataclass
+
 from kvchat.engine.api.view import View
 from kvchat.errors import UnsupportedModel, UsageError
-from kvchat.platform.values import dataclass
 
 PIECE_LEN = 4096
 """Tokens of which are copies in float32 at a time, a multiple of every size of chunks."""

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 
@@ -17,7 +18,6 @@ from kvchat.engine.memory.disk.index import BlockName, DiskUsage, IndexedBlock, 
 from kvchat.engine.memory.disk.io import SYSTEM, Buffer, SystemFiles, storage_errors
 from kvchat.errors import BlockDamaged, BlockMissing, StorageError
 from kvchat.platform.encryptor import Encryptor
-from kvchat.platform.values import dataclass
 
 __all__ = ["BlockHeader", "DiskStore", "DiskUsage", "Region", "StoredBlock", "WrittenBytes"]
 

@@ -7,7 +7,7 @@ Where none pay nothing is drafted, but for rare steps that find out what it cost
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from kvchat.engine.api.ids import RequestId
 from kvchat.engine.sampling.speculative.acceptance import Acceptance
@@ -15,7 +15,6 @@ from kvchat.engine.sampling.speculative.ngram_index import NgramIndex
 from kvchat.engine.sampling.speculative.step_costs import StepCosts
 from kvchat.engine.sequences.batch import Batch
 from kvchat.engine.sequences.completion import Completion
-from kvchat.platform.values import dataclass
 
 MOST_DRAFTED = 15
 """Tokens of one draft: with the one before them as many rows as kernels for few rows take."""

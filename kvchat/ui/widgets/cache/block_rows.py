@@ -2,11 +2,11 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from kvchat.engine.api.ids import SequenceId
 from kvchat.engine.api.inspection import BlockPlace, InspectedBlock, InspectionRequest
 from kvchat.engine.api.snapshot import CacheSnapshot, GroupUsage, Tier
-from kvchat.platform.values import dataclass
 from kvchat.text.figures import UNKNOWN, age_text, bytes_text, count_text, plural
 from kvchat.text.plain_text import one_line, padded
 from kvchat.ui.widgets.cache.panel_rows import BranchNames

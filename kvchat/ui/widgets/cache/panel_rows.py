@@ -8,12 +8,12 @@ is said, its bar stays short.
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from math import ceil
 
 from kvchat.engine.api.ids import SequenceId
 from kvchat.engine.api.snapshot import CacheSnapshot, LayerUsage, SequenceUsage, Tier, TierUsage
-from kvchat.platform.values import dataclass
 from kvchat.text.figures import (
     UNKNOWN,
     bytes_text,
