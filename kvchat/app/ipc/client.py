@@ -4,6 +4,7 @@ import logging
 import socket
 from collections.abc import Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from threading import Thread
@@ -110,7 +111,7 @@ class EngineClientProxy:
         return self._info
 
     def submit(self, request: Request) -> IpcHandle:
-        value = plain(request) | {"stop": None}
+        value = plain(replace(request, stop=None))
         # A matcher cannot be sent; the lender makes the same one from where the answer begins.
         prompt_len = request.stop.prompt_len if isinstance(request.stop, StopStrings) else None
         handle = self._ask("submit", request=value, prompt_len=prompt_len)

@@ -11,13 +11,10 @@ A call with an id is answered, one without is not. Values are the engine's own (
 
 import json
 import socket
-import types
-from collections.abc import Callable
-from dataclasses import fields, is_dataclass
-from enum import Enum
-from functools import cache
 from threading import Lock
-from typing import Any, NewType, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar
+
+import msgspec
 
 from kvchat import errors
 from kvchat.engine.api.events import LoadPlanned, PrefillProgress, RequestFinished, TokenEmitted
@@ -69,6 +66,7 @@ class Channel:
         if not line:
             return None
         try:
+            # The standard library's JSON has numbers that are not finite, and halves of characters.
             message = json.loads(line) if line.endswith(b"\n") else None
         except (ValueError, RecursionError) as error:
             raise ProtocolError("a line that is no JSON") from error
@@ -92,11 +90,7 @@ class Channel:
 
 def plain(value: object) -> Any:
     """Return a value as JSON has it."""
-    if is_dataclass(value) and not isinstance(value, type):
-        return {one.name: plain(getattr(value, one.name)) for one in fields(value)}
-    if isinstance(value, tuple | list):
-        return [plain(one) for one in value]
-    return value.value if isinstance(value, Enum) else value
+    return msgspec.to_builtins(value)
 
 
 def restored(kind: type[T], data: object) -> T:
@@ -106,12 +100,10 @@ def restored(kind: type[T], data: object) -> T:
         ProtocolError: it is none of this type.
         InvalidRequest: it is, and refuses its own contents.
     """
-    read: Callable[[Any], T] = _reader(kind)  # type: ignore[arg-type]  # types are hashable
     try:
-        value = read(data)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise ProtocolError(f"no {getattr(kind, '__name__', kind)}") from error
-    return value
+        return msgspec.convert(data, kind)
+    except msgspec.ValidationError as error:
+        raise ProtocolError(f"no {getattr(kind, '__name__', kind)}: {error}") from error
 
 
 def plain_error(error: errors.KvchatError) -> dict[str, object]:
@@ -130,49 +122,3 @@ def restored_error(data: object) -> errors.KvchatError:
         return errors.PoolExhausted(str(data.get("message")), formats)
     is_known = isinstance(kind, type) and issubclass(kind, errors.KvchatError)
     return (kind if is_known and kind is not None else errors.EngineFailed)(str(data.get("message")))
-
-
-@cache
-def _reader(kind: Any) -> Callable[[Any], Any]:
-    """Return what makes a value of a type out of JSON."""
-    if isinstance(kind, NewType):
-        return _reader(kind.__supertype__)
-    origin, inner = get_origin(kind), get_args(kind)
-    if origin in (Union, types.UnionType):
-        return _optional_reader(inner)
-    if origin is tuple:
-        return _tuple_reader(inner)
-    if isinstance(kind, type) and is_dataclass(kind):
-        return _object_reader(kind)
-    if isinstance(kind, type) and issubclass(kind, Enum):
-        return kind
-    return lambda data: _checked(kind, data)
-
-
-def _object_reader(kind: type) -> Callable[[Any], Any]:
-    hints = get_type_hints(kind)
-    readers = {one.name: _reader(hints[one.name]) for one in fields(kind)}
-    return lambda data: kind(**{name: readers[name](value) for name, value in data.items()})
-
-
-def _optional_reader(kinds: tuple[Any, ...]) -> Callable[[Any], Any]:
-    [kind] = [kind for kind in kinds if kind is not type(None)]
-    read = _reader(kind)
-    return lambda data: None if data is None else read(data)
-
-
-def _tuple_reader(inner: tuple[Any, ...]) -> Callable[[Any], Any]:
-    if inner[-1] is Ellipsis:
-        read = _reader(inner[0])
-        # Token ids are most of what is sent; their own type checks them.
-        return tuple if inner[0] is int else lambda data: tuple(map(read, data))
-    readers = [_reader(kind) for kind in inner]
-    return lambda data: tuple(read(one) for read, one in zip(readers, data, strict=True))
-
-
-def _checked(kind: Any, data: Any) -> Any:
-    if kind is float and type(data) is int:
-        return float(data)
-    if type(data) is not kind:
-        raise TypeError(f"{data!r} is no {kind}")
-    return data

@@ -127,12 +127,11 @@ def test_a_value_is_the_same_on_the_other_side(value: Any) -> None:
 @pytest.mark.parametrize(
     ("change", "refusal"),
     [
-        ({"token_ids": "many"}, InvalidRequest),
-        ({"token_ids": [1, None]}, InvalidRequest),
+        ({"token_ids": "many"}, ProtocolError),
+        ({"token_ids": [1, None]}, ProtocolError),
         ({"token_ids": 5}, ProtocolError),
         ({"owner": 5}, ProtocolError),
         ({"sequence": "x"}, ProtocolError),
-        ({"no_such_field": 1}, ProtocolError),
         ({"sampling": {"temperature": "hot"}}, ProtocolError),
         ({"sampling": {"max_tokens": 0}}, InvalidRequest),
     ],

@@ -11,6 +11,7 @@ from textual.screen import Screen
 
 from kvchat.session.tree import Finish, Role, SessionId, Turn, TurnId
 from kvchat.ui.widgets.answer import AnswerView
+from kvchat.ui.widgets.composer import Composer
 from kvchat.ui.widgets.static_text import AnswerMarkdown, Line, StaticText
 from tests.ui.harness import Window, window
 from tests.ui.scripted import ScriptedChat
@@ -161,7 +162,7 @@ async def test_the_end_stays_on_screen_where_the_conversation_has_fewer_lines_an
         await add(shown, view, "the very end")
         most = shown.transcript.region.height
         for num_lines in (3, 1, 0):
-            shown.screen.draw_lines("#queue", ["queued"] * num_lines)
+            shown.screen.query_one(Composer).draw_lines("queue", ["queued"] * num_lines)
             height = most - num_lines
             await shown.until(lambda height=height: shown.transcript.region.height == height)
             await settled(shown)
