@@ -3,9 +3,12 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from kvchat.session.bundle.fields import Fields
+from msgspec import Meta, Struct
+
+from kvchat.errors import BundleError
+from kvchat.session.bundle.fields import Digest, Name, Seconds, read_header
 from kvchat.session.bundle.layout import ITEM_BYTES, BundleLayout, BundleRegion
 from kvchat.session.timestamps import LATEST
 
@@ -16,18 +19,19 @@ MAX_GROUPS = 256
 MAX_REGIONS = 8192
 MAX_BLOCK_SIZE = 65_536
 MAX_BLOCK_BYTES = 1 << 29
-_MAX_NAME_LEN = 4096
 _MAX_SYSTEM_LEN = 1 << 24
 _MAX_DIMENSION = 1 << 24
+_PLACE = "the bundle's manifest"
+
+_Size = Annotated[int, Meta(gt=0, lt=_MAX_DIMENSION)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BundleBranch:
+class BundleBranch(Struct, frozen=True, kw_only=True):
     """A branch. `leaf` is the number of its last turn; None: it is empty."""
 
-    name: str
-    leaf: int | None
-    updated_at: float
+    name: Annotated[Name, Meta(min_length=1)]
+    leaf: Annotated[int, Meta(ge=0)] | None
+    updated_at: Seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,42 +84,66 @@ def manifest_header(manifest: Manifest) -> dict[str, object]:
     }
 
 
+class _Region(Struct, frozen=True):
+    name: Name
+    dtype: str
+    shape: tuple[_Size, _Size, _Size]
+
+
+class _Group(Struct, frozen=True):
+    id: Annotated[int, Meta(ge=0, lt=MAX_GROUPS)]
+    regions: Annotated[tuple[_Region, ...], Meta(min_length=1, max_length=MAX_REGIONS)]
+
+
+class _Model(Struct, frozen=True, kw_only=True):
+    fingerprint: Digest
+    fields: dict[str, Any] | None = None
+    block_size: Annotated[int, Meta(gt=0, le=MAX_BLOCK_SIZE)]
+    groups: Annotated[tuple[_Group, ...], Meta(max_length=MAX_GROUPS)]
+
+
+class _Header(Struct, frozen=True, kw_only=True):
+    format: Literal["kvchat.bundle"]
+    title: Name
+    system: Annotated[str, Meta(max_length=_MAX_SYSTEM_LEN)]
+    model: Name
+    created_at: Seconds
+    updated_at: Seconds
+    active_branch: Name
+    branches: Annotated[tuple[BundleBranch, ...], Meta(max_length=MAX_BRANCHES)]
+    num_turns: Annotated[int, Meta(ge=0, le=MAX_TURNS)]
+    kv: _Model | None = None
+
+
 def read_manifest(header: Mapping[str, Any]) -> Manifest:
     """Return the manifest that a META record holds.
 
     Raises:
         BundleError: a field is missing or of another type or range.
     """
-    fields = Fields(header, "the bundle's manifest")
-    if fields.text("format") != FORMAT:
-        raise fields.refuse(f"the format must be {FORMAT!r}")
-    num_turns = fields.count("num_turns", MAX_TURNS + 1)
-    branches = tuple(_branch(branch, num_turns) for branch in fields.objects("branches", MAX_BRANCHES))
-    names = {branch.name for branch in branches}
-    active = fields.text("active_branch", _MAX_NAME_LEN)
-    if len(names) != len(branches):
-        raise fields.refuse("two branches have one name")
-    if active not in names:
-        raise fields.refuse(f"there is no branch {active!r}, which is said to be the active one")
+    read = read_header(_Header, header, _PLACE)
+    names = {branch.name for branch in read.branches}
+    if not all(name.isprintable() for name in names):
+        raise BundleError(f"{_PLACE}: a branch needs a name of visible characters")
+    if len(names) != len(read.branches):
+        raise BundleError(f"{_PLACE}: two branches have one name")
+    if read.active_branch not in names:
+        raise BundleError(
+            f"{_PLACE}: there is no branch {read.active_branch!r}, which is said to be the active one"
+        )
+    for branch in read.branches:
+        if branch.leaf is not None and branch.leaf >= read.num_turns:
+            raise BundleError(f"{_PLACE}: the leaf of branch {branch.name!r} is none of its turns")
     return Manifest(
-        title=fields.text("title", _MAX_NAME_LEN),
-        system=fields.text("system", _MAX_SYSTEM_LEN),
-        model=fields.text("model", _MAX_NAME_LEN),
-        created_at=fields.seconds("created_at"),
-        updated_at=fields.seconds("updated_at"),
-        active_branch=active,
-        branches=branches,
-        num_turns=num_turns,
-        kv=_model(fields.within("kv")) if fields.has("kv") else None,
-    )
-
-
-def _branch(fields: Fields, num_turns: int) -> BundleBranch:
-    name = fields.text("name", _MAX_NAME_LEN)
-    if not name or not name.isprintable():
-        raise fields.refuse("a branch needs a name of visible characters")
-    return BundleBranch(
-        name=name, leaf=fields.count_or_none("leaf", num_turns), updated_at=fields.seconds("updated_at")
+        title=read.title,
+        system=read.system,
+        model=read.model,
+        created_at=read.created_at,
+        updated_at=read.updated_at,
+        active_branch=read.active_branch,
+        branches=read.branches,
+        num_turns=read.num_turns,
+        kv=None if read.kv is None else _model(read.kv),
     )
 
 
@@ -137,40 +165,29 @@ def _model_values(model: BundleModel) -> dict[str, object]:
     }
 
 
-def _model(fields: Fields) -> BundleModel:
-    block_size = fields.count("block_size", MAX_BLOCK_SIZE + 1, least=1)
-    layouts: dict[int, BundleLayout] = {}
-    for group in fields.objects("groups", MAX_GROUPS):
-        number = group.count("id", MAX_GROUPS)
-        if number in layouts:
-            raise group.refuse(f"group {number} occurs twice")
-        layouts[number] = _layout(group, block_size)
+def _model(read: _Model) -> BundleModel:
+    layouts = {group.id: _layout(group, read.block_size) for group in read.groups}
+    if len(layouts) != len(read.groups):
+        raise BundleError(f"{_PLACE}: a group occurs twice")
     return BundleModel(
-        fingerprint=fields.digest("fingerprint"),
-        fields=fields.mapping("fields") if fields.has("fields") else None,
-        block_size=block_size,
+        fingerprint=bytes.fromhex(read.fingerprint),
+        fields=read.fields,
+        block_size=read.block_size,
         layouts=layouts,
     )
 
 
-def _layout(fields: Fields, block_size: int) -> BundleLayout:
-    layout = tuple(_region(region, block_size) for region in fields.objects("regions", MAX_REGIONS))
-    if not layout or len({region.name for region in layout}) != len(layout):
-        raise fields.refuse("a group needs regions, each with a name of its own")
-    if sum(region.num_bytes for region in layout) > MAX_BLOCK_BYTES:
-        raise fields.refuse(f"a block of it would have more than {MAX_BLOCK_BYTES} bytes")
-    return layout
-
-
-def _region(fields: Fields, block_size: int) -> BundleRegion:
-    dtype = fields.text("dtype")
-    shape = fields.items("shape", 3)
-    if dtype not in ITEM_BYTES:
-        raise fields.refuse(f"the type {dtype!r} is none of {', '.join(ITEM_BYTES)}")
-    if len(shape) != 3 or not all(type(size) is int and 0 < size < _MAX_DIMENSION for size in shape):
-        raise fields.refuse("a shape is heads, slots, numbers: three whole numbers above 0")
-    if shape[1] not in (1, block_size):
-        raise fields.refuse(f"a region has {shape[1]} slots, and a block {block_size}")
-    if prod(shape) > MAX_BLOCK_BYTES:
-        raise fields.refuse(f"it would have more than {MAX_BLOCK_BYTES} bytes")
-    return BundleRegion(name=fields.text("name", _MAX_NAME_LEN), dtype=dtype, shape=tuple(shape))
+def _layout(group: _Group, block_size: int) -> BundleLayout:
+    place = f"{_PLACE}, group {group.id}"
+    if len({region.name for region in group.regions}) != len(group.regions):
+        raise BundleError(f"{place}: a group needs regions, each with a name of its own")
+    for region in group.regions:
+        if region.dtype not in ITEM_BYTES:
+            raise BundleError(f"{place}: the type {region.dtype!r} is none of {', '.join(ITEM_BYTES)}")
+        if region.shape[1] not in (1, block_size):
+            raise BundleError(f"{place}: a region has {region.shape[1]} slots, and a block {block_size}")
+    if sum(prod(region.shape) * ITEM_BYTES[region.dtype] for region in group.regions) > MAX_BLOCK_BYTES:
+        raise BundleError(f"{place}: a block of it would have more than {MAX_BLOCK_BYTES} bytes")
+    return tuple(
+        BundleRegion(name=region.name, dtype=region.dtype, shape=region.shape) for region in group.regions
+    )

@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from msgspec import Struct
+
 from kvchat.engine.api.ids import BlockKey, block_key, from_u32le, root_key
 from kvchat.errors import BundleError
-from kvchat.session.bundle.fields import Fields
+from kvchat.session.bundle.fields import Count, Digest, read_header
 from kvchat.session.bundle.layout import padded, payload_bytes
 from kvchat.session.bundle.manifest import BundleModel, Manifest, read_manifest
 from kvchat.session.bundle.record import BLOCK, END, META, TURN, Record, RecordReader
@@ -197,18 +199,29 @@ class _BlockCheck:
         self._seen.add((key, block.group))
 
 
+class _Block(Struct, frozen=True):
+    num_tokens: Count
+    group: Count
+    parent: Digest
+
+
+class _End(Struct, frozen=True):
+    num_turns: Count
+    num_blocks: Count
+
+
 def _block(record: Record, kv: BundleModel) -> BundleBlock:
-    fields = Fields(record.header, "a block")
-    num_tokens = fields.count("num_tokens", kv.block_size + 1, least=1)
-    group = fields.count("group")
-    layout = kv.layouts.get(group)
+    read = read_header(_Block, record.header, "a block")
+    num_tokens, layout = read.num_tokens, kv.layouts.get(read.group)
     if layout is None:
-        raise fields.refuse(f"there is no group {group}")
+        raise BundleError(f"a block: there is no group {read.group}")
+    if not 0 < num_tokens <= kv.block_size:
+        raise BundleError(f"a block: num_tokens must be from 1 to {kv.block_size}")
     if len(record.body) != 4 * num_tokens + payload_bytes(layout, num_tokens):
-        raise fields.refuse(f"{len(record.body)} bytes are not those of {num_tokens} tokens")
+        raise BundleError(f"a block: {len(record.body)} bytes are not those of {num_tokens} tokens")
     return BundleBlock(
-        group=group,
-        parent=BlockKey(fields.digest("parent")),
+        group=read.group,
+        parent=BlockKey(bytes.fromhex(read.parent)),
         token_ids=tuple(from_u32le(record.body[: 4 * num_tokens])),
         payload=padded(record.body[4 * num_tokens :], layout, num_tokens),
     )
@@ -225,9 +238,9 @@ def _is(kind: str, record: Record) -> Record:
 
 
 def _check_end(record: Record, records: RecordReader, *, num_turns: int, num_blocks: int) -> None:
-    fields = Fields(record.header, "the end")
-    if (fields.count("num_turns"), fields.count("num_blocks")) != (num_turns, num_blocks):
-        raise fields.refuse("it counts other turns or blocks than there are")
+    end = read_header(_End, record.header, "the end")
+    if (end.num_turns, end.num_blocks) != (num_turns, num_blocks):
+        raise BundleError("the end: it counts other turns or blocks than there are")
     records.expect_end()
 
 

@@ -182,7 +182,8 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
         raise ValueError("a name occurs twice")
-    return found
+    # Half a surrogate pair is no text, though JSON can write one.
+    return {name: one.encode(errors="replace").decode() if type(one) is str else one for name, one in pairs}
 
 
 def _refuse_constant(name: str) -> None:

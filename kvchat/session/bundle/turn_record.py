@@ -5,17 +5,51 @@ bundle is imported, so that importing it twice makes two sessions.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
-from typing import Any
+from dataclasses import asdict, fields
+from typing import Annotated, Any
+
+from msgspec import Meta, Struct, structs
 
 from kvchat.engine.api.events import Loaded, Timings, Usage
 from kvchat.engine.api.ids import from_u32le, u32le
-from kvchat.session.bundle.fields import Fields
+from kvchat.errors import BundleError
+from kvchat.session.bundle.fields import Count, Seconds, read_header
 from kvchat.session.timestamps import LATEST
 from kvchat.session.tree import Backend, Finish, Role, SessionId, Turn, TurnId
 
-_MAX_NAME_LEN = 200
-_MAX_URL_LEN = 2000
+_Name = Annotated[str, Meta(max_length=200)]
+
+
+class _Backend(Struct, frozen=True):
+    url: Annotated[str, Meta(max_length=2000)]
+    counts_tokens: bool
+    counts_cached: bool
+
+
+class _Timings(Struct, frozen=True):
+    queued_s: Seconds
+    ttft_s: Seconds | None
+    total_s: Seconds
+    decode_tokens_per_s: Seconds | None
+
+
+class _Header(Struct, frozen=True, kw_only=True):
+    parent: Annotated[int, Meta(ge=0)] | None
+    role: Role
+    text: str
+    reasoning: str
+    has_ids: bool
+    finish: Finish
+    created_at: Seconds
+    model: _Name
+    fingerprint: _Name
+    tokenizer: _Name
+    exact: bool
+    starts_over: bool
+    usage: dict[str, Count | None]
+    loaded: dict[str, Count | None]
+    timings: _Timings
+    backend: _Backend | None = None
 
 
 def turn_header(turn: Turn, numbers: Mapping[TurnId, int]) -> dict[str, object]:
@@ -60,60 +94,38 @@ def read_turn(
         BundleError: a field is missing or of another type or range.
     """
     number = len(turn_ids) - 1
-    fields = Fields(header, f"turn {number}")
-    parent = fields.count_or_none("parent", number)
-    has_ids = fields.flag("has_ids")
-    if len(body) % 4 or (body and not has_ids):
-        raise fields.refuse("its token ids must be whole 32-bit numbers")
-    finish = _one_of(fields, "finish", Finish)
-    if finish is Finish.PARTIAL:
-        raise fields.refuse("it must have ended")
+    place = f"turn {number}"
+    read = read_header(_Header, header, place)
+    if read.parent is not None and read.parent >= number:
+        raise BundleError(f"{place}: its parent must be a turn before it")
+    if len(body) % 4 or (body and not read.has_ids):
+        raise BundleError(f"{place}: its token ids must be whole 32-bit numbers")
+    if read.finish is Finish.PARTIAL:
+        raise BundleError(f"{place}: it must have ended")
+    backend = read.backend
     return Turn(
         id=turn_ids[-1],
         session_id=session_id,
-        parent_id=None if parent is None else turn_ids[parent],
-        role=_one_of(fields, "role", Role),
-        text=fields.text("text"),
-        reasoning=fields.text("reasoning"),
-        token_ids=tuple(from_u32le(body)) if has_ids else None,
-        finish=finish,
-        created_at=fields.seconds("created_at"),
-        model=fields.text("model", _MAX_NAME_LEN),
-        fingerprint=fields.text("fingerprint", _MAX_NAME_LEN),
-        tokenizer=fields.text("tokenizer", _MAX_NAME_LEN),
-        usage=_counts(fields.within("usage"), Usage),
-        loaded=_counts(fields.within("loaded"), Loaded),
-        timings=_timings(fields.within("timings")),
-        exact=fields.flag("exact"),
-        starts_over=fields.flag("starts_over"),
-        backend=_backend(fields.within("backend")) if fields.has("backend") else None,
+        parent_id=None if read.parent is None else turn_ids[read.parent],
+        role=read.role,
+        text=read.text,
+        reasoning=read.reasoning,
+        token_ids=tuple(from_u32le(body)) if read.has_ids else None,
+        finish=read.finish,
+        created_at=read.created_at,
+        model=read.model,
+        fingerprint=read.fingerprint,
+        tokenizer=read.tokenizer,
+        usage=Usage(**_known(read.usage, Usage)),
+        loaded=Loaded(**_known(read.loaded, Loaded)),
+        timings=Timings(**structs.asdict(read.timings)),
+        exact=read.exact,
+        starts_over=read.starts_over,
+        backend=None if backend is None else Backend(**structs.asdict(backend)),
     )
 
 
-def _one_of(fields: Fields, name: str, kind: Any) -> Any:
-    known = {member.value: member for member in kind}
-    word = fields.text(name)
-    if word not in known:
-        raise fields.refuse(f"the field {name!r} must be one of {', '.join(known)}")
-    return known[word]
-
-
-def _counts(fields: Fields, kind: Any) -> Any:
-    return kind(**{name: fields.count(name) for name in asdict(kind()) if fields.has(name)})
-
-
-def _backend(fields: Fields) -> Backend:
-    return Backend(
-        url=fields.text("url", _MAX_URL_LEN),
-        counts_tokens=fields.flag("counts_tokens"),
-        counts_cached=fields.flag("counts_cached"),
-    )
-
-
-def _timings(fields: Fields) -> Timings:
-    return Timings(
-        queued_s=fields.seconds("queued_s"),
-        ttft_s=fields.seconds_or_none("ttft_s"),
-        total_s=fields.seconds("total_s"),
-        decode_tokens_per_s=fields.seconds_or_none("decode_tokens_per_s"),
-    )
+def _known(counts: Mapping[str, int | None], kind: type[Usage | Loaded]) -> dict[str, int]:
+    """Return the counts that a type has, of those that are given."""
+    names = {one.name for one in fields(kind)}
+    return {name: count for name, count in counts.items() if name in names and count is not None}
