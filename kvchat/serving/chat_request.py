@@ -4,16 +4,19 @@ Fields follow OpenAI's chat completions; `top_k`, `min_p` and `repetition_penalt
 fields that would change the answer (tools, pictures, several answers) are refused; others are ignored.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Struct
 
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.errors import InvalidRequest
 from kvchat.session.template.chat_template import SYSTEM, Message
 from kvchat.session.tree import Role
 
-_MAX_STOPS = 16
 _ROLES = {"system": SYSTEM, "developer": SYSTEM, "user": Role.USER, "assistant": Role.ASSISTANT}
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed")
 _NEUTRAL: Mapping[str, tuple[object, ...]] = {
@@ -62,6 +65,33 @@ class ChatCompletionRequest:
     wants_usage: bool = False
 
 
+class _Part(Struct, frozen=True):
+    type: Literal["text"]
+    text: str
+
+
+class _Message(Struct, frozen=True):
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | tuple[_Part, ...]
+    tool_calls: Any = None
+
+    @property
+    def text(self) -> str:
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+
+
+class _StreamOptions(Struct, frozen=True):
+    include_usage: bool | None = None
+
+
+class _Body(Struct, frozen=True, kw_only=True):
+    model: str
+    messages: Annotated[tuple[_Message, ...], Meta(min_length=1)]
+    stream: bool | None = None
+    stream_options: _StreamOptions | None = None
+    stop: str | Annotated[tuple[str, ...], Meta(max_length=16)] | None = None
+
+
 def read_chat_request(body: object, defaults: SamplingParams) -> ChatCompletionRequest:
     """Return what a body asks for.
 
@@ -76,57 +106,50 @@ def read_chat_request(body: object, defaults: SamplingParams) -> ChatCompletionR
     for name, neutral in _NEUTRAL.items():
         if body.get(name) not in neutral:
             raise RequestRefused(f"{name} is not supported; leave it out", name)
-    messages = _messages(body.get("messages"))
-    stream = _flag(body, "stream")
-    options = body.get("stream_options") or {}
-    if not isinstance(options, dict):
-        raise RequestRefused("stream_options must be an object", "stream_options")
+    try:
+        read = msgspec.convert(body, _Body)
+    except msgspec.ValidationError as error:
+        raise _refusal(str(error)) from error
+    messages = _messages(read.messages)
+    stops = (read.stop,) if isinstance(read.stop, str) else read.stop or ()
     return ChatCompletionRequest(
-        model=_text(body.get("model"), "model"),
+        model=_whole(read.model, "model"),
         history=messages[:-1],
         question=messages[-1].content,
         sampling=_sampling(body, defaults),
-        stops=_stops(body.get("stop")),
-        stream=stream,
-        wants_usage=_flag(options, "include_usage"),
+        stops=tuple(_whole(stop, "stop") for stop in stops if stop),
+        stream=bool(read.stream),
+        wants_usage=read.stream_options is not None and bool(read.stream_options.include_usage),
     )
 
 
-def _messages(data: object) -> tuple[Message, ...]:
-    if not isinstance(data, list) or not data:
-        raise RequestRefused("messages must be a list of messages", "messages")
-    messages = tuple(_message(one, f"messages.{at}") for at, one in enumerate(data))
+def _refusal(reason: str) -> RequestRefused:
+    """Return the error for what msgspec says, with the field that it names: `messages.0.content`."""
+    found = re.fullmatch(r"(.*?)(?: - at `\$\.(.*)`)?", reason, re.DOTALL)
+    assert found is not None
+    words, path = found[1], found[2]
+    missing = re.search("missing required field `(.*)`", words)
+    names = [re.sub(r"\[(\w+)\]", r".\1", path)] if path else []
+    param = ".".join([*names, *([missing[1]] if missing else [])])
+    return RequestRefused(f"{param}: {words}" if param else words, param or None)
+
+
+def _messages(read: tuple[_Message, ...]) -> tuple[Message, ...]:
+    messages = []
+    for at, one in enumerate(read):
+        if one.tool_calls:
+            raise RequestRefused("tools are not supported", f"messages.{at}.tool_calls")
+        messages.append(Message(_ROLES[one.role], _whole(one.text, f"messages.{at}.content")))
     if messages[-1].role != Role.USER:
         raise RequestRefused("the last message must be the user's", "messages")
-    for at, message in enumerate(messages[1:], 1):
-        before = messages[at - 1]
-        if message.role == SYSTEM:
+    before = None
+    for at, message in enumerate(messages):
+        if message.role == SYSTEM and at:
             raise RequestRefused("a system message can only be the first", f"messages.{at}")
-        if message.role == before.role or (before.role == SYSTEM and message.role != Role.USER):
+        if message.role == before or (message.role == Role.ASSISTANT and before != Role.USER):
             raise RequestRefused("user and assistant must take turns, the user first", f"messages.{at}")
-    if messages[0].role == Role.ASSISTANT:
-        raise RequestRefused("user and assistant must take turns, the user first", "messages.0")
-    return messages
-
-
-def _message(data: object, param: str) -> Message:
-    if not isinstance(data, dict):
-        raise RequestRefused("a message must be an object", param)
-    role = _ROLES.get(str(data.get("role")))
-    if role is None:
-        raise RequestRefused(f"the role must be one of {', '.join(_ROLES)}", f"{param}.role")
-    if data.get("tool_calls"):
-        raise RequestRefused("tools are not supported", f"{param}.tool_calls")
-    content = data.get("content")
-    if isinstance(content, list):
-        content = "".join(_part(one, f"{param}.content") for one in content)
-    return Message(role, _text(content, f"{param}.content"))
-
-
-def _part(data: object, param: str) -> str:
-    if not isinstance(data, dict) or data.get("type") != "text":
-        raise RequestRefused("only parts of type 'text' are supported", param)
-    return _text(data.get("text"), param)
+        before = message.role
+    return tuple(messages)
 
 
 def _sampling(body: Mapping[str, Any], defaults: SamplingParams) -> SamplingParams:
@@ -139,25 +162,10 @@ def _sampling(body: Mapping[str, Any], defaults: SamplingParams) -> SamplingPara
     return replace(defaults, **given)
 
 
-def _stops(data: object) -> tuple[str, ...]:
-    stops = [] if data is None else [data] if isinstance(data, str) else data
-    if not isinstance(stops, list) or len(stops) > _MAX_STOPS:
-        raise RequestRefused(f"stop must be a string, or a list of up to {_MAX_STOPS}", "stop")
-    return tuple(stop for one in stops if (stop := _text(one, "stop")))
-
-
-def _flag(data: Mapping[str, Any], name: str) -> bool:
-    value = data.get(name) or False
-    if not isinstance(value, bool):
-        raise RequestRefused(f"{name} must be true or false", name)
-    return value
-
-
-def _text(value: object, param: str) -> str:
-    if not isinstance(value, str):
-        raise RequestRefused(f"{param} must be text", param)
+def _whole(text: str, param: str) -> str:
+    """Return a text that holds no half of a character."""
     try:
-        value.encode()
+        text.encode()
     except UnicodeEncodeError as error:
         raise RequestRefused(f"{param} holds half of a character (a lone surrogate)", param) from error
-    return value
+    return text
