@@ -13,8 +13,8 @@ import transformers
 from torch import Tensor
 
 from benchmarks.clock import cost_of
-from benchmarks.table import InputBatch as Figure
 from benchmarks.table import NothingHere
+from benchmarks.table import Row as Figure
 from kvchat.engine.formats.full.attend import AttentionMetadata
 from kvchat.engine.forward.fusion import fuse
 from kvchat.engine.forward.route import ModelPlan, choose_route

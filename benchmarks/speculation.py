@@ -17,7 +17,7 @@ import transformers
 from torch import Tensor
 
 from benchmarks.cpu.shapes import SHAPES
-from benchmarks.table import SamplingRow as Figure
+from benchmarks.table import Row as Figure
 from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.api.events import TokenEmitted
 from kvchat.engine.api.request import Request

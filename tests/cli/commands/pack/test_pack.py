@@ -216,7 +216,7 @@ def test_a_sealed_pack_opens_with_its_key_and_in_its_place_alone(tmp_path: Path)
     assert PackStore(tmp_path / "packs", Encryptor(bytes([1] * 32))).all() == ()
     one.write_bytes(two.read_bytes())
     assert len(shelf.all()) == 1
-    forget_other(tmp_path / "packs", sealed=False)
+    forget_other(tmp_path / "packs", encrypted=False)
     assert not list((tmp_path / "packs").iterdir())
 
 
