@@ -1,4 +1,4 @@
-"""`kvchat bench` has scenarios for what README and docs claim of speed and size, and a plot for each scenario."""
+"""`kvchat bench` has scenarios for what README and docs claim of speed and size, and a plot for each."""
 
 import json
 import re
@@ -29,7 +29,7 @@ ROWS = [
 
 
 def claims() -> list[tuple[str, Path, list[str]]]:
-    """Return each claim of docs/benchmarks.md with the page that makes it and the scenarios that measure it."""
+    """Return each claim of docs/benchmarks.md with the page that makes it and its scenarios."""
     docs = ROOT / "docs"
     lines = (docs / "benchmarks.md").read_text().splitlines()
     rows = [line.strip("|").split("|") for line in lines if line.startswith("| “")]
