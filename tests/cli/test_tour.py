@@ -1,4 +1,4 @@
-"""The README's tour, walked through in a real terminal with the model that ships with kvchat."""
+"""The tour of README.md and its docs pages, walked through in a real terminal with the starter model."""
 
 import shutil
 import sys
