@@ -97,8 +97,6 @@ ENTRIES = {"kvchat.session.salvage": ("kvchat.session.salvage.salvage",)}
 PRIVATE_IMPORTS = {
     # Peak memory of a forward pass on any device; torch has no public name for its dispatch modes.
     "kvchat.engine.forward.activation_memory": ("torch.utils._python_dispatch",),
-    # A terminal that survives bytes that are no UTF-8.
-    "kvchat.ui.terminal.driver": ("textual._xterm_parser",),
 }
 
 # `__init__` files that may hold code: the public faces, and the dispatch of one kernel.

@@ -2,9 +2,10 @@
 
 import asyncio
 import logging
+import os
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -21,7 +22,7 @@ from kvchat.errors import KvchatError
 from kvchat.ui.commands import COMMANDS
 from kvchat.ui.screens.chat import ChatScreen
 from kvchat.ui.screens.deferred import DeferredScreen, Typed
-from kvchat.ui.terminal.driver import KeyReader, TerminalDriver
+from kvchat.ui.terminal.driver import TerminalDriver, early_events
 from kvchat.ui.terminal.guard import guarded_terminal, hang_up_told, key_by_key, term_with_a_size
 from kvchat.ui.theme import KVCHAT_THEME, own_variables
 from kvchat.ui.widgets.prompt import Prompt
@@ -106,8 +107,11 @@ class KvchatApp(App[None]):
         Raises:
             KvchatError: what `on_first_frame` raised.
         """
-        with hang_up_told(), guarded_terminal(self._log_path), key_by_key() as typed:
-            self._early_input += _events_of(typed)
+        # Textual and Rich believe these before the terminal, and some programs export them.
+        for name in ("COLUMNS", "LINES"):
+            os.environ.pop(name, None)
+        with hang_up_told(), guarded_terminal(self._log_path, self._drawing_failed), key_by_key() as typed:
+            self._early_input += early_events(typed)
             self.run()
             signal.signal(signal.SIGHUP, signal.SIG_IGN)  # it is leaving already
         if self._has_failed:  # told now: until here the terminal was the window's
@@ -115,6 +119,9 @@ class KvchatApp(App[None]):
         if self._refusal is not None:
             raise self._refusal
         return self.return_code or 0
+
+    def _drawing_failed(self, error: Exception) -> None:
+        self.call_later(self.thread_failed, error)
 
     def thread_failed(self, error: Exception) -> None:
         """Leave because a thread that reads or draws has ended."""
@@ -232,13 +239,3 @@ class KvchatApp(App[None]):
             return
         if isinstance(event, events.Paste) or event.is_printable:
             self.set_focus(self.chat_screen.prompt)
-
-
-def _events_of(typed: str) -> Iterator[events.Key | events.Paste]:
-    """Yield the events that Textual makes of what was typed."""
-    if not typed:
-        return
-    reader = KeyReader()
-    for event in [*reader.read(typed), *reader.end()]:
-        if isinstance(event, events.Key | events.Paste):
-            yield event

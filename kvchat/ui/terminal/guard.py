@@ -13,7 +13,7 @@ import signal
 import struct
 import sys
 import termios
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from threading import Thread
@@ -28,14 +28,17 @@ _DUMB = ("", "dumb", "unknown")
 
 
 @contextmanager
-def guarded_terminal(log_path: Path) -> Iterator[None]:
+def guarded_terminal(log_path: Path, failed: Callable[[Exception], object]) -> Iterator[None]:
     """Send stray writes to `log_path` and leave the terminal to the interface alone.
 
     Effect: file descriptors 1 and 2 point to the log and `sys.__stdout__`, `sys.__stderr__` to the terminal
     until the context ends. A stdout that is not a terminal (a pipe, a file) is left alone.
+
+    Args:
+        failed: called in the thread that draws, with the first error that is not the terminal's.
     """
     with ExitStack() as stack:
-        terminal = stack.enter_context(_Terminal(os.dup(_STDERR_FD)))
+        terminal = stack.enter_context(_Terminal(os.dup(_STDERR_FD), failed))
         log_fd = _open_log(log_path)
         stack.callback(os.close, log_fd)
         stack.enter_context(_descriptor_to(_STDERR_FD, log_fd))
@@ -46,11 +49,12 @@ def guarded_terminal(log_path: Path) -> Iterator[None]:
 
 
 class _Terminal(io.TextIOWrapper):
-    """What the interface draws on. Where it has gone away, it takes everything and shows nothing: Textual's
-    thread that writes would end with an error, and its queue stop the interface for ever.
+    """What the interface draws on. Where it has gone away, or fails, it takes everything and shows nothing:
+    Textual's thread that writes would end with an error, and its queue stop the interface for ever.
     """
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int, failed: Callable[[Exception], object]) -> None:
+        self._failed = failed
         super().__init__(
             os.fdopen(fd, "wb"), encoding="utf-8", errors="replace", line_buffering=os.isatty(fd)
         )
@@ -60,7 +64,10 @@ class _Terminal(io.TextIOWrapper):
             return super().write(text)
         except OSError:
             self._let_go()
-            return len(text)
+        except Exception as error:
+            self._let_go()
+            self._failed(error)
+        return len(text)
 
     def flush(self) -> None:
         try:
