@@ -12,7 +12,7 @@ from safetensors import safe_open
 
 from kvchat.engine.api.ids import root_key
 from kvchat.engine.cache.match import common_run
-from kvchat.engine.memory.disk.store import StoredBlock
+from kvchat.engine.memory.disk.store import DiskStore, StoredBlock
 from kvchat.errors import BlockDamaged, BlockMissing, StorageError
 from tests.engine.memory.chains import (
     BLOCK_SIZE,
@@ -45,19 +45,16 @@ def test_a_block_reads_back_as_it_was_written_also_in_a_later_process(tmp_path: 
     store.close()
 
 
-def test_a_block_is_read_into_the_callers_buffer(tmp_path: Path) -> None:
+def test_a_block_is_read_into_the_callers_buffer(store: DiskStore) -> None:
     (block,) = chain([1, 2, 3, 4])
-    store = open_store(tmp_path)
     write_all(store, [block])
     buffer = np.zeros(len(block.payload) // 4, dtype=np.float32)
     store.read(block.key, FULL, parent=block.header.parent, token_ids=[1, 2, 3, 4], out=memoryview(buffer))
     assert buffer.tobytes() == block.payload
-    store.close()
 
 
-def test_the_safetensors_library_reads_the_files(tmp_path: Path) -> None:
+def test_the_safetensors_library_reads_the_files(tmp_path: Path, store: DiskStore) -> None:
     (block,) = chain([1, 2, 3, 4])
-    store = open_store(tmp_path)
     write_all(store, [block])
     with safe_open(path_of(tmp_path, block), "numpy") as file:
         keys, values = file.get_tensor("layers.0.k"), file.get_tensor("layers.0.v")
@@ -68,24 +65,20 @@ def test_the_safetensors_library_reads_the_files(tmp_path: Path) -> None:
     assert metadata["format"] == "kvchat.block.v1"
     assert metadata["key"] == block.key.hex()
     assert metadata["block_size"] == str(BLOCK_SIZE)
-    store.close()
 
 
-def test_the_checksum_is_over_the_header_without_it_and_the_payload(tmp_path: Path) -> None:
+def test_the_checksum_is_over_the_header_without_it_and_the_payload(tmp_path: Path, store: DiskStore) -> None:
     """Trap 6: anyone can check a file without knowing what it should hold."""
     (block,) = chain([1, 2, 3, 4])
-    store = open_store(tmp_path)
     write_all(store, [block])
     data = path_of(tmp_path, block).read_bytes()
     start = data.index(b'"xxh3":"') + 8
     checksum, blank = data[start : start + 32], data[:start] + b"0" * 32 + data[start + 32 :]
     assert xxhash.xxh3_128_hexdigest(blank).encode() == checksum
-    store.close()
 
 
-def test_each_group_has_its_own_bytes_and_may_lack_them(tmp_path: Path) -> None:
+def test_each_group_has_its_own_bytes_and_may_lack_them(store: DiskStore) -> None:
     (full,), (sliding,) = chain([1, 2, 3, 4], FULL), chain([1, 2, 3, 4], SLIDING)
-    store = open_store(tmp_path)
     write_all(store, [full])
     assert store.has(full.key, FULL)
     assert not store.has(full.key, SLIDING)
@@ -93,14 +86,12 @@ def test_each_group_has_its_own_bytes_and_may_lack_them(tmp_path: Path) -> None:
     assert read(store, full) == full.payload
     assert read(store, sliding) == sliding.payload
     assert store.usage().num_blocks == 2
-    store.close()
 
 
-def test_children_are_the_blocks_and_tails_behind_a_parent(tmp_path: Path) -> None:
+def test_children_are_the_blocks_and_tails_behind_a_parent(store: DiskStore) -> None:
     first, tail = chain([1, 2, 3, 4, 5, 6])
     other = block_behind(first.key, [5, 6, 7, 8])
     windowed = block_behind(first.key, [5, 6, 7, 8], SLIDING)
-    store = open_store(tmp_path)
     write_all(store, [first, tail, other, windowed])
     children = {child.key: child for child in store.children(first.key)}
     assert children.keys() == {tail.key, other.key}
@@ -109,26 +100,21 @@ def test_children_are_the_blocks_and_tails_behind_a_parent(tmp_path: Path) -> No
     assert children[other.key].groups == {FULL, SLIDING}
     assert [child.key for child in store.children(root_key(FINGERPRINT))] == [first.key]
     assert store.children(other.key) == ()
-    store.close()
 
 
-def test_has_all_answers_for_chains_longer_than_one_query(tmp_path: Path) -> None:
+def test_has_all_answers_for_chains_longer_than_one_query(store: DiskStore) -> None:
     blocks = chain(list(range(2000 * BLOCK_SIZE)))
-    store = open_store(tmp_path)
     write_all(store, blocks[:3] + blocks[-2:])
     found = store.has_all([block.key for block in blocks], FULL)
     assert found == [True] * 3 + [False] * 1995 + [True] * 2
-    store.close()
 
 
-def test_a_key_that_is_there_keeps_its_bytes(tmp_path: Path) -> None:
+def test_a_key_that_is_there_keeps_its_bytes(store: DiskStore) -> None:
     """Trap 24: recomputed bytes may differ in the last bit; the first ones stay."""
     (block,) = chain([1, 2, 3, 4])
-    store = open_store(tmp_path)
     write_all(store, [block])
     assert not store.write([(block.header, bytes(len(block.payload)))])
     assert read(store, block) == block.payload
-    store.close()
 
 
 def test_other_weights_never_see_the_blocks(tmp_path: Path) -> None:
@@ -147,10 +133,9 @@ def test_other_weights_never_see_the_blocks(tmp_path: Path) -> None:
     other.close()
 
 
-def test_removing_a_block_removes_its_file_and_its_row(tmp_path: Path) -> None:
+def test_removing_a_block_removes_its_file_and_its_row(tmp_path: Path, store: DiskStore) -> None:
     blocks = chain(list(range(12)))
     window = chain(list(range(12)), SLIDING)
-    store = open_store(tmp_path)
     write_all(store, blocks + window)
     store.remove(blocks[2].key, FULL)
     store.remove(blocks[2].key, FULL)
@@ -160,7 +145,6 @@ def test_removing_a_block_removes_its_file_and_its_row(tmp_path: Path) -> None:
     assert store.usage().num_blocks == 0
     assert store.usage().num_bytes == 0
     assert not list((tmp_path / "blocks").rglob("*.safetensors"))
-    store.close()
 
 
 def test_directories_and_files_are_for_this_user_only(tmp_path: Path) -> None:
@@ -305,12 +289,11 @@ def test_a_read_only_directory_says_what_to_do(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("wanted", [[7, 7, 7, 7], [300, 5, 9, 9], [300, 511, 256, 1], [0], [70000, 1]])
 def test_the_stored_block_that_begins_most_like_a_prompt_is_among_the_nearest(
-    tmp_path: Path, wanted: list[int]
+    store: DiskStore, wanted: list[int]
 ) -> None:
     first = chain([1, 2, 3, 4])[0]
     numbers = [1, 5, 255, 256, 300, 511, 512, 65536, 70000]
     blocks = [block_behind(first.key, [one, two, 9, 9]) for one in numbers for two in numbers]
-    store = open_store(tmp_path)
     write_all(store, [first, *blocks])
     nearest = store.nearest(first.key, wanted, 2)
     assert len(nearest) <= 4
