@@ -18,6 +18,7 @@ from kvchat.session.bundle.layout import payload_bytes
 from kvchat.session.bundle.reader import read_bundle
 from kvchat.session.bundle.record import BLOCK, END, RecordReader
 from kvchat.session.store import SessionStore
+from tests.cli.command_line import Run
 from tests.fork_server import Forked, ForkServer
 from tests.session.bundle.bundles import write_records, write_small
 
@@ -272,11 +273,10 @@ def test_a_damaged_block_is_found_by_verifying_the_cache(
 
 
 def test_a_session_shows_where_its_kv_came_from_and_what_was_found_of_it(
-    bundle: Path, tiny_model: Path, kvchat: Kvchat, capsys: pytest.CaptureFixture[str]
+    bundle: Path, tiny_model: Path, kvchat: Kvchat, run: Run
 ) -> None:
     kvchat("import", str(bundle), "-m", str(tiny_model))
-    run(["sessions", "show", "demo"])
-    assert "KV imported, shared with no other session; not verified: " in capsys.readouterr().out
+    assert "KV imported, shared with no other session; not verified: " in run.out("sessions", "show", "demo")
     for effort, words, trust in (
         (None, "; imported KV, not verified)", "unverified"),
         (["--sample", "1"], "; imported KV, 1 of ", "sampled"),
@@ -285,10 +285,8 @@ def test_a_session_shows_where_its_kv_came_from_and_what_was_found_of_it(
         if effort is not None:
             kvchat("sessions", "verify", "-m", str(tiny_model), *effort, "demo")
         assert kvchat("sessions", "list")[0]["trust"] == kvchat("sessions", "show", "demo")["trust"] == trust
-        run(["sessions", "list"])
-        assert words in capsys.readouterr().out
-    run(["sessions", "show", "demo"])
-    shown = capsys.readouterr().out
+        assert words in run.out("sessions", "list")
+    shown = run.out("sessions", "show", "demo")
     assert "all as computed here" in shown
     assert "imported" not in shown
 

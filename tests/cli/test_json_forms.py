@@ -17,8 +17,9 @@ from kvchat.cli.output.streams import Output, Status
 from kvchat.cli.parser.command_table import COMMANDS
 from kvchat.engine.api.config import EngineConfig
 from kvchat.session.packs import PackStore
+from tests.cli.command_line import Run
 from tests.cli.commands.pack.test_pack import make_pack
-from tests.cli.secret_home import CHEAP, Give, Run, make_talk, paths_of
+from tests.cli.secret_home import CHEAP, Give, make_talk, paths_of
 from tests.scripted_engine import ScriptedEngine
 from tests.terminal import ROOT
 

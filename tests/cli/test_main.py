@@ -16,6 +16,7 @@ from kvchat.app.open_sessions import open_store
 from kvchat.cli.main import run
 from kvchat.cli.parser.command_line import app, arrange, commands, options_of
 from kvchat.cli.parser.options import PlaceOptions
+from tests.cli.command_line import Run
 
 pytestmark = pytest.mark.pure
 
@@ -56,16 +57,12 @@ def test_no_option_is_a_flag_in_one_command_and_takes_a_value_in_another() -> No
     assert all(options_of(verb).items() <= known.items() for verb in verbs)
 
 
-def test_an_unknown_first_word_exits_5_and_suggests_the_command_that_is_near(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert run(["asj", "hello"]) == 5
-    assert "did you mean the command `kvchat ask`" in capsys.readouterr().err.lower()
+def test_an_unknown_first_word_exits_5_and_suggests_the_command_that_is_near(run: Run) -> None:
+    assert "did you mean the command `kvchat ask`" in run.err("asj", "hello", code=5).lower()
 
 
-def test_the_interface_without_a_terminal_exits_2_and_names_ask(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run([]) == 2
-    assert "kvchat ask" in capsys.readouterr().err
+def test_the_interface_without_a_terminal_exits_2_and_names_ask(run: Run) -> None:
+    assert "kvchat ask" in run.err(code=2)
     assert gc.isenabled(), "it looks for garbage only behind the first frame"
 
 
@@ -98,17 +95,13 @@ def test_each_mistake_has_its_exit_code_and_one_terminal_event(
         assert [json.loads(line)["event"] for line in capsys.readouterr().out.splitlines()] == ["error"]
 
 
-def test_an_environment_that_cannot_be_read_exits_3(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_environment_that_cannot_be_read_exits_3(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KVCHAT_SEED", "x")
-    assert run(["sessions", "list"]) == 3
-    assert "KVCHAT_SEED" in capsys.readouterr().err
+    assert "KVCHAT_SEED" in run.err("sessions", "list", code=3)
 
 
-def test_a_data_directory_that_cannot_be_written_exits_1(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["sessions", "list", "--data-dir", "/proc/kvchat"]) == 1
-    assert "/proc/kvchat" in capsys.readouterr().err
+def test_a_data_directory_that_cannot_be_written_exits_1(run: Run) -> None:
+    assert "/proc/kvchat" in run.err("sessions", "list", "--data-dir", "/proc/kvchat", code=1)
 
 
 def test_an_unexpected_error_is_one_line_and_a_trace_in_a_private_log(home: Path) -> None:
@@ -277,17 +270,13 @@ main.main()
     "words",
     ["sessions list", "sessions tree", "sessions search demo", "models list", "cache ls", "pack list"],
 )
-def test_every_list_is_one_value_or_a_line_each(
-    words: str, home: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_list_is_one_value_or_a_line_each(words: str, home: Path, run: Run) -> None:
     with closing(open_store(PlaceOptions().settings())) as store:
         store.create_session(title="demo", model="starter")
     named = [*words.split(), *(["demo"] if words.endswith("tree") else [])]
-    assert run([*named, "--json"]) == 0
-    rows = json.loads(capsys.readouterr().out)
+    rows = run.json(*named)
     assert isinstance(rows, list)
-    assert run([*named, "--ndjson"]) == 0
-    assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == rows
+    assert [json.loads(line) for line in run.out(*named, "--ndjson").splitlines()] == rows
 
 
 def test_what_an_answer_is_told_with_does_not_load_the_interface() -> None:

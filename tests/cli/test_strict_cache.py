@@ -11,7 +11,7 @@ import pytest
 
 from kvchat.app.config import read_settings
 from kvchat.app.open_sessions import open_store
-from tests.cli.secret_home import Run
+from tests.cli.command_line import Run
 
 pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("loading_pays")]
 

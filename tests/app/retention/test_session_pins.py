@@ -16,8 +16,8 @@ from kvchat.engine.memory.disk.catalog import BlockCatalog
 from kvchat.errors import PinRefused, SessionNotFound
 from kvchat.session.store import Outcome, SessionStore, new_turn_id
 from kvchat.session.tree import Finish, Role, Session, SessionId
+from tests.cli.command_line import Run
 from tests.cli.commands.sessions.test_listing import add
-from tests.cli.secret_home import Run
 from tests.engine.memory import chains
 
 pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("loading_pays")]
@@ -153,9 +153,7 @@ def test_a_session_whose_blocks_take_too_much_is_not_pinned(
     ask(kvchat, "one", LONG, is_new=True)
     size = held(kvchat)["one"]
     monkeypatch.setenv("KVCHAT_KV_DISK_BYTES", str(size * 3 // 2))
-    code, _, err = run("sessions", "pin", "one")
-    assert code == 6
-    assert "--kv-disk-bytes" in err
+    assert "--kv-disk-bytes" in run.err("sessions", "pin", "one", code=6)
     assert not kvchat("sessions", "show", "one")["pinned"]
     kvchat("cache", "evict", "--all")
     assert held(kvchat) == {}

@@ -12,6 +12,7 @@ from kvchat.app.config import KEYS, read_settings
 from kvchat.app.config_file import with_setting
 from kvchat.cli.main import run
 from kvchat.errors import ConfigError
+from tests.cli.command_line import Run
 
 pytestmark = pytest.mark.pure
 
@@ -81,19 +82,17 @@ def test_set_makes_a_private_file_that_is_read_back(home: Path, capsys: Capture)
     ],
 )
 def test_set_refuses_what_could_not_be_read_and_leaves_the_file(
-    words: list[str], exit_code: int, told: str, home: Path, capsys: Capture
+    words: list[str], exit_code: int, told: str, home: Path, run: Run
 ) -> None:
     home.mkdir()
     (home / "config.toml").write_text('model = "a"  # mine\n')
-    assert run(["config", "set", *words]) == exit_code
-    assert told in capsys.readouterr().err
+    assert told in run.err("config", "set", *words, code=exit_code)
     assert (home / "config.toml").read_text() == 'model = "a"  # mine\n'
 
 
-def test_set_says_what_overrules_it(home: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_set_says_what_overrules_it(home: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KVCHAT_MODEL", "b")
-    assert run(["config", "set", "model", "a"]) == 0
-    assert "KVCHAT_MODEL overrules it here" in capsys.readouterr().err
+    assert "KVCHAT_MODEL overrules it here" in run.err("config", "set", "model", "a")
 
 
 WRITTEN = """\
@@ -134,21 +133,19 @@ def test_what_cannot_be_changed_safely_is_refused(text: str) -> None:
 
 
 def test_edit_opens_the_editor_and_says_what_is_wrong_afterwards(
-    home: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+    home: Path, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     editor = tmp_path / "editor"
     editor.write_text('#!/bin/sh\necho \'modle = "a"\' >> "$1"\n')
     editor.chmod(0o700)
     monkeypatch.setenv("EDITOR", str(editor))
-    assert run(["config", "edit"]) == 3
-    assert "did you mean 'model'" in capsys.readouterr().err
+    assert "did you mean 'model'" in run.err("config", "edit", code=3)
     monkeypatch.setenv("EDITOR", "/no/such/editor")
-    assert run(["config", "edit"]) == 2
+    assert run("config", "edit")[0] == 2
 
 
-def test_the_schema_names_every_setting_and_its_kind(capsys: Capture) -> None:
-    assert run(["config", "schema"]) == 0
-    properties = json.loads(capsys.readouterr().out)["properties"]
+def test_the_schema_names_every_setting_and_its_kind(run: Run) -> None:
+    properties = json.loads(run.out("config", "schema"))["properties"]
     for name in KEYS:
         section, _, key = name.rpartition(".")
         assert key in (properties[section]["properties"] if section else properties)
@@ -178,12 +175,11 @@ def test_a_link_to_a_configuration_file_stays_one(home: Path, tmp_path: Path) ->
 
 @pytest.mark.parametrize("editor", ["vi 'x", "nobody-has-this-editor"])
 def test_an_editor_that_cannot_be_started_is_told(
-    home: Path, editor: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+    home: Path, editor: str, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("VISUAL", raising=False)
     monkeypatch.setenv("EDITOR", editor)
-    assert run(["config", "edit"]) == 2
-    assert "set EDITOR" in capsys.readouterr().err
+    assert "set EDITOR" in run.err("config", "edit", code=2)
 
 
 def test_looking_at_kernels_is_no_setting_and_no_mistake(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,8 @@ from kvchat.session.database.table_layout import PlainTables
 from kvchat.session.encryption.tables import EncryptedTables
 from kvchat.session.store import SessionStore
 from kvchat.session.unsent_drafts import DraftStore
-from tests.cli.secret_home import CHEAP, SECRET, WORDS, Give, Run, files_with, make_talk, paths_of
+from tests.cli.command_line import Run
+from tests.cli.secret_home import CHEAP, SECRET, WORDS, Give, files_with, make_talk, paths_of
 from tests.terminal import terminal
 
 pure = pytest.mark.pure
@@ -133,9 +134,7 @@ def test_without_the_passphrase_nothing_opens_and_it_is_said_what_to_do(
         assert "another one" in err
         assert SECRET not in out + err
     monkeypatch.delenv("KVCHAT_PASSPHRASE")
-    code, _, err = run("sessions", "list")
-    assert code == 3
-    assert "KVCHAT_PASSPHRASE" in err
+    assert "KVCHAT_PASSPHRASE" in run.err("sessions", "list", code=3)
     after = {file: file.read_bytes() for file in home.rglob("*") if file.is_file()}
     assert {name: data for name, data in after.items() if name in before} == before
     # What needs no conversation needs no passphrase.
@@ -200,9 +199,7 @@ def test_the_systems_keyring_opens_them_without_a_question(
     assert run("encrypt", "change", "--keyring")[0] == 0
     assert list(system_keyring.kept.values()) != [kept]
     taken, system_keyring.kept = system_keyring.kept, {}
-    code, _, err = run("sessions", "list")
-    assert code == 3
-    assert "keyring has no key" in err
+    assert "keyring has no key" in run.err("sessions", "list", code=3)
     system_keyring.kept = taken
     passphrase("open sesame")
     monkeypatch.setenv("KVCHAT_NEW_PASSPHRASE", "open sesame")
@@ -220,9 +217,7 @@ def test_search_finds_what_is_encrypted_and_an_export_says_that_it_is_not(
     passphrase("open sesame")
     run("encrypt", "on", *CHEAP)
     assert "question 1" in run("sessions", "search", "zeppe", "question")[1]
-    code, _, err = run("export", "about", "-o", str(tmp_path / "out.kvchat"))
-    assert code == 0
-    assert "NOT encrypted" in err
+    assert "NOT encrypted" in run.err("export", "about", "-o", str(tmp_path / "out.kvchat"))
     assert SECRET.encode() in (tmp_path / "out.kvchat").read_bytes()
     assert run("import", str(tmp_path / "out.kvchat"))[0] == 0
     assert files_with(home, *WORDS) == []
@@ -240,9 +235,7 @@ def test_it_is_not_turned_on_while_another_kvchat_is_open(
     with closing(SessionStore(paths_of(home).sessions_db)) as store:
         assert run("encrypt", "on", "--keyring")[0] == 1
         assert system_keyring.kept == {}
-        code, _, err = run("encrypt", "on", *CHEAP)
-        assert code == 1
-        assert "close it and try again" in err
+        assert "close it and try again" in run.err("encrypt", "on", *CHEAP, code=1)
         assert store.search("zeppelin")
         store.create_session(title="and it goes on")
     assert "in the clear" in run("encrypt", "status")[1]

@@ -12,10 +12,10 @@ import typer
 
 from kvchat.app.config import KEYS
 from kvchat.app.open_sessions import open_store
-from kvchat.cli.main import run
 from kvchat.cli.parser.command_line import app
 from kvchat.cli.parser.command_table import COMMANDS, Command
 from kvchat.cli.parser.options import PlaceOptions
+from tests.cli.command_line import Run
 
 pytestmark = pytest.mark.pure
 
@@ -46,9 +46,8 @@ def test_every_example_is_of_a_command_that_is_there(root: Any) -> None:
     assert set(root.commands) == {command.words.split()[0] for command in COMMANDS}
 
 
-def test_the_manual_page_has_every_command_option_and_variable(capsys: Capture) -> None:
-    assert run(["man"]) == 0
-    page = capsys.readouterr().out.replace(r"\-", "-")
+def test_the_manual_page_has_every_command_option_and_variable(run: Run) -> None:
+    page = run.out("man").replace("\\-", "-")
     for command in COMMANDS:
         assert f".SS kvchat {command.words}\n" in page
     assert all(key.variable in page for key in KEYS.values())

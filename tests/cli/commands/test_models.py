@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from kvchat.cli.main import run
+from tests.cli.command_line import Run
 
 pytestmark = pytest.mark.pure
 
@@ -80,25 +81,21 @@ def test_a_model_that_memory_does_not_hold_is_told(hub: Path, model_dir: Path, c
     assert "does not fit" in capsys.readouterr().out
 
 
-def test_a_model_that_is_not_here_exits_4(hub: Path, capsys: Capture) -> None:
-    assert run(["models", "show", "nobody/nothing"]) == 4
-    assert "kvchat ask -m nobody/nothing" in capsys.readouterr().err
+def test_a_model_that_is_not_here_exits_4(hub: Path, run: Run) -> None:
+    assert "kvchat ask -m nobody/nothing" in run.err("models", "show", "nobody/nothing", code=4)
 
 
-def test_a_gguf_file_is_shown_by_its_size(hub: Path, tmp_path: Path, capsys: Capture) -> None:
+def test_a_gguf_file_is_shown_by_its_size(hub: Path, tmp_path: Path, run: Run) -> None:
     file = tmp_path / "tiny.gguf"
     file.write_bytes(b"GGUF" + bytes(2**20 - 4))
-    assert run(["models", "show", str(file)]) == 0
-    assert "1.0 MiB" in (shown := capsys.readouterr().out)
+    assert "1.0 MiB" in (shown := run.out("models", "show", str(file)))
     assert "unknown whether it fits" in shown
     with file.open("r+b") as hole:
         hole.truncate(2**43)
-    assert run(["models", "show", str(file), "--json"]) == 0
-    one = json.loads(capsys.readouterr().out)
+    one = run.json("models", "show", str(file))
     assert (one["path"], one["num_bytes"], one["fits"]) == (str(file), 2**43, None)
     assert one["problem"] == "its weights alone take 8.0 TiB"
 
 
-def test_a_directory_is_shown_too(hub: Path, model_dir: Path, capsys: Capture) -> None:
-    assert run(["models", "show", str(model_dir), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["path"] == str(model_dir)
+def test_a_directory_is_shown_too(hub: Path, model_dir: Path, run: Run) -> None:
+    assert run.json("models", "show", str(model_dir))["path"] == str(model_dir)

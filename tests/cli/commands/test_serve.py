@@ -13,6 +13,7 @@ from openai import OpenAI
 from openai.types.chat import ChatCompletionMessageParam
 
 from kvchat.cli.main import run
+from tests.cli.command_line import Run
 from tests.fork_server import ForkServer
 from tests.patience import PATIENCE_S
 
@@ -156,6 +157,5 @@ def test_missing_packages_are_told_before_a_model_is_loaded() -> None:
     assert "pip install 'kvchat[serve]'" in done.stderr
 
 
-def test_a_key_file_that_is_not_there_exits_3(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["serve", "--api-key-file", "no-such-file"]) == 3
-    assert "no-such-file" in capsys.readouterr().err
+def test_a_key_file_that_is_not_there_exits_3(run: Run) -> None:
+    assert "no-such-file" in run.err("serve", "--api-key-file", "no-such-file", code=3)

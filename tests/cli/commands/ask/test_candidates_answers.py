@@ -15,7 +15,7 @@ from kvchat.app.open_sessions import open_store
 from kvchat.chat.conversation import Conversation
 from kvchat.chat.service import Chat
 from kvchat.session.tree import Turn
-from tests.cli.secret_home import Run
+from tests.cli.command_line import Run
 
 pytestmark = pytest.mark.cpu
 

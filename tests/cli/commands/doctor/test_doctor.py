@@ -11,6 +11,7 @@ from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.kernels.health import HEALTH
 from kvchat.engine.memory.rates import Direction, Rates
 from kvchat.engine.tiering.persisted_rates import Computing, PersistedRates
+from tests.cli.command_line import Run
 from tests.cli.commands.test_models import cached
 
 pytestmark = pytest.mark.cpu
@@ -95,12 +96,9 @@ def test_blocks_that_were_found_damaged_are_counted(tmp_path: Path, examined: An
     assert (blocks["state"], blocks["num_damaged"]) == ("look", 1)
 
 
-def test_people_read_one_line_for_each_thing_and_what_to_do(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_people_read_one_line_for_each_thing_and_what_to_do(tmp_path: Path, run: Run) -> None:
     (tmp_path / "file").write_text("")
-    assert run(["doctor", "--no-model", "--data-dir", str(tmp_path / "file")]) == 1
-    told = capsys.readouterr().out
+    told = run.out("doctor", "--no-model", "--data-dir", str(tmp_path / "file"), code=1)
     assert "ok      versions" in told
     assert "broken  data" in told
     assert "-> " in told
@@ -128,12 +126,9 @@ def test_kernels_that_failed_their_trial_are_told_behind_the_model(tiny_model: P
     assert [*checks].index("gpu kernels") > [*checks].index("model")
 
 
-def test_each_check_is_a_line_of_its_own_for_programs_that_read_lines(
-    examined: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_each_check_is_a_line_of_its_own_for_programs_that_read_lines(examined: Any, run: Run) -> None:
     checks = examined("--no-model")
-    assert run(["doctor", "--no-model", "--ndjson"]) == 0
-    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    lines = [json.loads(line) for line in run.out("doctor", "--no-model", "--ndjson").splitlines()]
     assert list(dict.fromkeys(line["name"] for line in lines)) == [*checks]
     assert lines[0] == checks["versions"]
 

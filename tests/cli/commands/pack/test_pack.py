@@ -16,7 +16,8 @@ from kvchat.app.session_service import SessionService
 from kvchat.errors import PackNotFound, StorageError
 from kvchat.platform.encryptor import Encryptor
 from kvchat.session.packs import Pack, PackStore, forget_other, new_pack_id
-from tests.cli.secret_home import CHEAP, Give, Run, files_with
+from tests.cli.command_line import Run
+from tests.cli.secret_home import CHEAP, Give, files_with
 
 pytestmark = pytest.mark.usefixtures("loading_pays")
 pure = pytest.mark.pure
@@ -157,16 +158,10 @@ def test_a_pack_outlives_its_blocks_and_its_blocks_do_not_outlive_it(ask: Ask, r
 
 @pure
 def test_a_pack_needs_a_text_and_a_name_of_its_own(run: Run, home: Path) -> None:
-    code, _, err = run("pack", "make", "empty")
-    assert code == 2
-    assert "-f" in err
+    assert "-f" in run.err("pack", "make", "empty", code=2)
     _shelf(home).put(make_pack("spec", "words"))
-    code, _, err = run("pack", "make", "spec", "--system", "words")
-    assert code == 2
-    assert "--force" in err
-    code, _, err = run("pack", "rm", "spek")
-    assert code == 5
-    assert "spec" in err
+    assert "--force" in run.err("pack", "make", "spec", "--system", "words", code=2)
+    assert "spec" in run.err("pack", "rm", "spek", code=5)
     assert run("pack", "make", "spec", "--system", "words", "--temp")[0] == 2
 
 
@@ -216,7 +211,7 @@ def test_a_sealed_pack_opens_with_its_key_and_in_its_place_alone(tmp_path: Path)
     assert PackStore(tmp_path / "packs", Encryptor(bytes([1] * 32))).all() == ()
     one.write_bytes(two.read_bytes())
     assert len(shelf.all()) == 1
-    forget_other(tmp_path / "packs", sealed=False)
+    forget_other(tmp_path / "packs", is_encrypted=False)
     assert not list((tmp_path / "packs").iterdir())
 
 

@@ -19,6 +19,7 @@ from kvchat.cli.main import run
 from kvchat.errors import FileTaken, StorageError, UsageError
 from kvchat.session.bundle.writer import new_file
 from kvchat.session.tree import Session
+from tests.cli.command_line import Run
 from tests.session.turns import exchange
 
 pytestmark = pytest.mark.pure
@@ -130,14 +131,13 @@ def test_a_place_that_cannot_be_written_is_told_and_nothing_is_left_there(
         SessionFiles(read_settings(), store).export(session.id, "main", "nowhere/a.md")
 
 
-def test_no_format_carries_what_would_steer_a_terminal(
-    store: SessionService, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_no_format_carries_what_would_steer_a_terminal(store: SessionService, run: Run) -> None:
     session = store.create_session(title="\x1b]0;owned\x07", system="\x9b2J")
     exchange(store, store.branch(session.id, "main"), "a\x1b[31mb\u202ec", "d\x1b[2Je")
     for format in ("md", "html", "json"):
-        run(["export", session.id, "-o", "-", "--format", format])
-        assert not set(capsys.readouterr().out) & set("\x1b\x07\x9b\u202e")
+        assert not set(run.out("export", session.id, "-o", "-", "--format", format)) & set(
+            "\x1b\x07\x9b\u202e"
+        )
 
 
 def test_the_interface_exports_by_file_or_by_format(store: SessionService, session: Session) -> None:
