@@ -38,6 +38,10 @@ class Run:
         assert found == code, err
         return err
 
+    def lines(self, *words: str, code: int = 0) -> list[Any]:
+        """Return the value that each line of standard output holds, as with `--ndjson`."""
+        return [json.loads(line) for line in self.out(*words, code=code).splitlines()]
+
     def json(self, *words: str, code: int = 0) -> Any:
         """Return the value that is printed, or None of a run that prints nothing."""
         out = self.out(*words, "--json", code=code)

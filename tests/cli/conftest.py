@@ -65,6 +65,12 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
 
 
 @pytest.fixture
+def default_model(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have every command use the tiny model unless another is named."""
+    monkeypatch.setenv("KVCHAT_MODEL", str(tiny_model))
+
+
+@pytest.fixture
 def ask(run: Run, tiny_model: Path) -> Run:
     """Ask the tiny model for short answers."""
     return run.with_words("ask", "-m", str(tiny_model), "--max-tokens", "8")

@@ -28,19 +28,13 @@ pytestmark = pytest.mark.pure
 WITHOUT = {"resume", "man", "config edit"}
 """The window, the manual page and an editor print nothing that a program would read."""
 
+
 Lines = Callable[..., list[Any]]
 
 
 @pytest.fixture
 def lines(run: Run) -> Lines:
-    """Run a command line that succeeds; return each line of standard output as a value."""
-
-    def read(*words: str) -> list[Any]:
-        code, out, err = run(*words)
-        assert code == 0, err
-        return [json.loads(line) for line in out.splitlines()]
-
-    return read
+    return run.lines
 
 
 @pytest.fixture

@@ -234,7 +234,7 @@ def test_a_project_folder_with_a_pipe_for_settings_keeps_nobody_waiting(run: Run
 def test_a_long_title_is_kept_whole_and_shown_in_part(run: Run, home: Path) -> None:
     make_talk(home, "it")
     assert len(run.err("sessions", "rename", TALK, LONG)) < 200
-    assert json.loads(run("sessions", "list", "--json")[1])[0]["title"] == LONG
+    assert run.json("sessions", "list")[0]["title"] == LONG
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """`--when-full shadow`: a conversation that has outgrown an exact cache is looked at through a shadow."""
 
 import json
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -22,7 +21,7 @@ SHADOW = "shadow:25%:forced"
 @pytest.fixture
 def ask(ask: Run) -> Run:
     """Ask where there is little room."""
-    return partial(ask, *ROOM)
+    return ask.with_words(*ROOM)
 
 
 def test_a_conversation_that_would_not_fit_goes_on_labelled_and_its_blocks_stay_exact(

@@ -22,10 +22,9 @@ def cache_format(request: pytest.FixtureRequest) -> str:
 
 
 def ask(run: Run, model: Path, cache_format: str, *words: str) -> dict[str, Any]:
-    line = ["ask", "-m", str(model), "--cache-format", cache_format, "--max-tokens", "8", "--json", *words]
-    code, out, err = run(*line)
-    assert code == 0, err
-    return json.loads(out.splitlines()[-1])
+    words = ("--cache-format", cache_format, "--max-tokens", "8", *words)
+    answer: dict[str, Any] = run.json("ask", "-m", str(model), *words)
+    return answer
 
 
 def num_blocks(home: Path) -> int:

@@ -12,9 +12,7 @@ import pytest
 from kvchat.remote.chat import RemoteChat
 from kvchat.remote.endpoint import RemoteServer
 from kvchat.session.store import SessionStore
-from kvchat.session.template.chat_template import ChatTemplate
-from tests.serving.conftest import KEY, Served
-from tests.tiny_models import STARTER, write_model
+from tests.serving.conftest import KEY, Served, served, template  # noqa: F401
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
 
@@ -96,18 +94,6 @@ def raw() -> Iterator[Callable[..., RawServer]]:
 def store(tmp_path: Path) -> Iterator[SessionStore]:
     with closing(SessionStore(tmp_path / "sessions.db")) as store:
         yield store
-
-
-@pytest.fixture(scope="session")
-def template(tmp_path_factory: pytest.TempPathFactory) -> ChatTemplate:
-    return ChatTemplate.from_dir(write_model(tmp_path_factory.mktemp("model"), STARTER))
-
-
-@pytest.fixture
-def served(template: ChatTemplate) -> Iterator[Served]:
-    served = Served(template)
-    yield served
-    served.server.close()
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
 """`--when-full compress`: a conversation that has outgrown an exact cache goes on in fewer bits."""
 
-import json
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -20,7 +18,7 @@ pytestmark = pytest.mark.cpu
 @pytest.fixture
 def ask(ask: Run) -> Run:
     """Ask where there is little room."""
-    return partial(ask, *ROOM)
+    return ask.with_words(*ROOM)
 
 
 def test_a_conversation_that_would_not_fit_goes_on_labelled_and_nothing_of_another_changes(
@@ -44,15 +42,13 @@ def test_a_conversation_that_would_not_fit_goes_on_labelled_and_nothing_of_anoth
     assert (session_of(home, "other"), turns_of(home, "other")) == (other, turns)
     left = block_bytes(home)
     assert left.keys() == {before[0], origin.fingerprint}
-    code, out, _ = ask("--json", "-s", "other", "and?")
-    again = json.loads(out)
+    again = ask.json("-s", "other", "and?")
     assert again["exact"] is True
     assert again["usage"]["prompt_tokens"] - again["usage"]["cached_tokens"] < 16, "its blocks are all there"
 
 
 def test_a_first_message_that_does_not_fit_is_computed_in_the_format(ask: Run, home: Path) -> None:
-    out = ask.out("--ndjson", "--new", "demo", "--when-full", "compress:int4", WORDS * 140)
-    events = [json.loads(line) for line in out.splitlines()]
+    events = ask.lines("--ndjson", "--new", "demo", "--when-full", "compress:int4", WORDS * 140)
     kinds = [event["event"] for event in events]
     assert kinds.index("notice") < kinds.index("prefill")
     assert kinds.count("done") == 1 == kinds[-1:].count("done")

@@ -53,7 +53,7 @@ def test_what_was_used_longest_ago_is_kept_in_fewer_bits_and_found_there(
     assert (origin.cache_format, origin.source) == ("int8", "exact")
     assert session_of(home, "large").namespace == "", "it was used last"
     assert sum(block_bytes(home).values()) <= int(nearly_full[1])
-    answer = json.loads(ask("--json", "-s", "small", *nearly_full, "and?")[1])
+    answer = ask.json("-s", "small", *nearly_full, "and?")
     assert answer["exact"] is False
     assert answer["usage"]["prompt_tokens"] - answer["usage"]["cached_tokens"] < 64, "all of it stayed"
 

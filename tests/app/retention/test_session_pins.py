@@ -27,16 +27,9 @@ Kvchat = Callable[..., Any]
 
 
 @pytest.fixture
-def kvchat(tiny_model: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> Kvchat:
-    monkeypatch.setenv("KVCHAT_MODEL", str(tiny_model))
+def kvchat(default_model: None, run: Run, monkeypatch: pytest.MonkeyPatch) -> Kvchat:
     monkeypatch.setenv("KVCHAT_BLOCK_SIZE", "16")
-
-    def one(*words: str) -> Any:
-        code, out, err = run(*words, "--json")
-        assert code == 0, err
-        return json.loads(out)
-
-    return one
+    return run.json
 
 
 def ask(kvchat: Kvchat, name: str, text: str, *, is_new: bool = False) -> Any:
@@ -118,8 +111,7 @@ def test_a_pinned_session_that_grows_beyond_the_share_is_told_of(
     (told,) = [words for words in json.loads(out)["notices"] if "pinned session has added" in words]
     assert "--kv-disk-bytes" in told
     assert told in " ".join(err.split())
-    code, out, _ = run("ask", "--max-tokens", "4", "-s", "pinned", "and?", "--ndjson")
-    events = [json.loads(line) for line in out.splitlines()]
+    events = run.lines("ask", "--max-tokens", "4", "-s", "pinned", "and?", "--ndjson")
     assert [one["event"] for one in events if "pinned session has added" in str(one)] == ["notice"]
     assert events[-1]["event"] == "done"
 

@@ -19,21 +19,19 @@ pytestmark = pytest.mark.pure
 Capture = pytest.CaptureFixture[str]
 
 
-def shown(capsys: Capture, *words: str) -> dict[str, dict[str, object]]:
-    capsys.readouterr()
-    assert run(["config", "show", *words, "--json"]) == 0
-    settings: dict[str, dict[str, object]] = json.loads(capsys.readouterr().out)["settings"]
+def shown(run: Run, *words: str) -> dict[str, dict[str, object]]:
+    settings: dict[str, dict[str, object]] = run.json("config", "show", *words)["settings"]
     return settings
 
 
 def test_show_says_where_each_value_came_from(
-    home: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+    home: Path, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home.mkdir()
     (home / "config.toml").write_text('model = "a"\nsystem = "a"\n[sampling]\nseed = 1\ntop_k = 1\n')
     (tmp_path / "work" / ".kvchat.toml").write_text('system = "b"\n[sampling]\nseed = 2\n')
     monkeypatch.setenv("KVCHAT_SEED", "3")
-    found = shown(capsys, "--temperature", "0.5")
+    found = shown(run, "--temperature", "0.5")
     assert found["model"] == {"value": "a", "from": str(home / "config.toml")}
     assert found["system"] == {"value": "b", "from": str(tmp_path / "work" / ".kvchat.toml")}
     assert found["sampling.seed"] == {"value": 3, "from": "KVCHAT_SEED"}
@@ -44,21 +42,20 @@ def test_show_says_where_each_value_came_from(
 
 
 def test_show_says_what_is_overruled_on_standard_error(
-    home: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+    home: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home.mkdir()
     (home / "config.toml").write_text('model = "a"\n')
     monkeypatch.setenv("KVCHAT_MODEL", "b")
-    assert run(["config"]) == 0
-    told = capsys.readouterr()
-    assert 'model = "b"' in told.out
-    assert told.err == f"{home / 'config.toml'} sets model too; KVCHAT_MODEL overrules it\n"
+    code, out, err = run("config")
+    assert (code, 'model = "b"' in out) == (0, True)
+    assert err == f"{home / 'config.toml'} sets model too; KVCHAT_MODEL overrules it\n"
 
 
-def test_set_makes_a_private_file_that_is_read_back(home: Path, capsys: Capture) -> None:
+def test_set_makes_a_private_file_that_is_read_back(home: Path, run: Run) -> None:
     for name, value in (("model", "here/it is"), ("sampling.top_k", "40"), ("engine.device_bytes", "2GiB")):
-        assert run(["config", "set", name, value]) == 0
-    assert run(["config", "set", "display.stats", "no"]) == 0
+        assert run("config", "set", name, value)[0] == 0
+    assert run("config", "set", "display.stats", "no")[0] == 0
     file = home / "config.toml"
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert tomllib.loads(file.read_text()) == {
@@ -67,7 +64,7 @@ def test_set_makes_a_private_file_that_is_read_back(home: Path, capsys: Capture)
         "engine": {"device_bytes": "2GiB"},
         "display": {"stats": False},
     }
-    found = shown(capsys)
+    found = shown(run)
     assert (found["sampling.top_k"]["value"], found["engine.device_bytes"]["value"]) == (40, 2**31)
 
 
@@ -159,7 +156,7 @@ def test_the_schema_names_every_setting_and_its_kind(run: Run) -> None:
     [("system", "a\x7fb", 0), ("system", "a\udcffb", 2), ("engine.adapter", "~nobody-has-this-name/x", 2)],
 )
 def test_odd_values_are_kept_or_refused(home: Path, name: str, value: str, code: int) -> None:
-    assert run(["config", "set", name, value]) == code
+    assert run("config", "set", name, value)[0] == code
     assert code or read_settings().system == value
     assert [file.name for file in home.glob("*config*")] == ([] if code else ["config.toml"])
 
@@ -168,7 +165,7 @@ def test_a_link_to_a_configuration_file_stays_one(home: Path, tmp_path: Path) ->
     home.mkdir()
     (tmp_path / "kept.toml").write_text('model = "a"\n')
     (home / "config.toml").symlink_to(tmp_path / "kept.toml")
-    assert run(["config", "set", "model", "b"]) == 0
+    assert run("config", "set", "model", "b")[0] == 0
     assert (home / "config.toml").is_symlink()
     assert (tmp_path / "kept.toml").read_text() == 'model = "b"\n'
 
@@ -184,7 +181,7 @@ def test_an_editor_that_cannot_be_started_is_told(
 
 def test_looking_at_kernels_is_no_setting_and_no_mistake(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KVCHAT_DEBUG_KERNELS", "1")
-    assert run(["config", "show", "-q"]) == 0
+    assert run("config", "show", "-q")[0] == 0
 
 
 def test_a_setting_is_on_the_medium_before_the_file_has_its_name(
@@ -197,5 +194,5 @@ def test_a_setting_is_on_the_medium_before_the_file_has_its_name(
         fsync(descriptor)
 
     monkeypatch.setattr(os, "fsync", noted)
-    assert run(["config", "set", "sampling.top_k", "7"]) == 0
+    assert run("config", "set", "sampling.top_k", "7")[0] == 0
     assert files.count(True) == 1

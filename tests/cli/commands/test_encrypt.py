@@ -1,10 +1,7 @@
 """`kvchat encrypt`: conversations that nobody reads without the key, and what its commands say."""
 
-import json
 import os
 import sqlite3
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -22,6 +19,7 @@ from kvchat.session.encryption.tables import EncryptedTables
 from kvchat.session.store import SessionStore
 from kvchat.session.unsent_drafts import DraftStore
 from tests.cli.command_line import Run
+from tests.cli.printed import run_python
 from tests.cli.secret_home import CHEAP, SECRET, WORDS, Give, files_with, make_talk, paths_of
 from tests.terminal import terminal
 
@@ -72,7 +70,7 @@ def test_it_is_turned_on_and_off_again_without_losing_a_word(home: Path, run: Ru
     assert files_with(home, *WORDS) == []
     assert not plain_block.exists()
     assert run("sessions", "show", "about", "--json") == before
-    assert json.loads(run("encrypt", "status", "--json")[1]) == {"encrypted": True, "opened_by": "passphrase"}
+    assert run.json("encrypt", "status") == {"encrypted": True, "opened_by": "passphrase"}
     assert run("encrypt", "on", *CHEAP)[0] == 2
     assert run("encrypt", "off")[0] == 0
     assert run("sessions", "show", "about", "--json") == before
@@ -250,7 +248,7 @@ def test_the_doctor_says_what_is_encrypted_and_asks_for_nothing(
     make_talk(home)
 
     def said() -> dict[str, object]:
-        checks = json.loads(run("doctor", "--no-model", "--json")[1])["checks"]
+        checks = run.json("doctor", "--no-model")["checks"]
         return next(check for check in checks if check["name"] == "encryption")
 
     assert said() == {"name": "encryption", "state": "ok", "encrypted": False}
@@ -277,14 +275,8 @@ sys.exit(run({words!r}))
 
 def run_without(absent: str, *words: str) -> tuple[int, str]:
     """Run a command line where a package is not installed; return exit code and standard error."""
-    done = subprocess.run(
-        [sys.executable, "-c", WITHOUT.format(absent=absent, words=list(words))],
-        capture_output=True,
-        text=True,
-        stdin=subprocess.DEVNULL,
-        env={**os.environ, "KVCHAT_PASSPHRASE": "open sesame"},
-        check=False,
-    )
+    program = WITHOUT.format(absent=absent, words=list(words))
+    done = run_python(program, KVCHAT_PASSPHRASE="open sesame")
     return done.returncode, done.stderr
 
 
@@ -312,7 +304,8 @@ def test_commands_on_plain_conversations_load_no_library_that_encrypts(home: Pat
         "loaded = {name.partition('.')[0] for name in sys.modules}\n"
         "assert not loaded & {'cryptography', 'keyring', 'torch'}, loaded\n"
     )
-    subprocess.run([sys.executable, "-c", program], check=True, stdout=subprocess.DEVNULL)
+    done = run_python(program)
+    assert done.returncode == 0, done.stderr
 
 
 @pure

@@ -1,8 +1,5 @@
 """Help, the manual page and what the shell offers: all from the table of commands."""
 
-import os
-import subprocess
-import sys
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -16,10 +13,12 @@ from kvchat.cli.parser.command_line import app
 from kvchat.cli.parser.command_table import COMMANDS, Command
 from kvchat.cli.parser.options import PlaceOptions
 from tests.cli.command_line import Run
+from tests.cli.printed import run_python
 
 pytestmark = pytest.mark.pure
 
 Capture = pytest.CaptureFixture[str]
+COMPLETE = "import sys; from kvchat.cli.main import main; sys.argv[0] = 'kvchat'; main()"
 
 
 @pytest.fixture(scope="module")
@@ -67,16 +66,14 @@ def sessions(home: Path) -> tuple[str, str]:
 def offered(line: str) -> list[str]:
     """Ask as bash does."""
     words = line.split(" ")
-    environ = os.environ | {
+    asked = {
         "_KVCHAT_COMPLETE": "complete_bash",
         "COMP_WORDS": line,
         "COMP_CWORD": str(len(words) - 1),
     }
-    program = "import sys; from kvchat.cli.main import main; sys.argv[0] = 'kvchat'; main()"
     # Whatever is offered is offered without them.
     nothing_heavy = "import sys; sys.modules |= dict.fromkeys(('torch', 'transformers', 'textual'));"
-    command = [sys.executable, "-c", nothing_heavy + program]
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+    done = run_python(nothing_heavy + COMPLETE, **asked)
     assert done.stderr == ""
     return [word for word in done.stdout.split("\n") if word]
 
@@ -120,10 +117,7 @@ def test_a_title_that_looks_like_markup_is_shown_as_it_is_and_spoils_nothing(
     with closing(open_store(PlaceOptions().settings())) as store:
         for title in titles:
             store.create_session(title=title)
-    program = "import sys; from kvchat.cli.main import main; sys.argv[0] = 'kvchat'; main()"
-    done = subprocess.run(
-        [sys.executable, "-c", program], env=os.environ | asked, capture_output=True, text=True, check=False
-    )
+    done = run_python(COMPLETE, **asked)
     assert done.stderr == ""
     shown = done.stdout.replace("\u2060", "").replace("\\", "")
     assert all(title in shown for title in titles)

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.cli.main import run
 from tests.cli.command_line import Run
 
 pytestmark = pytest.mark.pure
@@ -31,38 +30,33 @@ def cached(hub: Path, name: str, model_dir: Path, revision: str = "abc") -> Path
     return snapshot
 
 
-def listed(capsys: Capture) -> dict[str, dict[str, object]]:
-    capsys.readouterr()
-    assert run(["models", "--json"]) == 0
-    return {one["name"]: one for one in json.loads(capsys.readouterr().out)}
+def listed(run: Run) -> dict[str, dict[str, object]]:
+    return {one["name"]: one for one in run.json("models")}
 
 
-def test_the_starter_is_always_there_and_fits(hub: Path, capsys: Capture) -> None:
-    starter = listed(capsys)["starter"]
+def test_the_starter_is_always_there_and_fits(hub: Path, run: Run) -> None:
+    starter = listed(run)["starter"]
     assert starter["fits"] is True
     assert starter["problem"] is None
     assert isinstance(starter["num_bytes"], int)
     assert starter["num_bytes"] > 2**20
 
 
-def test_models_of_the_hub_cache_are_listed_with_what_is_wrong(
-    hub: Path, model_dir: Path, capsys: Capture
-) -> None:
+def test_models_of_the_hub_cache_are_listed_with_what_is_wrong(hub: Path, model_dir: Path, run: Run) -> None:
     whole = cached(hub, "someone/whole", model_dir)
     (cached(hub, "someone/half", model_dir) / "model.safetensors").unlink()
     (hub / "models--someone--empty").mkdir()
     (hub / "datasets--someone--text").mkdir()
-    found = listed(capsys)
+    found = listed(run)
     assert set(found) == {"starter", "someone/whole", "someone/half"}
     assert found["someone/whole"]["path"] == str(whole)
     # Its config says nothing of heads and layers.
     assert (found["someone/whole"]["fits"], found["someone/whole"]["problem"]) == (None, None)
     assert "safetensors" in str(found["someone/half"]["problem"])
-    assert run(["models"]) == 0
-    assert "someone/half" in capsys.readouterr().out
+    assert "someone/half" in run.out("models")
 
 
-def test_a_model_that_memory_does_not_hold_is_told(hub: Path, model_dir: Path, capsys: Capture) -> None:
+def test_a_model_that_memory_does_not_hold_is_told(hub: Path, model_dir: Path, run: Run) -> None:
     config = {
         "model_type": "llama",
         "num_hidden_layers": 10_000,
@@ -74,11 +68,10 @@ def test_a_model_that_memory_does_not_hold_is_told(hub: Path, model_dir: Path, c
     }
     (model_dir / "config.json").write_text(json.dumps(config))
     cached(hub, "someone/huge", model_dir)
-    huge = listed(capsys)["someone/huge"]
+    huge = listed(run)["someone/huge"]
     assert huge["fits"] is False
     assert huge["token_bytes"] == 2 * 10_000 * 100_000 * 4
-    assert run(["models", "show", "someone/huge"]) == 0
-    assert "does not fit" in capsys.readouterr().out
+    assert "does not fit" in run.out("models", "show", "someone/huge")
 
 
 def test_a_model_that_is_not_here_exits_4(hub: Path, run: Run) -> None:

@@ -1,14 +1,12 @@
 """`kvchat plan` tells bytes from a config alone."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from kvchat.cli.main import run
 from tests.cli.command_line import Run
+from tests.cli.printed import run_python
 from tests.engine.formats.test_kv_size import DEEPSEEK_V3, LLAMA_405B, QWEN_72B
 
 pytestmark = pytest.mark.pure
@@ -85,25 +83,19 @@ def test_the_starter_is_planned_by_its_name(run: Run) -> None:
     assert "3 that see 128 tokens, 3 full" in run.out("plan", "starter", "--context", "4k")
 
 
-def test_what_a_config_leaves_open_is_completed_by_transformers(
-    config: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_a_config_leaves_open_is_completed_by_transformers(config: Path, run: Run) -> None:
     config.write_text(json.dumps({"model_type": "gemma3_text", "num_hidden_layers": 12}))
-    assert run(["plan", str(config), "--json"]) == 0
-    out, err = capsys.readouterr()
+    _, out, err = run("plan", str(config), "--json")
     assert "as transformers has it" in err
     value = json.loads(out)
     assert value["by_transformers"] is True
     assert value["visible"].count(None) == 2
 
 
-def test_windows_of_some_layers_only_are_as_transformers_has_them(
-    config: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_windows_of_some_layers_only_are_as_transformers_has_them(config: Path, run: Run) -> None:
     windows = {"use_sliding_window": True, "sliding_window": 4096, "max_window_layers": 70}
     config.write_text(json.dumps(QWEN_72B | windows))
-    assert run(["plan", str(config), "--json"]) == 0
-    out, err = capsys.readouterr()
+    _, out, err = run("plan", str(config), "--json")
     assert "as transformers has it" in err
     assert json.loads(out)["visible"] == [None] * 70 + [4096] * 10
 
@@ -123,13 +115,10 @@ def test_a_layer_that_attends_twice_keeps_two_latents(config: Path, run: Run) ->
     assert run.json("plan", str(config))["sizes"][0]["token_bytes"] == 56 * 576 * 2
 
 
-def test_a_type_that_stands_beside_the_parts_of_a_model_counts_for_its_text(
-    config: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_type_that_stands_beside_the_parts_of_a_model_counts_for_its_text(config: Path, run: Run) -> None:
     text = {"model_type": "gemma3_text", "num_hidden_layers": 12}
     config.write_text(json.dumps({"model_type": "gemma3", "torch_dtype": "float32", "text_config": text}))
-    assert run(["plan", str(config), "--json"]) == 0
-    out, err = capsys.readouterr()
+    _, out, err = run("plan", str(config), "--json")
     assert json.loads(out)["dtype"] == "float32"
     assert "counted as" not in err
 
@@ -169,7 +158,7 @@ def test_it_loads_no_torch(config: Path) -> None:
         "import sys; from kvchat.cli.main import run; "
         f"code = run(['plan', {str(config)!r}]); sys.exit(code or 'torch' in sys.modules)"
     )
-    assert subprocess.run([sys.executable, "-c", program], capture_output=True).returncode == 0
+    assert run_python(program).returncode == 0
 
 
 def test_every_format_that_the_model_can_take_has_a_row(config: Path, run: Run) -> None:

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from kvchat.cli.main import run
 from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.kernels.health import HEALTH
 from kvchat.engine.memory.rates import Direction, Rates
@@ -20,11 +19,10 @@ Checks = dict[str, dict[str, Any]]
 
 
 @pytest.fixture
-def examined(capsys: pytest.CaptureFixture[str]) -> Any:
+def examined(run: Run) -> Any:
     def examine(*words: str, code: int = 0) -> Checks:
         """Return what `doctor --json` says, by the names of its checks."""
-        assert run(["doctor", "--json", *words]) == code
-        report = json.loads(capsys.readouterr().out)
+        report = run.json("doctor", *words, code=code)
         states = {check["state"] for check in report["checks"]}
         assert report["state"] == next(state for state in ("broken", "look", "ok") if state in states)
         return {check["name"]: check for check in report["checks"]}
@@ -128,7 +126,7 @@ def test_kernels_that_failed_their_trial_are_told_behind_the_model(tiny_model: P
 
 def test_each_check_is_a_line_of_its_own_for_programs_that_read_lines(examined: Any, run: Run) -> None:
     checks = examined("--no-model")
-    lines = [json.loads(line) for line in run.out("doctor", "--no-model", "--ndjson").splitlines()]
+    lines = run.lines("doctor", "--no-model", "--ndjson")
     assert list(dict.fromkeys(line["name"] for line in lines)) == [*checks]
     assert lines[0] == checks["versions"]
 

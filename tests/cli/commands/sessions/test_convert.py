@@ -29,11 +29,9 @@ WORDS = "remember the sea " * 40
 
 @pytest.fixture
 def ask(run: Run, tiny_model: Path) -> Run:
-    def one(*words: str) -> tuple[int, str, str]:
-        return run("ask", "--json", "-m", str(tiny_model), "--max-tokens", "12", *words)
-
-    assert one("--new", "demo", WORDS)[0] == 0
-    return one
+    ask = run.with_words("ask", "-m", str(tiny_model), "--max-tokens", "12")
+    ask.json("--new", "demo", WORDS)
+    return ask
 
 
 def test_a_converted_session_goes_on_in_its_format_from_its_converted_blocks(
@@ -44,9 +42,7 @@ def test_a_converted_session_goes_on_in_its_format_from_its_converted_blocks(
     assert "would be" in told
     assert "saved" in told
     assert sum(usage for usage in block_bytes(home).values()) < before
-    code, out, _ = ask("-s", "demo", "and?")
-    answer = json.loads(out)
-    assert code == 0
+    answer = ask.json("-s", "demo", "and?")
     assert answer["exact"] is False
     usage = answer["usage"]
     assert usage["prompt_tokens"] - usage["cached_tokens"] < 16
@@ -60,9 +56,8 @@ def test_what_is_lost_and_saved_is_told_first_and_nothing_happens_in_a_dry_run(
     ask: Run, run: Run, home: Path
 ) -> None:
     before = block_bytes(home)
-    code, out, _ = run("sessions", "convert", "demo", "int2", "--dry-run", "--json")
-    found = json.loads(out)
-    assert (code, found["done"], found["converted"]) == (0, False, None)
+    found = run.json("sessions", "convert", "demo", "int2", "--dry-run")
+    assert (found["done"], found["converted"]) == (False, None)
     assert found["loss"]["is_converted"]
     assert found["loss"]["loss"]["divergence"] > 0
     assert block_bytes(home) == before
@@ -85,8 +80,8 @@ def test_converted_blocks_never_have_the_names_of_computed_ones(ask: Run, run: R
     assert own.hex() in names
     assert native.hex() not in names
     # Somebody else who computes in that format finds nothing of it.
-    code, out, _ = ask("--new", "other", "--cache-format", "int8", WORDS)
-    assert (code, json.loads(out)["usage"]["cached_tokens"]) == (0, 0)
+    other = ask.json("--new", "other", "--cache-format", "int8", WORDS)
+    assert other["usage"]["cached_tokens"] == 0
 
 
 def test_going_back_computes_exactly_again_and_removes_what_was_converted(
@@ -97,7 +92,7 @@ def test_going_back_computes_exactly_again_and_removes_what_was_converted(
     (converted,) = set(block_bytes(home)) - exact
     assert "computed exactly again" in run.err("sessions", "convert", "demo", "exact")
     assert block_bytes(home).get(converted, 0) == 0
-    answer = json.loads(ask("-s", "demo", "and?")[1])
+    answer = ask.json("-s", "demo", "and?")
     assert (answer["exact"], answer["usage"]["cached_tokens"]) == (True, 0)
     assert "already" in run("sessions", "convert", "demo", "exact")[2]
 
@@ -112,7 +107,7 @@ def test_garbage_collection_keeps_what_was_converted(ask: Run, run: Run, home: P
 def test_blocks_that_another_session_shares_stay_exact_for_it(ask: Run, run: Run) -> None:
     assert ask("--new", "other", WORDS)[0] == 0
     run("sessions", "convert", "demo", "int4", "--yes")
-    answer = json.loads(ask("-s", "other", "and?")[1])
+    answer = ask.json("-s", "other", "and?")
     assert answer["exact"] is True
     assert answer["usage"]["cached_tokens"] > 100
 
@@ -142,7 +137,7 @@ def test_where_the_disk_has_no_room_for_both_nothing_is_changed(
     assert "nothing was changed" in run.err("sessions", "convert", "demo", "int4", "--yes", code=1)
     assert session_of(home).namespace == ""
     assert files(home) == before
-    assert json.loads(ask("-s", "demo", "and?")[1])["usage"]["cached_tokens"] > 100
+    assert ask.json("-s", "demo", "and?")["usage"]["cached_tokens"] > 100
 
 
 def test_what_was_set_aside_counts_for_converting_and_is_told_with_the_numbers(
@@ -220,9 +215,8 @@ def test_blocks_that_a_pack_keeps_stay(ask: Run, run: Run, home: Path) -> None:
     with closing(BlockCatalog(home / "cache")) as catalog:
         (fingerprint,) = catalog.usages()
         catalog.keep("pack", fingerprint, [block.key for block in catalog.blocks()])
-    code, out, _ = run("sessions", "convert", "demo", "int4", "--yes", "--json")
-    found = json.loads(out)["converted"]
-    assert (code, found["freed_bytes"]) == (0, 0)
+    found = run.json("sessions", "convert", "demo", "int4", "--yes")["converted"]
+    assert found["freed_bytes"] == 0
     assert before < files(home)
 
 

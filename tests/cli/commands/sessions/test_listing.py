@@ -11,7 +11,6 @@ import pytest
 from kvchat.app.config import read_settings
 from kvchat.app.open_sessions import open_store, short_id, short_ids
 from kvchat.app.session_service import SessionService
-from kvchat.cli.main import run
 from kvchat.engine.memory.disk.catalog import BlockCatalog
 from kvchat.platform.encryptor import Encryptor
 from kvchat.session.store import SessionStore, new_turn_id
@@ -88,15 +87,12 @@ def test_a_conversation_is_shown_by_title_prefix_or_id(store: SessionStore, run:
         )
 
 
-def test_an_interrupted_answer_is_shown_with_the_way_to_go_on(
-    store: SessionStore, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_interrupted_answer_is_shown_with_the_way_to_go_on(store: SessionStore, run: Run) -> None:
     session = store.create_session(title="Trip")
     add(store, session, "By train?", "Yes, and", finish=Finish.INTERRUPTED)
-    run(["sessions", "show", "Trip"])
-    shown = capsys.readouterr()
-    assert shown.out.endswith("kvchat: Yes, and … (interrupted)\n")
-    assert f"/continue in `kvchat resume {session.id}`" in shown.err
+    _, out, err = run("sessions", "show", "Trip")
+    assert out.endswith("kvchat: Yes, and … (interrupted)\n")
+    assert f"/continue in `kvchat resume {session.id}`" in err
 
 
 def test_a_tree_shows_where_a_conversation_forks(store: SessionStore, run: Run) -> None:
@@ -149,12 +145,12 @@ def test_messages_are_found_by_words(store: SessionStore, run: Run) -> None:
     assert run.json("sessions", "search", "paris") == []
 
 
-def test_a_session_is_renamed_but_not_to_a_name_that_is_taken(store: SessionStore) -> None:
+def test_a_session_is_renamed_but_not_to_a_name_that_is_taken(store: SessionStore, run: Run) -> None:
     session = store.create_session(title="Trip")
     store.create_session(title="other")
-    assert run(["sessions", "rename", "Trip", "Voyage"]) == 0
+    assert run("sessions", "rename", "Trip", "Voyage")[0] == 0
     assert store.session(session.id).title == "Voyage"
-    assert run(["sessions", "rename", "Voyage", "other"]) == 2
+    assert run("sessions", "rename", "Voyage", "other")[0] == 2
 
 
 def test_removing_asks_on_a_terminal_and_takes_no_for_an_answer(
@@ -172,9 +168,9 @@ def test_removing_asks_on_a_terminal_and_takes_no_for_an_answer(
     assert store.list_sessions() == ()
 
 
-def test_removing_one_unknown_session_removes_none(store: SessionStore) -> None:
+def test_removing_one_unknown_session_removes_none(store: SessionStore, run: Run) -> None:
     store.create_session(title="Trip")
-    assert run(["sessions", "rm", "-y", "Trip", "nobody"]) == 5
+    assert run("sessions", "rm", "-y", "Trip", "nobody")[0] == 5
     assert len(store.list_sessions()) == 1
 
 

@@ -1,6 +1,5 @@
 """`kvchat sessions verify` and `kvchat cache verify`: what is looked at, said and written."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,10 +20,8 @@ Call = Callable[..., Any]
 def call(run: Run, tiny_model: Path) -> Call:
     """Run a command on the tiny model and return what it prints as JSON."""
 
-    def one(*words: str, code: int = 0) -> Any:
-        found, out, told = run(*words, "-m", str(tiny_model), "--json")
-        assert found == code, told
-        return json.loads(out)
+    def one(*words: str) -> Any:
+        return run.json(*words, "-m", str(tiny_model))
 
     return one
 

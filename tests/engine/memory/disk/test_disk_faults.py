@@ -15,6 +15,7 @@ from kvchat.engine.api.ids import u32le
 from kvchat.engine.memory.disk.quarantine import MAX_QUARANTINED
 from kvchat.engine.memory.disk.store import DiskStore
 from kvchat.errors import BlockDamaged, BlockMissing, StorageError
+from tests.damage import flipped
 from tests.engine.memory.chains import (
     BLOCK_SIZE,
     FINGERPRINT,
@@ -342,7 +343,7 @@ for start in range(0, 120, 40):
 
 
 def _flipped(data: bytes, position: int, mask: int) -> bytes:
-    return data[:position] + bytes([data[position] ^ mask]) + data[position + 1 :]
+    return flipped(data, position, mask)
 
 
 def _python(script: str, *arguments: object) -> subprocess.CompletedProcess[str]:

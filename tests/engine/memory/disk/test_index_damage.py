@@ -13,6 +13,7 @@ import pytest
 from kvchat.engine.memory.disk.catalog import BlockCatalog
 from kvchat.engine.memory.disk.store import DiskStore
 from kvchat.errors import BlockDamaged, BlockMissing
+from tests.damage import flipped
 from tests.engine.memory.chains import FULL, SLIDING, Block, chain, open_store, read, write_all
 
 pytestmark = pytest.mark.pure
@@ -90,7 +91,7 @@ def test_a_head_that_asks_for_another_sqlite_is_damage_like_any_other(
 ) -> None:
     """A format of the future would be read for ever and never written."""
     data = files[INDEX]
-    put(quick_path / "cache", {**files, INDEX: data[:at] + bytes([data[at] ^ 0x80]) + data[at + 1 :]})
+    put(quick_path / "cache", {**files, INDEX: flipped(data, at, 0x80)})
     assert check(quick_path / "cache") == []
 
 
@@ -98,7 +99,7 @@ def flips(data: bytes, step: int) -> Iterator[bytes]:
     random = Random(step)
     for start in range(0, len(data), step):
         at = min(start + random.randrange(step), len(data) - 1)
-        yield data[:at] + bytes([data[at] ^ (1 << random.randrange(8))]) + data[at + 1 :]
+        yield flipped(data, at, (1 << random.randrange(8)))
 
 
 @pytest.mark.parametrize("name", [INDEX, LOG], ids=["index", "log"])

@@ -15,7 +15,7 @@ from kvchat.engine.memory.disk.store import DiskStore
 from kvchat.engine.memory.disk.writer import REST_PER_WRITE, BlockWriter
 from kvchat.errors import StorageError
 from tests.engine.memory.chains import FULL, Copied, chain, read
-from tests.patience import PATIENCE_S
+from tests.patience import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.pure
 
@@ -145,9 +145,7 @@ def test_nobody_waits_for_a_rest(how: str, monkeypatch: pytest.MonkeyPatch) -> N
         writer.step_aside(False)
     elif how == "close":
         assert writer.close(PATIENCE_S)
-    until_s = monotonic() + PATIENCE_S
-    while writer.queued_bytes and monotonic() < until_s:
-        Event().wait(0.01)
+    wait_until(lambda: not writer.queued_bytes)
     assert disk.written == [block.key for block in blocks]
     assert writer.close(PATIENCE_S)
 
