@@ -12,7 +12,8 @@ import pytest
 from kvchat.remote.chat import RemoteChat
 from kvchat.remote.endpoint import RemoteServer
 from kvchat.session.store import SessionStore
-from tests.serving.conftest import KEY, Served, served, template  # noqa: F401
+from tests.serving import conftest as serving
+from tests.serving.conftest import KEY, Served
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
 
@@ -88,6 +89,9 @@ def raw() -> Iterator[Callable[..., RawServer]]:
     yield make
     for server in servers:
         server.close()
+
+
+template, served = serving.template, serving.served
 
 
 @pytest.fixture

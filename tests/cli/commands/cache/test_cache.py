@@ -18,9 +18,7 @@ pytestmark = pytest.mark.pure
 
 
 def test_status_tells_bytes_and_blocks_by_model(home: Path, run: Run) -> None:
-    disk = chains.open_store(home / "cache")
-    chains.write_all(disk, chains.chain([1, 2, 3, 4, 5]))
-    disk.close()
+    chains.put_blocks(home / "cache", chains.chain([1, 2, 3, 4, 5]))
     status = run.json("cache", "status")
     files = list((home / "cache" / "blocks").rglob("*.safetensors"))
     assert status["disk_bytes"] == sum(file.stat().st_size for file in files)

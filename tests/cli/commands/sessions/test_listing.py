@@ -199,9 +199,7 @@ def test_removing_frees_the_blocks_of_a_session_and_keeps_those_that_others_shar
 def test_removing_says_what_was_freed_and_what_stays(store: SessionStore, home: Path, run: Run) -> None:
     for title in ("one", "two"):
         add(store, store.create_session(title=title), "q", "a", ids=[[1, 2], [3, 4]])
-    disk = chains.open_store(home / "cache")
-    chains.write_all(disk, chains.chain([1, 2, 3, 4]))
-    disk.close()
+    chains.put_blocks(home / "cache", chains.chain([1, 2, 3, 4]))
     assert "freed 0 blocks, 0 B; 1 block, " in run.err("sessions", "rm", "one")
     assert "freed 1 block, " in run.err("sessions", "rm", "two")
 
@@ -242,9 +240,7 @@ def test_a_branch_is_removed_alone_with_what_no_other_branch_has(
     add(store, store.session(session.id), "By boat?", "Yes.", ids=[own[:2], own[2:]])
     main_session = replace(store.session(session.id), active_branch=main.name)
     add(store, main_session, "By train?", "No.", ids=[others[:2], others[2:]])
-    disk = chains.open_store(home / "cache")
-    chains.write_all(disk, [*chains.chain(shared + own), *chains.chain(shared + others)[1:]])
-    disk.close()
+    chains.put_blocks(home / "cache", [*chains.chain(shared + own), *chains.chain(shared + others)[1:]])
 
     said = run.json("sessions", "rm", "Trip", "--branch", "by boat")
     assert (said["branch"], said["num_turns"], said["num_shared_turns"]) == ("by boat", 2, 2)
@@ -284,9 +280,7 @@ def test_the_blocks_of_an_answer_that_was_undone_go_with_its_branch(
     path = store.turns_to(main.leaf_id)
     store.create_branch(session.id, leaf_id=path[1].id, name="short")
     store.set_leaf(main, path[2].id)  # as an undo does: the last answer is on no branch
-    disk = chains.open_store(home / "cache")
-    chains.write_all(disk, chains.chain(shared + question + answer))
-    disk.close()
+    chains.put_blocks(home / "cache", chains.chain(shared + question + answer))
     would = store.would_remove_branch(store.removal_of(session.id, "main"))
     assert store.remove_branch(session.id, "main") == would
     assert (would.freed_blocks, would.shared_blocks) == (2, 1)

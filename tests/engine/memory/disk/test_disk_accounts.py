@@ -18,6 +18,7 @@ from tests.engine.memory.chains import (
     chain,
     open_store,
     path_of,
+    put_blocks,
     read,
     write_all,
 )
@@ -111,9 +112,7 @@ def test_the_limit_holds_at_every_moment_of_a_write(tmp_path: Path) -> None:
 def test_a_growing_conversation_writes_new_blocks_and_its_tail_only(tmp_path: Path) -> None:
     """Two hundred blocks are there already; the turn behind them costs what it adds."""
     ids = list(range(4 * 200))
-    store = open_store(tmp_path)
-    write_all(store, chain(ids))
-    store.close()
+    put_blocks(tmp_path, chain(ids))
     files = RecordingFiles(tmp_path)
     store = open_store(tmp_path, files=files)
     for block in chain([*ids, *range(10)]):
@@ -164,8 +163,5 @@ def test_files_from_the_future_are_not_kept_for_ever(tmp_path: Path) -> None:
 
 
 def _file_bytes(directory: Path) -> int:
-    store = open_store(directory)
-    write_all(store, chain([1, 2, 3, 4]))
-    num_bytes = store.usage().num_bytes
-    store.close()
+    num_bytes = put_blocks(directory, chain([1, 2, 3, 4]))
     return num_bytes

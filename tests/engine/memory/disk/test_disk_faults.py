@@ -26,6 +26,7 @@ from tests.engine.memory.chains import (
     open_store,
     path_of,
     payload_of,
+    put_blocks,
     read,
     write_all,
 )
@@ -69,9 +70,7 @@ def test_every_truncation_and_every_addition_is_noticed(tmp_path: Path, store: D
 def test_a_damaged_index_row_or_file_never_survives_a_rebuild_as_another_block(tmp_path: Path) -> None:
     """Whatever is found again after the index was lost still has to pass `read`."""
     (block,) = chain([1, 2, 3, 4])
-    store = open_store(tmp_path)
-    write_all(store, [block])
-    store.close()
+    put_blocks(tmp_path, [block])
     path = path_of(tmp_path, block)
     whole = path.read_bytes()
     for position in range(0, len(whole), 17):
@@ -149,9 +148,7 @@ def test_a_hostile_header_is_set_aside_and_never_believed(tmp_path: Path, conten
 def test_a_file_whose_ids_are_not_those_of_its_key_is_not_found_again(tmp_path: Path) -> None:
     """Trap 4: what a file says of itself is recomputed, not believed."""
     (block,) = chain([1, 2, 3, 4])
-    store = open_store(tmp_path)
-    write_all(store, [block])
-    store.close()
+    put_blocks(tmp_path, [block])
     path = path_of(tmp_path, block)
     token_ids, forged_ids = u32le([1, 2, 3, 4]).hex().encode(), u32le([1, 2, 3, 5]).hex().encode()
     path.write_bytes(path.read_bytes().replace(token_ids, forged_ids))

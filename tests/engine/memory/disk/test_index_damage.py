@@ -14,7 +14,7 @@ from kvchat.engine.memory.disk.catalog import BlockCatalog
 from kvchat.engine.memory.disk.store import DiskStore
 from kvchat.errors import BlockDamaged, BlockMissing
 from tests.damage import flipped
-from tests.engine.memory.chains import FULL, SLIDING, Block, chain, open_store, read, write_all
+from tests.engine.memory.chains import FULL, SLIDING, Block, chain, open_store, put_blocks, read, write_all
 
 pytestmark = pytest.mark.pure
 
@@ -33,9 +33,7 @@ Files = Mapping[Path, bytes]
 def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
     """A cache directory after a process was killed: the newest of the index is in its log alone."""
     place = tmp_path_factory.mktemp("cache")
-    store = open_store(place)
-    write_all(store, BLOCKS[:NUM_SAFE])
-    store.close()
+    put_blocks(place, BLOCKS[:NUM_SAFE])
     store = open_store(place)
     write_all(store, BLOCKS[NUM_SAFE:])
     found = {path.relative_to(place): path.read_bytes() for path in place.rglob("*") if path.is_file()}
@@ -174,9 +172,7 @@ def test_rows_that_no_block_can_have_are_found_when_all_files_are_looked_at(quic
 
 def test_rows_that_no_block_can_have_say_nothing_until_then(quick_path: Path) -> None:
     """Trap 24: the index is a hint, and a hint that makes no sense is none."""
-    store = open_store(quick_path)
-    write_all(store, BLOCKS)
-    store.close()
+    put_blocks(quick_path, BLOCKS)
     cut_token_ids(quick_path / INDEX)
     with closing(open_store(quick_path)) as store:
         for block in BLOCKS:
@@ -190,9 +186,7 @@ def check_after(place: Path, damage: Callable[[Path], None]) -> int:
 
     Returns: how many are left under a limit that none fits in.
     """
-    store = open_store(place)
-    write_all(store, BLOCKS)
-    store.close()
+    put_blocks(place, BLOCKS)
     damage(place / INDEX)
     with closing(open_store(place)) as store:
         store.rebuild()

@@ -10,7 +10,7 @@ import pytest
 from kvchat.engine.memory.disk.io import SystemFiles
 from kvchat.engine.memory.disk.store import DiskStore
 from kvchat.errors import StorageError
-from tests.engine.memory.chains import FULL, chain, open_store, read, write_all
+from tests.engine.memory.chains import FULL, chain, open_store, put_blocks, read, write_all
 from tests.threads import wait_until_in
 
 pytestmark = pytest.mark.pure
@@ -50,9 +50,7 @@ def test_what_was_written_is_read_at_once_from_any_thread(store: DiskStore) -> N
 
 def test_a_look_up_that_finds_damage_mends_the_index_once(tmp_path: Path) -> None:
     """Trap 24: both connections go on with the new file, and blocks are found again."""
-    store = open_store(tmp_path)
-    write_all(store, BLOCKS)
-    store.close()
+    put_blocks(tmp_path, BLOCKS)
     path = tmp_path / "index.db"
     store = open_store(tmp_path)
     data = bytearray(path.read_bytes())

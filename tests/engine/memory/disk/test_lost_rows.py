@@ -15,6 +15,7 @@ from tests.engine.memory.chains import (
     lose_row,
     open_store,
     path_of,
+    put_blocks,
     read,
     write_all,
 )
@@ -38,9 +39,7 @@ def test_a_row_without_a_file_is_a_miss_and_goes(tmp_path: Path, store: DiskStor
 
 def test_rows_whose_files_are_gone_say_nothing_and_go_when_all_files_are_looked_at(tmp_path: Path) -> None:
     blocks = chain(list(range(8)))
-    store = open_store(tmp_path)
-    write_all(store, blocks)
-    store.close()
+    put_blocks(tmp_path, blocks)
     path_of(tmp_path, blocks[1]).unlink()
     store = open_store(tmp_path)
     assert store.children(blocks[0].key) == ()
@@ -68,9 +67,7 @@ def test_losing_the_index_loses_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize("junk", [b"", b"no database", b"SQLite format 3\x00" + b"\xff" * 4096])
 def test_an_index_that_is_no_database_is_made_again(tmp_path: Path, junk: bytes) -> None:
     blocks = chain(list(range(8)))
-    store = open_store(tmp_path)
-    write_all(store, blocks)
-    store.close()
+    put_blocks(tmp_path, blocks)
     (tmp_path / "index.db").write_bytes(junk)
 
     store = open_store(tmp_path)
@@ -93,9 +90,7 @@ def test_an_index_damaged_while_open_costs_time_only(tmp_path: Path, store: Disk
 
 def test_an_index_damaged_anywhere_is_survived(quick_path: Path) -> None:
     blocks = chain(list(range(40)))
-    store = open_store(quick_path)
-    write_all(store, blocks)
-    store.close()
+    put_blocks(quick_path, blocks)
     index = quick_path / "index.db"
     whole = index.read_bytes()
     random = Random(0)

@@ -25,6 +25,7 @@ from tests.engine.memory.chains import (
     chain,
     open_store,
     path_of,
+    put_blocks,
     read,
     write_all,
 )
@@ -229,11 +230,7 @@ class TestLimit:
 
     def _file_bytes(self, directory: Path) -> int:
         (block,) = chain([1, 2, 3, 4])
-        store = open_store(directory / "measure")
-        write_all(store, [block])
-        num_bytes = store.usage().num_bytes
-        store.close()
-        return num_bytes
+        return put_blocks(directory / "measure", [block])
 
 
 def test_a_late_use_of_a_closed_store_harms_nobody(tmp_path: Path) -> None:
