@@ -182,7 +182,7 @@ def test_a_format_that_the_engine_refuses_leaves_it_lent(
     again.close()
 
 
-def test_a_window_that_lends_nothing_lends_nothing_after_a_reload(home: Path, tiny_model: Path) -> None:
+def test_a_window_that_lends_nothing_lends_nothing_after_a_reload(tiny_model: Path) -> None:
     settings = read_settings()
     engine = EngineSwap()
     with opened(settings, engine) as kvchat:

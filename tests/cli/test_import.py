@@ -1,7 +1,6 @@
 """What is given to `kvchat import` and is no file of a conversation."""
 
 import os
-from pathlib import Path
 
 import pytest
 
@@ -11,7 +10,7 @@ pytestmark = pytest.mark.pure
 
 
 @pytest.mark.parametrize("name", ["pipe.kvchat", "pipe.json"])
-def test_a_pipe_that_nobody_writes_into_is_refused_and_not_waited_for(name: str, home: Path) -> None:
+def test_a_pipe_that_nobody_writes_into_is_refused_and_not_waited_for(name: str) -> None:
     os.mkfifo(name)
     done = run_program("import", name)
     assert done.returncode == 7

@@ -130,7 +130,7 @@ A_THREAD = "threading.Thread(target=lambda: (threading.main_thread().join(), pri
 
 
 @pytest.mark.parametrize(("before", "told"), [("", []), (A_THREAD, ["still at work", "taken apart"])])
-def test_a_command_ends_at_once_unless_something_is_at_work(before: str, told: list[str], home: Path) -> None:
+def test_a_command_ends_at_once_unless_something_is_at_work(before: str, told: list[str]) -> None:
     program = ENDING.format(before=before)
     done = run_python(program)
     first, *rest = done.stdout.splitlines()
@@ -170,7 +170,7 @@ NOT_IMPORTED = {
 
 
 @pytest.mark.parametrize("words", NOT_IMPORTED)
-def test_a_command_begins_without_what_only_others_need(words: str, home: Path) -> None:
+def test_a_command_begins_without_what_only_others_need(words: str) -> None:
     program = (
         "import sys\n"
         "from kvchat.cli.main import run\n"
@@ -181,7 +181,7 @@ def test_a_command_begins_without_what_only_others_need(words: str, home: Path) 
     assert done.stderr.endswith("0 []\n")
 
 
-def test_the_window_is_drawn_without_chat_command_line_and_what_opens_on_a_key(home: Path) -> None:
+def test_the_window_is_drawn_without_chat_command_line_and_what_opens_on_a_key() -> None:
     program = (
         "import sys\n"
         "from kvchat.cli.main import run\n"
@@ -261,7 +261,7 @@ main.main()
     "words",
     ["sessions list", "sessions tree", "sessions search demo", "models list", "cache ls", "pack list"],
 )
-def test_every_list_is_one_value_or_a_line_each(words: str, home: Path, run: Run) -> None:
+def test_every_list_is_one_value_or_a_line_each(words: str, run: Run) -> None:
     with closing(open_store(PlaceOptions().settings())) as store:
         store.create_session(title="demo", model="starter")
     named = [*words.split(), *(["demo"] if words.endswith("tree") else [])]

@@ -164,9 +164,7 @@ def test_ctrl_c_behind_the_answer_ends_the_process_that_converts_and_starts_no_o
     assert session_of(home, "small").namespace == ""
 
 
-def test_what_opens_by_a_typed_passphrase_alone_is_not_converted(
-    home: Path, run: Run, passphrase: Give
-) -> None:
+def test_what_opens_by_a_typed_passphrase_alone_is_not_converted(run: Run, passphrase: Give) -> None:
     """Every conversion would ask for it again."""
     passphrase("open sesame")
     assert opens_unasked(unlocked(read_settings()), {}), "nothing is encrypted yet"

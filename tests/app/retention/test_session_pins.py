@@ -236,7 +236,7 @@ class DeletedElsewhere(SessionService):
         return super().session(session_id)
 
 
-def test_an_answer_that_is_stored_ends_well_though_its_session_is_deleted_right_then(home: Path) -> None:
+def test_an_answer_that_is_stored_ends_well_though_its_session_is_deleted_right_then() -> None:
     paths = read_settings().paths
     with closing(DeletedElsewhere(paths.sessions_db, paths.cache_dir)) as store:
         session = store.create_session(title="Trip")

@@ -10,7 +10,6 @@ import pytest
 
 from kvchat.app.config import KEYS, read_settings
 from kvchat.app.config_file import with_setting
-from kvchat.cli.main import run
 from kvchat.errors import ConfigError
 from tests.cli.command_line import Run
 
@@ -87,7 +86,7 @@ def test_set_refuses_what_could_not_be_read_and_leaves_the_file(
     assert (home / "config.toml").read_text() == 'model = "a"  # mine\n'
 
 
-def test_set_says_what_overrules_it(home: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_set_says_what_overrules_it(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KVCHAT_MODEL", "b")
     assert "KVCHAT_MODEL overrules it here" in run.err("config", "set", "model", "a")
 
@@ -130,7 +129,7 @@ def test_what_cannot_be_changed_safely_is_refused(text: str) -> None:
 
 
 def test_edit_opens_the_editor_and_says_what_is_wrong_afterwards(
-    home: Path, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     editor = tmp_path / "editor"
     editor.write_text('#!/bin/sh\necho \'modle = "a"\' >> "$1"\n')
@@ -155,13 +154,13 @@ def test_the_schema_names_every_setting_and_its_kind(run: Run) -> None:
     ("name", "value", "code"),
     [("system", "a\x7fb", 0), ("system", "a\udcffb", 2), ("engine.adapter", "~nobody-has-this-name/x", 2)],
 )
-def test_odd_values_are_kept_or_refused(home: Path, name: str, value: str, code: int) -> None:
+def test_odd_values_are_kept_or_refused(home: Path, name: str, value: str, code: int, run: Run) -> None:
     assert run("config", "set", name, value)[0] == code
     assert code or read_settings().system == value
     assert [file.name for file in home.glob("*config*")] == ([] if code else ["config.toml"])
 
 
-def test_a_link_to_a_configuration_file_stays_one(home: Path, tmp_path: Path) -> None:
+def test_a_link_to_a_configuration_file_stays_one(home: Path, tmp_path: Path, run: Run) -> None:
     home.mkdir()
     (tmp_path / "kept.toml").write_text('model = "a"\n')
     (home / "config.toml").symlink_to(tmp_path / "kept.toml")
@@ -172,20 +171,20 @@ def test_a_link_to_a_configuration_file_stays_one(home: Path, tmp_path: Path) ->
 
 @pytest.mark.parametrize("editor", ["vi 'x", "nobody-has-this-editor"])
 def test_an_editor_that_cannot_be_started_is_told(
-    home: Path, editor: str, run: Run, monkeypatch: pytest.MonkeyPatch
+    editor: str, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("VISUAL", raising=False)
     monkeypatch.setenv("EDITOR", editor)
     assert "set EDITOR" in run.err("config", "edit", code=2)
 
 
-def test_looking_at_kernels_is_no_setting_and_no_mistake(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_looking_at_kernels_is_no_setting_and_no_mistake(monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
     monkeypatch.setenv("KVCHAT_DEBUG_KERNELS", "1")
     assert run("config", "show", "-q")[0] == 0
 
 
 def test_a_setting_is_on_the_medium_before_the_file_has_its_name(
-    home: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch, run: Run
 ) -> None:
     files, fsync = [], os.fsync
 

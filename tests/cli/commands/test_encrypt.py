@@ -1,5 +1,6 @@
 """`kvchat encrypt`: conversations that nobody reads without the key, and what its commands say."""
 
+import json
 import os
 import sqlite3
 from collections.abc import Iterator
@@ -248,7 +249,7 @@ def test_the_doctor_says_what_is_encrypted_and_asks_for_nothing(
     make_talk(home)
 
     def said() -> dict[str, object]:
-        checks = run.json("doctor", "--no-model")["checks"]
+        checks = json.loads(run("doctor", "--no-model", "--json")[1])["checks"]
         return next(check for check in checks if check["name"] == "encryption")
 
     assert said() == {"name": "encryption", "state": "ok", "encrypted": False}

@@ -110,9 +110,7 @@ def test_what_cannot_be_read_is_not_offered_and_not_complained_about(home: Path)
     ],
     ids=["zsh", "fish"],
 )
-def test_a_title_that_looks_like_markup_is_shown_as_it_is_and_spoils_nothing(
-    home: Path, asked: dict[str, str]
-) -> None:
+def test_a_title_that_looks_like_markup_is_shown_as_it_is_and_spoils_nothing(asked: dict[str, str]) -> None:
     titles = ["[/nope] closes", "[bold]x", "a:b: c"]
     with closing(open_store(PlaceOptions().settings())) as store:
         for title in titles:

@@ -92,7 +92,7 @@ def test_a_pack_is_refused_where_it_is_of_no_use_and_nothing_is_stored(ask: Ask,
 
 
 @cpu
-def test_a_pack_stays_where_everything_else_makes_room_or_is_deleted(ask: Ask, run: Run, home: Path) -> None:
+def test_a_pack_stays_where_everything_else_makes_room_or_is_deleted(ask: Ask, run: Run) -> None:
     made = run.json("pack", "make", "rules", "--system", f"Rules: {RULES}")
     limit = ("--kv-disk-bytes", str(made["num_bytes"] * 5 // 2))
     for number in range(3):

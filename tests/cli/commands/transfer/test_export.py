@@ -105,13 +105,10 @@ def test_the_format_follows_from_the_name_of_the_file_unless_it_is_given(session
     assert read("folder/trip-to-oslo.html").startswith("<!doctype")
 
 
-def test_standard_output_carries_the_text_alone(
-    session: Session, capsysbinary: pytest.CaptureFixture[bytes], run: Run
-) -> None:
-    assert run("export", "trip", "-o", "-", "--format", "json")[0] == 0
-    written = capsysbinary.readouterr()
-    assert json.loads(written.out)["title"] == "Trip to Oslo"
-    assert b"wrote standard output: 6 turns" in written.err
+def test_standard_output_carries_the_text_alone(session: Session, run: Run) -> None:
+    code, out, err = run("export", "trip", "-o", "-", "--format", "json")
+    assert (code, json.loads(out)["title"]) == (0, "Trip to Oslo")
+    assert "wrote standard output: 6 turns" in err
     assert run("export", "trip", "-o", "-", "--format", "md", "--json")[0] == 2
 
 
