@@ -25,10 +25,10 @@ from tests.engine.memory.chains import (
     chain,
     open_store,
     path_of,
-    put_blocks,
     read,
     write_all,
 )
+from tests.engine.memory.disk.small_disk import file_bytes
 
 pytestmark = pytest.mark.pure
 
@@ -169,7 +169,7 @@ class TestLimit:
     def test_the_limit_holds_after_every_write_and_leaves_go_first(self, tmp_path: Path) -> None:
         clock = Clock()
         old, new = chain(list(range(12))), chain(list(range(100, 112)))
-        limit_bytes = self._file_bytes(tmp_path / "sized") * 4
+        limit_bytes = file_bytes(tmp_path / "sized") * 4
         store = open_store(tmp_path / "cache", limit_bytes=limit_bytes, clock=clock)
         for block in old + new:
             clock.now_s += 1
@@ -182,7 +182,7 @@ class TestLimit:
     def test_what_was_touched_stays_longer(self, tmp_path: Path) -> None:
         clock = Clock()
         roots = [chain([start, 0, 0, 0])[0] for start in range(4)]
-        store = open_store(tmp_path / "cache", limit_bytes=self._file_bytes(tmp_path) * 3, clock=clock)
+        store = open_store(tmp_path / "cache", limit_bytes=file_bytes(tmp_path / "measure") * 3, clock=clock)
         for block in roots[:3]:
             clock.now_s += 1
             store.write([(block.header, block.payload)])
@@ -203,7 +203,7 @@ class TestLimit:
         clock.now_s += 1
         store.touch([roots[0].key])
         store.close()
-        store = open_store(tmp_path / "cache", limit_bytes=self._file_bytes(tmp_path) * 2, clock=clock)
+        store = open_store(tmp_path / "cache", limit_bytes=file_bytes(tmp_path / "measure") * 2, clock=clock)
         assert store.has_all([block.key for block in roots], FULL) == [True, False, True]
         store.close()
 
@@ -212,7 +212,7 @@ class TestLimit:
         store = open_store(tmp_path / "cache", OTHER_FINGERPRINT)
         write_all(store, chain(list(range(64 * BLOCK_SIZE)), fingerprint=OTHER_FINGERPRINT))
         store.close()
-        limit_bytes = self._file_bytes(tmp_path) * 10
+        limit_bytes = file_bytes(tmp_path / "measure") * 10
         store = open_store(tmp_path / "cache", limit_bytes=limit_bytes)
         assert 0 < store.total_usage().num_bytes <= limit_bytes
         on_disk = sum(path.stat().st_size for path in (tmp_path / "cache/blocks").rglob("*.safetensors"))
@@ -227,10 +227,6 @@ class TestLimit:
         assert not store.write([(block.header, block.payload)])
         assert store.usage().num_blocks == 0
         store.close()
-
-    def _file_bytes(self, directory: Path) -> int:
-        (block,) = chain([1, 2, 3, 4])
-        return put_blocks(directory / "measure", [block])
 
 
 def test_a_late_use_of_a_closed_store_harms_nobody(tmp_path: Path) -> None:
