@@ -2,6 +2,7 @@
 
 from tests.cli.conftest import (  # noqa: F401
     ask,
+    default_model,
     fork_server,
     home,
     model_dir,

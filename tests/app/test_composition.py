@@ -13,7 +13,7 @@ pytestmark = pytest.mark.pure
 
 
 def test_a_conversation_that_is_kept_nowhere_is_pinned_and_deleted_without_a_file(
-    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from time import monotonic, sleep
 
 import pytest
 
@@ -20,7 +19,7 @@ from kvchat.engine.models.locate import locate_model
 from kvchat.errors import ConfigError, EngineFailed, ModelNotFound, UsageError
 from kvchat.session.kv.provenance import new_origin
 from kvchat.session.tree import Turn
-from tests.patience import PATIENCE_S
+from tests.patience import wait_until
 
 pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("loading_pays")]
 
@@ -183,7 +182,7 @@ def test_a_format_that_the_engine_refuses_leaves_it_lent(
     again.close()
 
 
-def test_a_window_that_lends_nothing_lends_nothing_after_a_reload(home: Path, tiny_model: Path) -> None:
+def test_a_window_that_lends_nothing_lends_nothing_after_a_reload(tiny_model: Path) -> None:
     settings = read_settings()
     engine = EngineSwap()
     with opened(settings, engine) as kvchat:
@@ -265,10 +264,8 @@ def test_what_the_running_model_takes_gives_way_to_the_one_that_is_chosen(tmp_pa
 def test_the_window_counts_what_its_engine_holds_as_free_for_another_model(window: Window) -> None:
     say_first = window.chat.create("talk")
     list(window.chat.send(say_first, "hello"))
-    deadline_s = monotonic() + PATIENCE_S
-    while not window.host._memory().cache_bytes:  # what an engine holds is told some times a second
-        assert monotonic() < deadline_s
-        sleep(0.01)
+    # What an engine holds is told some times a second.
+    wait_until(lambda: window.host._memory().cache_bytes)
     memory = window.host._memory()
     assert memory.running is not None
     weights = sum(file.stat().st_size for file in memory.running.glob("*.safetensors"))

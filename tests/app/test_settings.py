@@ -19,7 +19,7 @@ def entry(settings: ActiveSettings, name: str) -> SettingEntry:
     return next(one for one in settings.entries({}) if one.name == name)
 
 
-def test_sampling_counts_from_the_next_message_on_and_leaves_what_else_the_run_was_given(home: Path) -> None:
+def test_sampling_counts_from_the_next_message_on_and_leaves_what_else_the_run_was_given() -> None:
     changed = ActiveSettings(read_settings({"sampling.max_tokens": 4}))
     words = changed.change("sampling.temperature", "0.7")
     assert words.startswith("sampling.temperature = 0.7; it counts from your next message on")
@@ -30,14 +30,14 @@ def test_sampling_counts_from_the_next_message_on_and_leaves_what_else_the_run_w
     assert changed.settings.sampling.temperature == 0
 
 
-def test_a_system_prompt_and_a_theme_count_from_now_on(home: Path) -> None:
+def test_a_system_prompt_and_a_theme_count_from_now_on() -> None:
     changed = ActiveSettings(read_settings())
     assert "conversations that begin from now on" in changed.change("system", "Be brief.")
     assert changed.change("display.theme", "nord") == 'display.theme = "nord"'
     assert (changed.settings.system, changed.settings.display.theme) == ("Be brief.", "nord")
 
 
-def test_what_the_engine_is_built_from_counts_from_the_next_engine_on(home: Path) -> None:
+def test_what_the_engine_is_built_from_counts_from_the_next_engine_on() -> None:
     changed = ActiveSettings(read_settings())
     assert changed.engine_changes() == {}
     assert "it counts from /reload on" in changed.change("engine.block_size", "32")
@@ -50,7 +50,7 @@ def test_what_the_engine_is_built_from_counts_from_the_next_engine_on(home: Path
     assert changed.engine_changes() == {}
 
 
-def test_keys_and_places_count_from_the_next_start_on(home: Path) -> None:
+def test_keys_and_places_count_from_the_next_start_on() -> None:
     changed = ActiveSettings(read_settings())
     assert changed.change("keys.help", "f9").endswith("it counts from the next start on")
     shown = entry(changed, "keys.help")
@@ -58,7 +58,7 @@ def test_keys_and_places_count_from_the_next_start_on(home: Path) -> None:
 
 
 def test_what_the_environment_or_the_command_overrules_is_not_said_to_count(
-    home: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("KVCHAT_TOP_K", "5")
     flags = {"sampling.temperature": 0.5}
@@ -73,13 +73,13 @@ def test_what_the_environment_or_the_command_overrules_is_not_said_to_count(
     assert (shown.value, shown.origin, shown.in_force) == ("0.5", "flag", None)
 
 
-def test_what_the_engine_runs_with_is_in_force_whatever_is_set(home: Path) -> None:
+def test_what_the_engine_runs_with_is_in_force_whatever_is_set() -> None:
     entries = ActiveSettings(read_settings()).entries({"engine.cache_format": "int4", "model": "starter"})
     by_name = {one.name: one.in_force for one in entries}
     assert (by_name["engine.cache_format"], by_name["model"]) == ("int4", None)
 
 
-def test_what_is_set_while_the_engine_begins_anew_awaits_the_next_one(home: Path) -> None:
+def test_what_is_set_while_the_engine_begins_anew_awaits_the_next_one() -> None:
     changed = ActiveSettings(read_settings())
     changed.change("engine.block_size", "32")
     changed.change("engine.max_context", "512")
@@ -91,7 +91,7 @@ def test_what_is_set_while_the_engine_begins_anew_awaits_the_next_one(home: Path
     assert changed.engine_changes() == {"threads": 2, "max_context": 1024}
 
 
-def test_where_a_server_answers_no_setting_waits_for_an_engine_that_is_loaded_again(home: Path) -> None:
+def test_where_a_server_answers_no_setting_waits_for_an_engine_that_is_loaded_again() -> None:
     settings = read_settings()
     with opened(settings, EngineSwap()) as kvchat:
         host = RemoteHost(settings, kvchat, None, EngineSwap())  # type: ignore[arg-type]

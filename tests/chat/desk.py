@@ -1,14 +1,11 @@
 """A chat with everything around it: a store, a template and a scripted engine."""
 
-from collections.abc import Callable
 from pathlib import Path
-from time import monotonic, sleep
 
 from kvchat.chat.conversation import Conversation
 from kvchat.chat.service import Chat, ChatEvent, TextDelta
 from kvchat.session.store import SessionStore
 from kvchat.session.template.chat_template import ChatTemplate
-from tests.patience import PATIENCE_S
 from tests.scripted_engine import ScriptedEngine
 
 REPLY = "Hello, Grüße! The answer is no."
@@ -28,15 +25,15 @@ class Desk:
         """Say the reply, from where the prompt has got to if it holds the beginning of it."""
         return [*self.template.tokenizer.encode(self.reply), min(self.template.end_ids)]
 
+    def talk(self, *texts: str, title: str = "", system: str = "") -> Conversation:
+        """Return a new conversation in which these messages were answered."""
+        conversation = self.chat.create(title, system)
+        for text in texts:
+            list(self.chat.send(conversation, text))
+        return conversation
+
     def seen(self, conversation: Conversation) -> str:
         return self.template.tokenizer.decode(conversation.token_ids or (), keep_control=True)
-
-
-def wait_until(is_so: Callable[[], bool]) -> None:
-    deadline = monotonic() + PATIENCE_S
-    while not is_so():
-        assert monotonic() < deadline
-        sleep(0.01)
 
 
 def shown(events: list[ChatEvent]) -> str:

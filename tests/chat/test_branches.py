@@ -58,8 +58,7 @@ def test_a_refused_continuation_leaves_the_answer_as_it_was(desk: Desk) -> None:
 
 
 def test_retry_answers_again_beside_the_first_answer(desk: Desk) -> None:
-    conversation = desk.chat.create()
-    list(desk.chat.send(conversation, "Hello"))
+    conversation = desk.talk("Hello")
     first = conversation.turns
     desk.reply = "Another answer."
     list(desk.chat.retry(conversation))
@@ -72,9 +71,7 @@ def test_retry_answers_again_beside_the_first_answer(desk: Desk) -> None:
 
 
 def test_edit_asks_anew_in_place_of_an_earlier_question(desk: Desk) -> None:
-    conversation = desk.chat.create(system="Be kind.")
-    for text in ("One", "Two", "Three"):
-        list(desk.chat.send(conversation, text))
+    conversation = desk.talk("One", "Two", "Three", system="Be kind.")
     path = conversation.turns
     list(desk.chat.edit(conversation, path[2].id, "Zwei"))
     assert [turn.text for turn in conversation.turns[::2]] == ["One", "Zwei"]
@@ -93,8 +90,7 @@ def test_edit_asks_anew_in_place_of_an_earlier_question(desk: Desk) -> None:
 
 
 def test_a_fork_shares_the_past_and_the_live_branch(desk: Desk) -> None:
-    conversation = desk.chat.create()
-    list(desk.chat.send(conversation, "One"))
+    conversation = desk.talk("One")
     fork = desk.chat.fork(conversation, name="by boat")
     assert fork.turns == conversation.turns
     assert fork.branch.name == "by boat"
@@ -109,9 +105,7 @@ def test_a_fork_shares_the_past_and_the_live_branch(desk: Desk) -> None:
 
 
 def test_a_fork_at_an_earlier_message_can_be_answered_or_asked_on(desk: Desk) -> None:
-    conversation = desk.chat.create()
-    for text in ("One", "Two"):
-        list(desk.chat.send(conversation, text))
+    conversation = desk.talk("One", "Two")
     at_answer = desk.chat.fork(conversation, conversation.turns[1].id)
     assert at_answer.engine_sequence is None
     assert at_answer.turns == conversation.turns[:2]
@@ -127,8 +121,7 @@ def test_a_fork_at_an_earlier_message_can_be_answered_or_asked_on(desk: Desk) ->
 
 
 def test_two_open_conversations_on_one_branch_become_two_branches(desk: Desk, tmp_path: Path) -> None:
-    conversation = desk.chat.create("demo")
-    list(desk.chat.send(conversation, "One"))
+    conversation = desk.talk("One", title="demo")
     other = desk.chat.open("demo")
     list(desk.chat.send(conversation, "left"))
     list(desk.chat.send(other, "right"))
@@ -138,8 +131,7 @@ def test_two_open_conversations_on_one_branch_become_two_branches(desk: Desk, tm
 
 
 def test_an_answer_that_is_being_written_elsewhere_is_not_built_upon(desk: Desk) -> None:
-    conversation = desk.chat.create("demo")
-    list(desk.chat.send(conversation, "One"))
+    conversation = desk.talk("One", title="demo")
     answering = desk.chat.send(conversation, "Two")
     next(answering)
     other = desk.chat.open("demo")
@@ -151,9 +143,7 @@ def test_an_answer_that_is_being_written_elsewhere_is_not_built_upon(desk: Desk)
 
 
 def test_roles_alternate_on_every_path(desk: Desk) -> None:
-    conversation = desk.chat.create()
-    for text in ("One", "Two"):
-        list(desk.chat.send(conversation, text))
+    conversation = desk.talk("One", "Two")
     assert [turn.role for turn in conversation.turns] == [Role.USER, Role.ASSISTANT] * 2
     assert replace(conversation.branch, updated_at=0) == replace(
         desk.store.branch(conversation.session.id, "main"), updated_at=0

@@ -9,9 +9,7 @@ pytestmark = pytest.mark.pure
 
 
 def test_the_cost_of_an_edit_is_that_of_its_prompt_and_nothing_is_changed_by_asking(desk: Desk) -> None:
-    conversation = desk.chat.create()
-    for text in ("Hello", "What is a KV cache?", "My name is Ana."):
-        list(desk.chat.send(conversation, text))
+    conversation = desk.talk("Hello", "What is a KV cache?", "My name is Ana.")
     turns, branches = conversation.turns, desk.store.branches(conversation.session.id)
     edited = turns[2]
     cost = desk.chat.edit_cost(conversation, edited.id, "What is a block?")
@@ -26,8 +24,7 @@ def test_the_cost_of_an_edit_is_that_of_its_prompt_and_nothing_is_changed_by_ask
 
 
 def test_an_edit_that_cannot_be_done_has_no_cost(desk: Desk) -> None:
-    conversation = desk.chat.create()
-    list(desk.chat.send(conversation, "Hello"))
+    conversation = desk.talk("Hello")
     question, answer = conversation.turns
     with pytest.raises(UsageError, match="empty"):
         desk.chat.edit_cost(conversation, question.id, " ")

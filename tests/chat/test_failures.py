@@ -23,8 +23,7 @@ pytestmark = pytest.mark.pure
 
 
 def test_a_question_too_long_for_the_model_is_given_back(desk: Desk) -> None:
-    conversation = desk.chat.create()
-    list(desk.chat.send(conversation, "One"))
+    conversation = desk.talk("One")
     before = (conversation.turns, conversation.branch.leaf_id, desk.store.all_turns(conversation.session.id))
     desk.engine._max_context = 60
     with pytest.raises(ContextOverflow):
@@ -119,8 +118,7 @@ def test_a_session_deleted_under_an_answer_ends_it_with_a_message(desk: Desk) ->
 
 
 def test_a_live_branch_that_the_engine_has_lost_costs_nothing_but_time(desk: Desk) -> None:
-    conversation = desk.chat.create()
-    list(desk.chat.send(conversation, "One"))
+    conversation = desk.talk("One")
     desk.engine.live.clear()
     assert shown(list(desk.chat.send(conversation, "Two"))) == REPLY
     assert [request.sequence is None for request in desk.engine.requests] == [True, False, True]
@@ -130,8 +128,7 @@ def test_a_live_branch_that_the_engine_has_lost_costs_nothing_but_time(desk: Des
 def test_another_tokenizer_starts_over_from_the_texts_and_is_exact_from_there(
     desk: Desk, tmp_path: Path
 ) -> None:
-    conversation = desk.chat.create("demo", "Be kind.")
-    list(desk.chat.send(conversation, "One"))
+    conversation = desk.talk("One", title="demo", system="Be kind.")
     other = ChatTemplate.from_dir(write_model(tmp_path / "other", CHATML))
     second = Desk(tmp_path, other)
     opened = second.chat.open("demo")
@@ -156,8 +153,7 @@ def test_another_tokenizer_starts_over_from_the_texts_and_is_exact_from_there(
 
 
 def test_a_turn_beyond_repair_costs_its_ids_and_not_the_conversation(desk: Desk) -> None:
-    conversation = desk.chat.create("demo")
-    list(desk.chat.send(conversation, "One"))
+    desk.talk("One", title="demo")
     with desk.store._database.write() as connection:
         connection.execute("UPDATE turns SET token_ids = x'00', parts = x'' WHERE role = 'assistant'")
     opened = desk.chat.open("demo")

@@ -11,7 +11,8 @@ from kvchat.errors import (
     UsageError,
 )
 from kvchat.session.tree import Finish
-from tests.chat.desk import REPLY, Desk, shown, wait_until
+from tests.chat.desk import REPLY, Desk, shown
+from tests.patience import wait_until
 
 pytestmark = pytest.mark.pure
 

@@ -10,8 +10,7 @@ pytestmark = pytest.mark.pure
 
 
 def test_another_answer_is_sampled_where_the_settings_would_give_the_same_again(desk: Desk) -> None:
-    conversation = desk.chat.create()
-    list(desk.chat.send(conversation, "Hello"))
+    conversation = desk.talk("Hello")
     list(desk.chat.retry(conversation))
     exactly_so = SamplingParams(max_tokens=4)
     list(desk.chat.retry(conversation, exactly_so))
@@ -21,8 +20,7 @@ def test_another_answer_is_sampled_where_the_settings_would_give_the_same_again(
 
 
 def test_the_first_answer_to_a_question_is_sampled_as_the_settings_say(desk: Desk) -> None:
-    conversation = desk.chat.create()
-    list(desk.chat.send(conversation, "Hello"))
+    conversation = desk.talk("Hello")
     unanswered = desk.chat.fork(conversation, conversation.turns[0].id)
     list(desk.chat.retry(unanswered))
     assert desk.engine.requests[-1].sampling.temperature == 0.0
@@ -34,8 +32,7 @@ def test_a_seed_gives_the_same_answer_and_a_temperature_of_ones_own_stays() -> N
 
 
 def test_answers_are_sampled_in_another_way_from_the_next_one_on(desk: Desk) -> None:
-    conversation = desk.chat.create()
-    list(desk.chat.send(conversation, "Hello"))
+    conversation = desk.talk("Hello")
     desk.chat.use_sampling(SamplingParams(temperature=0.3, max_tokens=9))
     list(desk.chat.send(conversation, "Hello again"))
     list(desk.chat.retry(conversation))

@@ -13,13 +13,6 @@ pytestmark = pytest.mark.pure
 ANSWERED = f"<|assistant|>{REPLY}<|end|>"
 
 
-def held(desk: Desk, *texts: str, system: str = "") -> Conversation:
-    conversation = desk.chat.create(system=system)
-    for text in texts:
-        list(desk.chat.send(conversation, text))
-    return conversation
-
-
 def paths(desk: Desk, conversation: Conversation) -> dict[str, list[str]]:
     """Return the questions on each branch."""
     return {
@@ -29,7 +22,7 @@ def paths(desk: Desk, conversation: Conversation) -> dict[str, list[str]]:
 
 
 def test_undo_goes_on_before_the_last_exchange_and_the_branch_keeps_it(desk: Desk) -> None:
-    conversation = held(desk, "One", "Two", "Three")
+    conversation = desk.talk("One", "Two", "Three")
     before = conversation.turns
     desk.chat.revise(conversation, desk.chat.plan_undo(conversation))
     assert conversation.turns == before[:4]
@@ -41,7 +34,7 @@ def test_undo_goes_on_before_the_last_exchange_and_the_branch_keeps_it(desk: Des
 
 
 def test_undoing_again_needs_no_other_branch_until_something_would_be_lost(desk: Desk) -> None:
-    conversation = held(desk, "One", "Two", "Three")
+    conversation = desk.talk("One", "Two", "Three")
     for left in (["One", "Two"], ["One"], []):
         desk.chat.revise(conversation, desk.chat.plan_undo(conversation))
         assert paths(desk, conversation) == {"main": ["One", "Two", "Three"], "main-2": left}
@@ -52,7 +45,7 @@ def test_undoing_again_needs_no_other_branch_until_something_would_be_lost(desk:
 
 
 def test_several_exchanges_are_taken_back_at_once_and_no_more_than_there_are(desk: Desk) -> None:
-    conversation = held(desk, "One", "Two", "Three")
+    conversation = desk.talk("One", "Two", "Three")
     plan = desk.chat.plan_undo(conversation, 2)
     assert [turn.text for turn in plan.dropped] == ["Two", REPLY, "Three", REPLY]
     for num in (0, 4):
@@ -61,7 +54,7 @@ def test_several_exchanges_are_taken_back_at_once_and_no_more_than_there_are(des
 
 
 def test_an_exchange_in_the_middle_is_left_out_and_what_followed_follows(desk: Desk) -> None:
-    conversation = held(desk, "One", "Two", "Three", system="Be kind.")
+    conversation = desk.talk("One", "Two", "Three", system="Be kind.")
     before = conversation.turns
     plan = desk.chat.plan_drop(conversation, before[2].id)
     assert (plan.dropped, plan.kept) == (before[2:4], before[:2])
@@ -80,7 +73,7 @@ def test_an_exchange_in_the_middle_is_left_out_and_what_followed_follows(desk: D
 
 
 def test_without_the_first_exchange_the_next_one_opens_the_conversation(desk: Desk) -> None:
-    conversation = held(desk, "One", "Two", system="Be kind.")
+    conversation = desk.talk("One", "Two", system="Be kind.")
     desk.chat.revise(conversation, desk.chat.plan_drop(conversation, conversation.turns[0].id))
     assert conversation.turns[0].parent_id is None
     assert desk.seen(conversation) == f"<|system|>Be kind.<|end|><|user|>Two<|end|>{ANSWERED}"
@@ -100,7 +93,7 @@ def test_an_answer_that_was_cut_off_is_closed_where_another_question_follows_it(
 
 
 def test_what_cannot_be_left_out_is_told_and_nothing_changes(desk: Desk) -> None:
-    conversation = held(desk, "One", "Two")
+    conversation = desk.talk("One", "Two")
     answer = conversation.turns[1]
     with pytest.raises(UsageError, match="message of yours"):
         desk.chat.plan_drop(conversation, answer.id)
@@ -117,7 +110,7 @@ def test_what_cannot_be_left_out_is_told_and_nothing_changes(desk: Desk) -> None
 
 
 def test_asking_for_the_cost_of_a_course_changes_nothing(desk: Desk) -> None:
-    conversation = held(desk, "One", "Two", "Three")
+    conversation = desk.talk("One", "Two", "Three")
     turns, branches = conversation.turns, desk.store.branches(conversation.session.id)
     undo = desk.chat.plan_undo(conversation)
     drop = desk.chat.plan_drop(conversation, turns[0].id)

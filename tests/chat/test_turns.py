@@ -40,8 +40,7 @@ def test_a_turn_is_told_from_question_to_end(desk: Desk) -> None:
 
 def test_what_the_model_sees_only_ever_grows(desk: Desk) -> None:
     """Trap 29: no id that the model saw changes, whatever comes after."""
-    conversation = desk.chat.create(system="Be kind.")
-    list(desk.chat.send(conversation, "One"))
+    conversation = desk.talk("One", system="Be kind.")
     first = desk.engine.requests[0].token_ids + (conversation.turns[-1].token_ids or ())
     list(desk.chat.send(conversation, "Two"))
     second = desk.engine.requests[1].token_ids
@@ -53,8 +52,7 @@ def test_what_the_model_sees_only_ever_grows(desk: Desk) -> None:
 
 
 def test_the_next_turn_continues_the_live_branch_and_close_lets_go_of_it(desk: Desk) -> None:
-    conversation = desk.chat.create()
-    list(desk.chat.send(conversation, "One"))
+    conversation = desk.talk("One")
     live = conversation.engine_sequence
     assert live is not None
     list(desk.chat.send(conversation, "Two"))
@@ -84,8 +82,7 @@ def test_everything_is_stored_before_it_is_shown(desk: Desk) -> None:
 
 
 def test_a_new_process_goes_on_exactly_where_the_last_one_ended(desk: Desk, tmp_path: Path) -> None:
-    conversation = desk.chat.create("demo")
-    list(desk.chat.send(conversation, "One"))
+    conversation = desk.talk("One", title="demo")
     desk.chat.close(conversation)
     desk.store.close()
     later = Desk(tmp_path, desk.template)
@@ -110,8 +107,7 @@ def test_conversations_that_take_turns_never_mix(desk: Desk) -> None:
 
 
 def test_delete_removes_the_session_and_lets_go_of_its_branch(desk: Desk) -> None:
-    conversation = desk.chat.create("demo")
-    list(desk.chat.send(conversation, "Hello"))
+    conversation = desk.talk("Hello", title="demo")
     desk.chat.delete(conversation)
     assert desk.engine.live == {}
     with pytest.raises(SessionNotFound):
@@ -121,8 +117,7 @@ def test_delete_removes_the_session_and_lets_go_of_its_branch(desk: Desk) -> Non
 def test_the_end_of_turn_of_the_template_ends_an_answer_that_the_engine_would_go_on_with(desk: Desk) -> None:
     end = min(desk.template.end_ids)
     desk.engine._script = lambda prompt: [*desk.template.tokenizer.encode("Yes."), end, 50, 51, 52]
-    conversation = desk.chat.create()
-    list(desk.chat.send(conversation, "Hello"))
+    conversation = desk.talk("Hello")
     assert desk.engine.requests[0].sampling.stop_token_ids == (end,)
     assert (conversation.turns[-1].text, (conversation.turns[-1].token_ids or ())[-1]) == ("Yes.", end)
 
@@ -182,8 +177,7 @@ class WeighingHandle(ScriptedHandle):
 
 
 def test_an_answer_keeps_what_became_of_the_stored_part_of_its_prompt(desk: Desk) -> None:
-    conversation = desk.chat.create()
-    list(desk.chat.send(conversation, "One"))
+    conversation = desk.talk("One")
     desk.engine.handle_class = WeighingHandle
     list(desk.chat.send(conversation, "Two"))
     assert [turn.stored for turn in conversation.turns] == [None, Stored.NOTHING, None, Stored.COMPUTED]

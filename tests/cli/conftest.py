@@ -3,15 +3,14 @@
 import io
 import json
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 import numpy
 import pytest
 from safetensors.numpy import save_file as save_arrays
 
-from kvchat.cli import main
-from tests.cli.secret_home import Give, Run
+from tests.cli.command_line import Run
+from tests.cli.secret_home import Give
 from tests.fork_server import ForkServer
 from tests.tiny_models import write_model
 
@@ -62,20 +61,19 @@ def fork_server() -> Iterator[ForkServer]:
 
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    """Run a command line in this process; return exit code, standard output and standard error."""
+    return Run(capsys)
 
-    def run_one(*words: str) -> tuple[int, str, str]:
-        code = main.run(words)
-        shown = capsys.readouterr()
-        return code, shown.out, shown.err
 
-    return run_one
+@pytest.fixture
+def default_model(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have every command use the tiny model unless another is named."""
+    monkeypatch.setenv("KVCHAT_MODEL", str(tiny_model))
 
 
 @pytest.fixture
 def ask(run: Run, tiny_model: Path) -> Run:
-    """Ask the tiny model for short answers; return what `run` returns."""
-    return partial(run, "ask", "-m", str(tiny_model), "--max-tokens", "8")
+    """Ask the tiny model for short answers."""
+    return run.with_words("ask", "-m", str(tiny_model), "--max-tokens", "8")
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from tests.cli.secret_home import Run
+from tests.cli.command_line import Run
 
 ROOM = ("--kv-device-bytes", "1000KiB")
 """Of 1,344 exact tokens of the tiny model, 2,431 in int8 and 3,135 in int4; `WORDS` are ten."""

@@ -8,10 +8,35 @@ import subprocess
 import sys
 import termios
 
+from tests.patience import PATIENCE_S
+
+
+def run_program(*words: str, **environ: str) -> "subprocess.CompletedProcess[str]":
+    """Run the real program in a process of its own, with variables of its own beside the usual ones."""
+    return _run("-m", "kvchat", *words, **environ)
+
+
+def run_python(program: str, *words: str, **environ: str) -> "subprocess.CompletedProcess[str]":
+    """Run lines of Python in a process of its own."""
+    return _run("-c", program, *words, **environ)
+
 
 def in_pipe(*words: str) -> list[str]:
-    command = [sys.executable, "-m", "kvchat", *words]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    done = run_program(*words)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def _run(*words: str, **environ: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, *words],
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        env=os.environ | environ,
+        timeout=PATIENCE_S,
+        check=False,
+    )
 
 
 def on_terminal(width: int, *words: str) -> list[str]:

@@ -14,7 +14,6 @@ SECRET = "marmalade zeppelin orchestra"
 CHEAP = ("--cost", "10")
 WORDS = (b"marmalade", b"zeppelin", b"orchestra")
 
-Run = Callable[..., tuple[int, str, str]]
 Give = Callable[[str], None]
 
 

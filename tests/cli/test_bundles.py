@@ -18,6 +18,8 @@ from kvchat.session.bundle.layout import payload_bytes
 from kvchat.session.bundle.reader import read_bundle
 from kvchat.session.bundle.record import BLOCK, END, RecordReader
 from kvchat.session.store import SessionStore
+from tests.cli.command_line import Run
+from tests.damage import flip
 from tests.fork_server import Forked, ForkServer
 from tests.session.bundle.bundles import write_records, write_small
 
@@ -31,15 +33,12 @@ Kvchat = Callable[..., Any]
 
 
 @pytest.fixture
-def kvchat(home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Kvchat:
+def kvchat(home: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> Kvchat:
     """Run a command line in this process, in one of several homes, and return what it prints as JSON."""
 
     def call(*words: str, at: str = "here", code: int = 0) -> Any:
         monkeypatch.setenv("KVCHAT_HOME", str(home / at))
-        capsys.readouterr()
-        assert run([*words, "--json"]) == code
-        text = capsys.readouterr().out
-        return json.loads(text) if text else None
+        return run.json(*words, code=code)
 
     return call
 
@@ -179,9 +178,7 @@ def test_other_weights_keep_the_text_name_what_differs_and_compute(
 ) -> None:
     """Trap 1: one changed weight is another model."""
     other = Path(shutil.copytree(tiny_model, tmp_path / "other"))
-    weights = bytearray((other / "model.safetensors").read_bytes())
-    weights[-1] ^= 1
-    (other / "model.safetensors").write_bytes(weights)
+    flip(other / "model.safetensors")
     config = json.loads((other / "config.json").read_text())
     (other / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 1e-5}))
     (imported,) = kvchat("import", str(bundle), "-m", str(other))
@@ -263,20 +260,17 @@ def test_a_damaged_block_is_found_by_verifying_the_cache(
     whole = kvchat("cache", "verify", "-m", str(tiny_model), "--all")
     assert (whole["damaged"], whole["different"], whole["verified"]) == (0, 0, whole["blocks"])
     block = next((home / "here" / "cache" / "blocks").rglob("*.safetensors"))
-    data = bytearray(block.read_bytes())
-    data[-1] ^= 1
-    block.write_bytes(data)
+    flip(block)
     found = kvchat("cache", "verify", "-m", str(tiny_model), "--sample", "1", code=7)
     assert (found["damaged"], found["different"]) == (1, 0)
     assert kvchat("cache", "verify", "-m", str(tiny_model), "--sample", "1")["damaged"] == 0
 
 
 def test_a_session_shows_where_its_kv_came_from_and_what_was_found_of_it(
-    bundle: Path, tiny_model: Path, kvchat: Kvchat, capsys: pytest.CaptureFixture[str]
+    bundle: Path, tiny_model: Path, kvchat: Kvchat, run: Run
 ) -> None:
     kvchat("import", str(bundle), "-m", str(tiny_model))
-    run(["sessions", "show", "demo"])
-    assert "KV imported, shared with no other session; not verified: " in capsys.readouterr().out
+    assert "KV imported, shared with no other session; not verified: " in run.out("sessions", "show", "demo")
     for effort, words, trust in (
         (None, "; imported KV, not verified)", "unverified"),
         (["--sample", "1"], "; imported KV, 1 of ", "sampled"),
@@ -285,10 +279,8 @@ def test_a_session_shows_where_its_kv_came_from_and_what_was_found_of_it(
         if effort is not None:
             kvchat("sessions", "verify", "-m", str(tiny_model), *effort, "demo")
         assert kvchat("sessions", "list")[0]["trust"] == kvchat("sessions", "show", "demo")["trust"] == trust
-        run(["sessions", "list"])
-        assert words in capsys.readouterr().out
-    run(["sessions", "show", "demo"])
-    shown = capsys.readouterr().out
+        assert words in run.out("sessions", "list")
+    shown = run.out("sessions", "show", "demo")
     assert "all as computed here" in shown
     assert "imported" not in shown
 

@@ -101,7 +101,7 @@ def test_every_setting_and_where_it_came_from_is_there_at_any_width(
         assert len(places([line for line in lines if not any(one in line for one in long)], "# ")) == 1
 
 
-def test_settings_stand_in_one_column_at_80_columns(home: Path) -> None:
+def test_settings_stand_in_one_column_at_80_columns() -> None:
     lines = on_terminal(80, "config", "show")
     assert len(places(lines, "# ")) == 1
     rows = [line for line in lines if " = " in line]

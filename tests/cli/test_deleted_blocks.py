@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from threading import Thread
-from time import monotonic, sleep
 
 import pytest
 
@@ -21,7 +20,7 @@ from kvchat.engine.memory.disk.index import IndexedBlock
 from kvchat.errors import StorageError
 from kvchat.session.tree import path_token_ids
 from tests.cli.secret_home import files_with
-from tests.patience import PATIENCE_S
+from tests.patience import wait_until
 from tests.threads import wait_until_in
 
 pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("loading_pays")]
@@ -50,14 +49,9 @@ def block_files() -> set[Path]:
 def wait_until_saved(kvchat: Kvchat, conversation: Conversation) -> None:
     """Wait for each block, however slow the disk is, and then for the tail."""
     ids = path_token_ids(conversation.turns) or ()
-    wish, end_s = (
-        InspectionRequest(token_ids=tuple(ids[: (len(ids) - 1) // 64 * 64])),
-        monotonic() + PATIENCE_S,
-    )
+    wish = InspectionRequest(token_ids=tuple(ids[: (len(ids) - 1) // 64 * 64]))
     assert kvchat.engine.inspect(wish)
-    while not all(any(place.is_stored for place in one.places) for one in kvchat.engine.inspect(wish)):
-        assert monotonic() < end_s
-        sleep(0.01)
+    wait_until(lambda: all(any(p.is_stored for p in one.places) for one in kvchat.engine.inspect(wish)))
     kvchat.engine.drain_saves()
 
 

@@ -17,7 +17,8 @@ from kvchat.engine.api.ids import u32le
 from kvchat.platform.encryptor import Encryptor
 from kvchat.platform.paths import Paths
 from kvchat.session.store import SessionStore
-from tests.cli.secret_home import CHEAP, SECRET, WORDS, Give, Run, files_with, make_talk, paths_of
+from tests.cli.command_line import Run
+from tests.cli.secret_home import CHEAP, SECRET, WORDS, Give, files_with, make_talk, paths_of
 from tests.encryption_child import DATA_KEY
 from tests.fork_server import ForkServer
 from tests.terminal import ROOT, terminal
@@ -58,12 +59,10 @@ def test_nothing_of_what_is_said_lies_on_disk_in_the_clear(
     passphrase("open sesame")
     assert run("encrypt", "on", *CHEAP)[0] == 0
     ask = ("ask", "-m", str(tiny_model), "--max-tokens", "40", "--json")
-    code, out, err = run(
-        *ask, "--new", f"title {SECRET}", "--system", f"system {SECRET}", f"say {SECRET} " * 20
+    assert (
+        run(*ask, "--new", f"title {SECRET}", "--system", f"system {SECRET}", f"say {SECRET} " * 20)[0] == 0
     )
-    assert code == 0, err
-    code, out, err = run(*ask, "-c", f"and {SECRET} again")
-    assert code == 0, err
+    out = run.out(*ask, "-c", f"and {SECRET} again")
     done = json.loads(out)
     assert done["loaded"]["disk"] + done["loaded"]["device"] > 0
     assert run("sessions", "search", "zeppelin")[0] == 0

@@ -1,6 +1,5 @@
 """KV in encrypted homes: it leaves in a bundle, comes back, is verified and pinned, as in the clear."""
 
-import json
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -10,9 +9,9 @@ import pytest
 
 from kvchat.app import unlock
 from kvchat.app.config import read_settings
-from kvchat.cli.main import run
 from kvchat.engine.api.ids import u32le
 from kvchat.engine.memory.disk.catalog import BlockCatalog
+from tests.cli.command_line import Run
 from tests.cli.secret_home import CHEAP, Give, files_with
 
 pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("loading_pays")]
@@ -23,20 +22,15 @@ Kvchat = Callable[..., Any]
 
 
 @pytest.fixture
-def kvchat(
-    home: Path, passphrase: Give, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> Kvchat:
+def kvchat(home: Path, passphrase: Give, run: Run, monkeypatch: pytest.MonkeyPatch) -> Kvchat:
     """Run a command line in one of several encrypted homes, and return what it prints as JSON."""
     passphrase("open sesame")
 
-    def call(*words: str, at: str, form: tuple[str, ...] = ("--json",)) -> Any:
+    def call(*words: str, at: str) -> Any:
         monkeypatch.setenv("KVCHAT_HOME", str(home / at))
         if not (home / at).exists():
-            assert run(["encrypt", "on", *CHEAP]) == 0
-        capsys.readouterr()
-        assert run([*words, *form]) == 0
-        text = capsys.readouterr().out
-        return json.loads(text) if text and form else None
+            assert run("encrypt", "on", *CHEAP)[0] == 0
+        return run.json(*words)
 
     return call
 
@@ -66,7 +60,7 @@ def test_kv_goes_from_one_encrypted_home_to_another_and_is_verified_and_kept_the
     verified = kvchat("sessions", "verify", *model, "--all", "demo", at="there")
     assert verified["verified"] == verified["blocks"] > 2
     assert (verified["different"], verified["trusted"]) == (0, True)
-    kvchat("sessions", "pin", "demo", at="there", form=())
+    kvchat("sessions", "pin", "demo", at="there")
     with closing(catalog()) as there:
         kept = {block.name for block in there.kept_blocks()}
         there.shrink(0)

@@ -6,9 +6,6 @@ Each end is told once on standard error, and to whoever reads JSON as the one te
 """
 
 import json
-import os
-import subprocess
-import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -16,6 +13,7 @@ import pytest
 
 from kvchat.app.open_sessions import open_store
 from kvchat.cli.parser.options import PlaceOptions
+from tests.cli.printed import run_program
 
 pytestmark = pytest.mark.pure
 
@@ -58,15 +56,7 @@ ROWS = [
 
 @pytest.mark.parametrize(("code", "words"), ROWS, ids=str)
 def test_a_run_ends_with_the_code_of_what_happened(code: int, words: list[str], place: Path) -> None:
-    command = [sys.executable, "-m", "kvchat", *(word.format(place=place) for word in words)]
-    done = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        stdin=subprocess.DEVNULL,
-        env=os.environ | {"HF_HUB_OFFLINE": "1"},
-        check=False,
-    )
+    done = run_program(*(word.format(place=place) for word in words), HF_HUB_OFFLINE="1")
     assert done.returncode == code, done.stderr
     assert "Traceback" not in done.stderr
     if code:

@@ -12,7 +12,7 @@ from gguf import GGMLQuantizationType as Kind
 from kvchat.app.config import read_settings
 from kvchat.app.model_location import located
 from kvchat.starter import __path__ as starter_path
-from tests.cli.secret_home import Run
+from tests.cli.command_line import Run
 from tests.engine.memory.chains import chain, open_store
 from tests.engine.models.gguf_writer import tiny, write_gguf
 from tests.fork_server import ForkServer
@@ -45,9 +45,7 @@ def test_a_file_answers_and_its_conversation_goes_on_from_disk(
     assert first.returncode == 0, first.stderr
     (made,) = (path for path in (tmp_path / "home/cache/weights").iterdir() if path.is_dir())
     before = (made / "model.safetensors").stat().st_mtime_ns
-    code, _, err = run(*words(model, "-s", "tiny", "again"))
-    assert code == 0, err
-    assert "from disk" in err
+    assert "from disk" in run.err(*words(model, "-s", "tiny", "again"))
     assert (made / "model.safetensors").stat().st_mtime_ns == before
 
 
@@ -68,10 +66,6 @@ def test_where_a_command_looks_for_a_file_blocks_make_room_for_it_under_the_limi
 
 def test_a_damaged_file_is_refused_with_what_to_do(model: Path, run: Run) -> None:
     model.write_bytes(model.read_bytes()[:5000])
-    code, _, err = run(*words(model, "hello"))
-    assert code == 4
-    assert "not a whole GGUF file" in err
+    assert "not a whole GGUF file" in run.err(*words(model, "hello"), code=4)
     model.write_bytes(b"something else")
-    code, _, err = run(*words(model, "hello"))
-    assert code == 4
-    assert "no GGUF file" in err
+    assert "no GGUF file" in run.err(*words(model, "hello"), code=4)

@@ -153,7 +153,7 @@ class Collecting(HastyFiles):
         return descriptor
 
 
-def test_a_collection_beside_an_import_takes_none_of_its_blocks(home: Path, tmp_path: Path) -> None:
+def test_a_collection_beside_an_import_takes_none_of_its_blocks(tmp_path: Path) -> None:
     settings = read_settings()
     files = Collecting(settings)
     with closing(open_store(settings)) as store:

@@ -17,8 +17,9 @@ from kvchat.cli.output.streams import Output, Status
 from kvchat.cli.parser.command_table import COMMANDS
 from kvchat.engine.api.config import EngineConfig
 from kvchat.session.packs import PackStore
+from tests.cli.command_line import Run
 from tests.cli.commands.pack.test_pack import make_pack
-from tests.cli.secret_home import CHEAP, Give, Run, make_talk, paths_of
+from tests.cli.secret_home import CHEAP, Give, make_talk, paths_of
 from tests.scripted_engine import ScriptedEngine
 from tests.terminal import ROOT
 
@@ -27,19 +28,13 @@ pytestmark = pytest.mark.pure
 WITHOUT = {"resume", "man", "config edit"}
 """The window, the manual page and an editor print nothing that a program would read."""
 
+
 Lines = Callable[..., list[Any]]
 
 
 @pytest.fixture
 def lines(run: Run) -> Lines:
-    """Run a command line that succeeds; return each line of standard output as a value."""
-
-    def read(*words: str) -> list[Any]:
-        code, out, err = run(*words)
-        assert code == 0, err
-        return [json.loads(line) for line in out.splitlines()]
-
-    return read
+    return run.lines
 
 
 @pytest.fixture

@@ -2,10 +2,7 @@
 
 import gc
 import json
-import os
 import stat
-import subprocess
-import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -13,9 +10,10 @@ import pytest
 import typer
 
 from kvchat.app.open_sessions import open_store
-from kvchat.cli.main import run
 from kvchat.cli.parser.command_line import app, arrange, commands, options_of
 from kvchat.cli.parser.options import PlaceOptions
+from tests.cli.command_line import Run
+from tests.cli.printed import run_python
 
 pytestmark = pytest.mark.pure
 
@@ -56,16 +54,12 @@ def test_no_option_is_a_flag_in_one_command_and_takes_a_value_in_another() -> No
     assert all(options_of(verb).items() <= known.items() for verb in verbs)
 
 
-def test_an_unknown_first_word_exits_5_and_suggests_the_command_that_is_near(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert run(["asj", "hello"]) == 5
-    assert "did you mean the command `kvchat ask`" in capsys.readouterr().err.lower()
+def test_an_unknown_first_word_exits_5_and_suggests_the_command_that_is_near(run: Run) -> None:
+    assert "did you mean the command `kvchat ask`" in run.err("asj", "hello", code=5).lower()
 
 
-def test_the_interface_without_a_terminal_exits_2_and_names_ask(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run([]) == 2
-    assert "kvchat ask" in capsys.readouterr().err
+def test_the_interface_without_a_terminal_exits_2_and_names_ask(run: Run) -> None:
+    assert "kvchat ask" in run.err(code=2)
     assert gc.isenabled(), "it looks for garbage only behind the first frame"
 
 
@@ -86,29 +80,24 @@ def test_the_interface_without_a_terminal_exits_2_and_names_ask(capsys: pytest.C
     ],
 )
 def test_each_mistake_has_its_exit_code_and_one_terminal_event(
-    words: list[str], exit_code: int, capsys: pytest.CaptureFixture[str]
+    words: list[str], exit_code: int, run: Run
 ) -> None:
-    assert run([*words, "--json"]) == exit_code
-    told = capsys.readouterr()
-    event = json.loads(told.out)
-    assert (event["v"], event["event"], event["exit_code"]) == (1, "error", exit_code)
-    assert event["message"] in told.err
+    code, out, err = run(*words, "--json")
+    event = json.loads(out)
+    assert (code, event["v"], event["event"], event["exit_code"]) == (exit_code, 1, "error", exit_code)
+    assert event["message"] in err
     if words[0] == "ask":
-        assert run([*words, "--ndjson"]) == exit_code
-        assert [json.loads(line)["event"] for line in capsys.readouterr().out.splitlines()] == ["error"]
+        (event,) = run.lines(*words, "--ndjson", code=exit_code)
+        assert event["event"] == "error"
 
 
-def test_an_environment_that_cannot_be_read_exits_3(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_environment_that_cannot_be_read_exits_3(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KVCHAT_SEED", "x")
-    assert run(["sessions", "list"]) == 3
-    assert "KVCHAT_SEED" in capsys.readouterr().err
+    assert "KVCHAT_SEED" in run.err("sessions", "list", code=3)
 
 
-def test_a_data_directory_that_cannot_be_written_exits_1(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["sessions", "list", "--data-dir", "/proc/kvchat"]) == 1
-    assert "/proc/kvchat" in capsys.readouterr().err
+def test_a_data_directory_that_cannot_be_written_exits_1(run: Run) -> None:
+    assert "/proc/kvchat" in run.err("sessions", "list", "--data-dir", "/proc/kvchat", code=1)
 
 
 def test_an_unexpected_error_is_one_line_and_a_trace_in_a_private_log(home: Path) -> None:
@@ -121,7 +110,7 @@ def test_an_unexpected_error_is_one_line_and_a_trace_in_a_private_log(home: Path
         "    raise RuntimeError('a seam gave way')\n"
         "sys.exit(run(['burst']))\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    done = run_python(program)
     log = home / "state" / "kvchat.log"
     assert done.returncode == 1
     assert done.stderr == f"kvchat: unexpected error (RuntimeError); the details are in {log}\n"
@@ -141,9 +130,9 @@ A_THREAD = "threading.Thread(target=lambda: (threading.main_thread().join(), pri
 
 
 @pytest.mark.parametrize(("before", "told"), [("", []), (A_THREAD, ["still at work", "taken apart"])])
-def test_a_command_ends_at_once_unless_something_is_at_work(before: str, told: list[str], home: Path) -> None:
+def test_a_command_ends_at_once_unless_something_is_at_work(before: str, told: list[str]) -> None:
     program = ENDING.format(before=before)
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    done = run_python(program)
     first, *rest = done.stdout.splitlines()
     assert first.startswith("kvchat ")
     assert rest == told
@@ -181,19 +170,18 @@ NOT_IMPORTED = {
 
 
 @pytest.mark.parametrize("words", NOT_IMPORTED)
-def test_a_command_begins_without_what_only_others_need(words: str, home: Path) -> None:
+def test_a_command_begins_without_what_only_others_need(words: str) -> None:
     program = (
         "import sys\n"
         "from kvchat.cli.main import run\n"
         "code = run(sys.argv[1].split())\n"
         "print(code, [name for name in sys.argv[2:] if name in sys.modules], file=sys.stderr)\n"
     )
-    command = [sys.executable, "-c", program, words, *NOT_IMPORTED[words]]
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    done = run_python(program, words, *NOT_IMPORTED[words])
     assert done.stderr.endswith("0 []\n")
 
 
-def test_the_window_is_drawn_without_chat_command_line_and_what_opens_on_a_key(home: Path) -> None:
+def test_the_window_is_drawn_without_chat_command_line_and_what_opens_on_a_key() -> None:
     program = (
         "import sys\n"
         "from kvchat.cli.main import run\n"
@@ -201,8 +189,7 @@ def test_the_window_is_drawn_without_chat_command_line_and_what_opens_on_a_key(h
         "code = run([])\n"
         "print(code, [name for name in sys.argv[1:] if name in sys.modules])\n"
     )
-    command = [sys.executable, "-c", program, "torch", *CHAT, *TYPER, *ON_A_KEY]
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    done = run_python(program, "torch", *CHAT, *TYPER, *ON_A_KEY)
     assert done.stdout == "2 []\n"
     assert "needs a terminal" in done.stderr
 
@@ -234,9 +221,8 @@ print(json.dumps(told))
 @pytest.fixture(scope="module")
 def without_a_model(tmp_path_factory: pytest.TempPathFactory) -> list[list[object]]:
     """Exit code, heavy modules and whether anything was said, of each of these commands."""
-    command = [sys.executable, "-c", RUN_EACH, json.dumps(WITHOUT_A_MODEL)]
-    environ = os.environ | {"KVCHAT_HOME": str(tmp_path_factory.mktemp("home"))}
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environ)
+    home = tmp_path_factory.mktemp("home")
+    done = run_python(RUN_EACH, json.dumps(WITHOUT_A_MODEL), KVCHAT_HOME=str(home))
     told: list[list[object]] = json.loads(done.stdout)
     return told
 
@@ -263,9 +249,7 @@ print("said before", end="")
 sys.stderr.write("a remark")
 main.main()
 """
-    done = subprocess.run(
-        [sys.executable, "-c", script, "config", "path"], capture_output=True, text=True, check=False
-    )
+    done = run_python(script, "config", "path")
     assert done.returncode == 0
     assert done.stdout.startswith("said before")
     assert done.stdout.endswith("config.toml\n")
@@ -277,21 +261,17 @@ main.main()
     "words",
     ["sessions list", "sessions tree", "sessions search demo", "models list", "cache ls", "pack list"],
 )
-def test_every_list_is_one_value_or_a_line_each(
-    words: str, home: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_list_is_one_value_or_a_line_each(words: str, run: Run) -> None:
     with closing(open_store(PlaceOptions().settings())) as store:
         store.create_session(title="demo", model="starter")
     named = [*words.split(), *(["demo"] if words.endswith("tree") else [])]
-    assert run([*named, "--json"]) == 0
-    rows = json.loads(capsys.readouterr().out)
+    rows = run.json(*named)
     assert isinstance(rows, list)
-    assert run([*named, "--ndjson"]) == 0
-    assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == rows
+    assert run.lines(*named, "--ndjson") == rows
 
 
 def test_what_an_answer_is_told_with_does_not_load_the_interface() -> None:
     modules = "kvchat.cli.commands.ask.answer, kvchat.app.export.readable"
     script = f"import sys; import {modules}; print('textual' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    done = run_python(script)
     assert done.stdout == "False\n"

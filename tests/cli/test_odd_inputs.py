@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from kvchat.cli.output.standard_streams import soften_stream
-from tests.cli.secret_home import Run, make_talk
+from tests.cli.command_line import Run
+from tests.cli.secret_home import make_talk
 
 pytestmark = pytest.mark.pure
 
@@ -162,9 +163,7 @@ def test_odd_surroundings_are_used_or_told(
             monkeypatch.delenv(name, raising=False)
         else:
             monkeypatch.setenv(name, value)
-    found, _, err = run("sessions")
-    assert found == code, err
-    assert told in err
+    assert told in run.err("sessions", code=code)
 
 
 @pytest.mark.parametrize("home_is", [None, "somewhere", ""])
@@ -177,16 +176,14 @@ def test_a_home_that_nobody_knows_is_asked_for(
     if home_is is not None:
         monkeypatch.setenv("HOME", home_is)
     monkeypatch.setattr(os, "getuid", lambda: 54_321)
-    code, _, err = run("sessions")
-    assert (code, "set HOME, or KVCHAT_HOME" in err) == (3, True), err
+    assert "set HOME, or KVCHAT_HOME" in run.err("sessions", code=3)
     assert not list((tmp_path / "work").iterdir())
 
 
 def test_a_directory_that_is_gone_has_no_settings_and_no_paths(run: Run, tmp_path: Path) -> None:
     (tmp_path / "work").rmdir()
     assert run("sessions")[0] == 0
-    code, _, err = run("cache", "path", "--cache-dir", "here")
-    assert (code, "must be a path from /" in err) == (2, True), err
+    assert "must be a path from /" in run.err("cache", "path", "--cache-dir", "here", code=2)
 
 
 @pytest.mark.parametrize(
@@ -204,16 +201,15 @@ def test_a_directory_that_is_gone_has_no_settings_and_no_paths(run: Run, tmp_pat
 def test_a_file_that_contradicts_itself_is_told_by_name(text: str, told: str, home: Path, run: Run) -> None:
     home.mkdir()
     (home / "config.toml").write_text(text)
-    code, _, err = run("sessions")
-    assert (code, told in err) == (3, True), err
+    err = run.err("sessions", code=3)
+    assert told in err
     assert str(home / "config.toml") in err
 
 
 def test_a_key_that_is_taken_is_not_set_and_the_file_stays(home: Path, run: Run) -> None:
     assert run("config", "set", "keys.find", "f5")[0] == 0
     before = (home / "config.toml").read_text()
-    code, _, err = run("config", "set", "keys.cache", "f5")
-    assert (code, "kvchat config edit" in err) == (3, True), err
+    assert "kvchat config edit" in run.err("config", "set", "keys.cache", "f5", code=3)
     assert (home / "config.toml").read_text() == before
     assert run("config", "set", "keys.find", "f5,f5")[0] == 0, "twice for one thing is no clash"
 
@@ -222,8 +218,7 @@ def test_a_key_that_the_environment_took_ends_no_command_and_can_be_given_back(
     home: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KVCHAT_KEY_HELP", "f9")
-    code, _, err = run("config", "set", "keys.find", "f9")
-    assert (code, "are both 'f9'" in err) == (3, True), err
+    assert "are both 'f9'" in run.err("config", "set", "keys.find", "f9", code=3)
     assert run("sessions")[0] == 0
     (home / "config.toml").write_text('[keys]\nfind = "f9"\n')
     assert run("sessions")[0] == 3
@@ -233,16 +228,13 @@ def test_a_key_that_the_environment_took_ends_no_command_and_can_be_given_back(
 
 def test_a_project_folder_with_a_pipe_for_settings_keeps_nobody_waiting(run: Run, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "work" / ".kvchat.toml")
-    code, _, err = run("sessions")
-    assert (code, "is no regular file" in err) == (3, True), err
+    assert "is no regular file" in run.err("sessions", code=3)
 
 
 def test_a_long_title_is_kept_whole_and_shown_in_part(run: Run, home: Path) -> None:
     make_talk(home, "it")
-    code, _, err = run("sessions", "rename", TALK, LONG)
-    assert code == 0
-    assert len(err) < 200
-    assert json.loads(run("sessions", "list", "--json")[1])[0]["title"] == LONG
+    assert len(run.err("sessions", "rename", TALK, LONG)) < 200
+    assert run.json("sessions", "list")[0]["title"] == LONG
 
 
 @pytest.mark.parametrize(

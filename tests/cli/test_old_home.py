@@ -6,13 +6,13 @@ opened by the passphrase "garden".
 The figures are those of the version that wrote them, for the same next question.
 """
 
-import json
 import tarfile
 from pathlib import Path
 
 import pytest
 
-from tests.cli.secret_home import Give, Run
+from tests.cli.command_line import Run
+from tests.cli.secret_home import Give
 
 ARCHIVE = Path(__file__).parent.parent / "homes" / "home-0.1.0.tar.xz"
 
@@ -36,12 +36,16 @@ def unpack(name: str, into: Path) -> None:
     ],
 )
 def test_a_conversation_of_0_1_0_goes_on_from_its_stored_blocks(
-    home: Path, run: Run, session: str, flags: tuple[str, ...], cached: int, computed: int, is_exact: bool
+    home: Path,
+    run: Run,
+    session: str,
+    flags: tuple[str, ...],
+    cached: int,
+    computed: int,
+    is_exact: bool,
 ) -> None:
     unpack("plain", home)
-    code, answer, _ = run("ask", "-s", session, *flags, "--json", "What is paged attention?")
-    assert code == 0
-    done = json.loads(answer)
+    done = run.json("ask", "-s", session, *flags, "What is paged attention?")
     assert (done["usage"]["cached_tokens"], done["usage"]["computed_tokens"]) == (cached, computed)
     assert done["loaded"] == {"device": 0, "host": 0, "disk": cached}
     assert done["exact"] is is_exact
@@ -54,9 +58,7 @@ def test_an_encrypted_conversation_of_0_1_0_goes_on_from_its_stored_blocks(
 ) -> None:
     unpack("encrypted", home)
     passphrase("garden")
-    code, answer, _ = run("ask", "-s", "secret", "--json", "How are you?")
-    assert code == 0
-    done = json.loads(answer)
+    done = run.json("ask", "-s", "secret", "How are you?")
     assert (done["usage"]["cached_tokens"], done["usage"]["computed_tokens"]) == (44, 8)
     assert done["text"] == "I am fine, thank you. What would you like to talk about?"
 
@@ -64,10 +66,6 @@ def test_an_encrypted_conversation_of_0_1_0_goes_on_from_its_stored_blocks(
 @pytest.mark.pure
 def test_a_home_of_0_1_0_lists_what_it_holds(home: Path, run: Run) -> None:
     unpack("plain", home)
-    code, listed, _ = run("sessions", "list", "--json")
-    assert code == 0
-    assert {(one["title"], one["num_turns"], one["num_branches"]) for one in json.loads(listed)} == {
-        ("demo", 8, 2),
-        ("packed", 2, 1),
-        ("small", 6, 1),
-    }
+    assert {
+        (one["title"], one["num_turns"], one["num_branches"]) for one in run.json("sessions", "list")
+    } == {("demo", 8, 2), ("packed", 2, 1), ("small", 6, 1)}

@@ -1,7 +1,6 @@
 """`--when-full shadow`: a conversation that has outgrown an exact cache is looked at through a shadow."""
 
 import json
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -9,9 +8,9 @@ import pytest
 from kvchat.app.config import read_settings
 from kvchat.app.conversion.format_downgrade import compressed_format, wanted_formats, wanted_shadow
 from kvchat.errors import ConfigError, PoolExhausted
+from tests.cli.command_line import Run
 from tests.cli.homes import block_bytes, session_of, turns_of
 from tests.cli.little_room import ROOM, WORDS, go_on
-from tests.cli.secret_home import Run
 
 pytestmark = pytest.mark.cpu
 
@@ -22,7 +21,7 @@ SHADOW = "shadow:25%:forced"
 @pytest.fixture
 def ask(ask: Run) -> Run:
     """Ask where there is little room."""
-    return partial(ask, *ROOM)
+    return ask.with_words(*ROOM)
 
 
 def test_a_conversation_that_would_not_fit_goes_on_labelled_and_its_blocks_stay_exact(
@@ -43,8 +42,7 @@ def test_a_conversation_that_would_not_fit_goes_on_labelled_and_its_blocks_stay_
 
 def test_an_answer_that_outgrows_the_cache_is_finished_through_a_shadow(ask: Run, home: Path) -> None:
     words = ("--max-tokens", "200", WORDS * 130)
-    code, out, told = ask("--json", "--new", "demo", "--when-full", SHADOW, *words)
-    assert code == 0, told
+    out = ask.out("--json", "--new", "demo", "--when-full", SHADOW, *words)
     last = turns_of(home)[-1]
     assert last.token_ids is not None
     assert (len(last.token_ids), last.exact) == (200, False)
@@ -56,9 +54,9 @@ def test_where_the_model_gains_nothing_it_is_refused_as_clearly_and_nothing_chan
 ) -> None:
     assert ask("--new", "demo", WORDS * 20)[0] == 0
     before = turns_of(home)
-    code, _, told = ask("-s", "demo", "--when-full", "shadow", WORDS * 140)
-    assert code == 6
-    assert "shadow:25% would not make it fit" in told
+    assert "shadow:25% would not make it fit" in ask.err(
+        "-s", "demo", "--when-full", "shadow", WORDS * 140, code=6
+    )
     assert turns_of(home) == before
 
 

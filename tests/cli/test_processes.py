@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.secret_home import Run as InThisProcess
+from tests.cli.command_line import Run as InThisProcess
 from tests.fork_server import Forked, ForkServer
 from tests.patience import PATIENCE_S
 

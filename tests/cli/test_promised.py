@@ -1,11 +1,11 @@
 """Every command and option that is promised is there, by the real program's own manual page."""
 
 import re
-import subprocess
-import sys
 from collections.abc import Mapping
 
 import pytest
+
+from tests.cli.printed import run_program
 
 pytestmark = pytest.mark.pure
 
@@ -61,8 +61,7 @@ PROMISED: Mapping[str, str] = {
 @pytest.fixture(scope="module")
 def manual() -> Mapping[str, set[str]]:
     """Return the options of each command, as the manual page has them."""
-    command = [sys.executable, "-m", "kvchat", "man"]
-    page = subprocess.run(command, capture_output=True, text=True, check=True).stdout.replace("\\-", "-")
+    page = run_program("man").stdout.replace("\\-", "-")
     _, *parts = page.partition(".SH ENVIRONMENT")[0].split("\n.SS kvchat ")
     tags = re.compile(r"^\.TP\n\\fB(.*?)\\fR", re.MULTILINE)
     return {part.partition("\n")[0]: {*", ".join(tags.findall(part)).split(", ")} for part in parts}

@@ -8,7 +8,7 @@ import pytest
 
 from kvchat.engine.api.view import View
 from kvchat.engine.memory.disk.pinned_blocks import note_view, used_views
-from tests.cli.secret_home import Run
+from tests.cli.command_line import Run
 
 pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("loading_pays")]
 
@@ -22,10 +22,9 @@ def cache_format(request: pytest.FixtureRequest) -> str:
 
 
 def ask(run: Run, model: Path, cache_format: str, *words: str) -> dict[str, Any]:
-    line = ["ask", "-m", str(model), "--cache-format", cache_format, "--max-tokens", "8", "--json", *words]
-    code, out, err = run(*line)
-    assert code == 0, err
-    return json.loads(out.splitlines()[-1])
+    words = ("--cache-format", cache_format, "--max-tokens", "8", *words)
+    answer: dict[str, Any] = run.json("ask", "-m", str(model), *words)
+    return answer
 
 
 def num_blocks(home: Path) -> int:
@@ -64,8 +63,7 @@ def test_a_bundle_says_that_answers_are_approximate_and_carries_exact_blocks_alo
     bundle = tmp_path / "doors.kvchat"
     assert run("export", "doors", "-o", str(bundle))[0] == 0
     assert run("sessions", "rm", "doors", "--yes")[0] == 0
-    code, _, err = run("import", str(bundle), "-m", str(tiny_model))
-    assert code == 0, err
+    assert run("import", str(bundle), "-m", str(tiny_model))[0] == 0
     _, out, _ = run("sessions", "list", "--json")
     assert [one["exact"] for one in json.loads(out)] == [False]
     exact = ask(run, tiny_model, "exact", "-s", "doors", "Which door is blue?")
@@ -74,7 +72,12 @@ def test_a_bundle_says_that_answers_are_approximate_and_carries_exact_blocks_alo
 
 @pytest.mark.parametrize(("shadow", "sees_all"), [("shadow:640:forced", True), ("shadow:64:forced", False)])
 def test_a_session_behind_a_shadow_goes_on_elsewhere_on_the_blocks_of_its_bundle(
-    shadow: str, sees_all: bool, run: Run, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    shadow: str,
+    sees_all: bool,
+    run: Run,
+    tiny_model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """With the words that are told where all is computed anew; and with those told here, if each step sees
     all: else what was generated token by token is chosen for as one stretch there.

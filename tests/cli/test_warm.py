@@ -23,7 +23,7 @@ from kvchat.cli.main import run as run_here
 from kvchat.cli.output.signals import StopSignals
 from kvchat.cli.output.streams import Status
 from kvchat.engine.api.config import EngineConfig
-from tests.cli.secret_home import Run
+from tests.cli.command_line import Run
 from tests.fork_server import Forked, ForkServer
 from tests.patience import PATIENCE_S
 from tests.scripted_engine import ScriptedEngine

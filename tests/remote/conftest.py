@@ -12,9 +12,8 @@ import pytest
 from kvchat.remote.chat import RemoteChat
 from kvchat.remote.endpoint import RemoteServer
 from kvchat.session.store import SessionStore
-from kvchat.session.template.chat_template import ChatTemplate
+from tests.serving import conftest as serving
 from tests.serving.conftest import KEY, Served
-from tests.tiny_models import STARTER, write_model
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
 
@@ -92,22 +91,13 @@ def raw() -> Iterator[Callable[..., RawServer]]:
         server.close()
 
 
+template, served = serving.template, serving.served
+
+
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[SessionStore]:
     with closing(SessionStore(tmp_path / "sessions.db")) as store:
         yield store
-
-
-@pytest.fixture(scope="session")
-def template(tmp_path_factory: pytest.TempPathFactory) -> ChatTemplate:
-    return ChatTemplate.from_dir(write_model(tmp_path_factory.mktemp("model"), STARTER))
-
-
-@pytest.fixture
-def served(template: ChatTemplate) -> Iterator[Served]:
-    served = Served(template)
-    yield served
-    served.server.close()
 
 
 @pytest.fixture

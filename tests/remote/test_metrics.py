@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
-from time import monotonic, sleep
 
 import pytest
 from hypothesis import given
@@ -19,7 +18,7 @@ from kvchat.remote.endpoint import RemoteServer
 from kvchat.remote.metrics import served_cache
 from kvchat.remote.reports import CacheReports
 from kvchat.session.store import SessionStore
-from tests.patience import PATIENCE_S
+from tests.patience import PATIENCE_S, wait_until
 from tests.remote.conftest import RawServer
 from tests.remote.test_remote_chat import END, over, piece, sse, talk
 
@@ -209,13 +208,6 @@ def metrics() -> Iterator[Metrics]:
     server.close()
 
 
-def until(predicate: Callable[[], bool]) -> None:
-    deadline = monotonic() + PATIENCE_S
-    while not predicate():
-        assert monotonic() < deadline
-        sleep(0.005)
-
-
 def test_metrics_lie_beside_the_api_and_are_asked_for_with_the_key(metrics: Metrics) -> None:
     assert served_cache(RemoteServer(metrics.url, "secret").metrics()) == TOLD
     assert served_cache(RemoteServer(metrics.url.removesuffix("/v1")).metrics()) == TOLD
@@ -228,15 +220,15 @@ def test_what_a_server_tells_is_followed_and_forgotten_when_it_tells_no_more(
     reports = CacheReports(RemoteServer(metrics.url), "any", pause_s=0.01)
     reports.start()
     try:
-        until(lambda: reports.latest == TOLD)
+        wait_until(lambda: reports.latest == TOLD)
         metrics.text = VLLM.replace(" 0.4225", " 0.5")
-        until(lambda: reports.latest is not None and reports.latest.usage == 0.5)
+        wait_until(lambda: reports.latest is not None and reports.latest.usage == 0.5)
         assert reports.latest is not None
         assert reports.latest.usage == 0.5
         metrics.text = "nothing\n"
-        until(lambda: reports.latest is None)
+        wait_until(lambda: reports.latest is None)
         num_asked = len(metrics.asked)
-        until(lambda: len(metrics.asked) > num_asked)
+        wait_until(lambda: len(metrics.asked) > num_asked)
         assert reports.latest is None, "what was told before does not come back"
     finally:
         reports.close()

@@ -3,9 +3,8 @@
 import asyncio
 import json
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
-from time import monotonic, sleep
 
 import pytest
 
@@ -14,20 +13,13 @@ from kvchat.errors import EngineFailed, PoolExhausted
 from kvchat.serving.app import make_app
 from kvchat.serving.guard import MAX_BODY_BYTES
 from kvchat.session.template.chat_template import ChatTemplate
-from tests.patience import PATIENCE_S
+from tests.patience import PATIENCE_S, wait_until
 from tests.scripted_engine import ScriptedEngine
 from tests.serving.conftest import KEY, REPLY, Served
 
 pytestmark = pytest.mark.pure
 
 ASK = {"model": "kvchat", "messages": [{"role": "user", "content": "Hello"}]}
-
-
-def eventually(holds: Callable[[], object]) -> None:
-    deadline_s = monotonic() + PATIENCE_S
-    while not holds():
-        assert monotonic() < deadline_s, "it never came true"
-        sleep(0.005)
 
 
 def still_answers(served: Served) -> bool:
@@ -187,7 +179,7 @@ def test_bytes_that_trickle_in_win_no_time(impatient: Served) -> None:
     for begun in NEVER_ENDING[1], NEVER_ENDING[-1]:
         with socket.create_connection(("127.0.0.1", impatient.port), timeout=PATIENCE_S) as raw:
             raw.sendall(begun)
-            eventually(lambda raw=raw: _is_cut_off(raw))
+            wait_until(lambda raw=raw: _is_cut_off(raw))
     assert still_answers(impatient)
 
 
@@ -208,12 +200,12 @@ def test_a_client_that_goes_away_stops_the_model(stream: bool, served: Served) -
     data = json.dumps(ASK | {"stream": stream}).encode()
     with socket.create_connection(("127.0.0.1", served.port), timeout=PATIENCE_S) as raw:
         raw.sendall(_head(len(data)) + data)
-        eventually(lambda: served.engine.handles)
+        wait_until(lambda: served.engine.handles)
         if stream:
             raw.recv(100)
     handle = served.engine.handles[0]
-    eventually(handle.cancelled.is_set)
-    eventually(lambda: not served.engine.live)
+    wait_until(handle.cancelled.is_set)
+    wait_until(lambda: not served.engine.live)
     served.engine.held_after = None
     served.reply = REPLY
     assert still_answers(served)
@@ -259,7 +251,7 @@ def test_a_client_that_reads_slowly_holds_up_nobody(served: Served) -> None:
     with socket.create_connection(("127.0.0.1", served.port), timeout=PATIENCE_S) as raw:
         raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
         raw.sendall(_head(len(data)) + data)
-        eventually(lambda: served.engine.handles)
+        wait_until(lambda: served.engine.handles)
         served.reply = REPLY
         assert still_answers(served)
 

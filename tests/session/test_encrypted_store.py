@@ -18,18 +18,13 @@ from kvchat.session.database.table_layout import is_encrypted
 from kvchat.session.encryption import tables
 from kvchat.session.store import SessionStore
 from kvchat.session.tree import MAIN, Finish, MessagePart, Turn
-from tests.session.turns import exchange, open_answer, question
+from tests.session.turns import begin_answer, exchange, open_answer, question
 
 pytestmark = pytest.mark.pure
 
 SEALER = Encryptor(bytes(range(32)))
 IDS = tuple(range(70_000, 70_012))
 SECRET = "marmalade zeppelin"
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "data" / "sessions.db"
 
 
 @pytest.fixture
@@ -114,15 +109,12 @@ def test_two_stores_on_one_file_see_each_other(path: Path) -> None:
 
 
 def test_an_answer_grows_piece_by_piece_in_its_order(store: SessionStore) -> None:
-    session = store.create_session()
-    asked = question(session.id)
-    answer = open_answer(asked)
-    store.add_turns(store.branch(session.id, MAIN), (asked, answer))
+    _, answer = begin_answer(store)
     for number in range(5):
         store.append_to_answer(answer.id, [number], f"{number} ")
     grown = store.turn(answer.id)
     assert (grown.text, grown.token_ids, grown.finish) == ("0 1 2 3 4 ", (0, 1, 2, 3, 4), Finish.PARTIAL)
-    store.delete_session(session.id)
+    store.delete_session(answer.session_id)
     with pytest.raises(KvchatError):
         store.append_to_answer(answer.id, [1], "late")
 
@@ -191,10 +183,7 @@ def test_values_of_one_turn_that_were_swapped_do_not_open(path: Path) -> None:
 
 def test_pieces_that_were_swapped_do_not_open(path: Path) -> None:
     with closing(SessionStore(path, SEALER)) as store:
-        session = store.create_session()
-        asked = question(session.id)
-        answer = open_answer(asked)
-        store.add_turns(store.branch(session.id, MAIN), (asked, answer))
+        _, answer = begin_answer(store)
         for word in ("first ", "second "):
             store.append_to_answer(answer.id, [1], word)
         with closing(raw(path)) as connection:

@@ -1,7 +1,6 @@
 """What a model's template has to do with what an answer computed."""
 
 import sqlite3
-from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -18,12 +17,6 @@ from kvchat.session.tree import MAIN, Branch, Finish, Session, Turn, path_token_
 from tests.tiny_models import CHATML, QWEN_THINKING, write_model
 
 pytestmark = pytest.mark.pure
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[SessionStore]:
-    with closing(SessionStore(tmp_path / "sessions.db")) as opened:
-        yield opened
 
 
 def template_of(tmp_path: Path, source: str) -> ChatTemplate:
@@ -104,7 +97,7 @@ def test_what_is_wrong_with_another_conversation_or_was_brought_with_one_says_no
     damaged, brought = Talk(store, template, "Be kind."), Talk(store, template, "Be short.")
     damaged.say("Hello", "Hi")
     brought.say("Hello", "Hi")
-    with closing(sqlite3.connect(tmp_path / "sessions.db")) as connection:
+    with closing(sqlite3.connect(store.path)) as connection:
         connection.execute(
             "UPDATE branches SET leaf_id = 'nobody' WHERE session_id = ?", [damaged.session.id]
         )

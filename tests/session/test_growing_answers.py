@@ -7,47 +7,38 @@ import pytest
 from kvchat.errors import SessionNotFound, UsageError
 from kvchat.session.store import Outcome, SessionStore
 from kvchat.session.tree import MAIN, Finish
-from tests.session.turns import open_answer, question
+from tests.session.turns import begin_answer
 
 pytestmark = pytest.mark.pure
 
 
 def test_an_answer_in_progress_reads_as_partial_with_everything_stored(store: SessionStore) -> None:
-    session = store.create_session()
-    asked = question(session.id)
-    answer = open_answer(asked)
-    store.add_turns(store.branch(session.id, MAIN), (asked, answer))
+    _, answer = begin_answer(store)
     store.append_to_answer(answer.id, [4, 5], "Half")
-    assert store.settle(session.id) == 0
+    assert store.settle(answer.session_id) == 0
     read = store.turn(answer.id)
     assert (read.finish, read.text, read.token_ids) == (Finish.PARTIAL, "Half", (4, 5))
 
 
 def test_another_store_leaves_an_answer_alone_while_its_writer_lives(store: SessionStore, path: Path) -> None:
-    session = store.create_session()
-    asked = question(session.id)
-    answer = open_answer(asked)
-    store.add_turns(store.branch(session.id, MAIN), (asked, answer))
+    _, answer = begin_answer(store)
     store.append_to_answer(answer.id, [4], "Half")
     other = SessionStore(path)
-    assert other.settle(session.id) == 0
+    assert other.settle(answer.session_id) == 0
     assert other.turn(answer.id).finish is Finish.PARTIAL
     with pytest.raises(UsageError):
-        other.reopen_answer(other.branch(session.id, MAIN), answer.id)
+        other.reopen_answer(other.branch(answer.session_id, MAIN), answer.id)
     store.close()
     assert other.turn(answer.id).finish is Finish.INTERRUPTED
-    assert other.settle(session.id) == 1
-    assert other.settle(session.id) == 0
+    assert other.settle(answer.session_id) == 1
+    assert other.settle(answer.session_id) == 0
     settled = other.turn(answer.id)
     assert (settled.finish, settled.text, settled.damaged) == (Finish.INTERRUPTED, "Half", False)
     other.close()
 
 
 def test_growing_an_answer_costs_the_piece_and_not_the_answer(store: SessionStore) -> None:
-    session = store.create_session()
-    asked = question(session.id)
-    answer = open_answer(asked)
-    store.add_turns(store.branch(session.id, MAIN), (asked, answer))
+    _, answer = begin_answer(store)
     size = []
     for at in range(3000):
         store.append_to_answer(answer.id, [at], "word ")
@@ -61,10 +52,7 @@ def test_growing_an_answer_costs_the_piece_and_not_the_answer(store: SessionStor
 
 
 def test_an_interrupted_answer_can_grow_again(store: SessionStore) -> None:
-    session = store.create_session()
-    asked = question(session.id)
-    answer = open_answer(asked)
-    branch = store.add_turns(store.branch(session.id, MAIN), (asked, answer))
+    branch, answer = begin_answer(store)
     store.append_to_answer(answer.id, [4], "Half")
     store.finish_answer(answer.id, Outcome(finish=Finish.INTERRUPTED))
     same, turn = store.reopen_answer(branch, answer.id)
@@ -77,37 +65,28 @@ def test_an_interrupted_answer_can_grow_again(store: SessionStore) -> None:
 
 
 def test_an_answer_that_another_branch_rests_on_grows_as_a_copy(store: SessionStore) -> None:
-    session = store.create_session()
-    asked = question(session.id)
-    answer = open_answer(asked)
-    branch = store.add_turns(store.branch(session.id, MAIN), (asked, answer))
+    branch, answer = begin_answer(store)
     store.append_to_answer(answer.id, [4], "Half")
     store.finish_answer(answer.id, Outcome(finish=Finish.INTERRUPTED))
-    fork = store.create_branch(session.id, leaf_id=answer.id)
+    fork = store.create_branch(answer.session_id, leaf_id=answer.id)
     moved, copy = store.reopen_answer(branch, answer.id)
     assert copy.id != answer.id
     store.append_to_answer(copy.id, [5], " more")
     store.finish_answer(copy.id, Outcome(finish=Finish.COMPLETE))
     assert store.turns_to(moved.leaf_id)[-1].text == "Half more"
     assert store.turns_to(fork.leaf_id)[-1].text == "Half"
-    assert len(store.children(asked.id)) == 2
+    assert len(store.children(answer.parent_id)) == 2
 
 
 def test_an_answer_whose_session_is_deleted_meanwhile_says_so(store: SessionStore) -> None:
-    session = store.create_session()
-    asked = question(session.id)
-    answer = open_answer(asked)
-    store.add_turns(store.branch(session.id, MAIN), (asked, answer))
-    store.delete_session(session.id)
+    _, answer = begin_answer(store)
+    store.delete_session(answer.session_id)
     with pytest.raises(SessionNotFound, match="deleted"):
         store.append_to_answer(answer.id, [1], "a")
 
 
 def test_a_piece_that_no_database_takes_is_stored_all_the_same(store: SessionStore) -> None:
-    session = store.create_session()
-    asked = question(session.id)
-    answer = open_answer(asked)
-    store.add_turns(store.branch(session.id, MAIN), (asked, answer))
+    _, answer = begin_answer(store)
     store.append_to_answer(answer.id, [5], "a\ud83d", "\ude00b")
     ended = store.finish_answer(answer.id, Outcome(finish=Finish.COMPLETE))
     assert (ended.text, ended.reasoning, ended.damaged) == ("a?", "?b", False)

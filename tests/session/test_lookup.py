@@ -1,20 +1,11 @@
-from pathlib import Path
-
 import pytest
 
 from kvchat.errors import SessionAmbiguous, SessionNotFound
 from kvchat.session.store import SessionStore
 from kvchat.session.tree import MAIN
-from tests.session.turns import exchange, open_answer, question
+from tests.session.turns import begin_answer, exchange, question
 
 pytestmark = pytest.mark.pure
-
-
-@pytest.fixture
-def store(tmp_path: Path):
-    store = SessionStore(tmp_path / "sessions.db")
-    yield store
-    store.close()
 
 
 def test_a_session_is_found_by_id_title_and_unique_prefixes(store: SessionStore) -> None:
@@ -69,9 +60,7 @@ def test_the_list_has_the_last_used_first_with_what_is_in_it(store: SessionStore
     first = store.create_session(title="first")
     store.create_session(title="second")
     branch = exchange(store, store.branch(first.id, MAIN), "What?", "That\nthing", ids=[1] * 10)
-    asked = question(first.id, "And?", parent=branch.leaf_id)
-    answer = open_answer(asked)
-    store.add_turns(branch, (asked, answer))
+    _, answer = begin_answer(store, branch, "And?")
     store.append_to_answer(answer.id, [1, 2], "half")
     store.create_branch(first.id, leaf_id=None)
     one, two = store.list_sessions()
@@ -83,9 +72,7 @@ def test_the_list_has_the_last_used_first_with_what_is_in_it(store: SessionStore
 def test_search_finds_words_in_questions_and_finished_answers_only(store: SessionStore) -> None:
     session = store.create_session(title="trip")
     branch = exchange(store, store.branch(session.id, MAIN), "Where is Göteborg?", "On the west coast")
-    asked = question(session.id, "more", parent=branch.leaf_id)
-    answer = open_answer(asked)
-    store.add_turns(branch, (asked, answer))
+    _, answer = begin_answer(store, branch, "more")
     store.append_to_answer(answer.id, [1], "unfinished words")
     assert [hit.excerpt for hit in store.search("gote")] == ["Where is Göteborg?"]
     assert [hit.session_id for hit in store.search("coast WEST")] == [session.id]

@@ -2,7 +2,6 @@
 
 import shutil
 import sqlite3
-from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -17,8 +16,9 @@ from kvchat.session.store import Outcome, SessionStore
 from kvchat.session.template import prompts
 from kvchat.session.template.chat_template import ChatTemplate
 from kvchat.session.tree import MAIN, Finish, MessagePart, SessionId, Turn, path_token_ids
+from tests.damage import flipped
 from tests.scripted_engine import ScriptedEngine
-from tests.session.turns import exchange, open_answer, question
+from tests.session.turns import begin_answer, exchange
 from tests.tiny_models import CHATML, LLAMA3, STARTER, write_model
 
 pytestmark = pytest.mark.pure
@@ -32,13 +32,6 @@ ANSWERS = ("It stores keys and values.", "Hello! My name is Ana.")
 def template(request: pytest.FixtureRequest, tmp_path: Path) -> ChatTemplate:
     write_model(tmp_path / "model", request.param)
     return ChatTemplate.from_dir(tmp_path / "model")
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[SessionStore]:
-    store = SessionStore(tmp_path / "sessions.db")
-    yield store
-    store.close()
 
 
 def converse(store: SessionStore, template: ChatTemplate) -> tuple[Turn, ...]:
@@ -128,36 +121,29 @@ def test_a_damaged_digest_condemns_nothing(store: SessionStore, template: ChatTe
     assert not store.turn(path[2].id).damaged
 
 
-def test_a_damaged_piece_of_an_unfinished_answer_is_told_and_never_vouched_for(tmp_path: Path) -> None:
+def test_a_damaged_piece_of_an_unfinished_answer_is_told_and_never_vouched_for(store: SessionStore) -> None:
     """Folding an answer whose writer died must not give damaged text a digest of its own."""
-    store = SessionStore(tmp_path / "sessions.db")
-    session = store.create_session()
-    asked = question(session.id)
-    turn = open_answer(asked)
-    store.add_turns(store.branch(session.id, MAIN), (asked, turn))
+    _, turn = begin_answer(store)
     store.append_to_answer(turn.id, [3, 4], " and more")
     store.abandon_answer(turn.id)
     with sqlite3.connect(store.path) as connection:
         connection.execute("UPDATE pieces SET text = ' forged'")
     connection.close()
     assert store.turn(turn.id).broken == {MessagePart.TEXT}
-    assert store.settle(session.id) == 1
+    assert store.settle(turn.session_id) == 1
     assert store.turn(turn.id).broken >= {MessagePart.TEXT}
     assert store.turn(turn.id).has_ids
-    store.close()
 
 
-def test_opening_a_conversation_repairs_it(tmp_path: Path) -> None:
+def test_opening_a_conversation_repairs_it(store: SessionStore, tmp_path: Path) -> None:
     write_model(tmp_path / "model", STARTER)
     template = ChatTemplate.from_dir(tmp_path / "model")
-    store = SessionStore(tmp_path / "sessions.db")
     path = converse(store, template)
     damage(store, path[1], "text", "forged")
     chat = Chat(store=store, template=template, engine=ScriptedEngine(lambda prompt: []), model="tiny")
     turns = chat.open("demo").turns
     assert [turn.text for turn in turns] == [turn.text for turn in path]
     assert [turn.repaired for turn in turns] == [False, True, False, False]
-    store.close()
 
 
 def test_a_real_database_of_the_first_version_keeps_every_word(tmp_path: Path) -> None:
@@ -198,7 +184,7 @@ def test_a_byte_flipped_anywhere_in_the_file_changes_no_word_in_silence(tmp_path
     for position in range(random.randrange(step), len(whole), step):
         for leftover in tmp_path.glob("sessions.db*"):
             leftover.unlink()
-        place.write_bytes(whole[:position] + bytes([whole[position] ^ 0x21]) + whole[position + 1 :])
+        place.write_bytes(flipped(whole, position, 0x21))
         for turn in _turns(place, session.id):
             assert turn.damaged or _essence(turn) == _essence(wanted[turn.id])
 

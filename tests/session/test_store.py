@@ -16,7 +16,7 @@ from kvchat.errors import SessionExists, SessionNotFound, StorageError, UsageErr
 from kvchat.session.database.schema import MIGRATIONS
 from kvchat.session.store import Outcome, SessionStore
 from kvchat.session.tree import MAIN, Finish, Stored
-from tests.session.turns import exchange, open_answer, question
+from tests.session.turns import begin_answer, exchange, open_answer, question
 
 pytestmark = pytest.mark.pure
 
@@ -224,10 +224,8 @@ def test_text_that_no_database_takes_is_stored_all_the_same(store: SessionStore)
 def test_a_withdrawn_question_leaves_no_trace_on_the_branch(store: SessionStore) -> None:
     session = store.create_session()
     branch = exchange(store, store.branch(session.id, MAIN), "one", "first")
-    asked = question(session.id, "two", parent=branch.leaf_id)
-    answer = open_answer(asked)
-    grown = store.add_turns(branch, (asked, answer))
-    back = store.withdraw(grown, branch.leaf_id, [asked.id, answer.id])
+    grown, answer = begin_answer(store, branch, "two")
+    back = store.withdraw(grown, branch.leaf_id, [answer.parent_id, answer.id])
     assert back.leaf_id == branch.leaf_id
     assert [turn.text for turn in store.all_turns(session.id)] == ["one", "first"]
 
@@ -263,10 +261,7 @@ def test_a_read_only_directory_is_named_with_what_to_do(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_says_to_free_space_and_loses_nothing(store: SessionStore) -> None:
-    session = store.create_session()
-    asked = question(session.id)
-    answer = open_answer(asked)
-    store.add_turns(store.branch(session.id, MAIN), (asked, answer))
+    _, answer = begin_answer(store)
     store.append_to_answer(answer.id, [1], "kept ")
     with store._database.read() as connection:
         pages = connection.execute("PRAGMA page_count").fetchone()[0]
@@ -318,9 +313,7 @@ def test_a_store_in_memory_does_what_others_do_and_has_no_file(
         session = store.create_session(title="trip")
         branch = exchange(store, store.branch(session.id, MAIN), "Where is Oslo?", "In Norway.")
         store.create_branch(session.id, leaf_id=branch.leaf_id)
-        asked = question(session.id, parent=branch.leaf_id)
-        open_one = open_answer(asked)
-        store.add_turns(branch, (asked, open_one))
+        _, open_one = begin_answer(store, branch)
         store.append_to_answer(open_one.id, [5], "So")
         assert store.settle(session.id) == 0, "its writer lives"
         assert [hit.title for hit in store.search("norway")] == ["trip"]

@@ -19,16 +19,10 @@ from kvchat.session.timestamps import held_back
 from kvchat.session.tree import MAIN, Branch, BranchName, Session
 from tests.session.bundle.test_foreign import chatgpt
 from tests.session.turns import exchange
-from tests.tiny_models import STARTER, write_model
 
 pytestmark = pytest.mark.pure
 
 YEAR_10000 = 253_402_300_800.0
-
-
-@pytest.fixture(scope="module")
-def template(tmp_path_factory: pytest.TempPathFactory) -> ChatTemplate:
-    return ChatTemplate.from_dir(write_model(tmp_path_factory.mktemp("model"), STARTER))
 
 
 def strange(title: str, at: float) -> tuple[Session, list[Branch]]:

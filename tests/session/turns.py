@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from time import time
 
 from kvchat.session.store import Outcome, SessionStore, new_turn_id
-from kvchat.session.tree import Branch, Finish, Role, SessionId, Turn, TurnId
+from kvchat.session.tree import MAIN, Branch, Finish, Role, SessionId, Turn, TurnId
 
 FINGERPRINT = "ab" * 32
 
@@ -40,13 +40,22 @@ def open_answer(asked: Turn) -> Turn:
     )
 
 
+def begin_answer(
+    store: SessionStore, branch: Branch | None = None, text: str = "Hello?"
+) -> tuple[Branch, Turn]:
+    """Store a question on a branch, or in a session of its own; return the branch and the open answer."""
+    if branch is None:
+        branch = store.branch(store.create_session().id, MAIN)
+    asked = question(branch.session_id, text, parent=branch.leaf_id)
+    answer = open_answer(asked)
+    return store.add_turns(branch, (asked, answer)), answer
+
+
 def exchange(
     store: SessionStore, branch: Branch, text: str, reply: str, ids: Sequence[int] = (7, 8, 9)
 ) -> Branch:
     """Store a question and its complete answer on a branch."""
-    asked = question(branch.session_id, text, parent=branch.leaf_id)
-    answer = open_answer(asked)
-    branch = store.add_turns(branch, (asked, answer))
+    branch, answer = begin_answer(store, branch, text)
     store.append_to_answer(answer.id, ids, reply)
     store.finish_answer(answer.id, Outcome(finish=Finish.COMPLETE))
     return branch

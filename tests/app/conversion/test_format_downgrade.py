@@ -1,7 +1,5 @@
 """`--when-full compress`: a conversation that has outgrown an exact cache goes on in fewer bits."""
 
-import json
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,9 +8,9 @@ from kvchat.app.conversion.format_downgrade import compressed_format
 from kvchat.errors import PoolExhausted
 from kvchat.session.kv.provenance import origin_of
 from kvchat.session.tree import Finish
+from tests.cli.command_line import Run
 from tests.cli.homes import block_bytes, session_of, turns_of
 from tests.cli.little_room import ROOM, WORDS, go_on
-from tests.cli.secret_home import Run
 
 pytestmark = pytest.mark.cpu
 
@@ -20,7 +18,7 @@ pytestmark = pytest.mark.cpu
 @pytest.fixture
 def ask(ask: Run) -> Run:
     """Ask where there is little room."""
-    return partial(ask, *ROOM)
+    return ask.with_words(*ROOM)
 
 
 def test_a_conversation_that_would_not_fit_goes_on_labelled_and_nothing_of_another_changes(
@@ -44,16 +42,13 @@ def test_a_conversation_that_would_not_fit_goes_on_labelled_and_nothing_of_anoth
     assert (session_of(home, "other"), turns_of(home, "other")) == (other, turns)
     left = block_bytes(home)
     assert left.keys() == {before[0], origin.fingerprint}
-    code, out, _ = ask("--json", "-s", "other", "and?")
-    again = json.loads(out)
+    again = ask.json("-s", "other", "and?")
     assert again["exact"] is True
     assert again["usage"]["prompt_tokens"] - again["usage"]["cached_tokens"] < 16, "its blocks are all there"
 
 
 def test_a_first_message_that_does_not_fit_is_computed_in_the_format(ask: Run, home: Path) -> None:
-    code, out, told = ask("--ndjson", "--new", "demo", "--when-full", "compress:int4", WORDS * 140)
-    assert code == 0, told
-    events = [json.loads(line) for line in out.splitlines()]
+    events = ask.lines("--ndjson", "--new", "demo", "--when-full", "compress:int4", WORDS * 140)
     kinds = [event["event"] for event in events]
     assert kinds.index("notice") < kinds.index("prefill")
     assert kinds.count("done") == 1 == kinds[-1:].count("done")
@@ -67,11 +62,8 @@ def test_a_first_message_that_does_not_fit_is_computed_in_the_format(ask: Run, h
 
 def test_an_answer_that_outgrows_the_cache_is_finished_in_fewer_bits(ask: Run, home: Path) -> None:
     words = WORDS * 130
-    code, out, told = ask("--new", "demo", "--max-tokens", "200", words)
-    assert (code, "the cache is full" in told) == (1, True)
-    code, out, told = ask("--json", "--new", "again", "--max-tokens", "200", "--when-full", "compress", words)
-    assert code == 0, told
-    answer = json.loads(out)
+    assert "the cache is full" in ask.err("--new", "demo", "--max-tokens", "200", words, code=1)
+    answer = ask.json("--new", "again", "--max-tokens", "200", "--when-full", "compress", words)
     assert answer["finish_reason"] == "length"
     (cut, whole) = (turns_of(home, title)[-1] for title in ("demo", "again"))
     assert cut.token_ids is not None
@@ -88,10 +80,10 @@ def test_where_even_that_does_not_fit_it_is_refused_as_clearly_and_nothing_chang
 ) -> None:
     assert ask("--new", "demo", WORDS * 20)[0] == 0
     before = turns_of(home)
-    code, _, told = ask("-s", "demo", "--when-full", "compress", WORDS * 260)
-    assert code == 6
-    assert "int8 or fp8 would not make it fit" in told
-    code, _, told = ask("-s", "demo", "--strict-cache", "--when-full", "compress", WORDS * 140)
+    assert "int8 or fp8 would not make it fit" in ask.err(
+        "-s", "demo", "--when-full", "compress", WORDS * 260, code=6
+    )
+    code, _, _ = ask("-s", "demo", "--strict-cache", "--when-full", "compress", WORDS * 140)
     assert code == 6, "what must not be computed again is not compressed"
     assert (session_of(home).namespace, turns_of(home)) == ("", before)
 

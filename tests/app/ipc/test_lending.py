@@ -5,12 +5,10 @@ import socket
 import stat
 import subprocess
 import sys
-from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from threading import Thread
-from time import monotonic, sleep
 
 import pytest
 
@@ -32,19 +30,12 @@ from kvchat.session.store import SessionStore
 from kvchat.session.template.chat_template import ChatTemplate
 from kvchat.session.tree import Finish
 from tests.app.ipc.conftest import ANSWER, IDENTITY
-from tests.patience import PATIENCE_S
+from tests.patience import PATIENCE_S, wait_until
 from tests.scripted_engine import ScriptedEngine
 
 pytestmark = pytest.mark.pure
 
 PROMPT = Request(token_ids=(1, 2, 3))
-
-
-def eventually(holds: Callable[[], object]) -> None:
-    deadline_s = monotonic() + PATIENCE_S
-    while not holds():
-        assert monotonic() < deadline_s, "it never came true"
-        sleep(0.002)
 
 
 def tokens_of(handle: IpcHandle) -> tuple[list[int], RequestFinished]:
@@ -130,7 +121,7 @@ def test_whoever_sits_before_the_lender_goes_first(
     engine.held_after = 1
     handle = borrowed.submit(PROMPT)
     handle.prioritise(0)
-    eventually(lambda: engine.handles[0].priorities == [BEHIND])
+    wait_until(lambda: engine.handles[0].priorities == [BEHIND])
     handle.cancel()
     tokens_of(handle)
     borrowed.prioritise_sequence(handle.sequence, 0)
@@ -142,7 +133,7 @@ def test_whoever_sits_before_the_lender_goes_first(
 def test_a_cancelled_request_ends_within_a_step(borrowed: EngineClientProxy, engine: ScriptedEngine) -> None:
     engine.held_after = len(ANSWER) // 4
     handle = borrowed.submit(PROMPT)
-    eventually(lambda: any(isinstance(event, TokenEmitted) for event in handle.take_events(1.0)))
+    wait_until(lambda: any(isinstance(event, TokenEmitted) for event in handle.take_events(1.0)))
     handle.cancel()
     tokens, last = tokens_of(handle)
     assert last.reason is FinishReason.CANCELLED
@@ -163,8 +154,8 @@ def test_a_borrower_that_vanishes_costs_its_own_request_alone(
         kept = other.submit(PROMPT)
         doomed.take_events(1.0)
         lost.close()
-        eventually(lambda: engine.handles[1].cancelled.is_set())
-        eventually(lambda: doomed.sequence not in engine.live and idle not in engine.live)
+        wait_until(lambda: engine.handles[1].cancelled.is_set())
+        wait_until(lambda: doomed.sequence not in engine.live and idle not in engine.live)
         assert tokens_of(kept)[0] == list(ANSWER)
         assert not engine.handles[2].cancelled.is_set()
     with pytest.raises(EngineFailed, match="ask again"):
@@ -266,7 +257,7 @@ def test_a_lender_knows_for_how_long_nobody_has_borrowed(lender: EngineServer) -
     assert borrowed is not None
     assert lender.idle_s == 0
     borrowed.close()
-    eventually(lambda: lender.idle_s > 0)
+    wait_until(lambda: lender.idle_s > 0)
 
 
 def test_socket_and_directory_are_the_owners_alone(lender: EngineServer) -> None:
@@ -373,7 +364,7 @@ def test_sequences_of_a_fork_belong_to_the_borrower(
     ids = tuple(engine.live[SequenceId(forked)])
     assert borrowed.reusable_len((*ids, 1)) == len(ids)
     borrowed.release(forked)
-    eventually(lambda: forked not in engine.live)
+    wait_until(lambda: forked not in engine.live)
 
 
 def test_nobody_waits_for_ever_for_a_lender_that_was_stopped() -> None:

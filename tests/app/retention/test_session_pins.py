@@ -16,8 +16,8 @@ from kvchat.engine.memory.disk.catalog import BlockCatalog
 from kvchat.errors import PinRefused, SessionNotFound
 from kvchat.session.store import Outcome, SessionStore, new_turn_id
 from kvchat.session.tree import Finish, Role, Session, SessionId
+from tests.cli.command_line import Run
 from tests.cli.commands.sessions.test_listing import add
-from tests.cli.secret_home import Run
 from tests.engine.memory import chains
 
 pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("loading_pays")]
@@ -27,16 +27,9 @@ Kvchat = Callable[..., Any]
 
 
 @pytest.fixture
-def kvchat(tiny_model: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> Kvchat:
-    monkeypatch.setenv("KVCHAT_MODEL", str(tiny_model))
+def kvchat(default_model: None, run: Run, monkeypatch: pytest.MonkeyPatch) -> Kvchat:
     monkeypatch.setenv("KVCHAT_BLOCK_SIZE", "16")
-
-    def one(*words: str) -> Any:
-        code, out, err = run(*words, "--json")
-        assert code == 0, err
-        return json.loads(out)
-
-    return one
+    return run.json
 
 
 def ask(kvchat: Kvchat, name: str, text: str, *, is_new: bool = False) -> Any:
@@ -118,8 +111,7 @@ def test_a_pinned_session_that_grows_beyond_the_share_is_told_of(
     (told,) = [words for words in json.loads(out)["notices"] if "pinned session has added" in words]
     assert "--kv-disk-bytes" in told
     assert told in " ".join(err.split())
-    code, out, _ = run("ask", "--max-tokens", "4", "-s", "pinned", "and?", "--ndjson")
-    events = [json.loads(line) for line in out.splitlines()]
+    events = run.lines("ask", "--max-tokens", "4", "-s", "pinned", "and?", "--ndjson")
     assert [one["event"] for one in events if "pinned session has added" in str(one)] == ["notice"]
     assert events[-1]["event"] == "done"
 
@@ -153,9 +145,7 @@ def test_a_session_whose_blocks_take_too_much_is_not_pinned(
     ask(kvchat, "one", LONG, is_new=True)
     size = held(kvchat)["one"]
     monkeypatch.setenv("KVCHAT_KV_DISK_BYTES", str(size * 3 // 2))
-    code, _, err = run("sessions", "pin", "one")
-    assert code == 6
-    assert "--kv-disk-bytes" in err
+    assert "--kv-disk-bytes" in run.err("sessions", "pin", "one", code=6)
     assert not kvchat("sessions", "show", "one")["pinned"]
     kvchat("cache", "evict", "--all")
     assert held(kvchat) == {}
@@ -246,7 +236,7 @@ class DeletedElsewhere(SessionService):
         return super().session(session_id)
 
 
-def test_an_answer_that_is_stored_ends_well_though_its_session_is_deleted_right_then(home: Path) -> None:
+def test_an_answer_that_is_stored_ends_well_though_its_session_is_deleted_right_then() -> None:
     paths = read_settings().paths
     with closing(DeletedElsewhere(paths.sessions_db, paths.cache_dir)) as store:
         session = store.create_session(title="Trip")

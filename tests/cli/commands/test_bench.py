@@ -5,15 +5,15 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from time import monotonic, sleep
 
 import pytest
 
 from benchmarks.__main__ import SCENARIOS
+from kvchat.cli import main
 from kvchat.cli.commands.bench import BenchOptions, measure, source_tree
-from kvchat.cli.main import run
 from kvchat.errors import KvchatError, UsageError
-from tests.patience import PATIENCE_S
+from tests.cli.command_line import Run
+from tests.patience import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.pure
 
@@ -84,9 +84,9 @@ def test_a_scenario_that_fails_gives_its_exit_code(tree: Path) -> None:
         measure(options("failing", json=True), tree)
 
 
-def test_an_unknown_scenario_is_refused_with_those_that_are_there(capsys: Capture) -> None:
-    assert run(["bench", "start", "nonsense", "--json"]) == 2
-    out, err = capsys.readouterr()
+def test_an_unknown_scenario_is_refused_with_those_that_are_there(run: Run) -> None:
+    code, out, err = run("bench", "start", "nonsense", "--json")
+    assert code == 2
     assert json.loads(out)["event"] == "error"
     assert "no scenario is called nonsense" in err
     assert all(name in err for name in (*SCENARIOS, "cpu", "gpu"))
@@ -118,7 +118,7 @@ def test_an_installed_package_says_where_the_measurements_are(tmp_path: Path) ->
 
 @pytest.mark.slow
 def test_a_scenario_of_this_tree_runs(capfd: Capture) -> None:
-    assert run(["bench", "bookkeeping", "--quick", "--json"]) == 0
+    assert main.run(["bench", "bookkeeping", "--quick", "--json"]) == 0
     assert json.loads(capfd.readouterr().out)["rows"]
 
 
@@ -153,10 +153,7 @@ def test_a_signal_ends_what_is_measured_with_all_that_it_has_started(tree: Path,
         process.send_signal(number)
         assert process.wait(PATIENCE_S) == 128 + number
         assert process.stdout.read() == "", "no other scenario is begun"
-    deadline_s = monotonic() + PATIENCE_S
-    while _is_alive(grandchild):
-        assert monotonic() < deadline_s
-        sleep(0.02)
+    wait_until(lambda: not _is_alive(grandchild))
 
 
 def test_a_signal_is_told_to_whoever_reads_json(tree: Path) -> None:

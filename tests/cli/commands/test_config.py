@@ -10,29 +10,27 @@ import pytest
 
 from kvchat.app.config import KEYS, read_settings
 from kvchat.app.config_file import with_setting
-from kvchat.cli.main import run
 from kvchat.errors import ConfigError
+from tests.cli.command_line import Run
 
 pytestmark = pytest.mark.pure
 
 Capture = pytest.CaptureFixture[str]
 
 
-def shown(capsys: Capture, *words: str) -> dict[str, dict[str, object]]:
-    capsys.readouterr()
-    assert run(["config", "show", *words, "--json"]) == 0
-    settings: dict[str, dict[str, object]] = json.loads(capsys.readouterr().out)["settings"]
+def shown(run: Run, *words: str) -> dict[str, dict[str, object]]:
+    settings: dict[str, dict[str, object]] = run.json("config", "show", *words)["settings"]
     return settings
 
 
 def test_show_says_where_each_value_came_from(
-    home: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+    home: Path, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home.mkdir()
     (home / "config.toml").write_text('model = "a"\nsystem = "a"\n[sampling]\nseed = 1\ntop_k = 1\n')
     (tmp_path / "work" / ".kvchat.toml").write_text('system = "b"\n[sampling]\nseed = 2\n')
     monkeypatch.setenv("KVCHAT_SEED", "3")
-    found = shown(capsys, "--temperature", "0.5")
+    found = shown(run, "--temperature", "0.5")
     assert found["model"] == {"value": "a", "from": str(home / "config.toml")}
     assert found["system"] == {"value": "b", "from": str(tmp_path / "work" / ".kvchat.toml")}
     assert found["sampling.seed"] == {"value": 3, "from": "KVCHAT_SEED"}
@@ -43,21 +41,20 @@ def test_show_says_where_each_value_came_from(
 
 
 def test_show_says_what_is_overruled_on_standard_error(
-    home: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+    home: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home.mkdir()
     (home / "config.toml").write_text('model = "a"\n')
     monkeypatch.setenv("KVCHAT_MODEL", "b")
-    assert run(["config"]) == 0
-    told = capsys.readouterr()
-    assert 'model = "b"' in told.out
-    assert told.err == f"{home / 'config.toml'} sets model too; KVCHAT_MODEL overrules it\n"
+    code, out, err = run("config")
+    assert (code, 'model = "b"' in out) == (0, True)
+    assert err == f"{home / 'config.toml'} sets model too; KVCHAT_MODEL overrules it\n"
 
 
-def test_set_makes_a_private_file_that_is_read_back(home: Path, capsys: Capture) -> None:
+def test_set_makes_a_private_file_that_is_read_back(home: Path, run: Run) -> None:
     for name, value in (("model", "here/it is"), ("sampling.top_k", "40"), ("engine.device_bytes", "2GiB")):
-        assert run(["config", "set", name, value]) == 0
-    assert run(["config", "set", "display.stats", "no"]) == 0
+        assert run("config", "set", name, value)[0] == 0
+    assert run("config", "set", "display.stats", "no")[0] == 0
     file = home / "config.toml"
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert tomllib.loads(file.read_text()) == {
@@ -66,7 +63,7 @@ def test_set_makes_a_private_file_that_is_read_back(home: Path, capsys: Capture)
         "engine": {"device_bytes": "2GiB"},
         "display": {"stats": False},
     }
-    found = shown(capsys)
+    found = shown(run)
     assert (found["sampling.top_k"]["value"], found["engine.device_bytes"]["value"]) == (40, 2**31)
 
 
@@ -81,19 +78,17 @@ def test_set_makes_a_private_file_that_is_read_back(home: Path, capsys: Capture)
     ],
 )
 def test_set_refuses_what_could_not_be_read_and_leaves_the_file(
-    words: list[str], exit_code: int, told: str, home: Path, capsys: Capture
+    words: list[str], exit_code: int, told: str, home: Path, run: Run
 ) -> None:
     home.mkdir()
     (home / "config.toml").write_text('model = "a"  # mine\n')
-    assert run(["config", "set", *words]) == exit_code
-    assert told in capsys.readouterr().err
+    assert told in run.err("config", "set", *words, code=exit_code)
     assert (home / "config.toml").read_text() == 'model = "a"  # mine\n'
 
 
-def test_set_says_what_overrules_it(home: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_set_says_what_overrules_it(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KVCHAT_MODEL", "b")
-    assert run(["config", "set", "model", "a"]) == 0
-    assert "KVCHAT_MODEL overrules it here" in capsys.readouterr().err
+    assert "KVCHAT_MODEL overrules it here" in run.err("config", "set", "model", "a")
 
 
 WRITTEN = """\
@@ -134,21 +129,19 @@ def test_what_cannot_be_changed_safely_is_refused(text: str) -> None:
 
 
 def test_edit_opens_the_editor_and_says_what_is_wrong_afterwards(
-    home: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     editor = tmp_path / "editor"
     editor.write_text('#!/bin/sh\necho \'modle = "a"\' >> "$1"\n')
     editor.chmod(0o700)
     monkeypatch.setenv("EDITOR", str(editor))
-    assert run(["config", "edit"]) == 3
-    assert "did you mean 'model'" in capsys.readouterr().err
+    assert "did you mean 'model'" in run.err("config", "edit", code=3)
     monkeypatch.setenv("EDITOR", "/no/such/editor")
-    assert run(["config", "edit"]) == 2
+    assert run("config", "edit")[0] == 2
 
 
-def test_the_schema_names_every_setting_and_its_kind(capsys: Capture) -> None:
-    assert run(["config", "schema"]) == 0
-    properties = json.loads(capsys.readouterr().out)["properties"]
+def test_the_schema_names_every_setting_and_its_kind(run: Run) -> None:
+    properties = json.loads(run.out("config", "schema"))["properties"]
     for name in KEYS:
         section, _, key = name.rpartition(".")
         assert key in (properties[section]["properties"] if section else properties)
@@ -161,38 +154,37 @@ def test_the_schema_names_every_setting_and_its_kind(capsys: Capture) -> None:
     ("name", "value", "code"),
     [("system", "a\x7fb", 0), ("system", "a\udcffb", 2), ("engine.adapter", "~nobody-has-this-name/x", 2)],
 )
-def test_odd_values_are_kept_or_refused(home: Path, name: str, value: str, code: int) -> None:
-    assert run(["config", "set", name, value]) == code
+def test_odd_values_are_kept_or_refused(home: Path, name: str, value: str, code: int, run: Run) -> None:
+    assert run("config", "set", name, value)[0] == code
     assert code or read_settings().system == value
     assert [file.name for file in home.glob("*config*")] == ([] if code else ["config.toml"])
 
 
-def test_a_link_to_a_configuration_file_stays_one(home: Path, tmp_path: Path) -> None:
+def test_a_link_to_a_configuration_file_stays_one(home: Path, tmp_path: Path, run: Run) -> None:
     home.mkdir()
     (tmp_path / "kept.toml").write_text('model = "a"\n')
     (home / "config.toml").symlink_to(tmp_path / "kept.toml")
-    assert run(["config", "set", "model", "b"]) == 0
+    assert run("config", "set", "model", "b")[0] == 0
     assert (home / "config.toml").is_symlink()
     assert (tmp_path / "kept.toml").read_text() == 'model = "b"\n'
 
 
 @pytest.mark.parametrize("editor", ["vi 'x", "nobody-has-this-editor"])
 def test_an_editor_that_cannot_be_started_is_told(
-    home: Path, editor: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+    editor: str, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("VISUAL", raising=False)
     monkeypatch.setenv("EDITOR", editor)
-    assert run(["config", "edit"]) == 2
-    assert "set EDITOR" in capsys.readouterr().err
+    assert "set EDITOR" in run.err("config", "edit", code=2)
 
 
-def test_looking_at_kernels_is_no_setting_and_no_mistake(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_looking_at_kernels_is_no_setting_and_no_mistake(monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
     monkeypatch.setenv("KVCHAT_DEBUG_KERNELS", "1")
-    assert run(["config", "show", "-q"]) == 0
+    assert run("config", "show", "-q")[0] == 0
 
 
 def test_a_setting_is_on_the_medium_before_the_file_has_its_name(
-    home: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch, run: Run
 ) -> None:
     files, fsync = [], os.fsync
 
@@ -201,5 +193,5 @@ def test_a_setting_is_on_the_medium_before_the_file_has_its_name(
         fsync(descriptor)
 
     monkeypatch.setattr(os, "fsync", noted)
-    assert run(["config", "set", "sampling.top_k", "7"]) == 0
+    assert run("config", "set", "sampling.top_k", "7")[0] == 0
     assert files.count(True) == 1

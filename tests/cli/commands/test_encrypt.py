@@ -3,8 +3,6 @@
 import json
 import os
 import sqlite3
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -21,7 +19,9 @@ from kvchat.session.database.table_layout import PlainTables
 from kvchat.session.encryption.tables import EncryptedTables
 from kvchat.session.store import SessionStore
 from kvchat.session.unsent_drafts import DraftStore
-from tests.cli.secret_home import CHEAP, SECRET, WORDS, Give, Run, files_with, make_talk, paths_of
+from tests.cli.command_line import Run
+from tests.cli.printed import run_python
+from tests.cli.secret_home import CHEAP, SECRET, WORDS, Give, files_with, make_talk, paths_of
 from tests.terminal import terminal
 
 pure = pytest.mark.pure
@@ -71,7 +71,7 @@ def test_it_is_turned_on_and_off_again_without_losing_a_word(home: Path, run: Ru
     assert files_with(home, *WORDS) == []
     assert not plain_block.exists()
     assert run("sessions", "show", "about", "--json") == before
-    assert json.loads(run("encrypt", "status", "--json")[1]) == {"encrypted": True, "opened_by": "passphrase"}
+    assert run.json("encrypt", "status") == {"encrypted": True, "opened_by": "passphrase"}
     assert run("encrypt", "on", *CHEAP)[0] == 2
     assert run("encrypt", "off")[0] == 0
     assert run("sessions", "show", "about", "--json") == before
@@ -133,9 +133,7 @@ def test_without_the_passphrase_nothing_opens_and_it_is_said_what_to_do(
         assert "another one" in err
         assert SECRET not in out + err
     monkeypatch.delenv("KVCHAT_PASSPHRASE")
-    code, _, err = run("sessions", "list")
-    assert code == 3
-    assert "KVCHAT_PASSPHRASE" in err
+    assert "KVCHAT_PASSPHRASE" in run.err("sessions", "list", code=3)
     after = {file: file.read_bytes() for file in home.rglob("*") if file.is_file()}
     assert {name: data for name, data in after.items() if name in before} == before
     # What needs no conversation needs no passphrase.
@@ -200,9 +198,7 @@ def test_the_systems_keyring_opens_them_without_a_question(
     assert run("encrypt", "change", "--keyring")[0] == 0
     assert list(system_keyring.kept.values()) != [kept]
     taken, system_keyring.kept = system_keyring.kept, {}
-    code, _, err = run("sessions", "list")
-    assert code == 3
-    assert "keyring has no key" in err
+    assert "keyring has no key" in run.err("sessions", "list", code=3)
     system_keyring.kept = taken
     passphrase("open sesame")
     monkeypatch.setenv("KVCHAT_NEW_PASSPHRASE", "open sesame")
@@ -220,9 +216,7 @@ def test_search_finds_what_is_encrypted_and_an_export_says_that_it_is_not(
     passphrase("open sesame")
     run("encrypt", "on", *CHEAP)
     assert "question 1" in run("sessions", "search", "zeppe", "question")[1]
-    code, _, err = run("export", "about", "-o", str(tmp_path / "out.kvchat"))
-    assert code == 0
-    assert "NOT encrypted" in err
+    assert "NOT encrypted" in run.err("export", "about", "-o", str(tmp_path / "out.kvchat"))
     assert SECRET.encode() in (tmp_path / "out.kvchat").read_bytes()
     assert run("import", str(tmp_path / "out.kvchat"))[0] == 0
     assert files_with(home, *WORDS) == []
@@ -240,9 +234,7 @@ def test_it_is_not_turned_on_while_another_kvchat_is_open(
     with closing(SessionStore(paths_of(home).sessions_db)) as store:
         assert run("encrypt", "on", "--keyring")[0] == 1
         assert system_keyring.kept == {}
-        code, _, err = run("encrypt", "on", *CHEAP)
-        assert code == 1
-        assert "close it and try again" in err
+        assert "close it and try again" in run.err("encrypt", "on", *CHEAP, code=1)
         assert store.search("zeppelin")
         store.create_session(title="and it goes on")
     assert "in the clear" in run("encrypt", "status")[1]
@@ -284,14 +276,8 @@ sys.exit(run({words!r}))
 
 def run_without(absent: str, *words: str) -> tuple[int, str]:
     """Run a command line where a package is not installed; return exit code and standard error."""
-    done = subprocess.run(
-        [sys.executable, "-c", WITHOUT.format(absent=absent, words=list(words))],
-        capture_output=True,
-        text=True,
-        stdin=subprocess.DEVNULL,
-        env={**os.environ, "KVCHAT_PASSPHRASE": "open sesame"},
-        check=False,
-    )
+    program = WITHOUT.format(absent=absent, words=list(words))
+    done = run_python(program, KVCHAT_PASSPHRASE="open sesame")
     return done.returncode, done.stderr
 
 
@@ -319,7 +305,8 @@ def test_commands_on_plain_conversations_load_no_library_that_encrypts(home: Pat
         "loaded = {name.partition('.')[0] for name in sys.modules}\n"
         "assert not loaded & {'cryptography', 'keyring', 'torch'}, loaded\n"
     )
-    subprocess.run([sys.executable, "-c", program], check=True, stdout=subprocess.DEVNULL)
+    done = run_python(program)
+    assert done.returncode == 0, done.stderr
 
 
 @pure

@@ -1,8 +1,5 @@
 """Help, the manual page and what the shell offers: all from the table of commands."""
 
-import os
-import subprocess
-import sys
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -12,14 +9,16 @@ import typer
 
 from kvchat.app.config import KEYS
 from kvchat.app.open_sessions import open_store
-from kvchat.cli.main import run
 from kvchat.cli.parser.command_line import app
 from kvchat.cli.parser.command_table import COMMANDS, Command
 from kvchat.cli.parser.options import PlaceOptions
+from tests.cli.command_line import Run
+from tests.cli.printed import run_python
 
 pytestmark = pytest.mark.pure
 
 Capture = pytest.CaptureFixture[str]
+COMPLETE = "import sys; from kvchat.cli.main import main; sys.argv[0] = 'kvchat'; main()"
 
 
 @pytest.fixture(scope="module")
@@ -46,9 +45,8 @@ def test_every_example_is_of_a_command_that_is_there(root: Any) -> None:
     assert set(root.commands) == {command.words.split()[0] for command in COMMANDS}
 
 
-def test_the_manual_page_has_every_command_option_and_variable(capsys: Capture) -> None:
-    assert run(["man"]) == 0
-    page = capsys.readouterr().out.replace(r"\-", "-")
+def test_the_manual_page_has_every_command_option_and_variable(run: Run) -> None:
+    page = run.out("man").replace("\\-", "-")
     for command in COMMANDS:
         assert f".SS kvchat {command.words}\n" in page
     assert all(key.variable in page for key in KEYS.values())
@@ -68,16 +66,14 @@ def sessions(home: Path) -> tuple[str, str]:
 def offered(line: str) -> list[str]:
     """Ask as bash does."""
     words = line.split(" ")
-    environ = os.environ | {
+    asked = {
         "_KVCHAT_COMPLETE": "complete_bash",
         "COMP_WORDS": line,
         "COMP_CWORD": str(len(words) - 1),
     }
-    program = "import sys; from kvchat.cli.main import main; sys.argv[0] = 'kvchat'; main()"
     # Whatever is offered is offered without them.
     nothing_heavy = "import sys; sys.modules |= dict.fromkeys(('torch', 'transformers', 'textual'));"
-    command = [sys.executable, "-c", nothing_heavy + program]
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+    done = run_python(nothing_heavy + COMPLETE, **asked)
     assert done.stderr == ""
     return [word for word in done.stdout.split("\n") if word]
 
@@ -114,17 +110,12 @@ def test_what_cannot_be_read_is_not_offered_and_not_complained_about(home: Path)
     ],
     ids=["zsh", "fish"],
 )
-def test_a_title_that_looks_like_markup_is_shown_as_it_is_and_spoils_nothing(
-    home: Path, asked: dict[str, str]
-) -> None:
+def test_a_title_that_looks_like_markup_is_shown_as_it_is_and_spoils_nothing(asked: dict[str, str]) -> None:
     titles = ["[/nope] closes", "[bold]x", "a:b: c"]
     with closing(open_store(PlaceOptions().settings())) as store:
         for title in titles:
             store.create_session(title=title)
-    program = "import sys; from kvchat.cli.main import main; sys.argv[0] = 'kvchat'; main()"
-    done = subprocess.run(
-        [sys.executable, "-c", program], env=os.environ | asked, capture_output=True, text=True, check=False
-    )
+    done = run_python(COMPLETE, **asked)
     assert done.stderr == ""
     shown = done.stdout.replace("\u2060", "").replace("\\", "")
     assert all(title in shown for title in titles)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.cli.main import run
+from tests.cli.command_line import Run
 
 pytestmark = pytest.mark.pure
 
@@ -30,38 +30,33 @@ def cached(hub: Path, name: str, model_dir: Path, revision: str = "abc") -> Path
     return snapshot
 
 
-def listed(capsys: Capture) -> dict[str, dict[str, object]]:
-    capsys.readouterr()
-    assert run(["models", "--json"]) == 0
-    return {one["name"]: one for one in json.loads(capsys.readouterr().out)}
+def listed(run: Run) -> dict[str, dict[str, object]]:
+    return {one["name"]: one for one in run.json("models")}
 
 
-def test_the_starter_is_always_there_and_fits(hub: Path, capsys: Capture) -> None:
-    starter = listed(capsys)["starter"]
+def test_the_starter_is_always_there_and_fits(hub: Path, run: Run) -> None:
+    starter = listed(run)["starter"]
     assert starter["fits"] is True
     assert starter["problem"] is None
     assert isinstance(starter["num_bytes"], int)
     assert starter["num_bytes"] > 2**20
 
 
-def test_models_of_the_hub_cache_are_listed_with_what_is_wrong(
-    hub: Path, model_dir: Path, capsys: Capture
-) -> None:
+def test_models_of_the_hub_cache_are_listed_with_what_is_wrong(hub: Path, model_dir: Path, run: Run) -> None:
     whole = cached(hub, "someone/whole", model_dir)
     (cached(hub, "someone/half", model_dir) / "model.safetensors").unlink()
     (hub / "models--someone--empty").mkdir()
     (hub / "datasets--someone--text").mkdir()
-    found = listed(capsys)
+    found = listed(run)
     assert set(found) == {"starter", "someone/whole", "someone/half"}
     assert found["someone/whole"]["path"] == str(whole)
     # Its config says nothing of heads and layers.
     assert (found["someone/whole"]["fits"], found["someone/whole"]["problem"]) == (None, None)
     assert "safetensors" in str(found["someone/half"]["problem"])
-    assert run(["models"]) == 0
-    assert "someone/half" in capsys.readouterr().out
+    assert "someone/half" in run.out("models")
 
 
-def test_a_model_that_memory_does_not_hold_is_told(hub: Path, model_dir: Path, capsys: Capture) -> None:
+def test_a_model_that_memory_does_not_hold_is_told(hub: Path, model_dir: Path, run: Run) -> None:
     config = {
         "model_type": "llama",
         "num_hidden_layers": 10_000,
@@ -73,32 +68,27 @@ def test_a_model_that_memory_does_not_hold_is_told(hub: Path, model_dir: Path, c
     }
     (model_dir / "config.json").write_text(json.dumps(config))
     cached(hub, "someone/huge", model_dir)
-    huge = listed(capsys)["someone/huge"]
+    huge = listed(run)["someone/huge"]
     assert huge["fits"] is False
     assert huge["token_bytes"] == 2 * 10_000 * 100_000 * 4
-    assert run(["models", "show", "someone/huge"]) == 0
-    assert "does not fit" in capsys.readouterr().out
+    assert "does not fit" in run.out("models", "show", "someone/huge")
 
 
-def test_a_model_that_is_not_here_exits_4(hub: Path, capsys: Capture) -> None:
-    assert run(["models", "show", "nobody/nothing"]) == 4
-    assert "kvchat ask -m nobody/nothing" in capsys.readouterr().err
+def test_a_model_that_is_not_here_exits_4(hub: Path, run: Run) -> None:
+    assert "kvchat ask -m nobody/nothing" in run.err("models", "show", "nobody/nothing", code=4)
 
 
-def test_a_gguf_file_is_shown_by_its_size(hub: Path, tmp_path: Path, capsys: Capture) -> None:
+def test_a_gguf_file_is_shown_by_its_size(hub: Path, tmp_path: Path, run: Run) -> None:
     file = tmp_path / "tiny.gguf"
     file.write_bytes(b"GGUF" + bytes(2**20 - 4))
-    assert run(["models", "show", str(file)]) == 0
-    assert "1.0 MiB" in (shown := capsys.readouterr().out)
+    assert "1.0 MiB" in (shown := run.out("models", "show", str(file)))
     assert "unknown whether it fits" in shown
     with file.open("r+b") as hole:
         hole.truncate(2**43)
-    assert run(["models", "show", str(file), "--json"]) == 0
-    one = json.loads(capsys.readouterr().out)
+    one = run.json("models", "show", str(file))
     assert (one["path"], one["num_bytes"], one["fits"]) == (str(file), 2**43, None)
     assert one["problem"] == "its weights alone take 8.0 TiB"
 
 
-def test_a_directory_is_shown_too(hub: Path, model_dir: Path, capsys: Capture) -> None:
-    assert run(["models", "show", str(model_dir), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["path"] == str(model_dir)
+def test_a_directory_is_shown_too(hub: Path, model_dir: Path, run: Run) -> None:
+    assert run.json("models", "show", str(model_dir))["path"] == str(model_dir)

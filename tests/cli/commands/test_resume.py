@@ -10,7 +10,7 @@ import pytest
 
 from kvchat.app.config import read_settings
 from kvchat.app.open_sessions import open_store
-from tests.cli.secret_home import Run
+from tests.cli.command_line import Run
 from tests.terminal import terminal
 
 pytestmark = pytest.mark.tui
@@ -62,10 +62,9 @@ def test_ctrl_q_while_the_model_loads_leaves_at_once(tmp_path: Path, tiny_model:
         assert shown.exit_status() == 0
 
 
-def test_a_session_opens_by_its_title_with_what_was_said(home: Path, tiny_model: Path, run: Run) -> None:
+def test_a_session_opens_by_its_title_with_what_was_said(tiny_model: Path, run: Run) -> None:
     arguments = ["-m", str(tiny_model), "--max-tokens", "5"]
-    code, _, err = run("ask", *arguments, "remember the sea")
-    assert code == 0, err
+    assert run("ask", *arguments, "remember the sea")[0] == 0
     with terminal(["-m", "kvchat", *arguments, "remember", "the", "sea"]) as shown:
         shown.until_shown("▌ remember the sea")
         shown.type("\x11")
@@ -104,16 +103,14 @@ def test_a_window_lends_its_engine_to_questions_beside_it(home: Path, tiny_model
     ],
 )
 def test_the_ways_to_name_a_session_are_those_of_a_question(
-    words: tuple[str, ...], code: int, run: Run, home: Path
+    words: tuple[str, ...], code: int, run: Run
 ) -> None:
     """Without a terminal it ends before anything is loaded."""
-    found, _, err = run(*words)
-    assert found == code
-    assert "No such option" not in err
+    assert "No such option" not in run.err(*words, code=code)
 
 
 def test_a_session_opens_by_option_or_as_the_last_one_or_under_a_new_name(
-    home: Path, tiny_model: Path, tmp_path: Path
+    tiny_model: Path, tmp_path: Path
 ) -> None:
     """Windows in which nothing is asked need no model: theirs waits for torch and never gets it."""
     options = ["-m", str(tiny_model), "--max-tokens", "5"]

@@ -1,7 +1,6 @@
 """`kvchat serve` as a whole process, with a real engine; all but one of them forked."""
 
 import json
-import os
 import signal
 import socket
 import subprocess
@@ -12,7 +11,8 @@ import pytest
 from openai import OpenAI
 from openai.types.chat import ChatCompletionMessageParam
 
-from kvchat.cli.main import run
+from tests.cli.command_line import Run
+from tests.cli.printed import run_program, run_python
 from tests.fork_server import ForkServer
 from tests.patience import PATIENCE_S
 
@@ -40,13 +40,8 @@ def test_other_programs_talk_to_the_engine_and_share_its_cache(home: Path) -> No
             said.append({"role": "assistant", "content": first.choices[0].message.content})
             said.append({"role": "user", "content": "What is my name?"})
             second = client.chat.completions.create(model="starter", messages=said)
-        done = subprocess.run(
-            [sys.executable, "-m", "kvchat", "ask", "--json", "Hello! My name is Ana."],
-            capture_output=True,
-            text=True,
-            check=True,
-            stdin=subprocess.DEVNULL,
-        )
+        done = run_program("ask", "--json", "Hello! My name is Ana.")
+        assert done.returncode == 0, done.stderr
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=PATIENCE_S) == 143
     assert "Ana" in (second.choices[0].message.content or "")
@@ -125,21 +120,18 @@ def _status_of(port: int, what: str, request: bytes) -> int:
 
 
 def test_what_its_metrics_tell_of_its_cache_is_shown_where_it_is_the_server(
-    home: Path, capsys: pytest.CaptureFixture[str], fork_server: ForkServer
+    home: Path, run: Run, fork_server: ForkServer
 ) -> None:
     with fork_server.start("serve", "-q", "-m", "starter", "--json") as process:
         told = json.loads(process.stdout.readline())
         url, key_file = told["url"], home / "run" / "api-key"
         assert (told["model"], told["api_key_file"]) == ("starter", str(key_file))
-        at = ["--remote", url, "--remote-key-file", str(key_file), "--json"]
-        answers = []
-        for words in (["--new", "talk", "Hello! My name is Ana."], ["-s", "talk", "What is my name?"]):
-            assert run(["ask", *at, *words]) == 0
-            answers.append(json.loads(capsys.readouterr().out)["usage"])
-        assert run(["cache", "status", *at]) == 0
+        at = ["--remote", url, "--remote-key-file", str(key_file)]
+        asked = (["--new", "talk", "Hello! My name is Ana."], ["-s", "talk", "What is my name?"])
+        answers = [run.json("ask", *at, *words)["usage"] for words in asked]
+        server = run.json("cache", "status", *at)["server"]
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=PATIENCE_S) == 143
-    server = json.loads(capsys.readouterr().out)["server"]
     assert server["hit_tokens"] == answers[1]["cached_tokens"] > 0
     assert server["asked_tokens"] == sum(usage["prompt_tokens"] for usage in answers)
     assert server["hit_rate"] == server["hit_tokens"] / server["asked_tokens"]
@@ -149,13 +141,10 @@ def test_what_its_metrics_tell_of_its_cache_is_shown_where_it_is_the_server(
 
 
 def test_missing_packages_are_told_before_a_model_is_loaded() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_UVICORN], capture_output=True, text=True, env=os.environ, check=False
-    )
+    done = run_python(WITHOUT_UVICORN)
     assert done.returncode == 3
     assert "pip install 'kvchat[serve]'" in done.stderr
 
 
-def test_a_key_file_that_is_not_there_exits_3(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["serve", "--api-key-file", "no-such-file"]) == 3
-    assert "no-such-file" in capsys.readouterr().err
+def test_a_key_file_that_is_not_there_exits_3(run: Run) -> None:
+    assert "no-such-file" in run.err("serve", "--api-key-file", "no-such-file", code=3)

@@ -1,11 +1,11 @@
 """The log is for its owner alone, and never grows without end."""
 
 import stat
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.cli.printed import run_python
 
 pytestmark = pytest.mark.pure
 
@@ -19,7 +19,7 @@ def test_the_log_and_its_rotated_files_are_private_and_bounded(home: Path) -> No
         "for _ in range(4000):\n"
         "    logging.getLogger('kvchat.test').info('x' * 1000)\n"
     )
-    subprocess.run([sys.executable, "-c", program], check=True)
+    assert run_python(program).returncode == 0
     files = list((home / "state").iterdir())
     assert len(files) == 3
     assert sum(file.stat().st_size for file in files) < 4 << 20

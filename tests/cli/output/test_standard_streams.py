@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -29,7 +28,7 @@ pytestmark = pytest.mark.pure
         ("ask -f - what <&-", 2),
     ],
 )
-def test_what_cannot_be_written_is_an_exit_code(words: str, code: int, home: Path) -> None:
+def test_what_cannot_be_written_is_an_exit_code(words: str, code: int) -> None:
     script = f"exec {sys.executable} -m kvchat {words}"
     done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=False)
     assert done.returncode == code
@@ -38,7 +37,7 @@ def test_what_cannot_be_written_is_an_exit_code(words: str, code: int, home: Pat
     assert done.stdout == "", "what is said on standard error never goes there"
 
 
-def test_remarks_that_nobody_reads_leave_the_exit_code(home: Path) -> None:
+def test_remarks_that_nobody_reads_leave_the_exit_code() -> None:
     reader, writer = os.pipe()
     os.close(reader)
     words = [sys.executable, "-m", "kvchat", "sessions", "show", "nothing"]
@@ -48,7 +47,7 @@ def test_remarks_that_nobody_reads_leave_the_exit_code(home: Path) -> None:
     assert done.stdout == b""
 
 
-def test_a_file_never_gets_the_number_of_a_closed_stream(home: Path) -> None:
+def test_a_file_never_gets_the_number_of_a_closed_stream() -> None:
     """What a library prints there would be written into it."""
     program = (
         "import os, sys; from kvchat.cli.output.standard_streams import occupy; occupy();"
@@ -60,9 +59,7 @@ def test_a_file_never_gets_the_number_of_a_closed_stream(home: Path) -> None:
 
 @pytest.mark.parametrize("form", ["bundle", "md"])
 @pytest.mark.parametrize(("place", "said"), [(">/dev/full", "cannot be written"), (">&-", "is closed")])
-def test_an_export_that_cannot_be_written_is_an_exit_code(
-    form: str, place: str, said: str, home: Path
-) -> None:
+def test_an_export_that_cannot_be_written_is_an_exit_code(form: str, place: str, said: str) -> None:
     store = SessionStore(read_settings().paths.sessions_db)
     store.create_session(title="demo")
     store.close()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvchat.cli.main import run
+from tests.cli.command_line import Run
 
 pytestmark = pytest.mark.pure
 
@@ -19,18 +19,16 @@ pytestmark = pytest.mark.pure
     ],
 )
 def test_what_is_no_value_is_refused_with_the_option_it_was_for(
-    words: list[str], told: str, capsys: pytest.CaptureFixture[str]
+    words: list[str], told: str, run: Run
 ) -> None:
-    assert run(words) == 2
-    message = capsys.readouterr().err
+    message = run.err(*words, code=2)
     assert told in message
     assert len(words) == 2 or next(word for word in words if word.startswith("--")) in message
 
 
-def test_paths_numbers_and_lists_arrive(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["sessions", "search", "--limit", "3", "--data-dir", "elsewhere", "two", "words"]) == 0
-    assert run(["config", "show", "--temperature", "0.5", "-o", "seed=1", "-o", "top_k=2"]) == 0
-    shown = capsys.readouterr().out
+def test_paths_numbers_and_lists_arrive(run: Run) -> None:
+    assert run("sessions", "search", "--limit", "3", "--data-dir", "elsewhere", "two", "words")[0] == 0
+    shown = run.out("config", "show", "--temperature", "0.5", "-o", "seed=1", "-o", "top_k=2")
     assert "sampling.temperature = 0.5" in shown
     assert "sampling.seed = 1" in shown
     assert "sampling.top_k = 2" in shown

@@ -377,6 +377,14 @@ class Cache:
         if tails:
             sequence.saved_tail = tails[0].key
 
+    def leave_on_disk(self, token_ids: abc.Sequence[int]) -> Sequence:
+        """Compute a sequence, save all of it and leave nothing on the device."""
+        sequence = self.computed(token_ids)
+        self.store_sequence(sequence)
+        self.manager.release(sequence)
+        self.forget_device()
+        return sequence
+
     def forget_device(self) -> None:
         """Evict every block that no sequence holds."""
         self.evict_unheld()

@@ -74,10 +74,7 @@ def test_asking_for_a_long_sequence_costs_no_more_than_for_a_short_one() -> None
 
 def test_what_a_transfer_has_left_to_move_is_what_its_units_say() -> None:
     cache = Cache(full_group(), num_blocks=16, num_places=4)
-    sequence = cache.computed(range(30))
-    cache.store_sequence(sequence)
-    cache.manager.release(sequence)
-    cache.forget_device()
+    cache.leave_on_disk(range(30))
     other = cache.open([*range(30), 7])
     flight = cache.flights.begin(cache.manager.match(other), other.root)
     assert flight is not None

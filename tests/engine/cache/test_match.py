@@ -72,9 +72,7 @@ def test_the_run_inside_a_block_comes_from_a_full_sibling() -> None:
 @pytest.mark.parametrize("stored_len", [7, 8])
 def test_the_run_inside_a_block_comes_from_a_stored_block_or_tail(stored_len: int) -> None:
     cache = Cache(full_group(), sliding_group(2))
-    cache.store_sequence(sequence := cache.computed(PROMPT[:stored_len]))
-    cache.manager.release(sequence)
-    cache.forget_device()
+    cache.leave_on_disk(PROMPT[:stored_len])
     match = cache.manager.match(cache.open([*PROMPT[:6], 1]))
     assert match.partial is not None
     assert match.partial.blocks == {}
@@ -83,9 +81,7 @@ def test_the_run_inside_a_block_comes_from_a_stored_block_or_tail(stored_len: in
 
 def test_of_equal_runs_one_on_the_device_is_taken() -> None:
     cache = Cache(full_group())
-    cache.store_sequence(sequence := cache.computed([*PROMPT[:6], 2]))
-    cache.manager.release(sequence)
-    cache.forget_device()
+    cache.leave_on_disk([*PROMPT[:6], 2])
     cache.computed([*PROMPT[:6], 3])
     match = cache.manager.match(cache.open([*PROMPT[:6], 1]))
     assert match.length == 6
@@ -146,10 +142,7 @@ def test_the_match_ends_where_a_sliding_group_lacks_a_block_of_its_window() -> N
 
 def test_a_sliding_group_needs_only_its_window() -> None:
     cache = Cache(full_group(), sliding_group(4))
-    sequence = cache.computed(PROMPT[:20])
-    cache.store_sequence(sequence)
-    cache.manager.release(sequence)
-    cache.forget_device()
+    cache.leave_on_disk(PROMPT[:20])
     assert [group for _, group in cache.tier.contents].count(1) == 1
     assert cache.matched_len(PROMPT[:21]) == 20
     assert cache.matched_len(PROMPT[:20]) == 19
@@ -177,10 +170,7 @@ def test_a_match_can_be_kept_short() -> None:
 
 def test_loads_are_counted_in_the_tokens_of_blocks_that_some_group_lacks() -> None:
     cache = Cache(full_group(), full_group(1))
-    sequence = cache.computed(PROMPT[:10])
-    cache.store_sequence(sequence)
-    cache.manager.release(sequence)
-    cache.forget_device()
+    cache.leave_on_disk(PROMPT[:10])
     cache.computed(PROMPT[:4])
     match = cache.manager.match(cache.open(PROMPT))
     assert (match.length, match.disk_len) == (10, 6)

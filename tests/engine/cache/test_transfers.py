@@ -56,9 +56,7 @@ def test_the_block_that_a_tail_has_grown_into_replaces_it() -> None:
 
 def test_what_was_saved_comes_back_bit_for_bit_and_is_named_once_it_is_there() -> None:
     cache = Cache(full_group(), sliding_group(6))
-    cache.store_sequence(sequence := cache.computed(LONG))
-    cache.manager.release(sequence)
-    cache.forget_device()
+    cache.leave_on_disk(LONG)
     again = cache.open([*LONG, 1])
     flight = cache.flights.begin(cache.manager.match(again), again.root)
     assert flight is not None
@@ -93,9 +91,7 @@ def test_a_matched_block_is_not_evicted_to_load_another() -> None:
 def test_a_load_that_fails_names_nothing_it_was_meant_to_fill() -> None:
     """Trap 22: a block that did not arrive is free again, and nobody finds it."""
     cache = Cache(full_group(), full_group(1))
-    cache.store_sequence(stored := cache.computed(LONG))
-    cache.manager.release(stored)
-    cache.forget_device()
+    cache.leave_on_disk(LONG)
     cache.tier.unreadable.add(next(iter(cache.tier.contents)))
 
     sequence = cache.open([*LONG, 1])
@@ -112,9 +108,7 @@ def test_a_load_that_fails_names_nothing_it_was_meant_to_fill() -> None:
 def test_what_arrived_behind_a_block_that_cannot_be_read_takes_no_room() -> None:
     """It is read first, and nobody finds it without what it stands behind."""
     cache = Cache(full_group(), sliding_group(1))
-    cache.store_sequence(stored := cache.computed(LONG))
-    cache.manager.release(stored)
-    cache.forget_device()
+    cache.leave_on_disk(LONG)
     cache.tier.unreadable.add((name_of(LONG[:4], 4), GroupId(0)))
 
     sequence = cache.open([*LONG, 1])

@@ -1,6 +1,7 @@
 """Small chains of blocks and the stores they go to."""
 
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -108,6 +109,13 @@ def chain(
 def write_all(store: DiskStore, blocks: list[Block]) -> None:
     for block in blocks:
         assert store.write([(block.header, block.payload)])
+
+
+def put_blocks(cache_dir: Path, blocks: list[Block], fingerprint: bytes = FINGERPRINT) -> int:
+    """Write blocks through a store of their own; return the bytes that lie in the directory then."""
+    with closing(open_store(cache_dir, fingerprint)) as store:
+        write_all(store, blocks)
+        return store.total_usage().num_bytes
 
 
 def read(store: DiskStore, block: Block) -> bytes:

@@ -16,6 +16,7 @@ from kvchat.session.bundle.record import END, MAGIC, META, TURN
 from kvchat.session.bundle.turn_record import turn_body, turn_header
 from kvchat.session.kv.references import runs_of
 from kvchat.session.tree import path_token_ids
+from tests.damage import flipped
 from tests.session.bundle.bundles import (
     BLOCK,
     KV,
@@ -126,7 +127,7 @@ def test_every_flipped_byte_and_every_cut_is_refused(path: Path) -> None:
     intact = path.read_bytes()
     broken = path.with_name("broken.kvchat")
     for at in range(len(intact)):
-        broken.write_bytes(intact[:at] + bytes([intact[at] ^ (1 << at % 8)]) + intact[at + 1 :])
+        broken.write_bytes(flipped(intact, at, (1 << at % 8)))
         with pytest.raises(BundleError):
             read_bundle(broken)
     for end in range(0, len(intact), 7):

@@ -19,6 +19,7 @@ from kvchat.session.database.damage import damage_mark
 from kvchat.session.store import Outcome, SessionStore
 from kvchat.session.tree import MAIN, Branch, Finish, SessionId
 from tests.cli.secret_home import files_with
+from tests.damage import flip
 from tests.patience import PATIENCE_S
 from tests.session.turns import exchange, open_answer, question
 from tests.threads import wait_until_in
@@ -178,9 +179,7 @@ def test_what_is_left_is_found_without_its_first_page(path: Path, place: int) ->
         before = words_in(store)
     for copy in backup_paths(path):
         copy.unlink(missing_ok=True)
-    data = bytearray(path.read_bytes())
-    data[place] ^= 0x21
-    path.write_bytes(data)
+    flip(path, place, 0x21)
     with suppress(StorageError), closing(SessionStore(path)) as store:
         words_in(store)  # the next start meets what this one may have found
     with closing(SessionStore(path)) as store:

@@ -44,19 +44,16 @@ def test_a_session_of_the_first_version_is_native_and_has_not_been_verified(firs
     connection.close()
 
 
-def test_a_session_remembers_whose_blocks_it_uses_and_what_was_found_of_them(tmp_path: Path) -> None:
-    store = SessionStore(tmp_path / "sessions.db")
+def test_a_session_remembers_whose_blocks_it_uses_and_what_was_found_of_them(store: SessionStore) -> None:
     session = store.adopt(adoptable(namespace="bundle:7"), [empty_main(None)], [])
     assert store.session(session.id).namespace == "bundle:7"
     found = Verification(verdict=Verdict.SAME, at=5.0, num_blocks=3, of_blocks=3)
     store.mark_verified(session.id, found, "")
     assert store.session(session.id).namespace == ""
     assert store.session(session.id).verification == found
-    store.close()
 
 
-def test_an_adopted_session_comes_whole_and_a_taken_title_gets_a_number(tmp_path: Path) -> None:
-    store = SessionStore(tmp_path / "sessions.db")
+def test_an_adopted_session_comes_whole_and_a_taken_title_gets_a_number(store: SessionStore) -> None:
     native = store.create_session(title="demo")
     exchange(store, store.branch(native.id, MAIN), "Hello?", "Hi.")
     asked = question(SESSION, "from elsewhere")
@@ -65,16 +62,13 @@ def test_an_adopted_session_comes_whole_and_a_taken_title_gets_a_number(tmp_path
     assert [session.title, again.title] == ["demo (2)", "demo (3)"]
     assert [turn.text for turn in store.turns_to(store.branch(SESSION, MAIN).leaf_id)] == ["from elsewhere"]
     assert {hit.session_id for hit in store.search("elsewhere")} == {SESSION}
-    store.close()
 
 
-def test_a_session_that_cannot_be_adopted_whole_leaves_nothing(tmp_path: Path) -> None:
-    store = SessionStore(tmp_path / "sessions.db")
+def test_a_session_that_cannot_be_adopted_whole_leaves_nothing(store: SessionStore) -> None:
     asked = question(SESSION)
     with pytest.raises(Exception, match="UNIQUE"):
         store.adopt(adoptable(), [empty_main(asked.id)], [asked, asked])
     assert store.list_sessions() == ()
-    store.close()
 
 
 SESSION = new_session_id()

@@ -1,5 +1,4 @@
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -7,19 +6,12 @@ from kvchat.engine.api.ids import chain_keys, root_key
 from kvchat.session.kv.references import only_referenced_by, referenced_keys, references
 from kvchat.session.store import Outcome, SessionStore
 from kvchat.session.tree import MAIN, Finish, path_token_ids
-from tests.session.turns import FINGERPRINT, exchange, open_answer, question
+from tests.session.turns import FINGERPRINT, begin_answer, exchange, open_answer, question
 
 pytestmark = pytest.mark.pure
 
 ROOT = root_key(bytes.fromhex(FINGERPRINT))
 BLOCK = 4
-
-
-@pytest.fixture
-def store(tmp_path: Path):
-    store = SessionStore(tmp_path / "sessions.db")
-    yield store
-    store.close()
 
 
 def keys_of(store: SessionStore, leaf_id) -> list[bytes]:
@@ -73,10 +65,7 @@ def test_what_is_deleted_is_referenced_no_more(store: SessionStore) -> None:
 
 
 def test_an_answer_in_progress_is_referenced_already(store: SessionStore) -> None:
-    session = store.create_session()
-    asked = question(session.id)
-    answer = open_answer(asked)
-    store.add_turns(store.branch(session.id, MAIN), (asked, answer))
+    _, answer = begin_answer(store)
     store.append_to_answer(answer.id, range(10), "x")
     assert len(referenced_keys(store, BLOCK)) == 3
 

@@ -13,6 +13,7 @@ from kvchat.session.database.backups import backup_paths
 from kvchat.session.salvage import salvage
 from kvchat.session.template.chat_template import ChatTemplate
 from kvchat.session.tree import Finish, MessagePart, Turn
+from tests.damage import flipped
 from tests.session.small_home import (
     DATABASE,
     LOG,
@@ -24,7 +25,6 @@ from tests.session.small_home import (
     write_home,
     write_home_with_free_pages,
 )
-from tests.tiny_models import STARTER, write_model
 
 pytestmark = pytest.mark.pure
 
@@ -36,13 +36,6 @@ FORMAT = (18, 19)
 """Where a database's head says which version may write and read it."""
 T = TypeVar("T")
 Files = Mapping[Path, bytes]
-
-
-@pytest.fixture(scope="module")
-def template(tmp_path_factory: pytest.TempPathFactory) -> ChatTemplate:
-    place = tmp_path_factory.mktemp("model")
-    write_model(place, STARTER)
-    return ChatTemplate.from_dir(place)
 
 
 @pytest.fixture(scope="module")
@@ -65,73 +58,101 @@ def without_copies(files: Files) -> Files:
     return {path: data for path, data in files.items() if path.name not in copies}
 
 
+class Home:
+    """A home that is put back, damaged and looked at, again and again."""
+
+    def __init__(self, place: Path, template: ChatTemplate, files: Files, *, has_copy: bool = False) -> None:
+        self._place = place
+        self._template = template
+        self.files = files if has_copy else without_copies(files)
+        self.wanted = self.seen()
+
+    def seen(self, name: Path = DATABASE, data: bytes | None = None) -> Seen:
+        """Return what is seen where one file holds other bytes."""
+        put_home(self._place, self.files if data is None else {**self.files, name: data})
+        return _after_trouble(lambda: look(self._place, self._template))
+
+    def check(self, name: Path, data: bytes, at: object, *, may_lose_both: bool = False) -> Seen:
+        """Hold what is seen then to what was there before."""
+        found = self.seen(name, data)
+        assert complaints(found, self.wanted, may_lose_both=may_lose_both) == [], at
+        return found
+
+    def go_on(self) -> None:
+        _after_trouble(lambda: go_on(self._place))
+
+
+@pytest.fixture
+def home(template: ChatTemplate, files: Files, quick_path: Path) -> Home:
+    return Home(quick_path / "home", template, files)
+
+
+@pytest.fixture
+def home_of_a_short_log(template: ChatTemplate, files_of_a_short_log: Files, quick_path: Path) -> Home:
+    return Home(quick_path / "home", template, files_of_a_short_log)
+
+
+@pytest.fixture
+def home_as_it_is(template: ChatTemplate, files: Files, quick_path: Path, has_copy: bool) -> Home:
+    """With a copy or without one, as the test says."""
+    return Home(quick_path / "home", template, files, has_copy=has_copy)
+
+
+COPY_OR_NONE = pytest.mark.parametrize("has_copy", [True, False], ids=["with a copy", "without a copy"])
+
+
 def flips(data: bytes, step: int) -> Iterator[tuple[int, bytes]]:
     """Yield a place in every stretch of `step` bytes, and the bytes with that one changed."""
     random = Random(step)
     for start in range(0, len(data), step):
         at = min(start + random.randrange(step), len(data) - 1)
         mask = MASKS[(at + random.randrange(step)) % len(MASKS)] if step > 1 else MASKS[at % len(MASKS)]
-        yield at, data[:at] + bytes([data[at] ^ mask]) + data[at + 1 :]
+        yield at, flipped(data, at, mask)
 
 
-@pytest.mark.parametrize("has_copy", [True, False], ids=["with a copy", "without a copy"])
+@COPY_OR_NONE
 def test_a_byte_flipped_anywhere_in_the_database_is_repaired_or_told(
-    template: ChatTemplate, files: Files, quick_path: Path, has_copy: bool
+    home_as_it_is: Home, has_copy: bool
 ) -> None:
-    if not has_copy:
-        files = without_copies(files)
-    wanted = _seen(quick_path, template, files)
-    for at, data in flips(files[DATABASE], 4099):
-        found = _seen(quick_path, template, {**files, DATABASE: data})
-        assert complaints(found, wanted, may_lose_both=not has_copy) == [], at
-        _after_trouble(lambda: go_on(quick_path / "home"))
+    for at, data in flips(home_as_it_is.files[DATABASE], 4099):
+        home_as_it_is.check(DATABASE, data, at, may_lose_both=not has_copy)
+        home_as_it_is.go_on()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("has_copy", [True, False], ids=["with a copy", "without a copy"])
+@COPY_OR_NONE
 @pytest.mark.parametrize("part", range(NUM_PARTS))
 def test_every_single_byte_of_the_database_may_be_flipped(
-    template: ChatTemplate, files: Files, quick_path: Path, part: int, has_copy: bool
+    home_as_it_is: Home, has_copy: bool, part: int
 ) -> None:
     """None is left out; in parts, which may run side by side."""
-    if not has_copy:
-        files = without_copies(files)
-    wanted = _seen(quick_path, template, files)
-    for at, data in islice(flips(files[DATABASE], 1), part, None, NUM_PARTS):
-        found = _seen(quick_path, template, {**files, DATABASE: data})
-        assert complaints(found, wanted, may_lose_both=not has_copy) == [], at
+    for at, data in islice(flips(home_as_it_is.files[DATABASE], 1), part, None, NUM_PARTS):
+        home_as_it_is.check(DATABASE, data, at, may_lose_both=not has_copy)
         if at % GOES_ON == 0:
-            _after_trouble(lambda: go_on(quick_path / "home"))
+            home_as_it_is.go_on()
 
 
-@pytest.mark.parametrize("has_copy", [True, False], ids=["with a copy", "without a copy"])
+@COPY_OR_NONE
 @pytest.mark.parametrize("is_all", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_every_byte_of_the_databases_head_may_be_damaged(
-    template: ChatTemplate, files: Files, quick_path: Path, has_copy: bool, is_all: bool
+    home_as_it_is: Home, has_copy: bool, is_all: bool
 ) -> None:
     """A format that is still to come would be read and never written. By default each byte is damaged once
     with a copy and once without, those of the format twice.
     """
-    files = files if has_copy else without_copies(files)
-    wanted = _seen(quick_path, template, files)
     for at in range(100):
         once = (0x10, 0x80)[at % 2 == has_copy]
         for mask in (0x10, 0x80) if is_all or at in FORMAT else (once,):
-            data = bytearray(files[DATABASE])
-            data[at] ^= mask
-            found = _seen(quick_path, template, {**files, DATABASE: bytes(data)})
-            assert complaints(found, wanted, may_lose_both=not has_copy) == [], at
+            data = flipped(home_as_it_is.files[DATABASE], at, mask)
+            home_as_it_is.check(DATABASE, data, at, may_lose_both=not has_copy)
             if mask == 0x80:
-                _after_trouble(lambda: go_on(quick_path / "home"))
+                home_as_it_is.go_on()
 
 
-@pytest.mark.parametrize("has_copy", [True, False], ids=["with a copy", "without a copy"])
-def test_a_damaged_name_of_a_column_takes_no_value_from_its_rows(
-    template: ChatTemplate, files: Files, quick_path: Path, has_copy: bool
-) -> None:
+@COPY_OR_NONE
+def test_a_damaged_name_of_a_column_takes_no_value_from_its_rows(home_as_it_is: Home) -> None:
     """Rows read under another name lack the column; read under the names of a new file, they have it."""
-    files = files if has_copy else without_copies(files)
-    wanted, data = _seen(quick_path, template, files), files[DATABASE]
+    data = home_as_it_is.files[DATABASE]
     columns = {
         "turns": ("num", "token_ids"),
         "pieces": ("num", "turn_num", "place"),
@@ -141,188 +162,138 @@ def test_a_damaged_name_of_a_column_takes_no_value_from_its_rows(
         start = data.index(f"CREATE TABLE {table} (".encode())
         for name in names:
             at = data.index(f" {name} ".encode(), start) + 1
-            damaged = data[:at] + bytes([data[at] ^ 0x04]) + data[at + 1 :]
-            found = _seen(quick_path, template, {**files, DATABASE: damaged})
-            assert complaints(found, wanted, may_lose_both=False) == [], (table, name)
+            home_as_it_is.check(DATABASE, flipped(data, at, 0x04), (table, name))
 
 
-@pytest.mark.parametrize("has_copy", [True, False], ids=["with a copy", "without a copy"])
-def test_an_index_that_lost_a_branch_hides_it_from_nobody(
-    template: ChatTemplate, files: Files, quick_path: Path, has_copy: bool
-) -> None:
+@COPY_OR_NONE
+def test_an_index_that_lost_a_branch_hides_it_from_nobody(home_as_it_is: Home) -> None:
     """Of three entries of the index: each one's first letter, and where its page says that it begins."""
-    files = files if has_copy else without_copies(files)
-    wanted, data = _seen(quick_path, template, files), files[DATABASE]
+    data = home_as_it_is.files[DATABASE]
     # Names of sessions and branches stand behind each other in the rows too, and those in a page of rows.
-    keys = [(session + name).encode() for session, name in wanted.paths]
+    keys = [(session + name).encode() for session, name in home_as_it_is.wanted.paths]
     starts = range(0, len(data), 4096)
     page = next(at for at in starts if data[at] == 10 and all(key in data[at : at + 4096] for key in keys))
     entries = [data.index(key, page) for key in keys]
     for at in (*entries, *range(page + 8, page + 8 + 2 * len(entries))):
-        damaged = data[:at] + bytes([data[at] ^ 0x40]) + data[at + 1 :]
-        found = _seen(quick_path, template, {**files, DATABASE: damaged})
-        assert complaints(found, wanted, may_lose_both=False) == [], at
-        _after_trouble(lambda: go_on(quick_path / "home"))
+        home_as_it_is.check(DATABASE, flipped(data, at, 0x40), at)
+        home_as_it_is.go_on()
 
 
-def test_a_damaged_name_of_the_index_of_words_is_no_missing_feature(
-    template: ChatTemplate, files: Files, quick_path: Path
-) -> None:
-    files = without_copies(files)
-    wanted, data = _seen(quick_path, template, files), files[DATABASE]
+def test_a_damaged_name_of_the_index_of_words_is_no_missing_feature(home: Home) -> None:
+    data = home.files[DATABASE]
     start = data.index(b"USING fts5") + len(b"USING ")
     for at in range(start, start + len(b"fts5")):
-        damaged = data[:at] + bytes([data[at] ^ 0x21]) + data[at + 1 :]
-        found = _seen(quick_path, template, {**files, DATABASE: damaged})
-        assert complaints(found, wanted, may_lose_both=False) == [], at
-        _after_trouble(lambda: go_on(quick_path / "home"))
+        home.check(DATABASE, flipped(data, at, 0x21), at)
+        home.go_on()
 
 
 @pytest.mark.parametrize("step", [2053, pytest.param(31, marks=pytest.mark.slow)])
-def test_a_byte_flipped_anywhere_in_the_log_takes_nothing_back(
-    template: ChatTemplate, files: Files, quick_path: Path, step: int
-) -> None:
+def test_a_byte_flipped_anywhere_in_the_log_takes_nothing_back(home: Home, step: int) -> None:
     """SQLite would take the log to end there, and forget every acknowledged word behind it in silence."""
-    files = without_copies(files)
-    wanted = _seen(quick_path, template, files)
-    assert len(files[LOG]) > 10 * 4096
-    for at, data in flips(files[LOG], step):
-        found = _seen(quick_path, template, {**files, LOG: data})
-        assert complaints(found, wanted, may_lose_both=False) == [], at
-        _after_trouble(lambda: go_on(quick_path / "home"))
+    assert len(home.files[LOG]) > 10 * 4096
+    for at, data in flips(home.files[LOG], step):
+        home.check(LOG, data, at)
+        home.go_on()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(NUM_PARTS))
-def test_every_single_byte_of_the_log_may_be_flipped(
-    template: ChatTemplate, files_of_a_short_log: Files, quick_path: Path, part: int
-) -> None:
+def test_every_single_byte_of_the_log_may_be_flipped(home_of_a_short_log: Home, part: int) -> None:
     """None is left out; in parts, which may run side by side."""
-    files = without_copies(files_of_a_short_log)
-    wanted = _seen(quick_path, template, files)
-    for at, data in islice(flips(files[LOG], 1), part, None, NUM_PARTS):
-        found = _seen(quick_path, template, {**files, LOG: data})
-        assert complaints(found, wanted, may_lose_both=False) == [], at
+    for at, data in islice(flips(home_of_a_short_log.files[LOG], 1), part, None, NUM_PARTS):
+        home_of_a_short_log.check(LOG, data, at)
         if at % GOES_ON == 0:
-            _after_trouble(lambda: go_on(quick_path / "home"))
+            home_of_a_short_log.go_on()
 
 
 @pytest.mark.parametrize("has_time", [True, False], ids=["", "no time to try"])
 def test_a_branch_whose_newest_row_is_not_known_for_sure_still_leads_where_it_led(
-    template: ChatTemplate, files: Files, quick_path: Path, monkeypatch: pytest.MonkeyPatch, has_time: bool
+    home: Home, monkeypatch: pytest.MonkeyPatch, has_time: bool
 ) -> None:
     """A flip of a word's highest bit is explained by many places of a page. Where the right one is not found
     in time, the file below the log holds the branch as it was one message earlier, and whole.
     """
     if not has_time:
         monkeypatch.setattr(salvage, "_LOGS_S", 0.0)
-    files = without_copies(files)
-    wanted, log = _seen(quick_path, template, files), files[LOG]
+    log = home.files[LOG]
     row = log.rindex(b"by boat")
     for at in range(row | 3, row + 60, 4):
-        damaged = log[:at] + bytes([log[at] ^ 0x80]) + log[at + 1 :]
-        found = _seen(quick_path, template, {**files, LOG: damaged})
-        assert complaints(found, wanted, may_lose_both=False) == [], at
+        home.check(LOG, flipped(log, at, 0x80), at)
 
 
 @pytest.mark.parametrize("mask", MASKS)
 def test_of_several_bytes_that_explain_a_frame_the_one_is_found_with_which_nothing_is_damaged(
-    template: ChatTemplate, files: Files, files_of_a_short_log: Files, quick_path: Path, mask: int
+    home: Home, home_of_a_short_log: Home, mask: int
 ) -> None:
     """The number of a page, which would be written elsewhere, and a place among a page's rows."""
-    for some, at in ((files_of_a_short_log, 32 + 2 * 4120 + 3), (files, 32 + 4120 + 535)):
-        kept = without_copies(some)
-        wanted, log = _seen(quick_path, template, kept), kept[LOG]
-        damaged = log[:at] + bytes([log[at] ^ mask]) + log[at + 1 :]
-        found = _seen(quick_path, template, {**kept, LOG: damaged})
-        assert complaints(found, wanted, may_lose_both=False) == []
+    for some, at in ((home_of_a_short_log, 32 + 2 * 4120 + 3), (home, 32 + 4120 + 535)):
+        found = some.check(LOG, flipped(some.files[LOG], at, mask), at)
         assert not any(turn.damaged for turn in found.turns.values())
 
 
 @pytest.mark.parametrize("most_bytes", [0, 2**28], ids=["too large to try", ""])
 @pytest.mark.parametrize("has_scar", [False, True], ids=["", "with a scar"])
 def test_a_page_whose_number_is_damaged_is_put_where_it_was(
-    template: ChatTemplate,
-    quick_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    most_bytes: int,
-    has_scar: bool,
+    template: ChatTemplate, quick_path: Path, monkeypatch: pytest.MonkeyPatch, most_bytes: int, has_scar: bool
 ) -> None:
     """Whether it can be tried with which number nothing is damaged, or not; something may have been."""
     monkeypatch.setattr(salvage, "_MOST_TRIED_BYTES", most_bytes)
     write_home(quick_path / "written", template, has_short_log=True, has_scar=has_scar)
-    files = without_copies(read_home(quick_path / "written"))
-    wanted, log = _seen(quick_path, template, files), files[LOG]
+    home = Home(quick_path / "home", template, read_home(quick_path / "written"))
+    wanted, log = home.wanted, home.files[LOG]
     before = complaints(wanted, wanted, may_lose_both=False)
     for at in range(32 + 3, len(log), 4120):
         for mask in MASKS:
-            damaged = log[:at] + bytes([log[at] ^ mask]) + log[at + 1 :]
-            found = _seen(quick_path, template, {**files, LOG: damaged})
+            found = home.seen(LOG, flipped(log, at, mask))
             assert complaints(found, wanted, may_lose_both=False) == before, (at, mask)
 
 
-def test_a_transaction_whose_end_is_damaged_has_one(
-    template: ChatTemplate, files_of_a_short_log: Files, quick_path: Path
-) -> None:
+def test_a_transaction_whose_end_is_damaged_has_one(home_of_a_short_log: Home) -> None:
     """Without the number of pages behind it, SQLite would take it for one that was cut off."""
-    files = without_copies(files_of_a_short_log)
-    wanted, log = _seen(quick_path, template, files), files[LOG]
+    log = home_of_a_short_log.files[LOG]
     for at in range(len(log) - 4120 + 7, 32, -2 * 4120):
         damaged = log[:at] + bytes(1) + log[at + 1 :]
         assert damaged != log
-        found = _seen(quick_path, template, {**files, LOG: damaged})
-        assert complaints(found, wanted, may_lose_both=False) == [], at
+        home_of_a_short_log.check(LOG, damaged, at)
 
 
 def test_a_page_is_not_written_to_a_free_one(template: ChatTemplate, quick_path: Path) -> None:
     """Nothing would be damaged there, and what it says be gone."""
     write_home_with_free_pages(quick_path / "written", template)
-    files = without_copies(read_home(quick_path / "written"))
-    wanted, log = _seen(quick_path, template, files), files[LOG]
-    (session,) = wanted.sessions.values()
+    home = Home(quick_path / "home", template, read_home(quick_path / "written"))
+    log = home.files[LOG]
+    (session,) = home.wanted.sessions.values()
     assert session.pinned
     at = len(log) - 4120 + 3
     for mask in range(1, 64):
-        damaged = log[:at] + bytes([log[at] ^ mask]) + log[at + 1 :]
-        found = _seen(quick_path, template, {**files, LOG: damaged})
-        assert found.sessions == wanted.sessions, mask
+        assert home.seen(LOG, flipped(log, at, mask)).sessions == home.wanted.sessions, mask
 
 
 @pytest.mark.parametrize("is_all", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_the_highest_bit_of_a_pages_head_may_be_damaged(
-    template: ChatTemplate, files: Files, quick_path: Path, is_all: bool
-) -> None:
+def test_the_highest_bit_of_a_pages_head_may_be_damaged(home: Home, is_all: bool) -> None:
     """Many places explain such a flip too, and a page without its head has no rows. By default each place is
     damaged in pages of its own.
     """
-    files = without_copies(files)
-    wanted, log = _seen(quick_path, template, files), files[LOG]
+    log = home.files[LOG]
     places = (0, 3, 5, 8, 11)
     starts = range(32, len(log), 4120 * 3)
     assert len(starts) >= len(places)
     for number, start in enumerate(starts):
         for place in places if is_all else (places[number % len(places)],):
             at = start + 24 + place
-            damaged = log[:at] + bytes([log[at] ^ 0x80]) + log[at + 1 :]
-            found = _seen(quick_path, template, {**files, LOG: damaged})
-            assert complaints(found, wanted, may_lose_both=False) == [], at
+            home.check(LOG, flipped(log, at, 0x80), at)
 
 
-def test_every_byte_of_the_heads_of_the_log_may_be_damaged(
-    template: ChatTemplate, files: Files, quick_path: Path
-) -> None:
+def test_every_byte_of_the_heads_of_the_log_may_be_damaged(home: Home) -> None:
     """The head of the log, and those of its first, a middle, and its last frame."""
-    files = without_copies(files)
-    wanted, log = _seen(quick_path, template, files), files[LOG]
+    log = home.files[LOG]
     last = (len(log) - 32) // 4120 - 1
     places = [
         *range(0, 32, 3),
         *(32 + 4120 * frame + at for frame in (0, last // 2, last) for at in range(0, 24, 5)),
     ]
     for at in places:
-        data = log[:at] + bytes([log[at] ^ MASKS[at % len(MASKS)]]) + log[at + 1 :]
-        found = _seen(quick_path, template, {**files, LOG: data})
-        assert complaints(found, wanted, may_lose_both=False) == [], at
+        home.check(LOG, flipped(log, at, MASKS[at % len(MASKS)]), at)
 
 
 def complaints(found: Seen, wanted: Seen, *, may_lose_both: bool) -> list[str]:
@@ -361,11 +332,6 @@ def _complaints_of_turn(found: Turn, wanted: Turn, *, may_lose_both: bool) -> It
         yield f"{wanted.text!r} is lost"
 
 
-def _seen(quick_path: Path, template: ChatTemplate, files: Files) -> Seen:
-    put_home(quick_path / "home", files)
-    return _after_trouble(lambda: look(quick_path / "home", template))
-
-
 def _after_trouble(action: Callable[[], T]) -> T:
     """Return what an action gives, if needs be after the one new start that the error asks for."""
     try:
@@ -380,13 +346,14 @@ def test_a_file_that_ends_early_costs_nothing_with_a_copy_and_makes_up_nothing_w
     template: ChatTemplate, files: Files, quick_path: Path, name: Path, step: int
 ) -> None:
     """A log that ends early is one that was cut off: what it does not hold is not known to be missing."""
-    wanted = _seen(quick_path, template, files)
+    whole = Home(quick_path / "home", template, files, has_copy=True)
+    home, wanted = Home(quick_path / "home", template, files), whole.wanted
     for length in (*range(3), *range(17, len(files[name]), step)):
-        cut = {**files, name: files[name][:length]}
+        data = files[name][:length]
         if name == DATABASE:
-            assert complaints(_seen(quick_path, template, cut), wanted, may_lose_both=False) == [], length
+            whole.check(name, data, length)
         try:
-            found = _seen(quick_path, template, without_copies(cut))
+            found = home.seen(name, data)
         except KvchatError as error:
             advice = str(error)
             assert "move it away" in advice, length
@@ -395,4 +362,4 @@ def test_a_file_that_ends_early_costs_nothing_with_a_copy_and_makes_up_nothing_w
             said = wanted.turns[turn_id].text if turn_id in wanted.turns else ""
             is_cut_off = turn.finish is Finish.INTERRUPTED and said.startswith(turn.text)
             assert turn.damaged or turn.text == said or is_cut_off, length
-        _after_trouble(lambda: go_on(quick_path / "home"))
+        home.go_on()

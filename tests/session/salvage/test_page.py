@@ -6,6 +6,7 @@ from contextlib import closing
 import pytest
 
 from kvchat.session.salvage.page import PAGE_BYTES, can_be_page
+from tests.damage import flipped
 
 pytestmark = pytest.mark.pure
 
@@ -40,5 +41,5 @@ def test_a_head_with_another_byte_cannot_be_one(pages: list[bytes], place: int) 
     for number, page in enumerate(pages, start=1):
         if number > 1 and page[0] in (10, 13) and page[3:5] != b"\0\0":
             for mask in (0x01, 0x80, 0xFF):
-                other = page[:place] + bytes([page[place] ^ mask]) + page[place + 1 :]
+                other = flipped(page, place, mask)
                 assert not can_be_page(number, other) or page[0] ^ mask == 0, (number, mask)

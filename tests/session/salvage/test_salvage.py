@@ -18,6 +18,7 @@ from kvchat.session.database.damage import damage_mark
 from kvchat.session.salvage.salvage import _set_aside
 from kvchat.session.store import SessionStore
 from kvchat.session.tree import MAIN, SessionId, Turn
+from tests.damage import flip
 from tests.patience import PATIENCE_S
 from tests.session.turns import exchange
 
@@ -175,9 +176,7 @@ def test_the_backup_gives_what_the_page_had(path: Path) -> None:
 @pytest.mark.parametrize("position", [0, 16, 18, 100, 105])
 def test_a_damaged_head_of_the_file_costs_nothing_with_a_backup(path: Path, position: int) -> None:
     before = words(path)
-    data = bytearray(path.read_bytes())
-    data[position] ^= 0x5A
-    path.write_bytes(data)
+    flip(path, position, 0x5A)
     assert _words_after_trouble(path) == before
 
 

@@ -22,7 +22,7 @@ from kvchat.cli.commands.ask.prompt import read_prompt
 from kvchat.engine.api.config import EngineConfig
 from kvchat.errors import ContextOverflow, EngineFailed, ModelUnreadable, SessionExists, StorageError
 from kvchat.session.tree import Finish, Turn
-from tests.cli.secret_home import Run
+from tests.cli.command_line import Run
 from tests.scripted_engine import ScriptedEngine
 
 pytestmark = pytest.mark.pure

@@ -1,6 +1,5 @@
 """What the blocks on disk amount to, told without a model."""
 
-import json
 import time
 from contextlib import closing
 from dataclasses import replace
@@ -8,79 +7,65 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.cli.main import run
 from kvchat.session.store import SessionStore
 from kvchat.session.tree import MAIN
 from kvchat.text.figures import bytes_text
+from tests.cli.command_line import Run
 from tests.engine.memory import chains
 from tests.session.turns import question
 
 pytestmark = pytest.mark.pure
 
 
-def test_status_tells_bytes_and_blocks_by_model(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    disk = chains.open_store(home / "cache")
-    chains.write_all(disk, chains.chain([1, 2, 3, 4, 5]))
-    disk.close()
-    assert run(["cache", "status", "--json"]) == 0
-    status = json.loads(capsys.readouterr().out)
+def test_status_tells_bytes_and_blocks_by_model(home: Path, run: Run) -> None:
+    chains.put_blocks(home / "cache", chains.chain([1, 2, 3, 4, 5]))
+    status = run.json("cache", "status")
     files = list((home / "cache" / "blocks").rglob("*.safetensors"))
     assert status["disk_bytes"] == sum(file.stat().st_size for file in files)
     usage = status["fingerprints"][chains.FINGERPRINT.hex()]
     assert (usage["num_blocks"], usage["num_tails"]) == (2, 1)
-    assert run(["cache"]) == 0
-    told = capsys.readouterr().out
+    told = run.out("cache")
     assert chains.FINGERPRINT.hex()[:12] in told
     assert "1 full block and 1 tail" in told
 
 
-def test_status_creates_nothing_where_there_is_nothing(
-    home: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(["cache", "status"]) == 0
-    assert "disk  0 B" in capsys.readouterr().out
+def test_status_creates_nothing_where_there_is_nothing(home: Path, run: Run) -> None:
+    assert "disk  0 B" in run.out("cache", "status")
     assert not home.exists()
 
 
-def test_the_path_is_what_the_settings_say(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["cache", "path", "--cache-dir", str(tmp_path / "kv")]) == 0
-    assert capsys.readouterr().out == f"{tmp_path / 'kv'}\n"
+def test_the_path_is_what_the_settings_say(tmp_path: Path, run: Run) -> None:
+    assert run.out("cache", "path", "--cache-dir", str(tmp_path / "kv")) == f"{tmp_path / 'kv'}\n"
 
 
 def test_status_tells_what_was_written_and_the_day_s_limit(
-    home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    home: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = chains.open_store(home / "cache", clock=time.time)
     chains.write_all(disk, chains.chain([1, 2, 3, 4, 5]))
     written = disk.written()
     disk.close()
     monkeypatch.setenv("KVCHAT_KV_DISK_DAILY_BYTES", "1GiB")
-    assert run(["cache", "status", "--json"]) == 0
-    status = json.loads(capsys.readouterr().out)
+    status = run.json("cache", "status")
     assert status["written"] == {"today": written.today, "total": written.total}
     assert status["daily_limit_bytes"] == 1 << 30
     assert status["problem"] is None
-    assert run(["cache"]) == 0
-    assert "of 1.0 GiB today" in capsys.readouterr().out
+    assert "of 1.0 GiB today" in run.out("cache")
 
 
-def test_a_cache_that_cannot_be_looked_at_is_unknown_and_says_what_to_do(
-    home: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_cache_that_cannot_be_looked_at_is_unknown_and_says_what_to_do(home: Path, run: Run) -> None:
     (home / "cache").mkdir(parents=True)
     (home / "cache" / "blocks").write_text("a file")
-    assert run(["cache", "status"]) == 0
-    told = capsys.readouterr().out
+    told = run.out("cache", "status")
     assert "disk  unknown" in told
     assert "Choose another cache directory" in told
-    assert run(["cache", "status", "--json"]) == 0
-    status = json.loads(capsys.readouterr().out)
+    status = run.json("cache", "status")
     assert status["disk_bytes"] is None
     assert str(home / "cache") in status["problem"]
 
 
 def test_status_names_a_conversation_that_is_too_long_for_the_limit(
-    home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    home: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     size, ids = chains.BLOCK_SIZE, list(range(42))
     short_ids = list(range(50, 54))
@@ -100,27 +85,21 @@ def test_status_names_a_conversation_that_is_too_long_for_the_limit(
     each = limit_bytes // 5
     assert 0 < num_kept <= 5
     monkeypatch.setenv("KVCHAT_KV_DISK_BYTES", str(limit_bytes))
-    assert run(["cache", "status", "--json"]) == 0
-    (long,) = json.loads(capsys.readouterr().out)["too_long"]
+    (long,) = run.json("cache", "status")["too_long"]
     assert (long["title"], long["kept_tokens"], long["num_tokens"]) == ("a long one", num_kept * size, 40)
     assert long["least_bytes"] == 10 * each
-    assert run(["cache"]) == 0
-    told = capsys.readouterr().out
+    told = run.out("cache")
     assert f"a long one: only the first {num_kept * size} of 40 tokens are kept" in told
     monkeypatch.setenv("KVCHAT_KV_DISK_BYTES", str(10 * each))
-    assert run(["cache", "status", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["too_long"] == [], "it would have room"
+    assert run.json("cache", "status")["too_long"] == [], "it would have room"
     weights = home / "cache" / "weights" / "of-some-model"
     weights.mkdir(parents=True)
     (weights / "model.safetensors").write_bytes(bytes(5 * each))
-    assert run(["cache"]) == 0
-    told = capsys.readouterr().out
+    told = run.out("cache")
     assert f"at least {bytes_text(10 * each)}, and blocks may take {bytes_text(5 * each)};" in told
 
 
-def test_gc_removes_what_no_session_refers_to_and_nothing_else(
-    home: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_gc_removes_what_no_session_refers_to_and_nothing_else(home: Path, run: Run) -> None:
     store = SessionStore(home / "data" / "sessions.db")
     session = store.create_session(title="kept")
     asked = replace(question(session.id, ids=[1, 2, 3, 4, 5]), fingerprint=chains.FINGERPRINT.hex())
@@ -130,11 +109,9 @@ def test_gc_removes_what_no_session_refers_to_and_nothing_else(
     chains.write_all(disk, chains.chain([1, 2, 3, 4, 5]))
     chains.write_all(disk, chains.chain([9, 9, 9, 9, 9]))
     disk.close()
-    assert run(["cache", "gc", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["freed_blocks"] == 2
+    assert run.json("cache", "gc")["freed_blocks"] == 2
     disk = chains.open_store(home / "cache")
     assert disk.has_all([block.key for block in chains.chain([1, 2, 3, 4, 5])], chains.FULL) == [True, True]
     assert disk.usage().num_blocks == 2
     disk.close()
-    assert run(["cache", "gc"]) == 0
-    assert capsys.readouterr().out == "removed 0 blocks, 0 B\n"
+    assert run.out("cache", "gc") == "removed 0 blocks, 0 B\n"

@@ -1,9 +1,7 @@
 """`kvchat cache ls` and `evict`: whose blocks are on disk, and their removal without a word of text."""
 
-import json
 from collections.abc import Callable
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +9,7 @@ import pytest
 from kvchat.app.config import read_settings
 from kvchat.app.open_sessions import open_store
 from kvchat.app.retention.stored_kv import StoredKv
-from tests.cli.secret_home import Run
+from tests.cli.command_line import Run
 
 pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("loading_pays")]
 
@@ -20,15 +18,9 @@ Kvchat = Callable[..., Any]
 
 
 @pytest.fixture
-def kvchat(tiny_model: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> Kvchat:
-    monkeypatch.setenv("KVCHAT_MODEL", str(tiny_model))
-
-    def one(*words: str) -> Any:
-        code, out, err = run(*words, "--json")
-        assert code == 0, err
-        return json.loads(out)
-
-    return one
+def kvchat(default_model: None, run: Run) -> Kvchat:
+    """Run a command line and return what it prints as JSON."""
+    return run.json
 
 
 @pytest.fixture
@@ -58,8 +50,7 @@ def test_everybody_is_listed_with_what_only_they_have(kvchat: Kvchat, run: Run) 
     shared = found["one"]["num_bytes"] - found["one"]["own_bytes"]
     assert sum(row["own_bytes"] for row in found.values()) + shared == total
     assert "shared" in run("cache", "ls")[1]
-    lines = run("cache", "ls", "--ndjson")[1].splitlines()
-    assert [json.loads(line)["name"] for line in lines] == list(found)
+    assert [row["name"] for row in run.lines("cache", "ls", "--ndjson")] == list(found)
 
 
 @pytest.mark.usefixtures("talks")
@@ -124,7 +115,6 @@ def test_blocks_of_nobody_are_listed_as_such(kvchat: Kvchat, run: Run) -> None:
     kvchat("ask", "--max-tokens", "4", "--new", "one", SHARED)
     (row,) = kvchat("cache", "ls")
     path = run("cache", "path")[1].strip()
-    code, _, _ = run("sessions", "rm", "one", "--yes", "--cache-dir", path + "-elsewhere")
-    assert code == 0
+    assert run("sessions", "rm", "one", "--yes", "--cache-dir", path + "-elsewhere")[0] == 0
     (left,) = kvchat("cache", "ls")
     assert (left["kind"], left["num_bytes"]) == ("nobody", row["num_bytes"])

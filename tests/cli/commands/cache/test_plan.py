@@ -1,13 +1,12 @@
 """`kvchat plan` tells bytes from a config alone."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from kvchat.cli.main import run
+from tests.cli.command_line import Run
+from tests.cli.printed import run_python
 from tests.engine.formats.test_kv_size import DEEPSEEK_V3, LLAMA_405B, QWEN_72B
 
 pytestmark = pytest.mark.pure
@@ -20,11 +19,8 @@ def config(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_table_names_every_way_with_its_assumption(
-    config: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(["plan", str(config), "--context", "128k"]) == 0
-    lines = capsys.readouterr().out.splitlines()
+def test_a_table_names_every_way_with_its_assumption(config: Path, run: Run) -> None:
+    lines = run.out("plan", str(config), "--context", "128k").splitlines()
     assert lines[0] == f"{config}: deepseek_v3, 61 layers (61 full), bfloat16"
     own = next(line for line in lines if line.startswith("latent (MLA)"))
     assert own.split("  ")[-1] == "61 layers x (512 latent + 64 rope key) x 2 B"
@@ -65,11 +61,10 @@ def test_published_figures_are_printed_with_their_assumptions(
     own: tuple[str, str, str],
     figures: dict[str, str],
     config: Path,
-    capsys: pytest.CaptureFixture[str],
+    run: Run,
 ) -> None:
     config.write_text(json.dumps(shape))
-    assert run(["plan", str(config), "--context", "131072"]) == 0
-    lines = capsys.readouterr().out.splitlines()[3:]
+    lines = run.out("plan", str(config), "--context", "131072").splitlines()[3:]
     assert lines[0].startswith(own[0])
     assert all(part in lines[0] for part in (*own, "as it is"))
     for name, figure in figures.items():
@@ -77,79 +72,60 @@ def test_published_figures_are_printed_with_their_assumptions(
     assert all(f"{shape['num_hidden_layers']} layers x " in line for line in lines)
 
 
-def test_json_has_the_same_figures(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["plan", str(config.parent), "--context", "131072", "--json"]) == 0
-    value = json.loads(capsys.readouterr().out)
+def test_json_has_the_same_figures(config: Path, run: Run) -> None:
+    value = run.json("plan", str(config.parent), "--context", "131072")
     assert value["context_len"] == 131_072
     assert value["sizes"][0]["token_bytes"] == 70_272
     assert value["by_transformers"] is False
 
 
-def test_the_starter_is_planned_by_its_name(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["plan", "starter", "--context", "4k"]) == 0
-    assert "3 that see 128 tokens, 3 full" in capsys.readouterr().out
+def test_the_starter_is_planned_by_its_name(run: Run) -> None:
+    assert "3 that see 128 tokens, 3 full" in run.out("plan", "starter", "--context", "4k")
 
 
-def test_what_a_config_leaves_open_is_completed_by_transformers(
-    config: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_a_config_leaves_open_is_completed_by_transformers(config: Path, run: Run) -> None:
     config.write_text(json.dumps({"model_type": "gemma3_text", "num_hidden_layers": 12}))
-    assert run(["plan", str(config), "--json"]) == 0
-    out, err = capsys.readouterr()
+    _, out, err = run("plan", str(config), "--json")
     assert "as transformers has it" in err
     value = json.loads(out)
     assert value["by_transformers"] is True
     assert value["visible"].count(None) == 2
 
 
-def test_windows_of_some_layers_only_are_as_transformers_has_them(
-    config: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_windows_of_some_layers_only_are_as_transformers_has_them(config: Path, run: Run) -> None:
     windows = {"use_sliding_window": True, "sliding_window": 4096, "max_window_layers": 70}
     config.write_text(json.dumps(QWEN_72B | windows))
-    assert run(["plan", str(config), "--json"]) == 0
-    out, err = capsys.readouterr()
+    _, out, err = run("plan", str(config), "--json")
     assert "as transformers has it" in err
     assert json.loads(out)["visible"] == [None] * 70 + [4096] * 10
 
 
 def test_a_type_of_numbers_that_the_config_does_not_name_is_said_to_be_assumed(
-    config: Path, capsys: pytest.CaptureFixture[str]
+    config: Path, run: Run
 ) -> None:
-    assert run(["plan", str(config)]) == 0
-    assert "counted as" not in capsys.readouterr().err
+    assert "counted as" not in run.err("plan", str(config))
     config.write_text(json.dumps({"model_type": "gpt2", "n_layer": 12, "n_embd": 768, "n_head": 12}))
-    assert run(["plan", str(config)]) == 0
-    assert "names no type of numbers; counted as bfloat16" in capsys.readouterr().err
+    assert "names no type of numbers; counted as bfloat16" in run.err("plan", str(config))
 
 
-def test_a_layer_that_attends_twice_keeps_two_latents(
-    config: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_layer_that_attends_twice_keeps_two_latents(config: Path, run: Run) -> None:
     changes = {"model_type": "longcat_flash", "num_layers": 28}
     written = {name: value for name, value in DEEPSEEK_V3.items() if name != "num_hidden_layers"}
     config.write_text(json.dumps(written | changes))
-    assert run(["plan", str(config), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["sizes"][0]["token_bytes"] == 56 * 576 * 2
+    assert run.json("plan", str(config))["sizes"][0]["token_bytes"] == 56 * 576 * 2
 
 
-def test_a_type_that_stands_beside_the_parts_of_a_model_counts_for_its_text(
-    config: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_type_that_stands_beside_the_parts_of_a_model_counts_for_its_text(config: Path, run: Run) -> None:
     text = {"model_type": "gemma3_text", "num_hidden_layers": 12}
     config.write_text(json.dumps({"model_type": "gemma3", "torch_dtype": "float32", "text_config": text}))
-    assert run(["plan", str(config), "--json"]) == 0
-    out, err = capsys.readouterr()
+    _, out, err = run("plan", str(config), "--json")
     assert json.loads(out)["dtype"] == "float32"
     assert "counted as" not in err
 
 
-def test_a_model_type_that_nobody_knows_is_read_as_it_stands(
-    config: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_model_type_that_nobody_knows_is_read_as_it_stands(config: Path, run: Run) -> None:
     config.write_text(json.dumps(LLAMA_405B | {"model_type": "nobodys"}))
-    assert run(["plan", str(config)]) == 0
-    assert "unknown to transformers" in capsys.readouterr().err
+    assert "unknown to transformers" in run.err("plan", str(config))
 
 
 @pytest.mark.parametrize(
@@ -160,28 +136,21 @@ def test_a_model_type_that_nobody_knows_is_read_as_it_stands(
         (["plan", "starter", "--context", "many"], 2, "--context must be a whole number"),
     ],
 )
-def test_what_cannot_be_planned_says_why(
-    words: list[str], code: int, part: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(words) == code
-    assert part in capsys.readouterr().err
+def test_what_cannot_be_planned_says_why(words: list[str], code: int, part: str, run: Run) -> None:
+    assert part in run.err(*words, code=code)
 
 
 @pytest.mark.parametrize("text", ["[]", "{", '{"model_type": "llama"}'])
-def test_a_file_that_is_no_config_is_refused(
-    text: str, config: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_that_is_no_config_is_refused(text: str, config: Path, run: Run) -> None:
     config.write_text(text)
-    assert run(["plan", str(config)]) == 4
-    assert "kvchat:" in capsys.readouterr().err
+    assert "kvchat:" in run.err("plan", str(config), code=4)
 
 
-def test_a_gguf_file_is_told_from_a_damaged_config(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_gguf_file_is_told_from_a_damaged_config(tmp_path: Path, run: Run) -> None:
     (tmp_path / "tiny.gguf").write_bytes(b"GGUF\xbd")
-    assert run(["plan", str(tmp_path / "tiny.gguf")]) == 4
-    assert "config.json, or the hub id, of the model that it was made from" in capsys.readouterr().err
+    assert "config.json, or the hub id, of the model that it was made from" in run.err(
+        "plan", str(tmp_path / "tiny.gguf"), code=4
+    )
 
 
 def test_it_loads_no_torch(config: Path) -> None:
@@ -189,50 +158,50 @@ def test_it_loads_no_torch(config: Path) -> None:
         "import sys; from kvchat.cli.main import run; "
         f"code = run(['plan', {str(config)!r}]); sys.exit(code or 'torch' in sys.modules)"
     )
-    assert subprocess.run([sys.executable, "-c", program], capture_output=True).returncode == 0
+    assert run_python(program).returncode == 0
 
 
-def test_every_format_that_the_model_can_take_has_a_row(
-    config: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(["plan", str(config), "--context", "128k"]) == 0
-    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("--cache-format")]
+def test_every_format_that_the_model_can_take_has_a_row(config: Path, run: Run) -> None:
+    rows = [
+        line
+        for line in run.out("plan", str(config), "--context", "128k").splitlines()
+        if line.startswith("--cache-format")
+    ]
     assert [row.split()[1] for row in rows] == ["fp8"]  # a latent has no other form
     config.write_text(json.dumps(QWEN_72B))
-    assert run(["plan", str(config), "--context", "128k"]) == 0
-    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("--cache-format")]
+    rows = [
+        line
+        for line in run.out("plan", str(config), "--context", "128k").splitlines()
+        if line.startswith("--cache-format")
+    ]
     assert {"int4", "window:1024", "keydiff:1024", "snapkv:1024:pyramid"} < {row.split()[1] for row in rows}
     assert all(row.endswith("; approximate") for row in rows)
-    assert run(["plan", str(config), "--context", "128k", "--json"]) == 0
-    formats = json.loads(capsys.readouterr().out)["formats"]
+    formats = run.json("plan", str(config), "--context", "128k")["formats"]
     assert [one["name"] for one in formats if one["is_exact"]] == ["exact"]
     assert len(formats) == len(rows) + 1
 
 
-def test_formats_may_be_chosen_also_unusual_ones(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_formats_may_be_chosen_also_unusual_ones(config: Path, run: Run) -> None:
     config.write_text(json.dumps(QWEN_72B))
-    assert run(["plan", str(config), "--format", "k=int8,v=int4", "--format", "int4", "--json"]) == 0
-    formats = json.loads(capsys.readouterr().out)["formats"]
+    formats = run.json("plan", str(config), "--format", "k=int8,v=int4", "--format", "int4")["formats"]
     assert [one["name"] for one in formats] == ["exact", "k=int8,v=int4", "int4"]
     sizes = [one["context_bytes"] for one in formats]
     assert sizes == sorted(sizes, reverse=True)
-    assert run(["plan", str(config), "--format", "int3"]) == 3
-    assert "cache format 'int3' is unknown" in capsys.readouterr().err
+    assert "cache format 'int3' is unknown" in run.err("plan", str(config), "--format", "int3", code=3)
     config.write_text(json.dumps(DEEPSEEK_V3))
-    assert run(["plan", str(config), "--format", "int4"]) == 3
-    assert "int4" in capsys.readouterr().err, "a latent has no such form"
+    assert "int4" in run.err("plan", str(config), "--format", "int4", code=3), "a latent has no such form"
 
 
-def test_the_row_of_a_shadow_says_what_lies_beside_blocks_that_stay(
-    config: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_row_of_a_shadow_says_what_lies_beside_blocks_that_stay(config: Path, run: Run) -> None:
     config.write_text(json.dumps(QWEN_72B))
-    assert run(["plan", str(config), "--context", "128k"]) == 0
-    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("--cache-format")]
+    rows = [
+        line
+        for line in run.out("plan", str(config), "--context", "128k").splitlines()
+        if line.startswith("--cache-format")
+    ]
     (shadow,) = [row for row in rows if row.split()[1] == "shadow:1024"]
     assert "GiB of all beside its blocks; approximate" in shadow
     assert not any("beside" in row for row in rows if row != shadow)
-    assert run(["plan", str(config), "--context", "128k", "--json"]) == 0
-    formats = {one["name"]: one for one in json.loads(capsys.readouterr().out)["formats"]}
+    formats = {one["name"]: one for one in run.json("plan", str(config), "--context", "128k")["formats"]}
     shadowed, exact = formats["shadow:1024"], formats["exact"]
     assert shadowed["context_bytes"] - shadowed["beside_bytes"] == exact["context_bytes"]

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from kvchat.cli.main import run
 from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.kernels.health import HEALTH
 from kvchat.engine.memory.rates import Direction, Rates
 from kvchat.engine.tiering.persisted_rates import Computing, PersistedRates
+from tests.cli.command_line import Run
 from tests.cli.commands.test_models import cached
 
 pytestmark = pytest.mark.cpu
@@ -19,11 +19,10 @@ Checks = dict[str, dict[str, Any]]
 
 
 @pytest.fixture
-def examined(capsys: pytest.CaptureFixture[str]) -> Any:
+def examined(run: Run) -> Any:
     def examine(*words: str, code: int = 0) -> Checks:
         """Return what `doctor --json` says, by the names of its checks."""
-        assert run(["doctor", "--json", *words]) == code
-        report = json.loads(capsys.readouterr().out)
+        report = run.json("doctor", *words, code=code)
         states = {check["state"] for check in report["checks"]}
         assert report["state"] == next(state for state in ("broken", "look", "ok") if state in states)
         return {check["name"]: check for check in report["checks"]}
@@ -95,12 +94,9 @@ def test_blocks_that_were_found_damaged_are_counted(tmp_path: Path, examined: An
     assert (blocks["state"], blocks["num_damaged"]) == ("look", 1)
 
 
-def test_people_read_one_line_for_each_thing_and_what_to_do(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_people_read_one_line_for_each_thing_and_what_to_do(tmp_path: Path, run: Run) -> None:
     (tmp_path / "file").write_text("")
-    assert run(["doctor", "--no-model", "--data-dir", str(tmp_path / "file")]) == 1
-    told = capsys.readouterr().out
+    told = run.out("doctor", "--no-model", "--data-dir", str(tmp_path / "file"), code=1)
     assert "ok      versions" in told
     assert "broken  data" in told
     assert "-> " in told
@@ -128,12 +124,9 @@ def test_kernels_that_failed_their_trial_are_told_behind_the_model(tiny_model: P
     assert [*checks].index("gpu kernels") > [*checks].index("model")
 
 
-def test_each_check_is_a_line_of_its_own_for_programs_that_read_lines(
-    examined: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_each_check_is_a_line_of_its_own_for_programs_that_read_lines(examined: Any, run: Run) -> None:
     checks = examined("--no-model")
-    assert run(["doctor", "--no-model", "--ndjson"]) == 0
-    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    lines = run.lines("doctor", "--no-model", "--ndjson")
     assert list(dict.fromkeys(line["name"] for line in lines)) == [*checks]
     assert lines[0] == checks["versions"]
 

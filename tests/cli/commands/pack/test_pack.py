@@ -3,8 +3,6 @@
 import json
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -16,7 +14,9 @@ from kvchat.app.session_service import SessionService
 from kvchat.errors import PackNotFound, StorageError
 from kvchat.platform.encryptor import Encryptor
 from kvchat.session.packs import Pack, PackStore, forget_other, new_pack_id
-from tests.cli.secret_home import CHEAP, Give, Run, files_with
+from tests.cli.command_line import Run
+from tests.cli.printed import run_program
+from tests.cli.secret_home import CHEAP, Give, files_with
 
 pytestmark = pytest.mark.usefixtures("loading_pays")
 pure = pytest.mark.pure
@@ -28,22 +28,8 @@ Ask = Callable[..., Any]
 
 
 @pytest.fixture
-def model(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("KVCHAT_MODEL", str(tiny_model))
-
-
-@pytest.fixture
-def ask(model: None, run: Run) -> Ask:
-    def one(*words: str) -> Any:
-        return done(run("ask", "--json", "--max-tokens", "4", *words))
-
-    return one
-
-
-def done(ended: tuple[int, str, str]) -> Any:
-    code, out, err = ended
-    assert code == 0, err
-    return json.loads(out)
+def ask(default_model: None, run: Run) -> Ask:
+    return run.with_words("ask", "--max-tokens", "4").json
 
 
 @cpu
@@ -52,7 +38,7 @@ def test_nothing_of_a_pack_is_computed_again(
 ) -> None:
     """By other engines on the same disk; and a home that has no KV gives the same answers."""
     (tmp_path / "rules.txt").write_text(RULES)
-    made = done(run("pack", "make", "rules", "-f", str(tmp_path / "rules.txt"), "--json"))
+    made = run.json("pack", "make", "rules", "-f", str(tmp_path / "rules.txt"))
     length = made["num_tokens"]
     assert made["is_computed"]
     assert length > 2 * 64
@@ -60,8 +46,8 @@ def test_nothing_of_a_pack_is_computed_again(
     shutil.copytree(home, tmp_path / "cold")
     shutil.rmtree(tmp_path / "cold" / "cache")
 
-    words = ("ask", "--json", "--max-tokens", "4", "--pack", "rules")
-    answers = [done(run(*words, question)) for question in ("Which is the largest?", "How many are there?")]
+    words = ("ask", "--max-tokens", "4", "--pack", "rules")
+    answers = [run.json(*words, question) for question in ("Which is the largest?", "How many are there?")]
     for answer in answers:
         assert answer["usage"]["cached_tokens"] == length
         assert answer["loaded"]["disk"] == length
@@ -69,20 +55,20 @@ def test_nothing_of_a_pack_is_computed_again(
     again = ask("--pack", "rules", "-c", "And the next?")
     assert again["usage"]["computed_tokens"] < again["usage"]["prompt_tokens"] - length
     monkeypatch.setenv("KVCHAT_HOME", str(tmp_path / "cold"))
-    cold = done(run(*words, "Which is the largest?"))
+    cold = run.json(*words, "Which is the largest?")
     assert cold["usage"]["cached_tokens"] == 0
     assert cold["text"] == answers[0]["text"]
 
 
 @cpu
 @pytest.mark.slow
-def test_a_pack_that_one_process_has_made_is_found_by_another(tmp_path: Path, model: None) -> None:
+def test_a_pack_that_one_process_has_made_is_found_by_another(tmp_path: Path) -> None:
     (tmp_path / "rules.txt").write_text(RULES)
 
     def kvchat(*words: str) -> Any:
-        command = [sys.executable, "-m", "kvchat", *words, "--json"]
-        ended = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
-        return done((ended.returncode, ended.stdout, ended.stderr))
+        ended = run_program(*words, "--json")
+        assert ended.returncode == 0, ended.stderr
+        return json.loads(ended.stdout)
 
     made = kvchat("pack", "make", "rules", "-f", str(tmp_path / "rules.txt"))
     for question in ("Which is the largest?", "How many are there?"):
@@ -91,10 +77,8 @@ def test_a_pack_that_one_process_has_made_is_found_by_another(tmp_path: Path, mo
 
 
 @cpu
-def test_a_pack_is_refused_where_it_is_of_no_use_and_nothing_is_stored(
-    ask: Ask, run: Run, model: None
-) -> None:
-    done(run("pack", "make", "rules", "--system", RULES, "--json"))
+def test_a_pack_is_refused_where_it_is_of_no_use_and_nothing_is_stored(ask: Ask, run: Run) -> None:
+    run.json("pack", "make", "rules", "--system", RULES)
     ask("--new", "other", "hello")
     for words, code in (
         (("--pack", "rulez", "Which?"), 5),
@@ -104,37 +88,37 @@ def test_a_pack_is_refused_where_it_is_of_no_use_and_nothing_is_stored(
     ):
         refused = run("ask", *words)
         assert refused[0] == code, refused
-    assert len(done(run("sessions", "list", "--json"))) == 1
+    assert len(run.json("sessions", "list")) == 1
 
 
 @cpu
-def test_a_pack_stays_where_everything_else_makes_room_or_is_deleted(ask: Ask, run: Run, home: Path) -> None:
-    made = done(run("pack", "make", "rules", "--system", f"Rules: {RULES}", "--json"))
+def test_a_pack_stays_where_everything_else_makes_room_or_is_deleted(ask: Ask, run: Run) -> None:
+    made = run.json("pack", "make", "rules", "--system", f"Rules: {RULES}")
     limit = ("--kv-disk-bytes", str(made["num_bytes"] * 5 // 2))
     for number in range(3):
         ask(*limit, f"{number} {RULES}")
-    assert done(run("sessions", "rm", "--yes", "--json", *_session_ids(run)))["freed_blocks"] > 0
-    done(run("cache", "gc", "--json"))
-    (row,) = done(run("pack", "list", "--json"))
+    assert run.json("sessions", "rm", "--yes", *_session_ids(run))["freed_blocks"] > 0
+    run.json("cache", "gc")
+    (row,) = run.json("pack", "list")
     assert (row["num_bytes"], row["is_computed"]) == (made["num_bytes"], True)
-    assert done(run("cache", "status", "--json"))["disk_bytes"] == made["num_bytes"]
+    assert run.json("cache", "status")["disk_bytes"] == made["num_bytes"]
     assert ask("--pack", "rules", "Which?")["usage"]["cached_tokens"] == made["num_tokens"]
 
     refused = run("pack", "make", "more", "--system", RULES, "--kv-disk-bytes", str(made["num_bytes"]))
     assert refused[0] == 6, "packs may not keep most of the disk"
-    assert [one["name"] for one in done(run("pack", "list", "--json"))] == ["rules"]
+    assert [one["name"] for one in run.json("pack", "list")] == ["rules"]
 
 
 @cpu
 def test_what_a_pack_keeps_is_not_promised_to_be_freed_with_a_session(ask: Ask, run: Run, home: Path) -> None:
-    made = done(run("pack", "make", "rules", "--system", f"Rules: {RULES}", "--json"))
+    made = run.json("pack", "make", "rules", "--system", f"Rules: {RULES}")
     ask("--pack", "rules", "Which?")
-    before = done(run("cache", "status", "--json"))["disk_bytes"]
+    before = run.json("cache", "status")["disk_bytes"]
     with closing(SessionService(next(home.rglob("sessions.db")), home / "cache")) as store:
         (session,) = (one.session.id for one in store.list_sessions())
         told = store.would_remove([session])
         found = store.remove_sessions([session])
-    after = done(run("cache", "status", "--json"))["disk_bytes"]
+    after = run.json("cache", "status")["disk_bytes"]
     assert told == found
     assert found.shared_blocks > 0
     assert (found.freed_bytes, after) == (before - after, made["num_bytes"])
@@ -142,31 +126,25 @@ def test_what_a_pack_keeps_is_not_promised_to_be_freed_with_a_session(ask: Ask, 
 
 @cpu
 def test_a_pack_outlives_its_blocks_and_its_blocks_do_not_outlive_it(ask: Ask, run: Run, home: Path) -> None:
-    made = done(run("pack", "make", "rules", "--system", f"Rules: {RULES}", "--json"))
+    made = run.json("pack", "make", "rules", "--system", f"Rules: {RULES}")
     shutil.rmtree(home / "cache")
     assert ask("--pack", "rules", "Which?")["usage"]["cached_tokens"] == 0
     assert ask("--pack", "rules", "Which?")["usage"]["cached_tokens"] >= made["num_tokens"]
     run("sessions", "rm", "--yes", *_session_ids(run))
-    done(run("cache", "gc", "--json"))
-    assert done(run("cache", "status", "--json"))["disk_bytes"] > 0, "it is kept again"
+    run.json("cache", "gc")
+    assert run.json("cache", "status")["disk_bytes"] > 0, "it is kept again"
     assert run("pack", "rm", "rules")[0] == 0
-    assert done(run("pack", "list", "--json")) == []
-    done(run("cache", "gc", "--json"))
-    assert done(run("cache", "status", "--json"))["disk_bytes"] == 0
+    assert run.json("pack", "list") == []
+    run.json("cache", "gc")
+    assert run.json("cache", "status")["disk_bytes"] == 0
 
 
 @pure
 def test_a_pack_needs_a_text_and_a_name_of_its_own(run: Run, home: Path) -> None:
-    code, _, err = run("pack", "make", "empty")
-    assert code == 2
-    assert "-f" in err
+    assert "-f" in run.err("pack", "make", "empty", code=2)
     _shelf(home).put(make_pack("spec", "words"))
-    code, _, err = run("pack", "make", "spec", "--system", "words")
-    assert code == 2
-    assert "--force" in err
-    code, _, err = run("pack", "rm", "spek")
-    assert code == 5
-    assert "spec" in err
+    assert "--force" in run.err("pack", "make", "spec", "--system", "words", code=2)
+    assert "spec" in run.err("pack", "rm", "spek", code=5)
     assert run("pack", "make", "spec", "--system", "words", "--temp")[0] == 2
 
 
@@ -175,14 +153,14 @@ def test_packs_are_sealed_with_the_conversations_and_opened_again_with_them(
     run: Run, home: Path, passphrase: Give
 ) -> None:
     _shelf(home).put(make_pack("spec", "marmalade and zeppelin"))
-    before = json.loads(run("pack", "show", "spec", "--json")[1])
+    before = run.json("pack", "show", "spec")
     assert before["text"] == "marmalade and zeppelin"
     passphrase("open sesame")
     assert run("encrypt", "on", *CHEAP)[0] == 0
     assert files_with(home, b"marmalade", b"zeppelin", b"spec") == []
-    assert json.loads(run("pack", "show", "spec", "--json")[1]) == before
+    assert run.json("pack", "show", "spec") == before
     assert run("encrypt", "off")[0] == 0
-    assert json.loads(run("pack", "show", "spec", "--json")[1]) == before
+    assert run.json("pack", "show", "spec") == before
     assert not list((home / "data" / "packs").glob("*.sealed"))
 
 
@@ -241,4 +219,4 @@ def _shelf(home: Path) -> PackStore:
 
 
 def _session_ids(run: Run) -> list[str]:
-    return [row["id"] for row in done(run("sessions", "list", "--json"))]
+    return [row["id"] for row in run.json("sessions", "list")]

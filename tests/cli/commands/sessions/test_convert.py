@@ -19,8 +19,8 @@ from kvchat.errors import SessionNotFound
 from kvchat.session.kv.provenance import Origin, new_origin, origin_of
 from kvchat.session.store import SessionStore
 from kvchat.session.tree import path_token_ids
+from tests.cli.command_line import Run
 from tests.cli.homes import block_bytes, session_of
-from tests.cli.secret_home import Run
 
 pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("loading_pays")]
 
@@ -29,25 +29,20 @@ WORDS = "remember the sea " * 40
 
 @pytest.fixture
 def ask(run: Run, tiny_model: Path) -> Run:
-    def one(*words: str) -> tuple[int, str, str]:
-        return run("ask", "--json", "-m", str(tiny_model), "--max-tokens", "12", *words)
-
-    assert one("--new", "demo", WORDS)[0] == 0
-    return one
+    ask = run.with_words("ask", "-m", str(tiny_model), "--max-tokens", "12")
+    ask.json("--new", "demo", WORDS)
+    return ask
 
 
 def test_a_converted_session_goes_on_in_its_format_from_its_converted_blocks(
     ask: Run, run: Run, home: Path
 ) -> None:
     (before,) = block_bytes(home).values()
-    code, _, told = run("sessions", "convert", "demo", "int4", "--yes")
-    assert code == 0, told
+    told = run.err("sessions", "convert", "demo", "int4", "--yes")
     assert "would be" in told
     assert "saved" in told
     assert sum(usage for usage in block_bytes(home).values()) < before
-    code, out, _ = ask("-s", "demo", "and?")
-    answer = json.loads(out)
-    assert code == 0
+    answer = ask.json("-s", "demo", "and?")
     assert answer["exact"] is False
     usage = answer["usage"]
     assert usage["prompt_tokens"] - usage["cached_tokens"] < 16
@@ -61,9 +56,8 @@ def test_what_is_lost_and_saved_is_told_first_and_nothing_happens_in_a_dry_run(
     ask: Run, run: Run, home: Path
 ) -> None:
     before = block_bytes(home)
-    code, out, _ = run("sessions", "convert", "demo", "int2", "--dry-run", "--json")
-    found = json.loads(out)
-    assert (code, found["done"], found["converted"]) == (0, False, None)
+    found = run.json("sessions", "convert", "demo", "int2", "--dry-run")
+    assert (found["done"], found["converted"]) == (False, None)
     assert found["loss"]["is_converted"]
     assert found["loss"]["loss"]["divergence"] > 0
     assert block_bytes(home) == before
@@ -86,8 +80,8 @@ def test_converted_blocks_never_have_the_names_of_computed_ones(ask: Run, run: R
     assert own.hex() in names
     assert native.hex() not in names
     # Somebody else who computes in that format finds nothing of it.
-    code, out, _ = ask("--new", "other", "--cache-format", "int8", WORDS)
-    assert (code, json.loads(out)["usage"]["cached_tokens"]) == (0, 0)
+    other = ask.json("--new", "other", "--cache-format", "int8", WORDS)
+    assert other["usage"]["cached_tokens"] == 0
 
 
 def test_going_back_computes_exactly_again_and_removes_what_was_converted(
@@ -96,10 +90,9 @@ def test_going_back_computes_exactly_again_and_removes_what_was_converted(
     exact = set(block_bytes(home))
     run("sessions", "convert", "demo", "int4", "--yes")
     (converted,) = set(block_bytes(home)) - exact
-    code, _, told = run("sessions", "convert", "demo", "exact")
-    assert (code, "computed exactly again" in told) == (0, True)
+    assert "computed exactly again" in run.err("sessions", "convert", "demo", "exact")
     assert block_bytes(home).get(converted, 0) == 0
-    answer = json.loads(ask("-s", "demo", "and?")[1])
+    answer = ask.json("-s", "demo", "and?")
     assert (answer["exact"], answer["usage"]["cached_tokens"]) == (True, 0)
     assert "already" in run("sessions", "convert", "demo", "exact")[2]
 
@@ -114,7 +107,7 @@ def test_garbage_collection_keeps_what_was_converted(ask: Run, run: Run, home: P
 def test_blocks_that_another_session_shares_stay_exact_for_it(ask: Run, run: Run) -> None:
     assert ask("--new", "other", WORDS)[0] == 0
     run("sessions", "convert", "demo", "int4", "--yes")
-    answer = json.loads(ask("-s", "other", "and?")[1])
+    answer = ask.json("-s", "other", "and?")
     assert answer["exact"] is True
     assert answer["usage"]["cached_tokens"] > 100
 
@@ -123,8 +116,7 @@ def test_what_cannot_be_converted_is_refused_with_the_reason(ask: Run, run: Run)
     assert run("sessions", "convert", "demo", "int7")[0] == 3
     assert run("sessions", "convert", "nobody", "int4")[0] == 5
     assert run("sessions", "convert", "demo", "int4", "--yes")[0] == 0
-    code, _, told = run("sessions", "convert", "demo", "int2")
-    assert (code, "go back first" in told) == (2, True)
+    assert "go back first" in run.err("sessions", "convert", "demo", "int2", code=2)
 
 
 def test_an_origin_is_read_back_from_its_namespace_and_from_no_other() -> None:
@@ -142,11 +134,10 @@ def test_where_the_disk_has_no_room_for_both_nothing_is_changed(
     before = files(home)
     limit_bytes = sum(path.stat().st_size for path in before)
     monkeypatch.setenv("KVCHAT_KV_DISK_BYTES", str(limit_bytes))
-    code, _, told = run("sessions", "convert", "demo", "int4", "--yes")
-    assert (code, "nothing was changed" in told) == (1, True)
+    assert "nothing was changed" in run.err("sessions", "convert", "demo", "int4", "--yes", code=1)
     assert session_of(home).namespace == ""
     assert files(home) == before
-    assert json.loads(ask("-s", "demo", "and?")[1])["usage"]["cached_tokens"] > 100
+    assert ask.json("-s", "demo", "and?")["usage"]["cached_tokens"] > 100
 
 
 def test_what_was_set_aside_counts_for_converting_and_is_told_with_the_numbers(
@@ -157,8 +148,7 @@ def test_what_was_set_aside_counts_for_converting_and_is_told_with_the_numbers(
     (home / "cache" / "quarantine").mkdir()
     (home / "cache" / "quarantine" / "damaged").write_bytes(bytes(num_bytes * 11 // 10))
     monkeypatch.setenv("KVCHAT_KV_DISK_BYTES", str(num_bytes * 22 // 10))
-    code, _, told = run("sessions", "convert", "demo", "int4", "--yes")
-    assert code == 1
+    told = run.err("sessions", "convert", "demo", "int4", "--yes", code=1)
     for words in ("set aside hold", "nothing was changed", "the disk limit is"):
         assert words in told
     assert files(home) == before
@@ -199,8 +189,7 @@ def test_prepared_weights_and_the_day_count_for_converting(
     assert run("sessions", "convert", "demo", "int4", "--yes")[0] == 1
     monkeypatch.setenv("KVCHAT_KV_DISK_BYTES", "1GiB")
     monkeypatch.setenv("KVCHAT_KV_DISK_DAILY_BYTES", "1000")
-    code, _, told = run("sessions", "convert", "demo", "int4", "--yes")
-    assert (code, "of today" in told) == (1, True)
+    assert "of today" in run.err("sessions", "convert", "demo", "int4", "--yes", code=1)
     assert files(home) == before
     assert session_of(home).namespace == ""
 
@@ -212,8 +201,7 @@ def test_a_pinned_session_keeps_what_was_converted_and_the_exact_blocks_go(
     assert run("sessions", "pin", "demo")[0] == 0
     ((exact, num_bytes),) = block_bytes(home).items()
     monkeypatch.setenv("KVCHAT_KV_DISK_BYTES", str(num_bytes * 17 // 10))
-    code, _, told = run("sessions", "convert", "demo", "int4", "--yes")
-    assert code == 0, told
+    assert run("sessions", "convert", "demo", "int4", "--yes")[0] == 0
     monkeypatch.delenv("KVCHAT_KV_DISK_BYTES")
     assert block_bytes(home).get(exact, 0) == 0
     assert run("cache", "evict", "--all")[0] == 0
@@ -227,9 +215,8 @@ def test_blocks_that_a_pack_keeps_stay(ask: Run, run: Run, home: Path) -> None:
     with closing(BlockCatalog(home / "cache")) as catalog:
         (fingerprint,) = catalog.usages()
         catalog.keep("pack", fingerprint, [block.key for block in catalog.blocks()])
-    code, out, _ = run("sessions", "convert", "demo", "int4", "--yes", "--json")
-    found = json.loads(out)["converted"]
-    assert (code, found["freed_bytes"]) == (0, 0)
+    found = run.json("sessions", "convert", "demo", "int4", "--yes")["converted"]
+    assert found["freed_bytes"] == 0
     assert before < files(home)
 
 
@@ -237,9 +224,7 @@ def test_saved_is_what_the_disk_gives_back(ask: Run, run: Run, home: Path) -> No
     """Exact blocks stay that another session uses."""
     assert ask("--new", "other", WORDS)[0] == 0
     before = files(home)
-    code, out, told = run("sessions", "convert", "demo", "int4", "--yes", "--json")
-    assert code == 0, told
-    found = json.loads(out)["converted"]
+    found = run.json("sessions", "convert", "demo", "int4", "--yes")["converted"]
     assert found["exact_bytes"] > found["num_bytes"]
     gone = sum(not path.exists() for path in before)
     assert found["freed_bytes"] == 0 == gone
@@ -269,7 +254,5 @@ def test_imported_kv_that_nobody_verified_is_not_called_exact(
     code, _, told = run("export", "demo", "-o", str(bundle))
     assert (code, "no KV" in told) == (0, False), told
     assert run("sessions", "rm", "demo", "--yes")[0] == 0
-    code, _, told = run("import", str(bundle), "-m", str(tiny_model))
-    assert (code, "until it is verified" in told) == (0, True), told
-    code, _, told = run("sessions", "convert", "demo", "exact")
-    assert (code, "imported and is not verified" in told) == (2, True), told
+    assert "until it is verified" in run.err("import", str(bundle), "-m", str(tiny_model))
+    assert "imported and is not verified" in run.err("sessions", "convert", "demo", "exact", code=2)

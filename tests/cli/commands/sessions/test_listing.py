@@ -1,7 +1,6 @@
 """Looking at sessions, naming them, and removing them with the blocks that are theirs alone."""
 
 import io
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, replace
@@ -12,11 +11,11 @@ import pytest
 from kvchat.app.config import read_settings
 from kvchat.app.open_sessions import open_store, short_id, short_ids
 from kvchat.app.session_service import SessionService
-from kvchat.cli.main import run
 from kvchat.engine.memory.disk.catalog import BlockCatalog
 from kvchat.platform.encryptor import Encryptor
 from kvchat.session.store import SessionStore, new_turn_id
 from kvchat.session.tree import Finish, Role, Session, Turn
+from tests.cli.command_line import Run
 from tests.cli.printed import in_pipe, on_terminal
 from tests.engine.memory import chains
 
@@ -54,64 +53,49 @@ def add(
         branch = store.add_turn(branch, turn)
 
 
-def test_approximate_answers_are_told_in_every_listing(
-    store: SessionStore, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_approximate_answers_are_told_in_every_listing(store: SessionStore, run: Run) -> None:
     session = store.create_session(title="Trip to Oslo")
     add(store, session, "By train?", "Yes.")
     branch = store.branch(session.id, session.active_branch)
     answer = store.turns_to(branch.leaf_id)[-1]
     store.add_turn(branch, replace(answer, id=new_turn_id(), parent_id=answer.id, exact=False))
-    assert run(["sessions"]) == 0
-    assert ", approximate)" in capsys.readouterr().out
-    assert run(["sessions", "list", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)[0]["exact"] is False
-    assert run(["sessions", "show", session.id]) == 0
-    assert capsys.readouterr().out.count("(approximate)") == 1
+    assert ", approximate)" in run.out("sessions")
+    assert run.json("sessions", "list")[0]["exact"] is False
+    assert run.out("sessions", "show", session.id).count("(approximate)") == 1
 
 
-def test_sessions_are_listed_with_the_shortest_name_that_is_theirs(
-    store: SessionStore, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_sessions_are_listed_with_the_shortest_name_that_is_theirs(store: SessionStore, run: Run) -> None:
     session = store.create_session(title="Trip to Oslo")
     add(store, session, "By train?", "Yes.")
-    assert run(["sessions"]) == 0
-    line = capsys.readouterr().out
+    line = run.out("sessions")
     assert line.startswith(session.id[:4] + " ")
     assert "Trip to Oslo  (2 turns, 2 tokens)" in line
 
 
-def test_the_list_is_json_too(store: SessionStore, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_list_is_json_too(store: SessionStore, run: Run) -> None:
     session = store.create_session(title="Trip")
-    run(["sessions", "list", "--json"])
-    [told] = json.loads(capsys.readouterr().out)
+    [told] = run.json("sessions", "list")
     assert (told["id"], told["title"], told["num_turns"]) == (session.id, "Trip", 0)
 
 
-def test_a_conversation_is_shown_by_title_prefix_or_id(
-    store: SessionStore, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_conversation_is_shown_by_title_prefix_or_id(store: SessionStore, run: Run) -> None:
     session = store.create_session(title="Trip to Oslo", system="Be brief.", model="starter")
     add(store, session, "By train?", "Yes.")
     for reference in ("Trip to Oslo", "trip", session.id, session.id[:4]):
-        assert run(["sessions", "show", reference]) == 0
-        assert "system: Be brief.\n\nyou: By train?\n\nkvchat: Yes.\n" in capsys.readouterr().out
+        assert "system: Be brief.\n\nyou: By train?\n\nkvchat: Yes.\n" in run.out(
+            "sessions", "show", reference
+        )
 
 
-def test_an_interrupted_answer_is_shown_with_the_way_to_go_on(
-    store: SessionStore, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_interrupted_answer_is_shown_with_the_way_to_go_on(store: SessionStore, run: Run) -> None:
     session = store.create_session(title="Trip")
     add(store, session, "By train?", "Yes, and", finish=Finish.INTERRUPTED)
-    run(["sessions", "show", "Trip"])
-    shown = capsys.readouterr()
-    assert shown.out.endswith("kvchat: Yes, and … (interrupted)\n")
-    assert f"/continue in `kvchat resume {session.id}`" in shown.err
+    _, out, err = run("sessions", "show", "Trip")
+    assert out.endswith("kvchat: Yes, and … (interrupted)\n")
+    assert f"/continue in `kvchat resume {session.id}`" in err
 
 
-def test_a_tree_shows_where_a_conversation_forks(
-    store: SessionStore, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_tree_shows_where_a_conversation_forks(store: SessionStore, run: Run) -> None:
     session = store.create_session(title="Trip")
     add(store, session, "How?", "By train.")
     first = store.branch(session.id, "main")
@@ -119,8 +103,7 @@ def test_a_tree_shows_where_a_conversation_forks(
     branch = store.create_branch(session.id, leaf_id=first.leaf_id, name="boat")
     add(store, store.session(session.id), "And by boat?", "At night.")
     assert branch.name == "boat"
-    run(["sessions", "tree", "Trip"])
-    assert capsys.readouterr().out.splitlines()[1:] == [
+    assert run.out("sessions", "tree", "Trip").splitlines()[1:] == [
         "you: How?",
         "kvchat: By train.",
         "  you: When?",
@@ -130,23 +113,17 @@ def test_a_tree_shows_where_a_conversation_forks(
     ]
 
 
-def test_a_very_long_conversation_has_a_tree_too(
-    store: SessionStore, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_very_long_conversation_has_a_tree_too(store: SessionStore, run: Run) -> None:
     session = store.create_session(title="long")
     add(store, session, *["word"] * 1200)
-    assert run(["sessions", "tree", "long"]) == 0
-    assert len(capsys.readouterr().out.splitlines()) == 1201
+    assert len(run.out("sessions", "tree", "long").splitlines()) == 1201
 
 
-def test_what_was_stored_cannot_steer_the_terminal_from_a_title(
-    store: SessionStore, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_was_stored_cannot_steer_the_terminal_from_a_title(store: SessionStore, run: Run) -> None:
     session = store.create_session()
     add(store, session, "a\x1b]0;owned\x07b\x9b2J")
     for words in (["sessions"], ["sessions", "tree", session.id], ["sessions", "search", "a"]):
-        run(words)
-        assert not set(capsys.readouterr().out) & set("\x1b\x07\x9b")
+        assert not set(run.out(*words)) & set("\x1b\x07\x9b")
 
 
 def test_nothing_that_was_said_steers_a_terminal_and_a_pipe_gets_it_as_it_was(store: SessionStore) -> None:
@@ -161,25 +138,23 @@ def test_nothing_that_was_said_steers_a_terminal_and_a_pipe_gets_it_as_it_was(st
     assert said in "\n".join(in_pipe("sessions", "show", session.id))
 
 
-def test_messages_are_found_by_words(store: SessionStore, capsys: pytest.CaptureFixture[str]) -> None:
+def test_messages_are_found_by_words(store: SessionStore, run: Run) -> None:
     session = store.create_session(title="Trip")
     add(store, session, "How do I get to Oslo?", "By train.")
-    assert run(["sessions", "search", "oslo"]) == 0
-    assert capsys.readouterr().out.startswith(f"{session.id}  Trip  you: How do I get")
-    assert run(["sessions", "search", "paris", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == []
+    assert run.out("sessions", "search", "oslo").startswith(f"{session.id}  Trip  you: How do I get")
+    assert run.json("sessions", "search", "paris") == []
 
 
-def test_a_session_is_renamed_but_not_to_a_name_that_is_taken(store: SessionStore) -> None:
+def test_a_session_is_renamed_but_not_to_a_name_that_is_taken(store: SessionStore, run: Run) -> None:
     session = store.create_session(title="Trip")
     store.create_session(title="other")
-    assert run(["sessions", "rename", "Trip", "Voyage"]) == 0
+    assert run("sessions", "rename", "Trip", "Voyage")[0] == 0
     assert store.session(session.id).title == "Voyage"
-    assert run(["sessions", "rename", "Voyage", "other"]) == 2
+    assert run("sessions", "rename", "Voyage", "other")[0] == 2
 
 
 def test_removing_asks_on_a_terminal_and_takes_no_for_an_answer(
-    store: SessionService, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    store: SessionService, monkeypatch: pytest.MonkeyPatch, run: Run
 ) -> None:
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
@@ -187,21 +162,20 @@ def test_removing_asks_on_a_terminal_and_takes_no_for_an_answer(
 
     store.create_session(title="Trip")
     monkeypatch.setattr("sys.stdin", Terminal("n\n"))
-    assert run(["sessions", "rm", "Trip"]) == 1
-    assert "0 blocks of KV (0 B) would be freed" in capsys.readouterr().err
+    assert "0 blocks of KV (0 B) would be freed" in run.err("sessions", "rm", "Trip", code=1)
     monkeypatch.setattr("sys.stdin", Terminal("y\n"))
-    assert run(["sessions", "rm", "Trip"]) == 0
+    assert run("sessions", "rm", "Trip")[0] == 0
     assert store.list_sessions() == ()
 
 
-def test_removing_one_unknown_session_removes_none(store: SessionStore) -> None:
+def test_removing_one_unknown_session_removes_none(store: SessionStore, run: Run) -> None:
     store.create_session(title="Trip")
-    assert run(["sessions", "rm", "-y", "Trip", "nobody"]) == 5
+    assert run("sessions", "rm", "-y", "Trip", "nobody")[0] == 5
     assert len(store.list_sessions()) == 1
 
 
 def test_removing_frees_the_blocks_of_a_session_and_keeps_those_that_others_share(
-    store: SessionService, home: Path, capsys: pytest.CaptureFixture[str]
+    store: SessionService, home: Path, run: Run
 ) -> None:
     kept_ids, gone_ids, foreign_ids = [1, 2, 3, 4, 5], [1, 2, 3, 4, 50, 60, 70, 80, 90], [7, 7, 7, 7]
     for title, ids in (("kept", kept_ids), ("gone", gone_ids)):
@@ -212,8 +186,7 @@ def test_removing_frees_the_blocks_of_a_session_and_keeps_those_that_others_shar
     disk.close()
 
     before = store.would_remove([store.find("gone").id])
-    assert run(["sessions", "rm", "gone", "--json"]) == 0
-    removed = json.loads(capsys.readouterr().out)
+    removed = run.json("sessions", "rm", "gone")
     assert asdict(before).items() <= removed.items()
     assert (removed["freed_blocks"], removed["shared_blocks"]) == (2, 1)
     assert removed["freed_bytes"] > 0
@@ -223,18 +196,12 @@ def test_removing_frees_the_blocks_of_a_session_and_keeps_those_that_others_shar
     assert [summary.session.title for summary in store.list_sessions()] == ["kept"]
 
 
-def test_removing_says_what_was_freed_and_what_stays(
-    store: SessionStore, home: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_removing_says_what_was_freed_and_what_stays(store: SessionStore, home: Path, run: Run) -> None:
     for title in ("one", "two"):
         add(store, store.create_session(title=title), "q", "a", ids=[[1, 2], [3, 4]])
-    disk = chains.open_store(home / "cache")
-    chains.write_all(disk, chains.chain([1, 2, 3, 4]))
-    disk.close()
-    run(["sessions", "rm", "one"])
-    assert "freed 0 blocks, 0 B; 1 block, " in capsys.readouterr().err
-    run(["sessions", "rm", "two"])
-    assert "freed 1 block, " in capsys.readouterr().err
+    chains.put_blocks(home / "cache", chains.chain([1, 2, 3, 4]))
+    assert "freed 0 blocks, 0 B; 1 block, " in run.err("sessions", "rm", "one")
+    assert "freed 1 block, " in run.err("sessions", "rm", "two")
 
 
 def test_deleting_from_the_interface_frees_blocks_too(store: SessionStore, home: Path) -> None:
@@ -262,7 +229,7 @@ def test_a_short_name_is_as_long_as_it_must_be() -> None:
 
 
 def test_a_branch_is_removed_alone_with_what_no_other_branch_has(
-    store: SessionService, home: Path, capsys: pytest.CaptureFixture[str]
+    store: SessionService, home: Path, run: Run
 ) -> None:
     """What it shares with another branch stays, in text and in KV."""
     session = store.create_session(title="Trip")
@@ -273,12 +240,9 @@ def test_a_branch_is_removed_alone_with_what_no_other_branch_has(
     add(store, store.session(session.id), "By boat?", "Yes.", ids=[own[:2], own[2:]])
     main_session = replace(store.session(session.id), active_branch=main.name)
     add(store, main_session, "By train?", "No.", ids=[others[:2], others[2:]])
-    disk = chains.open_store(home / "cache")
-    chains.write_all(disk, [*chains.chain(shared + own), *chains.chain(shared + others)[1:]])
-    disk.close()
+    chains.put_blocks(home / "cache", [*chains.chain(shared + own), *chains.chain(shared + others)[1:]])
 
-    assert run(["sessions", "rm", "Trip", "--branch", "by boat", "--json"]) == 0
-    said = json.loads(capsys.readouterr().out)
+    said = run.json("sessions", "rm", "Trip", "--branch", "by boat")
     assert (said["branch"], said["num_turns"], said["num_shared_turns"]) == ("by boat", 2, 2)
     assert (said["freed_blocks"], said["shared_blocks"]) == (1, 1)
     assert [branch.name for branch in store.branches(session.id)] == ["main"]
@@ -316,9 +280,7 @@ def test_the_blocks_of_an_answer_that_was_undone_go_with_its_branch(
     path = store.turns_to(main.leaf_id)
     store.create_branch(session.id, leaf_id=path[1].id, name="short")
     store.set_leaf(main, path[2].id)  # as an undo does: the last answer is on no branch
-    disk = chains.open_store(home / "cache")
-    chains.write_all(disk, chains.chain(shared + question + answer))
-    disk.close()
+    chains.put_blocks(home / "cache", chains.chain(shared + question + answer))
     would = store.would_remove_branch(store.removal_of(session.id, "main"))
     assert store.remove_branch(session.id, "main") == would
     assert (would.freed_blocks, would.shared_blocks) == (2, 1)
@@ -327,20 +289,19 @@ def test_the_blocks_of_an_answer_that_was_undone_go_with_its_branch(
 
 
 def test_the_only_branch_an_unknown_one_or_one_of_several_sessions_is_not_removed(
-    store: SessionService, capsys: pytest.CaptureFixture[str]
+    store: SessionService, run: Run
 ) -> None:
     session = store.create_session(title="Trip")
     add(store, session, "q", "a")
     store.create_session(title="Other")
-    assert run(["sessions", "rm", "Trip", "--branch", "main", "-y"]) == 2
-    assert "only branch" in capsys.readouterr().err
-    assert run(["sessions", "rm", "Trip", "--branch", "nobody", "-y"]) == 5
-    assert run(["sessions", "rm", "Trip", "Other", "--branch", "main", "-y"]) == 2
+    assert "only branch" in run.err("sessions", "rm", "Trip", "--branch", "main", "-y", code=2)
+    assert run("sessions", "rm", "Trip", "--branch", "nobody", "-y")[0] == 5
+    assert run("sessions", "rm", "Trip", "Other", "--branch", "main", "-y")[0] == 2
     assert len(store.all_turns(session.id)) == 2
 
 
 def test_removing_a_branch_asks_and_says_what_is_shared(
-    store: SessionService, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    store: SessionService, monkeypatch: pytest.MonkeyPatch, run: Run
 ) -> None:
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
@@ -350,11 +311,10 @@ def test_removing_a_branch_asks_and_says_what_is_shared(
     add(store, session, "q", "a")
     store.create_branch(session.id, leaf_id=store.branch(session.id, "main").leaf_id, name="beside")
     monkeypatch.setattr("sys.stdin", Terminal("n\n"))
-    assert run(["sessions", "rm", "Trip", "--branch", "beside"]) == 1
-    asked = capsys.readouterr().err
+    asked = run.err("sessions", "rm", "Trip", "--branch", "beside", code=1)
     assert "0 messages would be gone for good; 2 messages stay, since other branches share them" in asked
     monkeypatch.setattr("sys.stdin", Terminal("y\n"))
-    assert run(["sessions", "rm", "Trip", "--branch", "beside"]) == 0
+    assert run("sessions", "rm", "Trip", "--branch", "beside")[0] == 0
     assert len(store.branches(session.id)) == 1
 
 

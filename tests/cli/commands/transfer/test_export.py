@@ -15,10 +15,10 @@ from kvchat.app.export.formats import Format
 from kvchat.app.export.session_files import SessionFiles
 from kvchat.app.open_sessions import open_store
 from kvchat.app.session_service import SessionService
-from kvchat.cli.main import run
 from kvchat.errors import FileTaken, StorageError, UsageError
 from kvchat.session.bundle.writer import new_file
 from kvchat.session.tree import Session
+from tests.cli.command_line import Run
 from tests.session.turns import exchange
 
 pytestmark = pytest.mark.pure
@@ -47,9 +47,11 @@ def read(path: str) -> str:
     return Path(path).read_text(encoding="utf-8")
 
 
-def test_markdown_and_the_web_page_show_the_branch_used_last_or_the_one_asked_for(session: Session) -> None:
-    assert run(["export", "trip", "--format", "md"]) == 0
-    assert run(["export", "trip", "-o", "main.html", "--branch", "main"]) == 0
+def test_markdown_and_the_web_page_show_the_branch_used_last_or_the_one_asked_for(
+    session: Session, run: Run
+) -> None:
+    assert run("export", "trip", "--format", "md")[0] == 0
+    assert run("export", "trip", "-o", "main.html", "--branch", "main")[0] == 0
     shown, page = read("trip-to-oslo.md"), read("main.html")
     assert "tiny · branch boat · " in shown
     assert "> &lt;b>At night.&lt;/b>" in shown
@@ -60,9 +62,9 @@ def test_markdown_and_the_web_page_show_the_branch_used_last_or_the_one_asked_fo
 
 
 def test_json_holds_the_whole_tree_with_its_ids_or_one_branch(
-    store: SessionService, session: Session
+    store: SessionService, session: Session, run: Run
 ) -> None:
-    run(["export", "trip", "-o", "all.json"])
+    run.out("export", "trip", "-o", "all.json")
     found = json.loads(read("all.json"))
     assert (found["format"], found["version"], found["model"]) == ("kvchat.session", 1, "tiny")
     assert {branch["name"]: branch["leaf"] for branch in found["branches"]} == {
@@ -71,14 +73,14 @@ def test_json_holds_the_whole_tree_with_its_ids_or_one_branch(
     stored = store.all_turns(session.id)
     assert [turn["id"] for turn in found["turns"]] == [turn.id for turn in stored]
     assert [turn["token_ids"] for turn in found["turns"]] == [list(turn.token_ids or ()) for turn in stored]
-    run(["export", "trip", "-o", "one.json", "--branch", "main"])
+    run.out("export", "trip", "-o", "one.json", "--branch", "main")
     one = json.loads(read("one.json"))
     assert [branch["name"] for branch in one["branches"]] == ["main"]
     assert [turn["text"] for turn in one["turns"]] == ["How?", "By **train**.", "When?", "At noon."]
 
 
-def test_the_page_of_exports_names_every_field_of_the_json(session: Session) -> None:
-    run(["export", "trip", "-o", "all.json"])
+def test_the_page_of_exports_names_every_field_of_the_json(session: Session, run: Run) -> None:
+    run.out("export", "trip", "-o", "all.json")
     found = json.loads(read("all.json"))
     documented = set(re.findall(r"`([a-z_]+)`", DOCS.read_text()))
     turn = found["turns"][1]
@@ -86,58 +88,54 @@ def test_the_page_of_exports_names_every_field_of_the_json(session: Session) -> 
     assert fields <= documented
 
 
-def test_the_format_follows_from_the_name_of_the_file_unless_it_is_given(session: Session) -> None:
+def test_the_format_follows_from_the_name_of_the_file_unless_it_is_given(session: Session, run: Run) -> None:
     for name, begin in (
         ("a.md", "# Trip"),
         ("a.html", "<!doctype"),
         ("a.json", "{\n"),
         ("a.htm", "<!doctype"),
     ):
-        assert run(["export", "trip", "-o", name]) == 0
+        assert run("export", "trip", "-o", name)[0] == 0
         assert read(name).startswith(begin)
-    assert run(["export", "trip", "-o", "a.txt", "--format", "md"]) == 0
+    assert run("export", "trip", "-o", "a.txt", "--format", "md")[0] == 0
     assert read("a.txt").startswith("# Trip")
-    assert run(["export", "trip", "--format", "word"]) == 2
+    assert run("export", "trip", "--format", "word")[0] == 2
     Path("folder").mkdir()
-    assert run(["export", "trip", "-o", "folder", "--format", "html"]) == 0
+    assert run("export", "trip", "-o", "folder", "--format", "html")[0] == 0
     assert read("folder/trip-to-oslo.html").startswith("<!doctype")
 
 
-def test_standard_output_carries_the_text_alone(
-    session: Session, capsysbinary: pytest.CaptureFixture[bytes]
-) -> None:
-    assert run(["export", "trip", "-o", "-", "--format", "json"]) == 0
-    written = capsysbinary.readouterr()
-    assert json.loads(written.out)["title"] == "Trip to Oslo"
-    assert b"wrote standard output: 6 turns" in written.err
-    assert run(["export", "trip", "-o", "-", "--format", "md", "--json"]) == 2
+def test_standard_output_carries_the_text_alone(session: Session, run: Run) -> None:
+    code, out, err = run("export", "trip", "-o", "-", "--format", "json")
+    assert (code, json.loads(out)["title"]) == (0, "Trip to Oslo")
+    assert "wrote standard output: 6 turns" in err
+    assert run("export", "trip", "-o", "-", "--format", "md", "--json")[0] == 2
 
 
-def test_a_file_that_exists_is_replaced_only_if_that_is_said(session: Session) -> None:
+def test_a_file_that_exists_is_replaced_only_if_that_is_said(session: Session, run: Run) -> None:
     Path("a.md").write_text("mine")
-    assert run(["export", "trip", "-o", "a.md"]) == 2
+    assert run("export", "trip", "-o", "a.md")[0] == 2
     assert read("a.md") == "mine"
-    assert run(["export", "trip", "-o", "a.md", "--force"]) == 0
+    assert run("export", "trip", "-o", "a.md", "--force")[0] == 0
     assert read("a.md").startswith("# Trip")
     assert Path("a.md").stat().st_mode & 0o777 == 0o600
 
 
 def test_a_place_that_cannot_be_written_is_told_and_nothing_is_left_there(
-    store: SessionService, session: Session
+    store: SessionService, session: Session, run: Run
 ) -> None:
-    assert run(["export", "trip", "-o", "nowhere/a.md"]) == 1
+    assert run("export", "trip", "-o", "nowhere/a.md")[0] == 1
     with pytest.raises(StorageError, match="cannot be written"):
         SessionFiles(read_settings(), store).export(session.id, "main", "nowhere/a.md")
 
 
-def test_no_format_carries_what_would_steer_a_terminal(
-    store: SessionService, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_no_format_carries_what_would_steer_a_terminal(store: SessionService, run: Run) -> None:
     session = store.create_session(title="\x1b]0;owned\x07", system="\x9b2J")
     exchange(store, store.branch(session.id, "main"), "a\x1b[31mb\u202ec", "d\x1b[2Je")
     for format in ("md", "html", "json"):
-        run(["export", session.id, "-o", "-", "--format", format])
-        assert not set(capsys.readouterr().out) & set("\x1b\x07\x9b\u202e")
+        assert not set(run.out("export", session.id, "-o", "-", "--format", format)) & set(
+            "\x1b\x07\x9b\u202e"
+        )
 
 
 def test_the_interface_exports_by_file_or_by_format(store: SessionService, session: Session) -> None:

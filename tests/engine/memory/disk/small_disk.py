@@ -1,6 +1,6 @@
 """A store with room for a few blocks."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, closing
 from pathlib import Path
 
@@ -16,9 +16,8 @@ from tests.engine.memory.chains import (
     Block,
     Clock,
     chain,
-    open_store,
     path_of,
-    write_all,
+    put_blocks,
 )
 
 
@@ -35,8 +34,7 @@ class HastyFiles(SystemFiles):
 def file_bytes(directory: Path) -> int:
     """Return the size of any full block's file."""
     (block,) = chain([1, 2, 3, 4])
-    with closing(open_store(directory)) as store:
-        write_all(store, [block])
+    put_blocks(directory, [block])
     return path_of(directory, block).stat().st_size
 
 
@@ -103,6 +101,10 @@ class Disk:
         for block in blocks[num_found:]:
             self.write(block)
         return num_found
+
+
+MakeDisk = Callable[..., Disk]
+"""Takes the number of blocks that there is room for, and perhaps how blocks make room."""
 
 
 def conversation(number: int, num_blocks: int) -> list[Block]:

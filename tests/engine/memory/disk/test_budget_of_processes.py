@@ -11,7 +11,7 @@ import pytest
 from kvchat.errors import StorageError
 from tests.engine.memory.chains import open_store, write_all
 from tests.engine.memory.disk.budget_child import NUM_NEW, NUM_SOURCES
-from tests.engine.memory.disk.small_disk import Disk, conversation, file_bytes
+from tests.engine.memory.disk.small_disk import Disk, MakeDisk, conversation, file_bytes
 
 pytestmark = pytest.mark.pure
 
@@ -79,8 +79,8 @@ def test_two_processes_that_make_room_at_once_let_go_of_no_more_than_one_would(t
             assert num_bytes(place) == limit_bytes
 
 
-def test_room_that_one_process_holds_is_taken_by_no_other(tmp_path: Path) -> None:
-    disk = full_disk(tmp_path)
+def test_room_that_one_process_holds_is_taken_by_no_other(tmp_path: Path, make_disk: MakeDisk) -> None:
+    disk = full_disk(make_disk)
     with process() as one:
         assert one.hold(disk.directory / "cache", disk.limit_bytes, 2) == "held"
         for number in range(10, 16):
@@ -90,11 +90,12 @@ def test_room_that_one_process_holds_is_taken_by_no_other(tmp_path: Path) -> Non
         assert one.heard() == "closed"
     assert disk.found(conversation(2, NUM_NEW)) == NUM_NEW
     assert num_bytes(tmp_path / "cache") <= disk.limit_bytes
-    disk.store.close()
 
 
-def test_while_one_process_holds_room_another_is_told_how_much_and_nothing_goes(tmp_path: Path) -> None:
-    disk = full_disk(tmp_path)
+def test_while_one_process_holds_room_another_is_told_how_much_and_nothing_goes(
+    tmp_path: Path, make_disk: MakeDisk
+) -> None:
+    disk = full_disk(make_disk)
     new, sources = conversation(6, NUM_NEW), conversation(5, 2)
     with process() as one:
         assert one.hold(tmp_path / "cache", disk.limit_bytes, 2) == "held"
@@ -110,7 +111,6 @@ def test_while_one_process_holds_room_another_is_told_how_much_and_nothing_goes(
         assert one.heard() == "closed"
     with disk.room(new, sources):
         pass
-    disk.store.close()
 
 
 def test_of_two_processes_that_ask_for_the_same_room_at_once_one_gets_it(tmp_path: Path) -> None:
@@ -133,8 +133,8 @@ def test_of_two_processes_that_ask_for_the_same_room_at_once_one_gets_it(tmp_pat
             assert num_bytes(place) <= limit_bytes
 
 
-def test_what_a_killed_process_held_is_given_back(tmp_path: Path) -> None:
-    disk = full_disk(tmp_path)
+def test_what_a_killed_process_held_is_given_back(tmp_path: Path, make_disk: MakeDisk) -> None:
+    disk = full_disk(make_disk)
     with process() as one:
         assert one.hold(tmp_path / "cache", disk.limit_bytes, 2) == "held"
         assert list((tmp_path / "cache").glob("held/*"))
@@ -145,12 +145,11 @@ def test_what_a_killed_process_held_is_given_back(tmp_path: Path) -> None:
         assert disk.write_all(new) == 8
     assert disk.store.total_usage().num_bytes == num_bytes(tmp_path / "cache") == disk.limit_bytes
     assert list((tmp_path / "cache").glob("held/*")) == []
-    disk.store.close()
 
 
-def full_disk(directory: Path) -> Disk:
+def full_disk(make_disk: MakeDisk) -> Disk:
     """Return one with room for 10 blocks that are there: two conversations, and some that were used once."""
-    disk = Disk(directory, 10)
+    disk = make_disk(10)
     for blocks in (conversation(1, NUM_SOURCES), conversation(5, 2), conversation(7, 5)):
         for block in blocks:
             assert disk.write(block)

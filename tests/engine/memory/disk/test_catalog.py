@@ -16,6 +16,7 @@ from tests.engine.memory.chains import (
     block_behind,
     chain,
     open_store,
+    put_blocks,
     write_all,
 )
 
@@ -104,6 +105,4 @@ def test_collecting_removes_exactly_what_nothing_refers_to(tmp_path: Path) -> No
 
 
 def _write(cache_dir: Path, fingerprint: bytes, token_ids: list[int]) -> None:
-    store = open_store(cache_dir, fingerprint)
-    write_all(store, chain(token_ids, fingerprint=fingerprint))
-    store.close()
+    put_blocks(cache_dir, chain(token_ids, fingerprint=fingerprint), fingerprint)

@@ -9,7 +9,16 @@ import pytest
 from kvchat.engine.memory.disk.catalog import BlockCatalog
 from kvchat.engine.memory.disk.io import SystemFiles
 from kvchat.errors import BlockDamaged, BlockMissing
-from tests.engine.memory.chains import FINGERPRINT, FULL, Block, block_behind, chain, open_store, read
+from tests.engine.memory.chains import (
+    FINGERPRINT,
+    FULL,
+    Block,
+    block_behind,
+    chain,
+    open_store,
+    put_blocks,
+    read,
+)
 from tests.engine.memory.disk.crash_states import (
     Forget,
     Recorded,
@@ -66,13 +75,8 @@ def test_one_sort_of_sync_left_out_is_found(quick_path: Path, forget: Forget) ->
 
 
 def _recorded(cache_dir: Path) -> Recorded:
-    """Run the store on a directory with one conversation, and return that directory and what was done."""
-    store = open_store(cache_dir)
-    for block in OLD:
-        store.write([(block.header, block.payload)])
-    store.close()
-    base = Tree.of(cache_dir)
-    files = RecordingFiles(cache_dir)
+    """Replace a tail, remove blocks, and collect what nothing refers to."""
+    base, files = _with_one_conversation(cache_dir)
     store = open_store(cache_dir, files=files)
     for block in (NEW[2], OLDER_TAIL, NEW[3]):
         store.write([(block.header, block.payload)])
@@ -108,12 +112,8 @@ def test_one_sort_of_sync_left_out_of_blocks_written_together_is_found(
 
 
 def _recorded_together(cache_dir: Path) -> Recorded:
-    """Do the same with three blocks that are written at once."""
-    store = open_store(cache_dir)
-    store.write((block.header, block.payload) for block in OLD)
-    store.close()
-    base = Tree.of(cache_dir)
-    files = RecordingFiles(cache_dir)
+    """Write three blocks at once."""
+    base, files = _with_one_conversation(cache_dir)
     store = open_store(cache_dir, files=files)
     new = (NEW[2], OLDER_TAIL, NEW[3])
     assert store.write((block.header, block.payload) for block in new) == len(new)
@@ -132,11 +132,7 @@ def test_nothing_is_held_for_a_writer_that_is_gone(quick_path: Path, num_samples
 
 def _recorded_in_held_room(cache_dir: Path) -> Recorded:
     """Hold room for three blocks, and write two of them."""
-    store = open_store(cache_dir)
-    store.write((block.header, block.payload) for block in OLD)
-    store.close()
-    base = Tree.of(cache_dir)
-    files = RecordingFiles(cache_dir)
+    base, files = _with_one_conversation(cache_dir)
     store = open_store(cache_dir, files=files, limit_bytes=1 << 20)
     new = (NEW[2], OLDER_TAIL, NEW[3])
     with store.room_for([block.header for block in new], FINGERPRINT, [block.key for block in OLD]):
@@ -145,6 +141,12 @@ def _recorded_in_held_room(cache_dir: Path) -> Recorded:
             files.note("there", block.key)
     store.close()
     return base, files.operations
+
+
+def _with_one_conversation(cache_dir: Path) -> tuple[Tree, RecordingFiles]:
+    """Return the directory as it is before the crash, and what records what is done to it from there on."""
+    put_blocks(cache_dir, OLD)
+    return Tree.of(cache_dir), RecordingFiles(cache_dir)
 
 
 def _complaints(cache_dir: Path, called: Sequence[Operation]) -> list[str]:

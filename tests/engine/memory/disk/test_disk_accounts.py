@@ -18,10 +18,12 @@ from tests.engine.memory.chains import (
     chain,
     open_store,
     path_of,
+    put_blocks,
     read,
     write_all,
 )
 from tests.engine.memory.disk.recorded_files import RecordingFiles
+from tests.engine.memory.disk.small_disk import file_bytes
 from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.pure
@@ -85,7 +87,7 @@ def test_a_writer_tells_of_the_day_s_limit_and_holds_nobody_up(tmp_path: Path) -
 def test_the_limit_holds_at_every_moment_of_a_write(tmp_path: Path) -> None:
     """Also while the bytes lie under a temporary name, and with what was set aside."""
     (sample,) = chain([1, 2, 3, 4])
-    limit_bytes = 4 * _file_bytes(tmp_path / "measure") + 10
+    limit_bytes = 4 * file_bytes(tmp_path / "measure") + 10
     cache_dir = tmp_path / "cache"
     most: list[int] = []
 
@@ -111,9 +113,7 @@ def test_the_limit_holds_at_every_moment_of_a_write(tmp_path: Path) -> None:
 def test_a_growing_conversation_writes_new_blocks_and_its_tail_only(tmp_path: Path) -> None:
     """Two hundred blocks are there already; the turn behind them costs what it adds."""
     ids = list(range(4 * 200))
-    store = open_store(tmp_path)
-    write_all(store, chain(ids))
-    store.close()
+    put_blocks(tmp_path, chain(ids))
     files = RecordingFiles(tmp_path)
     store = open_store(tmp_path, files=files)
     for block in chain([*ids, *range(10)]):
@@ -129,8 +129,8 @@ def test_a_clock_that_jumps_changes_no_order_of_use(tmp_path: Path, jump_s: floa
     """What was used last stays longest, also where the clock was set back in between."""
     clock = Clock()
     roots = [block_behind(chain([0, 0, 0, 0])[0].header.parent, [n, 0, 0, 0]) for n in range(4)]
-    file_bytes = _file_bytes(tmp_path / "measure")
-    store = open_store(tmp_path / "cache", clock=clock, limit_bytes=3 * file_bytes)
+    num_bytes = file_bytes(tmp_path / "measure")
+    store = open_store(tmp_path / "cache", clock=clock, limit_bytes=3 * num_bytes)
     clock.now_s += 20 * 365 * DAY_S
     for block in roots[:3]:
         clock.now_s += 1
@@ -161,11 +161,3 @@ def test_files_from_the_future_are_not_kept_for_ever(tmp_path: Path) -> None:
     clock.now_s += 60
     assert store._index.newest_s() < 2_000_001_000.0
     store.close()
-
-
-def _file_bytes(directory: Path) -> int:
-    store = open_store(directory)
-    write_all(store, chain([1, 2, 3, 4]))
-    num_bytes = store.usage().num_bytes
-    store.close()
-    return num_bytes

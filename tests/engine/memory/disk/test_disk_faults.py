@@ -13,7 +13,9 @@ import pytest
 
 from kvchat.engine.api.ids import u32le
 from kvchat.engine.memory.disk.quarantine import MAX_QUARANTINED
+from kvchat.engine.memory.disk.store import DiskStore
 from kvchat.errors import BlockDamaged, BlockMissing, StorageError
+from tests.damage import flipped
 from tests.engine.memory.chains import (
     BLOCK_SIZE,
     FINGERPRINT,
@@ -24,6 +26,7 @@ from tests.engine.memory.chains import (
     open_store,
     path_of,
     payload_of,
+    put_blocks,
     read,
     write_all,
 )
@@ -34,10 +37,9 @@ pytestmark = pytest.mark.pure
 ROOT = Path(__file__).parents[4]
 
 
-def test_every_flipped_byte_is_noticed(tmp_path: Path) -> None:
+def test_every_flipped_byte_is_noticed(tmp_path: Path, store: DiskStore) -> None:
     """Traps 6 and 24: the checksum covers the description as well as the payload."""
     (block,) = chain([1, 2, 3, 4])
-    store = open_store(tmp_path)
     write_all(store, [block])
     path = path_of(tmp_path, block)
     whole = path.read_bytes()
@@ -49,12 +51,10 @@ def test_every_flipped_byte_is_noticed(tmp_path: Path) -> None:
             assert not path.exists()
     path.write_bytes(whole)
     assert read(store, block) == block.payload
-    store.close()
 
 
-def test_every_truncation_and_every_addition_is_noticed(tmp_path: Path) -> None:
+def test_every_truncation_and_every_addition_is_noticed(tmp_path: Path, store: DiskStore) -> None:
     (block,) = chain([1, 2, 3, 4])
-    store = open_store(tmp_path)
     write_all(store, [block])
     path = path_of(tmp_path, block)
     whole = path.read_bytes()
@@ -65,15 +65,12 @@ def test_every_truncation_and_every_addition_is_noticed(tmp_path: Path) -> None:
     path.write_bytes(whole + b"\x00")
     with pytest.raises(BlockDamaged):
         read(store, block)
-    store.close()
 
 
 def test_a_damaged_index_row_or_file_never_survives_a_rebuild_as_another_block(tmp_path: Path) -> None:
     """Whatever is found again after the index was lost still has to pass `read`."""
     (block,) = chain([1, 2, 3, 4])
-    store = open_store(tmp_path)
-    write_all(store, [block])
-    store.close()
+    put_blocks(tmp_path, [block])
     path = path_of(tmp_path, block)
     whole = path.read_bytes()
     for position in range(0, len(whole), 17):
@@ -87,16 +84,14 @@ def test_a_damaged_index_row_or_file_never_survives_a_rebuild_as_another_block(t
         store.close()
 
 
-def test_the_file_of_another_block_under_this_name_is_refused(tmp_path: Path) -> None:
+def test_the_file_of_another_block_under_this_name_is_refused(tmp_path: Path, store: DiskStore) -> None:
     """Traps 4 and 28: right format, right checksum, another conversation."""
     ours, theirs = chain([1, 2, 3, 4])[0], chain([5, 6, 7, 8])[0]
-    store = open_store(tmp_path)
     write_all(store, [ours, theirs])
     path_of(tmp_path, theirs).replace(path_of(tmp_path, ours))
     with pytest.raises(BlockDamaged, match="not the block that its name says"):
         read(store, ours)
     assert not store.has(ours.key, FULL)
-    store.close()
 
 
 def test_the_file_of_another_model_is_refused(tmp_path: Path) -> None:
@@ -116,14 +111,12 @@ def test_the_file_of_another_model_is_refused(tmp_path: Path) -> None:
     other.close()
 
 
-def test_the_file_of_another_group_is_refused(tmp_path: Path) -> None:
+def test_the_file_of_another_group_is_refused(tmp_path: Path, store: DiskStore) -> None:
     (full,), (sliding,) = chain([1, 2, 3, 4], FULL), chain([1, 2, 3, 4], SLIDING)
-    store = open_store(tmp_path)
     write_all(store, [full, sliding])
     path_of(tmp_path, full).replace(path_of(tmp_path, sliding))
     with pytest.raises(BlockDamaged):
         read(store, sliding)
-    store.close()
 
 
 @pytest.mark.parametrize(
@@ -155,9 +148,7 @@ def test_a_hostile_header_is_set_aside_and_never_believed(tmp_path: Path, conten
 def test_a_file_whose_ids_are_not_those_of_its_key_is_not_found_again(tmp_path: Path) -> None:
     """Trap 4: what a file says of itself is recomputed, not believed."""
     (block,) = chain([1, 2, 3, 4])
-    store = open_store(tmp_path)
-    write_all(store, [block])
-    store.close()
+    put_blocks(tmp_path, [block])
     path = path_of(tmp_path, block)
     token_ids, forged_ids = u32le([1, 2, 3, 4]).hex().encode(), u32le([1, 2, 3, 5]).hex().encode()
     path.write_bytes(path.read_bytes().replace(token_ids, forged_ids))
@@ -168,9 +159,8 @@ def test_a_file_whose_ids_are_not_those_of_its_key_is_not_found_again(tmp_path: 
     store.close()
 
 
-def test_what_is_no_file_is_neither_followed_nor_waited_for(tmp_path: Path) -> None:
+def test_what_is_no_file_is_neither_followed_nor_waited_for(tmp_path: Path, store: DiskStore) -> None:
     linked, piped, directory = (chain([start, 0, 0, 0])[0] for start in range(3))
-    store = open_store(tmp_path)
     write_all(store, [linked, piped, directory])
     path_of(tmp_path, linked).rename(tmp_path / "elsewhere")
     path_of(tmp_path, linked).symlink_to(tmp_path / "elsewhere")
@@ -183,13 +173,11 @@ def test_what_is_no_file_is_neither_followed_nor_waited_for(tmp_path: Path) -> N
             read(store, block)
         assert store.write([(block.header, block.payload)])
         assert read(store, block) == block.payload
-    store.close()
 
 
-def test_damaged_files_are_set_aside_and_only_the_newest_are_kept(tmp_path: Path) -> None:
+def test_damaged_files_are_set_aside_and_only_the_newest_are_kept(tmp_path: Path, store: DiskStore) -> None:
     """Trap 25: nothing may fill the disk, not even evidence."""
     blocks = chain(list(range(BLOCK_SIZE * (MAX_QUARANTINED + 5))))
-    store = open_store(tmp_path)
     write_all(store, blocks)
     for block in blocks:
         path_of(tmp_path, block).write_bytes(b"damaged")
@@ -199,7 +187,6 @@ def test_damaged_files_are_set_aside_and_only_the_newest_are_kept(tmp_path: Path
     assert len(aside) == MAX_QUARANTINED
     assert f"{FINGERPRINT.hex()[:16]}.{path_of(tmp_path, blocks[-1]).name}" in aside
     assert store.usage().num_blocks == 0
-    store.close()
 
 
 def test_temporary_files_of_a_crash_are_removed_when_the_store_opens(tmp_path: Path) -> None:
@@ -353,7 +340,7 @@ for start in range(0, 120, 40):
 
 
 def _flipped(data: bytes, position: int, mask: int) -> bytes:
-    return data[:position] + bytes([data[position] ^ mask]) + data[position + 1 :]
+    return flipped(data, position, mask)
 
 
 def _python(script: str, *arguments: object) -> subprocess.CompletedProcess[str]:

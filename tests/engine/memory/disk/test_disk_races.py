@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Callable, Sequence
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,7 @@ import pytest
 from kvchat.engine.memory.disk.io import SystemFiles
 from kvchat.engine.memory.disk.store import DiskStore
 from kvchat.errors import BlockMissing
-from tests.engine.memory.chains import BLOCK_SIZE, FULL, chain, open_store, read, write_all
+from tests.engine.memory.chains import BLOCK_SIZE, FULL, chain, open_store, put_blocks, read, write_all
 
 pytestmark = pytest.mark.pure
 
@@ -113,9 +112,7 @@ def test_a_block_that_is_set_aside_while_room_is_made_is_counted_where_it_was_or
 ) -> None:
     blocks = [chain([number, *range(1, BLOCK_SIZE)])[0] for number in range(3)]
     files = MeetingFiles()
-    with closing(open_store(tmp_path / "sized")) as store:
-        write_all(store, blocks[:2])
-        limit_bytes = store.usage().num_bytes
+    limit_bytes = put_blocks(tmp_path / "sized", blocks[:2])
     writer, other = open_store(tmp_path, files=files, limit_bytes=limit_bytes), open_store(tmp_path)
     write_all(other, blocks[:2])
     # What is called last is called first; each of the last calls may be the one that decides.

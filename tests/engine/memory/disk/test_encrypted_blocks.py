@@ -12,6 +12,7 @@ from kvchat.engine.memory.disk.catalog import BlockCatalog
 from kvchat.engine.memory.disk.store import DiskStore
 from kvchat.errors import BlockDamaged, BlockMissing
 from kvchat.platform.encryptor import DecryptionFailed, Encryptor
+from tests.damage import flipped
 from tests.engine.memory.chains import (
     BLOCK_SIZE,
     FINGERPRINT,
@@ -105,7 +106,7 @@ def test_every_flipped_byte_of_a_sealed_file_is_noticed(tmp_path: Path, store: D
     )
     parts = [memoryview(bytearray(num_head_bytes)), memoryview(bytearray(len(block.payload)))]
     for position in range(len(whole)):
-        changed = whole[:position] + bytes([whole[position] ^ 1]) + whole[position + 1 :]
+        changed = flipped(whole, position, 1)
         with pytest.raises(DecryptionFailed):
             seal.open(path, [memoryview(changed)], parts)
     seal.open(path, [memoryview(whole)], parts)
@@ -160,7 +161,7 @@ def test_every_byte_of_the_index_may_be_damaged(tmp_path: Path, store: DiskStore
     (index,) = tmp_path.rglob("index.db")
     whole = index.read_bytes()
     for position in range(0, len(whole), 1021):
-        index.write_bytes(whole[:position] + bytes([whole[position] ^ 0xFF]) + whole[position + 1 :])
+        index.write_bytes(flipped(whole, position, 0xFF))
         again = open_sealed(tmp_path)
         for block in blocks:
             if again.has(block.key, FULL):

@@ -8,15 +8,15 @@ import pytest
 from kvchat.engine.memory.disk.catalog import BlockCatalog
 from kvchat.errors import StorageError
 from tests.engine.memory.chains import FULL, Block, read
-from tests.engine.memory.disk.small_disk import Disk, conversation
+from tests.engine.memory.disk.small_disk import Disk, MakeDisk, conversation
 
 pytestmark = pytest.mark.pure
 
 NEW = conversation(3, 3)
 
 
-def disk_with(directory: Path, num_blocks: int, *conversations: Sequence[Block]) -> Disk:
-    disk = Disk(directory, num_blocks)
+def disk_with(make_disk: MakeDisk, num_blocks: int, *conversations: Sequence[Block]) -> Disk:
+    disk = make_disk(num_blocks)
     for blocks in conversations:
         for block in blocks:
             assert disk.write(block)
@@ -24,10 +24,10 @@ def disk_with(directory: Path, num_blocks: int, *conversations: Sequence[Block])
 
 
 def test_what_is_longest_unused_goes_at_once_and_nothing_goes_for_what_is_written_then(
-    tmp_path: Path,
+    make_disk: MakeDisk,
 ) -> None:
     old, used = conversation(1, 4), conversation(2, 4)
-    disk = disk_with(tmp_path, 8, old, used)
+    disk = disk_with(make_disk, 8, old, used)
     disk.touch(used)
     with disk.room(NEW):
         assert (disk.found(old), disk.found(used)) == (1, 4), "a parent goes after its children"
@@ -35,9 +35,9 @@ def test_what_is_longest_unused_goes_at_once_and_nothing_goes_for_what_is_writte
         assert (disk.found(old), disk.found(used)) == (1, 4)
 
 
-def test_what_others_are_made_from_stays_though_it_is_longest_unused(tmp_path: Path) -> None:
+def test_what_others_are_made_from_stays_though_it_is_longest_unused(make_disk: MakeDisk) -> None:
     old, used = conversation(1, 4), conversation(2, 4)
-    disk = disk_with(tmp_path, 8, old, used)
+    disk = disk_with(make_disk, 8, old, used)
     disk.touch(used)
     with disk.room(NEW, old):
         assert (disk.found(old), disk.found(used)) == (4, 1)
@@ -47,25 +47,25 @@ def test_what_others_are_made_from_stays_though_it_is_longest_unused(tmp_path: P
     assert disk.found(old) < 4, "it is held no longer"
 
 
-def test_where_there_is_room_nothing_goes(tmp_path: Path) -> None:
+def test_where_there_is_room_nothing_goes(make_disk: MakeDisk) -> None:
     blocks = conversation(1, 4)
-    disk = disk_with(tmp_path, 8, blocks)
+    disk = disk_with(make_disk, 8, blocks)
     with disk.room(conversation(3, 4), blocks):
         assert disk.found(blocks) == 4
 
 
-def test_what_has_no_room_beside_its_sources_pushes_nothing_out(tmp_path: Path) -> None:
+def test_what_has_no_room_beside_its_sources_pushes_nothing_out(tmp_path: Path, make_disk: MakeDisk) -> None:
     blocks, others = conversation(1, 3), conversation(2, 2)
-    disk = disk_with(tmp_path, 5, blocks, others)
+    disk = disk_with(make_disk, 5, blocks, others)
     with pytest.raises(StorageError, match="KVCHAT_KV_DISK_BYTES"), disk.room(NEW, blocks):
         raise AssertionError
     assert (disk.found(blocks), disk.found(others)) == (3, 2)
     assert list((tmp_path / "cache").glob("held/*")) == []
 
 
-def test_what_is_kept_makes_no_room_and_is_told(tmp_path: Path) -> None:
+def test_what_is_kept_makes_no_room_and_is_told(make_disk: MakeDisk) -> None:
     blocks = conversation(1, 3)
-    disk = disk_with(tmp_path, 5, blocks)
+    disk = disk_with(make_disk, 5, blocks)
     disk.keep(blocks)
     kept = f"{3 * disk.bytes_each / 1024:.1f} KiB"
     with pytest.raises(StorageError, match=f"pinned sessions keep {kept}"), disk.room(NEW):
@@ -75,9 +75,9 @@ def test_what_is_kept_makes_no_room_and_is_told(tmp_path: Path) -> None:
         pass  # what others are made from counts once, kept or not
 
 
-def test_damaged_blocks_that_were_set_aside_count(tmp_path: Path) -> None:
+def test_damaged_blocks_that_were_set_aside_count(tmp_path: Path, make_disk: MakeDisk) -> None:
     blocks, damaged = conversation(1, 3), conversation(2, 2)
-    disk = disk_with(tmp_path, 8, blocks, damaged)
+    disk = disk_with(make_disk, 8, blocks, damaged)
     for block in damaged:
         disk.store.set_aside(block.key, FULL)
     new = conversation(3, 4)
@@ -89,9 +89,9 @@ def test_damaged_blocks_that_were_set_aside_count(tmp_path: Path) -> None:
     assert sum(path.stat().st_size for path in files) == 8 * disk.bytes_each
 
 
-def test_what_was_not_written_leaves_its_room_and_no_row(tmp_path: Path) -> None:
+def test_what_was_not_written_leaves_its_room_and_no_row(make_disk: MakeDisk) -> None:
     blocks = conversation(1, 2)
-    disk = disk_with(tmp_path, 8, blocks)
+    disk = disk_with(make_disk, 8, blocks)
     with disk.room(NEW):
         assert disk.write_all(NEW[:1]) == 1
         assert disk.store.total_usage().num_blocks == 5
@@ -101,10 +101,12 @@ def test_what_was_not_written_leaves_its_room_and_no_row(tmp_path: Path) -> None
     assert disk.found(NEW) == 1
 
 
-def test_what_is_removed_by_name_goes_though_others_are_made_from_it(tmp_path: Path) -> None:
+def test_what_is_removed_by_name_goes_though_others_are_made_from_it(
+    tmp_path: Path, make_disk: MakeDisk
+) -> None:
     """Words that are deleted are gone, whoever is at work on them."""
     blocks = conversation(1, 3)
-    disk = disk_with(tmp_path, 8, blocks)
+    disk = disk_with(make_disk, 8, blocks)
     with disk.room(NEW, blocks):
         catalog = BlockCatalog(tmp_path / "cache")
         assert catalog.collect(lambda block: block.key != blocks[-1].key).num_blocks == 1
@@ -112,17 +114,17 @@ def test_what_is_removed_by_name_goes_though_others_are_made_from_it(tmp_path: P
         assert disk.found(blocks) == 2
 
 
-def test_what_may_not_be_written_today_pushes_nothing_out(tmp_path: Path) -> None:
+def test_what_may_not_be_written_today_pushes_nothing_out(make_disk: MakeDisk) -> None:
     blocks = conversation(1, 3)
-    disk = disk_with(tmp_path, 4, blocks)
+    disk = disk_with(make_disk, 4, blocks)
     disk.store.daily_bytes = 4 * disk.bytes_each
     with pytest.raises(StorageError, match="of today"), disk.room(NEW):
         raise AssertionError
     assert disk.found(blocks) == 3
 
 
-def test_without_a_limit_there_is_room(tmp_path: Path) -> None:
-    disk = Disk(tmp_path, 4)
+def test_without_a_limit_there_is_room(make_disk: MakeDisk) -> None:
+    disk = make_disk(4)
     disk.store.given_bytes = None
     many = conversation(3, 20)
     with disk.room(many):
@@ -131,10 +133,10 @@ def test_without_a_limit_there_is_room(tmp_path: Path) -> None:
 
 
 def test_held_room_is_there_while_another_writer_gives_up_what_it_has_reserved(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make_disk: MakeDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     blocks, (block,) = conversation(1, 2), conversation(2, 1)
-    disk = disk_with(tmp_path, 5, blocks)
+    disk = disk_with(make_disk, 5, blocks)
     other, num_written = disk.another_store(), []
 
     def find_no_room(_: int) -> bool:

@@ -26,7 +26,7 @@ from tests.engine.memory.chains import (
     block_behind,
     open_store,
 )
-from tests.engine.memory.disk.small_disk import Disk, HastyFiles, conversation, file_bytes
+from tests.engine.memory.disk.small_disk import Disk, HastyFiles, MakeDisk, conversation, file_bytes
 
 pytestmark = pytest.mark.pure
 
@@ -38,33 +38,31 @@ SMALL_SHARE = 10
     ("eviction", "least", "most"), [(Eviction.S3FIFO, 0.9, 1.0), (Eviction.LRU, 0.0, 0.0)]
 )
 def test_one_scan_of_a_long_document_leaves_what_is_used_again(
-    tmp_path: Path, eviction: Eviction, least: float, most: float
+    make_disk: MakeDisk, eviction: Eviction, least: float, most: float
 ) -> None:
     """Ten times what the disk holds, read once; by age alone, as a control, nothing is left of five."""
-    disk = Disk(tmp_path, 30, eviction)
+    disk = make_disk(30, eviction)
     hot = [conversation(number, 5) for number in range(5)]
     for blocks in [*hot, *hot]:
         disk.request(blocks)
     disk.request(conversation(77, 300))
     share = sum(disk.found(blocks) for blocks in hot) / 25
-    disk.store.close()
     assert least <= share <= most
 
 
 @pytest.mark.parametrize(("eviction", "left"), [(Eviction.S3FIFO, [1, 0, 1]), (Eviction.LRU, [0, 1, 1])])
 def test_what_was_used_once_goes_before_what_was_used_again_longer_ago(
-    tmp_path: Path, eviction: Eviction, left: list[int]
+    make_disk: MakeDisk, eviction: Eviction, left: list[int]
 ) -> None:
-    disk = Disk(tmp_path, 2, eviction)
+    disk = make_disk(2, eviction)
     again, once, new = (conversation(number, 1) for number in range(3))
     for blocks in (again, again, once, new):
         disk.request(blocks)
     assert [disk.found(blocks) for blocks in (again, once, new)] == left
-    disk.store.close()
 
 
-def test_that_something_was_used_again_outlives_the_process(tmp_path: Path) -> None:
-    disk = Disk(tmp_path, 10)
+def test_that_something_was_used_again_outlives_the_process(make_disk: MakeDisk) -> None:
+    disk = make_disk(10)
     hot = conversation(1, 5)
     disk.request(hot)
     disk.reopen()
@@ -72,11 +70,10 @@ def test_that_something_was_used_again_outlives_the_process(tmp_path: Path) -> N
     disk.reopen()
     disk.request(conversation(77, 40))
     assert disk.found(hot) == 5
-    disk.store.close()
 
 
-def test_what_comes_back_soon_after_it_went_is_not_flushed_again(tmp_path: Path) -> None:
-    disk = Disk(tmp_path, 10)
+def test_what_comes_back_soon_after_it_went_is_not_flushed_again(make_disk: MakeDisk) -> None:
+    disk = make_disk(10)
     hot = conversation(1, 5)
     disk.request(hot)
     disk.request(conversation(77, 40))
@@ -84,12 +81,11 @@ def test_what_comes_back_soon_after_it_went_is_not_flushed_again(tmp_path: Path)
     disk.request(hot)  # stored anew, and never used since
     disk.request(conversation(78, 40))
     assert disk.found(hot) == 5
-    disk.store.close()
 
 
-def test_what_was_used_again_goes_by_age_where_there_is_nothing_else(tmp_path: Path) -> None:
+def test_what_was_used_again_goes_by_age_where_there_is_nothing_else(make_disk: MakeDisk) -> None:
     """What is proven is no pin: of ten conversations that are all used again the oldest go."""
-    disk = Disk(tmp_path, 10)
+    disk = make_disk(10)
     sessions = [conversation(number, 2) for number in range(10)]
     for blocks in sessions:
         for _ in range(3):
@@ -97,12 +93,11 @@ def test_what_was_used_again_goes_by_age_where_there_is_nothing_else(tmp_path: P
     left = [disk.found(blocks) for blocks in sessions]
     assert left[-4:] == [2, 2, 2, 2]
     assert left[:5] == [0] * 5
-    disk.store.close()
 
 
 @BOTH
-def test_what_is_kept_stays_whatever_is_used_again(tmp_path: Path, eviction: Eviction) -> None:
-    disk = Disk(tmp_path, 10, eviction)
+def test_what_is_kept_stays_whatever_is_used_again(make_disk: MakeDisk, eviction: Eviction) -> None:
+    disk = make_disk(10, eviction)
     kept, hot = conversation(1, 3), conversation(2, 4)
     disk.request(kept)
     disk.keep(kept)
@@ -111,11 +106,12 @@ def test_what_is_kept_stays_whatever_is_used_again(tmp_path: Path, eviction: Evi
     disk.request(conversation(77, 100))
     assert disk.found(kept) == 3
     assert disk.store.total_usage().num_bytes <= 10 * disk.bytes_each
-    disk.store.close()
 
 
-def test_an_unused_pack_keeps_no_new_conversation_from_a_disk_of_what_is_used_again(tmp_path: Path) -> None:
-    disk = Disk(tmp_path, 20)
+def test_an_unused_pack_keeps_no_new_conversation_from_a_disk_of_what_is_used_again(
+    make_disk: MakeDisk,
+) -> None:
+    disk = make_disk(20)
     pack, hot = conversation(1, 4), conversation(2, 16)
     disk.request(pack)
     disk.keep(pack)
@@ -124,25 +120,23 @@ def test_an_unused_pack_keeps_no_new_conversation_from_a_disk_of_what_is_used_ag
     new = conversation(3, 2)
     disk.request(new)
     assert (disk.found(new), disk.found(pack), disk.found(hot)) == (2, 4, 14)
-    disk.store.close()
 
 
 def test_a_new_conversation_finds_room_on_a_disk_of_a_few_blocks_that_are_all_used_again(
-    tmp_path: Path,
+    make_disk: MakeDisk,
 ) -> None:
     """A block with each of its requests, so that it is there whole after a bounded number of them."""
-    disk = Disk(tmp_path, 5)
+    disk = make_disk(5)
     hot, new = conversation(1, 5), conversation(2, 3)
     for _ in range(3):
         disk.request(hot)
     found = [disk.request(new) for _ in range(4)]
     assert found == [0, 1, 2, 3]
     assert disk.found(hot) == 2, "of what was used longest ago the end went, and its beginning is of use"
-    disk.store.close()
 
 
-def test_conversations_that_are_used_once_take_one_of_a_few_blocks_and_no_more(tmp_path: Path) -> None:
-    disk = Disk(tmp_path, 5)
+def test_conversations_that_are_used_once_take_one_of_a_few_blocks_and_no_more(make_disk: MakeDisk) -> None:
+    disk = make_disk(5)
     hot = conversation(1, 5)
     for _ in range(3):
         disk.request(hot)
@@ -150,18 +144,18 @@ def test_conversations_that_are_used_once_take_one_of_a_few_blocks_and_no_more(t
         disk.request(conversation(number, 3))
         assert disk.found(conversation(number, 3)) == 1
     assert disk.found(hot) == 4
-    disk.store.close()
 
 
-def test_while_nobody_can_read_what_is_kept_blocks_that_need_no_room_are_written(tmp_path: Path) -> None:
-    disk = Disk(tmp_path, 10)
+def test_while_nobody_can_read_what_is_kept_blocks_that_need_no_room_are_written(
+    tmp_path: Path, make_disk: MakeDisk
+) -> None:
+    disk = make_disk(10)
     (tmp_path / "cache/kept/pack.keep").mkdir(parents=True)  # no list, and nothing says what it held
     blocks = conversation(1, 12)
     assert all(disk.write(block) for block in blocks[:10])
     with pytest.raises(StorageError, match="says which blocks stay"):
         disk.write(blocks[10])
     assert disk.found(blocks) == 10
-    disk.store.close()
 
 
 def test_names_of_what_went_are_bounded_and_nothing_of_them_is_on_disk(tmp_path: Path) -> None:
@@ -331,8 +325,10 @@ CREATE TABLE written (day INTEGER PRIMARY KEY, bytes INTEGER NOT NULL) WITHOUT R
 """
 
 
-def test_the_index_of_an_earlier_version_is_filled_again_from_the_files(tmp_path: Path) -> None:
-    disk = Disk(tmp_path, 8)
+def test_the_index_of_an_earlier_version_is_filled_again_from_the_files(
+    tmp_path: Path, make_disk: MakeDisk
+) -> None:
+    disk = make_disk(8)
     hot = conversation(1, 5)
     disk.request(hot)
     disk.store.close()
@@ -351,4 +347,3 @@ def test_the_index_of_an_earlier_version_is_filled_again_from_the_files(tmp_path
     disk.request(hot)
     disk.request(conversation(77, 40))
     assert disk.found(hot) == 5
-    disk.store.close()

@@ -18,7 +18,7 @@ from tests.engine.memory.chains import (
     Block,
     block_behind,
 )
-from tests.engine.memory.disk.small_disk import Disk, conversation
+from tests.engine.memory.disk.small_disk import Disk, MakeDisk, conversation
 
 pytestmark = pytest.mark.pure
 
@@ -191,17 +191,16 @@ def write(disk: Disk, slow: SlowDisk, block: Block, sizes: dict[GroupId, int]) -
         assert disk.write(block) == slow.write(block, sizes[name[1]], disk.clock.now_s)
 
 
-def test_no_block_goes_for_what_another_group_has_of_it(tmp_path: Path) -> None:
-    disk = Disk(tmp_path, 3)
+def test_no_block_goes_for_what_another_group_has_of_it(make_disk: MakeDisk) -> None:
+    disk = make_disk(3)
     blocks = conversation(1, 3)
     disk.request(blocks)
     assert not disk.write(sliding(blocks[-1]))
     assert disk.found(blocks) == 3
-    disk.store.close()
 
 
-def test_of_a_block_that_has_no_room_in_one_group_nothing_is_written_in_another(tmp_path: Path) -> None:
-    disk = Disk(tmp_path, 5)
+def test_of_a_block_that_has_no_room_in_one_group_nothing_is_written_in_another(make_disk: MakeDisk) -> None:
+    disk = make_disk(5)
     blocks, (kept,) = conversation(1, 3), conversation(2, 1)
     for block in blocks[:2]:
         disk.write(block)
@@ -214,4 +213,3 @@ def test_of_a_block_that_has_no_room_in_one_group_nothing_is_written_in_another(
     assert not disk.write(sliding(blocks[2])), "it is smaller, and of no use alone"
     assert disk.found(blocks) == 2
     assert disk.store.total_usage().num_bytes == num_bytes
-    disk.store.close()

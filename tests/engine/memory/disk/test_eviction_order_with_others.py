@@ -19,13 +19,15 @@ from tests.engine.memory.chains import (
     path_of,
     write_all,
 )
-from tests.engine.memory.disk.small_disk import Disk, conversation
+from tests.engine.memory.disk.small_disk import MakeDisk, conversation
 
 pytestmark = pytest.mark.pure
 
 
-def test_kept_blocks_of_two_groups_do_not_end_the_search_for_what_may_go(tmp_path: Path) -> None:
-    disk = Disk(tmp_path, 12)
+def test_kept_blocks_of_two_groups_do_not_end_the_search_for_what_may_go(
+    tmp_path: Path, make_disk: MakeDisk
+) -> None:
+    disk = make_disk(12)
     kept = [conversation(number, 1)[0] for number in range(4)]
     for block in kept:
         disk.write(block)
@@ -35,11 +37,10 @@ def test_kept_blocks_of_two_groups_do_not_end_the_search_for_what_may_go(tmp_pat
         catalog.keep("pack", FINGERPRINT, [block.key for block in kept])
     order = disk.store._directory.order
     assert [leaf.key for leaf in order.due(1)] == [conversation(8, 3)[-1].key]
-    disk.store.close()
 
 
-def test_no_more_goes_than_has_to_where_the_oldest_is_kept(tmp_path: Path) -> None:
-    disk = Disk(tmp_path, 4)
+def test_no_more_goes_than_has_to_where_the_oldest_is_kept(tmp_path: Path, make_disk: MakeDisk) -> None:
+    disk = make_disk(4)
     blocks = [conversation(number, 1)[0] for number in range(5)]
     for block in blocks[:4]:
         disk.write(block)
@@ -47,11 +48,10 @@ def test_no_more_goes_than_has_to_where_the_oldest_is_kept(tmp_path: Path) -> No
         catalog.keep("pack", FINGERPRINT, [blocks[0].key])
     disk.write(blocks[4])
     assert [disk.store.has(block.key, FULL) for block in blocks] == [True, False, True, True, True]
-    disk.store.close()
 
 
-def test_leaves_are_counted_by_blocks_and_the_latest_use_of_any_group_is_theirs(tmp_path: Path) -> None:
-    disk = Disk(tmp_path, 20)
+def test_leaves_are_counted_by_blocks_and_the_latest_use_of_any_group_is_theirs(make_disk: MakeDisk) -> None:
+    disk = make_disk(20)
     both, one, late = (conversation(number, 1)[0] for number in range(3))
     for block in (both, one, late):
         disk.write(block)
@@ -62,11 +62,12 @@ def test_leaves_are_counted_by_blocks_and_the_latest_use_of_any_group_is_theirs(
     assert [leaf.key for leaf in index.oldest_leaves(3)] == [late.key, both.key, one.key]
     assert [leaf.key for leaf in index.oldest_leaves(2, is_proven=False)] == [late.key, both.key]
     assert [leaf.key for leaf in index.oldest_leaves(2, is_proven=True)] == [one.key]
-    disk.store.close()
 
 
-def test_a_damaged_block_that_was_set_aside_lets_no_scan_push_out_what_is_used_again(tmp_path: Path) -> None:
-    disk = Disk(tmp_path, 30)
+def test_a_damaged_block_that_was_set_aside_lets_no_scan_push_out_what_is_used_again(
+    make_disk: MakeDisk,
+) -> None:
+    disk = make_disk(30)
     hot = [conversation(number, 5) for number in range(5)]
     (damaged,) = conversation(66, 1)
     for blocks in [*hot, *hot, [damaged]]:
@@ -75,11 +76,12 @@ def test_a_damaged_block_that_was_set_aside_lets_no_scan_push_out_what_is_used_a
     disk.request(conversation(77, 100))
     assert sum(disk.found(blocks) for blocks in hot) >= 23
     assert disk.store.total_usage().num_bytes <= 29 * disk.bytes_each
-    disk.store.close()
 
 
-def test_where_there_is_no_room_it_is_said_what_damaged_blocks_hold_and_how_they_go(tmp_path: Path) -> None:
-    disk = Disk(tmp_path, 10)
+def test_where_there_is_no_room_it_is_said_what_damaged_blocks_hold_and_how_they_go(
+    tmp_path: Path, make_disk: MakeDisk
+) -> None:
+    disk = make_disk(10)
     pack, (damaged,) = conversation(1, 9), conversation(2, 1)
     disk.request([*pack, damaged])
     with closing(BlockCatalog(tmp_path / "cache")) as catalog:
@@ -88,13 +90,13 @@ def test_where_there_is_no_room_it_is_said_what_damaged_blocks_hold_and_how_they
     assert not disk.write(conversation(3, 1)[0])
     assert "set aside" in (disk.store.shortage or "")
     assert "`kvchat cache gc`" in (disk.store.shortage or "")
-    disk.store.close()
 
 
 def test_what_another_process_wrote_meanwhile_is_refused_no_longer_nor_what_is_behind_it(
     tmp_path: Path,
+    make_disk: MakeDisk,
 ) -> None:
-    disk = Disk(tmp_path, 10)
+    disk = make_disk(10)
     for _ in range(2):
         disk.request(conversation(1, 9))
     scan = conversation(77, 4)
@@ -106,11 +108,12 @@ def test_what_another_process_wrote_meanwhile_is_refused_no_longer_nor_what_is_b
         write_all(other, [*conversation(78, 1), refused])
     assert not disk.write(refused)  # it is there
     assert disk.write(behind)
-    disk.store.close()
 
 
-def test_that_a_block_came_back_is_known_also_after_its_write_has_failed(tmp_path: Path) -> None:
-    disk = Disk(tmp_path, 10)
+def test_that_a_block_came_back_is_known_also_after_its_write_has_failed(
+    tmp_path: Path, make_disk: MakeDisk
+) -> None:
+    disk = make_disk(10)
     hot = conversation(1, 5)
     disk.request(hot)
     disk.request(conversation(77, 40))
@@ -123,7 +126,6 @@ def test_that_a_block_came_back_is_known_also_after_its_write_has_failed(tmp_pat
     disk.request(hot)
     disk.request(conversation(78, 40))
     assert disk.found(hot) == 5
-    disk.store.close()
 
 
 @pytest.mark.parametrize("num_ids", [1, 3, BLOCK_SIZE])

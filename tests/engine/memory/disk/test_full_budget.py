@@ -19,10 +19,11 @@ from tests.engine.memory.chains import (
     block_behind,
     chain,
     open_store,
+    put_blocks,
     read,
     write_all,
 )
-from tests.engine.memory.disk.small_disk import Disk, conversation
+from tests.engine.memory.disk.small_disk import MakeDisk, conversation
 from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.pure
@@ -43,9 +44,7 @@ def writing(store: DiskStore) -> Iterator[BlockWriter]:
 @pytest.fixture
 def limit_bytes(tmp_path: Path) -> int:
     """What three blocks take, which are kept by name."""
-    with closing(open_store(tmp_path)) as store:
-        write_all(store, KEPT)
-        num_bytes = store.total_usage().num_bytes
+    num_bytes = put_blocks(tmp_path, KEPT)
     with closing(BlockCatalog(tmp_path)) as catalog:
         catalog.keep("spec", FINGERPRINT, [block.key for block in KEPT])
     return num_bytes
@@ -88,9 +87,7 @@ def test_prepared_weights_that_leave_nothing_are_named(tmp_path: Path) -> None:
 
 def test_weights_that_another_process_prepares_take_of_the_room_at_once(tmp_path: Path) -> None:
     weights = [0]
-    with closing(open_store(tmp_path / "sized")) as store:
-        write_all(store, KEPT)
-        limit_bytes = store.total_usage().num_bytes
+    limit_bytes = put_blocks(tmp_path / "sized", KEPT)
     with closing(open_store(tmp_path, limit_bytes=limit_bytes, elsewhere=lambda: weights[0])) as store:
         write_all(store, KEPT)
         weights[0] = limit_bytes // 2
@@ -109,9 +106,7 @@ def test_one_block_that_is_larger_than_the_limit_is_told(tmp_path: Path) -> None
 
 def test_a_tail_stays_while_the_longer_one_finds_no_room(tmp_path: Path, limit_bytes: int) -> None:
     short, long = chain([200, 201])[0], chain([200, 201, 202])[0]
-    with closing(open_store(tmp_path)) as store:
-        write_all(store, [short])
-        limit = store.total_usage().num_bytes
+    limit = put_blocks(tmp_path, [short])
     with closing(BlockCatalog(tmp_path)) as catalog:
         catalog.keep("tail", FINGERPRINT, [short.key])
     with closing(open_store(tmp_path, limit_bytes=limit)) as store, writing(store) as writer:
@@ -135,9 +130,7 @@ def test_a_block_that_is_there_already_is_no_shortage(tmp_path: Path, limit_byte
 def test_a_block_for_which_smaller_ones_go_does_not_exceed_the_limit(tmp_path: Path) -> None:
     """What made room gave up the reserved bytes too, so that less went than had to."""
     small = chain(list(range(300, 300 + 4 * BLOCK_SIZE)), SLIDING)
-    with closing(open_store(tmp_path)) as store:
-        write_all(store, small)
-        limit = store.total_usage().num_bytes
+    limit = put_blocks(tmp_path, small)
     with closing(open_store(tmp_path, limit_bytes=limit)) as store:
         for block in NEW:
             assert store.write([(block.header, block.payload)])
@@ -146,10 +139,10 @@ def test_a_block_for_which_smaller_ones_go_does_not_exceed_the_limit(tmp_path: P
 
 @pytest.mark.parametrize("eviction", list(Eviction))
 def test_of_a_conversation_longer_than_the_disk_the_beginning_stays_and_the_rest_is_told(
-    tmp_path: Path, eviction: Eviction
+    make_disk: MakeDisk, eviction: Eviction
 ) -> None:
     """Also in later turns, which find it: what is used is not given up for an end that leads nowhere."""
-    disk = Disk(tmp_path, 12, eviction)
+    disk = make_disk(12, eviction)
     long, (other,) = conversation(1, 20), conversation(2, 1)
     keys = [block.key for block in long]
     with closing(disk.store) as store, writing(store) as writer:
@@ -172,8 +165,8 @@ def test_of_a_conversation_longer_than_the_disk_the_beginning_stays_and_the_rest
         assert (num_left, disk.found([other])) == (11, 1)
 
 
-def test_a_tail_stays_where_the_longer_one_is_left_out(tmp_path: Path) -> None:
-    disk = Disk(tmp_path, 12)
+def test_a_tail_stays_where_the_longer_one_is_left_out(make_disk: MakeDisk) -> None:
+    disk = make_disk(12)
     long = conversation(1, 12)
     short, longer = (block_behind(long[-2].key, [7] * length) for length in (2, 3))
     with closing(disk.store) as store, writing(store) as writer:

@@ -13,7 +13,8 @@ import pytest
 from kvchat.engine.memory.disk.catalog import BlockCatalog
 from kvchat.engine.memory.disk.store import DiskStore
 from kvchat.errors import BlockDamaged, BlockMissing
-from tests.engine.memory.chains import FULL, SLIDING, Block, chain, open_store, read, write_all
+from tests.damage import flipped
+from tests.engine.memory.chains import FULL, SLIDING, Block, chain, open_store, put_blocks, read, write_all
 
 pytestmark = pytest.mark.pure
 
@@ -32,9 +33,7 @@ Files = Mapping[Path, bytes]
 def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
     """A cache directory after a process was killed: the newest of the index is in its log alone."""
     place = tmp_path_factory.mktemp("cache")
-    store = open_store(place)
-    write_all(store, BLOCKS[:NUM_SAFE])
-    store.close()
+    put_blocks(place, BLOCKS[:NUM_SAFE])
     store = open_store(place)
     write_all(store, BLOCKS[NUM_SAFE:])
     found = {path.relative_to(place): path.read_bytes() for path in place.rglob("*") if path.is_file()}
@@ -90,7 +89,7 @@ def test_a_head_that_asks_for_another_sqlite_is_damage_like_any_other(
 ) -> None:
     """A format of the future would be read for ever and never written."""
     data = files[INDEX]
-    put(quick_path / "cache", {**files, INDEX: data[:at] + bytes([data[at] ^ 0x80]) + data[at + 1 :]})
+    put(quick_path / "cache", {**files, INDEX: flipped(data, at, 0x80)})
     assert check(quick_path / "cache") == []
 
 
@@ -98,7 +97,7 @@ def flips(data: bytes, step: int) -> Iterator[bytes]:
     random = Random(step)
     for start in range(0, len(data), step):
         at = min(start + random.randrange(step), len(data) - 1)
-        yield data[:at] + bytes([data[at] ^ (1 << random.randrange(8))]) + data[at + 1 :]
+        yield flipped(data, at, (1 << random.randrange(8)))
 
 
 @pytest.mark.parametrize("name", [INDEX, LOG], ids=["index", "log"])
@@ -173,9 +172,7 @@ def test_rows_that_no_block_can_have_are_found_when_all_files_are_looked_at(quic
 
 def test_rows_that_no_block_can_have_say_nothing_until_then(quick_path: Path) -> None:
     """Trap 24: the index is a hint, and a hint that makes no sense is none."""
-    store = open_store(quick_path)
-    write_all(store, BLOCKS)
-    store.close()
+    put_blocks(quick_path, BLOCKS)
     cut_token_ids(quick_path / INDEX)
     with closing(open_store(quick_path)) as store:
         for block in BLOCKS:
@@ -189,9 +186,7 @@ def check_after(place: Path, damage: Callable[[Path], None]) -> int:
 
     Returns: how many are left under a limit that none fits in.
     """
-    store = open_store(place)
-    write_all(store, BLOCKS)
-    store.close()
+    put_blocks(place, BLOCKS)
     damage(place / INDEX)
     with closing(open_store(place)) as store:
         store.rebuild()

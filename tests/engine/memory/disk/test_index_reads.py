@@ -8,8 +8,9 @@ from threading import Thread
 import pytest
 
 from kvchat.engine.memory.disk.io import SystemFiles
+from kvchat.engine.memory.disk.store import DiskStore
 from kvchat.errors import StorageError
-from tests.engine.memory.chains import FULL, chain, open_store, read, write_all
+from tests.engine.memory.chains import FULL, chain, open_store, put_blocks, read, write_all
 from tests.threads import wait_until_in
 
 pytestmark = pytest.mark.pure
@@ -18,8 +19,9 @@ BLOCKS = chain(list(range(12)))
 KEYS = [block.key for block in BLOCKS]
 
 
-def test_a_look_up_does_not_wait_for_a_write_that_waits_for_another_process(tmp_path: Path) -> None:
-    store = open_store(tmp_path)
+def test_a_look_up_does_not_wait_for_a_write_that_waits_for_another_process(
+    tmp_path: Path, store: DiskStore
+) -> None:
     write_all(store, BLOCKS[:2])
     other = sqlite3.connect(tmp_path / "index.db", isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
@@ -34,11 +36,9 @@ def test_a_look_up_does_not_wait_for_a_write_that_waits_for_another_process(tmp_
     writing.join()
     assert store.has_all(KEYS, FULL) == [True, True, True]
     other.close()
-    store.close()
 
 
-def test_what_was_written_is_read_at_once_from_any_thread(tmp_path: Path) -> None:
-    store = open_store(tmp_path)
+def test_what_was_written_is_read_at_once_from_any_thread(store: DiskStore) -> None:
     for block in BLOCKS:
         writing = Thread(target=write_all, args=(store, [block]))
         writing.start()
@@ -46,14 +46,11 @@ def test_what_was_written_is_read_at_once_from_any_thread(tmp_path: Path) -> Non
         assert store.has(block.key, FULL)
     store.remove(KEYS[-1], FULL)
     assert store.has_all(KEYS, FULL) == [True, True, False]
-    store.close()
 
 
 def test_a_look_up_that_finds_damage_mends_the_index_once(tmp_path: Path) -> None:
     """Trap 24: both connections go on with the new file, and blocks are found again."""
-    store = open_store(tmp_path)
-    write_all(store, BLOCKS)
-    store.close()
+    put_blocks(tmp_path, BLOCKS)
     path = tmp_path / "index.db"
     store = open_store(tmp_path)
     data = bytearray(path.read_bytes())
@@ -70,14 +67,12 @@ def test_a_look_up_that_finds_damage_mends_the_index_once(tmp_path: Path) -> Non
     store.close()
 
 
-def test_an_index_that_was_replaced_is_read_and_written_anew(tmp_path: Path) -> None:
-    store = open_store(tmp_path)
+def test_an_index_that_was_replaced_is_read_and_written_anew(tmp_path: Path, store: DiskStore) -> None:
     write_all(store, BLOCKS[:2])
     for suffix in ("", "-wal", "-shm"):
         Path(f"{tmp_path / 'index.db'}{suffix}").unlink(missing_ok=True)
     write_all(store, BLOCKS[2:])
     assert store.has_all(KEYS, FULL) == [True, True, True]
-    store.close()
 
 
 class Meeting(SystemFiles):
@@ -104,8 +99,9 @@ def test_an_index_that_two_processes_begin_anew_at_once_is_read_and_written(tmp_
     store.close()
 
 
-def test_an_index_that_could_not_be_opened_again_is_opened_by_a_later_write(tmp_path: Path) -> None:
-    store = open_store(tmp_path)
+def test_an_index_that_could_not_be_opened_again_is_opened_by_a_later_write(
+    tmp_path: Path, store: DiskStore
+) -> None:
     write_all(store, BLOCKS[:2])
     unlink_index(tmp_path)
     (tmp_path / "index.db").mkdir()
@@ -114,7 +110,6 @@ def test_an_index_that_could_not_be_opened_again_is_opened_by_a_later_write(tmp_
     (tmp_path / "index.db").rmdir()
     write_all(store, BLOCKS[2:])
     assert store.has_all(KEYS, FULL) == [True, True, True]
-    store.close()
 
 
 def unlink_index(directory: Path) -> None:

@@ -6,6 +6,7 @@ from random import Random
 
 import pytest
 
+from kvchat.engine.memory.disk.store import DiskStore
 from kvchat.errors import BlockMissing
 from tests.engine.memory.chains import (
     FULL,
@@ -14,6 +15,7 @@ from tests.engine.memory.chains import (
     lose_row,
     open_store,
     path_of,
+    put_blocks,
     read,
     write_all,
 )
@@ -21,10 +23,9 @@ from tests.engine.memory.chains import (
 pytestmark = pytest.mark.pure
 
 
-def test_a_row_without_a_file_is_a_miss_and_goes(tmp_path: Path) -> None:
+def test_a_row_without_a_file_is_a_miss_and_goes(tmp_path: Path, store: DiskStore) -> None:
     """Trap 22: announced by the index, gone at load."""
     (block,) = chain([1, 2, 3, 4])
-    store = open_store(tmp_path)
     write_all(store, [block])
     path_of(tmp_path, block).unlink()
     assert not store.has(block.key, FULL)
@@ -34,14 +35,11 @@ def test_a_row_without_a_file_is_a_miss_and_goes(tmp_path: Path) -> None:
     assert store.children(block.header.parent) == ()
     assert store.usage().num_bytes == 0
     assert store.write([(block.header, block.payload)])
-    store.close()
 
 
 def test_rows_whose_files_are_gone_say_nothing_and_go_when_all_files_are_looked_at(tmp_path: Path) -> None:
     blocks = chain(list(range(8)))
-    store = open_store(tmp_path)
-    write_all(store, blocks)
-    store.close()
+    put_blocks(tmp_path, blocks)
     path_of(tmp_path, blocks[1]).unlink()
     store = open_store(tmp_path)
     assert store.children(blocks[0].key) == ()
@@ -69,9 +67,7 @@ def test_losing_the_index_loses_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize("junk", [b"", b"no database", b"SQLite format 3\x00" + b"\xff" * 4096])
 def test_an_index_that_is_no_database_is_made_again(tmp_path: Path, junk: bytes) -> None:
     blocks = chain(list(range(8)))
-    store = open_store(tmp_path)
-    write_all(store, blocks)
-    store.close()
+    put_blocks(tmp_path, blocks)
     (tmp_path / "index.db").write_bytes(junk)
 
     store = open_store(tmp_path)
@@ -79,9 +75,8 @@ def test_an_index_that_is_no_database_is_made_again(tmp_path: Path, junk: bytes)
     store.close()
 
 
-def test_an_index_damaged_while_open_costs_time_only(tmp_path: Path) -> None:
+def test_an_index_damaged_while_open_costs_time_only(tmp_path: Path, store: DiskStore) -> None:
     blocks = chain(list(range(12)))
-    store = open_store(tmp_path)
     write_all(store, blocks[:2])
     with sqlite3.connect(tmp_path / "index.db") as connection:
         connection.execute("DROP TABLE blocks")
@@ -91,14 +86,11 @@ def test_an_index_damaged_while_open_costs_time_only(tmp_path: Path) -> None:
     assert read(store, blocks[0]) == blocks[0].payload
     assert store.write([(blocks[2].header, blocks[2].payload)])
     assert store.has_all([block.key for block in blocks], FULL) == [True] * 3
-    store.close()
 
 
 def test_an_index_damaged_anywhere_is_survived(quick_path: Path) -> None:
     blocks = chain(list(range(40)))
-    store = open_store(quick_path)
-    write_all(store, blocks)
-    store.close()
+    put_blocks(quick_path, blocks)
     index = quick_path / "index.db"
     whole = index.read_bytes()
     random = Random(0)
@@ -116,24 +108,22 @@ def test_an_index_damaged_anywhere_is_survived(quick_path: Path) -> None:
         store.close()
 
 
-def test_a_file_whose_row_was_lost_is_found_when_it_is_written_again(tmp_path: Path) -> None:
+def test_a_file_whose_row_was_lost_is_found_when_it_is_written_again(
+    tmp_path: Path, store: DiskStore
+) -> None:
     (block,) = chain([1, 2, 3, 4])
-    store = open_store(tmp_path)
     write_all(store, [block])
     lose_row(store, tmp_path, block)
     assert not store.has(block.key, FULL)
     assert not store.write([(block.header, block.payload)])
     assert store.has(block.key, FULL)
     assert store.usage().num_bytes == path_of(tmp_path, block).stat().st_size
-    store.close()
 
 
-def test_a_damaged_file_without_a_row_does_not_stand_in_the_way(tmp_path: Path) -> None:
+def test_a_damaged_file_without_a_row_does_not_stand_in_the_way(tmp_path: Path, store: DiskStore) -> None:
     (block,) = chain([1, 2, 3, 4])
-    store = open_store(tmp_path)
     write_all(store, [block])
     lose_row(store, tmp_path, block)
     path_of(tmp_path, block).write_bytes(b"torn")
     assert store.write([(block.header, block.payload)])
     assert read(store, block) == block.payload
-    store.close()

@@ -11,7 +11,7 @@ from kvchat.engine.memory.disk.block_encryption import DiskKey
 from kvchat.engine.memory.disk.catalog import BlockCatalog
 from kvchat.engine.memory.disk.pinned_blocks import PinnedBlocks
 from kvchat.errors import StorageError
-from tests.engine.memory.chains import FINGERPRINT, FULL, Clock, chain, open_store, write_all
+from tests.engine.memory.chains import FINGERPRINT, FULL, Clock, chain, open_store, put_blocks, write_all
 from tests.engine.memory.disk.test_refused_opens import no_descriptors
 
 pytestmark = pytest.mark.pure
@@ -162,10 +162,7 @@ def test_what_a_killed_process_has_left_half_written_goes_and_what_is_being_writ
 
 
 def test_what_is_kept_is_counted_without_some_names_and_with_what_is_to_come(tmp_path: Path) -> None:
-    store = open_store(tmp_path)
-    write_all(store, chain(PACK))
-    size = store.total_usage().num_bytes
-    store.close()
+    size = put_blocks(tmp_path, chain(PACK))
     _keep(tmp_path, PACK)
     catalog = BlockCatalog(tmp_path)
     assert catalog.kept_bytes() == catalog.kept_bytes(beside={FINGERPRINT: _keys(PACK)}) == size

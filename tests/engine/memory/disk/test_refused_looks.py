@@ -11,7 +11,17 @@ import pytest
 from kvchat.engine.memory.disk.catalog import BlockCatalog
 from kvchat.engine.memory.disk.io import Identity, SystemFiles
 from kvchat.errors import StorageError
-from tests.engine.memory.chains import BLOCK_SIZE, FULL, chain, lose_row, open_store, path_of, read, write_all
+from tests.engine.memory.chains import (
+    BLOCK_SIZE,
+    FULL,
+    chain,
+    lose_row,
+    open_store,
+    path_of,
+    put_blocks,
+    read,
+    write_all,
+)
 from tests.engine.memory.disk.failing_files import FailingFiles
 
 pytestmark = pytest.mark.pure
@@ -98,8 +108,7 @@ def test_a_shelf_that_cannot_be_listed_keeps_its_rows_and_hides_no_other(tmp_pat
 
 def test_what_nothing_refers_to_is_collected_beside_a_shelf_that_cannot_be_listed(tmp_path: Path) -> None:
     files = Blind(errno.EACCES)
-    with closing(open_store(tmp_path)) as store:
-        write_all(store, BLOCKS)
+    put_blocks(tmp_path, BLOCKS)
     shelf = path_of(tmp_path, BLOCKS[0]).parent
     with closing(BlockCatalog(tmp_path, files=files)) as catalog:
         files.hides = lambda path: path == shelf

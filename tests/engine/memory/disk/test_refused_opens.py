@@ -77,8 +77,7 @@ class Refusing(SystemFiles):
         return super().open(path)
 
 
-def test_no_block_is_lost_to_a_process_without_free_descriptors(tmp_path: Path) -> None:
-    store = open_store(tmp_path)
+def test_no_block_is_lost_to_a_process_without_free_descriptors(tmp_path: Path, store: DiskStore) -> None:
     write_all(store, BLOCKS)
     with no_descriptors():
         for block in BLOCKS:
@@ -87,7 +86,6 @@ def test_no_block_is_lost_to_a_process_without_free_descriptors(tmp_path: Path) 
     assert store.has_all(KEYS, FULL) == [True] * len(BLOCKS)
     assert [read(store, block) for block in BLOCKS] == [block.payload for block in BLOCKS]
     assert not [*tmp_path.glob("quarantine/*")]
-    store.close()
 
 
 @pytest.mark.parametrize("code", [errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EACCES, errno.EINTR])

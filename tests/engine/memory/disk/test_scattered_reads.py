@@ -10,6 +10,7 @@ from kvchat.engine.kernels.read_block.native import ReadTargets
 from kvchat.engine.memory.disk.store import DiskStore
 from kvchat.errors import BlockDamaged, BlockMissing
 from kvchat.platform.encryptor import Encryptor
+from tests.damage import flipped
 from tests.engine.kernels import native_library
 from tests.engine.memory.chains import FULL, LAYOUTS, chain, open_store, path_of, write_all
 from tests.engine.memory.disk.failing_files import FailingFiles
@@ -66,7 +67,7 @@ def test_whatever_byte_is_damaged_the_file_is_set_aside_and_the_block_is_gone(
     path, target = path_of(tmp_path, BLOCK), Target()
     data = path.read_bytes()
     for at in (0, 9, 60, 100, len(data) - NUM_BYTES, len(data) - 1):
-        path.write_bytes(data[:at] + bytes([data[at] ^ 4]) + data[at + 1 :])
+        path.write_bytes(flipped(data, at, 4))
         with pytest.raises(BlockDamaged):
             store.scatter(BLOCK.header, target.places)
         assert not path.exists()
@@ -79,7 +80,7 @@ def test_both_ways_say_the_same_of_a_damaged_file(store: DiskStore, tmp_path: Pa
     path, target = path_of(tmp_path, BLOCK), Target()
     data = path.read_bytes()
     cases = [
-        *(data[:at] + bytes([data[at] ^ 4]) + data[at + 1 :] for at in range(0, len(data), 37)),
+        *(flipped(data, at, 4) for at in range(0, len(data), 37)),
         *(data[:length] for length in (0, 7, len(data) - 1)),
         data + b"x",
     ]

@@ -12,7 +12,7 @@ from safetensors import safe_open
 
 from kvchat.engine.api.ids import root_key
 from kvchat.engine.cache.match import common_run
-from kvchat.engine.memory.disk.store import StoredBlock
+from kvchat.engine.memory.disk.store import DiskStore, StoredBlock
 from kvchat.errors import BlockDamaged, BlockMissing, StorageError
 from tests.engine.memory.chains import (
     BLOCK_SIZE,
@@ -28,6 +28,7 @@ from tests.engine.memory.chains import (
     read,
     write_all,
 )
+from tests.engine.memory.disk.small_disk import file_bytes
 
 pytestmark = pytest.mark.pure
 
@@ -45,19 +46,16 @@ def test_a_block_reads_back_as_it_was_written_also_in_a_later_process(tmp_path: 
     store.close()
 
 
-def test_a_block_is_read_into_the_callers_buffer(tmp_path: Path) -> None:
+def test_a_block_is_read_into_the_callers_buffer(store: DiskStore) -> None:
     (block,) = chain([1, 2, 3, 4])
-    store = open_store(tmp_path)
     write_all(store, [block])
     buffer = np.zeros(len(block.payload) // 4, dtype=np.float32)
     store.read(block.key, FULL, parent=block.header.parent, token_ids=[1, 2, 3, 4], out=memoryview(buffer))
     assert buffer.tobytes() == block.payload
-    store.close()
 
 
-def test_the_safetensors_library_reads_the_files(tmp_path: Path) -> None:
+def test_the_safetensors_library_reads_the_files(tmp_path: Path, store: DiskStore) -> None:
     (block,) = chain([1, 2, 3, 4])
-    store = open_store(tmp_path)
     write_all(store, [block])
     with safe_open(path_of(tmp_path, block), "numpy") as file:
         keys, values = file.get_tensor("layers.0.k"), file.get_tensor("layers.0.v")
@@ -68,24 +66,20 @@ def test_the_safetensors_library_reads_the_files(tmp_path: Path) -> None:
     assert metadata["format"] == "kvchat.block.v1"
     assert metadata["key"] == block.key.hex()
     assert metadata["block_size"] == str(BLOCK_SIZE)
-    store.close()
 
 
-def test_the_checksum_is_over_the_header_without_it_and_the_payload(tmp_path: Path) -> None:
+def test_the_checksum_is_over_the_header_without_it_and_the_payload(tmp_path: Path, store: DiskStore) -> None:
     """Trap 6: anyone can check a file without knowing what it should hold."""
     (block,) = chain([1, 2, 3, 4])
-    store = open_store(tmp_path)
     write_all(store, [block])
     data = path_of(tmp_path, block).read_bytes()
     start = data.index(b'"xxh3":"') + 8
     checksum, blank = data[start : start + 32], data[:start] + b"0" * 32 + data[start + 32 :]
     assert xxhash.xxh3_128_hexdigest(blank).encode() == checksum
-    store.close()
 
 
-def test_each_group_has_its_own_bytes_and_may_lack_them(tmp_path: Path) -> None:
+def test_each_group_has_its_own_bytes_and_may_lack_them(store: DiskStore) -> None:
     (full,), (sliding,) = chain([1, 2, 3, 4], FULL), chain([1, 2, 3, 4], SLIDING)
-    store = open_store(tmp_path)
     write_all(store, [full])
     assert store.has(full.key, FULL)
     assert not store.has(full.key, SLIDING)
@@ -93,14 +87,12 @@ def test_each_group_has_its_own_bytes_and_may_lack_them(tmp_path: Path) -> None:
     assert read(store, full) == full.payload
     assert read(store, sliding) == sliding.payload
     assert store.usage().num_blocks == 2
-    store.close()
 
 
-def test_children_are_the_blocks_and_tails_behind_a_parent(tmp_path: Path) -> None:
+def test_children_are_the_blocks_and_tails_behind_a_parent(store: DiskStore) -> None:
     first, tail = chain([1, 2, 3, 4, 5, 6])
     other = block_behind(first.key, [5, 6, 7, 8])
     windowed = block_behind(first.key, [5, 6, 7, 8], SLIDING)
-    store = open_store(tmp_path)
     write_all(store, [first, tail, other, windowed])
     children = {child.key: child for child in store.children(first.key)}
     assert children.keys() == {tail.key, other.key}
@@ -109,26 +101,21 @@ def test_children_are_the_blocks_and_tails_behind_a_parent(tmp_path: Path) -> No
     assert children[other.key].groups == {FULL, SLIDING}
     assert [child.key for child in store.children(root_key(FINGERPRINT))] == [first.key]
     assert store.children(other.key) == ()
-    store.close()
 
 
-def test_has_all_answers_for_chains_longer_than_one_query(tmp_path: Path) -> None:
+def test_has_all_answers_for_chains_longer_than_one_query(store: DiskStore) -> None:
     blocks = chain(list(range(2000 * BLOCK_SIZE)))
-    store = open_store(tmp_path)
     write_all(store, blocks[:3] + blocks[-2:])
     found = store.has_all([block.key for block in blocks], FULL)
     assert found == [True] * 3 + [False] * 1995 + [True] * 2
-    store.close()
 
 
-def test_a_key_that_is_there_keeps_its_bytes(tmp_path: Path) -> None:
+def test_a_key_that_is_there_keeps_its_bytes(store: DiskStore) -> None:
     """Trap 24: recomputed bytes may differ in the last bit; the first ones stay."""
     (block,) = chain([1, 2, 3, 4])
-    store = open_store(tmp_path)
     write_all(store, [block])
     assert not store.write([(block.header, bytes(len(block.payload)))])
     assert read(store, block) == block.payload
-    store.close()
 
 
 def test_other_weights_never_see_the_blocks(tmp_path: Path) -> None:
@@ -147,10 +134,9 @@ def test_other_weights_never_see_the_blocks(tmp_path: Path) -> None:
     other.close()
 
 
-def test_removing_a_block_removes_its_file_and_its_row(tmp_path: Path) -> None:
+def test_removing_a_block_removes_its_file_and_its_row(tmp_path: Path, store: DiskStore) -> None:
     blocks = chain(list(range(12)))
     window = chain(list(range(12)), SLIDING)
-    store = open_store(tmp_path)
     write_all(store, blocks + window)
     store.remove(blocks[2].key, FULL)
     store.remove(blocks[2].key, FULL)
@@ -160,7 +146,6 @@ def test_removing_a_block_removes_its_file_and_its_row(tmp_path: Path) -> None:
     assert store.usage().num_blocks == 0
     assert store.usage().num_bytes == 0
     assert not list((tmp_path / "blocks").rglob("*.safetensors"))
-    store.close()
 
 
 def test_directories_and_files_are_for_this_user_only(tmp_path: Path) -> None:
@@ -184,7 +169,7 @@ class TestLimit:
     def test_the_limit_holds_after_every_write_and_leaves_go_first(self, tmp_path: Path) -> None:
         clock = Clock()
         old, new = chain(list(range(12))), chain(list(range(100, 112)))
-        limit_bytes = self._file_bytes(tmp_path / "sized") * 4
+        limit_bytes = file_bytes(tmp_path / "sized") * 4
         store = open_store(tmp_path / "cache", limit_bytes=limit_bytes, clock=clock)
         for block in old + new:
             clock.now_s += 1
@@ -197,7 +182,7 @@ class TestLimit:
     def test_what_was_touched_stays_longer(self, tmp_path: Path) -> None:
         clock = Clock()
         roots = [chain([start, 0, 0, 0])[0] for start in range(4)]
-        store = open_store(tmp_path / "cache", limit_bytes=self._file_bytes(tmp_path) * 3, clock=clock)
+        store = open_store(tmp_path / "cache", limit_bytes=file_bytes(tmp_path / "measure") * 3, clock=clock)
         for block in roots[:3]:
             clock.now_s += 1
             store.write([(block.header, block.payload)])
@@ -218,7 +203,7 @@ class TestLimit:
         clock.now_s += 1
         store.touch([roots[0].key])
         store.close()
-        store = open_store(tmp_path / "cache", limit_bytes=self._file_bytes(tmp_path) * 2, clock=clock)
+        store = open_store(tmp_path / "cache", limit_bytes=file_bytes(tmp_path / "measure") * 2, clock=clock)
         assert store.has_all([block.key for block in roots], FULL) == [True, False, True]
         store.close()
 
@@ -227,7 +212,7 @@ class TestLimit:
         store = open_store(tmp_path / "cache", OTHER_FINGERPRINT)
         write_all(store, chain(list(range(64 * BLOCK_SIZE)), fingerprint=OTHER_FINGERPRINT))
         store.close()
-        limit_bytes = self._file_bytes(tmp_path) * 10
+        limit_bytes = file_bytes(tmp_path / "measure") * 10
         store = open_store(tmp_path / "cache", limit_bytes=limit_bytes)
         assert 0 < store.total_usage().num_bytes <= limit_bytes
         on_disk = sum(path.stat().st_size for path in (tmp_path / "cache/blocks").rglob("*.safetensors"))
@@ -242,14 +227,6 @@ class TestLimit:
         assert not store.write([(block.header, block.payload)])
         assert store.usage().num_blocks == 0
         store.close()
-
-    def _file_bytes(self, directory: Path) -> int:
-        (block,) = chain([1, 2, 3, 4])
-        store = open_store(directory / "measure")
-        write_all(store, [block])
-        num_bytes = store.usage().num_bytes
-        store.close()
-        return num_bytes
 
 
 def test_a_late_use_of_a_closed_store_harms_nobody(tmp_path: Path) -> None:
@@ -305,12 +282,11 @@ def test_a_read_only_directory_says_what_to_do(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("wanted", [[7, 7, 7, 7], [300, 5, 9, 9], [300, 511, 256, 1], [0], [70000, 1]])
 def test_the_stored_block_that_begins_most_like_a_prompt_is_among_the_nearest(
-    tmp_path: Path, wanted: list[int]
+    store: DiskStore, wanted: list[int]
 ) -> None:
     first = chain([1, 2, 3, 4])[0]
     numbers = [1, 5, 255, 256, 300, 511, 512, 65536, 70000]
     blocks = [block_behind(first.key, [one, two, 9, 9]) for one in numbers for two in numbers]
-    store = open_store(tmp_path)
     write_all(store, [first, *blocks])
     nearest = store.nearest(first.key, wanted, 2)
     assert len(nearest) <= 4

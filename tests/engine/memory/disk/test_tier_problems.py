@@ -3,7 +3,7 @@
 import os
 from contextlib import closing
 from pathlib import Path
-from time import monotonic, sleep
+from time import monotonic
 
 import pytest
 
@@ -13,7 +13,7 @@ from kvchat.engine.models.checkpoints.prepared import PREPARED_DIR
 from kvchat.engine.tiering.save_policy import TAIL_INTERVAL_S
 from tests.engine.conftest import OpenEngine, TinyModels
 from tests.engine.tiny_models import answer, reference, token_ids
-from tests.patience import PATIENCE_S
+from tests.patience import wait_until
 
 pytestmark = pytest.mark.cpu
 
@@ -133,11 +133,11 @@ def test_without_a_disk_tier_no_file_is_touched(
 
 
 def _wait_until(engine, *, is_refused: bool) -> None:
-    until_s = monotonic() + PATIENCE_S
-    while (engine.snapshot().problem is not None) != is_refused:
-        assert monotonic() < until_s
-        sleep(0.01)
+    def is_told() -> bool:
         engine.tick()
+        return (engine.snapshot().problem is not None) == is_refused
+
+    wait_until(is_told)
 
 
 def _written(cache_dir: Path) -> int:

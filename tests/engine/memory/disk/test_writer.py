@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable
 from itertools import pairwise
-from pathlib import Path
 from threading import Event
 from time import monotonic, thread_time
 
@@ -15,8 +14,8 @@ from kvchat.engine.memory.disk.io import Buffer
 from kvchat.engine.memory.disk.store import DiskStore
 from kvchat.engine.memory.disk.writer import REST_PER_WRITE, BlockWriter
 from kvchat.errors import StorageError
-from tests.engine.memory.chains import FULL, Copied, chain, open_store, read
-from tests.patience import PATIENCE_S
+from tests.engine.memory.chains import FULL, Copied, chain, read
+from tests.patience import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.pure
 
@@ -50,9 +49,8 @@ class Disk(DiskStore):
         self.removed.append(key)
 
 
-def test_everything_submitted_is_durable_after_a_flush(tmp_path: Path) -> None:
+def test_everything_submitted_is_durable_after_a_flush(store: DiskStore) -> None:
     blocks = chain(list(range(22)))
-    store = open_store(tmp_path)
     writer = BlockWriter(store, max_bytes=1 << 20)
     assert all(writer.submit(block.header, Copied(block.payload)) for block in blocks)
     assert writer.flush(PATIENCE_S)
@@ -61,12 +59,10 @@ def test_everything_submitted_is_durable_after_a_flush(tmp_path: Path) -> None:
     assert writer.written_bytes == sum(len(block.payload) for block in blocks)
     assert writer.queued_bytes == 0
     assert writer.close(PATIENCE_S)
-    store.close()
 
 
-def test_a_new_tail_replaces_the_one_before_it_once_it_is_durable(tmp_path: Path) -> None:
+def test_a_new_tail_replaces_the_one_before_it_once_it_is_durable(store: DiskStore) -> None:
     (older,), (newer,) = chain([1, 2]), chain([1, 2, 3])
-    store = open_store(tmp_path)
     writer = BlockWriter(store, max_bytes=1 << 20)
     writer.submit(older.header, Copied(older.payload))
     writer.submit(newer.header, Copied(newer.payload), replaces=older.key)
@@ -74,7 +70,6 @@ def test_a_new_tail_replaces_the_one_before_it_once_it_is_durable(tmp_path: Path
     assert writer.close(PATIENCE_S)
     assert store.has_all([older.key, newer.key], FULL) == [False, True]
     assert writer.num_written == 2
-    store.close()
 
 
 def test_the_tail_before_stays_while_the_new_one_is_not_durable() -> None:
@@ -150,9 +145,7 @@ def test_nobody_waits_for_a_rest(how: str, monkeypatch: pytest.MonkeyPatch) -> N
         writer.step_aside(False)
     elif how == "close":
         assert writer.close(PATIENCE_S)
-    until_s = monotonic() + PATIENCE_S
-    while writer.queued_bytes and monotonic() < until_s:
-        Event().wait(0.01)
+    wait_until(lambda: not writer.queued_bytes)
     assert disk.written == [block.key for block in blocks]
     assert writer.close(PATIENCE_S)
 

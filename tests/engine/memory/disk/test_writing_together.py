@@ -8,6 +8,7 @@ from threading import Barrier
 import pytest
 
 from kvchat.engine.memory.disk.io import SystemFiles, at_once
+from kvchat.engine.memory.disk.store import DiskStore
 from kvchat.errors import StorageError
 from tests.engine.memory.chains import FULL, chain, open_store, read
 from tests.engine.memory.disk.failing_files import FailingFiles
@@ -40,8 +41,7 @@ def test_the_files_are_those_of_writing_one_after_another(tmp_path: Path) -> Non
     assert together.write(DUE) == 0, "they are there"
 
 
-def test_what_is_there_is_left_out_and_the_rest_is_written(tmp_path: Path) -> None:
-    store = open_store(tmp_path)
+def test_what_is_there_is_left_out_and_the_rest_is_written(store: DiskStore) -> None:
     assert store.write(DUE[:4]) == 4
     assert store.write(DUE) == len(DUE) - 4
     assert store.write([]) == 0
