@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, cast
 
 from kvchat.app.config import Settings
 from kvchat.app.engine_swap import EngineSwap
-from kvchat.app.lazy import LazyChat
+from kvchat.app.lazy_chat import LazyChat
 from kvchat.app.model_location import located
 from kvchat.app.open_sessions import open_store
 from kvchat.app.session_service import SessionService

@@ -1,7 +1,7 @@
 """Settings, models and measurements as the interface shows them, and its view of the engine."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from kvchat.engine.api.inspection import InspectedBlock, InspectionRequest
@@ -9,6 +9,7 @@ from kvchat.engine.api.snapshot import CacheSnapshot
 from kvchat.engine.api.status import EngineStatus
 
 if TYPE_CHECKING:
+    from kvchat.app.config import Settings
     from kvchat.engine.api.loss import GaugeReport
 
 
@@ -24,6 +25,11 @@ class Appearance:
     theme: str = ""
     system: str = ""
     keys: Mapping[str, str] = field(default_factory=dict)
+
+
+def appearance_of(settings: "Settings") -> Appearance:
+    keys = {name: key for name, key in asdict(settings.keys).items() if key}
+    return Appearance(theme=settings.display.theme, system=settings.system, keys=keys)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,8 +11,7 @@ from kvchat.app.config import Settings
 from kvchat.app.conversion.child_process import convert_words, gauged
 from kvchat.app.engine_swap import EngineSwap
 from kvchat.app.export.session_files import SessionFiles
-from kvchat.app.host import Appearance, Gauged, ModelEntry, SettingEntry
-from kvchat.app.lazy import appearance_of
+from kvchat.app.host import Appearance, Gauged, ModelEntry, SettingEntry, appearance_of
 from kvchat.app.model_list import MemoryFit, free_bytes_of, loaded_torch, models_here
 from kvchat.app.model_location import located
 from kvchat.app.settings import ActiveSettings, engine_values

@@ -79,7 +79,7 @@ def resume(options: ResumeOptions) -> int:
         if options.new is not None:
             reference = chat.create(title=options.new, system=settings.system).session.id
         # Imported last: a wrong word is answered without it.
-        from kvchat.app.lazy import LazyHost
+        from kvchat.app.lazy_host import LazyHost
         from kvchat.ui.app import KvchatApp
 
         def make() -> "InterfaceHost":
