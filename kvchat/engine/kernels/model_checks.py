@@ -29,7 +29,7 @@ from kvchat.engine.kernels.kernel_checks import (
     records_error,
     spans_of,
 )
-from kvchat.engine.kernels.paged_attention.args import AttentionArgs
+from kvchat.engine.kernels.paged_attention.args import AttentionArgs, KVPair
 from kvchat.engine.kernels.paged_attention.reference import paged_attention as attention_definition
 from kvchat.engine.kernels.quantized_attention.args import QuantizedPool, QuantizedStep
 from kvchat.engine.kernels.quantized_attention.reference import sealed_attention as sealed_definition
@@ -176,11 +176,15 @@ def _sealed_error(sizes: AttentionSizes, device: torch.device, dtype: torch.dtyp
         there = replace(args, spans=on_cpu(list(args.spans)))
         on_host = QuantizedPool(packed[0], packed[1], records[0], records[1])
         wanted = sealed_definition(
-            query.cpu(), (pools[0].cpu(), pools[1].cpu()), on_host, there, [blocks.cpu() for blocks in old]
+            query.cpu(),
+            KVPair(pools[0].cpu(), pools[1].cpu()),
+            on_host,
+            there,
+            [blocks.cpu() for blocks in old],
         )
         pool = replace(on_host, keys=packed[0].to(device), values=packed[1].to(device))
         step = QuantizedStep(old, nothing, nothing)
-        found = quantized_attention.sealed_attention(query, (pools[0], pools[1]), pool, args, step)
+        found = quantized_attention.sealed_attention(query, KVPair(pools[0], pools[1]), pool, args, step)
         errors.append(largest_error(found, wanted))
     return max(errors)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kvchat.engine.kernels.paged_attention.args import AttentionArgs, SequenceSpan
+from kvchat.engine.kernels.paged_attention.args import AttentionArgs, KVPair, SequenceSpan
 from kvchat.engine.kernels.quantized_attention.args import QuantizedPool
 from kvchat.engine.kernels.quantized_kv.reference import quantize
 from kvchat.engine.kernels.quantized_record import Code, QuantizedRecord, num_sealed
@@ -41,7 +41,7 @@ class SealedShape:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SealedCase:
     query: Tensor
-    pools: tuple[Tensor, Tensor]
+    pools: KVPair
     sealed: QuantizedPool
     args: AttentionArgs
     blocks: Sequence[Tensor]
@@ -84,7 +84,7 @@ def make_sealed_case(shape: SealedShape, sequences: Sequence[tuple[int, int]]) -
         row += num_new
     return SealedCase(
         query=random(row, shape.num_heads, shape.head_dim_k).to(shape.dtype),
-        pools=(pools[0].to(shape.dtype), pools[1].to(shape.dtype)),
+        pools=KVPair(pools[0].to(shape.dtype), pools[1].to(shape.dtype)),
         sealed=QuantizedPool(*sealed, *records),
         args=AttentionArgs(
             spans=spans,

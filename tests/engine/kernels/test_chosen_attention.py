@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from kvchat.engine.kernels.native.library import Library
+from kvchat.engine.kernels.paged_attention.args import KVPair
 from kvchat.engine.kernels.shadow_kv import ChosenChunks, ChunkChoice, Landmarks, native, reference
 from tests.engine.kernels.native_library import all_levels
 
@@ -39,7 +40,7 @@ PIECES = {"short": (9,), "long": (601,), "pages": (64, 300, 1, 33)}
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
     query: Tensor
-    pools: tuple[Tensor, Tensor]
+    pools: KVPair
     choice: ChunkChoice
 
     def to(self, dtype: torch.dtype) -> "Case":
@@ -51,7 +52,7 @@ class Case:
         return replace(
             self,
             query=self.query.to(dtype),
-            pools=(k_pool.to(dtype), v_pool.to(dtype)),
+            pools=KVPair(k_pool.to(dtype), v_pool.to(dtype)),
             choice=replace(self.choice, stands=stands),
         )
 
@@ -92,7 +93,7 @@ def make_case(
         softmax_scale=shape.dim_k**-0.5,
     )
     query = torch.randn(num_new, shape.num_heads, shape.dim_k, generator=generator)
-    return Case(query=query, pools=(pools[0], pools[1]), choice=choice)
+    return Case(query=query, pools=KVPair(pools[0], pools[1]), choice=choice)
 
 
 def stand_of(chunks: Tensor, kind: int) -> Landmarks:
@@ -258,23 +259,23 @@ def test_where_blocks_lie_changes_no_bit(library: Library) -> None:
     for to, pool in zip(pools, case.pools, strict=True):
         to[order] = pool
     choice = replace(case.choice, blocks=order[case.choice.blocks])
-    moved = replace(case, pools=(pools[0], pools[1]), choice=choice)
+    moved = replace(case, pools=KVPair(pools[0], pools[1]), choice=choice)
     assert torch.equal(moved.found(library).out, case.found(library).out)
 
 
 def test_what_lies_otherwise_is_not_taken(library: Library) -> None:
     case = make_case(SHAPES["15 on 5 of 64"], num_new=16)
 
-    def takes(pools: tuple[Tensor, Tensor] = case.pools, **changes: object) -> bool:
+    def takes(pools: KVPair = case.pools, **changes: object) -> bool:
         return native.takes(case.query, pools, replace(case.choice, **changes))  # type: ignore[arg-type]
 
     k_pool, v_pool = case.pools
     assert {stand.rows.dtype for stand in case.choice.stands} == {torch.float32, torch.int8}
     assert takes()
-    assert takes((k_pool[:, :, :16], v_pool[:, :, :16]))
-    assert not takes((k_pool[:, :, :12], v_pool[:, :, :12]))
-    assert not takes((k_pool, v_pool.bfloat16()))
-    assert not takes((k_pool.double(), v_pool.double()))
+    assert takes(KVPair(k_pool[:, :, :16], v_pool[:, :, :16]))
+    assert not takes(KVPair(k_pool[:, :, :12], v_pool[:, :, :12]))
+    assert not takes(KVPair(k_pool, v_pool.bfloat16()))
+    assert not takes(KVPair(k_pool.double(), v_pool.double()))
     assert not takes(chunk_size=12)
     assert not takes(stands=tuple(Landmarks(rows=stand.rows.bfloat16()) for stand in case.choice.stands))
     assert not takes(stands=tuple(replace(stand, rows=stand.rows[..., ::2]) for stand in case.choice.stands))

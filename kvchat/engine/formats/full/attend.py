@@ -16,7 +16,7 @@ from kvchat.engine.formats.attention_call import AttentionCall
 from kvchat.engine.formats.spec import ChunkedSpec, FullSpec, SlidingSpec
 from kvchat.engine.kernels.move_blocks.bring import bring_blocks
 from kvchat.engine.kernels.paged_attention import paged_attention
-from kvchat.engine.kernels.paged_attention.args import AttentionArgs, Prepared, SequenceSpan
+from kvchat.engine.kernels.paged_attention.args import AttentionArgs, KVPair, Prepared, SequenceSpan
 from kvchat.engine.kernels.quantized_attention import seal, sealed_attention
 from kvchat.engine.kernels.quantized_attention.args import QuantizedPool, QuantizedStep
 from kvchat.engine.kernels.store_kv import store_kv
@@ -96,25 +96,25 @@ class PagedAttention:
             if span.watch is not None:
                 span.watch.take(layer, query[span.q_start : span.q_end], args)
         if any(span.shadow is not None for span in step.spans):
-            return _shadowed(layer, (query, key, value), pool, args)
+            return _shadowed(layer, query, KVPair(key, value), pool, args)
         if spec.is_remote:
-            return _brought(query, (pool.keys, pool.values), args)
+            return _brought(query, KVPair(pool.keys, pool.values), args)
         if pool.sealed is None:
             return paged_attention(query, pool.keys, pool.values, args)
         old = self.step[pool.sealed.group].sealed
         assert old is not None
         if layer not in self._borrowed:
             seal(pool.keys, pool.values, pool.sealed.pool, old)
-        return sealed_attention(query, (pool.keys, pool.values), pool.sealed.pool, args, old)
+        return sealed_attention(query, KVPair(pool.keys, pool.values), pool.sealed.pool, args, old)
 
 
-def _shadowed(layer: int, new: tuple[Tensor, Tensor, Tensor], pool: LayerPool, args: AttentionArgs) -> Tensor:
+def _shadowed(layer: int, query: Tensor, new: KVPair, pool: LayerPool, args: AttentionArgs) -> Tensor:
     """Return [T, H, D_v] where some sequences answer from shadows of their blocks.
 
     Args:
-        new: queries, keys and values of the step's tokens.
+        query, new: queries, and keys and values, of the step's tokens.
     """
-    query, pools = new[0], (pool.keys, pool.values)
+    pools = KVPair(pool.keys, pool.values)
     exact = [span for span in args.spans if span.shadow is None]
     own_args = replace(args, spans=exact, prepared=None)
     if exact and not pool.spec.is_remote:
@@ -124,16 +124,16 @@ def _shadowed(layer: int, new: tuple[Tensor, Tensor, Tensor], pool: LayerPool, a
     for span in args.spans:
         if span.shadow is not None:
             rows = slice(span.q_start, span.q_end)
-            own = new[0][rows], new[1][rows], new[2][rows]
-            out[rows] = span.shadow.attend(layer, own, pools, args.softmax_scale)
+            own = KVPair(new.keys[rows], new.values[rows])
+            out[rows] = span.shadow.attend(layer, query[rows], own, pools, args.softmax_scale)
     return out
 
 
-def _brought(query: Tensor, pools: tuple[Tensor, Tensor], args: AttentionArgs) -> Tensor:
+def _brought(query: Tensor, pools: KVPair, args: AttentionArgs) -> Tensor:
     """Return [T, H, D_v] where blocks lie in host memory: those of one sequence after the other are brought
     to the device, and its queries attend there. Rows of no sequence are left as they are.
     """
-    out = query.new_empty(*query.shape[:2], pools[1].shape[3])
+    out = query.new_empty(*query.shape[:2], pools.values.shape[3])
     for span in args.spans:
         keys, values = (bring_blocks(pool, span.blocks) for pool in pools)
         rows, num_queries = slice(span.q_start, span.q_end), span.q_end - span.q_start

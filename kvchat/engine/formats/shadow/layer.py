@@ -22,6 +22,7 @@ from kvchat.engine.formats.shadow.pages import Rows
 from kvchat.engine.formats.shadow.rotary import Rotary
 from kvchat.engine.formats.shadow.settings import PIECE_LEN, LayerShape, ShadowSettings, check_gain
 from kvchat.engine.formats.shadow.working_set import EMPTY
+from kvchat.engine.kernels.paged_attention.args import KVPair
 from kvchat.engine.kernels.shadow_kv import (
     Change,
     ChunkChoice,
@@ -58,7 +59,7 @@ class ValueSource(Protocol):
     """All keys and values of a layer of one sequence."""
 
     @property
-    def pools(self) -> tuple[Tensor, Tensor]:
+    def pools(self) -> KVPair:
         """Keys [N, H_kv, P, D] and values [N, H_kv, P, D_v] of blocks of all sequences."""
         ...
 
@@ -329,11 +330,11 @@ class ShadowLayer:
             turns = remote.turns.of(sealed.rotary, self.num_tokens, query.device)
 
         def load(change: Change, keys: Tensor, values: Tensor) -> None:
-            load_chunks(source.pools[1], source.blocks, change, values)
+            load_chunks(source.pools.values, source.blocks, change, values)
             if not sealed.are_on_bases:
                 is_missing = change.is_missing & sealed.on_no_basis(change.slots)
                 exact = Change(slots=change.slots, is_missing=is_missing)
-                load_chunks(source.pools[0], source.blocks, exact, keys)
+                load_chunks(source.pools.keys, source.blocks, exact, keys)
 
         def restore(change: Change, keys: Tensor, values: Tensor) -> None:
             if turns is not None:

@@ -23,6 +23,7 @@ from kvchat.engine.formats.shadow.pages import Budget
 from kvchat.engine.formats.shadow.rotary import Rotary
 from kvchat.engine.formats.shadow.settings import CHUNK_SIZE, settings_for
 from kvchat.engine.kernels.move_blocks.bring import bring_blocks
+from kvchat.engine.kernels.paged_attention.args import KVPair
 from kvchat.engine.kernels.streams import Streams
 from kvchat.engine.sequences.batch import ShadowedPrompt
 
@@ -215,17 +216,15 @@ class StepShadow:
         self._num_tokens = num_tokens
         self._blocks = blocks
 
-    def attend(
-        self, layer: int, new: tuple[Tensor, Tensor, Tensor], pools: tuple[Tensor, Tensor], scale: float
-    ) -> Tensor:
+    def attend(self, layer: int, query: Tensor, new: KVPair, pools: KVPair, scale: float) -> Tensor:
         """Return what the queries see [T, H, D_v], and take their tokens; see `Shadow` in the kernels."""
         source = BlockChunks(pools, self._blocks) if BlockChunks.takes(pools) else None
-        out, steps = self._layer(layer, pools).attend(*new, scale, source)
+        out, steps = self._layer(layer, pools).attend(query, *new, scale, source)
         for step in steps:
             self._shadows.counts[layer].add(step)
         return out
 
-    def _layer(self, layer: int, pools: tuple[Tensor, Tensor]) -> ShadowLayer:
+    def _layer(self, layer: int, pools: KVPair) -> ShadowLayer:
         """Return the layer's shadow of the tokens before the step. Where it is not at hand, for a sequence
         that is new or has been taken back, it goes on from the prompt's; what is its own comes from its
         blocks.
@@ -256,18 +255,18 @@ class BlockChunks:
         blocks: all of the sequence, in order, int64.
     """
 
-    def __init__(self, pools: tuple[Tensor, Tensor], blocks: Tensor) -> None:
+    def __init__(self, pools: KVPair, blocks: Tensor) -> None:
         self.pools = pools
         self.blocks = blocks
 
     @staticmethod
-    def takes(pools: tuple[Tensor, Tensor]) -> bool:
+    def takes(pools: KVPair) -> bool:
         """Whether every chunk of a head lies in a row. Pure."""
-        return pools[0].shape[2] % CHUNK_SIZE == 0 and all(pool.is_contiguous() for pool in pools)
+        return pools.keys.shape[2] % CHUNK_SIZE == 0 and all(pool.is_contiguous() for pool in pools)
 
     def take(self, heads: Tensor, chunks: Tensor) -> tuple[Tensor, Tensor]:
         """Return keys [M, c, D] and values [M, c, D_v] of one chunk [M] for each of `heads` [M]."""
-        _, num_heads, block_size, _ = self.pools[0].shape
+        _, num_heads, block_size, _ = self.pools.keys.shape
         per_block = block_size // CHUNK_SIZE
         rows = (self.blocks[chunks // per_block] * num_heads + heads) * per_block + chunks % per_block
         # A chunk of a head is a row: rows are copied as they lie.
@@ -279,7 +278,7 @@ class BlockChunks:
 
 
 def _rows_of(
-    pools: tuple[Tensor, Tensor],
+    pools: KVPair,
     blocks: Tensor,
     bring: Callable[[Tensor, Tensor], Tensor] | None,
     start: int,
@@ -290,7 +289,7 @@ def _rows_of(
     Args:
         bring: returns blocks of a pool that lies elsewhere; None: it does not.
     """
-    size = pools[0].shape[2]
+    size = pools.keys.shape[2]
     first = start // size
     held = blocks[first : -(-end // size)]
     keys, values = (

@@ -19,7 +19,7 @@ from kvchat.engine.kernels.decoder_layers.args import (
     StepRows,
 )
 from kvchat.engine.kernels.linear.paired_weight import PairedWeight
-from kvchat.engine.kernels.paged_attention.args import AttentionArgs
+from kvchat.engine.kernels.paged_attention.args import AttentionArgs, KVPair
 from kvchat.engine.kernels.paged_attention.reference import paged_attention
 from kvchat.engine.kernels.quantized_attention.reference import sealed_attention
 from kvchat.engine.kernels.quantized_linear import QuantizedWeight, dequantize
@@ -125,7 +125,7 @@ def _attend(
     if pool.sealed is None:
         attended = paged_attention(query, pool.keys, pool.values, args)
     else:
-        pools = pool.keys, pool.values
+        pools = KVPair(pool.keys, pool.values)
         attended = sealed_attention(query, pools, pool.sealed, args, step.old[pool.old])
     return multiply(attended.flatten(1), products.output)
 

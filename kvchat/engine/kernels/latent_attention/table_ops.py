@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kvchat.engine.kernels.latent_attention.args import LatentArgs
 from kvchat.engine.kernels.latent_record.torch_ops import unpack
-from kvchat.engine.kernels.paged_attention.args import AttentionArgs, StepTables
+from kvchat.engine.kernels.paged_attention.args import AttentionArgs, KVPair, StepTables
 from kvchat.engine.kernels.paged_attention.table_ops import attend, hidden_slots
 
 
@@ -27,4 +27,4 @@ def mean_latents(query: Tensor, pool: Tensor, args: LatentArgs, tables: StepTabl
     keys = numbers.view(len(query), 1, -1, numbers.shape[1])
     scores = AttentionArgs(spans=(), softmax_scale=args.softmax_scale)
     hidden = hidden_slots(tables, pool.shape[2], scores)
-    return attend(query, (keys, keys[..., : args.k_up.shape[2]]), hidden, scores)
+    return attend(query, KVPair(keys, keys[..., : args.k_up.shape[2]]), hidden, scores)

@@ -2,11 +2,18 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
 from kvchat.engine.kernels.device import upload
+
+
+class KVPair(NamedTuple):
+    """Keys and values of the same blocks or tokens, such as the pools of a layer: [N, H_kv, P, D] each."""
+
+    keys: Tensor
+    values: Tensor
 
 
 class Watch(Protocol):
@@ -18,13 +25,12 @@ class Watch(Protocol):
 class Shadow(Protocol):
     """Answers queries of one sequence in place of its blocks, which it is made from."""
 
-    def attend(
-        self, layer: int, new: tuple[Tensor, Tensor, Tensor], pools: tuple[Tensor, Tensor], scale: float
-    ) -> Tensor:
+    def attend(self, layer: int, query: Tensor, new: KVPair, pools: KVPair, scale: float) -> Tensor:
         """Return the output [T, H, D_v] of a layer's rotated queries, and take their tokens.
 
         Args:
-            new: queries [T, H, D], rotated keys [T, H_kv, D] and values [T, H_kv, D_v].
+            query: [T, H, D].
+            new: rotated keys [T, H_kv, D] and values [T, H_kv, D_v].
             pools: keys [N, H_kv, P, D] and values [N, H_kv, P, D_v] of the layer's blocks.
         """
         ...

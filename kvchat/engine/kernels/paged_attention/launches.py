@@ -42,19 +42,19 @@ def empty_result(query: Tensor, dim: int, args: AttentionArgs) -> Tensor:
 
 
 def attend(
-    out: Tensor, tables: StepTables, sizes: tuple[int, int], tilings: tuple[Tiling, Tiling], launch: Launch
+    out: Tensor, tables: StepTables, sizes: tuple[int, int], decode: Tiling, prefill: Tiling, launch: Launch
 ) -> None:
     """Have all queries of a step computed: one launch for those that stand alone, one for the others.
 
     Args:
         sizes: query heads of a key-value head, and parts of a single query at most.
-        tilings: of single queries and of others.
+        decode, prefill: tilings of single queries and of others.
     """
     group, most_parts = sizes
     if tables.singles:
-        in_parts(out, tables, most_parts, lambda target: launch(tables.single_tiles(), tilings[0], target))
+        in_parts(out, tables, most_parts, lambda target: launch(tables.single_tiles(), decode, target))
     if tables.others:
-        launch(tables.other_tiles(tilings[1].block_m // group), tilings[1], whole(out))
+        launch(tables.other_tiles(prefill.block_m // group), prefill, whole(out))
 
 
 def whole(out: Tensor) -> LaunchTarget:

@@ -11,7 +11,13 @@ import torch
 from torch import Tensor
 
 from kvchat.engine.kernels.native.library import Library, library
-from kvchat.engine.kernels.paged_attention.args import AttentionArgs, SequenceSpan, SpanTable, attended
+from kvchat.engine.kernels.paged_attention.args import (
+    AttentionArgs,
+    KVPair,
+    SequenceSpan,
+    SpanTable,
+    attended,
+)
 
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 """Dtypes of queries and pools, by the kernel's numbers."""
@@ -73,14 +79,14 @@ def paged_attention(
     native = native or library()
     assert native is not None
     out = query.new_empty(len(query), query.shape[1], v_pool.shape[3])
-    call, _kept = attention_call(query, (k_pool, v_pool), out, args, native)
+    call, _kept = attention_call(query, KVPair(k_pool, v_pool), out, args, native)
     if native.function("paged_attention")(ctypes.byref(call)):
         raise MemoryError("attention needs more memory than there is")
     return out
 
 
 def attention_call(
-    query: Tensor, pools: tuple[Tensor, Tensor], out: Tensor, args: AttentionArgs, native: Library
+    query: Tensor, pools: KVPair, out: Tensor, args: AttentionArgs, native: Library
 ) -> tuple[NativeCall, tuple[object, ...]]:
     """Return the call that computes into `out`, and what must live as long as it, beside its tensors."""
     k_pool, v_pool = pools

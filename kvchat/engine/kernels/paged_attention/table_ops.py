@@ -9,7 +9,7 @@ key-value heads, G = H / H_kv, D head size, N blocks, P block size.
 import torch
 from torch import Tensor
 
-from kvchat.engine.kernels.paged_attention.args import AttentionArgs, StepTables
+from kvchat.engine.kernels.paged_attention.args import AttentionArgs, KVPair, StepTables
 
 
 def paged_attention(
@@ -23,11 +23,11 @@ def paged_attention(
     Returns:
         [B, H, D_v]; zeros for rows without a query.
     """
-    listed = gather(k_pool, tables.tables), gather(v_pool, tables.tables)
+    listed = KVPair(gather(k_pool, tables.tables), gather(v_pool, tables.tables))
     return attend(query, listed, hidden_slots(tables, k_pool.shape[2], args), args)
 
 
-def attend(query: Tensor, listed: tuple[Tensor, Tensor], hidden: Tensor, args: AttentionArgs) -> Tensor:
+def attend(query: Tensor, listed: KVPair, hidden: Tensor, args: AttentionArgs) -> Tensor:
     """Do the same over what has been read already.
 
     Args:
@@ -35,8 +35,8 @@ def attend(query: Tensor, listed: tuple[Tensor, Tensor], hidden: Tensor, args: A
         hidden: of which of them a row sees nothing, whatever they are [B, S].
     """
     num_rows, num_heads, dim = query.shape
-    keys, num_kv_heads = listed[0], listed[0].shape[1]
-    values = listed[1].masked_fill(hidden[:, None, :, None], 0)
+    keys, num_kv_heads = listed.keys, listed.keys.shape[1]
+    values = listed.values.masked_fill(hidden[:, None, :, None], 0)
     packed = query.float().view(num_rows, num_kv_heads, num_heads // num_kv_heads, dim)
     scores = torch.matmul(packed, keys.transpose(2, 3)) * args.softmax_scale  # [B, H_kv, G, S]
     if args.softcap is not None:

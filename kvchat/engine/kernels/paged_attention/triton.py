@@ -15,7 +15,7 @@ from kvchat.engine.kernels.attention_tiles.triton import load_queries, rows_of, 
 from kvchat.engine.kernels.device import in_rows
 from kvchat.engine.kernels.online_softmax.triton import begin, count_parts, keys_of_part, store_result
 from kvchat.engine.kernels.paged_attention import launches
-from kvchat.engine.kernels.paged_attention.args import AttentionArgs, StepTables
+from kvchat.engine.kernels.paged_attention.args import AttentionArgs, KVPair, StepTables
 from kvchat.engine.kernels.paged_attention.launches import LaunchTarget
 from kvchat.engine.kernels.paged_attention.step_tables import tables_of
 from kvchat.engine.kernels.tiling import HALF, Tiling
@@ -67,24 +67,24 @@ def paged_attention(
     most_parts = min(MOST_PARTS, -(-tables.most_visible // PART_LEN))
 
     def launch(tiles: Tensor, tiling: Tiling, target: LaunchTarget) -> None:
-        _launch(query, (k_pool, v_pool), args, (tables, tiles), (tiling, target))
+        _launch(query, KVPair(k_pool, v_pool), args, tables, tiles, tiling, target)
 
-    tilings = decode_tiling(*sizes), prefill_tiling(*sizes)
-    launches.attend(out, tables, (group, most_parts), tilings, launch)
+    decode, prefill = decode_tiling(*sizes), prefill_tiling(*sizes)
+    launches.attend(out, tables, (group, most_parts), decode, prefill, launch)
     return out
 
 
 def _launch(
     query: Tensor,
-    pools: tuple[Tensor, Tensor],
+    pools: KVPair,
     args: AttentionArgs,
-    where: tuple[StepTables, Tensor],
-    how: tuple[Tiling, LaunchTarget],
+    tables: StepTables,
+    tiles: Tensor,
+    tiling: Tiling,
+    target: LaunchTarget,
 ) -> None:
-    tables, tiles = where
-    tiling, target = how
     num_heads, dim_k = query.shape[1:]
-    num_kv_heads, block_size, dim_v = pools[1].shape[1:]
+    num_kv_heads, block_size, dim_v = pools.values.shape[1:]
     _attend[(tiles.shape[0], num_kv_heads, target.most_parts)](
         query,
         *pools,
@@ -95,8 +95,8 @@ def _launch(
         target.most_parts,
         tables.tables.stride(0),
         *query.stride()[:2],
-        *pools[0].stride()[:3],
-        *pools[1].stride()[:3],
+        *pools.keys.stride()[:3],
+        *pools.values.stride()[:3],
         **constants(args, num_heads // num_kv_heads, block_size, (dim_k, dim_v), target.is_split),
         **launches.options(tiling),
     )

@@ -7,7 +7,7 @@ from torch import Tensor
 from kvchat.engine.kernels.device import takes_triton
 from kvchat.engine.kernels.health import HEALTH
 from kvchat.engine.kernels.launch_checks import check_blocks, check_targets, debugs
-from kvchat.engine.kernels.paged_attention.args import AttentionArgs
+from kvchat.engine.kernels.paged_attention.args import AttentionArgs, KVPair
 from kvchat.engine.kernels.paged_attention.step_tables import check_tables, tables_of
 from kvchat.engine.kernels.quantized_attention import native, reference, table_ops, torch_ops
 from kvchat.engine.kernels.quantized_attention.args import QuantizedPool, QuantizedStep, check_old_blocks
@@ -41,15 +41,17 @@ def seal(k_pool: Tensor, v_pool: Tensor, sealed: QuantizedPool, step: QuantizedS
 
 def sealed_attention(
     query: Tensor,
-    pools: tuple[Tensor, Tensor],
+    pools: KVPair,
     sealed: QuantizedPool,
     args: AttentionArgs,
     step: QuantizedStep,
 ) -> Tensor:
     """Return what the reference returns; see there for arguments."""
     if debugs():
-        _check(pools[0], sealed, args, step)
-    if takes_triton(pools[0], OPERATION) and fits(query.shape[1] // pools[0].shape[1], query.element_size()):
+        _check(pools.keys, sealed, args, step)
+    if takes_triton(pools.keys, OPERATION) and fits(
+        query.shape[1] // pools.keys.shape[1], query.element_size()
+    ):
         from kvchat.engine.kernels.quantized_attention import triton
 
         return HEALTH.attempt(
@@ -74,7 +76,7 @@ def _check(pool: Tensor, sealed: QuantizedPool, args: AttentionArgs, step: Quant
 
 def _plain(
     query: Tensor,
-    pools: tuple[Tensor, Tensor],
+    pools: KVPair,
     sealed: QuantizedPool,
     args: AttentionArgs,
     step: QuantizedStep,

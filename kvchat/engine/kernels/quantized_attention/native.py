@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kvchat.engine.kernels.native.library import Library, library
 from kvchat.engine.kernels.paged_attention import native as paged
-from kvchat.engine.kernels.paged_attention.args import AttentionArgs
+from kvchat.engine.kernels.paged_attention.args import AttentionArgs, KVPair
 from kvchat.engine.kernels.quantized_attention.args import QuantizedPool
 from kvchat.engine.kernels.quantized_record import Code, QuantizedRecord
 
@@ -43,14 +43,14 @@ class _Call(ctypes.Structure):
     ]
 
 
-def takes(query: Tensor, pools: tuple[Tensor, Tensor]) -> bool:
+def takes(query: Tensor, pools: KVPair) -> bool:
     """Whether there is a native kernel for these tensors. Pure."""
     return paged.takes(query, *pools)
 
 
 def sealed_attention(
     query: Tensor,
-    pools: tuple[Tensor, Tensor],
+    pools: KVPair,
     sealed: QuantizedPool,
     args: AttentionArgs,
     blocks: Sequence[Tensor],
@@ -63,7 +63,7 @@ def sealed_attention(
     """
     native = native or library()
     assert native is not None
-    out = query.new_empty(len(query), query.shape[1], pools[1].shape[3])
+    out = query.new_empty(len(query), query.shape[1], pools.values.shape[3])
     attention, _kept = paged.attention_call(query, pools, out, args, native)
     addresses = addresses_of(blocks)
     call = _Call(

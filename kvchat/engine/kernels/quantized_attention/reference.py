@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kvchat.engine.kernels.paged_attention.args import AttentionArgs, SequenceSpan
+from kvchat.engine.kernels.paged_attention.args import AttentionArgs, KVPair, SequenceSpan
 from kvchat.engine.kernels.paged_attention.reference import attend
 from kvchat.engine.kernels.quantized_attention.args import QuantizedPool, QuantizedStep
 from kvchat.engine.kernels.quantized_kv.reference import dequantize, quantize
@@ -26,7 +26,7 @@ def seal(k_pool: Tensor, v_pool: Tensor, sealed: QuantizedPool, step: QuantizedS
 
 def sealed_attention(
     query: Tensor,
-    pools: tuple[Tensor, Tensor],
+    pools: KVPair,
     sealed: QuantizedPool,
     args: AttentionArgs,
     blocks: Sequence[Tensor],
@@ -43,12 +43,12 @@ def sealed_attention(
     Returns:
         [T, H, D_v] in the dtype of `query`.
     """
-    out = query.new_empty(query.shape[0], query.shape[1], pools[1].shape[3])
+    out = query.new_empty(query.shape[0], query.shape[1], pools.values.shape[3])
     for span, old in zip(args.spans, blocks, strict=True):
         keys, values = dequantized(sealed, old)
         for row in range(span.q_start, span.q_end):
             position = span.position + row - span.q_start
-            num_old = num_sealed(position, pools[0].shape[2]) * pools[0].shape[2]
+            num_old = num_sealed(position, pools.keys.shape[2]) * pools.keys.shape[2]
             seen = zip((keys, values), pools, strict=True)
             key, value = (
                 torch.cat([before[:num_old], _exact(pool, span, num_old, position)]) for before, pool in seen

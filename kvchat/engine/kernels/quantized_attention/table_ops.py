@@ -9,7 +9,7 @@ size, N blocks, P block size.
 import torch
 from torch import Tensor
 
-from kvchat.engine.kernels.paged_attention.args import AttentionArgs, StepTables
+from kvchat.engine.kernels.paged_attention.args import AttentionArgs, KVPair, StepTables
 from kvchat.engine.kernels.paged_attention.table_ops import attend, gather, hidden_slots
 from kvchat.engine.kernels.quantized_attention.args import QuantizedPool
 from kvchat.engine.kernels.quantized_kv.reference import dequantize
@@ -17,7 +17,7 @@ from kvchat.engine.kernels.quantized_record import QuantizedRecord
 
 
 def sealed_attention(
-    query: Tensor, pools: tuple[Tensor, Tensor], sealed: QuantizedPool, args: AttentionArgs, old: Tensor
+    query: Tensor, pools: KVPair, sealed: QuantizedPool, args: AttentionArgs, old: Tensor
 ) -> Tensor:
     """Return what the reference returns, for rows that stand in their sequence's order.
 
@@ -31,14 +31,15 @@ def sealed_attention(
     """
     recent = args.prepared
     assert isinstance(recent, StepTables)
-    block_size = pools[0].shape[2]
+    block_size = pools.keys.shape[2]
     number = torch.arange(old.shape[1], device=old.device)
     num_old = recent.positions // block_size - 1  # as `num_sealed`
     no_block = (number >= num_old[:, None]) | (recent.q_lens[:, None] == 0)  # [B, n]
     hidden = [no_block.repeat_interleave(block_size, dim=1), hidden_slots(recent, block_size, args)]
-    keys = [_numbers(sealed.keys, old, sealed.key_record), gather(pools[0], recent.tables)]
-    values = [_numbers(sealed.values, old, sealed.value_record), gather(pools[1], recent.tables)]
-    return attend(query, (torch.cat(keys, dim=2), torch.cat(values, dim=2)), torch.cat(hidden, dim=1), args)
+    keys = [_numbers(sealed.keys, old, sealed.key_record), gather(pools.keys, recent.tables)]
+    values = [_numbers(sealed.values, old, sealed.value_record), gather(pools.values, recent.tables)]
+    listed = KVPair(torch.cat(keys, dim=2), torch.cat(values, dim=2))
+    return attend(query, listed, torch.cat(hidden, dim=1), args)
 
 
 def _numbers(records: Tensor, tables: Tensor, record: QuantizedRecord) -> Tensor:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kvchat.engine.kernels.paged_attention.args import AttentionArgs, SequenceSpan
+from kvchat.engine.kernels.paged_attention.args import AttentionArgs, KVPair, SequenceSpan
 from kvchat.engine.kernels.quantized_attention.args import QuantizedPool
 from kvchat.engine.kernels.quantized_kv.reference import dequantize
 from kvchat.engine.kernels.quantized_record import num_sealed
@@ -23,13 +23,13 @@ PIECE_NUMBERS = 2**19
 
 def sealed_attention(
     query: Tensor,
-    pools: tuple[Tensor, Tensor],
+    pools: KVPair,
     sealed: QuantizedPool,
     args: AttentionArgs,
     blocks: Sequence[Tensor],
 ) -> Tensor:
     """Return what the reference returns; see there for arguments."""
-    out = query.new_empty(query.shape[0], query.shape[1], pools[1].shape[3])
+    out = query.new_empty(query.shape[0], query.shape[1], pools.values.shape[3])
     for span, old in zip(args.spans, blocks, strict=True):
         for start in range(span.q_start, span.q_end, PIECE_LEN):
             end = min(start + PIECE_LEN, span.q_end)
@@ -42,18 +42,18 @@ def sealed_attention(
 
 def _attend_piece(
     query: Tensor,
-    pools: tuple[Tensor, Tensor],
+    pools: KVPair,
     sealed: QuantizedPool,
     args: AttentionArgs,
     seen: tuple[SequenceSpan, Tensor],
 ) -> Tensor:
     span, old = seen
-    block_size = pools[0].shape[2]
+    block_size = pools.keys.shape[2]
     positions = torch.arange(span.position, span.position + len(query), device=query.device)
     num_old = (positions // block_size - 1).clamp_min(0)  # [Q]
     softmax = _Softmax(query, pools, args)
     most = num_sealed(span.position + len(query) - 1, block_size)
-    size = max(1, PIECE_NUMBERS // (block_size * pools[0].shape[1] * pools[0].shape[3]))
+    size = max(1, PIECE_NUMBERS // (block_size * pools.keys.shape[1] * pools.keys.shape[3]))
     for first in range(0, most, size):
         part = old[first : min(first + size, most)]
         numbers = torch.arange(first, first + len(part), device=query.device).repeat_interleave(block_size)
@@ -73,9 +73,9 @@ def _attend_piece(
 class _Softmax:
     """What a softmax over some keys has found: the largest score, the sum of weights, and that of values."""
 
-    def __init__(self, query: Tensor, pools: tuple[Tensor, Tensor], args: AttentionArgs) -> None:
+    def __init__(self, query: Tensor, pools: KVPair, args: AttentionArgs) -> None:
         num_queries, num_heads, dim = query.shape
-        num_kv_heads, dim_v = pools[1].shape[1], pools[1].shape[3]
+        num_kv_heads, dim_v = pools.values.shape[1], pools.values.shape[3]
         self._args = args
         self._shape = (num_kv_heads, num_heads // num_kv_heads, num_queries)
         packed = (query.float() * args.softmax_scale).view(num_queries, *self._shape[:2], dim)

@@ -22,7 +22,7 @@ from kvchat.engine.kernels.online_softmax.triton import (
     take_in,
 )
 from kvchat.engine.kernels.paged_attention import launches
-from kvchat.engine.kernels.paged_attention.args import AttentionArgs, StepTables
+from kvchat.engine.kernels.paged_attention.args import AttentionArgs, KVPair, StepTables
 from kvchat.engine.kernels.paged_attention.launches import LaunchTarget
 from kvchat.engine.kernels.paged_attention.step_tables import tables_of
 from kvchat.engine.kernels.quantized_attention.args import QuantizedPool, QuantizedStep
@@ -66,7 +66,7 @@ def _wide_tiling(rows: int) -> Tiling:
 
 def sealed_attention(
     query: Tensor,
-    pools: tuple[Tensor, Tensor],
+    pools: KVPair,
     sealed: QuantizedPool,
     args: AttentionArgs,
     step: QuantizedStep,
@@ -78,36 +78,37 @@ def sealed_attention(
     """
     tables = tables_of(args)
     old, query = step.padded(), in_rows(query)
-    block_size, dim_v = pools[1].shape[2:]
+    block_size, dim_v = pools.values.shape[2:]
     out = launches.empty_result(query, dim_v, args)
-    group = query.shape[1] // pools[1].shape[1]
-    sizes = group, max(pools[0].shape[3], dim_v), query.element_size()
+    group = query.shape[1] // pools.values.shape[1]
+    sizes = group, max(pools.keys.shape[3], dim_v), query.element_size()
     # What lies in front of the exact blocks is not counted there.
     most_visible = old.shape[1] * block_size + tables.most_visible
     most_parts = max(1, min(MOST_PARTS, -(-most_visible // PART_LEN)))
 
     def launch(tiles: Tensor, tiling: Tiling, target: LaunchTarget) -> None:
-        _launch(query, pools, sealed, args, (tables, old, tiles), (tiling, target))
+        _launch(query, pools, sealed, args, tables, old, tiles, tiling, target)
 
-    tilings = decode_tiling(*sizes), prefill_tiling(*sizes)
-    launches.attend(out, tables, (group, most_parts), tilings, launch)
+    decode, prefill = decode_tiling(*sizes), prefill_tiling(*sizes)
+    launches.attend(out, tables, (group, most_parts), decode, prefill, launch)
     return out
 
 
 def _launch(
     query: Tensor,
-    pools: tuple[Tensor, Tensor],
+    pools: KVPair,
     sealed: QuantizedPool,
     args: AttentionArgs,
-    where: tuple[StepTables, Tensor, Tensor],
-    how: tuple[Tiling, LaunchTarget],
+    tables: StepTables,
+    old: Tensor,
+    tiles: Tensor,
+    tiling: Tiling,
+    target: LaunchTarget,
 ) -> None:
-    tables, old, tiles = where
-    tiling, target = how
     words = [
         [stride // packed.WORD_BYTES for stride in part.stride()[:2]] for part in (sealed.keys, sealed.values)
     ]
-    _attend[(tiles.shape[0], pools[1].shape[1], target.most_parts)](
+    _attend[(tiles.shape[0], pools.values.shape[1], target.most_parts)](
         query,
         *pools,
         *packed.views(sealed.keys, sealed.key_record),
@@ -121,11 +122,11 @@ def _launch(
         tables.tables.stride(0),
         old.stride(0),
         *query.stride()[:2],
-        *pools[0].stride()[:3],
-        *pools[1].stride()[:3],
+        *pools.keys.stride()[:3],
+        *pools.values.stride()[:3],
         *words[0],
         *words[1],
-        **constants(args, query.shape[1] // pools[1].shape[1], sealed, target.is_split),
+        **constants(args, query.shape[1] // pools.values.shape[1], sealed, target.is_split),
         **launches.options(tiling),
     )
 

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from kvchat.engine.kernels.device import takes_triton
 from kvchat.engine.kernels.health import HEALTH
+from kvchat.engine.kernels.paged_attention.args import KVPair
 from kvchat.engine.kernels.shadow_kv import native, reference, torch_ops
 from kvchat.engine.kernels.shadow_kv.args import (
     MOST_SLOTS,
@@ -44,7 +45,7 @@ SCORES, WORKING_SET = "scores of chunks", "the working set of a shadow"
 LOADS, KEYS = "chunks from host memory", "keys from projections"
 
 
-def chosen_attention(query: Tensor, pools: tuple[Tensor, Tensor], choice: ChunkChoice) -> ChosenChunks | None:
+def chosen_attention(query: Tensor, pools: KVPair, choice: ChunkChoice) -> ChosenChunks | None:
     """Return what the reference returns; None: no kernel reads these in their blocks, or not all of them are
     finite. What is chosen has to be gathered then.
     """

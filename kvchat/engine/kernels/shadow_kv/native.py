@@ -12,6 +12,7 @@ from torch import Tensor
 
 from kvchat.engine.kernels.native.library import Library, library
 from kvchat.engine.kernels.paged_attention import native as paged
+from kvchat.engine.kernels.paged_attention.args import KVPair
 from kvchat.engine.kernels.shadow_kv.args import ChosenChunks, ChunkChoice, Landmarks
 
 MOST_QUERIES: Final = 16
@@ -40,14 +41,14 @@ class _Call(ctypes.Structure):
     ]
 
 
-def takes(query: Tensor, pools: tuple[Tensor, Tensor], choice: ChunkChoice) -> bool:
+def takes(query: Tensor, pools: KVPair, choice: ChunkChoice) -> bool:
     """Whether there is a native kernel for these. Pure."""
     return (
         len(query) <= MOST_QUERIES
         and MOST_KEYS % choice.chunk_size == 0
-        and pools[0].shape[2] % choice.chunk_size == 0
-        and pools[0].dtype == pools[1].dtype
-        and all(_is_readable(stand, pools[0].dtype) for stand in choice.stands)
+        and pools.keys.shape[2] % choice.chunk_size == 0
+        and pools.keys.dtype == pools.values.dtype
+        and all(_is_readable(stand, pools.keys.dtype) for stand in choice.stands)
         and paged.takes(query, *pools)
     )
 
@@ -59,7 +60,7 @@ def _is_readable(stand: Landmarks, dtype: torch.dtype) -> bool:
 
 
 def chosen_attention(
-    query: Tensor, pools: tuple[Tensor, Tensor], choice: ChunkChoice, native: Library | None = None
+    query: Tensor, pools: KVPair, choice: ChunkChoice, native: Library | None = None
 ) -> ChosenChunks | None:
     """Return what the reference returns, None where a product is not finite; see there for arguments.
 
@@ -78,7 +79,7 @@ def chosen_attention(
 
 
 def _call_of(
-    query: Tensor, pools: tuple[Tensor, Tensor], choice: ChunkChoice, native: Library
+    query: Tensor, pools: KVPair, choice: ChunkChoice, native: Library
 ) -> tuple[_Call, tuple[Tensor, Tensor], tuple[object, ...]]:
     """Return the call, the tensors it writes, and what must live as long as it beside those it is given."""
     k_pool, v_pool = pools

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from kvchat.engine.kernels.paged_attention.args import KVPair
 from kvchat.engine.kernels.shadow_kv.args import Change, ChosenChunks, ChunkChoice, Landmarks, Rotations
 
 
@@ -202,7 +203,7 @@ def attention(query: Tensor, keys: Tensor, values: Tensor, is_seen: Tensor, soft
     return torch.einsum("hgqn,nhd->qhgd", weights, values.float()).reshape(num_queries, num_heads, -1)
 
 
-def chosen_attention(query: Tensor, pools: tuple[Tensor, Tensor], choice: ChunkChoice) -> ChosenChunks:
+def chosen_attention(query: Tensor, pools: KVPair, choice: ChunkChoice) -> ChosenChunks:
     """Return what the last Q tokens of a sequence see of it: the chunks that each head chooses for all of
     them, those that it sees anyway, and the tail up to themselves.
 

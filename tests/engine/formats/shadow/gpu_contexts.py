@@ -8,6 +8,7 @@ from kvchat.engine.formats.shadow.layer import ShadowLayer
 from kvchat.engine.formats.shadow.layer_store import Budgets
 from kvchat.engine.formats.shadow.settings import ShadowSettings
 from kvchat.engine.formats.shadow.shadows import BlockChunks
+from kvchat.engine.kernels.paged_attention.args import KVPair
 from kvchat.engine.kernels.streams import InlineStreams, Streams
 from tests.engine.formats.shadow.contexts import ROTARY, Context, free
 
@@ -18,7 +19,7 @@ def in_blocks(context: Context, seed: int = 0) -> BlockChunks:
     """Return keys and values of a context in blocks of any order, among others that hold no numbers."""
     num_blocks = -(-len(context.keys) // BLOCK_SIZE)
     order = torch.randperm(num_blocks + 5, generator=torch.Generator().manual_seed(seed))[:num_blocks]
-    return BlockChunks((_pool(context.keys, order), _pool(context.values, order)), order)
+    return BlockChunks(KVPair(_pool(context.keys, order), _pool(context.values, order)), order)
 
 
 def _pool(side: Tensor, order: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from kvchat.engine.api.ids import SequenceId
 from kvchat.engine.api.view import View
 from kvchat.engine.formats.shadow.settings import CODED_LEN
 from kvchat.engine.formats.shadow.shadows import BlockChunks, Shadows
+from kvchat.engine.kernels.paged_attention.args import KVPair
 from kvchat.engine.kernels.shadow_kv import ChunkChoice, reference
 from kvchat.engine.sequences.batch import ShadowedPrompt
 from tests.engine.formats.shadow.contexts import (
@@ -31,7 +32,7 @@ pytestmark = pytest.mark.cpu
 CHUNK, BLOCK, PROMPT = SMALL.chunk_size, 16, 403
 
 
-def in_blocks(context: Context) -> tuple[tuple[torch.Tensor, torch.Tensor], torch.Tensor]:
+def in_blocks(context: Context) -> tuple[KVPair, torch.Tensor]:
     """Return pools with a context's keys and values in blocks of a random order, and the blocks."""
     num_blocks = -(-len(context.keys) // BLOCK)
     blocks = torch.randperm(num_blocks + 3, generator=torch.Generator().manual_seed(1))[:num_blocks]
@@ -42,7 +43,7 @@ def in_blocks(context: Context) -> tuple[tuple[torch.Tensor, torch.Tensor], torc
         whole[: len(side)] = side
         pool[blocks] = whole.unflatten(0, (-1, BLOCK)).transpose(1, 2)
         pools.append(pool)
-    return (pools[0], pools[1]), blocks
+    return KVPair(pools[0], pools[1]), blocks
 
 
 def test_a_chunk_of_a_head_is_read_where_it_lies() -> None:
@@ -60,9 +61,9 @@ def test_a_chunk_of_a_head_is_read_where_it_lies() -> None:
 
 def test_blocks_that_chunks_do_not_fit_into_are_not_read() -> None:
     pool = torch.zeros(3, NUM_KV_HEADS, BLOCK, HEAD_DIM)
-    assert BlockChunks.takes((pool, pool))
-    assert not BlockChunks.takes((pool[:, :, :12], pool[:, :, :12]))
-    assert not BlockChunks.takes((pool[:, :, ::2], pool))
+    assert BlockChunks.takes(KVPair(pool, pool))
+    assert not BlockChunks.takes(KVPair(pool[:, :, :12], pool[:, :, :12]))
+    assert not BlockChunks.takes(KVPair(pool[:, :, ::2], pool))
 
 
 def test_what_is_read_from_blocks_answers_as_what_was_restored_and_counts_alike() -> None:
@@ -150,7 +151,8 @@ def say(shadows: Shadows, sequence: int, begun: ShadowedPrompt, context: Context
     """Return what the rest of a context sees that a sequence has in blocks up to `start`."""
     pools, blocks = in_blocks(context)
     step = shadows.step(SequenceId(sequence), begun, start, blocks)
-    return step.attend(0, context.part(start, len(context.keys)), pools, SCALE)
+    query, keys, values = context.part(start, len(context.keys))
+    return step.attend(0, query, KVPair(keys, values), pools, SCALE)
 
 
 def three(limit_bytes: int) -> Shadows:
