@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import os
 import signal
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -23,7 +22,7 @@ from kvchat.ui.commands import COMMANDS
 from kvchat.ui.screens.chat import ChatScreen
 from kvchat.ui.screens.deferred import DeferredScreen, Typed
 from kvchat.ui.terminal.driver import TerminalDriver, early_events
-from kvchat.ui.terminal.guard import guarded_terminal, hang_up_told, key_by_key, term_with_a_size
+from kvchat.ui.terminal.guard import guarded_terminal, hang_up_told, key_by_key, size_of_terminal
 from kvchat.ui.theme import KVCHAT_THEME, own_variables
 from kvchat.ui.widgets.prompt import Prompt
 
@@ -87,7 +86,7 @@ class KvchatApp(App[None]):
         log_path: Path,
         on_first_frame: Callable[[], object] = lambda: None,
     ) -> None:
-        with term_with_a_size():
+        with size_of_terminal():
             super().__init__(driver_class=TerminalDriver)
         self.register_theme(KVCHAT_THEME)
         self._appearance = host.appearance()
@@ -107,9 +106,6 @@ class KvchatApp(App[None]):
         Raises:
             KvchatError: what `on_first_frame` raised.
         """
-        # Textual and Rich believe these before the terminal, and some programs export them.
-        for name in ("COLUMNS", "LINES"):
-            os.environ.pop(name, None)
         with hang_up_told(), guarded_terminal(self._log_path, self._drawing_failed), key_by_key() as typed:
             self._early_input += early_events(typed)
             self.run()

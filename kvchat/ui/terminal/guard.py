@@ -175,12 +175,15 @@ def _drawing_on(terminal: TextIO) -> Iterator[None]:
 
 
 @contextmanager
-def term_with_a_size() -> Iterator[None]:
-    """Name the terminal something else than dumb for a while.
+def size_of_terminal() -> Iterator[None]:
+    """Make an application that takes its size from the terminal alone.
 
-    Rich takes a dumb terminal for 80 x 25 whatever it measures, and Textual asks both Rich and the terminal:
-    it would resize itself for ever. The name is read once, when the application is made.
+    Textual asks both Rich and the terminal, and resizes itself for ever where they differ. Rich takes a dumb
+    terminal for 80 x 25, so it gets another name for a while; it is read once, when the application is made.
+    COLUMNS and LINES, which some programs export, go for good: both are read again later.
     """
+    for name in ("COLUMNS", "LINES"):
+        os.environ.pop(name, None)
     term = os.environ.get("TERM", "")
     if term not in _DUMB:
         yield
