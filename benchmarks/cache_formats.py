@@ -22,7 +22,7 @@ from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.api.ids import BlockId, GroupId
 from kvchat.engine.forward.fusion import fused_pass, fusion_of
 from kvchat.engine.kernels.paged_attention import paged_attention
-from kvchat.engine.kernels.paged_attention.args import AttentionArgs, SequenceSpan
+from kvchat.engine.kernels.paged_attention.args import AttentionArgs, KVPair, SequenceSpan
 from kvchat.engine.kernels.quantized_attention import seal, sealed_attention
 from kvchat.engine.kernels.quantized_attention.args import QuantizedPool, QuantizedStep
 from kvchat.engine.kernels.quantized_kv.reference import dequantize, quantize
@@ -158,7 +158,7 @@ def _sealed_way(name: str, num_heads: int, num_kv_heads: int, dim: int) -> _Way:
         every = torch.arange(num_blocks)
         exact = _random(num_blocks, num_kv_heads, dim), _random(num_blocks, num_kv_heads, dim)
         seal(*exact, sealed, QuantizedStep((), every, every))
-        recent = _random(2, num_kv_heads, dim), _random(2, num_kv_heads, dim)
+        recent = KVPair(_random(2, num_kv_heads, dim), _random(2, num_kv_heads, dim))
         nothing = torch.zeros(0, dtype=torch.long)
         layers.append((recent, sealed, QuantizedStep([torch.randperm(num_blocks)], nothing, nothing)))
     query = torch.randn(1, num_heads, dim).bfloat16()

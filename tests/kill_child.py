@@ -34,6 +34,7 @@ from tests.engine.memory.chains import (
     FINGERPRINT,
     LAYOUTS,
     Block,
+    Copied,
     block_behind,
     chain,
 )
@@ -153,7 +154,7 @@ class Work:
             del saved[tail.key]
         for block in new:
             replaces = tails[0].key if tails and block is new[-1] else None
-            assert self.writer.submit(block.header, block.payload, replaces)
+            assert self.writer.submit(block.header, Copied(block.payload), replaces)
         assert self.writer.flush(PATIENCE_S)
         saved.update((block.key, block) for block in new)
         say("blocks", session=session_id, blocks=[_described(block) for block in new])
@@ -163,7 +164,7 @@ class Work:
         num_blocks = self.random.randrange(3, 13)
         burst = chain([self.random.randrange(30_000) for _ in range(BLOCK_SIZE * num_blocks)])
         for block in burst:
-            assert self.writer.submit(block.header, block.payload)
+            assert self.writer.submit(block.header, Copied(block.payload))
         assert self.writer.flush(PATIENCE_S)
         say("blocks", session=None, blocks=[_described(block) for block in burst])
 

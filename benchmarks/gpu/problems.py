@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu.stage import Stage
-from kvchat.engine.kernels.paged_attention.args import AttentionArgs, SequenceSpan
+from kvchat.engine.kernels.paged_attention.args import AttentionArgs, KVPair, SequenceSpan
 from kvchat.engine.kernels.paged_attention.step_tables import step_tables
 from kvchat.engine.kernels.quantized_attention.args import QuantizedPool, QuantizedStep
 from kvchat.engine.kernels.quantized_kv.reference import quantize
@@ -69,7 +69,7 @@ class SealedAttention:
     """Arguments of one call over quantised blocks, and the bytes of keys and values that it must read."""
 
     query: Tensor
-    pools: tuple[Tensor, Tensor]
+    pools: KVPair
     sealed: QuantizedPool
     args: AttentionArgs
     step: QuantizedStep
@@ -97,7 +97,7 @@ def sealed_of(
     num_exact = sum(lengths) - BLOCK_SIZE * sum(counts)
     return SealedAttention(
         query=case.query,
-        pools=(case.k_pool, case.v_pool),
+        pools=KVPair(case.k_pool, case.v_pool),
         sealed=QuantizedPool(packed[0], packed[1], records[0], records[1]),
         args=case.args,
         step=QuantizedStep(old, nothing, nothing),

@@ -24,7 +24,7 @@ from kvchat.engine.formats.shadow.rotary import Rotary
 from kvchat.engine.formats.shadow.settings import ShadowSettings
 from kvchat.engine.formats.shadow.shadows import BlockChunks
 from kvchat.engine.kernels.paged_attention import paged_attention
-from kvchat.engine.kernels.paged_attention.args import AttentionArgs, SequenceSpan
+from kvchat.engine.kernels.paged_attention.args import AttentionArgs, KVPair, SequenceSpan
 from kvchat.engine.kernels.paged_attention.step_tables import step_tables
 from kvchat.engine.kernels.store_kv import store_kv
 from kvchat.engine.kernels.streams import InlineStreams
@@ -279,7 +279,7 @@ class ThroughShadows(Layers):
             remote=self._remote,
         )
         assert shadow.stock.sealed_keys.are_on_bases
-        return shadow, BlockChunks((pool, pool), order)
+        return shadow, BlockChunks(KVPair(pool, pool), order)
 
     def _in_host_memory(self, like: Tensor) -> Tensor:
         if self.stage.device.type != "cuda":

@@ -128,7 +128,7 @@ class Drawing(App[None]):
         self.begun = asyncio.Event()
 
     def on_mount(self) -> None:
-        self.drain_turns = RenderLoop(self.screen, self)
+        self.drain_turns = RenderLoop(self.screen, self.drain)
 
     async def drain(self) -> None:
         self.begun.set()
@@ -164,7 +164,7 @@ class Leaving(App[None]):
     """Leaves in the middle of what it draws."""
 
     def on_mount(self) -> None:
-        self.drain_turns = RenderLoop(self.screen, self)
+        self.drain_turns = RenderLoop(self.screen, self.drain)
         self.begun = asyncio.Event()
 
     async def drain(self) -> None:
