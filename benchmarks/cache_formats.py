@@ -21,12 +21,14 @@ from benchmarks.table import Row
 from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.api.ids import BlockId, GroupId
 from kvchat.engine.forward.fusion import fused_pass, fusion_of
+from kvchat.engine.forward.runner import ForwardPass
 from kvchat.engine.kernels.paged_attention import paged_attention
 from kvchat.engine.kernels.paged_attention.args import AttentionArgs, KVPair, SequenceSpan
 from kvchat.engine.kernels.quantized_attention import seal, sealed_attention
 from kvchat.engine.kernels.quantized_attention.args import QuantizedPool, QuantizedStep
 from kvchat.engine.kernels.quantized_kv.reference import dequantize, quantize
 from kvchat.engine.kernels.quantized_record import Code, QuantizedRecord, num_sealed
+from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.models.linear.packed import pack_linears
 from kvchat.engine.quality.convert import RUN_LEN, Converter, load_exact
 from kvchat.engine.quality.replay import Replay, ReplaySize
@@ -215,17 +217,6 @@ def _conversion_s(converter: Converter, blocks: Sequence[Mapping[GroupId, bytes]
     return cost_of(convert).cpu_s
 
 
-@dataclass(frozen=True, slots=True)
-class _Fused:
-    """A model whose passes are fused where they can be, as an engine runs it."""
-
-    candidate: Candidate
-
-    def make_pass(self, pool: object) -> object:
-        fusion = fusion_of(self.candidate.loaded, self.candidate.served)
-        return fused_pass(self.candidate.served, pool, fusion)[0]  # type: ignore[arg-type]
-
-
 def _decoding(candidate: Candidate, rounds: int) -> Iterator[Row]:
     ways = []
     exact = _replay(candidate, "exact")
@@ -244,7 +235,12 @@ def _replay(candidate: Candidate, cache_format: str) -> Replay:
     groups = groups_in(candidate.served, cache_format, BLOCK_SIZE)
     own = replace(candidate, served=replace(candidate.served, groups=groups))
     size = ReplaySize(max_len=CONTEXT_LEN, chunk_len=512, back_len=1, block_size=BLOCK_SIZE)
-    return Replay(_Fused(own), groups, size, torch.device("cpu"))  # type: ignore[arg-type]
+
+    def make_pass(pool: DevicePool) -> ForwardPass:
+        """Fused where it can be, as an engine runs it."""
+        return fused_pass(own.served, pool, fusion_of(own.loaded, own.served))[0]
+
+    return Replay(make_pass, groups, size, torch.device("cpu"))
 
 
 def _step(replay: Replay) -> Callable[[], None]:

@@ -69,7 +69,9 @@ class Engine:
         self._prefetcher = Prefetcher(parts.manager, self._loads)
         pending_loads = PendingLoads(self._loads)
         self._drafter = parts.drafter
-        self._scheduler = Scheduler(parts.manager, parts.max_batch_tokens, pending_loads, parts.drafter)
+        self._scheduler = Scheduler(
+            parts.manager, parts.max_batch_tokens, pending_loads.let_go, parts.drafter
+        )
         self._overlapped: OverlappedDecode | None = None
         if parts.runs_ahead:
             self._overlapped = OverlappedDecode(parts.manager, self._scheduler, parts.runner, self._carry_out)
@@ -81,7 +83,7 @@ class Engine:
             clock=clock,
             eos_ids=frozenset(parts.info.eos_token_ids),
             max_context=parts.info.max_context,
-            ahead=self._overlapped,
+            launch=None if self._overlapped is None else self._overlapped.launch,
         )
         self._handles: dict[RequestId, Handle] = {}
         self._load_controller = LoadController(

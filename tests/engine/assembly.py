@@ -30,7 +30,9 @@ class Assembly:
     def __post_init__(self) -> None:
         flights = self.cache.flights
         resumptions = PendingLoads(flights)
-        self.scheduler = Scheduler(self.cache.manager, self.max_batch_tokens, resumptions, self.drafter)
+        self.scheduler = Scheduler(
+            self.cache.manager, self.max_batch_tokens, resumptions.let_go, self.drafter
+        )
         self.loading = LoadController(
             self.scheduler, resumptions, flights, self.rates, self.planned.append, self.cache.carry_out
         )

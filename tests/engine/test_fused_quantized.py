@@ -13,7 +13,7 @@ from kvchat.engine.forward.route import choose_route
 from kvchat.engine.forward.runner import ForwardPass, InputBatch
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.models.load import load_model
-from kvchat.engine.quality.replay import MakePass, Replay, ReplaySize
+from kvchat.engine.quality.replay import Replay, ReplaySize
 from kvchat.engine.startup.weights import groups_in
 from tests.engine.conftest import OpenEngine, OpenRecorded, TinyModels
 from tests.engine.kernels.native_library import compiled
@@ -89,7 +89,7 @@ def computed(
         return made[0]
 
     size = ReplaySize(max_len=192, chunk_len=64, back_len=1, block_size=block_size)
-    replay = Replay(_Way(make_pass), groups, size, torch.device("cpu"))
+    replay = Replay(make_pass, groups, size, torch.device("cpu"))
     replay.begin()
     for part in parts_of(replay.pool):
         part.zero_()
@@ -103,11 +103,6 @@ def computed(
         replay.compute(text[start : start + length], start, length)
         start += length
     return torch.cat(both.found), torch.cat(both.wanted)
-
-
-class _Way:
-    def __init__(self, make_pass: MakePass) -> None:
-        self.make_pass = make_pass
 
 
 PIECES = (1,) * 40 + (5, 16, 3, 16, 1, 9)

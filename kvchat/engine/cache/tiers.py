@@ -7,17 +7,13 @@ from typing import Protocol
 from kvchat.engine.api.ids import BlockKey, GroupId
 
 
-class StoredNode(Protocol):
+@dataclass(frozen=True, slots=True)
+class TierNode:
     """A block of a slower tier: its ids, and the groups that have its bytes."""
 
-    @property
-    def key(self) -> BlockKey: ...
-
-    @property
-    def token_ids(self) -> tuple[int, ...]: ...
-
-    @property
-    def groups(self) -> frozenset[GroupId]: ...
+    key: BlockKey
+    token_ids: tuple[int, ...]
+    groups: frozenset[GroupId]
 
 
 class SlowTier(Protocol):
@@ -25,7 +21,7 @@ class SlowTier(Protocol):
         """For each key, whether the tier has its bytes for `group`. Pure."""
         ...
 
-    def nearest(self, parent: BlockKey, token_ids: Sequence[int], most: int) -> Sequence[StoredNode]:
+    def nearest(self, parent: BlockKey, token_ids: Sequence[int], most: int) -> Sequence[TierNode]:
         """Return full blocks and tails directly behind `parent`: those that begin most like `token_ids`, at
         most `most` in each direction of an order in which like stands beside like. Pure.
         """
@@ -36,15 +32,6 @@ class DiskTier(SlowTier, Protocol):
     def touch(self, keys: Iterable[BlockKey]) -> None:
         """Note that a request uses blocks, whether they are there or not. Never waits for a medium."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class TierNode:
-    """A block that one or several slower tiers have."""
-
-    key: BlockKey
-    token_ids: tuple[int, ...]
-    groups: frozenset[GroupId]
 
 
 class SlowTiers:
@@ -60,11 +47,8 @@ class SlowTiers:
         stored = iter(self._disk.has_all(absent, group) if absent else ())
         return [flag or next(stored) for flag in there]
 
-    def nearest(self, parent: BlockKey, token_ids: Sequence[int], most: int) -> Sequence[StoredNode]:
-        nodes = {
-            node.key: TierNode(node.key, node.token_ids, node.groups)
-            for node in self._disk.nearest(parent, token_ids, most)
-        }
+    def nearest(self, parent: BlockKey, token_ids: Sequence[int], most: int) -> Sequence[TierNode]:
+        nodes = {node.key: node for node in self._disk.nearest(parent, token_ids, most)}
         for node in self.host.nearest(parent, token_ids, most):
             stored = nodes.get(node.key)
             groups = node.groups | stored.groups if stored else node.groups
@@ -78,7 +62,7 @@ class NoTier:
     def has_all(self, keys: Sequence[BlockKey], group: GroupId) -> Sequence[bool]:
         return [False] * len(keys)
 
-    def nearest(self, parent: BlockKey, token_ids: Sequence[int], most: int) -> Sequence[StoredNode]:
+    def nearest(self, parent: BlockKey, token_ids: Sequence[int], most: int) -> Sequence[TierNode]:
         return ()
 
     def touch(self, keys: Iterable[BlockKey]) -> None:

@@ -7,7 +7,7 @@ from time import monotonic
 
 from kvchat.engine.api.ids import BlockId, BlockKey, GroupId
 from kvchat.engine.cache.plan import Fetch, Load, Move
-from kvchat.engine.cache.tiers import StoredNode
+from kvchat.engine.cache.tiers import TierNode
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.disk.store import BlockHeader, DiskStore
 from kvchat.engine.memory.host_pool import HostPool
@@ -85,11 +85,11 @@ class Mover:
         there = self._store.has_all(keys, group)
         return [flag and self._is_offered(key, group) for key, flag in zip(keys, there, strict=True)]
 
-    def nearest(self, parent: BlockKey, token_ids: Sequence[int], most: int) -> Sequence[StoredNode]:
+    def nearest(self, parent: BlockKey, token_ids: Sequence[int], most: int) -> Sequence[TierNode]:
         if self._store is None:
             return ()
         return [
-            block
+            TierNode(block.key, block.token_ids, block.groups)
             for block in self._store.nearest(parent, token_ids, most)
             if all(self._is_offered(block.key, group) for group in block.groups)
         ]

@@ -137,7 +137,7 @@ class Gauge:
         device = next(self._loaded.module.parameters()).device
         groups = placed(self._groups(cache_format), device)
         shadows = shadows_of(self._loaded, groups, available_bytes())
-        replay = Replay(self._served, groups, size, device, shadows)
+        replay = Replay(self._served.make_pass, groups, size, device, shadows)
         replay.begin()
         return replay
 

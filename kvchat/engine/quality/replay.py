@@ -8,7 +8,6 @@ Dimensions: N rows, V vocabulary, P block size.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import ceil
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -31,13 +30,6 @@ from kvchat.engine.sequences.batch import Batch, Chunk, ShadowedPrompt
 
 MakePass = Callable[[DevicePool], ForwardPass]
 _BRANCH = SequenceId(0)
-
-
-class ReplayModel(Protocol):
-    """A model, and how a pass of it is made on a pool; the pass made last is the one that computes."""
-
-    @property
-    def make_pass(self) -> MakePass: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +61,7 @@ class Replay:
 
     def __init__(
         self,
-        served: ReplayModel,
+        make_pass: MakePass,
         groups: Sequence[Group],
         size: ReplaySize,
         device: torch.device,
@@ -78,7 +70,7 @@ class Replay:
         self._shadows = shadows
         self.groups = tuple(groups)
         self.size = size
-        self._served = served
+        self._make_pass = make_pass
         self._rings = {group.id: _ring(group, size) for group in groups}
         self.pool = DevicePool(groups, self._rings, size.block_size, device)
         self._runner: Runner | None = None
@@ -119,7 +111,7 @@ class Replay:
         """Let this replay compute from now on, and no other on the same model."""
         pruner = Pruner(self.groups, self.pool.layers) if self.is_pruned else None
         self._runner = Runner(
-            self._served.make_pass(self.pool),
+            self._make_pass(self.pool),
             self.groups,
             self.size.block_size,
             pruner=pruner,

@@ -4,7 +4,6 @@ from collections import abc
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -35,19 +34,6 @@ class _Due:
     draft: tuple[int, ...] = ()
 
 
-class Launcher(Protocol):
-    """Goes on with answers before their tokens are known; see `Ahead`."""
-
-    def launch(self, due: abc.Sequence[Completion], tokens: Tensor) -> None:
-        """Hand in what follows.
-
-        Args:
-            due: answers whose next token has just been drawn.
-            tokens: these tokens [R], where they were drawn.
-        """
-        ...
-
-
 @dataclass(slots=True)
 class OutputProcessor:
     """Every running sequence, the requests they belong to, and the events that are still to be told.
@@ -55,7 +41,8 @@ class OutputProcessor:
     Args:
         eos_ids: tokens that end the model's turn.
         max_context: most tokens of a sequence.
-        ahead: None: what follows waits for the tokens.
+        launch: goes on with answers whose next tokens [R] have just been drawn, before they are known; None:
+            what follows waits for them.
     """
 
     manager: CacheManager
@@ -65,7 +52,7 @@ class OutputProcessor:
     clock: Callable[[], float]
     eos_ids: frozenset[int]
     max_context: int
-    ahead: Launcher | None = None
+    launch: Callable[[abc.Sequence[Completion], Tensor], None] | None = None
     completions: dict[RequestId, Completion] = field(default_factory=dict)
     requests: dict[RequestId, RequestState] = field(default_factory=dict)
     events: list[Event] = field(default_factory=list)
@@ -190,10 +177,10 @@ class OutputProcessor:
     ) -> list[list[SampledToken | None]]:
         """Return what is chosen for each row; the step that follows is handed in before it is known."""
         logits = torch.cat([one.logits for one in due])
-        if self.ahead is None or not self.sampler.draws_there(logits, rows):
+        if self.launch is None or not self.sampler.draws_there(logits, rows):
             return self.sampler.sample(logits, rows)
         drawn = self.sampler.begin(logits, rows)
-        self.ahead.launch([one.completion for one in due], drawn.tokens)
+        self.launch([one.completion for one in due], drawn.tokens)
         return choices(drawn)
 
     def _fork_siblings(self, completion: Completion) -> list[Completion]:

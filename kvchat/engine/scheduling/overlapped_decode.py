@@ -11,7 +11,6 @@ vocabulary.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -19,20 +18,11 @@ from torch import Tensor
 from kvchat.engine.api.ids import SequenceId
 from kvchat.engine.cache.manager import CacheManager
 from kvchat.engine.cache.plan import Move
+from kvchat.engine.forward.runner import Runner
 from kvchat.engine.kernels.device import upload
 from kvchat.engine.scheduling.scheduler import Scheduler
 from kvchat.engine.sequences.batch import Batch, Chunk
 from kvchat.engine.sequences.completion import Completion
-
-
-class StepRunner(Protocol):
-    """Computes batches; see `Runner`."""
-
-    def run(self, batch: Batch) -> Tensor: ...
-
-    def note(self, batch: Batch) -> None: ...
-
-    def run_ahead(self, batch: Batch, token_ids: Tensor) -> Tensor | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +60,7 @@ class OverlappedDecode:
         self,
         manager: CacheManager,
         scheduler: Scheduler,
-        runner: StepRunner,
+        runner: Runner,
         carry_out: Callable[[Sequence[Move]], None],
     ) -> None:
         self._manager = manager

@@ -7,7 +7,7 @@ goes back to the queue; what it had computed stays cached as long as there is ro
 """
 
 from collections import Counter, abc
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -21,23 +21,6 @@ from kvchat.engine.scheduling.admission_backoff import AdmissionBackoff
 from kvchat.engine.sequences.batch import Batch, Chunk, ShadowedPrompt
 from kvchat.engine.sequences.completion import Completion
 from kvchat.engine.sequences.sequence import Sequence
-
-
-class ReservedTokens(Protocol):
-    """Blocks that are held for waiting requests, beside those of sequences."""
-
-    def let_go(self, completion: Completion) -> bool:
-        """Give up what is held for less important requests than this one; False if that gives no block back
-        now.
-        """
-        ...
-
-
-class NoReservedTokens:
-    """Nothing is held for anybody."""
-
-    def let_go(self, completion: Completion) -> bool:
-        return False
 
 
 class Drafter(Protocol):
@@ -91,13 +74,14 @@ class Scheduler:
 
     Args:
         max_batch_tokens: most tokens computed in one step.
-        reserve: gives up its blocks before a running request must.
+        free_reserved: gives up blocks that are held for requests less important than this one, before a
+            running request must; False if that gives none back now.
         drafter: guesses tokens to compute with the room that a step has left.
     """
 
     manager: CacheManager
     max_batch_tokens: int
-    reserve: ReservedTokens = field(default_factory=NoReservedTokens)
+    free_reserved: Callable[[Completion], bool] = lambda _: False
     drafter: Drafter = field(default_factory=NoDrafter)
     waiting: list[Completion] = field(default_factory=list, init=False)
     running: list[Completion] = field(default_factory=list, init=False)
@@ -177,7 +161,7 @@ class Scheduler:
     def make_room(self, completion: Completion) -> bool:
         """Take blocks from idle sequences or less important requests; False if there are none to take."""
         return (
-            self._reset_idle() or self.reserve.let_go(completion) or self._requeue_less_important(completion)
+            self._reset_idle() or self.free_reserved(completion) or self._requeue_less_important(completion)
         )
 
     def requeue(self, completion: Completion) -> None:
@@ -264,7 +248,7 @@ class Scheduler:
         from those in `chunks`.
         """
         while (moves := self.manager.extend(completion.sequence, num_tokens)) is None:
-            if self._reset_idle() or self.reserve.let_go(completion):
+            if self._reset_idle() or self.free_reserved(completion):
                 continue
             if len(self.running) == 1:
                 return None

@@ -4,7 +4,6 @@ import codecs
 import copy
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from kvchat.session.template.tokenizer import ChatTokenizer
 
@@ -15,14 +14,6 @@ class Piece:
 
     text: str
     reasoning: bool = False
-
-
-class _Decoder(Protocol):
-    def feed(self, token_id: int) -> str: ...
-
-    def finish(self) -> str:
-        """Return what is still held back: bytes that never became a character, as replacement characters."""
-        ...
 
 
 class TextStream:
@@ -178,7 +169,7 @@ class _WindowDecoder:
         return self._tokenizer.decode(self._shown + self._new)[len(shown) :]
 
 
-def _decoder(tokenizer: ChatTokenizer) -> _Decoder:
+def _decoder(tokenizer: ChatTokenizer) -> "_ByteLevelDecoder | _WindowDecoder":
     return _ByteLevelDecoder(tokenizer) if tokenizer.byte_level else _WindowDecoder(tokenizer)
 
 

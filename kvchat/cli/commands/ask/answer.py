@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Protocol
 
 from kvchat.chat.conversation import Conversation
 from kvchat.chat.service import ChatEvent, LoadingStarted, Prefill, TextDelta, TurnFinished, TurnStarted
@@ -24,12 +23,6 @@ _FINISH_REASONS = {
     Finish.PARTIAL: "cancelled",
     Finish.ERROR: "error",
 }
-
-
-class AnswerWriter(Protocol):
-    """Takes the events of one turn in order. Raises BrokenPipeError once nobody reads any more."""
-
-    def take(self, event: ChatEvent) -> None: ...
 
 
 class TextWriter:

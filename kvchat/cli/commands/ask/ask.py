@@ -14,7 +14,6 @@ from kvchat.chat.conversation import Conversation
 from kvchat.chat.events import SampleEvent
 from kvchat.chat.service import Chat, ChatEvent, Prefill, TurnFinished, TurnStarted
 from kvchat.cli.commands.ask.answer import (
-    AnswerWriter,
     JsonWriter,
     NdjsonWriter,
     TextWriter,
@@ -343,7 +342,7 @@ class _Question:
         if snapshot is not None and snapshot.problem is not None:
             self._status.note(f"KV is not saved: {snapshot.problem}")
 
-    def _writer(self, conversation: Conversation) -> AnswerWriter:
+    def _writer(self, conversation: Conversation) -> TextWriter | JsonWriter | NdjsonWriter:
         if self._options.ndjson:
             return NdjsonWriter(self._output, conversation)
         if self._options.json:

@@ -9,8 +9,6 @@ of the rope key, d_v of values, N blocks, P block size.
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -30,14 +28,8 @@ MOST_ROWS = 2048
 
 Slice = tuple[Tensor, Tensor]
 """Keys [B, s, D] and values [B, s, D_v] of a slice."""
-
-
-class MeanLatents(Protocol):
-    """Computes what `mean_latents` does."""
-
-    def __call__(
-        self, query: Tensor, pool: Tensor, args: LatentArgs, spans: Sequence[SequenceSpan]
-    ) -> Tensor: ...
+MeanLatents = Callable[[Tensor, Tensor, LatentArgs, Sequence[SequenceSpan]], Tensor]
+"""Computes what `mean_latents` does."""
 
 
 def latent_attention(
@@ -52,8 +44,9 @@ def latent_attention(
     few = [span for span in args.spans if span.q_end - span.q_start < FEWEST_TO_EXPAND]
     if few:
         rows = torch.cat([torch.arange(span.q_start, span.q_end, device=query.device) for span in few])
-        mean = partial(attend or mean_latents, pool=pool, args=args, spans=few)
-        out[rows] = in_latent_space(query if len(rows) == len(query) else query[rows], args, mean)
+        attend = attend or mean_latents
+        queries = query if len(rows) == len(query) else query[rows]
+        out[rows] = in_latent_space(queries, args, lambda absorbed: attend(absorbed, pool, args, few))
     for span in args.spans:
         if span.q_end - span.q_start >= FEWEST_TO_EXPAND:
             out[span.q_start : span.q_end] = _attend_expanded(
