@@ -55,7 +55,9 @@ class Terminal:
         deadline = monotonic() + PATIENCE_S
         while not predicate():
             assert monotonic() < deadline, f"waited in vain; the terminal shows:\n{self.text}"
-            self._read(0.05)
+            has_ended = self.process.poll() is not None
+            if not self._read(0.05) and has_ended and not predicate():
+                raise AssertionError(f"the program has ended; the terminal shows:\n{self.text}")
 
     def until_shown(self, text: str) -> None:
         self.until(lambda: text in self.text)
@@ -73,15 +75,18 @@ class Terminal:
         if is_told:
             self.process.send_signal(signal.SIGHUP)
 
-    def _read(self, timeout_s: float) -> None:
-        if select.select([self._fd], [], [], timeout_s)[0]:
-            try:
-                data = os.read(self._fd, 65_536)
-            except OSError:
-                return
-            self.received += data
-            # Pyte knows neither the keyboard protocol nor the queries that Textual sends.
-            self._stream.feed(_known_to_pyte(data))
+    def _read(self, timeout_s: float) -> bool:
+        """Take in what the program has written; return whether there was anything."""
+        if not select.select([self._fd], [], [], timeout_s)[0]:
+            return False
+        try:
+            data = os.read(self._fd, 65_536)
+        except OSError:
+            return False
+        self.received += data
+        # Pyte knows neither the keyboard protocol nor the queries that Textual sends.
+        self._stream.feed(_known_to_pyte(data))
+        return bool(data)
 
 
 def _known_to_pyte(data: bytes) -> bytes:

@@ -14,7 +14,7 @@ pytestmark = [
 
 LIMITED = """
 import resource, runpy, sys
-resource.setrlimit(resource.RLIMIT_AS, (700 << 20, 700 << 20))
+resource.setrlimit(resource.RLIMIT_AS, (900 << 20, 900 << 20))
 sys.argv = ["kvchat"]
 runpy.run_module("kvchat", run_name="__main__")
 """
