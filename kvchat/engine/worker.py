@@ -230,6 +230,9 @@ class Worker:
             self._fail(EngineFailed(f"the engine failed: {type(error).__name__}: {error}"))
 
     def _load(self) -> "Engine":
+        # Before numpy, whose OpenBLAS ends the process where it finds no memory; torch raises.
+        import torch  # noqa: F401
+
         from kvchat.engine.engine import Engine
         from kvchat.engine.startup.assembly import build_parts
 
