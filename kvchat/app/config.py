@@ -150,6 +150,11 @@ def read_settings(
     return _assemble(values, places(environ)[0], _chosen_file(environ, config_file))
 
 
+def default_settings() -> Settings:
+    """Return the settings of a run for which nothing is set."""
+    return _assemble({}, places(os.environ)[0], None)
+
+
 def read_layers(
     flags: Mapping[str, object] | None = None,
     *,

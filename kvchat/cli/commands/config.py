@@ -11,8 +11,8 @@ from typing import Annotated
 from kvchat.app.config import (
     KEYS,
     Layer,
-    Settings,
     deciding_origins,
+    default_settings,
     did_you_mean,
     overruling_origin,
     own_file,
@@ -128,7 +128,7 @@ def show_path(options: ListOptions) -> None:
 
 def show_schema(options: ListOptions) -> None:
     """Print what can be set as a JSON schema of the configuration file."""
-    settings = Settings(paths=read_settings(config_file=options.config).paths)
+    settings = default_settings()
     properties: dict[str, dict[str, object]] = {}
     for name, key in KEYS.items():
         described = _described(key.read) | {
