@@ -4,17 +4,17 @@ Copies between runs that lie alike within their pages take half as long as other
 written past the system's cache.
 """
 
-import ctypes
 import mmap as maps
 import sys
 from collections.abc import Iterable
 from contextlib import suppress
 from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 from threading import Thread, local
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-import numpy as np
-from numpy.typing import NDArray
+if TYPE_CHECKING:
+    import numpy as np  # commands that only list what is stored do without
+    from numpy.typing import NDArray
 
 PAGE: Final = 4096
 
@@ -51,7 +51,7 @@ MOST_BYTES: Final = 256 << 20
 _POPULATE_WRITE = 23  # Linux's MADV_POPULATE_WRITE, since 5.14; changes no byte
 
 
-def prefault(runs: Iterable[NDArray[np.uint8]]) -> Thread:
+def prefault(runs: Iterable["NDArray[np.uint8]"]) -> Thread:
     """Have the pages of some runs of memory there soon, in a thread that is returned. No byte changes.
 
     Where the system cannot do that, they come as they are written.
@@ -61,9 +61,11 @@ def prefault(runs: Iterable[NDArray[np.uint8]]) -> Thread:
     return thread
 
 
-def _populate(runs: list[NDArray[np.uint8]]) -> None:
+def _populate(runs: list["NDArray[np.uint8]"]) -> None:
     if sys.platform != "linux":
         return
+    import ctypes  # by who fills a pool
+
     madvise = ctypes.CDLL(None).madvise
     for run in runs:
         start = run.ctypes.data // PAGE * PAGE
