@@ -86,7 +86,7 @@ def measure(*, quick: bool = False) -> list[Row]:
 def _files_alone(directory: Path, rounds: int) -> Iterator[Row]:
     """Write as many blocks as are converted at one time, in three ways in turn."""
     converter = Made(*_sides(FORMATS[0]))
-    group = next(group.id for group in converter.target.groups if group.sealed_from is not None)
+    group = next(group.id for group in converter.target.groups if group.quantized_from is not None)
     payload = os.urandom(sum(region.nbytes for region in converter.target.pool.layouts()[group]))
     told: dict[str, list[float]] = {"together": [], "one after the other": [], "plain files": []}
     for _ in range(rounds):

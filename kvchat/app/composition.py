@@ -286,5 +286,5 @@ def _forgetful(settings: Settings, directory: Path) -> Settings:
     return replace(
         settings,
         paths=replace(settings.paths, data_dir=directory, cache_dir=directory),
-        engine=replace(settings.engine, cache_dir=None, sealer=None),
+        engine=replace(settings.engine, cache_dir=None, encryptor=None),
     )

@@ -13,19 +13,19 @@ from kvchat.session.unsent_drafts import DraftStore
 
 pytestmark = pytest.mark.pure
 
-SEALERS = [None, Encryptor(bytes(32))]
+ENCRYPTORS = [None, Encryptor(bytes(32))]
 
 
-@pytest.mark.parametrize("sealer", SEALERS)
+@pytest.mark.parametrize("encryptor", ENCRYPTORS)
 def test_it_is_kept_in_order_for_its_session_and_given_back_once(
-    tmp_path: Path, sealer: Encryptor | None
+    tmp_path: Path, encryptor: Encryptor | None
 ) -> None:
-    shelf = DraftStore(tmp_path / "unsent", sealer)
+    shelf = DraftStore(tmp_path / "unsent", encryptor)
     shelf.keep("s1", "one \ud800")
     shelf.keep("s1", "two")
     shelf.keep(None, "a beginning")
     assert {file.stat().st_mode & 0o777 for file in (tmp_path / "unsent").iterdir()} == {0o600}
-    again = DraftStore(tmp_path / "unsent", sealer)
+    again = DraftStore(tmp_path / "unsent", encryptor)
     assert again.take("s2") == ""
     assert again.take("s1") == "one \ud800\ntwo"
     assert again.take("s1") == ""
@@ -33,14 +33,14 @@ def test_it_is_kept_in_order_for_its_session_and_given_back_once(
     assert list((tmp_path / "unsent").iterdir()) == []
 
 
-def test_it_is_sealed_and_unsealed_with_the_conversations(tmp_path: Path) -> None:
-    plain, sealed = DraftStore(tmp_path, None), DraftStore(tmp_path, Encryptor(bytes(32)))
+def test_it_is_encrypted_and_unencrypted_with_the_conversations(tmp_path: Path) -> None:
+    plain, encrypted = DraftStore(tmp_path, None), DraftStore(tmp_path, Encryptor(bytes(32)))
     plain.keep("s1", "a secret")
     plain.copy_to(Encryptor(bytes(32)))
     plain.copy_to(Encryptor(bytes(32)))
     plain.forget("s1")
     assert b"secret" not in b"".join(file.read_bytes() for file in tmp_path.iterdir())
-    assert sealed.take("s1") == "a secret"
+    assert encrypted.take("s1") == "a secret"
 
 
 def test_a_damaged_one_is_named_and_another_key_opens_nothing(tmp_path: Path) -> None:
@@ -91,11 +91,11 @@ def test_windows_that_close_together_lose_nothing(tmp_path: Path) -> None:
     assert len(texts) == 40
 
 
-@pytest.mark.parametrize("sealer", SEALERS)
+@pytest.mark.parametrize("encryptor", ENCRYPTORS)
 def test_it_is_lent_to_one_window_and_kept_until_that_one_has_it(
-    tmp_path: Path, sealer: Encryptor | None
+    tmp_path: Path, encryptor: Encryptor | None
 ) -> None:
-    one, other = DraftStore(tmp_path, sealer), DraftStore(tmp_path, sealer)
+    one, other = DraftStore(tmp_path, encryptor), DraftStore(tmp_path, encryptor)
     one.keep("s1", "half a thought")
     with suppress(KeyboardInterrupt), one.lent("s1") as kept:
         assert kept.text == "half a thought"

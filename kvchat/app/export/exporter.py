@@ -84,7 +84,7 @@ class Exporter:
             branch = session.active_branch
         branches, turns = _chosen(self._store, session, branch)
         num_tokens = sum(len(turn.token_ids or ()) for turn in turns)
-        is_encrypted = self._settings.engine.sealer is not None
+        is_encrypted = self._settings.engine.encryptor is not None
         if format is Format.BUNDLE:
             with self._opened(target) as write:
                 written = write_session(
@@ -214,7 +214,7 @@ def _shelf(settings: Settings, kv: BundleModel) -> BundleBlockStore:
         kv.fingerprint,
         layouts_of(fields),
         block_size=kv.block_size,
-        sealer=settings.engine.sealer,
+        encryptor=settings.engine.encryptor,
     )
 
 

@@ -32,7 +32,7 @@ def open_shelf(
         block_size=block_size,
         limit_bytes=engine.disk_bytes,
         daily_bytes=engine.disk_daily_bytes,
-        sealer=engine.sealer,
+        encryptor=engine.encryptor,
         files=files,
         elsewhere=elsewhere(cache_dir),
     )

@@ -23,7 +23,7 @@ from kvchat.engine.formats.shadow.shadows import Shadows
 from kvchat.engine.formats.spec import Fp8LatentSpec, Group
 from kvchat.engine.forward.runner import ForwardPass, Runner
 from kvchat.engine.kernels.latent_record import store_records
-from kvchat.engine.kernels.quantized_attention import seal
+from kvchat.engine.kernels.quantized_attention import quantize_blocks
 from kvchat.engine.kernels.quantized_attention.args import QuantizedStep
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.sequences.batch import Batch, Chunk, ShadowedPrompt
@@ -169,7 +169,7 @@ class Replay:
 
     def convert(self, exact: "Replay", num_tokens: int) -> None:
         """Take over the first `num_tokens` tokens of a replay in the exact format, quantized where this one
-        quantizes: what would have been sealed by now is, and the rest is copied.
+        quantizes: what would have been quantized by now is, and the rest is copied.
         """
         for layer, pool in self.pool.layers.items():
             source = exact.pool.layers[layer]
@@ -177,11 +177,13 @@ class Replay:
             first = group.spec.first_visible(num_tokens) // self.size.block_size
             recent = self._numbers(first, ceil(num_tokens / self.size.block_size))
             copy_blocks(pool, source, exact.places(source.group, recent), self.places(pool.group, recent))
-            if pool.sealed is not None:
-                sealed = next(one for one in self.groups if one.id == pool.sealed.group)
-                old = self._numbers(0, sealed.num_blocks(num_tokens, self.size.block_size))
-                step = QuantizedStep((), exact.places(source.group, old), self.places(pool.sealed.group, old))
-                seal(source.keys, source.values, pool.sealed.pool, step)
+            if pool.quantized is not None:
+                quantized = next(one for one in self.groups if one.id == pool.quantized.group)
+                old = self._numbers(0, quantized.num_blocks(num_tokens, self.size.block_size))
+                step = QuantizedStep(
+                    (), exact.places(source.group, old), self.places(pool.quantized.group, old)
+                )
+                quantize_blocks(source.keys, source.values, pool.quantized.pool, step)
 
     def places(self, group: GroupId, numbers: Tensor) -> Tensor:
         """Return where logical blocks lie in the pool of a group."""

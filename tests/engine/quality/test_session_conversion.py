@@ -238,7 +238,7 @@ def test_what_is_counted_is_there_recent_blocks_included(store: Store) -> None:
         done = conversion.run()
         blocks = list(blocks_on(target, stored.path, stored.roots[1], stored.roots[1]))
         assert sum(len(block.token_ids) for block in blocks) == done.num_tokens == len(stored.path)
-        recent = {group.id for group in stored.converter.target.groups if group.sealed_from is None}
+        recent = {group.id for group in stored.converter.target.groups if group.quantized_from is None}
         assert recent <= set(blocks[-1].groups)
         sizes = {group: sum(r.nbytes for r in layout) for group, layout in target.layouts.items()}
         assert done.num_bytes == sum(sizes[group] for block in blocks for group in block.groups)
@@ -286,7 +286,7 @@ def test_each_leaf_has_its_recent_blocks(store: Store) -> None:
     short = (*stored.path[:96], 4)
     with closing(stored.source()) as source, closing(stored.target()) as target:
         Conversion(stored.converter, source, target, stored.roots, [stored.path, short]).run()
-        recent = {group.id for group in stored.converter.target.groups if group.sealed_from is None}
+        recent = {group.id for group in stored.converter.target.groups if group.quantized_from is None}
         blocks = list(blocks_on(target, short, stored.roots[1], stored.roots[1]))
         assert recent <= set(blocks[5].groups)
 

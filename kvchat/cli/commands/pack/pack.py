@@ -45,11 +45,11 @@ class PackOnDisk:
 
 def shelf_of(settings: Settings) -> PackStore:
     """Return the packs of these settings' conversations."""
-    return PackStore(settings.paths.packs_dir, settings.engine.sealer)
+    return PackStore(settings.paths.packs_dir, settings.engine.encryptor)
 
 
 def catalog_of(settings: Settings) -> BlockCatalog:
-    return BlockCatalog(settings.paths.cache_dir, sealer=settings.engine.sealer)
+    return BlockCatalog(settings.paths.cache_dir, encryptor=settings.engine.encryptor)
 
 
 def list_packs(options: ListOptions) -> None:

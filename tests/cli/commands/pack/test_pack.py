@@ -149,7 +149,7 @@ def test_a_pack_needs_a_text_and_a_name_of_its_own(run: Run, home: Path) -> None
 
 
 @pure
-def test_packs_are_sealed_with_the_conversations_and_opened_again_with_them(
+def test_packs_are_encrypted_with_the_conversations_and_opened_again_with_them(
     run: Run, home: Path, passphrase: Give
 ) -> None:
     _shelf(home).put(make_pack("spec", "marmalade and zeppelin"))
@@ -186,7 +186,7 @@ def test_files_of_packs_are_private_and_a_damaged_one_hides_no_other(tmp_path: P
 
 
 @pure
-def test_a_sealed_pack_opens_with_its_key_and_in_its_place_alone(tmp_path: Path) -> None:
+def test_a_encrypted_pack_opens_with_its_key_and_in_its_place_alone(tmp_path: Path) -> None:
     shelf = PackStore(tmp_path / "packs", Encryptor(bytes(32)))
     shelf.put(make_pack("one", "first"))
     shelf.put(make_pack("two", "second"))

@@ -1,4 +1,4 @@
-"""Sealed blocks keep what plain ones promise, and tell nobody which tokens they hold."""
+"""Encrypted blocks keep what plain ones promise, and tell nobody which tokens they hold."""
 
 import shutil
 from collections.abc import Iterator
@@ -29,12 +29,12 @@ from tests.engine.memory.chains import (
 
 pytestmark = pytest.mark.pure
 
-SEALER, OTHER = Encryptor(bytes(range(32))), Encryptor(bytes(range(1, 33)))
+ENCRYPTOR, OTHER = Encryptor(bytes(range(32))), Encryptor(bytes(range(1, 33)))
 
 
-def open_sealed(
+def open_encrypted(
     cache_dir: Path,
-    sealer: Encryptor | None = SEALER,
+    encryptor: Encryptor | None = ENCRYPTOR,
     fingerprint: bytes = FINGERPRINT,
 ) -> DiskStore:
     return DiskStore(
@@ -43,13 +43,13 @@ def open_sealed(
         layouts=LAYOUTS,
         block_size=BLOCK_SIZE,
         limit_bytes=None,
-        sealer=sealer,
+        encryptor=encryptor,
     )
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[DiskStore]:
-    store = open_sealed(tmp_path)
+    store = open_encrypted(tmp_path)
     yield store
     store.close()
 
@@ -66,7 +66,7 @@ def test_blocks_and_tails_come_back_bit_for_bit(tmp_path: Path, store: DiskStore
     blocks = [*chain(tokens(1)), *chain(tokens(1), SLIDING), *chain([5, 6, 7, 8, 9])]
     write_all(store, blocks)
     store.close()
-    again = open_sealed(tmp_path)
+    again = open_encrypted(tmp_path)
     for block in blocks:
         assert again.has(block.key, block.header.group)
         assert read(again, block) == block.payload
@@ -94,22 +94,22 @@ def test_neither_names_nor_bytes_tell_keys_tokens_or_contents(tmp_path: Path, st
         store.close()
 
 
-def test_every_flipped_byte_of_a_sealed_file_is_noticed(tmp_path: Path, store: DiskStore) -> None:
+def test_every_flipped_byte_of_a_encrypted_file_is_noticed(tmp_path: Path, store: DiskStore) -> None:
     """Traps 6 and 24: nothing is believed of a file that is not what was written."""
     (block,) = chain([1, 2, 3, 4])
     write_all(store, [block])
     (path,) = files(tmp_path)
     whole = path.read_bytes()
-    seal, num_head_bytes = (
-        EncryptedBlocks(SEALER),
+    encryption, num_head_bytes = (
+        EncryptedBlocks(ENCRYPTOR),
         len(whole) - len(block.payload) - EncryptedBlocks.file_overhead,
     )
     parts = [memoryview(bytearray(num_head_bytes)), memoryview(bytearray(len(block.payload)))]
     for position in range(len(whole)):
         changed = flipped(whole, position, 1)
         with pytest.raises(DecryptionFailed):
-            seal.open(path, [memoryview(changed)], parts)
-    seal.open(path, [memoryview(whole)], parts)
+            encryption.open(path, [memoryview(changed)], parts)
+    encryption.open(path, [memoryview(whole)], parts)
     assert parts[1] == block.payload
     for damaged in (b"", whole[:56], whole[:-1], whole + b"\0", whole[:-1] + b"\0"):
         path.write_bytes(damaged)
@@ -119,7 +119,7 @@ def test_every_flipped_byte_of_a_sealed_file_is_noticed(tmp_path: Path, store: D
     assert read(store, block) == block.payload
 
 
-def test_a_sealed_file_serves_under_no_other_name(tmp_path: Path, store: DiskStore) -> None:
+def test_a_encrypted_file_serves_under_no_other_name(tmp_path: Path, store: DiskStore) -> None:
     """Trap 4: neither in the place of another block, nor of another group or model."""
     one, two = chain(tokens(3))[:2]
     write_all(store, [one, two])
@@ -130,7 +130,7 @@ def test_a_sealed_file_serves_under_no_other_name(tmp_path: Path, store: DiskSto
     for block in (one, two):
         with pytest.raises(BlockDamaged):
             read(store, block)
-    other = open_sealed(tmp_path, fingerprint=OTHER_FINGERPRINT)
+    other = open_encrypted(tmp_path, fingerprint=OTHER_FINGERPRINT)
     moved = Path(str(first).replace(FINGERPRINT.hex(), OTHER_FINGERPRINT.hex()))
     moved.parent.mkdir(parents=True)
     moved.write_bytes(saved)
@@ -139,7 +139,7 @@ def test_a_sealed_file_serves_under_no_other_name(tmp_path: Path, store: DiskSto
     other.close()
 
 
-def test_a_lost_index_is_built_from_the_sealed_files_again(tmp_path: Path, store: DiskStore) -> None:
+def test_a_lost_index_is_built_from_the_encrypted_files_again(tmp_path: Path, store: DiskStore) -> None:
     blocks = [*chain(tokens(4)), *chain(tokens(5))]
     write_all(store, blocks)
     store.close()
@@ -147,7 +147,7 @@ def test_a_lost_index_is_built_from_the_sealed_files_again(tmp_path: Path, store
     damaged.write_bytes(damaged.read_bytes()[:40] + bytes(8) + damaged.read_bytes()[48:])
     for index in tmp_path.rglob("index.db*"):
         index.unlink()
-    again = open_sealed(tmp_path)
+    again = open_encrypted(tmp_path)
     there = [again.has(block.key, FULL) for block in blocks]
     assert sorted(there) == [False] + [True] * 7
     again.close()
@@ -162,7 +162,7 @@ def test_every_byte_of_the_index_may_be_damaged(tmp_path: Path, store: DiskStore
     whole = index.read_bytes()
     for position in range(0, len(whole), 1021):
         index.write_bytes(flipped(whole, position, 0xFF))
-        again = open_sealed(tmp_path)
+        again = open_encrypted(tmp_path)
         for block in blocks:
             if again.has(block.key, FULL):
                 assert read(again, block) == block.payload
@@ -177,7 +177,7 @@ def test_those_that_begin_most_alike_are_found_without_their_order_on_disk(
     parent = chain(tokens(7)[:BLOCK_SIZE])[0]
     siblings = [block_behind(parent.key, [1000 + number, 1, 2, 3]) for number in range(40)]
     write_all(store, [parent, *siblings])
-    plain = open_sealed(tmp_path / "plain", sealer=None)
+    plain = open_encrypted(tmp_path / "plain", encryptor=None)
     write_all(plain, [parent, *siblings])
     for wanted in ([1017, 1, 9, 9], [1000, 0, 0, 0], [5], [9999, 1, 2, 3], [1020, 1, 2, 3]):
         found = store.nearest(parent.key, wanted, 3)
@@ -197,22 +197,24 @@ def test_the_limit_holds_for_what_lies_on_disk(tmp_path: Path, store: DiskStore)
 
 
 def test_stores_of_several_keys_and_a_plain_one_share_a_directory_in_peace(tmp_path: Path) -> None:
-    stores = [open_sealed(tmp_path, sealer) for sealer in (SEALER, OTHER, None)]
+    stores = [open_encrypted(tmp_path, encryptor) for encryptor in (ENCRYPTOR, OTHER, None)]
     blocks = chain(tokens(9))
     for number, store in enumerate(stores):
         write_all(store, blocks[: number + 1])
-    for number, sealer in enumerate((SEALER, OTHER, None)):
-        catalog = BlockCatalog(tmp_path, sealer=sealer)
+    for number, encryptor in enumerate((ENCRYPTOR, OTHER, None)):
+        catalog = BlockCatalog(tmp_path, encryptor=encryptor)
         assert {block.key for block in catalog.blocks()} == {block.key for block in blocks[: number + 1]}
         catalog.close()
     for store in stores:
         store.close()
 
 
-def test_collecting_and_removing_know_sealed_blocks_by_their_keys(tmp_path: Path, store: DiskStore) -> None:
+def test_collecting_and_removing_know_encrypted_blocks_by_their_keys(
+    tmp_path: Path, store: DiskStore
+) -> None:
     kept, doomed = chain(tokens(10)), chain(tokens(11))
     write_all(store, [*kept, *doomed])
-    catalog = BlockCatalog(tmp_path, sealer=SEALER)
+    catalog = BlockCatalog(tmp_path, encryptor=ENCRYPTOR)
     wanted = {block.key for block in kept}
     freed = catalog.collect(lambda block: block.key in wanted)
     assert freed.num_blocks == len(doomed)
@@ -221,7 +223,9 @@ def test_collecting_and_removing_know_sealed_blocks_by_their_keys(tmp_path: Path
     assert len(files(tmp_path)) == len(kept) - 1
 
 
-def test_a_writer_that_was_killed_leaves_nothing_of_a_sealed_block(tmp_path: Path, store: DiskStore) -> None:
+def test_a_writer_that_was_killed_leaves_nothing_of_a_encrypted_block(
+    tmp_path: Path, store: DiskStore
+) -> None:
     block = chain(tokens(12))[0]
     write_all(store, [block])
     (path,) = files(tmp_path)
@@ -230,13 +234,13 @@ def test_a_writer_that_was_killed_leaves_nothing_of_a_sealed_block(tmp_path: Pat
     store.close()
     for index in tmp_path.rglob("index.db*"):
         index.unlink()
-    open_sealed(tmp_path).close()
+    open_encrypted(tmp_path).close()
     assert not left.exists()
     assert _has(tmp_path, block.key, FULL)
 
 
 def _has(cache_dir: Path, key: BlockKey, group: GroupId) -> bool:
-    store = open_sealed(cache_dir)
+    store = open_encrypted(cache_dir)
     try:
         return store.has(key, group)
     finally:
@@ -248,7 +252,7 @@ def test_one_payload_is_written_differently_each_time(tmp_path: Path) -> None:
     block: Block = chain(tokens(13))[0]
     written = []
     for place in ("one", "two"):
-        store = open_sealed(tmp_path / place)
+        store = open_encrypted(tmp_path / place)
         write_all(store, [block])
         store.close()
         (path,) = files(tmp_path / place)
