@@ -173,7 +173,7 @@ class Work:
         namespace = f"bundle:{self.random.getrandbits(64):x}"
         ids = [self.random.randrange(30_000) for _ in range(self.random.randrange(6, 40))]
         blocks = chain(ids, namespace=namespace)
-        shelf = BundleBlockStore(
+        block_store = BundleBlockStore(
             self.places.cache_dir,
             FINGERPRINT,
             LAYOUTS,
@@ -181,10 +181,10 @@ class Work:
             limit_bytes=self.places.limit_bytes,
             encryptor=self.places.encryptor,
         )
-        with closing(shelf):
+        with closing(block_store):
             for block in blocks:
                 header = block.header
-                shelf.write([NewBlock(header.group, header.parent, header.token_ids, block.payload)])
+                block_store.write([NewBlock(header.group, header.parent, header.token_ids, block.payload)])
         session = Session(
             id=new_session_id(),
             title="",

@@ -205,7 +205,7 @@ class ScriptedEngine:
     def prefetch(self, token_ids: Sequence[int], *, beside: Sequence[int] = (), namespace: str = "") -> None:
         self.prefetched.append(list(token_ids))
 
-    def inspect(self, wish: InspectionRequest) -> tuple[InspectedBlock, ...]:
+    def inspect(self, request: InspectionRequest) -> tuple[InspectedBlock, ...]:
         return ()
 
     def snapshot(self) -> CacheSnapshot | None:

@@ -80,7 +80,7 @@ class Kvchat:
         self._engine: EngineClient | None = None
         self._template: ChatTemplate | None = None
         self._model_dir: Path | None = None
-        self._late: LazyChat | None = None
+        self._lazy: LazyChat | None = None
         self._lender: EngineServer | None = None
         self._is_to_be_lent = False
 
@@ -109,7 +109,7 @@ class Kvchat:
         self._make_engine(location)
         return self._make_chat(location, template)
 
-    def load_late(self, reference: str | None, model: str | None, adapter: Path | None = None) -> "Chat":
+    def load_lazily(self, reference: str | None, model: str | None, adapter: Path | None = None) -> "Chat":
         """Do as `load`, but read the tokenizer, and import what a chat needs, when it is first used.
 
         Raises:
@@ -119,17 +119,17 @@ class Kvchat:
             return self._load_remote(self._settings.remote.url, reference, model)
         location = self._choose(reference, model, adapter)
         self._make_engine(location)
-        self._late = LazyChat(self.store, lambda: self._make_chat(location, _template_of(location)))
-        return cast("Chat", self._late)
+        self._lazy = LazyChat(self.store, lambda: self._make_chat(location, _template_of(location)))
+        return cast("Chat", self._lazy)
 
     def finish_load(self) -> None:
-        """Make the chat of `load_late`, unless it was used already.
+        """Make the chat of `load_lazily`, unless it was used already.
 
         Raises:
             ModelError: its tokenizer cannot be read.
         """
-        if self._late is not None:
-            self._late.made()
+        if self._lazy is not None:
+            self._lazy.made()
 
     def _choose(self, reference: str | None, model: str | None, adapter: Path | None) -> ModelLocation:
         """Return where the model is, and take over what the session that is opened has of its own."""

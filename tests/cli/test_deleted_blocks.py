@@ -49,9 +49,9 @@ def block_files() -> set[Path]:
 def wait_until_saved(kvchat: Kvchat, conversation: Conversation) -> None:
     """Wait for each block, however slow the disk is, and then for the tail."""
     ids = path_token_ids(conversation.turns) or ()
-    wish = InspectionRequest(token_ids=tuple(ids[: (len(ids) - 1) // 64 * 64]))
-    assert kvchat.engine.inspect(wish)
-    wait_until(lambda: all(any(p.is_stored for p in one.places) for one in kvchat.engine.inspect(wish)))
+    request = InspectionRequest(token_ids=tuple(ids[: (len(ids) - 1) // 64 * 64]))
+    assert kvchat.engine.inspect(request)
+    wait_until(lambda: all(any(p.is_stored for p in one.places) for one in kvchat.engine.inspect(request)))
     kvchat.engine.drain_saves()
 
 

@@ -68,7 +68,7 @@ class FullSpec:
 
     @property
     def is_view(self) -> bool:
-        """Whether block tables have holes behind their beginning."""
+        """Whether block tables have hidden_ranges behind their beginning."""
         return False
 
     @property

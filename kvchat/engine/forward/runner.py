@@ -246,8 +246,8 @@ class Runner:
     def _seen(self, chunk: Chunk, group: Group, table: Tensor, rows: tuple[int, int]) -> SequenceSpan:
         if group.spec.num_sink_blocks:
             return windowed_span(group.spec, table, rows, chunk.start, self._block_size)
-        holes = dict(chunk.holes).get(group.id, ())
-        span = pruned_span(holes, table, rows, chunk.start, self._block_size)
+        hidden_ranges = dict(chunk.hidden_ranges).get(group.id, ())
+        span = pruned_span(hidden_ranges, table, rows, chunk.start, self._block_size)
         if not chunk.prunes or self._pruner is None:
             return span
         return replace(span, watch=self._pruner.watch())

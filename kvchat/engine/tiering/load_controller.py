@@ -164,7 +164,7 @@ class LoadController:
             pending.load = self._loads.begin(match, completion.sequence.root)
             if pending.load is not None:
                 pending.fetched |= self._brought_before(match)
-                return Obstacle.LOADS if match.view_schedule.stages else self._front_obstacle(pending)
+                return Obstacle.LOADS if match.view_schedule.prune_points else self._front_obstacle(pending)
             if self._scheduler.make_room(completion):
                 continue
             if self._scheduler.running or self._loads.is_busy:
@@ -203,7 +203,7 @@ class LoadController:
         """
         load = pending.load
         assert load is not None
-        if load.transfer.match.view_schedule.stages:
+        if load.transfer.match.view_schedule.prune_points:
             return False
         if load.job.num_landed < LEAST_LANDED:
             return False

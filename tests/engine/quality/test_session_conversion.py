@@ -338,15 +338,15 @@ def test_what_was_read_last_goes_last(store: Store) -> None:
     """Of two tails behind the same block the older one goes, unless it was read."""
     stored = store()
     blocks = [(ids, bytes(stored.converter.exact.pool.block_bytes(GroupId(0)))) for ids in ((1,), (2,))]
-    with closing(replace_cache(stored, "apart").source()) as shelf:
+    with closing(replace_cache(stored, "apart").source()) as block_store:
         for ids, payload in blocks:
-            shelf.write([NewBlock(GroupId(0), stored.roots[0], ids, payload)])
-        shelf.read(GroupId(0), stored.roots[0], (1).to_bytes(4, "little"))
+            block_store.write([NewBlock(GroupId(0), stored.roots[0], ids, payload)])
+        block_store.read(GroupId(0), stored.roots[0], (1).to_bytes(4, "little"))
     num_bytes = sum(map(len, replace_cache(stored, "apart").exact_files().values()))
     with closing(replace_cache(stored, "apart").target(num_bytes - 1)):
         pass  # opening enforces the limit
-    with closing(replace_cache(stored, "apart").source()) as shelf:
-        assert [ids for _, ids in shelf.tails_behind(stored.roots[0])] == [(1,)]
+    with closing(replace_cache(stored, "apart").source()) as block_store:
+        assert [ids for _, ids in block_store.tails_behind(stored.roots[0])] == [(1,)]
 
 
 def replace_cache(stored: Stored, name: str) -> Stored:

@@ -22,7 +22,7 @@ MOST_OPERATIONS = 60
 @pytest.mark.parametrize("is_passing", [True, False])
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS, errno.EIO])
 def test_a_write_that_is_refused_anywhere_leaves_nothing(tmp_path: Path, code: int, is_passing: bool) -> None:
-    """Trap 25: at every operation of a write in turn, in a shelf that is there and in one that is not."""
+    """Trap 25: at every operation of a write in turn, in a directory that is there and in one that is not."""
     for block in BLOCKS[1:]:
         num_refused = _refuse_everywhere(
             tmp_path / block.key.hex()[:8],
