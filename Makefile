@@ -1,6 +1,7 @@
 # One command each; every target sets up what it needs in .venv.
 #
 #   make chat        open the chat on the starter model (without a terminal: a short scripted conversation)
+#   make test-fast   lint, types and the tests that need no torch: under a minute
 #   make test        lint, types and tests; PROCESSES=1 runs the tests one after the other
 #   make test-slow   the tests that take minutes
 #   make test-kill   kill a process of the stores 500 times and look at what is left (minutes)
@@ -25,7 +26,7 @@ DEV := $(VENV)/.kvchat-dev
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help chat demo native test pytest test-slow test-kill lint style types format bench models starter clean
+.PHONY: help chat demo native test-fast pure test pytest test-slow test-kill lint style types format bench models starter clean
 
 help:
 	@sed -n '/^#   make/s/^#   //p' Makefile
@@ -66,6 +67,15 @@ demo: $(RUNTIME)
 	  say "What is a KV cache?" "-s demo" && \
 	  say "What is my name?" "-s demo" && \
 	  $(BIN)/kvchat sessions list && $(BIN)/kvchat cache status
+
+test-fast:
+	@$(MAKE) --no-print-directory --jobs=2 style
+	@$(MAKE) --no-print-directory --jobs=2 types pure
+
+# The files are named: collecting all others would take longer than these tests.
+pure: $(DEV)
+	@env -u MAKEFLAGS -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest --quiet --numprocesses=2 --dist=worksteal \
+	  -m "pure and not long and not slow" $$(grep -rl 'mark.pure' tests --include='test_*.py')
 
 # Tests wait for processes, files and windows of their own: more of them at once than there are cores, with the
 # types checked beside them. The kernels are compiled while packages are installed. Whatever is imported is

@@ -10,7 +10,7 @@ import pytest
 
 from tests.patience import PATIENCE_S
 
-pytestmark = pytest.mark.pure
+pytestmark = [pytest.mark.pure, pytest.mark.long]
 
 ROOT = Path(__file__).parent.parent
 YEAR_S = 365 * 86_400

@@ -9,7 +9,7 @@ import pytest
 
 from tests.covering import covering
 
-pytestmark = pytest.mark.pure
+pytestmark = [pytest.mark.pure, pytest.mark.long]
 
 ROOT = Path(__file__).parents[1]
 CONFTEST = """

@@ -8,7 +8,7 @@ import pytest
 from tests.kill_child import ACTIONS, TAKES_FROM_OTHERS
 from tests.kill_loop import KILLS_PER_COLLECTION, KillLoop
 
-pytestmark = pytest.mark.pure
+pytestmark = [pytest.mark.pure, pytest.mark.long]
 
 ENOUGH = 500
 """So many kills come upon every action."""

@@ -9,7 +9,7 @@ from tempfile import mkdtemp
 
 import pytest
 
-pytestmark = pytest.mark.pure
+pytestmark = [pytest.mark.pure, pytest.mark.long]
 
 ROOT = Path(__file__).parent.parent
 EXAMPLE = ROOT / "sessions" / "first-steps.kvchat"

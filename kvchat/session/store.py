@@ -249,10 +249,6 @@ class SessionStore(SessionReader):
                 statements.change_session(connection, branch.session_id, title=title)
             return statements.move(connection, branch, turns[-1].id)
 
-    def add_turn(self, branch: Branch, turn: Turn) -> Branch:
-        """Append one turn; see `add_turns`."""
-        return self.add_turns(branch, (turn,))
-
     def add_answers(self, turns: Sequence[Turn]) -> None:
         """Store answers that begin to grow side by side; no branch leads to them yet."""
         writer = self._writer()

@@ -16,7 +16,7 @@ from kvchat.session.tree import Finish, path_token_ids
 from tests.scripted_engine import ScriptedEngine
 from tests.tiny_models import STARTER, write_model
 
-pytestmark = pytest.mark.pure
+pytestmark = [pytest.mark.pure, pytest.mark.long]
 
 ROOT = Path(__file__).parent.parent
 REPLY = "Grüße! " + " ".join(f"word{at}" for at in range(120))

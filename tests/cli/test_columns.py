@@ -16,7 +16,7 @@ from kvchat.session.tree import MAIN
 from tests.cli.printed import in_pipe, on_terminal
 from tests.session.turns import exchange
 
-pytestmark = pytest.mark.pure
+pytestmark = [pytest.mark.pure, pytest.mark.long]
 
 WIDE = "長い会話の題名はここにあり、漢字は二つの桁を占める、それでも列は揃う"
 LONG = " ".join(["a question that goes on and on"] * 4)

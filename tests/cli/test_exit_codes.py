@@ -15,7 +15,7 @@ from kvchat.app.open_sessions import open_store
 from kvchat.cli.parser.options import PlaceOptions
 from tests.cli.printed import run_program
 
-pytestmark = pytest.mark.pure
+pytestmark = [pytest.mark.pure, pytest.mark.long]
 
 
 @pytest.fixture

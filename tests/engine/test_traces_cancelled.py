@@ -8,7 +8,7 @@ from tests.engine.cache.caches import full_group, sliding_group
 from tests.engine.reference.lockstep import Lockstep, Setting
 from tests.engine.reference.prefix_cache import everything, window
 
-pytestmark = pytest.mark.pure
+pytestmark = [pytest.mark.pure, pytest.mark.long]
 
 NUM_REQUESTS = 6
 SCRIPT_STEPS = 14

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.engine.reference.lockstep import Lockstep, Setting
 from tests.engine.test_traces import GROUPS, MAX_LEN, SETTINGS, Trace, end, pick, play
 
-pytestmark = pytest.mark.pure
+pytestmark = [pytest.mark.pure, pytest.mark.long]
 
 
 @st.composite

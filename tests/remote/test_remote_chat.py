@@ -28,7 +28,7 @@ from tests.patience import PATIENCE_S
 from tests.remote.conftest import HEAD, RawServer
 from tests.serving.conftest import REPLY, Served
 
-pytestmark = pytest.mark.pure
+pytestmark = [pytest.mark.pure, pytest.mark.long]
 
 Raw = Callable[..., RawServer]
 

@@ -22,7 +22,7 @@ from tests.remote.conftest import RawServer
 from tests.serving.conftest import KEY, REPLY, Served
 from tests.terminal import terminal
 
-pytestmark = pytest.mark.pure
+pytestmark = [pytest.mark.pure, pytest.mark.long]
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from openai.types.chat import ChatCompletionMessageParam
 
 from tests.serving.conftest import KEY, REPLY, Served
 
-pytestmark = pytest.mark.pure
+pytestmark = [pytest.mark.pure, pytest.mark.long]
 
 HELLO: list[ChatCompletionMessageParam] = [
     {"role": "system", "content": "Be brief."},

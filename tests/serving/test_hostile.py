@@ -17,7 +17,7 @@ from tests.patience import PATIENCE_S, wait_until
 from tests.scripted_engine import ScriptedEngine
 from tests.serving.conftest import KEY, REPLY, Served
 
-pytestmark = pytest.mark.pure
+pytestmark = [pytest.mark.pure, pytest.mark.long]
 
 ASK = {"model": "kvchat", "messages": [{"role": "user", "content": "Hello"}]}
 

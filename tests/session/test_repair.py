@@ -21,7 +21,7 @@ from tests.scripted_engine import ScriptedEngine
 from tests.session.turns import begin_answer, exchange
 from tests.tiny_models import CHATML, LLAMA3, STARTER, write_model
 
-pytestmark = pytest.mark.pure
+pytestmark = [pytest.mark.pure, pytest.mark.long]
 
 OLD_FILE = Path(__file__).parent / "old" / "first_version.db"
 QUESTIONS = ("What is a KV cache?", "Grüße aus Köln!")

@@ -37,11 +37,6 @@ class PairedScore:
     num_worse: int
     num_better: int
 
-    @property
-    def is_measurable(self) -> bool:
-        """Whether the interval leaves out zero."""
-        return self.least_lost > 0 or self.most_lost < 0
-
 
 def paired_score(
     items: Sequence[Item], exact: FormatMarks, approximate: FormatMarks, kind: str | None = None

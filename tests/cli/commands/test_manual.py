@@ -15,7 +15,7 @@ from kvchat.cli.parser.options import PlaceOptions
 from tests.cli.command_line import Run
 from tests.cli.printed import run_python
 
-pytestmark = pytest.mark.pure
+pytestmark = [pytest.mark.pure, pytest.mark.long]
 
 Capture = pytest.CaptureFixture[str]
 COMPLETE = "import sys; from kvchat.cli.main import main; sys.argv[0] = 'kvchat'; main()"

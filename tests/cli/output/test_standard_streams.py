@@ -9,7 +9,7 @@ import pytest
 from kvchat.app.config import read_settings
 from kvchat.session.store import SessionStore
 
-pytestmark = pytest.mark.pure
+pytestmark = [pytest.mark.pure, pytest.mark.long]
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from tests.engine.models.checkpoint_files import write_config, write_model, writ
 from tests.engine.models.hub import COMMIT, running
 from tests.patience import PATIENCE_S
 
-pytestmark = pytest.mark.pure
+pytestmark = [pytest.mark.pure, pytest.mark.long]
 
 ROOT = Path(__file__).parents[3]
 

@@ -12,7 +12,7 @@ from kvchat.session.bundle.foreign import ForeignConversation, read_transcripts
 from kvchat.session.store import SessionStore
 from kvchat.session.tree import Role
 
-pytestmark = pytest.mark.pure
+pytestmark = [pytest.mark.pure, pytest.mark.long]
 
 Node = tuple[str | None, str | None, str]
 

@@ -14,7 +14,7 @@ from kvchat.session.tree import path_token_ids
 from tests.session.bundle.bundles import write_records
 from tests.session.bundle.test_reader import small_records
 
-pytestmark = pytest.mark.pure
+pytestmark = [pytest.mark.pure, pytest.mark.long]
 
 VALUES = st.recursive(
     st.none()

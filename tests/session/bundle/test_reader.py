@@ -29,7 +29,7 @@ from tests.session.bundle.bundles import (
     write_small,
 )
 
-pytestmark = pytest.mark.pure
+pytestmark = [pytest.mark.pure, pytest.mark.long]
 
 Records = list[tuple[str, dict[str, Any], bytes]]
 

@@ -26,7 +26,7 @@ from tests.session.small_home import (
     write_home_with_free_pages,
 )
 
-pytestmark = pytest.mark.pure
+pytestmark = [pytest.mark.pure, pytest.mark.long]
 
 GOES_ON = 7
 """Where every byte is damaged: behind so many of them each the sessions are used again too."""

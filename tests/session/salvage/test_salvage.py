@@ -22,7 +22,7 @@ from tests.damage import flip
 from tests.patience import PATIENCE_S
 from tests.session.turns import exchange
 
-pytestmark = pytest.mark.pure
+pytestmark = [pytest.mark.pure, pytest.mark.long]
 
 PAGE = 4096
 T = TypeVar("T")

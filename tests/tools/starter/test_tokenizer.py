@@ -21,7 +21,7 @@ from tools.starter.tokenizer import (
     train_tokenizer,
 )
 
-pytestmark = pytest.mark.pure
+pytestmark = [pytest.mark.pure, pytest.mark.long]
 
 MODEL = Path(kvchat.starter.__file__).parent / "model"
 

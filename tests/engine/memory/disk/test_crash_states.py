@@ -36,7 +36,7 @@ from tests.engine.memory.disk.recorded_files import (
     Tree,
 )
 
-pytestmark = pytest.mark.pure
+pytestmark = [pytest.mark.pure, pytest.mark.long]
 
 OLD = chain([1, 2, 3, 4, 5, 6, 7, 8, 9])
 NEW = chain([1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13])

@@ -32,7 +32,7 @@ from tests.engine.memory.chains import (
 )
 from tests.patience import PATIENCE_S
 
-pytestmark = pytest.mark.pure
+pytestmark = [pytest.mark.pure, pytest.mark.long]
 
 ROOT = Path(__file__).parents[4]
 

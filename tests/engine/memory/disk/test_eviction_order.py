@@ -28,7 +28,7 @@ from tests.engine.memory.chains import (
 )
 from tests.engine.memory.disk.small_disk import Disk, HastyFiles, MakeDisk, conversation, file_bytes
 
-pytestmark = pytest.mark.pure
+pytestmark = [pytest.mark.pure, pytest.mark.long]
 
 BOTH = pytest.mark.parametrize("eviction", list(Eviction))
 SMALL_SHARE = 10

@@ -20,7 +20,7 @@ from tests.engine.memory.chains import (
 )
 from tests.engine.memory.disk.small_disk import Disk, MakeDisk, conversation
 
-pytestmark = pytest.mark.pure
+pytestmark = [pytest.mark.pure, pytest.mark.long]
 
 SMALL_SHARE = 10
 Name = tuple[BlockKey, GroupId]

@@ -15,7 +15,7 @@ from tests.engine.memory.disk.failing_files import FailingFiles
 from tests.engine.memory.disk.recorded_files import Commit, RecordingFiles, Rename, Sync, SyncDir
 from tests.patience import PATIENCE_S
 
-pytestmark = pytest.mark.pure
+pytestmark = [pytest.mark.pure, pytest.mark.long]
 
 BLOCKS = chain([number % 97 for number in range(40)])
 DUE = [(block.header, block.payload) for block in BLOCKS]
