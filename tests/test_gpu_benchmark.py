@@ -156,35 +156,3 @@ def test_what_is_found_is_kept_after_each_part_and_a_lost_kernel_is_told() -> No
         == "plain operations were measured, a kernel is lost: ['attention: it does not compile']"
     )
     assert (len(first.figures), second.problem) == (1, None)
-
-
-def test_shares_of_what_is_compiled_before_are_all_of_it_and_a_failure_is_left_to_the_part() -> None:
-    import torch
-
-    from benchmarks.gpu import checks, compiling
-
-    class Stage(compiling.Rehearsal):
-        def random(self, *size: int, dtype: torch.dtype) -> torch.Tensor:
-            if dtype is torch.float16:
-                raise RuntimeError("out of luck")
-            return super().random(*size, dtype=dtype)
-
-    stage = Stage(device=torch.device("cpu"), is_dry=True, deadline_s=float("inf"), seed=1)
-    names = [name for name, dtype, _ in checks.checks(stage) if dtype is torch.float16]
-    failing = len([name for name in names if name.startswith(("decode", "prompts"))])
-    every = len(list(compiling.uses(stage)))
-    assert sum(compiling.use_share(stage, number, 3) for number in range(3)) == every - failing
-
-
-def test_no_two_runs_check_kernels_on_the_same_numbers() -> None:
-    import torch
-
-    from benchmarks.gpu import checks
-    from benchmarks.gpu.stage import Stage
-
-    seeds: list[int] = []
-    for seed in (1, 10**6):
-        stage = Stage(device=torch.device("cpu"), is_dry=True, deadline_s=float("inf"), seed=seed)
-        found = [error_of.keywords for _, _, error_of in checks.checks(stage)]
-        seeds += [keywords["seed"] for keywords in found if "seed" in keywords]
-    assert len(set(seeds)) == len(seeds) >= 4 * len(checks.EVERY_TRIAL)

@@ -278,7 +278,7 @@ class ThroughShadows(Layers):
             kind="full",
             remote=self._remote,
         )
-        assert shadow.stock.quantized_keys.are_on_bases
+        assert shadow.stock.compressed_keys.are_on_bases
         return shadow, BlockChunks(KVPair(pool, pool), order)
 
     def _in_host_memory(self, like: Tensor) -> Tensor:

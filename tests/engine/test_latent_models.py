@@ -182,19 +182,6 @@ def test_a_token_takes_one_latent_and_one_rope_key_per_layer(tmp_path: Path, ope
     ]
 
 
-def test_a_session_of_latents_comes_back_from_disk(tmp_path: Path, open_engine: OpenEngine) -> None:
-    model_dir = model_of("V3, YaRN", tmp_path)
-    first = open_engine(model_dir, cache_dir=tmp_path / "cache")
-    prompt = token_ids(100)
-    answer(first, prompt, 4)
-    first.close()
-    second = open_engine(model_dir, cache_dir=tmp_path / "cache")
-    longer = prompt + token_ids(5, seed=3)
-    result = answer(second, longer, 8)
-    assert result.usage.cached_tokens == 100
-    assert result.token_ids == reference(model_dir).answer(longer, 8)
-
-
 # Negative controls: what is easily mistaken in latent attention changes the logits.
 
 

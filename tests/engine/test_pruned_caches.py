@@ -1,7 +1,6 @@
 """A long prompt is pruned once it has been read: what is computed then is attention over what was kept."""
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
@@ -20,7 +19,6 @@ BLOCK = 16
 LAST = 32
 """Tokens of a prompt that stay in any case."""
 FORMATS = ("knorm:48", "keydiff:48", "snapkv:48", "snapkv:48:pyramid")
-WHOLE = 203 - 203 % BLOCK
 """Tokens of the exact blocks of a prompt of 203; its tail goes on with the answer, and is not exact then."""
 
 
@@ -139,13 +137,6 @@ def test_a_budget_that_keeps_all_is_bit_equal_to_the_exact_format(
     assert all(torch.equal(left, right) for left, right in zip(*rows, strict=True))
 
 
-def test_answers_do_not_depend_on_how_a_prompt_was_cut(opened: Opened) -> None:
-    """Trap 32: a step that ends within what decides is cut before it."""
-    prompt = token_ids(203)
-    found = [ask(opened(max_batch_tokens=size), prompt, "", 16).token_ids for size in (37, 64, 100, 512)]
-    assert found.count(found[0]) == len(found)
-
-
 def test_a_prompt_of_16_bits_is_pruned_by_what_its_last_queries_look_at(
     tiny: TinyModels, open_engine: OpenEngine
 ) -> None:
@@ -169,22 +160,6 @@ def test_what_is_pruned_is_let_go(opened: Opened, cache_format: str) -> None:
 # Whose it is
 
 
-def test_nobody_else_is_answered_from_what_was_pruned(opened: Opened, cache_format: str) -> None:
-    """Trap 28: the exact blocks are everybody's, also those that were pruned away; the rest is private."""
-    engine, prompt = opened(), token_ids(203)
-    first = ask(engine, prompt, name("a", 203), 8)
-    turn = [*prompt, *first.token_ids, *token_ids(20, seed=3)]
-    later = len(turn)
-    assert engine.reusable_len(turn, name("a", 203, later)) == 203 + 7
-    most = 203 - LAST if cache_format.startswith("snapkv") else WHOLE
-    assert engine.reusable_len(turn, name("b", 203, later)) == most
-    assert engine.reusable_len(turn, name("a", later)) == WHOLE  # it was not pruned at the first question
-    assert engine.reusable_len(turn, "") == WHOLE
-    again = ask(engine, turn, name("b", 203, later), 6)
-    assert again.usage.cached_tokens == most
-    assert ask(engine, turn, name("a", 203, later), 6).token_ids == again.token_ids
-
-
 def test_old_turns_are_not_pruned_again(opened: Opened) -> None:
     """A second question leaves what is left of the first text as it is, and a second text is pruned alone."""
     engine, prompt = opened(), token_ids(203)
@@ -206,38 +181,6 @@ def test_old_turns_are_not_pruned_again(opened: Opened) -> None:
     assert last.token_ids == fresh.token_ids
 
 
-def test_a_session_is_taken_up_in_another_process(opened: Opened, tmp_path: Path) -> None:
-    prompt = token_ids(203)
-    engine = opened(cache_dir=tmp_path)
-    first = ask(engine, prompt, name("a", 203), 20)
-    engine.close()
-    turn = [*prompt, *first.token_ids, *token_ids(20, seed=5)]
-    starts = name("a", 203, len(turn))
-    engine = opened(cache_dir=tmp_path)
-    result = ask(engine, turn, starts, 12)
-    assert result.usage.cached_tokens == 203 + 19
-    assert result.loaded.disk > 0
-    assert result.token_ids == ask(opened(), turn, starts, 12).token_ids
-
-
-def test_pruning_is_undone_by_asking_without_it(
-    tiny: TinyModels, open_engine: OpenEngine, tmp_path: Path
-) -> None:
-    """The exact blocks are still there, and nothing that was computed over a view is taken for exact."""
-    prompt = token_ids(203)
-    engine = open_engine(tiny("llama"), cache_format="snapkv:48", cache_dir=tmp_path)
-    pruned = ask(engine, prompt, name("a", 203), 12)
-    engine.close()
-    engine = open_engine(tiny("llama"), cache_format="exact", cache_dir=tmp_path)
-    exact = ask(engine, prompt, name("a", 203), 12)
-    assert exact.usage.cached_tokens >= 203 - 203 % BLOCK
-    assert exact.token_ids == reference(tiny("llama")).answer(prompt, 12) != pruned.token_ids
-    engine.close()
-    engine = open_engine(tiny("llama"), cache_format="snapkv:48", cache_dir=tmp_path)
-    turn = [*prompt, *pruned.token_ids, *token_ids(20, seed=5)]
-    assert ask(engine, turn, name("a", 203, len(turn)), 1).usage.cached_tokens == 203 + 11
-
-
 def test_another_question_about_the_same_text_is_pruned_anew(opened: Opened) -> None:
     """What is kept for one question is never found by another, though they share a block with it."""
     engine, text = opened(), token_ids(195)
@@ -250,59 +193,6 @@ def test_another_question_about_the_same_text_is_pruned_anew(opened: Opened) -> 
 
 
 # Blocks as all others
-
-
-def test_a_fork_goes_on_beside_its_parent(opened: Opened) -> None:
-    """Trap 11."""
-    engine, prompt = opened(), token_ids(203)
-    handle = submit(engine, prompt, 8)
-    text = prompt + finish(engine, handle).token_ids
-    child = engine.fork(handle.sequence)
-    engine.check_integrity()
-    ends = [text + token_ids(20, seed=seed) for seed in (1, 2)]
-    handles = [
-        submit(engine, end, 10, sequence)
-        for end, sequence in zip(ends, (handle.sequence, child), strict=True)
-    ]
-    found = [finish(engine, handle).token_ids for handle in handles]
-    engine.check_integrity()
-    assert found == [ask(opened(), end, name("x", 203, len(end)), 10).token_ids for end in ends]
-
-
-def test_under_pressure_and_from_host_memory_it_answers_the_same(opened: Opened) -> None:
-    """Traps 11 and 23: preempted within the prompt, within the answer, and demoted between two."""
-    prompts = [token_ids(180 + 17 * seed, seed) for seed in range(4)]
-    judge = opened()
-    wanted = [ask(judge, prompt, "", 24).token_ids for prompt in prompts]
-    whole = sum(group.block_bytes for group in judge.snapshot().groups)
-    engine = opened(
-        device_bytes=30 * whole, host_bytes=200 * whole, max_batch_tokens=64, max_context=320, eviction="lru"
-    )
-    handles = [submit(engine, prompt, 24) for prompt in prompts]
-    assert [finish(engine, handle).token_ids for handle in handles] == wanted
-    for handle, prompt, answered in zip(handles, prompts, wanted, strict=True):
-        engine.demote(handle.sequence)
-        engine.check_integrity()
-        text = [*prompt, *answered, *token_ids(12, seed=9)]
-        again = finish(engine, submit(engine, text, 6, handle.sequence))
-        fresh = ask(judge, text, name("x", len(prompt), len(text)), 6)
-        assert again.token_ids == fresh.token_ids
-
-
-def test_a_prompt_that_is_cancelled_anywhere_leaves_nothing_behind(opened: Opened) -> None:
-    """Trap 7."""
-    prompt = token_ids(203)
-    wanted = ask(opened(), prompt, "", 6).token_ids
-    engine = opened(max_batch_tokens=48)
-    for num_steps in range(7):
-        handle = submit(engine, prompt, 6)
-        for _ in range(num_steps):
-            engine.step()
-        handle.cancel()
-        finish(engine, handle)
-        engine.check_integrity()
-        engine.release(handle.sequence)
-    assert ask(engine, prompt, "", 6).token_ids == wanted
 
 
 # What is refused

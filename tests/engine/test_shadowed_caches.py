@@ -32,7 +32,6 @@ ALL = "shadow:640:forced"
 SOME = "shadow:64:forced"
 """Chooses 8 chunks of 8 tokens, and sees 2 besides, and 4 local ones."""
 PROMPT = 203
-WHOLE = PROMPT - PROMPT % BLOCK
 QUERY_BLOCK = 64
 STARTER = Path(kvchat.__file__).parent / "starter" / "model"
 
@@ -108,80 +107,6 @@ def test_each_of_300_generated_tokens_is_attended_to_from_its_own_step_on(opened
     lengths = [length for (length,) in seen if length]
     assert sorted(set(lengths)) == list(range(fixed + 1, fixed + 300))
     assert lengths == sorted(lengths)
-
-
-# Whose it is
-
-
-def test_nobody_else_is_answered_from_what_was_computed_through_a_shadow(opened: Opened) -> None:
-    """Trap 28: the exact blocks are everybody's; what was computed behind them is private."""
-    engine, prompt = opened(), token_ids(PROMPT)
-    first = ask(engine, prompt, name("a", PROMPT), 8)
-    turn = [*prompt, *first.token_ids, *token_ids(20, seed=3)]
-    later = len(turn)
-    assert engine.reusable_len(turn, name("a", PROMPT, later)) == PROMPT + 7
-    assert engine.reusable_len(turn, name("b", PROMPT, later)) == WHOLE
-    assert engine.reusable_len(turn, "") == WHOLE
-    again = ask(engine, turn, name("b", PROMPT, later), 6)
-    assert again.usage.cached_tokens == WHOLE
-
-
-def test_the_exact_format_takes_up_the_exact_blocks_and_nothing_else(
-    tiny: TinyModels, open_engine: OpenEngine, tmp_path: Path
-) -> None:
-    """Going back is a match: no prompt is computed again, and no approximate block is taken for exact."""
-    prompt = token_ids(PROMPT)
-    engine = open_engine(tiny("llama"), cache_format=SOME, cache_dir=tmp_path)
-    shadowed = ask(engine, prompt, name("a", PROMPT), 30)
-    engine.close()
-    engine = open_engine(tiny("llama"), cache_format="exact", cache_dir=tmp_path)
-    text = [*prompt, *shadowed.token_ids, *token_ids(20, seed=5)]
-    exact = ask(engine, text, name("a", PROMPT, len(text)), 12)
-    assert exact.usage.cached_tokens == WHOLE
-    assert exact.token_ids == reference(tiny("llama")).answer(text, 12)
-    engine.close()
-    engine = open_engine(tiny("llama"), cache_format=SOME, cache_dir=tmp_path)
-    again = ask(engine, text, name("a", PROMPT, len(text)), 1)
-    assert again.usage.cached_tokens == PROMPT + 29
-
-
-def test_a_session_is_taken_up_in_another_process(opened: Opened, tmp_path: Path) -> None:
-    """The shadow is made anew from the stored blocks, and answers as if it had never been away."""
-    prompt = token_ids(PROMPT)
-    engine = opened(cache_dir=tmp_path)
-    first = submit(engine, prompt, 20)
-    text = prompt + finish(engine, first).token_ids + token_ids(20, seed=5)
-    wanted = finish(engine, submit(engine, text, 12, first.sequence)).token_ids
-    engine.close()
-    engine = opened(cache_dir=tmp_path / "other")
-    turn = ask(engine, prompt, name("a", PROMPT), 20)
-    assert [*prompt, *turn.token_ids] == text[: PROMPT + 20]
-    engine.close()
-    engine = opened(cache_dir=tmp_path / "other")
-    result = ask(engine, text, name("a", PROMPT, len(text)), 12)
-    assert result.usage.cached_tokens == PROMPT + 19
-    assert result.loaded.disk > 0
-    assert result.token_ids == wanted
-
-
-def test_forks_go_on_beside_each_other(opened: Opened) -> None:
-    """Trap 11: both have a shadow of the same blocks, and neither sees what the other says."""
-    engine, prompt = opened(), token_ids(PROMPT)
-    handle = submit(engine, prompt, 8)
-    text = prompt + finish(engine, handle).token_ids
-    child = engine.fork(handle.sequence)
-    ends = [text + token_ids(20, seed=seed) for seed in (1, 2)]
-    handles = [
-        submit(engine, end, 10, sequence)
-        for end, sequence in zip(ends, (handle.sequence, child), strict=True)
-    ]
-    found = [finish(engine, handle).token_ids for handle in handles]
-    engine.check_integrity()
-    for end, wanted in zip(ends, found, strict=True):
-        alone = opened()
-        first = submit(alone, prompt, 8)
-        finish(alone, first)
-        assert finish(alone, submit(alone, end, 10, first.sequence)).token_ids == wanted
 
 
 def made(engine: Engine) -> list[int]:
@@ -260,31 +185,6 @@ def test_a_conversation_that_goes_on_on_anothers_sequence_is_looked_at_through_i
     found = finish(engine, go_on(engine, longer, starts, other.sequence))
     assert found.usage.cached_tokens == PROMPT + 7
     assert found.token_ids == wanted
-
-
-def test_answers_side_by_side_are_those_of_each_alone(opened: Opened) -> None:
-    """Some through shadows, some exact, in one batch."""
-    prompts = [token_ids(length, seed) for seed, length in enumerate((PROMPT, 40, 250, 33))]
-    wanted = [ask(opened(), prompt, "", 12).token_ids for prompt in prompts]
-    engine = opened()
-    handles = [submit(engine, prompt, 12) for prompt in prompts]
-    assert [finish(engine, handle).token_ids for handle in handles] == wanted
-
-
-def test_a_prompt_that_is_cancelled_anywhere_leaves_nothing_behind(opened: Opened) -> None:
-    """Trap 7."""
-    prompt = token_ids(PROMPT)
-    wanted = ask(opened(), prompt, "", 6).token_ids
-    engine = opened(max_batch_tokens=48)
-    for num_steps in range(8):
-        handle = submit(engine, prompt, 6)
-        for _ in range(num_steps):
-            engine.step()
-        handle.cancel()
-        finish(engine, handle)
-        engine.release(handle.sequence)
-    engine.step()
-    assert ask(engine, prompt, "", 6).token_ids == wanted
 
 
 # What it takes

@@ -8,17 +8,15 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tools.starter import corpus, documents, facts, faq, outside, phrasing, skills, smalltalk, words
+from tools.starter import corpus, facts, faq, outside, phrasing, skills, smalltalk, words
 from tools.starter.conversation import Conversation, Message
 from tools.starter.fact_kind import FactKind
 from tools.starter.fact_kinds import KINDS
-from tools.starter.phrases import further_forms
 from tools.starter.schedule import LONG_MIX, SHORT_MIX, STAGES
 from tools.starter.split import Split, forms_of, is_held_out_value
 from tools.starter.words import Lexicon
@@ -143,48 +141,6 @@ def test_words_lie_on_the_side_they_were_asked_from(seed: int) -> None:
         assert len(set(items)) == 4
 
 
-def test_some_made_up_words_hold_a_sign_and_some_open_as_no_other_does() -> None:
-    rng = random.Random(0)
-    made_up = [TRAINING_LEXICON.word(rng, Split.TRAIN) for _ in range(400)]
-    assert 0.1 < sum(not word.isalpha() for word in made_up) / len(made_up) < 0.3
-    assert all(word[0].isalpha() and word[-1].isalpha() for word in made_up)
-    names = [TRAINING_LEXICON.pooled(rng, Split.TRAIN, words.NAMES, 0.0) for _ in range(400)]
-    assert 0.3 < sum(name.startswith(("Wed", "Satur", "Kar")) for name in names) / len(names) < 0.7
-    assert not any(is_held_out_value(word) for word in (*made_up, *names))
-
-
-def test_a_round_asks_for_all_that_was_told_before_it_tells_on() -> None:
-    mix = replace(SHORT_MIX, round_share=1.0, document=0, small=0, unknown_share=0.0)
-    conversation = Conversation(random.Random(3), LEXICON, mix)
-    left = [
-        len(conversation.unasked)
-        for message in itertools.islice(conversation.messages(), 600)
-        if message.weight == 2.0
-    ]
-    assert len(left) > 50
-    assert max(left) > 20
-    assert all(after == before - 1 for before, after in itertools.pairwise(left) if before > 0)
-
-
-@pytest.mark.parametrize("num_held_out", [0, 1, 3])
-def test_every_phrasing_lies_on_exactly_one_side(num_held_out: int) -> None:
-    forms = phrasing.NOUN_TEMPLATES
-    train = forms_of(forms, Split.TRAIN, num_held_out)
-    held_out = forms_of(forms, Split.HELD_OUT, num_held_out)
-    assert len(held_out) == num_held_out
-    assert sorted(train + held_out) == sorted(forms)
-    assert forms[0] in train
-
-
-def test_the_further_forms_belong_to_training() -> None:
-    sides = {topic.name: phrasing.topic_forms(topic, Split.TRAIN) for topic in faq.TOPICS}
-    sides |= {intent.name: smalltalk.intent_forms(intent, Split.TRAIN) for intent in smalltalk.INTENTS}
-    assert sides.keys() == further_forms().keys()
-    for name, forms in further_forms().items():
-        assert forms
-        assert set(forms) <= set(sides[name])
-
-
 def test_no_question_has_two_answers() -> None:
     answers: dict[str, str] = {}
     for topic in faq.TOPICS:
@@ -208,42 +164,6 @@ def test_answers_to_exercises_are_right() -> None:
         count = skills.count_up(rng, Split.TRAIN)
         numbers = [int(number) for number in re.findall(r"\d+", count.answer)]
         assert numbers == list(range(numbers[0], numbers[-1] + 1))
-
-
-def test_a_list_can_be_made_to_open_the_request() -> None:
-    rng = random.Random(0)
-    for last in (False, True):
-        for _ in range(30):
-            exercise = skills.pick_item(rng, Split.TRAIN, Split.TRAIN, LEXICON, last, list_opens=True)
-            items = exercise.request.split(", ")
-            assert exercise.sought == (exercise.answer.split()[-1].removesuffix("."))
-            if not last:
-                assert exercise.request.startswith(exercise.sought)
-            assert len(items) > 1
-
-
-def test_the_newest_value_is_the_one_remembered() -> None:
-    conversation = Conversation(random.Random(0), LEXICON, SHORT_MIX)
-    kind = KINDS[0]
-    old = facts.make_fact(random.Random(1), Split.TRAIN, LEXICON, kind)
-    new = facts.make_fact(random.Random(2), Split.TRAIN, LEXICON, kind)
-    assert not conversation.remember(old)
-    assert conversation.remember(new)
-    assert conversation.told[kind.name, ""].answer == new.answer
-
-
-def test_a_fact_counts_as_said_once_until_an_answer_repeats_it() -> None:
-    conversation = Conversation(random.Random(0), LEXICON, LONG_MIX)
-    for message in itertools.islice(conversation.messages(), 200):
-        if message.role == "assistant":
-            for key in conversation.said_once:
-                assert conversation.told[key].answer != message.text
-
-
-def test_a_hidden_sentence_stands_at_its_depth() -> None:
-    text = documents.document(random.Random(0), 40, [(0.0, "First."), (1.0, "Last.")])
-    assert text.endswith("Last.")
-    assert text.index("First.") < 40
 
 
 def test_the_corpus_needs_no_torch() -> None:

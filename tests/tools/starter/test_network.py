@@ -8,12 +8,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from kvchat.engine.kernels.linear import emulated
 from tools.starter.attention import full_attention, window_attention
 from tools.starter.export import model_config
 from tools.starter.initialisation import initial_parameters
 from tools.starter.network import Network, Shape
-from tools.starter.precision import product_dtype
 
 pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("one_thread")]
 
@@ -65,25 +63,6 @@ def test_blocked_attention_and_its_gradient_agree_with_the_definition(length: in
         assert given is not None
         assert wanted is not None
         assert (given.float() - wanted).norm() / wanted.norm() < 0.01
-
-
-def test_products_are_rounded_only_where_the_processor_multiplies_what_they_are_rounded_to() -> None:
-    assert product_dtype("x86_64", {"avx512_vnni": True, "avx512_bf16": False}) == torch.float32
-    for name in emulated._INSTRUCTIONS[torch.bfloat16]:
-        assert product_dtype("x86_64", {name: True}) == torch.bfloat16, "as the engine has it"
-    assert product_dtype("aarch64", {}) == torch.bfloat16
-
-
-def test_the_untrained_network_continues_a_repeated_sequence() -> None:
-    shape = Shape()
-    network = Network(shape, initial_parameters(shape, seed=0))
-    period = 40
-    once = torch.randint(5, shape.vocabulary, (4, period), generator=torch.Generator().manual_seed(4))
-    ids = once.repeat(1, 4)[:, :128]
-    with torch.inference_mode():
-        predicted = network.logits(network.hidden(ids)).argmax(-1)
-    accuracy = (predicted[:, period:-1] == ids[:, period + 1 :]).float().mean().item()
-    assert accuracy > 0.9
 
 
 def test_the_loss_looks_at_weighted_tokens_only() -> None:

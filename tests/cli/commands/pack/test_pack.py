@@ -186,7 +186,7 @@ def test_files_of_packs_are_private_and_a_damaged_one_hides_no_other(tmp_path: P
 
 
 @pure
-def test_a_encrypted_pack_opens_with_its_key_and_in_its_place_alone(tmp_path: Path) -> None:
+def test_an_encrypted_pack_opens_with_its_key_and_in_its_place_alone(tmp_path: Path) -> None:
     block_store = PackStore(tmp_path / "packs", Encryptor(bytes(32)))
     block_store.put(make_pack("one", "first"))
     block_store.put(make_pack("two", "second"))

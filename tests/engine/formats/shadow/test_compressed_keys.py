@@ -121,7 +121,7 @@ def test_chunks_of_several_segments_are_taken_in_the_order_that_is_asked_for() -
     torch.testing.assert_close(keys.take(1, order), chunks, atol=1e-4, rtol=1e-4)
 
 
-def test_two_sequences_seal_keys_of_their_own() -> None:
+def test_two_sequences_compress_keys_of_their_own() -> None:
     """Trap 11."""
     here, there = (randn(RANK, WIDTH, seed=seed) for seed in (1, 2))
     before = randn(480, RANK) @ here

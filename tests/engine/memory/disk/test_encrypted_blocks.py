@@ -94,7 +94,7 @@ def test_neither_names_nor_bytes_tell_keys_tokens_or_contents(tmp_path: Path, st
         store.close()
 
 
-def test_every_flipped_byte_of_a_encrypted_file_is_noticed(tmp_path: Path, store: DiskStore) -> None:
+def test_every_flipped_byte_of_an_encrypted_file_is_noticed(tmp_path: Path, store: DiskStore) -> None:
     """Traps 6 and 24: nothing is believed of a file that is not what was written."""
     (block,) = chain([1, 2, 3, 4])
     write_all(store, [block])
@@ -119,7 +119,7 @@ def test_every_flipped_byte_of_a_encrypted_file_is_noticed(tmp_path: Path, store
     assert read(store, block) == block.payload
 
 
-def test_a_encrypted_file_serves_under_no_other_name(tmp_path: Path, store: DiskStore) -> None:
+def test_an_encrypted_file_serves_under_no_other_name(tmp_path: Path, store: DiskStore) -> None:
     """Trap 4: neither in the place of another block, nor of another group or model."""
     one, two = chain(tokens(3))[:2]
     write_all(store, [one, two])
@@ -223,7 +223,7 @@ def test_collecting_and_removing_know_encrypted_blocks_by_their_keys(
     assert len(files(tmp_path)) == len(kept) - 1
 
 
-def test_a_writer_that_was_killed_leaves_nothing_of_a_encrypted_block(
+def test_a_writer_that_was_killed_leaves_nothing_of_an_encrypted_block(
     tmp_path: Path, store: DiskStore
 ) -> None:
     block = chain(tokens(12))[0]
