@@ -164,7 +164,7 @@ def test_tokens_are_read_after_the_next_step_has_been_handed_in(tiny: TinyModels
 
 
 @pytest.mark.parametrize("kind", WINDOWED)
-@pytest.mark.parametrize("seed", [5, 7])
+@pytest.mark.parametrize("seed", [5])
 def test_after_any_life_with_steps_ahead_each_answer_is_that_of_an_engine_without_a_past(
     kind: str, seed: int, tiny: TinyModels, tmp_path: Path
 ) -> None:

@@ -318,20 +318,6 @@ async def test_keys_that_come_before_the_prompt_are_kept(tmp_path: Path) -> None
         await shown.until(lambda: shown.screen.prompt.text == "abc")
 
 
-async def test_a_long_conversation_opens_at_its_end_and_more_comes_on_asking(tmp_path: Path) -> None:
-    def prepare(chat: ScriptedChat) -> None:
-        chat.add_session("long", [(f"question {number}", f"answer {number}") for number in range(60)])
-
-    async with window(tmp_path, prepare=prepare, initial="long") as shown:
-        await shown.until_shown("question 59")
-        await shown.until(lambda: len(shown.transcript.views) == 40)  # its end comes first
-        assert shown.transcript.num_hidden == 80
-        for _ in range(12):
-            await shown.pilot.press("pageup")
-        await shown.until(lambda: shown.transcript.num_hidden <= 40)
-        assert shown.questions == [f"question {number}" for number in range(60)][-len(shown.questions) :]
-
-
 @pytest.mark.parametrize("begun", [False, True])
 async def test_a_stop_right_after_enter_counts_for_the_answer_that_has_not_begun(
     tmp_path: Path, begun: bool

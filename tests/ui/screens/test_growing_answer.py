@@ -38,9 +38,7 @@ TEXTS = {
     + f"\n```\n{WORDS}",
     "wide code": "```\n" + "y" * 130 + "\nshort\n```\n",
     "bullets": "\n".join(f"- **{i}** {WORDS}" for i in range(4)) + "\n  - below\n  - it\n\nand on",
-    "numbers": "\n".join(f"{i}. {WORDS[:40]}" for i in range(7, 13)) + "\n\n    ```\n    x = 1\n    ```\n",
     "heads": f"# One\n\n{WORDS}\n\n## Two\n\n> {WORDS}\n\n| a | b |\n|---|---|\n| 1 | 2 |\n| 漢 | 4 |\n",
-    "emphasis that closes": "*" + WORDS.replace("*", "") * 2 + "* and __more__ of it",
 }
 
 
