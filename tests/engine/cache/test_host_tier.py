@@ -20,14 +20,7 @@ def test_what_was_evicted_is_found_in_host_memory_with_its_bytes() -> None:
     cache.check()
 
 
-def test_without_places_what_is_evicted_is_gone() -> None:
-    cache = Cache(full_group(), num_blocks=8, num_places=0)
-    cache.manager.release(cache.computed(range(14)))
-    cache.forget_device()
-    assert cache.matched_len([*range(14), 99]) == 0
-
-
-def test_an_evicted_block_is_copied_before_its_place_is_given_away() -> None:
+def test_an_evicted_block_is_copied_before_its_place_is_given_away_and_has_no_name_before() -> None:
     cache = Cache(full_group(), num_blocks=4, num_places=4)
     cache.manager.release(cache.computed(range(16)))
     other = cache.open(range(100, 116))
@@ -35,20 +28,11 @@ def test_an_evicted_block_is_copied_before_its_place_is_given_away() -> None:
     moves = cache.manager.extend(other, 16)
     assert moves is not None
     assert [type(move).__name__ for move in moves] == ["Demote"] * 4
+    assert not cache.manager.take_demotions(), "they were handed out with the step's moves"
+    assert not any(pool.num_cached for pool in cache.manager.host.pools.values())
     cache.run(moves, [(other, 16)])
     cache.manager.release(other)
     assert cache.matched_len([*range(16), 99]) == 16
-
-
-def test_a_place_has_no_name_before_its_bytes_are_there() -> None:
-    cache = Cache(full_group(), num_blocks=4, num_places=4)
-    cache.manager.release(cache.computed(range(16)))
-    other = cache.open(range(100, 116))
-    assert cache.admit(other)
-    assert cache.manager.extend(other, 16) is not None
-    key = next(iter(cache.manager.take_demotions()), None)
-    assert key is None  # they were handed out with the step's moves
-    assert not any(pool.num_cached for pool in cache.manager.host.pools.values())
 
 
 def test_the_least_recently_used_place_gives_way() -> None:
@@ -100,10 +84,8 @@ def test_what_another_sequence_needs_stays_on_the_device() -> None:
     cache.demote(third := cache.computed([*range(8), 70, 71]))
     assert third.computed_len == 0
     pool = cache.manager.pools[full_group().id]
-    assert (pool.num_used, pool.num_cached) == (
-        0,
-        3,
-    )  # the other sequence's tail still needs the common blocks
+    # The other sequence's tail still needs the common blocks.
+    assert (pool.num_used, pool.num_cached) == (0, 3)
     cache.check()
 
 

@@ -5,10 +5,12 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
+from typing import Any
+from weakref import WeakSet
 
 from kvchat.engine.api.ids import BlockKey, GroupId, block_key, root_key
 from kvchat.engine.memory.disk.block_file import Layout, Region
-from kvchat.engine.memory.disk.io import SYSTEM, SystemFiles
+from kvchat.engine.memory.disk.io import SystemFiles
 from kvchat.engine.memory.disk.store import BlockHeader, DiskStore
 
 FULL, SLIDING = GroupId(0), GroupId(1)
@@ -60,16 +62,30 @@ class Clock:
         return self.now_s
 
 
+class HastyFiles(SystemFiles):
+    """Waits for no medium: nothing here is about a loss of power."""
+
+    def sync(self, descriptor: int) -> None:
+        pass
+
+    def sync_dir(self, path: Path) -> None:
+        pass
+
+
+HASTY = HastyFiles()
+OPENED: WeakSet[DiskStore] = WeakSet()
+
+
 def open_store(
     cache_dir: Path,
     fingerprint: bytes = FINGERPRINT,
     limit_bytes: int | None = None,
     clock: Callable[[], float] | None = None,
-    files: SystemFiles = SYSTEM,
-    daily_bytes: int | None = None,
-    elsewhere: Callable[[], int] = lambda: 0,
+    files: SystemFiles = HASTY,
+    **settings: Any,
 ) -> DiskStore:
-    return DiskStore(
+    """Open a store, which fixtures of the tests close in the end."""
+    store = DiskStore(
         cache_dir,
         fingerprint=fingerprint,
         layouts=LAYOUTS,
@@ -77,9 +93,10 @@ def open_store(
         limit_bytes=limit_bytes,
         clock=clock or Clock(),
         files=files,
-        daily_bytes=daily_bytes,
-        elsewhere=elsewhere,
+        **settings,
     )
+    OPENED.add(store)
+    return store
 
 
 def payload_of(key: BlockKey, group: GroupId = FULL) -> bytes:

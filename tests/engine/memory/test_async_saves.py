@@ -91,10 +91,12 @@ class HeldStreams:
 
     def compute(self, work: Work) -> Event:
         work()
-        return Moment(set_flag())
+        return self.mark()
 
     def mark(self) -> Event:
-        return Moment(set_flag())
+        done = Flag()
+        done.set()
+        return Moment(done)
 
     def beside(self, lane: Stream, work: Work, after: Sequence[Event]) -> Event:
         done = Flag()
@@ -128,12 +130,6 @@ class Moment:
 
     def seconds(self) -> float:
         return 0.001
-
-
-def set_flag() -> Flag:
-    done = Flag()
-    done.set()
-    return done
 
 
 class Sink(DiskStore):
@@ -246,16 +242,15 @@ class InOneRun(SystemFiles):
 def test_a_block_goes_from_the_disk_to_the_device_on_the_lane_for_that(tmp_path: Path) -> None:
     pool, group = filled_pool(), GROUPS[0]
     (save,) = saves_of(group, 1)
-    with closing(
-        DiskStore(
-            tmp_path,
-            fingerprint=FINGERPRINT,
-            layouts=pool.layouts(),
-            block_size=BLOCK_SIZE,
-            limit_bytes=None,
-            files=InOneRun(),
-        )
-    ) as store:
+    store = DiskStore(
+        tmp_path,
+        fingerprint=FINGERPRINT,
+        layouts=pool.layouts(),
+        block_size=BLOCK_SIZE,
+        limit_bytes=None,
+        files=InOneRun(),
+    )
+    with closing(store):
         data = pool.read_block(group, BlockId(3), BLOCK_SIZE)
         header = BlockHeader(key=save.key, parent=save.parent, group=group, token_ids=save.token_ids)
         assert store.write([(header, data)])
@@ -263,9 +258,6 @@ def test_a_block_goes_from_the_disk_to_the_device_on_the_lane_for_that(tmp_path:
         streams.let()
         transport = AsyncTransport(pool, make_host(pool), Rates(), streams, allocate=plain)
         mover = Mover(pool, make_host(pool), store, transport=transport)
-        load = Load(
-            group=group, key=save.key, parent=save.parent, token_ids=save.token_ids, target=BlockId(5)
-        )
-        assert mover.fetch(load)
+        assert mover.fetch(Load(group, save.key, save.parent, save.token_ids, BlockId(5)))
         assert bytes(pool.read_block(group, BlockId(5), BLOCK_SIZE)) == bytes(data)
         assert streams.num_beside == 1

@@ -90,7 +90,9 @@ def test_a_block_is_one_run_of_bytes_layer_after_layer_keys_before_values(dtype:
         start += region.nbytes
     names = [region.name for region in pool.layouts()[FULL]]
     assert names == [f"layers.{layer}.{part}" for layer in (0, 2, 3) for part in "kv"]
-    assert start == len(data)
+    assert start == len(data) == pool.block_bytes(FULL)
+    assert pool.num_bytes == sum(tensor.numel() * tensor.element_size() for tensor in tensors(pool))
+    assert pool.num_bytes == sum(pool.block_bytes(group) * count for group, count in NUM_BLOCKS.items())
 
 
 @every_dtype
@@ -119,15 +121,6 @@ def test_a_copy_does_not_follow_its_source() -> None:
     for tensor in group_tensors(pool, FULL):
         tensor[1] = 0
     assert pool.read_block(FULL, BlockId(2), BLOCK_SIZE) == copied
-
-
-@every_dtype
-def test_the_pools_bytes_are_those_of_its_tensors_and_of_its_blocks(dtype: str) -> None:
-    pool = make_pool(dtype)
-    assert pool.num_bytes == sum(tensor.numel() * tensor.element_size() for tensor in tensors(pool))
-    assert pool.num_bytes == sum(pool.block_bytes(group) * count for group, count in NUM_BLOCKS.items())
-    for group, regions in pool.layouts().items():
-        assert pool.block_bytes(group) == sum(region.nbytes for region in regions)
 
 
 def test_a_pool_beyond_all_memory_says_which_setting_to_lower() -> None:

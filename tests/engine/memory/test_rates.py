@@ -18,14 +18,6 @@ def test_before_the_first_measurement_loading_a_block_is_taken_to_be_faster_than
     assert rates.seconds_to_load(Tier.DISK, block_bytes) < rates.seconds_to_compute(64)
 
 
-def test_the_first_measurement_replaces_what_was_assumed() -> None:
-    rates = Rates()
-    rates.observe_prefill(100, 0, 10.0)
-    rates.observe_move(Tier.DISK, Direction.LOAD, 1000, 2.0)
-    assert rates.seconds_to_compute(10) == pytest.approx(1.0)
-    assert rates.seconds_to_load(Tier.DISK, 500) == pytest.approx(1.0)
-
-
 def test_each_tier_and_direction_is_estimated_by_itself() -> None:
     rates = Rates()
     rates.observe_move(Tier.HOST, Direction.LOAD, 1000, 1.0)

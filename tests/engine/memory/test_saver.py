@@ -20,7 +20,7 @@ from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.pure
 
-DRAIN_S = 1.0
+DRAIN_S = 0.4
 BLOCKS = chain(list(range(4 * 30)))
 
 
@@ -41,35 +41,11 @@ class SlowDisk(DiskStore):
         pass
 
 
-class Pool:
-    """Blocks of one byte."""
-
-    num_bytes = len(BLOCKS)
-
-    def block_bytes(self, group: GroupId) -> int:
-        return 1
-
-    def read_into(self, group: GroupId, block: BlockId, out: memoryview) -> None:
-        out[:] = b"x"
-
-    def clear_slots(self, group: GroupId, data: memoryview, num_tokens: int) -> None:
-        pass
-
-
 def test_a_drain_ends_in_its_time_and_drops_what_a_slow_disk_has_not_taken_by_then() -> None:
     disk = SlowDisk()
     writer = BlockWriter(disk, max_bytes=1)
-    saver = Saver(Pool(), disk, writer, lambda save: True)  # type: ignore[arg-type]
-    saver.save_blocks(
-        Save(
-            group=FULL,
-            block=BlockId(0),
-            key=block.key,
-            parent=block.header.parent,
-            token_ids=block.header.token_ids,
-        )
-        for block in BLOCKS
-    )
+    saver = Saver(NumberedPool(), disk, writer, lambda _: True)  # type: ignore[arg-type]
+    saver.save_blocks(saves_of(BLOCKS))
     saver.drain(DRAIN_S)
     num_written = disk.num_written
     assert num_written < len(BLOCKS) // 2
@@ -167,15 +143,8 @@ def test_a_step_takes_a_few_blocks_off_the_device_and_later_ones_take_the_rest()
     assert (pool.num_read, saver.num_waiting) == (8, 3)
     assert saver.flush(PATIENCE_S)
     assert disk.written == [save.key for save in saves]
-    saver.close(PATIENCE_S)
-
-
-def test_where_no_step_waits_the_queue_is_filled_at_once() -> None:
-    disk, pool, saves = HeldDisk(), CountingPool(), saves_of(BLOCKS[:11])
-    saver = Saver(pool, disk, BlockWriter(disk, max_bytes=1 << 30), lambda _: True)  # type: ignore[arg-type]
-    disk.let.set()
-    saver.save_blocks(saves, most_bytes=None)
-    assert (pool.num_read, saver.num_waiting) == (11, 0)
+    saver.save_blocks(saves_of(BLOCKS[11:20]), most_bytes=None)
+    assert (pool.num_read, saver.num_waiting) == (20, 0), "no step waits, and the queue is filled at once"
     saver.close(PATIENCE_S)
 
 

@@ -16,7 +16,7 @@ from tests.engine.memory.disk.small_disk import Disk, MakeDisk, conversation, fi
 pytestmark = pytest.mark.pure
 
 ROOT = Path(__file__).parents[4]
-NUM_ROUNDS = 10
+NUM_ROUNDS = 5
 
 
 class Process:

@@ -101,7 +101,6 @@ def test_collecting_removes_exactly_what_nothing_refers_to(tmp_path: Path) -> No
     assert store.has_all([block.key for block in chain(kept_ids)], FULL) == [True] * 3
     assert store.has_all([block.key for block in chain(kept_ids)], SLIDING) == [True] * 3
     assert store.has_all([block.key for block in chain(gone_ids)], FULL) == [True, False, False]
-    store.close()
 
 
 def _write(cache_dir: Path, fingerprint: bytes, token_ids: list[int]) -> None:

@@ -107,6 +107,7 @@ class Disk(RuleBasedStateMachine):
             usage = store.usage()
             sizes = [path_of(self.cache_dir, BLOCKS[name]).stat().st_size for name in self.present]
             assert (usage.num_blocks, usage.num_bytes) == (len(sizes), sum(sizes))
+            assert len(list(self.cache_dir.rglob("blocks/**/*.safetensors"))) == len(sizes)
             assert usage.num_tails == sum(len(_ids(name)) < 4 for name in self.present)
 
     @invariant()

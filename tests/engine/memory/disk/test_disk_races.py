@@ -58,8 +58,6 @@ def test_a_block_written_while_a_reader_misses_it_keeps_its_row(tmp_path: Path) 
 
     _check_agreement(tmp_path, reader, num_blocks=1)
     assert read(reader, BLOCK) == BLOCK.payload
-    reader.close()
-    writer.close()
 
 
 def test_a_block_removed_before_its_writer_settled_it_leaves_no_row(tmp_path: Path) -> None:
@@ -70,8 +68,6 @@ def test_a_block_removed_before_its_writer_settled_it_leaves_no_row(tmp_path: Pa
     write_all(writer, [BLOCK])
 
     _check_agreement(tmp_path, writer, num_blocks=0)
-    writer.close()
-    remover.close()
 
 
 def test_a_block_written_again_while_it_is_removed_keeps_its_row(tmp_path: Path) -> None:
@@ -84,8 +80,6 @@ def test_a_block_written_again_while_it_is_removed_keeps_its_row(tmp_path: Path)
 
     _check_agreement(tmp_path, remover, num_blocks=1)
     assert read(writer, BLOCK) == BLOCK.payload
-    remover.close()
-    writer.close()
 
 
 def test_a_block_settled_between_a_removals_mark_and_its_end_leaves_no_row(tmp_path: Path) -> None:
@@ -102,8 +96,6 @@ def test_a_block_settled_between_a_removals_mark_and_its_end_leaves_no_row(tmp_p
     remover.remove(BLOCK.key, FULL)
 
     _check_agreement(tmp_path, remover, num_blocks=0)
-    for store in (writer, remover, third):
-        store.close()
 
 
 @pytest.mark.parametrize("num_listed", [1, 2])
@@ -124,8 +116,6 @@ def test_a_block_that_is_set_aside_while_room_is_made_is_counted_where_it_was_or
     found = [*(tmp_path / "blocks").rglob("*.*"), *(tmp_path / "quarantine").iterdir()]
     assert sum(path.stat().st_size for path in found) <= limit_bytes
     assert read(writer, blocks[2]) == blocks[2].payload
-    writer.close()
-    other.close()
 
 
 def _act(actions: list[Callable[[], object]]) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from kvchat.engine.memory.disk.catalog import BlockCatalog
+from kvchat.engine.memory.disk.io import Identity
 from kvchat.engine.memory.disk.store import DiskStore
 from kvchat.errors import BlockDamaged, BlockMissing, StorageError
 from tests.engine.memory.chains import FULL, Block, chain, open_store, read, write_all
@@ -19,18 +20,30 @@ BLOCKS = chain(list(range(12)))
 MOST_OPERATIONS = 60
 
 
+class RefusingLooks(FailingFiles):
+    """Refuses also to say which file has a name."""
+
+    def identity(self, path: Path) -> Identity | None:
+        self._count()
+        return super().identity(path)
+
+
 @pytest.mark.parametrize("is_passing", [True, False])
-@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS, errno.EIO])
-def test_a_write_that_is_refused_anywhere_leaves_nothing(tmp_path: Path, code: int, is_passing: bool) -> None:
-    """Trap 25: at every operation of a write in turn, in a shelf that is there and in one that is not."""
-    for block in BLOCKS[1:]:
-        num_refused = _refuse_everywhere(
-            tmp_path / block.key.hex()[:8],
-            FailingFiles(code),
-            is_passing,
-            lambda store, block=block: _write(store, block),
-        )
-        assert num_refused == 9
+@pytest.mark.parametrize(
+    ("blocks", "kind", "code", "least"),
+    [
+        *((BLOCKS[1:2], FailingFiles, code, 9) for code in (errno.ENOSPC, errno.EROFS, errno.EIO)),
+        *((BLOCKS[1:], FailingFiles, code, 14) for code in (errno.ENOSPC, errno.EIO)),
+        (BLOCKS[1:2], RefusingLooks, errno.EIO, 11),
+    ],
+)
+def test_a_write_that_is_refused_anywhere_leaves_whole_blocks_and_right_totals(
+    tmp_path: Path, blocks: list[Block], kind: type[FailingFiles], code: int, least: int, is_passing: bool
+) -> None:
+    """Trap 25: at every operation in turn of a write, of one block or several, also where looking is one."""
+    due = [(block.header, block.payload) for block in blocks]
+    num_refused = _refuse_everywhere(tmp_path, kind(code), is_passing, lambda store: store.write(due))
+    assert num_refused >= least
 
 
 @pytest.mark.parametrize("is_passing", [True, False])
@@ -56,7 +69,6 @@ def test_a_full_disk_never_keeps_blocks_from_going(tmp_path: Path) -> None:
     files.fail(None)
     store.remove(BLOCKS[0].key, FULL)
     assert store.usage().num_bytes == 0
-    store.close()
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS])
@@ -72,7 +84,6 @@ def test_a_store_that_cannot_be_opened_says_so_and_opens_later(tmp_path: Path, c
     files.fail(None)
     store = open_store(tmp_path / "cache", files=files)
     write_all(store, BLOCKS)
-    store.close()
 
 
 @pytest.mark.parametrize("is_passing", [True, False])
@@ -111,7 +122,6 @@ def test_a_read_that_fails_is_a_miss(tmp_path: Path) -> None:
     assert not store.has(BLOCKS[0].key, FULL)
     write_all(store, BLOCKS[:1])
     assert read(store, BLOCKS[0]) == BLOCKS[0].payload
-    store.close()
 
 
 def test_a_directory_that_became_read_only_is_told_and_still_read_from(tmp_path: Path) -> None:
@@ -123,13 +133,12 @@ def test_a_directory_that_became_read_only_is_told_and_still_read_from(tmp_path:
         store.write([(BLOCKS[1].header, BLOCKS[1].payload)])
     assert read(store, BLOCKS[0]) == BLOCKS[0].payload
     assert store.has_all([block.key for block in BLOCKS], FULL) == [True, False, False]
-    store.close()
 
 
 def _refuse_everywhere(
     cache_dir: Path, files: FailingFiles, is_passing: bool, action: Callable[[DiskStore], object]
-) -> None:
-    """Do one thing on a store of one block, with each of its operations refused in turn."""
+) -> int:
+    """Do one thing on a store of one block with each operation refused in turn; return how many there are."""
     for at in range(MOST_OPERATIONS):
         files.fail(None)
         place = cache_dir / str(at)
@@ -162,10 +171,6 @@ def _refusal_told() -> Iterator[None]:
     except StorageError as error:
         advice = str(error)
     assert advice is None or "space" in advice or "directory" in advice
-
-
-def _write(store: DiskStore, block: Block) -> None:
-    assert store.write([(block.header, block.payload)])
 
 
 def _check_content(store: DiskStore) -> None:

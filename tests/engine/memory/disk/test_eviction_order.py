@@ -1,14 +1,10 @@
-"""Which blocks on disk make room: as a slow reference says, leaves first, and not by one scan."""
+"""Which blocks on disk make room: not those that are used again, by one scan or because a process ended."""
 
 import sqlite3
 from contextlib import closing
-from dataclasses import dataclass, field
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from kvchat.engine.api.ids import BlockKey
 from kvchat.engine.cache.eviction import Eviction
@@ -21,17 +17,14 @@ from tests.engine.memory.chains import (
     BLOCK_SIZE,
     FINGERPRINT,
     FULL,
-    TREE,
-    Block,
     block_behind,
     open_store,
 )
-from tests.engine.memory.disk.small_disk import Disk, HastyFiles, MakeDisk, conversation, file_bytes
+from tests.engine.memory.disk.small_disk import HastyFiles, MakeDisk, conversation, file_bytes
 
 pytestmark = pytest.mark.pure
 
 BOTH = pytest.mark.parametrize("eviction", list(Eviction))
-SMALL_SHARE = 10
 
 
 @pytest.mark.parametrize(
@@ -48,17 +41,6 @@ def test_one_scan_of_a_long_document_leaves_what_is_used_again(
     disk.request(conversation(77, 300))
     share = sum(disk.found(blocks) for blocks in hot) / 25
     assert least <= share <= most
-
-
-@pytest.mark.parametrize(("eviction", "left"), [(Eviction.S3FIFO, [1, 0, 1]), (Eviction.LRU, [0, 1, 1])])
-def test_what_was_used_once_goes_before_what_was_used_again_longer_ago(
-    make_disk: MakeDisk, eviction: Eviction, left: list[int]
-) -> None:
-    disk = make_disk(2, eviction)
-    again, once, new = (conversation(number, 1) for number in range(3))
-    for blocks in (again, again, once, new):
-        disk.request(blocks)
-    assert [disk.found(blocks) for blocks in (again, once, new)] == left
 
 
 def test_that_something_was_used_again_outlives_the_process(make_disk: MakeDisk) -> None:
@@ -81,18 +63,6 @@ def test_what_comes_back_soon_after_it_went_is_not_flushed_again(make_disk: Make
     disk.request(hot)  # stored anew, and never used since
     disk.request(conversation(78, 40))
     assert disk.found(hot) == 5
-
-
-def test_what_was_used_again_goes_by_age_where_there_is_nothing_else(make_disk: MakeDisk) -> None:
-    """What is proven is no pin: of ten conversations that are all used again the oldest go."""
-    disk = make_disk(10)
-    sessions = [conversation(number, 2) for number in range(10)]
-    for blocks in sessions:
-        for _ in range(3):
-            disk.request(blocks)
-    left = [disk.found(blocks) for blocks in sessions]
-    assert left[-4:] == [2, 2, 2, 2]
-    assert left[:5] == [0] * 5
 
 
 @BOTH
@@ -182,108 +152,6 @@ def _indexed(number: int) -> IndexedBlock:
         num_bytes=1,
         last_used_s=0.0,
     )
-
-
-# Against a reference that spells the rules out
-
-
-@dataclass
-class Row:
-    used_s: float
-    parent: BlockKey
-    is_proven: bool
-
-
-@dataclass
-class SlowDisk:
-    """The same rules over a list that is searched from the front."""
-
-    num_blocks: int
-    eviction: Eviction
-    rows: dict[BlockKey, Row] = field(default_factory=dict)
-    ghosts: set[BlockKey] = field(default_factory=set)
-    kept: set[BlockKey] = field(default_factory=set)
-    refused: set[BlockKey] = field(default_factory=set)
-
-    def write(self, block: Block, now_s: float) -> bool:
-        if block.header.parent in self.refused and block.key not in self.kept:
-            self.refused.add(block.key)
-            return False
-        is_proven = block.key in self.ghosts
-        self.ghosts.discard(block.key)
-        self.rows[block.key] = Row(now_s, block.header.parent, is_proven)
-        while len(self.rows) > self.num_blocks:
-            victim = self.victim(block.key, is_proven or block.key in self.kept)
-            if victim is None:
-                del self.rows[block.key]
-                if is_proven:
-                    self.ghosts.add(block.key)
-                self.refused.add(block.key)
-                return False
-            if not self.rows.pop(victim).is_proven:
-                self.ghosts.add(victim)
-        self.refused.discard(block.key)
-        return True
-
-    def victim(self, being_written: BlockKey, is_proven: bool) -> BlockKey | None:
-        parents = {row.parent for row in self.rows.values()}
-        free = {
-            key: row
-            for key, row in self.rows.items()
-            if key not in parents and key != being_written and key not in self.kept
-        }
-        if self.eviction is Eviction.LRU:
-            return min(free, key=lambda key: free[key].used_s, default=None)
-        once, again = ([key for key in free if free[key].is_proven is flag] for flag in (False, True))
-        num_once = sum(not row.is_proven for key, row in self.rows.items() if key not in self.kept)
-        if num_once * SMALL_SHARE < len(self.rows):
-            order = [again, once]
-        else:
-            order = [once, again] if is_proven or num_once == 1 else [once]
-        return next((min(keys, key=lambda key: free[key].used_s) for keys in order if keys), None)
-
-    def touch(self, key: BlockKey, now_s: float) -> None:
-        if key in self.rows:
-            self.rows[key].used_s, self.rows[key].is_proven = now_s, True
-
-
-ACTIONS = st.tuples(
-    st.sampled_from(["write", "write", "write", "touch", "touch", "keep", "reopen"]),
-    st.sampled_from(sorted(TREE)),
-)
-
-
-@BOTH
-@settings(max_examples=15, deadline=None)
-@given(num_blocks=st.integers(2, 14), actions=st.lists(ACTIONS, max_size=60))
-def test_on_any_trace_the_same_blocks_go_as_in_the_slow_reference(
-    eviction: Eviction, num_blocks: int, actions: list[tuple[str, tuple[int, ...]]]
-) -> None:
-    with TemporaryDirectory() as directory:
-        disk, slow = Disk(Path(directory), num_blocks, eviction), SlowDisk(num_blocks, eviction)
-        for action, path in actions:
-            block = TREE[path]
-            if action == "write":
-                # As a request does: whatever is missing before it comes first.
-                for end in range(1, len(path) + 1):
-                    part = TREE[path[:end]]
-                    if part.key not in slow.rows:
-                        assert disk.write(part) == slow.write(part, disk.clock.now_s)
-            elif action == "touch":
-                disk.touch([block])
-                slow.touch(block.key, disk.clock.now_s)
-            elif action == "keep":
-                disk.keep([block])
-                slow.kept = {block.key}
-            else:
-                disk.reopen()
-                slow.ghosts.clear()
-                slow.refused.clear()
-            assert {row.key for row in disk.store._index.blocks()} == set(slow.rows)
-            proven = {row.key for row in disk.store._index.blocks() if row.is_proven}
-            assert proven == {key for key, row in slow.rows.items() if row.is_proven}
-            assert disk.store._index.num_unproven() == len(slow.rows) - len(proven)
-        disk.store.close()
 
 
 # What is being written while others make room for it

@@ -6,11 +6,9 @@ from pathlib import Path
 import pytest
 
 from kvchat.engine.memory.disk.block_file import file_bytes
-from kvchat.engine.memory.disk.catalog import BlockCatalog
 from kvchat.errors import StorageError
 from tests.engine.memory.chains import (
     BLOCK_SIZE,
-    FINGERPRINT,
     FULL,
     SLIDING,
     block_behind,
@@ -24,44 +22,16 @@ from tests.engine.memory.disk.small_disk import MakeDisk, conversation
 pytestmark = pytest.mark.pure
 
 
-def test_kept_blocks_of_two_groups_do_not_end_the_search_for_what_may_go(
-    tmp_path: Path, make_disk: MakeDisk
-) -> None:
+def test_kept_blocks_of_two_groups_do_not_end_the_search_for_what_may_go(make_disk: MakeDisk) -> None:
     disk = make_disk(12)
     kept = [conversation(number, 1)[0] for number in range(4)]
     for block in kept:
         disk.write(block)
         disk.write(block_behind(block.header.parent, list(block.header.token_ids), SLIDING))
     disk.request(conversation(8, 3))
-    with closing(BlockCatalog(tmp_path / "cache")) as catalog:
-        catalog.keep("pack", FINGERPRINT, [block.key for block in kept])
+    disk.keep(kept)
     order = disk.store._directory.order
     assert [leaf.key for leaf in order.due(1)] == [conversation(8, 3)[-1].key]
-
-
-def test_no_more_goes_than_has_to_where_the_oldest_is_kept(tmp_path: Path, make_disk: MakeDisk) -> None:
-    disk = make_disk(4)
-    blocks = [conversation(number, 1)[0] for number in range(5)]
-    for block in blocks[:4]:
-        disk.write(block)
-    with closing(BlockCatalog(tmp_path / "cache")) as catalog:
-        catalog.keep("pack", FINGERPRINT, [blocks[0].key])
-    disk.write(blocks[4])
-    assert [disk.store.has(block.key, FULL) for block in blocks] == [True, False, True, True, True]
-
-
-def test_leaves_are_counted_by_blocks_and_the_latest_use_of_any_group_is_theirs(make_disk: MakeDisk) -> None:
-    disk = make_disk(20)
-    both, one, late = (conversation(number, 1)[0] for number in range(3))
-    for block in (both, one, late):
-        disk.write(block)
-    disk.touch([one])
-    disk.write(block_behind(both.header.parent, list(both.header.token_ids), SLIDING))
-    disk.write(block_behind(one.header.parent, list(one.header.token_ids), SLIDING))
-    index = disk.store._index
-    assert [leaf.key for leaf in index.oldest_leaves(3)] == [late.key, both.key, one.key]
-    assert [leaf.key for leaf in index.oldest_leaves(2, is_proven=False)] == [late.key, both.key]
-    assert [leaf.key for leaf in index.oldest_leaves(2, is_proven=True)] == [one.key]
 
 
 def test_a_damaged_block_that_was_set_aside_lets_no_scan_push_out_what_is_used_again(
@@ -79,13 +49,12 @@ def test_a_damaged_block_that_was_set_aside_lets_no_scan_push_out_what_is_used_a
 
 
 def test_where_there_is_no_room_it_is_said_what_damaged_blocks_hold_and_how_they_go(
-    tmp_path: Path, make_disk: MakeDisk
+    make_disk: MakeDisk,
 ) -> None:
     disk = make_disk(10)
     pack, (damaged,) = conversation(1, 9), conversation(2, 1)
     disk.request([*pack, damaged])
-    with closing(BlockCatalog(tmp_path / "cache")) as catalog:
-        catalog.keep("pack", FINGERPRINT, [block.key for block in pack])
+    disk.keep(pack)
     disk.store.set_aside(damaged.key, FULL)
     assert not disk.write(conversation(3, 1)[0])
     assert "set aside" in (disk.store.shortage or "")

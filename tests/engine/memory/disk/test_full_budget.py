@@ -14,7 +14,6 @@ from tests.engine.memory.chains import (
     BLOCK_SIZE,
     FINGERPRINT,
     FULL,
-    SLIDING,
     Copied,
     block_behind,
     chain,
@@ -125,16 +124,6 @@ def test_a_block_that_is_there_already_is_no_shortage(tmp_path: Path, limit_byte
         writer.submit(KEPT[0].header, Copied(KEPT[0].payload))
         assert writer.flush(PATIENCE_S)
         assert writer.problem is None
-
-
-def test_a_block_for_which_smaller_ones_go_does_not_exceed_the_limit(tmp_path: Path) -> None:
-    """What made room gave up the reserved bytes too, so that less went than had to."""
-    small = chain(list(range(300, 300 + 4 * BLOCK_SIZE)), SLIDING)
-    limit = put_blocks(tmp_path, small)
-    with closing(open_store(tmp_path, limit_bytes=limit)) as store:
-        for block in NEW:
-            assert store.write([(block.header, block.payload)])
-            assert store.total_usage().num_bytes <= limit
 
 
 @pytest.mark.parametrize("eviction", list(Eviction))

@@ -64,7 +64,6 @@ def test_a_look_up_that_finds_damage_mends_the_index_once(tmp_path: Path) -> Non
     write_all(store, more)
     assert read(store, more[0]) == more[0].payload
     assert store.has(more[0].key, FULL)
-    store.close()
 
 
 def test_an_index_that_was_replaced_is_read_and_written_anew(tmp_path: Path, store: DiskStore) -> None:
@@ -96,7 +95,6 @@ def test_an_index_that_two_processes_begin_anew_at_once_is_read_and_written(tmp_
     files.others.append(lambda: unlink_index(tmp_path))
     write_all(store, BLOCKS[2:])
     assert store.has_all(KEYS, FULL) == [True, True, True]
-    store.close()
 
 
 def test_an_index_that_could_not_be_opened_again_is_opened_by_a_later_write(

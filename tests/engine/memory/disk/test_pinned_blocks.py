@@ -42,7 +42,6 @@ def test_kept_blocks_stay_under_a_limit_that_everything_else_makes_room_for(tmp_
     with_catalog.close()
     store = open_store(tmp_path, clock=clock, limit_bytes=size)
     assert not any(store.has_all(_keys(PACK), FULL)), "the oldest of all, once nobody keeps it"
-    store.close()
 
 
 def test_what_is_kept_is_not_collected_and_no_newer_tail_replaces_it(tmp_path: Path) -> None:
@@ -70,7 +69,6 @@ def test_blocks_are_kept_before_they_are_there(tmp_path: Path) -> None:
     store = open_store(tmp_path, clock=clock, limit_bytes=size)
     assert not store.write([(chain([50, 51, 52, 53])[0].header, chain([50, 51, 52, 53])[0].payload)])
     assert store.has_all(_keys(PACK), FULL) == [True] * 3
-    store.close()
 
 
 def test_other_processes_see_at_once_what_is_kept(tmp_path: Path) -> None:
@@ -113,7 +111,6 @@ def test_what_cannot_be_read_now_is_asked_for_again_and_nothing_goes_meanwhile(t
     file.write_bytes(data)
     assert not store.write([(other.header, other.payload)])
     assert store.has_all(_keys(PACK), FULL) == [True] * 3
-    store.close()
 
 
 def test_a_failed_read_is_not_taken_for_what_is_kept(tmp_path: Path) -> None:

@@ -97,7 +97,6 @@ def test_a_file_that_is_not_opened_now_stays_with_its_row(tmp_path: Path, code: 
         read(store, BLOCKS[0])
     files.code = None
     assert read(store, BLOCKS[0]) == BLOCKS[0].payload
-    store.close()
 
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.ELOOP])
@@ -108,7 +107,6 @@ def test_what_the_medium_does_not_give_or_is_no_file_is_set_aside(tmp_path: Path
     with pytest.raises(BlockDamaged):
         read(store, BLOCKS[0])
     assert not path_of(tmp_path, BLOCKS[0]).exists()
-    store.close()
 
 
 def test_files_that_cannot_be_looked_at_are_found_later(tmp_path: Path) -> None:
@@ -163,4 +161,3 @@ def test_one_file_that_cannot_be_looked_at_does_not_hide_the_others(tmp_path: Pa
     path_of(tmp_path, BLOCKS[3]).chmod(0o600)
     clock.now_s += LOOK_AGAIN_S
     assert all(store.has_all(keys, FULL))
-    store.close()

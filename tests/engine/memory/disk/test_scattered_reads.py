@@ -2,6 +2,7 @@
 
 import ctypes
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -29,10 +30,9 @@ def compiled() -> None:
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[DiskStore]:
-    store = open_store(tmp_path)
-    write_all(store, [BLOCK, OTHER])
-    yield store
-    store.close()
+    with closing(open_store(tmp_path)) as store:
+        write_all(store, [BLOCK, OTHER])
+        yield store
 
 
 class Target:
@@ -112,14 +112,7 @@ def test_sealed_blocks_and_watched_files_are_read_in_one_run(tmp_path: Path) -> 
     target = Target()
     before = target.content
     watched = open_store(tmp_path / "watched", files=FailingFiles())
-    sealed = DiskStore(
-        tmp_path / "sealed",
-        fingerprint=bytes(32),
-        layouts=LAYOUTS,
-        block_size=4,
-        limit_bytes=None,
-        sealer=Encryptor(bytes(32)),
-    )
+    sealed = open_store(tmp_path / "sealed", sealer=Encryptor(bytes(32)))
     for store in (watched, sealed):
         store.write([(BLOCK.header, BLOCK.payload)])
         assert not store.scatter(BLOCK.header, target.places)

@@ -17,7 +17,7 @@ from tests.patience import wait_until
 
 pytestmark = pytest.mark.cpu
 
-LONG = 4096
+LONG = 1024
 
 
 def test_a_cache_directory_that_cannot_be_used_costs_the_disk_tier_and_no_answer(

@@ -10,8 +10,7 @@ import pytest
 from kvchat.engine.memory.disk.io import SystemFiles, at_once
 from kvchat.engine.memory.disk.store import DiskStore
 from kvchat.errors import StorageError
-from tests.engine.memory.chains import FULL, chain, open_store, read
-from tests.engine.memory.disk.failing_files import FailingFiles
+from tests.engine.memory.chains import chain, open_store, read
 from tests.engine.memory.disk.recorded_files import Commit, RecordingFiles, Rename, Sync, SyncDir
 from tests.patience import PATIENCE_S
 
@@ -71,31 +70,6 @@ def test_where_the_limit_has_no_room_for_all_none_is_written(tmp_path: Path, num
     with pytest.raises(StorageError, match="of today"):
         open_store(tmp_path / "c", daily_bytes=num_fit * each).write(DUE)
     assert files_in(tmp_path / "c") == {}
-
-
-@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
-def test_a_refusal_anywhere_leaves_whole_blocks_and_right_totals(tmp_path: Path, code: int) -> None:
-    num_refused = 0
-    for at in range(200):
-        files = FailingFiles(code)
-        store = open_store(tmp_path / str(at), files=files)
-        store.write(DUE[:1])
-        files.fail(at, is_passing=True)
-        try:
-            store.write(DUE)
-        except StorageError:
-            num_refused += 1
-        files.fail(None)
-        held = [block for block in BLOCKS if store.has(block.key, FULL)]
-        assert BLOCKS[0] in held
-        assert all(read(store, block) == block.payload for block in held)
-        found = files_in(tmp_path / str(at))
-        assert len(found) == len(held)
-        assert store.usage().num_bytes == sum(map(len, found.values()))
-        store.close()
-        if not files.has_refused and len(held) == len(BLOCKS) and at > 5 and num_refused:
-            break
-    assert num_refused > len(DUE)
 
 
 class MeetingFiles(SystemFiles):
