@@ -166,17 +166,6 @@ def test_hot_blocks_survive_a_scan_of_three_times_the_pool_where_the_control_los
     assert pool.request(hot) == num_left
 
 
-def test_what_comes_back_soon_after_its_eviction_survives_the_next_scan() -> None:
-    pool = Pool(20, Eviction.S3FIFO)
-    asked_again = chain(1, length=4)
-    pool.request(asked_again)
-    pool.request(chain(2, length=20))
-    assert pool.request(asked_again) == 0
-    for scan in (3, 4, 5):
-        pool.request(chain(scan, length=14))
-    assert pool.request(asked_again) == 4
-
-
 def test_remembered_names_are_bounded_by_their_number() -> None:
     ghosts = Ghosts(3)
     for number in range(100):

@@ -79,16 +79,6 @@ def test_ten_forks_add_no_block_until_they_write_and_then_one_per_group_each() -
     cache.check()
 
 
-def test_a_fork_at_a_block_boundary_shares_all_and_copies_nothing() -> None:
-    cache = Cache(full_group())
-    parent = cache.computed(LONG[:8])
-    child = cache.manager.fork(parent)
-    child.token_ids.append(1)
-    moves = cache.manager.extend(child, 1)
-    assert moves == ()
-    assert child.tables[0][:2] == parent.tables[0]
-
-
 @pytest.mark.parametrize("first_writer", ["parent", "child"])
 def test_the_first_writer_copies_the_tail_and_the_last_holder_writes_in_place(first_writer: str) -> None:
     """Trap 11: nobody writes through an alias."""

@@ -25,16 +25,6 @@ def test_a_node_is_found_by_its_key_and_its_ids_together() -> None:
     assert index.find(block_key(ROOT, (1, 3)), (1, 3)) is None
 
 
-def test_each_group_has_its_own_block_under_one_key() -> None:
-    index = PrefixIndex()
-    added = node(ROOT, 1, 2)
-    index.add(added, FIRST, BlockId(7))
-    assert index.block(added.key, SECOND) is None
-    index.add(node(ROOT, 1, 2), SECOND, BlockId(3))
-    assert (index.block(added.key, FIRST), index.block(added.key, SECOND)) == (7, 3)
-    assert len(index) == 1
-
-
 def test_a_node_goes_with_its_last_block_and_its_children_stay() -> None:
     index = PrefixIndex()
     parent = node(ROOT, 1, 2)

@@ -5,14 +5,14 @@ quantised once, from exact bytes that are right, by the one sequence that holds 
 """
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant
 
 from kvchat.engine.api.ids import BlockId, GroupId
 from kvchat.engine.cache.eviction import Eviction
 from tests.engine.cache.caches import Cache, recent_group, sealed_group
-from tests.engine.cache.test_manager_traces import BLOCK_SIZE, CacheTraces
+from tests.engine.cache.test_manager_traces import BLOCK_SIZE, FEW, MANY, CacheTraces
 
 pytestmark = pytest.mark.pure
 
@@ -54,18 +54,9 @@ class SealedTraces(CacheTraces):
 
 
 class TestTraces(SealedTraces.TestCase):  # type: ignore[name-defined,misc]
-    settings = settings(
-        max_examples=60,
-        stateful_step_count=30,
-        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-    )
+    settings = settings(FEW, max_examples=60)
 
 
 @pytest.mark.slow
 class TestManyTraces(SealedTraces.TestCase):  # type: ignore[name-defined,misc]
-    settings = settings(
-        max_examples=3000,
-        derandomize=False,
-        stateful_step_count=80,
-        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-    )
+    settings = MANY

@@ -10,8 +10,10 @@ from weakref import WeakSet
 
 from kvchat.engine.api.ids import BlockKey, GroupId, block_key, root_key
 from kvchat.engine.memory.disk.block_file import Layout, Region
+from kvchat.engine.memory.disk.index import DiskUsage
 from kvchat.engine.memory.disk.io import SystemFiles
 from kvchat.engine.memory.disk.store import BlockHeader, DiskStore
+from kvchat.errors import BlockDamaged, BlockMissing
 
 FULL, SLIDING = GroupId(0), GroupId(1)
 BLOCK_SIZE = 4
@@ -138,6 +140,19 @@ def put_blocks(cache_dir: Path, blocks: list[Block], fingerprint: bytes = FINGER
 def read(store: DiskStore, block: Block) -> bytes:
     header = block.header
     return bytes(store.read(header.key, header.group, parent=header.parent, token_ids=header.token_ids))
+
+
+def read_if_whole(store: DiskStore, block: Block) -> bytes | None:
+    try:
+        return read(store, block)
+    except (BlockMissing, BlockDamaged):
+        return None
+
+
+def check_totals(cache_dir: Path, usage: DiskUsage) -> None:
+    """Assert that the files of blocks are those that are accounted for."""
+    sizes = [path.stat().st_size for path in (cache_dir / "blocks").rglob("*.*")]
+    assert (usage.num_blocks, usage.num_bytes) == (len(sizes), sum(sizes))
 
 
 def path_of(cache_dir: Path, block: Block, fingerprint: bytes = FINGERPRINT) -> Path:

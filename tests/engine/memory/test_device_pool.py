@@ -100,17 +100,14 @@ def test_a_block_is_one_run_of_bytes_layer_after_layer_keys_before_values(dtype:
 def test_a_copy_copies_the_first_slots_of_every_layer_and_nothing_else(dtype: str, num_tokens: int) -> None:
     pool, before = make_pool(dtype), bits(make_pool(dtype))
     pool.copy(FULL, BlockId(4), BlockId(0), num_tokens)
-    for layer, tensor, old in zip(layer_of(pool), bits(pool), before, strict=True):
-        if layer.group == FULL:
+    group_of = [layer.group for layer in pool.layers.values() for _ in "kv"]
+    for group, tensor, old in zip(group_of, bits(pool), before, strict=True):
+        if group == FULL:
             assert torch.equal(tensor[0, :, :num_tokens], old[4, :, :num_tokens])
             assert torch.equal(tensor[0, :, num_tokens:], old[0, :, num_tokens:])
             assert torch.equal(tensor[1:], old[1:])
         else:
             assert torch.equal(tensor, old)
-
-
-def layer_of(pool: DevicePool) -> list[object]:
-    return [layer for layer in pool.layers.values() for _ in "kv"]
 
 
 def test_a_copy_does_not_follow_its_source() -> None:

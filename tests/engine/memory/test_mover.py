@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kvchat.engine.api.ids import BlockId, BlockKey, GroupId, block_key, root_key
+from kvchat.engine.api.ids import BlockId, GroupId, block_key, root_key
 from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.cache.plan import Copy, Demote, Load, Promote
 from kvchat.engine.formats.spec import FullSpec, Group, SlidingSpec
@@ -19,12 +19,12 @@ from kvchat.engine.memory.disk.store import DiskStore
 from kvchat.engine.memory.host_pool import HostPool
 from kvchat.engine.memory.mover import REFUSED_S, Mover
 from kvchat.engine.memory.rates import Direction, Rates
+from tests.engine.memory.chains import FINGERPRINT
 
 pytestmark = pytest.mark.cpu
 
 BLOCK_SIZE = 4
 FULL, SLIDING = GroupId(0), GroupId(1)
-FINGERPRINT = b"\x01" * 32
 ROOT = root_key(FINGERPRINT)
 IDS = (1, 2, 3, 4)
 KEY = block_key(ROOT, IDS)
@@ -60,7 +60,7 @@ def store_of(pool: DevicePool, cache_dir: Path, files: SystemFiles) -> DiskStore
         cache_dir,
         fingerprint=FINGERPRINT,
         layouts=pool.layouts(),
-        block_size=BLOCK_SIZE,
+        block_size=pool.block_size,
         limit_bytes=None,
         files=files,
     )
@@ -150,13 +150,6 @@ def test_a_load_that_was_refused_in_passing_is_offered_again_later(pool: DeviceP
     assert mover.fetch(load_into(3))
     assert read(pool, FULL, 3) == data
     store.close()
-
-
-def test_without_a_store_there_is_nothing_to_load(pool: DevicePool) -> None:
-    mover = Mover(pool, HostPool({}, {}), None)
-    assert list(mover.has_all([KEY, BlockKey(bytes(32))], FULL)) == [False, False]
-    assert list(mover.nearest(ROOT, (), 9)) == []
-    mover.execute([Copy(FULL, BlockId(0), BlockId(1), 2)])
 
 
 def test_what_demotions_take_is_measured_and_copies_count_for_nothing(pool: DevicePool) -> None:

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvchat.engine.api.snapshot import Tier
-from kvchat.engine.memory.rates import LEAST_TOKENS, WINDOW, Direction, Rates
+from kvchat.engine.memory.rates import LEAST_TOKENS, Direction, Rates
 
 pytestmark = pytest.mark.pure
 
@@ -36,15 +36,6 @@ def test_one_odd_measurement_among_many_changes_nothing() -> None:
         rates.observe_move(Tier.HOST, Direction.LOAD, 100, seconds)
     assert rates.seconds_to_compute(100) == pytest.approx(1.0)
     assert rates.seconds_to_load(Tier.HOST, 100) == pytest.approx(1.0)
-
-
-def test_a_lasting_change_is_learned() -> None:
-    rates = Rates()
-    for _ in range(3 * WINDOW):
-        rates.observe_prefill(100, 0, 1.0)
-    for _ in range(WINDOW):
-        rates.observe_prefill(100, 0, 3.0)
-    assert rates.seconds_to_compute(100) == pytest.approx(3.0)
 
 
 def test_tokens_far_into_a_conversation_cost_what_was_measured_there() -> None:

@@ -128,15 +128,20 @@ def test_what_a_request_waits_for_comes_before_what_nobody_waits_for(reader: Rea
     assert [landed.unit.number for landed in take(reader, 7)] == [3, 12, 11, 10, 2, 1, 0]
 
 
-def test_what_is_read_soon_is_read_ahead_once_and_before_it_is_read(medium: Medium) -> None:
-    """Never far ahead: what is read ahead is fetched from the medium, needed or not."""
+def announcing(medium: Medium, *, is_near: bool) -> tuple[Reader, list[BlockId]]:
+    """Return a reader, and the blocks that it reads ahead; `is_near`: that they need not be."""
     announced: list[BlockId] = []
 
     def read_ahead(move: Fetch) -> bool:
         announced.append(move.target)
-        return False
+        return is_near
 
-    reader = Reader(medium.fetch, max_bytes=2**20, read_ahead=read_ahead, num_threads=1)
+    return Reader(medium.fetch, max_bytes=2**20, read_ahead=read_ahead, num_threads=1), announced
+
+
+def test_what_is_read_soon_is_read_ahead_once_and_before_it_is_read(medium: Medium) -> None:
+    """Never far ahead: what is read ahead is fetched from the medium, needed or not."""
+    reader, announced = announcing(medium, is_near=False)
     job = submit(reader, 0, 40)
     for num_read in range(8):
         medium.passes.release()
@@ -153,13 +158,7 @@ def test_what_is_read_soon_is_read_ahead_once_and_before_it_is_read(medium: Medi
 
 
 def test_where_blocks_are_near_only_some_are_read_ahead(medium: Medium) -> None:
-    announced: list[BlockId] = []
-
-    def read_ahead(move: Fetch) -> bool:
-        announced.append(move.target)
-        return True
-
-    reader = Reader(medium.fetch, max_bytes=2**20, read_ahead=read_ahead, num_threads=1)
+    reader, announced = announcing(medium, is_near=True)
     submit(reader, 0, 100)
     medium.passes.release(100)
     assert len(take(reader, 100)) == 100

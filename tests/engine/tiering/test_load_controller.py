@@ -271,18 +271,6 @@ def test_a_request_brings_what_the_promotion_of_its_path_has_not_and_both_count_
     assert not engine.is_loading
 
 
-def test_what_a_promotion_brings_while_its_request_waits_for_it_counts_for_the_request(stage: Stage) -> None:
-    text = stage.text
-    engine, gate = stage.gated()
-    engine.promote(text)
-    while not gate.is_waited_at.is_set():
-        engine.tick()
-    handle = submit(engine, text + token_ids(4, seed=5), 8)
-    engine.step()
-    gate.open()
-    assert finish(engine, handle).loaded == Loaded(disk=len(text) - 1)
-
-
 def test_a_promotion_ends_when_the_wish_changes_and_what_has_arrived_stays(stage: Stage) -> None:
     first, second = (stage.say(token_ids(150, seed=seed)) for seed in (6, 7))
     engine, reader = stage.stepped()

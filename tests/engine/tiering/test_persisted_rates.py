@@ -41,12 +41,6 @@ def load(cache_dir: Path, computing: Computing = HERE) -> Measured:
     return PersistedRates(cache_dir, computing).load()
 
 
-def write(file: Path, fields: object) -> None:
-    """Write a file whose digest is right, whatever is in it."""
-    line = json.dumps(fields).encode()
-    file.write_bytes(blake2b(line, digest_size=16).hexdigest().encode() + b"\n" + line)
-
-
 def test_the_next_process_begins_with_what_was_measured(tmp_path: Path) -> None:
     keep(tmp_path / "new", measured_here())
     rates = Rates(load(tmp_path / "new"))
@@ -145,7 +139,9 @@ def test_a_file_with_a_flipped_bit_or_that_ends_early_counts_as_no_file_and_is_w
     ],
 )
 def test_what_is_not_in_the_form_of_this_version_counts_as_no_file(tmp_path: Path, fields: object) -> None:
-    write(tmp_path / FILE_NAME, fields)
+    line = json.dumps(fields).encode()
+    digest = blake2b(line, digest_size=16).hexdigest().encode()
+    (tmp_path / FILE_NAME).write_bytes(digest + b"\n" + line)
     assert load(tmp_path) == NOTHING
 
 

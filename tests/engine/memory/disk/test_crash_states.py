@@ -8,16 +8,14 @@ import pytest
 
 from kvchat.engine.memory.disk.catalog import BlockCatalog
 from kvchat.engine.memory.disk.io import SystemFiles
-from kvchat.errors import BlockDamaged, BlockMissing
 from tests.engine.memory.chains import (
     FINGERPRINT,
     FULL,
-    Block,
     block_behind,
     chain,
     open_store,
     put_blocks,
-    read,
+    read_if_whole,
 )
 from tests.engine.memory.disk.crash_states import (
     Forget,
@@ -127,7 +125,7 @@ def _complaints(cache_dir: Path, called: Sequence[Operation]) -> list[str]:
     store = open_store(cache_dir, files=files)
     complaints = []
     for key, block in BLOCKS.items():
-        is_announced, content = store.has(key, FULL), _content(store, block)
+        is_announced, content = store.has(key, FULL), read_if_whole(store, block)
         if key in there and not (is_announced and content == block.payload):
             complaints.append(f"{block.header.token_ids} was acknowledged and is not there")
         if key in gone and content is not None:
@@ -141,13 +139,6 @@ def _complaints(cache_dir: Path, called: Sequence[Operation]) -> list[str]:
     complaints += [f"{path} is kept for nobody" for path in cache_dir.glob("held/*.keep")]
     store.close()
     return complaints + _leaks(cache_dir, files)
-
-
-def _content(store, block: Block) -> bytes | None:
-    try:
-        return read(store, block)
-    except (BlockMissing, BlockDamaged):
-        return None
 
 
 def _leaks(cache_dir: Path, files: SystemFiles) -> list[str]:

@@ -8,16 +8,9 @@ import pytest
 
 from kvchat.engine.api.ids import BlockKey
 from kvchat.engine.cache.eviction import Eviction
-from kvchat.engine.memory.disk.eviction import MAX_GHOSTS, DiskEvictionOrder
-from kvchat.engine.memory.disk.index import IndexedBlock
-from kvchat.engine.memory.disk.pinned_blocks import PinnedBlocks
 from kvchat.engine.memory.disk.store import DiskStore
-from kvchat.errors import StorageError
 from tests.engine.memory.chains import (
-    BLOCK_SIZE,
     FINGERPRINT,
-    FULL,
-    block_behind,
     open_store,
 )
 from tests.engine.memory.disk.small_disk import HastyFiles, MakeDisk, conversation, file_bytes
@@ -66,7 +59,9 @@ def test_what_comes_back_soon_after_it_went_is_not_flushed_again(make_disk: Make
 
 
 @BOTH
-def test_what_is_kept_stays_whatever_is_used_again(make_disk: MakeDisk, eviction: Eviction) -> None:
+def test_what_is_kept_stays_whatever_is_used_again_and_goes_once_nobody_keeps_it(
+    make_disk: MakeDisk, eviction: Eviction
+) -> None:
     disk = make_disk(10, eviction)
     kept, hot = conversation(1, 3), conversation(2, 4)
     disk.request(kept)
@@ -76,6 +71,10 @@ def test_what_is_kept_stays_whatever_is_used_again(make_disk: MakeDisk, eviction
     disk.request(conversation(77, 100))
     assert disk.found(kept) == 3
     assert disk.store.total_usage().num_bytes <= 10 * disk.bytes_each
+    disk.keep([])
+    for _ in range(2):
+        disk.request(conversation(3, 10))
+    assert disk.found(kept) < 3
 
 
 def test_an_unused_pack_keeps_no_new_conversation_from_a_disk_of_what_is_used_again(
@@ -103,55 +102,6 @@ def test_a_new_conversation_finds_room_on_a_disk_of_a_few_blocks_that_are_all_us
     found = [disk.request(new) for _ in range(4)]
     assert found == [0, 1, 2, 3]
     assert disk.found(hot) == 2, "of what was used longest ago the end went, and its beginning is of use"
-
-
-def test_conversations_that_are_used_once_take_one_of_a_few_blocks_and_no_more(make_disk: MakeDisk) -> None:
-    disk = make_disk(5)
-    hot = conversation(1, 5)
-    for _ in range(3):
-        disk.request(hot)
-    for number in range(10, 20):
-        disk.request(conversation(number, 3))
-        assert disk.found(conversation(number, 3)) == 1
-    assert disk.found(hot) == 4
-
-
-def test_while_nobody_can_read_what_is_kept_blocks_that_need_no_room_are_written(
-    tmp_path: Path, make_disk: MakeDisk
-) -> None:
-    disk = make_disk(10)
-    (tmp_path / "cache/kept/pack.keep").mkdir(parents=True)  # no list, and nothing says what it held
-    blocks = conversation(1, 12)
-    assert all(disk.write(block) for block in blocks[:10])
-    with pytest.raises(StorageError, match="says which blocks stay"):
-        disk.write(blocks[10])
-    assert disk.found(blocks) == 10
-
-
-def test_names_of_what_went_are_bounded_and_nothing_of_them_is_on_disk(tmp_path: Path) -> None:
-    with closing(open_store(tmp_path)) as store:
-        order = DiskEvictionOrder(store._index, [PinnedBlocks(tmp_path)], Eviction.S3FIFO)
-        gone = [_indexed(number) for number in range(MAX_GHOSTS + 10)]
-        order.note_gone(gone)
-        assert order.num_ghosts == MAX_GHOSTS
-        names = [(FINGERPRINT, gone[number].name, FULL) for number in (0, 9, 10, -1)]
-        assert [order.take_ghost(name) for name in names] == [False, False, True, True]
-        assert not order.take_ghost(names[-1])
-
-
-def _indexed(number: int) -> IndexedBlock:
-    block = block_behind(BlockKey(bytes(32)), [number])
-    return IndexedBlock(
-        fingerprint=FINGERPRINT,
-        name=block.key,  # type: ignore[arg-type]
-        key=block.key,
-        parent=block.header.parent,
-        token_ids=(number,),
-        block_size=BLOCK_SIZE,
-        groups=frozenset([FULL]),
-        num_bytes=1,
-        last_used_s=0.0,
-    )
 
 
 # What is being written while others make room for it

@@ -20,7 +20,7 @@ from tests.engine.memory.chains import (
     Block,
     block_behind,
 )
-from tests.engine.memory.disk.small_disk import Disk, MakeDisk, conversation
+from tests.engine.memory.disk.small_disk import Disk
 
 pytestmark = pytest.mark.pure
 
@@ -192,19 +192,3 @@ def write(disk: Disk, slow: SlowDisk, block: Block, sizes: dict[GroupId, int]) -
     name = (block.key, block.header.group)
     if name not in slow.rows:
         assert disk.write(block) == slow.write(block, sizes[name[1]], disk.clock.now_s)
-
-
-def test_of_a_block_that_has_no_room_in_one_group_nothing_is_written_in_another(make_disk: MakeDisk) -> None:
-    disk = make_disk(5)
-    blocks, (kept,) = conversation(1, 3), conversation(2, 1)
-    for block in blocks[:2]:
-        disk.write(block)
-        disk.write(sliding(block))
-    disk.write(sliding(kept))
-    disk.keep([kept])
-    disk.touch([*blocks[:2], kept])
-    num_bytes = disk.store.total_usage().num_bytes
-    assert not disk.write(blocks[2])
-    assert not disk.write(sliding(blocks[2])), "it is smaller, and of no use alone"
-    assert disk.found(blocks) == 2
-    assert disk.store.total_usage().num_bytes == num_bytes

@@ -1,6 +1,5 @@
 """What the index says of block files and what is there come to agree again, whichever of them is lost."""
 
-import sqlite3
 from contextlib import closing
 from pathlib import Path
 
@@ -52,20 +51,7 @@ def test_losing_the_index_loses_nothing(tmp_path: Path, left: bytes | None) -> N
         assert [read(store, block) for block in blocks] == [block.payload for block in blocks]
 
 
-def test_an_index_damaged_while_open_costs_time_only(tmp_path: Path, store: DiskStore) -> None:
-    blocks = chain(list(range(12)))
-    write_all(store, blocks[:2])
-    with sqlite3.connect(tmp_path / "index.db") as connection:
-        connection.execute("DROP TABLE blocks")
-    connection.close()
-    assert not store.has(blocks[0].key, FULL)
-    assert store.has_all([block.key for block in blocks], FULL) == [True, True, False]
-    assert read(store, blocks[0]) == blocks[0].payload
-    assert store.write([(blocks[2].header, blocks[2].payload)])
-    assert store.has_all([block.key for block in blocks], FULL) == [True] * 3
-
-
-def test_a_file_whose_row_was_lost_is_found_when_it_is_written_again(
+def test_a_file_whose_row_was_lost_is_found_when_it_is_written_again_and_a_damaged_one_gives_way(
     tmp_path: Path, store: DiskStore
 ) -> None:
     (block,) = chain([1, 2, 3, 4])
@@ -75,11 +61,6 @@ def test_a_file_whose_row_was_lost_is_found_when_it_is_written_again(
     assert not store.write([(block.header, block.payload)])
     assert store.has(block.key, FULL)
     assert store.usage().num_bytes == path_of(tmp_path, block).stat().st_size
-
-
-def test_a_damaged_file_without_a_row_does_not_stand_in_the_way(tmp_path: Path, store: DiskStore) -> None:
-    (block,) = chain([1, 2, 3, 4])
-    write_all(store, [block])
     lose_row(store, tmp_path, block)
     path_of(tmp_path, block).write_bytes(b"torn")
     assert store.write([(block.header, block.payload)])
