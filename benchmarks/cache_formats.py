@@ -24,10 +24,10 @@ from kvchat.engine.forward.fusion import fused_pass, fusion_of
 from kvchat.engine.forward.runner import ForwardPass
 from kvchat.engine.kernels.paged_attention import paged_attention
 from kvchat.engine.kernels.paged_attention.args import AttentionArgs, KVPair, SequenceSpan
-from kvchat.engine.kernels.quantized_attention import seal, sealed_attention
+from kvchat.engine.kernels.quantized_attention import quantize_blocks, quantized_attention
 from kvchat.engine.kernels.quantized_attention.args import QuantizedPool, QuantizedStep
 from kvchat.engine.kernels.quantized_kv.reference import dequantize, quantize
-from kvchat.engine.kernels.quantized_record import Code, QuantizedRecord, num_sealed
+from kvchat.engine.kernels.quantized_record import Code, QuantizedRecord, num_quantized
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.models.linear.packed import pack_linears
 from kvchat.engine.quality.convert import RUN_LEN, Converter, load_exact
@@ -107,7 +107,7 @@ def _attention(shapes: Sequence[tuple[int, int, int]], rounds: int) -> Iterator[
     for num_heads, num_kv_heads, dim in shapes:
         ways = [
             _exact_way(num_heads, num_kv_heads, dim),
-            *(_sealed_way(name, num_heads, num_kv_heads, dim) for name in CODES),
+            *(_quantized_way(name, num_heads, num_kv_heads, dim) for name in CODES),
         ]
         what = f"attention, {num_heads} heads on {num_kv_heads} of {dim}"
         yield from _side_by_side(what, ways, rounds)
@@ -144,8 +144,8 @@ def _exact_way(num_heads: int, num_kv_heads: int, dim: int) -> _Way:
     return _Way("exact, bfloat16", run)
 
 
-def _sealed_way(name: str, num_heads: int, num_kv_heads: int, dim: int) -> _Way:
-    num_blocks = num_sealed(CONTEXT_LEN - 1, BLOCK_SIZE)
+def _quantized_way(name: str, num_heads: int, num_kv_heads: int, dim: int) -> _Way:
+    num_blocks = num_quantized(CONTEXT_LEN - 1, BLOCK_SIZE)
     records = [
         QuantizedRecord(code, BLOCK_SIZE, dim, is_by_channel)
         for code, is_by_channel in zip(CODES[name], (True, False), strict=True)
@@ -156,18 +156,18 @@ def _sealed_way(name: str, num_heads: int, num_kv_heads: int, dim: int) -> _Way:
             torch.zeros(num_blocks, num_kv_heads, 1, record.num_bytes, dtype=torch.uint8)
             for record in records
         ]
-        sealed = QuantizedPool(pools[0], pools[1], records[0], records[1])
+        quantized = QuantizedPool(pools[0], pools[1], records[0], records[1])
         every = torch.arange(num_blocks)
         exact = _random(num_blocks, num_kv_heads, dim), _random(num_blocks, num_kv_heads, dim)
-        seal(*exact, sealed, QuantizedStep((), every, every))
+        quantize_blocks(*exact, quantized, QuantizedStep((), every, every))
         recent = KVPair(_random(2, num_kv_heads, dim), _random(2, num_kv_heads, dim))
         nothing = torch.zeros(0, dtype=torch.long)
-        layers.append((recent, sealed, QuantizedStep([torch.randperm(num_blocks)], nothing, nothing)))
+        layers.append((recent, quantized, QuantizedStep([torch.randperm(num_blocks)], nothing, nothing)))
     query = torch.randn(1, num_heads, dim).bfloat16()
 
     def run() -> None:
-        for recent, sealed, step in layers:
-            sealed_attention(query, recent, sealed, _args(dim, num_blocks, torch.arange(2)), step)
+        for recent, quantized, step in layers:
+            quantized_attention(query, recent, quantized, _args(dim, num_blocks, torch.arange(2)), step)
 
     return _Way(name, run)
 

@@ -86,13 +86,13 @@ def measure(*, quick: bool = False) -> list[Row]:
 def _files_alone(directory: Path, rounds: int) -> Iterator[Row]:
     """Write as many blocks as are converted at one time, in three ways in turn."""
     converter = Made(*_sides(FORMATS[0]))
-    group = next(group.id for group in converter.target.groups if group.sealed_from is not None)
+    group = next(group.id for group in converter.target.groups if group.quantized_from is not None)
     payload = os.urandom(sum(region.nbytes for region in converter.target.pool.layouts()[group]))
     told: dict[str, list[float]] = {"together": [], "one after the other": [], "plain files": []}
     for _ in range(rounds):
         for name, kind in (("together", BundleBlockStore), ("one after the other", InTurn)):
-            with closing(_shelf(directory / "cache", converter.target, kind)) as shelf:
-                told[name].append(seconds(partial(shelf.write, _chain(group, payload))))
+            with closing(_block_store(directory / "cache", converter.target, kind)) as block_store:
+                told[name].append(seconds(partial(block_store.write, _chain(group, payload))))
             rmtree(directory / "cache")
         told["plain files"].append(seconds(partial(_plain, directory / "plain", [len(payload)] * RUN_LEN)))
     what = f"{RUN_LEN} blocks, {RUN_LEN * len(payload) / 2**20:.0f} MiB"
@@ -146,7 +146,7 @@ def _sides(cache_format: str) -> tuple[ConversionSide, ConversionSide]:
 
 
 def _stored(directory: Path, converter: Converter, path: list[int]) -> BundleBlockStore:
-    shelf = _shelf(directory / "cache", converter.exact, BundleBlockStore)
+    block_store = _block_store(directory / "cache", converter.exact, BundleBlockStore)
     pool = converter.exact.pool
     for layer in pool.layers.values():
         layer.keys.normal_()
@@ -159,12 +159,12 @@ def _stored(directory: Path, converter: Converter, path: list[int]) -> BundleBlo
             NewBlock(group.id, parent, ids, bytes(pool.read_block(group.id, place, BLOCK_SIZE)))
             for group in converter.exact.groups
         ]
-        shelf.write(block)
+        block_store.write(block)
         parent = block[0].header.key
-    return shelf
+    return block_store
 
 
-def _shelf(
+def _block_store(
     cache_dir: Path, side: ConversionSide, kind: type[BundleBlockStore], files: SystemFiles = SYSTEM
 ) -> BundleBlockStore:
     return kind(cache_dir, side.fingerprint, side.pool.layouts(), block_size=BLOCK_SIZE, files=files)
@@ -179,7 +179,7 @@ def _round(
 ) -> float:
     """Return how long it takes to read, quantise and write everything; what was written goes again."""
     with ExitStack() as stack:
-        target = stack.enter_context(closing(_shelf(directory / "cache", converter.target, kind)))
+        target = stack.enter_context(closing(_block_store(directory / "cache", converter.target, kind)))
         stack.callback(rmtree, directory / "cache" / "blocks" / converter.target.fingerprint.hex())
         conversion = Conversion(converter, source, target, (ROOTS[0], ROOTS[1]), [path])
         assert conversion.planned.num_tokens == NUM_TOKENS
@@ -190,7 +190,7 @@ def _written(
     directory: Path, converter: Converter, source: BundleBlockStore, path: list[int]
 ) -> Iterator[bytes]:
     """Yield the files that a conversion writes."""
-    target = _shelf(directory / "cache", converter.target, BundleBlockStore)
+    target = _block_store(directory / "cache", converter.target, BundleBlockStore)
     Conversion(converter, source, target, (ROOTS[0], ROOTS[1]), [path]).run()
     files = directory / "cache" / "blocks" / converter.target.fingerprint.hex()
     target.close()
@@ -203,8 +203,8 @@ def _counted(directory: Path, converter: Converter, path: list[int]) -> dict[str
     """Return how often a conversion waits for what, from opening the store to closing it."""
     files = CountedFiles()
     with (
-        closing(_shelf(directory / "cache", converter.exact, BundleBlockStore)) as source,
-        closing(_shelf(directory / "cache", converter.target, BundleBlockStore, files)) as target,
+        closing(_block_store(directory / "cache", converter.exact, BundleBlockStore)) as source,
+        closing(_block_store(directory / "cache", converter.target, BundleBlockStore, files)) as target,
     ):
         Conversion(converter, source, target, (ROOTS[0], ROOTS[1]), [path]).run()
     rmtree(directory / "cache" / "blocks" / converter.target.fingerprint.hex())

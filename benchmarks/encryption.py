@@ -28,27 +28,27 @@ WORDS = [f"word{number}" for number in range(300)]
 
 
 def measure(*, quick: bool = False) -> list[Row]:
-    """Return ratios of processor time, sealed to plain, measured in turn."""
+    """Return ratios of processor time, encrypted to plain, measured in turn."""
     Encryptor(bytes(range(32)))  # where what it needs is not installed, nothing is measured in vain
     taken: dict[str, list[tuple[float, float]]] = {}
     for number in range(QUICK_ROUNDS if quick else ROUNDS):
-        plain, sealed = _all_times(None, number), _all_times(Encryptor(bytes(range(32))), number)
+        plain, encrypted = _all_times(None, number), _all_times(Encryptor(bytes(range(32))), number)
         for name in plain:
-            taken.setdefault(name, []).append((plain[name], sealed[name]))
+            taken.setdefault(name, []).append((plain[name], encrypted[name]))
     rows = []
     for name, pairs in taken.items():
         rows.append(Row.of(f"{name}, plain", "ms", [1e3 * plain for plain, _ in pairs]))
-        rows.append(Row.of(f"{name}, encrypted", "ms", [1e3 * sealed for _, sealed in pairs]))
-        rows.append(Row.of("  ratio", "", [sealed / plain for plain, sealed in pairs]))
+        rows.append(Row.of(f"{name}, encrypted", "ms", [1e3 * encrypted for _, encrypted in pairs]))
+        rows.append(Row.of("  ratio", "", [encrypted / plain for plain, encrypted in pairs]))
     return rows
 
 
-def _all_times(sealer: Encryptor | None, seed: int) -> dict[str, float]:
+def _all_times(encryptor: Encryptor | None, seed: int) -> dict[str, float]:
     with TemporaryDirectory(prefix="kvchat-bench-") as directory:
-        return _block_times(Path(directory), sealer, seed) | _session_times(Path(directory), sealer)
+        return _block_times(Path(directory), encryptor, seed) | _session_times(Path(directory), encryptor)
 
 
-def _block_times(directory: Path, sealer: Encryptor | None, seed: int) -> dict[str, float]:
+def _block_times(directory: Path, encryptor: Encryptor | None, seed: int) -> dict[str, float]:
     ids = tuple(range(1, NUM_BLOCKS * BLOCK_SIZE + 1))
     keys = chain_keys(root_key(FINGERPRINT), ids, BLOCK_SIZE)
     headers = [
@@ -68,7 +68,7 @@ def _block_times(directory: Path, sealer: Encryptor | None, seed: int) -> dict[s
         layouts={GROUP: LAYOUT},
         block_size=BLOCK_SIZE,
         limit_bytes=None,
-        sealer=sealer,
+        encryptor=encryptor,
     )
     with closing(store):
         size = f"{NUM_BLOCKS * len(payload) / 1e6:.0f} MB of blocks"
@@ -79,8 +79,8 @@ def _block_times(directory: Path, sealer: Encryptor | None, seed: int) -> dict[s
         }
 
 
-def _session_times(directory: Path, sealer: Encryptor | None) -> dict[str, float]:
-    with closing(SessionStore(directory / "sessions.db", sealer)) as store:
+def _session_times(directory: Path, encryptor: Encryptor | None) -> dict[str, float]:
+    with closing(SessionStore(directory / "sessions.db", encryptor)) as store:
         session = store.create_session(title="measured")
         stored = _seconds(lambda: _talk(store, session.id))
         leaf = store.branch(session.id, MAIN).leaf_id

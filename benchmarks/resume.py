@@ -6,7 +6,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from benchmarks.llama_cpp import LlamaCpp
-from benchmarks.shelf import BLOCK_SIZE, NUM_BLOCKS, Shelf, forget, shelf
+from benchmarks.block_store import BLOCK_SIZE, NUM_BLOCKS, Shelf, forget, block_store
 from benchmarks.table import Row, seconds
 from kvchat.engine import Engine, EngineConfig, SamplingParams
 from kvchat.engine.memory.pages import prefault
@@ -21,7 +21,7 @@ def measure(llama_cpp: Path | None = None) -> list[Row]:
     """Args:
     llama_cpp: an interpreter that has llama-cpp-python and gguf; None: no comparison with it.
     """
-    with shelf() as stored:
+    with block_store() as stored:
         rows = [
             *_disk_rows(stored),
             *_first_rows(stored),

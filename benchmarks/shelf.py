@@ -143,7 +143,7 @@ def forget(files: Iterable[Path]) -> None:
 
 
 @contextmanager
-def shelf() -> Iterator[Shelf]:
+def block_store() -> Iterator[Shelf]:
     with TemporaryDirectory() as directory:
         made = Shelf(Path(directory))
         yield made

@@ -20,14 +20,14 @@ CHEAP = 4
 
 def main(home: str) -> None:
     paths = read_settings(environ={"KVCHAT_HOME": home}).paths
-    sealed = EncryptedTables(Encryptor(DATA_KEY))
+    encrypted = EncryptedTables(Encryptor(DATA_KEY))
     key = wrap(DATA_KEY, b"open sesame", KeyKind.PASSPHRASE, CHEAP)
     print("ready", flush=True)
     while True:
         if key_in_use(paths) is None:
-            switch(paths, key, PLAIN, sealed)
+            switch(paths, key, PLAIN, encrypted)
         else:
-            switch(paths, replace(key, state=KeyState.TURNING_OFF), sealed, PLAIN)
+            switch(paths, replace(key, state=KeyState.TURNING_OFF), encrypted, PLAIN)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 It says on standard output, line by line, what it has been promised, and before it takes something away, that
 it will. Whatever was said must hold after SIGKILL at any moment.
 
-    python -m tests.kill_child HOME SEED [--sealed] [--limit BYTES] [--beside-others]
+    python -m tests.kill_child HOME SEED [--encrypted] [--limit BYTES] [--beside-others]
 """
 
 import argparse
@@ -66,16 +66,16 @@ class Places:
 
     database: Path
     cache_dir: Path
-    sealer: Encryptor | None = None
+    encryptor: Encryptor | None = None
     limit_bytes: int | None = None
 
     @classmethod
     def of(cls, home: Path, *, is_encrypted: bool = False, limit_bytes: int | None = None) -> "Places":
-        sealer = Encryptor(bytes(range(32))) if is_encrypted else None
+        encryptor = Encryptor(bytes(range(32))) if is_encrypted else None
         return cls(
             database=home / "data" / "sessions.db",
             cache_dir=home / "cache",
-            sealer=sealer,
+            encryptor=encryptor,
             limit_bytes=limit_bytes,
         )
 
@@ -86,11 +86,11 @@ class Places:
             layouts=LAYOUTS,
             block_size=BLOCK_SIZE,
             limit_bytes=self.limit_bytes,
-            sealer=self.sealer,
+            encryptor=self.encryptor,
         )
 
     def open_catalog(self) -> BlockCatalog:
-        return BlockCatalog(self.cache_dir, sealer=self.sealer)
+        return BlockCatalog(self.cache_dir, encryptor=self.encryptor)
 
 
 def say(what: str, **values: object) -> None:
@@ -111,7 +111,7 @@ class Work:
 
     def _open(self) -> None:
         places = self.places
-        self.sessions = SessionService(places.database, places.cache_dir, places.sealer)
+        self.sessions = SessionService(places.database, places.cache_dir, places.encryptor)
         self.store = places.open_store()
         self.writer = BlockWriter(self.store, max_bytes=1 << 20)
 
@@ -173,18 +173,18 @@ class Work:
         namespace = f"bundle:{self.random.getrandbits(64):x}"
         ids = [self.random.randrange(30_000) for _ in range(self.random.randrange(6, 40))]
         blocks = chain(ids, namespace=namespace)
-        shelf = BundleBlockStore(
+        block_store = BundleBlockStore(
             self.places.cache_dir,
             FINGERPRINT,
             LAYOUTS,
             block_size=BLOCK_SIZE,
             limit_bytes=self.places.limit_bytes,
-            sealer=self.places.sealer,
+            encryptor=self.places.encryptor,
         )
-        with closing(shelf):
+        with closing(block_store):
             for block in blocks:
                 header = block.header
-                shelf.write([NewBlock(header.group, header.parent, header.token_ids, block.payload)])
+                block_store.write([NewBlock(header.group, header.parent, header.token_ids, block.payload)])
         session = Session(
             id=new_session_id(),
             title="",
@@ -225,7 +225,7 @@ class Work:
     def collect(self) -> None:
         """Collect everything that no stored turn refers to."""
         say("collecting")
-        collect(self.sessions, self.places.cache_dir, self.places.sealer)
+        collect(self.sessions, self.places.cache_dir, self.places.encryptor)
 
     def pin(self) -> None:
         """Keep the blocks of a conversation whatever needs room, or let go of what this process kept."""
@@ -252,8 +252,8 @@ class Work:
         self._open()
 
 
-def collect(sessions: SessionStore, cache_dir: Path, sealer: Encryptor | None = None) -> None:
-    catalog = BlockCatalog(cache_dir, sealer=sealer)
+def collect(sessions: SessionStore, cache_dir: Path, encryptor: Encryptor | None = None) -> None:
+    catalog = BlockCatalog(cache_dir, encryptor=encryptor)
     known = references(sessions, BLOCK_SIZE)
 
     def is_referenced(block: IndexedBlock) -> bool:
@@ -277,11 +277,11 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("home", type=Path)
     parser.add_argument("seed", type=int)
-    parser.add_argument("--sealed", action="store_true")
+    parser.add_argument("--encrypted", action="store_true")
     parser.add_argument("--limit", type=int)
     parser.add_argument("--beside-others", action="store_true")
     given = parser.parse_args()
-    places = Places.of(given.home, is_encrypted=given.sealed, limit_bytes=given.limit)
+    places = Places.of(given.home, is_encrypted=given.encrypted, limit_bytes=given.limit)
     takes_nothing = given.beside_others or given.limit is not None
     actions = [name for name in ACTIONS if not takes_nothing or name not in TAKES_FROM_OTHERS]
     Work(places, given.seed, actions).run()

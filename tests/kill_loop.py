@@ -1,6 +1,6 @@
 """Kills a process of the stores at random moments and looks at what is left.
 
-    python -m tests.kill_loop --times 500 [--sealed] [--limit BYTES] [--processes 2]
+    python -m tests.kill_loop --times 500 [--encrypted] [--limit BYTES] [--processes 2]
 
 After each kill: every acknowledged turn and block is there and right, and the totals are those of the files.
 Every few kills everything unreferenced is collected, and then nothing but referenced blocks may be left.
@@ -24,7 +24,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from kvchat.engine.api.ids import BlockKey
-from kvchat.engine.memory.disk.block_encryption import seal_of
+from kvchat.engine.memory.disk.block_encryption import encryption_of
 from kvchat.engine.memory.disk.store import DiskStore
 from kvchat.session.store import SessionStore
 from kvchat.session.tree import TurnId
@@ -118,7 +118,7 @@ class KillLoop:
         num_processes: int = 1,
     ) -> None:
         self.places = Places.of(home, is_encrypted=is_encrypted, limit_bytes=limit_bytes)
-        self._options = ["--sealed"] * is_encrypted + ["--beside-others"] * (num_processes > 1)
+        self._options = ["--encrypted"] * is_encrypted + ["--beside-others"] * (num_processes > 1)
         self._options += [] if limit_bytes is None else ["--limit", str(limit_bytes)]
         self._num_processes = num_processes
         self.ledger = Ledger()
@@ -162,7 +162,7 @@ class KillLoop:
 
     def check(self) -> None:
         """Every acknowledged turn and block is there and right; what is announced is right too."""
-        sessions = SessionStore(self.places.database, self.places.sealer)
+        sessions = SessionStore(self.places.database, self.places.encryptor)
         for turn_id, told in self.ledger.turns.items():
             turn = sessions.turn(TurnId(turn_id))
             assert not turn.damaged
@@ -208,7 +208,7 @@ class KillLoop:
         self.ledger.blocks = {key: block for key, block in self.ledger.blocks.items() if key in there}
 
     def _directory(self, name: str) -> Path:
-        return seal_of(self.places.sealer).home(self.places.cache_dir) / name
+        return encryption_of(self.places.encryptor).home(self.places.cache_dir) / name
 
     def check_collection(self) -> None:
         """After a collection the files are those of referenced blocks, and nothing else."""
@@ -216,13 +216,13 @@ class KillLoop:
             for name in catalog.kept_names():
                 catalog.let_go(name)
         self.ledger.kept.clear()
-        sessions = SessionStore(self.places.database, self.places.sealer)
+        sessions = SessionStore(self.places.database, self.places.encryptor)
         self.ledger.take({"what": "collecting"})
-        collect(sessions, self.places.cache_dir, self.places.sealer)
+        collect(sessions, self.places.cache_dir, self.places.encryptor)
         self.check()
         for summary in sessions.list_sessions():
             sessions.delete_session(summary.session.id)
-        collect(sessions, self.places.cache_dir, self.places.sealer)
+        collect(sessions, self.places.cache_dir, self.places.encryptor)
         sessions.close()
         assert list(self._directory("blocks").rglob("*")) == []
         assert list(self._directory("quarantine").rglob("*")) == []
@@ -234,7 +234,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.kill_loop", description=__doc__)
     parser.add_argument("--times", type=int, default=500, help="how many processes are killed")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--sealed", action="store_true", help="everything is encrypted")
+    parser.add_argument("--encrypted", action="store_true", help="everything is encrypted")
     parser.add_argument("--limit", type=int, help="most bytes of blocks, so that they make room")
     parser.add_argument("--processes", type=int, default=1, help="how many are at work at once")
     arguments = parser.parse_args()
@@ -242,7 +242,7 @@ def main() -> int:
         loop = KillLoop(
             Path(home),
             arguments.seed,
-            is_encrypted=arguments.sealed,
+            is_encrypted=arguments.encrypted,
             limit_bytes=arguments.limit,
             num_processes=arguments.processes,
         )

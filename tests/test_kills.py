@@ -47,7 +47,7 @@ def test_a_kill_while_blocks_make_room_costs_nothing_that_is_kept_and_leaves_no_
 
 
 @pytest.mark.parametrize("is_long", [False, pytest.param(True, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("options", [{"num_processes": 2}, {"is_encrypted": True}], ids=["two", "sealed"])
+@pytest.mark.parametrize("options", [{"num_processes": 2}, {"is_encrypted": True}], ids=["two", "encrypted"])
 def test_two_processes_at_once_and_an_encrypted_home_keep_their_promises_too(
     tmp_path: Path, options: dict[str, Any], is_long: bool
 ) -> None:

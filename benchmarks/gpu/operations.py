@@ -7,7 +7,7 @@ from time import perf_counter
 import torch
 
 from benchmarks.gpu import ceilings
-from benchmarks.gpu.problems import BLOCK_SIZE, Heads, attention_of, sealed_of, spans_of
+from benchmarks.gpu.problems import BLOCK_SIZE, Heads, attention_of, quantized_of, spans_of
 from benchmarks.gpu.stage import Figure, Stage
 from kvchat.engine.kernels.fp8_record import Fp8Record
 from kvchat.engine.kernels.latent_attention import latent_attention
@@ -16,7 +16,7 @@ from kvchat.engine.kernels.move_blocks import BlockMoves
 from kvchat.engine.kernels.move_blocks.reference import BlockRegions
 from kvchat.engine.kernels.paged_attention import paged_attention
 from kvchat.engine.kernels.paged_attention.step_tables import step_tables
-from kvchat.engine.kernels.quantized_attention import sealed_attention
+from kvchat.engine.kernels.quantized_attention import quantized_attention
 from kvchat.engine.kernels.quantized_record import Code
 from kvchat.engine.kernels.store_kv import store_kv
 
@@ -97,8 +97,8 @@ def quantized_decode(stage: Stage) -> Iterator[Figure]:
     length, batches = (200, (1,)) if stage.is_dry else (32768, (1, 16))
     for code in (Code.INT8, Code.FP8, Code.INT4, Code.INT2):
         for batch in batches:
-            case = sealed_of(stage, heads, [length] * batch, (code, code), dtype)
-            call = partial(sealed_attention, case.query, case.pools, case.sealed, case.args, case.step)
+            case = quantized_of(stage, heads, [length] * batch, (code, code), dtype)
+            call = partial(quantized_attention, case.query, case.pools, case.quantized, case.args, case.step)
             name = f"quantised decode, {code}, {batch} x {length:,} keys"
             yield stage.rate(name, stage.seconds(call), case.num_bytes, "GB/s", ceiling=ceilings.COPY)
             del case, call

@@ -11,7 +11,7 @@ from kvchat.engine.kernels.paged_attention.args import AttentionArgs, KVPair, Se
 from kvchat.engine.kernels.paged_attention.step_tables import step_tables
 from kvchat.engine.kernels.quantized_attention.args import QuantizedPool, QuantizedStep
 from kvchat.engine.kernels.quantized_kv.reference import quantize
-from kvchat.engine.kernels.quantized_record import Code, QuantizedRecord, num_sealed
+from kvchat.engine.kernels.quantized_record import Code, QuantizedRecord, num_quantized
 
 BLOCK_SIZE = 64
 
@@ -65,20 +65,20 @@ def attention_of(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SealedAttention:
+class QuantizedAttention:
     """Arguments of one call over quantised blocks, and the bytes of keys and values that it must read."""
 
     query: Tensor
     pools: KVPair
-    sealed: QuantizedPool
+    quantized: QuantizedPool
     args: AttentionArgs
     step: QuantizedStep
     num_bytes: int
 
 
-def sealed_of(
+def quantized_of(
     stage: Stage, heads: Heads, lengths: Sequence[int], codes: tuple[Code, Code], dtype: torch.dtype
-) -> SealedAttention:
+) -> QuantizedAttention:
     """Return sequences with one query each whose blocks are quantised, but for the last ones."""
     case = attention_of(stage, heads, lengths, 1, dtype)
     spans = case.args.spans
@@ -89,16 +89,16 @@ def sealed_of(
     # Blocks share the records of one: what stands in them costs nothing.
     one = stage.random(1, heads.kv, BLOCK_SIZE, heads.dim, dtype=dtype)
     packed = [quantize(one, record)[:, :, None].repeat(len(case.k_pool), 1, 1, 1) for record in records]
-    counts = [num_sealed(span.position, BLOCK_SIZE) for span in spans]
+    counts = [num_quantized(span.position, BLOCK_SIZE) for span in spans]
     old = [span.blocks[:count] for span, count in zip(spans, counts, strict=True)]
     nothing = old[0][:0]
     block_bytes = heads.kv * sum(record.num_bytes for record in records)
     token_bytes = 2 * heads.kv * heads.dim * case.k_pool.element_size()
     num_exact = sum(lengths) - BLOCK_SIZE * sum(counts)
-    return SealedAttention(
+    return QuantizedAttention(
         query=case.query,
         pools=KVPair(case.k_pool, case.v_pool),
-        sealed=QuantizedPool(packed[0], packed[1], records[0], records[1]),
+        quantized=QuantizedPool(packed[0], packed[1], records[0], records[1]),
         args=case.args,
         step=QuantizedStep(old, nothing, nothing),
         num_bytes=block_bytes * sum(counts) + token_bytes * num_exact,

@@ -223,7 +223,7 @@ class OverBlocks(Layers):
 
 
 class ThroughShadows(Layers):
-    """Attention through shadows, values of whose sealed tokens lie in pinned host memory."""
+    """Attention through shadows, values of whose quantized tokens lie in pinned host memory."""
 
     def __init__(self, stage: Stage, setting: Setting, num_layers: int) -> None:
         super().__init__(stage, setting, num_layers, setting.shadow_batch)
@@ -278,7 +278,7 @@ class ThroughShadows(Layers):
             kind="full",
             remote=self._remote,
         )
-        assert shadow.stock.sealed_keys.are_on_bases
+        assert shadow.stock.quantized_keys.are_on_bases
         return shadow, BlockChunks(KVPair(pool, pool), order)
 
     def _in_host_memory(self, like: Tensor) -> Tensor:

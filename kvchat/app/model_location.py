@@ -19,7 +19,7 @@ def located(settings: Settings, model: str) -> ModelLocation:
         model,
         cache_dir=settings.paths.cache_dir,
         disk_bytes=settings.engine.disk_bytes,
-        sealer=settings.engine.sealer,
+        encryptor=settings.engine.encryptor,
     )
 
 

@@ -113,7 +113,7 @@ class Engine:
         """
         config = config or EngineConfig()
         location = locate_model(
-            model, cache_dir=config.cache_dir, disk_bytes=config.disk_bytes, sealer=config.sealer
+            model, cache_dir=config.cache_dir, disk_bytes=config.disk_bytes, encryptor=config.encryptor
         )
         return cls(build_parts(location.name, location.path, config))
 

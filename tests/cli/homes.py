@@ -10,7 +10,7 @@ from kvchat.session.tree import Session, Turn
 
 def block_bytes(home: Path) -> dict[str, int]:
     """Return the bytes of blocks on disk by the fingerprint of what computed them."""
-    with closing(BlockCatalog(home / "cache", sealer=None)) as catalog:
+    with closing(BlockCatalog(home / "cache", encryptor=None)) as catalog:
         return {name.hex(): usage.num_bytes for name, usage in catalog.usages().items()}
 
 

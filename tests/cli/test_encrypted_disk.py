@@ -29,7 +29,7 @@ from tests.terminal import ROOT, terminal
 def test_killed_while_it_is_turned_on_or_off_a_store_stays_whole(home: Path, num_kills: int) -> None:
     """It is encrypted then and no word is in the clear beside it, or it is in the clear; nothing is lost."""
     make_talk(home)
-    paths, random, sealer = paths_of(home), Random(0), Encryptor(DATA_KEY)
+    paths, random, encryptor = paths_of(home), Random(0), Encryptor(DATA_KEY)
     before = _texts(paths, None)
     for _ in range(num_kills):
         command = [sys.executable, "-m", "tests.encryption_child", str(home)]
@@ -41,7 +41,7 @@ def test_killed_while_it_is_turned_on_or_off_a_store_stays_whole(home: Path, num
         child.wait()
         child.stdout.close()
         key = unlock.key_in_use(paths)
-        assert _texts(paths, None if key is None else sealer) == before
+        assert _texts(paths, None if key is None else encryptor) == before
         assert not list(paths.data_dir.glob("*.converting"))
         if key is None:
             assert not list(paths.data_dir.glob("sessions.key*[yp]"))
@@ -68,7 +68,7 @@ def test_nothing_of_what_is_said_lies_on_disk_in_the_clear(
     assert run("sessions", "search", "zeppelin")[0] == 0
     _kill_while_it_answers(tiny_model, fork_server)
     settings = unlock.unlocked(read_settings())
-    with closing(SessionStore(settings.paths.sessions_db, settings.engine.sealer)) as store:
+    with closing(SessionStore(settings.paths.sessions_db, settings.engine.encryptor)) as store:
         ids = [turn.token_ids or () for turn in store.all_turns(store.find("title").id)]
     assert len(ids) == 6
     runs = [u32le(turn[at : at + 4]) for turn in ids for at in range(0, len(turn) - 4, 4)]
@@ -108,7 +108,7 @@ def _kill_while_it_answers(tiny_model: Path, fork_server: ForkServer) -> None:
         process.kill()
 
 
-def _texts(paths: Paths, sealer: Encryptor | None) -> list[str]:
-    with closing(SessionStore(paths.sessions_db, sealer)) as store:
+def _texts(paths: Paths, encryptor: Encryptor | None) -> list[str]:
+    with closing(SessionStore(paths.sessions_db, encryptor)) as store:
         (summary,) = store.list_sessions()
         return [summary.session.title, *(turn.text for turn in store.all_turns(summary.session.id))]

@@ -36,9 +36,9 @@ def kvchat(home: Path, passphrase: Give, run: Run, monkeypatch: pytest.MonkeyPat
 
 
 def catalog() -> BlockCatalog:
-    """Open the sealed blocks of the home that was used last."""
+    """Open the encrypted blocks of the home that was used last."""
     settings = unlock.unlocked(read_settings())
-    return BlockCatalog(settings.paths.cache_dir, sealer=settings.engine.sealer)
+    return BlockCatalog(settings.paths.cache_dir, encryptor=settings.engine.encryptor)
 
 
 def test_kv_goes_from_one_encrypted_home_to_another_and_is_verified_and_kept_there(

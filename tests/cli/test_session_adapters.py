@@ -101,26 +101,26 @@ def test_opened_without_it_what_differs_is_told_and_how_to_open_it(
         assert chat.notices(chat.open(session_id)) == ()
 
 
-@pytest.mark.parametrize("sealer", [None, Encryptor(bytes(32))], ids=["in the clear", "sealed"])
+@pytest.mark.parametrize("encryptor", [None, Encryptor(bytes(32))], ids=["in the clear", "encrypted"])
 def test_sessions_of_the_version_before_have_no_adapter_and_take_one(
-    tmp_path: Path, sealer: Encryptor | None
+    tmp_path: Path, encryptor: Encryptor | None
 ) -> None:
     path = tmp_path / "sessions.db"
-    with closing(SessionStore(path, sealer)) as store:
+    with closing(SessionStore(path, encryptor)) as store:
         session = store.create_session(title="old")
         with store._database.write() as connection:
             connection.execute("UPDATE sessions SET digests = substr(digests, 1, 80)")
-    _take_back_a_version(path, is_encrypted=sealer is not None)
+    _take_back_a_version(path, is_encrypted=encryptor is not None)
     for _ in range(2):
-        with closing(SessionStore(path, sealer)) as store:
+        with closing(SessionStore(path, encryptor)) as store:
             assert store.session(session.id).adapter == ""
             store.rename(session.id, "still old")
-    with closing(SessionStore(path, sealer)) as store:
+    with closing(SessionStore(path, encryptor)) as store:
         store.note_adapter(session.id, "/loras/one")
-    with closing(SessionStore(path, sealer)) as store:
+    with closing(SessionStore(path, encryptor)) as store:
         assert store.session(session.id).adapter == "/loras/one"
         assert store.session(session.id).title == "still old"
-    assert (b"/loras/one" in path.read_bytes()) is (sealer is None)
+    assert (b"/loras/one" in path.read_bytes()) is (encryptor is None)
     with closing(sqlite3.connect(path)) as connection:
         assert connection.execute("PRAGMA user_version").fetchone() == (len(schema.MIGRATIONS),)
 

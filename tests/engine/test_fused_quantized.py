@@ -55,13 +55,13 @@ class Both:
     def logits(self, row: InputBatch) -> Tensor:
         before = [part.clone() for part in parts_of(self._pool)]
         self.found.append(self._fused.logits(row).float())
-        old = [layer.sealed.pool.keys.clone() for layer in self._pool.layers.values() if layer.sealed]
+        old = [layer.quantized.pool.keys.clone() for layer in self._pool.layers.values() if layer.quantized]
         for part, kept in zip(parts_of(self._pool), before, strict=True):
             part.copy_(kept)
         self.wanted.append(self._own.logits(row).float())
         if len(row.token_ids) == 1:  # the exact blocks that became old are the same in both
-            sealed = [layer.sealed.pool.keys for layer in self._pool.layers.values() if layer.sealed]
-            assert all(map(torch.equal, old, sealed))
+            quantized = [layer.quantized.pool.keys for layer in self._pool.layers.values() if layer.quantized]
+            assert all(map(torch.equal, old, quantized))
         return self.wanted[-1]
 
 
@@ -69,7 +69,7 @@ def parts_of(pool: DevicePool) -> list[Tensor]:
     parts = []
     for layer in pool.layers.values():
         parts += [layer.keys, layer.values]
-        parts += [layer.sealed.pool.keys, layer.sealed.pool.values] if layer.sealed else []
+        parts += [layer.quantized.pool.keys, layer.quantized.pool.values] if layer.quantized else []
     return parts
 
 

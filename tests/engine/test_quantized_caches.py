@@ -131,8 +131,8 @@ def test_sessions_share_the_blocks_of_a_common_beginning(opened: Opened, wanted:
     second = submit(engine, turn, 8)
     result = finish(engine, second)
     assert (result.usage.cached_tokens, result.token_ids) == (64, wanted(turn, 8))
-    sealed = engine.snapshot().groups[-1]
-    assert (sealed.used_blocks, sealed.shared_blocks) == (4, 4)
+    quantized = engine.snapshot().groups[-1]
+    assert (quantized.used_blocks, quantized.shared_blocks) == (4, 4)
 
 
 def test_a_fork_goes_on_beside_its_parent(opened: Opened, wanted: Wanted) -> None:

@@ -10,19 +10,19 @@ from kvchat.platform.encryptor import Encryptor
 
 pytestmark = pytest.mark.cpu
 
-SEALER = Encryptor(bytes(range(32)))
+ENCRYPTOR = Encryptor(bytes(range(32)))
 PROMPT = [7 + number * number % 900 for number in range(300)]
 GREEDY = SamplingParams(max_tokens=12, temperature=0.0)
 
 
-def answer(cache_dir: Path | None, sealer: Encryptor | None = SEALER) -> tuple[tuple[int, ...], int]:
+def answer(cache_dir: Path | None, encryptor: Encryptor | None = ENCRYPTOR) -> tuple[tuple[int, ...], int]:
     """Return the starter's answer in an engine of its own, and how many tokens came from the disk."""
-    with closing(Engine.load("starter", EngineConfig(cache_dir=cache_dir, sealer=sealer))) as engine:
+    with closing(Engine.load("starter", EngineConfig(cache_dir=cache_dir, encryptor=encryptor))) as engine:
         (result,) = engine.generate([PROMPT], GREEDY)
         return tuple(result.token_ids), result.loaded.disk
 
 
-def test_what_is_read_from_sealed_blocks_gives_the_same_tokens(tmp_path: Path) -> None:
+def test_what_is_read_from_quantized_blocks_gives_the_same_tokens(tmp_path: Path) -> None:
     expected, _ = answer(None)
     assert answer(tmp_path) == (expected, 0)
     tokens, num_from_disk = answer(tmp_path)
@@ -34,7 +34,7 @@ def test_what_is_read_from_sealed_blocks_gives_the_same_tokens(tmp_path: Path) -
     assert answer(tmp_path)[1] >= 256
 
 
-def test_a_damaged_sealed_block_costs_time_alone(tmp_path: Path) -> None:
+def test_a_damaged_quantized_block_costs_time_alone(tmp_path: Path) -> None:
     expected, _ = answer(tmp_path)
     for path in sorted(tmp_path.rglob("*.safetensors"))[::2]:
         whole = path.read_bytes()

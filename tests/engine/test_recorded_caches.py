@@ -77,13 +77,13 @@ def test_latents_are_read_through_tables(kind: str, tmp_path: Path) -> None:
 def test_quantized_blocks_are_read_through_tables(cache_format: str, tiny: TinyModels) -> None:
     """Steps in which a block becomes old compute it outside; none of the others does."""
     runner = compare(tiny("llama"), cache_format)
-    sealing = [
+    quantizing = [
         chunk
         for batch in runner.batches
         for chunk in batch.chunks
         if chunk.num_certain == 1 and chunk.end % 16 == 0
     ]
-    assert sealing
+    assert quantizing
     assert all(chunk.end % 16 for batch in runner.ahead for chunk in batch.chunks if chunk.end > 32)
     assert len(runner.ahead) >= NUM_TOKENS // 2
 

@@ -102,8 +102,8 @@ def test_each_of_300_generated_tokens_is_attended_to_from_its_own_step_on(opened
     handle = submit(engine, token_ids(PROMPT), 300)
     settings = settings_for(parse_view(SOME), PROMPT)
     size = settings.chunk_size
-    sealed = (PROMPT // size - settings.num_local) * size
-    fixed = settings.num_always * size + settings.budget + PROMPT - sealed
+    compressed = (PROMPT // size - settings.num_local) * size
+    fixed = settings.num_always * size + settings.budget + PROMPT - compressed
     seen = [{usage.seen_tokens for usage in shadows(engine)} for _ in handle]
     lengths = [length for (length,) in seen if length]
     assert sorted(set(lengths)) == list(range(fixed + 1, fixed + 300))

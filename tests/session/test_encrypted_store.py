@@ -1,4 +1,4 @@
-"""A sealed session store behaves as a plain one, and its files tell nobody what was said."""
+"""A encrypted session store behaves as a plain one, and its files tell nobody what was said."""
 
 import sqlite3
 from collections.abc import Iterator
@@ -22,14 +22,14 @@ from tests.session.turns import begin_answer, exchange, open_answer, question
 
 pytestmark = pytest.mark.pure
 
-SEALER = Encryptor(bytes(range(32)))
+ENCRYPTOR = Encryptor(bytes(range(32)))
 IDS = tuple(range(70_000, 70_012))
 SECRET = "marmalade zeppelin"
 
 
 @pytest.fixture
 def store(path: Path) -> Iterator[SessionStore]:
-    with closing(SessionStore(path, SEALER)) as store:
+    with closing(SessionStore(path, ENCRYPTOR)) as store:
         yield store
 
 
@@ -53,11 +53,11 @@ def raw(path: Path) -> sqlite3.Connection:
 
 
 def test_everything_is_read_back_by_another_store(path: Path) -> None:
-    with closing(SessionStore(path, SEALER)) as store:
+    with closing(SessionStore(path, ENCRYPTOR)) as store:
         turns = talk(store)
         (summary,) = store.list_sessions()
         branches = store.branches(summary.session.id)
-    with closing(SessionStore(path, SEALER)) as store:
+    with closing(SessionStore(path, ENCRYPTOR)) as store:
         assert store.list_sessions() == (summary,)
         assert store.branches(summary.session.id) == branches
         assert store.all_turns(summary.session.id) == turns
@@ -98,7 +98,7 @@ def test_a_search_finds_words_in_memory_and_follows_every_change(store: SessionS
 
 
 def test_two_stores_on_one_file_see_each_other(path: Path) -> None:
-    with closing(SessionStore(path, SEALER)) as one, closing(SessionStore(path, SEALER)) as two:
+    with closing(SessionStore(path, ENCRYPTOR)) as one, closing(SessionStore(path, ENCRYPTOR)) as two:
         turns = talk(one)
         assert two.search("marmalade")
         branch = two.branch(turns[0].session_id, MAIN)
@@ -123,7 +123,7 @@ def test_an_answer_grows_piece_by_piece_in_its_order(store: SessionStore) -> Non
 def test_a_damaged_value_is_told_alone_and_repaired_by_the_other(
     path: Path, column: str, part: MessagePart
 ) -> None:
-    with closing(SessionStore(path, SEALER)) as store:
+    with closing(SessionStore(path, ENCRYPTOR)) as store:
         whole = talk(store)[1]
     with closing(raw(path)) as connection:
         (value,) = connection.execute(
@@ -131,7 +131,7 @@ def test_a_damaged_value_is_told_alone_and_repaired_by_the_other(
         ).fetchone()
         changed = value[:-8] + type(value)(reversed(value[-8:]) if isinstance(value, bytes) else "AAAAAAAA")
         connection.execute(f"UPDATE sealed_turns SET {column} = ? WHERE id = ?", (changed, whole.id))
-    with closing(SessionStore(path, SEALER)) as store:
+    with closing(SessionStore(path, ENCRYPTOR)) as store:
         broken = store.turn(whole.id)
         assert broken.broken == {part}
         assert store.repair(replace(broken, text="something else", token_ids=(1,))) is None
@@ -141,11 +141,11 @@ def test_a_damaged_value_is_told_alone_and_repaired_by_the_other(
 
 
 def test_what_does_not_open_is_never_vouched_for_by_a_change_beside_it(path: Path) -> None:
-    with closing(SessionStore(path, SEALER)) as store:
+    with closing(SessionStore(path, ENCRYPTOR)) as store:
         turn = talk(store)[1]
     with closing(raw(path)) as connection:
         connection.execute("UPDATE sealed_turns SET text = 'AAAA' WHERE id = ?", (turn.id,))
-    with closing(SessionStore(path, SEALER)) as store:
+    with closing(SessionStore(path, ENCRYPTOR)) as store:
         store.mark_answer(turn.id, model="other", fingerprint=turn.fingerprint)
     with closing(raw(path)) as connection:
         query = "SELECT text FROM sealed_turns WHERE id = ?"
@@ -154,7 +154,7 @@ def test_what_does_not_open_is_never_vouched_for_by_a_change_beside_it(path: Pat
 
 @pytest.mark.parametrize("column", ["text", "reasoning", "token_ids", "model", "digest", "parts"])
 def test_values_of_two_turns_that_were_swapped_do_not_open(path: Path, column: str) -> None:
-    with closing(SessionStore(path, SEALER)) as store:
+    with closing(SessionStore(path, ENCRYPTOR)) as store:
         turns = talk(store)
     one, two = turns[0].id, turns[2].id
     with closing(raw(path)) as connection:
@@ -163,7 +163,7 @@ def test_values_of_two_turns_that_were_swapped_do_not_open(path: Path, column: s
         }
         for here, there in ((one, two), (two, one)):
             connection.execute(f"UPDATE sealed_turns SET {column} = ? WHERE id = ?", (values[there], here))
-    with closing(SessionStore(path, SEALER)) as store:
+    with closing(SessionStore(path, ENCRYPTOR)) as store:
         for turn in (store.turn(one), store.turn(two)):
             if column in ("text", "token_ids"):
                 assert turn.broken
@@ -172,17 +172,17 @@ def test_values_of_two_turns_that_were_swapped_do_not_open(path: Path, column: s
 
 
 def test_values_of_one_turn_that_were_swapped_do_not_open(path: Path) -> None:
-    with closing(SessionStore(path, SEALER)) as store:
+    with closing(SessionStore(path, ENCRYPTOR)) as store:
         turn = talk(store)[1]
     with closing(raw(path)) as connection:
         connection.execute("UPDATE sealed_turns SET reasoning = text WHERE id = ?", (turn.id,))
-    with closing(SessionStore(path, SEALER)) as store:
+    with closing(SessionStore(path, ENCRYPTOR)) as store:
         assert store.turn(turn.id).reasoning == ""
         assert store.turn(turn.id).damaged is False, "there was no reasoning: nothing is lost"
 
 
 def test_pieces_that_were_swapped_do_not_open(path: Path) -> None:
-    with closing(SessionStore(path, SEALER)) as store:
+    with closing(SessionStore(path, ENCRYPTOR)) as store:
         _, answer = begin_answer(store)
         for word in ("first ", "second "):
             store.append_to_answer(answer.id, [1], word)
@@ -195,7 +195,7 @@ def test_pieces_that_were_swapped_do_not_open(path: Path) -> None:
 @pytest.mark.parametrize("table", ["sessions", "branches"])
 def test_a_title_or_a_name_that_does_not_open_costs_nothing_else(path: Path, table: str) -> None:
     """The next start puts a readable one in its place."""
-    with closing(SessionStore(path, SEALER)) as store:
+    with closing(SessionStore(path, ENCRYPTOR)) as store:
         texts = [turn.text for turn in talk(store)]
         talk(store, "another")
     column = {"sessions": "title", "branches": "name"}[table]
@@ -204,11 +204,11 @@ def test_a_title_or_a_name_that_does_not_open_costs_nothing_else(path: Path, tab
     for copy in backup_paths(path):
         copy.unlink(missing_ok=True)
     with (
-        closing(SessionStore(path, SEALER)) as store,
+        closing(SessionStore(path, ENCRYPTOR)) as store,
         pytest.raises(StorageError, match="start kvchat again"),
     ):
         _look_at_all(store)
-    with closing(SessionStore(path, SEALER)) as store:
+    with closing(SessionStore(path, ENCRYPTOR)) as store:
         summaries = store.list_sessions()
         assert len(summaries) == 2
         for summary in summaries:
@@ -218,7 +218,7 @@ def test_a_title_or_a_name_that_does_not_open_costs_nothing_else(path: Path, tab
 
 
 def test_another_key_opens_nothing_and_changes_nothing(path: Path) -> None:
-    with closing(SessionStore(path, SEALER)) as store:
+    with closing(SessionStore(path, ENCRYPTOR)) as store:
         talk(store)
     before = sorted(path.parent.iterdir()), path.read_bytes()
     with pytest.raises(EncryptionError, match="from a backup"):
@@ -232,7 +232,7 @@ def test_another_key_opens_nothing_and_changes_nothing(path: Path) -> None:
 def test_whatever_is_damaged_nothing_wrong_is_read_and_the_store_works_again(
     path: Path, num_times: int
 ) -> None:
-    with closing(SessionStore(path, SEALER)) as store:
+    with closing(SessionStore(path, ENCRYPTOR)) as store:
         texts = {turn.text for turn in talk(store, num_turns=12)}
     whole, random = path.read_bytes(), Random(1)
     for _ in range(num_times):
@@ -245,13 +245,13 @@ def test_whatever_is_damaged_nothing_wrong_is_read_and_the_store_works_again(
         backup_paths(path)[0].touch()
 
 
-def test_an_older_sealed_database_is_brought_forward(path: Path) -> None:
+def test_an_older_encrypted_database_is_brought_forward(path: Path) -> None:
     path.parent.mkdir()
     with closing(raw(path)) as connection:
         for statement in (*schema.MIGRATIONS[0], *schema.MIGRATIONS[1], *tables.CONCEAL):
             connection.execute(statement)
         connection.execute("PRAGMA user_version = 2")
-    with closing(SessionStore(path, SEALER)) as store:
+    with closing(SessionStore(path, ENCRYPTOR)) as store:
         assert talk(store)[0].text == f"question 0 {SECRET}"
     with closing(raw(path)) as connection:
         (version,) = connection.execute("PRAGMA user_version").fetchone()
@@ -267,7 +267,7 @@ def _texts_after_trouble(path: Path) -> set[str]:
     """Use a store until nothing is wrong any more; a damaged one may refuse once, with what to do."""
     for _ in range(3):
         try:
-            with closing(SessionStore(path, SEALER)) as store:
+            with closing(SessionStore(path, ENCRYPTOR)) as store:
                 turns = [t for one in store.list_sessions() for t in store.all_turns(one.session.id)]
                 return {turn.text for turn in turns}
         except StorageError as error:

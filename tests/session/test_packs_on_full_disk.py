@@ -22,33 +22,33 @@ def test_a_pack_that_is_refused_anywhere_takes_nothing_from_the_one_before(
     seen = set()
     for at in range(14):
         files = FailingFiles(code)
-        shelf = PackStore(tmp_path / str(at), None, files)
-        shelf.put(pack("one"))
+        store = PackStore(tmp_path / str(at), None, files)
+        store.put(pack("one"))
         files.fail(at, is_passing=is_passing)
         told = ""
         try:
-            shelf.put(pack("two"))
+            store.put(pack("two"))
         except StorageError as error:
             told = str(error)
             seen.add("refused")
         assert told == "" or "cannot be written" in told
         files.fail(None)
-        texts = tuple(found.text for found in shelf.all())
+        texts = tuple(found.text for found in store.all())
         assert texts in {("one",), ("two",), ("one", "two"), ("two", "one")}
         seen.add(texts)
         left = list((tmp_path / str(at)).glob(".*"))
         assert left == [] or code == errno.EROFS, "where nothing can be removed it waits for the next pack"
-        shelf.put(pack("two"))
-        assert [found.text for found in shelf.all()] == ["two"]
+        store.put(pack("two"))
+        assert [found.text for found in store.all()] == ["two"]
     assert {"refused", ("one",), ("two",)} <= seen
 
 
 def test_a_removal_that_is_refused_leaves_the_pack(tmp_path: Path) -> None:
     files = FailingFiles(errno.EROFS)
-    shelf = PackStore(tmp_path, None, files)
-    shelf.put(pack("one"))
+    store = PackStore(tmp_path, None, files)
+    store.put(pack("one"))
     files.fail(0)
     with pytest.raises(StorageError, match="cannot be written"):
-        shelf.remove(pack("one"))
+        store.remove(pack("one"))
     files.fail(None)
-    assert [found.text for found in shelf.all()] == ["one"]
+    assert [found.text for found in store.all()] == ["one"]

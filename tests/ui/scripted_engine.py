@@ -174,8 +174,8 @@ class ScriptedEngine:
     blocks: dict[InspectionRequest, tuple[InspectedBlock, ...]] = field(default_factory=dict)
     """What is inspected; nothing by default."""
 
-    def inspect(self, wish: InspectionRequest) -> tuple[InspectedBlock, ...]:
-        return self.blocks.get(wish, ())
+    def inspect(self, request: InspectionRequest) -> tuple[InspectedBlock, ...]:
+        return self.blocks.get(request, ())
 
     def status(self) -> EngineStatus:
         error = EngineFailed("the model file is damaged") if self.phase is EnginePhase.FAILED else None

@@ -1,4 +1,4 @@
-"""A shelf of unsent messages that follows a script."""
+"""A drafts of unsent messages that follows a script."""
 
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager

@@ -84,7 +84,7 @@ class Exporter:
             branch = session.active_branch
         branches, turns = _chosen(self._store, session, branch)
         num_tokens = sum(len(turn.token_ids or ()) for turn in turns)
-        is_encrypted = self._settings.engine.sealer is not None
+        is_encrypted = self._settings.engine.encryptor is not None
         if format is Format.BUNDLE:
             with self._opened(target) as write:
                 written = write_session(
@@ -145,8 +145,8 @@ def write_session(
     blocks: Iterable[SourceBlock] = ()
     with ExitStack() as stack:
         if kv is not None and kv.layouts:
-            shelf = stack.enter_context(closing(_shelf(settings, kv)))
-            blocks = session_blocks(shelf, turns, kv.fingerprint, session.namespace, kv.block_size)
+            block_store = stack.enter_context(closing(_block_store(settings, kv)))
+            blocks = session_blocks(block_store, turns, kv.fingerprint, session.namespace, kv.block_size)
         return write_bundle(
             write,
             _manifest(session, branches, turns, kv),
@@ -206,7 +206,7 @@ def _model(settings: Settings, turns: Sequence[Turn], *, with_kv: bool) -> Bundl
     )
 
 
-def _shelf(settings: Settings, kv: BundleModel) -> BundleBlockStore:
+def _block_store(settings: Settings, kv: BundleModel) -> BundleBlockStore:
     fields = recall(settings.paths.cache_dir, kv.fingerprint)
     assert fields is not None
     return BundleBlockStore(
@@ -214,7 +214,7 @@ def _shelf(settings: Settings, kv: BundleModel) -> BundleBlockStore:
         kv.fingerprint,
         layouts_of(fields),
         block_size=kv.block_size,
-        sealer=settings.engine.sealer,
+        encryptor=settings.engine.encryptor,
     )
 
 

@@ -34,12 +34,12 @@ class SessionFiles:
         self._kept = self._kept or StoredKv(self._store, self._settings)
         return self._kept.count(is_stopped)
 
-    def export(self, session_id: SessionId, branch: str, wish: str, *, force: bool = False) -> str:
+    def export(self, session_id: SessionId, branch: str, target: str, *, force: bool = False) -> str:
         """Write a session to the file or in the form that is named, and say what was written.
 
         Args:
             branch: the one that Markdown and the web page show.
-            wish: a file, or a format; empty: a bundle.
+            target: a file, or a format; empty: a bundle.
             force: replace the file if it exists.
 
         Raises:
@@ -51,7 +51,7 @@ class SessionFiles:
         from kvchat.app.export.exporter import Exporter, target_of
 
         session = self._store.session(session_id)
-        output, format = _meant(wish)
+        output, format = _meant(target)
         target = target_of(output, session, format).absolute()
         if target.exists() and not force:
             raise FileTaken(f"{target} exists already")
@@ -69,14 +69,14 @@ class SessionFiles:
         return f"{branch_words(plan)}.\n{freed}"
 
 
-def _meant(wish: str) -> tuple[Path | None, Format]:
+def _meant(target: str) -> tuple[Path | None, Format]:
     """Return the file and the format that a person asks for in one word."""
-    if not wish:
+    if not target:
         return None, Format.BUNDLE
-    if wish in {format.value for format in Format}:
-        return None, Format(wish)
-    path = Path(wish).expanduser()
+    if target in {format.value for format in Format}:
+        return None, Format(target)
+    path = Path(target).expanduser()
     format = format_of(path)
     if format is None:
-        raise UsageError(f"{wish} does not say what to write: end it in .md, .html, .json or .kvchat")
+        raise UsageError(f"{target} does not say what to write: end it in .md, .html, .json or .kvchat")
     return path, format

@@ -43,7 +43,7 @@ def _lines(model_path: Path, config: EngineConfig) -> Iterator[str]:
         # A lender knows the sessions of its own store alone: it would save nothing for others, taking them
         # for deleted ones.
         yield f"owners {config.owners}"
-    yield "sealed" if config.sealer is not None else "plain"
+    yield "sealed" if config.encryptor is not None else "plain"
     for path in (model_path, config.adapter):
         if path is not None:
             yield str(path.resolve())

@@ -15,7 +15,7 @@ from kvchat.session.store import SessionStore
 from kvchat.session.tree import Session, Turn
 
 
-def open_shelf(
+def open_block_store(
     settings: Settings,
     fingerprint: bytes,
     layouts: Mapping[GroupId, Layout],
@@ -32,14 +32,18 @@ def open_shelf(
         block_size=block_size,
         limit_bytes=engine.disk_bytes,
         daily_bytes=engine.disk_daily_bytes,
-        sealer=engine.sealer,
+        encryptor=engine.encryptor,
         files=files,
         elsewhere=elsewhere(cache_dir),
     )
 
 
 def drop_blocks(
-    settings: Settings, store: SessionStore, shelf: BundleBlockStore, session: Session, turns: Sequence[Turn]
+    settings: Settings,
+    store: SessionStore,
+    block_store: BundleBlockStore,
+    session: Session,
+    turns: Sequence[Turn],
 ) -> int:
     """Remove a session's blocks that no session refers to any more, and that no pack keeps.
 
@@ -49,12 +53,12 @@ def drop_blocks(
     Returns:
         Bytes of their numbers.
     """
-    own, others = References(), references(store, shelf.block_size)
-    own.add(runs_of(turns, root_key(shelf.fingerprint, session.namespace), shelf.block_size))
-    add_view_turns(own, session, turns, shelf.block_size, used_views(settings.paths.cache_dir))
+    own, others = References(), references(store, block_store.block_size)
+    own.add(runs_of(turns, root_key(block_store.fingerprint, session.namespace), block_store.block_size))
+    add_view_turns(own, session, turns, block_store.block_size, used_views(settings.paths.cache_dir))
     doomed = own.keys - others.keys
     for parent in own.runs:
-        for key, token_ids in shelf.tails_behind(parent):
+        for key, token_ids in block_store.tails_behind(parent):
             if not others.covers_tail(parent, token_ids):
                 doomed.add(key)
-    return shelf.remove(doomed)
+    return block_store.remove(doomed)

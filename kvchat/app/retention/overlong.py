@@ -55,7 +55,7 @@ def too_long(settings: Settings) -> tuple[OverlongSession, ...]:
         return ()
     try:
         with (
-            closing(BlockCatalog(settings.paths.cache_dir, sealer=settings.engine.sealer)) as catalog,
+            closing(BlockCatalog(settings.paths.cache_dir, encryptor=settings.engine.encryptor)) as catalog,
             closing(open_store(settings)) as store,
         ):
             if catalog.usage().num_bytes * _FULL_SHARE < limit_bytes:

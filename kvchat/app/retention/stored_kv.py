@@ -51,7 +51,7 @@ class StoredKv:
         cache_dir = self._settings.paths.cache_dir
         if not cache_dir.is_dir():
             return {}
-        with closing(BlockCatalog(cache_dir, sealer=self._settings.engine.sealer)) as catalog:
+        with closing(BlockCatalog(cache_dir, encryptor=self._settings.engine.encryptor)) as catalog:
             blocks = catalog.blocks()
         full = {(block.block_size, block.key): block for block in blocks if not block.is_tail}
         tails: dict[tuple[int, BlockKey], list[IndexedBlock]] = {}

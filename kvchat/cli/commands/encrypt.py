@@ -57,15 +57,15 @@ def turn_on(options: EncryptOptions) -> None:
         raise UsageError("the conversations are encrypted already; `kvchat encrypt change` changes the key")
     require_packages()
     data_key = new_data_key()
-    sealer = Encryptor(data_key)
+    encryptor = Encryptor(data_key)
     key = _wrapped(data_key, options, unlock.given(os.environ))
     try:
-        switch(paths, key, PLAIN, EncryptedTables(sealer))
+        switch(paths, key, PLAIN, EncryptedTables(encryptor))
     except BaseException:
         if unlock.key_in_use(paths) is None:
             unlock.forget_in_keyring(key)
         raise
-    status.note(f"{_num_sessions(settings, sealer)} encrypted; {_OPENERS[key.kind]} opens them")
+    status.note(f"{_num_sessions(settings, encryptor)} encrypted; {_OPENERS[key.kind]} opens them")
     status.note("KV that lay in the clear was removed and is computed again when it is needed")
     if key.kind is KeyKind.PASSPHRASE:
         status.note("nobody can read them without the passphrase, not even you: keep a copy of it")
@@ -82,8 +82,8 @@ def turn_off(options: ListOptions) -> None:
     settings = options.settings(unlock=False)
     paths, status = settings.paths, Status(quiet=options.quiet)
     key = _key_of(settings)
-    sealer = Encryptor(unlock.data_key_of(key, os.environ))
-    switch(paths, replace(key, state=KeyState.TURNING_OFF), EncryptedTables(sealer), PLAIN)
+    encryptor = Encryptor(unlock.data_key_of(key, os.environ))
+    switch(paths, replace(key, state=KeyState.TURNING_OFF), EncryptedTables(encryptor), PLAIN)
     unlock.forget_in_keyring(key)
     status.note(f"{_num_sessions(settings, None)} in the clear again")
     if as_json(options):
@@ -159,7 +159,7 @@ def _wrapped(data_key: bytes, options: EncryptOptions, secret: bytes | None) -> 
     return key
 
 
-def _num_sessions(settings: Settings, sealer: Encryptor | None) -> str:
-    with closing(SessionStore(settings.paths.sessions_db, sealer)) as store:
+def _num_sessions(settings: Settings, encryptor: Encryptor | None) -> str:
+    with closing(SessionStore(settings.paths.sessions_db, encryptor)) as store:
         count = len(store.list_sessions())
     return "1 session is" if count == 1 else f"{count} sessions are"

@@ -29,7 +29,7 @@ def complete_session(ctx: object, incomplete: str) -> list[Offer]:
         settings = _settings(ctx)
         if not settings.paths.sessions_db.is_file():
             return []
-        with closing(SessionStore(settings.paths.sessions_db, settings.engine.sealer)) as store:
+        with closing(SessionStore(settings.paths.sessions_db, settings.engine.encryptor)) as store:
             named = [(one.session.id, one.session.title) for one in store.list_sessions()]
         return [offer for id_, title in named if (offer := _offer(id_, title, incomplete))]
     return []
@@ -41,7 +41,7 @@ def complete_pack(ctx: object, incomplete: str) -> list[Offer]:
 
     with suppress(KvchatError, OSError):
         settings = _settings(ctx)
-        packs = PackStore(settings.paths.packs_dir, settings.engine.sealer).all()
+        packs = PackStore(settings.paths.packs_dir, settings.engine.encryptor).all()
         return [(pack.name, _shown(pack.model)) for pack in packs if pack.name.startswith(incomplete)]
     return []
 

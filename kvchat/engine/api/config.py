@@ -33,7 +33,7 @@ class EngineConfig:
         disk_bytes: limit of the blocks on disk; None: no limit of its own.
         disk_daily_bytes: most bytes of blocks written on one day; None: no limit.
         cache_dir: directory of the disk tier; None: no disk tier.
-        sealer: what is encrypted on disk is encrypted with it; None: nothing is.
+        encryptor: what is encrypted on disk is encrypted with it; None: nothing is.
         is_gone: whether the owner of a sequence is gone, and its text with him; asked before it is saved
             as it is let go of, in the thread of the engine; must not raise. None: nobody ever is.
         owners: directory of the store whose sessions own sequences, the one that `is_gone` asks.
@@ -60,7 +60,7 @@ class EngineConfig:
     disk_bytes: int | None = None
     disk_daily_bytes: int | None = None
     cache_dir: Path | None = None
-    sealer: "Encryptor | None" = None
+    encryptor: "Encryptor | None" = None
     is_gone: Callable[[str], bool] | None = field(default=None, compare=False, repr=False)
     owners: Path | None = field(default=None, compare=False)
     eviction: str = "s3fifo"

@@ -20,7 +20,7 @@ from kvchat.engine.cache.plan import Copy, Demote, Move, Prune, Save, TableChang
 from kvchat.engine.cache.table_log import TableLog
 from kvchat.engine.cache.tiers import DiskTier, NoTier, SlowTiers
 from kvchat.engine.formats.pruned.pruning import Pruning
-from kvchat.engine.formats.pruned.view_schedule import Hole, ViewSchedules
+from kvchat.engine.formats.pruned.view_schedule import HiddenRange, ViewSchedules
 from kvchat.engine.formats.spec import Group
 from kvchat.engine.sequences.sequence import BlockTable, Sequence
 
@@ -269,15 +269,16 @@ class CacheManager:
         self._pruning.prepare(sequence, num_tokens)
         return self.take_demotions() + tuple(moves)
 
-    def holes(self, sequence: Sequence) -> tuple[tuple[GroupId, tuple[Hole, ...]], ...]:
+    def hidden_ranges(self, sequence: Sequence) -> tuple[tuple[GroupId, tuple[HiddenRange, ...]], ...]:
         """Return what a pruned sequence has lost from sight, in the groups where it has. Pure."""
-        if not sequence.view_schedule.stages:
+        if not sequence.view_schedule.prune_points:
             return ()
         size = self.block_size
         lost = (
-            (group, sequence.view_schedule.holes(group, sequence.computed_len, size)) for group in self.groups
+            (group, sequence.view_schedule.hidden_ranges(group, sequence.computed_len, size))
+            for group in self.groups
         )
-        return tuple((group.id, holes) for group, holes in lost if holes)
+        return tuple((group.id, hidden_ranges) for group, hidden_ranges in lost if hidden_ranges)
 
     def prunes(self, sequence: Sequence) -> tuple[Prune, ...]:
         """Return what is to be pruned behind the tokens that `extend` has made room for. Pure."""
@@ -288,8 +289,8 @@ class CacheManager:
         window.
         """
         first, last = len(sequence.keys), (sequence.computed_len + num_tokens) // self.block_size
-        stage = sequence.view_schedule.next_stage(sequence.computed_len)
-        is_renamed = stage is not None and stage.at <= sequence.computed_len + num_tokens
+        prune_point = sequence.view_schedule.next_prune_point(sequence.computed_len)
+        is_renamed = prune_point is not None and prune_point.at <= sequence.computed_len + num_tokens
         if last > first or is_renamed:
             self._unwatch_tail(sequence)
         sequence.computed_len += num_tokens

@@ -135,22 +135,22 @@ class PrefixMatcher:
         if max_len is not None:
             most = min(most, max_len)
         # What was pruned is found as a whole, with all that was computed since, or is to be pruned again.
-        for num in range(len(view_schedule.stages), 0, -1):
+        for num in range(len(view_schedule.prune_points), 0, -1):
             limit = (
                 most
-                if num == len(view_schedule.stages)
-                else min(most, view_schedule.most_found(view_schedule.stages[num]))
+                if num == len(view_schedule.prune_points)
+                else min(most, view_schedule.most_found(view_schedule.prune_points[num]))
             )
-            if limit >= view_schedule.stages[num - 1].at:
+            if limit >= view_schedule.prune_points[num - 1].at:
                 found = self._match(sequence, view_schedule.up_to(num), limit)
-                if found.length >= view_schedule.stages[num - 1].at:
+                if found.length >= view_schedule.prune_points[num - 1].at:
                     return found
-        if view_schedule.stages:
-            most = min(most, view_schedule.most_found(view_schedule.stages[0]))
+        if view_schedule.prune_points:
+            most = min(most, view_schedule.most_found(view_schedule.prune_points[0]))
         return self._match(sequence, view_schedule.up_to(0), most)
 
     def _match(self, sequence: Sequence, view_schedule: ViewSchedule, limit: int) -> PrefixMatch:
-        """Return the longest prefix that can be used once all stages of `view_schedule` have been passed."""
+        """Return the longest prefix that can be used once all prune_points of `view_schedule` have been passed."""
         token_ids = sequence.token_ids
         chain = self._chain(sequence, view_schedule, limit)
         partial = None
@@ -185,8 +185,8 @@ class PrefixMatcher:
             keys.append(sequence.chain.name(number, parents[-1], block_ids))
             parents.append(view_schedule.parent(number + 1, keys[-1], limit))
         kept: dict[int, Name] = {}
-        for stage in view_schedule.stages:
-            kept |= view_schedule.kept_names(stage, keys, sequence.token_ids)
+        for prune_point in view_schedule.prune_points:
+            kept |= view_schedule.kept_names(prune_point, keys, sequence.token_ids)
         pruned_keys = [kept[number][0] if number in kept else key for number, key in enumerate(keys)]
         device: dict[GroupId, list[BlockId | None]] = {}
         present: dict[GroupId, list[bool]] = {}
@@ -198,7 +198,7 @@ class PrefixMatcher:
             stored = iter(self._slow.has_all(absent, group.id) if absent else ())
             device[group.id] = blocks
             present[group.id] = [block is not None or next(stored) for block in blocks]
-            for first, end in view_schedule.holes(group, limit, size) if group.spec.is_pruned else ():
+            for first, end in view_schedule.hidden_ranges(group, limit, size) if group.spec.is_pruned else ():
                 present[group.id][first:end] = [True] * (end - first)
         runs = {
             group: list(accumulate(flags, lambda run, flag: run + 1 if flag else 0, initial=0))

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from kvchat.engine.api.ids import GroupId
 from kvchat.engine.kernels.fp8_record import Fp8Record
-from kvchat.engine.kernels.quantized_record import Code, QuantizedRecord, num_sealed
+from kvchat.engine.kernels.quantized_record import Code, QuantizedRecord, num_quantized
 
 ITEM_BYTES = {"F32": 4, "BF16": 2, "F16": 2, "U8": 1}
 
@@ -68,7 +68,7 @@ class FullSpec:
 
     @property
     def is_view(self) -> bool:
-        """Whether block tables have holes behind their beginning."""
+        """Whether block tables have hidden_ranges behind their beginning."""
         return False
 
     @property
@@ -147,7 +147,7 @@ class ResidualSpec(FullSpec):
         return True
 
     def first_visible(self, position: int) -> int:
-        return num_sealed(position, self.block_size) * self.block_size
+        return num_quantized(position, self.block_size) * self.block_size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,7 +185,7 @@ class QuantizedSpec(FullSpec):
         return QuantizedRecord(self.value_code, self.block_size, self.head_dim_v, is_by_channel=False)
 
     def num_blocks(self, num_tokens: int, block_size: int) -> int:
-        return num_sealed(num_tokens, block_size)
+        return num_quantized(num_tokens, block_size)
 
     def layer_bytes(self, block_size: int) -> int:
         assert block_size == self.block_size
@@ -279,14 +279,14 @@ class Group:
         layers: the layers that store keys and values.
         borrowers: layers that attend to what another layer has stored, as (layer, that layer); they keep
             nothing themselves.
-        sealed_from: of quantised layers: the group whose blocks are quantised into those of this one.
+        quantized_from: of quantised layers: the group whose blocks are quantised into those of this one.
     """
 
     id: GroupId
     spec: FullSpec
     layers: tuple[int, ...]
     borrowers: tuple[tuple[int, int], ...] = ()
-    sealed_from: GroupId | None = None
+    quantized_from: GroupId | None = None
 
     def block_bytes(self, block_size: int) -> int:
         return self.spec.layer_bytes(block_size) * len(self.layers)
@@ -327,5 +327,5 @@ def exact_twins(groups: Sequence[Group]) -> tuple[Group, ...]:
     return tuple(
         replace(group, spec=group.spec.exact) if isinstance(group.spec, ResidualSpec) else group
         for group in groups
-        if group.sealed_from is None
+        if group.quantized_from is None
     )

@@ -31,7 +31,7 @@ class _Stored:
     """What is stored of one layer: what its tokens are written to, and what of it becomes quantised."""
 
     spec: FullSpec
-    sealed: QuantizedSpec | None = None
+    quantized: QuantizedSpec | None = None
 
 
 def stored_groups(groups: Sequence[Group], text: str, block_size: int) -> tuple[Group, ...]:
@@ -57,10 +57,12 @@ def stored_groups(groups: Sequence[Group], text: str, block_size: int) -> tuple[
     borrowed = {layer: lender for group in groups for layer, lender in group.borrowers}
     written = group_layers({layer: one.spec for layer, one in stored.items()}, borrowed)
     group_of = {layer: group.id for group in written for layer in group.layers}
-    sealed = group_layers({layer: one.sealed for layer, one in stored.items() if one.sealed is not None})
+    quantized = group_layers(
+        {layer: one.quantized for layer, one in stored.items() if one.quantized is not None}
+    )
     return written + tuple(
-        replace(group, id=GroupId(len(written) + group.id), sealed_from=group_of[group.layers[0]])
-        for group in sealed
+        replace(group, id=GroupId(len(written) + group.id), quantized_from=group_of[group.layers[0]])
+        for group in quantized
     )
 
 
@@ -88,10 +90,10 @@ def _stored(layer: int, spec: FullSpec, form: CacheFormat, block_size: int) -> _
         if form.is_named(layer):
             raise ConfigError(f"cache format: layer {layer} has a window ({spec.kind}) and stays exact")
         return _Stored(spec)
-    return _sealed(spec, own, block_size)
+    return _quantized(spec, own, block_size)
 
 
-def _sealed(spec: FullSpec, form: SideFormat, block_size: int) -> _Stored:
+def _quantized(spec: FullSpec, form: SideFormat, block_size: int) -> _Stored:
     heads = {"num_kv_heads": spec.num_kv_heads, "head_dim_k": spec.head_dim_k, "head_dim_v": spec.head_dim_v}
     return _Stored(
         ResidualSpec(**heads, dtype=spec.dtype, block_size=block_size),

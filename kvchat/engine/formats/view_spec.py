@@ -1,6 +1,6 @@
 """Specs of layers under a view: exact blocks as any full layer's, with hidden ranges between them.
 
-A hole is an entry of a block table without a block. Its tokens count: positions behind it are what they were.
+A hidden_range is an entry of a block table without a block. Its tokens count: positions behind it are what they were.
 Behind a shadow there are none: all blocks stay, and each step chooses what it looks at.
 """
 

@@ -105,7 +105,7 @@ class DecodeGraphRunner:
         self._recorder = recorder
         lens = sorted({min(SHORT_LEN, limits.context_len), limits.context_len})
         sizes = [Size(num_rows, length) for num_rows in batch_sizes for length in lens]
-        is_gathered = not limits.reads_codes and any(group.sealed_from is not None for group in groups)
+        is_gathered = not limits.reads_codes and any(group.quantized_from is not None for group in groups)
         self._sizes = [
             size for size in sizes if not is_gathered or size.num_rows * size.context_len <= MOST_GATHERED
         ]
@@ -204,14 +204,14 @@ class DecodeGraphRunner:
     def takes(self, batch: Batch) -> bool:
         """Whether `logits` computes the batch. Pure."""
         fits = all(len(chunk.token_ids) == 1 and chunk.samples for chunk in batch.chunks)
-        return fits and self._size_of(batch) is not None and not any(map(self._seals, batch.chunks))
+        return fits and self._size_of(batch) is not None and not any(map(self._quantizes, batch.chunks))
 
-    def _seals(self, chunk: Chunk) -> bool:
+    def _quantizes(self, chunk: Chunk) -> bool:
         """Whether a block becomes old with a token, and is quantized: that is not recorded."""
         size = self._limits.block_size
-        sealed = (group for group in self._groups if group.sealed_from is not None)
+        quantized = (group for group in self._groups if group.quantized_from is not None)
         return any(
-            group.num_blocks(chunk.end, size) > group.num_blocks(chunk.start, size) for group in sealed
+            group.num_blocks(chunk.end, size) > group.num_blocks(chunk.start, size) for group in quantized
         )
 
     @torch.inference_mode()
@@ -319,7 +319,7 @@ class _Step:
             columns, rows = _parts(whole[start:end], num_rows)
             columns[0] = self._limits.num_slots.get(group.id, 0)
             for number, chunk in enumerate(chunks):
-                if group.sealed_from is None:
+                if group.quantized_from is None:
                     self._fill_row(
                         columns[:, number], rows[number], group, chunk.start, tables[chunk.sequence, group.id]
                     )
@@ -391,8 +391,8 @@ class _Step:
         for group, (start, end) in zip(self._groups, pairwise(self._ends), strict=True):
             part = self._device[start:end]
             listed = part[2 * num_rows :].view(num_rows, self._widths[group.id])
-            if group.sealed_from is not None:
-                groups[group.id] = _sealed_step(listed)
+            if group.quantized_from is not None:
+                groups[group.id] = _quantized_step(listed)
                 continue
             tables = StepTables(
                 q_starts=at,
@@ -414,10 +414,10 @@ def _parts(numbers: NDArray[np.int32], num_rows: int) -> tuple[NDArray[np.int32]
     return numbers[: 2 * num_rows].reshape(2, num_rows), numbers[2 * num_rows :].reshape(num_rows, -1)
 
 
-def _sealed_step(listed: Tensor) -> AttentionMetadata:
+def _quantized_step(listed: Tensor) -> AttentionMetadata:
     """Return a step over the quantized blocks [B, n] that writes none."""
     nothing = listed.new_empty(0, dtype=torch.long)
-    return AttentionMetadata(slots=nothing, spans=(), sealed=QuantizedStep((), nothing, nothing, listed))
+    return AttentionMetadata(slots=nothing, spans=(), quantized=QuantizedStep((), nothing, nothing, listed))
 
 
 def _most_visible(group: Group, context_len: int) -> int:
@@ -428,7 +428,7 @@ def _most_visible(group: Group, context_len: int) -> int:
 
 def _width(group: Group, limits: Limits, size: Size) -> int:
     """Return the most blocks that a table lists."""
-    if group.sealed_from is not None:
+    if group.quantized_from is not None:
         return max(1, group.num_blocks(size.context_len, limits.block_size))
     most = _most_visible(group, size.context_len)
     return min(-(-size.context_len // limits.block_size), -(-most // limits.block_size) + 1)

@@ -26,7 +26,7 @@ from kvchat.engine.kernels.decoder_layers.args import FusedLayerPool, GroupRows,
 from kvchat.engine.kernels.decoder_layers.native import NativeLayers
 from kvchat.engine.kernels.paged_attention.args import SequenceSpan, SpanTable
 from kvchat.engine.kernels.paged_attention.native import span_table
-from kvchat.engine.kernels.quantized_attention import seal
+from kvchat.engine.kernels.quantized_attention import quantize_blocks
 from kvchat.engine.kernels.quantized_attention.args import QuantizedStep
 from kvchat.engine.models.rope_tables import RopeTables
 
@@ -46,23 +46,23 @@ class FusedPools:
         self.old: dict[GroupId, list[LayerPool]] = {}
         """Groups of quantized blocks, each with its layers."""
         for layer in layers:
-            if layer.sealed is not None:
-                self.old.setdefault(layer.sealed.group, []).append(layer)
+            if layer.quantized is not None:
+                self.old.setdefault(layer.quantized.group, []).append(layer)
         self.numbered = [self._numbered(layer) for layer in layers]
 
     def _numbered(self, layer: LayerPool) -> FusedLayerPool:
         pool = FusedLayerPool(keys=layer.keys, values=layer.values, group=self.groups.index(layer.group))
-        if layer.sealed is None:
+        if layer.quantized is None:
             return pool
-        return replace(pool, sealed=layer.sealed.pool, old=list(self.old).index(layer.sealed.group))
+        return replace(pool, quantized=layer.quantized.pool, old=list(self.old).index(layer.quantized.group))
 
-    def seal(self, groups: Mapping[GroupId, AttentionMetadata]) -> None:
+    def quantize_blocks(self, groups: Mapping[GroupId, AttentionMetadata]) -> None:
         """Quantize the blocks that become old with a step, which no token of the step may belong to."""
         for group, layers in self.old.items():
-            step = sealed_step(groups[group])
+            step = quantized_step(groups[group])
             for layer in layers if len(step.sources) else ():
-                assert layer.sealed is not None
-                seal(layer.keys, layer.values, layer.sealed.pool, step)
+                assert layer.quantized is not None
+                quantize_blocks(layer.keys, layer.values, layer.quantized.pool, step)
 
 
 class FusedLayers:
@@ -106,7 +106,7 @@ class FusedLayers:
         Effect:
             First quantizes what becomes old with the step, which no token of the step may belong to.
         """
-        self._pools.seal(row.groups)
+        self._pools.quantize_blocks(row.groups)
         logits = self._layers.logits(self._embed(row.token_ids), self.step(row), is_rounded=is_rounded)
         if self._softcap is not None:
             logits = logits.div_(self._softcap).tanh_().mul_(self._softcap)
@@ -123,13 +123,13 @@ class FusedLayers:
             self._ropes.grow(last + 1)
             self._layers.take_ropes(self._ropes.tables)
         groups = [_group_rows(row.groups[group]) for group in self._pools.groups]
-        old = [sealed_step(row.groups[group]).blocks for group in self._pools.old]
+        old = [quantized_step(row.groups[group]).blocks for group in self._pools.old]
         return StepRows(positions=row.positions, groups=groups, sampling=row.sampling, old=old)
 
 
-def sealed_step(step: AttentionMetadata) -> QuantizedStep:
-    assert step.sealed is not None
-    return step.sealed
+def quantized_step(step: AttentionMetadata) -> QuantizedStep:
+    assert step.quantized is not None
+    return step.quantized
 
 
 def _group_rows(step: AttentionMetadata) -> GroupRows:
@@ -200,7 +200,7 @@ def most_short(block_size: int, is_quantized: bool, suits_prompts: bool) -> int 
 
 def _spans(row: InputBatch) -> Sequence[SequenceSpan]:
     """Return the sequences of a step; groups of quantized blocks list none."""
-    return next(step.spans for step in row.groups.values() if step.sealed is None)
+    return next(step.spans for step in row.groups.values() if step.quantized is None)
 
 
 def _special(row: InputBatch) -> set[int]:
@@ -230,8 +230,8 @@ def part_of(row: InputBatch, numbers: Sequence[int]) -> tuple[InputBatch, Tensor
 
 
 def _group_part(step: AttentionMetadata, numbers: Sequence[int], index: Tensor) -> AttentionMetadata:
-    if step.sealed is not None:
-        return replace(step, sealed=_sealed_part(step.sealed, numbers))
+    if step.quantized is not None:
+        return replace(step, quantized=_quantized_part(step.quantized, numbers))
     moved: list[SequenceSpan] = []
     start = 0
     for number in numbers:
@@ -240,7 +240,7 @@ def _group_part(step: AttentionMetadata, numbers: Sequence[int], index: Tensor) 
     return AttentionMetadata(slots=step.slots[index], spans=moved, prepared=span_table(moved))
 
 
-def _sealed_part(step: QuantizedStep, numbers: Sequence[int]) -> QuantizedStep:
+def _quantized_part(step: QuantizedStep, numbers: Sequence[int]) -> QuantizedStep:
     sources, targets = (listed.split(list(step.counts)) for listed in (step.sources, step.targets))
     return QuantizedStep(
         [step.blocks[number] for number in numbers],

@@ -144,7 +144,7 @@ class Fusion:
 
     def stand_before(self, own: ForwardPass, pool: DevicePool) -> FusedPass:
         """Return a pass that computes sequences by fused layers, and by `own` what they do not."""
-        is_quantized = any(layer.sealed is not None for layer in pool.layers.values())
+        is_quantized = any(layer.quantized is not None for layer in pool.layers.values())
         layers = self.on(pool)
         most_rows = most_short(pool.block_size, is_quantized, layers.suits_prompts)
         rounds_long = self.may_round and layers.suits_rounded and not is_quantized

@@ -71,7 +71,7 @@ class SequencePass:
         rows: list[Tensor] = []
         for number, span in enumerate(spans):
             self._cache.begin(row.groups, number)
-            num_rows = sum(span.q_start <= wish < span.q_end for wish in wanted)
+            num_rows = sum(span.q_start <= row < span.q_end for row in wanted)
             logits = self._sequence(row, span, max(1, num_rows))
             rows += logits[len(logits) - num_rows :]
         return torch.stack(rows) if rows else logits[:0]

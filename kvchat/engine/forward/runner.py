@@ -175,11 +175,11 @@ class Runner:
     def _step_of(
         self, chunks: Sequence[Chunk], lens: Sequence[int], positions: np.ndarray, group: Group
     ) -> AttentionMetadata:
-        if group.sealed_from is None:
+        if group.quantized_from is None:
             return self._group_step(chunks, lens, positions, group)
-        return self._sealed_step(chunks, group, group.sealed_from)
+        return self._quantized_step(chunks, group, group.quantized_from)
 
-    def _sealed_step(self, chunks: Sequence[Chunk], group: Group, recent: GroupId) -> AttentionMetadata:
+    def _quantized_step(self, chunks: Sequence[Chunk], group: Group, recent: GroupId) -> AttentionMetadata:
         """Return which quantized blocks are read, and which exact ones become old with the step."""
         nothing = torch.zeros(0, dtype=torch.long, device=self._device)
         blocks, sources = [], []
@@ -190,7 +190,7 @@ class Runner:
         targets = [listed[len(listed) - len(new) :] for listed, new in zip(blocks, sources, strict=True)]
         counts = [len(new) for new in sources]
         step = QuantizedStep(blocks, torch.cat(sources), torch.cat(targets), counts=counts)
-        return AttentionMetadata(slots=nothing, spans=(), sealed=step)
+        return AttentionMetadata(slots=nothing, spans=(), quantized=step)
 
     def _group_step(
         self, chunks: Sequence[Chunk], lens: Sequence[int], positions: np.ndarray, group: Group
@@ -246,8 +246,8 @@ class Runner:
     def _seen(self, chunk: Chunk, group: Group, table: Tensor, rows: tuple[int, int]) -> SequenceSpan:
         if group.spec.num_sink_blocks:
             return windowed_span(group.spec, table, rows, chunk.start, self._block_size)
-        holes = dict(chunk.holes).get(group.id, ())
-        span = pruned_span(holes, table, rows, chunk.start, self._block_size)
+        hidden_ranges = dict(chunk.hidden_ranges).get(group.id, ())
+        span = pruned_span(hidden_ranges, table, rows, chunk.start, self._block_size)
         if not chunk.prunes or self._pruner is None:
             return span
         return replace(span, watch=self._pruner.watch())

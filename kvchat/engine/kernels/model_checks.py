@@ -32,9 +32,9 @@ from kvchat.engine.kernels.kernel_checks import (
 from kvchat.engine.kernels.paged_attention.args import AttentionArgs, KVPair
 from kvchat.engine.kernels.paged_attention.reference import paged_attention as attention_definition
 from kvchat.engine.kernels.quantized_attention.args import QuantizedPool, QuantizedStep
-from kvchat.engine.kernels.quantized_attention.reference import sealed_attention as sealed_definition
+from kvchat.engine.kernels.quantized_attention.reference import quantized_attention as quantized_definition
 from kvchat.engine.kernels.quantized_kv.reference import quantize
-from kvchat.engine.kernels.quantized_record import Code, QuantizedRecord, num_sealed
+from kvchat.engine.kernels.quantized_record import Code, QuantizedRecord, num_quantized
 from kvchat.engine.kernels.store_kv import reference as store_reference
 
 NUM_NEW = (1, 5)
@@ -81,7 +81,7 @@ def trials_of(layers: Sequence[AttentionSizes | Latents]) -> dict[str, KernelChe
     wanted: dict[str, tuple[Callable[..., float], Sequence[AttentionSizes | Latents]]] = {
         store_kv.OPERATION: (_store_error, [*exact, *quantized]),
         paged_attention.OPERATION: (_attention_error, exact),
-        quantized_attention.OPERATION: (_sealed_error, quantized),
+        quantized_attention.OPERATION: (_quantized_error, quantized),
         latent_attention.OPERATION: (_latent_error, latents),
         latent_record.OPERATION: (_records_error, packed),
     }
@@ -93,10 +93,10 @@ def trials_of(layers: Sequence[AttentionSizes | Latents]) -> dict[str, KernelChe
 def formats_error(device: torch.device, dtype: torch.dtype, *, seed: int = 0) -> float:
     """Every code, of keys and of values, in the usual sizes."""
     codes = (Code.FP8, Code.INT4), (Code.INT8, Code.INT8), (Code.INT4, Code.INT2), (Code.INT2, Code.FP8)
-    return _worst(_sealed_error, [AttentionSizes(codes=pair) for pair in codes], device, dtype, seed=seed)
+    return _worst(_quantized_error, [AttentionSizes(codes=pair) for pair in codes], device, dtype, seed=seed)
 
 
-SEALED_TRIALS: dict[str, KernelCheck] = {quantized_attention.OPERATION: formats_error}
+QUANTIZED_CHECKS: dict[str, KernelCheck] = {quantized_attention.OPERATION: formats_error}
 
 
 def _worst(
@@ -151,7 +151,7 @@ def _attention_error(sizes: AttentionSizes, device: torch.device, dtype: torch.d
     return max(errors)
 
 
-def _sealed_error(sizes: AttentionSizes, device: torch.device, dtype: torch.dtype, seed: int) -> float:
+def _quantized_error(sizes: AttentionSizes, device: torch.device, dtype: torch.dtype, seed: int) -> float:
     """Quantized blocks hold other numbers than the exact ones of the same place, in another order."""
     assert sizes.codes is not None
     dims = sizes.head_dim_k, sizes.head_dim_v
@@ -169,13 +169,13 @@ def _sealed_error(sizes: AttentionSizes, device: torch.device, dtype: torch.dtyp
         packed = [quantize(other, record)[:, :, None] for other, record in zip(others, records, strict=True)]
         ends = [span.position + span.q_end - span.q_start for span in args.spans]
         old = [
-            span.blocks.flip(0)[: num_sealed(end - 1, sizes.block_size)]
+            span.blocks.flip(0)[: num_quantized(end - 1, sizes.block_size)]
             for span, end in zip(args.spans, ends, strict=True)
         ]
         nothing = old[0][:0]
         there = replace(args, spans=on_cpu(list(args.spans)))
         on_host = QuantizedPool(packed[0], packed[1], records[0], records[1])
-        wanted = sealed_definition(
+        wanted = quantized_definition(
             query.cpu(),
             KVPair(pools[0].cpu(), pools[1].cpu()),
             on_host,
@@ -184,7 +184,7 @@ def _sealed_error(sizes: AttentionSizes, device: torch.device, dtype: torch.dtyp
         )
         pool = replace(on_host, keys=packed[0].to(device), values=packed[1].to(device))
         step = QuantizedStep(old, nothing, nothing)
-        found = quantized_attention.sealed_attention(query, KVPair(pools[0], pools[1]), pool, args, step)
+        found = quantized_attention.quantized_attention(query, KVPair(pools[0], pools[1]), pool, args, step)
         errors.append(largest_error(found, wanted))
     return max(errors)
 

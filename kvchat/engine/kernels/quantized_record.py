@@ -9,7 +9,7 @@ GROUP_LEN: Final = 32
 _WORD = 4
 
 
-def num_sealed(num_tokens: int, block_size: int) -> int:
+def num_quantized(num_tokens: int, block_size: int) -> int:
     """Return how many blocks are read in quantized form behind `num_tokens` tokens: those whose successor is
     full. The last 64 to 127 tokens, with blocks of 64, are exact.
     """

@@ -66,13 +66,13 @@ class DevicePool:
             raise OutOfMemory(
                 f"the cache of {total} bytes does not fit into memory; give less with --kv-device-bytes"
             ) from error
-        sealed = dict(self._sealed_layers())
+        quantized = dict(self._quantized_layers())
         for group in groups:
-            if group.sealed_from is None:
+            if group.quantized_from is None:
                 for layer, keys, values in zip(group.layers, *self._pools[group.id].parts, strict=True):
-                    self.layers[layer] = LayerPool(group.id, group.spec, keys, values, sealed.get(layer))
+                    self.layers[layer] = LayerPool(group.id, group.spec, keys, values, quantized.get(layer))
 
-    def _sealed_layers(self) -> Iterator[tuple[int, QuantizedLayerPool]]:
+    def _quantized_layers(self) -> Iterator[tuple[int, QuantizedLayerPool]]:
         for group in self._groups.values():
             if isinstance(group.spec, QuantizedSpec):
                 records = group.spec.key_record, group.spec.value_record

@@ -48,7 +48,7 @@ def locate_model(
     *,
     cache_dir: Path | None = None,
     disk_bytes: int | None = None,
-    sealer: "Encryptor | None" = None,
+    encryptor: "Encryptor | None" = None,
     network_timeout_s: float = NETWORK_TIMEOUT_S,
 ) -> ModelLocation:
     """Return the directory of a model; only for a hub id that is not in the local cache, from the network.
@@ -56,7 +56,7 @@ def locate_model(
     Args:
         cache_dir: where the checkpoint made from a GGUF file is kept; without one such files are refused.
         disk_bytes: most bytes of such checkpoints and of blocks, which make room for it; None: no limit.
-        sealer: what those blocks are sealed with.
+        encryptor: what those blocks are encrypted with.
         network_timeout_s: how long to wait for the hub's first answer; a download may take longer.
 
     Effect: may download, with progress on stderr. Looks at headers and config, loads no weights.
@@ -75,7 +75,7 @@ def locate_model(
         from kvchat.engine.models.checkpoints.disk_budget import DiskBudget
         from kvchat.engine.models.checkpoints.gguf_files import checkpoint_of
 
-        room = DiskBudget(cache_dir=cache_dir, disk_bytes=disk_bytes, sealer=sealer)
+        room = DiskBudget(cache_dir=cache_dir, disk_bytes=disk_bytes, encryptor=encryptor)
         return ModelLocation(name=name, path=checkpoint_of(path.resolve(), cache_dir, room))
     if path.is_file():
         wanted = "a cache directory" if path.suffix == GGUF_SUFFIX else "the model's directory"

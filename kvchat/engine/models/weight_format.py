@@ -73,7 +73,9 @@ def in_wanted_form(
         yield form
         return
     with _directory(config) as directory:
-        room = DiskBudget(cache_dir=config.cache_dir, disk_bytes=config.disk_bytes, sealer=config.sealer)
+        room = DiskBudget(
+            cache_dir=config.cache_dir, disk_bytes=config.disk_bytes, encryptor=config.encryptor
+        )
         kept = PreparedCheckpoints(directory, digests, room.weights_limit)
         if is_fp8:
             form = _expanded(form, kept, report, room.make)

@@ -16,7 +16,7 @@ from kvchat.engine.api.cache_format import EXACT, parse_cache_format
 from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.api.ids import BlockId, GroupId
 from kvchat.engine.formats.spec import Group
-from kvchat.engine.kernels.quantized_attention import seal
+from kvchat.engine.kernels.quantized_attention import quantize_blocks
 from kvchat.engine.kernels.quantized_attention.args import QuantizedStep
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.models.load import choose_device
@@ -87,8 +87,10 @@ class Converter:
             for layer, pool in self.target.pool.layers.items():
                 numbers = self.exact.pool.layers[layer]
                 copy_blocks(pool, numbers, places, places)
-                if pool.sealed is not None:
-                    seal(numbers.keys, numbers.values, pool.sealed.pool, QuantizedStep((), places, places))
+                if pool.quantized is not None:
+                    quantize_blocks(
+                        numbers.keys, numbers.values, pool.quantized.pool, QuantizedStep((), places, places)
+                    )
         return [
             {
                 group.id: bytes(self.target.pool.read_block(group.id, BlockId(place), self._size))

@@ -130,7 +130,7 @@ class Recompute:
         groups = {group.id: group for group in self._manager.groups}
 
         def read(group: GroupId, num_tokens: int) -> bytes:
-            recent = groups[group].sealed_from
+            recent = groups[group].quantized_from
             block = sequence.tables[group if recent is None else recent][number]
             assert block is not None
             if recent is not None:
@@ -144,8 +144,8 @@ class Recompute:
         parts: list[bytes] = []
         for layer in group.layers:
             pool = self._pool.layers[layer]
-            assert pool.sealed is not None
-            records = pool.sealed.pool.key_record, pool.sealed.pool.value_record
+            assert pool.quantized is not None
+            records = pool.quantized.pool.key_record, pool.quantized.pool.value_record
             for numbers, record in zip((pool.keys, pool.values), records, strict=True):
                 parts.append(quantize(numbers[block][None], record).cpu().numpy().tobytes())
         return b"".join(parts)

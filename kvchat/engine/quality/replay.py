@@ -18,12 +18,12 @@ from kvchat.engine.cache.plan import Prune, TableChange
 from kvchat.engine.formats.full.attend import LayerPool
 from kvchat.engine.formats.pool_sizing import window_blocks
 from kvchat.engine.formats.pruned.pruner import Pruner
-from kvchat.engine.formats.pruned.view_schedule import Hole, ViewSchedules
+from kvchat.engine.formats.pruned.view_schedule import HiddenRange, ViewSchedules
 from kvchat.engine.formats.shadow.shadows import Shadows
 from kvchat.engine.formats.spec import Fp8LatentSpec, Group
 from kvchat.engine.forward.runner import ForwardPass, Runner
 from kvchat.engine.kernels.latent_record import store_records
-from kvchat.engine.kernels.quantized_attention import seal
+from kvchat.engine.kernels.quantized_attention import quantize_blocks
 from kvchat.engine.kernels.quantized_attention.args import QuantizedStep
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.sequences.batch import Batch, Chunk, ShadowedPrompt
@@ -74,8 +74,8 @@ class Replay:
         self._rings = {group.id: _ring(group, size) for group in groups}
         self.pool = DevicePool(groups, self._rings, size.block_size, device)
         self._runner: Runner | None = None
-        self._courses = ViewSchedules(self.groups, size.block_size)
-        self._course = self._courses.of("replay", "")
+        self._schedules = ViewSchedules(self.groups, size.block_size)
+        self._schedule = self._schedules.of("replay", "")
         self._num_plans = 0
         """That were made: what is computed after another one may be another text."""
 
@@ -105,7 +105,7 @@ class Replay:
         """
         self._num_plans += 1
         namespace = Namespace(owner="replay", answer_starts=tuple(prompt_ends))
-        self._course = self._courses.of("", str(namespace))
+        self._schedule = self._schedules.of("", str(namespace))
 
     def begin(self) -> None:
         """Let this replay compute from now on, and no other on the same model."""
@@ -152,7 +152,7 @@ class Replay:
                 token_ids=tuple(token_ids[first:end]),
                 samples=samples,
                 num_drafted=end - max(first, num_silent) - 1 if samples else 0,
-                holes=self._holes(start + first),
+                hidden_ranges=self._hidden_ranges(start + first),
                 prunes=self._prunes(start + end),
                 shadowed=self._shadowed(start + first),
             )
@@ -162,14 +162,14 @@ class Replay:
                 yield start + max(first, num_silent), logits
 
     def _shadowed(self, num_computed: int) -> ShadowedPrompt | None:
-        num_tokens = self._course.shadow_start(num_computed)
+        num_tokens = self._schedule.shadow_start(num_computed)
         if num_tokens is None:
             return None
         return ShadowedPrompt(name=f"{self._num_plans} {num_tokens}".encode(), num_tokens=num_tokens)
 
     def convert(self, exact: "Replay", num_tokens: int) -> None:
         """Take over the first `num_tokens` tokens of a replay in the exact format, quantized where this one
-        quantizes: what would have been sealed by now is, and the rest is copied.
+        quantizes: what would have been quantized by now is, and the rest is copied.
         """
         for layer, pool in self.pool.layers.items():
             source = exact.pool.layers[layer]
@@ -177,11 +177,13 @@ class Replay:
             first = group.spec.first_visible(num_tokens) // self.size.block_size
             recent = self._numbers(first, ceil(num_tokens / self.size.block_size))
             copy_blocks(pool, source, exact.places(source.group, recent), self.places(pool.group, recent))
-            if pool.sealed is not None:
-                sealed = next(one for one in self.groups if one.id == pool.sealed.group)
-                old = self._numbers(0, sealed.num_blocks(num_tokens, self.size.block_size))
-                step = QuantizedStep((), exact.places(source.group, old), self.places(pool.sealed.group, old))
-                seal(source.keys, source.values, pool.sealed.pool, step)
+            if pool.quantized is not None:
+                quantized = next(one for one in self.groups if one.id == pool.quantized.group)
+                old = self._numbers(0, quantized.num_blocks(num_tokens, self.size.block_size))
+                step = QuantizedStep(
+                    (), exact.places(source.group, old), self.places(pool.quantized.group, old)
+                )
+                quantize_blocks(source.keys, source.values, pool.quantized.pool, step)
 
     def places(self, group: GroupId, numbers: Tensor) -> Tensor:
         """Return where logical blocks lie in the pool of a group."""
@@ -190,7 +192,7 @@ class Replay:
     def num_bytes(self, num_tokens: int) -> int:
         """Return what a conversation of so many tokens holds, all groups together."""
         size = self.size.block_size
-        held = (self._course.numbers(group, num_tokens, size) for group in self.groups)
+        held = (self._schedule.numbers(group, num_tokens, size) for group in self.groups)
         return sum(
             len(numbers) * group.block_bytes(size) + len(group.layers) * group.spec.shadow_bytes(num_tokens)
             for group, numbers in zip(self.groups, held, strict=True)
@@ -206,7 +208,7 @@ class Replay:
         if not self.is_view:
             return whole
         held = (
-            len(self._course.numbers(group, num_tokens, size)) * group.block_bytes(size) for group in kept
+            len(self._schedule.numbers(group, num_tokens, size)) * group.block_bytes(size) for group in kept
         )
         return min(whole, sum(held) / num_tokens)
 
@@ -215,25 +217,27 @@ class Replay:
         pieces: list[tuple[int, int]] = []
         first = 0
         while first < num_tokens:
-            length = self._course.step_len(start + first, min(self.size.chunk_len, num_tokens - first))
+            length = self._schedule.step_len(start + first, min(self.size.chunk_len, num_tokens - first))
             assert length, "what pruning looks at is computed in one piece"
             pieces.append((first, first + length))
             first += length
         return pieces
 
-    def _holes(self, num_tokens: int) -> tuple[tuple[GroupId, tuple[Hole, ...]], ...]:
+    def _hidden_ranges(self, num_tokens: int) -> tuple[tuple[GroupId, tuple[HiddenRange, ...]], ...]:
         pruned = [group for group in self.groups if group.spec.is_pruned]
         size = self.size.block_size
-        return tuple((group.id, self._course.holes(group, num_tokens, size)) for group in pruned)
+        return tuple((group.id, self._schedule.hidden_ranges(group, num_tokens, size)) for group in pruned)
 
     def _prunes(self, end: int) -> tuple[Prune, ...]:
         """Return what is pruned behind the first `end` tokens."""
-        stage = next((stage for stage in self._course.stages if stage.at == end), None)
-        if stage is None:
+        prune_point = next(
+            (prune_point for prune_point in self._schedule.prune_points if prune_point.at == end), None
+        )
+        if prune_point is None:
             return ()
-        blocks = tuple(map(BlockId, range(stage.start, stage.end)))
+        blocks = tuple(map(BlockId, range(prune_point.start, prune_point.end)))
         return tuple(
-            Prune(group.id, stage.start, blocks, blocks[: stage.num_kept(group)])
+            Prune(group.id, prune_point.start, blocks, blocks[: prune_point.num_kept(group)])
             for group in self.groups
             if group.spec.is_pruned
         )

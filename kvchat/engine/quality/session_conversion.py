@@ -217,8 +217,8 @@ class Conversion:
         return (number + 1) * self._size > group.spec.first_visible(num_tokens)
 
 
-def _bytes(shelf: BundleBlockStore, groups: Iterable[GroupId]) -> int:
-    return sum(region.nbytes for group in groups for region in shelf.layouts[group])
+def _bytes(block_store: BundleBlockStore, groups: Iterable[GroupId]) -> int:
+    return sum(region.nbytes for group in groups for region in block_store.layouts[group])
 
 
 def _no_room() -> StorageError:

@@ -74,14 +74,14 @@ class Verifier:
     Args:
         recompute: what computes.
         groups: of the model.
-        shelf: the stored blocks; what disagrees is set aside in it.
+        block_store: the stored blocks; what disagrees is set aside in it.
 
     Raises:
         ConfigError: the groups are those of a view. Blocks behind what it hides are not what their exact
             names say, and none of them may be written under these.
     """
 
-    def __init__(self, recompute: Recompute, groups: Sequence[Group], shelf: BundleBlockStore) -> None:
+    def __init__(self, recompute: Recompute, groups: Sequence[Group], block_store: BundleBlockStore) -> None:
         if any(group.spec.is_view for group in groups):
             raise ConfigError(
                 "KV is verified in the format in which it is stored, and a view stores it exact; use "
@@ -90,8 +90,8 @@ class Verifier:
         self._recompute = recompute
         self._groups = groups
         self._specs = {group.id: group.spec for group in groups}
-        self._shelf = shelf
-        self._size = shelf.block_size
+        self._block_store = block_store
+        self._size = block_store.block_size
         self.findings = Findings()
         self._done: set[BlockKey] = set()
 
@@ -146,7 +146,7 @@ class Verifier:
             target = best.get(number)
             if target is None or group not in target.groups:
                 return None
-            return self._shelf.read(group, target.parent, u32le(target.token_ids))
+            return self._block_store.read(group, target.parent, u32le(target.token_ids))
 
         return read
 
@@ -157,19 +157,19 @@ class Verifier:
         for group in target.groups:
             computed = block.read(group, len(target.token_ids))
             # What is kept has pushed it out, which says nothing of its bytes.
-            if keep and group not in self._shelf.groups_of(target.key):
+            if keep and group not in self._block_store.groups_of(target.key):
                 raise StorageError(_NO_ROOM)
-            stored = self._shelf.read(group, target.parent, u32le(target.token_ids))
-            layout = self._shelf.layouts[group]
+            stored = self._block_store.read(group, target.parent, u32le(target.token_ids))
+            layout = self._block_store.layouts[group]
             found = inf if stored is None else deviation(stored, computed, layout, self._specs[group])
             deviations.append(found)
             if found > tolerance(layout):
-                self._shelf.set_aside(group, target.key)
+                self._block_store.set_aside(group, target.key)
             if keep:
                 self._keep(group, target, computed)
         worst = max(deviations, default=0.0)
         if any(
-            found > tolerance(self._shelf.layouts[group])
+            found > tolerance(self._block_store.layouts[group])
             for found, group in zip(deviations, target.groups, strict=True)
         ):
             self.findings.different.append(target.key)
@@ -180,9 +180,9 @@ class Verifier:
     def _keep(self, group: GroupId, target: VerifyTarget, computed: bytes) -> None:
         """Store what was computed under the native name."""
         block = NewBlock(group, target.native_parent, tuple(target.token_ids), computed)
-        if self._shelf.write([block], is_wanted=True):
+        if self._block_store.write([block], is_wanted=True):
             return
-        if group not in self._shelf.groups_of(block_key(target.native_parent, target.token_ids)):
+        if group not in self._block_store.groups_of(block_key(target.native_parent, target.token_ids)):
             raise StorageError(_NO_ROOM)
 
     def _check_logits(self, path: Sequence[int], start: int, past: ReadPast, stored: ReadPast) -> None:
@@ -198,7 +198,7 @@ class Verifier:
         computed = self._recompute.last_logits(path, start, past)
         found = relative(self._recompute.last_logits(path, last, stored), computed)
         self.findings.num_logits += 1
-        if found > max(tolerance(layout) for layout in self._shelf.layouts.values()):
+        if found > max(tolerance(layout) for layout in self._block_store.layouts.values()):
             self.findings.wrong_logits += 1
         else:
             self.findings.worst_logits = max(self.findings.worst_logits, found)

@@ -87,9 +87,14 @@ class RequestValidator:
             self._view_schedule(sequence, request),
             sequence.computed_len,
         )
-        passed = [[stage for stage in one.stages if stage.at <= length] for one in (present, view_schedule)]
-        stage = view_schedule.next_stage(length)
-        return passed[0] == passed[1] and (stage is None or length <= view_schedule.most_found(stage))
+        passed = [
+            [prune_point for prune_point in one.prune_points if prune_point.at <= length]
+            for one in (present, view_schedule)
+        ]
+        prune_point = view_schedule.next_prune_point(length)
+        return passed[0] == passed[1] and (
+            prune_point is None or length <= view_schedule.most_found(prune_point)
+        )
 
     def live(self, sequence: SequenceId) -> Sequence:
         """Return a live sequence by its id. Pure."""

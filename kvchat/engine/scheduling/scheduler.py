@@ -292,7 +292,7 @@ class Scheduler:
             start=start,
             token_ids=tuple(sequence.token_ids[start:end]),
             samples=end == len(sequence.token_ids),
-            holes=self.manager.holes(sequence),
+            hidden_ranges=self.manager.hidden_ranges(sequence),
             prunes=self.manager.prunes(sequence),
             shadowed=self._shadowed(sequence),
         )

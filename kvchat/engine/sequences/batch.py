@@ -30,7 +30,7 @@ class Chunk:
         samples: whether the logits behind the last token that is no draft choose the next one.
         num_drafted: tokens of the draft: a guess at what will be chosen, computed with the rest. Each is
             kept if the logits before it choose it.
-        holes: blocks [start, end) of each group that are out of sight, where any are.
+        hidden_ranges: blocks [start, end) of each group that are out of sight, where any are.
         prunes: what happens behind the last token.
         shadowed: of what the shadow is made through which these tokens look at what is before them; None:
             they are computed exactly.
@@ -42,7 +42,7 @@ class Chunk:
     token_ids: tuple[int, ...]
     samples: bool
     num_drafted: int = 0
-    holes: tuple[tuple[GroupId, tuple[tuple[int, int], ...]], ...] = ()
+    hidden_ranges: tuple[tuple[GroupId, tuple[tuple[int, int], ...]], ...] = ()
     prunes: tuple[Prune, ...] = ()
     shadowed: ShadowedPrompt | None = None
 

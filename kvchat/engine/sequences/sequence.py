@@ -38,7 +38,7 @@ class KeyChain:
 
 
 BlockTable = list[BlockId | None]
-"""Logical block number → block id; None is a hole: the block has left the window."""
+"""Logical block number → block id; None is a hidden_range: the block has left the window."""
 
 
 @dataclass(slots=True)

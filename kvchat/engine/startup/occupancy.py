@@ -179,14 +179,14 @@ def _layer_usage(group: GroupUsage, layer: int) -> LayerUsage:
     )
 
 
-def _together(recent: LayerUsage, sealed: LayerUsage) -> LayerUsage:
+def _together(recent: LayerUsage, quantized: LayerUsage) -> LayerUsage:
     """Return the usage of a quantised layer: its exact blocks and its quantised ones."""
     return replace(
-        sealed,
-        used_bytes=recent.used_bytes + sealed.used_bytes,
-        shared_bytes=recent.shared_bytes + sealed.shared_bytes,
-        cached_bytes=recent.cached_bytes + sealed.cached_bytes,
-        total_bytes=recent.total_bytes + sealed.total_bytes,
+        quantized,
+        used_bytes=recent.used_bytes + quantized.used_bytes,
+        shared_bytes=recent.shared_bytes + quantized.shared_bytes,
+        cached_bytes=recent.cached_bytes + quantized.cached_bytes,
+        total_bytes=recent.total_bytes + quantized.total_bytes,
     )
 
 

@@ -106,7 +106,7 @@ class Dialogs:
         _ASKED_S.set(self.typed_s)
         return answer
 
-    async def ask_late(self, offer: str, make: Callable[[], DeferredScreen[Result]]) -> Result:
+    async def ask_deferred(self, offer: str, make: Callable[[], DeferredScreen[Result]]) -> Result:
         """Show a screen that may come while something is typed; then `offer` stands in a line instead, and
         the screen comes when the person asks for it. Inside work.
         """
@@ -125,13 +125,13 @@ class Dialogs:
         from kvchat.ui.screens.confirm import ConfirmScreen
 
         ask = partial(ConfirmScreen, question, consequence, is_offer=is_offer)
-        return await self.ask_late(question, ask)
+        return await self.ask_deferred(question, ask)
 
     async def note(self, title: str, text: str) -> None:
         """Show a text until it is closed; inside work."""
         from kvchat.ui.screens.confirm import NoteScreen
 
-        await self.ask_late(title, partial(NoteScreen, title, text))
+        await self.ask_deferred(title, partial(NoteScreen, title, text))
 
     async def _shown(self, screen: ModalScreen[Any]) -> Any:
         """Show a screen until it is dismissed, or nobody waits for it any more."""

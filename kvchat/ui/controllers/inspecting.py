@@ -65,7 +65,7 @@ class InspectorController:
 
     def _read(self, source: RowSource) -> "BlocksWithWords":
         words: dict[tuple[int, ...], str] = {}
-        blocks = self._engine.inspect(source.wish)
+        blocks = self._engine.inspect(source.request)
         for block in blocks:
             ids = block.token_ids
             words[ids] = self._words.get(ids) or self._chat.variants.words(ids)

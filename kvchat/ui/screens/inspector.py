@@ -111,7 +111,9 @@ class InspectorScreen(Dialog[None]):
     async def _read(self) -> None:
         before = self._source
         self._sources = self._list_sources()
-        known = [number for number, one in enumerate(self._sources) if before and one.wish == before.wish]
+        known = [
+            number for number, one in enumerate(self._sources) if before and one.request == before.request
+        ]
         self._chosen = known[0] if known else min(self._chosen, max(0, len(self._sources) - 1))
         source = self._source
         if source is None:

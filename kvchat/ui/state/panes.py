@@ -29,36 +29,36 @@ class PaneWidths:
     has_conversation: bool = True
 
 
-def pane_widths(width: int, wish: PaneRequest) -> PaneWidths:
+def pane_widths(width: int, request: PaneRequest) -> PaneWidths:
     """Return the panes to show in a terminal of `width` columns.
 
     Left to itself a pane appears where the conversation keeps a comfortable width; asked for, where it keeps
     a usable one; where not even that, the pane asked for last takes the conversation's place.
     """
-    cache = _cache_columns(width, wish)
-    sessions = _sessions_columns(width - cache, wish)
-    if wish.sessions and wish.last == "sessions" and not sessions:
-        cache, sessions = 0, _sessions_columns(width, wish)
+    cache = _cache_columns(width, request)
+    sessions = _sessions_columns(width - cache, request)
+    if request.sessions and request.last == "sessions" and not sessions:
+        cache, sessions = 0, _sessions_columns(width, request)
     if not cache and not sessions:
-        return _single_pane(width, wish)
+        return _single_pane(width, request)
     return PaneWidths(sessions=sessions, cache=cache)
 
 
-def _cache_columns(width: int, wish: PaneRequest) -> int:
-    if wish.cache is False:
+def _cache_columns(width: int, request: PaneRequest) -> int:
+    if request.cache is False:
         return 0
     comfortable = width - _CACHE_WIDTH - _AUTO_CONVERSATION_WIDTH
     if comfortable >= 0:
-        is_wide = comfortable >= _SESSIONS_WIDTH or wish.sessions is False
+        is_wide = comfortable >= _SESSIONS_WIDTH or request.sessions is False
         return _CACHE_WIDTH if is_wide else _NARROW_CACHE_WIDTH
     fits = width - _NARROW_CACHE_WIDTH >= _MIN_CONVERSATION_WIDTH
-    return _NARROW_CACHE_WIDTH if wish.cache and fits else 0
+    return _NARROW_CACHE_WIDTH if request.cache and fits else 0
 
 
-def _sessions_columns(width: int, wish: PaneRequest) -> int:
-    if wish.sessions is False:
+def _sessions_columns(width: int, request: PaneRequest) -> int:
+    if request.sessions is False:
         return 0
-    least = _MIN_CONVERSATION_WIDTH if wish.sessions else _AUTO_CONVERSATION_WIDTH
+    least = _MIN_CONVERSATION_WIDTH if request.sessions else _AUTO_CONVERSATION_WIDTH
     if width - _SESSIONS_WIDTH < least:
         return 0
     # Half of what the conversation does not need to be comfortable goes to titles and bytes.
@@ -66,9 +66,9 @@ def _sessions_columns(width: int, wish: PaneRequest) -> int:
     return min(_WIDE_SESSIONS_WIDTH, _SESSIONS_WIDTH + max(0, spare // 2))
 
 
-def _single_pane(width: int, wish: PaneRequest) -> PaneWidths:
-    if wish.last == "sessions" and wish.sessions:
+def _single_pane(width: int, request: PaneRequest) -> PaneWidths:
+    if request.last == "sessions" and request.sessions:
         return PaneWidths(sessions=width, cache=0, has_conversation=False)
-    if wish.last == "cache" and wish.cache:
+    if request.last == "cache" and request.cache:
         return PaneWidths(sessions=0, cache=width, has_conversation=False)
     return PaneWidths(sessions=0, cache=0)

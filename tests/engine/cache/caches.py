@@ -43,7 +43,7 @@ def chunked_group(chunk_len: int, group_id: int = 1) -> Group:
     return Group(id=GroupId(group_id), spec=spec, layers=(group_id,))
 
 
-def sealed_group(block_size: int) -> Group:
+def quantized_group(block_size: int) -> Group:
     """The quantised blocks of a layer whose recent ones are in `recent_group`."""
     spec = QuantizedSpec(
         num_kv_heads=1,
@@ -54,7 +54,7 @@ def sealed_group(block_size: int) -> Group:
         value_code=Code.INT8,
         block_size=block_size,
     )
-    return Group(id=GroupId(0), spec=spec, layers=(0,), sealed_from=GroupId(1))
+    return Group(id=GroupId(0), spec=spec, layers=(0,), quantized_from=GroupId(1))
 
 
 def recent_group(block_size: int) -> Group:
@@ -190,18 +190,20 @@ class FakeDevice:
                 assert self._num_tables(group, block) == 1, "a block of several sequences is written"
                 self.slots[group, block][offset] = tuple(text[: position + 1])
 
-        for sealed in self.manager.groups:
-            if sealed.sealed_from is not None:
-                self._seal(sequence, sealed, sealed.sealed_from, (start, end))
+        for quantized in self.manager.groups:
+            if quantized.quantized_from is not None:
+                self._quantize(sequence, quantized, quantized.quantized_from, (start, end))
 
-    def _seal(self, sequence: Sequence, sealed: Group, recent: GroupId, written: tuple[int, int]) -> None:
+    def _quantize(
+        self, sequence: Sequence, quantized: Group, recent: GroupId, written: tuple[int, int]
+    ) -> None:
         """Bring the blocks that become old with the tokens `[start, end)` to their place among the others."""
-        first, last = (sealed.num_blocks(length, self.manager.block_size) for length in written)
+        first, last = (quantized.num_blocks(length, self.manager.block_size) for length in written)
         for number in range(first, last):
-            source, target = (self.tables[sequence.id, group][number] for group in (recent, sealed.id))
-            assert self.manager.pools[sealed.id].key(target) is None, "a named block is sealed"
-            assert self._num_tables(sealed.id, target) == 1, "a block of several sequences is sealed"
-            self.slots[sealed.id, target] = list(self.slots[recent, source])
+            source, target = (self.tables[sequence.id, group][number] for group in (recent, quantized.id))
+            assert self.manager.pools[quantized.id].key(target) is None, "a named block is quantized"
+            assert self._num_tables(quantized.id, target) == 1, "a block of several sequences is quantized"
+            self.slots[quantized.id, target] = list(self.slots[recent, source])
 
     def check_seen(self, sequence: Sequence, start: int, end: int, draft: abc.Sequence[int] = ()) -> None:
         """Assert that queries `[start, end)` see the right content through the reported tables."""
@@ -220,7 +222,7 @@ class FakeDevice:
             for position in range(group.spec.first_visible(sequence.computed_len), end):
                 number, offset = divmod(position, self.manager.block_size)
                 block = sequence.tables[group.id][number]
-                assert block is not None, f"a hole at {position}"
+                assert block is not None, f"a hidden_range at {position}"
                 right = tuple(sequence.token_ids[: position + 1])
                 assert self.slots[group.id, block][offset] == right, f"wrong content at {position}"
 

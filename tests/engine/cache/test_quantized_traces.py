@@ -11,27 +11,27 @@ from hypothesis.stateful import initialize, invariant
 
 from kvchat.engine.api.ids import BlockId, GroupId
 from kvchat.engine.cache.eviction import Eviction
-from tests.engine.cache.caches import Cache, recent_group, sealed_group
+from tests.engine.cache.caches import Cache, recent_group, quantized_group
 from tests.engine.cache.test_manager_traces import BLOCK_SIZE, FEW, MANY, CacheTraces
 
 pytestmark = pytest.mark.pure
 
 
-class SealedTraces(CacheTraces):
+class QuantizedTraces(CacheTraces):
     @initialize(
-        num_sealed=st.integers(5, 10),
+        num_quantized=st.integers(5, 10),
         num_recent=st.integers(7, 9),
         num_places=st.integers(0, 8),
         policy=st.tuples(st.sampled_from(list(Eviction)), st.booleans()),
     )
     def build(  # type: ignore[override]
-        self, num_sealed: int, num_recent: int, num_places: int, policy: tuple[Eviction, bool]
+        self, num_quantized: int, num_recent: int, num_places: int, policy: tuple[Eviction, bool]
     ) -> None:
         eviction, is_choosy = policy
         cache = Cache(
-            sealed_group(BLOCK_SIZE),
+            quantized_group(BLOCK_SIZE),
             recent_group(BLOCK_SIZE),
-            num_blocks=[num_sealed, num_recent],
+            num_blocks=[num_quantized, num_recent],
             block_size=BLOCK_SIZE,
             num_places=num_places,
             eviction=eviction,
@@ -48,15 +48,15 @@ class SealedTraces(CacheTraces):
     @invariant()
     def tables_hold_what_is_old_enough(self) -> None:
         for sequence in self.admitted:
-            sealed: list[BlockId | None] = sequence.tables[0]
-            assert None not in sealed
-            assert len(sealed) == max(0, sequence.computed_len // BLOCK_SIZE - 1)
+            quantized: list[BlockId | None] = sequence.tables[0]
+            assert None not in quantized
+            assert len(quantized) == max(0, sequence.computed_len // BLOCK_SIZE - 1)
 
 
-class TestTraces(SealedTraces.TestCase):  # type: ignore[name-defined,misc]
+class TestTraces(QuantizedTraces.TestCase):  # type: ignore[name-defined,misc]
     settings = settings(FEW, max_examples=60)
 
 
 @pytest.mark.slow
-class TestManyTraces(SealedTraces.TestCase):  # type: ignore[name-defined,misc]
+class TestManyTraces(QuantizedTraces.TestCase):  # type: ignore[name-defined,misc]
     settings = MANY

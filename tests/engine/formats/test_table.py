@@ -46,18 +46,18 @@ def test_fp8_packs_a_latent_into_its_record() -> None:
 
 @pytest.mark.parametrize(("code", "most"), [("fp8", 8.3), ("int8", 8.3), ("int4", 5.1), ("int2", 3.1)])
 def test_a_full_layer_keeps_recent_blocks_and_quantized_ones(code: str, most: float) -> None:
-    recent, sealed = stored_groups([group_of(FULL)], code, P)
+    recent, quantized = stored_groups([group_of(FULL)], code, P)
     assert isinstance(recent.spec, ResidualSpec)
-    assert isinstance(sealed.spec, QuantizedSpec)
-    assert (recent.layers, sealed.layers, sealed.sealed_from) == ((0, 1), (0, 1), recent.id)
-    assert (recent.block_bytes(P), sealed.spec.kind) == (group_of(FULL).block_bytes(P), code)
-    assert 8 * sealed.block_bytes(P) / (2 * 2 * 2 * 128 * P) <= most
+    assert isinstance(quantized.spec, QuantizedSpec)
+    assert (recent.layers, quantized.layers, quantized.quantized_from) == ((0, 1), (0, 1), recent.id)
+    assert (recent.block_bytes(P), quantized.spec.kind) == (group_of(FULL).block_bytes(P), code)
+    assert 8 * quantized.block_bytes(P) / (2 * 2 * 2 * 128 * P) <= most
 
 
 def test_layers_of_other_forms_are_in_other_groups() -> None:
     groups = group_layers(dict.fromkeys(range(6), FULL), {6: 5})
     found = stored_groups(groups, "k=int8,v=int4; layers 0-1=exact; layers 3=int2", P)
-    assert [(group.spec.kind, group.layers, group.sealed_from) for group in found] == [
+    assert [(group.spec.kind, group.layers, group.quantized_from) for group in found] == [
         ("full", (0, 1), None),
         ("recent", (2, 3, 4, 5), None),
         ("k=int8,v=int4", (2, 4, 5), 1),
@@ -112,7 +112,7 @@ def test_latents_have_no_form_but_fp8(code: str) -> None:
 @pytest.mark.parametrize("num_tokens", range(0, 300, 7))
 def test_every_position_is_either_exact_or_quantized(num_tokens: int) -> None:
     """What a query at the next position sees: no block twice, none left out, 64 to 127 tokens exact."""
-    recent, sealed = stored_groups([group_of(FULL)], "int8", P)
+    recent, quantized = stored_groups([group_of(FULL)], "int8", P)
     first = recent.spec.first_visible(num_tokens)
-    assert first == P * sealed.num_blocks(num_tokens, P)
+    assert first == P * quantized.num_blocks(num_tokens, P)
     assert num_tokens < 2 * P or P <= num_tokens - first < 2 * P

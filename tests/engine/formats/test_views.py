@@ -90,8 +90,8 @@ def test_the_first_block_never_leaves_sight() -> None:
     view_schedule = ViewSchedules([group], P).of("a", "", 9)
     assert view_schedule.numbers(group, 10 * P, P) == [0, 8, 9]
     assert view_schedule.numbers(group, 10 * P + 1, P) == [0, 8, 9, 10]
-    assert view_schedule.holes(group, 3 * P + 63, P) == ()
-    assert view_schedule.holes(group, 4 * P, P) == ((1, 2),)
+    assert view_schedule.hidden_ranges(group, 3 * P + 63, P) == ()
+    assert view_schedule.hidden_ranges(group, 4 * P, P) == ((1, 2),)
     assert view_schedule.first_tainted == 4
 
 
@@ -144,7 +144,7 @@ def test_an_exact_sequence_has_the_exact_course_whoever_owns_it() -> None:
     view_schedules = ViewSchedules([group_of(FULL)], P)
     assert view_schedules.of("a", str(Namespace(owner="b", answer_starts=(3,))), 9) is EXACT
     assert EXACT.numbers(group_of(FULL), 130, P) == [0, 1, 2]
-    assert EXACT.holes(Group(id=GroupId(0), spec=SLIDING, layers=(0,)), 130, P) == ((0, 1),)
+    assert EXACT.hidden_ranges(Group(id=GroupId(0), spec=SLIDING, layers=(0,)), 130, P) == ((0, 1),)
 
 
 @pytest.mark.parametrize(

@@ -13,13 +13,13 @@ from torch import Tensor
 from kvchat.engine.kernels.paged_attention.args import AttentionArgs, KVPair, SequenceSpan
 from kvchat.engine.kernels.quantized_attention.args import QuantizedPool
 from kvchat.engine.kernels.quantized_kv.reference import quantize
-from kvchat.engine.kernels.quantized_record import Code, QuantizedRecord, num_sealed
+from kvchat.engine.kernels.quantized_record import Code, QuantizedRecord, num_quantized
 
 torch.set_num_threads(1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SealedShape:
+class QuantizedShape:
     num_heads: int = 4
     num_kv_heads: int = 2
     head_dim_k: int = 16
@@ -39,15 +39,15 @@ class SealedShape:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SealedCase:
+class QuantizedCase:
     query: Tensor
     pools: KVPair
-    sealed: QuantizedPool
+    quantized: QuantizedPool
     args: AttentionArgs
     blocks: Sequence[Tensor]
 
 
-def make_sealed_case(shape: SealedShape, sequences: Sequence[tuple[int, int]]) -> SealedCase:
+def make_quantized_case(shape: QuantizedShape, sequences: Sequence[tuple[int, int]]) -> QuantizedCase:
     """Return a case of sequences of (tokens, of which so many last ones have queries). What no query may see,
     exact or quantized, is NaN.
     """
@@ -65,15 +65,15 @@ def make_sealed_case(shape: SealedShape, sequences: Sequence[tuple[int, int]]) -
         for dim in (shape.head_dim_k, shape.head_dim_v)
     )
     records = shape.records()
-    sealed = tuple(
+    quantized = tuple(
         torch.full((sum(counts) + 3, shape.num_kv_heads, 1, record.num_bytes), 0xFF, dtype=torch.uint8)
         for record in records
     )
     spans, blocks, row = [], [], 0
     for (length, num_new), table, old in zip(sequences, tables, old_tables, strict=True):
-        first = num_sealed(length - num_new, size)
-        end = num_sealed(length - 1, size)
-        for pool, packed, record in zip(pools, sealed, records, strict=True):
+        first = num_quantized(length - num_new, size)
+        end = num_quantized(length - 1, size)
+        for pool, packed, record in zip(pools, quantized, records, strict=True):
             numbers = random(len(table) * size, shape.num_kv_heads, pool.shape[3]).to(shape.dtype).float()
             numbers[length:] = float("nan")
             by_block = numbers.unflatten(0, (-1, size)).transpose(1, 2)
@@ -82,10 +82,10 @@ def make_sealed_case(shape: SealedShape, sequences: Sequence[tuple[int, int]]) -
         spans.append(SequenceSpan(row, row + num_new, length - num_new, first, table[first:].contiguous()))
         blocks.append(old[:end].contiguous())
         row += num_new
-    return SealedCase(
+    return QuantizedCase(
         query=random(row, shape.num_heads, shape.head_dim_k).to(shape.dtype),
         pools=KVPair(pools[0].to(shape.dtype), pools[1].to(shape.dtype)),
-        sealed=QuantizedPool(*sealed, *records),
+        quantized=QuantizedPool(*quantized, *records),
         args=AttentionArgs(
             spans=spans,
             softmax_scale=0.4,

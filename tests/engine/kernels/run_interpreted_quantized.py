@@ -24,7 +24,7 @@ from kvchat.engine.kernels.quantized_attention.args import QuantizedStep
 from kvchat.engine.kernels.quantized_kv.reference import quantize
 from kvchat.engine.kernels.quantized_record import Code
 from tests.engine.kernels.interpreted import tell
-from tests.engine.kernels.quantized_cases import SealedCase, SealedShape, make_sealed_case
+from tests.engine.kernels.quantized_cases import QuantizedCase, QuantizedShape, make_quantized_case
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3}
 NOTHING = torch.zeros(0, dtype=torch.long)
@@ -32,23 +32,23 @@ CHUNKS = ((1, 1), (47, 47), (65, 5), (130, 3))
 """Tokens of each sequence, and how many of the last have queries."""
 
 
-def error_of(shape: SealedShape, sequences: Sequence[tuple[int, int]], part_len: int = 64) -> float:
+def error_of(shape: QuantizedShape, sequences: Sequence[tuple[int, int]], part_len: int = 64) -> float:
     """Return the worst error over a case's result, relative to the tolerance of its dtype."""
     kernels.PART_LEN = part_len
-    case = make_sealed_case(shape, sequences)
+    case = make_quantized_case(shape, sequences)
     return _error(computed(case), defined(case)) / TOLERANCE[shape.dtype]
 
 
 def parts_error() -> float:
     """The number of parts changes the result by rounding alone."""
-    shape = SealedShape(key_code=Code.INT4, value_code=Code.INT4)
+    shape = QuantizedShape(key_code=Code.INT4, value_code=Code.INT4)
     return max(error_of(shape, ((130, 1),), part_len) for part_len in (512, 33))
 
 
 def neighbours_error() -> float:
     """A sequence alone gets the very bits that it gets in a batch; infinite if not."""
     kernels.PART_LEN = 32
-    case = make_sealed_case(SealedShape(value_code=Code.INT4), ((63, 1), (130, 1)))
+    case = make_quantized_case(QuantizedShape(value_code=Code.INT4), ((63, 1), (130, 1)))
     together = computed(case)
     for span, old in zip(case.args.spans, case.blocks, strict=True):
         args = replace(case.args, spans=[replace(span, q_start=0, q_end=1)])
@@ -63,7 +63,9 @@ def padding_error() -> float:
     plain operations that stand in compute the same.
     """
     kernels.PART_LEN = 32
-    case = make_sealed_case(SealedShape(key_code=Code.FP8, value_code=Code.INT2), ((1, 1), (65, 1), (130, 1)))
+    case = make_quantized_case(
+        QuantizedShape(key_code=Code.FP8, value_code=Code.INT2), ((1, 1), (65, 1), (130, 1))
+    )
     wanted = computed(case)
     known = step_tables(case.args.spans, case.args.first_visible)
     old = QuantizedStep(case.blocks, NOTHING, NOTHING).padded()
@@ -75,11 +77,11 @@ def padding_error() -> float:
             room[row, : len(own)] = own
         args = replace(case.args, spans=(), prepared=tables)
         step = QuantizedStep((), NOTHING, NOTHING, room)
-        got = kernels.sealed_attention(query, case.pools, case.sealed, args, step)
+        got = kernels.quantized_attention(query, case.pools, case.quantized, args, step)
         if not torch.equal(got[: len(wanted)], wanted) or got[len(wanted) :].any():
             return float("inf")
     args = replace(case.args, spans=(), prepared=known)
-    plain = table_ops.sealed_attention(case.query, case.pools, case.sealed, args, old)
+    plain = table_ops.quantized_attention(case.query, case.pools, case.quantized, args, old)
     return _error(plain, wanted) / TOLERANCE[torch.float32]
 
 
@@ -106,12 +108,12 @@ def largest_error() -> float:
     """The largest numbers of float16 stay what they are, though a scale of theirs is rounded up."""
     worst = 0.0
     for code in (Code.INT8, Code.INT4):
-        shape = SealedShape(num_kv_heads=1, key_code=code, value_code=code, dtype=torch.float16)
-        case = make_sealed_case(shape, ((64, 1),))
+        shape = QuantizedShape(num_kv_heads=1, key_code=code, value_code=code, dtype=torch.float16)
+        case = make_quantized_case(shape, ((64, 1),))
         values = torch.full((1, 1, 16, 16), 65504.0)
         values[:, :, ::2] = -65504.0
         for old in case.blocks[0]:
-            case.sealed.values[old, :, 0] = quantize(values[0][None], case.sealed.value_record)[0]
+            case.quantized.values[old, :, 0] = quantize(values[0][None], case.quantized.value_record)[0]
         case.pools[1][:] = 0
         got, wanted = computed(case), defined(case)
         worst = max(worst, _error(got / 65504, wanted / 65504) / TOLERANCE[torch.float16])
@@ -120,25 +122,25 @@ def largest_error() -> float:
 
 def control_error(name: str) -> float:
     """Attention on other blocks than those of the definition."""
-    case = make_sealed_case(SealedShape(), ((130, 1),))
+    case = make_quantized_case(QuantizedShape(), ((130, 1),))
     span, old = case.args.spans[0], case.blocks[0]
     if name == "a block twice":
         changed = replace(case, blocks=[torch.cat([old[:1], old[:-1]])])
     elif name == "a key too few":
         changed = replace(case, args=replace(case.args, spans=[replace(span, position=128)]))
     else:
-        unused = sorted({*range(len(case.sealed.keys))} - {*old.tolist()})
+        unused = sorted({*range(len(case.quantized.keys))} - {*old.tolist()})
         changed = replace(case, blocks=[torch.cat([torch.tensor(unused[:1]), old[1:]])])
     return _error(computed(changed), defined(case)) / TOLERANCE[torch.float32]
 
 
-def computed(case: SealedCase) -> Tensor:
+def computed(case: QuantizedCase) -> Tensor:
     step = QuantizedStep(case.blocks, NOTHING, NOTHING)
-    return kernels.sealed_attention(case.query, case.pools, case.sealed, case.args, step)
+    return kernels.quantized_attention(case.query, case.pools, case.quantized, case.args, step)
 
 
-def defined(case: SealedCase) -> Tensor:
-    return reference.sealed_attention(case.query, case.pools, case.sealed, case.args, case.blocks)
+def defined(case: QuantizedCase) -> Tensor:
+    return reference.quantized_attention(case.query, case.pools, case.quantized, case.args, case.blocks)
 
 
 def _error(got: Tensor, wanted: Tensor) -> float:
@@ -147,8 +149,8 @@ def _error(got: Tensor, wanted: Tensor) -> float:
     return float("inf") if error.isnan().any() else float(error.max())
 
 
-def _shape(key: Code, value: Code, **sizes: object) -> SealedShape:
-    return SealedShape(key_code=key, value_code=value, **sizes)  # type: ignore[arg-type]
+def _shape(key: Code, value: Code, **sizes: object) -> QuantizedShape:
+    return QuantizedShape(key_code=key, value_code=value, **sizes)  # type: ignore[arg-type]
 
 
 FP8, INT8, INT4, INT2 = Code.FP8, Code.INT8, Code.INT4, Code.INT2

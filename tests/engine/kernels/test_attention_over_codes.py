@@ -10,12 +10,12 @@ from kvchat.engine.kernels.quantized_attention import native, torch_ops
 from kvchat.engine.kernels.quantized_record import Code
 from tests.engine.kernels import native_library
 from tests.engine.kernels.native_library import all_levels
-from tests.engine.kernels.quantized_cases import SealedCase, SealedShape, make_sealed_case
+from tests.engine.kernels.quantized_cases import QuantizedCase, QuantizedShape, make_quantized_case
 
 pytestmark = pytest.mark.cpu
 
 SEQUENCES = ((1, 1), (65, 65), (200, 1), (300, 40), (301, 2))
-WIDE = SealedShape(
+WIDE = QuantizedShape(
     num_heads=6,
     num_kv_heads=2,
     head_dim_k=64,
@@ -26,13 +26,13 @@ WIDE = SealedShape(
 )
 
 
-def heads(num_heads: int, num_kv_heads: int, dim_k: int, dim_v: int) -> SealedShape:
+def heads(num_heads: int, num_kv_heads: int, dim_k: int, dim_v: int) -> QuantizedShape:
     return replace(WIDE, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim_k=dim_k, head_dim_v=dim_v)
 
 
-def attend(case: SealedCase, level: str) -> torch.Tensor:
-    arguments = case.query, case.pools, case.sealed, case.args, case.blocks
-    return native.sealed_attention(*arguments, native_library.native(level))
+def attend(case: QuantizedCase, level: str) -> torch.Tensor:
+    arguments = case.query, case.pools, case.quantized, case.args, case.blocks
+    return native.quantized_attention(*arguments, native_library.native(level))
 
 
 @all_levels
@@ -51,13 +51,13 @@ def attend(case: SealedCase, level: str) -> torch.Tensor:
         heads(5, 1, 128, 96),
     ],
 )
-def test_it_computes_what_torch_operations_do(shape: SealedShape, level: str) -> None:
+def test_it_computes_what_torch_operations_do(shape: QuantizedShape, level: str) -> None:
     """What no query may see, in either form, is NaN."""
-    case = make_sealed_case(shape, SEQUENCES)
+    case = make_quantized_case(shape, SEQUENCES)
     tolerance = 2e-2 if shape.dtype == torch.bfloat16 else 5e-5
-    arguments = case.query, case.pools, case.sealed, case.args, case.blocks
+    arguments = case.query, case.pools, case.quantized, case.args, case.blocks
     torch.testing.assert_close(
-        attend(case, level), torch_ops.sealed_attention(*arguments), rtol=tolerance, atol=tolerance
+        attend(case, level), torch_ops.quantized_attention(*arguments), rtol=tolerance, atol=tolerance
     )
 
 
@@ -66,7 +66,7 @@ def test_it_computes_what_torch_operations_do(shape: SealedShape, level: str) ->
 def test_how_a_prompt_is_cut_changes_no_bit(code: Code, block_size: int, level: str) -> None:
     """Trap 32. Queries of one prompt beside each other, eight rows at a time, and each alone."""
     shape = replace(WIDE, key_code=code, value_code=code, block_size=block_size)
-    case = make_sealed_case(shape, [(450, 70)])
+    case = make_quantized_case(shape, [(450, 70)])
     whole = attend(case, level)
     (span,), (old,) = case.args.spans, case.blocks
     for row in range(0, 70, 5):
@@ -84,9 +84,9 @@ def test_how_a_prompt_is_cut_changes_no_bit(code: Code, block_size: int, level: 
 
 @all_levels
 def test_values_that_are_no_numbers_are_never_read_as_some(level: str) -> None:
-    case = make_sealed_case(WIDE, [(300, 1)])
+    case = make_quantized_case(WIDE, [(300, 1)])
     before = attend(case, level)
-    record = case.sealed.values[int(case.blocks[0][1]), 1, 0]
+    record = case.quantized.values[int(case.blocks[0][1]), 1, 0]
     record[-4:] = torch.tensor([float("nan")]).view(torch.uint8)
     after = attend(case, level)
     assert after[:, 3:].isnan().all()

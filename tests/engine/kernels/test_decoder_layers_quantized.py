@@ -12,7 +12,7 @@ from kvchat.engine.kernels.decoder_layers.args import FusedLayerPool, StepRows
 from kvchat.engine.kernels.native.library import Library
 from kvchat.engine.kernels.quantized_attention.args import QuantizedPool
 from kvchat.engine.kernels.quantized_kv.reference import quantize
-from kvchat.engine.kernels.quantized_record import Code, QuantizedRecord, num_sealed
+from kvchat.engine.kernels.quantized_record import Code, QuantizedRecord, num_quantized
 from tests.engine.kernels.decoder_cases import Model, Shape, hidden_of, make_step, native_of
 from tests.engine.kernels.native_library import EMULATED, all_levels
 
@@ -47,11 +47,13 @@ def places_of(shape: Shape) -> list[Tensor]:
     return [torch.randperm(num_blocks, generator=generator) for _ in range(2)]
 
 
-def sealed_step(shape: Shape, kept: Sequence[int] = EVERY) -> StepRows:
+def quantized_step(shape: Shape, kept: Sequence[int] = EVERY) -> StepRows:
     """Return a step of some texts, with the quantized blocks that their last rows see."""
     step = make_step(shape, kept, TEXTS)
     spans = step.groups[0].spans
-    counts = [num_sealed(span.position + span.q_end - span.q_start - 1, shape.block_size) for span in spans]
+    counts = [
+        num_quantized(span.position + span.q_end - span.q_start - 1, shape.block_size) for span in spans
+    ]
     old = [
         [places[span.blocks[:count]].contiguous() for span, count in zip(spans, counts, strict=True)]
         for places in places_of(shape)
@@ -59,14 +61,14 @@ def sealed_step(shape: Shape, kept: Sequence[int] = EVERY) -> StepRows:
     return replace(step, old=old)
 
 
-def sealed_pools(model: Model, codes: Sequence[Codes]) -> list[FusedLayerPool]:
+def quantized_pools(model: Model, codes: Sequence[Codes]) -> list[FusedLayerPool]:
     """Return pools of which whatever nobody may see is NaN: exact blocks that are old for every row, and
     quantized ones that are old for none.
     """
     shape = model.shape
     spans = make_step(shape, EVERY, TEXTS).groups[0].spans
-    before = torch.cat([span.blocks[: num_sealed(span.position, shape.block_size)] for span in spans])
-    ends = [num_sealed(span.position + span.q_end - span.q_start - 1, shape.block_size) for span in spans]
+    before = torch.cat([span.blocks[: num_quantized(span.position, shape.block_size)] for span in spans])
+    ends = [num_quantized(span.position + span.q_end - span.q_start - 1, shape.block_size) for span in spans]
     behind = torch.cat([span.blocks[:end] for span, end in zip(spans, ends, strict=True)])
     pools = []
     for number, (pool, pair) in enumerate(zip(model.pools(TEXTS), codes, strict=True)):
@@ -85,19 +87,19 @@ def sealed_pools(model: Model, codes: Sequence[Codes]) -> list[FusedLayerPool]:
         for to, part, record in zip(packed, (pool.keys, pool.values), records, strict=True):
             to[places[behind], :, 0] = quantize(part[behind], record)
             part[before] = float("nan")
-        pools.append(replace(pool, sealed=QuantizedPool(*packed, *records), old=number % 2))
+        pools.append(replace(pool, quantized=QuantizedPool(*packed, *records), old=number % 2))
     return pools
 
 
 @all_cases
 def test_they_are_the_reference(case: Case, library: Library) -> None:
     shape, codes = case
-    model, step = Model(shape), sealed_step(shape)
+    model, step = Model(shape), quantized_step(shape)
     hidden = hidden_of(model, step)
-    pools = sealed_pools(model, codes)
+    pools = quantized_pools(model, codes)
     wanted = reference.decoder_layers(hidden, model.layers, pools, model.ropes, step)
     assert bool(wanted.isfinite().all())
-    native = native_of(model, sealed_pools(model, codes), library)
+    native = native_of(model, quantized_pools(model, codes), library)
     found = native.hidden(hidden, step, slice(0, len(model.layers)))
     tolerance = 1e-5 if shape.dtype == torch.float32 else 1e-2
     torch.testing.assert_close(found, wanted, rtol=tolerance, atol=tolerance)
@@ -105,9 +107,9 @@ def test_they_are_the_reference(case: Case, library: Library) -> None:
 
 def test_quantized_blocks_change_what_rows_see(library: Library) -> None:
     """The negative control: rows behind two bits differ, and those that see none are the same."""
-    model, step = Model(Shape()), sealed_step(Shape())
+    model, step = Model(Shape()), quantized_step(Shape())
     exact, coarse = (
-        native_of(model, sealed_pools(model, codes), library).logits(hidden_of(model, step), step)
+        native_of(model, quantized_pools(model, codes), library).logits(hidden_of(model, step), step)
         for codes in ((None,) * 3, ((Code.INT2, Code.INT2),) * 3)
     )
     assert torch.equal(exact[:3], coarse[:3])
@@ -133,5 +135,5 @@ def test_a_row_has_the_same_bits_with_any_number_of_threads(
 
 def logits_of(case: Case, texts: Sequence[int], library: Library) -> Tensor:
     shape, codes = case
-    model, step = Model(shape), sealed_step(shape, texts)
-    return native_of(model, sealed_pools(model, codes), library).logits(hidden_of(model, step), step)
+    model, step = Model(shape), quantized_step(shape, texts)
+    return native_of(model, quantized_pools(model, codes), library).logits(hidden_of(model, step), step)

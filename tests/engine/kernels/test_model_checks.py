@@ -16,7 +16,7 @@ from kvchat.engine.kernels.kernel_checks import (
     largest_error,
     try_kernels,
 )
-from kvchat.engine.kernels.model_checks import SEALED_TRIALS, AttentionSizes, Latents, trials_of
+from kvchat.engine.kernels.model_checks import QUANTIZED_CHECKS, AttentionSizes, Latents, trials_of
 from kvchat.engine.kernels.paged_attention.args import StepTables
 from kvchat.engine.kernels.quantized_attention.args import QuantizedStep, check_old_blocks
 from kvchat.engine.kernels.quantized_record import Code
@@ -24,7 +24,7 @@ from kvchat.engine.kernels.quantized_record import Code
 pytestmark = pytest.mark.cpu
 
 CPU = torch.device("cpu")
-EVERY_TRIAL = TRIALS | LATENT_TRIALS | FUSED_TRIALS | SEALED_TRIALS
+EVERY_TRIAL = TRIALS | LATENT_TRIALS | FUSED_TRIALS | QUANTIZED_CHECKS
 LAYERS = (
     AttentionSizes(num_heads=6, num_kv_heads=2, head_dim_k=80, head_dim_v=96, block_size=4),
     AttentionSizes(window=37, block_size=16),
@@ -40,7 +40,7 @@ def test_what_is_used_without_a_gpu_passes_every_trial_in_any_size(dtype: torch.
     health = Health()
     trials = trials_of(LAYERS)
     assert len(trials) == 5
-    for tried in (trials, SEALED_TRIALS):
+    for tried in (trials, QUANTIZED_CHECKS):
         try_kernels(CPU, dtype, tried, health)
     assert health.problems == {}
 

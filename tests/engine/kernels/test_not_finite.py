@@ -11,15 +11,15 @@ from torch import Tensor
 
 from kvchat.engine.kernels.native.library import Library
 from kvchat.engine.kernels.paged_attention import native, reference
-from kvchat.engine.kernels.quantized_attention import native as sealed_native
-from kvchat.engine.kernels.quantized_attention import reference as sealed_reference
+from kvchat.engine.kernels.quantized_attention import native as quantized_native
+from kvchat.engine.kernels.quantized_attention import reference as quantized_reference
 from kvchat.engine.kernels.quantized_kv.reference import quantize
 from kvchat.engine.kernels.quantized_record import Code
 from kvchat.engine.kernels.shadow_kv import Landmarks
 from kvchat.engine.kernels.shadow_kv import native as shadow_native
 from tests.engine.kernels.attention_cases import Shape, make_case
 from tests.engine.kernels.native_library import all_levels
-from tests.engine.kernels.quantized_cases import SealedCase, SealedShape, make_sealed_case
+from tests.engine.kernels.quantized_cases import QuantizedCase, QuantizedShape, make_quantized_case
 from tests.engine.kernels.test_chosen_attention import SHAPES as CHOSEN_SHAPES
 from tests.engine.kernels.test_chosen_attention import make_case as make_chosen_case
 from tests.engine.kernels.test_native_attention import REAL, real_shapes
@@ -36,16 +36,18 @@ KINDS = {
 all_kinds = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS.keys())
 sides = pytest.mark.parametrize("side", [0, 1], ids=["key", "value"])
 Kind = tuple[int | slice, float]
-SEALED = {
-    "int8": SealedShape(),
-    "int4": SealedShape(key_code=Code.INT4, value_code=Code.INT4),
-    "int2": SealedShape(key_code=Code.INT2, value_code=Code.INT2),
-    "fp8": SealedShape(key_code=Code.FP8, value_code=Code.FP8),
-    "k=int8,v=int4": SealedShape(key_code=Code.INT8, value_code=Code.INT4),
-    "int4 of odd heads": SealedShape(head_dim_k=33, head_dim_v=19, key_code=Code.INT4, value_code=Code.INT4),
-    "int8 in bfloat16": SealedShape(dtype=torch.bfloat16),
+QUANTIZED = {
+    "int8": QuantizedShape(),
+    "int4": QuantizedShape(key_code=Code.INT4, value_code=Code.INT4),
+    "int2": QuantizedShape(key_code=Code.INT2, value_code=Code.INT2),
+    "fp8": QuantizedShape(key_code=Code.FP8, value_code=Code.FP8),
+    "k=int8,v=int4": QuantizedShape(key_code=Code.INT8, value_code=Code.INT4),
+    "int4 of odd heads": QuantizedShape(
+        head_dim_k=33, head_dim_v=19, key_code=Code.INT4, value_code=Code.INT4
+    ),
+    "int8 in bfloat16": QuantizedShape(dtype=torch.bfloat16),
 }
-sealed_shapes = pytest.mark.parametrize("shape", SEALED.values(), ids=SEALED.keys())
+quantized_shapes = pytest.mark.parametrize("shape", QUANTIZED.values(), ids=QUANTIZED.keys())
 
 
 def check(found: Tensor, wanted: Tensor, tolerance: float = 2e-5) -> None:
@@ -106,26 +108,28 @@ def test_a_query_and_a_sink_that_are_no_numbers_show(library: Library) -> None:
 
 
 @pytest.mark.covering(2, each="level")
-@sealed_shapes
+@quantized_shapes
 @sides
 @pytest.mark.parametrize("wide", [False, True], ids=["16 tokens", "64 tokens"])
 def test_a_quantized_block_that_is_no_numbers_shows(
-    shape: SealedShape, side: int, wide: bool, library: Library
+    shape: QuantizedShape, side: int, wide: bool, library: Library
 ) -> None:
     """Such a record comes of one number; queries for whom the block is not old yet see it as it was."""
     if wide:
         shape = replace(shape, num_heads=6, num_kv_heads=2, block_size=64)
     size = shape.block_size
-    case = make_sealed_case(shape, [(6 * size, 2 * size + 5), (4 * size, 1)])
+    case = make_quantized_case(shape, [(6 * size, 2 * size + 5), (4 * size, 1)])
     before = attend(case, library)
     dim = (shape.head_dim_k, shape.head_dim_v)[side]
     numbers = torch.randn(1, 1, size, dim)
     numbers[0, 0, 5, 7] = NAN
     for number in (1, 3):
         record = quantize(numbers, shape.records()[side])[0, 0]
-        (case.sealed.keys, case.sealed.values)[side][case.blocks[0][number], 1, 0] = record
+        (case.quantized.keys, case.quantized.values)[side][case.blocks[0][number], 1, 0] = record
     found = attend(case, library)
-    wanted = sealed_reference.sealed_attention(case.query, case.pools, case.sealed, case.args, case.blocks)
+    wanted = quantized_reference.quantized_attention(
+        case.query, case.pools, case.quantized, case.args, case.blocks
+    )
     check(found, wanted, 2e-2 if shape.dtype == torch.bfloat16 else 2e-5)
     half, rows = shape.num_heads // 2, 2 * size + 5
     assert found[:rows, half:].isnan().all()
@@ -133,17 +137,19 @@ def test_a_quantized_block_that_is_no_numbers_shows(
     assert torch.equal(found[rows:], before[rows:]), "the other sequence has its own"
 
 
-@sealed_shapes
+@quantized_shapes
 @sides
 def test_a_nan_in_the_exact_blocks_behind_quantized_ones_shows(
-    shape: SealedShape, side: int, library: Library
+    shape: QuantizedShape, side: int, library: Library
 ) -> None:
     size = shape.block_size
-    case = make_sealed_case(shape, [(6 * size, size)])
+    case = make_quantized_case(shape, [(6 * size, size)])
     (span,) = case.args.spans
     case.pools[side][span.blocks[-1], 1, 9, 2] = NAN
     found = attend(case, library)
-    wanted = sealed_reference.sealed_attention(case.query, case.pools, case.sealed, case.args, case.blocks)
+    wanted = quantized_reference.quantized_attention(
+        case.query, case.pools, case.quantized, case.args, case.blocks
+    )
     check(found, wanted, 2e-2 if shape.dtype == torch.bfloat16 else 2e-5)
     half = shape.num_heads // 2
     assert not found[:9].isnan().any(), "those before it do not see it"
@@ -196,7 +202,7 @@ def test_a_product_of_codes_that_is_no_number_is_left_to_the_definition(
     assert shadow_native.chosen_attention(case.query, case.pools, case.choice, library) is None
 
 
-def attend(case: SealedCase, library: Library) -> Tensor:
-    return sealed_native.sealed_attention(
-        case.query, case.pools, case.sealed, case.args, case.blocks, library
+def attend(case: QuantizedCase, library: Library) -> Tensor:
+    return quantized_native.quantized_attention(
+        case.query, case.pools, case.quantized, case.args, case.blocks, library
     )

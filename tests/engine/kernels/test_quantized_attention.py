@@ -6,56 +6,58 @@ import pytest
 import torch
 
 from kvchat.engine.kernels.paged_attention.args import SequenceSpan
-from kvchat.engine.kernels.quantized_attention import native, reference, seal, torch_ops
+from kvchat.engine.kernels.quantized_attention import native, reference, quantize_blocks, torch_ops
 from kvchat.engine.kernels.quantized_attention.args import QuantizedStep
 from kvchat.engine.kernels.quantized_record import Code
 from tests.engine.kernels import native_library
 from tests.engine.kernels.native_library import all_levels
-from tests.engine.kernels.quantized_cases import SealedCase, SealedShape, make_sealed_case
+from tests.engine.kernels.quantized_cases import QuantizedCase, QuantizedShape, make_quantized_case
 
 pytestmark = pytest.mark.cpu
 
 SEQUENCES = ((1, 1), (31, 31), (33, 1), (64, 1), (47, 47), (130, 90), (131, 1), (160, 3))
 
 
-def wanted(case: SealedCase) -> torch.Tensor:
-    return reference.sealed_attention(case.query, case.pools, case.sealed, case.args, case.blocks)
+def wanted(case: QuantizedCase) -> torch.Tensor:
+    return reference.quantized_attention(case.query, case.pools, case.quantized, case.args, case.blocks)
 
 
 @pytest.mark.parametrize(
     "shape",
     [
-        SealedShape(),
-        SealedShape(key_code=Code.FP8, value_code=Code.FP8),
-        SealedShape(key_code=Code.INT4, value_code=Code.INT2),
-        SealedShape(num_heads=2, num_kv_heads=2, head_dim_k=24, head_dim_v=40),
-        SealedShape(softcap=2.0),
-        SealedShape(has_sinks=True),
-        SealedShape(dtype=torch.bfloat16),
-        SealedShape(block_size=4),
+        QuantizedShape(),
+        QuantizedShape(key_code=Code.FP8, value_code=Code.FP8),
+        QuantizedShape(key_code=Code.INT4, value_code=Code.INT2),
+        QuantizedShape(num_heads=2, num_kv_heads=2, head_dim_k=24, head_dim_v=40),
+        QuantizedShape(softcap=2.0),
+        QuantizedShape(has_sinks=True),
+        QuantizedShape(dtype=torch.bfloat16),
+        QuantizedShape(block_size=4),
     ],
 )
-def test_torch_operations_compute_the_definition(shape: SealedShape, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_operations_compute_the_definition(
+    shape: QuantizedShape, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(torch_ops, "PIECE_NUMBERS", 2 * shape.block_size * shape.num_kv_heads * 16)
     monkeypatch.setattr(torch_ops, "PIECE_LEN", 40)
-    case = make_sealed_case(shape, SEQUENCES)
-    found = torch_ops.sealed_attention(case.query, case.pools, case.sealed, case.args, case.blocks)
+    case = make_quantized_case(shape, SEQUENCES)
+    found = torch_ops.quantized_attention(case.query, case.pools, case.quantized, case.args, case.blocks)
     tolerance = 2e-2 if shape.dtype == torch.bfloat16 else 1e-5
     torch.testing.assert_close(found, wanted(case), rtol=tolerance, atol=tolerance)
 
 
 def test_a_query_sees_the_same_however_its_prompt_was_cut() -> None:
     """Trap 32. The definition, to the last bit: queries of one prompt in one chunk, and each in its own."""
-    case = make_sealed_case(SealedShape(key_code=Code.INT2, value_code=Code.INT2), [(100, 100)])
+    case = make_quantized_case(QuantizedShape(key_code=Code.INT2, value_code=Code.INT2), [(100, 100)])
     whole = wanted(case)
     (span,), (old,) = case.args.spans, case.blocks
     for row in (0, 15, 16, 31, 32, 47, 48, 64, 79, 80, 99):
         first = max(0, row // 16 - 1)
         alone = SequenceSpan(0, 1, row, first, span.blocks[first : row // 16 + 1])
-        found = reference.sealed_attention(
+        found = reference.quantized_attention(
             case.query[row : row + 1],
             case.pools,
-            case.sealed,
+            case.quantized,
             replace(case.args, spans=[alone]),
             [old[:first]],
         )
@@ -64,23 +66,23 @@ def test_a_query_sees_the_same_however_its_prompt_was_cut() -> None:
 
 def test_quantized_blocks_change_what_is_seen() -> None:
     """The negative control: two bits are not lost on the way."""
-    exact = make_sealed_case(SealedShape(key_code=Code.INT8, value_code=Code.INT8), [(100, 100)])
-    coarse = make_sealed_case(SealedShape(key_code=Code.INT2, value_code=Code.INT2), [(100, 100)])
+    exact = make_quantized_case(QuantizedShape(key_code=Code.INT8, value_code=Code.INT8), [(100, 100)])
+    coarse = make_quantized_case(QuantizedShape(key_code=Code.INT2, value_code=Code.INT2), [(100, 100)])
     assert torch.equal(wanted(exact)[:32], wanted(coarse)[:32])
     assert not torch.allclose(wanted(exact)[32:], wanted(coarse)[32:], atol=1e-2)
 
 
 def test_only_the_blocks_of_the_step_are_written() -> None:
-    case = make_sealed_case(SealedShape(), [(100, 1)])
+    case = make_quantized_case(QuantizedShape(), [(100, 1)])
     span = case.args.spans[0]
-    before = case.sealed.keys.clone(), case.sealed.values.clone()
+    before = case.quantized.keys.clone(), case.quantized.values.clone()
     step = QuantizedStep(case.blocks, span.blocks[:1], torch.tensor([2]))
-    seal(*case.pools, case.sealed, step)
-    for now, old in zip((case.sealed.keys, case.sealed.values), before, strict=True):
+    quantize_blocks(*case.pools, case.quantized, step)
+    for now, old in zip((case.quantized.keys, case.quantized.values), before, strict=True):
         assert [block for block in range(len(now)) if not torch.equal(now[block], old[block])] == [2]
-    seal(
+    quantize_blocks(
         *case.pools,
-        case.sealed,
+        case.quantized,
         QuantizedStep(case.blocks, span.blocks[:0], torch.tensor([], dtype=torch.long)),
     )
 
@@ -92,23 +94,25 @@ CODES = ((Code.INT8, Code.INT8), (Code.FP8, Code.FP8), (Code.INT8, Code.INT4), (
 @pytest.mark.parametrize(
     "shape",
     [
-        *(SealedShape(key_code=key, value_code=value) for key, value in CODES),
-        SealedShape(num_heads=6, num_kv_heads=2, head_dim_k=33, head_dim_v=70, key_code=Code.INT2),
-        SealedShape(head_dim_k=33, head_dim_v=70, key_code=Code.FP8, value_code=Code.FP8),
-        SealedShape(num_heads=2, num_kv_heads=1, head_dim_k=520, head_dim_v=24),
-        SealedShape(num_heads=5, num_kv_heads=5, head_dim_k=128, head_dim_v=128, block_size=64),
-        SealedShape(block_size=100, key_code=Code.INT4, value_code=Code.INT4),
-        SealedShape(block_size=4, softcap=2.0),
-        SealedShape(has_sinks=True, dtype=torch.bfloat16),
+        *(QuantizedShape(key_code=key, value_code=value) for key, value in CODES),
+        QuantizedShape(num_heads=6, num_kv_heads=2, head_dim_k=33, head_dim_v=70, key_code=Code.INT2),
+        QuantizedShape(head_dim_k=33, head_dim_v=70, key_code=Code.FP8, value_code=Code.FP8),
+        QuantizedShape(num_heads=2, num_kv_heads=1, head_dim_k=520, head_dim_v=24),
+        QuantizedShape(num_heads=5, num_kv_heads=5, head_dim_k=128, head_dim_v=128, block_size=64),
+        QuantizedShape(block_size=100, key_code=Code.INT4, value_code=Code.INT4),
+        QuantizedShape(block_size=4, softcap=2.0),
+        QuantizedShape(has_sinks=True, dtype=torch.bfloat16),
     ],
 )
-def test_the_native_kernel_computes_what_torch_operations_do(shape: SealedShape, level: str) -> None:
+def test_the_native_kernel_computes_what_torch_operations_do(shape: QuantizedShape, level: str) -> None:
     """What no query may see, in either form, is NaN."""
-    case = make_sealed_case(shape, [*SEQUENCES, (700, 3)])
-    arguments = case.query, case.pools, case.sealed, case.args, case.blocks
-    found = native.sealed_attention(*arguments, native_library.native(level))
+    case = make_quantized_case(shape, [*SEQUENCES, (700, 3)])
+    arguments = case.query, case.pools, case.quantized, case.args, case.blocks
+    found = native.quantized_attention(*arguments, native_library.native(level))
     tolerance = 2e-2 if shape.dtype == torch.bfloat16 else 2e-5
-    torch.testing.assert_close(found, torch_ops.sealed_attention(*arguments), rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(
+        found, torch_ops.quantized_attention(*arguments), rtol=tolerance, atol=tolerance
+    )
 
 
 @all_levels
@@ -118,7 +122,7 @@ def test_the_native_kernel_computes_what_torch_operations_do(shape: SealedShape,
 def test_keys_and_values_in_any_two_codes_are_what_torch_operations_make_of_them(
     key_code: Code, value_code: Code, dtype: torch.dtype, level: str
 ) -> None:
-    shape = SealedShape(
+    shape = QuantizedShape(
         num_heads=7,
         num_kv_heads=1,
         head_dim_k=96,
@@ -128,11 +132,13 @@ def test_keys_and_values_in_any_two_codes_are_what_torch_operations_make_of_them
         value_code=value_code,
         dtype=dtype,
     )
-    case = make_sealed_case(shape, [(300, 20), (129, 1)])
-    arguments = case.query, case.pools, case.sealed, case.args, case.blocks
-    found = native.sealed_attention(*arguments, native_library.native(level))
+    case = make_quantized_case(shape, [(300, 20), (129, 1)])
+    arguments = case.query, case.pools, case.quantized, case.args, case.blocks
+    found = native.quantized_attention(*arguments, native_library.native(level))
     tolerance = 2e-2 if dtype == torch.bfloat16 else 5e-5
-    torch.testing.assert_close(found, torch_ops.sealed_attention(*arguments), rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(
+        found, torch_ops.quantized_attention(*arguments), rtol=tolerance, atol=tolerance
+    )
 
 
 @all_levels
@@ -144,16 +150,18 @@ def test_how_a_prompt_is_cut_changes_no_bit_of_the_native_kernels_results(
 ) -> None:
     """Trap 32. Queries of one prompt beside each other, and each alone."""
     library = native_library.native(level)
-    shape = SealedShape(block_size=16, key_code=key_code, value_code=value_code)
-    case = make_sealed_case(shape, [(330, 70)])
-    whole = native.sealed_attention(case.query, case.pools, case.sealed, case.args, case.blocks, library)
+    shape = QuantizedShape(block_size=16, key_code=key_code, value_code=value_code)
+    case = make_quantized_case(shape, [(330, 70)])
+    whole = native.quantized_attention(
+        case.query, case.pools, case.quantized, case.args, case.blocks, library
+    )
     (span,), (old,) = case.args.spans, case.blocks
     for row in range(0, 70, 3):
         position = span.position + row
         first, end = position // 16 - 1, position // 16 + 1
         listed = span.blocks[first - span.first_block : end - span.first_block]
         args = replace(case.args, spans=[SequenceSpan(0, 1, position, first, listed)])
-        alone = native.sealed_attention(
-            case.query[row : row + 1], case.pools, case.sealed, args, [old[:first]], library
+        alone = native.quantized_attention(
+            case.query[row : row + 1], case.pools, case.quantized, args, [old[:first]], library
         )
         assert torch.equal(alone[0], whole[row])

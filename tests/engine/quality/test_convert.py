@@ -1,4 +1,4 @@
-"""Converting blocks: the bytes that sealing would have given, and the layers that stay as they are."""
+"""Converting blocks: the bytes that quantizing would have given, and the layers that stay as they are."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -38,7 +38,7 @@ def payloads(found: Converter, num_blocks: int) -> list[dict[GroupId, bytes]]:
 
 
 @pytest.mark.parametrize("cache_format", ["int8", "k=fp8,v=int4; layers 1=exact"])
-def test_converted_bytes_are_those_of_sealed_blocks_and_exact_layers_keep_theirs(
+def test_converted_bytes_are_those_of_quantized_blocks_and_exact_layers_keep_theirs(
     cache_format: str, tiny: TinyModels
 ) -> None:
     found = converter(tiny("llama"), cache_format)
@@ -49,14 +49,14 @@ def test_converted_bytes_are_those_of_sealed_blocks_and_exact_layers_keep_theirs
             expected = b""
             for layer in group.layers:
                 pool = found.exact.pool.layers[layer]
-                sealed = found.target.pool.layers[layer].sealed
+                quantized = found.target.pool.layers[layer].quantized
                 for numbers, record in zip(
                     (pool.keys, pool.values),
-                    (sealed.pool.key_record, sealed.pool.value_record) if sealed else (None, None),
+                    (quantized.pool.key_record, quantized.pool.value_record) if quantized else (None, None),
                     strict=True,
                 ):
                     part = numbers[place][None]
-                    if group.sealed_from is not None:
+                    if group.quantized_from is not None:
                         assert record is not None
                         part = quantize(part, record)
                     expected += part.numpy().tobytes()

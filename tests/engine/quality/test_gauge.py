@@ -96,15 +96,15 @@ def test_what_is_lost_does_not_depend_on_how_the_text_was_cut(chunk_len: int, ga
 
 
 def test_converting_quantizes_the_context_and_leaves_its_end_exact(gauge_of: OpenGauge) -> None:
-    """The first token computed after converting reads the context as an engine's would be sealed by then."""
+    """The first token computed after converting reads the context as an engine's would be quantized by then."""
     gauge, text = gauge_of(), a_text(150, 1)
     exact = gauge.replay(EXACT, 150, 150)
     predict(exact, text, 0)
     converted = gauge.replay("int4", 150)
     converted.convert(exact, 148)
-    (sealed,) = (group for group in converted.groups if group.sealed_from is not None)
-    assert sealed.num_blocks(148, BLOCK) == 8
-    pool = converted.pool.layers[0].sealed
+    (quantized,) = (group for group in converted.groups if group.quantized_from is not None)
+    assert quantized.num_blocks(148, BLOCK) == 8
+    pool = converted.pool.layers[0].quantized
     assert pool is not None
     records = pool.pool.keys[:, :, 0].flatten(1).any(dim=1)
     assert records[:8].all()

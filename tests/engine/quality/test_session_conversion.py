@@ -238,7 +238,7 @@ def test_what_is_counted_is_there_recent_blocks_included(store: Store) -> None:
         done = conversion.run()
         blocks = list(blocks_on(target, stored.path, stored.roots[1], stored.roots[1]))
         assert sum(len(block.token_ids) for block in blocks) == done.num_tokens == len(stored.path)
-        recent = {group.id for group in stored.converter.target.groups if group.sealed_from is None}
+        recent = {group.id for group in stored.converter.target.groups if group.quantized_from is None}
         assert recent <= set(blocks[-1].groups)
         sizes = {group: sum(r.nbytes for r in layout) for group, layout in target.layouts.items()}
         assert done.num_bytes == sum(sizes[group] for block in blocks for group in block.groups)
@@ -286,7 +286,7 @@ def test_each_leaf_has_its_recent_blocks(store: Store) -> None:
     short = (*stored.path[:96], 4)
     with closing(stored.source()) as source, closing(stored.target()) as target:
         Conversion(stored.converter, source, target, stored.roots, [stored.path, short]).run()
-        recent = {group.id for group in stored.converter.target.groups if group.sealed_from is None}
+        recent = {group.id for group in stored.converter.target.groups if group.quantized_from is None}
         blocks = list(blocks_on(target, short, stored.roots[1], stored.roots[1]))
         assert recent <= set(blocks[5].groups)
 
@@ -338,15 +338,15 @@ def test_what_was_read_last_goes_last(store: Store) -> None:
     """Of two tails behind the same block the older one goes, unless it was read."""
     stored = store()
     blocks = [(ids, bytes(stored.converter.exact.pool.block_bytes(GroupId(0)))) for ids in ((1,), (2,))]
-    with closing(replace_cache(stored, "apart").source()) as shelf:
+    with closing(replace_cache(stored, "apart").source()) as block_store:
         for ids, payload in blocks:
-            shelf.write([NewBlock(GroupId(0), stored.roots[0], ids, payload)])
-        shelf.read(GroupId(0), stored.roots[0], (1).to_bytes(4, "little"))
+            block_store.write([NewBlock(GroupId(0), stored.roots[0], ids, payload)])
+        block_store.read(GroupId(0), stored.roots[0], (1).to_bytes(4, "little"))
     num_bytes = sum(map(len, replace_cache(stored, "apart").exact_files().values()))
     with closing(replace_cache(stored, "apart").target(num_bytes - 1)):
         pass  # opening enforces the limit
-    with closing(replace_cache(stored, "apart").source()) as shelf:
-        assert [ids for _, ids in shelf.tails_behind(stored.roots[0])] == [(1,)]
+    with closing(replace_cache(stored, "apart").source()) as block_store:
+        assert [ids for _, ids in block_store.tails_behind(stored.roots[0])] == [(1,)]
 
 
 def replace_cache(stored: Stored, name: str) -> Stored:

@@ -14,7 +14,7 @@ from kvchat.engine.cache.plan import Promote
 from kvchat.engine.engine import Engine
 from kvchat.engine.kernels.health import HEALTH, Health
 from kvchat.engine.kernels.kernel_checks import FUSED_TRIALS, LATENT_TRIALS, TRIALS, try_kernels
-from kvchat.engine.kernels.model_checks import SEALED_TRIALS
+from kvchat.engine.kernels.model_checks import QUANTIZED_CHECKS
 from kvchat.engine.kernels.shadow_checks import SHADOW_TRIALS
 from kvchat.engine.memory.cuda_streams import CudaStreams
 from kvchat.engine.memory.device_pool import DevicePool
@@ -36,7 +36,7 @@ pytestmark = [
 def test_every_kernel_passes_its_trial(dtype: torch.dtype) -> None:
     health = Health()
     try_kernels(torch.device("cuda"), dtype, TRIALS | LATENT_TRIALS | FUSED_TRIALS, health)
-    try_kernels(torch.device("cuda"), dtype, SEALED_TRIALS | SHADOW_TRIALS, health)
+    try_kernels(torch.device("cuda"), dtype, QUANTIZED_CHECKS | SHADOW_TRIALS, health)
     assert health.problems == {}
     assert HEALTH.problems == {}
 

@@ -18,8 +18,8 @@ from tests.session.turns import open_answer, question
 
 pytestmark = pytest.mark.pure
 
-SEALER = Encryptor(bytes(range(32)))
-SEALED = EncryptedTables(SEALER)
+ENCRYPTOR = Encryptor(bytes(range(32)))
+ENCRYPTED = EncryptedTables(ENCRYPTOR)
 
 
 @pytest.fixture
@@ -37,8 +37,8 @@ def path(tmp_path: Path) -> Path:
     return path
 
 
-def contents(path: Path, sealer: Encryptor | None) -> list[object]:
-    with closing(SessionStore(path, sealer)) as store:
+def contents(path: Path, encryptor: Encryptor | None) -> list[object]:
+    with closing(SessionStore(path, encryptor)) as store:
         found: list[object] = []
         for summary in store.list_sessions():
             turns: tuple[Turn, ...] = store.all_turns(summary.session.id)
@@ -48,17 +48,17 @@ def contents(path: Path, sealer: Encryptor | None) -> list[object]:
 
 def test_everything_is_the_same_there_and_back(path: Path) -> None:
     before = contents(path, None)
-    rewrite(path, PLAIN, SEALED)
+    rewrite(path, PLAIN, ENCRYPTED)
     assert is_encrypted(path)
-    assert contents(path, SEALER) == before
-    rewrite(path, SEALED, PLAIN)
+    assert contents(path, ENCRYPTOR) == before
+    rewrite(path, ENCRYPTED, PLAIN)
     assert not is_encrypted(path)
     assert contents(path, None) == before
 
 
 def test_an_answer_that_was_growing_grows_on(path: Path) -> None:
-    rewrite(path, PLAIN, SEALED)
-    with closing(SessionStore(path, SEALER)) as store:
+    rewrite(path, PLAIN, ENCRYPTED)
+    with closing(SessionStore(path, ENCRYPTOR)) as store:
         session = store.find("two")
         branch = store.branch(session.id, MAIN)
         assert store.settle(session.id) == 1
@@ -69,21 +69,21 @@ def test_an_answer_that_was_growing_grows_on(path: Path) -> None:
 def test_a_turn_that_was_damaged_stays_told_and_the_rest_is_converted(path: Path) -> None:
     with closing(raw(path)) as connection:
         connection.execute("UPDATE turns SET text = 'forged' WHERE num = 1")
-    for source, target, sealer in ((PLAIN, SEALED, SEALER), (SEALED, PLAIN, None)):
+    for source, target, encryptor in ((PLAIN, ENCRYPTED, ENCRYPTOR), (ENCRYPTED, PLAIN, None)):
         rewrite(path, source, target)
-        with closing(SessionStore(path, sealer)) as store:
+        with closing(SessionStore(path, encryptor)) as store:
             turns = store.all_turns(store.find("one").id)
             assert [turn.damaged for turn in turns] == [True, False, False, False]
 
 
 def test_a_title_that_does_not_open_keeps_everything_as_it_is(path: Path) -> None:
-    rewrite(path, PLAIN, SEALED)
+    rewrite(path, PLAIN, ENCRYPTED)
     with closing(raw(path)) as connection:
         connection.execute("UPDATE sealed_sessions SET title = 'AAAA' WHERE rowid = 1")
     for copy in backup_paths(path):
         copy.unlink(missing_ok=True)
     with pytest.raises(StorageError, match="is as before"):
-        rewrite(path, SEALED, PLAIN)
+        rewrite(path, ENCRYPTED, PLAIN)
     assert is_encrypted(path)
     assert not converting_path(path).exists()
 
@@ -94,15 +94,15 @@ def test_rows_without_digests_are_converted_too(path: Path) -> None:
         connection.execute("UPDATE sessions SET digests = NULL")
         connection.execute("UPDATE branches SET digests = NULL")
     before = contents(path, None)
-    rewrite(path, PLAIN, SEALED)
-    assert contents(path, SEALER) == before
+    rewrite(path, PLAIN, ENCRYPTED)
+    assert contents(path, ENCRYPTOR) == before
 
 
 def test_where_nothing_can_be_written_everything_stays_as_it_is(path: Path) -> None:
     before = contents(path, None)
     converting_path(path).mkdir()  # where nothing can be written
     with pytest.raises(StorageError, match="is as before"):
-        rewrite(path, PLAIN, SEALED)
+        rewrite(path, PLAIN, ENCRYPTED)
     converting_path(path).rmdir()
     assert not is_encrypted(path)
     assert contents(path, None) == before

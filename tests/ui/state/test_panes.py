@@ -26,8 +26,8 @@ def test_at_80_columns_a_pane_that_is_asked_for_stands_beside_the_conversation()
 
 
 def test_the_pane_asked_for_last_wins_where_only_one_fits() -> None:
-    wish = PaneRequest(sessions=True, cache=True, last="sessions")
-    assert pane_widths(80, wish) == PaneWidths(sessions=30, cache=0)
+    request = PaneRequest(sessions=True, cache=True, last="sessions")
+    assert pane_widths(80, request) == PaneWidths(sessions=30, cache=0)
 
 
 def test_a_tiny_terminal_shows_one_pane_at_a_time() -> None:

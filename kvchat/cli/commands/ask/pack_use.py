@@ -31,7 +31,7 @@ def chosen_pack(name: str | None, system: str | None, settings: Settings) -> Pac
         raise UsageError("a pack is a system prompt itself; leave out --system, or --pack")
     if settings.remote.url is not None:
         raise UsageError("a pack is computed and kept here, not by a server; leave out --pack, or --remote")
-    return PackStore(settings.paths.packs_dir, settings.engine.sealer).find(name)
+    return PackStore(settings.paths.packs_dir, settings.engine.encryptor).find(name)
 
 
 def begun_with(pack: Pack, settings: Settings) -> Settings:
@@ -68,7 +68,7 @@ def keep_again(pack: Pack, settings: Settings) -> None:
     # Imported by whoever uses a pack: all other questions begin without it.
     from kvchat.engine.memory.disk.catalog import BlockCatalog
 
-    with closing(BlockCatalog(settings.paths.cache_dir, sealer=settings.engine.sealer)) as catalog:
+    with closing(BlockCatalog(settings.paths.cache_dir, encryptor=settings.engine.encryptor)) as catalog:
         if not catalog.is_kept(pack.id):
             catalog.keep(pack.id, bytes.fromhex(pack.fingerprint), pack.keys)
 

@@ -27,7 +27,7 @@ from kvchat.cli.output.streams import Output
 from kvchat.cli.parser.option_class import Option, option_class
 from kvchat.cli.parser.options import EngineOptions, Json, Ndjson
 from kvchat.engine.api.config import Capacity, EngineInfo
-from kvchat.engine.memory.disk.block_encryption import seal_of
+from kvchat.engine.memory.disk.block_encryption import encryption_of
 from kvchat.errors import KvchatError, StorageError
 from kvchat.platform.paths import Paths
 from kvchat.text.figures import bytes_text, count_text, plural
@@ -214,10 +214,10 @@ def _sessions(path: Path) -> CheckResult:
 def _store(settings: Settings) -> CheckResult:
     """Say what is kept on disk, and how much of it was found damaged."""
     cache_dir = settings.paths.cache_dir
-    state = disk_state(cache_dir, settings.engine.sealer)
+    state = disk_state(cache_dir, settings.engine.encryptor)
     usages = (state.usages or {}).values()
     num_blocks, num_bytes = sum(one.num_blocks for one in usages), sum(one.num_bytes for one in usages)
-    quarantine = seal_of(settings.engine.sealer).home(cache_dir) / "quarantine"
+    quarantine = encryption_of(settings.engine.encryptor).home(cache_dir) / "quarantine"
     num_damaged = len(list(quarantine.iterdir())) if quarantine.is_dir() else 0
     limit = settings.engine.disk_bytes
     of_limit = "" if limit is None else f" of {bytes_text(limit)}"

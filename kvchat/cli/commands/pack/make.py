@@ -15,7 +15,7 @@ from kvchat.cli.commands.pack.pack import (
     PackOnDisk,
     catalog_of,
     on_disk_of,
-    shelf_of,
+    pack_store,
     summary_of,
     values_of,
 )
@@ -61,7 +61,7 @@ def make_pack(options: MakeOptions) -> int:
     text = _text_of(options, settings)
     name = _accepted(options.name)
     if not options.force:
-        shelf_of(settings).refuse_taken(name)
+        pack_store(settings).refuse_taken(name)
     start_log(settings.paths, verbose=options.verbose)
     status = Status(quiet=options.quiet, color=settings.display.color)
     factory = start_worker if options.no_attach else borrowed_or_started(settings.paths.runtime_dir)
@@ -161,9 +161,9 @@ def _finish(pack: Pack, settings: Settings, catalog: BlockCatalog, patience_s: f
                 "the blocks of the pack did not reach the disk; `kvchat cache status` says what keeps them"
             )
         with alone(settings.paths):
-            shelf = shelf_of(settings)
-            replaced = [one for one in shelf.all() if one.name == pack.name]
-            shelf.put(pack)
+            store = pack_store(settings)
+            replaced = [one for one in store.all() if one.name == pack.name]
+            store.put(pack)
     except BaseException:
         catalog.let_go(pack.id)
         raise

@@ -17,7 +17,7 @@ from kvchat.engine.formats.spec import ChunkedSpec, FullSpec, SlidingSpec
 from kvchat.engine.kernels.move_blocks.bring import bring_blocks
 from kvchat.engine.kernels.paged_attention import paged_attention
 from kvchat.engine.kernels.paged_attention.args import AttentionArgs, KVPair, Prepared, SequenceSpan
-from kvchat.engine.kernels.quantized_attention import seal, sealed_attention
+from kvchat.engine.kernels.quantized_attention import quantize_blocks, quantized_attention
 from kvchat.engine.kernels.quantized_attention.args import QuantizedPool, QuantizedStep
 from kvchat.engine.kernels.store_kv import store_kv
 
@@ -30,13 +30,13 @@ class AttentionMetadata:
         slots: slot of every new token [T], int64; none where tokens have no place of their own.
         spans: the sequences of the batch.
         prepared: the same in the form that is computed with.
-        sealed: of groups of quantised blocks: what is read and what is written there.
+        quantized: of groups of quantised blocks: what is read and what is written there.
     """
 
     slots: Tensor
     spans: Sequence[SequenceSpan]
     prepared: Prepared | None = None
-    sealed: QuantizedStep | None = None
+    quantized: QuantizedStep | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +53,14 @@ class LayerPool:
 
     Args:
         keys, values: [N, H_kv, P, D_k] and [N, H_kv, P, D_v].
-        sealed: the older blocks of a quantized layer.
+        quantized: the older blocks of a quantized layer.
     """
 
     group: GroupId
     spec: FullSpec
     keys: Tensor
     values: Tensor
-    sealed: QuantizedLayerPool | None = None
+    quantized: QuantizedLayerPool | None = None
 
 
 class PagedAttention:
@@ -99,13 +99,13 @@ class PagedAttention:
             return _shadowed(layer, query, KVPair(key, value), pool, args)
         if spec.is_remote:
             return _brought(query, KVPair(pool.keys, pool.values), args)
-        if pool.sealed is None:
+        if pool.quantized is None:
             return paged_attention(query, pool.keys, pool.values, args)
-        old = self.step[pool.sealed.group].sealed
+        old = self.step[pool.quantized.group].quantized
         assert old is not None
         if layer not in self._borrowed:
-            seal(pool.keys, pool.values, pool.sealed.pool, old)
-        return sealed_attention(query, KVPair(pool.keys, pool.values), pool.sealed.pool, args, old)
+            quantize_blocks(pool.keys, pool.values, pool.quantized.pool, old)
+        return quantized_attention(query, KVPair(pool.keys, pool.values), pool.quantized.pool, args, old)
 
 
 def _shadowed(layer: int, query: Tensor, new: KVPair, pool: LayerPool, args: AttentionArgs) -> Tensor:

@@ -27,30 +27,39 @@ class Pruning:
         """Return how many blocks a group needs for what is kept at the end of the next `num_tokens` tokens.
         Pure.
         """
-        stage = self._due(sequence, num_tokens)
-        return 0 if stage is None or sequence.kept or not group.spec.is_pruned else stage.num_kept(group)
+        prune_point = self._due(sequence, num_tokens)
+        return (
+            0
+            if prune_point is None or sequence.kept or not group.spec.is_pruned
+            else prune_point.num_kept(group)
+        )
 
     def prepare(self, sequence: Sequence, num_tokens: int) -> None:
         """Allocate these blocks."""
-        stage = self._due(sequence, num_tokens)
-        if stage is None or sequence.kept:
+        prune_point = self._due(sequence, num_tokens)
+        if prune_point is None or sequence.kept:
             return
         for group in self._pruned:
             sequence.kept[group.id] = [
-                self._device.references.allocate(sequence, group.id) for _ in range(stage.num_kept(group))
+                self._device.references.allocate(sequence, group.id)
+                for _ in range(prune_point.num_kept(group))
             ]
 
     def planned(self, sequence: Sequence) -> tuple[Prune, ...]:
         """Return what fills them. Pure."""
-        stage = sequence.view_schedule.next_stage(sequence.computed_len) if sequence.kept else None
-        if stage is None:
+        prune_point = (
+            sequence.view_schedule.next_prune_point(sequence.computed_len) if sequence.kept else None
+        )
+        if prune_point is None:
             return ()
         return tuple(
             Prune(
                 group,
-                stage.start,
+                prune_point.start,
                 tuple(
-                    block for block in sequence.tables[group][stage.start : stage.end] if block is not None
+                    block
+                    for block in sequence.tables[group][prune_point.start : prune_point.end]
+                    if block is not None
                 ),
                 tuple(kept),
             )
@@ -59,19 +68,27 @@ class Pruning:
 
     def carry_out(self, sequence: Sequence) -> None:
         """Put what was kept in the place of the stretch. The sequence's tokens end where it was pruned."""
-        stage = next(stage for stage in sequence.view_schedule.stages if stage.at == sequence.computed_len)
-        sequence.kept_names |= sequence.view_schedule.kept_names(stage, sequence.keys, sequence.token_ids)
+        prune_point = next(
+            prune_point
+            for prune_point in sequence.view_schedule.prune_points
+            if prune_point.at == sequence.computed_len
+        )
+        sequence.kept_names |= sequence.view_schedule.kept_names(
+            prune_point, sequence.keys, sequence.token_ids
+        )
         sequence.saved_tail = None
         for group in self._pruned:
             table, kept = sequence.tables[group.id], sequence.kept[group.id]
-            for number in reversed(range(stage.start, stage.end)):  # children before their parents
+            for number in reversed(
+                range(prune_point.start, prune_point.end)
+            ):  # children before their parents
                 block = table[number]
                 assert block is not None
                 self._device.references.release(sequence, group.id, block)
                 table[number] = None
-            table[stage.start : stage.start + len(kept)] = kept
-            self._log.note_from(sequence, group.id, stage.start)
-            for number in range(stage.start, stage.start + len(kept)):
+            table[prune_point.start : prune_point.start + len(kept)] = kept
+            self._log.note_from(sequence, group.id, prune_point.start)
+            for number in range(prune_point.start, prune_point.start + len(kept)):
                 self._publisher.publish(sequence, group, number)
         sequence.kept.clear()
 
@@ -83,6 +100,10 @@ class Pruning:
         sequence.kept.clear()
 
     def _due(self, sequence: Sequence, num_tokens: int) -> PrunePoint | None:
-        """Return the stage that the sequence reaches with its next `num_tokens` tokens."""
-        stage = sequence.view_schedule.next_stage(sequence.computed_len)
-        return stage if stage is not None and stage.at == sequence.computed_len + num_tokens else None
+        """Return the prune_point that the sequence reaches with its next `num_tokens` tokens."""
+        prune_point = sequence.view_schedule.next_prune_point(sequence.computed_len)
+        return (
+            prune_point
+            if prune_point is not None and prune_point.at == sequence.computed_len + num_tokens
+            else None
+        )

@@ -18,7 +18,7 @@ from kvchat.engine.formats.spec import FullSpec, Group
 from kvchat.engine.formats.view_spec import NUM_SINK_BLOCKS, PrunedSpec, ShadowSpec, WindowSpec, viewed_groups
 
 _TAINT_PERSON = b"kvchat.taint1"
-Hole = tuple[int, int]
+HiddenRange = tuple[int, int]
 """Blocks [start, end) that are out of sight."""
 Name = tuple[BlockKey, BlockKey]
 """A block's key and its parent."""
@@ -55,45 +55,49 @@ class ViewSchedule:
     salt: what the taint consists of: view and owner.
     block_size: tokens of a block.
     first_tainted: of a window: the first block whose queries miss something; None: there is none.
-    stages: where something is pruned, or will be, in the order of the tokens.
+    prune_points: where something is pruned, or will be, in the order of the tokens.
     num_observed: the last tokens of a prompt that are computed in one step, since pruning looks at them.
     query_block: of a shadow: positions are divided by so many where what is looked at is chosen together;
-        the stages say where it begins, and prune nothing. 0: there is no shadow.
+        the prune_points say where it begins, and prune nothing. 0: there is no shadow.
     """
 
     salt: bytes = b""
     block_size: int = 1
     first_tainted: int | None = None
-    stages: tuple[PrunePoint, ...] = ()
+    prune_points: tuple[PrunePoint, ...] = ()
     num_observed: int = 0
     query_block: int = 0
 
     # Stages
 
-    def up_to(self, num_stages: int) -> "ViewSchedule":
-        """Return the view schedule as it is before its later stages. Pure."""
-        return self if num_stages >= len(self.stages) else replace(self, stages=self.stages[:num_stages])
+    def up_to(self, num_prune_points: int) -> "ViewSchedule":
+        """Return the view schedule as it is before its later prune_points. Pure."""
+        return (
+            self
+            if num_prune_points >= len(self.prune_points)
+            else replace(self, prune_points=self.prune_points[:num_prune_points])
+        )
 
-    def next_stage(self, num_tokens: int) -> PrunePoint | None:
-        """Return the first stage behind `num_tokens` computed tokens. Pure."""
-        return next((stage for stage in self.stages if stage.at > num_tokens), None)
+    def next_prune_point(self, num_tokens: int) -> PrunePoint | None:
+        """Return the first prune_point behind `num_tokens` computed tokens. Pure."""
+        return next((prune_point for prune_point in self.prune_points if prune_point.at > num_tokens), None)
 
     def step_len(self, num_computed: int, num_tokens: int) -> int:
         """Return how many of the next `num_tokens` tokens one step may compute: no further than where
         something is pruned, and what pruning looks at in one piece; behind a shadow's beginning up to where
         queries choose anew, if that is within reach. Pure.
         """
-        stage = self.next_stage(num_computed)
-        num_left = num_tokens if stage is None else stage.at - num_computed
+        prune_point = self.next_prune_point(num_computed)
+        num_left = num_tokens if prune_point is None else prune_point.at - num_computed
         if num_tokens >= num_left:
             return self._whole_blocks(num_computed, num_left)
         return self._whole_blocks(num_computed, max(0, min(num_tokens, num_left - self.num_observed)))
 
-    def most_found(self, stage: PrunePoint) -> int:
-        """Return how many tokens before a stage may be found instead of computed: what decides about it must
+    def most_found(self, prune_point: PrunePoint) -> int:
+        """Return how many tokens before a prune_point may be found instead of computed: what decides about it must
         be computed. Pure.
         """
-        return stage.at - max(1, self.num_observed)
+        return prune_point.at - max(1, self.num_observed)
 
     def shadow_start(self, num_tokens: int) -> int | None:
         """Return how many tokens had been computed when the shadow was made through which the one behind
@@ -101,7 +105,10 @@ class ViewSchedule:
         """
         if not self.query_block:
             return None
-        return max((stage.at for stage in self.stages if stage.at <= num_tokens), default=None)
+        return max(
+            (prune_point.at for prune_point in self.prune_points if prune_point.at <= num_tokens),
+            default=None,
+        )
 
     def _whole_blocks(self, num_computed: int, num_tokens: int) -> int:
         if not self.query_block or self.shadow_start(num_computed) is None:
@@ -119,28 +126,28 @@ class ViewSchedule:
         """
         if number == self.first_tainted:
             previous = taint_key(previous, self.salt)
-        for stage in self.stages:
-            if stage.at <= num_tokens and stage.at // self.block_size == number:
-                previous = taint_key(previous, self.salt + u32le((stage.at,)))
+        for prune_point in self.prune_points:
+            if prune_point.at <= num_tokens and prune_point.at // self.block_size == number:
+                previous = taint_key(previous, self.salt + u32le((prune_point.at,)))
         return previous
 
     def kept_names(
-        self, stage: PrunePoint, spine: Sequence[BlockKey], token_ids: Sequence[int]
+        self, prune_point: PrunePoint, spine: Sequence[BlockKey], token_ids: Sequence[int]
     ) -> dict[int, Name]:
         """Return the names of what is kept of a stretch, by number. They follow from all tokens that were
         read when it was pruned. Pure.
 
         Args:
-            spine: names of all full blocks before the stage, as they were computed.
+            spine: names of all full blocks before the prune_point, as they were computed.
         """
-        if stage.start == stage.end:
+        if prune_point.start == prune_point.end:
             return {}
         size = self.block_size
-        tail = stage.at // size
-        read = self.salt + b"kept" + u32le(token_ids[tail * size : stage.at])
-        parent = taint_key(self.parent(tail, spine[tail - 1], stage.at - 1), read)
+        tail = prune_point.at // size
+        read = self.salt + b"kept" + u32le(token_ids[tail * size : prune_point.at])
+        parent = taint_key(self.parent(tail, spine[tail - 1], prune_point.at - 1), read)
         names: dict[int, Name] = {}
-        for number in range(stage.start, stage.end):
+        for number in range(prune_point.start, prune_point.end):
             key = block_key(parent, token_ids[number * size : (number + 1) * size])
             names[number] = (key, parent)
             parent = key
@@ -148,29 +155,33 @@ class ViewSchedule:
 
     # Sight
 
-    def holes(self, group: Group, num_tokens: int, block_size: int) -> tuple[Hole, ...]:
+    def hidden_ranges(self, group: Group, num_tokens: int, block_size: int) -> tuple[HiddenRange, ...]:
         """Return what is out of sight behind `num_tokens` tokens, ascending. Pure."""
-        if self.stages and isinstance(group.spec, PrunedSpec):
-            passed = [stage for stage in self.stages if stage.at <= num_tokens]
-            holes = [(stage.start + stage.num_kept(group), stage.end) for stage in passed]
-            return tuple(hole for hole in holes if hole[0] < hole[1])
+        if self.prune_points and isinstance(group.spec, PrunedSpec):
+            passed = [prune_point for prune_point in self.prune_points if prune_point.at <= num_tokens]
+            hidden_ranges = [
+                (prune_point.start + prune_point.num_kept(group), prune_point.end) for prune_point in passed
+            ]
+            return tuple(hidden_range for hidden_range in hidden_ranges if hidden_range[0] < hidden_range[1])
         first = group.spec.first_visible(num_tokens) // block_size
         sinks = group.spec.num_sink_blocks
         return ((sinks, first),) if first > sinks else ()
 
     def numbers(self, group: Group, num_tokens: int, block_size: int) -> list[int]:
         """Return the numbers of the blocks among those of `num_tokens` tokens that are in sight. Pure."""
-        return in_sight(self.holes(group, num_tokens, block_size), group.num_blocks(num_tokens, block_size))
+        return in_sight(
+            self.hidden_ranges(group, num_tokens, block_size), group.num_blocks(num_tokens, block_size)
+        )
 
 
 EXACT = ViewSchedule()
 
 
-def in_sight(holes: Sequence[Hole], end: int) -> list[int]:
-    """Return the numbers below `end` that are in no hole. Pure."""
+def in_sight(hidden_ranges: Sequence[HiddenRange], end: int) -> list[int]:
+    """Return the numbers below `end` that are in no hidden_range. Pure."""
     numbers: list[int] = []
     start = 0
-    for first, last in holes:
+    for first, last in hidden_ranges:
         numbers += range(start, min(first, end))
         start = last
     return numbers + list(range(start, end))
@@ -236,14 +247,18 @@ class ViewSchedules:
             return view_schedule
         said = self.parse(namespace)
         ends = (
-            said.answer_starts if said.owner else (*(stage.at for stage in view_schedule.stages), num_tokens)
+            said.answer_starts
+            if said.owner
+            else (*(prune_point.at for prune_point in view_schedule.prune_points), num_tokens)
         )
         if self._shadowed:
-            return replace(view_schedule, stages=shadow_stages(ends, self._shadowed[0].view))
-        return replace(view_schedule, stages=stages_at(ends, self._pruned[0].num_kept, self._block_size))
+            return replace(view_schedule, prune_points=shadow_points(ends, self._shadowed[0].view))
+        return replace(
+            view_schedule, prune_points=points_at(ends, self._pruned[0].num_kept, self._block_size)
+        )
 
 
-def course_over(view: View, block_size: int, namespace: str) -> ViewSchedule:
+def schedule_over(view: View, block_size: int, namespace: str) -> ViewSchedule:
     """Return the view schedule of a namespace's sequences over a view, whatever the model. Pure where the
     namespace says whose it is.
     """
@@ -253,30 +268,30 @@ def course_over(view: View, block_size: int, namespace: str) -> ViewSchedule:
     return ViewSchedules(groups, block_size).of("", namespace)
 
 
-def stages_at(prompt_ends: Iterable[int], num_kept: int, block_size: int) -> tuple[PrunePoint, ...]:
+def points_at(prompt_ends: Iterable[int], num_kept: int, block_size: int) -> tuple[PrunePoint, ...]:
     """Return where a sequence is pruned. Pure, and what comes later changes nothing of what is before.
 
     A stretch begins where the last one ended, so that nothing is pruned twice, and ends before the last
     tokens of the prompt. It is pruned if it has more blocks than are kept of it.
     """
-    stages: list[PrunePoint] = []
+    prune_points: list[PrunePoint] = []
     start = NUM_SINK_BLOCKS
     for at in prompt_ends:
         end = (at - NUM_OBSERVED) // block_size
         if end - start > num_kept:
-            stages.append(PrunePoint(at=at, start=start, end=end))
+            prune_points.append(PrunePoint(at=at, start=start, end=end))
             start = end
-    return tuple(stages)
+    return tuple(prune_points)
 
 
-def shadow_stages(prompt_ends: Iterable[int], view: View) -> tuple[PrunePoint, ...]:
+def shadow_points(prompt_ends: Iterable[int], view: View) -> tuple[PrunePoint, ...]:
     """Return where a sequence gets a shadow: behind the first prompt that is long enough, and anew behind
     each by whose end it has grown to twice what it was. Pure.
     """
-    stages: list[PrunePoint] = []
+    prune_points: list[PrunePoint] = []
     least = least_prompt(view)
     for at in prompt_ends:
         if at >= least:
-            stages.append(PrunePoint(at=at, start=0, end=0))
+            prune_points.append(PrunePoint(at=at, start=0, end=0))
             least = 2 * at
-    return tuple(stages)
+    return tuple(prune_points)

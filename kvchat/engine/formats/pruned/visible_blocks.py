@@ -15,12 +15,16 @@ from kvchat.engine.kernels.paged_attention.args import SequenceSpan
 
 
 def pruned_span(
-    holes: Sequence[tuple[int, int]], table: Tensor, rows: tuple[int, int], start: int, block_size: int
+    hidden_ranges: Sequence[tuple[int, int]],
+    table: Tensor,
+    rows: tuple[int, int],
+    start: int,
+    block_size: int,
 ) -> SequenceSpan:
     """Return one sequence's part of a step where all its queries miss the same blocks.
 
     Args:
-        holes: blocks [start, end) that are out of sight, ascending; all of them before the first token.
+        hidden_ranges: blocks [start, end) that are out of sight, ascending; all of them before the first token.
         table: all block ids of the sequence by logical number, int64.
         rows: first row in the step, and the one behind the last.
         start: position of the first token.
@@ -28,7 +32,7 @@ def pruned_span(
     num_blocks = -(-(start + rows[1] - rows[0]) // block_size)
     parts: list[Tensor] = []
     at = lost = 0
-    for first, end in holes:
+    for first, end in hidden_ranges:
         parts.append(table[at:first])
         at, lost = end, lost + end - first
     blocks = torch.cat([*parts, table[at:num_blocks]]) if parts else table[:num_blocks]

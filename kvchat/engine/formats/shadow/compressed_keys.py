@@ -92,7 +92,7 @@ class Segment:
 
 
 class CompressedKeys:
-    """All sealed keys of one layer of one sequence.
+    """All compressed keys of one layer of one sequence.
 
     Args:
         heads: (H_kv, D).
@@ -141,7 +141,7 @@ class CompressedKeys:
         """Whether all of them lie on a basis."""
         return all(segment.directions is not None for segment in self._segments)
 
-    def seal(self, keys: Tensor) -> int:
+    def compress(self, keys: Tensor) -> int:
         """Add rotated keys [C * c, H_kv, D], which follow those that are there.
 
         Returns:

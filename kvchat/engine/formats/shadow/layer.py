@@ -1,11 +1,11 @@
 """The shadow of one layer of one sequence: little on the device, values in host memory, nothing lost.
 
-On the device: keys as projections on a basis (`SealedKeys`), a landmark for each sealed chunk, keys and
-values of the sealed chunks that every step sees (the first, and each head's outliers), the working set, and
+On the device: keys as projections on a basis (`CompressedKeys`), a landmark for each compressed chunk, keys and
+values of the compressed chunks that every step sees (the first, and each head's outliers), the working set, and
 the tail: the last full chunks and all that was generated since, exact. In host memory: the values of all
-sealed chunks. "Device" and "host" are budgets; without a GPU both are the same memory.
+compressed chunks. "Device" and "host" are budgets; without a GPU both are the same memory.
 Dimensions: n tokens, Q queries, H query heads, H_kv key-value heads, D and D_v head sizes, c tokens of a
-chunk, C sealed chunks, a chunks that are always seen, m chunks that are chosen.
+chunk, C compressed chunks, a chunks that are always seen, m chunks that are chosen.
 """
 
 from collections.abc import Iterable, Iterator
@@ -81,7 +81,7 @@ class ShadowLayer:
         settings: ShadowSettings,
         stock: LayerStore,
         num_tokens: int,
-        num_sealed: int,
+        num_compressed: int,
         remote: GpuResources | None = None,
     ) -> None:
         assert (remote is not None) is settings.is_remote
@@ -89,7 +89,7 @@ class ShadowLayer:
         self.stock = stock
         self.remote = remote
         self.num_tokens = num_tokens
-        self.num_sealed = num_sealed
+        self.num_compressed = num_compressed
         self._source: ValueSource | None = None
         self._chosen_before: Tensor | None = None
 
@@ -137,12 +137,12 @@ class ShadowLayer:
     @property
     def tail_len(self) -> int:
         """Tokens that are exact since they are the last ones."""
-        return self.num_tokens - self.num_sealed * self.settings.chunk_size
+        return self.num_tokens - self.num_compressed * self.settings.chunk_size
 
     @property
     def segments(self) -> tuple[Segment, ...]:
-        """The runs of sealed chunks with a basis each."""
-        return self.stock.sealed_keys.segments
+        """The runs of compressed chunks with a basis each."""
+        return self.stock.compressed_keys.segments
 
     def attend(
         self,
@@ -155,13 +155,13 @@ class ShadowLayer:
         """Add tokens and return what their queries see [Q, H, D_v], with what each block of them saw.
 
         Queries are divided where positions are multiples of the block of queries, and where tokens are
-        sealed: a prompt gives the same wherever it was cut between two blocks.
+        compressed: a prompt gives the same wherever it was cut between two blocks.
 
         Args:
             query: [Q, H, D], rotated.
             keys: [Q, H_kv, D], rotated.
             values: [Q, H_kv, D_v].
-            source: has all sealed keys and values as they were; given if, and only if, the settings say so.
+            source: has all compressed keys and values as they were; given if, and only if, the settings say so.
 
         Raises:
             OutOfMemory: a budget does not hold it; tokens of earlier blocks stay, those of this one do not.
@@ -180,8 +180,8 @@ class ShadowLayer:
         for _ in self._added(keys, values):
             pass
 
-    def seal_full(self) -> None:
-        """Seal generated tokens, if there are as many as may stay exact; the local chunks stay.
+    def compress_full(self) -> None:
+        """Compress generated tokens, if there are as many as may stay exact; the local chunks stay.
 
         Raises:
             OutOfMemory: a budget has no room; all tokens stay exact.
@@ -195,7 +195,7 @@ class ShadowLayer:
         try:
             for new, side in zip(rest, sides, strict=True):
                 new.append(side[num_tokens:])
-            self._seal(sides[0][:num_tokens], sides[1][:num_tokens])
+            self._compress(sides[0][:num_tokens], sides[1][:num_tokens])
         except OutOfMemory:
             _release(rest)
             raise
@@ -209,7 +209,7 @@ class ShadowLayer:
             OutOfMemory: the device's budget does not hold a second working set.
         """
         stock = self.stock.fork()
-        return ShadowLayer(self.settings, stock, self.num_tokens, self.num_sealed, self.remote)
+        return ShadowLayer(self.settings, stock, self.num_tokens, self.num_compressed, self.remote)
 
     def release(self) -> None:
         """Give all bytes back to the budgets; the layer serves nobody afterwards."""
@@ -221,13 +221,13 @@ class ShadowLayer:
         self._append(keys[end:], values[end:])
         self.num_tokens = len(keys)
         self._keep_always(keys[:end], values[:end])
-        self._seal(keys[:end], values[:end])
+        self._compress(keys[:end], values[:end])
 
     def _added(self, keys: Tensor, values: Tensor) -> Iterator[slice]:
         """Add tokens up to one cut after the other, and yield which ones."""
         start = 0
         while start < len(keys):
-            self.seal_full()
+            self.compress_full()
             end = min(len(keys), start + self._next_cut())
             self._append(keys[start:end], values[start:end])
             yield slice(start, end)
@@ -239,9 +239,9 @@ class ShadowLayer:
 
     def _next_cut(self) -> int:
         """Return how many tokens lie before the next place where a prompt is divided."""
-        sealed_at = self.settings.exact_len + self.settings.num_local * self.settings.chunk_size
+        compressed_at = self.settings.exact_len + self.settings.num_local * self.settings.chunk_size
         block = self.settings.query_block
-        return min(block - self.num_tokens % block, sealed_at - self.tail_len)
+        return min(block - self.num_tokens % block, compressed_at - self.tail_len)
 
     def _append(self, keys: Tensor, values: Tensor) -> None:
         before = len(self.stock.tail_keys)
@@ -264,8 +264,8 @@ class ShadowLayer:
             chunks = side.unflatten(0, (-1, size)).transpose(1, 2)  # [C, H_kv, c, D]
             rows.append(chunks[stock.always, heads].flatten(0, 1))
 
-    def _seal(self, keys: Tensor, values: Tensor) -> None:
-        """Give tokens [C * c, H_kv, *] away, which follow those that are sealed already."""
+    def _compress(self, keys: Tensor, values: Tensor) -> None:
+        """Give tokens [C * c, H_kv, *] away, which follow those that are compressed already."""
         size, stock = self.settings.chunk_size, self.stock
         chunks = values.unflatten(0, (-1, size)).transpose(1, 2)  # [C, H_kv, c, D_v]
         before = len(stock.values), len(stock.landmarks)
@@ -275,14 +275,14 @@ class ShadowLayer:
             )
             means = [reference.landmarks(piece, size).to(keys.dtype) for piece in keys.split(PIECE_LEN)]
             stock.landmarks.append(torch.cat(means))
-            first_changed = stock.sealed_keys.seal(keys)
+            first_changed = stock.compressed_keys.compress(keys)
         except OutOfMemory:
             stock.values.truncate(before[0])
             stock.landmarks.truncate(before[1])
             raise
         # What is seen of a chunk must not depend on when it was chosen first.
         stock.working.forget_from(first_changed)
-        self.num_sealed += len(chunks)
+        self.num_compressed += len(chunks)
 
     def _attend_block(self, query: Tensor, softmax_scale: float) -> ShadowStep:
         if self._source is not None and self.remote is not None:
@@ -325,23 +325,23 @@ class ShadowLayer:
         while it makes their keys; nothing waits for it.
         """
         stock, num_chosen = self.stock, self._num_chosen
-        sealed, turns = stock.sealed_keys, None
-        if any(segment.directions is not None for segment in sealed.segments):
-            turns = remote.turns.of(sealed.rotary, self.num_tokens, query.device)
+        compressed, turns = stock.compressed_keys, None
+        if any(segment.directions is not None for segment in compressed.segments):
+            turns = remote.turns.of(compressed.rotary, self.num_tokens, query.device)
 
         def load(change: Change, keys: Tensor, values: Tensor) -> None:
             load_chunks(source.pools.values, source.blocks, change, values)
-            if not sealed.are_on_bases:
-                is_missing = change.is_missing & sealed.on_no_basis(change.slots)
+            if not compressed.are_on_bases:
+                is_missing = change.is_missing & compressed.on_no_basis(change.slots)
                 exact = Change(slots=change.slots, is_missing=is_missing)
                 load_chunks(source.pools.keys, source.blocks, exact, keys)
 
         def restore(change: Change, keys: Tensor, values: Tensor) -> None:
             if turns is not None:
-                sealed.restore(change, turns, keys)
+                compressed.restore(change, turns, keys)
 
         wanted = picked(self._wanted(query, softmax_scale), num_chosen)
-        num_fetched = stock.working.bring(wanted, self.num_sealed, (load, restore), remote.streams)
+        num_fetched = stock.working.bring(wanted, self.num_compressed, (load, restore), remote.streams)
         held = stock.working.keys[:, :num_chosen], stock.working.values[:, :num_chosen]
         return self._answered(query, softmax_scale, held, num_fetched)
 
@@ -352,7 +352,7 @@ class ShadowLayer:
         stock = self.stock
         choice = ChunkChoice(
             blocks=source.blocks,
-            stands=tuple(stock.sealed_keys.stands(stock.landmarks)),
+            stands=tuple(stock.compressed_keys.stands(stock.landmarks)),
             always=stock.always,
             num_chosen=self._num_chosen,
             chunk_size=self.settings.chunk_size,
@@ -376,17 +376,17 @@ class ShadowLayer:
 
     @property
     def _num_chosen(self) -> int:
-        return min(self.settings.num_chosen, self.num_sealed - self.settings.num_always)
+        return min(self.settings.num_chosen, self.num_compressed - self.settings.num_always)
 
     def _wanted(self, query: Tensor, softmax_scale: float) -> Tensor:
         """Return which chunks a block of queries chooses besides those it sees anyway [H_kv, C], of bool."""
         stock = self.stock
-        always = torch.zeros(len(stock.always), self.num_sealed, dtype=torch.bool, device=query.device)
+        always = torch.zeros(len(stock.always), self.num_compressed, dtype=torch.bool, device=query.device)
         always.scatter_(1, stock.always, value=True)
-        if self.remote is not None and stock.sealed_keys.are_on_bases:
+        if self.remote is not None and stock.compressed_keys.are_on_bases:
             scores = chunk_scores(query, stock.landmarks.all(), always, softmax_scale)
         else:
-            products = stock.sealed_keys.products(query, stock.landmarks)
+            products = stock.compressed_keys.products(query, stock.landmarks)
             scores = reference.wanted_scores(products, always, softmax_scale)
         return chosen(scores, self._num_chosen, always) & ~always
 
@@ -400,13 +400,13 @@ class ShadowLayer:
 
     def _fetch(self, heads: Tensor, chunks: Tensor) -> tuple[Tensor, Tensor]:
         values = self.stock.values.take(chunks * len(self.stock.always) + heads)
-        return self.stock.sealed_keys.take_each(heads, chunks), values
+        return self.stock.compressed_keys.take_each(heads, chunks), values
 
     def _check_sight(self, attended_len: int, num_chosen: int) -> None:
-        """Hold that nothing was dropped: every token is sealed or in the tail."""
+        """Hold that nothing was dropped: every token is compressed or in the tail."""
         stock = self.stock
         assert len(stock.tail_keys) == len(stock.tail_values) == self.tail_len
-        assert len(stock.landmarks) == stock.sealed_keys.num_chunks == self.num_sealed
+        assert len(stock.landmarks) == stock.compressed_keys.num_chunks == self.num_compressed
         num_chunks = self.settings.num_always + num_chosen
         assert attended_len == num_chunks * self.settings.chunk_size + self.tail_len
 

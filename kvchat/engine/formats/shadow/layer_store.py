@@ -28,11 +28,11 @@ class LayerStore:
     """What is kept; sequences share it until one of them writes.
 
     Args:
-        landmarks: [H_kv, D] of each sealed chunk.
+        landmarks: [H_kv, D] of each compressed chunk.
         tail_keys, tail_values: exact, [H_kv, D] and [H_kv, D_v] of each token.
         always: chunks [H_kv, a] that every step sees.
         always_keys, always_values: of these, [c, D] and [c, D_v] of each, a head behind the other.
-        values: in host memory, [c, D_v] of each head of each sealed chunk, a chunk behind the other; of no
+        values: in host memory, [c, D_v] of each head of each compressed chunk, a chunk behind the other; of no
             width where they are read elsewhere.
     """
 
@@ -43,7 +43,7 @@ class LayerStore:
     always_keys: Rows
     always_values: Rows
     values: Rows
-    sealed_keys: CompressedKeys
+    compressed_keys: CompressedKeys
     working: WorkingSet
 
     @classmethod
@@ -66,7 +66,9 @@ class LayerStore:
             always_keys=Rows((size, keys.shape[2]), keys.dtype, device, page_rows=1),
             always_values=Rows((size, values.shape[2]), values.dtype, device, page_rows=1),
             values=Rows((size, 0 if settings.is_sourced else values.shape[2]), values.dtype, budgets.host),
-            sealed_keys=CompressedKeys(settings, rotary, (keys.shape[1], keys.shape[2]), keys.dtype, device),
+            compressed_keys=CompressedKeys(
+                settings, rotary, (keys.shape[1], keys.shape[2]), keys.dtype, device
+            ),
             working=WorkingSet(working[0], working[1], device),
         )
 
@@ -85,7 +87,7 @@ class LayerStore:
             always_keys=self.always_keys.fork(),
             always_values=self.always_values.fork(),
             values=self.values.fork(),
-            sealed_keys=self.sealed_keys.fork(),
+            compressed_keys=self.compressed_keys.fork(),
             working=working,
         )
 
@@ -98,7 +100,7 @@ class LayerStore:
 
     def device_tensors(self) -> dict[str, list[Tensor]]:
         """Return all that lies on the device, by what it is for."""
-        segments = self.sealed_keys.segments
+        segments = self.compressed_keys.segments
         exact = (self.always_keys, self.always_values, self.tail_keys, self.tail_values)
         bases = [segment.directions for segment in segments if segment.directions]
         return {

@@ -37,12 +37,12 @@ class ShadowSettings:
         chunk_size: tokens that are chosen together.
         num_outliers: chunks of a head that stay exact on the device since their landmark says little of them.
         num_local: the last full chunks, which are never given away.
-        exact_len: generated tokens that stay exact beside the local chunks before they are sealed.
+        exact_len: generated tokens that stay exact beside the local chunks before they are compressed.
         query_block: queries of a prompt that choose together.
         rank: of the basis; None for the usual one for the width of the keys.
         energy: share of the keys' squares that a basis has to hold; otherwise keys stay exact.
         is_forced: take contexts and models too that gain nothing.
-        is_sourced: sealed keys and values lie elsewhere, and each step reads there what it chooses: of keys
+        is_sourced: compressed keys and values lie elsewhere, and each step reads there what it chooses: of keys
             on a basis nothing is kept but landmarks.
         is_remote: elsewhere is host memory, which a GPU reads slowly: projections of keys are kept too, and
             what was chosen stays on the device from one step to the next. Of what is sourced only.
@@ -86,7 +86,7 @@ class ShadowSettings:
 
     @property
     def num_always(self) -> int:
-        """Sealed chunks of a head that every step sees: the outliers and the first one."""
+        """Compressed chunks of a head that every step sees: the outliers and the first one."""
         return self.num_outliers + 1
 
     @property
@@ -164,13 +164,13 @@ def check_gain(settings: ShadowSettings, shape: LayerShape, num_tokens: int) -> 
 def expected_device_bytes(settings: ShadowSettings, shape: LayerShape, num_tokens: int) -> int:
     """Return what a layer keeps on the device of a prompt of `num_tokens`, keys on one basis. Pure.
 
-    Projections, the basis, landmarks, sealed chunks that every step sees, the working set, the tail.
+    Projections, the basis, landmarks, compressed chunks that every step sees, the working set, the tail.
     """
     size, rank = settings.chunk_size, settings.rank_for(shape.width)
-    num_sealed = num_tokens // size - settings.num_local
-    tail_len = num_tokens - num_sealed * size
-    low_rank = (num_sealed * size + shape.width) * rank * shape.element_size
-    landmarks = num_sealed * shape.width * shape.element_size
+    num_compressed = num_tokens // size - settings.num_local
+    tail_len = num_tokens - num_compressed * size
+    low_rank = (num_compressed * size + shape.width) * rank * shape.element_size
+    landmarks = num_compressed * shape.width * shape.element_size
     exact_len = settings.num_always * size + settings.budget + tail_len
     return low_rank + landmarks + exact_len * shape.token_bytes
 
@@ -189,13 +189,13 @@ def most_bytes(settings: ShadowSettings, shape: LayerShape, num_tokens: int) -> 
     if settings.is_sourced:
         keys = shape.width * shape.element_size
         # A run is coded when it has doubled once more at the latest, and is there twice meanwhile.
-        sealed = (num_chunks + min(num_chunks * size, 2 * CODED_LEN)) * keys
+        compressed = (num_chunks + min(num_chunks * size, 2 * CODED_LEN)) * keys
         held = num_chunks * (size * shape.width + 4 * shape.num_kv_heads) if num_tokens >= CODED_LEN else 0
         if settings.is_remote:
             held = max(held, num_chunks * size * settings.rank_for(shape.width) * shape.element_size)
             exact += 2 * settings.budget
-        sealed += held
-        return exact * shape.token_bytes + sealed + shape.width * settings.rank_for(shape.width) * 4
+        compressed += held
+        return exact * shape.token_bytes + compressed + shape.width * settings.rank_for(shape.width) * 4
     exact += num_chunks * size + settings.budget
     return exact * shape.token_bytes + num_chunks * shape.width * shape.element_size
 

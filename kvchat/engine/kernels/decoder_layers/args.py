@@ -136,14 +136,14 @@ class FusedLayerPool:
     """Where a layer's keys [N, H_kv, P, D] and values [N, H_kv, P, D] lie, and in which group.
 
     Args:
-        sealed: older blocks, where they are quantized; None: all are exact.
+        quantized: older blocks, where they are quantized; None: all are exact.
         old: number of the group that has those.
     """
 
     keys: Tensor
     values: Tensor
     group: int
-    sealed: QuantizedPool | None = None
+    quantized: QuantizedPool | None = None
     old: int = 0
 
 

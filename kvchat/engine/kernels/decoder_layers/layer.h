@@ -6,7 +6,7 @@
 #include "kvchat/engine/kernels/decoder_layers/product.h"
 #include "kvchat/engine/kernels/linear/rounded_rows.h"
 #include "kvchat/engine/kernels/paged_attention/attention.h"
-#include "kvchat/engine/kernels/quantized_attention/sealed.h"
+#include "kvchat/engine/kernels/quantized_attention/quantized_tile.h"
 
 namespace {
 
@@ -44,7 +44,7 @@ struct Step {
   const Layer* layers;
   const Rope* ropes;
   const Group* groups;
-  const int64_t* const* const* old;  // of each group of quantised blocks: of each span, as in `SealedCall`
+  const int64_t* const* const* old;  // of each group of quantised blocks: of each span, as in `QuantizedCall`
   const Norm* last_norm;
   const Product* head;       // null: no logits
   float* hidden;             // [T, hidden]: what the first layer gets, and afterwards what the last one gives

@@ -6,7 +6,7 @@
 //
 // Every row's result is a function of that row alone, and of whether products of the step are rounded: no sum
 // depends on how many rows share the step, nor on which thread computes it. Layers with quantised blocks attend
-// as `sealed.h` says; what becomes old with the step was quantised before the call. Dimensions: T rows, H query
+// as `quantized_tile.h` says; what becomes old with the step was quantised before the call. Dimensions: T rows, H query
 // heads, H_kv key-value heads, D head size, P block size.
 
 #include <new>
@@ -31,7 +31,7 @@ struct Job {
   const int64_t per_layer, num_phases;
   bool failed = false;  // for lack of memory
   Buffer normed, heads, attended, inner, added, sampled;
-  SealedCall* calls = nullptr;     // of each layer
+  QuantizedCall* calls = nullptr;     // of each layer
   Attention<T>* exact = nullptr;   // of each layer, and used by those without quantised blocks
   OverQuantised* older = nullptr;  // the same for the others
   float* pieces = nullptr;         // of the units of a phase: [T, UNIT] each
@@ -355,18 +355,18 @@ struct Job {
     return call;
   }
 
-  SealedCall sealed_call_of(const Layer& l) const {
+  QuantizedCall quantized_call_of(const Layer& l) const {
     return {call_of(l), l.old < 0 ? nullptr : step.old[l.old], l.old_keys, l.old_values};
   }
 
   // Layers that keep the same share their tasks: they are computed one after the other.
   bool cut_attention() {
-    calls = (SealedCall*)malloc(step.num_layers * sizeof(SealedCall));
+    calls = (QuantizedCall*)malloc(step.num_layers * sizeof(QuantizedCall));
     exact = (Attention<T>*)malloc(step.num_layers * sizeof(Attention<T>));
     older = (OverQuantised*)malloc(step.num_layers * sizeof(OverQuantised));
     if (!calls || !exact || !older) return false;
     for (int64_t i = 0; i < step.num_layers; i++) {
-      calls[i] = sealed_call_of(step.layers[i]);
+      calls[i] = quantized_call_of(step.layers[i]);
       new (exact + i) Attention<T>(calls[i].attention);
       new (older + i) OverQuantised(calls[i].attention, {calls + i});
     }

@@ -315,10 +315,13 @@ def _add_codes(product: _Product, weight: QuantizedWeight) -> None:
 
 
 def _old(pool: FusedLayerPool) -> tuple[int, RecordSide, RecordSide]:
-    sealed = pool.sealed
-    if sealed is None:
+    quantized = pool.quantized
+    if quantized is None:
         return -1, RecordSide(), RecordSide()
-    keys, values = side_of(sealed.keys, sealed.key_record), side_of(sealed.values, sealed.value_record)
+    keys, values = (
+        side_of(quantized.keys, quantized.key_record),
+        side_of(quantized.values, quantized.value_record),
+    )
     return pool.old, keys, values
 
 

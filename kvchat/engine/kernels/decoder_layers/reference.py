@@ -21,7 +21,7 @@ from kvchat.engine.kernels.decoder_layers.args import (
 from kvchat.engine.kernels.linear.paired_weight import PairedWeight
 from kvchat.engine.kernels.paged_attention.args import AttentionArgs, KVPair
 from kvchat.engine.kernels.paged_attention.reference import paged_attention
-from kvchat.engine.kernels.quantized_attention.reference import sealed_attention
+from kvchat.engine.kernels.quantized_attention.reference import quantized_attention
 from kvchat.engine.kernels.quantized_linear import QuantizedWeight, dequantize
 from kvchat.engine.kernels.store_kv.reference import store_kv
 
@@ -122,11 +122,11 @@ def _attend(
         softcap=heads.softcap,
         sinks=heads.sinks,
     )
-    if pool.sealed is None:
+    if pool.quantized is None:
         attended = paged_attention(query, pool.keys, pool.values, args)
     else:
         pools = KVPair(pool.keys, pool.values)
-        attended = sealed_attention(query, pools, pool.sealed, args, step.old[pool.old])
+        attended = quantized_attention(query, pools, pool.quantized, args, step.old[pool.old])
     return multiply(attended.flatten(1), products.output)
 
 

@@ -14,41 +14,41 @@ from kvchat.engine.kernels.quantized_attention.args import QuantizedPool, Quanti
 from kvchat.engine.kernels.quantized_kv import native as native_codes
 from kvchat.engine.kernels.tiling import HALF
 
-__all__ = ["OPERATION", "seal", "sealed_attention"]
+__all__ = ["OPERATION", "quantize_blocks", "quantized_attention"]
 
 OPERATION = "attention over quantized blocks"
 MOST_WIDE_HEADS = 16
 """More query heads of a key-value head in float32 are left to torch: their tiles spill."""
 
 
-def seal(k_pool: Tensor, v_pool: Tensor, sealed: QuantizedPool, step: QuantizedStep) -> None:
+def quantize_blocks(k_pool: Tensor, v_pool: Tensor, quantized: QuantizedPool, step: QuantizedStep) -> None:
     """Do what the reference does; see there for arguments."""
     if not len(step.sources):
         return
     if debugs():
         check_blocks(step.sources.tolist(), len(k_pool))
-        check_blocks(step.targets.tolist(), len(sealed.keys))
+        check_blocks(step.targets.tolist(), len(quantized.keys))
         check_targets(step.targets.tolist())
     if not (native_codes.takes(k_pool) and native_codes.takes(v_pool)):
-        reference.seal(k_pool, v_pool, sealed, step)
+        reference.quantize_blocks(k_pool, v_pool, quantized, step)
         return
     for pool, records, record in (
-        (k_pool, sealed.keys, sealed.key_record),
-        (v_pool, sealed.values, sealed.value_record),
+        (k_pool, quantized.keys, quantized.key_record),
+        (v_pool, quantized.values, quantized.value_record),
     ):
         native_codes.quantize_into(records, pool, (step.sources, step.targets), record)
 
 
-def sealed_attention(
+def quantized_attention(
     query: Tensor,
     pools: KVPair,
-    sealed: QuantizedPool,
+    quantized: QuantizedPool,
     args: AttentionArgs,
     step: QuantizedStep,
 ) -> Tensor:
     """Return what the reference returns; see there for arguments."""
     if debugs():
-        _check(pools.keys, sealed, args, step)
+        _check(pools.keys, quantized, args, step)
     if takes_triton(pools.keys, OPERATION) and fits(
         query.shape[1] // pools.keys.shape[1], query.element_size()
     ):
@@ -56,10 +56,10 @@ def sealed_attention(
 
         return HEALTH.attempt(
             OPERATION,
-            lambda: triton.sealed_attention(query, pools, sealed, args, step),
-            lambda: _plain(query, pools, sealed, args, step),
+            lambda: triton.quantized_attention(query, pools, quantized, args, step),
+            lambda: _plain(query, pools, quantized, args, step),
         )
-    return _plain(query, pools, sealed, args, step)
+    return _plain(query, pools, quantized, args, step)
 
 
 def fits(group: int, element_size: int) -> bool:
@@ -67,21 +67,21 @@ def fits(group: int, element_size: int) -> bool:
     return element_size <= HALF or group <= MOST_WIDE_HEADS
 
 
-def _check(pool: Tensor, sealed: QuantizedPool, args: AttentionArgs, step: QuantizedStep) -> None:
+def _check(pool: Tensor, quantized: QuantizedPool, args: AttentionArgs, step: QuantizedStep) -> None:
     """Raise AssertionError unless all blocks that sequences may read lie in their pools."""
     tables = tables_of(args)
     check_tables(tables, pool)
-    check_old_blocks(step.padded(), tables, sealed.keys.shape[0], pool.shape[2])
+    check_old_blocks(step.padded(), tables, quantized.keys.shape[0], pool.shape[2])
 
 
 def _plain(
     query: Tensor,
     pools: KVPair,
-    sealed: QuantizedPool,
+    quantized: QuantizedPool,
     args: AttentionArgs,
     step: QuantizedStep,
 ) -> Tensor:
     if step.tables is not None:
-        return table_ops.sealed_attention(query, pools, sealed, args, step.tables)
+        return table_ops.quantized_attention(query, pools, quantized, args, step.tables)
     compute = native if native.takes(query, pools) else torch_ops
-    return compute.sealed_attention(query, pools, sealed, args, step.blocks)
+    return compute.quantized_attention(query, pools, quantized, args, step.blocks)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from kvchat.engine.kernels.paged_attention.args import StepTables
-from kvchat.engine.kernels.quantized_record import QuantizedRecord, num_sealed
+from kvchat.engine.kernels.quantized_record import QuantizedRecord, num_quantized
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ def check_old_blocks(old: Tensor, tables: StepTables, num_blocks: int, block_siz
     """Raise AssertionError unless the quantized blocks [B, n] that sequences read lie in such a pool."""
     rows = zip(tables.q_lens.tolist(), tables.positions.tolist(), old.tolist(), strict=True)
     for number, (length, position, blocks) in enumerate(rows):
-        num_old = num_sealed(position + length - 1, block_size) if length else 0
+        num_old = num_quantized(position + length - 1, block_size) if length else 0
         if num_old > len(blocks):
             raise AssertionError(
                 f"sequence {number} reads {num_old} quantized blocks, and its table has {len(blocks)}"

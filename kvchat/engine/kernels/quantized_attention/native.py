@@ -20,7 +20,7 @@ CODES = (Code.FP8, Code.INT8, Code.INT4, Code.INT2)
 
 
 class RecordSide(ctypes.Structure):
-    """The fields of sealed.h's `RecordSide`, in order."""
+    """The fields of quantized_tile.h's `RecordSide`, in order."""
 
     _fields_ = [
         ("pool", ctypes.c_void_p),
@@ -33,7 +33,7 @@ class RecordSide(ctypes.Structure):
 
 
 class _Call(ctypes.Structure):
-    """The fields of sealed.h's `SealedCall`, in order."""
+    """The fields of quantized_tile.h's `QuantizedCall`, in order."""
 
     _fields_ = [
         ("attention", paged.NativeCall),
@@ -48,10 +48,10 @@ def takes(query: Tensor, pools: KVPair) -> bool:
     return paged.takes(query, *pools)
 
 
-def sealed_attention(
+def quantized_attention(
     query: Tensor,
     pools: KVPair,
-    sealed: QuantizedPool,
+    quantized: QuantizedPool,
     args: AttentionArgs,
     blocks: Sequence[Tensor],
     native: Library | None = None,
@@ -69,10 +69,10 @@ def sealed_attention(
     call = _Call(
         attention,
         addresses.data_ptr(),
-        side_of(sealed.keys, sealed.key_record),
-        side_of(sealed.values, sealed.value_record),
+        side_of(quantized.keys, quantized.key_record),
+        side_of(quantized.values, quantized.value_record),
     )
-    if native.function("sealed_attention")(ctypes.byref(call)):
+    if native.function("quantized_attention")(ctypes.byref(call)):
         raise MemoryError("attention needs more memory than there is")
     return out
 

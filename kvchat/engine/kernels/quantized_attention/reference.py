@@ -1,6 +1,6 @@
 """Quantize blocks that have become old, and attend over quantized and exact blocks: the definition.
 
-A query at p sees the first `num_sealed(p, P)` blocks of its sequence quantized and the others exact, whatever
+A query at p sees the first `num_quantized(p, P)` blocks of its sequence quantized and the others exact, whatever
 else is computed in the same step: what it sees follows from its position alone. Dimensions: T tokens in the
 batch, S visible tokens, H query heads, H_kv key-value heads, D head size, N blocks, P block size.
 """
@@ -14,20 +14,20 @@ from kvchat.engine.kernels.paged_attention.args import AttentionArgs, KVPair, Se
 from kvchat.engine.kernels.paged_attention.reference import attend
 from kvchat.engine.kernels.quantized_attention.args import QuantizedPool, QuantizedStep
 from kvchat.engine.kernels.quantized_kv.reference import dequantize, quantize
-from kvchat.engine.kernels.quantized_record import num_sealed
+from kvchat.engine.kernels.quantized_record import num_quantized
 
 
-def seal(k_pool: Tensor, v_pool: Tensor, sealed: QuantizedPool, step: QuantizedStep) -> None:
+def quantize_blocks(k_pool: Tensor, v_pool: Tensor, quantized: QuantizedPool, step: QuantizedStep) -> None:
     """Quantize the step's old blocks of the exact pools [N, H_kv, P, D] into their places."""
     if len(step.sources):
-        sealed.keys[step.targets, :, 0] = quantize(k_pool[step.sources], sealed.key_record)
-        sealed.values[step.targets, :, 0] = quantize(v_pool[step.sources], sealed.value_record)
+        quantized.keys[step.targets, :, 0] = quantize(k_pool[step.sources], quantized.key_record)
+        quantized.values[step.targets, :, 0] = quantize(v_pool[step.sources], quantized.value_record)
 
 
-def sealed_attention(
+def quantized_attention(
     query: Tensor,
     pools: KVPair,
-    sealed: QuantizedPool,
+    quantized: QuantizedPool,
     args: AttentionArgs,
     blocks: Sequence[Tensor],
 ) -> Tensor:
@@ -45,10 +45,10 @@ def sealed_attention(
     """
     out = query.new_empty(query.shape[0], query.shape[1], pools.values.shape[3])
     for span, old in zip(args.spans, blocks, strict=True):
-        keys, values = dequantized(sealed, old)
+        keys, values = dequantized(quantized, old)
         for row in range(span.q_start, span.q_end):
             position = span.position + row - span.q_start
-            num_old = num_sealed(position, pools.keys.shape[2]) * pools.keys.shape[2]
+            num_old = num_quantized(position, pools.keys.shape[2]) * pools.keys.shape[2]
             seen = zip((keys, values), pools, strict=True)
             key, value = (
                 torch.cat([before[:num_old], _exact(pool, span, num_old, position)]) for before, pool in seen
@@ -57,10 +57,10 @@ def sealed_attention(
     return out
 
 
-def dequantized(sealed: QuantizedPool, blocks: Tensor) -> tuple[Tensor, Tensor]:
+def dequantized(quantized: QuantizedPool, blocks: Tensor) -> tuple[Tensor, Tensor]:
     """Return keys and values [n * P, H_kv, D], float32, of quantized blocks."""
-    keys = dequantize(sealed.keys[blocks, :, 0], sealed.key_record)
-    values = dequantize(sealed.values[blocks, :, 0], sealed.value_record)
+    keys = dequantize(quantized.keys[blocks, :, 0], quantized.key_record)
+    values = dequantize(quantized.values[blocks, :, 0], quantized.value_record)
     return keys.transpose(1, 2).flatten(0, 1), values.transpose(1, 2).flatten(0, 1)
 
 

@@ -16,8 +16,8 @@ from kvchat.engine.kernels.quantized_kv.reference import dequantize
 from kvchat.engine.kernels.quantized_record import QuantizedRecord
 
 
-def sealed_attention(
-    query: Tensor, pools: KVPair, sealed: QuantizedPool, args: AttentionArgs, old: Tensor
+def quantized_attention(
+    query: Tensor, pools: KVPair, quantized: QuantizedPool, args: AttentionArgs, old: Tensor
 ) -> Tensor:
     """Return what the reference returns, for rows that stand in their sequence's order.
 
@@ -33,11 +33,11 @@ def sealed_attention(
     assert isinstance(recent, StepTables)
     block_size = pools.keys.shape[2]
     number = torch.arange(old.shape[1], device=old.device)
-    num_old = recent.positions // block_size - 1  # as `num_sealed`
+    num_old = recent.positions // block_size - 1  # as `num_quantized`
     no_block = (number >= num_old[:, None]) | (recent.q_lens[:, None] == 0)  # [B, n]
     hidden = [no_block.repeat_interleave(block_size, dim=1), hidden_slots(recent, block_size, args)]
-    keys = [_numbers(sealed.keys, old, sealed.key_record), gather(pools.keys, recent.tables)]
-    values = [_numbers(sealed.values, old, sealed.value_record), gather(pools.values, recent.tables)]
+    keys = [_numbers(quantized.keys, old, quantized.key_record), gather(pools.keys, recent.tables)]
+    values = [_numbers(quantized.values, old, quantized.value_record), gather(pools.values, recent.tables)]
     listed = KVPair(torch.cat(keys, dim=2), torch.cat(values, dim=2))
     return attend(query, listed, torch.cat(hidden, dim=1), args)
 

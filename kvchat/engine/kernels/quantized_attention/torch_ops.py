@@ -13,7 +13,7 @@ from torch import Tensor
 from kvchat.engine.kernels.paged_attention.args import AttentionArgs, KVPair, SequenceSpan
 from kvchat.engine.kernels.quantized_attention.args import QuantizedPool
 from kvchat.engine.kernels.quantized_kv.reference import dequantize
-from kvchat.engine.kernels.quantized_record import num_sealed
+from kvchat.engine.kernels.quantized_record import num_quantized
 
 PIECE_LEN = 512
 """Most queries whose scores exist at one time."""
@@ -21,10 +21,10 @@ PIECE_NUMBERS = 2**19
 """About as many numbers of keys or values exist at one time."""
 
 
-def sealed_attention(
+def quantized_attention(
     query: Tensor,
     pools: KVPair,
-    sealed: QuantizedPool,
+    quantized: QuantizedPool,
     args: AttentionArgs,
     blocks: Sequence[Tensor],
 ) -> Tensor:
@@ -36,14 +36,14 @@ def sealed_attention(
             piece = SequenceSpan(
                 start, end, span.position + start - span.q_start, span.first_block, span.blocks
             )
-            out[start:end] = _attend_piece(query[start:end], pools, sealed, args, (piece, old))
+            out[start:end] = _attend_piece(query[start:end], pools, quantized, args, (piece, old))
     return out
 
 
 def _attend_piece(
     query: Tensor,
     pools: KVPair,
-    sealed: QuantizedPool,
+    quantized: QuantizedPool,
     args: AttentionArgs,
     seen: tuple[SequenceSpan, Tensor],
 ) -> Tensor:
@@ -52,16 +52,16 @@ def _attend_piece(
     positions = torch.arange(span.position, span.position + len(query), device=query.device)
     num_old = (positions // block_size - 1).clamp_min(0)  # [Q]
     softmax = _Softmax(query, pools, args)
-    most = num_sealed(span.position + len(query) - 1, block_size)
+    most = num_quantized(span.position + len(query) - 1, block_size)
     size = max(1, PIECE_NUMBERS // (block_size * pools.keys.shape[1] * pools.keys.shape[3]))
     for first in range(0, most, size):
         part = old[first : min(first + size, most)]
         numbers = torch.arange(first, first + len(part), device=query.device).repeat_interleave(block_size)
         hidden = numbers >= num_old[:, None] if first + len(part) > int(num_old[0]) else None
-        keys = dequantize(sealed.keys[part, :, 0], sealed.key_record)
-        values = dequantize(sealed.values[part, :, 0], sealed.value_record)
+        keys = dequantize(quantized.keys[part, :, 0], quantized.key_record)
+        values = dequantize(quantized.values[part, :, 0], quantized.value_record)
         softmax.add(_heads_first(keys), _heads_first(values), hidden)
-    first = num_sealed(span.position, block_size)
+    first = num_quantized(span.position, block_size)
     end = span.position + len(query)
     recent = span.blocks[first - span.first_block : -(-end // block_size) - span.first_block]
     keys, values = (_heads_first(pool[recent])[:, : end - first * block_size].float() for pool in pools)

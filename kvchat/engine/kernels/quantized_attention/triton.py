@@ -64,10 +64,10 @@ def _wide_tiling(rows: int) -> Tiling:
     return Tiling(block_m=rows, block_n=16, num_warps=8, num_stages=1, max_registers=MOST_REGISTERS)
 
 
-def sealed_attention(
+def quantized_attention(
     query: Tensor,
     pools: KVPair,
-    sealed: QuantizedPool,
+    quantized: QuantizedPool,
     args: AttentionArgs,
     step: QuantizedStep,
 ) -> Tensor:
@@ -87,7 +87,7 @@ def sealed_attention(
     most_parts = max(1, min(MOST_PARTS, -(-most_visible // PART_LEN)))
 
     def launch(tiles: Tensor, tiling: Tiling, target: LaunchTarget) -> None:
-        _launch(query, pools, sealed, args, tables, old, tiles, tiling, target)
+        _launch(query, pools, quantized, args, tables, old, tiles, tiling, target)
 
     decode, prefill = decode_tiling(*sizes), prefill_tiling(*sizes)
     launches.attend(out, tables, (group, most_parts), decode, prefill, launch)
@@ -97,7 +97,7 @@ def sealed_attention(
 def _launch(
     query: Tensor,
     pools: KVPair,
-    sealed: QuantizedPool,
+    quantized: QuantizedPool,
     args: AttentionArgs,
     tables: StepTables,
     old: Tensor,
@@ -106,13 +106,14 @@ def _launch(
     target: LaunchTarget,
 ) -> None:
     words = [
-        [stride // packed.WORD_BYTES for stride in part.stride()[:2]] for part in (sealed.keys, sealed.values)
+        [stride // packed.WORD_BYTES for stride in part.stride()[:2]]
+        for part in (quantized.keys, quantized.values)
     ]
     _attend[(tiles.shape[0], pools.values.shape[1], target.most_parts)](
         query,
         *pools,
-        *packed.views(sealed.keys, sealed.key_record),
-        *packed.views(sealed.values, sealed.value_record),
+        *packed.views(quantized.keys, quantized.key_record),
+        *packed.views(quantized.values, quantized.value_record),
         *target.tensors(),
         tiles,
         *launches.sequences(tables),
@@ -126,16 +127,16 @@ def _launch(
         *pools.values.stride()[:3],
         *words[0],
         *words[1],
-        **constants(args, query.shape[1] // pools.values.shape[1], sealed, target.is_split),
+        **constants(args, query.shape[1] // pools.values.shape[1], quantized, target.is_split),
         **launches.options(tiling),
     )
 
 
 def constants(
-    args: AttentionArgs, group: int, sealed: QuantizedPool, is_split: bool
+    args: AttentionArgs, group: int, quantized: QuantizedPool, is_split: bool
 ) -> dict[str, int | bool]:
     """Return what the kernel is compiled for besides dtypes and tiles."""
-    keys, values = sealed.key_record, sealed.value_record
+    keys, values = quantized.key_record, quantized.value_record
     return {
         **launches.constants(args, group, keys.num_tokens, (keys.dim, values.dim), is_split),
         **packed.constants("K", keys),

@@ -1,7 +1,7 @@
 // Keys and values of whole blocks as codes: to the last bit what quantised_kv/reference.py says, one head of a
 // block at a time, in memory that stays in the cache.
 //
-// Dimensions: P block size, D head size. Records are laid out as `sealed_record.py` says.
+// Dimensions: P block size, D head size. Records are laid out as `quantized_record.py` says.
 
 #include <math.h>
 

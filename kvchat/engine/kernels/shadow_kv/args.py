@@ -85,11 +85,11 @@ class Change:
 class ChunkChoice:
     """A sequence of which its last tokens choose what they see.
 
-    Its first tokens are sealed: they belong to chunks. The others are its tail, which is seen as it is.
+    Its first tokens are compressed: they belong to chunks. The others are its tail, which is seen as it is.
 
     Args:
         blocks: all of the sequence, in order [N], int64.
-        stands: what stands for the sealed chunks, in order.
+        stands: what stands for the compressed chunks, in order.
         always: chunks [H_kv, a] that are seen anyway, ascending, int64.
         num_chosen: chunks that each head chooses besides; so many are left.
         num_tokens: of the sequence, the queries' own included, which are the last.
@@ -106,14 +106,14 @@ class ChunkChoice:
     before: Tensor | None = None
 
     @property
-    def num_sealed(self) -> int:
+    def num_compressed(self) -> int:
         """Chunks."""
         return sum(stand.num_chunks for stand in self.stands)
 
     @property
     def always_mask(self) -> Tensor:
-        """[H_kv, sealed chunks] of bool."""
-        mask = torch.zeros(len(self.always), self.num_sealed, dtype=torch.bool)
+        """[H_kv, compressed chunks] of bool."""
+        mask = torch.zeros(len(self.always), self.num_compressed, dtype=torch.bool)
         return mask.scatter_(1, self.always, value=True)
 
 

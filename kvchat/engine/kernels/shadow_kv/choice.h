@@ -6,7 +6,7 @@
 // ascending positions. No result depends on how many threads compute it.
 //
 // Definition: reference.py. Dimensions: Q queries, H query heads, H_kv key-value heads, G = H / H_kv, D head
-// size, C sealed chunks; a row is a query and a head.
+// size, C compressed chunks; a row is a query and a head.
 
 #pragma once
 
@@ -47,7 +47,7 @@ struct ChoiceCall {
   int64_t num_pieces, num_threads, query_type, pool_type;
   int64_t num_queries, num_heads, num_kv_heads, dim_k, dim_v, block_size;
   int64_t query_t, query_h, k_n, k_h, k_p, v_n, v_h, v_p, out_t, out_h;  // strides
-  int64_t chunk_size, num_sealed, num_tokens, num_always, num_before, num_chosen;
+  int64_t chunk_size, num_compressed, num_tokens, num_always, num_before, num_chosen;
   int64_t num_new;  // set: what is chosen and was not before, over all heads
   float scale;
 };
@@ -108,7 +108,7 @@ struct Choice {
         num_seen(call.num_always + call.num_chosen),
         stride_k((call.dim_k + W - 1) / W * W),
         stride_v((call.dim_v + W - 1) / W * W),
-        stride_c((call.num_sealed + 63) / 64 * 64) {}
+        stride_c((call.num_compressed + 63) / 64 * 64) {}
 
   bool prepare() {
     const int64_t rows = call.num_kv_heads * num_rows;
@@ -216,11 +216,11 @@ struct Heads {
     for (int64_t row = 0; row < choice.num_rows; row++) {
       float* x = choice.products + (head * choice.num_rows + row) * choice.stride_c;
       for (int64_t i = 0; i < call.num_always; i++) x[always[i]] = -INFINITY;
-      for (int64_t i = call.num_sealed; i < choice.stride_c; i++) x[i] = -INFINITY;
+      for (int64_t i = call.num_compressed; i < choice.stride_c; i++) x[i] = -INFINITY;
       raise_to_softmax(weights, x, choice.stride_c);
     }
     for (int64_t i = 0; i < call.num_always; i++) weights[always[i]] = -1.0f;
-    for (int64_t i = call.num_sealed; i < choice.stride_c; i++) weights[i] = -1.0f;
+    for (int64_t i = call.num_compressed; i < choice.stride_c; i++) weights[i] = -1.0f;
   }
 
   int64_t num_new(int64_t head, const int64_t* chosen) const {
@@ -249,7 +249,7 @@ struct Heads {
     float *total = top + choice.num_rows, *acc = total + choice.num_rows;
     for (int64_t row = 0; row < choice.num_rows; row++) top[row] = -INFINITY;
     memset(total, 0, choice.num_rows * (choice.stride_v + 1) * sizeof(float));
-    Walk<T> walk = {call, head, seen, seen + choice.num_seen, call.num_sealed * call.chunk_size};
+    Walk<T> walk = {call, head, seen, seen + choice.num_seen, call.num_compressed * call.chunk_size};
     Scattered<T> tiles[2];
     walk.next(&tiles[0]);
     for (int now = 0; tiles[now].count; now ^= 1) {

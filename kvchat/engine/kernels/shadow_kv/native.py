@@ -35,7 +35,7 @@ class _Call(ctypes.Structure):
             (name, ctypes.c_int64)
             for name in ("query_t", "query_h", "k_n", "k_h", "k_p", "v_n", "v_h", "v_p", "out_t", "out_h")
         ),
-        *((name, ctypes.c_int64) for name in ("chunk_size", "num_sealed", "num_tokens")),
+        *((name, ctypes.c_int64) for name in ("chunk_size", "num_compressed", "num_tokens")),
         *((name, ctypes.c_int64) for name in ("num_always", "num_before", "num_chosen", "num_new")),
         ("scale", ctypes.c_float),
     ]
@@ -85,9 +85,9 @@ def _call_of(
     k_pool, v_pool = pools
     num_queries, num_heads, dim_k = query.shape
     num_kv_heads, block_size, dim_v = v_pool.shape[1:]
-    num_always, num_sealed = choice.always.shape[1], choice.num_sealed
-    assert choice.num_chosen <= num_sealed - num_always
-    assert choice.num_tokens - num_queries >= num_sealed * choice.chunk_size
+    num_always, num_compressed = choice.always.shape[1], choice.num_compressed
+    assert choice.num_chosen <= num_compressed - num_always
+    assert choice.num_tokens - num_queries >= num_compressed * choice.chunk_size
     always, blocks = choice.always.contiguous(), choice.blocks.contiguous()
     before = None if choice.before is None else choice.before.contiguous()
     pieces = _table(choice.stands)
@@ -113,7 +113,7 @@ def _call_of(
         *v_pool.stride()[:3],
         *out.stride()[:2],
         choice.chunk_size,
-        num_sealed,
+        num_compressed,
         choice.num_tokens,
         num_always,
         0 if before is None else before.shape[1],
@@ -136,7 +136,7 @@ def _table(stands: tuple[Landmarks, ...]) -> Tensor:
 
 def _num_threads(choice: ChunkChoice, k_pool: Tensor, v_pool: Tensor) -> int:
     """Return how many threads are worth their beginning for what is read."""
-    tail_len = choice.num_tokens - choice.num_sealed * choice.chunk_size
+    tail_len = choice.num_tokens - choice.num_compressed * choice.chunk_size
     num_seen = (choice.always.shape[1] + choice.num_chosen) * choice.chunk_size + tail_len
     token_bytes = (k_pool[0, :, 0].numel() + v_pool[0, :, 0].numel()) * k_pool.element_size()
     num_bytes = sum(stand.num_bytes for stand in choice.stands) + num_seen * token_bytes

@@ -215,10 +215,10 @@ def chosen_attention(query: Tensor, pools: KVPair, choice: ChunkChoice) -> Chose
     products_of = torch.cat([worth(query, stand) for stand in choice.stands], dim=-1)
     scores = wanted_scores(products_of, always, choice.softmax_scale)
     wanted = chosen(scores, choice.num_chosen, always)
-    sealed = wanted.repeat_interleave(size, dim=1)
-    tail = sealed.new_ones(len(sealed), choice.num_tokens - sealed.shape[1])
+    compressed = wanted.repeat_interleave(size, dim=1)
+    tail = compressed.new_ones(len(compressed), choice.num_tokens - compressed.shape[1])
     keys, values = (pool[choice.blocks].transpose(1, 2).flatten(0, 1)[: choice.num_tokens] for pool in pools)
-    out = attention(query, keys, values, torch.cat((sealed, tail), dim=1), choice.softmax_scale)
+    out = attention(query, keys, values, torch.cat((compressed, tail), dim=1), choice.softmax_scale)
     picked = wanted & ~always
     before = torch.zeros_like(always)
     if choice.before is not None:

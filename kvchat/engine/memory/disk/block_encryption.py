@@ -1,10 +1,10 @@
 """Block naming and encryption on disk: in the clear under their keys, or encrypted under opaque names.
 
-A sealed file:
+A encrypted file:
 
     [0, 16)           `kvchat.sealed.1` and a zero byte
     [16, 48)          salt, from which and from the key of the store this file's key is derived
-    [48, 56)          length of the sealed head, u64 little-endian
+    [48, 56)          length of the encrypted head, u64 little-endian
     [56, 56 + head)   the head of a plain file, encrypted, and its tag
     [56 + head, end)  the payload of a plain file, encrypted, and its tag
 
@@ -43,7 +43,7 @@ _HEAD_START = _SALT_END + _LENGTH.size
 _HEAD_NONCE, _PAYLOAD_NONCE = bytes(12), bytes(11) + b"\1"
 
 
-class BlockNames(Protocol):
+class BlockEncryption(Protocol):
     """One way in which blocks lie on disk.
 
     Args:
@@ -72,7 +72,7 @@ class BlockNames(Protocol):
         """Return key, parent and token ids of an entry; no token ids where it is not what was written."""
         ...
 
-    def sealed(self, path: Path, head: bytes, payload: memoryview) -> Sequence[Buffer]:
+    def encrypted(self, path: Path, head: bytes, payload: memoryview) -> Sequence[Buffer]:
         """Return the bytes of a file."""
         ...
 
@@ -117,7 +117,7 @@ class PlainBlocks:
         ids = () if len(entry) % 4 else tuple(from_u32le(entry))
         return BlockKey(name), BlockKey(parent), ids
 
-    def sealed(self, path: Path, head: bytes, payload: memoryview) -> Sequence[Buffer]:
+    def encrypted(self, path: Path, head: bytes, payload: memoryview) -> Sequence[Buffer]:
         return head, payload
 
     def landing(self, parts: Sequence[memoryview]) -> Sequence[memoryview]:
@@ -136,40 +136,44 @@ PLAIN = PlainBlocks()
 
 
 class EncryptedBlocks:
-    """Blocks sealed with one key, in a directory of its own: other stores may share the cache directory."""
+    """Blocks encrypted with one key, in a directory of its own: other stores may share the cache directory."""
 
     keeps_order = False
     entry_overhead = 2 * KEY_BYTES + RECORD_OVERHEAD
     file_overhead = _HEAD_START + 2 * TAG_BYTES
 
-    def __init__(self, sealer: Encryptor) -> None:
-        self._sealer = sealer
+    def __init__(self, encryptor: Encryptor) -> None:
+        self._encryptor = encryptor
 
     def home(self, cache_dir: Path) -> Path:
-        return sealed_home(cache_dir, self._sealer.name)
+        return encrypted_home(cache_dir, self._encryptor.name)
 
     def name(self, key: BlockKey) -> DiskKey:
-        return DiskKey(self._sealer.pseudonym(key))
+        return DiskKey(self._encryptor.pseudonym(key))
 
     def entry(self, key: BlockKey, parent: BlockKey, token_ids: Sequence[int]) -> bytes:
         place = _entry_place(self.name(key), self.name(parent))
-        return self._sealer.encrypt(place, key + parent + u32le(token_ids))
+        return self._encryptor.encrypt(place, key + parent + u32le(token_ids))
 
     def entry_of(
         self, name: DiskKey, parent: DiskKey, entry: bytes
     ) -> tuple[BlockKey, BlockKey, tuple[int, ...]]:
         try:
-            found = self._sealer.decrypt(_entry_place(name, parent), entry)
+            found = self._encryptor.decrypt(_entry_place(name, parent), entry)
             ids = tuple(from_u32le(found[2 * KEY_BYTES :]))
             return BlockKey(found[:KEY_BYTES]), BlockKey(found[KEY_BYTES : 2 * KEY_BYTES]), ids
         except ValueError:
             return BlockKey(bytes(KEY_BYTES)), BlockKey(bytes(KEY_BYTES)), ()
 
-    def sealed(self, path: Path, head: bytes, payload: memoryview) -> Sequence[Buffer]:
+    def encrypted(self, path: Path, head: bytes, payload: memoryview) -> Sequence[Buffer]:
         salt, place = new_salt(), _place(path)
-        cipher = self._sealer.of_file(place, salt)
-        sealed_head = cipher.encrypt(_HEAD_NONCE, head, place)
-        return _opening(salt, len(sealed_head)), sealed_head, cipher.encrypt(_PAYLOAD_NONCE, payload, place)
+        cipher = self._encryptor.of_file(place, salt)
+        encrypted_head = cipher.encrypt(_HEAD_NONCE, head, place)
+        return (
+            _opening(salt, len(encrypted_head)),
+            encrypted_head,
+            cipher.encrypt(_PAYLOAD_NONCE, payload, place),
+        )
 
     def landing(self, parts: Sequence[memoryview]) -> Sequence[memoryview]:
         return [memoryview(bytearray(sum(map(len, parts)) + self.file_overhead))]
@@ -181,7 +185,7 @@ class EncryptedBlocks:
         salt, place = bytes(file[len(_MAGIC) : _SALT_END]), _place(path)
         if file[:_HEAD_START] != _opening(salt, head_end - _HEAD_START):
             raise DecryptionFailed("it does not begin as it must")
-        cipher = self._sealer.of_file(place, salt)
+        cipher = self._encryptor.of_file(place, salt)
         head[:] = decrypted(cipher, _HEAD_NONCE, file[_HEAD_START:head_end], place)
         decrypt_into(cipher, _PAYLOAD_NONCE, file[head_end:], place, payload)
 
@@ -191,17 +195,17 @@ class EncryptedBlocks:
         if not opening.startswith(_MAGIC):
             raise DecryptionFailed("it does not begin as it must")
         place = _place(path)
-        cipher = self._sealer.of_file(place, opening[len(_MAGIC) : _SALT_END])
+        cipher = self._encryptor.of_file(place, opening[len(_MAGIC) : _SALT_END])
         head = decrypted(cipher, _HEAD_NONCE, file.read(num_head_bytes), place)
         return head, num_bytes - len(opening) - num_head_bytes - TAG_BYTES
 
 
-def seal_of(sealer: Encryptor | None) -> BlockNames:
-    """Return how blocks lie: sealed, or in the clear for None."""
-    return PLAIN if sealer is None else EncryptedBlocks(sealer)
+def encryption_of(encryptor: Encryptor | None) -> BlockEncryption:
+    """Return how blocks lie: encrypted, or in the clear for None."""
+    return PLAIN if encryptor is None else EncryptedBlocks(encryptor)
 
 
-def sealed_home(cache_dir: Path, key_name: str) -> Path:
+def encrypted_home(cache_dir: Path, key_name: str) -> Path:
     """Return where the blocks of an encrypted store are, by the name of its key."""
     return cache_dir / f"sealed-{key_name}"
 

@@ -35,7 +35,7 @@ from kvchat.engine.kernels.read_block.native import (
     ReadTargets,
     read_block,
 )
-from kvchat.engine.memory.disk.block_encryption import PLAIN, BlockNames, DiskKey
+from kvchat.engine.memory.disk.block_encryption import PLAIN, BlockEncryption, DiskKey
 from kvchat.engine.memory.disk.io import (
     Buffer,
     SystemFiles,
@@ -217,13 +217,13 @@ def read_file(
     identity: FileIdentity,
     payload: memoryview,
     turn: Lock,
-    seal: BlockNames = PLAIN,
+    encryption: BlockEncryption = PLAIN,
 ) -> None:
     """Fill `payload` and verify all of the file. Not mapped: a truncated map kills.
 
     Args:
         turn: held while the medium is read, and not while the bytes are verified.
-        seal: how the file lies on disk.
+        encryption: how the file lies on disk.
 
     Raises:
         BlockMissing: there is no such file.
@@ -233,11 +233,11 @@ def read_file(
     blank = _render_blank(identity)
     head = bytearray(len(blank))
     due = [memoryview(head), payload]
-    landing = seal.landing(due)
+    landing = encryption.landing(due)
     with turn, _opened(files, path, sum(map(len, landing))) as descriptor:
         read_all(files, descriptor, landing)
     try:
-        seal.open(path, landing, due)
+        encryption.open(path, landing, due)
     except ValueError as error:
         raise BlockDamaged(f"The block file {path} is damaged: {error}.") from error
     digest = _checksum(blank)
@@ -288,7 +288,7 @@ def _unread(path: Path, verb: str, error: OSError) -> BlockDamaged | StorageErro
     return BlockDamaged(words) if error.errno in _DAMAGE else StorageError(words)
 
 
-def parse_header(path: Path, seal: BlockNames = PLAIN) -> FoundBlock:
+def parse_header(path: Path, encryption: BlockEncryption = PLAIN) -> FoundBlock:
     """Read what a file says it is. The payload is not read; `read_file` verifies it before use.
 
     Raises:
@@ -299,13 +299,13 @@ def parse_header(path: Path, seal: BlockNames = PLAIN) -> FoundBlock:
     try:
         with open(path, "rb", opener=_open_nofollow) as file:
             status = os.fstat(file.fileno())
-            head, num_payload_bytes = seal.read_head(path, file, status.st_size)
+            head, num_payload_bytes = encryption.read_head(path, file, status.st_size)
         entries = json.loads(head[_LENGTH.size :])
         found = _found(entries, status)
         end = max(entry["data_offsets"][1] for name, entry in entries.items() if name != "__metadata__")
         if end != num_payload_bytes:
             raise ValueError("its length is wrong")
-        if path.name != file_name(seal.name(found.header.key), found.header.group):
+        if path.name != file_name(encryption.name(found.header.key), found.header.group):
             raise ValueError("its name is not its key")
     except FileNotFoundError as error:
         raise BlockMissing(f"The block file {path} is gone.") from error

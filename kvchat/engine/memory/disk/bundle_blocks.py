@@ -40,7 +40,7 @@ class BundleBlockStore:
         layouts: for each group the tensors of one block.
         limit_bytes: most bytes of all blocks on disk, and of what is `elsewhere`; None: no limit.
         daily_bytes: most bytes written on one day; None: no limit.
-        sealer: what blocks are sealed with; None: they are in the clear.
+        encryptor: what blocks are encrypted with; None: they are in the clear.
         files: how blocks are read and written.
         elsewhere: what other files take of the limit now.
     """
@@ -54,7 +54,7 @@ class BundleBlockStore:
         block_size: int,
         limit_bytes: int | None = None,
         daily_bytes: int | None = None,
-        sealer: Encryptor | None = None,
+        encryptor: Encryptor | None = None,
         files: SystemFiles = SYSTEM,
         elsewhere: Callable[[], int] = lambda: 0,
     ) -> None:
@@ -68,7 +68,7 @@ class BundleBlockStore:
             block_size=block_size,
             limit_bytes=limit_bytes,
             daily_bytes=daily_bytes,
-            sealer=sealer,
+            encryptor=encryptor,
             files=files,
             elsewhere=elsewhere,
         )

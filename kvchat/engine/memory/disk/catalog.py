@@ -6,7 +6,7 @@ from itertools import chain
 from pathlib import Path
 
 from kvchat.engine.api.ids import BlockKey
-from kvchat.engine.memory.disk.block_encryption import seal_of
+from kvchat.engine.memory.disk.block_encryption import encryption_of
 from kvchat.engine.memory.disk.directory import BlockDirectory
 from kvchat.engine.memory.disk.index import DiskUsage, IndexedBlock, WrittenBytes
 from kvchat.engine.memory.disk.io import SYSTEM, SystemFiles
@@ -21,16 +21,16 @@ class BlockCatalog:
     """What is on disk, by fingerprint, and its removal."""
 
     def __init__(
-        self, cache_dir: Path, *, sealer: Encryptor | None = None, files: SystemFiles = SYSTEM
+        self, cache_dir: Path, *, encryptor: Encryptor | None = None, files: SystemFiles = SYSTEM
     ) -> None:
         """Open the catalog and settle what a crash has left.
 
         Args:
-            sealer: what the blocks are sealed with; None: those in the clear are meant.
+            encryptor: what the blocks are encrypted with; None: those in the clear are meant.
 
         Raises: StorageError: the directory cannot be created or written.
         """
-        self._directory = BlockDirectory(cache_dir, files, time.time, seal_of(sealer))
+        self._directory = BlockDirectory(cache_dir, files, time.time, encryption_of(encryptor))
         self.still_readable: Sequence[str] = ()
         """Where token ids of blocks may be read that were removed here, with what to do about it."""
 
@@ -111,12 +111,12 @@ class BlockCatalog:
 
     def keep(self, name: str, fingerprint: bytes, keys: Sequence[BlockKey]) -> None:
         """Let blocks, there or not yet, make room for nothing, under a name; see `KeptBlocks.keep`."""
-        disk_key = self._directory.seal.name
+        disk_key = self._directory.encryption.name
         self._directory.kept.keep(name, fingerprint, [disk_key(key) for key in keys])
 
     def narrow(self, name: str, fingerprint: bytes, keys: Iterable[BlockKey]) -> None:
         """Let blocks make room again that are kept under a name, all but these."""
-        disk_key, kept = self._directory.seal.name, self._directory.kept
+        disk_key, kept = self._directory.encryption.name, self._directory.kept
         held = kept.of(name)
         left = held & {(fingerprint, disk_key(key)) for key in keys}
         if not left:

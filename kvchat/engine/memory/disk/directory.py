@@ -9,7 +9,7 @@ from threading import Lock, RLock
 from kvchat.engine.api.ids import GroupId
 from kvchat.engine.kernels.native.library import library
 from kvchat.engine.kernels.read_block.native import ReadTargets
-from kvchat.engine.memory.disk.block_encryption import PLAIN, BlockNames, DiskKey
+from kvchat.engine.memory.disk.block_encryption import PLAIN, BlockEncryption, DiskKey
 from kvchat.engine.memory.disk.block_file import (
     DueFile,
     FileIdentity,
@@ -47,18 +47,22 @@ class BlockDirectory:
     """
 
     def __init__(
-        self, cache_dir: Path, files: SystemFiles, clock: Callable[[], float], seal: BlockNames = PLAIN
+        self,
+        cache_dir: Path,
+        files: SystemFiles,
+        clock: Callable[[], float],
+        encryption: BlockEncryption = PLAIN,
     ) -> None:
         """Open the directory and settle what a crash has left.
 
         Args:
-            seal: how blocks lie in it.
+            encryption: how blocks lie in it.
 
         Raises: StorageError: it cannot be created or written.
         """
-        cache_dir = seal.home(cache_dir)
+        cache_dir = encryption.home(cache_dir)
         self.files = files
-        self.seal = seal
+        self.encryption = encryption
         self.blocks_dir = cache_dir / "blocks"
         self.quarantine = Quarantine(cache_dir / "quarantine", files)
         self._clock = clock
@@ -68,8 +72,8 @@ class BlockDirectory:
         self._unsynced: set[Path] = set()
         with storage_errors(cache_dir):
             make_private(self.blocks_dir, files)
-        self.index = BlockIndex(cache_dir / "index.db", files, self.has_file, seal)
-        self._survey = IndexRebuild(self.blocks_dir, files, seal, self.index, self.quarantine, clock)
+        self.index = BlockIndex(cache_dir / "index.db", files, self.has_file, encryption)
+        self._survey = IndexRebuild(self.blocks_dir, files, encryption, self.index, self.quarantine, clock)
         self._writers = Writers(cache_dir / "writers")
         self._in_progress = WriteIntents(
             self.blocks_dir, self._writers, files, self.index, lambda name: self.path(*name), self.has_file
@@ -95,12 +99,12 @@ class BlockDirectory:
 
     def read(self, path: Path, identity: FileIdentity, payload: memoryview) -> None:
         """Fill `payload` with verified bytes; see `read_file`. Threads take turns at the medium."""
-        read_file(self.files, path, identity, payload, self._reading, self.seal)
+        read_file(self.files, path, identity, payload, self._reading, self.encryption)
 
     @property
     def can_scatter(self) -> bool:
         """Whether `scatter` works: blocks are in the clear, and there are native kernels to read them."""
-        return self.seal is PLAIN and self.files.gives_descriptors and library() is not None
+        return self.encryption is PLAIN and self.files.gives_descriptors and library() is not None
 
     def scatter(self, path: Path, identity: FileIdentity, places: ReadTargets) -> None:
         """Fill a block's places in a pool with verified bytes; see `scatter_file`."""
@@ -147,7 +151,7 @@ class BlockDirectory:
                 files = []
                 for name, head, (_, payload) in zip(names, heads, due, strict=True):
                     path = self.path(*name)
-                    parts = self.seal.sealed(path, head, payload)
+                    parts = self.encryption.encrypted(path, head, payload)
                     files.append(DueFile(path, temporary_path(path, writer), parts))
                 create_files(self.files, files)
                 self.index.settle(blocks, writer, self._today())
@@ -170,9 +174,9 @@ class BlockDirectory:
 
     def welcomes(self, identity: FileIdentity, limit_bytes: int) -> bool:
         """Return whether room is to be made for a block that has not been used since it was computed."""
-        header, num_bytes = identity.header, file_bytes(identity) + self.seal.file_overhead
-        name = identity.fingerprint, self.seal.name(header.key), header.group
-        parent, room_bytes = self.seal.name(header.parent), self.quarantine.beside(limit_bytes)
+        header, num_bytes = identity.header, file_bytes(identity) + self.encryption.file_overhead
+        name = identity.fingerprint, self.encryption.name(header.key), header.group
+        parent, room_bytes = self.encryption.name(header.parent), self.quarantine.beside(limit_bytes)
         with self._lock:
             return self.order.welcomes(name, parent, num_bytes, room_bytes)
 
@@ -192,7 +196,7 @@ class BlockDirectory:
             fingerprint=identity.fingerprint,
             header=identity.header,
             block_size=identity.block_size,
-            num_bytes=num_bytes + self.seal.file_overhead,
+            num_bytes=num_bytes + self.encryption.file_overhead,
             modified_s=self._now_s(),
         )
 
@@ -349,7 +353,7 @@ class BlockDirectory:
         return self._in_progress.announced()
 
     def _name(self, block: FoundBlock) -> BlockName:
-        return block.fingerprint, self.seal.name(block.header.key), block.header.group
+        return block.fingerprint, self.encryption.name(block.header.key), block.header.group
 
     def _today(self) -> int:
         return date.fromtimestamp(self._clock()).toordinal()

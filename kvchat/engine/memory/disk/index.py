@@ -15,7 +15,7 @@ from math import inf, nextafter
 from pathlib import Path
 
 from kvchat.engine.api.ids import BlockKey, GroupId, u32le
-from kvchat.engine.memory.disk.block_encryption import PLAIN, BlockNames, DiskKey
+from kvchat.engine.memory.disk.block_encryption import PLAIN, BlockEncryption, DiskKey
 from kvchat.engine.memory.disk.block_file import BlockHeader, FoundBlock
 from kvchat.engine.memory.disk.index_file import RECOUNT, WRITTEN, IndexFile, Row, schema_of
 from kvchat.engine.memory.disk.io import SystemFiles
@@ -86,19 +86,23 @@ class BlockIndex:
     """The rows of one cache directory. May be called from several threads and opened by several processes."""
 
     def __init__(
-        self, path: Path, files: SystemFiles, is_there: Callable[[BlockName], bool], seal: BlockNames = PLAIN
+        self,
+        path: Path,
+        files: SystemFiles,
+        is_there: Callable[[BlockName], bool],
+        encryption: BlockEncryption = PLAIN,
     ) -> None:
         """Open the index, or begin an empty one.
 
         Args:
             is_there: whether a block's file has its name; must not raise.
-            seal: how keys and token ids lie in it.
+            encryption: how keys and token ids lie in it.
 
         Raises: StorageError: the directory cannot be written.
         """
-        self._seal = seal
+        self._encryption = encryption
         functions = {"is_there": lambda *name: is_there(name)}
-        self._file = IndexFile(path, schema_of(seal), files, functions, carried=[WRITTEN])
+        self._file = IndexFile(path, schema_of(encryption), files, functions, carried=[WRITTEN])
 
     def take_lost(self) -> bool:
         """Return whether rows were lost since the last call, so that the files should be looked at again."""
@@ -113,7 +117,7 @@ class BlockIndex:
         """Return those of `keys` that have a settled row; a few queries however long the chain."""
         found: set[BlockKey] = set()
         for start in range(0, len(keys), _KEYS_PER_QUERY):
-            part = {self._seal.name(key): key for key in keys[start : start + _KEYS_PER_QUERY]}
+            part = {self._encryption.name(key): key for key in keys[start : start + _KEYS_PER_QUERY]}
             marks = ",".join("?" * len(part))
             query = (
                 "SELECT key FROM blocks WHERE fingerprint=? AND grp=? AND writer IS NULL"
@@ -124,7 +128,7 @@ class BlockIndex:
 
     def children(self, fingerprint: bytes, parent: BlockKey) -> list[IndexedBlock]:
         """Return the blocks and tails directly behind a parent."""
-        return list(self._blocks("fingerprint=? AND parent=?", fingerprint, self._seal.name(parent)))
+        return list(self._blocks("fingerprint=? AND parent=?", fingerprint, self._encryption.name(parent)))
 
     def nearest(
         self, fingerprint: bytes, parent: BlockKey, token_ids: Sequence[int], most: int
@@ -132,7 +136,7 @@ class BlockIndex:
         """Return blocks and tails directly behind a parent: those that begin most like `token_ids`, at most
         `most` in each direction. In the order of their bytes they stand side by side.
         """
-        if not self._seal.keeps_order:
+        if not self._encryption.keeps_order:
             return _nearest(self.children(fingerprint, parent), u32le(token_ids), most)
         keys = [
             key
@@ -154,7 +158,7 @@ class BlockIndex:
         return list(self._blocks("TRUE"))
 
     def with_key(self, fingerprint: bytes, key: BlockKey) -> IndexedBlock | None:
-        return self._with_name(fingerprint, self._seal.name(key))
+        return self._with_name(fingerprint, self._encryption.name(key))
 
     def names(self) -> tuple[set[BlockName], set[BlockName]]:
         """Return the names of all rows: those that are settled, and those that are not."""
@@ -269,7 +273,7 @@ class BlockIndex:
         newest_s = self.newest_s()
         for moment in sorted(set(used_s.values())):
             newest_s = moments[moment] = _not_before(newest_s, moment)
-        name = self._seal.name
+        name = self._encryption.name
         rows = [(moments[moment], fingerprint, name(key)) for key, moment in used_s.items()]
         self._file.write(("UPDATE blocks SET last_used=?, proven=1 WHERE fingerprint=? AND key=?", rows))
 
@@ -300,7 +304,8 @@ class BlockIndex:
         Another process may have removed a file since; then its row goes.
         """
         names = [
-            (block.fingerprint, self._seal.name(block.header.key), block.header.group) for block in blocks
+            (block.fingerprint, self._encryption.name(block.header.key), block.header.group)
+            for block in blocks
         ]
         self._file.write(
             (_SETTLE, [self._row(block) for block in blocks]),
@@ -366,7 +371,7 @@ class BlockIndex:
             *values,
         )
         for fingerprint, name, parent_name, entry, block_size, groups, num_bytes, last_used_s, proven in rows:
-            key, parent, token_ids = self._seal.entry_of(name, parent_name, entry)
+            key, parent, token_ids = self._encryption.entry_of(name, parent_name, entry)
             yield IndexedBlock(
                 fingerprint=fingerprint,
                 name=name,
@@ -384,12 +389,12 @@ class BlockIndex:
         header: BlockHeader = block.header
         return (
             block.fingerprint,
-            self._seal.name(header.key),
+            self._encryption.name(header.key),
             header.group,
-            self._seal.name(header.parent),
+            self._encryption.name(header.parent),
             len(header.token_ids),
             block.block_size,
-            self._seal.entry(header.key, header.parent, header.token_ids),
+            self._encryption.entry(header.key, header.parent, header.token_ids),
             block.num_bytes,
             block.modified_s,
         )

@@ -13,7 +13,7 @@ from threading import Lock
 from time import monotonic, sleep
 from typing import Any, Final
 
-from kvchat.engine.memory.disk.block_encryption import BlockNames
+from kvchat.engine.memory.disk.block_encryption import BlockEncryption
 from kvchat.engine.memory.disk.io import Identity, SystemFiles, unlink_if_there
 from kvchat.errors import StorageError
 from kvchat.platform import sqlite_files
@@ -81,11 +81,11 @@ RECOUNT: Final = (
 )
 
 
-def schema_of(seal: BlockNames) -> tuple[str, ...]:
+def schema_of(encryption: BlockEncryption) -> tuple[str, ...]:
     """Return the statements that create the tables, indexes and triggers for blocks that lie so."""
-    if not seal.entry_overhead:
+    if not encryption.entry_overhead:
         return SCHEMA
-    length = f"4 * num_tokens + {seal.entry_overhead}"
+    length = f"4 * num_tokens + {encryption.entry_overhead}"
     return tuple(statement.replace("4 * num_tokens", length) for statement in SCHEMA)
 
 

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from kvchat.engine.api.ids import GroupId
-from kvchat.engine.memory.disk.block_encryption import BlockNames, DiskKey
+from kvchat.engine.memory.disk.block_encryption import BlockEncryption, DiskKey
 from kvchat.engine.memory.disk.block_file import (
     SUFFIX,
     TEMPORARY_SUFFIX,
@@ -48,14 +48,14 @@ class IndexRebuild:
         self,
         blocks_dir: Path,
         files: SystemFiles,
-        seal: BlockNames,
+        encryption: BlockEncryption,
         index: BlockIndex,
         quarantine: Quarantine,
         clock: Callable[[], float],
     ) -> None:
         self._blocks_dir = blocks_dir
         self._files = files
-        self._seal = seal
+        self._encryption = encryption
         self._index = index
         self._quarantine = quarantine
         self._clock = clock
@@ -139,7 +139,7 @@ class IndexRebuild:
         it cannot be looked at now.
         """
         try:
-            found = parse_header(path, self._seal)
+            found = parse_header(path, self._encryption)
             if found.fingerprint != fingerprint:
                 raise BlockDamaged(f"The block file {path} was written for another model.")
         except BlockMissing:
@@ -158,7 +158,9 @@ class IndexRebuild:
 
     def _path(self, block: FoundBlock) -> Path:
         header = block.header
-        return block_path(self._blocks_dir, block.fingerprint, self._seal.name(header.key), header.group)
+        return block_path(
+            self._blocks_dir, block.fingerprint, self._encryption.name(header.key), header.group
+        )
 
 
 def _listing(files: SystemFiles, path: Path) -> list[Path]:

@@ -10,7 +10,7 @@ from threading import Lock
 from kvchat.engine.api.ids import KEY_BYTES, BlockKey, GroupId, block_key
 from kvchat.engine.cache.eviction import Eviction
 from kvchat.engine.kernels.read_block.native import ReadTargets
-from kvchat.engine.memory.disk.block_encryption import seal_of
+from kvchat.engine.memory.disk.block_encryption import encryption_of
 from kvchat.engine.memory.disk.block_file import BlockHeader, FileIdentity, Layout, Region, file_bytes
 from kvchat.engine.memory.disk.directory import BlockDirectory
 from kvchat.engine.memory.disk.eviction import no_room, require_allowance, too_long
@@ -49,7 +49,7 @@ class DiskStore:
         daily_bytes: int | None = None,
         clock: Callable[[], float] = time.time,
         files: SystemFiles = SYSTEM,
-        sealer: Encryptor | None = None,
+        encryptor: Encryptor | None = None,
         eviction: Eviction = Eviction.S3FIFO,
         elsewhere: Callable[[], int] = lambda: 0,
     ) -> None:
@@ -61,7 +61,7 @@ class DiskStore:
                 limit.
             daily_bytes: most bytes written on one local day by all processes, which may each be one block
                 late to see it; None: no limit.
-            sealer: what blocks are sealed with; None: they are in the clear.
+            encryptor: what blocks are encrypted with; None: they are in the clear.
             eviction: which blocks make room first.
             elsewhere: what other files, such as prepared weights, take of the limit now.
 
@@ -85,7 +85,7 @@ class DiskStore:
         self._clock = clock
         self._touched: dict[BlockKey, float] = {}
         self._touched_lock = Lock()
-        self._directory = BlockDirectory(cache_dir, files, clock, seal_of(sealer))
+        self._directory = BlockDirectory(cache_dir, files, clock, encryption_of(encryptor))
         self._directory.order.eviction = eviction
         self._index = self._directory.index
         self._enforce_limit()
@@ -222,11 +222,11 @@ class DiskStore:
         Raises: StorageError: the limit has no room for them beside those and what is kept, with the numbers,
             or so much may not be written today; nothing has gone. Or the disk refuses.
         """
-        due, seal = list(map(self._identity, headers)), self._directory.seal
-        num_bytes = sum(file_bytes(identity) + seal.file_overhead for identity in due)
+        due, encryption = list(map(self._identity, headers)), self._directory.encryption
+        num_bytes = sum(file_bytes(identity) + encryption.file_overhead for identity in due)
         require_allowance(today_bytes=self.written().today, num_bytes=num_bytes, daily_bytes=self.daily_bytes)
         self.flush_touched()
-        names = made_from, list(map(seal.name, sources))
+        names = made_from, list(map(encryption.name, sources))
         with self._directory.room_for(due, names, self.limit_bytes, self.elsewhere_bytes):
             yield
 
@@ -347,7 +347,7 @@ class DiskStore:
         return self._directory.path(*self._name(key, group))
 
     def _name(self, key: BlockKey, group: GroupId) -> BlockName:
-        return self._fingerprint, self._directory.seal.name(key), group
+        return self._fingerprint, self._directory.encryption.name(key), group
 
     def _note_no_room(self, block_bytes: int, limit_bytes: int) -> None:
         """Note what holds the room: what may never go, or what only does not go for this block."""

@@ -40,7 +40,7 @@ def open_store(
             block_size=config.block_size,
             limit_bytes=config.disk_bytes,
             daily_bytes=config.disk_daily_bytes,
-            sealer=config.sealer,
+            encryptor=config.encryptor,
             eviction=Eviction(config.eviction),
             elsewhere=elsewhere(config.cache_dir),
         )

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from kvchat.engine.memory.disk.block_encryption import seal_of
+from kvchat.engine.memory.disk.block_encryption import encryption_of
 from kvchat.engine.memory.disk.catalog import BlockCatalog
 from kvchat.engine.models.checkpoints.prepared import blocks_limit
 from kvchat.errors import StorageError
@@ -24,12 +24,12 @@ class DiskBudget:
     Args:
         cache_dir: where both are; None: weights are kept nowhere.
         disk_bytes: most bytes of both; None: no limit.
-        sealer: what blocks are sealed with; None: they are in the clear.
+        encryptor: what blocks are encrypted with; None: they are in the clear.
     """
 
     cache_dir: Path | None
     disk_bytes: int | None = None
-    sealer: Encryptor | None = None
+    encryptor: Encryptor | None = None
 
     @property
     def weights_limit(self) -> int | None:
@@ -43,9 +43,12 @@ class DiskBudget:
         """
         if self.disk_bytes is None or self.cache_dir is None:
             return
-        if not (seal_of(self.sealer).home(self.cache_dir) / "blocks").is_dir():
+        if not (encryption_of(self.encryptor).home(self.cache_dir) / "blocks").is_dir():
             return
         limit_bytes = blocks_limit(self.disk_bytes, self.cache_dir) or 0
         num_bytes += num_bytes // 256 + _HEAD_BYTES
-        with suppress(StorageError), closing(BlockCatalog(self.cache_dir, sealer=self.sealer)) as catalog:
+        with (
+            suppress(StorageError),
+            closing(BlockCatalog(self.cache_dir, encryptor=self.encryptor)) as catalog,
+        ):
             catalog.shrink(max(0, limit_bytes - num_bytes))

@@ -142,17 +142,17 @@ def test_a_pack_outlives_its_blocks_and_its_blocks_do_not_outlive_it(ask: Ask, r
 @pure
 def test_a_pack_needs_a_text_and_a_name_of_its_own(run: Run, home: Path) -> None:
     assert "-f" in run.err("pack", "make", "empty", code=2)
-    _shelf(home).put(make_pack("spec", "words"))
+    _block_store(home).put(make_pack("spec", "words"))
     assert "--force" in run.err("pack", "make", "spec", "--system", "words", code=2)
     assert "spec" in run.err("pack", "rm", "spek", code=5)
     assert run("pack", "make", "spec", "--system", "words", "--temp")[0] == 2
 
 
 @pure
-def test_packs_are_sealed_with_the_conversations_and_opened_again_with_them(
+def test_packs_are_encrypted_with_the_conversations_and_opened_again_with_them(
     run: Run, home: Path, passphrase: Give
 ) -> None:
-    _shelf(home).put(make_pack("spec", "marmalade and zeppelin"))
+    _block_store(home).put(make_pack("spec", "marmalade and zeppelin"))
     before = run.json("pack", "show", "spec")
     assert before["text"] == "marmalade and zeppelin"
     passphrase("open sesame")
@@ -166,34 +166,34 @@ def test_packs_are_sealed_with_the_conversations_and_opened_again_with_them(
 
 @pure
 def test_files_of_packs_are_private_and_a_damaged_one_hides_no_other(tmp_path: Path) -> None:
-    shelf = PackStore(tmp_path / "packs", None)
-    shelf.put(make_pack("one", "first"))
-    shelf.put(make_pack("two", "second"))
-    shelf.put(make_pack("two", "newer"))
-    assert [(pack.name, pack.text) for pack in shelf.all()] == [("one", "first"), ("two", "newer")]
+    block_store = PackStore(tmp_path / "packs", None)
+    block_store.put(make_pack("one", "first"))
+    block_store.put(make_pack("two", "second"))
+    block_store.put(make_pack("two", "newer"))
+    assert [(pack.name, pack.text) for pack in block_store.all()] == [("one", "first"), ("two", "newer")]
     assert (tmp_path / "packs").stat().st_mode & 0o777 == 0o700
     files = list((tmp_path / "packs").iterdir())
     assert {file.stat().st_mode & 0o777 for file in files} == {0o600}
     next(file for file in files if "first" in file.read_text()).write_text("{")
-    assert [pack.name for pack in shelf.all()] == ["two"]
+    assert [pack.name for pack in block_store.all()] == ["two"]
     with pytest.raises(PackNotFound, match="two"):
-        shelf.find("one")
+        block_store.find("one")
     (tmp_path / "packs").chmod(0o500)
     if os.geteuid():
         with pytest.raises(StorageError):
-            shelf.put(make_pack("three", "third"))
+            block_store.put(make_pack("three", "third"))
     (tmp_path / "packs").chmod(0o700)
 
 
 @pure
-def test_a_sealed_pack_opens_with_its_key_and_in_its_place_alone(tmp_path: Path) -> None:
-    shelf = PackStore(tmp_path / "packs", Encryptor(bytes(32)))
-    shelf.put(make_pack("one", "first"))
-    shelf.put(make_pack("two", "second"))
+def test_an_encrypted_pack_opens_with_its_key_and_in_its_place_alone(tmp_path: Path) -> None:
+    block_store = PackStore(tmp_path / "packs", Encryptor(bytes(32)))
+    block_store.put(make_pack("one", "first"))
+    block_store.put(make_pack("two", "second"))
     one, two = sorted((tmp_path / "packs").iterdir())
     assert PackStore(tmp_path / "packs", Encryptor(bytes([1] * 32))).all() == ()
     one.write_bytes(two.read_bytes())
-    assert len(shelf.all()) == 1
+    assert len(block_store.all()) == 1
     forget_other(tmp_path / "packs", encrypted=False)
     assert not list((tmp_path / "packs").iterdir())
 
@@ -214,7 +214,7 @@ def make_pack(name: str, text: str) -> Pack:
     )
 
 
-def _shelf(home: Path) -> PackStore:
+def _block_store(home: Path) -> PackStore:
     return PackStore(home / "data" / "packs", None)
 
 

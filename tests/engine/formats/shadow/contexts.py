@@ -16,7 +16,7 @@ WIDTH = NUM_KV_HEADS * HEAD_DIM
 SCALE = HEAD_DIM**-0.5
 RANK = 6
 SMALL = ShadowSettings(budget=64, num_outliers=3, exact_len=32, query_block=16, rank=RANK, is_forced=True)
-"""Chooses 8 chunks, sees 4 besides, and seals 4 at a time."""
+"""Chooses 8 chunks, sees 4 besides, and compresses 4 at a time."""
 
 
 def randn(*shape: int, seed: int = 0) -> Tensor:

@@ -1,4 +1,4 @@
-"""Sealed keys: on a basis while it holds them, measured whenever some are added, exact where none does."""
+"""Compressed keys: on a basis while it holds them, measured whenever some are added, exact where none does."""
 
 from dataclasses import replace
 
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.cpu
 CHUNK = SMALL.chunk_size
 
 
-def sealed(settings: ShadowSettings = SMALL, budget: Budget | None = None) -> CompressedKeys:
+def compressed(settings: ShadowSettings = SMALL, budget: Budget | None = None) -> CompressedKeys:
     return CompressedKeys(
         settings, ROTARY, (NUM_KV_HEADS, HEAD_DIM), torch.float32, budget or Budget("device")
     )
@@ -48,8 +48,8 @@ def error(keys: CompressedKeys, wanted: Tensor, start: int = 0) -> float:
 def test_the_measured_loss_is_what_is_lost_and_what_the_best_basis_must_lose() -> None:
     before = randn(400, WIDTH) * torch.logspace(0, -2, WIDTH)
     settings = replace(SMALL, rank=12, energy=0.5)
-    keys = sealed(settings)
-    keys.seal(turned(before))
+    keys = compressed(settings)
+    keys.compress(turned(before))
     (segment,) = keys.segments
     squares = torch.linalg.svdvals(before.double()) ** 2
     assert segment.lost == pytest.approx(float(squares[12:].sum() / squares.sum()), rel=1e-3)
@@ -59,8 +59,8 @@ def test_the_measured_loss_is_what_is_lost_and_what_the_best_basis_must_lose() -
 def test_a_basis_of_pieces_is_the_basis_of_all() -> None:
     num_tokens = 2 * PIECE_LEN + 400
     before = randn(num_tokens, RANK) @ randn(RANK, WIDTH, seed=1) + 0.01 * randn(num_tokens, WIDTH, seed=2)
-    keys = sealed()
-    keys.seal(turned(before))
+    keys = compressed()
+    keys.compress(turned(before))
     basis = reference.basis_of(before.view(-1, NUM_KV_HEADS, HEAD_DIM), RANK)
     own = keys.segments[0].directions
     assert own is not None
@@ -70,36 +70,36 @@ def test_a_basis_of_pieces_is_the_basis_of_all() -> None:
 
 def test_a_basis_taken_on_the_wrong_side_of_the_rotation_would_not_hold_them() -> None:
     context = make_context(400)
-    keys = sealed()
-    keys.seal(context.keys)
+    keys = compressed()
+    keys.compress(context.keys)
     assert keys.segments[0].lost < 1e-6
     assert reference.basis_of(context.keys, RANK).energy < SMALL.energy
 
 
 def test_keys_that_no_basis_holds_stay_exact() -> None:
     wanted = turned(randn(400, WIDTH))
-    keys = sealed()
-    keys.seal(wanted)
+    keys = compressed()
+    keys.compress(wanted)
     assert keys.segments[0].directions is None
     assert error(keys, wanted) == 0
 
 
 def test_keys_that_leave_the_basis_are_kept_exactly_until_they_have_one_of_their_own() -> None:
-    """The loss is measured at every sealing; what the first basis holds stays as it is."""
+    """The loss is measured at every compressing; what the first basis holds stays as it is."""
     num_later = 2 * LEAST_PER_RANK * RANK
     here, there = (randn(RANK, WIDTH, seed=seed) for seed in (1, 2))
     before = torch.cat(
         (randn(400, RANK) @ here, randn(40, RANK, seed=3) @ here, randn(num_later, RANK, seed=4) @ there)
     )
     wanted = turned(before)
-    keys = sealed()
-    keys.seal(wanted[:400])
+    keys = compressed()
+    keys.compress(wanted[:400])
     old = keys.take(0, torch.arange(50))
-    keys.seal(wanted[400:440])
+    keys.compress(wanted[400:440])
     assert len(keys.segments) == 1
     states = []
     for start in range(440, len(before), CHUNK):
-        keys.seal(wanted[start : start + CHUNK])
+        keys.compress(wanted[start : start + CHUNK])
         states.append(keys.segments[-1].directions is not None)
         assert error(keys, wanted[: start + CHUNK], 440) < 1e-4
     num_exact = LEAST_PER_RANK * RANK // CHUNK - 1
@@ -111,9 +111,9 @@ def test_keys_that_leave_the_basis_are_kept_exactly_until_they_have_one_of_their
 
 def test_chunks_of_several_segments_are_taken_in_the_order_that_is_asked_for() -> None:
     wanted = turned(torch.cat([randn(80, RANK, seed=n) @ randn(RANK, WIDTH, seed=n + 9) for n in range(4)]))
-    keys = sealed()
+    keys = compressed()
     for start in range(0, len(wanted), 40):
-        keys.seal(wanted[start : start + 40])
+        keys.compress(wanted[start : start + 40])
     assert len(keys.segments) == 4
     order = torch.randperm(40, generator=torch.Generator().manual_seed(0))
     chunks = wanted.unflatten(0, (-1, CHUNK))[order, :, 1]
@@ -125,12 +125,12 @@ def test_two_sequences_seal_keys_of_their_own() -> None:
     here, there = (randn(RANK, WIDTH, seed=seed) for seed in (1, 2))
     before = randn(480, RANK) @ here
     other = torch.cat((before[:400], randn(80, RANK, seed=3) @ there))
-    keys = sealed()
-    keys.seal(turned(before[:400]))
+    keys = compressed()
+    keys.compress(turned(before[:400]))
     sequence = keys.fork()
     for start in range(400, 480, 16):
-        keys.seal(turned(before)[start : start + 16])
-        sequence.seal(turned(other)[start : start + 16])
+        keys.compress(turned(before)[start : start + 16])
+        sequence.compress(turned(other)[start : start + 16])
     assert len(keys.segments) == 1
     assert len(sequence.segments) == 2
     assert error(keys, turned(before)) < 1e-4
@@ -141,13 +141,13 @@ def test_two_sequences_seal_keys_of_their_own() -> None:
 def test_keys_that_the_device_does_not_hold_are_refused_and_nothing_is_lost(is_held: bool) -> None:
     wanted = turned(randn(400, RANK) @ randn(RANK, WIDTH, seed=1 if is_held else 2))
     budget = Budget("device")
-    keys = sealed(budget=budget)
-    keys.seal(wanted)
+    keys = compressed(budget=budget)
+    keys.compress(wanted)
     used = budget.used_bytes
     budget.num_bytes = used + 1000
     more = turned(randn(400, RANK) @ randn(RANK, WIDTH, seed=1), 400)
     with pytest.raises(OutOfMemory, match="device memory"):
-        keys.seal(more)
+        keys.compress(more)
     assert keys.num_chunks == 50
     assert budget.used_bytes == used
     assert error(keys, wanted) < 1e-4
@@ -161,12 +161,12 @@ SOURCED = replace(SMALL, is_sourced=True)
 def test_many_keys_that_no_basis_holds_are_weighed_by_codes_where_they_can_be_read_elsewhere() -> None:
     """No product is further off than half a scale for each number of the query; landmarks are not needed."""
     rotated = turned(randn(CODED_LEN + 80, WIDTH))
-    keys, budget = sealed(SOURCED), Budget("device")
-    few, coded = sealed(SOURCED, Budget("device")), sealed(SOURCED, budget)
-    few.seal(rotated[: CODED_LEN - CHUNK])
-    coded.seal(rotated[:CODED_LEN])
-    coded.seal(rotated[CODED_LEN:])
-    keys.seal(rotated)
+    keys, budget = compressed(SOURCED), Budget("device")
+    few, coded = compressed(SOURCED, Budget("device")), compressed(SOURCED, budget)
+    few.compress(rotated[: CODED_LEN - CHUNK])
+    coded.compress(rotated[:CODED_LEN])
+    coded.compress(rotated[CODED_LEN:])
+    keys.compress(rotated)
     assert [run.scales is None for run in (few.segments[0], coded.segments[0])] == [True, False]
     assert budget.used_bytes < rotated.nbytes / 2
     query, none = (
@@ -184,15 +184,15 @@ def test_many_keys_that_no_basis_holds_are_weighed_by_codes_where_they_can_be_re
 
 def test_a_run_of_keys_that_has_grown_long_is_coded_when_no_basis_is_found_for_it() -> None:
     rotated = turned(randn(2 * CODED_LEN, WIDTH))
-    keys, start = sealed(SOURCED), CODED_LEN - CHUNK
-    keys.seal(rotated[:start])
+    keys, start = compressed(SOURCED), CODED_LEN - CHUNK
+    keys.compress(rotated[:start])
     for at in range(start, 2 * start, 8 * CHUNK):
         assert keys.segments[0].scales is None
-        keys.seal(rotated[at : at + 8 * CHUNK])
+        keys.compress(rotated[at : at + 8 * CHUNK])
     assert keys.segments[0].scales is not None
     assert keys.num_chunks * CHUNK >= 2 * start
-    whole = sealed(SOURCED)
-    whole.seal(rotated[: keys.num_chunks * CHUNK])
+    whole = compressed(SOURCED)
+    whole.compress(rotated[: keys.num_chunks * CHUNK])
     query, none = (
         randn(1, NUM_KV_HEADS, HEAD_DIM),
         Rows((NUM_KV_HEADS, HEAD_DIM), torch.float32, Budget("device")),
@@ -204,18 +204,18 @@ def test_codes_that_find_no_room_are_not_added_and_sequences_have_their_own() ->
     """Trap 11."""
     rotated = turned(randn(CODED_LEN + 80, WIDTH))
     budget = Budget("device")
-    keys = sealed(SOURCED, budget)
-    keys.seal(rotated[:CODED_LEN])
+    keys = compressed(SOURCED, budget)
+    keys.compress(rotated[:CODED_LEN])
     used = budget.used_bytes
     for room in (100, 64 * NUM_KV_HEADS * 4 + 100):  # too little for scales, and for codes
         budget.num_bytes = used + room
         with pytest.raises(OutOfMemory, match="device memory"):
-            keys.seal(rotated[CODED_LEN:])
+            keys.compress(rotated[CODED_LEN:])
         assert (keys.num_chunks, budget.used_bytes) == (CODED_LEN // CHUNK, used)
     budget.num_bytes = None
     sequence = keys.fork()
-    keys.seal(rotated[CODED_LEN:])
-    sequence.seal(rotated[CODED_LEN:].flip(0))
+    keys.compress(rotated[CODED_LEN:])
+    sequence.compress(rotated[CODED_LEN:].flip(0))
     query, none = randn(1, NUM_KV_HEADS, HEAD_DIM), Rows((NUM_KV_HEADS, HEAD_DIM), torch.float32, budget)
     found = [one.products(query, none)[..., CODED_LEN // CHUNK :] for one in (keys, sequence)]
     torch.testing.assert_close(found[0], found[1].flip(-1))
@@ -227,11 +227,11 @@ def test_codes_that_find_no_room_are_not_added_and_sequences_have_their_own() ->
 def test_chunks_are_weighed_by_their_keys_where_these_are_exact_and_by_landmarks_on_a_basis() -> None:
     """A segment on a basis, and behind it one that waits for its own, longer than a page and a piece."""
     held = randn(PIECE_LEN, RANK, seed=1) @ randn(RANK, WIDTH, seed=2)
-    keys = sealed(replace(SMALL, rank=12))
+    keys = compressed(replace(SMALL, rank=12))
     rotated = turned(torch.cat((held, randn(PIECE_LEN + 40, WIDTH, seed=3))))
-    keys.seal(rotated[:PIECE_LEN])
-    keys.seal(rotated[PIECE_LEN : PIECE_LEN + 24])
-    keys.seal(rotated[PIECE_LEN + 24 :])
+    keys.compress(rotated[:PIECE_LEN])
+    keys.compress(rotated[PIECE_LEN : PIECE_LEN + 24])
+    keys.compress(rotated[PIECE_LEN + 24 :])
     first, second = keys.segments
     assert first.directions is not None
     assert second.directions is None

@@ -65,7 +65,7 @@ def test_it_chooses_and_answers_what_a_processors_does(stride: int) -> None:
         torch.testing.assert_close(out, wanted, atol=1e-4, rtol=1e-4)
         assert [step.attended_len for step in steps] == [step.attended_len for step in wanted_steps]
         assert [int(step.num_fetched) for step in steps] == [step.num_fetched for step in wanted_steps]
-    assert remote.num_sealed == known.num_sealed > PROMPT // SMALL.chunk_size
+    assert remote.num_compressed == known.num_compressed > PROMPT // SMALL.chunk_size
 
 
 def test_blocks_of_another_text_show() -> None:
@@ -89,7 +89,7 @@ def test_keys_that_no_basis_holds_are_read_in_blocks() -> None:
             remote.attend(*new, SCALE, source)[0], known.attend(*new, SCALE)[0], atol=1e-4, rtol=1e-4
         )
         assert seen_chunks(remote) == seen_chunks(known)
-        num_exact += not remote.stock.sealed_keys.are_on_bases
+        num_exact += not remote.stock.compressed_keys.are_on_bases
     assert 0 < num_exact < 120
     wide = make_context(PROMPT + 9, rank=WIDTH)
     remote, known = both(wide, {})

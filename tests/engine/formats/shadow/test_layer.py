@@ -46,12 +46,12 @@ def run(layer: ShadowLayer, context: Context, start: int, end: int) -> torch.Ten
 
 @pytest.mark.parametrize("rank", [RANK, WIDTH])
 def test_over_all_chunks_and_the_rank_of_the_keys_it_is_dense_attention(rank: int) -> None:
-    """Prompt, generated tokens, sealed ones and a long follow-up alike."""
+    """Prompt, generated tokens, compressed ones and a long follow-up alike."""
     context = make_context(PROMPT + 200, rank=RANK if rank == RANK else WIDTH)
     layer = shadow_of(context, PROMPT, replace(ALL, rank=rank))
     found = [run(layer, context, at, at + 1) for at in range(PROMPT, PROMPT + 90)]
     found.append(run(layer, context, PROMPT + 90, PROMPT + 200))
-    assert layer.num_sealed > PROMPT // CHUNK
+    assert layer.num_compressed > PROMPT // CHUNK
     assert distance(torch.cat(found), dense(context, PROMPT, PROMPT + 200)) < 5e-6
 
 
@@ -70,23 +70,23 @@ def test_a_rank_too_small_for_the_keys_shows() -> None:
 
 @pytest.mark.parametrize("exact_len", [512, 32])
 def test_of_300_generated_tokens_each_is_attended_to_from_its_own_step_on(exact_len: int) -> None:
-    """The size of the exact buffer is no limit, whether tokens stay in it or are sealed on the way."""
+    """The size of the exact buffer is no limit, whether tokens stay in it or are compressed on the way."""
     context = make_context(PROMPT + 300)
     layer = shadow_of(context, PROMPT, replace(SMALL, exact_len=exact_len))
     prompt_tail = PROMPT - (PROMPT // CHUNK - SMALL.num_local) * CHUNK
     seen = SMALL.num_always * CHUNK + SMALL.budget
-    most_sealed = 0
+    most_compressed = 0
     for number in range(300):
         _, (step,) = layer.attend(*context.part(PROMPT + number, PROMPT + number + 1), SCALE)
-        generated_sealed = layer.num_sealed * CHUNK - (PROMPT - prompt_tail)
-        assert step.attended_len == prompt_tail + seen + number + 1 - generated_sealed
-        assert layer.num_tokens == PROMPT + number + 1 == layer.num_sealed * CHUNK + layer.tail_len
-        most_sealed = generated_sealed
-    assert most_sealed == (0 if exact_len == 512 else 288)
+        generated_compressed = layer.num_compressed * CHUNK - (PROMPT - prompt_tail)
+        assert step.attended_len == prompt_tail + seen + number + 1 - generated_compressed
+        assert layer.num_tokens == PROMPT + number + 1 == layer.num_compressed * CHUNK + layer.tail_len
+        most_compressed = generated_compressed
+    assert most_compressed == (0 if exact_len == 512 else 288)
 
 
 def test_a_token_that_was_generated_long_ago_is_found_again() -> None:
-    """Sealed tokens are chosen like those of the prompt: the answer is the value of the one asked for."""
+    """Compressed tokens are chosen like those of the prompt: the answer is the value of the one asked for."""
     context = make_context(PROMPT + 200)
     at = PROMPT + 3
     query = context.query[-1:].clone()
@@ -98,7 +98,7 @@ def test_a_token_that_was_generated_long_ago_is_found_again() -> None:
     context.keys[at : at + 1] = planted
     layer = shadow_of(context, PROMPT, replace(SMALL, rank=WIDTH))
     run(layer, context, PROMPT, PROMPT + 199)
-    assert at < layer.num_sealed * CHUNK
+    assert at < layer.num_compressed * CHUNK
     out, _ = layer.attend(query, *context.part(PROMPT + 199, PROMPT + 200)[1:], SCALE)
     assert distance(out[0, ::GROUP], context.values[at]) < 0.05
 
@@ -155,7 +155,7 @@ def test_the_working_set_holds_what_was_chosen_with_the_stores_values_and_the_re
     layer = shadow_of(context, PROMPT)
     stock, rates = layer.stock, []
     for at in range(PROMPT, PROMPT + 120):
-        layer.seal_full()
+        layer.compress_full()
         wanted = [wanted_chunks(layer, context.query[at], head) for head in range(NUM_KV_HEADS)]
         held = stock.working.slots.clone()
         _, (step,) = layer.attend(*context.part(at, at + 1), SCALE)
@@ -213,13 +213,13 @@ def test_a_chunk_chosen_before_its_keys_came_to_lie_on_a_basis_changes_no_bit() 
     layer = shadow_of(context, PROMPT, replace(SMALL, exact_len=8, energy=0.9))
     chosen_while_exact = set()
     for at in range(PROMPT, PROMPT + 120):
-        layer.seal_full()
+        layer.compress_full()
         slots = layer.stock.working.slots
         fetched = layer.fork()
         fetched.stock.working.keys = layer.stock.working.keys.clone()
         for head, chunks in enumerate(slots):
             places = (chunks != EMPTY).nonzero().flatten()
-            keys = layer.stock.sealed_keys.take(head, chunks[places])
+            keys = layer.stock.compressed_keys.take(head, chunks[places])
             fetched.stock.working.keys[head, places] = keys
         wanted = run(fetched, context, at, at + 1)
         assert torch.equal(run(layer, context, at, at + 1), wanted)
@@ -261,7 +261,7 @@ def test_a_follow_up_gives_the_same_wherever_it_was_cut_between_blocks() -> None
         layer = shadow_of(context, PROMPT)
         found = torch.cat([run(layer, context, start, end) for start, end in pairwise(ends)])
         assert torch.equal(found, wanted)
-        assert layer.num_sealed == whole.num_sealed
+        assert layer.num_compressed == whole.num_compressed
 
 
 def test_a_query_of_a_block_does_not_see_what_comes_behind_it() -> None:
@@ -274,7 +274,7 @@ def test_a_query_of_a_block_does_not_see_what_comes_behind_it() -> None:
 
 
 def test_two_sequences_of_one_shadow_go_on_independently() -> None:
-    """As two that never met, through sealing, working sets and all; nothing is copied at the fork."""
+    """As two that never met, through compressing, working sets and all; nothing is copied at the fork."""
     context, other = make_context(PROMPT + 150), make_context(PROMPT + 150, seed=50)
     changed = Context(
         query=other.query,
@@ -293,7 +293,7 @@ def test_two_sequences_of_one_shadow_go_on_independently() -> None:
         for layer, single, text in ((first, alone[0], context), (second, alone[1], changed)):
             found = run(layer, text, at, at + 3)
             assert torch.equal(found, run(single, text, at, at + 3))
-    assert first.num_sealed == second.num_sealed > PROMPT // CHUNK
+    assert first.num_compressed == second.num_compressed > PROMPT // CHUNK
 
 
 def test_layers_of_other_lengths_and_types_stand_side_by_side() -> None:
@@ -341,7 +341,7 @@ def test_what_is_allocated_is_what_was_expected_and_what_the_budgets_say() -> No
     expected = expected_device_bytes(SMALL, shape, 2043)
     spare = (PAGE_ROWS - layer.tail_len) * shape.token_bytes  # a page of the tail
     assert budgets.device.used_bytes == expected + spare
-    assert budgets.host.used_bytes == layer.num_sealed * CHUNK * NUM_KV_HEADS * VALUE_DIM * 4
+    assert budgets.host.used_bytes == layer.num_compressed * CHUNK * NUM_KV_HEADS * VALUE_DIM * 4
     layer.release()
     assert budgets.device.used_bytes == budgets.host.used_bytes == 0
 
@@ -393,7 +393,7 @@ def test_a_prompt_of_several_pieces_divides_into_chunks_of_every_size(chunk_size
 
 
 @pytest.mark.parametrize("place", ["host", "device"])
-def test_generated_tokens_that_find_no_room_to_be_sealed_stay_where_they_are(place: str) -> None:
+def test_generated_tokens_that_find_no_room_to_be_compressed_stay_where_they_are(place: str) -> None:
     """Trap 25: the step is refused with the numbers, and goes on from the same tokens once there is room."""
     context, budgets = make_context(PROMPT + 100), free()
     layer, other = shadow_of(context, PROMPT, budgets=budgets), shadow_of(context, PROMPT)
@@ -406,7 +406,7 @@ def test_generated_tokens_that_find_no_room_to_be_sealed_stay_where_they_are(pla
             found = run(layer, context, at, at + 1)
         except OutOfMemory:
             refused_at = at
-            assert layer.num_tokens == at == layer.num_sealed * CHUNK + layer.tail_len
+            assert layer.num_tokens == at == layer.num_compressed * CHUNK + layer.tail_len
             budget.num_bytes = None
             found = run(layer, context, at, at + 1)
         assert torch.equal(found, wanted)

@@ -81,8 +81,8 @@ def test_what_is_read_from_blocks_answers_as_what_was_restored_and_counts_alike(
         assert (step.num_wanted, step.num_fetched) == (kept.num_wanted, kept.num_fetched)
         assert step.attended_len == kept.attended_len
     assert 0 < step.num_fetched < step.num_wanted
-    assert read.num_sealed == restored.num_sealed > PROMPT // CHUNK - SMALL.num_local
-    assert [len(segment.rows) for segment in read.segments] == [restored.num_sealed]
+    assert read.num_compressed == restored.num_compressed > PROMPT // CHUNK - SMALL.num_local
+    assert [len(segment.rows) for segment in read.segments] == [restored.num_compressed]
     assert budgets.host.used_bytes == 0
     parts = read.stock.device_tensors()
     assert sum(tensor.nbytes for name in ("keys", "working set") for tensor in parts[name]) == 0
@@ -108,7 +108,7 @@ def test_a_step_over_blocks_is_answered_as_the_definition_says(energy: float, st
         at += size
         choice = ChunkChoice(
             blocks=source.blocks,
-            stands=tuple(layer.stock.sealed_keys.stands(layer.stock.landmarks)),
+            stands=tuple(layer.stock.compressed_keys.stands(layer.stock.landmarks)),
             always=layer.stock.always,
             num_chosen=layer.settings.num_chosen,
             chunk_size=CHUNK,
@@ -126,14 +126,14 @@ def test_a_step_over_blocks_is_answered_as_the_definition_says(energy: float, st
 
 
 def test_tokens_that_were_answered_elsewhere_leave_the_shadow_that_answering_them_leaves() -> None:
-    """Whatever was sealed meanwhile, at whatever cuts they came."""
+    """Whatever was compressed meanwhile, at whatever cuts they came."""
     context = make_context(PROMPT + 150)
     answered, extended = shadow_of(context, PROMPT), shadow_of(context, PROMPT)
     for at in range(PROMPT, PROMPT + 149):
         answered.attend(*context.part(at, at + 1), SCALE)
     _, keys, values = context.part(PROMPT, PROMPT + 149)
     extended.extend(keys, values)
-    assert extended.num_sealed == answered.num_sealed > PROMPT // CHUNK
+    assert extended.num_compressed == answered.num_compressed > PROMPT // CHUNK
     last = context.part(PROMPT + 149, PROMPT + 150)
     found = [layer.attend(*last, SCALE)[0] for layer in (answered, extended)]
     torch.testing.assert_close(*found, atol=1e-6, rtol=1e-6)
@@ -169,7 +169,7 @@ def tail_bytes(shadows: Shadows, sequence: int) -> int:
 
 
 def test_sequences_that_begin_alike_share_what_was_made_of_the_beginning() -> None:
-    """What a sequence adds is its own, whatever another adds and seals; nothing of the prompt is made
+    """What a sequence adds is its own, whatever another adds and compresses; nothing of the prompt is made
     again."""
     whole = make_context(PROMPT + 1)
     shadows = shadows_with(2**40)
@@ -184,7 +184,7 @@ def test_sequences_that_begin_alike_share_what_was_made_of_the_beginning() -> No
         for side in ("keys", "values"):
             getattr(other, side)[:PROMPT] = getattr(whole, side)[:PROMPT]
     found = [say(shadows, 2 + place, prompt(0), other, PROMPT) for place, other in enumerate(others)]
-    at = 1024  # behind what has been sealed, where queries begin to choose anew
+    at = 1024  # behind what has been compressed, where queries begin to choose anew
     later = [say(shadows, 4 + place, prompt(0), other, at) for place, other in enumerate(others)]
     assert shadows.counts[0].made_len == PROMPT
     for place, other in enumerate(others):
@@ -192,7 +192,7 @@ def test_sequences_that_begin_alike_share_what_was_made_of_the_beginning() -> No
         wanted = say(alone, 0, prompt(0), other, PROMPT)
         torch.testing.assert_close(found[place], wanted)
         torch.testing.assert_close(later[place], wanted[at - PROMPT :], atol=1e-5, rtol=1e-5)
-        assert shadows._sequences[SequenceId(2 + place)].layers[0].num_sealed > PROMPT // CHUNK
+        assert shadows._sequences[SequenceId(2 + place)].layers[0].num_compressed > PROMPT // CHUNK
 
 
 def test_what_two_sequences_share_is_counted_once() -> None:

@@ -6,7 +6,12 @@ from kvchat.engine.api.cache_format import canonical_cache_format, parse_cache_f
 from kvchat.engine.api.ids import BlockKey, root_key
 from kvchat.engine.api.namespace import Namespace
 from kvchat.engine.api.view import View, parse_view
-from kvchat.engine.formats.pruned.view_schedule import ViewSchedule, ViewSchedules, course_over, shadow_stages
+from kvchat.engine.formats.pruned.view_schedule import (
+    ViewSchedule,
+    ViewSchedules,
+    schedule_over,
+    shadow_points,
+)
 from kvchat.engine.formats.shadow.settings import (
     GAIN_FACTOR,
     LayerShape,
@@ -149,8 +154,8 @@ def test_a_shadow_begins_behind_the_first_long_prompt_and_anew_when_the_text_has
     view = parse_view("shadow:64")
     least = least_prompt(view)
     ends = (least - 1, least, 2 * least - 1, 2 * least, 3 * least, 5 * least)
-    assert [stage.at for stage in shadow_stages(ends, view)] == [least, 2 * least, 5 * least]
-    assert shadow_stages((least - 1,), view) == ()
+    assert [prune_point.at for prune_point in shadow_points(ends, view)] == [least, 2 * least, 5 * least]
+    assert shadow_points((least - 1,), view) == ()
 
 
 def course(*starts: int, owner: str = "a", text: str = "shadow:64:forced") -> ViewSchedule:
@@ -173,7 +178,8 @@ def test_what_is_computed_behind_its_beginning_is_of_that_session_alone() -> Non
     assert parent(own, 4) not in [parent(other, 4) for other in others]
     assert own.parent(4, key, 299) == key
     assert (
-        course_over(parse_view("shadow:64:forced"), P, str(Namespace(owner="a", answer_starts=(300,)))) == own
+        schedule_over(parse_view("shadow:64:forced"), P, str(Namespace(owner="a", answer_starts=(300,))))
+        == own
     )
 
 
@@ -200,7 +206,7 @@ def test_all_blocks_stay_in_sight() -> None:
     own = course(300)
     group = shadowed("shadow:64:forced")
     assert own.numbers(group, 1000, P) == list(range(16))
-    assert own.kept_names(own.stages[0], (), ()) == {}
+    assert own.kept_names(own.prune_points[0], (), ()) == {}
 
 
 @pytest.mark.parametrize("number", [4, 5])

@@ -1,4 +1,4 @@
-"""Sealed blocks keep what plain ones promise, and tell nobody which tokens they hold."""
+"""Encrypted blocks keep what plain ones promise, and tell nobody which tokens they hold."""
 
 import shutil
 from contextlib import closing
@@ -29,16 +29,16 @@ from tests.engine.memory.chains import (
 
 pytestmark = pytest.mark.pure
 
-SEALER, OTHER = Encryptor(bytes(range(32))), Encryptor(bytes(range(1, 33)))
+ENCRYPTOR, OTHER = Encryptor(bytes(range(32))), Encryptor(bytes(range(1, 33)))
 
 
-def open_sealed(cache_dir: Path, sealer: Encryptor | None = SEALER, **settings: bytes) -> DiskStore:
-    return open_store(cache_dir, sealer=sealer, **settings)
+def open_encrypted(cache_dir: Path, encryptor: Encryptor | None = ENCRYPTOR, **settings: bytes) -> DiskStore:
+    return open_store(cache_dir, encryptor=encryptor, **settings)
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> DiskStore:
-    return open_sealed(tmp_path)
+    return open_encrypted(tmp_path)
 
 
 def files(cache_dir: Path) -> list[Path]:
@@ -54,7 +54,7 @@ def test_blocks_and_tails_come_back_bit_for_bit(tmp_path: Path, store: DiskStore
     write_all(store, blocks)
     assert store.usage().num_bytes == sum(path.stat().st_size for path in files(tmp_path))
     store.close()
-    with closing(open_sealed(tmp_path)) as again:
+    with closing(open_encrypted(tmp_path)) as again:
         for block in blocks:
             assert again.has(block.key, block.header.group)
             assert read(again, block) == block.payload
@@ -78,20 +78,20 @@ def test_neither_names_nor_bytes_tell_keys_tokens_or_contents(tmp_path: Path, st
         store.close()
 
 
-def test_every_flipped_byte_of_a_sealed_file_is_noticed(tmp_path: Path, store: DiskStore) -> None:
+def test_every_flipped_byte_of_an_encrypted_file_is_noticed(tmp_path: Path, store: DiskStore) -> None:
     """Traps 6 and 24: nothing is believed of a file that is not what was written."""
     (block,) = chain([1, 2, 3, 4])
     write_all(store, [block])
     (path,) = files(tmp_path)
     whole = path.read_bytes()
-    seal = EncryptedBlocks(SEALER)
+    encryption = EncryptedBlocks(ENCRYPTOR)
     num_head_bytes = len(whole) - len(block.payload) - EncryptedBlocks.file_overhead
     parts = [memoryview(bytearray(num_head_bytes)), memoryview(bytearray(len(block.payload)))]
     for position in range(len(whole)):
         changed = flipped(whole, position, 1)
         with pytest.raises(DecryptionFailed):
-            seal.open(path, [memoryview(changed)], parts)
-    seal.open(path, [memoryview(whole)], parts)
+            encryption.open(path, [memoryview(changed)], parts)
+    encryption.open(path, [memoryview(whole)], parts)
     assert parts[1] == block.payload
     for damaged in (b"", whole[:56], whole[:-1], whole + b"\0", whole[:-1] + b"\0"):
         path.write_bytes(damaged)
@@ -101,7 +101,7 @@ def test_every_flipped_byte_of_a_sealed_file_is_noticed(tmp_path: Path, store: D
     assert read(store, block) == block.payload
 
 
-def test_a_sealed_file_serves_under_no_other_name(tmp_path: Path, store: DiskStore) -> None:
+def test_an_encrypted_file_serves_under_no_other_name(tmp_path: Path, store: DiskStore) -> None:
     """Trap 4: neither in the place of another block, nor of another group or model."""
     one, two = chain(tokens(3))[:2]
     write_all(store, [one, two])
@@ -112,7 +112,7 @@ def test_a_sealed_file_serves_under_no_other_name(tmp_path: Path, store: DiskSto
     for block in (one, two):
         with pytest.raises(BlockDamaged):
             read(store, block)
-    other = open_sealed(tmp_path, fingerprint=OTHER_FINGERPRINT)
+    other = open_encrypted(tmp_path, fingerprint=OTHER_FINGERPRINT)
     moved = Path(str(first).replace(FINGERPRINT.hex(), OTHER_FINGERPRINT.hex()))
     moved.parent.mkdir(parents=True)
     moved.write_bytes(saved)
@@ -120,7 +120,7 @@ def test_a_sealed_file_serves_under_no_other_name(tmp_path: Path, store: DiskSto
         read(other, one)
 
 
-def test_a_lost_index_is_built_from_the_sealed_files_again_without_those_of_a_killed_writer(
+def test_a_lost_index_is_built_from_the_encrypted_files_again_without_those_of_a_killed_writer(
     tmp_path: Path, store: DiskStore
 ) -> None:
     blocks = [*chain(tokens(4)), *chain(tokens(5))]
@@ -132,7 +132,7 @@ def test_a_lost_index_is_built_from_the_sealed_files_again_without_those_of_a_ki
     left.write_bytes(b"half a block")
     for index in tmp_path.rglob("index.db*"):
         index.unlink()
-    with closing(open_sealed(tmp_path)) as again:
+    with closing(open_encrypted(tmp_path)) as again:
         assert sorted(again.has(block.key, FULL) for block in blocks) == [False] + [True] * 7
     assert len(list(tmp_path.rglob("quarantine/*"))) == 1
     assert not left.exists()
@@ -144,7 +144,7 @@ def test_those_that_begin_most_alike_are_found_without_their_order_on_disk(
     parent = chain(tokens(7)[:BLOCK_SIZE])[0]
     siblings = [block_behind(parent.key, [1000 + number, 1, 2, 3]) for number in range(40)]
     write_all(store, [parent, *siblings])
-    plain = open_sealed(tmp_path / "plain", sealer=None)
+    plain = open_encrypted(tmp_path / "plain", encryptor=None)
     write_all(plain, [parent, *siblings])
     for wanted in ([1017, 1, 9, 9], [1000, 0, 0, 0], [5], [9999, 1, 2, 3], [1020, 1, 2, 3]):
         found = store.nearest(parent.key, wanted, 3)
@@ -152,20 +152,22 @@ def test_those_that_begin_most_alike_are_found_without_their_order_on_disk(
 
 
 def test_stores_of_several_keys_and_a_plain_one_share_a_directory_in_peace(tmp_path: Path) -> None:
-    stores = [open_sealed(tmp_path, sealer) for sealer in (SEALER, OTHER, None)]
+    stores = [open_encrypted(tmp_path, encryptor) for encryptor in (ENCRYPTOR, OTHER, None)]
     blocks = chain(tokens(9))
     for number, store in enumerate(stores):
         write_all(store, blocks[: number + 1])
-    for number, sealer in enumerate((SEALER, OTHER, None)):
-        catalog = BlockCatalog(tmp_path, sealer=sealer)
+    for number, encryptor in enumerate((ENCRYPTOR, OTHER, None)):
+        catalog = BlockCatalog(tmp_path, encryptor=encryptor)
         assert {block.key for block in catalog.blocks()} == {block.key for block in blocks[: number + 1]}
         catalog.close()
 
 
-def test_collecting_and_removing_know_sealed_blocks_by_their_keys(tmp_path: Path, store: DiskStore) -> None:
+def test_collecting_and_removing_know_encrypted_blocks_by_their_keys(
+    tmp_path: Path, store: DiskStore
+) -> None:
     kept, doomed = chain(tokens(10)), chain(tokens(11))
     write_all(store, [*kept, *doomed])
-    catalog = BlockCatalog(tmp_path, sealer=SEALER)
+    catalog = BlockCatalog(tmp_path, encryptor=ENCRYPTOR)
     wanted = {block.key for block in kept}
     freed = catalog.collect(lambda block: block.key in wanted)
     assert freed.num_blocks == len(doomed)
@@ -179,7 +181,7 @@ def test_one_payload_is_written_differently_each_time(tmp_path: Path) -> None:
     block: Block = chain(tokens(13))[0]
     written = []
     for place in ("one", "two"):
-        with closing(open_sealed(tmp_path / place)) as store:
+        with closing(open_encrypted(tmp_path / place)) as store:
             write_all(store, [block])
         (path,) = files(tmp_path / place)
         written.append(path)

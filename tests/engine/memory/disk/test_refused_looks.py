@@ -96,9 +96,9 @@ def test_a_shelf_that_cannot_be_listed_keeps_its_rows_and_hides_no_other(tmp_pat
         write_all(store, BLOCKS)
         lost = BLOCKS[3]
         lose_row(store, tmp_path, lost)
-        shelf = path_of(tmp_path, BLOCKS[0]).parent
-        assert shelf != path_of(tmp_path, lost).parent
-        files.hides = lambda path: path == shelf or path.parent == shelf
+        directory = path_of(tmp_path, BLOCKS[0]).parent
+        assert directory != path_of(tmp_path, lost).parent
+        files.hides = lambda path: path == directory or path.parent == directory
         store.rebuild()
         assert store.has_all(KEYS, FULL) == [block != BLOCKS[0] for block in BLOCKS]
         files.hides = lambda _: False
@@ -108,9 +108,9 @@ def test_a_shelf_that_cannot_be_listed_keeps_its_rows_and_hides_no_other(tmp_pat
 def test_what_nothing_refers_to_is_collected_beside_a_shelf_that_cannot_be_listed(tmp_path: Path) -> None:
     files = Blind(errno.EACCES)
     put_blocks(tmp_path, BLOCKS)
-    shelf = path_of(tmp_path, BLOCKS[0]).parent
+    directory = path_of(tmp_path, BLOCKS[0]).parent
     with closing(BlockCatalog(tmp_path, files=files)) as catalog:
-        files.hides = lambda path: path == shelf
+        files.hides = lambda path: path == directory
         assert catalog.collect(lambda block: block.key == KEYS[0]).num_blocks == len(BLOCKS) - 1
         assert path_of(tmp_path, BLOCKS[0]).exists()
 

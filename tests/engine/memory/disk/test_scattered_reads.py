@@ -94,13 +94,13 @@ def test_a_file_that_is_gone_or_a_link_is_not_read(store: DiskStore, tmp_path: P
         store.scatter(BLOCK.header, target.places)
 
 
-def test_sealed_blocks_and_watched_files_are_read_in_one_run(tmp_path: Path) -> None:
+def test_encrypted_blocks_and_watched_files_are_read_in_one_run(tmp_path: Path) -> None:
     """Whoever stands in for the disk sees every read."""
     target = Target()
     before = target.content
     watched = open_store(tmp_path / "watched", files=FailingFiles())
-    sealed = open_store(tmp_path / "sealed", sealer=Encryptor(bytes(32)))
-    for store in (watched, sealed):
+    encrypted = open_store(tmp_path / "encrypted", encryptor=Encryptor(bytes(32)))
+    for store in (watched, encrypted):
         store.write([(BLOCK.header, BLOCK.payload)])
         assert not store.scatter(BLOCK.header, target.places)
         store.close()

@@ -9,7 +9,7 @@
 //
 // Which form a query reads follows from its position, and the tiles do too: a query's result has the same
 // bits whatever stands beside it, however its prompt was cut, and however many threads compute it. Records
-// are laid out as `sealed_record.py` says.
+// are laid out as `quantized_record.py` says.
 
 #pragma once
 
@@ -33,7 +33,7 @@ struct Side {
 };
 
 // The fields of native.py's `_Call`, in order.
-struct SealedCall {
+struct QuantizedCall {
   AttentionCall attention;
   const int64_t* const* blocks;  // of each span, the first of them is logical block 0
   Side keys, values;
@@ -168,7 +168,7 @@ struct Half {
 
 // See `Tile` for what has the same name there.
 template <bool FINE>
-struct SealedTile {
+struct QuantizedTile {
   Half keys, values;
   int64_t first, token_group;  // its first token in the block, and how many tokens share a scale of a channel
   int64_t p, length;
@@ -182,7 +182,7 @@ struct SealedTile {
 };
 
 template <int ROWS, bool FINE>
-INLINE void dot_keys(float (*scores)[MOST_KEYS + W], const SealedTile<FINE>& tile, const float* query,
+INLINE void dot_keys(float (*scores)[MOST_KEYS + W], const QuantizedTile<FINE>& tile, const float* query,
                      int64_t stride, int64_t row, const AttentionCall& call, int64_t begin, int64_t end) {
   const Half& keys = tile.keys;
   const coded::Part& part = keys.part;
@@ -206,7 +206,7 @@ INLINE void dot_keys(float (*scores)[MOST_KEYS + W], const SealedTile<FINE>& til
 
 template <int ROWS, bool FINE>
 INLINE void add_values(float* acc, int64_t stride, const float* decay, float (*weights)[MOST_KEYS + W],
-                       const SealedTile<FINE>& tile, const AttentionCall& call, int64_t begin, int64_t end) {
+                       const QuantizedTile<FINE>& tile, const AttentionCall& call, int64_t begin, int64_t end) {
   const Half& values = tile.values;
   const coded::Part& part = values.part;
   const int64_t dim = call.dim_v, bytes = part.token_bytes;
@@ -227,13 +227,13 @@ INLINE void add_values(float* acc, int64_t stride, const float* decay, float (*w
 // Older tiles, `FINE` as float32 or as 16-bit types.
 template <bool FINE>
 struct Quantised {
-  const SealedCall* call;
+  const QuantizedCall* call;
   Form key_form, value_form;
 
-  Quantised(const SealedCall* call)
+  Quantised(const QuantizedCall* call)
       : call(call), key_form(form_of_keys(*call)), value_form(form_of_values(*call)) {}
 
-  static Form form_of_keys(const SealedCall& call) {
+  static Form form_of_keys(const QuantizedCall& call) {
     const int64_t dim = call.attention.dim_k;
     if (bits_of(call.keys.code) == 8)
       return call.keys.code == INT8 && dim <= whole::MOST_DIM ? WHOLE : TOKENS;
@@ -242,7 +242,7 @@ struct Quantised {
     return is_coded ? CODED : NUMBERS;
   }
 
-  static Form form_of_values(const SealedCall& call) {
+  static Form form_of_values(const QuantizedCall& call) {
     const Side& side = call.values;
     const int64_t dim = call.attention.dim_v, columns = side.num_columns;
     if (bits_of(side.code) == 8) return side.code == INT8 ? WHOLE : TOKENS;
@@ -310,7 +310,7 @@ struct Quantised {
     const bool scale_keys = bits_of(call->keys.code) == 8, scale_values = bits_of(call->values.code) == 8;
     if (scale_keys) keys.read_scales(scales[0], first, length);
     if (scale_values) values.read_scales(scales[1], first, length);
-    take(SealedTile<FINE>{{key_form, call->keys.code, key_part, key_memory, stride_k},
+    take(QuantizedTile<FINE>{{key_form, call->keys.code, key_part, key_memory, stride_k},
                           {value_form, call->values.code, value_part, value_memory, stride_v},
                           first,
                           call->keys.token_group,
