@@ -54,30 +54,6 @@ def test_the_cached_block_that_was_released_first_is_evicted_and_its_key_told() 
     assert evicted == [key(1), key(2), key(0)]
 
 
-def test_a_block_that_is_held_again_is_not_evicted() -> None:
-    pool, evicted = pool_of(2)
-    block = pool.allocate()
-    pool.name(block, key(1), None)
-    pool.release(block)
-    pool.share(block)
-    assert pool.allocate() != block
-    assert pool.num_available == 0
-    assert evicted == []
-
-
-def test_a_block_belongs_to_all_its_holders_until_the_last_lets_go() -> None:
-    pool, _ = pool_of(1)
-    block = pool.allocate()
-    pool.share(block)
-    pool.share(block)
-    assert (pool.count(block), pool.num_shared) == (3, 1)
-    pool.release(block)
-    pool.release(block)
-    assert (pool.count(block), pool.num_shared, pool.num_used) == (1, 0, 1)
-    pool.release(block)
-    assert pool.num_free == 1
-
-
 def test_a_name_is_given_once_and_only_to_a_used_block() -> None:
     pool, _ = pool_of(1)
     with pytest.raises(AssertionError):
@@ -86,12 +62,6 @@ def test_a_name_is_given_once_and_only_to_a_used_block() -> None:
     pool.name(block, key(1), None)
     with pytest.raises(AssertionError):
         pool.name(block, key(2), None)
-
-
-def test_a_free_block_cannot_be_released() -> None:
-    pool, _ = pool_of(1)
-    with pytest.raises(AssertionError):
-        pool.release(BlockId(0))
 
 
 def test_a_forgotten_block_is_free_or_stays_with_its_holder() -> None:

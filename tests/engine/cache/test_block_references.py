@@ -2,7 +2,6 @@
 
 import pytest
 
-from kvchat.engine.api.snapshot import SequenceUsage
 from kvchat.engine.cache.block_pool import BlockPool
 from kvchat.engine.cache.block_references import BlockReferences
 from kvchat.engine.startup import occupancy
@@ -29,12 +28,9 @@ def walked(cache: Cache) -> list[tuple[int, int, tuple[int, ...]]]:
     return found
 
 
-def told(usage: SequenceUsage) -> tuple[int, int, tuple[int, ...]]:
-    return (usage.own_bytes, usage.shared_bytes, usage.blocks_per_group)
-
-
 def usages(cache: Cache) -> list[tuple[int, int, tuple[int, ...]]]:
-    return [told(usage) for usage in occupancy.sequence_usages(cache.manager, ())]
+    found = occupancy.sequence_usages(cache.manager, ())
+    return [(usage.own_bytes, usage.shared_bytes, usage.blocks_per_group) for usage in found]
 
 
 def test_a_snapshot_tells_of_every_sequence_what_a_walk_finds() -> None:

@@ -19,18 +19,17 @@ BOTH = pytest.mark.parametrize("eviction", list(Eviction))
 class Pool:
     """A real pool, addressed by paths. `evicted`: what had to go, in order."""
 
-    def __init__(self, num_blocks: int, eviction: Eviction, *, is_tree: bool = True) -> None:
+    def __init__(self, num_blocks: int, eviction: Eviction) -> None:
         self.order = make_order(eviction, num_blocks)
         self.evicted: list[Path] = []
         self.blocks: dict[Path, BlockId] = {}
         self.pool = BlockPool(num_blocks, self._gone, self.order)
         self.num_blocks = num_blocks
-        self.is_tree = is_tree
 
     def make(self, path: Path) -> None:
         block = self.pool.allocate()
         self.blocks[path] = block
-        self.pool.name(block, named(path), named(path[:-1]) if self.is_tree else None)
+        self.pool.name(block, named(path), named(path[:-1]))
 
     def hold(self, path: Path) -> None:
         self.pool.share(self.blocks[path])
@@ -152,74 +151,19 @@ def test_no_block_is_evicted_while_its_child_is_there(
         assert all(path[:-1] in pool.blocks for path in pool.blocks if len(path) > 1)
 
 
-def hits_after_a_scan(eviction: Eviction, *, piece_len: int, num_pieces: int) -> tuple[int, int]:
-    """Return how many of a hot chain's blocks are found behind a scan, and how many it has.
-
-    Each piece of the scanned document is used once, and no piece is a part of another.
-    """
+@pytest.mark.parametrize(("piece_len", "num_pieces"), [(30, 4), (12, 10), (2, 120)])
+@pytest.mark.parametrize(("eviction", "num_left"), [(Eviction.S3FIFO, 8), (Eviction.LRU, 0)])
+def test_hot_blocks_survive_a_scan_of_three_times_the_pool_where_the_control_loses_them(
+    eviction: Eviction, num_left: int, piece_len: int, num_pieces: int
+) -> None:
+    """Each piece of the scanned document is used once, and no piece is a part of another."""
     pool = Pool(40, eviction)
     hot = chain(1, length=8)
     for _ in range(3):
         pool.request(hot)
     for piece in range(num_pieces):
         pool.request(chain(2, piece, length=piece_len))
-    return pool.request(hot), len(hot)
-
-
-def test_hot_blocks_survive_a_scan_of_three_times_the_pool_where_the_control_loses_them() -> None:
-    shapes = [(30, 4), (12, 10), (2, 120)]
-    for piece_len, num_pieces in shapes:
-        found, wanted = hits_after_a_scan(Eviction.S3FIFO, piece_len=piece_len, num_pieces=num_pieces)
-        assert found == wanted, f"pieces of {piece_len}"
-        found, _ = hits_after_a_scan(Eviction.LRU, piece_len=piece_len, num_pieces=num_pieces)
-        assert found == 0, f"the control kept blocks in pieces of {piece_len}"
-
-
-def test_what_comes_back_soon_after_its_eviction_survives_the_next_scan() -> None:
-    pool = Pool(20, Eviction.S3FIFO)
-    asked_again = chain(1, length=4)
-    pool.request(asked_again)
-    pool.request(chain(2, length=20))
-    assert pool.request(asked_again) == 0
-    for scan in (3, 4, 5):
-        pool.request(chain(scan, length=14))
-    assert pool.request(asked_again) == 4
-
-
-def test_of_two_chains_one_goes_from_its_end_before_the_other_is_begun() -> None:
-    """A chain without its beginning cannot be used at all, two without their ends only in part."""
-    pool = Pool(8, Eviction.S3FIFO)
-    pool.request(chain(1, length=4))
-    pool.request(chain(2, length=4))
-    pool.request(chain(3, length=5))
-    assert pool.evicted == [*reversed(chain(1, length=4)), chain(2, length=4)[-1]]
-
-
-def test_where_parents_do_not_matter_blocks_go_in_the_order_in_which_they_were_let_go() -> None:
-    pool = Pool(4, Eviction.S3FIFO, is_tree=False)
-    for path in chain(1, length=4):
-        pool.make(path)
-        pool.drop(path)
-    pool.make((2,))
-    assert pool.evicted == [(1,)]
-
-
-def test_a_parent_goes_in_the_end_if_all_its_children_are_held() -> None:
-    """Who holds a child without its parents must not keep the pool from being used."""
-    pool = Pool(2, Eviction.S3FIFO)
-    pool.make((1,))
-    pool.make((1, 0))
-    pool.drop((1,))
-    pool.make((2,))
-    assert pool.evicted == [(1,)]
-
-
-@BOTH
-def test_a_pool_of_one_block_works(eviction: Eviction) -> None:
-    pool = Pool(1, eviction)
-    for step in (1, 2, 1, 1):
-        pool.request([(step,)])
-    assert pool.evicted == [(1,), (2,)]
+    assert pool.request(hot) == num_left
 
 
 def test_remembered_names_are_bounded_by_their_number() -> None:

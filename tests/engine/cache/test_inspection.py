@@ -28,13 +28,18 @@ def of_path(engine: Engine, ids: list[int]) -> tuple[InspectedBlock, ...]:
     return engine.inspect(InspectionRequest(token_ids=tuple(ids)))
 
 
-def test_a_live_sequence_shows_its_blocks_by_name_and_its_tail_without(
+def test_a_live_sequence_shows_its_blocks_by_name_its_tail_without_their_holders_and_last_use(
     tiny: TinyModels, open_engine: OpenEngine
 ) -> None:
     engine = open_engine(tiny("llama"))
     handle = submit(engine, token_ids(40), 4)
+    asked = InspectionRequest(sequence=handle.sequence)
+    engine.step()
+    assert {block.unused_s for block in engine.inspect(asked)} == {0.0}
     finish(engine, handle)
-    blocks = engine.inspect(InspectionRequest(sequence=handle.sequence))
+    blocks, later = engine.inspect(asked), engine.inspect(asked)
+    for before, after in zip(blocks, later, strict=True):
+        assert 0 < (before.unused_s or 0.0) < (after.unused_s or 0.0)
     root = root_key(bytes.fromhex(engine.info.fingerprint))
     keys = [key.hex() for key in chain_keys(root, token_ids(40), BLOCK)]
     assert [block.key for block in blocks] == [*keys, ""]
@@ -43,33 +48,10 @@ def test_a_live_sequence_shows_its_blocks_by_name_and_its_tail_without(
     assert [len(block.token_ids) for block in blocks] == [16, 16, 11]
     assert tiers(blocks) == [Tier.DEVICE] * 3
     assert [block.num_holders for block in blocks] == [1, 1, 1]
-
-
-def test_a_fork_is_a_second_holder_of_every_block(tiny: TinyModels, open_engine: OpenEngine) -> None:
-    engine = open_engine(tiny("llama"))
-    handle = submit(engine, token_ids(40), 4)
-    finish(engine, handle)
     child = engine.fork(handle.sequence)
     assert {block.num_holders for block in engine.inspect(InspectionRequest(sequence=child))} == {2}
     engine.release(child)
-    assert {block.num_holders for block in engine.inspect(InspectionRequest(sequence=handle.sequence))} == {1}
-
-
-def test_last_use_is_now_while_a_request_runs_and_grows_afterwards(
-    tiny: TinyModels, open_engine: OpenEngine
-) -> None:
-    engine = open_engine(tiny("llama"))
-    handle = submit(engine, token_ids(40), 8)
-    engine.step()
-    running = engine.inspect(InspectionRequest(sequence=handle.sequence))
-    assert {block.unused_s for block in running} == {0.0}
-    finish(engine, handle)
-    first = engine.inspect(InspectionRequest(sequence=handle.sequence))
-    later = engine.inspect(InspectionRequest(sequence=handle.sequence))
-    for before, after in zip(first, later, strict=True):
-        assert before.unused_s is not None
-        assert after.unused_s is not None
-        assert 0 < before.unused_s < after.unused_s
+    assert {block.num_holders for block in engine.inspect(asked)} == {1}
 
 
 def test_blocks_are_shown_in_host_memory_and_on_disk_and_nothing_is_moved(
@@ -130,11 +112,8 @@ def test_what_is_kept_for_nobody_is_shown_last_use_first(tiny: TinyModels, open_
     ages = [block.unused_s or 0.0 for block in kept]
     assert ages == sorted(ages)
     assert len(engine.inspect(InspectionRequest(most=2))) == 2
-
-
-def test_an_id_outside_the_vocabulary_is_refused(tiny: TinyModels, open_engine: OpenEngine) -> None:
     with pytest.raises(InvalidRequest):
-        of_path(open_engine(tiny("llama")), [10**9])
+        of_path(engine, [10**9])  # outside the vocabulary
 
 
 def test_closing_an_owners_sequences_lets_go_of_as_much_as_was_said(

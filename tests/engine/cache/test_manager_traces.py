@@ -367,19 +367,18 @@ class CacheTraces(RuleBasedStateMachine):
             self.tokens_of[name_of(tokens[:end], BLOCK_SIZE)] = tokens[:end]
 
 
+FEW = settings(
+    max_examples=150,
+    stateful_step_count=30,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+MANY = settings(FEW, max_examples=3000, derandomize=False, stateful_step_count=80)
+
+
 class TestTraces(CacheTraces.TestCase):  # type: ignore[name-defined,misc]
-    settings = settings(
-        max_examples=150,
-        stateful_step_count=30,
-        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-    )
+    settings = FEW
 
 
 @pytest.mark.slow
 class TestManyTraces(CacheTraces.TestCase):  # type: ignore[name-defined,misc]
-    settings = settings(
-        max_examples=3000,
-        derandomize=False,
-        stateful_step_count=80,
-        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-    )
+    settings = MANY

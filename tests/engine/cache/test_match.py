@@ -26,47 +26,12 @@ def test_a_window_that_is_gone_leaves_the_tail_of_an_earlier_turn() -> None:
     assert cache.matched_len(PROMPT) == 10
 
 
-def test_blocks_that_agree_are_found_by_key_and_the_rest_to_the_exact_token() -> None:
-    cache = Cache(full_group())
-    cache.computed(PROMPT[:14])
-    for agreed in range(1, 14):
-        assert cache.matched_len([*PROMPT[:agreed], 1, 1]) == agreed
-
-
 def test_at_least_one_token_is_left_to_compute() -> None:
     """Trap 10."""
     cache = Cache(full_group(), sliding_group(5))
     cache.computed(PROMPT)
     for length in range(1, 31):
         assert cache.matched_len(PROMPT[:length]) == length - 1
-
-
-def test_the_run_inside_a_block_comes_from_a_live_tail() -> None:
-    cache = Cache(full_group())
-    live = cache.computed(PROMPT[:7])
-    match = cache.manager.match(cache.open([*PROMPT[:6], 1]))
-    assert match.partial is not None
-    assert match.partial.key is None
-    assert match.partial.blocks == {0: live.tables[0][1]}
-    assert match.partial.num_tokens == 2
-
-
-def test_the_run_inside_a_block_comes_from_a_tail_that_was_released() -> None:
-    cache = Cache(full_group())
-    cache.manager.release(cache.computed(PROMPT[:7]))
-    match = cache.manager.match(cache.open([*PROMPT[:6], 1]))
-    assert match.partial is not None
-    assert match.partial.token_ids == tuple(PROMPT[4:7])
-    assert match.length == 6
-
-
-def test_the_run_inside_a_block_comes_from_a_full_sibling() -> None:
-    cache = Cache(full_group())
-    cache.computed(PROMPT[:8])
-    match = cache.manager.match(cache.open([*PROMPT[:6], 1]))
-    assert match.partial is not None
-    assert match.partial.token_ids == tuple(PROMPT[4:8])
-    assert match.length == 6
 
 
 @pytest.mark.parametrize("stored_len", [7, 8])
@@ -77,22 +42,6 @@ def test_the_run_inside_a_block_comes_from_a_stored_block_or_tail(stored_len: in
     assert match.partial is not None
     assert match.partial.blocks == {}
     assert match.length == match.disk_len == 6
-
-
-def test_of_equal_runs_one_on_the_device_is_taken() -> None:
-    cache = Cache(full_group())
-    cache.leave_on_disk([*PROMPT[:6], 2])
-    cache.computed([*PROMPT[:6], 3])
-    match = cache.manager.match(cache.open([*PROMPT[:6], 1]))
-    assert match.length == 6
-    assert match.disk_len == 0
-
-
-def test_the_longest_of_several_runs_is_taken() -> None:
-    cache = Cache(full_group())
-    for length in (5, 7, 6):
-        cache.computed([*PROMPT[:length], 1])
-    assert cache.matched_len(PROMPT) == 7
 
 
 def test_a_tail_is_a_copy_source_and_never_a_parent() -> None:

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.pure
 FULL = GroupId(0)
 
 
-def test_pinned_blocks_survive_everything_that_evicts() -> None:
+def test_pinned_blocks_survive_everything_that_evicts_until_they_are_unpinned() -> None:
     cache = Cache(full_group(), sliding_group(7), num_blocks=12)
     sequence = cache.computed(range(14))
     assert cache.manager.pins.pin(sequence) == 3 + 2  # of the window, what going on at 12 sees
@@ -22,18 +22,11 @@ def test_pinned_blocks_survive_everything_that_evicts() -> None:
     assert cache.matched_len([*range(14), 99]) == 12
     assert [pool.num_pinned for pool in cache.manager.pools.values()] == [3, 2]
     cache.check()
-
-
-def test_what_is_unpinned_is_evicted_like_anything_else() -> None:
-    cache = Cache(full_group(), num_blocks=12)
-    sequence = cache.computed(range(14))
-    cache.manager.pins.pin(sequence)
-    cache.manager.release(sequence)
     assert cache.manager.pins.unpin(sequence.id)
     assert not cache.manager.pins.unpin(sequence.id)
     cache.forget_device()
     assert cache.matched_len([*range(14), 99]) == 0
-    assert cache.num_used() == [0]
+    assert cache.num_used() == [0, 0]
     cache.check()
 
 
@@ -44,8 +37,9 @@ def test_a_pin_covers_what_is_there_and_pinning_again_what_has_been_added() -> N
     sequence.token_ids += range(9, 21)
     cache.compute(sequence)
     assert cache.manager.pools[FULL].num_pinned == 2
-    assert cache.manager.pins.pin(sequence) == 5
-    assert cache.manager.pools[FULL].num_pinned == 5
+    for _ in range(2):
+        assert cache.manager.pins.pin(sequence) == 5
+    assert (cache.manager.pools[FULL].num_pinned, cache.manager.pools[FULL].num_shared) == (5, 0)
     cache.check()
 
 
@@ -58,13 +52,6 @@ def test_a_block_of_two_pins_is_pinned_until_both_are_undone() -> None:
     assert cache.manager.pools[FULL].num_pinned == 3
     cache.manager.pins.unpin(second.id)
     assert cache.manager.pools[FULL].num_pinned == 0
-
-
-def test_a_pin_does_not_make_a_block_a_shared_one() -> None:
-    cache = Cache(full_group(), num_blocks=12)
-    sequence = cache.computed(range(10))
-    cache.manager.pins.pin(sequence)
-    assert cache.manager.pools[FULL].num_shared == 0
 
 
 def test_more_than_half_of_a_pool_is_refused_and_nothing_changes() -> None:
@@ -85,19 +72,8 @@ def test_a_pin_that_leaves_too_little_for_a_request_at_work_is_refused_with_its_
     with pytest.raises(PinRefused, match="a request at work needs 8 of 10, which leaves 2"):
         cache.manager.pins.pin(idle, [(at_work, {FULL: 8})])
     assert cache.manager.pins.pin(idle, [(at_work, {FULL: 6})]) == 4
-
-
-def test_what_a_request_at_work_holds_itself_may_be_pinned_beside_its_needs() -> None:
-    cache = Cache(full_group(), num_blocks=10)
-    at_work = cache.computed(range(17))
-    assert cache.manager.pins.pin(at_work, [(at_work, {FULL: 10})]) == 4
-
-
-def test_pinning_again_counts_what_is_pinned_already_only_once() -> None:
-    cache = Cache(full_group(), num_blocks=10)
-    sequence = cache.computed(range(21))
-    for _ in range(3):
-        assert cache.manager.pins.pin(sequence) == 5
+    # What a request holds itself is a part of its needs.
+    assert cache.manager.pins.pin(idle, [(idle, {FULL: 10})]) == 4
 
 
 def test_pinned_blocks_of_others_are_counted_for_a_prompt() -> None:

@@ -25,16 +25,6 @@ def test_a_node_is_found_by_its_key_and_its_ids_together() -> None:
     assert index.find(block_key(ROOT, (1, 3)), (1, 3)) is None
 
 
-def test_each_group_has_its_own_block_under_one_key() -> None:
-    index = PrefixIndex()
-    added = node(ROOT, 1, 2)
-    index.add(added, FIRST, BlockId(7))
-    assert index.block(added.key, SECOND) is None
-    index.add(node(ROOT, 1, 2), SECOND, BlockId(3))
-    assert (index.block(added.key, FIRST), index.block(added.key, SECOND)) == (7, 3)
-    assert len(index) == 1
-
-
 def test_a_node_goes_with_its_last_block_and_its_children_stay() -> None:
     index = PrefixIndex()
     parent = node(ROOT, 1, 2)
@@ -50,24 +40,8 @@ def test_a_node_goes_with_its_last_block_and_its_children_stay() -> None:
     assert [known.key for known in index] == [child.key]
 
 
-def test_children_are_full_blocks_and_tails_behind_one_parent() -> None:
-    index = PrefixIndex()
-    nodes = [node(ROOT, 1, 2, 3, 4), node(ROOT, 1, 2), node(ROOT, 5)]
-    for number, added in enumerate(nodes):
-        index.add(added, FIRST, BlockId(number))
-    index.add(node(nodes[0].key, 9), FIRST, BlockId(9))
-    assert {child.token_ids for child in index.nearest(ROOT, (), 9)} == {(1, 2, 3, 4), (1, 2), (5,)}
-
-
 def test_a_key_that_is_claimed_for_other_ids_is_a_bug() -> None:
     index = PrefixIndex()
     index.add(node(ROOT, 1, 2), FIRST, BlockId(0))
     with pytest.raises(AssertionError):
         index.add(IndexNode(block_key(ROOT, (1, 2)), ROOT, (1, 3), 0), SECOND, BlockId(0))
-
-
-def test_a_group_has_at_most_one_block_under_a_key() -> None:
-    index = PrefixIndex()
-    index.add(node(ROOT, 1, 2), FIRST, BlockId(0))
-    with pytest.raises(AssertionError):
-        index.add(node(ROOT, 1, 2), FIRST, BlockId(1))

@@ -5,7 +5,7 @@ quantised once, from exact bytes that are right, by the one sequence that holds 
 """
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant
 

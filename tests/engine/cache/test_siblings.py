@@ -60,15 +60,3 @@ def test_of_many_equal_runs_one_on_the_device_is_taken() -> None:
     cache.computed([1, 2, 3, 4, 5, 6, 1000, 0])
     match = cache.manager.match(cache.open([1, 2, 3, 4, 5, 6, 2000, 7]))
     assert (match.length, match.disk_len) == (6, 0)
-
-
-def test_a_name_with_blocks_of_two_groups_is_one_sibling() -> None:
-    cache = Cache(full_group(), full_group(1))
-    cache.manager.release(cache.computed([1, 2, 3, 4, 5]))
-    (node,) = cache.manager.index.nearest(ROOT, (), 9)
-    assert len(node.blocks) == 2
-    first, second = node.blocks
-    cache.manager.index.remove(node.key, first)
-    assert cache.manager.index.nearest(ROOT, (1,), 9) == [node]
-    cache.manager.index.remove(node.key, second)
-    assert cache.manager.index.nearest(ROOT, (1,), 9) == []

@@ -5,11 +5,15 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
+from typing import Any
+from weakref import WeakSet
 
 from kvchat.engine.api.ids import BlockKey, GroupId, block_key, root_key
 from kvchat.engine.memory.disk.block_file import Layout, Region
-from kvchat.engine.memory.disk.io import SYSTEM, SystemFiles
+from kvchat.engine.memory.disk.index import DiskUsage
+from kvchat.engine.memory.disk.io import SystemFiles
 from kvchat.engine.memory.disk.store import BlockHeader, DiskStore
+from kvchat.errors import BlockDamaged, BlockMissing
 
 FULL, SLIDING = GroupId(0), GroupId(1)
 BLOCK_SIZE = 4
@@ -60,16 +64,30 @@ class Clock:
         return self.now_s
 
 
+class HastyFiles(SystemFiles):
+    """Waits for no medium: nothing here is about a loss of power."""
+
+    def sync(self, descriptor: int) -> None:
+        pass
+
+    def sync_dir(self, path: Path) -> None:
+        pass
+
+
+HASTY = HastyFiles()
+OPENED: WeakSet[DiskStore] = WeakSet()
+
+
 def open_store(
     cache_dir: Path,
     fingerprint: bytes = FINGERPRINT,
     limit_bytes: int | None = None,
     clock: Callable[[], float] | None = None,
-    files: SystemFiles = SYSTEM,
-    daily_bytes: int | None = None,
-    elsewhere: Callable[[], int] = lambda: 0,
+    files: SystemFiles = HASTY,
+    **settings: Any,
 ) -> DiskStore:
-    return DiskStore(
+    """Open a store, which fixtures of the tests close in the end."""
+    store = DiskStore(
         cache_dir,
         fingerprint=fingerprint,
         layouts=LAYOUTS,
@@ -77,9 +95,10 @@ def open_store(
         limit_bytes=limit_bytes,
         clock=clock or Clock(),
         files=files,
-        daily_bytes=daily_bytes,
-        elsewhere=elsewhere,
+        **settings,
     )
+    OPENED.add(store)
+    return store
 
 
 def payload_of(key: BlockKey, group: GroupId = FULL) -> bytes:
@@ -121,6 +140,19 @@ def put_blocks(cache_dir: Path, blocks: list[Block], fingerprint: bytes = FINGER
 def read(store: DiskStore, block: Block) -> bytes:
     header = block.header
     return bytes(store.read(header.key, header.group, parent=header.parent, token_ids=header.token_ids))
+
+
+def read_if_whole(store: DiskStore, block: Block) -> bytes | None:
+    try:
+        return read(store, block)
+    except (BlockMissing, BlockDamaged):
+        return None
+
+
+def check_totals(cache_dir: Path, usage: DiskUsage) -> None:
+    """Assert that the files of blocks are those that are accounted for."""
+    sizes = [path.stat().st_size for path in (cache_dir / "blocks").rglob("*.*")]
+    assert (usage.num_blocks, usage.num_bytes) == (len(sizes), sum(sizes))
 
 
 def path_of(cache_dir: Path, block: Block, fingerprint: bytes = FINGERPRINT) -> Path:

@@ -1,6 +1,6 @@
 """Blocks that leave the device beside the computation hold what they held when they were taken."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 from random import Random
@@ -9,19 +9,20 @@ from threading import Event as Flag
 import pytest
 import torch
 
-from kvchat.engine.api.ids import BlockId, BlockKey, GroupId, block_key, root_key
+from kvchat.engine.api.ids import BlockId, GroupId, block_key, root_key
 from kvchat.engine.cache.plan import Load, Save
 from kvchat.engine.kernels.streams import Event, Stream, Work
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.disk.block_file import BlockHeader
-from kvchat.engine.memory.disk.io import Buffer, SystemFiles
-from kvchat.engine.memory.disk.store import DiskStore
 from kvchat.engine.memory.disk.writer import BlockWriter
 from kvchat.engine.memory.mover import Mover
 from kvchat.engine.memory.rates import Rates
 from kvchat.engine.memory.saver import AsyncCopy, AsyncSaves, Saver
 from kvchat.engine.memory.transport import AsyncTransport
+from tests.engine.memory.chains import FINGERPRINT
 from tests.engine.memory.delayed_streams import DelayedStreams
+from tests.engine.memory.fake_disk import FakeDisk
+from tests.engine.memory.test_mover import WatchedFiles, store_of
 from tests.engine.memory.test_transport import (
     BLOCK_SIZE,
     GROUPS,
@@ -33,8 +34,6 @@ from tests.engine.memory.test_transport import (
 from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.cpu
-
-FINGERPRINT = b"\x01" * 32
 
 
 def plain(num_bytes: int) -> torch.Tensor:
@@ -91,10 +90,12 @@ class HeldStreams:
 
     def compute(self, work: Work) -> Event:
         work()
-        return Moment(set_flag())
+        return self.mark()
 
     def mark(self) -> Event:
-        return Moment(set_flag())
+        done = Flag()
+        done.set()
+        return Moment(done)
 
     def beside(self, lane: Stream, work: Work, after: Sequence[Event]) -> Event:
         done = Flag()
@@ -130,27 +131,6 @@ class Moment:
         return 0.001
 
 
-def set_flag() -> Flag:
-    done = Flag()
-    done.set()
-    return done
-
-
-class Sink(DiskStore):
-    """Keeps what is written."""
-
-    def __init__(self) -> None:
-        self.shortage = self.left_out = None
-        self.written: dict[BlockKey, bytes] = {}
-
-    def write(self, blocks: Iterable[tuple[BlockHeader, Buffer]], *, is_wanted: bool = False) -> int:
-        found = {header.key: bytes(payload) for header, payload in blocks}
-        self.written |= found
-        return len(found)
-
-    def remove(self, key: BlockKey, group: GroupId) -> None: ...
-
-
 def saves_of(group: GroupId, num_blocks: int = NUM_BLOCKS) -> list[Save]:
     parent = root_key(FINGERPRINT)
     ids = [(number, number) for number in range(num_blocks)]
@@ -169,7 +149,7 @@ def filled_pool() -> DevicePool:
 
 
 def test_handing_blocks_over_waits_for_no_copy_and_what_has_no_room_waits_by_name() -> None:
-    pool, streams, sink = filled_pool(), HeldStreams(), Sink()
+    pool, streams, sink = filled_pool(), HeldStreams(), FakeDisk()
     num_taken = 4
     transport = AsyncSaves(pool, streams, (num_taken - 1) * pool.block_bytes(GROUPS[0]), plain)
     writer = BlockWriter(sink, max_bytes=1 << 20)
@@ -177,18 +157,18 @@ def test_handing_blocks_over_waits_for_no_copy_and_what_has_no_room_waits_by_nam
     saves = saves_of(GROUPS[0])
     expected = {save.key: bytes(pool.read_block(GROUPS[0], save.block, BLOCK_SIZE)) for save in saves}
     saver.save_blocks(saves)
-    assert (saver.num_waiting, sink.written) == (NUM_BLOCKS - num_taken, {})
+    assert (saver.num_waiting, sink.written) == (NUM_BLOCKS - num_taken, [])
     for number in range(num_taken):
         fill(pool, GROUPS[0], number, 99)  # the next step writes here
     assert not saver.save_tail(saves[:1])
     streams.let()
     assert saver.flush(PATIENCE_S)
-    assert sink.written == expected
+    assert sink.contents == expected
     saver.close(PATIENCE_S)
 
 
 def test_a_place_of_what_was_given_up_is_used_again_once_its_copy_is_done() -> None:
-    pool, streams, sink = filled_pool(), HeldStreams(), Sink()
+    pool, streams, sink = filled_pool(), HeldStreams(), FakeDisk()
     transport = AsyncSaves(pool, streams, pool.block_bytes(GROUPS[0]), plain)
     writer = BlockWriter(sink, max_bytes=1)
     saver = Saver(pool, sink, writer, lambda _: True, transport)  # type: ignore[arg-type]
@@ -237,25 +217,10 @@ def test_a_block_that_is_brought_too_early_is_seen() -> None:
     assert any(bring_at_random(seed, forgets=Stream.IN) for seed in range(6))
 
 
-class InOneRun(SystemFiles):
-    """Files whose blocks are read in one run, as for a pool that is no plain memory."""
-
-    gives_descriptors = False
-
-
 def test_a_block_goes_from_the_disk_to_the_device_on_the_lane_for_that(tmp_path: Path) -> None:
     pool, group = filled_pool(), GROUPS[0]
     (save,) = saves_of(group, 1)
-    with closing(
-        DiskStore(
-            tmp_path,
-            fingerprint=FINGERPRINT,
-            layouts=pool.layouts(),
-            block_size=BLOCK_SIZE,
-            limit_bytes=None,
-            files=InOneRun(),
-        )
-    ) as store:
+    with closing(store_of(pool, tmp_path, WatchedFiles())) as store:
         data = pool.read_block(group, BlockId(3), BLOCK_SIZE)
         header = BlockHeader(key=save.key, parent=save.parent, group=group, token_ids=save.token_ids)
         assert store.write([(header, data)])
@@ -263,9 +228,6 @@ def test_a_block_goes_from_the_disk_to_the_device_on_the_lane_for_that(tmp_path:
         streams.let()
         transport = AsyncTransport(pool, make_host(pool), Rates(), streams, allocate=plain)
         mover = Mover(pool, make_host(pool), store, transport=transport)
-        load = Load(
-            group=group, key=save.key, parent=save.parent, token_ids=save.token_ids, target=BlockId(5)
-        )
-        assert mover.fetch(load)
+        assert mover.fetch(Load(group, save.key, save.parent, save.token_ids, BlockId(5)))
         assert bytes(pool.read_block(group, BlockId(5), BLOCK_SIZE)) == bytes(data)
         assert streams.num_beside == 1

@@ -90,7 +90,9 @@ def test_a_block_is_one_run_of_bytes_layer_after_layer_keys_before_values(dtype:
         start += region.nbytes
     names = [region.name for region in pool.layouts()[FULL]]
     assert names == [f"layers.{layer}.{part}" for layer in (0, 2, 3) for part in "kv"]
-    assert start == len(data)
+    assert start == len(data) == pool.block_bytes(FULL)
+    assert pool.num_bytes == sum(tensor.numel() * tensor.element_size() for tensor in tensors(pool))
+    assert pool.num_bytes == sum(pool.block_bytes(group) * count for group, count in NUM_BLOCKS.items())
 
 
 @every_dtype
@@ -98,17 +100,14 @@ def test_a_block_is_one_run_of_bytes_layer_after_layer_keys_before_values(dtype:
 def test_a_copy_copies_the_first_slots_of_every_layer_and_nothing_else(dtype: str, num_tokens: int) -> None:
     pool, before = make_pool(dtype), bits(make_pool(dtype))
     pool.copy(FULL, BlockId(4), BlockId(0), num_tokens)
-    for layer, tensor, old in zip(layer_of(pool), bits(pool), before, strict=True):
-        if layer.group == FULL:
+    group_of = [layer.group for layer in pool.layers.values() for _ in "kv"]
+    for group, tensor, old in zip(group_of, bits(pool), before, strict=True):
+        if group == FULL:
             assert torch.equal(tensor[0, :, :num_tokens], old[4, :, :num_tokens])
             assert torch.equal(tensor[0, :, num_tokens:], old[0, :, num_tokens:])
             assert torch.equal(tensor[1:], old[1:])
         else:
             assert torch.equal(tensor, old)
-
-
-def layer_of(pool: DevicePool) -> list[object]:
-    return [layer for layer in pool.layers.values() for _ in "kv"]
 
 
 def test_a_copy_does_not_follow_its_source() -> None:
@@ -119,15 +118,6 @@ def test_a_copy_does_not_follow_its_source() -> None:
     for tensor in group_tensors(pool, FULL):
         tensor[1] = 0
     assert pool.read_block(FULL, BlockId(2), BLOCK_SIZE) == copied
-
-
-@every_dtype
-def test_the_pools_bytes_are_those_of_its_tensors_and_of_its_blocks(dtype: str) -> None:
-    pool = make_pool(dtype)
-    assert pool.num_bytes == sum(tensor.numel() * tensor.element_size() for tensor in tensors(pool))
-    assert pool.num_bytes == sum(pool.block_bytes(group) * count for group, count in NUM_BLOCKS.items())
-    for group, regions in pool.layouts().items():
-        assert pool.block_bytes(group) == sum(region.nbytes for region in regions)
 
 
 def test_a_pool_beyond_all_memory_says_which_setting_to_lower() -> None:

@@ -7,7 +7,7 @@ from kvchat.engine.api.ids import BlockId, GroupId
 from kvchat.engine.cache.plan import Demote, Promote
 from kvchat.engine.formats.spec import FullSpec, Group
 from kvchat.engine.memory.device_pool import DevicePool
-from kvchat.engine.memory.host_pool import HostPool, MappedArena
+from kvchat.engine.memory.host_pool import HostPool
 from kvchat.engine.memory.mover import Mover
 from kvchat.errors import OutOfMemory
 
@@ -39,22 +39,9 @@ def test_places_do_not_overlap() -> None:
     host = HostPool({GROUP: 3}, {GROUP: 5})
     for place in range(3):
         host.view(GROUP, BlockId(place))[:] = bytes([place]) * 5
-    assert [bytes(host.view(GROUP, BlockId(place))) for place in range(3)] == [
-        bytes([n]) * 5 for n in range(3)
-    ]
+    held = [bytes(host.view(GROUP, BlockId(place))) for place in range(3)]
+    assert held == [bytes([number]) * 5 for number in range(3)]
     assert host.num_bytes == 15
-
-
-def test_the_memory_of_each_group_is_taken_once() -> None:
-    taken: list[tuple[int, int]] = []
-
-    def make(num_places: int, place_bytes: int) -> MappedArena:
-        taken.append((num_places, place_bytes))
-        return MappedArena(num_places, place_bytes)
-
-    groups = [GroupId(number) for number in range(3)]
-    HostPool(dict(zip(groups, (3, 0, 4), strict=True)), dict.fromkeys(groups, 5), make)
-    assert taken == [(3, 5), (4, 5)]
 
 
 def test_memory_that_is_not_to_be_had_is_said_with_what_to_do() -> None:

@@ -2,12 +2,13 @@
 
 import errno
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 import torch
 
-from kvchat.engine.api.ids import BlockId, BlockKey, GroupId, block_key, root_key
+from kvchat.engine.api.ids import BlockId, GroupId, block_key, root_key
 from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.cache.plan import Copy, Demote, Load, Promote
 from kvchat.engine.formats.spec import FullSpec, Group, SlidingSpec
@@ -18,17 +19,15 @@ from kvchat.engine.memory.disk.store import DiskStore
 from kvchat.engine.memory.host_pool import HostPool
 from kvchat.engine.memory.mover import REFUSED_S, Mover
 from kvchat.engine.memory.rates import Direction, Rates
+from tests.engine.memory.chains import FINGERPRINT
 
 pytestmark = pytest.mark.cpu
 
 BLOCK_SIZE = 4
 FULL, SLIDING = GroupId(0), GroupId(1)
-FINGERPRINT = b"\x01" * 32
 ROOT = root_key(FINGERPRINT)
 IDS = (1, 2, 3, 4)
 KEY = block_key(ROOT, IDS)
-TAIL_IDS = (5, 6)
-TAIL = block_key(KEY, TAIL_IDS)
 
 
 @pytest.fixture
@@ -52,16 +51,19 @@ class WatchedFiles(SystemFiles):
 
 @pytest.fixture(params=[SYSTEM, WatchedFiles()], ids=["into the pool", "in one run"])
 def store(pool: DevicePool, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[DiskStore]:
-    store = DiskStore(
-        tmp_path,
+    with closing(store_of(pool, tmp_path, request.param)) as store:
+        yield store
+
+
+def store_of(pool: DevicePool, cache_dir: Path, files: SystemFiles) -> DiskStore:
+    return DiskStore(
+        cache_dir,
         fingerprint=FINGERPRINT,
         layouts=pool.layouts(),
-        block_size=BLOCK_SIZE,
+        block_size=pool.block_size,
         limit_bytes=None,
-        files=request.param,
+        files=files,
     )
-    yield store
-    store.close()
 
 
 def save(pool: DevicePool, store: DiskStore, group: GroupId, block: int) -> bytes:
@@ -134,14 +136,7 @@ def test_a_load_that_was_refused_in_passing_is_offered_again_later(pool: DeviceP
             return super().open(path)
 
     files, now_s = NoDescriptors(), [0.0]
-    store = DiskStore(
-        tmp_path,
-        fingerprint=FINGERPRINT,
-        layouts=pool.layouts(),
-        block_size=BLOCK_SIZE,
-        limit_bytes=None,
-        files=files,
-    )
+    store = store_of(pool, tmp_path, files)
     data = save(pool, store, FULL, 0)
     mover = Mover(pool, HostPool({}, {}), store, clock=lambda: now_s[0])
     files.is_refusing = True
@@ -155,22 +150,6 @@ def test_a_load_that_was_refused_in_passing_is_offered_again_later(pool: DeviceP
     assert mover.fetch(load_into(3))
     assert read(pool, FULL, 3) == data
     store.close()
-
-
-def test_children_are_those_of_the_store(pool: DevicePool, store: DiskStore) -> None:
-    save(pool, store, FULL, 0)
-    data = pool.read_block(FULL, BlockId(1), len(TAIL_IDS))
-    store.write([(BlockHeader(key=TAIL, parent=KEY, group=FULL, token_ids=TAIL_IDS), data)])
-    mover = Mover(pool, HostPool({}, {}), store)
-    (node,) = mover.nearest(KEY, (), 9)
-    assert (node.key, node.token_ids, node.groups) == (TAIL, TAIL_IDS, frozenset([FULL]))
-
-
-def test_without_a_store_there_is_nothing_to_load(pool: DevicePool) -> None:
-    mover = Mover(pool, HostPool({}, {}), None)
-    assert list(mover.has_all([KEY, BlockKey(bytes(32))], FULL)) == [False, False]
-    assert list(mover.nearest(ROOT, (), 9)) == []
-    mover.execute([Copy(FULL, BlockId(0), BlockId(1), 2)])
 
 
 def test_what_demotions_take_is_measured_and_copies_count_for_nothing(pool: DevicePool) -> None:

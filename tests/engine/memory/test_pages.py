@@ -42,9 +42,3 @@ def test_the_first_blocks_of_every_layer_are_there_and_no_byte_has_changed() -> 
     assert [resident(run) for run in runs] == [1.0] * 4
     assert bytes(pool.read_block(groups[0].id, BlockId(7), BLOCK_SIZE)) == block
     assert not any(run[8:].any() for run in runs)
-
-
-def test_nothing_is_taken_where_nothing_is_stored() -> None:
-    groups = group_layers({0: SPEC})
-    pool = DevicePool(groups, {groups[0].id: 10}, BLOCK_SIZE, torch.device("cpu"))
-    assert pool.first_runs(0) == []

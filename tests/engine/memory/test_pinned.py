@@ -10,7 +10,7 @@ import torch
 from kvchat.engine.api.ids import BlockId
 from kvchat.engine.memory import pinned
 from kvchat.engine.memory.disk.tier import WRITE_QUEUE_BYTES
-from kvchat.engine.memory.pinned import PinnedSlabs, pinned_bytes, pinned_map, slab_places
+from kvchat.engine.memory.pinned import pinned_bytes, pinned_map, slab_places
 from kvchat.engine.memory.saver import AsyncSaves
 from tests.engine.memory.delayed_streams import DelayedStreams
 from tests.engine.memory.test_transport import GROUPS, make_pool
@@ -25,12 +25,7 @@ def taken(num_places: int, place_bytes: int) -> int:
     return sum(pinned_bytes(count * place_bytes) for count in slab_places(num_places, place_bytes))
 
 
-def test_torch_rounds_up_to_a_power_of_two() -> None:
-    sizes = (1, 2, 3, 4096, 4097, 64 * MIB, 64 * MIB + 1)
-    assert [pinned_bytes(size) for size in sizes] == [1, 2, 4, 4096, 8192, 64 * MIB, 128 * MIB]
-
-
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(4))
 def test_slabs_of_any_places_waste_little(seed: int) -> None:
     random = Random(seed)
     for _ in range(50):
@@ -51,16 +46,6 @@ def test_what_waits_to_be_written_takes_hardly_more_than_it_is(block_mib: float)
     needed = num_places * block_bytes
     assert pinned_bytes(needed) > 1.7 * needed
     assert taken(num_places, block_bytes) < 1.15 * needed
-
-
-def test_places_do_not_overlap_where_slabs_differ_in_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pinned, "SLAB_BYTES", 64)
-    slabs = PinnedSlabs(17, 6, lambda size: torch.zeros(size, dtype=torch.uint8))
-    assert slab_places(17, 6) == [10, 5, 2]
-    assert slabs.num_bytes == 17 * 6
-    for place in range(17):
-        slabs.view(place)[:] = bytes([place]) * 6
-    assert [bytes(slabs.view(place)) for place in range(17)] == [bytes([place]) * 6 for place in range(17)]
 
 
 def test_all_memory_of_what_is_saved_is_pinned_at_the_start() -> None:

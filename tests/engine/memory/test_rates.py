@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvchat.engine.api.snapshot import Tier
-from kvchat.engine.memory.rates import LEAST_TOKENS, WINDOW, Direction, Rates
+from kvchat.engine.memory.rates import LEAST_TOKENS, Direction, Rates
 
 pytestmark = pytest.mark.pure
 
@@ -16,14 +16,6 @@ def test_before_the_first_measurement_loading_a_block_is_taken_to_be_faster_than
     block_bytes = 4 * 2**20  # 64 tokens of a model with a few billion weights
     assert 0 < rates.seconds_to_load(Tier.HOST, block_bytes) < rates.seconds_to_load(Tier.DISK, block_bytes)
     assert rates.seconds_to_load(Tier.DISK, block_bytes) < rates.seconds_to_compute(64)
-
-
-def test_the_first_measurement_replaces_what_was_assumed() -> None:
-    rates = Rates()
-    rates.observe_prefill(100, 0, 10.0)
-    rates.observe_move(Tier.DISK, Direction.LOAD, 1000, 2.0)
-    assert rates.seconds_to_compute(10) == pytest.approx(1.0)
-    assert rates.seconds_to_load(Tier.DISK, 500) == pytest.approx(1.0)
 
 
 def test_each_tier_and_direction_is_estimated_by_itself() -> None:
@@ -44,15 +36,6 @@ def test_one_odd_measurement_among_many_changes_nothing() -> None:
         rates.observe_move(Tier.HOST, Direction.LOAD, 100, seconds)
     assert rates.seconds_to_compute(100) == pytest.approx(1.0)
     assert rates.seconds_to_load(Tier.HOST, 100) == pytest.approx(1.0)
-
-
-def test_a_lasting_change_is_learned() -> None:
-    rates = Rates()
-    for _ in range(3 * WINDOW):
-        rates.observe_prefill(100, 0, 1.0)
-    for _ in range(WINDOW):
-        rates.observe_prefill(100, 0, 3.0)
-    assert rates.seconds_to_compute(100) == pytest.approx(3.0)
 
 
 def test_tokens_far_into_a_conversation_cost_what_was_measured_there() -> None:

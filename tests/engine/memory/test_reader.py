@@ -71,13 +71,6 @@ def submit(reader: Reader, start: int, end: int, *, is_urgent: bool = True) -> J
     return job
 
 
-def test_blocks_are_read_from_the_last_one_to_the_first(reader: Reader, medium: Medium) -> None:
-    job = submit(reader, 0, 5)
-    medium.passes.release(5)
-    assert [landed.unit.number for landed in take(reader, 5)] == [4, 3, 2, 1, 0]
-    assert job.is_over
-
-
 def test_what_is_claimed_is_not_read_and_what_is_being_read_cannot_be_claimed(
     reader: Reader, medium: Medium
 ) -> None:
@@ -94,11 +87,15 @@ def test_what_is_claimed_is_not_read_and_what_is_being_read_cannot_be_claimed(
     assert medium.taken == [5, 4]
 
 
-def test_a_block_that_is_not_to_be_had_is_told_and_the_rest_is_read(reader: Reader, medium: Medium) -> None:
+def test_blocks_are_read_from_the_last_to_the_first_and_one_that_is_not_to_be_had_is_told(
+    reader: Reader, medium: Medium
+) -> None:
     medium.missing = {2}
-    submit(reader, 0, 4)
+    job = submit(reader, 0, 4)
     medium.passes.release(4)
-    assert [landed.arrived for landed in take(reader, 4)] == [(True,), (False,), (True,), (True,)]
+    landed = [(each.unit.number, *each.arrived) for each in take(reader, 4)]
+    assert landed == [(3, True), (2, False), (1, True), (0, True)]
+    assert job.is_over
 
 
 def test_a_cancelled_job_is_over_once_the_block_on_its_way_has_landed(reader: Reader, medium: Medium) -> None:
@@ -131,15 +128,20 @@ def test_what_a_request_waits_for_comes_before_what_nobody_waits_for(reader: Rea
     assert [landed.unit.number for landed in take(reader, 7)] == [3, 12, 11, 10, 2, 1, 0]
 
 
-def test_what_is_read_soon_is_read_ahead_once_and_before_it_is_read(medium: Medium) -> None:
-    """Never far ahead: what is read ahead is fetched from the medium, needed or not."""
+def announcing(medium: Medium, *, is_near: bool) -> tuple[Reader, list[BlockId]]:
+    """Return a reader, and the blocks that it reads ahead; `is_near`: that they need not be."""
     announced: list[BlockId] = []
 
     def read_ahead(move: Fetch) -> bool:
         announced.append(move.target)
-        return False
+        return is_near
 
-    reader = Reader(medium.fetch, max_bytes=2**20, read_ahead=read_ahead, num_threads=1)
+    return Reader(medium.fetch, max_bytes=2**20, read_ahead=read_ahead, num_threads=1), announced
+
+
+def test_what_is_read_soon_is_read_ahead_once_and_before_it_is_read(medium: Medium) -> None:
+    """Never far ahead: what is read ahead is fetched from the medium, needed or not."""
+    reader, announced = announcing(medium, is_near=False)
     job = submit(reader, 0, 40)
     for num_read in range(8):
         medium.passes.release()
@@ -156,13 +158,7 @@ def test_what_is_read_soon_is_read_ahead_once_and_before_it_is_read(medium: Medi
 
 
 def test_where_blocks_are_near_only_some_are_read_ahead(medium: Medium) -> None:
-    announced: list[BlockId] = []
-
-    def read_ahead(move: Fetch) -> bool:
-        announced.append(move.target)
-        return True
-
-    reader = Reader(medium.fetch, max_bytes=2**20, read_ahead=read_ahead, num_threads=1)
+    reader, announced = announcing(medium, is_near=True)
     submit(reader, 0, 100)
     medium.passes.release(100)
     assert len(take(reader, 100)) == 100

@@ -1,6 +1,6 @@
 """Waiting for the disk comes to an end, however slowly the disk takes what is queued."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from threading import Event
@@ -8,74 +8,41 @@ from time import monotonic
 
 import pytest
 
-from kvchat.engine.api.ids import BlockId, BlockKey, GroupId
+from kvchat.engine.api.ids import BlockId, GroupId
 from kvchat.engine.cache.plan import Save
 from kvchat.engine.memory.disk.block_file import BlockHeader
 from kvchat.engine.memory.disk.io import Buffer
-from kvchat.engine.memory.disk.store import DiskStore
 from kvchat.engine.memory.disk.writer import BlockWriter
-from kvchat.engine.memory.saver import MOST_FREE, STEP_BYTES, DirectSaves, Saver
+from kvchat.engine.memory.saver import STEP_BYTES, DirectSaves, Saver
 from tests.engine.memory.chains import FULL, Block, chain
+from tests.engine.memory.fake_disk import FakeDisk
 from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.pure
 
-DRAIN_S = 1.0
+DRAIN_S = 0.4
 BLOCKS = chain(list(range(4 * 30)))
 
 
-class SlowDisk(DiskStore):
+class SlowDisk(FakeDisk):
     """Takes every block within the time of a drain, and far from all of them."""
 
-    def __init__(self) -> None:
-        self.shortage = self.left_out = None
-        self.num_written = 0
-        self._never = Event()
-
     def write(self, blocks: Iterable[tuple[BlockHeader, Buffer]], *, is_wanted: bool = False) -> int:
-        self._never.wait(DRAIN_S / 8)
-        self.num_written += 1
-        return 1
-
-    def remove(self, key: BlockKey, group: GroupId) -> None:
-        pass
-
-
-class Pool:
-    """Blocks of one byte."""
-
-    num_bytes = len(BLOCKS)
-
-    def block_bytes(self, group: GroupId) -> int:
-        return 1
-
-    def read_into(self, group: GroupId, block: BlockId, out: memoryview) -> None:
-        out[:] = b"x"
-
-    def clear_slots(self, group: GroupId, data: memoryview, num_tokens: int) -> None:
-        pass
+        Event().wait(DRAIN_S / 8)
+        return super().write(blocks)
 
 
 def test_a_drain_ends_in_its_time_and_drops_what_a_slow_disk_has_not_taken_by_then() -> None:
     disk = SlowDisk()
     writer = BlockWriter(disk, max_bytes=1)
-    saver = Saver(Pool(), disk, writer, lambda save: True)  # type: ignore[arg-type]
-    saver.save_blocks(
-        Save(
-            group=FULL,
-            block=BlockId(0),
-            key=block.key,
-            parent=block.header.parent,
-            token_ids=block.header.token_ids,
-        )
-        for block in BLOCKS
-    )
+    saver = Saver(NumberedPool(), disk, writer, lambda _: True)  # type: ignore[arg-type]
+    saver.save_blocks(saves_of(BLOCKS))
     saver.drain(DRAIN_S)
-    num_written = disk.num_written
-    assert num_written < len(BLOCKS) // 2
+    written = disk.written
+    assert len(written) < len(BLOCKS) // 2
     assert saver.num_waiting == writer.queued_bytes == 0
     saver.close(DRAIN_S)
-    assert disk.num_written == num_written
+    assert disk.written == written
 
 
 class NumberedPool:
@@ -102,11 +69,6 @@ def test_memory_of_blocks_that_were_written_holds_the_next_ones_and_that_of_othe
     third = reads.take(FULL, BlockId(3), 2)
     assert third.wait().obj is run.obj
     assert (bytes(third.wait()), bytes(second.wait())) == (b"\3\3" + bytes(6), b"\2" * 8)
-    held = [reads.take(FULL, BlockId(4), 8) for _ in range(3 * MOST_FREE)]
-    for taken in held:
-        taken.release()
-    again = {id(reads.take(FULL, BlockId(5), 8).wait().obj) for _ in range(3 * MOST_FREE)}
-    assert len(again & {id(taken.wait().obj) for taken in held}) == MOST_FREE
 
 
 class CountingPool(NumberedPool):
@@ -127,23 +89,6 @@ class CountingPool(NumberedPool):
         pass
 
 
-class HeldDisk(SlowDisk):
-    """Takes nothing until it is let; then everything, and knows what it has."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.let = Event()
-        self.written: list[BlockKey] = []
-
-    def write(self, blocks: Iterable[tuple[BlockHeader, Buffer]], *, is_wanted: bool = False) -> int:
-        assert self.let.wait(PATIENCE_S)
-        self.written += [header.key for header, _ in blocks]
-        return 1
-
-    def has_all(self, keys: Sequence[BlockKey], group: GroupId) -> list[bool]:
-        return [key in self.written for key in keys]
-
-
 def saves_of(blocks: list[Block]) -> list[Save]:
     return [
         Save(
@@ -158,29 +103,21 @@ def saves_of(blocks: list[Block]) -> list[Save]:
 
 
 def test_a_step_takes_a_few_blocks_off_the_device_and_later_ones_take_the_rest() -> None:
-    disk, pool, saves = HeldDisk(), CountingPool(), saves_of(BLOCKS[:11])
+    disk, pool, saves = FakeDisk(), CountingPool(), saves_of(BLOCKS[:11])
     saver = Saver(pool, disk, BlockWriter(disk, max_bytes=1 << 30), lambda _: True)  # type: ignore[arg-type]
-    disk.let.set()
     saver.save_blocks(saves)
     assert (pool.num_read, saver.num_waiting) == (4, 7)
     saver.pump()
     assert (pool.num_read, saver.num_waiting) == (8, 3)
     assert saver.flush(PATIENCE_S)
     assert disk.written == [save.key for save in saves]
-    saver.close(PATIENCE_S)
-
-
-def test_where_no_step_waits_the_queue_is_filled_at_once() -> None:
-    disk, pool, saves = HeldDisk(), CountingPool(), saves_of(BLOCKS[:11])
-    saver = Saver(pool, disk, BlockWriter(disk, max_bytes=1 << 30), lambda _: True)  # type: ignore[arg-type]
-    disk.let.set()
-    saver.save_blocks(saves, most_bytes=None)
-    assert (pool.num_read, saver.num_waiting) == (11, 0)
+    saver.save_blocks(saves_of(BLOCKS[11:20]), most_bytes=None)
+    assert (pool.num_read, saver.num_waiting) == (20, 0), "no step waits, and the queue is filled at once"
     saver.close(PATIENCE_S)
 
 
 def test_a_block_that_waits_and_has_left_its_place_keeps_nobody_from_saving_it_where_it_is_now() -> None:
-    disk, pool, [first, stale] = HeldDisk(), CountingPool(), saves_of(BLOCKS[:2])
+    disk, pool, [first, stale] = FakeDisk(is_open=False), CountingPool(), saves_of(BLOCKS[:2])
     now = replace(stale, block=BlockId(7))
     there: set[BlockId] = {stale.block}
     writer = BlockWriter(disk, max_bytes=4)  # one at a time
@@ -191,13 +128,13 @@ def test_a_block_that_waits_and_has_left_its_place_keeps_nobody_from_saving_it_w
     saver.save_missing([now])
     assert saver.num_waiting == 1
     assert saver._waiting[0] == now
-    disk.let.set()
+    disk.open.set()
     saver.close(PATIENCE_S)
     assert disk.written == [first.key, now.key]
 
 
 def test_a_closed_writer_gives_back_what_it_has_not_written() -> None:
-    disk, reads = HeldDisk(), DirectSaves(NumberedPool())  # type: ignore[arg-type]
+    disk, reads = FakeDisk(is_open=False), DirectSaves(NumberedPool())  # type: ignore[arg-type]
     writer = BlockWriter(disk, max_bytes=1 << 30)  # type: ignore[arg-type]
     ended: list[int] = []
     for number, block in enumerate(BLOCKS[:3]):
@@ -206,17 +143,17 @@ def test_a_closed_writer_gives_back_what_it_has_not_written() -> None:
         writer.submit(block.header, taken)
     assert not writer.close(0.05)
     assert ended == [1, 2]
-    disk.let.set()
+    disk.open.set()
 
 
 def test_what_is_on_its_way_to_the_disk_is_not_read_again_at_the_end_of_a_turn() -> None:
-    disk, pool, saves = HeldDisk(), CountingPool(), saves_of(BLOCKS[:11])
+    disk, pool, saves = FakeDisk(is_open=False), CountingPool(), saves_of(BLOCKS[:11])
     saver = Saver(pool, disk, BlockWriter(disk, max_bytes=1 << 30), lambda _: True)  # type: ignore[arg-type]
     saver.save_blocks(saves[:6])
     for _ in range(2):
         saver.save_missing(saves)
     assert (pool.num_read, saver.num_waiting) == (11, 0)
-    disk.let.set()
+    disk.open.set()
     assert saver.flush(PATIENCE_S)
     saver.save_missing(saves)
     assert saver.flush(PATIENCE_S)
@@ -225,7 +162,7 @@ def test_what_is_on_its_way_to_the_disk_is_not_read_again_at_the_end_of_a_turn()
 
 
 def test_a_writer_that_steps_aside_has_a_few_blocks_in_hand_and_a_turn_that_ends_gives_it_all() -> None:
-    disk, pool, saves = HeldDisk(), CountingPool(), saves_of(BLOCKS[:21])
+    disk, pool, saves = FakeDisk(is_open=False), CountingPool(), saves_of(BLOCKS[:21])
     saver = Saver(pool, disk, BlockWriter(disk, max_bytes=1 << 30), lambda _: True)  # type: ignore[arg-type]
     saver.step_aside(True)
     saver.save_blocks(saves)
@@ -238,7 +175,7 @@ def test_a_writer_that_steps_aside_has_a_few_blocks_in_hand_and_a_turn_that_ends
     saver.step_aside(True)
     saver.save_missing(saves)
     assert (pool.num_read, saver.num_waiting) == (21, 0)
-    disk.let.set()
+    disk.open.set()
     saver.close(PATIENCE_S)
     assert disk.written == [save.key for save in saves]
 
@@ -250,11 +187,11 @@ def test_a_writer_that_steps_aside_is_given_the_next_block_once_it_has_written_o
     saver.step_aside(True)
     saver.save_blocks(saves)
     until_s = monotonic() + PATIENCE_S
-    while disk.num_written < len(saves) and monotonic() < until_s:
+    while len(disk.written) < len(saves) and monotonic() < until_s:
         saver.pump()
-        assert pool.num_read <= disk.num_written + 4
+        assert pool.num_read <= len(disk.written) + 4
         Event().wait(0.005)
-    assert disk.num_written == pool.num_read == len(saves)
+    assert len(disk.written) == pool.num_read == len(saves)
     saver.close(PATIENCE_S)
 
 
@@ -273,7 +210,7 @@ class ToldWriter:
 @pytest.mark.parametrize(("num_waiting", "steps_aside"), [(0, True), (16, True), (17, False)])
 def test_writing_steps_aside_until_half_of_the_pool_waits_for_it(num_waiting: int, steps_aside: bool) -> None:
     writer, saves = ToldWriter(), saves_of(BLOCKS[:num_waiting])
-    saver = Saver(CountingPool(), HeldDisk(), writer, lambda _: True)  # type: ignore[arg-type]
+    saver = Saver(CountingPool(), FakeDisk(is_open=False), writer, lambda _: True)  # type: ignore[arg-type]
     saver.save_blocks(saves)
     assert saver.num_waiting == num_waiting
     saver.step_aside(True)

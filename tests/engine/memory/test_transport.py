@@ -147,10 +147,8 @@ def test_no_more_than_allowed_is_under_way() -> None:
     staged.execute([Demote(GROUPS[0], BlockId(number), BlockId(number)) for number in range(5)])
     assert sum(leaving.num_bytes for leaving in staged._leaving) <= 2 * size
     staged.settle()
-    for number in range(5):
-        assert bytes(host.view(GROUPS[0], BlockId(number))) == bytes(
-            pool.read_block(GROUPS[0], BlockId(number), BLOCK_SIZE)
-        )
+    for block in map(BlockId, range(5)):
+        assert host.view(GROUPS[0], block) == pool.read_block(GROUPS[0], block, BLOCK_SIZE)
 
 
 def test_slabs_are_made_when_they_are_used_and_hold_whole_places(monkeypatch: pytest.MonkeyPatch) -> None:

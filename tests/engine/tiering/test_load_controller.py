@@ -3,7 +3,9 @@
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
+from shutil import copytree
 from threading import Event as Flag
 from typing import Any
 
@@ -58,37 +60,60 @@ class Gate:
         self._opened.set()
 
 
+class Stage:
+    """A cache directory in which a conversation has been saved, and the engines on it."""
+
+    def __init__(self, model_dir: Path, cache_dir: Path, text: list[int]) -> None:
+        self.model_dir, self.cache_dir = model_dir, cache_dir
+        self.text = text or self.say(token_ids(150))
+        self.opened: list[Engine] = []
+
+    def say(self, prompt: list[int], num_tokens: int = 6) -> list[int]:
+        """Answer in an engine of its own and close it; return the whole text."""
+        engine = open_engine(self.model_dir, cache_dir=self.cache_dir)
+        text = prompt + answer(engine, prompt, num_tokens).token_ids
+        engine.close()
+        return text
+
+    def gated(self) -> tuple[Engine, Gate]:
+        parts = self._parts()
+        make_computing_slow(parts.rates)
+        gate = Gate(parts.mover.fetch)
+        return self._open(replace(parts, reader=Reader(gate, max_bytes=2**30))), gate
+
+    def stepped(self, **settings: Any) -> tuple[Engine, SteppedReader]:
+        """Return an engine for which one block lands per step."""
+        parts = self._parts(**settings)
+        reader = SteppedReader(parts.mover.fetch)
+        return self._open(replace(parts, reader=reader)), reader
+
+    def right(self, prompt: list[int], num_tokens: int) -> list[int]:
+        return reference(self.model_dir).answer(prompt, num_tokens)
+
+    def _parts(self, **settings: Any) -> EngineParts:
+        settings = {"device": "cpu", "block_size": BLOCK_SIZE, "cache_dir": self.cache_dir} | settings
+        return build_parts("tiny", self.model_dir, EngineConfig(**settings))
+
+    def _open(self, parts: EngineParts) -> Engine:
+        self.opened.append(Engine(parts))
+        return self.opened[-1]
+
+
+@pytest.fixture(scope="module")
+def saved(tiny: TinyModels, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Stage]:
+    """Return a function (kind of model) -> stage to copy; each is made once."""
+    return cache(lambda kind: Stage(tiny(kind), tmp_path_factory.mktemp(kind), []))
+
+
 @pytest.fixture
-def engines() -> Iterator[list[Engine]]:
-    opened: list[Engine] = []
-    yield opened
-    for engine in opened:
+def stage(saved: Callable[[str], Stage], tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Stage]:
+    first = saved(getattr(request, "param", "qwen3"))
+    stage = Stage(first.model_dir, copytree(first.cache_dir, tmp_path / "cache"), first.text)
+    yield stage
+    for engine in stage.opened:
         engine.check_integrity()
         engine.close()
         engine.check_integrity()
-
-
-def parts_of(model_dir: Path, **settings: Any) -> EngineParts:
-    settings = {"device": "cpu", "block_size": BLOCK_SIZE} | settings
-    return build_parts("tiny", model_dir, EngineConfig(**settings))
-
-
-def gated(engines: list[Engine], model_dir: Path, **settings: Any) -> tuple[Engine, Gate]:
-    parts = parts_of(model_dir, **settings)
-    make_computing_slow(parts.rates)
-    gate = Gate(parts.mover.fetch)
-    engine = Engine(replace(parts, reader=Reader(gate, max_bytes=2**30)))
-    engines.append(engine)
-    return engine, gate
-
-
-def stepped(engines: list[Engine], model_dir: Path, **settings: Any) -> tuple[Engine, SteppedReader]:
-    """Return an engine for which one block lands per step."""
-    parts = parts_of(model_dir, **settings)
-    reader = SteppedReader(parts.mover.fetch)
-    engine = Engine(replace(parts, reader=reader))
-    engines.append(engine)
-    return engine, reader
 
 
 def request(prompt: list[int], num_tokens: int, priority: int) -> Request:
@@ -96,12 +121,10 @@ def request(prompt: list[int], num_tokens: int, priority: int) -> Request:
     return Request(token_ids=tuple(prompt), sampling=sampling, priority=priority)
 
 
-def say(model_dir: Path, cache_dir: Path, prompt: list[int], num_tokens: int = 6) -> list[int]:
-    """Answer in an engine of its own and close it; return the whole text."""
-    engine = open_engine(model_dir, cache_dir=cache_dir)
-    text = prompt + answer(engine, prompt, num_tokens).token_ids
-    engine.close()
-    return text
+def load_all(engine: Engine) -> None:
+    while engine.is_loading:
+        engine.tick()
+        engine.check_integrity()
 
 
 def num_tokens(engine: Engine, handle: Handle, num_steps: int) -> int:
@@ -113,13 +136,10 @@ def num_tokens(engine: Engine, handle: Handle, num_steps: int) -> int:
     return found
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen3"])
-def test_an_answer_goes_on_in_every_step_while_another_session_is_loaded(
-    kind: str, tiny: TinyModels, engines: list[Engine], tmp_path: Path
-) -> None:
-    model_dir = tiny(kind)
-    text = say(model_dir, tmp_path, token_ids(150))
-    engine, gate = gated(engines, model_dir, cache_dir=tmp_path)
+@pytest.mark.parametrize("stage", ["llama", "qwen3"], indirect=True)
+def test_an_answer_goes_on_in_every_step_while_another_session_is_loaded(stage: Stage) -> None:
+    text = stage.text
+    engine, gate = stage.gated()
     decoding = submit(engine, token_ids(20, seed=1), 50)
     engine.step()
     resumed = submit(engine, text + token_ids(9, seed=2), 12)
@@ -130,19 +150,16 @@ def test_an_answer_goes_on_in_every_step_while_another_session_is_loaded(
     gate.open()
     result = finish(engine, resumed)
     assert result.loaded == Loaded(disk=len(text) - 1)
-    assert result.token_ids == reference(model_dir).answer(text + token_ids(9, seed=2), 12)
+    assert result.token_ids == stage.right(text + token_ids(9, seed=2), 12)
     rest = finish(engine, decoding)
-    assert rest.token_ids == reference(model_dir).answer(token_ids(20, seed=1), 50)
+    assert rest.token_ids == stage.right(token_ids(20, seed=1), 50)
 
 
 @pytest.mark.parametrize("num_landed", [0, 1, 4, 9])
-def test_a_request_that_is_cancelled_while_it_loads_leaks_nothing(
-    num_landed: int, tiny: TinyModels, engines: list[Engine], tmp_path: Path
-) -> None:
+def test_a_request_that_is_cancelled_while_it_loads_leaks_nothing(num_landed: int, stage: Stage) -> None:
     """Traps 7 and 12: blocks stay held until the reader lets go of them, and are free or cached then."""
-    model_dir = tiny("qwen3")
-    text = say(model_dir, tmp_path, token_ids(150))
-    engine, reader = stepped(engines, model_dir, cache_dir=tmp_path)
+    text = stage.text
+    engine, reader = stage.stepped()
     handle = submit(engine, text + token_ids(3), 5)
     for _ in range(num_landed + 1):
         engine.step()
@@ -151,38 +168,32 @@ def test_a_request_that_is_cancelled_while_it_loads_leaks_nothing(
     engine.step()
     engine.check_integrity()
     engine.release(handle.sequence)
-    while engine.is_loading:
-        engine.tick()
-        engine.check_integrity()
+    load_all(engine)
     usage = engine.snapshot().tier(Tier.DEVICE)
     assert usage.used_bytes == 0
     assert reader.num_read <= 2 * num_landed + 3
     prompt = text + token_ids(3)
-    assert answer(engine, prompt, 5).token_ids == reference(model_dir).answer(prompt, 5)
+    assert answer(engine, prompt, 5).token_ids == stage.right(prompt, 5)
 
 
 def test_a_block_that_is_found_damaged_while_it_loads_is_computed_and_those_behind_it_too(
-    tiny: TinyModels, engines: list[Engine], tmp_path: Path
+    stage: Stage,
 ) -> None:
-    model_dir = tiny("llama")
-    text = say(model_dir, tmp_path, token_ids(150))
-    engine, _ = stepped(engines, model_dir, cache_dir=tmp_path)
+    text = stage.text
+    engine, _ = stage.stepped()
     handle = submit(engine, text + token_ids(3), 9)
     engine.step()
-    for path in sorted(tmp_path.rglob(f"*{SUFFIX}"))[:2]:
+    for path in sorted(stage.cache_dir.rglob(f"*{SUFFIX}"))[:2]:
         path.write_bytes(path.read_bytes()[:-1] + b"!")
     result = finish(engine, handle)
     assert result.usage.computed_tokens > 4
     assert result.usage.cached_tokens == result.loaded.total
-    assert result.token_ids == reference(model_dir).answer(text + token_ids(3), 9)
+    assert result.token_ids == stage.right(text + token_ids(3), 9)
 
 
-def test_two_requests_for_the_same_blocks_read_them_once(
-    tiny: TinyModels, engines: list[Engine], tmp_path: Path
-) -> None:
-    model_dir = tiny("qwen3")
-    text = say(model_dir, tmp_path, token_ids(150))
-    engine, reader = stepped(engines, model_dir, cache_dir=tmp_path)
+def test_two_requests_for_the_same_blocks_read_them_once(stage: Stage) -> None:
+    text = stage.text
+    engine, reader = stage.stepped()
     prompts = [text + token_ids(5, seed=seed) for seed in (3, 4)]
     handles = [submit(engine, prompt, 8) for prompt in prompts]
     results = [finish(engine, handle) for handle in handles]
@@ -191,15 +202,12 @@ def test_two_requests_for_the_same_blocks_read_them_once(
     assert results[1].loaded == Loaded(device=results[1].usage.cached_tokens)
     assert results[1].usage.cached_tokens >= len(text) - 1
     for prompt, result in zip(prompts, results, strict=True):
-        assert result.token_ids == reference(model_dir).answer(prompt, 8)
+        assert result.token_ids == stage.right(prompt, 8)
 
 
-def test_nobody_waits_for_less_important_ones_to_use_what_has_arrived(
-    tiny: TinyModels, engines: list[Engine], tmp_path: Path
-) -> None:
-    model_dir = tiny("llama")
-    text = say(model_dir, tmp_path, token_ids(64), num_tokens=2)
-    engine, _ = stepped(engines, model_dir, cache_dir=tmp_path, device_bytes=18 * 16384)
+def test_nobody_waits_for_less_important_ones_to_use_what_has_arrived(stage: Stage) -> None:
+    text = stage.say(token_ids(64, seed=5), num_tokens=2)
+    engine, _ = stage.stepped(device_bytes=18 * 16384)
     assert engine.snapshot().groups[0].total_blocks == 18
     at_work = engine.submit(request(token_ids(100, seed=1), 60, priority=3))
     engine.step()
@@ -214,12 +222,9 @@ def test_nobody_waits_for_less_important_ones_to_use_what_has_arrived(
     finish(engine, patient)
 
 
-def test_the_estimate_is_told_before_the_wait(
-    tiny: TinyModels, engines: list[Engine], tmp_path: Path
-) -> None:
-    model_dir = tiny("llama")
-    text = say(model_dir, tmp_path, token_ids(100))
-    engine, _ = stepped(engines, model_dir, cache_dir=tmp_path)
+def test_the_estimate_is_told_before_the_wait(stage: Stage) -> None:
+    text = stage.text
+    engine, _ = stage.stepped()
     handle = submit(engine, text + token_ids(3), 5)
     (planned,) = [event for event in engine.step() if isinstance(event, LoadPlanned)]
     assert planned.request_id == handle.request_id
@@ -227,16 +232,11 @@ def test_the_estimate_is_told_before_the_wait(
     finish(engine, handle)
 
 
-def test_a_path_that_was_promoted_is_on_the_device_when_its_request_comes(
-    tiny: TinyModels, engines: list[Engine], tmp_path: Path
-) -> None:
-    model_dir = tiny("qwen3")
-    text = say(model_dir, tmp_path, token_ids(150))
-    engine, reader = stepped(engines, model_dir, cache_dir=tmp_path)
+def test_a_path_that_was_promoted_is_on_the_device_when_its_request_comes(stage: Stage) -> None:
+    text = stage.text
+    engine, reader = stage.stepped()
     engine.promote(text)
-    while engine.is_loading:
-        engine.tick()
-        engine.check_integrity()
+    load_all(engine)
     num_read = reader.num_read
     usage = engine.snapshot().tier(Tier.DEVICE)
     assert usage.used_bytes == 0
@@ -245,57 +245,40 @@ def test_a_path_that_was_promoted_is_on_the_device_when_its_request_comes(
     result = answer(engine, prompt, 8)
     assert reader.num_read == num_read
     assert result.loaded == Loaded(disk=len(text) - 1), "brought for this session, and counted once"
-    assert result.token_ids == reference(model_dir).answer(prompt, 8)
+    assert result.token_ids == stage.right(prompt, 8)
     again = answer(engine, text + token_ids(4, seed=6), 8)
     assert again.loaded == Loaded(device=len(text))
 
 
-@pytest.mark.parametrize("num_promoted", [1, 4, 7])
-def test_what_was_promoted_and_what_the_request_brings_itself_count_together(
-    num_promoted: int, tiny: TinyModels, engines: list[Engine], tmp_path: Path
+@pytest.mark.parametrize("num_promoted", [1, 7])
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_a_request_brings_what_the_promotion_of_its_path_has_not_and_both_count_together(
+    num_promoted: int, goes_on: bool, stage: Stage
 ) -> None:
-    model_dir = tiny("qwen3")
-    text = say(model_dir, tmp_path, token_ids(150))
-    engine, reader = stepped(engines, model_dir, cache_dir=tmp_path)
+    text = stage.text
+    engine, reader = stage.stepped()
     engine.promote(text)
     while reader.num_read < num_promoted:
         engine.tick()
-    engine.promote(())
-    while engine.is_loading:
-        engine.tick()
-    result = answer(engine, text + token_ids(4, seed=5), 8)
+    if not goes_on:
+        engine.promote(())
+        load_all(engine)
+    prompt = text + token_ids(4, seed=5)
+    result = answer(engine, prompt, 8)
+    assert reader.num_read == len(text) // BLOCK_SIZE + 1
     assert result.loaded == Loaded(disk=len(text) - 1)
+    assert result.token_ids == stage.right(prompt, 8)
     assert not engine.is_loading
 
 
-def test_what_a_promotion_brings_while_its_request_waits_for_it_counts_for_the_request(
-    tiny: TinyModels, engines: list[Engine], tmp_path: Path
-) -> None:
-    model_dir = tiny("qwen3")
-    text = say(model_dir, tmp_path, token_ids(150))
-    engine, gate = gated(engines, model_dir, cache_dir=tmp_path)
-    engine.promote(text)
-    while not gate.is_waited_at.is_set():
-        engine.tick()
-    handle = submit(engine, text + token_ids(4, seed=5), 8)
-    engine.step()
-    gate.open()
-    assert finish(engine, handle).loaded == Loaded(disk=len(text) - 1)
-
-
-def test_a_promotion_ends_when_the_wish_changes_and_what_has_arrived_stays(
-    tiny: TinyModels, engines: list[Engine], tmp_path: Path
-) -> None:
-    model_dir = tiny("llama")
-    first, second = (say(model_dir, tmp_path, token_ids(150, seed=seed)) for seed in (6, 7))
-    engine, reader = stepped(engines, model_dir, cache_dir=tmp_path)
+def test_a_promotion_ends_when_the_wish_changes_and_what_has_arrived_stays(stage: Stage) -> None:
+    first, second = (stage.say(token_ids(150, seed=seed)) for seed in (6, 7))
+    engine, reader = stage.stepped()
     engine.promote(first)
     for _ in range(3):
         engine.tick()
     engine.promote(second)
-    while engine.is_loading:
-        engine.tick()
-        engine.check_integrity()
+    load_all(engine)
     assert reader.num_read < 2 * (len(first) // BLOCK_SIZE)
     num_read = reader.num_read
     assert answer(engine, second, 4).loaded.disk == len(second) - 1
@@ -305,52 +288,28 @@ def test_a_promotion_ends_when_the_wish_changes_and_what_has_arrived_stays(
     assert not engine.is_loading or reader.jobs
 
 
-def test_a_request_takes_over_from_the_promotion_of_its_path(
-    tiny: TinyModels, engines: list[Engine], tmp_path: Path
-) -> None:
-    model_dir = tiny("qwen3")
-    text = say(model_dir, tmp_path, token_ids(150))
-    engine, reader = stepped(engines, model_dir, cache_dir=tmp_path)
-    engine.promote(text)
-    for _ in range(4):
-        engine.tick()
-    result = answer(engine, text + token_ids(4), 8)
-    assert reader.num_read == len(text) // BLOCK_SIZE + 1
-    assert result.usage.cached_tokens == len(text) - 1
-    assert result.loaded == Loaded(disk=len(text) - 1)
-    assert result.token_ids == reference(model_dir).answer(text + token_ids(4), 8)
-
-
-def test_a_promotion_takes_no_room_from_the_session_on_screen(
-    tiny: TinyModels, engines: list[Engine], tmp_path: Path
-) -> None:
-    model_dir = tiny("llama")
-    shown, other = (say(model_dir, tmp_path, token_ids(100, seed=seed)) for seed in (8, 9))
-    engine, reader = stepped(engines, model_dir, cache_dir=tmp_path, device_bytes=160 * 4 * 2 * 2 * 16 * 4)
+@pytest.mark.parametrize("stage", ["llama"], indirect=True)
+def test_a_promotion_takes_no_room_from_the_session_on_screen(stage: Stage) -> None:
+    shown, other = (stage.say(token_ids(100, seed=seed)) for seed in (8, 9))
+    engine, reader = stage.stepped(device_bytes=160 * 4 * 2 * 2 * 16 * 4)
     for path, beside in ((shown, ()), (other, shown), (other, shown)):
         engine.promote(path, beside)
-        while engine.is_loading:
-            engine.tick()
-            engine.check_integrity()
+        load_all(engine)
     assert engine.snapshot().tier(Tier.DEVICE).num_blocks == 10
     num_read = reader.num_read
     assert answer(engine, shown, 2).loaded.disk == len(shown) - 1
     assert reader.num_read == num_read
 
 
-@pytest.mark.parametrize(("kind", "seed"), [("llama", 0), ("qwen3", 1), ("qwen3", 2)])
+@pytest.mark.parametrize(("stage", "seed"), [("llama", 0), ("qwen3", 1)], indirect=["stage"])
 def test_many_sessions_that_come_and_go_in_a_small_pool_are_answered_as_by_an_engine_that_never_closed(
-    kind: str, seed: int, tiny: TinyModels, engines: list[Engine], tmp_path: Path
+    seed: int, stage: Stage
 ) -> None:
     """Traps 12, 13, 21 and 22: loads, promotions, cancellations and evictions mixed at random."""
-    model_dir = tiny(kind)
-    texts = [say(model_dir, tmp_path, token_ids(length, seed=90)) for length in (40, 90, 130)]
-    texts += [say(model_dir, tmp_path, texts[1] + token_ids(25, seed=91))]
+    texts = [stage.say(token_ids(length, seed=90)) for length in (40, 90, 130)]
+    texts += [stage.say(texts[1] + token_ids(25, seed=91))]
     token_bytes = 4 * 2 * 2 * 16 * 4
-    engine, reader = stepped(
-        engines,
-        model_dir,
-        cache_dir=tmp_path,
+    engine, reader = stage.stepped(
         device_bytes=330 * token_bytes,
         host_bytes=(seed % 2) * 200 * token_bytes,
         max_batch_tokens=32,
@@ -371,9 +330,8 @@ def test_many_sessions_that_come_and_go_in_a_small_pool_are_answered_as_by_an_en
         engine.check_integrity()
     for prompt, handle in handles:
         result = finish(engine, handle)
-        wanted = reference(model_dir).answer(prompt, 12)
+        wanted = stage.right(prompt, 12)
         assert result.token_ids == wanted[: len(result.token_ids)]
         assert result.usage.cached_tokens == result.loaded.total
-    while engine.is_loading:
-        engine.tick()
+    load_all(engine)
     assert engine.snapshot().num_waiting == 0

@@ -131,13 +131,11 @@ class DiskStore:
         *,
         parent: BlockKey,
         token_ids: Sequence[int],
-        out: bytearray | memoryview | None = None,
     ) -> memoryview:
-        """Return the verified payload of a block, in `out` if given. Blocks until it is read.
+        """Return the verified payload of a block. Blocks until it is read.
 
         Args:
             token_ids: all ids of the stored block, also where only some of them are wanted.
-            out: writable, contiguous, of the payload's size; worthless after an error.
 
         Raises:
             BlockMissing: there is no such file; its row is gone now.
@@ -145,7 +143,7 @@ class DiskStore:
             StorageError: it cannot be opened or read now; file and row stay.
         """
         header = BlockHeader(key=key, parent=parent, group=group, token_ids=tuple(token_ids))
-        payload = memoryview(bytearray(self._payload_bytes[group]) if out is None else out).cast("B")
+        payload = memoryview(bytearray(self._payload_bytes[group]))
         self.read_into(header, payload)
         return payload
 

@@ -1,4 +1,4 @@
-"""A process that makes room when it is told to, or holds some: see `test_room_of_processes`.
+"""A process that makes room when it is told to, or holds some: see `test_budget_of_processes`.
 
 Reads a line for each step from standard input, and answers each with one.
 """

@@ -41,23 +41,20 @@ class Rename:
 
 
 @dataclass(frozen=True, slots=True)
-class Unlink:
+class OnPath:
     path: str
 
 
-@dataclass(frozen=True, slots=True)
-class MakeDir:
-    path: str
+class Unlink(OnPath): ...
 
 
-@dataclass(frozen=True, slots=True)
-class RemoveDir:
-    path: str
+class MakeDir(OnPath): ...
 
 
-@dataclass(frozen=True, slots=True)
-class SyncDir:
-    path: str
+class RemoveDir(OnPath): ...
+
+
+class SyncDir(OnPath): ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,29 +6,19 @@ from pathlib import Path
 
 from kvchat.engine.cache.eviction import Eviction
 from kvchat.engine.memory.disk.catalog import BlockCatalog
-from kvchat.engine.memory.disk.io import SystemFiles
 from kvchat.engine.memory.disk.store import DiskStore
 from tests.engine.memory.chains import (
     BLOCK_SIZE,
     FINGERPRINT,
     FULL,
-    LAYOUTS,
     Block,
     Clock,
+    HastyFiles,
     chain,
+    open_store,
     path_of,
     put_blocks,
 )
-
-
-class HastyFiles(SystemFiles):
-    """Waits for no medium: nothing here is about a loss of power."""
-
-    def sync(self, descriptor: int) -> None:
-        pass
-
-    def sync_dir(self, path: Path) -> None:
-        pass
 
 
 def file_bytes(directory: Path) -> int:
@@ -56,11 +46,8 @@ class Disk:
             catalog.keep("pack", FINGERPRINT, [block.key for block in blocks])
 
     def another_store(self) -> DiskStore:
-        return DiskStore(
+        return open_store(
             self.directory / "cache",
-            fingerprint=FINGERPRINT,
-            layouts=LAYOUTS,
-            block_size=BLOCK_SIZE,
             limit_bytes=self.limit_bytes,
             clock=self.clock,
             files=HastyFiles(),

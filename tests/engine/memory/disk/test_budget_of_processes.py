@@ -79,10 +79,17 @@ def test_two_processes_that_make_room_at_once_let_go_of_no_more_than_one_would(t
             assert num_bytes(place) == limit_bytes
 
 
-def test_room_that_one_process_holds_is_taken_by_no_other(tmp_path: Path, make_disk: MakeDisk) -> None:
+def test_room_that_one_process_holds_is_taken_by_no_other_which_is_told_how_much_it_is(
+    tmp_path: Path, make_disk: MakeDisk
+) -> None:
     disk = full_disk(make_disk)
     with process() as one:
-        assert one.hold(disk.directory / "cache", disk.limit_bytes, 2) == "held"
+        assert one.hold(tmp_path / "cache", disk.limit_bytes, 2) == "held"
+        before = num_bytes(tmp_path / "cache")
+        told = f"others are just writing {NUM_NEW * disk.bytes_each / 1024:.1f} KiB"
+        with pytest.raises(StorageError, match=told), disk.room(conversation(6, NUM_NEW), conversation(5, 2)):
+            raise AssertionError
+        assert num_bytes(tmp_path / "cache") == before
         for number in range(10, 16):
             disk.request(conversation(number, 4))
             assert num_bytes(tmp_path / "cache") <= (10 - NUM_NEW) * disk.bytes_each
@@ -90,27 +97,6 @@ def test_room_that_one_process_holds_is_taken_by_no_other(tmp_path: Path, make_d
         assert one.heard() == "closed"
     assert disk.found(conversation(2, NUM_NEW)) == NUM_NEW
     assert num_bytes(tmp_path / "cache") <= disk.limit_bytes
-
-
-def test_while_one_process_holds_room_another_is_told_how_much_and_nothing_goes(
-    tmp_path: Path, make_disk: MakeDisk
-) -> None:
-    disk = full_disk(make_disk)
-    new, sources = conversation(6, NUM_NEW), conversation(5, 2)
-    with process() as one:
-        assert one.hold(tmp_path / "cache", disk.limit_bytes, 2) == "held"
-        before = num_bytes(tmp_path / "cache")
-        held = NUM_NEW * disk.bytes_each / 1024
-        with (
-            pytest.raises(StorageError, match=f"others are just writing {held:.1f} KiB"),
-            disk.room(new, sources),
-        ):
-            raise AssertionError
-        assert num_bytes(tmp_path / "cache") == before
-        one.go_on()
-        assert one.heard() == "closed"
-    with disk.room(new, sources):
-        pass
 
 
 def test_of_two_processes_that_ask_for_the_same_room_at_once_one_gets_it(tmp_path: Path) -> None:

@@ -1,14 +1,14 @@
 """The catalog sees every model's blocks without a model, and removes what nothing refers to."""
 
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from kvchat.engine.api.ids import BlockKey, chain_keys, root_key
+from kvchat.engine.api.ids import BlockKey
 from kvchat.engine.memory.disk.catalog import BlockCatalog
-from kvchat.engine.memory.disk.index import DiskUsage, IndexedBlock
+from kvchat.engine.memory.disk.index import DiskUsage
 from tests.engine.memory.chains import (
-    BLOCK_SIZE,
     FINGERPRINT,
     FULL,
     OTHER_FINGERPRINT,
@@ -17,7 +17,6 @@ from tests.engine.memory.chains import (
     chain,
     open_store,
     put_blocks,
-    write_all,
 )
 
 pytestmark = pytest.mark.pure
@@ -72,36 +71,20 @@ def test_collecting_keeps_no_damaged_block_either(tmp_path: Path) -> None:
 
 def test_collecting_removes_exactly_what_nothing_refers_to(tmp_path: Path) -> None:
     """Two conversations share their first block; one is deleted."""
-    kept_ids = [1, 2, 3, 4, 5, 6, 7, 8, 9]
-    gone_ids = [1, 2, 3, 4, 50, 60, 70, 80, 90]
+    kept, gone = chain([1, 2, 3, 4, 5, 6, 7, 8, 9]), chain([1, 2, 3, 4, 50, 60, 70, 80, 90])
+    windowed = chain([1, 2, 3, 4, 5, 6, 7, 8, 9], SLIDING)
+    older_tail = block_behind(kept[1].key, [11, 12])
+    put_blocks(tmp_path, [*kept, *windowed, *gone[1:], older_tail])
+    names = {block.key for block in kept}
+    with closing(BlockCatalog(tmp_path)) as catalog:
+        freed = catalog.collect(lambda block: block.key in names)
+        assert (freed.num_blocks, freed.num_tails) == (3, 2)
+        assert freed.num_bytes > 0
+        assert catalog.collect(lambda block: block.key in names).num_blocks == 0
     store = open_store(tmp_path)
-    for blocks in (chain(kept_ids), chain(kept_ids, SLIDING), chain(gone_ids)):
-        for block in blocks:
-            store.write([(block.header, block.payload)])
-    older_tail = block_behind(chain(kept_ids)[1].key, [11, 12])
-    write_all(store, [older_tail])
-    store.close()
-
-    root = root_key(FINGERPRINT)
-    kept_keys = set(chain_keys(root, kept_ids, BLOCK_SIZE))
-    tail_parent = chain(kept_ids)[1].key
-
-    def is_referenced(block: IndexedBlock) -> bool:
-        if block.is_tail:
-            return block.parent == tail_parent and block.token_ids == (9,)
-        return block.key in kept_keys
-
-    catalog = BlockCatalog(tmp_path)
-    freed = catalog.collect(is_referenced)
-    assert (freed.num_blocks, freed.num_tails) == (3, 2)
-    assert freed.num_bytes > 0
-    assert catalog.collect(is_referenced).num_blocks == 0
-    catalog.close()
-    store = open_store(tmp_path)
-    assert store.has_all([block.key for block in chain(kept_ids)], FULL) == [True] * 3
-    assert store.has_all([block.key for block in chain(kept_ids)], SLIDING) == [True] * 3
-    assert store.has_all([block.key for block in chain(gone_ids)], FULL) == [True, False, False]
-    store.close()
+    for group in (FULL, SLIDING):
+        assert store.has_all([block.key for block in kept], group) == [True] * 3
+    assert store.has_all([block.key for block in gone], FULL) == [True, False, False]
 
 
 def _write(cache_dir: Path, fingerprint: bytes, token_ids: list[int]) -> None:

@@ -1,6 +1,6 @@
 """Whatever a loss of power leaves of the last operations, the store keeps its word; see `crash_states`."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,16 +8,14 @@ import pytest
 
 from kvchat.engine.memory.disk.catalog import BlockCatalog
 from kvchat.engine.memory.disk.io import SystemFiles
-from kvchat.errors import BlockDamaged, BlockMissing
 from tests.engine.memory.chains import (
     FINGERPRINT,
     FULL,
-    Block,
     block_behind,
     chain,
     open_store,
     put_blocks,
-    read,
+    read_if_whole,
 )
 from tests.engine.memory.disk.crash_states import (
     Forget,
@@ -44,14 +42,6 @@ OLDER_TAIL = block_behind(NEW[2].key, [13, 14])
 BLOCKS = {block.key: block for block in (*OLD, *NEW, OLDER_TAIL)}
 
 
-@pytest.mark.parametrize(("num_samples", "least"), [(2, 100), pytest.param(40, 600, marks=pytest.mark.slow)])
-def test_every_acknowledged_block_survives_and_nothing_leaks(
-    quick_path: Path, num_samples: int, least: int
-) -> None:
-    """Traps 24 and 25: writes, a tail that is replaced, removal, and garbage collection."""
-    check_every_state(quick_path / "after", _recorded(quick_path / "run"), _complaints, num_samples, least)
-
-
 def _without_names_of_blocks(operation: Operation) -> Operation | None:
     is_shelf = isinstance(operation, SyncDir) and operation.path.count("/") == 2
     return None if is_shelf else operation
@@ -75,12 +65,13 @@ def test_one_sort_of_sync_left_out_is_found(quick_path: Path, forget: Forget) ->
 
 
 def _recorded(cache_dir: Path) -> Recorded:
-    """Replace a tail, remove blocks, and collect what nothing refers to."""
+    """Write a block alone and others together, remove blocks, and collect what nothing refers to."""
     base, files = _with_one_conversation(cache_dir)
     store = open_store(cache_dir, files=files)
-    for block in (NEW[2], OLDER_TAIL, NEW[3]):
-        store.write([(block.header, block.payload)])
-        files.note("there", block.key)
+    for together in ([NEW[2]], [OLDER_TAIL, NEW[3]]):
+        assert store.write((block.header, block.payload) for block in together) == len(together)
+        for block in together:
+            files.note("there", block.key)
     files.note("going", OLDER_TAIL.key)
     store.remove(OLDER_TAIL.key, FULL)
     files.note("going", OLD[2].key)
@@ -94,42 +85,6 @@ def _recorded(cache_dir: Path) -> Recorded:
     return base, files.operations
 
 
-@pytest.mark.parametrize(("num_samples", "least"), [(2, 60), pytest.param(40, 300, marks=pytest.mark.slow)])
-def test_blocks_that_are_written_together_survive_like_those_that_are_not(
-    quick_path: Path, num_samples: int, least: int
-) -> None:
-    """Traps 24 and 25: nothing is acknowledged before all of them are durable, and none is there in part."""
-    recorded = _recorded_together(quick_path / "run")
-    check_every_state(quick_path / "after", recorded, _complaints, num_samples, least)
-
-
-@pytest.mark.parametrize("forget", [without_syncs, _without_names_of_blocks, _without_names_of_shelves])
-def test_one_sort_of_sync_left_out_of_blocks_written_together_is_found(
-    quick_path: Path, forget: Forget
-) -> None:
-    recorded = _recorded_together(quick_path / "run")
-    assert is_any_state_wrong(quick_path / "after", recorded, _complaints, forget)
-
-
-def _recorded_together(cache_dir: Path) -> Recorded:
-    """Write three blocks at once."""
-    base, files = _with_one_conversation(cache_dir)
-    store = open_store(cache_dir, files=files)
-    new = (NEW[2], OLDER_TAIL, NEW[3])
-    assert store.write((block.header, block.payload) for block in new) == len(new)
-    for block in new:
-        files.note("there", block.key)
-    store.close()
-    return base, files.operations
-
-
-@pytest.mark.parametrize(("num_samples", "least"), [(2, 80), pytest.param(40, 180, marks=pytest.mark.slow)])
-def test_nothing_is_held_for_a_writer_that_is_gone(quick_path: Path, num_samples: int, least: int) -> None:
-    """Trap 25: room that was held before it was used, and what others were to be made from."""
-    recorded = _recorded_in_held_room(quick_path / "run")
-    check_every_state(quick_path / "after", recorded, _complaints, num_samples, least)
-
-
 def _recorded_in_held_room(cache_dir: Path) -> Recorded:
     """Hold room for three blocks, and write two of them."""
     base, files = _with_one_conversation(cache_dir)
@@ -141,6 +96,17 @@ def _recorded_in_held_room(cache_dir: Path) -> Recorded:
             files.note("there", block.key)
     store.close()
     return base, files.operations
+
+
+@pytest.mark.parametrize("num_samples", [2, pytest.param(40, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("record", "least"), [(_recorded, 100), (_recorded_in_held_room, 80)])
+def test_every_acknowledged_block_survives_and_nothing_leaks(
+    quick_path: Path, record: Callable[[Path], Recorded], num_samples: int, least: int
+) -> None:
+    """Traps 24 and 25: writes, of several blocks at once too, a tail that is replaced, removal, and garbage
+    collection; room that was held before it was used, and what others were to be made from.
+    """
+    check_every_state(quick_path / "after", record(quick_path / "run"), _complaints, num_samples, least)
 
 
 def _with_one_conversation(cache_dir: Path) -> tuple[Tree, RecordingFiles]:
@@ -159,7 +125,7 @@ def _complaints(cache_dir: Path, called: Sequence[Operation]) -> list[str]:
     store = open_store(cache_dir, files=files)
     complaints = []
     for key, block in BLOCKS.items():
-        is_announced, content = store.has(key, FULL), _content(store, block)
+        is_announced, content = store.has(key, FULL), read_if_whole(store, block)
         if key in there and not (is_announced and content == block.payload):
             complaints.append(f"{block.header.token_ids} was acknowledged and is not there")
         if key in gone and content is not None:
@@ -173,13 +139,6 @@ def _complaints(cache_dir: Path, called: Sequence[Operation]) -> list[str]:
     complaints += [f"{path} is kept for nobody" for path in cache_dir.glob("held/*.keep")]
     store.close()
     return complaints + _leaks(cache_dir, files)
-
-
-def _content(store, block: Block) -> bytes | None:
-    try:
-        return read(store, block)
-    except (BlockMissing, BlockDamaged):
-        return None
 
 
 def _leaks(cache_dir: Path, files: SystemFiles) -> list[str]:

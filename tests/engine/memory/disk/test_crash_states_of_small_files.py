@@ -140,7 +140,7 @@ def left_after_a_while(place: Path, small: Small) -> list[str]:
     return [f"{path} is left" for name in PLACES for path in (place / name).glob(".*")]
 
 
-@pytest.mark.parametrize(("num_samples", "least"), [(2, 80), pytest.param(40, 300, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("num_samples", "least"), [(2, 80), pytest.param(40, 150, marks=pytest.mark.slow)])
 def test_kept_lists_packs_and_fields_are_what_was_written_last_and_no_half_of_one_stays(
     quick_path: Path, num_samples: int, least: int
 ) -> None:
@@ -203,7 +203,7 @@ def places_of_damage(place: Path) -> list[Path]:
     return [path for path in place.rglob(f"*{BLOCKS[-1].key.hex()}*") if path.is_file()]
 
 
-@pytest.mark.parametrize(("num_samples", "least"), [(2, 15), pytest.param(40, 60, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("num_samples", "least"), [(2, 15), pytest.param(40, 24, marks=pytest.mark.slow)])
 def test_a_damaged_block_serves_nobody_and_goes_with_the_next_collection(
     quick_path: Path, num_samples: int, least: int
 ) -> None:

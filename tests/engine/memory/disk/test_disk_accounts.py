@@ -1,34 +1,34 @@
 """What the store writes is counted, limited by the day, and no clock can make it lose its order."""
 
 import os
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from kvchat.engine.memory.disk.catalog import BlockCatalog
 from kvchat.engine.memory.disk.io import SystemFiles
-from kvchat.engine.memory.disk.writer import BlockWriter
 from kvchat.errors import BlockDamaged, StorageError
 from tests.engine.memory.chains import (
     FULL,
     OTHER_FINGERPRINT,
     Clock,
-    Copied,
     block_behind,
     chain,
     open_store,
     path_of,
-    put_blocks,
     read,
     write_all,
 )
 from tests.engine.memory.disk.recorded_files import RecordingFiles
 from tests.engine.memory.disk.small_disk import file_bytes
-from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.pure
 
 DAY_S = 86_400.0
+YEAR_S = 365 * DAY_S
+ROOTS = [block_behind(chain([0, 0, 0, 0])[0].header.parent, [n, 0, 0, 0]) for n in range(24)]
+KEYS = [block.key for block in ROOTS]
 
 
 def test_the_bytes_written_are_those_that_went_through_the_seam(tmp_path: Path) -> None:
@@ -39,7 +39,6 @@ def test_the_bytes_written_are_those_that_went_through_the_seam(tmp_path: Path) 
     assert not store.write([(blocks[0].header, blocks[0].payload)])
     store.remove(blocks[2].key, FULL)
     assert store.written().today == store.written().total == files.num_written_bytes
-    store.close()
 
 
 def test_the_count_survives_a_restart_and_other_models_write_into_it(tmp_path: Path) -> None:
@@ -69,19 +68,6 @@ def test_a_day_s_limit_is_never_exceeded_and_ends_with_the_day(tmp_path: Path) -
     assert not store.write([(blocks[0].header, blocks[0].payload)])  # what is there costs nothing
     clock.now_s += DAY_S
     assert store.write([(blocks[2].header, blocks[2].payload)])
-    store.close()
-
-
-def test_a_writer_tells_of_the_day_s_limit_and_holds_nobody_up(tmp_path: Path) -> None:
-    store = open_store(tmp_path, daily_bytes=10)
-    writer = BlockWriter(store, max_bytes=1 << 20)
-    (block,) = chain([1, 2, 3, 4])
-    assert writer.submit(block.header, Copied(block.payload))
-    assert not writer.flush(PATIENCE_S)
-    assert writer.problem is not None
-    assert "tomorrow" in writer.problem
-    writer.close()
-    store.close()
 
 
 def test_the_limit_holds_at_every_moment_of_a_write(tmp_path: Path) -> None:
@@ -102,62 +88,62 @@ def test_the_limit_holds_at_every_moment_of_a_write(tmp_path: Path) -> None:
     path_of(cache_dir, sample).write_bytes(bytes(path_of(cache_dir, sample).stat().st_size))
     with pytest.raises(BlockDamaged):
         read(store, sample)
-    for number in range(12):
-        block = block_behind(sample.header.parent, [number, 0, 0, 0])
+    for block in ROOTS[:12]:
         assert store.write([(block.header, block.payload)])
     assert len(most) == 13
     assert limit_bytes / 2 < max(most) <= limit_bytes
-    store.close()
-
-
-def test_a_growing_conversation_writes_new_blocks_and_its_tail_only(tmp_path: Path) -> None:
-    """Two hundred blocks are there already; the turn behind them costs what it adds."""
-    ids = list(range(4 * 200))
-    put_blocks(tmp_path, chain(ids))
-    files = RecordingFiles(tmp_path)
-    store = open_store(tmp_path, files=files)
-    for block in chain([*ids, *range(10)]):
-        store.write([(block.header, block.payload)])
-    new = [*chain([*ids, *range(10)])[200:]]
-    assert len(new) == 3
-    assert files.num_written_bytes == sum(path_of(tmp_path, block).stat().st_size for block in new)
-    store.close()
-
-
-@pytest.mark.parametrize("jump_s", [-10 * 365 * DAY_S, -5.0, 10 * 365 * DAY_S])
-def test_a_clock_that_jumps_changes_no_order_of_use(tmp_path: Path, jump_s: float) -> None:
-    """What was used last stays longest, also where the clock was set back in between."""
-    clock = Clock()
-    roots = [block_behind(chain([0, 0, 0, 0])[0].header.parent, [n, 0, 0, 0]) for n in range(4)]
-    num_bytes = file_bytes(tmp_path / "measure")
-    store = open_store(tmp_path / "cache", clock=clock, limit_bytes=3 * num_bytes)
-    clock.now_s += 20 * 365 * DAY_S
-    for block in roots[:3]:
-        clock.now_s += 1
-        store.write([(block.header, block.payload)])
-    clock.now_s += jump_s
-    store.touch([roots[0].key])
-    clock.now_s += 1
-    store.write([(roots[3].header, roots[3].payload)])
-    assert store.has_all([block.key for block in roots], FULL) == [True, False, True, True]
-    store.close()
 
 
 def test_files_from_the_future_are_not_kept_for_ever(tmp_path: Path) -> None:
     """Found again after the index was lost, a file whose time is to come counts as used now."""
     clock = Clock()
-    roots = [block_behind(chain([0, 0, 0, 0])[0].header.parent, [n, 0, 0, 0]) for n in range(3)]
     store = open_store(tmp_path, clock=clock)
-    write_all(store, roots[:2])
+    write_all(store, ROOTS[:2])
     store.close()
     (tmp_path / "index.db").unlink()
     clock.now_s = 2_000_000_000.0
-    for block in roots[:2]:
+    for block in ROOTS[:2]:
         os.utime(path_of(tmp_path, block), (4_000_000_000.0,) * 2)
-    store = open_store(tmp_path, clock=clock, limit_bytes=2 * path_of(tmp_path, roots[0]).stat().st_size)
+    store = open_store(tmp_path, clock=clock, limit_bytes=2 * path_of(tmp_path, ROOTS[0]).stat().st_size)
     clock.now_s += 60
-    store.write([(roots[2].header, roots[2].payload)])
-    assert store.has(roots[2].key, FULL)
+    store.write([(ROOTS[2].header, ROOTS[2].payload)])
+    assert store.has(ROOTS[2].key, FULL)
     clock.now_s += 60
     assert store._index.newest_s() < 2_000_001_000.0
-    store.close()
+
+
+@pytest.mark.parametrize("ahead_s", [20 * YEAR_S, 7000 * YEAR_S])
+def test_after_a_clock_that_ran_ahead_what_was_written_first_goes_first(
+    tmp_path: Path, ahead_s: float
+) -> None:
+    """All moments were one and the same until that date: what went was chance."""
+    clock = Clock()
+    with closing(open_store(tmp_path, clock=clock)) as store:
+        clock.now_s += ahead_s
+        write_all(store, ROOTS[:1])
+        each_bytes = store.total_usage().num_bytes
+    clock.now_s -= ahead_s
+    with closing(open_store(tmp_path, clock=clock, limit_bytes=4 * each_bytes)) as store:
+        for number in range(1, len(ROOTS)):
+            clock.now_s += 1
+            write_all(store, [ROOTS[number]])
+            there = [KEYS.index(key) for key in KEYS if store.has(key, FULL)]
+            assert there == list(range(max(0, number - 3), number + 1))
+
+
+def test_after_a_clock_that_ran_ahead_what_was_used_first_goes_first(tmp_path: Path) -> None:
+    clock = Clock()
+    with closing(open_store(tmp_path, clock=clock)) as store:
+        write_all(store, ROOTS[:11])
+        each_bytes = store.total_usage().num_bytes // 11
+        clock.now_s += 20 * YEAR_S
+        write_all(store, ROOTS[11:12])
+    clock.now_s -= 20 * YEAR_S
+    order = [7, 3, 9, 0, 5, 10, 1, 8, 2, 6, 4, 11]
+    with closing(open_store(tmp_path, clock=clock, limit_bytes=12 * each_bytes)) as store:
+        for number in order:
+            clock.now_s += 1
+            store.touch([KEYS[number]])
+        store.flush_touched()
+        found = store._index.oldest_leaves(12)
+    assert [KEYS.index(leaf.key) for leaf in found] == order

@@ -22,7 +22,9 @@ from tests.engine.memory.chains import (
     FULL,
     OTHER_FINGERPRINT,
     SLIDING,
+    Block,
     chain,
+    check_totals,
     open_store,
     path_of,
     payload_of,
@@ -30,6 +32,7 @@ from tests.engine.memory.chains import (
     read,
     write_all,
 )
+from tests.engine.memory.disk.test_pinned_on_full_disk import no_file_longer_than
 from tests.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.pure, pytest.mark.long]
@@ -37,69 +40,42 @@ pytestmark = [pytest.mark.pure, pytest.mark.long]
 ROOT = Path(__file__).parents[4]
 
 
-def test_every_flipped_byte_is_noticed(tmp_path: Path, store: DiskStore) -> None:
+def test_every_flipped_byte_every_truncation_and_an_addition_is_noticed(
+    tmp_path: Path, store: DiskStore
+) -> None:
     """Traps 6 and 24: the checksum covers the description as well as the payload."""
     (block,) = chain([1, 2, 3, 4])
     write_all(store, [block])
     path = path_of(tmp_path, block)
     whole = path.read_bytes()
-    for position in range(len(whole)):
-        for mask in (1 << position % 8, 0xFF):
-            path.write_bytes(_flipped(whole, position, mask))
-            with pytest.raises(BlockDamaged):
-                read(store, block)
-            assert not path.exists()
+    flips = (flipped(whole, at, 1 << at % 8) for at in range(len(whole)))
+    cuts = (whole[:length] for length in range(len(whole)))
+    for damaged in (*flips, *cuts, whole + b"\x00"):
+        path.write_bytes(damaged)
+        with pytest.raises(BlockDamaged):
+            read(store, block)
+        assert not path.exists()
     path.write_bytes(whole)
     assert read(store, block) == block.payload
 
 
-def test_every_truncation_and_every_addition_is_noticed(tmp_path: Path, store: DiskStore) -> None:
-    (block,) = chain([1, 2, 3, 4])
-    write_all(store, [block])
-    path = path_of(tmp_path, block)
-    whole = path.read_bytes()
-    for length in range(len(whole)):
-        path.write_bytes(whole[:length])
-        with pytest.raises(BlockDamaged):
-            read(store, block)
-    path.write_bytes(whole + b"\x00")
-    with pytest.raises(BlockDamaged):
-        read(store, block)
-
-
-def test_a_damaged_index_row_or_file_never_survives_a_rebuild_as_another_block(tmp_path: Path) -> None:
-    """Whatever is found again after the index was lost still has to pass `read`."""
-    (block,) = chain([1, 2, 3, 4])
-    put_blocks(tmp_path, [block])
-    path = path_of(tmp_path, block)
-    whole = path.read_bytes()
-    for position in range(0, len(whole), 17):
-        path.write_bytes(_flipped(whole, position, 0x10))
-        (tmp_path / "index.db").unlink()
-        store = open_store(tmp_path)
-        for child in store.children(block.header.parent):
-            assert child.token_ids == block.header.token_ids
-        with pytest.raises((BlockDamaged, BlockMissing)):
-            read(store, block)
-        store.close()
-
-
-def test_the_file_of_another_block_under_this_name_is_refused(tmp_path: Path, store: DiskStore) -> None:
+@pytest.mark.parametrize("theirs", [chain([5, 6, 7, 8])[0], chain([1, 2, 3, 4], SLIDING)[0]])
+def test_the_file_of_another_block_or_group_under_this_name_is_refused(
+    tmp_path: Path, store: DiskStore, theirs: Block
+) -> None:
     """Traps 4 and 28: right format, right checksum, another conversation."""
-    ours, theirs = chain([1, 2, 3, 4])[0], chain([5, 6, 7, 8])[0]
+    (ours,) = chain([1, 2, 3, 4])
     write_all(store, [ours, theirs])
     path_of(tmp_path, theirs).replace(path_of(tmp_path, ours))
-    with pytest.raises(BlockDamaged, match="not the block that its name says"):
+    with pytest.raises(BlockDamaged):
         read(store, ours)
     assert not store.has(ours.key, FULL)
 
 
-def test_the_file_of_another_model_is_refused(tmp_path: Path) -> None:
+def test_the_file_of_another_model_is_refused(tmp_path: Path, store: DiskStore) -> None:
     """Trap 1: same ids, same shape, other weights."""
     (ours,) = chain([1, 2, 3, 4])
-    other = open_store(tmp_path, OTHER_FINGERPRINT)
-    write_all(other, [ours])
-    store = open_store(tmp_path)
+    put_blocks(tmp_path, [ours], OTHER_FINGERPRINT)
     target = path_of(tmp_path, ours)
     target.parent.mkdir(parents=True)
     path_of(tmp_path, ours, OTHER_FINGERPRINT).replace(target)
@@ -107,16 +83,6 @@ def test_the_file_of_another_model_is_refused(tmp_path: Path) -> None:
     assert not store.has(ours.key, FULL)
     with pytest.raises(BlockMissing):
         read(store, ours)
-    store.close()
-    other.close()
-
-
-def test_the_file_of_another_group_is_refused(tmp_path: Path, store: DiskStore) -> None:
-    (full,), (sliding,) = chain([1, 2, 3, 4], FULL), chain([1, 2, 3, 4], SLIDING)
-    write_all(store, [full, sliding])
-    path_of(tmp_path, full).replace(path_of(tmp_path, sliding))
-    with pytest.raises(BlockDamaged):
-        read(store, sliding)
 
 
 @pytest.mark.parametrize(
@@ -142,7 +108,6 @@ def test_a_hostile_header_is_set_aside_and_never_believed(tmp_path: Path, conten
     assert not path.exists()
     assert store.usage().num_blocks == 0
     assert store.write([(block.header, block.payload)])
-    store.close()
 
 
 def test_a_file_whose_ids_are_not_those_of_its_key_is_not_found_again(tmp_path: Path) -> None:
@@ -156,7 +121,6 @@ def test_a_file_whose_ids_are_not_those_of_its_key_is_not_found_again(tmp_path: 
     store = open_store(tmp_path)
     assert store._index.blocks() == []
     assert not path.exists()
-    store.close()
 
 
 def test_what_is_no_file_is_neither_followed_nor_waited_for(tmp_path: Path, store: DiskStore) -> None:
@@ -203,7 +167,8 @@ class Dies(SystemFiles):
 store = open_store(Path(sys.argv[1]), files=Dies())
 write_all(store, chain([1, 2, 3, 4]))
 """
-    assert _python(script, tmp_path).returncode == -signal.SIGKILL
+    command = [sys.executable, "-c", script, str(tmp_path)]
+    assert subprocess.run(command, cwd=ROOT, timeout=PATIENCE_S).returncode == -signal.SIGKILL
     (of_dead,) = tmp_path.rglob("*.tmp")
     living = open_store(tmp_path)
     assert not of_dead.exists()
@@ -216,49 +181,18 @@ write_all(store, chain([1, 2, 3, 4]))
     other = open_store(tmp_path)
     other.rebuild()
     assert of_living.exists()
-    other.close()
-    living.close()
 
 
-def test_a_full_disk_is_an_error_that_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_a_full_disk_is_an_error_that_leaves_nothing_behind(tmp_path: Path, store: DiskStore) -> None:
     """Trap 25. A limit on the size of files stands in for the end of the disk; the kernel refuses alike."""
-    script = """
-import resource, sys
-from pathlib import Path
-from kvchat.errors import StorageError
-from tests.engine.memory.chains import *
-store = open_store(Path(sys.argv[1]))
-first, second = chain(list(range(8)))
-write_all(store, [first])
-resource.setrlimit(resource.RLIMIT_FSIZE, (700, resource.RLIM_INFINITY))
-try:
-    store.write([(second.header, second.payload)])
-except StorageError as error:
-    print(error)
-resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-print(store.has(second.key, FULL), read(store, first) == first.payload)
-print(store.write([(second.header, second.payload)]), read(store, second) == second.payload)
-"""
-    run = _python(script, tmp_path)
-    lines = run.stdout.splitlines()
-    assert "space" in lines[0], run.stderr
-    assert lines[1:] == ["False True", "1 True"], run.stderr
-    assert not list(tmp_path.rglob("*.tmp"))
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_directory_that_became_read_only_is_an_error(tmp_path: Path) -> None:
     first, second = chain(list(range(8)))
-    store = open_store(tmp_path)
     write_all(store, [first])
-    (tmp_path / "blocks" / FINGERPRINT.hex()).chmod(0o500)
-    try:
-        with pytest.raises(StorageError, match="another cache directory"):
-            store.write([(second.header, second.payload)])
-        assert read(store, first) == first.payload
-    finally:
-        (tmp_path / "blocks" / FINGERPRINT.hex()).chmod(0o700)
-        store.close()
+    with no_file_longer_than(700), pytest.raises(StorageError, match="space"):
+        store.write([(second.header, second.payload)])
+    assert not store.has(second.key, FULL)
+    write_all(store, [second])
+    assert [read(store, block) for block in (first, second)] == [first.payload, second.payload]
+    assert not list(tmp_path.rglob("*.tmp"))
 
 
 def test_a_writer_killed_at_any_moment_leaves_only_whole_blocks(tmp_path: Path) -> None:
@@ -293,7 +227,6 @@ for block in chain(list(range(4000)), namespace=sys.argv[2]):
     files = list((tmp_path / "blocks").rglob("*.*"))
     assert len(files) == len(indexed) >= 5
     assert all(re.fullmatch(r"[0-9a-f]{64}\.0\.safetensors", path.name) for path in files)
-    store.close()
 
 
 @pytest.mark.parametrize("limit_bytes", [None, 9000])
@@ -334,15 +267,4 @@ for start in range(0, 120, 40):
     complaints = [process.communicate(timeout=PATIENCE_S)[1].decode() for process in processes]
     assert complaints == [""] * 3
     store = open_store(tmp_path)
-    sizes = [path.stat().st_size for path in (tmp_path / "blocks").rglob("*.*")]
-    assert (store.usage().num_blocks, store.usage().num_bytes) == (len(sizes), sum(sizes))
-    store.close()
-
-
-def _flipped(data: bytes, position: int, mask: int) -> bytes:
-    return flipped(data, position, mask)
-
-
-def _python(script: str, *arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", script, *map(str, arguments)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S)
+    check_totals(tmp_path, store.usage())

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from kvchat.engine.api.ids import BlockKey, GroupId
 from kvchat.engine.memory.disk.store import DiskStore
 from kvchat.errors import BlockDamaged, BlockMissing
-from tests.engine.memory.chains import FULL, SLIDING, Block, Clock, chain, open_store, path_of, read
+from tests.engine.memory.chains import FULL, SLIDING, Clock, chain, open_store, path_of, read
 from tests.quick_disk import quick_place
 
 pytestmark = pytest.mark.pure
@@ -107,7 +107,8 @@ class Disk(RuleBasedStateMachine):
             usage = store.usage()
             sizes = [path_of(self.cache_dir, BLOCKS[name]).stat().st_size for name in self.present]
             assert (usage.num_blocks, usage.num_bytes) == (len(sizes), sum(sizes))
-            assert usage.num_tails == sum(len(_ids(name)) < 4 for name in self.present)
+            assert len(list(self.cache_dir.rglob("blocks/**/*.safetensors"))) == len(sizes)
+            assert usage.num_tails == sum(len(BLOCKS[name].header.token_ids) < 4 for name in self.present)
 
     @invariant()
     def children_are_those_present(self) -> None:
@@ -121,11 +122,6 @@ class Disk(RuleBasedStateMachine):
         for store in self.stores:
             store.close()
         shutil.rmtree(self.cache_dir)
-
-
-def _ids(name: tuple[BlockKey, GroupId]) -> tuple[int, ...]:
-    block: Block = BLOCKS[name]
-    return block.header.token_ids
 
 
 TestDisk = Disk.TestCase

@@ -3,14 +3,24 @@
 import errno
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from kvchat.engine.memory.disk.catalog import BlockCatalog
+from kvchat.engine.memory.disk.io import Identity
 from kvchat.engine.memory.disk.store import DiskStore
 from kvchat.errors import BlockDamaged, BlockMissing, StorageError
-from tests.engine.memory.chains import FULL, Block, chain, open_store, read, write_all
+from tests.engine.memory.chains import (
+    FULL,
+    Block,
+    chain,
+    check_totals,
+    open_store,
+    read,
+    write_all,
+)
 from tests.engine.memory.disk.failing_files import FailingFiles
 
 pytestmark = [pytest.mark.pure, pytest.mark.long]
@@ -34,15 +44,26 @@ def test_a_write_that_is_refused_anywhere_leaves_nothing(tmp_path: Path, code: i
 
 
 @pytest.mark.parametrize("is_passing", [True, False])
-@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS])
-def test_a_removal_that_is_refused_anywhere_leaves_the_totals_right(
-    tmp_path: Path, code: int, is_passing: bool
+@pytest.mark.parametrize(
+    ("action", "kind", "code", "num_refused"),
+    [
+        *((partial(write, BLOCKS[1:2]), FailingFiles, code, 9) for code in (errno.EROFS, errno.EIO)),
+        *((partial(write, BLOCKS[1:]), FailingFiles, code, 15) for code in (errno.ENOSPC, errno.EIO)),
+        (partial(write, BLOCKS[1:2]), RefusingLooks, errno.EIO, 14),
+        (remove, FailingFiles, errno.ENOSPC, 2),
+        (remove, FailingFiles, errno.EROFS, 4),
+    ],
+)
+def test_a_write_or_removal_that_is_refused_anywhere_leaves_whole_blocks_and_right_totals(
+    tmp_path: Path,
+    action: Callable[[DiskStore], None],
+    kind: type[FailingFiles],
+    code: int,
+    num_refused: int,
+    is_passing: bool,
 ) -> None:
-    num_refused = _refuse_everywhere(
-        tmp_path, FailingFiles(code), is_passing, lambda store: store.remove(BLOCKS[0].key, FULL)
-    )
-    # A full disk removes files; one that became read-only does not.
-    assert num_refused == {errno.ENOSPC: 2, errno.EROFS: 4}[code]
+    """Trap 25: at every operation in turn of one block or several, also where looking is one."""
+    assert _refuse_everywhere(tmp_path, kind(code), is_passing, action) == num_refused
 
 
 def test_a_full_disk_never_keeps_blocks_from_going(tmp_path: Path) -> None:
@@ -56,7 +77,6 @@ def test_a_full_disk_never_keeps_blocks_from_going(tmp_path: Path) -> None:
     files.fail(None)
     store.remove(BLOCKS[0].key, FULL)
     assert store.usage().num_bytes == 0
-    store.close()
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS])
@@ -72,7 +92,6 @@ def test_a_store_that_cannot_be_opened_says_so_and_opens_later(tmp_path: Path, c
     files.fail(None)
     store = open_store(tmp_path / "cache", files=files)
     write_all(store, BLOCKS)
-    store.close()
 
 
 @pytest.mark.parametrize("is_passing", [True, False])
@@ -92,7 +111,7 @@ def test_a_collection_that_is_refused_anywhere_is_ended_by_the_next(tmp_path: Pa
         files.fail(None)
         catalog.collect(lambda block: block.key == BLOCKS[0].key)
         assert [block.key for block in catalog.blocks()] == [BLOCKS[0].key]
-        _check_totals(tmp_path, catalog)
+        check_totals(tmp_path, catalog.usage())
         catalog.close()
         if not has_refused:
             break
@@ -111,7 +130,6 @@ def test_a_read_that_fails_is_a_miss(tmp_path: Path) -> None:
     assert not store.has(BLOCKS[0].key, FULL)
     write_all(store, BLOCKS[:1])
     assert read(store, BLOCKS[0]) == BLOCKS[0].payload
-    store.close()
 
 
 def test_a_directory_that_became_read_only_is_told_and_still_read_from(tmp_path: Path) -> None:
@@ -123,13 +141,12 @@ def test_a_directory_that_became_read_only_is_told_and_still_read_from(tmp_path:
         store.write([(BLOCKS[1].header, BLOCKS[1].payload)])
     assert read(store, BLOCKS[0]) == BLOCKS[0].payload
     assert store.has_all([block.key for block in BLOCKS], FULL) == [True, False, False]
-    store.close()
 
 
 def _refuse_everywhere(
     cache_dir: Path, files: FailingFiles, is_passing: bool, action: Callable[[DiskStore], object]
-) -> None:
-    """Do one thing on a store of one block, with each of its operations refused in turn."""
+) -> int:
+    """Do one thing on a store of one block with each operation refused in turn; return how many there are."""
     for at in range(MOST_OPERATIONS):
         files.fail(None)
         place = cache_dir / str(at)
@@ -140,14 +157,17 @@ def _refuse_everywhere(
             action(store)
         has_refused = files.has_refused
         files.fail(None)
-        _check_content(store)
+        for block in BLOCKS:
+            try:
+                assert read(store, block) == block.payload
+            except BlockMissing:
+                assert not store.has(block.key, FULL)
         for block in BLOCKS:
             store.write([(block.header, block.payload)])
         assert all(read(store, block) == block.payload for block in BLOCKS)
+        check_totals(place, store.total_usage())
+        assert not list(place.rglob("*.tmp"))
         store.close()
-        catalog = BlockCatalog(place)
-        _check_totals(place, catalog)
-        catalog.close()
         if not has_refused:
             return at
     raise AssertionError("every operation is refused, whatever their number")
@@ -162,21 +182,3 @@ def _refusal_told() -> Iterator[None]:
     except StorageError as error:
         advice = str(error)
     assert advice is None or "space" in advice or "directory" in advice
-
-
-def _write(store: DiskStore, block: Block) -> None:
-    assert store.write([(block.header, block.payload)])
-
-
-def _check_content(store: DiskStore) -> None:
-    for block in BLOCKS:
-        try:
-            assert read(store, block) == block.payload
-        except BlockMissing:
-            assert not store.has(block.key, FULL)
-
-
-def _check_totals(cache_dir: Path, catalog: BlockCatalog) -> None:
-    sizes = [path.stat().st_size for path in (cache_dir / "blocks").rglob("*.*")]
-    assert (catalog.usage().num_blocks, catalog.usage().num_bytes) == (len(sizes), sum(sizes))
-    assert not list(cache_dir.rglob("*.tmp"))

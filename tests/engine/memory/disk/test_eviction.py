@@ -7,7 +7,7 @@ import pytest
 
 from kvchat.engine.memory.disk.catalog import BlockCatalog
 from kvchat.errors import StorageError
-from tests.engine.memory.chains import FULL, Block, read
+from tests.engine.memory.chains import FULL, Block
 from tests.engine.memory.disk.small_disk import Disk, MakeDisk, conversation
 
 pytestmark = pytest.mark.pure
@@ -45,13 +45,6 @@ def test_what_others_are_made_from_stays_though_it_is_longest_unused(make_disk: 
         assert disk.found(old) == 4
     disk.request(conversation(6, 8))
     assert disk.found(old) < 4, "it is held no longer"
-
-
-def test_where_there_is_room_nothing_goes(make_disk: MakeDisk) -> None:
-    blocks = conversation(1, 4)
-    disk = disk_with(make_disk, 8, blocks)
-    with disk.room(conversation(3, 4), blocks):
-        assert disk.found(blocks) == 4
 
 
 def test_what_has_no_room_beside_its_sources_pushes_nothing_out(tmp_path: Path, make_disk: MakeDisk) -> None:
@@ -121,30 +114,3 @@ def test_what_may_not_be_written_today_pushes_nothing_out(make_disk: MakeDisk) -
     with pytest.raises(StorageError, match="of today"), disk.room(NEW):
         raise AssertionError
     assert disk.found(blocks) == 3
-
-
-def test_without_a_limit_there_is_room(make_disk: MakeDisk) -> None:
-    disk = make_disk(4)
-    disk.store.given_bytes = None
-    many = conversation(3, 20)
-    with disk.room(many):
-        assert disk.write_all(many) == 20
-    assert read(disk.store, many[-1]) == many[-1].payload
-
-
-def test_held_room_is_there_while_another_writer_gives_up_what_it_has_reserved(
-    make_disk: MakeDisk, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    blocks, (block,) = conversation(1, 2), conversation(2, 1)
-    disk = disk_with(make_disk, 5, blocks)
-    other, num_written = disk.another_store(), []
-
-    def find_no_room(_: int) -> bool:
-        num_written.append(disk.write_all(NEW))
-        return False
-
-    monkeypatch.setattr(other._directory, "enforce", find_no_room)
-    with disk.room(NEW, blocks):
-        assert not other.write([(block.header, block.payload)])
-    assert num_written == [3]
-    assert disk.found(NEW) == 3

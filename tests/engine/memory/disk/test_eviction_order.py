@@ -1,37 +1,23 @@
-"""Which blocks on disk make room: as a slow reference says, leaves first, and not by one scan."""
+"""Which blocks on disk make room: not those that are used again, by one scan or because a process ended."""
 
 import sqlite3
 from contextlib import closing
-from dataclasses import dataclass, field
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from kvchat.engine.api.ids import BlockKey
 from kvchat.engine.cache.eviction import Eviction
-from kvchat.engine.memory.disk.eviction import MAX_GHOSTS, DiskEvictionOrder
-from kvchat.engine.memory.disk.index import IndexedBlock
-from kvchat.engine.memory.disk.pinned_blocks import PinnedBlocks
 from kvchat.engine.memory.disk.store import DiskStore
-from kvchat.errors import StorageError
 from tests.engine.memory.chains import (
-    BLOCK_SIZE,
     FINGERPRINT,
-    FULL,
-    TREE,
-    Block,
-    block_behind,
     open_store,
 )
-from tests.engine.memory.disk.small_disk import Disk, HastyFiles, MakeDisk, conversation, file_bytes
+from tests.engine.memory.disk.small_disk import HastyFiles, MakeDisk, conversation, file_bytes
 
 pytestmark = [pytest.mark.pure, pytest.mark.long]
 
 BOTH = pytest.mark.parametrize("eviction", list(Eviction))
-SMALL_SHARE = 10
 
 
 @pytest.mark.parametrize(
@@ -48,17 +34,6 @@ def test_one_scan_of_a_long_document_leaves_what_is_used_again(
     disk.request(conversation(77, 300))
     share = sum(disk.found(blocks) for blocks in hot) / 25
     assert least <= share <= most
-
-
-@pytest.mark.parametrize(("eviction", "left"), [(Eviction.S3FIFO, [1, 0, 1]), (Eviction.LRU, [0, 1, 1])])
-def test_what_was_used_once_goes_before_what_was_used_again_longer_ago(
-    make_disk: MakeDisk, eviction: Eviction, left: list[int]
-) -> None:
-    disk = make_disk(2, eviction)
-    again, once, new = (conversation(number, 1) for number in range(3))
-    for blocks in (again, again, once, new):
-        disk.request(blocks)
-    assert [disk.found(blocks) for blocks in (again, once, new)] == left
 
 
 def test_that_something_was_used_again_outlives_the_process(make_disk: MakeDisk) -> None:
@@ -83,20 +58,10 @@ def test_what_comes_back_soon_after_it_went_is_not_flushed_again(make_disk: Make
     assert disk.found(hot) == 5
 
 
-def test_what_was_used_again_goes_by_age_where_there_is_nothing_else(make_disk: MakeDisk) -> None:
-    """What is proven is no pin: of ten conversations that are all used again the oldest go."""
-    disk = make_disk(10)
-    sessions = [conversation(number, 2) for number in range(10)]
-    for blocks in sessions:
-        for _ in range(3):
-            disk.request(blocks)
-    left = [disk.found(blocks) for blocks in sessions]
-    assert left[-4:] == [2, 2, 2, 2]
-    assert left[:5] == [0] * 5
-
-
 @BOTH
-def test_what_is_kept_stays_whatever_is_used_again(make_disk: MakeDisk, eviction: Eviction) -> None:
+def test_what_is_kept_stays_whatever_is_used_again_and_goes_once_nobody_keeps_it(
+    make_disk: MakeDisk, eviction: Eviction
+) -> None:
     disk = make_disk(10, eviction)
     kept, hot = conversation(1, 3), conversation(2, 4)
     disk.request(kept)
@@ -106,6 +71,10 @@ def test_what_is_kept_stays_whatever_is_used_again(make_disk: MakeDisk, eviction
     disk.request(conversation(77, 100))
     assert disk.found(kept) == 3
     assert disk.store.total_usage().num_bytes <= 10 * disk.bytes_each
+    disk.keep([])
+    for _ in range(2):
+        disk.request(conversation(3, 10))
+    assert disk.found(kept) < 3
 
 
 def test_an_unused_pack_keeps_no_new_conversation_from_a_disk_of_what_is_used_again(
@@ -133,157 +102,6 @@ def test_a_new_conversation_finds_room_on_a_disk_of_a_few_blocks_that_are_all_us
     found = [disk.request(new) for _ in range(4)]
     assert found == [0, 1, 2, 3]
     assert disk.found(hot) == 2, "of what was used longest ago the end went, and its beginning is of use"
-
-
-def test_conversations_that_are_used_once_take_one_of_a_few_blocks_and_no_more(make_disk: MakeDisk) -> None:
-    disk = make_disk(5)
-    hot = conversation(1, 5)
-    for _ in range(3):
-        disk.request(hot)
-    for number in range(10, 20):
-        disk.request(conversation(number, 3))
-        assert disk.found(conversation(number, 3)) == 1
-    assert disk.found(hot) == 4
-
-
-def test_while_nobody_can_read_what_is_kept_blocks_that_need_no_room_are_written(
-    tmp_path: Path, make_disk: MakeDisk
-) -> None:
-    disk = make_disk(10)
-    (tmp_path / "cache/kept/pack.keep").mkdir(parents=True)  # no list, and nothing says what it held
-    blocks = conversation(1, 12)
-    assert all(disk.write(block) for block in blocks[:10])
-    with pytest.raises(StorageError, match="says which blocks stay"):
-        disk.write(blocks[10])
-    assert disk.found(blocks) == 10
-
-
-def test_names_of_what_went_are_bounded_and_nothing_of_them_is_on_disk(tmp_path: Path) -> None:
-    with closing(open_store(tmp_path)) as store:
-        order = DiskEvictionOrder(store._index, [PinnedBlocks(tmp_path)], Eviction.S3FIFO)
-        gone = [_indexed(number) for number in range(MAX_GHOSTS + 10)]
-        order.note_gone(gone)
-        assert order.num_ghosts == MAX_GHOSTS
-        names = [(FINGERPRINT, gone[number].name, FULL) for number in (0, 9, 10, -1)]
-        assert [order.take_ghost(name) for name in names] == [False, False, True, True]
-        assert not order.take_ghost(names[-1])
-
-
-def _indexed(number: int) -> IndexedBlock:
-    block = block_behind(BlockKey(bytes(32)), [number])
-    return IndexedBlock(
-        fingerprint=FINGERPRINT,
-        name=block.key,  # type: ignore[arg-type]
-        key=block.key,
-        parent=block.header.parent,
-        token_ids=(number,),
-        block_size=BLOCK_SIZE,
-        groups=frozenset([FULL]),
-        num_bytes=1,
-        last_used_s=0.0,
-    )
-
-
-# Against a reference that spells the rules out
-
-
-@dataclass
-class Row:
-    used_s: float
-    parent: BlockKey
-    is_proven: bool
-
-
-@dataclass
-class SlowDisk:
-    """The same rules over a list that is searched from the front."""
-
-    num_blocks: int
-    eviction: Eviction
-    rows: dict[BlockKey, Row] = field(default_factory=dict)
-    ghosts: set[BlockKey] = field(default_factory=set)
-    kept: set[BlockKey] = field(default_factory=set)
-    refused: set[BlockKey] = field(default_factory=set)
-
-    def write(self, block: Block, now_s: float) -> bool:
-        if block.header.parent in self.refused and block.key not in self.kept:
-            self.refused.add(block.key)
-            return False
-        is_proven = block.key in self.ghosts
-        self.ghosts.discard(block.key)
-        self.rows[block.key] = Row(now_s, block.header.parent, is_proven)
-        while len(self.rows) > self.num_blocks:
-            victim = self.victim(block.key, is_proven or block.key in self.kept)
-            if victim is None:
-                del self.rows[block.key]
-                if is_proven:
-                    self.ghosts.add(block.key)
-                self.refused.add(block.key)
-                return False
-            if not self.rows.pop(victim).is_proven:
-                self.ghosts.add(victim)
-        self.refused.discard(block.key)
-        return True
-
-    def victim(self, being_written: BlockKey, is_proven: bool) -> BlockKey | None:
-        parents = {row.parent for row in self.rows.values()}
-        free = {
-            key: row
-            for key, row in self.rows.items()
-            if key not in parents and key != being_written and key not in self.kept
-        }
-        if self.eviction is Eviction.LRU:
-            return min(free, key=lambda key: free[key].used_s, default=None)
-        once, again = ([key for key in free if free[key].is_proven is flag] for flag in (False, True))
-        num_once = sum(not row.is_proven for key, row in self.rows.items() if key not in self.kept)
-        if num_once * SMALL_SHARE < len(self.rows):
-            order = [again, once]
-        else:
-            order = [once, again] if is_proven or num_once == 1 else [once]
-        return next((min(keys, key=lambda key: free[key].used_s) for keys in order if keys), None)
-
-    def touch(self, key: BlockKey, now_s: float) -> None:
-        if key in self.rows:
-            self.rows[key].used_s, self.rows[key].is_proven = now_s, True
-
-
-ACTIONS = st.tuples(
-    st.sampled_from(["write", "write", "write", "touch", "touch", "keep", "reopen"]),
-    st.sampled_from(sorted(TREE)),
-)
-
-
-@BOTH
-@settings(max_examples=15, deadline=None)
-@given(num_blocks=st.integers(2, 14), actions=st.lists(ACTIONS, max_size=60))
-def test_on_any_trace_the_same_blocks_go_as_in_the_slow_reference(
-    eviction: Eviction, num_blocks: int, actions: list[tuple[str, tuple[int, ...]]]
-) -> None:
-    with TemporaryDirectory() as directory:
-        disk, slow = Disk(Path(directory), num_blocks, eviction), SlowDisk(num_blocks, eviction)
-        for action, path in actions:
-            block = TREE[path]
-            if action == "write":
-                # As a request does: whatever is missing before it comes first.
-                for end in range(1, len(path) + 1):
-                    part = TREE[path[:end]]
-                    if part.key not in slow.rows:
-                        assert disk.write(part) == slow.write(part, disk.clock.now_s)
-            elif action == "touch":
-                disk.touch([block])
-                slow.touch(block.key, disk.clock.now_s)
-            elif action == "keep":
-                disk.keep([block])
-                slow.kept = {block.key}
-            else:
-                disk.reopen()
-                slow.ghosts.clear()
-                slow.refused.clear()
-            assert {row.key for row in disk.store._index.blocks()} == set(slow.rows)
-            proven = {row.key for row in disk.store._index.blocks() if row.is_proven}
-            assert proven == {key for key, row in slow.rows.items() if row.is_proven}
-            assert disk.store._index.num_unproven() == len(slow.rows) - len(proven)
-        disk.store.close()
 
 
 # What is being written while others make room for it

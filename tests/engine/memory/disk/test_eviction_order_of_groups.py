@@ -1,4 +1,6 @@
-"""Which blocks on disk make room where a layer group keeps all blocks and another the last of a window."""
+"""Which blocks on disk make room: as a slow reference says, where a layer group keeps all blocks and another
+the last of a window.
+"""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -18,7 +20,7 @@ from tests.engine.memory.chains import (
     Block,
     block_behind,
 )
-from tests.engine.memory.disk.small_disk import Disk, MakeDisk, conversation
+from tests.engine.memory.disk.small_disk import Disk
 
 pytestmark = [pytest.mark.pure, pytest.mark.long]
 
@@ -147,6 +149,7 @@ ACTIONS = st.tuples(
 @settings(max_examples=8, deadline=None)
 @given(num_blocks=st.integers(2, 14), actions=st.lists(ACTIONS, max_size=50))
 @example(num_blocks=2, actions=[("write both", (0, 0))])
+@example(num_blocks=3, actions=[("write", (0, 0, 0)), ("write both", (0, 0, 0))])
 @example(num_blocks=3, actions=[("write", (0,)), ("write", (2, 0)), ("write both", (0,))])
 @example(num_blocks=2, actions=[("write", (0,)), ("keep", (0,)), ("write", (3, 0, 0))])
 def test_on_any_trace_of_two_groups_the_same_files_go_as_in_the_slow_reference(
@@ -189,27 +192,3 @@ def write(disk: Disk, slow: SlowDisk, block: Block, sizes: dict[GroupId, int]) -
     name = (block.key, block.header.group)
     if name not in slow.rows:
         assert disk.write(block) == slow.write(block, sizes[name[1]], disk.clock.now_s)
-
-
-def test_no_block_goes_for_what_another_group_has_of_it(make_disk: MakeDisk) -> None:
-    disk = make_disk(3)
-    blocks = conversation(1, 3)
-    disk.request(blocks)
-    assert not disk.write(sliding(blocks[-1]))
-    assert disk.found(blocks) == 3
-
-
-def test_of_a_block_that_has_no_room_in_one_group_nothing_is_written_in_another(make_disk: MakeDisk) -> None:
-    disk = make_disk(5)
-    blocks, (kept,) = conversation(1, 3), conversation(2, 1)
-    for block in blocks[:2]:
-        disk.write(block)
-        disk.write(sliding(block))
-    disk.write(sliding(kept))
-    disk.keep([kept])
-    disk.touch([*blocks[:2], kept])
-    num_bytes = disk.store.total_usage().num_bytes
-    assert not disk.write(blocks[2])
-    assert not disk.write(sliding(blocks[2])), "it is smaller, and of no use alone"
-    assert disk.found(blocks) == 2
-    assert disk.store.total_usage().num_bytes == num_bytes

@@ -14,7 +14,6 @@ from tests.engine.memory.chains import (
     BLOCK_SIZE,
     FINGERPRINT,
     FULL,
-    SLIDING,
     Copied,
     block_behind,
     chain,
@@ -73,18 +72,6 @@ def test_what_packs_and_pins_leave_no_room_for_is_told_and_saved_when_they_go(
         assert store.total_usage().num_bytes <= limit
 
 
-def test_prepared_weights_that_leave_nothing_are_named(tmp_path: Path) -> None:
-    weights = 5 << 20
-    with (
-        closing(open_store(tmp_path, limit_bytes=weights, elsewhere=lambda: weights)) as store,
-        writing(store) as writer,
-    ):
-        writer.submit(NEW[0].header, Copied(NEW[0].payload))
-        assert not writer.flush(PATIENCE_S)
-        assert "prepared weights hold 5.0 MiB of --kv-disk-bytes" in str(writer.problem)
-        writer.drop()
-
-
 def test_weights_that_another_process_prepares_take_of_the_room_at_once(tmp_path: Path) -> None:
     weights = [0]
     limit_bytes = put_blocks(tmp_path / "sized", KEPT)
@@ -104,18 +91,6 @@ def test_one_block_that_is_larger_than_the_limit_is_told(tmp_path: Path) -> None
         writer.drop()
 
 
-def test_a_tail_stays_while_the_longer_one_finds_no_room(tmp_path: Path, limit_bytes: int) -> None:
-    short, long = chain([200, 201])[0], chain([200, 201, 202])[0]
-    limit = put_blocks(tmp_path, [short])
-    with closing(BlockCatalog(tmp_path)) as catalog:
-        catalog.keep("tail", FINGERPRINT, [short.key])
-    with closing(open_store(tmp_path, limit_bytes=limit)) as store, writing(store) as writer:
-        writer.submit(long.header, Copied(long.payload), replaces=short.key)
-        assert not writer.flush(PATIENCE_S)
-        assert store.has(short.key, FULL)
-        writer.drop()
-
-
 def test_a_block_that_is_there_already_is_no_shortage(tmp_path: Path, limit_bytes: int) -> None:
     with closing(open_store(tmp_path, limit_bytes=limit_bytes)) as store, writing(store) as writer:
         writer.submit(NEW[0].header, Copied(NEW[0].payload))
@@ -125,16 +100,6 @@ def test_a_block_that_is_there_already_is_no_shortage(tmp_path: Path, limit_byte
         writer.submit(KEPT[0].header, Copied(KEPT[0].payload))
         assert writer.flush(PATIENCE_S)
         assert writer.problem is None
-
-
-def test_a_block_for_which_smaller_ones_go_does_not_exceed_the_limit(tmp_path: Path) -> None:
-    """What made room gave up the reserved bytes too, so that less went than had to."""
-    small = chain(list(range(300, 300 + 4 * BLOCK_SIZE)), SLIDING)
-    limit = put_blocks(tmp_path, small)
-    with closing(open_store(tmp_path, limit_bytes=limit)) as store:
-        for block in NEW:
-            assert store.write([(block.header, block.payload)])
-            assert store.total_usage().num_bytes <= limit
 
 
 @pytest.mark.parametrize("eviction", list(Eviction))

@@ -64,15 +64,6 @@ def test_a_look_up_that_finds_damage_mends_the_index_once(tmp_path: Path) -> Non
     write_all(store, more)
     assert read(store, more[0]) == more[0].payload
     assert store.has(more[0].key, FULL)
-    store.close()
-
-
-def test_an_index_that_was_replaced_is_read_and_written_anew(tmp_path: Path, store: DiskStore) -> None:
-    write_all(store, BLOCKS[:2])
-    for suffix in ("", "-wal", "-shm"):
-        Path(f"{tmp_path / 'index.db'}{suffix}").unlink(missing_ok=True)
-    write_all(store, BLOCKS[2:])
-    assert store.has_all(KEYS, FULL) == [True, True, True]
 
 
 class Meeting(SystemFiles):
@@ -96,7 +87,6 @@ def test_an_index_that_two_processes_begin_anew_at_once_is_read_and_written(tmp_
     files.others.append(lambda: unlink_index(tmp_path))
     write_all(store, BLOCKS[2:])
     assert store.has_all(KEYS, FULL) == [True, True, True]
-    store.close()
 
 
 def test_an_index_that_could_not_be_opened_again_is_opened_by_a_later_write(
@@ -115,10 +105,3 @@ def test_an_index_that_could_not_be_opened_again_is_opened_by_a_later_write(
 def unlink_index(directory: Path) -> None:
     for suffix in ("", "-wal", "-shm"):
         Path(f"{directory / 'index.db'}{suffix}").unlink(missing_ok=True)
-
-
-def test_a_closed_index_answers_that_nothing_is_there(tmp_path: Path) -> None:
-    store = open_store(tmp_path)
-    write_all(store, BLOCKS)
-    store.close()
-    assert store.has_all(KEYS, FULL) == [False, False, False]

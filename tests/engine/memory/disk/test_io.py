@@ -61,13 +61,21 @@ def path(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.parametrize("files", [SystemFiles(), HaltingFiles(3001)])
 @pytest.mark.parametrize(
     "sizes",
     [[200_000], [1, 199_999], [0, 7000, 0, 193_000], [FIRST_STEPS[0], 183_616], [40_000] * 5, [50] * 4000],
 )
-def test_every_byte_lands_where_it_belongs(sizes: list[int], path: Path) -> None:
-    assert read(SystemFiles(), path, sizes) == DATA
-    assert read(HaltingFiles(3001), path, sizes) == DATA
+def test_every_part_is_written_and_read_where_it_belongs(
+    sizes: list[int], files: SystemFiles, tmp_path: Path
+) -> None:
+    starts = [sum(sizes[:number]) for number in range(len(sizes))]
+    parts = [DATA[start : start + size] for start, size in zip(starts, sizes, strict=True)]
+    descriptor = files.create(tmp_path / "written")
+    write_all(files, descriptor, parts)
+    files.close(descriptor)
+    assert (tmp_path / "written").read_bytes() == DATA
+    assert read(files, tmp_path / "written", sizes) == DATA
 
 
 def test_a_file_that_ends_early_is_an_error(path: Path) -> None:
@@ -79,19 +87,6 @@ def test_a_file_that_ends_early_is_an_error(path: Path) -> None:
 def test_a_read_that_fails_in_any_step_is_told(at: int, path: Path) -> None:
     with pytest.raises(OSError, match="bad sector"):
         read(HaltingFiles(1 << 30, at), path, [200_000])
-
-
-@pytest.mark.parametrize("files", [SystemFiles(), HaltingFiles(3001)])
-@pytest.mark.parametrize("sizes", [[200_000], [0, 7000, 0, 193_000], [50] * 4000])
-def test_every_part_is_written_behind_the_one_before(
-    files: SystemFiles, sizes: list[int], path: Path
-) -> None:
-    starts = [sum(sizes[:number]) for number in range(len(sizes))]
-    descriptor = files.create(path)
-    parts = [DATA[start : start + size] for start, size in zip(starts, sizes, strict=True)]
-    write_all(files, descriptor, parts)
-    files.close(descriptor)
-    assert path.read_bytes() == DATA
 
 
 def test_reading_a_file_ahead_neither_changes_what_is_read_nor_fails(path: Path, tmp_path: Path) -> None:

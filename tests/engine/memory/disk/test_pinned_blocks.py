@@ -1,6 +1,7 @@
 """Blocks that somebody keeps by name stay on disk whatever room is needed, and nothing else does."""
 
 import os
+from contextlib import closing
 from pathlib import Path
 from time import time
 
@@ -11,38 +12,13 @@ from kvchat.engine.memory.disk.block_encryption import DiskKey
 from kvchat.engine.memory.disk.catalog import BlockCatalog
 from kvchat.engine.memory.disk.pinned_blocks import PinnedBlocks
 from kvchat.errors import StorageError
-from tests.engine.memory.chains import FINGERPRINT, FULL, Clock, chain, open_store, put_blocks, write_all
+from tests.engine.memory.chains import FINGERPRINT, FULL, chain, open_store, put_blocks, write_all
+from tests.engine.memory.disk.small_disk import MakeDisk, conversation
 from tests.engine.memory.disk.test_refused_opens import no_descriptors
 
 pytestmark = pytest.mark.pure
 
 PACK = [1, 2, 3, 4, 5, 6, 7, 8, 9]
-
-
-def test_kept_blocks_stay_under_a_limit_that_everything_else_makes_room_for(tmp_path: Path) -> None:
-    clock = Clock()
-    store = open_store(tmp_path, clock=clock)
-    write_all(store, chain(PACK))
-    size = store.total_usage().num_bytes
-    store.close()
-    _keep(tmp_path, PACK)
-
-    clock.now_s += 10
-    store = open_store(tmp_path, clock=clock, limit_bytes=2 * size)
-    for start in range(100, 160, 10):
-        clock.now_s += 10
-        write_all(store, chain(list(range(start, start + 9))))
-        assert store.total_usage().num_bytes <= 2 * size
-    assert store.has_all(_keys(PACK), FULL) == [True] * 3
-    assert not any(store.has_all(_keys(list(range(100, 109))), FULL))
-    store.close()
-
-    with_catalog = BlockCatalog(tmp_path)
-    with_catalog.let_go("spec")
-    with_catalog.close()
-    store = open_store(tmp_path, clock=clock, limit_bytes=size)
-    assert not any(store.has_all(_keys(PACK), FULL)), "the oldest of all, once nobody keeps it"
-    store.close()
 
 
 def test_what_is_kept_is_not_collected_and_no_newer_tail_replaces_it(tmp_path: Path) -> None:
@@ -51,26 +27,19 @@ def test_what_is_kept_is_not_collected_and_no_newer_tail_replaces_it(tmp_path: P
     _keep(tmp_path, PACK)
     store.remove(_keys(PACK)[-1], FULL)
     assert store.has(_keys(PACK)[-1], FULL)
-    store.close()
-    catalog = BlockCatalog(tmp_path)
-    assert catalog.collect(lambda block: False).num_blocks == 0
-    assert catalog.kept_bytes() == catalog.usage().num_bytes
-    catalog.let_go("spec")
-    assert catalog.collect(lambda block: False).num_blocks == 3
-    catalog.close()
+    with closing(BlockCatalog(tmp_path)) as catalog:
+        assert catalog.collect(lambda block: False).num_blocks == 0
+        assert catalog.kept_bytes() == catalog.usage().num_bytes
+        catalog.let_go("spec")
+        assert catalog.collect(lambda block: False).num_blocks == 3
 
 
-def test_blocks_are_kept_before_they_are_there(tmp_path: Path) -> None:
-    _keep(tmp_path, PACK)
-    clock = Clock()
-    store = open_store(tmp_path, clock=clock)
-    write_all(store, chain(PACK))
-    size = store.total_usage().num_bytes
-    store.close()
-    store = open_store(tmp_path, clock=clock, limit_bytes=size)
-    assert not store.write([(chain([50, 51, 52, 53])[0].header, chain([50, 51, 52, 53])[0].payload)])
-    assert store.has_all(_keys(PACK), FULL) == [True] * 3
-    store.close()
+def test_blocks_are_kept_before_they_are_there(make_disk: MakeDisk) -> None:
+    disk, blocks = make_disk(3), conversation(1, 3)
+    disk.keep(blocks)
+    assert disk.request(blocks) == 0
+    assert not disk.write(conversation(2, 1)[0])
+    assert disk.found(blocks) == 3
 
 
 def test_other_processes_see_at_once_what_is_kept(tmp_path: Path) -> None:
@@ -93,27 +62,24 @@ def test_a_damaged_file_keeps_nothing(tmp_path: Path, damage: bytes) -> None:
     assert PinnedBlocks(tmp_path).all() == frozenset()
 
 
-def test_what_cannot_be_read_now_is_asked_for_again_and_nothing_goes_meanwhile(tmp_path: Path) -> None:
-    clock = Clock()
-    store = open_store(tmp_path, clock=clock)
-    write_all(store, chain(PACK))
-    size = store.total_usage().num_bytes
-    store.close()
-    _keep(tmp_path, PACK)
-    file = tmp_path / "kept" / "spec.keep"
-    data = file.read_bytes()
-    file.unlink()
-    file.mkdir()  # nobody can read it, whoever he is
-    other = chain([50, 51, 52, 53])[0]
-    store = open_store(tmp_path, clock=clock, limit_bytes=size)
-    with pytest.raises(StorageError, match="permissions"):
-        store.write([(other.header, other.payload)])
-    assert store.has_all(_keys(PACK), FULL) == [True] * 3
-    file.rmdir()
-    file.write_bytes(data)
-    assert not store.write([(other.header, other.payload)])
-    assert store.has_all(_keys(PACK), FULL) == [True] * 3
-    store.close()
+def test_what_cannot_be_read_now_is_asked_for_again_and_nothing_goes_meanwhile(
+    tmp_path: Path, make_disk: MakeDisk
+) -> None:
+    """Blocks that need no room are written all the same."""
+    disk, blocks, (other,) = make_disk(3), conversation(1, 3), conversation(2, 1)
+    disk.keep(blocks)
+    disk.reopen()
+    kept = tmp_path / "cache/kept/pack.keep"
+    data = kept.read_bytes()
+    kept.unlink()
+    kept.mkdir()  # nobody can read it, whoever he is
+    assert all(disk.write(block) for block in blocks)
+    with pytest.raises(StorageError, match=r"says which blocks stay.*permissions"):
+        disk.write(other)
+    kept.rmdir()
+    kept.write_bytes(data)
+    assert not disk.write(other)
+    assert disk.found(blocks) == 3
 
 
 def test_a_failed_read_is_not_taken_for_what_is_kept(tmp_path: Path) -> None:
@@ -129,9 +95,8 @@ def test_a_failed_read_is_not_taken_for_what_is_kept(tmp_path: Path) -> None:
 
 
 def _keep(cache_dir: Path, token_ids: list[int], name: str = "spec") -> None:
-    catalog = BlockCatalog(cache_dir)
-    catalog.keep(name, FINGERPRINT, _keys(token_ids))
-    catalog.close()
+    with closing(BlockCatalog(cache_dir)) as catalog:
+        catalog.keep(name, FINGERPRINT, _keys(token_ids))
 
 
 def _keys(token_ids: list[int]) -> list[BlockKey]:
@@ -172,6 +137,5 @@ def test_what_is_kept_is_counted_without_some_names_and_with_what_is_to_come(tmp
     whole = catalog.kept_bytes(but=["spec"], beside={FINGERPRINT: _keys(PACK[:8])})
     assert whole < size
     assert catalog.kept_bytes(but=["spec"], beside={FINGERPRINT: _keys(more)}) == whole * 3 // 2
-    assert catalog.block_size(FINGERPRINT) == 4
-    assert catalog.block_size(bytes(32)) is None
+    assert (catalog.block_size(FINGERPRINT), catalog.block_size(bytes(32))) == (4, None)
     catalog.close()

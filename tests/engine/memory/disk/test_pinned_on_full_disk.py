@@ -31,21 +31,6 @@ def no_file_longer_than(num_bytes: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-@pytest.mark.parametrize("num_bytes", [0, 100, 4096, 32_000])
-def test_a_list_that_finds_no_room_changes_nothing_and_leaves_nothing(tmp_path: Path, num_bytes: int) -> None:
-    kept = PinnedBlocks(tmp_path)
-    kept.keep("pack", FINGERPRINT, FEW)
-    before = {path.name: path.read_bytes() for path in (tmp_path / "kept").iterdir()}
-    with no_file_longer_than(num_bytes):
-        for name in ("pack", "other"):
-            with pytest.raises(StorageError, match="cannot write"):
-                kept.keep(name, FINGERPRINT, MANY)
-        assert kept.all() == {(FINGERPRINT, key) for key in FEW}
-    assert {path.name: path.read_bytes() for path in (tmp_path / "kept").iterdir()} == before
-    kept.keep("other", FINGERPRINT, MANY)
-    assert len(PinnedBlocks(tmp_path).all()) == len(FEW) + len(MANY)
-
-
 @pytest.mark.parametrize("is_passing", [True, False])
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS, errno.EIO])
 def test_a_list_that_is_refused_anywhere_is_the_one_before_or_the_new_one(

@@ -3,7 +3,7 @@
 import errno
 import os
 from collections.abc import Callable, Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -22,7 +22,6 @@ from tests.engine.memory.chains import (
     read,
     write_all,
 )
-from tests.engine.memory.disk.failing_files import FailingFiles
 
 pytestmark = pytest.mark.pure
 
@@ -129,30 +128,3 @@ def test_a_damaged_index_that_cannot_be_replaced_now_ends_nothing(tmp_path: Path
         files.hides = lambda _: False
         write_all(store, BLOCKS[-1:])
         assert store.has_all(KEYS, FULL) == [True] * len(KEYS)
-
-
-class RefusingLooks(FailingFiles):
-    """Refuses also to say which file has a name."""
-
-    def identity(self, path: Path) -> Identity | None:
-        self._count()
-        return super().identity(path)
-
-
-@pytest.mark.parametrize("is_passing", [True, False])
-def test_a_write_whose_looks_are_refused_anywhere_leaves_nothing(tmp_path: Path, is_passing: bool) -> None:
-    for at in range(60):
-        files = RefusingLooks(errno.EIO)
-        with closing(open_store(tmp_path / str(at), files=files)) as store:
-            files.fail(at, is_passing=is_passing)
-            with suppress(StorageError):
-                store.write([(BLOCKS[0].header, BLOCKS[0].payload)])
-            has_refused = files.has_refused
-            files.fail(None)
-            store.write([(BLOCKS[0].header, BLOCKS[0].payload)])
-            assert store.has_all(KEYS[:1], FULL) == [True]
-            assert read(store, BLOCKS[0]) == BLOCKS[0].payload
-            assert store.usage().num_blocks == 1
-        if not has_refused:
-            break
-    assert at > 10

@@ -47,18 +47,18 @@ def test_a_conversation_of_two_turns_is_still_on_disk_behind_a_long_document(
 ) -> None:
     """By age alone, the control, nothing of it is left."""
 
-    def opened() -> Engine:
+    def open_store() -> Engine:
         return open_engine(
             tiny("llama"), cache_dir=tmp_path, disk_bytes=24 * FILE_BYTES, eviction=eviction, host_bytes=0
         )
 
-    engine = opened()
+    engine = open_store()
     text = PROMPT + answer(engine, PROMPT, 8).token_ids
     engine.drain_saves()  # a person reads meanwhile
     answer(engine, text + token_ids(4, seed=1), 2)
     answer(engine, token_ids(700, seed=2), 1)
     engine.close()
-    engine = opened()
+    engine = open_store()
     result = answer(engine, text + token_ids(4, seed=3), 2)
     engine.close()
     assert (result.loaded.disk >= least) if least else result.loaded.disk == 0

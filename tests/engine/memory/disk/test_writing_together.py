@@ -8,10 +8,8 @@ from threading import Barrier
 import pytest
 
 from kvchat.engine.memory.disk.io import SystemFiles, at_once
-from kvchat.engine.memory.disk.store import DiskStore
 from kvchat.errors import StorageError
-from tests.engine.memory.chains import FULL, chain, open_store, read
-from tests.engine.memory.disk.failing_files import FailingFiles
+from tests.engine.memory.chains import chain, open_store, read, write_all
 from tests.engine.memory.disk.recorded_files import Commit, RecordingFiles, Rename, Sync, SyncDir
 from tests.patience import PATIENCE_S
 
@@ -31,20 +29,13 @@ def files_in(cache_dir: Path) -> dict[Path, bytes]:
 
 def test_the_files_are_those_of_writing_one_after_another(tmp_path: Path) -> None:
     together, in_turn = open_store(tmp_path / "a"), open_store(tmp_path / "b")
-    assert together.write(DUE) == len(DUE)
-    for header, payload in DUE:
-        assert in_turn.write([(header, payload)])
+    assert together.write(DUE[:4]) == 4
+    assert together.write(DUE) == len(DUE) - 4, "what is there is left out"
+    write_all(in_turn, BLOCKS)
     assert files_in(tmp_path / "a") == files_in(tmp_path / "b")
     assert together.usage() == in_turn.usage()
     assert together.written() == in_turn.written()
     assert [read(together, block) for block in BLOCKS] == [block.payload for block in BLOCKS]
-    assert together.write(DUE) == 0, "they are there"
-
-
-def test_what_is_there_is_left_out_and_the_rest_is_written(store: DiskStore) -> None:
-    assert store.write(DUE[:4]) == 4
-    assert store.write(DUE) == len(DUE) - 4
-    assert store.write([]) == 0
 
 
 def test_no_file_has_its_name_before_all_are_synced_and_a_directory_is_synced_once(tmp_path: Path) -> None:
@@ -71,31 +62,6 @@ def test_where_the_limit_has_no_room_for_all_none_is_written(tmp_path: Path, num
     with pytest.raises(StorageError, match="of today"):
         open_store(tmp_path / "c", daily_bytes=num_fit * each).write(DUE)
     assert files_in(tmp_path / "c") == {}
-
-
-@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
-def test_a_refusal_anywhere_leaves_whole_blocks_and_right_totals(tmp_path: Path, code: int) -> None:
-    num_refused = 0
-    for at in range(200):
-        files = FailingFiles(code)
-        store = open_store(tmp_path / str(at), files=files)
-        store.write(DUE[:1])
-        files.fail(at, is_passing=True)
-        try:
-            store.write(DUE)
-        except StorageError:
-            num_refused += 1
-        files.fail(None)
-        held = [block for block in BLOCKS if store.has(block.key, FULL)]
-        assert BLOCKS[0] in held
-        assert all(read(store, block) == block.payload for block in held)
-        found = files_in(tmp_path / str(at))
-        assert len(found) == len(held)
-        assert store.usage().num_bytes == sum(map(len, found.values()))
-        store.close()
-        if not files.has_refused and len(held) == len(BLOCKS) and at > 5 and num_refused:
-            break
-    assert num_refused > len(DUE)
 
 
 class MeetingFiles(SystemFiles):
@@ -147,19 +113,6 @@ def test_directories_that_blocks_went_from_are_waited_for_side_by_side(tmp_path:
     files.begun = Barrier(len(shelves), timeout=PATIENCE_S)
     store._directory.sync_removed()
     files.begun = None
-
-
-def test_what_can_be_waited_for_side_by_side_is() -> None:
-    """Each waits until all of them have begun: one after another would never end."""
-    begun, ended = Barrier(4, timeout=PATIENCE_S), []
-
-    def wait(item: int) -> None:
-        begun.wait()
-        ended.append(item)
-
-    at_once(wait, range(4))
-    assert sorted(ended) == [0, 1, 2, 3]
-    assert not begun.broken
 
 
 def test_the_first_to_fail_is_told() -> None:
