@@ -222,7 +222,7 @@ class FakeDevice:
             for position in range(group.spec.first_visible(sequence.computed_len), end):
                 number, offset = divmod(position, self.manager.block_size)
                 block = sequence.tables[group.id][number]
-                assert block is not None, f"a hidden range at {position}"
+                assert block is not None, f"a hidden_range at {position}"
                 right = tuple(sequence.token_ids[: position + 1])
                 assert self.slots[group.id, block][offset] == right, f"wrong content at {position}"
 

@@ -12,7 +12,7 @@ from hypothesis.stateful import initialize, invariant
 from kvchat.engine.api.ids import BlockId, GroupId
 from kvchat.engine.cache.eviction import Eviction
 from tests.engine.cache.caches import Cache, quantized_group, recent_group
-from tests.engine.cache.test_manager_traces import BLOCK_SIZE, CacheTraces
+from tests.engine.cache.test_manager_traces import BLOCK_SIZE, FEW, MANY, CacheTraces
 
 pytestmark = pytest.mark.pure
 
@@ -54,18 +54,9 @@ class QuantizedTraces(CacheTraces):
 
 
 class TestTraces(QuantizedTraces.TestCase):  # type: ignore[name-defined,misc]
-    settings = settings(
-        max_examples=60,
-        stateful_step_count=30,
-        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-    )
+    settings = settings(FEW, max_examples=60)
 
 
 @pytest.mark.slow
 class TestManyTraces(QuantizedTraces.TestCase):  # type: ignore[name-defined,misc]
-    settings = settings(
-        max_examples=3000,
-        derandomize=False,
-        stateful_step_count=80,
-        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-    )
+    settings = MANY

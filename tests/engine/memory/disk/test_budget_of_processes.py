@@ -13,7 +13,7 @@ from tests.engine.memory.chains import open_store, write_all
 from tests.engine.memory.disk.budget_child import NUM_NEW, NUM_SOURCES
 from tests.engine.memory.disk.small_disk import Disk, MakeDisk, conversation, file_bytes
 
-pytestmark = [pytest.mark.pure, pytest.mark.long]
+pytestmark = pytest.mark.pure
 
 ROOT = Path(__file__).parents[4]
 NUM_ROUNDS = 10

@@ -34,7 +34,7 @@ from tests.engine.memory.disk.recorded_files import (
     Tree,
 )
 
-pytestmark = [pytest.mark.pure, pytest.mark.long]
+pytestmark = pytest.mark.pure
 
 OLD = chain([1, 2, 3, 4, 5, 6, 7, 8, 9])
 NEW = chain([1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13])

@@ -35,7 +35,7 @@ from tests.engine.memory.chains import (
 from tests.engine.memory.disk.test_pinned_on_full_disk import no_file_longer_than
 from tests.patience import PATIENCE_S
 
-pytestmark = [pytest.mark.pure, pytest.mark.long]
+pytestmark = pytest.mark.pure
 
 ROOT = Path(__file__).parents[4]
 

@@ -15,7 +15,7 @@ from tests.engine.memory.chains import (
 )
 from tests.engine.memory.disk.small_disk import HastyFiles, MakeDisk, conversation, file_bytes
 
-pytestmark = [pytest.mark.pure, pytest.mark.long]
+pytestmark = pytest.mark.pure
 
 BOTH = pytest.mark.parametrize("eviction", list(Eviction))
 

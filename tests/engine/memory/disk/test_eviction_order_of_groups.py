@@ -22,7 +22,7 @@ from tests.engine.memory.chains import (
 )
 from tests.engine.memory.disk.small_disk import Disk
 
-pytestmark = [pytest.mark.pure, pytest.mark.long]
+pytestmark = pytest.mark.pure
 
 SMALL_SHARE = 10
 Name = tuple[BlockKey, GroupId]

@@ -99,14 +99,7 @@ def test_encrypted_blocks_and_watched_files_are_read_in_one_run(tmp_path: Path) 
     target = Target()
     before = target.content
     watched = open_store(tmp_path / "watched", files=FailingFiles())
-    encrypted = DiskStore(
-        tmp_path / "encrypted",
-        fingerprint=bytes(32),
-        layouts=LAYOUTS,
-        block_size=4,
-        limit_bytes=None,
-        encryptor=Encryptor(bytes(32)),
-    )
+    encrypted = open_store(tmp_path / "encrypted", encryptor=Encryptor(bytes(32)))
     for store in (watched, encrypted):
         store.write([(BLOCK.header, BLOCK.payload)])
         assert not store.scatter(BLOCK.header, target.places)

@@ -27,7 +27,7 @@ from tests.engine.memory.chains import (
 )
 from tests.engine.memory.disk.small_disk import file_bytes
 
-pytestmark = [pytest.mark.pure, pytest.mark.long]
+pytestmark = pytest.mark.pure
 
 
 def test_a_block_reads_back_as_it_was_written_also_in_a_later_process(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from tests.engine.memory.chains import chain, open_store, read, write_all
 from tests.engine.memory.disk.recorded_files import Commit, RecordingFiles, Rename, Sync, SyncDir
 from tests.patience import PATIENCE_S
 
-pytestmark = [pytest.mark.pure, pytest.mark.long]
+pytestmark = pytest.mark.pure
 
 BLOCKS = chain([number % 97 for number in range(40)])
 DUE = [(block.header, block.payload) for block in BLOCKS]
