@@ -8,7 +8,9 @@ from kvchat.engine.api.ids import GroupId, RequestId
 from kvchat.engine.api.request import Request
 from kvchat.engine.cache.device_tier import DeviceTier
 from kvchat.engine.cache.manager import CacheManager
-from kvchat.engine.formats.spec import FullSpec, Group, SlidingSpec
+from kvchat.engine.formats.full.spec import FullSpec
+from kvchat.engine.formats.sliding.spec import SlidingSpec
+from kvchat.engine.formats.spec import Group
 from kvchat.engine.scheduling.scheduler import Scheduler
 from kvchat.engine.sequences.completion import Completion
 

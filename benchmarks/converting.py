@@ -21,7 +21,8 @@ import torch
 
 from benchmarks.table import Row, seconds
 from kvchat.engine.api.ids import BlockId, GroupId, root_key
-from kvchat.engine.formats.spec import FullSpec, Group, group_layers
+from kvchat.engine.formats.full.spec import FullSpec
+from kvchat.engine.formats.spec import Group, group_layers
 from kvchat.engine.formats.table import stored_groups
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.disk.bundle_blocks import BundleBlockStore, NewBlock

@@ -15,11 +15,11 @@ from benchmarks.clock import cost_of
 from benchmarks.table import Row
 from kvchat.engine.api.ids import GroupId, SequenceId
 from kvchat.engine.api.view import View
-from kvchat.engine.formats.attention_call import AttentionCall
-from kvchat.engine.formats.full.attend import AttentionMetadata, PagedAttention
+from kvchat.engine.formats.full.attend import AttentionCall, AttentionMetadata, PagedAttention
+from kvchat.engine.formats.full.spec import FullSpec
 from kvchat.engine.formats.shadow.rotary import Rotary
 from kvchat.engine.formats.shadow.shadows import Shadows
-from kvchat.engine.formats.spec import FullSpec, Group
+from kvchat.engine.formats.spec import Group
 from kvchat.engine.kernels.native.library import library, why_not
 from kvchat.engine.kernels.paged_attention import prepare
 from kvchat.engine.kernels.paged_attention.args import SequenceSpan

@@ -14,7 +14,8 @@ from kvchat.engine.cache.host_tier import HostTier
 from kvchat.engine.cache.manager import CacheManager
 from kvchat.engine.cache.plan import Move
 from kvchat.engine.cache.prefix_index import IndexNode
-from kvchat.engine.formats.spec import FullSpec, Group, group_layers
+from kvchat.engine.formats.full.spec import FullSpec
+from kvchat.engine.formats.spec import Group, group_layers
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.disk.store import BlockHeader, DiskStore
 from kvchat.engine.memory.host_pool import HostPool

@@ -14,7 +14,8 @@ from benchmarks.table import Row, seconds
 from kvchat.engine.api.ids import BlockKey, GroupId, block_key, root_key
 from kvchat.engine.cache.device_tier import DeviceTier
 from kvchat.engine.cache.manager import CacheManager
-from kvchat.engine.formats.spec import FullSpec, Group
+from kvchat.engine.formats.full.spec import FullSpec
+from kvchat.engine.formats.spec import Group
 from kvchat.engine.memory.disk.block_file import (
     BlockHeader,
     FileIdentity,

@@ -6,7 +6,8 @@ from time import perf_counter
 from benchmarks.gpu import ceilings
 from benchmarks.gpu.stage import Figure, Stage
 from kvchat.engine.api.ids import BlockId, GroupId
-from kvchat.engine.formats.spec import FullSpec, Group
+from kvchat.engine.formats.full.spec import FullSpec
+from kvchat.engine.formats.spec import Group
 from kvchat.engine.kernels.streams import InlineStreams
 from kvchat.engine.memory.cuda_streams import CudaStreams
 from kvchat.engine.memory.device_pool import DevicePool

@@ -8,7 +8,8 @@ from benchmarks.gpu import ceilings
 from benchmarks.gpu.stage import Stage
 from kvchat.engine.api.ids import BlockId, GroupId
 from kvchat.engine.cache.plan import Demote, Promote
-from kvchat.engine.formats.spec import FullSpec, Group
+from kvchat.engine.formats.full.spec import FullSpec
+from kvchat.engine.formats.spec import Group
 from kvchat.engine.kernels.streams import InlineStreams
 from kvchat.engine.memory.cuda_streams import CudaStreams
 from kvchat.engine.memory.device_pool import DevicePool

@@ -7,7 +7,8 @@ import torch
 
 from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.api.ids import GroupId
-from kvchat.engine.formats.spec import FullSpec, Group
+from kvchat.engine.formats.full.spec import FullSpec
+from kvchat.engine.formats.spec import Group
 from kvchat.engine.forward.decode_graphs import (
     BATCH_SIZES,
     MOST_GATHERED,
@@ -16,9 +17,8 @@ from kvchat.engine.forward.decode_graphs import (
     Limits,
 )
 from kvchat.engine.forward.kernel_sizes import sizes_in_config, sizes_in_groups
-from kvchat.engine.kernels.kernel_checks import LatentSizes
-from kvchat.engine.kernels.model_checks import AttentionSizes, Latents
 from kvchat.engine.kernels.quantized_record import Code
+from kvchat.engine.kernels.sizes import AttentionSizes, LatentSizes
 from kvchat.engine.models.weight_format import WeightSource
 from kvchat.engine.startup import weights
 from tests.engine.conftest import TinyModels
@@ -92,7 +92,7 @@ def test_a_config_tells_sizes_or_nothing(
 
 def test_a_config_of_latents_tells_theirs() -> None:
     sizes = LatentSizes(num_heads=16, rank=512, rope_dim=64, head_dim=128, block_size=4)
-    assert sizes_in_config(Config(num_attention_heads=16, **DEEPSEEK), 4) == (Latents(sizes=sizes),)
+    assert sizes_in_config(Config(num_attention_heads=16, **DEEPSEEK), 4) == (sizes,)
     assert sizes_in_config(Config(num_attention_heads=16, kv_lora_rank=512), 4) == ()
 
 

@@ -15,7 +15,7 @@ from transformers.cache_utils import DynamicCache
 from kvchat.engine.api.ids import BlockId, RequestId, SequenceId
 from kvchat.engine.cache.plan import TableChange
 from kvchat.engine.formats.latent.attend import LatentAttention
-from kvchat.engine.formats.spec import LatentSpec
+from kvchat.engine.formats.latent.spec import LatentSpec
 from kvchat.engine.formats.table import stored_groups
 from kvchat.engine.forward.activation_memory import peak_bytes
 from kvchat.engine.forward.passes import PackedPass

@@ -15,7 +15,7 @@ from kvchat.engine.api.snapshot import ShadowUsage
 from kvchat.engine.api.view import parse_view
 from kvchat.engine.engine import Engine
 from kvchat.engine.formats.shadow.settings import settings_for
-from kvchat.engine.formats.view_spec import ShadowSpec
+from kvchat.engine.formats.shadow.spec import ShadowSpec
 from kvchat.engine.results import Handle
 from kvchat.errors import ConfigError, PoolExhausted, UnsupportedModel
 from tests.engine.conftest import OpenEngine, OpenRecorded, TinyModels

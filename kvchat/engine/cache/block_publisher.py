@@ -5,7 +5,7 @@ from kvchat.engine.cache.device_tier import DeviceTier
 from kvchat.engine.cache.plan import Save
 from kvchat.engine.cache.prefix_index import IndexNode
 from kvchat.engine.cache.table_log import TableLog
-from kvchat.engine.formats.spec import Group
+from kvchat.engine.formats.spec import Group, Lifetime
 from kvchat.engine.sequences.sequence import Sequence
 
 
@@ -34,7 +34,7 @@ class BlockPublisher:
         start = number * self._device.block_size
         node = IndexNode(key, parent, self._ids(sequence, number), start)
         self._device.name(group.id, block, node)
-        if sequence.is_saved and not group.spec.is_passing:
+        if sequence.is_saved and group.spec.lifetime is not Lifetime.SUPERSEDED:
             # Where passing blocks are stored at turns' ends alone, the tail there is the only way back to it.
             replaced = None if self._device.has_passing else sequence.saved_tail
             self._saves.append(Save(group.id, key, node.parent, node.token_ids, block, replaced))

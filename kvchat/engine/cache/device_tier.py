@@ -16,7 +16,7 @@ from kvchat.engine.cache.host_tier import HostTier
 from kvchat.engine.cache.integrity import check_holders, check_index, check_sequence
 from kvchat.engine.cache.plan import Demote
 from kvchat.engine.cache.prefix_index import IndexNode, PrefixIndex
-from kvchat.engine.formats.spec import Group
+from kvchat.engine.formats.spec import Group, Lifetime
 from kvchat.engine.sequences.sequence import Sequence
 
 
@@ -38,7 +38,7 @@ class DeviceTier:
         """
         self.groups = tuple(groups)
         self.groups_with_tail = tuple(group for group in groups if group.spec.has_tail)
-        self.has_passing = any(group.spec.is_passing for group in groups)
+        self.has_passing = any(group.spec.lifetime is Lifetime.SUPERSEDED for group in groups)
         self.block_size = block_size
         self.host = host or HostTier((), {})
         self.index = PrefixIndex()

@@ -14,7 +14,7 @@ from kvchat.engine.api.ids import BlockId, BlockKey, GroupId
 from kvchat.engine.cache.prefix_index import PrefixIndex
 from kvchat.engine.cache.tiers import SlowTiers
 from kvchat.engine.formats.pruned.view_schedule import EXACT, Name, ViewSchedule
-from kvchat.engine.formats.spec import Group
+from kvchat.engine.formats.spec import Group, Selection
 from kvchat.engine.sequences.sequence import Sequence
 
 MOST_SIBLINGS = 16
@@ -73,7 +73,7 @@ class PrefixMatch:
 
     def key_of(self, group: Group, number: int) -> BlockKey:
         """Return the name of what a group needs of a full block. Pure."""
-        if group.spec.is_pruned and number in self.kept_names:
+        if group.spec.selection is Selection.PRUNED and number in self.kept_names:
             return self.kept_names[number][0]
         return self.keys[number]
 
@@ -192,14 +192,18 @@ class PrefixMatcher:
         device: dict[GroupId, list[BlockId | None]] = {}
         present: dict[GroupId, list[bool]] = {}
         for group in self._groups:
-            names = pruned_keys if group.spec.is_pruned else keys
+            names = pruned_keys if group.spec.selection is Selection.PRUNED else keys
             nodes = map(self._index.find, names, ids)
             blocks = [node.blocks.get(group.id) if node else None for node in nodes]
             absent = [key for key, block in zip(names, blocks, strict=True) if block is None]
             stored = iter(self._slow.has_all(absent, group.id) if absent else ())
             device[group.id] = blocks
             present[group.id] = [block is not None or next(stored) for block in blocks]
-            for first, end in view_schedule.hidden_ranges(group, limit, size) if group.spec.is_pruned else ():
+            for first, end in (
+                view_schedule.hidden_ranges(group, limit, size)
+                if group.spec.selection is Selection.PRUNED
+                else ()
+            ):
                 present[group.id][first:end] = [True] * (end - first)
         runs = {
             group: list(accumulate(flags, lambda run, flag: run + 1 if flag else 0, initial=0))

@@ -17,6 +17,7 @@ from kvchat.engine.cache.device_tier import DeviceTier
 from kvchat.engine.cache.match import PrefixMatch
 from kvchat.engine.cache.plan import Fetch, Load, Promote
 from kvchat.engine.cache.prefix_index import IndexNode
+from kvchat.engine.formats.spec import Selection
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +233,11 @@ class Transfers:
                 if number >= group.num_blocks(match.length, size):
                     continue
                 node = own
-                if group.spec.is_pruned and number < num_full and number in match.kept_names:
+                if (
+                    group.spec.selection is Selection.PRUNED
+                    and number < num_full
+                    and number in match.kept_names
+                ):
                     node = IndexNode(*match.kept_names[number], token_ids, number * size)
                 block = device.index.block(node.key, group.id)
                 place = device.host.find(node.key, group.id) if block is None else None

@@ -9,10 +9,13 @@ from dataclasses import dataclass
 from kvchat.engine.api.cache_format import parse_cache_format
 from kvchat.engine.api.config import CACHE_FORMATS
 from kvchat.engine.api.view import PRUNING, PYRAMID, SHADOW, SNAPKV, WINDOW
+from kvchat.engine.formats.full.spec import FullSpec
 from kvchat.engine.formats.kv_size import AttentionShape
+from kvchat.engine.formats.latent.spec import LatentSpec
 from kvchat.engine.formats.pruned.view_schedule import ViewSchedules
 from kvchat.engine.formats.shadow.memory import beside_bytes
-from kvchat.engine.formats.spec import FullSpec, Group, LatentSpec, SlidingSpec, group_layers
+from kvchat.engine.formats.sliding.spec import SlidingSpec
+from kvchat.engine.formats.spec import CacheSpec, Group, group_layers
 from kvchat.engine.formats.table import stored_groups
 from kvchat.errors import ConfigError
 
@@ -74,7 +77,7 @@ def _groups(shape: AttentionShape) -> tuple[Group, ...]:
     return group_layers({layer: _spec(shape, most) for layer, most in enumerate(shape.visible)})
 
 
-def _spec(shape: AttentionShape, most: int | None) -> FullSpec:
+def _spec(shape: AttentionShape, most: int | None) -> CacheSpec:
     dtype = _DTYPES[shape.dtype]
     if shape.latent is not None:
         rank, rope_dim = shape.latent.rank, shape.latent.rope_dim

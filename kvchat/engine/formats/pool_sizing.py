@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from math import ceil
 
 from kvchat.engine.api.ids import GroupId
-from kvchat.engine.formats.spec import Group
+from kvchat.engine.formats.spec import Group, Lifetime
 from kvchat.errors import PoolExhausted
 
 SLIDING_SHARE = 4
@@ -86,7 +86,7 @@ def _divisor(group: Group, groups: Sequence[Group]) -> int:
     has_full = any(other.spec.max_visible is None for other in groups)
     if not has_full or group.spec.max_visible is None:
         return 1
-    return RECENT_SHARE if group.spec.is_passing else SLIDING_SHARE
+    return RECENT_SHARE if group.spec.lifetime is Lifetime.SUPERSEDED else SLIDING_SHARE
 
 
 def host_places(groups: Sequence[Group], limit_bytes: int, block_size: int) -> dict[GroupId, int]:

@@ -1,29 +1,56 @@
-"""Cache specs: what one layer stores per token, and which layers share a spec.
+"""Cache specs: what one layer stores, and which layers share a spec.
 
-A spec is a frozen value. Everything that differs between kinds of attention is looked up from it: which
-blocks a position still needs (`first_visible`), how many bytes a block has, how those bytes are laid out.
+A spec is a frozen value without torch; each kind has a folder beside this file. What differs between kinds is
+looked up from it: which blocks a position still needs (`first_visible`), how many bytes a block has and how
+they are laid out, how long a block is of use.
 
 Layout of one block of a group: for each layer of the group, in order, its K region `[H_kv, P, D_k]` and then
 its V region `[H_kv, P, D_v]`, without padding. The same run of bytes is used in host memory, on disk and in
 bundles.
-
-A quantised layer is in two groups: its recent blocks are exact, and a block gets quantised, once, when its
-successor is full. Each of the two has pools, tables and names of its own, as any group.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum, auto
 
 from kvchat.engine.api.ids import GroupId
-from kvchat.engine.kernels.fp8_record import Fp8Record
-from kvchat.engine.kernels.quantized_record import Code, QuantizedRecord, num_quantized
+from kvchat.engine.kernels.sizes import AttentionSizes, KernelSizes
 
 ITEM_BYTES = {"F32": 4, "BF16": 2, "F16": 2, "U8": 1}
 
 
+class Lifetime(Enum):
+    """How long a block is of use to its sequence."""
+
+    SEQUENCE = auto()
+    """As long as the sequence."""
+    WINDOW = auto()
+    """Until no later query sees it."""
+    SUPERSEDED = auto()
+    """Until blocks of another group are made of it; it is stored where a turn ends."""
+
+
+class Selection(Enum):
+    """Which earlier tokens queries see, of those that the model lets them see."""
+
+    ALL = auto()
+    SINKS_AND_WINDOW = auto()
+    """The first blocks and the last ones."""
+    PRUNED = auto()
+    """What is kept of each long prompt once it has been read."""
+    EACH_STEP = auto()
+    """What each step behind a long prompt chooses."""
+
+    @property
+    def has_hidden_blocks(self) -> bool:
+        """Whether block tables have hidden ranges behind their beginning."""
+        return self in (Selection.SINKS_AND_WINDOW, Selection.PRUNED)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FullSpec:
-    """A layer whose queries see every earlier token.
+class CacheSpec(ABC):
+    """What a layer stores; as it stands, keys and values of every token, exact, for all later queries.
 
     Args:
         num_kv_heads: key-value heads, H_kv.
@@ -38,8 +65,29 @@ class FullSpec:
     dtype: str
 
     @property
+    @abstractmethod
     def kind(self) -> str:
-        return "full"
+        """The name that people read."""
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether stored numbers are those that were computed."""
+        return True
+
+    @property
+    def keeps_heads(self) -> bool:
+        """Whether keys and values of each head are stored as they were computed."""
+        return True
+
+    @property
+    def window(self) -> int | None:
+        """Tokens that the model lets a query see, itself included; None: all before it."""
+        return None
+
+    @property
+    def chunk(self) -> int | None:
+        """Tokens of the chunks before which the model lets queries see nothing; None: there are none."""
+        return None
 
     @property
     def max_visible(self) -> int | None:
@@ -57,29 +105,17 @@ class FullSpec:
         return True
 
     @property
-    def is_passing(self) -> bool:
-        """Whether full blocks are of use only until others replace them, and are stored where a turn ends."""
-        return False
+    def lifetime(self) -> Lifetime:
+        return Lifetime.SEQUENCE if self.max_visible is None else Lifetime.WINDOW
+
+    @property
+    def selection(self) -> Selection:
+        return Selection.ALL
 
     @property
     def stands_alone(self) -> bool:
         """Whether a block is worth something without those before it."""
-        return self.max_visible is not None
-
-    @property
-    def is_view(self) -> bool:
-        """Whether block tables have hidden_ranges behind their beginning."""
-        return False
-
-    @property
-    def is_pruned(self) -> bool:
-        """Whether stretches of a sequence are replaced by what is kept of them."""
-        return False
-
-    @property
-    def is_shadowed(self) -> bool:
-        """Whether steps behind a long prompt choose which tokens they look at."""
-        return False
+        return self.lifetime is not Lifetime.SEQUENCE
 
     @property
     def is_remote(self) -> bool:
@@ -117,158 +153,26 @@ class FullSpec:
         heads = self.num_kv_heads
         return (heads, block_size, self.head_dim_k), (heads, block_size, self.head_dim_v)
 
+    def fingerprint_fields(self) -> dict[str, str]:
+        """Return what gives a block's bytes their meaning, besides sizes and types."""
+        return {}
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResidualSpec(FullSpec):
-    """The exact part of a quantised layer: a query sees its own block here and the one before.
+    def kernel_sizes(self, num_heads: int, nope_dim: int | None, block_size: int) -> KernelSizes | None:
+        """Return the sizes in which attention kernels are called for this layer; None: another group's.
 
-    Args:
-        block_size: tokens of a block.
-    """
-
-    block_size: int
-
-    @property
-    def exact(self) -> FullSpec:
-        """The same layer as it is where all its blocks are exact."""
-        heads = {"head_dim_k": self.head_dim_k, "head_dim_v": self.head_dim_v}
-        return FullSpec(num_kv_heads=self.num_kv_heads, **heads, dtype=self.dtype)
-
-    @property
-    def kind(self) -> str:
-        return "recent"
-
-    @property
-    def max_visible(self) -> int | None:
-        return 2 * self.block_size
-
-    @property
-    def is_passing(self) -> bool:
-        return True
-
-    def first_visible(self, position: int) -> int:
-        return num_quantized(position, self.block_size) * self.block_size
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QuantizedSpec(FullSpec):
-    """The quantised part of a layer: all blocks before the recent ones, each written once, as a whole.
-
-    A slot of a block is one head's record of the whole block, so there is one for each head.
-
-    Args:
-        key_code: what a number of a key becomes.
-        value_code: what a number of a value becomes.
-        block_size: tokens of a block.
-    """
-
-    key_code: Code
-    value_code: Code
-    block_size: int
-
-    @property
-    def kind(self) -> str:
-        if self.key_code is self.value_code:
-            return self.key_code.value
-        return f"k={self.key_code.value},v={self.value_code.value}"
-
-    @property
-    def has_tail(self) -> bool:
-        return False
-
-    @property
-    def key_record(self) -> QuantizedRecord:
-        return QuantizedRecord(self.key_code, self.block_size, self.head_dim_k, is_by_channel=True)
-
-    @property
-    def value_record(self) -> QuantizedRecord:
-        return QuantizedRecord(self.value_code, self.block_size, self.head_dim_v, is_by_channel=False)
-
-    def num_blocks(self, num_tokens: int, block_size: int) -> int:
-        return num_quantized(num_tokens, block_size)
-
-    def layer_bytes(self, block_size: int) -> int:
-        assert block_size == self.block_size
-        return self.num_kv_heads * (self.key_record.num_bytes + self.value_record.num_bytes)
-
-    def shapes(self, block_size: int) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
-        assert block_size == self.block_size
-        heads = self.num_kv_heads
-        return (heads, 1, self.key_record.num_bytes), (heads, 1, self.value_record.num_bytes)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SlidingSpec(FullSpec):
-    """A layer whose queries see themselves and the `window_len - 1` tokens before."""
-
-    window_len: int
-
-    @property
-    def kind(self) -> str:
-        return "sliding"
-
-    @property
-    def max_visible(self) -> int | None:
-        return self.window_len
-
-    def first_visible(self, position: int) -> int:
-        return max(0, position - self.window_len + 1)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChunkedSpec(FullSpec):
-    """A layer whose queries see themselves and what came before in their own chunk of `chunk_len` tokens."""
-
-    chunk_len: int
-
-    @property
-    def kind(self) -> str:
-        return "chunked"
-
-    @property
-    def max_visible(self) -> int | None:
-        return self.chunk_len
-
-    def first_visible(self, position: int) -> int:
-        return position - position % self.chunk_len
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LatentSpec(FullSpec):
-    """A layer that keeps one latent and one rope key per token for all its heads (MLA).
-
-    Both stand in one row of `head_dim_k` numbers, the latent first; there are no values beside it. Queries
-    see every earlier token.
-
-    Args:
-        rank: numbers of the latent.
-        rope_dim: numbers of the rope key.
-        rope_layout: in which order they stand; keys of one order mean nothing in another.
-    """
-
-    rank: int
-    rope_dim: int
-    rope_layout: str
-
-    @property
-    def kind(self) -> str:
-        return "latent"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fp8LatentSpec(LatentSpec):
-    """A latent layer whose rows are packed into 8-bit records of `head_dim_k` bytes; see `Fp8Record`.
-
-    A record follows from its own token alone, so the last block of a sequence is packed like all others.
-    """
-
-    @property
-    def kind(self) -> str:
-        return "latent fp8"
-
-    @property
-    def record(self) -> Fp8Record:
-        return Fp8Record(self.rank, self.rope_dim)
+        Args:
+            num_heads: query heads of the model.
+            nope_dim: numbers of a latent layer's head that are not rotated.
+        """
+        return AttentionSizes(
+            num_heads=heads_for(num_heads, self.num_kv_heads),
+            num_kv_heads=self.num_kv_heads,
+            head_dim_k=self.head_dim_k,
+            head_dim_v=self.head_dim_v,
+            block_size=block_size,
+            window=self.window,
+            chunk=self.chunk,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -283,7 +187,7 @@ class Group:
     """
 
     id: GroupId
-    spec: FullSpec
+    spec: CacheSpec
     layers: tuple[int, ...]
     borrowers: tuple[tuple[int, int], ...] = ()
     quantized_from: GroupId | None = None
@@ -297,7 +201,7 @@ class Group:
 
 
 def group_layers(
-    specs: Mapping[int, FullSpec], borrowed: Mapping[int, int] | None = None
+    specs: Mapping[int, CacheSpec], borrowed: Mapping[int, int] | None = None
 ) -> tuple[Group, ...]:
     """Return the groups of a model, in the order of their first layers.
 
@@ -308,7 +212,7 @@ def group_layers(
         borrowed: layers without a spec of their own, each with the layer whose keys and values it reads.
     """
     borrowers = sorted((borrowed or {}).items())
-    members: dict[FullSpec, list[int]] = {}
+    members: dict[CacheSpec, list[int]] = {}
     for layer in sorted(specs):
         members.setdefault(specs[layer], []).append(layer)
     return tuple(
@@ -322,10 +226,6 @@ def group_layers(
     )
 
 
-def exact_twins(groups: Sequence[Group]) -> tuple[Group, ...]:
-    """Return the groups that tokens are written to, as they are where no block becomes quantised."""
-    return tuple(
-        replace(group, spec=group.spec.exact) if isinstance(group.spec, ResidualSpec) else group
-        for group in groups
-        if group.quantized_from is None
-    )
+def heads_for(num_heads: int, num_kv_heads: int) -> int:
+    """Return query heads, as many for each of a layer's key-value heads."""
+    return num_kv_heads * max(1, num_heads // num_kv_heads)

@@ -11,16 +11,11 @@ from dataclasses import dataclass, replace
 
 from kvchat.engine.api.cache_format import CacheFormat, SideFormat, parse_cache_format
 from kvchat.engine.api.ids import GroupId
-from kvchat.engine.formats.spec import (
-    Fp8LatentSpec,
-    FullSpec,
-    Group,
-    LatentSpec,
-    QuantizedSpec,
-    ResidualSpec,
-    group_layers,
-)
-from kvchat.engine.formats.view_spec import viewed_groups
+from kvchat.engine.formats.fp8_latent.spec import Fp8LatentSpec
+from kvchat.engine.formats.latent.spec import LatentSpec
+from kvchat.engine.formats.quantized.spec import QuantizedSpec, ResidualSpec
+from kvchat.engine.formats.spec import CacheSpec, Group, group_layers
+from kvchat.engine.formats.views import viewed_groups
 from kvchat.engine.kernels.fp8_record import Fp8Record
 from kvchat.engine.kernels.quantized_record import Code
 from kvchat.errors import ConfigError
@@ -30,7 +25,7 @@ from kvchat.errors import ConfigError
 class _Stored:
     """What is stored of one layer: what its tokens are written to, and what of it becomes quantised."""
 
-    spec: FullSpec
+    spec: CacheSpec
     quantized: QuantizedSpec | None = None
 
 
@@ -66,13 +61,13 @@ def stored_groups(groups: Sequence[Group], text: str, block_size: int) -> tuple[
     )
 
 
-def _why_exact(specs: dict[int, FullSpec]) -> str:
+def _why_exact(specs: dict[int, CacheSpec]) -> str:
     if all(spec.max_visible is not None for spec in specs.values()):
         return "all of them have a window, and those stay exact"
     return "all but those with a window, which stay exact, are named as exact"
 
 
-def _require_layers(form: CacheFormat, specs: dict[int, FullSpec]) -> None:
+def _require_layers(form: CacheFormat, specs: dict[int, CacheSpec]) -> None:
     for part in form.ranges:
         if part.last > max(specs):
             raise ConfigError(
@@ -80,7 +75,7 @@ def _require_layers(form: CacheFormat, specs: dict[int, FullSpec]) -> None:
             )
 
 
-def _stored(layer: int, spec: FullSpec, form: CacheFormat, block_size: int) -> _Stored:
+def _stored(layer: int, spec: CacheSpec, form: CacheFormat, block_size: int) -> _Stored:
     own = form.form_of(layer)
     if own.is_exact:
         return _Stored(spec)
@@ -93,7 +88,7 @@ def _stored(layer: int, spec: FullSpec, form: CacheFormat, block_size: int) -> _
     return _quantized(spec, own, block_size)
 
 
-def _quantized(spec: FullSpec, form: SideFormat, block_size: int) -> _Stored:
+def _quantized(spec: CacheSpec, form: SideFormat, block_size: int) -> _Stored:
     heads = {"num_kv_heads": spec.num_kv_heads, "head_dim_k": spec.head_dim_k, "head_dim_v": spec.head_dim_v}
     return _Stored(
         ResidualSpec(**heads, dtype=spec.dtype, block_size=block_size),

@@ -22,10 +22,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kvchat.engine.formats.attention_call import AttentionCall
-from kvchat.engine.formats.full.attend import PagedAttention
-from kvchat.engine.formats.spec import ChunkedSpec, FullSpec, Group, SlidingSpec, exact_twins
-from kvchat.engine.formats.view_spec import PrunedSpec, ShadowSpec, WindowSpec
+from kvchat.engine.formats.full.attend import AttentionCall, PagedAttention
+from kvchat.engine.formats.quantized.spec import exact_twins
+from kvchat.engine.formats.spec import Group
 from kvchat.engine.forward.fused_pass import FusedLayers, FusedPass, FusedPools, most_short
 from kvchat.engine.forward.layer_sample import NUM_POSITIONS, SampledLayer, sample_row, scratch, watch
 from kvchat.engine.forward.route import ModelPlan, Route
@@ -312,8 +311,7 @@ def _require_all(
 
 
 def _is_plain(group: Group) -> bool:
-    is_known = type(group.spec) in (FullSpec, SlidingSpec, ChunkedSpec, WindowSpec, PrunedSpec, ShadowSpec)
-    return is_known and not group.borrowers
+    return group.spec.keeps_heads and not group.borrowers
 
 
 def in_float32(groups: Sequence[Group]) -> list[Group]:

@@ -3,23 +3,12 @@
 from collections.abc import Sequence
 from typing import Any
 
-from kvchat.engine.formats.shadow.settings import ShadowSettings
-from kvchat.engine.formats.spec import (
-    ChunkedSpec,
-    Fp8LatentSpec,
-    FullSpec,
-    Group,
-    LatentSpec,
-    QuantizedSpec,
-    ResidualSpec,
-    SlidingSpec,
-)
-from kvchat.engine.kernels.kernel_checks import LatentSizes
-from kvchat.engine.kernels.model_checks import AttentionSizes, Latents
-from kvchat.engine.kernels.shadow_checks import ShadowSizes
+from kvchat.engine.formats.shadow.spec import shadow_specs
+from kvchat.engine.formats.spec import Group
+from kvchat.engine.kernels.sizes import AttentionSizes, KernelSizes, LatentSizes, ShadowSizes
 
 
-def sizes_in_config(config: Any, block_size: int) -> tuple[AttentionSizes | Latents, ...]:
+def sizes_in_config(config: Any, block_size: int) -> tuple[KernelSizes, ...]:
     """Return the sizes that a model's config tells before any layer has been looked at; none where it tells
     them in another way. Pure.
 
@@ -29,9 +18,15 @@ def sizes_in_config(config: Any, block_size: int) -> tuple[AttentionSizes | Late
     num_heads = _count(config, "num_attention_heads")
     if num_heads is None:
         return ()
-    if _count(config, "kv_lora_rank") is not None:
-        latents = _latents(config, num_heads, block_size)
-        return () if latents is None else (latents,)
+    rank = _count(config, "kv_lora_rank")
+    if rank is not None:
+        rope_dim, nope_dim = _count(config, "qk_rope_head_dim"), _count(config, "qk_nope_head_dim")
+        if rope_dim is None or nope_dim is None:
+            return ()
+        latent = LatentSizes(
+            num_heads=num_heads, rank=rank, rope_dim=rope_dim, head_dim=nope_dim, block_size=block_size
+        )
+        return (latent,)
     num_kv_heads = _count(config, "num_key_value_heads") or num_heads
     head_dim = _count(config, "head_dim") or (_count(config, "hidden_size") or 0) // num_heads
     if not head_dim or num_heads % num_kv_heads:
@@ -46,66 +41,23 @@ def sizes_in_config(config: Any, block_size: int) -> tuple[AttentionSizes | Late
     return (sizes,)
 
 
-def sizes_in_groups(
-    config: Any, groups: Sequence[Group], block_size: int
-) -> tuple[AttentionSizes | Latents, ...]:
+def sizes_in_groups(config: Any, groups: Sequence[Group], block_size: int) -> tuple[KernelSizes, ...]:
     """Return the sizes of all layers, each once. Pure."""
-    listed = [sizes for group in groups if (sizes := _sizes(config, group.spec, block_size)) is not None]
-    return tuple(dict.fromkeys(listed))
-
-
-def shadow_sizes(config: Any, specs: Sequence[FullSpec]) -> tuple[ShadowSizes, ...]:
-    """Return the sizes of layers that are looked at through shadows, each once. Pure."""
-    listed = [
-        ShadowSizes(
-            num_heads=_num_heads(config, spec),
-            num_kv_heads=spec.num_kv_heads,
-            dim=spec.head_dim_k,
-            value_dim=spec.head_dim_v,
-            rank=ShadowSettings().rank_for(spec.num_kv_heads * spec.head_dim_k),
+    nope_dim = _count(config, "qk_nope_head_dim")
+    listed = (
+        group.spec.kernel_sizes(
+            _count(config, "num_attention_heads") or group.spec.num_kv_heads, nope_dim, block_size
         )
-        for spec in specs
-        if spec.is_shadowed
-    ]
-    return tuple(dict.fromkeys(listed))
-
-
-def _num_heads(config: Any, spec: FullSpec) -> int:
-    """Return the query heads of a layer, as many for each of its key-value heads."""
-    num_heads = _count(config, "num_attention_heads") or spec.num_kv_heads
-    return spec.num_kv_heads * max(1, num_heads // spec.num_kv_heads)
-
-
-def _sizes(config: Any, spec: FullSpec, block_size: int) -> AttentionSizes | Latents | None:
-    num_heads = _count(config, "num_attention_heads") or spec.num_kv_heads
-    if isinstance(spec, LatentSpec):
-        latents = _latents(config, num_heads, block_size)
-        if latents is None:
-            return None
-        return Latents(sizes=latents.sizes, is_packed=isinstance(spec, Fp8LatentSpec))
-    if isinstance(spec, ResidualSpec):  # what its quantized twin says
-        return None
-    return AttentionSizes(
-        num_heads=_num_heads(config, spec),
-        num_kv_heads=spec.num_kv_heads,
-        head_dim_k=spec.head_dim_k,
-        head_dim_v=spec.head_dim_v,
-        block_size=block_size,
-        window=spec.window_len if isinstance(spec, SlidingSpec) else None,
-        chunk=spec.chunk_len if isinstance(spec, ChunkedSpec) else None,
-        codes=(spec.key_code, spec.value_code) if isinstance(spec, QuantizedSpec) else None,
+        for group in groups
     )
+    return tuple(dict.fromkeys(sizes for sizes in listed if sizes is not None))
 
 
-def _latents(config: Any, num_heads: int, block_size: int) -> Latents | None:
-    rank, rope_dim = _count(config, "kv_lora_rank"), _count(config, "qk_rope_head_dim")
-    head_dim = _count(config, "qk_nope_head_dim")
-    if rank is None or rope_dim is None or head_dim is None:
-        return None
-    sizes = LatentSizes(
-        num_heads=num_heads, rank=rank, rope_dim=rope_dim, head_dim=head_dim, block_size=block_size
-    )
-    return Latents(sizes=sizes)
+def shadow_sizes(config: Any, groups: Sequence[Group]) -> tuple[ShadowSizes, ...]:
+    """Return the sizes of layers that are looked at through shadows, each once. Pure."""
+    num_heads = _count(config, "num_attention_heads")
+    specs = shadow_specs(groups).values()
+    return tuple(dict.fromkeys(spec.shadow_sizes(num_heads or spec.num_kv_heads) for spec in specs))
 
 
 def _count(config: Any, name: str) -> int | None:

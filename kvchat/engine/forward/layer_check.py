@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import torch
 
-from kvchat.engine.formats.spec import ChunkedSpec, FullSpec, Group, SlidingSpec
+from kvchat.engine.formats.spec import Group, Selection
 from kvchat.engine.forward.fusion import (
     FusionSample,
     float_layers,
@@ -81,7 +81,7 @@ def walk_through(loaded: LoadedModel, served: ModelPlan) -> LayerWalk:
 
 
 def _is_plain(group: Group) -> bool:
-    return type(group.spec) in (FullSpec, SlidingSpec, ChunkedSpec) and not group.borrowers
+    return group.spec.keeps_heads and group.spec.selection is Selection.ALL and not group.borrowers
 
 
 def _kinds(groups: Sequence[Group]) -> list[str]:

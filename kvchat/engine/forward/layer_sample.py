@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kvchat.engine.formats.attention_call import AttentionCall
-from kvchat.engine.formats.full.attend import AttentionMetadata, PagedAttention
+from kvchat.engine.formats.full.attend import AttentionCall, AttentionMetadata, PagedAttention
 from kvchat.engine.formats.spec import Group
 from kvchat.engine.forward.passes import PackedPass
 from kvchat.engine.forward.runner import InputBatch

@@ -21,7 +21,7 @@ from kvchat.engine.formats.full.attend import AttentionMetadata
 from kvchat.engine.formats.pruned.pruner import Pruner
 from kvchat.engine.formats.pruned.visible_blocks import pruned_span, windowed_span
 from kvchat.engine.formats.shadow.shadows import Shadows
-from kvchat.engine.formats.spec import Group
+from kvchat.engine.formats.spec import Group, Selection
 from kvchat.engine.kernels.paged_attention import prepare
 from kvchat.engine.kernels.paged_attention.args import SequenceSpan
 from kvchat.engine.kernels.quantized_attention.args import QuantizedStep
@@ -196,7 +196,7 @@ class Runner:
         self, chunks: Sequence[Chunk], lens: Sequence[int], positions: np.ndarray, group: Group
     ) -> AttentionMetadata:
         """Return slots and spans from one list of all blocks that the step touches in a group."""
-        if group.spec.is_view:
+        if group.spec.selection.has_hidden_blocks:
             return self._viewed_step(chunks, lens, positions, group)
         size = self._block_size
         firsts = [group.spec.first_visible(chunk.start) // size for chunk in chunks]
@@ -212,7 +212,7 @@ class Runner:
         blocks = listed.index_select(0, torch.from_numpy(places).to(self._device))
         offsets = torch.from_numpy(positions % size).to(self._device)
         spans = _spans(chunks, lens, firsts, listed.split(counts))
-        if group.spec.is_shadowed:
+        if group.spec.selection is Selection.EACH_STEP:
             spans = [self._shadowed(chunk, span) for chunk, span in zip(chunks, spans, strict=True)]
         return AttentionMetadata(
             slots=blocks * size + offsets,

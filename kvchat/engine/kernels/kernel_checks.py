@@ -7,7 +7,7 @@ definitions compute on the processor.
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from math import inf
 from typing import Protocol
 
@@ -26,6 +26,7 @@ from kvchat.engine.kernels.paged_attention.args import AttentionArgs, SequenceSp
 from kvchat.engine.kernels.paged_attention.reference import paged_attention as attention_definition
 from kvchat.engine.kernels.rope_and_store import reference as rope_store_reference
 from kvchat.engine.kernels.rope_and_store.args import RopeStore
+from kvchat.engine.kernels.sizes import LatentSizes
 from kvchat.engine.kernels.store_kv import reference as store_reference
 
 log = logging.getLogger(__name__)
@@ -119,21 +120,6 @@ def move_error(device: torch.device, dtype: torch.dtype, *, seed: int = 0) -> fl
     moves.scatter([0, 3, 5], runs.to(device))
     move_reference.scatter_blocks(theirs, torch.tensor([0, 3, 5]), runs)
     return max(*errors, largest_error(mine.buffer, theirs.buffer))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LatentSizes:
-    """Sizes of a latent layer.
-
-    Args:
-        head_dim: numbers of a head's key without rope, and of its value.
-    """
-
-    num_heads: int = 16
-    rank: int = 128
-    rope_dim: int = 32
-    head_dim: int = 32
-    block_size: int = 64
 
 
 USUAL_LATENTS = LatentSizes()

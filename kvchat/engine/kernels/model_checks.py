@@ -5,7 +5,7 @@ Dimensions: T tokens in the batch, H query heads, H_kv key-value heads, D head s
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -21,7 +21,6 @@ from kvchat.engine.kernels import (
 from kvchat.engine.kernels.fp8_record import Fp8Record
 from kvchat.engine.kernels.kernel_checks import (
     KernelCheck,
-    LatentSizes,
     largest_error,
     latent_error,
     on_cpu,
@@ -35,50 +34,20 @@ from kvchat.engine.kernels.quantized_attention.args import QuantizedPool, Quanti
 from kvchat.engine.kernels.quantized_attention.reference import quantized_attention as quantized_definition
 from kvchat.engine.kernels.quantized_kv.reference import quantize
 from kvchat.engine.kernels.quantized_record import Code, QuantizedRecord, num_quantized
+from kvchat.engine.kernels.sizes import AttentionSizes, KernelSizes, LatentSizes
 from kvchat.engine.kernels.store_kv import reference as store_reference
 
 NUM_NEW = (1, 5)
 """Queries of a sequence: alone, and as a prompt's."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttentionSizes:
-    """How a layer attends, and what its blocks hold.
-
-    Args:
-        window, chunk: as of `AttentionArgs`.
-        codes: what numbers of keys and of values become in quantized blocks; None: there are none.
-    """
-
-    num_heads: int = 8
-    num_kv_heads: int = 2
-    head_dim_k: int = 64
-    head_dim_v: int = 64
-    block_size: int = 64
-    window: int | None = None
-    chunk: int | None = None
-    codes: tuple[Code, Code] | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Latents:
-    """A latent layer.
-
-    Args:
-        is_packed: whether its rows are 8-bit records.
-    """
-
-    sizes: LatentSizes
-    is_packed: bool = False
-
-
-def trials_of(layers: Sequence[AttentionSizes | Latents]) -> dict[str, KernelCheck]:
+def trials_of(layers: Sequence[KernelSizes]) -> dict[str, KernelCheck]:
     """Return what is to be tried for a model that has such layers, each listed once."""
     exact = [sizes for sizes in layers if isinstance(sizes, AttentionSizes) and sizes.codes is None]
     quantized = [sizes for sizes in layers if isinstance(sizes, AttentionSizes) and sizes.codes is not None]
-    latents = [layer for layer in layers if isinstance(layer, Latents)]
+    latents = [layer for layer in layers if isinstance(layer, LatentSizes)]
     packed = [layer for layer in latents if layer.is_packed]
-    wanted: dict[str, tuple[Callable[..., float], Sequence[AttentionSizes | Latents]]] = {
+    wanted: dict[str, tuple[Callable[..., float], Sequence[KernelSizes]]] = {
         store_kv.OPERATION: (_store_error, [*exact, *quantized]),
         paged_attention.OPERATION: (_attention_error, exact),
         quantized_attention.OPERATION: (_quantized_error, quantized),
@@ -101,7 +70,7 @@ QUANTIZED_CHECKS: dict[str, KernelCheck] = {quantized_attention.OPERATION: forma
 
 def _worst(
     error: Callable[..., float],
-    layers: Sequence[AttentionSizes | Latents],
+    layers: Sequence[KernelSizes],
     device: torch.device,
     dtype: torch.dtype,
     *,
@@ -111,13 +80,13 @@ def _worst(
     return max(error(sizes, device, dtype, seed) for sizes in layers)
 
 
-def _latent_error(layer: Latents, device: torch.device, dtype: torch.dtype, seed: int) -> float:
-    record = Fp8Record(layer.sizes.rank, layer.sizes.rope_dim) if layer.is_packed else None
-    return latent_error(device, dtype, record, layer.sizes, seed=seed)
+def _latent_error(layer: LatentSizes, device: torch.device, dtype: torch.dtype, seed: int) -> float:
+    record = Fp8Record(layer.rank, layer.rope_dim) if layer.is_packed else None
+    return latent_error(device, dtype, record, layer, seed=seed)
 
 
-def _records_error(layer: Latents, device: torch.device, dtype: torch.dtype, seed: int) -> float:
-    return records_error(device, dtype, Fp8Record(layer.sizes.rank, layer.sizes.rope_dim), seed=seed)
+def _records_error(layer: LatentSizes, device: torch.device, dtype: torch.dtype, seed: int) -> float:
+    return records_error(device, dtype, Fp8Record(layer.rank, layer.rope_dim), seed=seed)
 
 
 def _store_error(sizes: AttentionSizes, device: torch.device, dtype: torch.dtype, seed: int) -> float:

@@ -5,7 +5,6 @@ rank.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from math import inf
 
@@ -15,22 +14,12 @@ from torch import Tensor
 from kvchat.engine.kernels import shadow_kv
 from kvchat.engine.kernels.kernel_checks import KernelCheck, largest_error, random_numbers
 from kvchat.engine.kernels.shadow_kv import Change, Rotations, reference
+from kvchat.engine.kernels.sizes import ShadowSizes
 
 NUM_SLOTS, NUM_CHUNKS = 20, 70
 CHUNK, CHUNKS_OF_BLOCK = 8, 8
 SHARE_SEEN, SHARE_MISSING = 0.2, 0.4
 CPU = torch.device("cpu")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShadowSizes:
-    """Of a layer whose chunks are chosen. `rank`: of the basis of its keys."""
-
-    num_heads: int = 8
-    num_kv_heads: int = 2
-    dim: int = 128
-    value_dim: int = 128
-    rank: int = 96
 
 
 USUAL = ShadowSizes()

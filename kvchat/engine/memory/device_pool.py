@@ -17,11 +17,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kvchat.engine.api.ids import BlockId, GroupId
-from kvchat.engine.formats.full.attend import LayerPool, QuantizedLayerPool
-from kvchat.engine.formats.spec import FullSpec, Group, QuantizedSpec
+from kvchat.engine.formats.full.attend import layer_pools
+from kvchat.engine.formats.spec import CacheSpec, Group
 from kvchat.engine.kernels.move_blocks import BlockMoves
 from kvchat.engine.kernels.move_blocks.reference import BlockRegions
-from kvchat.engine.kernels.quantized_attention.args import QuantizedPool
 from kvchat.engine.kernels.read_block.native import ReadTargets
 from kvchat.engine.memory.disk.block_file import Region
 from kvchat.engine.memory.pages import PAGE, mapped
@@ -55,7 +54,6 @@ class DevicePool:
         self, groups: Sequence[Group], num_blocks: dict[GroupId, int], block_size: int, device: torch.device
     ) -> None:
         self.block_size = block_size
-        self.layers: dict[int, LayerPool] = {}
         self._groups = {group.id: group for group in groups}
         self._pools: dict[GroupId, GroupPool] = {}
         try:
@@ -66,18 +64,7 @@ class DevicePool:
             raise OutOfMemory(
                 f"the cache of {total} bytes does not fit into memory; give less with --kv-device-bytes"
             ) from error
-        quantized = dict(self._quantized_layers())
-        for group in groups:
-            if group.quantized_from is None:
-                for layer, keys, values in zip(group.layers, *self._pools[group.id].parts, strict=True):
-                    self.layers[layer] = LayerPool(group.id, group.spec, keys, values, quantized.get(layer))
-
-    def _quantized_layers(self) -> Iterator[tuple[int, QuantizedLayerPool]]:
-        for group in self._groups.values():
-            if isinstance(group.spec, QuantizedSpec):
-                records = group.spec.key_record, group.spec.value_record
-                for layer, keys, values in zip(group.layers, *self._pools[group.id].parts, strict=True):
-                    yield layer, QuantizedLayerPool(group.id, QuantizedPool(keys, values, *records))
+        self.layers = layer_pools(groups, {group: pool.parts for group, pool in self._pools.items()})
 
     @property
     def num_bytes(self) -> int:
@@ -242,6 +229,6 @@ def _block_bytes(part: Tensor) -> int:
     return prod(part.shape[2:]) * part.element_size()
 
 
-def _region(layer: int, part: str, spec: FullSpec, block_size: int) -> Region:
+def _region(layer: int, part: str, spec: CacheSpec, block_size: int) -> Region:
     keys, values = spec.shapes(block_size)
     return Region(name=f"layers.{layer}.{part}", dtype=spec.dtype, shape=keys if part == "k" else values)

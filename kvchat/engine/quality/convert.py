@@ -15,13 +15,13 @@ import torch
 from kvchat.engine.api.cache_format import EXACT, parse_cache_format
 from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.api.ids import BlockId, GroupId
+from kvchat.engine.formats.codecs import codec_of
 from kvchat.engine.formats.spec import Group
 from kvchat.engine.kernels.quantized_attention import quantize_blocks
 from kvchat.engine.kernels.quantized_attention.args import QuantizedStep
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.models.load import choose_device
 from kvchat.engine.models.weight_format import WeightSource
-from kvchat.engine.quality.replay import copy_blocks
 from kvchat.engine.startup.weights import Candidate, fingerprint_of, groups_in, load_candidate
 from kvchat.errors import ConfigError
 
@@ -86,7 +86,7 @@ class Converter:
         with _one_thread():
             for layer, pool in self.target.pool.layers.items():
                 numbers = self.exact.pool.layers[layer]
-                copy_blocks(pool, numbers, places, places)
+                codec_of(pool.spec).copy_blocks(pool, numbers, places, places)
                 if pool.quantized is not None:
                     quantize_blocks(
                         numbers.keys, numbers.values, pool.quantized.pool, QuantizedStep((), places, places)

@@ -16,7 +16,7 @@ from kvchat.engine.api.cache_format import EXACT, parse_cache_format
 from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.api.loss import FormatLoss, GaugeReport, LayerLoss
 from kvchat.engine.api.view import require_steps
-from kvchat.engine.formats.spec import Fp8LatentSpec, Group, QuantizedSpec
+from kvchat.engine.formats.spec import Group
 from kvchat.engine.forward.route import ModelPlan
 from kvchat.engine.kernels.threads import choose_threads, usable_cores
 from kvchat.engine.models.latent import projections
@@ -183,7 +183,7 @@ class Gauge:
     def quantized_layers(self, cache_format: str) -> tuple[int, ...]:
         """Return the layers that a format quantizes in this model, ascending."""
         groups = self._groups(cache_format)
-        return tuple(sorted(layer for group in groups if _is_lossy(group) for layer in group.layers))
+        return tuple(sorted(layer for group in groups if not group.spec.is_exact for layer in group.layers))
 
     def _groups(self, cache_format: str) -> tuple[Group, ...]:
         view = parse_cache_format(cache_format).view
@@ -289,7 +289,3 @@ def _runs(positions: Sequence[int]) -> Iterator[tuple[int, int]]:
             first = position
         end = position + 1
     yield first, end
-
-
-def _is_lossy(group: Group) -> bool:
-    return isinstance(group.spec, QuantizedSpec | Fp8LatentSpec)

@@ -15,14 +15,13 @@ from torch import Tensor
 from kvchat.engine.api.ids import BlockId, GroupId, RequestId, SequenceId
 from kvchat.engine.api.namespace import Namespace
 from kvchat.engine.cache.plan import Prune, TableChange
-from kvchat.engine.formats.full.attend import LayerPool
+from kvchat.engine.formats.codecs import codec_of
 from kvchat.engine.formats.pool_sizing import window_blocks
 from kvchat.engine.formats.pruned.pruner import Pruner
 from kvchat.engine.formats.pruned.view_schedule import HiddenRange, ViewSchedules
 from kvchat.engine.formats.shadow.shadows import Shadows
-from kvchat.engine.formats.spec import Fp8LatentSpec, Group
+from kvchat.engine.formats.spec import Group, Selection
 from kvchat.engine.forward.runner import ForwardPass, Runner
-from kvchat.engine.kernels.latent_record import store_records
 from kvchat.engine.kernels.quantized_attention import quantize_blocks
 from kvchat.engine.kernels.quantized_attention.args import QuantizedStep
 from kvchat.engine.memory.device_pool import DevicePool
@@ -82,12 +81,12 @@ class Replay:
     @property
     def is_pruned(self) -> bool:
         """Whether what is seen depends on where prompts end."""
-        return any(group.spec.is_pruned for group in self.groups)
+        return any(group.spec.selection is Selection.PRUNED for group in self.groups)
 
     @property
     def is_shadowed(self) -> bool:
         """Whether long contexts are looked at through shadows, which are made where prompts end."""
-        return any(group.spec.is_shadowed for group in self.groups)
+        return any(group.spec.selection is Selection.EACH_STEP for group in self.groups)
 
     @property
     def follows_prompts(self) -> bool:
@@ -97,7 +96,7 @@ class Replay:
     @property
     def is_view(self) -> bool:
         """Whether blocks are those of the exact format, and only some of them are seen."""
-        return any(group.spec.is_view or group.spec.is_shadowed for group in self.groups)
+        return any(group.spec.selection is not Selection.ALL for group in self.groups)
 
     def plan(self, prompt_ends: Sequence[int]) -> None:
         """Say where prompts end in the text to come, computed from its beginning: long ones are pruned there,
@@ -176,7 +175,9 @@ class Replay:
             group = next(one for one in self.groups if one.id == pool.group)
             first = group.spec.first_visible(num_tokens) // self.size.block_size
             recent = self._numbers(first, ceil(num_tokens / self.size.block_size))
-            copy_blocks(pool, source, exact.places(source.group, recent), self.places(pool.group, recent))
+            codec_of(pool.spec).copy_blocks(
+                pool, source, exact.places(source.group, recent), self.places(pool.group, recent)
+            )
             if pool.quantized is not None:
                 quantized = next(one for one in self.groups if one.id == pool.quantized.group)
                 old = self._numbers(0, quantized.num_blocks(num_tokens, self.size.block_size))
@@ -203,7 +204,11 @@ class Replay:
         over a view what so many tokens hold, divided by them.
         """
         size = self.size.block_size
-        kept = [group for group in self.groups if group.spec.max_visible is None or group.spec.is_view]
+        kept = [
+            group
+            for group in self.groups
+            if group.spec.max_visible is None or group.spec.selection.has_hidden_blocks
+        ]
         whole = sum(group.block_bytes(size) for group in kept) / size
         if not self.is_view:
             return whole
@@ -224,7 +229,7 @@ class Replay:
         return pieces
 
     def _hidden_ranges(self, num_tokens: int) -> tuple[tuple[GroupId, tuple[HiddenRange, ...]], ...]:
-        pruned = [group for group in self.groups if group.spec.is_pruned]
+        pruned = [group for group in self.groups if group.spec.selection is Selection.PRUNED]
         size = self.size.block_size
         return tuple((group.id, self._schedule.hidden_ranges(group, num_tokens, size)) for group in pruned)
 
@@ -239,7 +244,7 @@ class Replay:
         return tuple(
             Prune(group.id, prune_point.start, blocks, blocks[: prune_point.num_kept(group)])
             for group in self.groups
-            if group.spec.is_pruned
+            if group.spec.selection is Selection.PRUNED
         )
 
     def _numbers(self, first: int, end: int) -> Tensor:
@@ -269,30 +274,7 @@ def _pieces(num_silent: int, num_tokens: int, chunk_len: int) -> list[tuple[int,
 
 def _ring(group: Group, size: ReplaySize) -> int:
     whole = ceil(size.max_len / size.block_size)
-    if group.spec.max_visible is None or group.spec.is_view:
+    if group.spec.max_visible is None or group.spec.selection.has_hidden_blocks:
         return whole
     reach = window_blocks(group.spec.max_visible, size.block_size)
     return min(whole, reach + ceil((size.chunk_len + size.back_len) / size.block_size) + 1)
-
-
-def copy_blocks(target: LayerPool, source: LayerPool, sources: Tensor, targets: Tensor) -> None:
-    """Copy one layer's blocks from a pool of the exact format; latents become records if so stored."""
-    if not len(sources):
-        return
-    if isinstance(target.spec, Fp8LatentSpec):
-        _pack_latents(target, source, sources, targets)
-        return
-    there, here = source.keys.device, target.keys.device  # blocks of one of them may lie in host memory
-    own, others = targets.to(here), sources.to(there)
-    target.keys[own] = source.keys[others].to(here)
-    target.values[own] = source.values[others].to(here)
-
-
-def _pack_latents(target: LayerPool, source: LayerPool, sources: Tensor, targets: Tensor) -> None:
-    """Write rows of latents and rope keys as records."""
-    assert isinstance(target.spec, Fp8LatentSpec)
-    record = target.spec.record
-    rows = source.keys[sources].flatten(0, 2)  # [n * P, R + d_r], for one head
-    size = source.keys.shape[2]
-    slots = (targets[:, None] * size + torch.arange(size, device=targets.device)).flatten()
-    store_records(rows[:, : record.rank], rows[:, record.rank :], target.keys, slots, record)

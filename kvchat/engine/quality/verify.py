@@ -2,17 +2,16 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from math import inf, isfinite
+from math import inf
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from kvchat.engine.api.ids import BlockKey, GroupId, block_key, u32le
-from kvchat.engine.formats.spec import Fp8LatentSpec, FullSpec, Group, QuantizedSpec
-from kvchat.engine.kernels.latent_record.reference import unpack
-from kvchat.engine.kernels.quantized_kv.reference import dequantize
-from kvchat.engine.kernels.quantized_record import QuantizedRecord
+from kvchat.engine.formats.codecs import codec_of
+from kvchat.engine.formats.full.convert import Codec, relative
+from kvchat.engine.formats.spec import CacheSpec, Group
 from kvchat.engine.memory.device_pool import TORCH_DTYPES
 from kvchat.engine.memory.disk.block_file import Layout
 from kvchat.engine.memory.disk.bundle_blocks import BundleBlockStore, NewBlock
@@ -82,7 +81,7 @@ class Verifier:
     """
 
     def __init__(self, recompute: Recompute, groups: Sequence[Group], block_store: BundleBlockStore) -> None:
-        if any(group.spec.is_view for group in groups):
+        if any(group.spec.selection.has_hidden_blocks for group in groups):
             raise ConfigError(
                 "KV is verified in the format in which it is stored, and a view stores it exact; use "
                 "--cache-format exact"
@@ -204,58 +203,31 @@ class Verifier:
             self.findings.worst_logits = max(self.findings.worst_logits, found)
 
 
-def deviation(stored: bytes, computed: bytes, layout: Layout, spec: FullSpec | None = None) -> float:
+def deviation(stored: bytes, computed: bytes, layout: Layout, spec: CacheSpec | None = None) -> float:
     """Return the largest relative deviation over the tensors of a block; infinite where one is no number.
-
-    Of quantized blocks it is that of a whole tensor, not of its worst number: in few bits, the least
-    difference can move a number by a large part of its size.
 
     Args:
         spec: what the tensors' bytes are; None: numbers.
     """
     if stored == computed:
         return 0.0
-    compare = relative_norm if isinstance(spec, QuantizedSpec) else relative
-    pairs = zip(_regions(stored, layout, spec), _regions(computed, layout, spec), strict=True)
-    return max(compare(left, right) for left, right in pairs)
-
-
-def relative(left: Tensor, right: Tensor) -> float:
-    """Return how far two tensors are apart, relative to the largest number of the second."""
-    left, right = left.double(), right.double()
-    largest = float(right.abs().max())
-    found = float((left - right).abs().max()) / max(largest, 1e-30)
-    return found if isfinite(found) else inf
-
-
-def relative_norm(left: Tensor, right: Tensor) -> float:
-    """Return how far two tensors are apart as a whole, relative to the size of the second."""
-    found = float((left - right).norm()) / max(float(right.norm()), 1e-30)
-    return found if isfinite(found) else inf
+    codec = Codec() if spec is None else codec_of(spec)
+    pairs = zip(_regions(stored, layout, codec), _regions(computed, layout, codec), strict=True)
+    return max(codec.deviation(left, right) for left, right in pairs)
 
 
 def tolerance(layout: Layout) -> float:
     return max(TOLERANCE[region.dtype] for region in layout)
 
 
-def _regions(payload: bytes, layout: Layout, spec: FullSpec | None) -> Iterator[Tensor]:
-    data = bytearray(payload)
+def _regions(payload: bytes, layout: Layout, codec: Codec) -> Iterator[Tensor]:
+    data = torch.frombuffer(bytearray(payload), dtype=torch.uint8)
     start = 0
     for region in layout:
         end = start + region.nbytes
-        numbers = torch.frombuffer(data, dtype=torch.uint8)[start:end].view(TORCH_DTYPES[region.dtype])
-        if isinstance(spec, Fp8LatentSpec):
-            latents = unpack(numbers.view(-1, spec.record.num_bytes), spec.record)
-            yield from latents.tensor_split([spec.rank], dim=1)
-        elif isinstance(spec, QuantizedSpec):
-            yield dequantize(numbers.view(region.shape).transpose(0, 1), _record(spec, region.name))
-        else:
-            yield numbers
+        stored = data[start:end].view(TORCH_DTYPES[region.dtype]).view(region.shape)
+        yield from codec.numbers(stored, region.name)
         start = end
-
-
-def _record(spec: QuantizedSpec, region: str) -> QuantizedRecord:
-    return spec.key_record if region.endswith(".k") else spec.value_record
 
 
 def _nothing(number: int, group: GroupId) -> bytes | None:

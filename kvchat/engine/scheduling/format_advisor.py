@@ -9,7 +9,7 @@ from kvchat.engine.cache.manager import CacheManager
 from kvchat.engine.formats.pool_sizing import least_blocks, pool_blocks
 from kvchat.engine.formats.shadow.memory import beside_bytes, divided
 from kvchat.engine.formats.shadow.settings import least_prompt
-from kvchat.engine.formats.spec import Group
+from kvchat.engine.formats.spec import Group, Selection
 from kvchat.engine.formats.table import stored_groups
 from kvchat.errors import ConfigError, PoolExhausted
 
@@ -82,7 +82,7 @@ class FormatAdvisor:
         num_bytes = sum(
             group.block_bytes(size) * group.num_blocks(num_tokens, size)
             for group in groups
-            if group.spec.is_shadowed
+            if group.spec.selection is Selection.EACH_STEP
         )
         return (
             f", or look at its {num_bytes / MIB:,.1f} MiB in host memory through a shadow of at most"

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from kvchat.engine.api.ids import BlockId, BlockKey, GroupId, SequenceId, block_key
 from kvchat.engine.formats.pruned.view_schedule import EXACT, Name, ViewSchedule
-from kvchat.engine.formats.spec import Group
+from kvchat.engine.formats.spec import Group, Selection
 
 
 @dataclass(slots=True)
@@ -95,7 +95,7 @@ class Sequence:
 
     def name_of(self, group: Group, number: int) -> Name:
         """Return the name of what a group holds of a full block."""
-        if group.spec.is_pruned and number in self.kept_names:
+        if group.spec.selection is Selection.PRUNED and number in self.kept_names:
             return self.kept_names[number]
         return self.keys[number], self.parent_of(number)
 

@@ -20,8 +20,8 @@ from kvchat.engine.formats.pool_sizing import host_places, pool_blocks
 from kvchat.engine.formats.pruned.pruner import Pruner
 from kvchat.engine.formats.shadow.memory import ShadowedMemory, divided, in_host_memory, making_bytes
 from kvchat.engine.formats.shadow.shadows import Shadows
-from kvchat.engine.formats.spec import Group
-from kvchat.engine.formats.view_spec import PrunedSpec, ShadowSpec
+from kvchat.engine.formats.shadow.spec import shadow_specs
+from kvchat.engine.formats.spec import Group, Lifetime, Selection
 from kvchat.engine.forward.fusion import Fusion, fused_pass, fusion_of
 from kvchat.engine.forward.kernel_sizes import shadow_sizes
 from kvchat.engine.forward.layer_check import walking_pass
@@ -164,7 +164,7 @@ def assemble(
 
 def _pruner(groups: tuple[Group, ...], pool: DevicePool) -> Pruner | None:
     """Return what prunes; None where nothing is pruned."""
-    is_pruned = any(isinstance(group.spec, PrunedSpec) for group in groups)
+    is_pruned = any(group.spec.selection is Selection.PRUNED for group in groups)
     return Pruner(groups, pool.layers) if is_pruned else None
 
 
@@ -179,7 +179,7 @@ def placed(groups: Sequence[Group], device: torch.device) -> tuple[Group, ...]:
     Raises:
         ConfigError: there are no shadows of them there.
     """
-    if any(group.spec.is_shadowed for group in groups) and device.type not in ("cpu", "cuda"):
+    if shadow_specs(groups) and device.type not in ("cpu", "cuda"):
         raise ConfigError(
             f"shadows are looked through by processors and CUDA devices, not by {device}; use --device cpu, "
             "or --cache-format exact"
@@ -200,17 +200,16 @@ def shadows_of(loaded: LoadedModel, groups: Sequence[Group], limit_bytes: int) -
         Runs a few tokens through the model; whoever serves it makes a forward pass again. On a GPU tries the
         kernels in the model's sizes.
     """
-    shadowed = {layer: group.spec for group in groups for layer in group.layers if group.spec.is_shadowed}
+    shadowed = shadow_specs(groups)
     if not shadowed:
         return None
     spec = next(iter(shadowed.values()))
-    assert isinstance(spec, ShadowSpec)
     rotaries = layer_rotaries(loaded.module, shadowed)
     if not spec.is_remote:
         return Shadows(spec.view, rotaries, limit_bytes)
     device = next(loaded.module.parameters()).device
     module: Any = loaded.module
-    sizes = shadow_sizes(module.config.get_text_config(), [group.spec for group in groups])
+    sizes = shadow_sizes(module.config.get_text_config(), groups)
     try_shadows(device, loaded.dtype, sizes)
     streams = CudaStreams(device) if device.type == "cuda" else InlineStreams()
     return Shadows(spec.view, rotaries, limit_bytes, streams)
@@ -239,7 +238,7 @@ def _memory(
         )
     if beside_bytes is None:
         beside_bytes = max(0, available_bytes() - device_bytes) // MEMORY_SHARE
-    if any(group.spec.is_shadowed for group in groups):
+    if shadow_specs(groups):
         return divided(groups, device_bytes, beside_bytes, **asdict(lengths))
     return ShadowedMemory(block_bytes=device_bytes, host_bytes=0, shadow_bytes=beside_bytes)
 
@@ -366,7 +365,7 @@ def _device_bytes(config: EngineConfig, groups: tuple[Group, ...], max_context: 
 
 def _context_bytes(groups: Sequence[Group], max_context: int, block_size: int) -> int:
     """Return what the blocks of a conversation of full length take."""
-    kept = [group for group in groups if not group.spec.is_passing]
+    kept = [group for group in groups if group.spec.lifetime is not Lifetime.SUPERSEDED]
     return sum(group.block_bytes(block_size) for group in kept) * max_context // block_size
 
 
@@ -374,7 +373,7 @@ def _host_bytes(
     config: EngineConfig, groups: Sequence[Group], pool: DevicePool, memory: ShadowedMemory
 ) -> int:
     """Return the size of the host tier; where the pool lies in host memory it would be the same memory."""
-    if any(group.spec.is_shadowed for group in groups) and not memory.is_remote:
+    if shadow_specs(groups) and not memory.is_remote:
         return 0  # shadows, and the blocks that are looked at through them, have all that was given
     if config.host_bytes is not None:
         return config.host_bytes - memory.host_bytes

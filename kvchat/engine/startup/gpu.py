@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from kvchat.engine.api.ids import GroupId
-from kvchat.engine.formats.spec import Group
+from kvchat.engine.formats.spec import Group, Selection
 from kvchat.engine.forward.compiled import choose
 from kvchat.engine.forward.cuda_graphs import CudaGraphs, GraphReserve
 from kvchat.engine.forward.decode_graphs import ComputesAnew, DecodeGraphRunner, Limits
@@ -19,8 +19,9 @@ from kvchat.engine.kernels import quantized_attention
 from kvchat.engine.kernels.device import is_supported, takes_triton
 from kvchat.engine.kernels.kernel_checks import FUSED_TRIALS, LATENT_TRIALS, TRIALS, try_kernels
 from kvchat.engine.kernels.launch_checks import debugs
-from kvchat.engine.kernels.model_checks import AttentionSizes, Latents, trials_of
-from kvchat.engine.kernels.shadow_checks import ShadowSizes, trials_in
+from kvchat.engine.kernels.model_checks import trials_of
+from kvchat.engine.kernels.shadow_checks import trials_in
+from kvchat.engine.kernels.sizes import KernelSizes, ShadowSizes
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.models.load import DTYPES
 from kvchat.engine.startup.memory_plan import Lengths
@@ -39,9 +40,7 @@ def try_gpu(device: torch.device, dtype: str, report: Report) -> None:
         try_kernels(device, DTYPES.get(dtype, torch.float32), TRIALS | LATENT_TRIALS | FUSED_TRIALS)
 
 
-def try_sizes(
-    device: torch.device, dtype: str, sizes: Sequence[AttentionSizes | Latents], report: Report
-) -> None:
+def try_sizes(device: torch.device, dtype: str, sizes: Sequence[KernelSizes], report: Report) -> None:
     """Do the same in a model's own sizes.
 
     Args:
@@ -138,7 +137,7 @@ def why_not(forward: ForwardPass, groups: Sequence[Group]) -> str | None:
         return "layers of the model ask how long their past is"
     if any(group.borrowers for group in groups):
         return "layers of the model attend to what others have stored"
-    if any(group.spec.is_view or group.spec.is_shadowed for group in groups):
+    if any(group.spec.selection is not Selection.ALL for group in groups):
         return "the cache format chooses what a step sees"
     return None
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from kvchat.engine.api.cache_format import parse_cache_format
 from kvchat.engine.api.config import EngineConfig, EngineInfo
-from kvchat.engine.formats.spec import Group, LatentSpec
+from kvchat.engine.formats.spec import Group
 from kvchat.engine.formats.table import stored_groups
 from kvchat.engine.forward import self_check
 from kvchat.engine.forward.kernel_sizes import sizes_in_config, sizes_in_groups
@@ -124,9 +124,9 @@ def fingerprint_of(candidate: Candidate, config: EngineConfig, pool: DevicePool)
         block_size=config.block_size,
         layouts=pool.layouts(),
         rope_layouts={
-            group.id: group.spec.rope_layout
+            group.id: fields["rope_layout"]
             for group in candidate.served.groups
-            if isinstance(group.spec, LatentSpec)
+            if (fields := group.spec.fingerprint_fields())
         },
     )
     fields = fields_of(candidate.checkpoint, storage)

@@ -13,7 +13,11 @@ from kvchat.engine.cache.manager import CacheManager
 from kvchat.engine.cache.match import PrefixMatch
 from kvchat.engine.cache.plan import Demote, Fetch, Load, Move, Promote, Save, TableChange
 from kvchat.engine.cache.prefix_index import IndexNode
-from kvchat.engine.formats.spec import ChunkedSpec, FullSpec, Group, QuantizedSpec, ResidualSpec, SlidingSpec
+from kvchat.engine.formats.chunked.spec import ChunkedSpec
+from kvchat.engine.formats.full.spec import FullSpec
+from kvchat.engine.formats.quantized.spec import QuantizedSpec, ResidualSpec
+from kvchat.engine.formats.sliding.spec import SlidingSpec
+from kvchat.engine.formats.spec import Group
 from kvchat.engine.kernels.quantized_record import Code
 from kvchat.engine.memory.rates import Rates
 from kvchat.engine.sequences.sequence import Sequence

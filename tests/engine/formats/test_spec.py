@@ -2,7 +2,10 @@
 
 import pytest
 
-from kvchat.engine.formats.spec import ChunkedSpec, FullSpec, Group, SlidingSpec, group_layers
+from kvchat.engine.formats.chunked.spec import ChunkedSpec
+from kvchat.engine.formats.full.spec import FullSpec
+from kvchat.engine.formats.sliding.spec import SlidingSpec
+from kvchat.engine.formats.spec import Group, group_layers
 
 pytestmark = pytest.mark.pure
 

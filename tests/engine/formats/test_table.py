@@ -3,17 +3,13 @@
 import pytest
 
 from kvchat.engine.api.ids import GroupId
+from kvchat.engine.formats.fp8_latent.spec import Fp8LatentSpec
+from kvchat.engine.formats.full.spec import FullSpec
 from kvchat.engine.formats.kv_size import Latent
-from kvchat.engine.formats.spec import (
-    Fp8LatentSpec,
-    FullSpec,
-    Group,
-    LatentSpec,
-    QuantizedSpec,
-    ResidualSpec,
-    SlidingSpec,
-    group_layers,
-)
+from kvchat.engine.formats.latent.spec import LatentSpec
+from kvchat.engine.formats.quantized.spec import QuantizedSpec, ResidualSpec
+from kvchat.engine.formats.sliding.spec import SlidingSpec
+from kvchat.engine.formats.spec import CacheSpec, Group, group_layers
 from kvchat.engine.formats.table import stored_groups
 from kvchat.errors import ConfigError
 
@@ -27,12 +23,12 @@ LATENT = LatentSpec(
 )
 
 
-def group_of(spec: FullSpec) -> Group:
+def group_of(spec: CacheSpec) -> Group:
     return Group(id=GroupId(0), spec=spec, layers=(0, 1))
 
 
 @pytest.mark.parametrize("spec", [FULL, SLIDING, LATENT])
-def test_the_exact_format_stores_what_was_computed(spec: FullSpec) -> None:
+def test_the_exact_format_stores_what_was_computed(spec: CacheSpec) -> None:
     assert stored_groups([group_of(spec)], "exact", P) == (group_of(spec),)
 
 

@@ -8,7 +8,7 @@ from kvchat.engine.api.namespace import Namespace, parse_namespace
 from kvchat.engine.formats.pruned.view_schedule import EXACT, ViewSchedules, in_sight
 from kvchat.engine.formats.spec import Group, group_layers
 from kvchat.engine.formats.table import stored_groups
-from kvchat.engine.formats.view_spec import WindowSpec
+from kvchat.engine.formats.window.spec import WindowSpec
 from kvchat.errors import ConfigError, InvalidRequest
 from tests.engine.formats.test_table import FULL, LATENT, SLIDING, group_of
 

@@ -12,14 +12,14 @@ from kvchat.engine.kernels.kernel_checks import (
     LENGTHS,
     TOLERANCES,
     TRIALS,
-    LatentSizes,
     largest_error,
     try_kernels,
 )
-from kvchat.engine.kernels.model_checks import QUANTIZED_CHECKS, AttentionSizes, Latents, trials_of
+from kvchat.engine.kernels.model_checks import QUANTIZED_CHECKS, trials_of
 from kvchat.engine.kernels.paged_attention.args import StepTables
 from kvchat.engine.kernels.quantized_attention.args import QuantizedStep, check_old_blocks
 from kvchat.engine.kernels.quantized_record import Code
+from kvchat.engine.kernels.sizes import AttentionSizes, LatentSizes
 
 pytestmark = pytest.mark.cpu
 
@@ -30,8 +30,8 @@ LAYERS = (
     AttentionSizes(window=37, block_size=16),
     AttentionSizes(chunk=100, head_dim_k=33),
     AttentionSizes(num_heads=3, num_kv_heads=1, block_size=16, codes=(Code.INT8, Code.INT4)),
-    Latents(sizes=LatentSizes(num_heads=3, rank=40, rope_dim=6, head_dim=20, block_size=16)),
-    Latents(sizes=LatentSizes(rank=200, rope_dim=8), is_packed=True),
+    LatentSizes(num_heads=3, rank=40, rope_dim=6, head_dim=20, block_size=16),
+    LatentSizes(rank=200, rope_dim=8, is_packed=True),
 )
 
 

@@ -5,7 +5,9 @@ import torch
 from torch import Tensor
 
 from kvchat.engine.api.ids import BlockId, GroupId
-from kvchat.engine.formats.spec import FullSpec, Group, SlidingSpec
+from kvchat.engine.formats.full.spec import FullSpec
+from kvchat.engine.formats.sliding.spec import SlidingSpec
+from kvchat.engine.formats.spec import Group
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.errors import OutOfMemory
 

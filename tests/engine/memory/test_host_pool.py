@@ -5,7 +5,8 @@ import torch
 
 from kvchat.engine.api.ids import BlockId, GroupId
 from kvchat.engine.cache.plan import Demote, Promote
-from kvchat.engine.formats.spec import FullSpec, Group
+from kvchat.engine.formats.full.spec import FullSpec
+from kvchat.engine.formats.spec import Group
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.host_pool import HostPool
 from kvchat.engine.memory.mover import Mover

@@ -11,7 +11,9 @@ import torch
 from kvchat.engine.api.ids import BlockId, GroupId, block_key, root_key
 from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.cache.plan import Copy, Demote, Load, Promote
-from kvchat.engine.formats.spec import FullSpec, Group, SlidingSpec
+from kvchat.engine.formats.full.spec import FullSpec
+from kvchat.engine.formats.sliding.spec import SlidingSpec
+from kvchat.engine.formats.spec import Group
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.disk.block_file import BlockHeader, block_path
 from kvchat.engine.memory.disk.io import SYSTEM, SystemFiles

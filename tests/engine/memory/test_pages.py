@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from kvchat.engine.api.ids import BlockId
-from kvchat.engine.formats.spec import FullSpec, group_layers
+from kvchat.engine.formats.full.spec import FullSpec
+from kvchat.engine.formats.spec import group_layers
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.pages import PAGE, prefault
 

@@ -7,7 +7,8 @@ import torch
 
 from kvchat.engine.api.ids import BlockId, GroupId
 from kvchat.engine.cache.plan import Copy, Demote, Move, Promote
-from kvchat.engine.formats.spec import FullSpec, Group
+from kvchat.engine.formats.full.spec import FullSpec
+from kvchat.engine.formats.spec import Group
 from kvchat.engine.kernels.streams import Stream
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.host_pool import HostPool

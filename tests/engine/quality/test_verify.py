@@ -11,7 +11,7 @@ import torch
 from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.api.ids import GroupId
 from kvchat.engine.engine import Engine
-from kvchat.engine.formats.spec import Fp8LatentSpec
+from kvchat.engine.formats.fp8_latent.spec import Fp8LatentSpec
 from kvchat.engine.kernels.fp8_record import Fp8Record
 from kvchat.engine.kernels.latent_record.reference import pack
 from kvchat.engine.memory.disk.block_file import Region

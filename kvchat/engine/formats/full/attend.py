@@ -12,14 +12,37 @@ import torch
 from torch import Tensor
 
 from kvchat.engine.api.ids import GroupId
-from kvchat.engine.formats.attention_call import AttentionCall
-from kvchat.engine.formats.spec import ChunkedSpec, FullSpec, SlidingSpec
+from kvchat.engine.formats.quantized.spec import QuantizedSpec
+from kvchat.engine.formats.spec import CacheSpec, Group
 from kvchat.engine.kernels.move_blocks.bring import bring_blocks
 from kvchat.engine.kernels.paged_attention import paged_attention
 from kvchat.engine.kernels.paged_attention.args import AttentionArgs, KVPair, Prepared, SequenceSpan
 from kvchat.engine.kernels.quantized_attention import quantize_blocks, quantized_attention
 from kvchat.engine.kernels.quantized_attention.args import QuantizedPool, QuantizedStep
 from kvchat.engine.kernels.store_kv import store_kv
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionCall:
+    """Arguments of one attention layer besides queries, keys and values.
+
+    Args:
+        scaling: factor of the query-key products; None: D_k ** -0.5.
+        window: tokens a query sees, itself included; None: all.
+        softcap: bound of the scores, or None.
+        sinks: one extra logit per query head [H], or None.
+        unsupported: names of arguments with a value that no backend honours.
+        is_causal: whether the layer attends to the past only.
+        mask: the model's own mask, where one was asked for.
+    """
+
+    scaling: float | None
+    window: int | None
+    softcap: float | None
+    sinks: Tensor | None
+    unsupported: tuple[str, ...] = ()
+    is_causal: bool = True
+    mask: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +80,32 @@ class LayerPool:
     """
 
     group: GroupId
-    spec: FullSpec
+    spec: CacheSpec
     keys: Tensor
     values: Tensor
     quantized: QuantizedLayerPool | None = None
+
+
+def layer_pools(
+    groups: Sequence[Group], parts: Mapping[GroupId, tuple[Tensor, Tensor]]
+) -> dict[int, LayerPool]:
+    """Return each layer's part of its group's pool, with what is quantized of it.
+
+    Args:
+        parts: keys [L, N, H_kv, P, D_k] and values [L, N, H_kv, P, D_v] of each group.
+    """
+    quantized: dict[int, QuantizedLayerPool] = {}
+    for group in groups:
+        if isinstance(group.spec, QuantizedSpec):
+            records = group.spec.key_record, group.spec.value_record
+            for layer, keys, values in zip(group.layers, *parts[group.id], strict=True):
+                quantized[layer] = QuantizedLayerPool(group.id, QuantizedPool(keys, values, *records))
+    return {
+        layer: LayerPool(group.id, group.spec, keys, values, quantized.get(layer))
+        for group in groups
+        if group.quantized_from is None
+        for layer, keys, values in zip(group.layers, *parts[group.id], strict=True)
+    }
 
 
 class PagedAttention:
@@ -87,8 +132,8 @@ class PagedAttention:
             spans=step.spans,
             prepared=step.prepared,
             softmax_scale=query.shape[2] ** -0.5 if call.scaling is None else call.scaling,
-            window=spec.window_len if isinstance(spec, SlidingSpec) else None,
-            chunk=spec.chunk_len if isinstance(spec, ChunkedSpec) else None,
+            window=spec.window,
+            chunk=spec.chunk,
             softcap=call.softcap,
             sinks=call.sinks,
         )

@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from kvchat.engine.api.ids import GroupId
-from kvchat.engine.formats.attention_call import AttentionCall
-from kvchat.engine.formats.full.attend import AttentionMetadata, LayerPool, PagedAttention
-from kvchat.engine.formats.spec import Fp8LatentSpec
+from kvchat.engine.formats.fp8_latent.spec import Fp8LatentSpec
+from kvchat.engine.formats.full.attend import AttentionCall, AttentionMetadata, LayerPool, PagedAttention
 from kvchat.engine.kernels.fp8_record import Fp8Record
 from kvchat.engine.kernels.latent_attention import latent_attention
 from kvchat.engine.kernels.latent_attention.args import LatentArgs

@@ -14,8 +14,8 @@ from kvchat.engine.api.ids import GroupId
 from kvchat.engine.api.view import NUM_OBSERVED, REACH, SNAPKV
 from kvchat.engine.cache.plan import Prune
 from kvchat.engine.formats.full.attend import LayerPool
+from kvchat.engine.formats.pruned.spec import PrunedSpec
 from kvchat.engine.formats.spec import Group
-from kvchat.engine.formats.view_spec import PrunedSpec
 from kvchat.engine.kernels.paged_attention.args import AttentionArgs, SequenceSpan
 from kvchat.engine.kernels.prune_kv.reference import (
     attention_weights,

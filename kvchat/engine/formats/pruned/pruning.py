@@ -10,7 +10,7 @@ from kvchat.engine.cache.device_tier import DeviceTier
 from kvchat.engine.cache.plan import Prune
 from kvchat.engine.cache.table_log import TableLog
 from kvchat.engine.formats.pruned.view_schedule import PrunePoint
-from kvchat.engine.formats.spec import Group
+from kvchat.engine.formats.spec import Group, Selection
 from kvchat.engine.sequences.sequence import Sequence
 
 
@@ -19,7 +19,7 @@ class Pruning:
 
     def __init__(self, device: DeviceTier, publisher: BlockPublisher, log: TableLog) -> None:
         self._device = device
-        self._pruned = [group for group in device.groups if group.spec.is_pruned]
+        self._pruned = [group for group in device.groups if group.spec.selection is Selection.PRUNED]
         self._publisher = publisher
         self._log = log
 
@@ -30,7 +30,7 @@ class Pruning:
         prune_point = self._due(sequence, num_tokens)
         return (
             0
-            if prune_point is None or sequence.kept or not group.spec.is_pruned
+            if prune_point is None or sequence.kept or group.spec.selection is not Selection.PRUNED
             else prune_point.num_kept(group)
         )
 

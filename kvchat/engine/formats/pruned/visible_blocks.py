@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kvchat.engine.formats.spec import FullSpec
+from kvchat.engine.formats.spec import CacheSpec
 from kvchat.engine.kernels.paged_attention.args import SequenceSpan
 
 
@@ -41,7 +41,7 @@ def pruned_span(
 
 
 def windowed_span(
-    spec: FullSpec, table: Tensor, rows: tuple[int, int], start: int, block_size: int
+    spec: CacheSpec, table: Tensor, rows: tuple[int, int], start: int, block_size: int
 ) -> SequenceSpan:
     """Return one sequence's part of a step where queries see the first blocks and the last ones.
 
@@ -67,7 +67,7 @@ def windowed_span(
 
 
 def _part(
-    spec: FullSpec, table: Tensor, rows: tuple[int, int], position: int, block_size: int
+    spec: CacheSpec, table: Tensor, rows: tuple[int, int], position: int, block_size: int
 ) -> SequenceSpan:
     """Return the queries of one block, the first of them at `position`."""
     own = position // block_size

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 
 from kvchat.engine.formats.pool_sizing import full_bytes
 from kvchat.engine.formats.shadow.settings import CHUNK_SIZE, TABLE_STEP
+from kvchat.engine.formats.shadow.spec import ShadowSpec, shadow_specs
 from kvchat.engine.formats.spec import Group
-from kvchat.engine.formats.view_spec import ShadowSpec
 from kvchat.errors import ConfigError
 
 COPIES = 3
@@ -63,7 +63,7 @@ def in_host_memory(groups: Sequence[Group]) -> tuple[Group, ...]:
     Raises:
         ConfigError: only some layers are looked at so, or no whole chunks divide their blocks.
     """
-    if not any(group.spec.is_shadowed for group in groups):
+    if not shadow_specs(groups):
         return tuple(groups)
     placed = []
     for group in groups:

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from kvchat.engine.formats.attention_call import AttentionCall
-from kvchat.engine.formats.spec import ChunkedSpec, FullSpec, SlidingSpec
+from kvchat.engine.formats.full.attend import AttentionCall
+from kvchat.engine.formats.spec import CacheSpec
 from kvchat.engine.kernels.decoder_layers.args import (
     Activation,
     DecoderLayer,
@@ -91,7 +91,7 @@ def match_decoder(module: Any) -> Decoder:
     )
 
 
-def match_layer(layer: Any, call: AttentionCall, spec: FullSpec, rope: int | None) -> DecoderLayer:
+def match_layer(layer: Any, call: AttentionCall, spec: CacheSpec, rope: int | None) -> DecoderLayer:
     """Return what a layer consists of.
 
     Args:
@@ -167,7 +167,7 @@ def _activation(function: Callable[[Tensor], Tensor]) -> Activation:
     raise Unmatched("its MLPs have another activation")
 
 
-def _heads(attention: Any, call: AttentionCall, spec: FullSpec) -> Heads:
+def _heads(attention: Any, call: AttentionCall, spec: CacheSpec) -> Heads:
     dim = spec.head_dim_k
     if spec.head_dim_v != dim:
         raise Unmatched("its keys and values have different sizes")
@@ -178,8 +178,8 @@ def _heads(attention: Any, call: AttentionCall, spec: FullSpec) -> Heads:
         num_kv_heads=key.num_outputs // dim,
         dim=dim,
         scale=dim**-0.5 if call.scaling is None else call.scaling,
-        window=spec.window_len if isinstance(spec, SlidingSpec) else None,
-        chunk=spec.chunk_len if isinstance(spec, ChunkedSpec) else None,
+        window=spec.window,
+        chunk=spec.chunk,
         softcap=call.softcap,
         sinks=call.sinks,
         query_norm=None if norms[0] is None else match_norm(norms[0]),

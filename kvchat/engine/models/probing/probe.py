@@ -16,8 +16,12 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from transformers.cache_utils import get_layer_types_and_kwargs
 
-from kvchat.engine.formats.attention_call import AttentionCall
-from kvchat.engine.formats.spec import ChunkedSpec, FullSpec, LatentSpec, SlidingSpec
+from kvchat.engine.formats.chunked.spec import ChunkedSpec
+from kvchat.engine.formats.full.attend import AttentionCall
+from kvchat.engine.formats.full.spec import FullSpec
+from kvchat.engine.formats.latent.spec import LatentSpec
+from kvchat.engine.formats.sliding.spec import SlidingSpec
+from kvchat.engine.formats.spec import CacheSpec
 from kvchat.engine.memory.device_pool import DTYPE_NAMES
 from kvchat.engine.models.hook import (
     IMPLEMENTATION,
@@ -49,7 +53,7 @@ class ModelLayers:
         asks_past_len: whether a layer asks its cache how long the past is.
     """
 
-    specs: dict[int, FullSpec]
+    specs: dict[int, CacheSpec]
     borrowed: dict[int, int]
     asks_past_len: bool = False
 
@@ -65,7 +69,7 @@ class _Recorder:
     start: int
     chunk_len: int | None
     latents: Mapping[int, LatentLayer]
-    specs: dict[int, FullSpec] = field(default_factory=dict)
+    specs: dict[int, CacheSpec] = field(default_factory=dict)
     borrowed: dict[int, int] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
     _stored: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
@@ -128,7 +132,7 @@ def _is_same(left: Tensor, right: Tensor) -> bool:
     )
 
 
-def _spec(key: Tensor, value: Tensor, reach: VisibleRange) -> FullSpec:
+def _spec(key: Tensor, value: Tensor, reach: VisibleRange) -> CacheSpec:
     heads, dim_k, dim_v, dtype = key.shape[1], key.shape[2], value.shape[2], DTYPE_NAMES[key.dtype]
     if reach.chunk is not None:
         return ChunkedSpec(

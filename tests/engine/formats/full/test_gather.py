@@ -5,7 +5,8 @@ import torch
 
 from kvchat.engine.formats.full.attend import AttentionMetadata
 from kvchat.engine.formats.full.gather import GatherCache
-from kvchat.engine.formats.spec import FullSpec, group_layers
+from kvchat.engine.formats.full.spec import FullSpec
+from kvchat.engine.formats.spec import group_layers
 from kvchat.engine.kernels.paged_attention.args import SequenceSpan
 from kvchat.engine.memory.device_pool import DevicePool
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from kvchat.engine.formats.full.spec import FullSpec
 from kvchat.engine.formats.pool_sizing import pool_blocks
 from kvchat.engine.formats.shadow.memory import (
     beside_bytes,
@@ -10,7 +11,7 @@ from kvchat.engine.formats.shadow.memory import (
     making_bytes,
     table_bytes,
 )
-from kvchat.engine.formats.spec import FullSpec, Group, group_layers
+from kvchat.engine.formats.spec import Group, Selection, group_layers
 from kvchat.engine.formats.table import stored_groups
 from kvchat.errors import ConfigError
 from tests.engine.formats.test_table import SLIDING
@@ -42,7 +43,7 @@ def test_no_byte_is_promised_twice_and_what_is_lent_has_its_shadow_beside(
     assert found.block_bytes == device + found.host_bytes
     assert found.host_bytes + found.shadow_bytes == host
     assert found.host_bytes >= 0
-    shadowed = next(group for group in own if group.spec.is_shadowed)
+    shadowed = next(group for group in own if group.spec.selection is Selection.EACH_STEP)
     num_tokens = min(CONTEXT, pool_blocks(own, found.block_bytes, **LENGTHS)[shadowed.id] * P)
     if found.host_bytes:
         assert beside_bytes(own, num_tokens) <= found.shadow_bytes

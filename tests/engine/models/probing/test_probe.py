@@ -11,7 +11,9 @@ import pytest
 import torch
 import transformers
 
-from kvchat.engine.formats.spec import FullSpec, SlidingSpec
+from kvchat.engine.formats.full.spec import FullSpec
+from kvchat.engine.formats.sliding.spec import SlidingSpec
+from kvchat.engine.formats.spec import CacheSpec
 from kvchat.engine.forward.route import ModelPlan, choose_route
 from kvchat.engine.models.load import load_model
 from kvchat.errors import UnsupportedModel
@@ -39,7 +41,7 @@ def route(model_dir: Path, dtype: str = "float32") -> ModelPlan:
     return choose_route(load_model(model_dir, dtype, torch.device("cpu")))
 
 
-def probe(model_dir: Path, dtype: str = "float32") -> dict[int, FullSpec]:
+def probe(model_dir: Path, dtype: str = "float32") -> dict[int, CacheSpec]:
     return {layer: group.spec for group in route(model_dir, dtype).groups for layer in group.layers}
 
 

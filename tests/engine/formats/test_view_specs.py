@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from kvchat.engine.formats.view_spec import pyramid_budgets
+from kvchat.engine.formats.pruned.spec import pyramid_budgets
 
 pytestmark = pytest.mark.pure
 

@@ -1,0 +1,27 @@
+"""Chunked layers: a query sees its own chunk of the text up to itself."""
+
+from dataclasses import dataclass
+
+from kvchat.engine.formats.spec import CacheSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkedSpec(CacheSpec):
+    """A layer whose queries see themselves and what came before in their own chunk of `chunk_len` tokens."""
+
+    chunk_len: int
+
+    @property
+    def kind(self) -> str:
+        return "chunked"
+
+    @property
+    def chunk(self) -> int | None:
+        return self.chunk_len
+
+    @property
+    def max_visible(self) -> int | None:
+        return self.chunk_len
+
+    def first_visible(self, position: int) -> int:
+        return position - position % self.chunk_len

@@ -1,0 +1,14 @@
+"""Full layers: every query sees every earlier token."""
+
+from dataclasses import dataclass
+
+from kvchat.engine.formats.spec import CacheSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FullSpec(CacheSpec):
+    """A layer whose queries see every earlier token."""
+
+    @property
+    def kind(self) -> str:
+        return "full"

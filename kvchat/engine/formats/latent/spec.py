@@ -1,0 +1,47 @@
+"""Latent layers (MLA): one latent and one rope key per token, for all heads."""
+
+from dataclasses import dataclass
+
+from kvchat.engine.formats.spec import CacheSpec
+from kvchat.engine.kernels.sizes import KernelSizes, LatentSizes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentSpec(CacheSpec):
+    """A layer that keeps one latent and one rope key per token for all its heads (MLA).
+
+    Both stand in one row of `head_dim_k` numbers, the latent first; there are no values beside it. Queries
+    see every earlier token.
+
+    Args:
+        rank: numbers of the latent.
+        rope_dim: numbers of the rope key.
+        rope_layout: in which order they stand; keys of one order mean nothing in another.
+    """
+
+    rank: int
+    rope_dim: int
+    rope_layout: str
+
+    @property
+    def kind(self) -> str:
+        return "latent"
+
+    @property
+    def keeps_heads(self) -> bool:
+        return False
+
+    def fingerprint_fields(self) -> dict[str, str]:
+        return {"rope_layout": self.rope_layout}
+
+    def kernel_sizes(self, num_heads: int, nope_dim: int | None, block_size: int) -> KernelSizes | None:
+        if nope_dim is None:
+            return None
+        return LatentSizes(
+            num_heads=num_heads,
+            rank=self.rank,
+            rope_dim=self.rope_dim,
+            head_dim=nope_dim,
+            block_size=block_size,
+            is_packed=not self.is_exact,
+        )

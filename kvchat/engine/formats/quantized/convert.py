@@ -1,0 +1,25 @@
+"""Quantized blocks: made of exact ones, and dequantized to be compared."""
+
+from collections.abc import Iterator
+
+from torch import Tensor
+
+from kvchat.engine.formats.full.convert import Codec, relative_norm
+from kvchat.engine.formats.quantized.spec import QuantizedSpec
+from kvchat.engine.kernels.quantized_kv.reference import dequantize
+
+
+class QuantizedCodec(Codec):
+    """Codec of quantized blocks. They are compared as a whole: in few bits, the least difference can move one
+    number by a large part of its size.
+    """
+
+    def __init__(self, spec: QuantizedSpec) -> None:
+        self._spec = spec
+
+    def numbers(self, stored: Tensor, region: str) -> Iterator[Tensor]:
+        record = self._spec.key_record if region.endswith(".k") else self._spec.value_record
+        yield dequantize(stored.transpose(0, 1), record)
+
+    def deviation(self, left: Tensor, right: Tensor) -> float:
+        return relative_norm(left, right)

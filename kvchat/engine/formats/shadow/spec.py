@@ -1,0 +1,79 @@
+"""Shadow view: exact blocks, of which each step behind a long prompt chooses what it looks at."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kvchat.engine.api.view import View
+from kvchat.engine.formats.shadow.settings import (
+    CHUNK_SIZE,
+    LayerShape,
+    ShadowSettings,
+    least_prompt,
+    most_bytes,
+    settings_for,
+)
+from kvchat.engine.formats.spec import ITEM_BYTES, CacheSpec, Group, Selection, heads_for
+from kvchat.engine.kernels.sizes import ShadowSizes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShadowSpec(CacheSpec):
+    """A layer that a sequence looks at through a shadow, once a long prompt has been read.
+
+    Args:
+        view: how much a step looks at.
+        block_size: tokens of a block.
+        has_remote_blocks: the device is a GPU: blocks lie in host memory, their shadows on the device.
+    """
+
+    view: View
+    block_size: int
+    has_remote_blocks: bool = False
+
+    @property
+    def kind(self) -> str:
+        return "shadow"
+
+    @property
+    def is_remote(self) -> bool:
+        return self.has_remote_blocks
+
+    @property
+    def selection(self) -> Selection:
+        return Selection.EACH_STEP
+
+    @property
+    def shape(self) -> LayerShape:
+        return LayerShape(
+            num_kv_heads=self.num_kv_heads,
+            head_dim=self.head_dim_k,
+            value_dim=self.head_dim_v,
+            element_size=ITEM_BYTES[self.dtype],
+        )
+
+    def shadow_bytes(self, num_tokens: int) -> int:
+        """Return the most that the shadow of a conversation takes in one layer, beside its blocks. Pure."""
+        if num_tokens < least_prompt(self.view):
+            return 0
+        is_sourced = self.block_size % CHUNK_SIZE == 0
+        settings = settings_for(
+            self.view, num_tokens, is_sourced=is_sourced, is_remote=self.has_remote_blocks
+        )
+        return most_bytes(settings, self.shape, num_tokens)
+
+    def shadow_sizes(self, num_heads: int) -> ShadowSizes:
+        """Return the sizes in which the kernels of shadows are called, for a model's query heads."""
+        return ShadowSizes(
+            num_heads=heads_for(num_heads, self.num_kv_heads),
+            num_kv_heads=self.num_kv_heads,
+            dim=self.head_dim_k,
+            value_dim=self.head_dim_v,
+            rank=ShadowSettings().rank_for(self.num_kv_heads * self.head_dim_k),
+        )
+
+
+def shadow_specs(groups: Sequence[Group]) -> dict[int, ShadowSpec]:
+    """Return the specs of layers that are looked at through shadows, by layer."""
+    return {
+        layer: group.spec for group in groups for layer in group.layers if isinstance(group.spec, ShadowSpec)
+    }

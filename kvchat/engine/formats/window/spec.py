@@ -1,0 +1,48 @@
+"""Window view: exact blocks, of which a query sees the first and the last ones.
+
+Source: StreamingLLM, arXiv 2309.17453.
+"""
+
+from dataclasses import dataclass
+
+from kvchat.engine.formats.spec import CacheSpec, Selection
+
+NUM_SINK_BLOCKS = 1
+"""The first block stays visible: models put the attention there that has no better place."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowSpec(CacheSpec):
+    """A layer whose queries see the first block, their own, and the `num_recent` blocks before that.
+
+    Args:
+        num_recent: whole blocks before a query's own.
+        block_size: tokens of a block.
+    """
+
+    num_recent: int
+    block_size: int
+
+    @property
+    def kind(self) -> str:
+        return "sinks and window"
+
+    @property
+    def max_visible(self) -> int | None:
+        return (NUM_SINK_BLOCKS + self.num_recent + 1) * self.block_size
+
+    @property
+    def num_sink_blocks(self) -> int:
+        return NUM_SINK_BLOCKS
+
+    @property
+    def selection(self) -> Selection:
+        return Selection.SINKS_AND_WINDOW
+
+    @property
+    def first_tainted(self) -> int:
+        """The first block whose queries miss something: what is computed from here on is not exact."""
+        return NUM_SINK_BLOCKS + self.num_recent + 1
+
+    def first_visible(self, position: int) -> int:
+        return max(0, position // self.block_size - self.num_recent) * self.block_size
