@@ -14,7 +14,7 @@ from kvchat.engine.api.events import FinishReason
 from kvchat.engine.api.request import Request
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.engine import Engine
-from kvchat.errors import ContextOverflow, InvalidRequest, ModelError, PoolExhausted
+from kvchat.errors import ContextOverflow, InvalidRequest, ModelError
 from tests.engine.conftest import OpenEngine, TinyModels
 from tests.engine.tiny_models import answer, finish, reference, submit, token_ids
 
@@ -81,14 +81,6 @@ def test_every_bad_request_is_refused_with_its_reason_and_the_others_go_on(
         engine.check_integrity()
     assert finish(engine, running).token_ids == reference(tiny("llama")).answer(PROMPT, 40)
     assert not engine.has_work
-
-
-def test_a_prompt_that_is_longer_than_the_pool_is_refused(tiny: TinyModels, open_engine: OpenEngine) -> None:
-    engine = open_engine(tiny("llama"), device_bytes=300_000)
-    running = submit(engine, PROMPT, 12)
-    with pytest.raises(PoolExhausted, match="--kv-device-bytes"):
-        engine.submit(ask(tuple(token_ids(400))))
-    assert finish(engine, running).token_ids == reference(tiny("llama")).answer(PROMPT, 12)
 
 
 EXTREMES = [

@@ -106,20 +106,6 @@ def _submit_and_step(engine: Engine, prompt: list[int]) -> Handle:
 
 
 @all_kinds
-def test_small_prefill_chunks_change_nothing(
-    kind: str, tiny: TinyModels, open_recorded: OpenRecorded
-) -> None:
-    model_dir = tiny(kind)
-    engine, recorder = open_recorded(model_dir, max_batch_tokens=13)
-    prompts = [token_ids(length, seed=2) for length in (33, 100)]
-    handles = [submit(engine, prompt, 20) for prompt in prompts]
-    for prompt, handle in zip(prompts, handles, strict=True):
-        result = finish(engine, handle)
-        expect(model_dir, prompt, result.token_ids)
-        expect_rows(model_dir, recorder, handle, prompt, result.token_ids)
-
-
-@all_kinds
 def test_a_prefix_hit_that_ends_inside_a_block_is_exact(
     kind: str, tiny: TinyModels, open_recorded: OpenRecorded
 ) -> None:
@@ -148,24 +134,6 @@ def test_the_same_prompt_again_computes_one_token(
         assert warm.usage.computed_tokens == 1
         assert cold.token_ids == warm.token_ids
         expect(model_dir, prompt, warm.token_ids)
-
-
-@all_kinds
-def test_parent_and_child_of_a_fork_continue_exactly_and_apart(
-    kind: str, tiny: TinyModels, open_engine: OpenEngine
-) -> None:
-    """Trap 11: neither writes into what the other reads."""
-    model_dir = tiny(kind)
-    engine = open_engine(model_dir)
-    handle = submit(engine, token_ids(61), 9)
-    text = token_ids(61) + finish(engine, handle).token_ids
-    child = engine.fork(handle.sequence)
-    turns = {handle.sequence: text + token_ids(5, seed=4), child: text + token_ids(20, seed=5)}
-    handles = {sequence: submit(engine, prompt, 24, sequence) for sequence, prompt in turns.items()}
-    for sequence, prompt in turns.items():
-        result = finish(engine, handles[sequence])
-        assert result.usage.cached_tokens == len(text) - 1
-        expect(model_dir, prompt, result.token_ids)
 
 
 @pytest.mark.parametrize(("kind", "window"), WINDOWS)
@@ -211,26 +179,6 @@ def test_a_hit_whose_window_is_gone_in_part_is_exact(
 
 
 @all_kinds
-def test_after_a_cancel_at_any_chunk_the_retry_is_exact(
-    kind: str, tiny: TinyModels, open_engine: OpenEngine
-) -> None:
-    """Trap 7: no block is named before it is written."""
-    model_dir = tiny(kind)
-    engine = open_engine(model_dir, max_batch_tokens=13)
-    for num_steps in range(12):
-        prompt = token_ids(120, seed=50 + num_steps)
-        handle = submit(engine, prompt, 8)
-        for _ in range(num_steps):
-            engine.step()
-        handle.cancel()
-        assert finish(engine, handle).finish_reason is FinishReason.CANCELLED
-        engine.release(handle.sequence)
-        retry = answer(engine, prompt, 4)
-        assert retry.usage.cached_tokens == min(13 * num_steps, 119)
-        expect(model_dir, prompt, retry.token_ids)
-
-
-@all_kinds
 def test_a_cancelled_answer_goes_on_where_it_stopped(
     kind: str, tiny: TinyModels, open_engine: OpenEngine
 ) -> None:
@@ -246,35 +194,6 @@ def test_a_cancelled_answer_goes_on_where_it_stopped(
     rest = answer(engine, prompt + begun.token_ids, 20, handle.sequence)
     assert rest.usage.computed_tokens == 1
     expect(model_dir, prompt, begun.token_ids + rest.token_ids)
-
-
-@all_kinds
-def test_interleaved_conversations_never_meet(kind: str, tiny: TinyModels, open_engine: OpenEngine) -> None:
-    """Trap 28: A, B, A on one engine equal each of them alone, also while blocks change hands."""
-    model_dir = tiny(kind)
-    block_bytes = sum(group.block_bytes for group in open_engine(model_dir).snapshot().groups)
-    engine = open_engine(model_dir, device_bytes=16 * block_bytes, max_batch_tokens=16)
-    texts = {name: token_ids(60, seed) for name, seed in {"A": 10, "B": 11}.items()}
-    sequences: dict[str, Handle] = {}
-    for turn, name in enumerate("ABAABB"):
-        texts[name] += token_ids(9, seed=20 + turn)
-        sequence = sequences[name].sequence if name in sequences else None
-        sequences[name] = submit(engine, texts[name], 10, sequence)
-        result = finish(engine, sequences[name])
-        expect(model_dir, texts[name], result.token_ids)
-        texts[name] += result.token_ids
-
-
-@all_kinds
-def test_preempted_answers_are_exact(kind: str, tiny: TinyModels, open_engine: OpenEngine) -> None:
-    """Three answers that together do not fit into the pool push each other out and still come out right."""
-    model_dir = tiny(kind)
-    block_bytes = sum(group.block_bytes for group in open_engine(model_dir).snapshot().groups)
-    engine = open_engine(model_dir, device_bytes=12 * block_bytes, max_batch_tokens=32)
-    prompts = [token_ids(40, seed=seed) for seed in (30, 31, 32)]
-    handles = [submit(engine, prompt, 50) for prompt in prompts]
-    for prompt, handle in zip(prompts, handles, strict=True):
-        expect(model_dir, prompt, finish(engine, handle).token_ids)
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3"])

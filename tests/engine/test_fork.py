@@ -5,7 +5,6 @@ import pytest
 from kvchat.engine.api.ids import SequenceId
 from kvchat.engine.api.snapshot import CacheSnapshot
 from kvchat.engine.engine import Engine
-from kvchat.errors import InvalidRequest
 from tests.engine.conftest import OpenEngine, OpenRecorded, TinyModels
 from tests.engine.tiny_models import answer, finish, reference, submit, token_ids
 
@@ -48,22 +47,6 @@ def test_ten_forks_of_two_thousand_tokens_add_no_block_until_they_write_then_one
         assert results[child].token_ids == reference(model_dir).answer(turns[child], 3)
 
 
-def test_the_parent_writes_into_a_copy_while_a_fork_holds_its_tail(
-    tiny: TinyModels, open_engine: OpenEngine
-) -> None:
-    """Trap 11: the child continues the old text after the parent has gone on."""
-    model_dir = tiny("gemma3")
-    engine = open_engine(model_dir)
-    sequence, text = begin(engine, 60)
-    child = engine.fork(sequence)
-    parent_turn = text + token_ids(4, seed=81)
-    answer(engine, parent_turn, 30, sequence)
-    child_turn = text + token_ids(4, seed=82)
-    result = answer(engine, child_turn, 30, child)
-    assert result.usage.cached_tokens == len(text) - 1
-    assert result.token_ids == reference(model_dir).answer(child_turn, 30)
-
-
 def test_a_fork_of_a_running_sequence_continues_what_was_computed_so_far(
     tiny: TinyModels, open_engine: OpenEngine
 ) -> None:
@@ -97,20 +80,6 @@ def test_forks_of_forks_released_in_any_order_leave_nothing_held(
     snapshot = engine.snapshot()
     assert used(snapshot) == [0, 0]
     assert snapshot.sequences == ()
-
-
-def test_a_released_fork_is_no_longer_there(tiny: TinyModels, open_engine: OpenEngine) -> None:
-    engine = open_engine(tiny("llama"))
-    sequence, text = begin(engine, 20)
-    child = engine.fork(sequence)
-    engine.release(child)
-    with pytest.raises(InvalidRequest, match="no live sequence"):
-        engine.release(child)
-    with pytest.raises(InvalidRequest, match="no live sequence"):
-        engine.fork(child)
-    with pytest.raises(InvalidRequest, match="no live sequence"):
-        submit(engine, [*text, 5], 3, child)
-    assert answer(engine, [*text, 5], 3, sequence).usage.cached_tokens == len(text) - 1
 
 
 def test_a_retry_without_a_sequence_finds_the_tail_of_a_live_one(

@@ -4,17 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.engine.api.events import TokenEmitted
-from kvchat.engine.api.request import Request
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.engine import Engine
-from kvchat.engine.results import Handle
-from tests.engine.tiny_models import make_config, open_engine, reference, save_model, token_ids
+from tests.engine.tiny_models import make_config, open_engine, save_model, token_ids
 
 pytestmark = pytest.mark.cpu
-
-NUM_TOKENS = 40
 
 
 @pytest.fixture(scope="module", params=["llama", "qwen3"])
@@ -31,32 +26,6 @@ def small_engine(model_dir: Path, num_tokens: int, host_tokens: int) -> Engine:
         host_bytes=host_tokens * token_bytes,
         max_batch_tokens=32,
     )
-
-
-def submit_all(engine: Engine, prompts: list[list[int]]) -> list[Handle]:
-    sampling = SamplingParams(max_tokens=NUM_TOKENS)
-    return [
-        engine.submit(Request(token_ids=tuple(prompt), sampling=sampling, priority=number % 2))
-        for number, prompt in enumerate(prompts)
-    ]
-
-
-def run_all(engine: Engine, handles: list[Handle]) -> list[list[int]]:
-    answers: dict[int, list[int]] = {handle.request_id: [] for handle in handles}
-    while engine.has_work:
-        for event in engine.step():
-            if isinstance(event, TokenEmitted):
-                answers[event.request_id].append(event.token_id)
-        engine.check_integrity()
-    return [answers[handle.request_id] for handle in handles]
-
-
-@pytest.mark.parametrize("host_tokens", [0, 400])
-def test_answers_under_pressure_are_those_of_transformers(model_dir: Path, host_tokens: int) -> None:
-    prompts = [token_ids(60, seed=seed) for seed in range(6)]
-    engine = small_engine(model_dir, 260, host_tokens)
-    answers = run_all(engine, submit_all(engine, prompts))
-    assert answers == [reference(model_dir).answer(prompt, NUM_TOKENS) for prompt in prompts]
 
 
 def test_what_was_put_back_comes_back_from_host_memory_and_not_by_computing(model_dir: Path) -> None:

@@ -21,7 +21,7 @@ from kvchat.engine.memory.disk.store import BlockHeader, DiskStore
 from kvchat.engine.memory.disk.writer import BlockWriter
 from kvchat.engine.memory.saver import Saver
 from kvchat.engine.startup.assembly import build_parts
-from tests.engine.conftest import OpenEngine, OpenRecorded, TinyModels
+from tests.engine.conftest import OpenEngine, TinyModels
 from tests.engine.tiny_models import (
     KINDS,
     answer,
@@ -63,33 +63,6 @@ def test_a_reopened_conversation_computes_only_what_was_never_fed(
     assert result.usage.computed_tokens == NUM_NEW
     assert result.loaded == Loaded(disk=len(text) - 1)
     assert result.token_ids == reference(model_dir).answer(prompt, 24)
-
-
-def test_two_thousand_tokens_of_another_process_are_loaded_and_the_answer_is_that_of_a_never_closed_engine(
-    tiny: TinyModels, open_recorded: OpenRecorded, tmp_path: Path
-) -> None:
-    model_dir = tiny("qwen3", max_position_embeddings=4096, sliding_window=200)
-    begun = token_ids(1960)
-    text = begun + _answer_elsewhere(model_dir, tmp_path, begun, 40)
-    assert len(text) == 2000
-    prompt = text + GLUE + MESSAGE
-
-    never_closed, recorder = open_recorded(model_dir, block_size=64)
-    handle = submit(never_closed, begun, 40)
-    assert finish(never_closed, handle).token_ids == text[1960:]
-    wanted = answer(never_closed, prompt, 32, handle.sequence)
-    assert wanted.usage.computed_tokens == NUM_NEW
-
-    reopened, other = open_recorded(model_dir, block_size=64, cache_dir=tmp_path)
-    again = submit(reopened, prompt, 32)
-    result = finish(reopened, again)
-    assert result.usage.computed_tokens == NUM_NEW
-    assert result.usage.cached_tokens == 1999
-    assert result.loaded == Loaded(disk=1999)
-    assert [len(chunk.token_ids) for chunk in other.batches[0].chunks] == [NUM_NEW]
-    assert result.token_ids == wanted.token_ids == reference(model_dir).answer(prompt, 32)
-    end = len(prompt) - 1
-    assert (other.row(again.sequence, end) - recorder.row(handle.sequence, end)).abs().max() < 1e-4
 
 
 _ELSEWHERE = """
@@ -215,20 +188,6 @@ def test_what_is_on_the_device_already_is_not_loaded_again(
     assert cold.loaded == Loaded(disk=len(text) - 1)
     assert warm.loaded.disk == 0
     assert warm.loaded.device == len(text) + len(GLUE)
-
-
-def test_two_conversations_from_one_beginning_share_what_is_stored(
-    tiny: TinyModels, open_engine: OpenEngine, tmp_path: Path
-) -> None:
-    model_dir = tiny("qwen3")
-    begun = token_ids(80)
-    left = say(model_dir, tmp_path, begun + token_ids(20, seed=63))
-    right = say(model_dir, tmp_path, begun + token_ids(20, seed=64))
-    engine = open_engine(model_dir, cache_dir=tmp_path)
-    for text in (left, right):
-        result = answer(engine, text + MESSAGE)
-        assert result.usage.cached_tokens == len(text) - 1
-        assert result.token_ids == reference(model_dir).answer(text + MESSAGE, 24)
 
 
 class SlowSink(DiskStore):

@@ -36,6 +36,7 @@ WHOLE = PROMPT - PROMPT % BLOCK
 """Tokens of the full blocks of a prompt; its tail goes on with the answer."""
 LATENT = "V3, YaRN"
 Opened = Callable[..., Engine]
+Alone = Callable[..., list[list[int]]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +65,8 @@ ROWS = {
     for row in (
         Row(kind="llama", text="exact", exact=PROMPT),
         Row(kind="qwen3", text="exact", exact=PROMPT),
+        Row(kind="gemma3", text="exact", exact=PROMPT),
+        Row(kind="gpt2", text="exact", exact=PROMPT),
         Row(kind=LATENT, text="exact", exact=PROMPT),
         Row(kind=LATENT, text="fp8"),
         Row(kind="llama", text="int8"),
@@ -158,10 +161,23 @@ class Conversation:
         return other
 
 
-def alone(opened: Opened, *turns: tuple[Sequence[int], int]) -> list[list[int]]:
-    """Return the answers of an engine that computes this conversation and nothing else."""
-    conversation = Conversation(opened())
-    return [conversation.say(ids, num_tokens).token_ids for ids, num_tokens in turns]
+@pytest.fixture
+def alone(row: Row, model_dir: Path, opened: Opened) -> Alone:
+    """Return a function that tells what a conversation of turns (ids, length of the answer) is answered."""
+
+    def answers(*turns: tuple[Sequence[int], int]) -> list[list[int]]:
+        if row.text != "exact":
+            conversation = Conversation(opened())
+            return [conversation.say(ids, num_tokens).token_ids for ids, num_tokens in turns]
+        text: list[int] = []
+        found = []
+        for ids, num_tokens in turns:
+            text += ids
+            found.append(reference(model_dir).answer(text, num_tokens))
+            text += found[-1]
+        return found
+
+    return answers
 
 
 def test_answers_do_not_depend_on_how_a_prompt_was_cut(row: Row, opened: Opened) -> None:
@@ -171,16 +187,18 @@ def test_answers_do_not_depend_on_how_a_prompt_was_cut(row: Row, opened: Opened)
     assert found.count(found[0]) == len(found)
 
 
-def test_conversations_in_one_batch_are_answered_as_each_alone(row: Row, opened: Opened) -> None:
+def test_conversations_in_one_batch_are_answered_as_each_alone(opened: Opened, alone: Alone) -> None:
     prompts = [token_ids(length, seed) for seed, length in enumerate((PROMPT, 40, 150, 33))]
     engine = opened(max_batch_tokens=100)
     conversations = [Conversation(engine) for _ in prompts]
     handles = [one.submit(prompt, 12) for one, prompt in zip(conversations, prompts, strict=True)]
     found = [one.finish(handle).token_ids for one, handle in zip(conversations, handles, strict=True)]
-    assert found == [alone(opened, (prompt, 12))[0] for prompt in prompts]
+    assert found == [alone((prompt, 12))[0] for prompt in prompts]
 
 
-def test_a_fork_owns_nothing_until_it_writes_and_goes_on_beside_its_parent(row: Row, opened: Opened) -> None:
+def test_a_fork_owns_nothing_until_it_writes_and_goes_on_beside_its_parent(
+    opened: Opened, alone: Alone
+) -> None:
     """Trap 11."""
     prompt, ends = token_ids(PROMPT), [token_ids(20, seed) for seed in (1, 2)]
     parent = Conversation(opened())
@@ -191,7 +209,7 @@ def test_a_fork_owns_nothing_until_it_writes_and_goes_on_beside_its_parent(row: 
     assert all(usage.own_bytes == 0 for usage in parent.engine.snapshot().sequences)
     handles = [one.submit(end, 10) for one, end in zip((parent, child), ends, strict=True)]
     found = [one.finish(handle).token_ids for one, handle in zip((parent, child), handles, strict=True)]
-    assert found == [alone(opened, (prompt, 8), (end, 10))[1] for end in ends]
+    assert found == [alone((prompt, 8), (end, 10))[1] for end in ends]
 
 
 def test_another_conversation_reuses_what_is_exact_of_a_common_beginning(row: Row, opened: Opened) -> None:
@@ -208,11 +226,13 @@ def test_another_conversation_reuses_what_is_exact_of_a_common_beginning(row: Ro
     assert other.say(turn, 6).usage.cached_tokens == shared
 
 
-def test_under_pressure_and_from_host_memory_it_answers_the_same(row: Row, opened: Opened) -> None:
+def test_under_pressure_and_from_host_memory_it_answers_the_same(
+    row: Row, opened: Opened, alone: Alone
+) -> None:
     """Traps 11 and 23: preempted within prompts and answers, and demoted between two."""
     prompts = [token_ids(180 + 17 * seed, 20 + seed) for seed in range(4)]
     turn = token_ids(12, seed=9)
-    wanted = [alone(opened, (prompt, 24), (turn, 6)) for prompt in prompts]
+    wanted = [alone((prompt, 24), (turn, 6)) for prompt in prompts]
     whole = sum(group.block_bytes for group in opened().snapshot().groups)
     engine = opened(
         device_bytes=row.num_blocks * whole,
@@ -232,7 +252,7 @@ def test_under_pressure_and_from_host_memory_it_answers_the_same(row: Row, opene
         assert one.say(turn, 6).token_ids == second
 
 
-def test_a_prompt_that_is_cancelled_anywhere_leaves_nothing_behind(row: Row, opened: Opened) -> None:
+def test_a_prompt_that_is_cancelled_anywhere_leaves_nothing_behind(opened: Opened, alone: Alone) -> None:
     """Trap 7."""
     prompt = token_ids(PROMPT)
     engine = opened(max_batch_tokens=48)
@@ -244,11 +264,11 @@ def test_a_prompt_that_is_cancelled_anywhere_leaves_nothing_behind(row: Row, ope
         finish(engine, handle)
         engine.release(handle.sequence)
     engine.step()
-    assert Conversation(engine).say(prompt, 6).token_ids == alone(opened, (prompt, 6))[0]
+    assert Conversation(engine).say(prompt, 6).token_ids == alone((prompt, 6))[0]
 
 
 def test_a_conversation_is_taken_up_by_another_process_without_computing(
-    row: Row, opened: Opened, tmp_path: Path
+    opened: Opened, alone: Alone, tmp_path: Path
 ) -> None:
     prompt, turn = token_ids(PROMPT), token_ids(20, seed=5)
     first = Conversation(opened(cache_dir=tmp_path))
@@ -258,7 +278,7 @@ def test_a_conversation_is_taken_up_by_another_process_without_computing(
     result = second.say(turn, 12)
     assert result.usage.cached_tokens == PROMPT + 19
     assert 0 < result.loaded.disk <= PROMPT + 19
-    assert result.token_ids == alone(opened, (prompt, 20), (turn, 12))[1]
+    assert result.token_ids == alone((prompt, 20), (turn, 12))[1]
 
 
 def test_no_format_takes_what_another_has_computed_for_its_own(
