@@ -12,7 +12,7 @@ from kvchat.app.engine_swap import EngineSwap
 from kvchat.app.interface_host import InterfaceHost
 from kvchat.app.ipc.client import EngineClientProxy, borrow
 from kvchat.app.ipc.socket_path import identity_of, socket_path
-from kvchat.app.model_list import MemoryFit, free_bytes_of, models_here, summary_of
+from kvchat.app.model_list import MemoryFit, models_here, summary_of
 from kvchat.chat.service import Chat
 from kvchat.engine.api.status import EnginePhase
 from kvchat.engine.models.locate import locate_model
@@ -226,39 +226,12 @@ def test_a_setting_is_written_into_the_persons_file_and_counts_there(home: Path)
         assert read_settings().sampling.temperature == 0
 
 
-def test_what_was_set_of_the_engine_counts_when_it_is_loaded_again(window: Window) -> None:
-    host, engine = window.host, window.kvchat.engine
-    assert "/reload" in host.change_setting("engine.max_context", "96")
-    before = {entry.name: entry.in_force for entry in host.settings()}
-    assert before["engine.max_context"] == ""
-    host.reload()
-    window.chat.create("talk")
-    say(window.chat, "hello")
-    snapshot = engine.snapshot()
-    assert snapshot is not None
-    assert snapshot.max_context == 96
-    assert all(entry.in_force is None for entry in host.settings() if entry.name.startswith("engine."))
-    assert host.change_setting("sampling.max_tokens", "2")
-    window.chat.use_sampling(host.sampling())
-    assert say(window.chat, "and now?").usage.completion_tokens == 2
-
-
 def test_models_say_their_size_and_what_fits(tmp_path: Path) -> None:
     [entry] = models_here("starter", ["", "no/such"], tmp_path)
     assert entry.is_current
     place = locate_model("starter").path
     assert "fits, with 8.2k tokens" in summary_of(place, 64 * 2**30)
     assert "does not fit" in summary_of(place, 2**20)
-
-
-def test_what_the_running_model_takes_gives_way_to_the_one_that_is_chosen(tmp_path: Path) -> None:
-    place = locate_model("starter").path
-    tight = MemoryFit(free_bytes=2**20)
-    assert "does not fit" in models_here("starter", [], tmp_path, tight)[0].summary
-    running = MemoryFit(free_bytes=2**20, running=place, cache_bytes=2**30)
-    assert "fits, with 8.2k tokens" in models_here("starter", [], tmp_path, running)[0].summary
-    unknown = MemoryFit(free_bytes=None, running=place)
-    assert models_here("starter", [], tmp_path, unknown)[0].summary.endswith("per token")
 
 
 def test_the_window_counts_what_its_engine_holds_as_free_for_another_model(window: Window) -> None:
@@ -297,10 +270,3 @@ class Gpu:
     class cuda:
         is_available = staticmethod(lambda: True)
         mem_get_info = staticmethod(lambda: (7 << 30, 8 << 30))
-
-
-def test_a_gpu_is_not_taken_for_the_memory_of_the_processor() -> None:
-    assert free_bytes_of("cuda", Gpu) == free_bytes_of("auto", Gpu) == 7 << 30
-    assert free_bytes_of("cpu", Gpu) not in (None, 7 << 30)
-    assert free_bytes_of("cuda", None) is None
-    assert free_bytes_of("auto", None) is not None

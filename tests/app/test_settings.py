@@ -4,11 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.app.composition import opened
 from kvchat.app.config import read_settings
-from kvchat.app.engine_swap import EngineSwap
 from kvchat.app.host import SettingEntry
-from kvchat.app.remote_host import RemoteHost
 from kvchat.app.settings import ActiveSettings
 from kvchat.errors import ConfigError
 
@@ -89,14 +86,6 @@ def test_what_is_set_while_the_engine_begins_anew_awaits_the_next_one() -> None:
     changed.engine_changed(taken)
     assert changed.settings.engine.max_context == 512
     assert changed.engine_changes() == {"threads": 2, "max_context": 1024}
-
-
-def test_where_a_server_answers_no_setting_waits_for_an_engine_that_is_loaded_again() -> None:
-    settings = read_settings()
-    with opened(settings, EngineSwap()) as kvchat:
-        host = RemoteHost(settings, kvchat, None, EngineSwap())  # type: ignore[arg-type]
-        words = host.change_setting("engine.block_size", "32")
-    assert words.endswith("it counts from the next start on")
 
 
 def test_a_key_that_the_environment_gives_to_something_else_is_refused_and_nothing_is_written(

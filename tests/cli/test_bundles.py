@@ -314,17 +314,6 @@ def test_an_import_says_what_it_could_store_and_the_rest_is_computed(
     assert (found["kv"], found["blocks"], found["of_blocks"]) == ("untrusted", whole - 1, whole)
 
 
-def test_prepared_weights_leave_an_import_less_room(
-    bundle: Path, tiny_model: Path, home: Path, kvchat: Kvchat, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    weights = home / "here" / "cache" / "weights" / "of-some-model"
-    weights.mkdir(parents=True)
-    (weights / "model.safetensors").write_bytes(bytes(10**6))
-    monkeypatch.setenv("KVCHAT_KV_DISK_BYTES", str(10**6 + 4000))
-    (found,) = kvchat("import", str(bundle), "-m", str(tiny_model))
-    assert (found["kv"], found["blocks"]) == ("none", 0)
-
-
 def test_a_session_stays_as_it_was_where_what_verifying_computes_has_no_room(
     bundle: Path, tiny_model: Path, home: Path, kvchat: Kvchat, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -370,19 +359,6 @@ def test_what_is_refused_ends_with_its_code_and_changes_nothing(
     assert program("import", str(bundle.with_name("gone.kvchat")), at=home).returncode == 7
     assert program("export", "nobody", at=home).returncode == 5
     assert program("import", at=home).returncode == 2
-
-
-def test_an_export_replaces_nothing_unless_told(
-    original: Path, home: Path, tmp_path: Path, program: Program
-) -> None:
-    shutil.copytree(original / "home", home)
-    target = tmp_path / "mine.kvchat"
-    target.write_text("mine")
-    refused = program("export", "demo", "-o", str(target), at=home)
-    assert (refused.returncode, target.read_text()) == (2, "mine")
-    assert "--force" in refused.stderr
-    assert program("export", "demo", "-o", str(target), "--force", at=home).returncode == 0
-    assert read_bundle(target).num_blocks > 0
 
 
 @pytest.mark.parametrize("num_kills", [4, pytest.param(80, marks=pytest.mark.slow)])

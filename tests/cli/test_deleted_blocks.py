@@ -1,10 +1,8 @@
 """What is deleted leaves no KV on disk, whatever was on its way there."""
 
-import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from threading import Thread
 
 import pytest
 
@@ -17,11 +15,9 @@ from kvchat.engine.api.ids import BlockKey, u32le
 from kvchat.engine.api.inspection import InspectionRequest
 from kvchat.engine.memory.disk.catalog import BlockCatalog
 from kvchat.engine.memory.disk.index import IndexedBlock
-from kvchat.errors import StorageError
 from kvchat.session.tree import path_token_ids
 from tests.cli.secret_home import files_with
 from tests.patience import wait_until
-from tests.threads import wait_until_in
 
 pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("loading_pays")]
 
@@ -137,37 +133,6 @@ def test_an_engine_that_closes_saves_nothing_for_a_session_that_is_gone(kvchat: 
         other.remove_sessions([conversation.session.id])
     kvchat.close()
     assert not block_files()
-
-
-def test_only_a_deleted_session_is_gone(kvchat: Kvchat, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not a server, nobody, or a session of a store that cannot be read."""
-    session_id = kvchat.store.create_session(title="here").id
-    assert not any(map(kvchat.store.is_gone, (session_id, "serve", "")))
-    kvchat.store.delete_session(session_id)
-    assert kvchat.store.is_gone(session_id)
-
-    def refuse(_: object) -> None:
-        raise StorageError("locked")
-
-    monkeypatch.setattr(kvchat.store, "session", refuse)
-    assert not kvchat.store.is_gone(session_id)
-
-
-def test_an_engine_that_asks_who_is_gone_waits_for_no_write(kvchat: Kvchat) -> None:
-    """A write may wait long for another process, and the engine would with it."""
-    session_id = kvchat.store.create_session(title="here").id
-    other = sqlite3.connect(read_settings().paths.sessions_db, isolation_level=None)
-    other.execute("BEGIN IMMEDIATE")
-    writing = Thread(target=kvchat.store.rename, args=(session_id, "there"), daemon=True)
-    writing.start()
-    wait_until_in(writing, "write")
-    assert not kvchat.store.is_gone("a" * 8), "it cannot be told"
-    assert writing.is_alive(), "it was still waiting while that was asked"
-    other.execute("ROLLBACK")
-    writing.join()
-    other.close()
-    assert kvchat.store.is_gone("a" * 8)
-    assert not kvchat.store.is_gone(session_id)
 
 
 def test_what_was_read_ahead_and_never_sent_is_not_saved(kvchat: Kvchat) -> None:

@@ -3,24 +3,17 @@
 import json
 from collections.abc import Callable
 from dataclasses import fields
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kvchat.app.composition import opened
-from kvchat.app.config import KEYS, read_settings
-from kvchat.cli.commands.serve import lend
-from kvchat.cli.output.signals import StopSignals
-from kvchat.cli.output.streams import Output, Status
+from kvchat.app.config import KEYS
 from kvchat.cli.parser.command_table import COMMANDS
-from kvchat.engine.api.config import EngineConfig
 from kvchat.session.packs import PackStore
 from tests.cli.command_line import Run
 from tests.cli.commands.pack.test_pack import make_pack
-from tests.cli.secret_home import CHEAP, Give, make_talk, paths_of
-from tests.scripted_engine import ScriptedEngine
+from tests.cli.secret_home import make_talk, paths_of
 from tests.terminal import ROOT
 
 pytestmark = pytest.mark.pure
@@ -106,44 +99,6 @@ def test_imported_sessions_are_a_line_each(lines: Lines) -> None:
     [[same]] = lines("import", bundle, "--no-kv", "--json")
     assert one["title"] == "first-steps"
     assert one.keys() == same.keys()
-
-
-def test_a_setting_says_where_it_was_written_and_what_overrules_it(
-    lines: Lines, home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("KVCHAT_TOP_K", "3")
-    file = str(home / "config.toml")
-    assert lines("config", "set", "sampling.top_k", "40", "--json") == [
-        {"name": "sampling.top_k", "value": 40, "file": file, "overruled_by": "KVCHAT_TOP_K"}
-    ]
-    assert lines("config", "set", "sampling.top_k", "--unset", "--json") == [
-        {"name": "sampling.top_k", "value": None, "file": file, "overruled_by": None}
-    ]
-
-
-def test_turning_encryption_on_and_off_says_what_opens_it_now(
-    talk: None, lines: Lines, passphrase: Give, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    opened_by = [{"encrypted": True, "opened_by": "passphrase"}]
-    passphrase("open sesame")
-    assert lines("encrypt", "on", *CHEAP, "--json") == opened_by
-    passphrase("open sesame")
-    monkeypatch.setenv("KVCHAT_NEW_PASSPHRASE", "open again")
-    assert lines("encrypt", "change", *CHEAP, "--ndjson") == opened_by
-    passphrase("open again")
-    assert lines("encrypt", "off", "--ndjson") == [{"encrypted": False, "opened_by": None}]
-
-
-def test_an_engine_that_is_lent_says_so_to_a_program(model_dir: Path) -> None:
-    def scripted(model: str, model_dir: Path, config: EngineConfig) -> ScriptedEngine:
-        return ScriptedEngine(lambda prompt: [])
-
-    stdout = StringIO()
-    with StopSignals() as signals, opened(read_settings(), scripted) as kvchat:
-        kvchat.load(None, str(model_dir))
-        lend(kvchat, Status(quiet=True), signals, 0.05, Output(stdout))
-    told = json.loads(stdout.getvalue())
-    assert (type(told["model"]), told["idle_s"]) == (str, 0.05)
 
 
 @pytest.mark.parametrize(

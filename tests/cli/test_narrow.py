@@ -9,10 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from kvchat.cli.commands.doctor.checks import CheckResult, CheckState
-from kvchat.cli.commands.doctor.doctor import tell
 from kvchat.cli.main import run
-from kvchat.cli.output.streams import Output
 from kvchat.cli.output.wrap import fold
 from tests.engine.formats.test_kv_size import DEEPSEEK_V3
 
@@ -60,36 +57,6 @@ def test_no_line_is_wider_than_the_terminal_and_no_word_is_lost(
     lines = shown(command, width, monkeypatch)
     assert too_wide(lines, max(width, 20)) == []
     assert words_of(lines) == words_of(piped)
-
-
-def test_figures_stay_in_their_columns_where_what_is_assumed_does_not_fit(
-    config: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lines = shown(["plan", str(config)], 80, monkeypatch)
-    figures = [line for line in lines if line.endswith(("x", "as it is"))]
-    assert len(figures) > 4
-    assert len({len(line) for line in figures}) == 1, "the last column ends below itself"
-    assert lines[lines.index(figures[0]) + 1] == "    61 layers x (512 latent + 64 rope key) x 2 B"
-
-
-def test_a_finding_of_the_doctor_goes_on_below_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    terminal = Terminal()
-    output = Output(terminal)
-    assert output.width == 80
-    finding = CheckResult(
-        name="versions",
-        lines=("python 3.11, " * 9, "second"),
-        state=CheckState.LOOK,
-        advice="take a newer one of each of them, " * 3,
-    )
-    tell(output, finding)
-    lines = terminal.getvalue().splitlines()
-    assert max(map(cell_len, lines)) <= 80
-    assert lines[0].startswith("look    versions   python 3.11, ")
-    assert {line[:19] for line in lines[1:]} == {" " * 19}
-    advice = next(at for at, line in enumerate(lines) if line[19:].startswith("-> take"))
-    assert {line[:22] for line in lines[advice + 1 :]} == {" " * 22}, "below its words"
 
 
 @given(st.text(st.sampled_from("ab界 "), max_size=200), st.integers(20, 90), st.integers(0, 80))

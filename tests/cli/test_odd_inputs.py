@@ -166,20 +166,6 @@ def test_odd_surroundings_are_used_or_told(
     assert told in run.err("sessions", code=code)
 
 
-@pytest.mark.parametrize("home_is", [None, "somewhere", ""])
-def test_a_home_that_nobody_knows_is_asked_for(
-    home_is: str | None, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As in a container whose user has no entry: nothing is made in the directory one happens to be in."""
-    for name in [name for name in os.environ if name.startswith("XDG_")] + ["KVCHAT_HOME", "HOME"]:
-        monkeypatch.delenv(name, raising=False)
-    if home_is is not None:
-        monkeypatch.setenv("HOME", home_is)
-    monkeypatch.setattr(os, "getuid", lambda: 54_321)
-    assert "set HOME, or KVCHAT_HOME" in run.err("sessions", code=3)
-    assert not list((tmp_path / "work").iterdir())
-
-
 def test_a_directory_that_is_gone_has_no_settings_and_no_paths(run: Run, tmp_path: Path) -> None:
     (tmp_path / "work").rmdir()
     assert run("sessions")[0] == 0
@@ -206,14 +192,6 @@ def test_a_file_that_contradicts_itself_is_told_by_name(text: str, told: str, ho
     assert str(home / "config.toml") in err
 
 
-def test_a_key_that_is_taken_is_not_set_and_the_file_stays(home: Path, run: Run) -> None:
-    assert run("config", "set", "keys.find", "f5")[0] == 0
-    before = (home / "config.toml").read_text()
-    assert "kvchat config edit" in run.err("config", "set", "keys.cache", "f5", code=3)
-    assert (home / "config.toml").read_text() == before
-    assert run("config", "set", "keys.find", "f5,f5")[0] == 0, "twice for one thing is no clash"
-
-
 def test_a_key_that_the_environment_took_ends_no_command_and_can_be_given_back(
     home: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -229,12 +207,6 @@ def test_a_key_that_the_environment_took_ends_no_command_and_can_be_given_back(
 def test_a_project_folder_with_a_pipe_for_settings_keeps_nobody_waiting(run: Run, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "work" / ".kvchat.toml")
     assert "is no regular file" in run.err("sessions", code=3)
-
-
-def test_a_long_title_is_kept_whole_and_shown_in_part(run: Run, home: Path) -> None:
-    make_talk(home, "it")
-    assert len(run.err("sessions", "rename", TALK, LONG)) < 200
-    assert run.json("sessions", "list")[0]["title"] == LONG
 
 
 @pytest.mark.parametrize(

@@ -211,34 +211,3 @@ def test_a_cache_that_is_too_small_damaged_or_of_another_model_ends_with_its_cod
         file.write_bytes(file.read_bytes()[:-1] + b"\xa5")
     assert ended(tiny_model, "--strict-cache", "-s", "talk", "and then?") == (7, "CacheMissed")
     assert ended(tiny_model, "-s", "talk", "and then?") == (0, None), "what is damaged is computed anew"
-
-
-def test_the_starter_remembers_a_name_from_an_earlier_process(stored_turns: Stored) -> None:
-    def ask(*words: str) -> dict[str, Any]:
-        command = [*_KVCHAT, "ask", "-m", "starter", "--max-tokens", "12", "--json", *words]
-        return event_of(
-            subprocess.run(command, capture_output=True, stdin=subprocess.DEVNULL, text=True, check=False)
-        )
-
-    ask("--new", "demo", "My name is Ana.")
-    event = ask("-s", "demo", "What is my name?")
-    assert "Ana" in event["text"]
-    question = stored_turns("demo")[2]
-    # The first answer ended with its end-of-turn token, which was sampled and never fed.
-    assert event["usage"]["computed_tokens"] == 1 + len(question["token_ids"])
-    assert event["loaded"]["disk"] == event["usage"]["cached_tokens"] > 0
-
-
-def test_a_temporary_question_leaves_neither_blocks_nor_words_under_home(
-    ask: Run, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With a real engine, which has full blocks and a tail to save."""
-    (tmp_path / "tmp").mkdir()
-    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
-    secret = "the heron sleeps at noon"
-    answer = ask("--temp", " ".join([secret] * 60))
-    assert answer["usage"]["prompt_tokens"] > 4 * 64
-    left = [path for place in (home, tmp_path / "tmp") for path in place.rglob("*") if path.is_file()]
-    assert not [path for path in left if path.suffix in (".safetensors", ".db", ".tmp", ".keep")]
-    assert not [path for path in left if b"heron" in path.read_bytes()]
-    assert not (home / "cache" / "blocks").exists()

@@ -84,20 +84,6 @@ def walk(tmp_path: Path) -> Iterator[Walk]:
         shown.type("exit\r")
 
 
-@pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
-def test_one_can_talk_to_the_model_that_ships_with_kvchat(tmp_path: Path) -> None:
-    with walk(tmp_path) as one:
-        one.opens("kvchat", "type already")
-        one.says("Hello! My name is Ana.", "Hello! I am the small starter model")
-        one.says("What is my name?", NAME)
-        screen, at = _joined(one.shown.text), 0
-        for text in ("▌ Hello! My name is Ana.", "Hello! I am the small starter", "▌ What is my name?", NAME):
-            assert text in screen[at:], f"{text!r} comes in its turn in:\n{one.shown.text}"
-            at = screen.index(text, at)
-        assert "to first token" in screen[at:], "the answer has ended, and says what it cost"
-        one.leaves()
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
 def test_the_readmes_tour_can_be_walked_to_its_end(tmp_path: Path) -> None:

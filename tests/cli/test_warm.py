@@ -11,7 +11,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -243,42 +242,6 @@ def test_a_lender_that_is_killed_costs_no_word_and_the_next_question_is_answered
     assert shown
     assert ask.turns("demo")[-1]["text"].startswith(shown)
     assert ask.here("-s", "demo", "Go on.")["finish_reason"] in ("stop", "length")
-
-
-@pytest.mark.parametrize("case", ["runtime directory unset", "home too long"])
-def test_an_engine_is_lent_where_the_usual_place_of_its_socket_is_none(
-    case: str, tiny_model: Path, fork_server: ForkServer
-) -> None:
-    with TemporaryDirectory(prefix="kv") as place:  # short: a socket's path may have some hundred bytes
-        home = Path(place)
-        environ = {name: value for name, value in os.environ.items() if not name.startswith("XDG_")}
-        if case == "home too long":
-            environ["KVCHAT_HOME"] = str(home / ("x" * 100))
-            usual, used = home / ("x" * 100) / "run", Path(f"/tmp/kvchat-{os.getuid()}")
-        else:
-            del environ["KVCHAT_HOME"]
-            environ["HOME"] = place
-            usual = used = home / ".local" / "state" / "kvchat" / "run"
-        before = {*used.glob("*.sock")}
-        words = ("serve", "--socket-only", "-m", str(tiny_model))
-        with fork_server.start(*words, environ=environ) as lender:
-            assert lender.stderr.readline().startswith("lending")
-            [lent] = {*used.glob("*.sock")} - before
-            assert usual == used or not usual.exists()
-            question = ["-m", str(tiny_model), "--max-tokens", "2", "--json", "What is this? " * 20]
-            for _ in range(2):
-                done = subprocess.run(
-                    [*_KVCHAT, "ask", *question, "What is this? " * 20],
-                    stdin=subprocess.DEVNULL,
-                    capture_output=True,
-                    text=True,
-                    env=environ,
-                    check=True,
-                )
-            lender.terminate()
-        answer = json.loads(done.stdout)
-        assert answer["loaded"]["device"] == answer["usage"]["cached_tokens"] > 0, "it was borrowed"
-        assert not lent.exists()
 
 
 def test_an_engine_that_nobody_borrows_is_given_up_by_itself(model_dir: Path, home: Path) -> None:

@@ -13,14 +13,12 @@ from hypothesis import strategies as st
 from kvchat.cli.main import run
 from kvchat.engine.api.server_cache import ServerCache
 from kvchat.errors import RemoteError
-from kvchat.remote.chat import RemoteChat
 from kvchat.remote.endpoint import RemoteServer
 from kvchat.remote.metrics import served_cache
 from kvchat.remote.reports import CacheReports
 from kvchat.session.store import SessionStore
 from tests.patience import PATIENCE_S, wait_until
 from tests.remote.conftest import RawServer
-from tests.remote.test_remote_chat import END, over, piece, sse, talk
 
 pytestmark = pytest.mark.pure
 
@@ -107,21 +105,6 @@ def test_the_names_of_each_server_are_known(text: str, cache: ServerCache | None
     assert served_cache(text) == (cache or ServerCache(usage=0.5, num_waiting=1))
 
 
-def test_older_and_newer_names_of_one_figure_are_not_mixed() -> None:
-    assert served_cache(FIRST_V1 + VLLM) == TOLD
-    half = "vllm:prefix_cache_hits_total 5\nvllm:gpu_prefix_cache_queries_total 10\n"
-    assert served_cache(half) is None
-
-
-def test_engines_of_one_server_are_told_together_and_models_apart() -> None:
-    two = VLLM + VLLM.replace('engine="0"', 'engine="1"').replace(" 0.4225", " 0.2225")
-    both = served_cache(two, "no such name")
-    assert both is not None
-    assert (both.usage, both.hit_tokens, both.num_running) == (pytest.approx(0.3225), 2408, 4)
-    models = VLLM + VLLM.replace("Qwen3-0.6B", "Qwen3-8B").replace(" 0.4225", " 0.9")
-    assert served_cache(models, "Qwen/Qwen3-0.6B") == TOLD
-
-
 @pytest.mark.parametrize(
     "line",
     [
@@ -150,11 +133,6 @@ def test_a_line_that_was_cut_is_not_half_a_number() -> None:
     )
 
 
-def test_labels_may_hold_anything() -> None:
-    line = r'vllm:kv_cache_usage_perc{model_name="a \"b\" } 0.9 \\",le="x"} 0.25 1700000000000'
-    assert served_cache(line + "\n") == ServerCache(usage=0.25)
-
-
 def is_a_share_or_unknown(cache: ServerCache | None) -> bool:
     """Whether nothing is told but, perhaps, a use between nothing and all."""
     usage = None if cache is None else cache.usage
@@ -164,11 +142,6 @@ def is_a_share_or_unknown(cache: ServerCache | None) -> bool:
 @given(text=st.text(st.sampled_from('vlm:kv_cache_usage_perc{}="\\ 0.5\n-e'), max_size=300))
 def test_no_text_does_any_harm(text: str) -> None:
     assert is_a_share_or_unknown(served_cache("vllm:kv_cache_usage_perc" + text + "\n"))
-
-
-@given(number=st.floats())
-def test_no_number_does_any_harm(number: float) -> None:
-    assert is_a_share_or_unknown(served_cache(f"vllm:kv_cache_usage_perc {number}\n"))
 
 
 class Metrics:
@@ -235,14 +208,6 @@ def test_what_a_server_tells_is_followed_and_forgotten_when_it_tells_no_more(
     assert set(metrics.asked) == {("/metrics", None)}
 
 
-def test_a_question_alone_asks_for_no_metrics(store: SessionStore, raw: Raw) -> None:
-    server = raw(sse(piece("Well."), END))
-    chat = over(store, server)
-    talk(chat, "Hello")
-    assert chat.engine.status().served is None
-    assert len(server.requests) == 1
-
-
 PLAIN = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nConnection: close\r\n"
 BAD_METRICS = [
     b"HTTP/1.1 404 Not Found\r\nConnection: close\r\n\r\n",
@@ -268,18 +233,6 @@ def test_metrics_that_come_too_slowly_are_given_up_even_where_some_have_come(dat
     assert server.gone.wait(PATIENCE_S)
 
 
-def test_metrics_that_never_come_keep_nothing_waiting(store: SessionStore, raw: Raw) -> None:
-    """The server answers each connection with an answer's events, and then keeps it open."""
-    server = raw(sse(piece("Well."), END) + b"data: [DONE]\n\n", hangs=True)
-    chat = RemoteChat(store=store, endpoint=RemoteServer(server.url), model="any")
-    chat.engine.watch_cache()
-    try:
-        assert talk(chat, "Hello").turns[-1].text == "Well."
-        assert chat.engine.status().served is None
-    finally:
-        chat.engine.close()
-
-
 def test_cache_status_tells_it_in_words_and_as_json(
     tmp_path: Path, metrics: Metrics, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -293,19 +246,3 @@ def test_cache_status_tells_it_in_words_and_as_json(
     assert (server["usage"], server["host_usage"], server["problem"]) == (0.4225, None, None)
     assert run(["cache", "status", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["server"] is None
-
-
-def test_cache_status_goes_on_where_the_server_tells_nothing(
-    tmp_path: Path, metrics: Metrics, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("KVCHAT_HOME", str(tmp_path / "home"))
-    metrics.text = "other_metric 1\n"
-    assert run(["cache", "status", "--remote", metrics.url]) == 0
-    assert "its cache is unknown: its /metrics tell nothing of one" in (told := capsys.readouterr().out)
-    assert "vLLM, SGLang, llama.cpp and `kvchat serve` report theirs" in told
-    monkeypatch.setenv("KVCHAT_REMOTE", "http://127.0.0.1:1")
-    assert run(["cache", "status", "--json"]) == 0
-    server = json.loads(capsys.readouterr().out)["server"]
-    assert server["usage"] is None
-    assert "nobody answers" in server["problem"]
-    assert run(["cache", "status", "--remote", "nowhere"]) == 2

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from pathlib import Path
 from threading import Thread
 
@@ -200,23 +199,6 @@ def test_a_server_that_refuses_is_told_by_kind(
     assert not conversation.is_busy
 
 
-def test_counts_that_nobody_could_have_computed_are_unknown(store: SessionStore, raw: Raw) -> None:
-    usage = {"prompt_tokens": 10**400, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": -1}}
-    chat = over(store, raw(sse(piece("Hi"), {"usage": usage}, END)))
-    answer = answer_of(chat.send(chat.create(), "Hello"))
-    assert answer.backend is not None
-    assert (answer.usage.prompt_tokens, answer.backend.counts_tokens) == (0, False)
-
-
-@pytest.mark.parametrize(
-    "body", [b"5", b'{"data": 5}', b'{"data": [5]}', b"[" * 100_000, b'{"data": []' + b" " * (1 << 25) + b"}"]
-)
-def test_what_is_no_list_of_models_is_told_and_not_read_without_end(raw: Raw, body: bytes) -> None:
-    server = raw(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
-    with pytest.raises(RemoteError, match="did not say which models"):
-        RemoteServer(server.url).models()
-
-
 def test_nobody_there_is_told_with_the_address(store: SessionStore, raw: Raw) -> None:
     server = raw(b"")
     server.close()
@@ -270,18 +252,6 @@ def test_characters_that_were_cut_in_two_are_joined_and_halves_are_replaced(
     chat = over(store, server)
     answer = answer_of(chat.send(chat.create(), "Hello"))
     assert (answer.text, answer.reasoning) == ("a\U0001f600b\ufffdc\ufffd\ufffd", "\U0001f600")
-
-
-def test_a_reader_that_goes_away_closes_the_connection_too(store: SessionStore, raw: Raw) -> None:
-    server = raw(sse(piece("Hi")), hangs=True)
-    chat = over(store, server)
-    conversation = chat.create()
-    with closing(chat.send(conversation, "Hello")) as events:  # type: ignore[type-var]
-        next(events)
-        next(events)
-    assert server.gone.wait(PATIENCE_S)
-    stored = store.turns_to(conversation.branch.leaf_id)[-1]
-    assert (stored.text, stored.finish) == ("Hi", Finish.INTERRUPTED)
 
 
 def test_a_session_that_began_here_goes_on_by_its_text(chat: RemoteChat, served: Served) -> None:

@@ -4,7 +4,6 @@ import asyncio
 import json
 import socket
 from collections.abc import Iterator
-from contextlib import suppress
 
 import pytest
 
@@ -159,28 +158,6 @@ NEVER_ENDING = [
     b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\nGET /health HTTP/1.1\r\n",
     b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000\r\n\r\n{",  # no key
 ]
-
-
-@pytest.mark.parametrize("begun", NEVER_ENDING, ids=range(len(NEVER_ENDING)))
-def test_who_holds_every_connection_and_asks_nothing_is_hung_up_on(begun: bytes, impatient: Served) -> None:
-    held = [socket.create_connection(("127.0.0.1", impatient.port), timeout=PATIENCE_S) for _ in range(130)]
-    for raw in held:
-        with suppress(OSError):  # it took so long that this one is closed already
-            raw.sendall(begun)
-    for raw in held:
-        with raw, suppress(ConnectionError):
-            while raw.recv(4096):  # until it is closed at the other end
-                pass
-    assert still_answers(impatient)
-
-
-def test_bytes_that_trickle_in_win_no_time(impatient: Served) -> None:
-    """Whether they are a head that never ends, or the body of what was refused."""
-    for begun in NEVER_ENDING[1], NEVER_ENDING[-1]:
-        with socket.create_connection(("127.0.0.1", impatient.port), timeout=PATIENCE_S) as raw:
-            raw.sendall(begun)
-            wait_until(lambda raw=raw: _is_cut_off(raw))
-    assert still_answers(impatient)
 
 
 def _is_cut_off(raw: socket.socket) -> bool:

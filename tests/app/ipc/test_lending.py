@@ -8,7 +8,6 @@ import sys
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from threading import Thread
 
 import pytest
 
@@ -24,8 +23,7 @@ from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.api.events import FinishReason, RequestFinished, TokenEmitted
 from kvchat.engine.api.ids import SequenceId
 from kvchat.engine.api.request import Request
-from kvchat.engine.api.sampling_params import SamplingParams
-from kvchat.errors import ContextOverflow, EngineFailed, InvalidRequest, ModelUnreadable, StorageError
+from kvchat.errors import EngineFailed, InvalidRequest, StorageError
 from kvchat.session.store import SessionStore
 from kvchat.session.template.chat_template import ChatTemplate
 from kvchat.session.tree import Finish
@@ -67,12 +65,6 @@ def test_a_borrowed_engine_answers_as_ones_own(
     assert last.answer.fingerprint == own.answer.fingerprint
 
 
-def test_events_come_in_order_and_the_last_one_says_why(borrowed: EngineClientProxy) -> None:
-    tokens, last = tokens_of(borrowed.submit(Request(token_ids=(1,), sampling=SamplingParams(max_tokens=30))))
-    assert tuple(tokens) == ANSWER[:30]
-    assert last.reason is FinishReason.LENGTH
-
-
 def test_the_lender_ends_an_answer_at_the_stop_strings_of_a_model_without_a_template(
     engine: ScriptedEngine, place: Path, tmp_path: Path, template: ChatTemplate
 ) -> None:
@@ -91,15 +83,6 @@ def test_the_lender_ends_an_answer_at_the_stop_strings_of_a_model_without_a_temp
     assert last.answer.text == "Yes."
     assert last.answer.finish is Finish.COMPLETE
     assert len(last.answer.token_ids or ()) < len(ids)
-
-
-def test_refusals_keep_their_kind(borrowed: EngineClientProxy, engine: ScriptedEngine) -> None:
-    with pytest.raises(ContextOverflow, match="shorten it"):
-        borrowed.submit(Request(token_ids=tuple(range(1000))))
-    engine.fails = ModelUnreadable("the weights are damaged; download them again")
-    with pytest.raises(ModelUnreadable, match="download"):
-        borrowed.info()
-    assert tokens_of(borrowed.submit(PROMPT))[0] == list(ANSWER)
 
 
 def test_a_sequence_of_somebody_else_cannot_be_continued_forked_or_released(
@@ -252,14 +235,6 @@ def test_the_socket_of_a_dead_process_is_no_engine_and_in_nobodys_way(
     lender.close()
 
 
-def test_a_lender_knows_for_how_long_nobody_has_borrowed(lender: EngineServer) -> None:
-    borrowed = borrow(lender.path, IDENTITY)
-    assert borrowed is not None
-    assert lender.idle_s == 0
-    borrowed.close()
-    wait_until(lambda: lender.idle_s > 0)
-
-
 def test_socket_and_directory_are_the_owners_alone(lender: EngineServer) -> None:
     assert stat.S_IMODE(lender.path.stat().st_mode) == 0o600
     assert stat.S_IMODE(lender.path.parent.stat().st_mode) == 0o700
@@ -337,22 +312,6 @@ def test_another_kvchat_looks_for_another_engine(tmp_path: Path, monkeypatch: py
     one = identity_of(tmp_path, config)
     monkeypatch.setattr("importlib.metadata.version", lambda name: "99.0")
     assert identity_of(tmp_path, config) != one
-
-
-def test_a_lender_whose_values_are_others_is_named_and_no_bug_of_ours() -> None:
-    here, there = socket.socketpair()
-    borrowed, lender = EngineClientProxy(Channel(here)), Channel(there)
-
-    def answer() -> None:
-        while (message := lender.receive()) is not None:
-            lender.send({"id": message["id"], "result": {"of": "another version"}})
-        lender.end()
-
-    Thread(target=answer, daemon=True).start()
-    with pytest.raises(EngineFailed, match="--no-attach"):
-        borrowed.info()
-    assert borrowed.snapshot() is None
-    borrowed.close()
 
 
 def test_sequences_of_a_fork_belong_to_the_borrower(

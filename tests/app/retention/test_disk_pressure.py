@@ -12,15 +12,12 @@ from traceback import walk_stack
 
 import pytest
 
-from kvchat.app.config import read_settings
 from kvchat.app.retention.disk_pressure import FREE_SHARE, UnusedSession, first_that_pays, is_nearly_full
-from kvchat.app.unlock import opens_unasked, unlocked
 from kvchat.session.kv.provenance import origin_of
 from kvchat.session.tree import Session, SessionId
 from kvchat.session.turn_lock import turn_lock
 from tests.cli.command_line import Run
 from tests.cli.homes import block_bytes, session_of
-from tests.cli.secret_home import CHEAP, Give
 
 WORDS, OTHER_WORDS = "remember the sea ", "look at the moon "
 
@@ -56,19 +53,6 @@ def test_what_was_used_longest_ago_is_kept_in_fewer_bits_and_found_there(
     answer = ask.json("-s", "small", *nearly_full, "and?")
     assert answer["exact"] is False
     assert answer["usage"]["prompt_tokens"] - answer["usage"]["cached_tokens"] < 64, "all of it stayed"
-
-
-@pytest.mark.cpu
-@pytest.mark.usefixtures("loading_pays")
-def test_damaged_blocks_that_were_set_aside_fill_a_disk_too(
-    ask: Run, home: Path, nearly_full: tuple[str, str]
-) -> None:
-    roomy = ("--kv-disk-bytes", str(3 * sum(block_bytes(home).values())), "--when-full", "compress")
-    code, _, told = ask("-s", "large", *roomy, "and?")
-    assert (code, "nearly full" in told) == (0, False)
-    (home / "cache" / "quarantine").mkdir()
-    (home / "cache" / "quarantine" / "damaged").write_bytes(bytes(sum(block_bytes(home).values()) * 14 // 10))
-    assert "nearly full" in ask.err("-s", "large", *roomy, "and?")
 
 
 @pytest.mark.cpu
@@ -162,18 +146,6 @@ def test_ctrl_c_behind_the_answer_ends_the_process_that_converts_and_starts_no_o
     with pytest.raises(ProcessLookupError):
         os.kill(converting[0], 0)
     assert session_of(home, "small").namespace == ""
-
-
-def test_what_opens_by_a_typed_passphrase_alone_is_not_converted(run: Run, passphrase: Give) -> None:
-    """Every conversion would ask for it again."""
-    passphrase("open sesame")
-    assert opens_unasked(unlocked(read_settings()), {}), "nothing is encrypted yet"
-    assert run("encrypt", "on", *CHEAP)[0] == 0
-    settings = unlocked(read_settings())
-    given = {"KVCHAT_PASSPHRASE": "open sesame"}
-    assert opens_unasked(settings, given)
-    assert not opens_unasked(settings, {})
-    assert not opens_unasked(settings, given | {"KVCHAT_PASSPHRASE_FD": "3"}), "it has been read"
 
 
 def unused(title: str, num_bytes: int, own_bytes: int) -> UnusedSession:

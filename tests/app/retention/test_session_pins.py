@@ -14,8 +14,8 @@ from kvchat.app.open_sessions import open_store
 from kvchat.app.session_service import SessionService
 from kvchat.engine.memory.disk.catalog import BlockCatalog
 from kvchat.errors import PinRefused, SessionNotFound
-from kvchat.session.store import Outcome, SessionStore, new_turn_id
-from kvchat.session.tree import Finish, Role, Session, SessionId
+from kvchat.session.store import SessionStore, new_turn_id
+from kvchat.session.tree import Role, Session, SessionId
 from tests.cli.command_line import Run
 from tests.cli.commands.sessions.test_listing import add
 from tests.engine.memory import chains
@@ -76,26 +76,6 @@ def test_a_limit_takes_everything_else_first(
         ask(kvchat, f"other {number}", f"{number}: {LONG}", is_new=True)
     assert kvchat("cache", "status")["disk_bytes"] <= 3 * size
     assert is_whole(ask(kvchat, "pinned", "and?"), first)
-
-
-def test_prepared_weights_leave_pins_and_packs_a_smaller_share(
-    kvchat: Kvchat, run: Run, home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """At most half of what blocks may take is kept, so that the other half is there for what is new."""
-    ask(kvchat, "pinned", LONG, is_new=True)
-    size = held(kvchat)["pinned"]
-    monkeypatch.setenv("KVCHAT_KV_DISK_BYTES", str(4 * size))
-    weights = home / "cache" / "weights" / "of-some-model"
-    weights.mkdir(parents=True)
-    (weights / "model.safetensors").write_bytes(bytes(5 * size // 2))
-    code, _, told = run("sessions", "pin", "pinned")
-    assert code != 0
-    assert "that blocks may take on disk" in told
-    code, _, told = run("pack", "make", "numbers", "--system", LONG)
-    assert code != 0
-    assert "that blocks may take on disk" in told
-    (weights / "model.safetensors").unlink()
-    assert run("sessions", "pin", "pinned")[0] == 0
 
 
 def test_a_pinned_session_that_grows_beyond_the_share_is_told_of(
@@ -217,16 +197,6 @@ def test_a_removed_branch_is_kept_by_no_list_even_where_nothing_more_may_be_kept
     assert len(left.read_bytes()) == 32 + 2 * 32 + 16
 
 
-def test_what_is_kept_for_a_session_that_is_gone_is_collected(kvchat: Kvchat, run: Run, home: Path) -> None:
-    ask(kvchat, "one", LONG, is_new=True)
-    assert run("sessions", "pin", "one")[0] == 0
-    for database in home.rglob("sessions.db*"):
-        database.unlink()
-    kvchat("cache", "gc")
-    assert kvchat("cache", "status")["disk_bytes"] == 0
-    assert not [*home.rglob("*.keep")]
-
-
 class DeletedElsewhere(SessionService):
     """A store whose sessions another process deletes right before they are looked at."""
 
@@ -234,14 +204,3 @@ class DeletedElsewhere(SessionService):
         with suppress(SessionNotFound), closing(SessionStore(self.path)) as other:
             other.delete_session(session_id)
         return super().session(session_id)
-
-
-def test_an_answer_that_is_stored_ends_well_though_its_session_is_deleted_right_then() -> None:
-    paths = read_settings().paths
-    with closing(DeletedElsewhere(paths.sessions_db, paths.cache_dir)) as store:
-        session = store.create_session(title="Trip")
-        add(store, session, "q", "a", finish=Finish.PARTIAL)
-        answer = store.all_turns(session.id)[-1]
-        ended = store.finish_answer(answer.id, Outcome(finish=Finish.COMPLETE))
-        assert (ended.text, ended.finish) == ("a", Finish.COMPLETE)
-        assert store.list_sessions() == ()

@@ -22,7 +22,6 @@ from kvchat.cli.commands.ask.prompt import read_prompt
 from kvchat.engine.api.config import EngineConfig
 from kvchat.errors import ContextOverflow, EngineFailed, ModelUnreadable, SessionExists, StorageError
 from kvchat.session.tree import Finish, Turn
-from tests.cli.command_line import Run
 from tests.scripted_engine import ScriptedEngine
 
 pytestmark = pytest.mark.pure
@@ -221,13 +220,6 @@ def test_sampling_options_reach_the_engine_and_the_more_specific_one_counts(ask:
     assert (sampling.temperature, sampling.top_k, sampling.seed) == (0.9, 7, 3)
 
 
-def test_engine_options_reach_the_engine(ask: Asker, home: Path) -> None:
-    ask(device="cpu", kv_disk_bytes="2GiB", kv_device_bytes="64MiB")
-    config = ask.asked_for[0][2]
-    assert (config.device, config.disk_bytes, config.device_bytes) == ("cpu", 2 << 30, 64 << 20)
-    assert config.cache_dir == home / "cache"
-
-
 def terminal_events(out: str) -> list[str]:
     """Return the events that end an answer, and see that one is the last line."""
     names = [json.loads(line)["event"] for line in out.splitlines()]
@@ -262,14 +254,6 @@ def test_what_fails_behind_the_answer_adds_no_second_end(
     told = capsys.readouterr()
     assert terminal_events(told.out) == ["done"]
     assert "the tails cannot be saved" in told.err
-
-
-@pytest.mark.parametrize("words", [("ask", "hello"), ("sessions", "list")])
-def test_two_forms_at_once_are_refused(words: tuple[str, ...], run: Run) -> None:
-    code, out, err = run(*words, "--json", "--ndjson")
-    assert code == 2
-    assert terminal_events(out) == ["error"]
-    assert "choose one" in err
 
 
 def test_temp_keeps_nothing(ask: Asker, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -309,9 +293,3 @@ def test_an_empty_session_that_was_there_survives_a_refused_question(ask: Asker)
     with closing(open_store(read_settings())) as store:
         (left,) = [one.session for one in store.list_sessions()]
     assert (left.title, left.system) == ("prepared", "Be brief.")
-
-
-def test_a_system_prompt_is_part_of_a_new_session(ask: Asker) -> None:
-    ask(system="Answer briefly.")
-    with closing(open_store(read_settings())) as store:
-        assert store.list_sessions()[0].session.system == "Answer briefly."

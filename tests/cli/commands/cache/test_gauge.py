@@ -1,7 +1,6 @@
 """`kvchat cache gauge` on conversations and on the built-in questions, as a person types it."""
 
 import json
-import os
 import shutil
 from contextlib import closing
 from math import inf
@@ -11,7 +10,7 @@ from xml.etree import ElementTree
 import pytest
 
 from kvchat.app.config import read_settings
-from kvchat.app.conversion.child_process import engine_environ, gauge_text, gauged
+from kvchat.app.conversion.child_process import gauge_text, gauged
 from kvchat.app.conversion.gauge_figures import figures_of, read_figures
 from kvchat.cli.main import run as run_command
 from kvchat.engine.api.loss import FormatLoss, GaugeReport, Loss
@@ -96,15 +95,6 @@ def test_the_window_measures_in_a_process_of_its_own(asked: Run) -> None:
         gauge_text(settings, "demo", "main", "int3")
 
 
-def test_where_no_process_can_be_started_the_window_says_so(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    settings = read_settings({})
-    monkeypatch.setattr("sys.executable", str(home / "nothing"))
-    with pytest.raises(EngineFailed, match="no process can be started"):
-        gauge_text(settings, "demo", "main", "int2")
-
-
 def test_the_window_gets_the_figures_of_the_words_it_shows(asked: Run, tmp_path: Path) -> None:
     found = gauged(read_settings({}), "demo", "main", "int2")
     (one,) = found.report.formats
@@ -145,19 +135,6 @@ def test_an_endless_loss_comes_back_from_the_file_as_one(tmp_path: Path) -> None
     path.write_text(json.dumps(figures_of(report, "s1", 0.9)))
     assert "Infinity" not in path.read_text()
     assert read_figures(path) == (report, 0.9)
-
-
-def test_the_process_of_the_window_has_its_settings_wherever_they_came_from(asked: Run) -> None:
-    flags = {
-        "engine.threads": 1,
-        "engine.max_batch_tokens": 16,
-        "engine.disk_bytes": "3GiB",
-        "engine.weights": "fp32",
-    }
-    settings = read_settings(flags)
-    assert read_settings(environ=os.environ | engine_environ(settings)).engine == settings.engine
-    with pytest.raises(EngineFailed, match="max_batch_tokens must be at least that, not 16"):
-        gauge_text(settings, "demo", "main", "snapkv:64")
 
 
 def test_the_form_of_weights_can_be_named(asked: Run, tiny_model: Path) -> None:

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from tests.cli.command_line import Run
-from tests.cli.printed import run_python
 from tests.engine.formats.test_kv_size import DEEPSEEK_V3, LLAMA_405B, QWEN_72B
 
 pytestmark = pytest.mark.pure
@@ -115,19 +114,6 @@ def test_a_layer_that_attends_twice_keeps_two_latents(config: Path, run: Run) ->
     assert run.json("plan", str(config))["sizes"][0]["token_bytes"] == 56 * 576 * 2
 
 
-def test_a_type_that_stands_beside_the_parts_of_a_model_counts_for_its_text(config: Path, run: Run) -> None:
-    text = {"model_type": "gemma3_text", "num_hidden_layers": 12}
-    config.write_text(json.dumps({"model_type": "gemma3", "torch_dtype": "float32", "text_config": text}))
-    _, out, err = run("plan", str(config), "--json")
-    assert json.loads(out)["dtype"] == "float32"
-    assert "counted as" not in err
-
-
-def test_a_model_type_that_nobody_knows_is_read_as_it_stands(config: Path, run: Run) -> None:
-    config.write_text(json.dumps(LLAMA_405B | {"model_type": "nobodys"}))
-    assert "unknown to transformers" in run.err("plan", str(config))
-
-
 @pytest.mark.parametrize(
     ("words", "code", "part"),
     [
@@ -151,14 +137,6 @@ def test_a_gguf_file_is_told_from_a_damaged_config(tmp_path: Path, run: Run) -> 
     assert "config.json, or the hub id, of the model that it was made from" in run.err(
         "plan", str(tmp_path / "tiny.gguf"), code=4
     )
-
-
-def test_it_loads_no_torch(config: Path) -> None:
-    program = (
-        "import sys; from kvchat.cli.main import run; "
-        f"code = run(['plan', {str(config)!r}]); sys.exit(code or 'torch' in sys.modules)"
-    )
-    assert run_python(program).returncode == 0
 
 
 def test_every_format_that_the_model_can_take_has_a_row(config: Path, run: Run) -> None:

@@ -140,22 +140,6 @@ def test_where_the_disk_has_no_room_for_both_nothing_is_changed(
     assert ask.json("-s", "demo", "and?")["usage"]["cached_tokens"] > 100
 
 
-def test_what_was_set_aside_counts_for_converting_and_is_told_with_the_numbers(
-    ask: Run, run: Run, home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before = files(home)
-    num_bytes = sum(path.stat().st_size for path in before)
-    (home / "cache" / "quarantine").mkdir()
-    (home / "cache" / "quarantine" / "damaged").write_bytes(bytes(num_bytes * 11 // 10))
-    monkeypatch.setenv("KVCHAT_KV_DISK_BYTES", str(num_bytes * 22 // 10))
-    told = run.err("sessions", "convert", "demo", "int4", "--yes", code=1)
-    for words in ("set aside hold", "nothing was changed", "the disk limit is"):
-        assert words in told
-    assert files(home) == before
-    assert run("cache", "gc")[0] == 0
-    assert run("sessions", "convert", "demo", "int4", "--yes")[0] == 0
-
-
 def test_what_was_converted_of_a_session_that_was_deleted_meanwhile_goes(
     ask: Run, home: Path, tiny_model: Path
 ) -> None:
@@ -176,22 +160,6 @@ def test_what_was_converted_of_a_session_that_was_deleted_meanwhile_goes(
         with pytest.raises(SessionNotFound):
             convert._written(work, converter, origin, Deleting())
     assert block_bytes(home) == before
-
-
-def test_prepared_weights_and_the_day_count_for_converting(
-    ask: Run, run: Run, home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before = files(home)
-    weights = home / "cache" / "weights" / "of-some-model"
-    weights.mkdir(parents=True)
-    (weights / "model.safetensors").write_bytes(bytes(10**6))
-    monkeypatch.setenv("KVCHAT_KV_DISK_BYTES", str(10**6 + sum(path.stat().st_size for path in before)))
-    assert run("sessions", "convert", "demo", "int4", "--yes")[0] == 1
-    monkeypatch.setenv("KVCHAT_KV_DISK_BYTES", "1GiB")
-    monkeypatch.setenv("KVCHAT_KV_DISK_DAILY_BYTES", "1000")
-    assert "of today" in run.err("sessions", "convert", "demo", "int4", "--yes", code=1)
-    assert files(home) == before
-    assert session_of(home).namespace == ""
 
 
 def test_a_pinned_session_keeps_what_was_converted_and_the_exact_blocks_go(
@@ -218,19 +186,6 @@ def test_blocks_that_a_pack_keeps_stay(ask: Run, run: Run, home: Path) -> None:
     found = run.json("sessions", "convert", "demo", "int4", "--yes")["converted"]
     assert found["freed_bytes"] == 0
     assert before < files(home)
-
-
-def test_saved_is_what_the_disk_gives_back(ask: Run, run: Run, home: Path) -> None:
-    """Exact blocks stay that another session uses."""
-    assert ask("--new", "other", WORDS)[0] == 0
-    before = files(home)
-    found = run.json("sessions", "convert", "demo", "int4", "--yes")["converted"]
-    assert found["exact_bytes"] > found["num_bytes"]
-    gone = sum(not path.exists() for path in before)
-    assert found["freed_bytes"] == 0 == gone
-    assert run("sessions", "convert", "demo", "exact")[0] == 0
-    told = run("sessions", "convert", "demo", "int4", "--yes")[2]
-    assert "more on disk, since others use its exact blocks too" in told
 
 
 def files(home: Path) -> set[Path]:

@@ -113,19 +113,6 @@ def test_a_tree_shows_where_a_conversation_forks(store: SessionStore, run: Run) 
     ]
 
 
-def test_a_very_long_conversation_has_a_tree_too(store: SessionStore, run: Run) -> None:
-    session = store.create_session(title="long")
-    add(store, session, *["word"] * 1200)
-    assert len(run.out("sessions", "tree", "long").splitlines()) == 1201
-
-
-def test_what_was_stored_cannot_steer_the_terminal_from_a_title(store: SessionStore, run: Run) -> None:
-    session = store.create_session()
-    add(store, session, "a\x1b]0;owned\x07b\x9b2J")
-    for words in (["sessions"], ["sessions", "tree", session.id], ["sessions", "search", "a"]):
-        assert not set(run.out(*words)) & set("\x1b\x07\x9b")
-
-
 def test_nothing_that_was_said_steers_a_terminal_and_a_pipe_gets_it_as_it_was(store: SessionStore) -> None:
     said = "\x1b[2J\x1b]0;mine\x07 hi \x9b31m there\u202e"
     session = store.create_session(title="steers \x1b[31m")
@@ -202,16 +189,6 @@ def test_removing_says_what_was_freed_and_what_stays(store: SessionStore, home: 
     chains.put_blocks(home / "cache", chains.chain([1, 2, 3, 4]))
     assert "freed 0 blocks, 0 B; 1 block, " in run.err("sessions", "rm", "one")
     assert "freed 1 block, " in run.err("sessions", "rm", "two")
-
-
-def test_deleting_from_the_interface_frees_blocks_too(store: SessionStore, home: Path) -> None:
-    session = store.create_session(title="gone")
-    add(store, session, "q", "a", ids=[[1, 2], [3, 4]])
-    disk = chains.open_store(home / "cache")
-    chains.write_all(disk, chains.chain([1, 2, 3, 4]))
-    store.delete_session(session.id)
-    assert not disk.has(chains.chain([1, 2, 3, 4])[0].key, chains.FULL)
-    disk.close()
 
 
 def test_a_short_name_is_as_long_as_it_must_be() -> None:
