@@ -11,7 +11,7 @@ from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.engine import Engine
 from kvchat.engine.startup.assembly import build_parts
-from kvchat.errors import ConfigError, InvalidRequest, PinRefused, PoolExhausted
+from kvchat.errors import InvalidRequest, PinRefused, PoolExhausted
 from tests.engine.tiny_models import (
     answer,
     finish,
@@ -200,28 +200,3 @@ def test_with_either_eviction_answers_stay_those_of_transformers(model_dir: Path
         result = engine.generate([prompt], SamplingParams(max_tokens=8))[0]
         assert result.token_ids == reference(model_dir).answer(prompt, 8)
         engine.check_integrity()
-
-
-def test_an_eviction_that_there_is_not_and_an_impossible_time_are_refused(model_dir: Path) -> None:
-    with pytest.raises(ConfigError, match="use s3fifo or lru"):
-        open_engine(model_dir, eviction="fifo")
-    with pytest.raises(ConfigError, match="idle_demote_s must be positive"):
-        open_engine(model_dir, idle_demote_s=0.0)
-
-
-@pytest.mark.parametrize("tokens", [(130, 0), (260, 90), (700, 2000)])
-def test_no_tier_takes_more_than_its_limit_from_the_first_moment_on(
-    model_dir: Path, tokens: tuple[int, int]
-) -> None:
-    """Trap 25, for device and host memory."""
-    limits = {Tier.DEVICE: tokens[0] * TOKEN_BYTES, Tier.HOST: tokens[1] * TOKEN_BYTES}
-    engine = engine_of(model_dir, *tokens, max_batch_tokens=32)
-    for seed in range(4):
-        for tier, limit in limits.items():
-            usage = engine.snapshot().tier(tier)
-            assert usage.total_bytes is not None
-            assert usage.used_bytes + usage.cached_bytes <= usage.total_bytes <= limit
-        handle = submit(engine, token_ids(60, seed), 4)
-        finish(engine, handle)
-        if seed % 2:
-            engine.demote(handle.sequence)

@@ -11,9 +11,8 @@ import pytest
 from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.api.events import LoadChoice, LoadEstimate, LoadPlanned
 from kvchat.engine.engine import Engine
-from kvchat.engine.memory.rates import Measured, Rates
+from kvchat.engine.memory.rates import Rates
 from kvchat.engine.startup.assembly import build_parts
-from kvchat.engine.tiering.persisted_rates import FILE_NAME
 from tests.engine.conftest import TinyModels
 from tests.engine.stepped_reader import Clock, TimedReader
 from tests.engine.test_meeting import TimedRunner
@@ -118,21 +117,3 @@ def ask(model_dir: Path, cache_dir: Path) -> list[float]:
     )
     told: list[float] = json.loads(done.stdout)
     return told
-
-
-def test_a_second_process_begins_with_what_the_first_has_measured(tiny: TinyModels, tmp_path: Path) -> None:
-    model_dir, file = tiny("llama"), tmp_path / FILE_NAME
-    config = EngineConfig(device="cpu", block_size=BLOCK_SIZE, cache_dir=tmp_path)
-    engine = Engine(build_parts("tiny", model_dir, config))
-    answer(engine, TEXT, 1)
-    engine.close()
-    (_, record), *_ = json.loads(file.read_bytes().partition(b"\n")[2])["records"]
-    rates = Rates(Measured(prefill={bucket: tuple(samples) for bucket, samples in record["prefill"]}))
-    expected_s = rates.seconds_to_compute(NUM_BLOCKS * BLOCK_SIZE)
-    assert expected_s != pytest.approx(Rates().seconds_to_compute(NUM_BLOCKS * BLOCK_SIZE))
-    kept = file.read_bytes()
-    assert ask(model_dir, tmp_path) == pytest.approx([expected_s])
-    file.write_bytes(kept.replace(b"1", b"2"))
-    engine = Engine(build_parts("tiny", model_dir, config))
-    assert first_estimate(engine).compute_s == Rates().seconds_to_compute(NUM_BLOCKS * BLOCK_SIZE)
-    engine.close()

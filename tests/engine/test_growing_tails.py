@@ -1,6 +1,5 @@
 """What a growing answer brings to disk: each block once, and its tail as often as a kill would cost."""
 
-import shutil
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,7 @@ from kvchat.engine.engine import Engine
 from kvchat.engine.startup.assembly import build_parts
 from tests.engine.conftest import TinyModels
 from tests.engine.stepped_reader import Clock
-from tests.engine.tiny_models import answer, open_engine, reference, submit, token_ids
+from tests.engine.tiny_models import submit, token_ids
 
 pytestmark = pytest.mark.cpu
 
@@ -43,25 +42,3 @@ def test_a_turn_writes_its_blocks_and_its_tail_once_however_long_it_takes(
     (group,) = engine.snapshot().groups
     assert engine.snapshot().moved.to_disk == num_blocks * group.block_bytes
     engine.close()
-
-
-def test_where_computing_is_slow_a_kill_costs_seconds_of_it_and_no_whole_tail(
-    tiny: TinyModels, tmp_path: Path
-) -> None:
-    """A copy of the directory stands for the disk at the moment of the kill."""
-    model_dir = tiny("llama")
-    engine, clock = engine_of(model_dir, tmp_path / "live", token_s=3.0)
-    submit(engine, PROMPT, 40)
-    for _ in range(20):
-        engine.step()
-        clock.now_s += STEP_S
-    text = PROMPT + reference(model_dir).answer(PROMPT, 20)
-    engine.drain_saves()
-    shutil.copytree(tmp_path / "live", tmp_path / "killed")
-    engine.close()
-    again = open_engine(model_dir, cache_dir=tmp_path / "killed")
-    result = answer(again, text, 4)
-    again.close()
-    assert len(text) % BLOCK_SIZE > 4
-    assert result.loaded.disk >= len(text) - 1 - 2
-    assert result.token_ids == reference(model_dir).answer(text, 4)

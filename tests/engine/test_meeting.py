@@ -8,7 +8,6 @@ import pytest
 from torch import Tensor
 
 from kvchat.engine.api.config import EngineConfig
-from kvchat.engine.api.events import LoadChoice, LoadPlanned
 from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.engine import Engine
 from kvchat.engine.forward.runner import Runner
@@ -18,7 +17,7 @@ from kvchat.engine.startup.assembly import build_parts
 from kvchat.engine.tiering.load_choice import meeting
 from tests.engine.conftest import TinyModels
 from tests.engine.stepped_reader import Clock, TimedReader
-from tests.engine.tiny_models import answer, finish, open_engine, reference, submit, token_ids
+from tests.engine.tiny_models import answer, open_engine, reference, submit, token_ids
 
 pytestmark = pytest.mark.cpu
 
@@ -143,25 +142,6 @@ def test_a_medium_that_turns_out_slow_is_helped_by_computing(track: Track) -> No
     result = answer(race.engine, track.text, 5)
     assert race.runner.last_begun_s <= TOLERANCE * optimum_s(1.0, 0.0, 1.0)
     assert result.token_ids == reference(track.model_dir).answer(track.text, 5)
-
-
-def test_one_slow_read_makes_no_session_be_computed(track: Track) -> None:
-    """The first read of a process bears what happens once; on a busy machine any other may be slow."""
-    race = track.start(first_s=0.05, growth_s=0.0, block_s=0.001, measured=False)
-    race.reader.first_more_s = 5.0
-    result = answer(race.engine, track.text, 5)
-    assert result.loaded.disk == len(track.text) - 1
-    assert result.usage.computed_tokens == 1
-
-
-def test_a_medium_that_is_much_slower_than_computing_is_not_read(track: Track) -> None:
-    race = track.start(first_s=0.1, growth_s=0.0, block_s=50.0)
-    handle = submit(race.engine, track.text, 5)
-    (planned,) = [event for event in race.engine.step() if isinstance(event, LoadPlanned)]
-    result = finish(race.engine, handle)
-    assert planned.estimate.choice is LoadChoice.COMPUTE
-    assert race.reader.num_read == 0
-    assert result.usage.computed_tokens == len(track.text)
 
 
 def test_a_request_that_is_cancelled_while_both_go_on_leaks_nothing(track: Track) -> None:

@@ -10,7 +10,6 @@ from kvchat.engine.api.view import OFFERED_SHADOW, parse_view
 from kvchat.engine.formats.shadow.settings import least_prompt
 from kvchat.errors import PoolExhausted
 from tests.engine.conftest import OpenEngine, TinyModels
-from tests.engine.namespaced import ask
 from tests.engine.tiny_models import submit, token_ids
 
 pytestmark = pytest.mark.cpu
@@ -94,16 +93,3 @@ def test_blocks_shadows_and_the_host_tier_together_take_what_was_given(
     lent_bytes = max(0, snapshot.tier(Tier.DEVICE).total_bytes - device_bytes)
     assert (lent_bytes > 0) is (device_bytes == DEVICE)
     assert lent_bytes + snapshot.tier(Tier.HOST).total_bytes + shadows.limit_bytes <= HOST
-
-
-def test_what_lies_in_host_memory_is_answered_as_what_lies_on_the_device(
-    model_dir: Path, open_engine: OpenEngine
-) -> None:
-    prompt = token_ids(2400)
-    small = open_engine(
-        model_dir, cache_format=OFFERED_SHADOW, device_bytes=DEVICE, host_bytes=HOST, max_context=6000
-    )
-    ample = open_engine(model_dir, cache_format=OFFERED_SHADOW, device_bytes=4 * DEVICE, host_bytes=HOST)
-    found = ask(small, prompt, "", 12)
-    assert found.token_ids == ask(ample, prompt, "", 12).token_ids
-    assert any(layer.shadow and layer.shadow.seen_tokens for layer in small.snapshot().layers)

@@ -11,7 +11,7 @@ from kvchat.engine.api.request import Request
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.engine import Engine
 from kvchat.engine.forward.decode_graphs import MOST_GATHERED, DecodeGraphRunner
-from kvchat.engine.sequences.batch import Batch, Chunk
+from kvchat.engine.sequences.batch import Chunk
 from kvchat.engine.startup.gpu import can_record
 from tests.engine.conftest import TinyModels
 from tests.engine.latent_models import model_of
@@ -86,30 +86,6 @@ def test_quantized_blocks_are_read_through_tables(cache_format: str, tiny: TinyM
     assert quantizing
     assert all(chunk.end % 16 for batch in runner.ahead for chunk in batch.chunks if chunk.end > 32)
     assert len(runner.ahead) >= NUM_TOKENS // 2
-
-
-@pytest.mark.parametrize("cache_format", ["exact", "int8"])
-def test_neighbours_and_empty_rows_change_no_bit_of_what_is_quantized(
-    cache_format: str, tiny: TinyModels, tmp_path: Path
-) -> None:
-    """Nor of latents: a row is computed from its own tables alone. Experts would share products."""
-    model_dir = tiny("llama") if cache_format == "int8" else model_of("V2", tmp_path, first_k_dense_replace=3)
-    engine, runner = open_ahead(model_dir, cache_format=cache_format)
-    handles = [
-        engine.submit(Request(token_ids=tuple(prompt), sampling=SamplingParams(max_tokens=3)))
-        for prompt in PROMPTS
-    ]
-    while engine.has_work:
-        engine.step()
-    steps: Any = runner._inner._short
-    chunks = [next_chunk(engine, handle.sequence) for handle in handles]
-    together = steps.logits(Batch(tuple(chunks), (), (), ()))
-    (large,) = (size for size in steps._steps if size.num_rows > 1)
-    for size in [size for size in steps._steps if size != large]:
-        del steps._steps[size]
-    for number, chunk in enumerate(chunks):
-        assert torch.equal(steps.logits(Batch((chunk,), (), (), ()))[0], together[number])
-    engine.close()
 
 
 def next_chunk(engine: Engine, sequence: Any) -> Chunk:

@@ -1,12 +1,9 @@
 """What a snapshot says is what was allocated, at every step."""
 
 import json
-from pathlib import Path
 
 import pytest
 
-from benchmarks.models.configs import find_case
-from benchmarks.models.survey import save_tiny
 from kvchat.engine.api.snapshot import CacheSnapshot, Tier
 from tests.engine.conftest import OpenEngine, OpenRecorded, TinyModels
 from tests.engine.tiny_models import KINDS, answer, finish, submit, token_ids
@@ -108,22 +105,6 @@ def test_sliding_layers_hold_less_than_full_ones(tiny: TinyModels, open_engine: 
     finish(engine, handle)
     by_kind = {layer.kind: layer.used_bytes for layer in engine.snapshot().layers}
     assert by_kind["full"] > 4 * by_kind["sliding"]
-
-
-def test_a_layer_that_borrows_has_no_bytes_and_says_whose_it_reads(
-    tmp_path: Path, open_engine: OpenEngine
-) -> None:
-    """Of Gemma 3n's six layers here, the last two read what layers 2 and 3 have stored."""
-    save_tiny(find_case("Gemma3nForCausalLM"), tmp_path / "model")
-    engine = open_engine(tmp_path / "model")
-    answer(engine, token_ids(70), 8)
-    snapshot = engine.snapshot()
-    assert [layer.lender for layer in snapshot.layers] == [None, None, None, None, 2, 3]
-    assert [layer.kind for layer in snapshot.layers][4:] == ["borrowed", "borrowed"]
-    assert all(layer.total_bytes == layer.cached_bytes == 0 for layer in snapshot.layers[4:])
-    assert [group.borrowers for group in snapshot.groups] == [(4,), (5,)]
-    held = sum(layer.total_bytes for layer in snapshot.layers)
-    assert held == snapshot.tier(Tier.DEVICE).total_bytes
 
 
 def test_tokens_of_answers_are_counted_and_those_of_prompts_are_not(

@@ -20,11 +20,9 @@ from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.engine import Engine
 from kvchat.engine.forward.runner import Runner
 from kvchat.engine.results import Result, collect
-from kvchat.engine.sampling.speculative.ngram_proposer import NgramProposer
 from kvchat.engine.sequences.batch import Batch
 from kvchat.engine.sequences.completion import Completion
 from kvchat.engine.startup.assembly import build_parts
-from kvchat.errors import ConfigError
 from tests.engine.conftest import OpenEngine, OpenRecorded, TinyModels
 from tests.engine.conversations import Asked, cold, keep_rows
 from tests.engine.conversations import collect as step_all
@@ -108,18 +106,6 @@ def test_drafts_across_the_edge_of_a_window_are_exact(
     model_dir = tiny(kind, sliding_window=window)
     prompts = [token_ids(window - 2, seed=6), token_ids(window + 1, seed=6), token_ids(90, seed=6)]
     expect_exact(model_dir, open_recorded, prompts, 40)
-
-
-@pytest.mark.parametrize("kind", WINDOWED)
-@pytest.mark.parametrize("seed", [6])
-def test_after_any_life_with_drafts_each_answer_is_that_of_an_engine_without_a_past(
-    kind: str, seed: int, tiny: TinyModels, tmp_path: Path
-) -> None:
-    """Trap 14 with forks, cancelled and several answers, searches, pressure and a restart from disk."""
-    model_dir = tiny(kind, **WINDOWED[kind])
-    drafter = as_in_a_life(model_dir)
-    live(model_dir, tmp_path, seed, 8, drafter)
-    assert drafter.num_steps
 
 
 @pytest.mark.slow
@@ -334,12 +320,3 @@ def test_tokens_are_told_in_order_also_where_a_step_brings_several(
     assert handle.result is not None
     assert told == reference(llama).answer(token_ids(40), 24)
     assert max(sizes) > 1
-
-
-def test_speculation_can_be_turned_off(llama: Path) -> None:
-    by_default = build_parts("tiny", llama, EngineConfig(device="cpu"))
-    assert isinstance(by_default.drafter, NgramProposer)
-    engine = Engine(build_parts("tiny", llama, EngineConfig(device="cpu", speculate="off")))
-    assert ask(engine, token_ids(40), max_tokens=200).usage.drafted_tokens == 0
-    with pytest.raises(ConfigError, match="use auto or off"):
-        build_parts("tiny", llama, EngineConfig(device="cpu", speculate="on"))

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 
-from kvchat.cli.commands.doctor.doctor import _layers_text
 from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.formats.full.gather import GatherCache
 from kvchat.engine.formats.spec import Group
@@ -19,7 +18,6 @@ from kvchat.engine.models.weight_format import WeightSource
 from kvchat.engine.startup.gpu import can_record, unrecorded, why_not
 from kvchat.engine.startup.weights import load_candidate
 from tests.engine.conftest import TinyModels
-from tests.engine.tiny_models import open_engine
 
 pytestmark = pytest.mark.cpu
 
@@ -95,15 +93,3 @@ def test_a_step_that_could_not_be_recorded_says_why(
     steps.prepare()
     told = unrecorded(on_gpu(forward), groups, steps)
     assert told is None if words is None else words in str(told)
-
-
-def test_doctor_tells_it(tiny: TinyModels) -> None:
-    engine = open_engine(tiny("llama"))
-    info = engine.info
-    engine.close()
-    assert info.unrecorded is None
-    assert _layers_text(info) == "fused layers"
-    gpu = replace(info, device="cuda:0", unfused="it walks through them")
-    assert _layers_text(gpu) == "its own layers: it walks through them; steps are recorded"
-    told = _layers_text(replace(gpu, unrecorded="a step waits for the device"))
-    assert told.endswith("steps are not recorded, which makes answers slower: a step waits for the device")

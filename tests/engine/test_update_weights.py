@@ -122,19 +122,6 @@ def test_a_live_sequence_keeps_its_tokens_and_is_computed_anew(
     assert answer(again, [*text, 7], 12).loaded == Loaded(disk=len(text) - 1), "a tail was not saved in time"
 
 
-def test_what_was_pinned_for_the_old_weights_keeps_no_room_from_the_new_ones(
-    first: Path, second: Path, open_engine: OpenEngine
-) -> None:
-    engine = open_engine(first)
-    handle = submit(engine, PROMPT, 12)
-    finish(engine, handle)
-    assert engine.pin(handle.sequence)
-    engine.update_weights(second)
-    assert {group.pinned_blocks for group in engine.snapshot().groups} == {0}
-    engine.check_integrity()
-    engine.unpin(handle.sequence)
-
-
 def test_weights_do_not_change_under_a_request(first: Path, second: Path, open_engine: OpenEngine) -> None:
     engine = open_engine(first)
     handle = submit(engine, PROMPT, 12)
@@ -161,19 +148,6 @@ def test_a_file_that_is_overwritten_under_an_engine_changes_nothing(
         file.write(bytes(path.stat().st_size))
         file.truncate(1000)
     assert answer(engine, PROMPT, 12).token_ids == expected
-
-
-def test_the_end_of_an_answer_is_that_of_the_new_weights(
-    first: Path, second: Path, open_engine: OpenEngine
-) -> None:
-    expected = reference(second).answer(PROMPT, 12)
-    end = next(token for number, token in enumerate(expected) if number and token not in expected[:number])
-    (second / "generation_config.json").write_text(json.dumps({"eos_token_id": [end]}))
-    engine = open_engine(first)
-    assert engine.update_weights(second).eos_token_ids == (end,)
-    result = answer(engine, PROMPT, 12)
-    assert result.finish_reason is FinishReason.STOP
-    assert result.token_ids == expected[: expected.index(end) + 1]
 
 
 def test_through_a_worker_the_new_weights_answer_and_a_refusal_reaches_the_asker_alone(

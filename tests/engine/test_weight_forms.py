@@ -116,17 +116,6 @@ def test_prepared_weights_that_were_damaged_are_made_again(
         assert prepared.read_bytes() == whole
 
 
-def test_what_a_killed_process_has_left_is_in_nobodys_way(tiny: TinyModels, tmp_path: Path) -> None:
-    start(tiny("llama"), [], weights="int8", cache_dir=tmp_path / "cache")
-    (made,) = (path for path in (tmp_path / "cache" / "weights").iterdir() if path.is_dir())
-    made.rename(made.with_name(f".{made.name}.new"))
-    (made.with_name(f".{made.name}.new") / "made.json").unlink()
-    told: list[str] = []
-    start(tiny("llama"), told, weights="int8", cache_dir=tmp_path / "cache")
-    assert told
-    assert [path for path in made.parent.iterdir() if path.is_dir()] == [made]
-
-
 def test_prepared_weights_are_private_and_keep_within_their_limit(tiny: TinyModels, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     for form in ("int8", "int4", "int8"):
@@ -134,20 +123,6 @@ def test_prepared_weights_are_private_and_keep_within_their_limit(tiny: TinyMode
         (kept,) = (path for path in (cache / "weights").iterdir() if path.is_dir())
         assert kept.stat().st_mode & 0o777 == 0o700
         assert all(file.stat().st_mode & 0o777 == 0o600 for file in kept.iterdir())
-
-
-def test_blocks_have_what_prepared_weights_leave_of_the_disk(
-    tiny: TinyModels, open_engine: OpenEngine, tmp_path: Path
-) -> None:
-    settings = {"weights": "int8", "cache_dir": tmp_path / "cache"}
-    start(tiny("llama"), [], **settings)
-    weights = prepared_bytes(tmp_path / "cache" / "weights")
-    engine = open_engine(tiny("llama"), disk_bytes=2 * weights, **settings)
-    for seed in range(40):
-        answer(engine, token_ids(200, seed), 2)
-    engine.close()
-    blocks = sum(path.stat().st_size for path in (tmp_path / "cache" / "blocks").rglob("*.safetensors"))
-    assert weights // 2 < blocks <= weights
 
 
 def test_without_a_cache_directory_nothing_is_kept(

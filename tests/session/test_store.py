@@ -6,7 +6,6 @@ import subprocess
 import sys
 import threading
 from contextlib import closing
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -198,20 +197,6 @@ def test_a_changed_turn_is_marked_and_the_rest_opens(store: SessionStore, path: 
     assert [turn.damaged for turn in turns] == [False, True, False, True, False, False]
     assert turns[3].token_ids is None
     assert turns[5].usage == Usage()
-
-
-def test_a_path_may_be_ten_thousand_turns_deep(store: SessionStore) -> None:
-    session = store.create_session()
-    branch = store.branch(session.id, MAIN)
-    for _ in range(10):
-        turns, parent = [], branch.leaf_id
-        for _ in range(1000):
-            turns.append(question(session.id, "hello", range(20), parent))
-            parent = turns[-1].id
-        branch = store.add_turns(branch, turns)
-    path = store.turns_to(branch.leaf_id)
-    assert len(path) == 10_000
-    assert all(child.parent_id == parent.id for parent, child in pairwise(path))
 
 
 def test_text_that_no_database_takes_is_stored_all_the_same(store: SessionStore) -> None:

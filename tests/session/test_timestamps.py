@@ -3,22 +3,19 @@
 import json
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from time import time
 
 import pytest
 
 from kvchat.session.bundle.foreign import read_transcripts
-from kvchat.session.bundle.manifest import BundleBranch, Manifest, manifest_header, read_manifest
 from kvchat.session.database import statements
 from kvchat.session.store import SessionStore, new_session_id
 from kvchat.session.template import prompts
 from kvchat.session.template.chat_template import ChatTemplate
 from kvchat.session.timestamps import held_back
-from kvchat.session.tree import MAIN, Branch, BranchName, Session
+from kvchat.session.tree import MAIN, Branch, Session
 from tests.session.bundle.test_foreign import chatgpt
-from tests.session.turns import exchange
 
 pytestmark = pytest.mark.pure
 
@@ -62,16 +59,6 @@ def test_what_is_ahead_of_the_clock_comes_back_in_its_order() -> None:
     assert held_back([3.0, 3.0005, 50.0], 50.0) == {3.0: 3.0, 3.0005: 3.0005, 50.0: 50.0}
 
 
-def test_branches_from_the_future_keep_which_was_used_last(tmp_path: Path) -> None:
-    session, (main,) = strange("x", YEAR_10000)
-    later = replace(main, name=BranchName("later"), updated_at=YEAR_10000 + 1)
-    with closing(SessionStore(tmp_path / "sessions.db")) as store:
-        adopted = store.adopt(session, [main, later], [])
-        branches = store.branches(adopted.id)
-        assert [branch.name for branch in branches] == ["later", MAIN]
-        assert all(branch.updated_at <= time() for branch in branches)
-
-
 def test_a_conversation_begun_after_a_clock_was_ahead_has_the_right_date(tmp_path: Path) -> None:
     """Where it stands in the list counts on, since the last one used comes first."""
     with closing(SessionStore(tmp_path / "sessions.db")) as store:
@@ -80,30 +67,3 @@ def test_a_conversation_begun_after_a_clock_was_ahead_has_the_right_date(tmp_pat
         session = store.create_session(title="right")
         assert session.created_at <= time()
         assert [one.session.title for one in store.list_sessions()] == ["right", "ahead"]
-
-
-def test_sessions_that_were_dated_past_every_calendar_are_brought_back_in_their_order(
-    tmp_path: Path, template: ChatTemplate
-) -> None:
-    path = tmp_path / "sessions.db"
-    with closing(SessionStore(path)) as store:
-        first, second, _ = (store.create_session(title=title) for title in ("first", "second", "usual"))
-        dated(store, [first, second], YEAR_10000)
-    with closing(SessionStore(path)) as store:
-        assert prompts.question(template, store.session(first.id), (), "Well?").token_ids
-        store.create_session(title="new")
-        listed = [one.session for one in store.list_sessions()]
-        assert [one.title for one in listed] == ["new", "second", "first", "usual"]
-        assert max(one.updated_at for one in listed) < time() + 10
-        exchange(store, store.branch(first.id, MAIN), "Q?", "A.")
-
-
-def test_a_conversation_past_every_calendar_can_be_taken_elsewhere() -> None:
-    """What is exported is not refused where it is imported."""
-    at = YEAR_10000 + 1
-    branches = (BundleBranch(name="main", leaf=None, updated_at=at),)
-    manifest = Manifest(
-        title="", system="", model="", created_at=at, updated_at=at, active_branch="main",
-        branches=branches, num_turns=0, kv=None,
-    )  # fmt: skip
-    assert read_manifest(manifest_header(manifest)).updated_at < YEAR_10000

@@ -46,12 +46,6 @@ def test_the_exact_format_is_counted_as_everywhere(config: dict[str, Any]) -> No
     assert exact.context_bytes == cache_sizes(shape, 8192)[0].context_bytes
 
 
-def test_only_the_exact_format_is_exact() -> None:
-    found = format_sizes(read_shape(LLAMA), 8192)
-    assert [size.name for size in found if size.is_exact] == ["exact"]
-    assert len(found) == len({size.name for size in found}) == 10
-
-
 def test_a_window_takes_the_same_however_long_the_conversation() -> None:
     """The first block, sixteen before the present one, and that."""
     assert sizes(LLAMA, 16_384 + 1)["window:1024"] == (1 + 16 + 1) * BLOCK_SIZE * TOKEN
@@ -64,11 +58,6 @@ def test_a_pruned_prompt_takes_what_is_kept_its_first_block_and_its_end() -> Non
     wanted = (1 + 16 + 1) * BLOCK_SIZE * TOKEN  # the last 32 tokens lie in one block
     assert {sizes(LLAMA, length)[f"{rule}:1024"] for rule in ("knorm", "keydiff", "snapkv")} == {wanted}
     assert sizes(LLAMA, 1024)["snapkv:1024"] == sizes(LLAMA, 1024)["exact"]
-
-
-def test_a_pyramid_takes_about_the_same() -> None:
-    found = sizes(LLAMA, 32_768)
-    assert found["snapkv:1024"] <= found["snapkv:1024:pyramid"] <= 1.1 * found["snapkv:1024"]
 
 
 def test_layers_with_a_window_take_what_they_take() -> None:

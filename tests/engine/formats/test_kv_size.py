@@ -70,10 +70,6 @@ def test_deepseek_v3_at_128k_takes_what_is_quoted(name: str, gib: float) -> None
     assert round(sizes(DEEPSEEK_V3)[name].context_bytes / 2**30, 3) == gib
 
 
-def test_the_fp8_record_of_a_latent_has_656_bytes() -> None:
-    assert sizes(DEEPSEEK_V3)["latent in FP8 (approximate)"].token_bytes == 61 * 656
-
-
 @pytest.mark.parametrize(("num_heads", "shared"), [(128, 8), (20, 5), (8, 4), (4, 2), (2, None), (1, None)])
 def test_latents_are_beside_as_many_shared_heads_as_the_model_could_have(
     num_heads: int, shared: int | None
@@ -85,22 +81,11 @@ def test_latents_are_beside_as_many_shared_heads_as_the_model_could_have(
     )
 
 
-def test_ways_stand_in_the_same_order_for_every_number_of_heads() -> None:
-    changes = {"num_attention_heads": 28, "num_key_value_heads": 4}
-    names = [size.name.split("(")[-1] for size in cache_sizes(read_shape(QWEN_72B | changes), K128)]
-    assert names == ["GQA)", "MHA)", "MQA)"]
-
-
 def test_layers_with_a_window_keep_the_window() -> None:
     kinds = ["sliding_attention", "full_attention"] * 63
     own = cache_sizes(shape(layer_types=kinds, sliding_window=1024), K128)[0]
     assert own.token_bytes == 516_096
     assert own.context_bytes == 63 * 4096 * (1024 + K128)
-
-
-def test_every_sixth_layer_is_full_where_a_pattern_says_so() -> None:
-    visible = shape(sliding_window=512, sliding_window_pattern=6).visible
-    assert [number for number, most in enumerate(visible) if most is None] == list(range(5, 126, 6))
 
 
 def test_layers_that_read_another_layers_cache_keep_nothing() -> None:

@@ -19,18 +19,9 @@ def test_layers_that_keep_the_same_are_one_group_in_the_order_of_the_first() -> 
     assert groups == (Group(id=0, spec=SLIDING, layers=(0, 2)), Group(id=1, spec=FULL, layers=(1, 3)))
 
 
-def test_sliding_layers_are_no_full_ones_and_windows_differ() -> None:
-    wider = SlidingSpec(num_kv_heads=2, head_dim_k=8, head_dim_v=4, dtype="BF16", window_len=5)
-    assert len(group_layers({0: FULL, 1: SLIDING, 2: wider})) == 3
-
-
 def test_a_block_has_the_bytes_of_keys_and_values_of_all_layers_and_tokens() -> None:
     assert FULL.token_bytes == 2 * (8 + 4) * 2
     assert Group(id=0, spec=FULL, layers=(0, 1, 5)).block_bytes(64) == 48 * 3 * 64
-
-
-def test_a_full_layer_sees_everything() -> None:
-    assert [FULL.first_visible(position) for position in (0, 5, 1000)] == [0, 0, 0]
 
 
 def test_a_sliding_layer_sees_itself_and_the_window_before() -> None:

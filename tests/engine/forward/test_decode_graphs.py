@@ -183,29 +183,6 @@ def test_a_recorded_step_reads_its_buffers_anew(tiny: Any) -> None:
     assert torch.equal(steps.logits(sequences.last([0, 1])), first)
 
 
-def test_sizes_whose_buffers_find_no_memory_are_left_out_with_one_warning(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    limits = Limits(block_size=BLOCK_SIZE, context_len=CONTEXT_LEN, num_slots={})
-    batch = Batch((Chunk(RequestId(1), SequenceId(1), 0, (5,), True),), (), (), ())
-    working = DecodeGraphRunner(Table(), (), limits, ComputesAnew())
-    working.prepare()
-    assert working.takes(batch)
-    assert torch.equal(working.logits(batch), Table.LOGITS[5:6])
-    steps = DecodeGraphRunner(Table(torch.OutOfMemoryError), (), limits, ComputesAnew())
-    steps.prepare()
-    assert not steps.takes(batch)
-    (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert "decode steps of 1, 2," in warning
-    assert "--kv-device-bytes" in warning
-
-
-def test_a_device_that_failed_is_not_taken_for_one_that_cannot_record() -> None:
-    limits = Limits(block_size=BLOCK_SIZE, context_len=CONTEXT_LEN, num_slots={})
-    with pytest.raises(torch.AcceleratorError):
-        DecodeGraphRunner(Table(torch.AcceleratorError), (), limits, ComputesAnew()).prepare()
-
-
 class Card:
     """A device's memory, of which recorded steps take; smaller ones compute in that of larger ones.
 

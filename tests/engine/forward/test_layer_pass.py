@@ -161,30 +161,6 @@ def test_layers_that_cannot_be_compiled_are_computed_as_they_are(tiny: TinyModel
     assert known_choices(tmp_path) == {}
 
 
-def test_layers_that_cannot_be_compiled_any_more_are_computed_as_they_are_from_then_on(
-    tiny: TinyModels, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A choice that is remembered outlives the compiler; a new shape of prompt may be the first to fail."""
-    forward, steps = steps_of(load(tiny("llama")))
-    _, wanted = steps.time_smallest()
-    calls = []
-
-    def fails_later(between: Any) -> Any:
-        def compiled(*tensors: Any) -> Any:
-            calls.append(len(tensors))
-            if len(calls) > 2:
-                raise RuntimeError("no compiler")
-            return between(*tensors)
-
-        return compiled
-
-    forward.use(fails_later, falls_back=True)
-    _, found = steps.time_smallest()
-    assert torch.equal(found, wanted)
-    assert len(calls) == 3
-    assert caplog.text.count("no compiler") == 1
-
-
 @pytest.mark.filterwarnings("ignore")
 def test_a_remembered_choice_that_fails_is_not_made_again(
     tiny: TinyModels, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -211,31 +187,6 @@ def test_a_remembered_choice_that_fails_is_not_made_again(
     assert (again, again.compiles) == (failed, False)
     assert torch.equal(steps.time_smallest()[1], wanted)
     assert caplog.text.count("not compiled any more") == 1
-
-
-@pytest.mark.parametrize("error", [torch.OutOfMemoryError, torch.AcceleratorError])
-def test_a_device_without_memory_or_that_failed_is_no_fault_of_the_compiler(
-    tiny: TinyModels, error: type[Exception]
-) -> None:
-    forward, steps = steps_of(load(tiny("llama")))
-
-    def compiled(*_: Any) -> Any:
-        raise error("gone")
-
-    forward.use(lambda _: compiled, falls_back=True)
-    with pytest.raises(error):
-        steps.time_smallest()
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_a_step_that_cannot_even_be_timed_is_no_reason_not_to_start(tiny: TinyModels, tmp_path: Path) -> None:
-    forward, steps = steps_of(load(tiny("llama")))
-
-    def fails() -> tuple[float, torch.Tensor]:
-        raise torch.OutOfMemoryError("no room")
-
-    assert not choose(forward, forward.walk, fails, tmp_path, compile_by("eager")).compiles
-    assert steps.time_smallest()[0] > 0
 
 
 def test_a_choice_is_of_one_shape_type_and_version(tiny: TinyModels, monkeypatch: pytest.MonkeyPatch) -> None:

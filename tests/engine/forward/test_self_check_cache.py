@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
-from shutil import copytree
 from typing import Any
 
 import pytest
@@ -15,12 +14,10 @@ import transformers
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kvchat.engine.api.config import EngineConfig
-from kvchat.engine.forward import self_check_cache
 from kvchat.engine.forward.self_check_cache import (
     FILE_NAME,
     MAX_FINDINGS,
     MAX_MODELS,
-    VERSION,
     SelfCheckCache,
     subject_of,
 )
@@ -29,7 +26,6 @@ from kvchat.engine.models.load import LoadedModel, load_model
 from kvchat.engine.startup.assembly import build_parts
 from kvchat.engine.startup.parts import EngineParts
 from tests.engine.conftest import OpenEngine, TinyModels
-from tests.engine.test_update_weights import rewrite
 from tests.engine.tiny_models import VOCAB_SIZE, answer, reference, save_model, token_ids
 
 pytestmark = pytest.mark.cpu
@@ -108,16 +104,6 @@ def test_a_second_start_answers_as_transformers_does(
         assert answer(engine, PROMPT).token_ids == reference(model_dir).answer(PROMPT, 24)
 
 
-def test_other_weights_settings_and_forms_are_looked_at_anew(tiny: TinyModels, tmp_path: Path) -> None:
-    cache_dir, first = tmp_path / "cache", tiny("llama")
-    second = rewrite(copytree(first, tmp_path / "second"), halve)
-    num_first = num_products(first, cache_dir)
-    assert num_products(first, cache_dir, dtype="bfloat16") > 40
-    assert 0 < num_products(first, cache_dir, max_context=512) < num_first, "another step is measured"
-    assert num_products(second, cache_dir) == num_first
-    assert num_products(first, cache_dir) == 0, "the first ones are known still"
-
-
 def halve(tensors: dict[str, torch.Tensor]) -> None:
     for tensor in tensors.values():
         tensor /= 2
@@ -193,22 +179,6 @@ def test_what_a_process_computes_with_is_part_of_the_name(
     assert subject_of(CHECKPOINT, loaded) == before
 
 
-def test_the_code_that_computes_is_part_of_the_name(tmp_path: Path) -> None:
-    """Every file of the engine, of torch's library, of the native one, and of the model's classes."""
-    file = tmp_path / "layer.py"
-    file.write_text("a = 1")
-    before = self_check_cache._state_of([file])
-    os.utime(file, ns=(0, 10**9))
-    assert self_check_cache._state_of([file]) != before
-    named = self_check_cache.computing()
-    assert {"code", "native", "torch", "transformers", "processor", "instructions", "threads"} <= named.keys()
-
-
-def test_the_file_of_a_models_class_is_part_of_the_name(loaded: LoadedModel) -> None:
-    names = {file.name for file in self_check_cache._files_of(loaded.module)}
-    assert {"modeling_llama.py", "modeling_utils.py", "linear.py"} <= names
-
-
 def test_findings_of_several_models_live_beside_each_other_and_the_oldest_go(tmp_path: Path) -> None:
     file = tmp_path / FILE_NAME
     for model in range(MAX_MODELS + 3):
@@ -228,26 +198,6 @@ def test_findings_of_several_models_live_beside_each_other_and_the_oldest_go(tmp
         MAX_FINDINGS + 2,
     ]
     assert file.stat().st_mode & 0o777 == 0o600
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        None,
-        [],
-        {},
-        {"version": VERSION},
-        {"version": VERSION, "models": []},
-        {"version": VERSION, "models": {"here": [1]}},
-        {"version": VERSION + 1, "models": {"here": {"a": 1}}},
-    ],
-)
-def test_what_is_not_in_the_form_of_this_version_counts_as_nothing(tmp_path: Path, fields: object) -> None:
-    file = tmp_path / FILE_NAME
-    write(file, fields)
-    assert SelfCheckCache(file, "here").find("a") is None
-    SelfCheckCache(file, "here").keep("a", 2)
-    assert SelfCheckCache(file, "here").find("a") == 2
 
 
 def write(file: Path, fields: object) -> None:

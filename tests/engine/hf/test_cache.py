@@ -1,9 +1,6 @@
 """Plain transformers code on kvchat's blocks: what `generate` gives, what it reuses, and what outlives it."""
 
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -225,20 +222,4 @@ def test_the_example_of_the_page_runs_and_a_second_run_finds_what_the_first_has_
     for _ in range(2):
         exec(compile(example(), "transformers.md", "exec"), {})
         printed.append(capsys.readouterr().out)
-    check_two_runs(*printed)
-
-
-@pytest.mark.slow
-def test_the_example_of_the_page_finds_what_another_process_has_left(tmp_path: Path) -> None:
-    printed = [
-        subprocess.run(
-            [sys.executable, "-c", example()],
-            capture_output=True,
-            text=True,
-            cwd=tmp_path,
-            env=os.environ | {"PYTHONPATH": str(ROOT)},
-            check=True,
-        ).stdout
-        for _ in range(2)
-    ]
     check_two_runs(*printed)

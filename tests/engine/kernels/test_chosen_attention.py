@@ -189,15 +189,6 @@ def test_of_chunks_that_are_alike_the_first_are_taken(num_new: int, library: Lib
         assert found.chosen.shape[1] == num_chosen
 
 
-def test_of_chunks_that_are_all_alike_the_first_are_taken(library: Library) -> None:
-    case = make_case(SHAPES["14 on 2 of 128"], (64,))
-    choice = replace(case.choice, stands=(Landmarks(rows=torch.ones(64, 2, 128)),), num_chosen=5)
-    found = replace(case, choice=choice).found(library)
-    for head, chosen in enumerate(found.chosen.tolist()):
-        always = set(choice.always[head].tolist())
-        assert chosen == [chunk for chunk in range(64) if chunk not in always][:5]
-
-
 def test_one_head_that_wants_a_chunk_above_all_is_enough(library: Library) -> None:
     """Beside its weights in one head, all others are too small for a number of float32."""
     case = make_case(SHAPES["15 on 5 of 64"], (301,))
@@ -212,17 +203,6 @@ def test_one_head_that_wants_a_chunk_above_all_is_enough(library: Library) -> No
     found = replace(case, query=query, choice=choice).found(library)
     assert found.chosen[2].tolist() == [17, 230]
     assert found.chosen[1].tolist() == [1, 2]
-
-
-def test_what_was_chosen_before_is_not_new(library: Library) -> None:
-    case = make_case(SHAPES["15 on 5 of 64"])
-    first = case.found(library)
-    assert first.num_new == first.chosen.numel()
-    assert replace(case, choice=replace(case.choice, before=first.chosen)).found(library).num_new == 0
-    turned = replace(case, query=case.query.flip(1), choice=replace(case.choice, before=first.chosen))
-    found = turned.found(library)
-    assert 0 < found.num_new < found.chosen.numel()
-    check(found, turned.wanted())
 
 
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
@@ -250,17 +230,6 @@ def test_threads_change_no_bit(num_new: int, library: Library) -> None:
         found = case.found(library)
         assert torch.equal(found.out, alone.out)
         assert torch.equal(found.chosen, alone.chosen)
-
-
-def test_where_blocks_lie_changes_no_bit(library: Library) -> None:
-    case = make_case(SHAPES["15 on 5 of 64"])
-    order = torch.randperm(len(case.pools[0]), generator=torch.Generator().manual_seed(1))
-    pools = [torch.empty_like(pool) for pool in case.pools]
-    for to, pool in zip(pools, case.pools, strict=True):
-        to[order] = pool
-    choice = replace(case.choice, blocks=order[case.choice.blocks])
-    moved = replace(case, pools=KVPair(pools[0], pools[1]), choice=choice)
-    assert torch.equal(moved.found(library).out, case.found(library).out)
 
 
 def test_what_lies_otherwise_is_not_taken(library: Library) -> None:

@@ -91,11 +91,6 @@ def test_layers_are_told_from_the_most_sensitive_on() -> None:
     assert [word for word in lines if word in "135"] == ["5", "3", "1"]
 
 
-def test_a_share_of_all_is_not_certain() -> None:
-    assert share_bounds(1.0, 128)[0] == pytest.approx(0.971, abs=1e-3)
-    assert share_bounds(0.0, 128)[0] == pytest.approx(0.0, abs=1e-12)
-
-
 def test_the_picture_is_well_formed_and_names_every_format() -> None:
     drawn = frontier_svg([*FOUND, measured("k=int8,v=<4>", 350, divergence=0.0)], "a < b & c", 100.0)
     root = ElementTree.fromstring(drawn)
@@ -103,8 +98,3 @@ def test_the_picture_is_well_formed_and_names_every_format() -> None:
     assert {"fp8", "int8", "int4", "int2", "k=int8,v=<4>", "a < b & c"} <= texts
     circles = [float(dot.attrib["cx"]) for dot in root.iter("{http://www.w3.org/2000/svg}circle")]
     assert circles[0] == circles[1] > circles[2] > circles[3]
-
-
-def test_a_picture_of_one_loss_or_of_an_endless_one_can_be_drawn() -> None:
-    for divergence in (0.0, 1.0, float("inf")):
-        ElementTree.fromstring(frontier_svg([measured("int8", 500, divergence=divergence)], "one", 100.0))

@@ -1,7 +1,6 @@
 """What formats lose, measured on a text: held to passes over the whole text, and to caches of engines."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,8 +9,7 @@ from torch import Tensor
 
 from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.api.recall import Item, Question
-from kvchat.engine.kernels.threads import usable_cores
-from kvchat.engine.quality.gauge import EXACT, MOST_COPIES, MOST_ROWS, Gauge, Text, predict
+from kvchat.engine.quality.gauge import EXACT, MOST_ROWS, Gauge, Text, predict
 from kvchat.engine.quality.loss import token_losses
 from kvchat.engine.quality.recall import examine
 from kvchat.errors import ConfigError, ContextOverflow, UsageError
@@ -235,25 +233,3 @@ def an_exam() -> list[Item]:
         )
         for seed in range(6)
     ]
-
-
-def test_copies_of_a_model_answer_an_exam_together_as_one_does(gauge_of: OpenGauge) -> None:
-    alone = examine(gauge_of(), an_exam(), ["int8", "int2"])
-    counts: list[int] = []
-    together = examine(
-        gauge_of(), an_exam(), ["int8", "int2"], counts.append, beside=[gauge_of(), gauge_of()]
-    )
-    assert together == alone
-    assert counts == [1, 2, 3, 4, 5, 6]
-
-
-def test_what_ends_one_copy_ends_the_exam(gauge_of: OpenGauge) -> None:
-    """Nobody waits for items that are never done."""
-    with pytest.raises(ConfigError, match="no form for latents"):
-        examine(gauge_of(), an_exam(), ["int8"], beside=[gauge_of("V3")])
-
-
-def test_only_a_small_model_that_nobody_gave_threads_is_copied(tiny: TinyModels) -> None:
-    config = EngineConfig(device="cpu", block_size=BLOCK, max_batch_tokens=64)
-    assert Gauge.load(tiny("llama"), config).num_copies == min(MOST_COPIES, usable_cores())
-    assert Gauge.load(tiny("llama"), replace(config, threads=1)).num_copies == 1

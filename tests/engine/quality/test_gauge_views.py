@@ -13,13 +13,13 @@ from kvchat.engine.api.request import Request
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.engine import Engine
 from kvchat.engine.quality.frontier import CANDIDATES
-from kvchat.engine.quality.gauge import MOST_ROWS, Gauge, Text, predict
+from kvchat.engine.quality.gauge import Gauge, Text, predict
 from kvchat.engine.quality.recall import examine
 from kvchat.engine.results import collect
-from kvchat.errors import ConfigError, ContextOverflow, UsageError
+from kvchat.errors import ConfigError
 from tests.engine.conftest import OpenEngine, TinyModels
 from tests.engine.latent_models import model_of
-from tests.engine.tiny_models import VOCAB_SIZE, token_ids
+from tests.engine.tiny_models import token_ids
 
 pytestmark = pytest.mark.cpu
 
@@ -153,17 +153,3 @@ def test_layers_alone_are_converted_to_what_quantizes_them(gauge_of: OpenGauge) 
     for layers_in in ("window:64", "exact"):
         with pytest.raises(ConfigError, match="--layers"):
             gauge_of().measure(text, ["int8"], layers_in=layers_in)
-
-
-def test_more_tokens_than_can_be_kept_are_refused_with_what_to_give(gauge_of: OpenGauge) -> None:
-    many = MOST_ROWS // VOCAB_SIZE + 2
-    gauge = gauge_of(max_position_embeddings=2 * many)
-    with pytest.raises(UsageError, match="smaller --last"):
-        gauge.measure(Text((1,) * many, tuple(range(1, many))), ["int8"])
-
-
-def test_questions_behind_more_than_the_model_takes_are_refused(gauge_of: OpenGauge) -> None:
-    question = Question(token_ids=(3, 4), answer_ids=(5, 6))
-    item = Item(kind="recall", token_ids=(7,) * 1023, predicted=(1000,), questions=(question,))
-    with pytest.raises(ContextOverflow, match="1024"):
-        examine(gauge_of(), [item], ["int8"])

@@ -160,36 +160,6 @@ def test_what_has_no_room_beside_the_exact_blocks_is_refused_before_any_is_read(
     assert (stored.num_converted(), stored.exact_files()) == (0, before)
 
 
-def test_exact_blocks_that_are_removed_while_others_are_converted_are_not_told_as_converted(
-    store: Store,
-) -> None:
-    stored = store(length=400)
-    with closing(stored.source()) as source, closing(stored.target()) as target:
-        conversion = Conversion(stored.converter, source, target, stored.roots, [stored.path])
-        with (
-            closing(BlockCatalog(stored.cache_dir)) as catalog,
-            pytest.raises(CacheError, match="went while"),
-        ):
-            conversion.run(lambda _: catalog.collect(lambda _: False))
-    assert stored.num_converted() == 0
-    assert stored.exact_files() == {}
-
-
-def test_converted_blocks_that_are_collected_meanwhile_are_not_told_as_converted(store: Store) -> None:
-    """Nothing refers to them yet."""
-    stored = store(length=400)
-    before = stored.exact_files()
-    exact = stored.converter.exact.fingerprint
-    with closing(stored.source()) as source, closing(stored.target(kind=CollectedShelf)) as target:
-        assert isinstance(target, CollectedShelf)
-        target.collect = lambda: collect(stored.cache_dir, lambda block: block.fingerprint == exact)
-        conversion = Conversion(stored.converter, source, target, stored.roots, [stored.path])
-        with pytest.raises(CacheError, match="convert again"):
-            conversion.run()
-    assert stored.num_converted() == 0
-    assert stored.exact_files() == before
-
-
 def collect(cache_dir: Path, is_referenced: IsReferenced) -> None:
     with closing(BlockCatalog(cache_dir)) as catalog:
         catalog.collect(is_referenced)
@@ -218,17 +188,6 @@ def test_converting_takes_no_room_from_what_it_still_reads_nor_others_from_it(
     assert done.num_tokens == len(stored.path)
     assert next(seeds) > 6, "it answered more than once"
     assert stored.num_bytes() <= needed
-
-
-def test_what_is_written_on_one_day_counts_for_converting_too(store: Store) -> None:
-    stored = store()
-    before = stored.exact_files()
-    with closing(stored.source()) as source, closing(stored.target(daily_bytes=10_000)) as target:
-        conversion = Conversion(stored.converter, source, target, stored.roots, [stored.path])
-        with pytest.raises(StorageError, match="of today"):
-            conversion.run()
-    assert stored.num_converted() == 0
-    assert stored.exact_files() == before
 
 
 def test_what_is_counted_is_there_recent_blocks_included(store: Store) -> None:
@@ -316,37 +275,6 @@ def test_a_conversation_is_converted_up_to_where_its_windows_are_whole(store: St
         source.set_aside(window, tail.key)
         less = Conversion(stored.converter, source, target, stored.roots, [stored.path]).planned
     assert less.num_tokens == len(stored.path) - len(tail.token_ids)
-
-
-def test_other_conversations_make_room_before_the_one_that_is_converted(
-    store: Store, tiny: TinyModels, open_engine: OpenEngine
-) -> None:
-    stored = store()
-    own = set(stored.exact_files())
-    engine = open_engine(tiny("llama"), cache_dir=stored.cache_dir)
-    answer(engine, token_ids(LENGTH, seed=3), 8)
-    engine.close()
-    before = stored.exact_files()
-    assert len(before) > len(own)
-    with closing(stored.source()) as source, closing(stored.target(sum(map(len, before.values())))) as target:
-        done = Conversion(stored.converter, source, target, stored.roots, [stored.path]).run()
-    assert done.num_tokens == len(stored.path)
-    assert own <= set(stored.exact_files()) < set(before)
-
-
-def test_what_was_read_last_goes_last(store: Store) -> None:
-    """Of two tails behind the same block the older one goes, unless it was read."""
-    stored = store()
-    blocks = [(ids, bytes(stored.converter.exact.pool.block_bytes(GroupId(0)))) for ids in ((1,), (2,))]
-    with closing(replace_cache(stored, "apart").source()) as block_store:
-        for ids, payload in blocks:
-            block_store.write([NewBlock(GroupId(0), stored.roots[0], ids, payload)])
-        block_store.read(GroupId(0), stored.roots[0], (1).to_bytes(4, "little"))
-    num_bytes = sum(map(len, replace_cache(stored, "apart").exact_files().values()))
-    with closing(replace_cache(stored, "apart").target(num_bytes - 1)):
-        pass  # opening enforces the limit
-    with closing(replace_cache(stored, "apart").source()) as block_store:
-        assert [ids for _, ids in block_store.tails_behind(stored.roots[0])] == [(1,)]
 
 
 def replace_cache(stored: Stored, name: str) -> Stored:

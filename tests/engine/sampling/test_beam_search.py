@@ -7,15 +7,11 @@ import torch
 import transformers
 
 from kvchat.engine.api.events import FinishReason, TokenEmitted
-from kvchat.engine.api.ids import BlockKey, RequestId, SequenceId
 from kvchat.engine.api.request import Request
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.cache.plan import Copy
 from kvchat.engine.engine import Engine
 from kvchat.engine.results import collect
-from kvchat.engine.scheduling.request_state import RequestState
-from kvchat.engine.sequences.completion import Completion
-from kvchat.engine.sequences.sequence import Sequence
 from kvchat.errors import InvalidRequest, PoolExhausted
 from tests.engine.tiny_models import make_config, open_engine, open_recorded, save_model, token_ids
 
@@ -175,22 +171,6 @@ def test_a_held_beam_gives_way_to_a_request_that_fits(model_dir: Path) -> None:
         engine.step()
     more = engine.submit(endless(75, 12, priority=-1))
     assert {len(collect(handle).token_ids) for handle in (search, more)} == {20, 12}
-
-
-def test_a_fork_of_a_beam_that_is_being_loaded_computes_what_it_lacks() -> None:
-    """The beam was preempted while it was held; nothing is on its way for the fork."""
-    sequence = Sequence(SequenceId(1), "", BlockKey(b""), token_ids(40), [])
-    fork = Sequence(SequenceId(2), "", BlockKey(b""), token_ids(40), [])
-    beam = Completion(
-        id=RequestId(1),
-        request=Request(token_ids=tuple(token_ids(40)), sampling=SamplingParams(beam_width=2)),
-        sequence=sequence,
-        max_tokens=4,
-        submitted_s=0.0,
-        prompt_len=40,
-        limit=16,
-    )
-    assert RequestState(beam, [beam]).sibling(beam, RequestId(2), fork, sample=0).num_due == 40
 
 
 @pytest.mark.parametrize("wrong", [{"n": 3}, {"temperature": 1.0}, {"best_of": 2}])

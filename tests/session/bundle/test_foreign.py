@@ -1,7 +1,6 @@
 """Exports of other programs become sessions of text; what cannot be read is counted or refused."""
 
 import json
-import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -139,16 +138,6 @@ def test_a_file_of_no_known_form_is_refused(tmp_path: Path, text: str, reason: s
         read_transcripts(path)
 
 
-def test_twenty_thousand_messages_in_a_row_are_no_depth(tmp_path: Path) -> None:
-    nodes: dict[str, Node] = {}
-    parent = None
-    for number in range(20_000):
-        nodes[f"n{number}"] = (parent, ("user", "assistant")[number % 2], "x")
-        parent = f"n{number}"
-    (transcript,), _ = read(tmp_path, [chatgpt(str(parent), **nodes)])
-    assert len(transcript.turns) == 20_000
-
-
 def test_text_that_steers_a_terminal_is_kept_as_text_and_titles_are_one_line(tmp_path: Path) -> None:
     export = chatgpt("q", title="\x1b[2Ja\nb", q=(None, "user", "\x1b[31mred"))
     (transcript,), _ = read(tmp_path, [export])
@@ -176,27 +165,3 @@ def test_the_message_on_screen_is_kept_though_its_speaker_went_on_elsewhere(tmp_
     )
     (transcript,), _ = read(tmp_path, [export])
     assert [path[-1][1] for path in stored(tmp_path, transcript)] == ["One.", "One.\n\nTwo."]
-
-
-def test_one_speaker_who_goes_on_for_long_takes_the_memory_of_what_was_said(tmp_path: Path) -> None:
-    nodes: dict[str, Node] = {}
-    for number in range(1500):
-        nodes[f"n{number}"] = (f"n{number - 1}" if number else None, "user", "x" * 1000)
-    path = tmp_path / "export.json"
-    path.write_text(json.dumps([chatgpt("n1499", **nodes)]))
-    tracemalloc.start()
-    (transcript,), _ = read_transcripts(path)
-    peak_bytes = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert len(transcript.turns) == 1
-    assert len(transcript.turns[0].text) == 1500 * 1002 - 2
-    assert peak_bytes < 10 * path.stat().st_size
-
-
-def test_a_branch_out_of_every_piece_is_left_out_where_it_repeats_too_much(tmp_path: Path) -> None:
-    nodes: dict[str, Node] = {}
-    for number in range(300):
-        nodes[f"n{number}"] = (f"n{number - 1}" if number else None, "user", "x" * 1000)
-        nodes[f"a{number}"] = (f"n{number}", "assistant", "y")
-    found, num_skipped = read(tmp_path, [chatgpt("n1", **nodes), chatgpt("q", q=(None, "user", "Hi."))])
-    assert (len(found), num_skipped) == (1, 1)

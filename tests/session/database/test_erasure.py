@@ -12,16 +12,14 @@ from threading import Thread
 import pytest
 
 from kvchat.errors import StorageError
-from kvchat.platform import sqlite_files
-from kvchat.session.database import erasure
 from kvchat.session.database.backups import backup_paths
 from kvchat.session.database.damage import damage_mark
-from kvchat.session.store import Outcome, SessionStore
-from kvchat.session.tree import MAIN, Branch, Finish, SessionId
+from kvchat.session.store import SessionStore
+from kvchat.session.tree import MAIN, Branch, SessionId
 from tests.cli.secret_home import files_with
 from tests.damage import flip
 from tests.patience import PATIENCE_S
-from tests.session.turns import exchange, open_answer, question
+from tests.session.turns import exchange, question
 from tests.threads import wait_until_in
 
 pytestmark = [pytest.mark.pure, pytest.mark.long]
@@ -254,18 +252,6 @@ def test_a_large_database_that_nobody_else_has_open_is_written_anew_at_once(larg
         assert not store.still_readable()
 
 
-def test_a_large_database_waits_for_an_answer_that_is_being_written_here(large: Path) -> None:
-    with closing(SessionStore(large)) as store:
-        kept = next(one.session for one in store.list_sessions() if one.session.title == "kept")
-        asked = question(kept.id, "still there?", parent=store.branch(kept.id, MAIN).leaf_id)
-        answer = open_answer(asked)
-        store.add_turns(store.branch(kept.id, MAIN), (asked, answer))
-        store.delete_session(the_doomed(store))
-        assert store.still_readable()
-        store.finish_answer(answer.id, Outcome(finish=Finish.COMPLETE))
-    assert not files_with(large.parent, *DOOMED)
-
-
 class Fleeting(type(Path())):  # type: ignore[misc]
     """A path whose file is gone once it was seen, as if another process had removed it."""
 
@@ -274,14 +260,6 @@ class Fleeting(type(Path())):  # type: ignore[misc]
         if was_there:
             self.unlink()
         return bool(was_there)
-
-
-def test_what_another_process_has_erased_meanwhile_is_no_error(path: Path) -> None:
-    erasure.owe(path)
-    with closing(sqlite_files.connect(path, timeout_s=1.0)) as connection:
-        erasure.erase(connection, Fleeting(path), indexes_words=True)
-    assert not erasure.is_owed(path)
-    assert not erasure.remains(path), "nothing is said to be readable still"
 
 
 def test_what_was_deleted_goes_from_the_file_that_has_the_name_now(path: Path) -> None:

@@ -20,7 +20,6 @@ from tests.engine.formats.shadow.contexts import (
     SMALL,
     WIDTH,
     distance,
-    make_context,
     randn,
 )
 
@@ -67,14 +66,6 @@ def test_a_basis_of_pieces_is_the_basis_of_all() -> None:
     assert own is not None
     projector = own.all() @ own.all().T
     torch.testing.assert_close(projector, basis.directions @ basis.directions.T, atol=1e-4, rtol=1e-4)
-
-
-def test_a_basis_taken_on_the_wrong_side_of_the_rotation_would_not_hold_them() -> None:
-    context = make_context(400)
-    keys = compressed()
-    keys.compress(context.keys)
-    assert keys.segments[0].lost < 1e-6
-    assert reference.basis_of(context.keys, RANK).energy < SMALL.energy
 
 
 def test_keys_that_no_basis_holds_stay_exact() -> None:
@@ -181,48 +172,6 @@ def test_many_keys_that_no_basis_holds_are_weighed_by_codes_where_they_can_be_re
     bound = query.abs().sum(dim=2).unflatten(1, (NUM_KV_HEADS, -1))[..., None] * scales[:, None] / 2
     assert ((found - exact).abs() <= bound + 1e-4).all()
     assert (found != exact).any()
-
-
-def test_a_run_of_keys_that_has_grown_long_is_coded_when_no_basis_is_found_for_it() -> None:
-    rotated = turned(randn(2 * CODED_LEN, WIDTH))
-    keys, start = compressed(SOURCED), CODED_LEN - CHUNK
-    keys.compress(rotated[:start])
-    for at in range(start, 2 * start, 8 * CHUNK):
-        assert keys.segments[0].scales is None
-        keys.compress(rotated[at : at + 8 * CHUNK])
-    assert keys.segments[0].scales is not None
-    assert keys.num_chunks * CHUNK >= 2 * start
-    whole = compressed(SOURCED)
-    whole.compress(rotated[: keys.num_chunks * CHUNK])
-    query, none = (
-        randn(1, NUM_KV_HEADS, HEAD_DIM),
-        Rows((NUM_KV_HEADS, HEAD_DIM), torch.float32, Budget("device")),
-    )
-    assert torch.equal(keys.products(query, none), whole.products(query, none))
-
-
-def test_codes_that_find_no_room_are_not_added_and_sequences_have_their_own() -> None:
-    """Trap 11."""
-    rotated = turned(randn(CODED_LEN + 80, WIDTH))
-    budget = Budget("device")
-    keys = compressed(SOURCED, budget)
-    keys.compress(rotated[:CODED_LEN])
-    used = budget.used_bytes
-    for room in (100, 64 * NUM_KV_HEADS * 4 + 100):  # too little for scales, and for codes
-        budget.num_bytes = used + room
-        with pytest.raises(OutOfMemory, match="device memory"):
-            keys.compress(rotated[CODED_LEN:])
-        assert (keys.num_chunks, budget.used_bytes) == (CODED_LEN // CHUNK, used)
-    budget.num_bytes = None
-    sequence = keys.fork()
-    keys.compress(rotated[CODED_LEN:])
-    sequence.compress(rotated[CODED_LEN:].flip(0))
-    query, none = randn(1, NUM_KV_HEADS, HEAD_DIM), Rows((NUM_KV_HEADS, HEAD_DIM), torch.float32, budget)
-    found = [one.products(query, none)[..., CODED_LEN // CHUNK :] for one in (keys, sequence)]
-    torch.testing.assert_close(found[0], found[1].flip(-1))
-    keys.release()
-    sequence.release()
-    assert budget.used_bytes == 0
 
 
 def test_chunks_are_weighed_by_their_keys_where_these_are_exact_and_by_landmarks_on_a_basis() -> None:

@@ -99,30 +99,6 @@ def test_keys_that_no_basis_holds_are_read_in_blocks() -> None:
     torch.testing.assert_close(out, known.attend(*new, SCALE)[0], atol=1e-5, rtol=1e-5)
 
 
-def test_sequences_go_on_independently_and_each_reads_its_own_blocks() -> None:
-    """Trap 11: the working set is copied before it is changed, whoever comes first."""
-    context, other = make_context(PROMPT + 100), make_context(PROMPT + 100, seed=50)
-    changed = Context(
-        query=other.query,
-        keys=torch.cat((context.keys[: PROMPT + 21], other.keys[PROMPT + 21 :])),
-        values=torch.cat((context.values[: PROMPT + 21], other.values[PROMPT + 21 :])),
-    )
-    texts = context, changed
-    sources = [in_blocks(text, seed) for seed, text in enumerate(texts)]
-    first, _ = both(context, {})
-    first.attend(*context.part(PROMPT, PROMPT + 21), SCALE, sources[0])
-    layers = first, first.fork()
-    known = [shadow_of(text, PROMPT) for text in texts]
-    for layer in known:
-        layer.attend(*context.part(PROMPT, PROMPT + 21), SCALE)
-    for at in range(PROMPT + 21, PROMPT + 97, 3):
-        for number, text in enumerate(texts):
-            new = text.part(at, at + 3)
-            out = layers[number].attend(*new, SCALE, sources[number])[0]
-            torch.testing.assert_close(out, known[number].attend(*new, SCALE)[0], atol=1e-4, rtol=1e-4)
-            assert seen_chunks(layers[number]) == seen_chunks(known[number])
-
-
 def test_the_device_holds_no_values_but_those_in_sight_and_no_more_than_was_foreseen() -> None:
     """What is allocated is what the budget says, tables of the embedding included."""
     context, budgets = make_context(2048), free()

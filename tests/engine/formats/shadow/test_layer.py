@@ -55,19 +55,6 @@ def test_over_all_chunks_and_the_rank_of_the_keys_it_is_dense_attention(rank: in
     assert distance(torch.cat(found), dense(context, PROMPT, PROMPT + 200)) < 5e-6
 
 
-def test_a_rank_too_small_for_the_keys_shows() -> None:
-    """The control of the test above: keys do come from projections."""
-    context = make_context(PROMPT + 1, rank=RANK)
-    settings = replace(ALL, rank=RANK - 2, energy=0.5)
-    assert (
-        distance(
-            run(shadow_of(context, PROMPT, settings), context, PROMPT, PROMPT + 1),
-            dense(context, PROMPT, PROMPT + 1),
-        )
-        > 1e-2
-    )
-
-
 @pytest.mark.parametrize("exact_len", [512, 32])
 def test_of_300_generated_tokens_each_is_attended_to_from_its_own_step_on(exact_len: int) -> None:
     """The size of the exact buffer is no limit, whether tokens stay in it or are compressed on the way."""
@@ -85,24 +72,6 @@ def test_of_300_generated_tokens_each_is_attended_to_from_its_own_step_on(exact_
     assert most_compressed == (0 if exact_len == 512 else 288)
 
 
-def test_a_token_that_was_generated_long_ago_is_found_again() -> None:
-    """Compressed tokens are chosen like those of the prompt: the answer is the value of the one asked for."""
-    context = make_context(PROMPT + 200)
-    at = PROMPT + 3
-    query = context.query[-1:].clone()
-    positions = torch.tensor([at])
-    planted = ROTARY.turned(
-        ROTARY.unturned(40 * query[:, ::GROUP] / query[:, ::GROUP].norm(dim=-1, keepdim=True), positions),
-        positions,
-    )
-    context.keys[at : at + 1] = planted
-    layer = shadow_of(context, PROMPT, replace(SMALL, rank=WIDTH))
-    run(layer, context, PROMPT, PROMPT + 199)
-    assert at < layer.num_compressed * CHUNK
-    out, _ = layer.attend(query, *context.part(PROMPT + 199, PROMPT + 200)[1:], SCALE)
-    assert distance(out[0, ::GROUP], context.values[at]) < 0.05
-
-
 @pytest.mark.parametrize(("energy", "is_chosen"), [(1.0, True), (0.0, False)])
 def test_a_key_that_its_chunks_landmark_hides_is_found_where_keys_are_exact(
     energy: float, is_chosen: bool
@@ -118,16 +87,6 @@ def test_a_key_that_its_chunks_landmark_hides_is_found_where_keys_are_exact(
     assert (layer.segments[0].directions is None) is is_chosen
     run(layer, context, PROMPT, PROMPT + 1)
     assert (where in layer.stock.working.slots[1].tolist()) is is_chosen
-
-
-@pytest.mark.parametrize("where", [0, 7, 21, 40])
-def test_a_planted_chunk_is_chosen(where: int) -> None:
-    context = make_context(PROMPT + 1)
-    query = context.query[-1, GROUP]
-    context.keys[where * CHUNK + 2, 1] = 8 * query
-    layer = shadow_of(context, PROMPT, replace(SMALL, rank=WIDTH))
-    run(layer, context, PROMPT, PROMPT + 1)
-    assert where in {*layer.stock.working.slots[1].tolist(), *layer.stock.always[1].tolist()}
 
 
 def test_the_first_chunk_is_always_seen() -> None:
@@ -296,40 +255,6 @@ def test_two_sequences_of_one_shadow_go_on_independently() -> None:
     assert first.num_compressed == second.num_compressed > PROMPT // CHUNK
 
 
-def test_layers_of_other_lengths_and_types_stand_side_by_side() -> None:
-    """No length, head size, group or scale is shared, guessed or built in."""
-    for num_tokens, dtype in ((203, torch.bfloat16), (512, torch.float16), (1000, torch.float32)):
-        context = make_context(num_tokens + 1)
-        context = Context(query=context.query, keys=context.keys.to(dtype), values=context.values.to(dtype))
-        layer = shadow_of(context, num_tokens, ALL)
-        out = run(layer, context, num_tokens, num_tokens + 1)
-        wide = Context(query=context.query, keys=context.keys.float(), values=context.values.float())
-        assert distance(out, dense(wide, num_tokens, num_tokens + 1)) < (
-            2e-2 if dtype != torch.float32 else 5e-6
-        )
-
-
-def test_heads_that_share_no_keys_are_answered_too() -> None:
-    context = make_context(PROMPT + 1)
-    single = Context(query=context.query[:, ::GROUP], keys=context.keys, values=context.values)
-    out = shadow_of(single, PROMPT, ALL).attend(*single.part(PROMPT, PROMPT + 1), SCALE)[0]
-    assert distance(out, dense(context, PROMPT, PROMPT + 1)[:, ::GROUP]) < 5e-6
-
-
-def test_scores_that_are_alike_choose_the_same_chunks_in_every_run() -> None:
-    context = make_context(PROMPT + 1)
-    same = Context(query=context.query, keys=torch.zeros_like(context.keys), values=context.values)
-    chosen = []
-    for _ in range(2):
-        layer = ShadowLayer.of_prompt(
-            replace(SMALL, energy=0.0), ROTARY, same.keys[:PROMPT], same.values[:PROMPT], free(), kind="full"
-        )
-        run(layer, same, PROMPT, PROMPT + 1)
-        chosen.append(layer.stock.working.slots)
-    assert torch.equal(*chosen)
-    assert sorted(chosen[0][0].tolist()) == list(range(SMALL.num_always, SMALL.num_always + 8))
-
-
 def test_what_is_allocated_is_what_was_expected_and_what_the_budgets_say() -> None:
     context, budgets = make_context(2048), free()
     layer = shadow_of(context, 2043, budgets=budgets)
@@ -379,17 +304,6 @@ def test_an_error_of_any_kind_on_the_way_to_a_shadow_gives_all_bytes_back(num_ca
     assert len(calls) == num_calls + 1
     assert min(calls) > 0
     assert budgets.device.used_bytes == budgets.host.used_bytes == 0
-
-
-@pytest.mark.parametrize("chunk_size", [1, 4, 64])
-def test_a_prompt_of_several_pieces_divides_into_chunks_of_every_size(chunk_size: int) -> None:
-    settings = replace(
-        SMALL, budget=16384, exact_len=64, query_block=64, chunk_size=chunk_size, num_outliers=2
-    )
-    context = make_context(4096 + 643)
-    layer = shadow_of(context, 4096 + 603, settings)
-    found = run(layer, context, 4096 + 603, 4096 + 643)
-    assert distance(found, dense(context, 4096 + 603, 4096 + 643)) < 5e-6
 
 
 @pytest.mark.parametrize("place", ["host", "device"])

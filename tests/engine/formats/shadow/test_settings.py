@@ -1,7 +1,5 @@
 """What gains nothing from a shadow is refused, with the numbers."""
 
-from dataclasses import replace
-
 import pytest
 
 from kvchat.engine.formats.shadow.settings import (
@@ -42,34 +40,11 @@ def test_keys_too_narrow_to_gain_are_refused(heads: int, dim: int) -> None:
     assert USUAL.rank_for(heads * dim) < heads * dim
 
 
-@pytest.mark.parametrize("kind", ["sliding", "latent"])
-def test_layers_that_do_not_see_all_keys_have_no_shadow(kind: str) -> None:
-    with pytest.raises(UnsupportedModel, match=f"{kind} attention has no shadow"):
-        check_gain(FORCED, replace(LLAMA, kind=kind), 100_000)
-
-
 def test_the_usual_rank_is_that_of_the_paper_at_its_width_and_never_above_the_width() -> None:
     assert USUAL.rank_for(1024) == 160
     assert USUAL.rank_for(4096) == 160
     assert USUAL.rank_for(512) == 80
     assert ShadowSettings(rank=160).rank_for(128) == 128
-
-
-def test_sizes_that_chunks_do_not_divide_are_refused() -> None:
-    for sizes in ({"budget": 100}, {"exact_len": 4}, {"query_block": 0}):
-        with pytest.raises(UsageError, match="does not divide into chunks of 8"):
-            ShadowSettings(**sizes)
-
-
-@pytest.mark.parametrize("chunk_size", [0, -8, 12, 8192])
-def test_chunks_that_pieces_do_not_divide_into_are_refused(chunk_size: int) -> None:
-    with pytest.raises(UsageError, match=rf"chunks of {chunk_size} tokens .* 4,096: take a power of two"):
-        ShadowSettings(
-            budget=24 * 8192,
-            exact_len=24 * 8192,
-            query_block=24 * 8192,
-            chunk_size=chunk_size,
-        )
 
 
 @pytest.mark.parametrize(

@@ -125,20 +125,6 @@ def test_a_step_over_blocks_is_answered_as_the_definition_says(energy: float, st
     assert 0 < min(found) < found[0]
 
 
-def test_tokens_that_were_answered_elsewhere_leave_the_shadow_that_answering_them_leaves() -> None:
-    """Whatever was compressed meanwhile, at whatever cuts they came."""
-    context = make_context(PROMPT + 150)
-    answered, extended = shadow_of(context, PROMPT), shadow_of(context, PROMPT)
-    for at in range(PROMPT, PROMPT + 149):
-        answered.attend(*context.part(at, at + 1), SCALE)
-    _, keys, values = context.part(PROMPT, PROMPT + 149)
-    extended.extend(keys, values)
-    assert extended.num_compressed == answered.num_compressed > PROMPT // CHUNK
-    last = context.part(PROMPT + 149, PROMPT + 150)
-    found = [layer.attend(*last, SCALE)[0] for layer in (answered, extended)]
-    torch.testing.assert_close(*found, atol=1e-6, rtol=1e-6)
-
-
 def shadows_with(limit_bytes: int) -> Shadows:
     return Shadows(View(rule="shadow", budget=64, is_forced=True), {0: ROTARY}, limit_bytes)
 
@@ -229,11 +215,3 @@ def test_a_prompt_stays_for_whoever_begins_with_it_while_there_is_room() -> None
     assert (shadows.used_bytes, shadows.counts[0].made_len) == (before, 3 * PROMPT)
     shadows.clear()
     assert shadows.used_bytes == 0
-
-
-def test_a_shadow_that_is_to_begin_elsewhere_is_let_go() -> None:
-    shadows = three(2**40)
-    own, before = tail_bytes(shadows, 1), shadows.used_bytes
-    shadows.step(SequenceId(1), prompt(9, PROMPT + 8), PROMPT + 8, torch.zeros(0))
-    assert shadows.used_bytes == before - own
-    assert not shadows._sequences[SequenceId(1)].layers

@@ -6,9 +6,7 @@ import pytest
 
 from kvchat.engine.api.ids import RequestId
 from kvchat.engine.sampling.speculative.ngram_proposer import (
-    MOST_DELAY,
     MOST_DRAFTED,
-    MOST_OF_A_STEP,
     READ_AT_ONCE,
     NgramProposer,
 )
@@ -122,23 +120,6 @@ def test_what_is_most_probably_right_is_drafted_first() -> None:
     proposed = steps.drafts.propose(steps.entries, 0, 8)
     assert len(proposed[RequestId(1)]) >= 7
     assert sum(map(len, proposed.values())) <= 8
-
-
-def test_a_step_has_a_bounded_number_of_guesses() -> None:
-    steps = Steps(CHEAP, *[CYCLE * 60] * 6)
-    for _ in range(80):
-        steps.step()
-    assert MOST_OF_A_STEP // 2 < max(steps.lengths) <= MOST_OF_A_STEP
-
-
-def test_sequences_do_not_wait_long_for_the_drafts_of_others() -> None:
-    slow: Callable[[int], float] = lambda num_drafted: 1 + 0.2 * num_drafted  # noqa: E731
-    steps = Steps(slow, CYCLE * 300, scattered(9000))
-    steps.run(2000)
-    steps.lengths.clear()
-    steps.run(500)
-    late = [length for length in steps.lengths if slow(length) > MOST_DELAY]
-    assert len(late) <= 0.02 * len(steps.lengths)
 
 
 def test_nothing_is_drafted_beside_prompts_or_behind_the_end_of_an_answer() -> None:

@@ -39,12 +39,6 @@ def test_one_slow_step_changes_nothing_and_many_do() -> None:
     assert costs.plain_s(1, 900) == 3.0
 
 
-def test_a_time_that_is_not_positive_is_none() -> None:
-    costs = StepCosts()
-    timed(costs, 0, 0.0, -1.0, 0.0)
-    assert costs.plain_s(1, 900) is None
-
-
 def test_the_nearest_length_counts_and_both_sides_come_from_one() -> None:
     costs = StepCosts()
     timed(costs, 0, *[1.0] * LEAST, keys=100)
@@ -55,9 +49,3 @@ def test_the_nearest_length_counts_and_both_sides_come_from_one() -> None:
     assert costs.relative(1, 50_000, 2) == 1.1
     timed(costs, 0, *[7.0] * LEAST, keys=200)
     assert costs.relative(1, 200, 2) == 2.0
-
-
-def test_other_numbers_of_sequences_are_another_matter() -> None:
-    costs = StepCosts()
-    timed(costs, 0, *[1.0] * LEAST, num_sequences=2)
-    assert costs.plain_s(1, 900) is None
