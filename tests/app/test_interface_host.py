@@ -262,11 +262,3 @@ def test_a_gguf_file_is_listed_by_its_size(tmp_path: Path, monkeypatch: pytest.M
     assert "someone/some-GGUF" not in found
     gone = models_here("starter", [str(tmp_path / "gone.gguf")], tmp_path, memory)
     assert not any("gone" in entry.name for entry in gone)
-
-
-class Gpu:
-    """Stands where torch would, once an engine has loaded it."""
-
-    class cuda:
-        is_available = staticmethod(lambda: True)
-        mem_get_info = staticmethod(lambda: (7 << 30, 8 << 30))

@@ -11,7 +11,6 @@ from kvchat.engine.api.request import Request
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.engine import Engine
 from kvchat.engine.forward.decode_graphs import MOST_GATHERED, DecodeGraphRunner
-from kvchat.engine.sequences.batch import Chunk
 from kvchat.engine.startup.gpu import can_record
 from tests.engine.conftest import TinyModels
 from tests.engine.latent_models import model_of
@@ -86,13 +85,6 @@ def test_quantized_blocks_are_read_through_tables(cache_format: str, tiny: TinyM
     assert quantizing
     assert all(chunk.end % 16 for batch in runner.ahead for chunk in batch.chunks if chunk.end > 32)
     assert len(runner.ahead) >= NUM_TOKENS // 2
-
-
-def next_chunk(engine: Engine, sequence: Any) -> Chunk:
-    """Return the chunk of the token that was told last, which has a slot already where it begins no block."""
-    known = engine._manager.sequences[sequence]
-    assert known.computed_len % 16
-    return Chunk(known.id, known.id, known.computed_len, (known.token_ids[-1],), True)  # type: ignore[arg-type]
 
 
 def test_only_steps_whose_blocks_find_room_as_numbers_are_recorded(tiny: TinyModels) -> None:

@@ -1,9 +1,6 @@
 """A conversation that was closed goes on where it stopped: nothing that was computed is computed again."""
 
-import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -63,35 +60,6 @@ def test_a_reopened_conversation_computes_only_what_was_never_fed(
     assert result.usage.computed_tokens == NUM_NEW
     assert result.loaded == Loaded(disk=len(text) - 1)
     assert result.token_ids == reference(model_dir).answer(prompt, 24)
-
-
-_ELSEWHERE = """
-import json, sys
-from pathlib import Path
-from kvchat.engine import Engine, EngineConfig, SamplingParams
-
-model, cache_dir, num_tokens = sys.argv[1:]
-engine = Engine.load(model, EngineConfig(device="cpu", block_size=64, cache_dir=Path(cache_dir)))
-(result,) = engine.generate([json.load(sys.stdin)], SamplingParams(max_tokens=int(num_tokens)))
-engine.close()
-json.dump(result.token_ids, sys.stdout)
-"""
-
-
-def _answer_elsewhere(model_dir: Path, cache_dir: Path, prompt: list[int], num_tokens: int) -> list[int]:
-    command = [sys.executable, "-c", _ELSEWHERE, str(model_dir), str(cache_dir), str(num_tokens)]
-    done = subprocess.run(
-        command,
-        input=json.dumps(prompt),
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        timeout=PATIENCE_S,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    tokens: list[int] = json.loads(done.stdout)
-    return tokens
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3"])

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import socket
-from collections.abc import Iterator
 
 import pytest
 
@@ -141,32 +140,6 @@ def test_many_who_never_finish_a_request_keep_nobody_from_asking(served: Served)
     assert still_answers(served)
     for raw in slow:
         raw.close()
-
-
-@pytest.fixture
-def impatient(template: ChatTemplate) -> Iterator[Served]:
-    """An endpoint that gives each client a second for the head of a request."""
-    served = Served(template, head_s=1.0)
-    yield served
-    served.server.close()
-
-
-NEVER_ENDING = [
-    b"",
-    b"GET /health HTTP/1.1\r\nHost: loc",
-    b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n",  # answered, and nothing follows
-    b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\nGET /health HTTP/1.1\r\n",
-    b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000\r\n\r\n{",  # no key
-]
-
-
-def _is_cut_off(raw: socket.socket) -> bool:
-    """Send one more byte; return whether the other end has hung up."""
-    try:
-        raw.sendall(b"a")
-    except OSError:
-        return True
-    return False
 
 
 @pytest.mark.parametrize("stream", [False, True])

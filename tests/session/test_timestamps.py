@@ -19,8 +19,6 @@ from tests.session.bundle.test_foreign import chatgpt
 
 pytestmark = pytest.mark.pure
 
-YEAR_10000 = 253_402_300_800.0
-
 
 def strange(title: str, at: float) -> tuple[Session, list[Branch]]:
     session = Session(id=new_session_id(), title=title, system="", model="", created_at=at, updated_at=at)

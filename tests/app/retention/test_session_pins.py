@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,9 @@ from kvchat.app.config import read_settings
 from kvchat.app.open_sessions import open_store
 from kvchat.app.session_service import SessionService
 from kvchat.engine.memory.disk.catalog import BlockCatalog
-from kvchat.errors import PinRefused, SessionNotFound
-from kvchat.session.store import SessionStore, new_turn_id
-from kvchat.session.tree import Role, Session, SessionId
+from kvchat.errors import PinRefused
+from kvchat.session.store import new_turn_id
+from kvchat.session.tree import Role
 from tests.cli.command_line import Run
 from tests.cli.commands.sessions.test_listing import add
 from tests.engine.memory import chains
@@ -195,12 +195,3 @@ def test_a_removed_branch_is_kept_by_no_list_even_where_nothing_more_may_be_kept
         assert {block.token_ids for block in catalog.kept_blocks()} == {(1, 2, 3, 4), (5, 6, 7, 8)}
     (left,) = home.rglob("*.keep")
     assert len(left.read_bytes()) == 32 + 2 * 32 + 16
-
-
-class DeletedElsewhere(SessionService):
-    """A store whose sessions another process deletes right before they are looked at."""
-
-    def session(self, session_id: SessionId) -> Session:
-        with suppress(SessionNotFound), closing(SessionStore(self.path)) as other:
-            other.delete_session(session_id)
-        return super().session(session_id)

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from kvchat.engine.api.ids import BlockId, RequestId, SequenceId
 from kvchat.engine.cache.plan import TableChange
@@ -14,7 +13,7 @@ from kvchat.engine.forward.activation_memory import peak_bytes
 from kvchat.engine.forward.cuda_graphs import GraphReserve
 from kvchat.engine.forward.decode_graphs import ComputesAnew, DecodeGraphRunner, Limits
 from kvchat.engine.forward.route import ModelPlan, choose_route
-from kvchat.engine.forward.runner import InputBatch, Runner
+from kvchat.engine.forward.runner import Runner
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.models.load import load_model
 from kvchat.engine.sequences.batch import Batch, Chunk
@@ -26,24 +25,6 @@ BLOCK_SIZE, NUM_BLOCKS, CONTEXT_LEN = 8, 40, 128
 LENGTHS = (1, 7, 8, 9, 63, 90)
 KINDS = ("llama", "qwen3", "gpt2")
 CPU = torch.device("cpu")
-
-
-class Table:
-    """A model that has a row of logits for each token, on a device that may answer all with an error."""
-
-    LOGITS = torch.eye(8)
-
-    def __init__(self, error: type[Exception] | None = None) -> None:
-        self._error = error
-
-    @property
-    def device(self) -> torch.device:
-        if self._error is not None:
-            raise self._error
-        return CPU
-
-    def logits(self, row: InputBatch) -> Tensor:
-        return self.LOGITS[row.token_ids[row.sampling]]
 
 
 class Sequences:

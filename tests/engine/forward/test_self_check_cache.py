@@ -71,10 +71,6 @@ def started(model_dir: Path, cache_dir: Path, **settings: Any) -> tuple[EnginePa
     return parts, products.number
 
 
-def num_products(model_dir: Path, cache_dir: Path, **settings: Any) -> int:
-    return started(model_dir, cache_dir, **settings)[1]
-
-
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(("kind", "num_probed"), [("llama", 0), ("qwen3", 0), ("gemma3", 0), ("gpt2", 16)])
 def test_a_second_start_multiplies_nothing_and_makes_the_same_engine(
@@ -102,11 +98,6 @@ def test_a_second_start_answers_as_transformers_does(
         engine = open_engine(model_dir, cache_dir=tmp_path / "cache")
         assert engine.info.unfused is None
         assert answer(engine, PROMPT).token_ids == reference(model_dir).answer(PROMPT, 24)
-
-
-def halve(tensors: dict[str, torch.Tensor]) -> None:
-    for tensor in tensors.values():
-        tensor /= 2
 
 
 def test_without_a_cache_directory_nothing_is_kept(tiny: TinyModels) -> None:

@@ -218,18 +218,3 @@ def test_each_question_of_an_exam_is_answered_over_a_view_as_if_it_were_the_only
     exact, over_view = examine(gauge_of(), [item], [cache_format])
     assert over_view.right == ((True, True),)
     assert exact.right != over_view.right
-
-
-def an_exam() -> list[Item]:
-    return [
-        Item(
-            kind="recall",
-            token_ids=tuple(token_ids(100 + 7 * seed, seed)),
-            predicted=(90, 91, 99),
-            questions=tuple(
-                Question(token_ids=tuple(token_ids(9, 50 + seed)), answer_ids=tuple(token_ids(3, 80 + seed)))
-                for _ in range(2)
-            ),
-        )
-        for seed in range(6)
-    ]

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -51,17 +51,6 @@ class PatientShelf(BundleBlockStore):
     def write(self, blocks: Iterable[NewBlock], *, is_wanted: bool = False) -> int:
         assert self.is_ahead.wait(PATIENCE_S)
         return super().write(blocks, is_wanted=is_wanted)
-
-
-class CollectedShelf(BundleBlockStore):
-    """Lets somebody collect garbage whenever blocks were written."""
-
-    collect: Callable[[], None]
-
-    def write(self, blocks: Iterable[NewBlock], *, is_wanted: bool = False) -> int:
-        num_written = super().write(blocks, is_wanted=is_wanted)
-        self.collect()
-        return num_written
 
 
 @dataclass(frozen=True)
@@ -275,7 +264,3 @@ def test_a_conversation_is_converted_up_to_where_its_windows_are_whole(store: St
         source.set_aside(window, tail.key)
         less = Conversion(stored.converter, source, target, stored.roots, [stored.path]).planned
     assert less.num_tokens == len(stored.path) - len(tail.token_ids)
-
-
-def replace_cache(stored: Stored, name: str) -> Stored:
-    return replace(stored, cache_dir=stored.cache_dir.with_name(name))

@@ -252,16 +252,6 @@ def test_a_large_database_that_nobody_else_has_open_is_written_anew_at_once(larg
         assert not store.still_readable()
 
 
-class Fleeting(type(Path())):  # type: ignore[misc]
-    """A path whose file is gone once it was seen, as if another process had removed it."""
-
-    def exists(self) -> bool:
-        was_there = super().exists()
-        if was_there:
-            self.unlink()
-        return bool(was_there)
-
-
 def test_what_was_deleted_goes_from_the_file_that_has_the_name_now(path: Path) -> None:
     """Another process has put a recovered one in its place."""
     with closing(SessionStore(path)) as store:
