@@ -24,6 +24,13 @@ IDS = torch.arange(2, 66)[None] % 60 + 2
 CPU = torch.device("cpu")
 
 
+@pytest.fixture(name="small")
+def small_models(request: pytest.FixtureRequest) -> TinyModels:
+    """The tiny models that are directories."""
+    found: TinyModels = request.getfixturevalue("tiny")
+    return found
+
+
 @pytest.mark.parametrize("quantized", [Kind.Q8_0, Kind.Q4_0, Kind.F16, Kind.F32], ids=lambda kind: kind.name)
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "gemma2", "gemma3", "phi3"])
 def test_a_file_computes_what_transformers_computes_with_its_numbers(
