@@ -176,14 +176,3 @@ def test_only_rows_that_are_wanted_have_logits(library: Library) -> None:
     assert torch.equal(native.logits(hidden.clone(), some), all_logits[[2, 5]])
     none = StepRows(positions=step.positions, groups=step.groups, sampling=torch.tensor([], dtype=torch.long))
     assert native.logits(hidden.clone(), none).shape == (0, model.shape.vocab)
-
-
-def test_sinks_that_would_be_copied_are_refused_since_a_copy_would_outlive_exchanged_weights(
-    library: Library,
-) -> None:
-    model = model_of(SHAPES["sinks"])
-    first = model.layers[0]
-    for sinks in (torch.zeros(6, dtype=BF16), torch.zeros(12)[::2]):
-        model.layers[0] = replace(first, heads=replace(first.heads, sinks=sinks))
-        with pytest.raises(ValueError, match="sinks"):
-            native_of(model, model.pools(), library)

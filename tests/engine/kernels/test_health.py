@@ -8,7 +8,7 @@ import torch
 
 from kvchat.engine.kernels.device import why_unsupported
 from kvchat.engine.kernels.health import EVERY, Health
-from kvchat.engine.kernels.kernel_checks import FUSED_TRIALS, LATENT_TRIALS, LENGTHS, TRIALS, try_kernels
+from kvchat.engine.kernels.kernel_checks import FUSED_TRIALS, LATENT_TRIALS, TRIALS, try_kernels
 from kvchat.engine.kernels.launch_checks import check_slots
 from kvchat.engine.kernels.paged_attention.args import StepTables
 from kvchat.engine.kernels.paged_attention.step_tables import check_tables
@@ -55,12 +55,6 @@ def test_a_device_that_failed_is_not_trusted_any_more() -> None:
         Health().attempt("attention", failed, lambda: 7)
     with pytest.raises(torch.AcceleratorError):
         try_kernels(CPU, torch.float32, {"attention": lambda *_: failed()}, Health())
-
-
-def test_a_trial_without_memory_says_nothing_against_a_kernel() -> None:
-    health = Health()
-    try_kernels(CPU, torch.float32, {"attention": lambda *_: no_memory()}, health)
-    assert health.is_well("attention")
 
 
 def test_a_card_that_is_too_old_gets_no_kernel() -> None:
@@ -160,10 +154,3 @@ def test_tables_are_looked_at_before_a_launch(
         return
     with pytest.raises(AssertionError, match=words):
         check_tables(tables, pool)
-
-
-def test_trials_divide_a_context_as_long_ones_are() -> None:
-    """Parts are computed and merged by code of their own."""
-    for kernel in ("paged_attention", "latent_attention"):
-        module = pytest.importorskip(f"kvchat.engine.kernels.{kernel}.triton")
-        assert max(LENGTHS) > 2 * module.PART_LEN

@@ -9,7 +9,6 @@ from kvchat.engine.kernels.health import Health
 from kvchat.engine.kernels.kernel_checks import (
     FUSED_TRIALS,
     LATENT_TRIALS,
-    LENGTHS,
     TOLERANCES,
     TRIALS,
     largest_error,
@@ -51,23 +50,9 @@ def test_trials_are_passed_with_other_numbers(dtype: torch.dtype) -> None:
         assert trial(CPU, dtype, seed=2**39) <= TOLERANCES[dtype], name
 
 
-@pytest.mark.parametrize("name", ["attention", "attention over latents", "attention over quantized blocks"])
-def test_other_seeds_are_other_numbers(name: str) -> None:
-    """Which shows in what rounding does to them."""
-    errors = [EVERY_TRIAL[name](CPU, torch.float32, seed=seed) for seed in (1, 1, *range(2, 12))]
-    assert errors[0] == errors[1]
-    assert len(set(errors)) > 1
-
-
 def test_a_model_without_quantized_layers_or_latents_has_no_trial_of_them() -> None:
     assert list(trials_of(LAYERS[:2])) == ["storing keys and values", "attention"]
     assert trials_of(()) == {}
-
-
-def test_trials_over_quantized_blocks_divide_a_context_as_long_ones_are() -> None:
-    """Parts are computed and merged by code of their own."""
-    module = pytest.importorskip("kvchat.engine.kernels.quantized_attention.triton")
-    assert max(LENGTHS) > 2 * module.PART_LEN
 
 
 def test_what_is_not_a_number_is_never_lost_among_errors() -> None:

@@ -87,15 +87,6 @@ def test_moves_that_get_in_their_own_way_are_found_before(
         debugs.cache_clear()
 
 
-def test_runs_that_do_not_lie_one_behind_the_other_are_not_read_as_if_they_did() -> None:
-    """The kernel walks over them by the bytes of a block."""
-    triton_moves = pytest.importorskip("kvchat.engine.kernels.move_blocks.triton")
-    regions = make_regions()
-    runs = torch.zeros(2, 2 * regions.block_bytes, dtype=torch.uint8)[:, : regions.block_bytes]
-    with pytest.raises(AssertionError, match="one behind the other"):
-        triton_moves.scatter_blocks(regions, torch.tensor([0, 1]), runs)
-
-
 def test_blocks_are_brought_from_another_memory_in_the_order_of_a_sequence() -> None:
     """Neighbours in one copy; what is brought is a copy."""
     pool = torch.arange(12.0)[:, None].expand(12, 3).clone()

@@ -131,32 +131,6 @@ def test_threads_change_no_bit(shape: Shape, num_new: int, library: Library) -> 
         torch.set_num_threads(1)
 
 
-def test_where_blocks_lie_changes_no_bit(library: Library) -> None:
-    case = real_case(REAL["15 on 5 of 64"], 1).to(torch.float32)
-    order = torch.randperm(len(case.k_pool), generator=torch.Generator().manual_seed(1))
-    k_pool, v_pool = torch.empty_like(case.k_pool), torch.empty_like(case.v_pool)
-    k_pool[order], v_pool[order] = case.k_pool, case.v_pool
-    spans = [replace(span, blocks=order[span.blocks]) for span in case.args.spans]
-    moved = replace(case, k_pool=k_pool, v_pool=v_pool, args=replace(case.args, spans=spans))
-    assert torch.equal(attend(moved, library), attend(case, library))
-
-
-def test_sequences_without_queries_and_empty_batches_are_taken(library: Library) -> None:
-    case = make_case(Shape(num_new=1)).to(torch.float32)
-    spans = [SequenceSpan(0, 0, 0, 0, case.args.spans[0].blocks[:0]), *case.args.spans]
-    with_empty = replace(case, args=replace(case.args, spans=spans))
-    assert torch.equal(attend(with_empty, library), attend(case, library))
-    nothing = replace(case, query=case.query[:0], args=replace(case.args, spans=[]))
-    assert attend(nothing, library).shape == (0, *case.query.shape[1:])
-
-
-def test_queries_need_not_be_contiguous(library: Library) -> None:
-    case = make_case(Shape()).to(torch.float32)
-    strided = replace(case, query=case.query.transpose(0, 1).contiguous().transpose(0, 1))
-    assert not strided.query.is_contiguous()
-    assert torch.equal(attend(strided, library), attend(case, library))
-
-
 def test_a_step_prepared_once_gives_what_it_gives_unprepared(library: Library) -> None:
     case = make_case(Shape(num_new=5), LENGTHS).to(torch.float32)
     prepared = replace(case, args=replace(case.args, prepared=native.span_table(case.args.spans)))

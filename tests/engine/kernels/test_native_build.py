@@ -97,19 +97,6 @@ def test_two_processes_compile_once_and_as_many_sources_at_once_as_there_are_pro
     assert most_at_once(calls) <= usable_cores()
 
 
-@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system binds no process to processors")
-def test_as_many_compilers_run_as_there_are_processors_that_may_be_used(copy: Path, noting: Path) -> None:
-    """Each takes up to a GiB: a container of one processor on a large machine has no memory for more."""
-    usable = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {min(usable)})
-    try:
-        built = run(copy, "-m", "kvchat.engine.kernels.native.build", CXX=str(noting))
-    finally:
-        os.sched_setaffinity(0, usable)
-    assert built.returncode == 0, built.stderr
-    assert most_at_once((copy / "calls").read_text().split()) == 1
-
-
 def test_a_damaged_library_is_not_used(copy: Path) -> None:
     (copy / "kvchat/engine/kernels/native" / library_path().name).write_bytes(b"no library")
     attended = run(copy, "-c", ATTEND)

@@ -86,13 +86,6 @@ def test_every_number_of_e4m3_is_rounded_as_torch_rounds(native: Library) -> Non
     assert torch.equal(quantized(row, record, native), quantize(row, record))
 
 
-def test_pools_with_gaps_between_blocks_are_read_where_they_lie(native: Library) -> None:
-    record = QuantizedRecord(Code.INT4, 64, 64, is_by_channel=True)
-    blocks = torch.randn(4, 5, 64, 192)[:, ::2, :, 64:128]
-    assert takes(blocks)
-    assert torch.equal(quantized(blocks, record, native), quantize(blocks, record))
-
-
 def test_what_lies_otherwise_is_not_taken() -> None:
     assert not takes(torch.zeros(2, 2, 4, 8).transpose(2, 3))
     assert not takes(torch.zeros(2, 2, 4, 0))

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from kvchat.engine.kernels.native.library import Library, libraries
 from kvchat.engine.kernels.quantized_linear import Coding, QuantizedWeight, dequantize, native, reference
-from kvchat.engine.kernels.quantized_linear.weight import from_tiles, pack, to_tiles, unpack
+from kvchat.engine.kernels.quantized_linear.weight import pack
 from tests.engine.kernels import native_library
 from tests.engine.kernels.native_library import all_levels
 
@@ -106,30 +106,6 @@ def test_an_expanded_weight_is_what_its_codes_stand_for(
     )
 
 
-@all_levels
-@codings
-def test_few_inputs_and_outputs_that_fill_no_tile_are_computed(level: str, coding: Coding) -> None:
-    num_inputs = 48 if coding.group == 16 else coding.group
-    for num_outputs in (1, 16, 47):
-        weight = random_weight(coding, num_outputs, num_inputs)
-        for dtype, most in DTYPES.items():
-            x = random((5, num_inputs)).to(dtype)
-            wanted = x.double() @ dequantize(weight).double().T
-            found = native.linear(x, weight, None, library(level)).double()
-            assert float((found - wanted).abs().max() / wanted.abs().max()) < most
-            expanded = native.expand(weight, dtype, library(level))
-            torch.testing.assert_close(expanded, dequantize(weight).to(dtype), rtol=most, atol=0)
-
-
-@all_levels
-def test_an_output_has_the_same_bits_in_a_tile_and_beside_one(level: str) -> None:
-    x = random((3, NUM_INPUTS)).bfloat16()
-    for coding in CODINGS:
-        weights = random_weight(coding, 32), first_outputs(random_weight(coding, 32), 25)
-        whole, cut = (native.linear(x, weight, None, library(level)) for weight in weights)
-        assert torch.equal(whole[:, :25], cut)
-
-
 def test_every_level_finds_the_same_bits() -> None:
     if native_library.compiled() is not None:
         pytest.skip("there are no native kernels")
@@ -156,35 +132,6 @@ def test_a_number_that_is_not_finite_spoils_its_own_row(level: str, dtype: torch
 
 
 @all_levels
-@dtypes
-def test_zeros_give_the_bias_and_tiny_numbers_next_to_nothing(level: str, dtype: torch.dtype) -> None:
-    tiny = torch.finfo(dtype).smallest_normal
-    x = torch.stack([torch.full((NUM_INPUTS,), number, dtype=dtype) for number in (0, tiny, -tiny / 2)])
-    for coding in CODINGS:
-        weight, bias = random_weight(coding, 37), random((37,)).to(dtype)
-        found = native.linear(x, weight, bias, library(level))
-        assert torch.equal(found[0], bias)
-        torch.testing.assert_close(found[1:], bias.expand(2, 37), rtol=0, atol=1e-2)
-
-
-@all_levels
-@pytest.mark.parametrize("number", [1e4, 1e30, 3e38])
-def test_a_huge_number_costs_the_others_of_its_block_and_no_more(level: str, number: float) -> None:
-    for coding in CODINGS:
-        weight, x = random_weight(coding, 37), random((2, NUM_INPUTS)).bfloat16()
-        weight.scales[:] = 2.0**-10
-        if weight.minima is not None:
-            weight.minima[:] = -(2.0**-9)
-        x[:, :32] = 0
-        x[1] = x[0]
-        x[1, 0] = number
-        without, found = native.linear(x, weight, None, library(level)).double()
-        own = dequantize(weight)[:, 0].double() * float(x[1, 0])
-        assert bool(found.isfinite().all())
-        assert bool(((found - own - without).abs() <= own.abs() * 2**-8 + without.abs() * 2**-7).all())
-
-
-@all_levels
 def test_a_number_of_16_bits_moves_by_little_of_the_largest_of_its_block(level: str) -> None:
     x = (random((4, NUM_INPUTS)) * torch.logspace(-6, 0, NUM_INPUTS)).half()
     largest = x.double().unflatten(1, (-1, 32)).abs().amax(2).repeat_interleave(32, 1)
@@ -196,30 +143,12 @@ def test_a_number_of_16_bits_moves_by_little_of_the_largest_of_its_block(level: 
         assert bool(((found - wanted).abs() <= bound).all())
 
 
-@all_levels
-def test_rows_that_do_not_lie_side_by_side_are_read(level: str) -> None:
-    weight, x = random_weight(Coding(bits=8), 20), random((2, 3, 2 * NUM_INPUTS))[..., ::2]
-    wanted = reference.linear(x, weight, None)
-    torch.testing.assert_close(native.linear(x, weight, None, library(level)), wanted)
-
-
 def library(level: str) -> Library:
     return native_library.native(level)
 
 
 def random(shape: tuple[int, ...]) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
-
-
-def first_outputs(weight: QuantizedWeight, end: int) -> QuantizedWeight:
-    """Return the first outputs of a weight as a weight of their own."""
-    minima = weight.minima
-    return QuantizedWeight(
-        coding=weight.coding,
-        codes=pack(unpack(weight.codes, weight.coding)[:end], weight.coding),
-        scales=to_tiles(from_tiles(weight.scales)[:end]),
-        minima=None if minima is None else to_tiles(from_tiles(minima)[:end]),
-    )
 
 
 def random_weight(coding: Coding, num_outputs: int, num_inputs: int = NUM_INPUTS) -> QuantizedWeight:

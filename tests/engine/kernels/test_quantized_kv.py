@@ -77,23 +77,6 @@ def test_no_number_of_few_bits_is_further_off_than_half_a_step(code: Code, is_by
     assert (error.unflatten(dim, (-1, 32)) <= bound).all()
 
 
-def test_two_bits_per_token_are_worse_than_per_channel_where_channels_stand_apart() -> None:
-    """The negative control: what keys are grouped by matters."""
-    given = numbers(has_outliers=True)
-    by_token, by_channel = (
-        relative(there_and_back(given, Code.INT2, is_by_channel=by), given) for by in (False, True)
-    )
-    assert by_token > 3 * by_channel
-
-
-@pytest.mark.parametrize(("code", "most"), [("fp8", 8.3), ("int8", 8.3), ("int4", 5.1), ("int2", 3.1)])
-@pytest.mark.parametrize("is_by_channel", [False, True])
-def test_a_number_takes_its_bits_and_little_more(code: str, most: float, is_by_channel: bool) -> None:
-    record = QuantizedRecord(Code(code), P, D, is_by_channel)
-    assert record.bits_per_number <= most
-    assert quantize(numbers(blocks=1, heads=1), record).nbytes == record.num_bytes
-
-
 @pytest.mark.parametrize("code", Code)
 @pytest.mark.parametrize("is_by_channel", [False, True])
 def test_what_was_read_back_is_stored_as_the_same_numbers(code: Code, is_by_channel: bool) -> None:
@@ -173,15 +156,3 @@ def test_codes_come_back_from_their_bytes(bits: int, data: st.DataObject) -> Non
     packed = pack(codes[None], bits)
     assert packed.shape[1] == -(-len(codes) * bits // 8)
     assert torch.equal(unpack(packed, bits, len(codes))[0], codes)
-
-
-def test_the_first_code_is_in_the_lowest_bits() -> None:
-    assert pack(torch.tensor([1, 2, 3], dtype=torch.uint8), 4).tolist() == [0x21, 0x03]
-    assert pack(torch.tensor([1, 2, 3, 0, 1], dtype=torch.uint8), 2).tolist() == [0b00111001, 1]
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-def test_every_type_of_numbers_is_taken(dtype: torch.dtype) -> None:
-    given = numbers(blocks=1).to(dtype)
-    found = there_and_back(given, Code.INT8, is_by_channel=True)
-    assert relative(found, given.float()) < WORST[Code.INT8, False][0]

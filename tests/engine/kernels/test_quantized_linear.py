@@ -1,7 +1,5 @@
 """Quantized weights: what the codes mean, how far they are from the numbers, and what a layer computes."""
 
-from collections.abc import Callable
-
 import gguf
 import numpy as np
 import pytest
@@ -43,21 +41,6 @@ def test_a_number_moves_by_at_most_half_a_scale(bits: int) -> None:
     assert bool((error > 0.4 * scales).any())
 
 
-@pytest.mark.parametrize("bits", BITS)
-def test_what_was_quantized_is_quantized_again_without_a_change(bits: int) -> None:
-    once = quantize(normal(16, 128), bits)
-    again = quantize(dequantize(once), bits)
-    assert torch.equal(once.codes, again.codes)
-    assert torch.equal(once.scales, again.scales)
-
-
-@pytest.mark.parametrize("make", [torch.zeros, torch.ones], ids=["zeros", "ones"])
-@pytest.mark.parametrize("bits", BITS)
-def test_groups_of_one_number_are_kept_exactly(bits: int, make: Callable[..., Tensor]) -> None:
-    weight = make(4, 64)
-    assert torch.allclose(dequantize(quantize(weight, bits)), weight, atol=0, rtol=2**-11)
-
-
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), 1e30])
 @pytest.mark.parametrize("bits", BITS)
 def test_numbers_without_a_scale_are_refused(bits: int, number: float) -> None:
@@ -90,19 +73,6 @@ def test_tiles_are_the_rows_in_another_order(num_rows: int, width: int) -> None:
     assert torch.equal(tiles[num_rows // 16 * 16 :], rows[num_rows // 16 * 16 :])
     if num_rows >= 16:
         assert tiles.flatten()[: 16 * width].tolist() == rows[:16, :width].flatten().tolist()
-
-
-def test_a_part_is_the_same_weight_of_fewer_outputs() -> None:
-    weight = coded(Coding(bits=4, has_minima=True), num_outputs=90)
-    assert torch.equal(dequantize(weight.part(32, 64)), dequantize(weight)[32:64])
-    assert torch.equal(dequantize(weight.part(64, 96)), dequantize(weight)[64:])
-
-
-@pytest.mark.parametrize(("bits", "group", "has_minima", "wanted"), [(8, 32, False, 8.5), (4, 32, True, 5.0)])
-def test_bits_per_weight_count_every_byte(bits: int, group: int, has_minima: bool, wanted: float) -> None:
-    coding = Coding(bits=bits, group=group, has_minima=has_minima)
-    weight = coded(coding)
-    assert coding.bits_per_weight == wanted == 8 * weight.nbytes / (weight.shape[0] * weight.shape[1])
 
 
 @pytest.mark.parametrize(

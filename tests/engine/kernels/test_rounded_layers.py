@@ -160,26 +160,3 @@ def test_a_row_has_the_same_bits_however_a_prompt_is_cut_and_with_any_number_of_
         found.append(torch.cat(parts))
     for other in found[1:]:
         assert torch.equal(other, found[0])
-
-
-def test_what_cannot_be_rounded_is_not() -> None:
-    """Weights of outputs that fill no tile, those that lie plainly, and other dtypes."""
-    odd = Shape(weights="int8", dtype=BF16, inner=2112, num_heads=4, num_kv_heads=1, dim=24)
-    for shape in (odd, Shape(weights="int8"), Shape(dtype=BF16), Shape(weights="int4", dtype=torch.float16)):
-        model = Model(shape)
-        layers = native_of(model, model.pools(), native("avx512"))
-        assert not layers.suits_rounded
-        with pytest.raises(AssertionError):
-            layers.hidden(torch.zeros(1, 96), make_step(shape, [1]), slice(0, 1), is_rounded=True)
-
-
-@pytest.mark.parametrize("name", ["value", "output", "down"])
-def test_weights_of_both_kinds_in_one_layer(name: str, level: Library) -> None:
-    """What queries, keys and values share is not rounded then; others are, each in its own way."""
-    shape = Shape(weights="int8", dtype=BF16)
-    model, other = Model(shape), Model(replace(shape, weights="paired"))
-    layer = model.layers[0]
-    parts = {name: getattr(other.layers[0].projections, name)}
-    model.layers[0] = replace(layer, projections=replace(layer.projections, **parts))
-    # Inputs that are not rounded have 15 bits where their weights are quantized.
-    assert_is_the_reference(model, level, share=0.4 if name == "value" else 0.8)

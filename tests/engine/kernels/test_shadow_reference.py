@@ -89,24 +89,6 @@ def test_keys_have_a_low_rank_before_their_rotation_only() -> None:
     assert after.energy < 0.9
 
 
-@pytest.mark.parametrize("rank", [0, WIDTH + 1])
-def test_a_rank_that_keys_cannot_have_is_refused(rank: int) -> None:
-    with pytest.raises(ValueError, match=f"no basis of rank {rank}"):
-        shadow.basis_of(low_rank_keys(4), rank)
-
-
-def test_keys_of_nothing_but_zeros_have_a_basis() -> None:
-    basis = shadow.basis_of(torch.zeros(NUM_TOKENS, NUM_KV_HEADS, HEAD_DIM), 4)
-    assert basis.energy == 1
-    assert basis.directions.isfinite().all()
-
-
-def test_a_landmark_scores_as_its_chunk_does_on_average() -> None:
-    keys, query = randn(NUM_TOKENS, NUM_KV_HEADS, HEAD_DIM), randn(HEAD_DIM, seed=6)
-    single = (keys @ query).view(NUM_CHUNKS, CHUNK, NUM_KV_HEADS).mean(1)
-    torch.testing.assert_close(shadow.landmarks(keys, CHUNK) @ query, single, atol=1e-5, rtol=1e-5)
-
-
 def test_a_planted_chunk_is_chosen_by_the_head_that_asks_for_it() -> None:
     keys, query = randn(NUM_TOKENS, NUM_KV_HEADS, HEAD_DIM), randn(1, NUM_KV_HEADS * GROUP, HEAD_DIM, seed=7)
     keys[13 * CHUNK + 2, 1] = 8 * query[0, GROUP + 2]
@@ -186,47 +168,6 @@ def test_what_is_seen_anyway_is_out_before_chunks_are_weighed(num_queries: int) 
     ]
     found = shadow.chunk_scores(query, means, always, SCALE)
     torch.testing.assert_close(found, torch.tensor(wanted), atol=1e-6, rtol=1e-5)
-
-
-def test_what_a_head_wants_is_not_hidden_by_a_chunk_that_is_seen_anyway() -> None:
-    """By hand: the first head gives nearly all to chunk 0, which is seen, and nearly all of the rest to
-    chunk 1; the second head is in doubt between 2 and 3.
-    """
-    means = torch.tensor([[30.0, 0.0], [20.0, 0.0], [0.0, 30.0], [0.0, 29.0]])[:, None]
-    always = torch.tensor([[True, False, False, False]])
-    scores = shadow.chunk_scores(torch.eye(2)[None], means, always, 1.0)
-    assert scores[0].tolist() == pytest.approx(
-        [0, 1, 1 / (1 + math.exp(-1)), 1 / (1 + math.exp(1))], abs=1e-6
-    )
-    assert shadow.chosen(scores, 1, always).tolist() == [[True, True, False, False]]
-
-
-def test_chunks_that_are_always_seen_come_on_top_of_the_chosen() -> None:
-    scores = torch.arange(12.0).repeat(2, 1)
-    always = torch.zeros(2, 12, dtype=torch.bool)
-    always[:, 0] = always[0, 11] = True
-    seen = shadow.chosen(scores, 2, always)
-    assert seen[0].nonzero().flatten().tolist() == [0, 9, 10, 11]
-    assert seen[1].nonzero().flatten().tolist() == [0, 10, 11]
-
-
-def test_of_chunks_that_are_alike_the_first_is_taken() -> None:
-    scores = torch.zeros(1, 9)
-    assert shadow.chosen(scores, 2, torch.zeros(1, 9, dtype=torch.bool)).nonzero()[:, 1].tolist() == [0, 1]
-    keys = torch.ones(NUM_TOKENS, NUM_KV_HEADS, HEAD_DIM)
-    assert shadow.outliers(keys, CHUNK, 3).tolist() == [[0, 1, 2]] * NUM_KV_HEADS
-
-
-def test_an_outlier_is_a_chunk_whose_mean_hides_a_key() -> None:
-    keys = torch.ones(NUM_TOKENS, NUM_KV_HEADS, HEAD_DIM) + 0.01 * randn(NUM_TOKENS, NUM_KV_HEADS, HEAD_DIM)
-    keys[5 * CHUNK + 3, 0] *= -1
-    keys[17 * CHUNK, 1] *= -1
-    assert shadow.outliers(keys, CHUNK, 1).tolist() == [[5], [17]]
-
-
-def test_heads_that_do_not_divide_are_refused() -> None:
-    with pytest.raises(ValueError, match="5 query heads cannot share 2"):
-        shadow.chunk_scores(randn(1, 5, HEAD_DIM), randn(3, 2, HEAD_DIM), NONE[:, :3], SCALE)
 
 
 def test_a_working_set_holds_what_is_wanted_and_moves_nothing_that_stays() -> None:

@@ -11,8 +11,6 @@ from kvchat.engine.kernels.shadow_kv import (
     chosen,
     exchange,
     gathered_attention,
-    picked,
-    products,
     reference,
     restore_keys,
 )
@@ -24,14 +22,6 @@ NUM_KV_HEADS, GROUP, DIM, VALUE_DIM = 2, 3, 16, 12
 
 def randn(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-
-
-@pytest.mark.parametrize("num_keys", [1, 511, 512, 1300])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_products_in_pieces_are_those_of_all(num_keys: int, dtype: torch.dtype) -> None:
-    query = randn(3, NUM_KV_HEADS * GROUP, DIM, seed=1).to(dtype)
-    keys = randn(num_keys, NUM_KV_HEADS, DIM, seed=2).to(dtype)
-    torch.testing.assert_close(products(query, keys), reference.products(query, keys), atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("num_chunks", [0, 1, 7, 30])
@@ -80,14 +70,6 @@ def test_working_sets_come_to_hold_the_same_chunks_in_the_same_slots() -> None:
         num_stayed += int((~change.is_missing).sum())
         held = change.slots
     assert num_stayed > 0
-
-
-@pytest.mark.parametrize("num_chunks", [0, 1, 6])
-def test_wanted_chunks_are_listed_in_order(num_chunks: int) -> None:
-    wanted = torch.zeros(NUM_KV_HEADS, 50, dtype=torch.bool)
-    for head in range(NUM_KV_HEADS):
-        wanted[head, torch.randperm(50, generator=torch.Generator().manual_seed(head))[:num_chunks]] = True
-    assert torch.equal(picked(wanted, num_chunks), wanted.nonzero()[:, 1].view(NUM_KV_HEADS, num_chunks))
 
 
 @pytest.mark.parametrize("are_neighbours", [False, True])

@@ -79,19 +79,6 @@ def test_attention_of_the_usual_shape_fits(capability: int, is_split: bool) -> N
     assert_fits(made, capability)
 
 
-def test_attention_over_one_block_in_one_part_fits() -> None:
-    """Launches make known when compiling which ints are 1; a short context has a table of one block."""
-    made = compile_attention(90, "bf16", (4, 128), is_split=False, ones=("most_parts", "table_b"))
-    assert_fits(made, 90)
-
-
-@pytest.mark.slow
-def test_latent_attention_over_one_block_in_one_part_fits() -> None:
-    ones = ("most_parts", "table_b")
-    assert_fits(compile_latents(90, 16, record=None, dtype="bf16", ones=ones), 90)
-    assert_fits(compile_latents(90, 16, record=RECORD, dtype="bf16", ones=ones), 90)
-
-
 def test_queries_of_another_type_than_the_pools_are_multiplied_in_theirs() -> None:
     """Some models attend in float32 whatever they store."""
     assert_fits(compile_attention(90, "fp32", (4, 64), is_split=False, pools="bf16"), 90)

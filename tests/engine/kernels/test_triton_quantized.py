@@ -129,23 +129,6 @@ def test_the_kernel_of_large_heads_in_float32_fits(capability: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("is_split", [True, False], ids=["decode", "prefill"])
-def test_the_kernel_over_one_block_of_each_kind_fits(is_split: bool) -> None:
-    """Launches make known when compiling which ints are 1."""
-    ones = ("table_b", "old_b") if is_split else ("table_b", "old_b", "most_parts")
-    made = compile_attention(90, "bf16", (4, 128), (Code.INT8, Code.INT4), is_split=is_split, ones=ones)
-    assert_fits(made, 90)
-
-
-def test_a_tile_that_is_too_large_is_noticed() -> None:
-    tiling = Tiling(block_m=128, block_n=64, num_warps=4, num_stages=2)
-    made = compile_attention(80, "bf16", (4, 128), (Code.INT4, Code.INT4), is_split=False, tiling=tiling)
-    assert made.stack_bytes > 0
-    with pytest.raises(AssertionError):
-        assert_fits(made, 80)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("is_split", [True, False], ids=["decode", "prefill"])
 @pytest.mark.parametrize(("group", "dim"), [(1, 128), (4, 64), (4, 128), (8, 256), (71, 64), (3, 96)])
 @pytest.mark.parametrize("codes", [(code, code) for code in Code], ids=list(Code))
 @pytest.mark.parametrize("dtype", BYTES)

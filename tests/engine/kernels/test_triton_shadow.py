@@ -81,12 +81,6 @@ def test_more_slots_than_a_program_holds_are_refused() -> None:
         kernels.exchange(slots, slots)
 
 
-def test_a_working_set_without_slots_misses_nothing() -> None:
-    held = torch.empty(2, 0, dtype=torch.int64)
-    change = kernels.exchange(held, held)
-    assert change.slots.shape == change.is_missing.shape == (2, 0)
-
-
 def with_gaps(tensor: Tensor) -> Tensor:
     """Return the same tensor as every other number of another one."""
     return torch.stack((tensor, tensor), dim=-1)[..., 0]
@@ -114,16 +108,6 @@ CALLS: dict[str, tuple[Callable[[Sequence[Tensor]], object], tuple[Tensor, ...]]
         (torch.zeros(5, 8, 4), torch.zeros(32, 4), SLOTS, MISSING, *[torch.zeros(40, 8)] * 2, KEPT),
     ),
 }
-
-
-@pytest.mark.parametrize("name", CALLS)
-def test_tensors_with_gaps_are_not_read_as_if_they_had_none(name: str) -> None:
-    """Each of those that a kernel reads or writes in a row, on its own."""
-    call, plain = CALLS[name]
-    for number in range(len(plain)):
-        sides = [with_gaps(side) if number == place else side for place, side in enumerate(plain)]
-        with pytest.raises(AssertionError, match="lie in a row"):
-            call(sides)
 
 
 def compile_scores(capability: int, dtype: str, group: int, dim: int) -> Compiled:
