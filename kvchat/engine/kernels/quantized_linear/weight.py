@@ -41,11 +41,6 @@ class Coding:
         if self.bits not in (4, 8) or self.group < 16 or self.group & (self.group - 1):
             raise ValueError(f"no coding has {self.bits} bits in groups of {self.group}")
 
-    @property
-    def bits_per_weight(self) -> float:
-        """All bytes counted."""
-        return self.bits + 16 * (1 + self.has_minima) / self.group
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuantizedWeight:
