@@ -12,7 +12,7 @@ from kvchat.app.engine_swap import EngineSwap
 from kvchat.app.interface_host import InterfaceHost
 from kvchat.app.ipc.client import EngineClientProxy, borrow
 from kvchat.app.ipc.socket_path import identity_of, socket_path
-from kvchat.app.model_list import MemoryFit, models_here, summary_of
+from kvchat.app.model_list import MemoryFit, models_here
 from kvchat.chat.service import Chat
 from kvchat.engine.api.status import EnginePhase
 from kvchat.engine.models.locate import locate_model
@@ -168,20 +168,6 @@ def test_a_window_lends_its_engine_again_after_it_has_begun_anew(window: Window,
     other.close()
 
 
-def test_a_format_that_the_engine_refuses_leaves_it_lent(
-    window: Window, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    session = window.chat.create("talk").session
-    window.kvchat.lend_if_possible()
-    with monkeypatch.context() as changed:
-        changed.setattr(window.kvchat.engine, "_made", None)
-        with pytest.raises(AssertionError):
-            window.host.use_format(session.id, "shadow:64:forced")
-    again = borrowed_from(window.settings, tiny_model)
-    assert again is not None
-    again.close()
-
-
 def test_a_window_that_lends_nothing_lends_nothing_after_a_reload(tiny_model: Path) -> None:
     settings = read_settings()
     engine = EngineSwap()
@@ -224,14 +210,6 @@ def test_a_setting_is_written_into_the_persons_file_and_counts_there(home: Path)
         (home / "config.toml").write_text(before)
         host.change_setting("sampling.temperature", "")
         assert read_settings().sampling.temperature == 0
-
-
-def test_models_say_their_size_and_what_fits(tmp_path: Path) -> None:
-    [entry] = models_here("starter", ["", "no/such"], tmp_path)
-    assert entry.is_current
-    place = locate_model("starter").path
-    assert "fits, with 8.2k tokens" in summary_of(place, 64 * 2**30)
-    assert "does not fit" in summary_of(place, 2**20)
 
 
 def test_the_window_counts_what_its_engine_holds_as_free_for_another_model(window: Window) -> None:

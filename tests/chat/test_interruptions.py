@@ -6,7 +6,7 @@ from threading import Thread, main_thread
 
 import pytest
 
-from kvchat.chat.service import ChatEvent, TextDelta, TurnFinished, TurnStarted
+from kvchat.chat.service import ChatEvent, TextDelta, TurnFinished
 from kvchat.errors import (
     UsageError,
 )
@@ -106,18 +106,6 @@ def test_stop_from_another_thread_ends_the_answer_as_interrupted(desk: Desk) -> 
     desk.engine.held_after = None
     list(desk.chat.send(conversation, "Again"))
     assert desk.engine.requests[-1].sequence == live
-
-
-def test_stop_before_the_engine_has_the_request_never_starts_it(desk: Desk) -> None:
-    conversation = desk.chat.create()
-    events = []
-    for event in desk.chat.send(conversation, "Hello"):
-        events.append(event)
-        if isinstance(event, TurnStarted):
-            desk.chat.stop(conversation)
-    assert not desk.engine.requests
-    assert events[-1].answer.finish is Finish.INTERRUPTED
-    assert shown(list(desk.chat.send(conversation, "Again"))) == REPLY
 
 
 def test_closing_a_conversation_that_is_being_answered_stops_it_and_leaves_no_branch(desk: Desk) -> None:

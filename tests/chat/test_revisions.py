@@ -33,17 +33,6 @@ def test_undo_goes_on_before_the_last_exchange_and_the_branch_keeps_it(desk: Des
     assert desk.chat.open(conversation.session.id).turns == conversation.turns
 
 
-def test_undoing_again_needs_no_other_branch_until_something_would_be_lost(desk: Desk) -> None:
-    conversation = desk.talk("One", "Two", "Three")
-    for left in (["One", "Two"], ["One"], []):
-        desk.chat.revise(conversation, desk.chat.plan_undo(conversation))
-        assert paths(desk, conversation) == {"main": ["One", "Two", "Three"], "main-2": left}
-    list(desk.chat.send(conversation, "Eins"))
-    assert conversation.turns[0].parent_id is None
-    desk.chat.revise(conversation, desk.chat.plan_undo(conversation))
-    assert paths(desk, conversation) == {"main": ["One", "Two", "Three"], "main-2": ["Eins"], "main-3": []}
-
-
 def test_several_exchanges_are_taken_back_at_once_and_no_more_than_there_are(desk: Desk) -> None:
     conversation = desk.talk("One", "Two", "Three")
     plan = desk.chat.plan_undo(conversation, 2)
@@ -107,19 +96,3 @@ def test_what_cannot_be_left_out_is_told_and_nothing_changes(desk: Desk) -> None
         desk.chat.revise(conversation, desk.chat.plan_undo(conversation))
     list(events)
     assert paths(desk, conversation) == {"main": ["One", "Two", "Three", "Four"]}
-
-
-def test_asking_for_the_cost_of_a_course_changes_nothing(desk: Desk) -> None:
-    conversation = desk.talk("One", "Two", "Three")
-    turns, branches = conversation.turns, desk.store.branches(conversation.session.id)
-    undo = desk.chat.plan_undo(conversation)
-    drop = desk.chat.plan_drop(conversation, turns[0].id)
-    kept = sum(len(turn.token_ids or ()) for turn in turns[:4])
-    cost = desk.chat.revision_cost(conversation, undo)
-    assert (cost.computed_tokens, cost.reused_tokens, cost.left_turns) == (0, kept, 2)
-    cost = desk.chat.revision_cost(conversation, drop)
-    assert cost.reused_tokens + cost.computed_tokens == sum(len(turn.token_ids or ()) for turn in drop.path)
-    assert (cost.left_turns, len(drop.dropped)) == (6, 2)
-    nothing = desk.chat.revision_cost(conversation, desk.chat.plan_undo(conversation, 3))
-    assert (nothing.reused_tokens, nothing.computed_tokens) == (0, 0)
-    assert (conversation.turns, desk.store.branches(conversation.session.id)) == (turns, branches)

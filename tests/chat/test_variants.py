@@ -2,9 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
-from threading import Thread
 
 import pytest
 
@@ -12,16 +10,12 @@ from kvchat.chat.candidates.samples import SampleDelta, SamplesFinished
 from kvchat.chat.conversation import Conversation
 from kvchat.chat.service import Chat, TurnFinished
 from kvchat.engine.api.config import EngineConfig
-from kvchat.engine.api.events import FinishReason, RequestFinished
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.models.locate import locate_model
 from kvchat.engine.worker import Worker
-from kvchat.errors import EngineFailed, UsageError
 from kvchat.session.store import SessionStore
 from kvchat.session.template.chat_template import ChatTemplate
 from kvchat.session.tree import Finish, Turn
-from tests.patience import PATIENCE_S
-from tests.scripted_engine import ScriptedEngine, ScriptedHandle
 
 pytestmark = pytest.mark.cpu
 
@@ -106,12 +100,6 @@ def test_an_answer_that_was_not_taken_can_be_opened_again(chat: Chat, talk: Conv
     assert opened.turns[-1] == other
 
 
-@pytest.mark.parametrize("num", [1, 9])
-def test_only_a_few_answers_can_be_compared(chat: Chat, talk: Conversation, num: int) -> None:
-    with pytest.raises(UsageError, match="can be compared"):
-        list(chat.variants.compare(talk, num))
-
-
 def test_the_most_probable_alternative_is_what_a_greedy_answer_said(chat: Chat, talk: Conversation) -> None:
     answer = talk.turns[-1]
     assert answer.token_ids is not None
@@ -121,22 +109,6 @@ def test_the_most_probable_alternative_is_what_a_greedy_answer_said(chat: Chat, 
         assert first.token_id == answer.token_ids[at]
         assert first.text == texts[at]
         assert all(0 <= other.probability <= first.probability <= 1 for other in others)
-
-
-class FailedHandle(ScriptedHandle):
-    def _finished(self) -> RequestFinished:
-        return replace(super()._finished(), reason=FinishReason.ERROR, error="no memory is left")
-
-
-def test_alternatives_that_the_engine_cannot_say_are_an_error_and_not_none(
-    chat: Chat, talk: Conversation
-) -> None:
-    engine = ScriptedEngine(lambda prompt: [])
-    engine.handle_class = FailedHandle
-    failing = Chat(store=chat.store, template=chat.template, engine=engine, model="starter")
-    with pytest.raises(EngineFailed, match="no memory is left"):
-        failing.variants.alternatives(talk, talk.turns[-1].id, 0)
-    assert not engine.live
 
 
 def test_going_on_from_another_token_keeps_what_came_before_and_the_old_answer(
@@ -202,16 +174,6 @@ def test_reading_ahead_works_before_there_is_a_session(chat: Chat) -> None:
     conversation = chat.create(system="Be kind.")
     ahead.hand_over(conversation)
     assert ask(chat, conversation, f"{text} Now what?").usage.computed_tokens < 80
-
-
-def test_reading_ahead_can_be_stopped(chat: Chat, talk: Conversation) -> None:
-    ahead = chat.variants.read_ahead(talk, "", "many words " * 300)
-    thread = Thread(target=ahead.run)
-    thread.start()
-    ahead.stop()
-    thread.join(PATIENCE_S)
-    assert not thread.is_alive()
-    ask(chat, talk, "How are you?")
 
 
 def ids(conversation: Conversation) -> set[str]:

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from kvchat.cli.main import run
-from kvchat.session.bundle.layout import payload_bytes
 from kvchat.session.bundle.reader import read_bundle
 from kvchat.session.bundle.record import BLOCK, END, RecordReader
 from kvchat.session.store import SessionStore
@@ -213,33 +212,6 @@ def test_without_kv_a_bundle_holds_the_ids_and_the_session_computes_them_itself(
     (imported,) = kvchat("import", str(target), "-m", str(tiny_model))
     assert imported["kv"] == "none"
     assert kvchat("sessions", "show", "demo")["namespace"] == ""
-
-
-def test_one_branch_can_be_exported_alone(
-    original: Path, bundle: Path, home: Path, tmp_path: Path, kvchat: Kvchat
-) -> None:
-    shutil.copytree(original / "home", home / "here")
-    store = SessionStore(home / "here" / "data" / "sessions.db")
-    session = store.find("demo")
-    first = store.all_turns(session.id)[1]
-    store.create_branch(session.id, leaf_id=first.id, name="short")
-    store.close()
-    target = tmp_path / "short.kvchat"
-    exported = kvchat("export", "demo", "--branch", "short", "-o", str(target))
-    assert exported["turns"] == 2
-    assert 0 < exported["blocks"] < read_bundle(bundle).num_blocks
-    assert [branch.name for branch in read_bundle(target).manifest.branches] == ["short"]
-
-
-def test_a_tail_takes_only_the_room_of_its_tokens(bundle: Path) -> None:
-    found = read_bundle(bundle)
-    assert found.manifest.kv is not None
-    num_tokens = sum(len(turn.token_ids or ()) for turn in found.turns) - 1
-    block_size = found.manifest.kv.block_size
-    lengths = [min(block_size, num_tokens - start) for start in range(0, num_tokens, block_size)]
-    layouts = found.manifest.kv.layouts.values()
-    kept = sum(payload_bytes(layout, length) for layout in layouts for length in lengths)
-    assert kept < bundle.stat().st_size < kept + 20_000
 
 
 def test_removing_an_imported_session_removes_its_blocks_and_says_what_another_import_shares(

@@ -101,13 +101,6 @@ def test_every_setting_and_where_it_came_from_is_there_at_any_width(
         assert len(places([line for line in lines if not any(one in line for one in long)], "# ")) == 1
 
 
-def test_settings_stand_in_one_column_at_80_columns() -> None:
-    lines = on_terminal(80, "config", "show")
-    assert len(places(lines, "# ")) == 1
-    rows = [line for line in lines if " = " in line]
-    assert sum("  # default" in line for line in rows) >= len(rows) - 2, "all but long paths"
-
-
 rows = st.tuples(
     st.text(st.sampled_from("ab界 "), max_size=60).map(str.strip),
     st.text(st.sampled_from("cd界 "), min_size=1, max_size=40).map(str.strip),

@@ -3,15 +3,12 @@
 import gc
 import json
 import stat
-from contextlib import closing
 from pathlib import Path
 
 import pytest
 import typer
 
-from kvchat.app.open_sessions import open_store
 from kvchat.cli.parser.command_line import app, arrange, commands, options_of
-from kvchat.cli.parser.options import PlaceOptions
 from tests.cli.command_line import Run
 from tests.cli.printed import run_python
 
@@ -232,42 +229,6 @@ def test_commands_that_run_no_model_load_no_torch(
     words: list[str], without_a_model: list[list[object]]
 ) -> None:
     assert without_a_model[WITHOUT_A_MODEL.index(words)] == [0, [], True]
-
-
-def test_a_process_that_has_loaded_torch_ends_without_taking_it_apart_and_says_all(home: Path) -> None:
-    """Nothing that was printed or logged is lost by it."""
-    script = """
-import atexit, logging, sys, types
-from kvchat.cli import main
-from kvchat.app.config import read_settings
-from kvchat.cli.output.logs import start_log
-start_log(read_settings().paths)
-logging.getLogger("kvchat").warning("the last words")
-atexit.register(print, "taken apart")
-sys.modules["torch"] = types.ModuleType("torch")
-print("said before", end="")
-sys.stderr.write("a remark")
-main.main()
-"""
-    done = run_python(script, "config", "path")
-    assert done.returncode == 0
-    assert done.stdout.startswith("said before")
-    assert done.stdout.endswith("config.toml\n")
-    assert done.stderr == "a remark"
-    assert "the last words" in (home / "state" / "kvchat.log").read_text()
-
-
-@pytest.mark.parametrize(
-    "words",
-    ["sessions list", "sessions tree", "sessions search demo", "models list", "cache ls", "pack list"],
-)
-def test_every_list_is_one_value_or_a_line_each(words: str, run: Run) -> None:
-    with closing(open_store(PlaceOptions().settings())) as store:
-        store.create_session(title="demo", model="starter")
-    named = [*words.split(), *(["demo"] if words.endswith("tree") else [])]
-    rows = run.json(*named)
-    assert isinstance(rows, list)
-    assert run.lines(*named, "--ndjson") == rows
 
 
 def test_what_an_answer_is_told_with_does_not_load_the_interface() -> None:

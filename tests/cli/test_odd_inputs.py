@@ -6,8 +6,6 @@
 import io
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -204,11 +202,6 @@ def test_a_key_that_the_environment_took_ends_no_command_and_can_be_given_back(
     assert run("sessions")[0] == 0
 
 
-def test_a_project_folder_with_a_pipe_for_settings_keeps_nobody_waiting(run: Run, tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "work" / ".kvchat.toml")
-    assert "is no regular file" in run.err("sessions", code=3)
-
-
 @pytest.mark.parametrize(
     ("is_terminal", "written"), [(False, b"caf\xff e... ? \n"), (True, b"caf\\xff e... ? \n")]
 )
@@ -223,12 +216,3 @@ def test_what_an_encoding_lacks_is_written_in_its_simplest_form(is_terminal: boo
     stream.write("caf\udcff é… → \n")
     stream.flush()
     assert place.getvalue() == written
-
-
-def test_a_terminal_of_another_encoding_breaks_nothing() -> None:
-    """The real program: bytes of a path that are no text come out as they went in, an arrow as `?`."""
-    path = os.fsdecode(b"/caf\xe9 \xe2\x86\x92")
-    odd = {"PYTHONIOENCODING": "ascii", "LC_ALL": "C", "TERM": "dumb", "COLUMNS": "1"}
-    command = [sys.executable, "-m", "kvchat", "config", "path", "--config", path]
-    done = subprocess.run(command, capture_output=True, env=os.environ | odd, check=False)
-    assert (done.returncode, done.stdout) == (0, b"/caf\xe9 ?\n"), done.stderr

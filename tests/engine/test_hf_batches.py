@@ -160,21 +160,6 @@ def test_what_would_be_wrong_in_blocks_is_refused_with_what_to_do(llama: Any) ->
             )
 
 
-def test_guesses_of_an_assistant_are_refused_once_one_is_wrong(llama: Any) -> None:
-    with kvchat.HFBlocks(llama, device_bytes=DEVICE_BYTES) as blocks:
-        cache = kvchat.HFCache(blocks)
-        repeated = text(20).repeat(1, 4)
-        with pytest.raises(InvalidRequest, match="assisted generation"):
-            llama.generate(
-                repeated,
-                past_key_values=cache,
-                prompt_lookup_num_tokens=4,
-                do_sample=False,
-                max_new_tokens=20,
-            )
-        blocks.check_integrity()
-
-
 def test_a_pass_of_several_texts_that_fails_leaves_them_as_they_were(llama: Any) -> None:
     """The last layer fails once, when the others have written; the same cache goes on."""
     texts = some_texts()

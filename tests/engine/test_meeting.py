@@ -135,15 +135,6 @@ def test_both_at_once_is_within_fifteen_hundredths_of_the_optimum(
     assert result.token_ids == reference(track.model_dir).answer(track.text, 5)
 
 
-def test_a_medium_that_turns_out_slow_is_helped_by_computing(track: Track) -> None:
-    """Nothing was measured before: the first blocks to land say that waiting does not pay."""
-    race = track.start(first_s=1.0, growth_s=0.0, block_s=1.0, measured=False)
-    race.rates.observe_prefill(8 * BLOCK_SIZE, 0, 8.0)
-    result = answer(race.engine, track.text, 5)
-    assert race.runner.last_begun_s <= TOLERANCE * optimum_s(1.0, 0.0, 1.0)
-    assert result.token_ids == reference(track.model_dir).answer(track.text, 5)
-
-
 def test_a_request_that_is_cancelled_while_both_go_on_leaks_nothing(track: Track) -> None:
     race = track.start(first_s=1.0, growth_s=0.0, block_s=1.0)
     handle = submit(race.engine, track.text, 5)
@@ -167,21 +158,3 @@ def test_a_damaged_block_behind_the_meeting_is_computed_too(track: Track) -> Non
     assert result.usage.cached_tokens == result.loaded.total
     assert result.usage.computed_tokens > (NUM_BLOCKS // 2 - 7) * BLOCK_SIZE
     assert result.token_ids == reference(track.model_dir).answer(track.text, 5)
-
-
-def test_windows_meet_as_full_layers_do(tiny: TinyModels, tmp_path: Path) -> None:
-    """A sliding group loads only what the prompt's end sees, a full one whatever is not computed."""
-    model_dir = tiny("qwen3", sliding_window=23)
-    text = token_ids(NUM_BLOCKS * BLOCK_SIZE + 1)
-    engine = open_engine(model_dir, cache_dir=tmp_path)
-    answer(engine, text, 1)
-    engine.close()
-    track = Track(model_dir, tmp_path, text, [])
-    for block_s in (0.3, 1.0, 12.0):
-        race = track.start(first_s=1.0, growth_s=0.0, block_s=block_s)
-        result = answer(race.engine, text, 5)
-        race.engine.check_integrity()
-        race.engine.close()
-        assert 0 < race.reader.num_read < NUM_BLOCKS
-        assert race.runner.last_begun_s <= TOLERANCE * optimum_s(1.0, 0.0, block_s)
-        assert result.token_ids == reference(model_dir).answer(text, 5)

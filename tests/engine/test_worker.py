@@ -116,17 +116,6 @@ def test_threads_that_ask_at_once_each_get_their_answer(model_dir: Path, start_w
         assert answers[seed] == reference(model_dir).answer(token_ids(25, seed), 15)
 
 
-def test_another_thread_can_cancel_an_answer(model_dir: Path, start_worker: StartWorker) -> None:
-    worker = start_worker(model_dir)
-    handle = worker.submit(ask(10, 1000))
-    while not any(isinstance(event, TokenEmitted) for event in handle.take_events(1.0)):
-        pass
-    in_thread(handle.cancel).join(PATIENCE_S)
-    _, end = collect(handle)
-    assert end.reason is FinishReason.CANCELLED
-    assert 0 < end.usage.completion_tokens < 1000
-
-
 def test_forks_and_releases_reach_the_engine(model_dir: Path, start_worker: StartWorker) -> None:
     worker = start_worker(model_dir)
     handle = worker.submit(ask(30, 5))
@@ -141,18 +130,6 @@ def test_forks_and_releases_reach_the_engine(model_dir: Path, start_worker: Star
         worker.release(sequence)
     with pytest.raises(InvalidRequest, match="no live sequence"):
         worker.fork(child)
-
-
-def test_pins_and_demotions_reach_the_engine(model_dir: Path, start_worker: StartWorker) -> None:
-    worker = start_worker(model_dir)
-    handle = worker.submit(ask(40, 4))
-    collect(handle)
-    assert worker.pin(handle.sequence) == 2
-    worker.demote(handle.sequence)
-    with pytest.raises(InvalidRequest, match="is not on the device"):
-        worker.pin(handle.sequence)
-    worker.unpin(handle.sequence)
-    worker.unpin(SequenceId(999))
 
 
 def test_a_refused_request_is_the_askers_problem_alone(model_dir: Path, start_worker: StartWorker) -> None:

@@ -261,12 +261,6 @@ def test_a_session_that_began_here_goes_on_by_its_text(chat: RemoteChat, served:
     assert "one" in served.template.tokenizer.decode(served.engine.requests[-1].token_ids)
 
 
-@pytest.mark.parametrize("url", ["ftp://host/v1", "127.0.0.1:8000", "http://", "http://me:secret@host/v1"])
-def test_what_is_no_address_is_refused(url: str) -> None:
-    with pytest.raises(UsageError):
-        RemoteServer(url)
-
-
 def test_the_key_is_read_from_a_file_that_nobody_else_reads(tmp_path: Path) -> None:
     file = tmp_path / "key"
     file.write_text("sk-1\n")

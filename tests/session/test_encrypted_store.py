@@ -171,27 +171,6 @@ def test_values_of_two_turns_that_were_swapped_do_not_open(path: Path, column: s
             assert turn.token_ids in ((), *(other.token_ids for other in turns if other.id == turn.id))
 
 
-def test_values_of_one_turn_that_were_swapped_do_not_open(path: Path) -> None:
-    with closing(SessionStore(path, ENCRYPTOR)) as store:
-        turn = talk(store)[1]
-    with closing(raw(path)) as connection:
-        connection.execute("UPDATE sealed_turns SET reasoning = text WHERE id = ?", (turn.id,))
-    with closing(SessionStore(path, ENCRYPTOR)) as store:
-        assert store.turn(turn.id).reasoning == ""
-        assert store.turn(turn.id).damaged is False, "there was no reasoning: nothing is lost"
-
-
-def test_pieces_that_were_swapped_do_not_open(path: Path) -> None:
-    with closing(SessionStore(path, ENCRYPTOR)) as store:
-        _, answer = begin_answer(store)
-        for word in ("first ", "second "):
-            store.append_to_answer(answer.id, [1], word)
-        with closing(raw(path)) as connection:
-            connection.execute("UPDATE sealed_pieces SET num = num + 10")
-        assert store.turn(answer.id).damaged
-        assert "first" not in store.turn(answer.id).text
-
-
 @pytest.mark.parametrize("table", ["sessions", "branches"])
 def test_a_title_or_a_name_that_does_not_open_costs_nothing_else(path: Path, table: str) -> None:
     """The next start puts a readable one in its place."""

@@ -6,10 +6,6 @@ from kvchat.text.figures import (
     age_text,
     bytes_text,
     part_text,
-    percent_text,
-    plural,
-    rate_text,
-    seconds_text,
     short_bytes_text,
     short_count_text,
 )
@@ -77,15 +73,3 @@ def test_a_part_is_written_in_the_unit_of_its_whole(part: int, whole: int, text:
 )
 def test_ages_fit_four_characters(seconds: float, text: str) -> None:
     assert age_text(seconds) == text
-
-
-def test_durations_rates_and_shares() -> None:
-    assert [seconds_text(s) for s in (0.204, 3.14, 240)] == ["0.20 s", "3.1 s", "4 min"]
-    assert [rate_text(r) for r in (None, 3.84, 38.2, 1234)] == [
-        "– tok/s",
-        "3.8 tok/s",
-        "38 tok/s",
-        "1,234 tok/s",
-    ]
-    assert [percent_text(97, 100), percent_text(0, 5), percent_text(0, 0)] == ["97 %", "0 %", "–"]
-    assert [plural(1, "block"), plural(1200, "block")] == ["1 block", "1,200 blocks"]

@@ -45,7 +45,3 @@ def test_one_line_is_one_line(text: str) -> None:
 )
 def test_a_title_gives_way_before_the_name_of_its_branch(width: int, shown: str) -> None:
     assert path_padded("Notes on caches › boat", width) == shown
-
-
-def test_a_name_without_a_title_is_cut_at_its_end() -> None:
-    assert path_padded("by boat", 5) == "by b…"

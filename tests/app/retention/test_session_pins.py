@@ -13,7 +13,6 @@ from kvchat.app.config import read_settings
 from kvchat.app.open_sessions import open_store
 from kvchat.app.session_service import SessionService
 from kvchat.engine.memory.disk.catalog import BlockCatalog
-from kvchat.errors import PinRefused
 from kvchat.session.store import new_turn_id
 from kvchat.session.tree import Role
 from tests.cli.command_line import Run
@@ -129,23 +128,6 @@ def test_a_session_whose_blocks_take_too_much_is_not_pinned(
     assert not kvchat("sessions", "show", "one")["pinned"]
     kvchat("cache", "evict", "--all")
     assert held(kvchat) == {}
-
-
-def test_what_no_longer_fits_is_not_kept_and_nothing_kept_is_dropped(
-    kvchat: Kvchat, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ask(kvchat, "one", LONG, is_new=True)
-    size = held(kvchat)["one"]
-    assert run("sessions", "pin", "one")[0] == 0
-    kvchat("cache", "evict", "--all")
-    kept = held(kvchat)["one"]
-    monkeypatch.setenv("KVCHAT_KV_DISK_BYTES", str(5 * size // 2))
-    ask(kvchat, "one", f"and {LONG}")
-    assert kvchat("sessions", "show", "one")["pinned"]
-    kvchat("cache", "evict", "--all")
-    assert held(kvchat)["one"] == kept
-    with closing(open_store(read_settings())) as store, pytest.raises(PinRefused, match="unpin"):
-        store.pin(store.find("one").id, is_pinned=True)
 
 
 def test_a_pinned_session_that_is_verified_keeps_what_took_the_place_of_its_bundles_blocks(

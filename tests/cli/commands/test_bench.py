@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.__main__ import SCENARIOS
-from kvchat.cli import main
 from kvchat.cli.commands.bench import BenchOptions, measure, source_tree
-from kvchat.errors import KvchatError, UsageError
+from kvchat.errors import KvchatError
 from tests.cli.command_line import Run
 from tests.patience import PATIENCE_S, wait_until
 
@@ -53,24 +52,6 @@ def test_scenarios_run_in_processes_of_their_own(tree: Path, capfd: Capture) -> 
     assert capfd.readouterr().out == "table of start --quick\ntable of --quick\n"
 
 
-def test_plots_go_where_they_are_wanted_seen_from_here(
-    tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Capture
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert measure(BenchOptions(scenarios=["start"], svg=Path("new/plots")), tree) == 0
-    assert capfd.readouterr().out == f"table of start --svg {tmp_path / 'new' / 'plots'}\n"
-    assert (tmp_path / "new" / "plots").is_dir()
-    with pytest.raises(UsageError, match="cannot make"):
-        measure(BenchOptions(scenarios=["start"], svg=tree / "pyproject.toml" / "plots"), tree)
-
-
-def test_without_a_name_all_scenarios_run(tree: Path, capfd: Capture) -> None:
-    assert measure(options(), tree) == 0
-    out, err = capfd.readouterr()
-    assert out == "table of\n"
-    assert "takes long" in err
-
-
 def test_json_is_one_object_and_the_table_goes_to_standard_error(tree: Path, capfd: Capture) -> None:
     assert measure(options("start", json=True), tree) == 0
     out, err = capfd.readouterr()
@@ -92,39 +73,11 @@ def test_an_unknown_scenario_is_refused_with_those_that_are_there(run: Run) -> N
     assert all(name in err for name in (*SCENARIOS, "cpu", "gpu"))
 
 
-def test_programs_take_plots_and_their_figures_stand_under_their_names(
-    tree: Path, tmp_path: Path, capfd: Capture
-) -> None:
-    plots = tmp_path / "plots"
-    given = BenchOptions(scenarios=["start", "cpu"], quick=True, json=True, svg=plots)
-    assert measure(given, tree) == 0
-    out, err = capfd.readouterr()
-    words = ["--quick", "--svg", str(plots)]
-    assert json.loads(out) == {"rows": ["start", *words], "cpu": {"rows": words}}
-    assert err.count("table of") == 2
-
-
-def test_a_program_alone_is_one_object_too(tree: Path, capfd: Capture) -> None:
-    assert measure(options("cpu", json=True), tree) == 0
-    assert json.loads(capfd.readouterr().out) == {"cpu": {"rows": []}}
-
-
 def test_an_installed_package_says_where_the_measurements_are(tmp_path: Path) -> None:
     (tmp_path / "benchmarks").mkdir()
     (tmp_path / "benchmarks" / "__main__.py").touch()  # somebody else's, beside all other packages
     with pytest.raises(KvchatError, match="make bench"):
         source_tree(tmp_path)
-
-
-@pytest.mark.slow
-def test_a_scenario_of_this_tree_runs(capfd: Capture) -> None:
-    assert main.run(["bench", "bookkeeping", "--quick", "--json"]) == 0
-    assert json.loads(capfd.readouterr().out)["rows"]
-
-
-def test_what_the_system_kills_has_the_code_of_a_signal(tree: Path) -> None:
-    (tree / "benchmarks" / "__main__.py").write_text("import os; os.kill(os.getpid(), 9)\n")
-    assert measure(options("start"), tree) == 128 + 9
 
 
 SLOW = """
@@ -154,19 +107,6 @@ def test_a_signal_ends_what_is_measured_with_all_that_it_has_started(tree: Path,
         assert process.wait(PATIENCE_S) == 128 + number
         assert process.stdout.read() == "", "no other scenario is begun"
     wait_until(lambda: not _is_alive(grandchild))
-
-
-def test_a_signal_is_told_to_whoever_reads_json(tree: Path) -> None:
-    (tree / "benchmarks" / "__main__.py").write_text(SLOW)
-    command = [sys.executable, "-c", BENCH, str(tree), "--json"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stderr is not None
-        process.stderr.readline()
-        process.send_signal(signal.SIGINT)
-        out, _ = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 130
-    [event] = map(json.loads, out.splitlines())
-    assert (event["event"], event["exit_code"]) == ("error", 130)
 
 
 def _is_alive(pid: int) -> bool:

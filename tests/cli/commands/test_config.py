@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.app.config import KEYS, read_settings
+from kvchat.app.config import KEYS
 from kvchat.app.config_file import with_setting
 from kvchat.errors import ConfigError
 from tests.cli.command_line import Run
@@ -38,17 +38,6 @@ def test_show_says_where_each_value_came_from(
     assert found["sampling.top_k"] == {"value": 1, "from": str(home / "config.toml")}
     assert found["sampling.top_p"] == {"value": 1.0, "from": "default"}
     assert set(found) == set(KEYS)
-
-
-def test_show_says_what_is_overruled_on_standard_error(
-    home: Path, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    home.mkdir()
-    (home / "config.toml").write_text('model = "a"\n')
-    monkeypatch.setenv("KVCHAT_MODEL", "b")
-    code, out, err = run("config")
-    assert (code, 'model = "b"' in out) == (0, True)
-    assert err == f"{home / 'config.toml'} sets model too; KVCHAT_MODEL overrules it\n"
 
 
 def test_set_makes_a_private_file_that_is_read_back(home: Path, run: Run) -> None:
@@ -84,11 +73,6 @@ def test_set_refuses_what_could_not_be_read_and_leaves_the_file(
     (home / "config.toml").write_text('model = "a"  # mine\n')
     assert told in run.err("config", "set", *words, code=exit_code)
     assert (home / "config.toml").read_text() == 'model = "a"  # mine\n'
-
-
-def test_set_says_what_overrules_it(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("KVCHAT_MODEL", "b")
-    assert "KVCHAT_MODEL overrules it here" in run.err("config", "set", "model", "a")
 
 
 WRITTEN = """\
@@ -148,39 +132,6 @@ def test_the_schema_names_every_setting_and_its_kind(run: Run) -> None:
     assert properties["sampling"]["properties"]["top_k"]["type"] == ["integer", "string"]
     assert "cuda" in properties["engine"]["properties"]["device"]["enum"]
     assert properties["sampling"]["additionalProperties"] is False
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "code"),
-    [("system", "a\x7fb", 0), ("system", "a\udcffb", 2), ("engine.adapter", "~nobody-has-this-name/x", 2)],
-)
-def test_odd_values_are_kept_or_refused(home: Path, name: str, value: str, code: int, run: Run) -> None:
-    assert run("config", "set", name, value)[0] == code
-    assert code or read_settings().system == value
-    assert [file.name for file in home.glob("*config*")] == ([] if code else ["config.toml"])
-
-
-def test_a_link_to_a_configuration_file_stays_one(home: Path, tmp_path: Path, run: Run) -> None:
-    home.mkdir()
-    (tmp_path / "kept.toml").write_text('model = "a"\n')
-    (home / "config.toml").symlink_to(tmp_path / "kept.toml")
-    assert run("config", "set", "model", "b")[0] == 0
-    assert (home / "config.toml").is_symlink()
-    assert (tmp_path / "kept.toml").read_text() == 'model = "b"\n'
-
-
-@pytest.mark.parametrize("editor", ["vi 'x", "nobody-has-this-editor"])
-def test_an_editor_that_cannot_be_started_is_told(
-    editor: str, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("VISUAL", raising=False)
-    monkeypatch.setenv("EDITOR", editor)
-    assert "set EDITOR" in run.err("config", "edit", code=2)
-
-
-def test_looking_at_kernels_is_no_setting_and_no_mistake(monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
-    monkeypatch.setenv("KVCHAT_DEBUG_KERNELS", "1")
-    assert run("config", "show", "-q")[0] == 0
 
 
 def test_a_setting_is_on_the_medium_before_the_file_has_its_name(

@@ -2,7 +2,6 @@
 
 import json
 import os
-import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -12,15 +11,9 @@ import pytest
 from keyring.backend import KeyringBackend
 from keyring.errors import PasswordDeleteError
 
-from kvchat.cli.commands.encrypt import switch
-from kvchat.platform.encryptor import Encryptor
-from kvchat.platform.key_file import KeyKind, new_data_key, wrap
-from kvchat.session.database.table_layout import PlainTables
-from kvchat.session.encryption.tables import EncryptedTables
 from kvchat.session.store import SessionStore
 from kvchat.session.unsent_drafts import DraftStore
 from tests.cli.command_line import Run
-from tests.cli.printed import run_python
 from tests.cli.secret_home import CHEAP, SECRET, WORDS, Give, files_with, make_talk, paths_of
 from tests.terminal import terminal
 
@@ -92,30 +85,6 @@ def test_what_was_not_sent_is_encrypted_and_comes_back_in_the_clear(
     assert files_with(home, *WORDS) == []
     assert run("encrypt", "off")[0] == 0
     assert block_store.take("one") == SECRET
-
-
-class ClosingWindow(PlainTables):
-    """Rows in the clear, beside which a window keeps what was not sent as long as it has them open."""
-
-    def __init__(self, block_store: DraftStore) -> None:
-        self._block_store = block_store
-
-    def show(self, connection: sqlite3.Connection) -> None:
-        super().show(connection)
-        if not self._block_store.holds("one"):
-            self._block_store.keep("one", SECRET)
-
-
-@pure
-def test_what_a_window_keeps_as_it_closes_is_encrypted_too(home: Path) -> None:
-    """Encryption waits a moment for other windows to close: until they have, they may keep something."""
-    make_talk(home)
-    paths, data_key = paths_of(home), new_data_key()
-    key = wrap(data_key, b"open sesame", KeyKind.PASSPHRASE, 10)
-    window = ClosingWindow(DraftStore(paths.unsent_dir, None))
-    switch(paths, key, window, EncryptedTables(Encryptor(data_key)))
-    assert files_with(home, *WORDS) == []
-    assert DraftStore(paths.unsent_dir, Encryptor(data_key)).take("one") == SECRET
 
 
 @pure
@@ -272,41 +241,6 @@ sys.meta_path.insert(0, Absent())
 from kvchat.cli.main import run
 sys.exit(run({words!r}))
 """
-
-
-def run_without(absent: str, *words: str) -> tuple[int, str]:
-    """Run a command line where a package is not installed; return exit code and standard error."""
-    program = WITHOUT.format(absent=absent, words=list(words))
-    done = run_python(program, KVCHAT_PASSPHRASE="open sesame")
-    return done.returncode, done.stderr
-
-
-@pure
-def test_a_missing_extra_says_how_it_is_installed(home: Path, run: Run, passphrase: Give) -> None:
-    make_talk(home)
-    for absent, words in (("cryptography", ()), ("keyring", ("--keyring",))):
-        code, err = run_without(absent, "encrypt", "on", *words)
-        assert code == 3
-        assert "pip install 'kvchat[encryption]'" in err
-    with closing(SessionStore(paths_of(home).sessions_db)) as store:
-        assert store.search("zeppelin")
-    passphrase("open sesame")
-    assert run("encrypt", "on", *CHEAP)[0] == 0
-    code, err = run_without("cryptography", "sessions", "list")
-    assert code == 3
-    assert "pip install 'kvchat[encryption]'" in err
-
-
-@pure
-def test_commands_on_plain_conversations_load_no_library_that_encrypts(home: Path) -> None:
-    make_talk(home)
-    program = (
-        "import sys\nfrom kvchat.cli.main import run\nassert run(['sessions', 'list']) == 0\n"
-        "loaded = {name.partition('.')[0] for name in sys.modules}\n"
-        "assert not loaded & {'cryptography', 'keyring', 'torch'}, loaded\n"
-    )
-    done = run_python(program)
-    assert done.returncode == 0, done.stderr
 
 
 @pure

@@ -90,32 +90,3 @@ def test_the_shell_is_offered_sessions_by_title_and_id(sessions: tuple[str, str]
 def test_the_shell_is_offered_commands_and_settings() -> None:
     assert offered("kvchat sess") == ["sessions"]
     assert offered("kvchat config set sampling.temp") == ["sampling.temperature"]
-
-
-def test_what_cannot_be_read_is_not_offered_and_not_complained_about(home: Path) -> None:
-    (home / "data").mkdir(parents=True)
-    (home / "data" / "sessions.db").write_bytes(b"no database" * 1000)
-    assert offered("kvchat sessions show de") == []
-
-
-@pytest.mark.parametrize(
-    "asked",
-    [
-        {"_KVCHAT_COMPLETE": "complete_zsh", "_TYPER_COMPLETE_ARGS": "kvchat resume "},
-        {
-            "_KVCHAT_COMPLETE": "complete_fish",
-            "_TYPER_COMPLETE_ARGS": "kvchat resume ",
-            "_TYPER_COMPLETE_FISH_ACTION": "get-args",
-        },
-    ],
-    ids=["zsh", "fish"],
-)
-def test_a_title_that_looks_like_markup_is_shown_as_it_is_and_spoils_nothing(asked: dict[str, str]) -> None:
-    titles = ["[/nope] closes", "[bold]x", "a:b: c"]
-    with closing(open_store(PlaceOptions().settings())) as store:
-        for title in titles:
-            store.create_session(title=title)
-    done = run_python(COMPLETE, **asked)
-    assert done.stderr == ""
-    shown = done.stdout.replace("\u2060", "").replace("\\", "")
-    assert all(title in shown for title in titles)

@@ -88,7 +88,3 @@ def test_a_gguf_file_is_shown_by_its_size(hub: Path, tmp_path: Path, run: Run) -
     one = run.json("models", "show", str(file))
     assert (one["path"], one["num_bytes"], one["fits"]) == (str(file), 2**43, None)
     assert one["problem"] == "its weights alone take 8.0 TiB"
-
-
-def test_a_directory_is_shown_too(hub: Path, model_dir: Path, run: Run) -> None:
-    assert run.json("models", "show", str(model_dir))["path"] == str(model_dir)

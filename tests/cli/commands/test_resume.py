@@ -1,8 +1,5 @@
 """`kvchat` in a real terminal: the window before the model, and the way back to it."""
 
-import json
-import subprocess
-import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -60,35 +57,6 @@ def test_ctrl_q_while_the_model_loads_leaves_at_once(tmp_path: Path, tiny_model:
         shown.until_shown("f1 help")
         shown.type("\x11")
         assert shown.exit_status() == 0
-
-
-def test_a_session_opens_by_its_title_with_what_was_said(tiny_model: Path, run: Run) -> None:
-    arguments = ["-m", str(tiny_model), "--max-tokens", "5"]
-    assert run("ask", *arguments, "remember the sea")[0] == 0
-    with terminal(["-m", "kvchat", *arguments, "remember", "the", "sea"]) as shown:
-        shown.until_shown("▌ remember the sea")
-        shown.type("\x11")
-        assert shown.exit_status() == 0
-
-
-def test_a_window_lends_its_engine_to_questions_beside_it(home: Path, tiny_model: Path) -> None:
-    model = ["-m", str(tiny_model), "--max-tokens", "5"]
-    with terminal(["-m", "kvchat", *model]) as shown:
-        shown.until_shown("f1 help")
-        shown.type("remember the sea\r")
-        shown.until_shown("computed")
-        command = [sys.executable, "-m", "kvchat", "ask", "--json", *model, "remember the sea"]
-        asked = subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True)
-        with asked:
-            shown.until(lambda: asked.poll() is not None)
-            assert asked.stdout is not None
-            event = json.loads(asked.stdout.read())
-        # What the window has computed lies on the device that both use.
-        assert event["usage"]["cached_tokens"] == event["usage"]["prompt_tokens"] - 1
-        assert event["loaded"]["device"] == event["usage"]["cached_tokens"]
-        shown.type("\x11")
-        assert shown.exit_status() == 0
-    assert not list((home / "run").glob("*.sock"))
 
 
 @pytest.mark.parametrize(

@@ -148,25 +148,6 @@ def filled_pool() -> DevicePool:
     return pool
 
 
-def test_handing_blocks_over_waits_for_no_copy_and_what_has_no_room_waits_by_name() -> None:
-    pool, streams, sink = filled_pool(), HeldStreams(), FakeDisk()
-    num_taken = 4
-    transport = AsyncSaves(pool, streams, (num_taken - 1) * pool.block_bytes(GROUPS[0]), plain)
-    writer = BlockWriter(sink, max_bytes=1 << 20)
-    saver = Saver(pool, sink, writer, lambda _: True, transport)  # type: ignore[arg-type]
-    saves = saves_of(GROUPS[0])
-    expected = {save.key: bytes(pool.read_block(GROUPS[0], save.block, BLOCK_SIZE)) for save in saves}
-    saver.save_blocks(saves)
-    assert (saver.num_waiting, sink.written) == (NUM_BLOCKS - num_taken, [])
-    for number in range(num_taken):
-        fill(pool, GROUPS[0], number, 99)  # the next step writes here
-    assert not saver.save_tail(saves[:1])
-    streams.let()
-    assert saver.flush(PATIENCE_S)
-    assert sink.contents == expected
-    saver.close(PATIENCE_S)
-
-
 def test_a_place_of_what_was_given_up_is_used_again_once_its_copy_is_done() -> None:
     pool, streams, sink = filled_pool(), HeldStreams(), FakeDisk()
     transport = AsyncSaves(pool, streams, pool.block_bytes(GROUPS[0]), plain)

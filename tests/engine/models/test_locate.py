@@ -48,17 +48,6 @@ def test_what_does_not_look_like_a_hub_id_never_reaches_the_network(name: str, t
         assert hub.asked == []
 
 
-def test_a_file_is_no_model(tmp_path: Path) -> None:
-    model_dir = write_model(tmp_path / "model")
-    with pytest.raises(ModelUnreadable, match="is a file"):
-        locate_model(str(model_dir / "model.safetensors"))
-
-
-def test_a_directory_without_a_config_is_no_model(tmp_path: Path) -> None:
-    with pytest.raises(ModelUnreadable, match=r"no config\.json"):
-        locate_model(str(tmp_path))
-
-
 @pytest.mark.parametrize("text", ["", "{", "[]", '"llama"', "\x00", "{}", '{"model_type": 3}', "[" * 100_000])
 def test_a_config_that_is_no_config_is_named(tmp_path: Path, text: str) -> None:
     model_dir = write_model(tmp_path / "model")

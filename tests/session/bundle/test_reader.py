@@ -83,14 +83,6 @@ def test_a_bundle_comes_back_as_it_went_in(path: Path) -> None:
     assert (bundle.num_blocks, bundle.num_bytes) == (len(blocks), path.stat().st_size)
 
 
-def test_two_readings_make_two_sessions_in_one_namespace(path: Path) -> None:
-    write_small(path)
-    first, second = read_bundle(path), read_bundle(path)
-    assert first.session_id != second.session_id
-    assert not {turn.id for turn in first.turns} & {turn.id for turn in second.turns}
-    assert first.namespace == second.namespace == f"bundle:{first.digest.hex()}"
-
-
 def test_the_file_is_its_owners_alone_and_nothing_else_is_left(path: Path) -> None:
     write_small(path)
     assert path.stat().st_mode & 0o777 == 0o600
@@ -316,8 +308,3 @@ def _put_first_header(path: Path, text: bytes) -> None:
     first = blake2b(start, digest_size=32, person=b"kvchat.bundle1").digest()
     digest = blake2b(first + frame + text, digest_size=32, person=b"kvchat.bundle1").digest()
     path.write_bytes(start + frame + text + digest)
-
-
-def test_content_is_equal_for_two_files_of_the_same_session(path: Path) -> None:
-    write_small(path)
-    assert content(read_bundle(path), path) == content(read_bundle(path), path)

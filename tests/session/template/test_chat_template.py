@@ -11,10 +11,8 @@ from tests.tiny_models import (
     CHATML,
     DATED,
     GEMMA,
-    LLAMA3,
     MISTRAL,
     QWEN_THINKING,
-    STARTER,
     TEMPLATES,
     write_model,
 )
@@ -89,11 +87,6 @@ def test_the_line_end_behind_an_end_of_turn_belongs_to_the_next_question(tmp_pat
     assert text_of(template, ids) == "\n<|im_start|>user\nAnd?<|im_end|>\n<|im_start|>assistant\n"
 
 
-def test_templates_that_keep_history_are_not_reported(tmp_path: Path) -> None:
-    for at, source in enumerate((STARTER, CHATML, LLAMA3)):
-        assert template_of(tmp_path / str(at), source).history_rewrite(HISTORY) is None
-
-
 def test_a_template_that_drops_reasoning_is_reported(tmp_path: Path) -> None:
     template = template_of(tmp_path, QWEN_THINKING)
     thought = [*HISTORY[:-1], Message(Role.ASSISTANT, "Hello, Ana!", "She says her name.")]
@@ -151,16 +144,6 @@ def test_a_model_without_template_is_spoken_to_plainly_and_says_so(tmp_path: Pat
     assert template.stop_strings == ("\nUser:",)
     history = [Message(Role.USER, "Hello"), Message(Role.ASSISTANT, "Hi")]
     assert text_of(template, template.following(history, "And?", closed=False)) == "\nUser: And?\nAssistant:"
-
-
-def test_a_stop_string_that_was_sampled_is_not_repeated(tmp_path: Path) -> None:
-    template = template_of(tmp_path, None)
-    ids = template.tokenizer.encode(" Hi there\nUser:")
-    ended_with = template.ended_with(ids, "Hi there")
-    assert ended_with == "\nUser:"
-    history = [Message(Role.USER, "Hello"), Message(Role.ASSISTANT, "Hi there")]
-    following = template.following(history, "And?", closed=False, ended_with=ended_with)
-    assert text_of(template, following) == " And?\nAssistant:"
 
 
 def test_a_prompt_that_opens_the_reasoning_is_noticed(tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ from kvchat.app.config import read_settings
 from kvchat.app.open_sessions import open_store, short_id, short_ids
 from kvchat.app.session_service import SessionService
 from kvchat.engine.memory.disk.catalog import BlockCatalog
-from kvchat.platform.encryptor import Encryptor
 from kvchat.session.store import SessionStore, new_turn_id
 from kvchat.session.tree import Finish, Role, Session, Turn
 from tests.cli.command_line import Run
@@ -155,12 +154,6 @@ def test_removing_asks_on_a_terminal_and_takes_no_for_an_answer(
     assert store.list_sessions() == ()
 
 
-def test_removing_one_unknown_session_removes_none(store: SessionStore, run: Run) -> None:
-    store.create_session(title="Trip")
-    assert run("sessions", "rm", "-y", "Trip", "nobody")[0] == 5
-    assert len(store.list_sessions()) == 1
-
-
 def test_removing_frees_the_blocks_of_a_session_and_keeps_those_that_others_share(
     store: SessionService, home: Path, run: Run
 ) -> None:
@@ -231,40 +224,6 @@ def test_a_branch_is_removed_alone_with_what_no_other_branch_has(
         assert {block.token_ids for block in catalog.blocks()} == {tuple(shared), tuple(others)}
 
 
-def test_what_hangs_behind_a_removed_branch_goes_with_it_and_nothing_else(store: SessionService) -> None:
-    """An answer that was undone stands on no branch; a branch that ends inside another keeps what it has."""
-    session = store.create_session(title="Trip")
-    add(store, session, "Where to?", "To Oslo.", "And then?", "Home.")
-    main = store.branch(session.id, "main")
-    path = store.turns_to(main.leaf_id)
-    store.create_branch(session.id, leaf_id=path[1].id, name="short")
-    store.set_leaf(main, path[2].id)  # as an undo does: the last answer is on no branch
-    plan = store.removal_of(session.id, "main")
-    assert [turn.text for turn in plan.doomed] == ["And then?", "Home."]
-    assert plan.num_shared == 2
-    store.remove_branch(session.id, "main")
-    assert [turn.text for turn in store.all_turns(session.id)] == ["Where to?", "To Oslo."]
-    assert [branch.name for branch in store.branches(session.id)] == ["short"]
-
-
-def test_the_blocks_of_an_answer_that_was_undone_go_with_its_branch(
-    store: SessionService, home: Path
-) -> None:
-    session = store.create_session(title="Trip")
-    shared, question, answer = [1, 2, 3, 4], [5, 6, 7, 8], [9, 10, 11, 12]
-    add(store, session, "q", "a", "again?", "b", ids=[shared[:2], shared[2:], question, answer])
-    main = store.branch(session.id, "main")
-    path = store.turns_to(main.leaf_id)
-    store.create_branch(session.id, leaf_id=path[1].id, name="short")
-    store.set_leaf(main, path[2].id)  # as an undo does: the last answer is on no branch
-    chains.put_blocks(home / "cache", chains.chain(shared + question + answer))
-    would = store.would_remove_branch(store.removal_of(session.id, "main"))
-    assert store.remove_branch(session.id, "main") == would
-    assert (would.freed_blocks, would.shared_blocks) == (2, 1)
-    with closing(BlockCatalog(home / "cache")) as catalog:
-        assert [block.token_ids for block in catalog.blocks()] == [tuple(shared)]
-
-
 def test_the_only_branch_an_unknown_one_or_one_of_several_sessions_is_not_removed(
     store: SessionService, run: Run
 ) -> None:
@@ -293,14 +252,3 @@ def test_removing_a_branch_asks_and_says_what_is_shared(
     monkeypatch.setattr("sys.stdin", Terminal("y\n"))
     assert run("sessions", "rm", "Trip", "--branch", "beside")[0] == 0
     assert len(store.branches(session.id)) == 1
-
-
-def test_a_branch_of_an_encrypted_store_is_removed_like_any_other(tmp_path: Path) -> None:
-    with closing(SessionStore(tmp_path / "sessions.db", Encryptor(bytes(32)))) as store:
-        session = store.create_session(title="Trip")
-        add(store, session, "q", "a")
-        store.create_branch(session.id, leaf_id=store.branch(session.id, "main").leaf_id, name="beside")
-        add(store, store.session(session.id), "more", "yes")
-        store.remove_branch(session.id, "beside")
-        assert [turn.text for turn in store.all_turns(session.id)] == ["q", "a"]
-        assert store.session(session.id).active_branch == "main"

@@ -6,9 +6,7 @@ from typing import Any
 
 import pytest
 
-from kvchat.session.tree import Verdict
 from tests.cli.command_line import Run
-from tests.cli.homes import session_of
 
 pytestmark = pytest.mark.cpu
 
@@ -41,29 +39,6 @@ def test_verifying_over_a_view_writes_nothing_under_exact_names_and_accuses_nobo
     assert (found["different"], found["verified"]) == (0, found["blocks"])
     assert found["blocks"] > 4
     assert files_of(home) == before
-
-
-def test_blocks_over_a_view_are_told_as_not_looked_at_and_the_verdict_is_not_that_all_agrees(
-    call: Call, run: Run, home: Path, tiny_model: Path
-) -> None:
-    call("ask", "--max-tokens", "8", "--cache-format", "window:64", "--new", "demo", WORDS)
-    found = call("sessions", "verify", "demo", "--all", "--cache-format", "window:64")
-    assert found["verified"] == found["blocks"] > 0
-    assert found["over_views"] > 0
-    verification = session_of(home).verification
-    assert verification is not None
-    assert verification.verdict is Verdict.SAMPLED
-    assert verification.of_blocks == found["blocks"] + found["over_views"]
-    told = run("sessions", "verify", "demo", "--all", "-m", str(tiny_model))[2]
-    assert f"{found['over_views']} blocks computed over views: not looked at" in told
-    assert call("cache", "verify")["over_views"] == found["over_views"]
-
-
-def test_what_lies_over_a_pyramid_is_not_verified_and_the_reason_is_said(
-    call: Call, run: Run, tiny_model: Path
-) -> None:
-    call("ask", "--max-tokens", "8", "--cache-format", "snapkv:64:pyramid", "--new", "demo", WORDS)
-    assert "pyramid" in run.err("sessions", "verify", "demo", "-m", str(tiny_model), code=7)
 
 
 def test_converted_kv_is_not_held_to_what_is_computed_in_its_format(
