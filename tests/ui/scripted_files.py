@@ -98,13 +98,13 @@ class ScriptedFiles:
     def on_disk(self, is_stopped: Callable[[], bool]) -> Mapping[SessionId, KvOnDisk]:
         return self.stored
 
-    def export(self, session_id: SessionId, branch: str, wish: str, *, force: bool = False) -> str:
-        if not wish.endswith(".md"):
-            raise UsageError(f"{wish} does not say what to write")
-        if wish in self.written and not force:
-            raise FileTaken(f"{wish} exists already")
-        self.written[wish] = session_id, branch
-        return f"wrote {wish}"
+    def export(self, session_id: SessionId, branch: str, request: str, *, force: bool = False) -> str:
+        if not request.endswith(".md"):
+            raise UsageError(f"{request} does not say what to write")
+        if request in self.written and not force:
+            raise FileTaken(f"{request} exists already")
+        self.written[request] = session_id, branch
+        return f"wrote {request}"
 
     def freed_by_deleting(self, session_id: SessionId, branch: str | None = None) -> str:
         return f"the blocks of {session_id if branch is None else branch} would be freed"

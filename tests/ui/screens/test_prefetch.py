@@ -20,11 +20,11 @@ pytestmark = pytest.mark.tui
 class OnDisk(ScriptedEngine):
     """Knows that every path it is asked for lies on disk."""
 
-    def inspect(self, wish: InspectionRequest) -> tuple[InspectedBlock, ...]:
+    def inspect(self, request: InspectionRequest) -> tuple[InspectedBlock, ...]:
         place = BlockPlace(group=GroupId(0), tier=Tier.DISK, is_stored=True)
         return (
             InspectedBlock(
-                key="", parent="", start=0, token_ids=wish.token_ids, places=(place,), unused_s=None
+                key="", parent="", start=0, token_ids=request.token_ids, places=(place,), unused_s=None
             ),
         )
 

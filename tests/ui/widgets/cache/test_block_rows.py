@@ -142,7 +142,7 @@ def test_sources_are_branches_by_session_with_what_closing_frees_and_what_is_kep
         " ▸ 漢字の旅                             1,400   4.3 MiB   768 KiB        768 KiB",
         "   kept for nobody                                        1.9 MiB",
     ]
-    assert found[-1].wish == InspectionRequest()
+    assert found[-1].request == InspectionRequest()
 
 
 def test_a_session_with_two_branches_says_once_what_closing_it_frees() -> None:
@@ -153,7 +153,7 @@ def test_a_session_with_two_branches_says_once_what_closing_it_frees() -> None:
 
 
 def test_a_conversation_on_screen_that_is_not_live_is_shown_by_its_path() -> None:
-    wish = InspectionRequest(token_ids=(1, 2, 3))
+    request = InspectionRequest(token_ids=(1, 2, 3))
     nowhere = replace(NAMES, active=None)
-    assert [one.name for one in sources(SNAPSHOT, nowhere, wish)][2:] == [ON_SCREEN, "kept for nobody"]
-    assert ON_SCREEN not in [one.name for one in sources(SNAPSHOT, NAMES, wish)]
+    assert [one.name for one in sources(SNAPSHOT, nowhere, request)][2:] == [ON_SCREEN, "kept for nobody"]
+    assert ON_SCREEN not in [one.name for one in sources(SNAPSHOT, NAMES, request)]
