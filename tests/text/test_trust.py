@@ -5,23 +5,14 @@ from dataclasses import replace
 import pytest
 
 from kvchat.session.kv.provenance import Trust, trust_of
-from kvchat.session.tree import Finish, Role, Session, SessionId, Turn, TurnId, Verdict, Verification
+from kvchat.session.tree import Session, Verdict, Verification
 from kvchat.text.trust import exactness_words, trust_mark, trust_words
+from tests.ui.records import ANSWER, SESSION
 
 pytestmark = pytest.mark.pure
 
-OWN = Session(id=SessionId("s"), title="t", system="", model="m", created_at=0.0, updated_at=0.0)
+OWN = SESSION
 IMPORTED = replace(OWN, namespace="bundle:00")
-ANSWER = Turn(
-    id=TurnId("t"),
-    session_id=OWN.id,
-    parent_id=None,
-    role=Role.ASSISTANT,
-    text="Yes.",
-    token_ids=(1,),
-    finish=Finish.COMPLETE,
-    created_at=0.0,
-)
 
 
 def found(verdict: Verdict, num_blocks: int = 40) -> Verification:

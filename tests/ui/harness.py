@@ -1,14 +1,16 @@
 """Driving the interface in tests: an app on a script, waiting, and the screen as plain lines."""
 
 from asyncio import sleep
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from time import monotonic
+from typing import Any
 
 from textual import events
 from textual.keys import _character_to_key
 from textual.pilot import Pilot
+from textual.screen import Screen
 
 from kvchat.app.host import Appearance
 from kvchat.ui.app import KvchatApp
@@ -21,6 +23,7 @@ from tests.ui.scripted_engine import ScriptedEngine
 from tests.ui.scripted_files import ScriptedFiles
 
 WIDE = (150, 40)
+ScreenType = type[Screen[Any]]
 
 
 class Window:
@@ -71,6 +74,11 @@ class Window:
         lines = self.text.splitlines()[area.y : area.bottom]
         return "\n".join(line[area.x : area.right].rstrip() for line in lines)
 
+    @property
+    def told(self) -> list[str]:
+        """What stands in notices now."""
+        return [notice.message for notice in self.app._notifications]
+
     async def type(self, text: str) -> None:
         """Type in one burst, as a terminal may; a pilot waits for rest behind each key it presses."""
         if not text:
@@ -94,6 +102,18 @@ class Window:
         await self.until(lambda: text in self.chat.sent)
         await self.until(lambda: not self.screen.turns.is_running and bool(self.answers))
 
+    async def burst(self, text: str, pressed_s: float | None = None) -> None:
+        """Type faster than anybody reads, as if at a moment that may be given."""
+        for letter in text:
+            key = events.Key("enter" if letter == "\n" else letter, letter)
+            key.time = key.time if pressed_s is None else pressed_s
+            self.app.post_message(key)
+        await self.pilot.pause()
+
+    async def paste(self, text: str) -> None:
+        self.app.post_message(events.Paste(text))
+        await self.pilot.pause()
+
     async def until(self, predicate: Callable[[], bool]) -> None:
         """Wait until something holds, also once every widget has worked off what it has been told; fail with
         the screen in the message.
@@ -108,6 +128,25 @@ class Window:
     async def until_at_rest(self) -> None:
         """Wait until nothing runs beside the window that might still change something."""
         await self.until(lambda: all(worker.is_finished for worker in self.app.workers))
+
+    async def until_answered(self) -> None:
+        """Wait until the conversation on screen is answered."""
+        await self.until(lambda: not self.screen.turns.is_running)
+
+    async def until_sent(self, *texts: str) -> None:
+        """Wait until these messages, and no others, have been sent and answered."""
+        await self.until(lambda: self.chat.sent == list(texts) and not self.screen.turns.is_busy)
+
+    async def until_told(self, words: str) -> None:
+        await self.until(lambda: any(words in message for message in self.told))
+
+    async def until_on_top(self, kind: ScreenType) -> None:
+        """Wait until a screen of this kind is the one that keys go to."""
+        await self.until(lambda: isinstance(self.app.screen, kind))
+
+    async def until_back(self) -> None:
+        """Wait until no dialog lies above the conversation."""
+        await self.until(lambda: self.app.screen is self.screen)
 
     async def until_shown(self, text: str) -> None:
         await self.until(lambda: text in self.text)
@@ -128,14 +167,31 @@ async def window(
 ) -> AsyncIterator[Window]:
     """Run the interface on a script. `prepare` stores sessions before it starts."""
     engine = engine or ScriptedEngine()
-    chat = ScriptedChat(engine, _or_default(answers))
+    chat = ScriptedChat(engine, answers or (Answer(),))
     prepare(chat)
-    files = ScriptedFiles()
-    files.shown_as = appearance or files.shown_as
+    files = ScriptedFiles(appearance)
     app = KvchatApp(chat, engine, files, initial, log_path=tmp_path / "kvchat.log")
     async with app.run_test(size=size, notifications=True) as pilot:
         shown = Window(app, pilot, chat, engine, files)
         await shown.until(lambda: bool(shown.screen.is_mounted))
+        yield shown
+
+
+def talk(chat: ScriptedChat) -> None:
+    """Store a conversation of two messages."""
+    chat.add_session("Oslo", [("By boat?", "By train."), ("How long?", "Seven hours or so.")])
+
+
+@asynccontextmanager
+async def talk_window(
+    tmp_path: Path,
+    *answers: Answer,
+    prepare: Callable[[ScriptedChat], object] = talk,
+    size: tuple[int, int] = WIDE,
+) -> AsyncIterator[Window]:
+    """Run the interface with the conversation of two messages on the screen."""
+    async with window(tmp_path, *answers, prepare=prepare, initial="Oslo", size=size) as shown:
+        await shown.until(lambda: len(shown.questions) == 2)
         yield shown
 
 
@@ -148,7 +204,3 @@ def _key_of(character: str) -> str:
 
 def _letter_of(character: str) -> str | None:
     return None if character == "\n" else character
-
-
-def _or_default(answers: Sequence[Answer]) -> Sequence[Answer]:
-    return answers or (Answer(),)

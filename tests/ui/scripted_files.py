@@ -17,9 +17,9 @@ class ScriptedFiles:
     it is still at work on another format.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, shown_as: Appearance | None = None) -> None:
         self.written: dict[str, tuple[SessionId, str]] = {}
-        self.shown_as = Appearance()
+        self.shown_as = shown_as or Appearance()
         self.values = {
             "display.theme": "kvchat",
             "sampling.temperature": "0.0",

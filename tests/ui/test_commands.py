@@ -18,38 +18,20 @@ def names(line: str) -> list[str]:
     return [command.name for command in completions(line)]
 
 
-def test_a_slash_offers_every_command() -> None:
+def test_what_is_typed_behind_a_slash_narrows_the_offer_and_aliases_count() -> None:
     assert len(completions("/")) == len(COMMANDS)
-
-
-def test_what_is_typed_narrows_the_offer_and_aliases_count() -> None:
     assert names("/s") == ["stop", "switch", "search", "system", "set"]
-    assert names("/by") == ["quit"]
+    assert [names(line) for line in ("/by", "/cl", "/tr", "/te")] == [["quit"], ["new"], ["tree"], ["temp"]]
+    assert not any(names(line) for line in ("", "hello", "//help", "/fork now", "/help\nme", "/nothing"))
 
 
-def test_what_other_chats_call_a_command_is_its_name_too_and_help_says_so() -> None:
-    assert names("/cl") == ["new"]
-    assert names("/tr") == ["tree"]
-    assert names("/te") == ["temp"]
+def test_a_command_is_found_by_the_names_that_its_help_tells_in_any_case() -> None:
+    found = [find_command(name) for name in ("quit", "bye", "exit", "HELP", "nothing")]
+    assert [command and command.name for command in found] == ["quit", "quit", "quit", "help", None]
     helps = {command.name: command.help for command in COMMANDS}
     assert helps["new"].endswith("(also /clear)")
     assert helps["quit"].endswith("(also /bye, /exit)")
     assert helps["stop"] == "stop the answer"
-
-
-@pytest.mark.parametrize("line", ["", "hello", "//help", "/fork now", "/help\nme", "/nothing"])
-def test_other_lines_complete_to_nothing(line: str) -> None:
-    assert names(line) == []
-
-
-def test_a_command_is_found_by_name_alias_and_in_any_case() -> None:
-    assert [find_command(name).name for name in ("quit", "bye", "exit", "HELP") if find_command(name)] == [
-        "quit",
-        "quit",
-        "quit",
-        "help",
-    ]
-    assert find_command("nothing") is None
 
 
 def test_a_line_is_split_into_name_and_argument() -> None:

@@ -20,6 +20,7 @@ from kvchat.ui.widgets.session_list import SessionList
 from kvchat.ui.widgets.session_rows import Held, SessionListOptions
 from kvchat.ui.widgets.status_bar import StatusBar, StatusFigures
 from tests.ui.picture import check_picture, drawn
+from tests.ui.records import SESSION
 from tests.ui.scripted_engine import FULL, SLIDING, HeldTokens, scripted_snapshot
 
 pytestmark = pytest.mark.tui
@@ -124,7 +125,4 @@ def test_a_picture_tells_other_letters_places_and_colours_apart() -> None:
 
 
 def session(number: int, title: str, age_s: float) -> Session:
-    made = Session(
-        id=SessionId(f"s{number}"), title=title, system="", model="m", created_at=0.0, updated_at=0.0
-    )
-    return replace(made, updated_at=NOW - age_s)
+    return replace(SESSION, id=SessionId(f"s{number}"), title=title, updated_at=NOW - age_s)

@@ -1,6 +1,5 @@
 """What was written and not sent outlives the window."""
 
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Event
@@ -14,38 +13,42 @@ from kvchat.errors import StorageError
 from kvchat.text.attachments import Attachment, before_message
 from tests.terminal import terminal
 from tests.ui.gate import HELD_S
-from tests.ui.harness import Window, window
+from tests.ui.harness import talk, window
 from tests.ui.scripted import Answer, ScriptedChat, ScriptedUnsent
 from tests.ui.scripted_engine import ScriptedEngine
 
 pytestmark = pytest.mark.tui
 
 
-async def leave_one_waiting(shown: Window) -> None:
-    """Ask twice, and begin another conversation while the first answer is written."""
-    await shown.say("first")
-    await shown.until(lambda: shown.chat.sent == ["first"])
-    await shown.say("second")
-    await shown.pilot.press("ctrl+n")
-    await shown.until(lambda: shown.screen.turns.conversation is None)
-
-
-async def test_what_waits_for_the_model_is_kept_for_a_conversation_that_has_not_begun(tmp_path: Path) -> None:
+async def test_what_waits_for_the_model_is_kept_once_however_often_one_leaves(tmp_path: Path) -> None:
     async with window(tmp_path, engine=ScriptedEngine(phase=EnginePhase.LOADING)) as shown:
         await shown.say("one")
         await shown.say("two")
         await shown.type("half")
         shown.screen.quit(143)
+        shown.screen.quit(129)
+        shown.screen.quit()
+        shown.screen.drafts.keep_all()
         assert shown.chat.store.unsent.kept == {None: ["one\ntwo", "half"]}
 
 
-async def test_what_waits_behind_an_answer_is_kept_for_its_session(tmp_path: Path) -> None:
+async def test_what_waits_behind_an_answer_is_kept_for_its_session_alone(tmp_path: Path) -> None:
     gate = Event()
     async with window(tmp_path, Answer(hold=gate)) as shown:
-        await leave_one_waiting(shown)
+        await shown.say("first")
+        await shown.until(lambda: shown.chat.sent == ["first"])
+        await shown.say("second")
+        await shown.pilot.press("ctrl+n")
+        await shown.until(lambda: shown.screen.turns.conversation is None)
+        await shown.type("here")
+        shown.chat.store.unsent.is_full = True
+        await shown.pilot.press("ctrl+q")
+        await shown.until_shown("no space is left")
+        assert shown.screen.prompt.text == "here"
+        shown.chat.store.unsent.is_full = False
         gate.set()
         shown.screen.quit()
-        assert shown.chat.store.unsent.kept == {"s1": ["second"]}
+        assert shown.chat.store.unsent.kept == {"s1": ["second"], None: ["here"]}
 
 
 async def test_a_changed_message_that_is_asked_about_is_kept(tmp_path: Path) -> None:
@@ -65,7 +68,7 @@ async def test_what_was_kept_comes_back_with_its_files_before_what_is_typed(tmp_
     file = before_message([Attachment(name="notes.txt", text="one")])
 
     def prepare(chat: ScriptedChat) -> None:
-        chat.add_session("Oslo", [("By boat?", "Yes.")])
+        talk(chat)
         chat.store.unsent.keep("s1", f"{file}look at this")
         chat.store.unsent.keep(None, "a beginning")
 
@@ -92,7 +95,8 @@ async def test_where_it_cannot_be_kept_the_window_stays_once_with_it_in_the_prom
 
 async def test_a_text_comes_back_on_the_branch_that_it_was_written_on(tmp_path: Path) -> None:
     def prepare(chat: ScriptedChat) -> None:
-        chat.fork(chat.add_session("Oslo", [("By boat?", "Yes.")]), name="boats")
+        talk(chat)
+        chat.fork(chat.open("Oslo"), name="boats")
         chat.store.unsent.keep("s1", "on boats", "boats")
         chat.store.unsent.keep("s1", "on a branch that is gone", "gone")
 
@@ -108,7 +112,7 @@ async def test_a_text_comes_back_on_the_branch_that_it_was_written_on(tmp_path: 
 
 async def test_what_is_found_when_its_conversation_has_been_left_stays_kept(tmp_path: Path) -> None:
     def prepare(chat: ScriptedChat) -> None:
-        chat.add_session("Oslo", [("By boat?", "Yes.")])
+        talk(chat)
         chat.store.unsent.keep("s1", "half")
         chat.store.unsent.lending.clear()
 
@@ -122,24 +126,7 @@ async def test_what_is_found_when_its_conversation_has_been_left_stays_kept(tmp_
         assert shown.chat.store.unsent.kept == {"s1": ["half"]}
 
 
-async def test_what_cannot_be_kept_for_another_conversation_never_enters_this_one(tmp_path: Path) -> None:
-    gate = Event()
-    async with window(tmp_path, Answer(hold=gate)) as shown:
-        await leave_one_waiting(shown)
-        await shown.type("here")
-        shown.chat.store.unsent.is_full = True
-        await shown.pilot.press("ctrl+q")
-        await shown.until_shown("no space is left")
-        assert shown.screen.prompt.text == "here"
-        shown.chat.store.unsent.is_full = False
-        gate.set()
-        shown.screen.quit()
-        assert shown.chat.store.unsent.kept == {"s1": ["second"], None: ["here"]}
-
-
-async def test_what_fails_as_the_window_closes_and_cannot_be_kept_comes_back_to_the_prompt(
-    tmp_path: Path,
-) -> None:
+async def test_what_fails_at_the_end_and_cannot_be_kept_comes_back_to_the_prompt(tmp_path: Path) -> None:
     async with window(tmp_path) as shown:
         gate = Event()
 
@@ -168,21 +155,16 @@ async def test_what_was_for_a_session_that_is_gone_is_kept_for_the_next_conversa
         assert shown.chat.store.unsent.kept == {None: ["half"]}
 
 
-async def test_a_command_and_an_unchanged_edit_are_nothing_to_keep(tmp_path: Path) -> None:
+async def test_a_draft_is_kept_but_no_command_unchanged_edit_or_old_message(tmp_path: Path) -> None:
     async with window(tmp_path) as shown:
         await shown.say_and_wait("hello")
-        await shown.say("/edit")
+        shown.screen.revisions.begin_edit(shown.transcript.views[0].turn)
         await shown.until(lambda: shown.screen.prompt.text == "hello")
         assert shown.screen.drafts._take_all() == []
         await shown.pilot.press("escape")
         await shown.type("/undo")
-        shown.screen.quit()
-        assert shown.chat.store.unsent.kept == {}
-
-
-async def test_a_draft_is_kept_and_not_the_old_message_that_is_looked_at(tmp_path: Path) -> None:
-    async with window(tmp_path) as shown:
-        await shown.say_and_wait("hello")
+        assert shown.screen.drafts._take_all() == []
+        shown.screen.prompt.set_text("")
         await shown.type("half")
         await shown.pilot.press("up")
         await shown.until(lambda: shown.screen.prompt.text == "hello")
@@ -199,9 +181,7 @@ async def test_a_draft_that_gave_way_is_kept_until_it_is_sent(tmp_path: Path) ->
         await shown.pilot.press("up")
         await shown.until(lambda: shown.screen.prompt.text == "half")
         await shown.say(" more")
-        await shown.until(
-            lambda: shown.chat.sent == ["hello", "half more"] and not shown.screen.turns.is_busy
-        )
+        await shown.until_sent("hello", "half more")
         assert [one.text for one in shown.screen.drafts._take_all()] == ["another"]
 
 
@@ -220,44 +200,8 @@ async def test_what_is_typed_when_the_interface_fails_is_kept(tmp_path: Path) ->
     assert unsent[0].kept == {None: ["half"]}
 
 
-async def test_a_window_that_is_told_to_close_several_times_keeps_everything_once(tmp_path: Path) -> None:
-    async with window(tmp_path, engine=ScriptedEngine(phase=EnginePhase.LOADING)) as shown:
-        await shown.say("one")
-        await shown.type("half")
-        shown.screen.quit(143)
-        shown.screen.quit(129)
-        shown.screen.quit()
-        shown.screen.drafts.keep_all()
-        assert shown.chat.store.unsent.kept == {None: ["one", "half"]}
-
-
-def test_what_was_typed_is_kept_once_when_the_terminal_vanishes(tmp_path: Path) -> None:
-    """The system tells of it, and so does what watches the terminal."""
-    arguments = ["-m", "kvchat", "--remote", "http://127.0.0.1:9", "-m", "none"]
-    with terminal(arguments, KVCHAT_HOME=str(tmp_path)) as shown:
-        shown.until_shown("Say something.")
-        shown.type("half a thought")
-        shown.until_shown("› half a thought")
-        shown.hang_up()
-        shown.exit_status()
-    (kept,) = tmp_path.rglob("unsent/*.json")
-    assert kept.read_text().count("half a thought") == 1
-
-
-def test_what_was_typed_in_a_window_that_a_signal_ends_is_in_the_next_one(tmp_path: Path) -> None:
-    arguments = ["-m", "kvchat", "--remote", "http://127.0.0.1:9", "-m", "none"]
-    with terminal(arguments, KVCHAT_HOME=str(tmp_path)) as shown:
-        shown.until_shown("Say something.")
-        shown.type("half a thought")
-        shown.until_shown("› half a thought")
-        shown.process.send_signal(signal.SIGHUP)
-        shown.exit_status()
-    assert not [file for file in tmp_path.rglob("*.json") if file.stat().st_mode & 0o077]
-    with terminal(arguments, KVCHAT_HOME=str(tmp_path)) as shown:
-        shown.until_shown("› half a thought")
-
-
-def test_what_was_typed_in_a_new_session_keeps_the_session_that_nothing_was_said_in(tmp_path: Path) -> None:
+def test_what_was_typed_is_in_the_next_window_however_this_one_ends(tmp_path: Path) -> None:
+    """Also in a session in which nothing was said; of a vanished terminal two tell: it is kept once."""
     arguments = ["-m", "kvchat", "--remote", "http://127.0.0.1:9", "-m", "none"]
     with terminal([*arguments, "--new", "demo"], KVCHAT_HOME=str(tmp_path)) as shown:
         shown.until_shown("Say something.")
@@ -265,5 +209,12 @@ def test_what_was_typed_in_a_new_session_keeps_the_session_that_nothing_was_said
         shown.until_shown("› half a thought")
         shown.type("\x11")
         assert shown.exit_status() == 0
+    with terminal([*arguments, "demo"], KVCHAT_HOME=str(tmp_path)) as shown:
+        shown.until_shown("› half a thought")
+        shown.hang_up()
+        shown.exit_status()
+    (kept,) = tmp_path.rglob("unsent/*.json")
+    assert kept.read_text().count("half a thought") == 1
+    assert not [file for file in tmp_path.rglob("*.json") if file.stat().st_mode & 0o077]
     with terminal([*arguments, "demo"], KVCHAT_HOME=str(tmp_path)) as shown:
         shown.until_shown("› half a thought")

@@ -17,9 +17,7 @@ def talk(chat: ScriptedChat) -> None:
     chat.add_session("Oslo", [("By boat?", "By train.")])
 
 
-async def test_an_answer_that_is_being_drawn_while_another_conversation_comes_stays_in_its_own(
-    tmp_path: Path,
-) -> None:
+async def test_an_answer_that_is_drawn_while_another_comes_stays_in_its_own(tmp_path: Path) -> None:
     async with window(tmp_path, Answer(text="Very well."), prepare=talk) as shown:
         turns, other = shown.screen.turns, shown.chat.open("Oslo")
         shown.screen.turn_produced = lambda: None  # type: ignore[method-assign]

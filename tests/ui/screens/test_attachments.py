@@ -4,20 +4,14 @@ from pathlib import Path
 
 import pytest
 from rich.cells import cell_len
-from textual import events
 
 from kvchat.errors import ContextOverflow
 from kvchat.ui.controllers.turn_runner import PendingTurn, TurnKind
-from tests.ui.harness import Window, window
-from tests.ui.scripted import Answer, ScriptedChat
+from tests.ui.harness import talk, window
+from tests.ui.scripted import Answer
 from tests.ui.scripted_variants import ScriptedReading
 
 pytestmark = pytest.mark.tui
-
-
-async def paste(shown: Window, text: str) -> None:
-    shown.app.post_message(events.Paste(text))
-    await shown.pilot.pause()
 
 
 @pytest.fixture
@@ -45,7 +39,7 @@ async def test_a_file_is_attached_by_its_path_read_ahead_and_sent_before_the_wor
         await shown.pilot.press("enter")
         await shown.until(lambda: shown.chat.sent == [f"{reading.text}see what is it?"])
         assert reading.handed_to == ["s1"]
-        await shown.until_shown("▤ notes.txt · 7 B · 2 lines\n"[:-1])
+        await shown.until_shown("▤ notes.txt · 7 B · 2 lines")
         assert "<file" not in shown.conversation_text
 
 
@@ -62,16 +56,7 @@ async def test_the_files_of_a_refused_message_are_attached_again_and_its_words_c
         await shown.until(lambda: shown.screen.prompt.text == "what is it?")
         await shown.until_shown("▤ notes.txt · 7 B · 2 lines")
         assert [one.text for one in shown.screen.composer.attachments] == ["one\ntwo"]
-
-
-async def test_a_path_is_completed_through_directories(tmp_path: Path, notes: Path) -> None:
-    async with window(tmp_path) as shown:
-        await shown.type("@d")
-        await shown.pilot.press("tab")
-        assert shown.screen.prompt.text == "@deep/"
-        await shown.pilot.press("tab")
-        await shown.until_shown("▤ inner.md")
-        assert shown.screen.prompt.text == ""
+        assert shown.questions == []
 
 
 async def test_the_attach_command_completes_and_backspace_takes_back(tmp_path: Path, notes: Path) -> None:
@@ -90,62 +75,58 @@ async def test_the_attach_command_completes_and_backspace_takes_back(tmp_path: P
         await shown.until_gone("▤ notes.txt")
 
 
-async def test_a_file_that_has_vanished_is_said_to_be_gone(tmp_path: Path, notes: Path) -> None:
+async def test_a_path_is_completed_through_directories_and_a_file_that_has_vanished_is_said_to_be_gone(
+    tmp_path: Path, notes: Path
+) -> None:
     async with window(tmp_path) as shown:
+        await shown.type("@d")
+        await shown.pilot.press("tab")
+        assert shown.screen.prompt.text == "@deep/"
+        await shown.pilot.press("tab")
+        await shown.until_shown("▤ inner.md")
+        assert shown.screen.prompt.text == ""
         await shown.type("@no")
         await shown.until_shown("notes.txt")
         (notes / "notes.txt").unlink()
         await shown.pilot.press("tab")
         await shown.until_shown("is not there; name a text file")
-        assert "▤" not in shown.text
+        assert "▤ notes.txt" not in shown.text
 
 
-async def test_a_long_paste_becomes_an_attachment_and_the_prompt_stays(tmp_path: Path) -> None:
+async def test_a_long_paste_becomes_an_attachment_whose_commands_are_never_run(tmp_path: Path) -> None:
     async with window(tmp_path) as shown:
         await shown.type("look: ")
-        await paste(shown, "a line of it\n" * 100_000)
-        await shown.until_shown("▤ pasted text · 1.2 MiB · 100,000 lines")
+        await shown.paste("/quit of it\n" * 100_000)
+        await shown.until_shown("▤ pasted text · 1.1 MiB · 100,000 lines")
         assert shown.screen.prompt.text == "look: "
+        await shown.paste("/quit")
         await shown.pilot.press("enter")
         await shown.until(lambda: bool(shown.chat.sent))
-        assert shown.chat.sent[0].endswith("</file>\n\nlook:")
-
-
-async def test_commands_inside_a_long_paste_are_never_run(tmp_path: Path) -> None:
-    async with window(tmp_path) as shown:
-        await paste(shown, "/quit\n" * 300)
-        await shown.until_shown("▤ pasted text")
-        await paste(shown, "/quit")
-        await shown.pilot.press("enter")
-        await shown.until(lambda: bool(shown.chat.sent))
+        assert shown.chat.sent[0].endswith("</file>\n\nlook: /quit")
         assert shown.app.is_running
-        assert shown.chat.sent[0].endswith("\n\n/quit")
 
 
-@pytest.mark.parametrize("junk", ["\x00\x01\x02ELF", "\x7fELF\x02\x01\x01" + "\x03\x08\ufffd" * 40])
-async def test_pasted_binary_is_refused(tmp_path: Path, junk: str) -> None:
+async def test_pasted_binary_is_refused(tmp_path: Path) -> None:
     async with window(tmp_path) as shown:
         await shown.type("before ")
-        await paste(shown, junk)
-        await shown.until_shown("nothing was pasted: that is no text")
+        for junk in ("\x00\x01\x02ELF", "\x7fELF\x02\x01\x01" + "\x03\x08\ufffd" * 40):
+            shown.app.clear_notifications()
+            await shown.paste(junk)
+            await shown.until_told("nothing was pasted: that is no text")
         assert shown.screen.prompt.text == "before "
 
 
-@pytest.mark.parametrize("asked", ["ctrl+r", "/history"])
-async def test_earlier_messages_are_found_by_words_also_those_of_other_sessions(
-    tmp_path: Path, asked: str
-) -> None:
-    def prepare(chat: ScriptedChat) -> None:
-        chat.add_session("Oslo", [("By boat?", "Yes."), ("How long does it take?", "Long.")])
-
-    async with window(tmp_path, prepare=prepare) as shown:
+async def test_earlier_messages_are_found_by_words_also_those_of_other_sessions(tmp_path: Path) -> None:
+    async with window(tmp_path, prepare=talk) as shown:
         await shown.until(lambda: len(shown.screen.prompt.messages) == 2)
-        await (shown.say(asked) if asked[0] == "/" else shown.pilot.press(asked))
-        await shown.until_shown("earlier messages")
-        await shown.type("boat")
-        await shown.until_gone("How long does")
-        await shown.pilot.press("enter")
-        await shown.until(lambda: shown.screen.prompt.text == "By boat?")
+        for ask in (shown.pilot.press("ctrl+r"), shown.say("/history")):
+            await ask
+            await shown.until_shown("earlier messages")
+            await shown.type("boat")
+            await shown.until_gone("How long?")
+            await shown.pilot.press("enter")
+            await shown.until(lambda: shown.screen.prompt.text == "By boat?")
+            shown.screen.prompt.set_text("")
         assert shown.chat.sent == []
 
 

@@ -1,36 +1,65 @@
 """Answers side by side, and the keys pressed beside them."""
 
 from pathlib import Path
+from threading import Event
 
 import pytest
 
-from tests.ui.harness import window
-from tests.ui.scripted import ScriptedChat
+from kvchat.ui.screens.compare import CompareScreen
+from tests.ui.harness import talk_window
 
 pytestmark = pytest.mark.tui
 
 
-def talk(chat: ScriptedChat) -> None:
-    chat.add_session("Oslo", [("How long?", "Seven hours or so.")])
-
-
-@pytest.mark.parametrize("size", [(150, 40), (60, 24)])
-async def test_enter_behind_a_text_says_what_to_do_before_it_can_be_sent(
-    tmp_path: Path, size: tuple[int, int]
-) -> None:
-    async with window(tmp_path, prepare=talk, initial="Oslo", size=size) as shown:
-        await shown.until(lambda: shown.questions == ["How long?"])
-        await shown.say("/retry 2")
+async def test_answers_are_compared_and_one_is_taken(tmp_path: Path) -> None:
+    async with talk_window(tmp_path) as shown:
+        await shown.say("/retry 3")
         await shown.until_shown("enter takes it")
-        await shown.type("x")
+        assert all(f"answer number {number}" in shown.text for number in (1, 2, 3))
+        assert "once for all 3 answers" in shown.text
+        await shown.pilot.press("2", "enter")
+        await shown.until(lambda: [view.turn.text for view in shown.answers][-1] == "answer number 2")
+        assert shown.chat.open("Oslo", "main").turns[-1].text == "Seven hours or so."
+
+
+async def test_comparing_can_be_stopped_and_left(tmp_path: Path) -> None:
+    async with talk_window(tmp_path, size=(60, 24)) as shown:
+        shown.chat.variants.hold = Event()
+        await shown.say("/retry 2")
+        await shown.until_shown("esc stops them all")
+        await shown.pilot.press("escape")
+        shown.chat.variants.hold.set()
+        await shown.until_shown("esc keeps the old answer")
+        await shown.pilot.press("escape")
+        await shown.until_back()
+        assert [view.turn.text for view in shown.answers][-1] == "Seven hours or so."
+
+
+async def test_a_text_begun_beside_the_answers_keeps_its_keys_until_one_is_taken(tmp_path: Path) -> None:
+    async with talk_window(tmp_path, size=(60, 24)) as shown:
+        await shown.say("/retry 3")
+        await shown.until_shown("enter takes it")
+        await shown.type("at 27:15x")
         await shown.until_shown("you are typing the next")
-        await shown.pilot.press("enter")
+        await shown.pilot.press("backspace", "left", "left", "3", "enter")
         await shown.until_shown("esc goes back to the answers · not sent: take one first")
         await shown.type("y")
         await shown.until_shown("you are typing the next")
-        assert (shown.chat.sent, shown.screen.prompt.text) == ([], "xy")
-        await shown.pilot.press("escape", "enter")
-        await shown.until(lambda: shown.app.screen is shown.screen)
+        assert (shown.chat.sent, shown.screen.prompt.text) == ([], "at 27:3y15")
+        await shown.pilot.press("escape", "2")
+        await shown.until_shown("▸ 2")
+        await shown.until_on_top(CompareScreen)
+        await shown.pilot.press("enter")
+        await shown.until_back()
         await shown.until(lambda: shown.screen.turns.conversation.branch.name == "taken")
         await shown.pilot.press("enter")
-        await shown.until(lambda: shown.chat.sent == ["xy"])
+        await shown.until_sent("at 27:3y15")
+
+
+async def test_only_a_few_answers_can_be_compared(tmp_path: Path) -> None:
+    async with talk_window(tmp_path) as shown:
+        for number in ("0", "9", "300"):
+            shown.app.clear_notifications()
+            await shown.say(f"/retry {number}")
+            await shown.until(lambda: bool(shown.told))
+            assert shown.app.screen is shown.screen

@@ -12,8 +12,7 @@ from textual import events
 from kvchat.ui.screens.confirm import ConfirmScreen
 from kvchat.ui.screens.deferred import REST_S
 from tests.ui.gate import hold
-from tests.ui.harness import Window, window
-from tests.ui.scripted import ScriptedChat
+from tests.ui.harness import Window, talk_window
 
 pytestmark = pytest.mark.tui
 
@@ -32,30 +31,14 @@ LATE: dict[str, tuple[Owner, str]] = {
 }
 
 
-def talk(chat: ScriptedChat) -> None:
-    chat.add_session("Oslo", [("By boat?", "By train."), ("How long?", "Seven hours or so.")])
-
-
-async def burst(shown: Window, text: str, pressed_s: float | None = None) -> None:
-    """Type faster than anybody reads."""
-    for letter in text:
-        key = events.Key("enter" if letter == "\n" else letter, letter)
-        key.time = key.time if pressed_s is None else pressed_s
-        shown.app.post_message(key)
-    await shown.pilot.pause()
-
-
-async def test_what_is_typed_meanwhile_goes_on_in_the_prompt_and_a_key_lets_the_question_come(
-    tmp_path: Path,
-) -> None:
-    async with window(tmp_path, prepare=talk, initial="Oslo") as shown:
-        await shown.until(lambda: len(shown.questions) == 2)
+async def test_what_is_typed_meanwhile_goes_on_and_a_key_lets_the_question_come(tmp_path: Path) -> None:
+    async with talk_window(tmp_path) as shown:
         for command, (owner, name) in LATE.items():
             gate = hold(owner(shown), name)
-            await burst(shown, f"{command}\nyes")
+            await shown.burst(f"{command}\nyes")
             gate.open()
             await shown.until_shown("f9 or /answer")
-            await burst(shown, " indeed")
+            await shown.burst(" indeed")
             assert (command, shown.screen.prompt.text) == (command, "yes indeed")
             assert shown.app.screen is shown.screen
             await shown.pilot.press("f9")
@@ -69,8 +52,7 @@ async def test_what_is_typed_meanwhile_goes_on_in_the_prompt_and_a_key_lets_the_
 
 
 async def test_a_costly_edit_that_is_asked_about_late_lets_the_next_message_be_typed(tmp_path: Path) -> None:
-    async with window(tmp_path, prepare=talk, initial="Oslo") as shown:
-        await shown.until(lambda: len(shown.questions) == 2)
+    async with talk_window(tmp_path) as shown:
         shown.chat.hold_costs = Event()
         await shown.say("/edit")
         shown.screen.prompt.insert("x" * 600)
@@ -81,41 +63,37 @@ async def test_a_costly_edit_that_is_asked_about_late_lets_the_next_message_be_t
         assert shown.screen.prompt.text == "y"
         await shown.pilot.press("f9", "enter")
         await shown.until(lambda: shown.questions[-1].endswith("x" * 600))
-        await shown.until(lambda: not shown.screen.turns.is_running)
+        await shown.until_answered()
         assert shown.screen.prompt.text == "y"
 
 
 async def test_a_text_that_begins_like_an_answer_agrees_to_nothing(tmp_path: Path) -> None:
-    async with window(tmp_path, prepare=talk, initial="Oslo") as shown:
-        await shown.until(lambda: len(shown.questions) == 2)
+    async with talk_window(tmp_path) as shown:
         early_s = monotonic()
         for typed in ("yes", "no "):
-            await burst(shown, "/delete\n")
-            await shown.until(lambda: isinstance(shown.app.screen, ConfirmScreen))
-            await burst(shown, typed)
+            await shown.burst("/delete\n")
+            await shown.until_on_top(ConfirmScreen)
+            await shown.burst(typed)
             await shown.until(lambda typed=typed: shown.screen.prompt.text == typed)
             await shown.until_shown("Delete “Oslo”? · f9 or /answer")
             shown.screen.prompt.set_text("")
-            await burst(shown, "/answer\n")
-            await shown.until(lambda: isinstance(shown.app.screen, ConfirmScreen))
-            await burst(shown, "\n", early_s)  # as pressed before the question was there
+            await shown.burst("/answer\n")
+            await shown.until_on_top(ConfirmScreen)
+            await shown.burst("\n", early_s)  # as pressed before the question was there
             await shown.until_shown("Delete “Oslo”? · f9 or /answer")
             await shown.pilot.press("f9", "escape")
             await shown.until_gone("Delete “Oslo”?")
         assert shown.chat.store.sessions
         await shown.say("/delete")
-        await shown.until(lambda: isinstance(shown.app.screen, ConfirmScreen))
+        await shown.until_on_top(ConfirmScreen)
         await shown.pilot.press("y")
         await shown.until(lambda: not shown.chat.store.sessions)
 
 
-async def test_a_letter_agrees_to_nothing_where_the_next_one_has_waited_for_longer_than_a_rest(
-    tmp_path: Path,
-) -> None:
-    async with window(tmp_path, prepare=talk, initial="Oslo") as shown:
-        await shown.until(lambda: len(shown.questions) == 2)
-        await burst(shown, "/delete\n")
-        await shown.until(lambda: isinstance(shown.app.screen, ConfirmScreen))
+async def test_a_letter_agrees_to_nothing_where_the_next_one_is_already_there(tmp_path: Path) -> None:
+    async with talk_window(tmp_path) as shown:
+        await shown.burst("/delete\n")
+        await shown.until_on_top(ConfirmScreen)
         dialog, letter = shown.app.screen, events.Key("y", "y")
         assert isinstance(dialog, ConfirmScreen)
         assert dialog.text_of(letter) == ()
@@ -126,8 +104,7 @@ async def test_a_letter_agrees_to_nothing_where_the_next_one_has_waited_for_long
 
 
 async def test_a_question_about_what_was_said_before_the_last_message_changes_nothing(tmp_path: Path) -> None:
-    async with window(tmp_path, prepare=talk, initial="Oslo") as shown:
-        await shown.until(lambda: len(shown.questions) == 2)
+    async with talk_window(tmp_path) as shown:
         gate = hold(shown.chat, "plan_undo")
         await shown.say("/undo")
         await shown.say_and_wait("And back?")
@@ -139,22 +116,10 @@ async def test_a_question_about_what_was_said_before_the_last_message_changes_no
         assert len(shown.chat.store.paths) == 1
 
 
-async def test_answering_again_says_that_it_is_sampled_so_that_it_can_differ(tmp_path: Path) -> None:
-    async with window(tmp_path, prepare=talk, initial="Oslo") as shown:
-        await shown.until(lambda: len(shown.questions) == 2)
-        await burst(shown, "/retry\n")
-        await shown.until_shown("sampled at temperature 0.8")
-        await shown.until(lambda: len(shown.chat.store.paths) == 2 and not shown.screen.turns.is_busy)
-        await shown.pilot.press("f6", "enter")
-        await shown.until_shown("answer again, at 0.8")
-        assert len(shown.chat.store.paths) == 2
-
-
 async def test_a_letter_before_a_key_that_opens_something_else_agrees_to_nothing(tmp_path: Path) -> None:
-    async with window(tmp_path, prepare=talk, initial="Oslo") as shown:
-        await shown.until(lambda: len(shown.questions) == 2)
-        await burst(shown, "/delete\n")
-        await shown.until(lambda: isinstance(shown.app.screen, ConfirmScreen))
+    async with talk_window(tmp_path) as shown:
+        await shown.burst("/delete\n")
+        await shown.until_on_top(ConfirmScreen)
         dialog = shown.app.screen
         shown.app.post_message(events.Key("y", "y"))
         shown.app.post_message(events.Key("ctrl+p", None))  # before the letter stands alone for long enough
@@ -165,40 +130,37 @@ async def test_a_letter_before_a_key_that_opens_something_else_agrees_to_nothing
         await shown.until(lambda: shown.app.screen is dialog)
         assert shown.chat.store.sessions
         await shown.pilot.press("n")
-        await shown.until(lambda: shown.app.screen is shown.screen)
-        assert shown.chat.store.sessions
+        await shown.until_back()
 
 
-@pytest.mark.parametrize("is_covered", [False, True])
-async def test_a_question_that_another_takes_the_place_of_goes(tmp_path: Path, is_covered: bool) -> None:
-    async with window(tmp_path, prepare=talk, initial="Oslo") as shown:
-        await shown.until(lambda: len(shown.questions) == 2)
+async def test_a_question_that_another_takes_the_place_of_goes_wherever_it_is(tmp_path: Path) -> None:
+    async with talk_window(tmp_path) as shown:
         shown.screen.commands.run("/cache format int4")
         await shown.until_shown("in int4?")
-        dialog = shown.app.screen
-        if is_covered:
-            await shown.pilot.press("ctrl+p")
-            await shown.until(lambda: shown.app.screen is not dialog)
-        shown.screen.commands.run("/cache format exact")
+        first = shown.app.screen
         shown.screen.commands.run("/cache format int8")
-        if is_covered:
-            await shown.pilot.press("escape")
-        await shown.until(lambda: dialog not in shown.app.screen_stack)
-        if is_covered:
-            await shown.until_shown("in int8? · f9 or /answer")
-            await shown.pilot.press("f9")
-        await shown.until(lambda: isinstance(shown.app.screen, ConfirmScreen))
+        await shown.until(lambda: first not in shown.app.screen_stack)
+        await shown.until_on_top(ConfirmScreen)
         await shown.until_shown("in int8?")
+        second = shown.app.screen
+        await shown.pilot.press("ctrl+p")
+        await shown.until(lambda: shown.app.screen is not second)
+        shown.screen.commands.run("/cache format int4")
         await shown.pilot.press("escape")
-        await shown.until(lambda: shown.app.screen is shown.screen)
+        await shown.until(lambda: second not in shown.app.screen_stack)
+        await shown.until_shown("in int4? · f9 or /answer")
+        await shown.pilot.press("f9")
+        await shown.until_shown("in int4?")
+        await shown.pilot.press("escape")
+        await shown.until_back()
         assert shown.files.formats == []
 
 
 async def test_tokens_that_are_chosen_from_another_conversation_change_nothing(tmp_path: Path) -> None:
-    async with window(tmp_path, prepare=talk, initial="Oslo") as shown:
-        await shown.until(lambda: len(shown.questions) == 2 and shown.screen.is_engine_ready)
+    async with talk_window(tmp_path) as shown:
+        await shown.until(lambda: shown.screen.is_engine_ready)
         gate = hold(shown.chat.variants, "token_texts")
-        await burst(shown, "/tokens\n")
+        await shown.burst("/tokens\n")
         await shown.pilot.press("ctrl+n")
         await shown.until(lambda: shown.questions == [])
         gate.open()

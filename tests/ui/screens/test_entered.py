@@ -5,7 +5,6 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
-from textual import events
 
 from tests.ui.harness import Window, window
 from tests.ui.scripted import ScriptedChat, ScriptedConversation
@@ -13,8 +12,9 @@ from tests.ui.scripted import ScriptedChat, ScriptedConversation
 pytestmark = pytest.mark.tui
 
 
-def talk(chat: ScriptedChat) -> None:
-    chat.add_session("Oslo", [("By boat?", "Yes.")])
+def two(chat: ScriptedChat) -> None:
+    for title in ("Oslo", "Bergen"):
+        chat.add_session(title, [(f"{title}?", "Yes.")])
 
 
 def opener(shown: Window, gate: asyncio.Event, title: str) -> Callable[[], Awaitable[ScriptedConversation]]:
@@ -30,7 +30,7 @@ def opener(shown: Window, gate: asyncio.Event, title: str) -> Callable[[], Await
 async def refused(shown: Window, gate: asyncio.Event) -> None:
     """End an opening in vain."""
     gate.set()
-    await shown.until(lambda: any("no session" in one.message for one in shown.app._notifications))
+    await shown.until_told("no session")
     await shown.until_at_rest()
 
 
@@ -41,24 +41,20 @@ async def test_a_pasted_mark_that_comes_back_reads_no_file(
     monkeypatch.chdir(tmp_path)
     async with window(tmp_path) as shown:
         gate = asyncio.Event()
-        shown.screen.conversations.open_with(opener(shown, gate, "Bergen"))
-        shown.app.post_message(events.Paste("see @notes.txt"))
-        await shown.until(lambda: shown.screen.prompt.text == "see @notes.txt")
+        shown.screen.conversations.open_with(opener(shown, gate, "Narvik"))
+        await shown.paste("see @notes.txt")
         await shown.pilot.press("enter")
         await shown.until(lambda: shown.screen.composer.waiting == ["see @notes.txt"])
         await refused(shown, gate)
         assert shown.screen.prompt.text == "see @notes.txt"
         await shown.pilot.press("enter")
-        await shown.until(lambda: bool(shown.chat.sent) and not shown.screen.turns.is_busy)
-        assert shown.chat.sent == ["see @notes.txt"]
+        await shown.until_sent("see @notes.txt")
 
 
-async def test_messages_come_back_in_their_order_and_commands_among_them_are_in_the_history(
-    tmp_path: Path,
-) -> None:
+async def test_messages_come_back_in_order_and_commands_among_them_in_the_history(tmp_path: Path) -> None:
     async with window(tmp_path) as shown:
         gate = asyncio.Event()
-        shown.screen.conversations.open_with(opener(shown, gate, "Bergen"))
+        shown.screen.conversations.open_with(opener(shown, gate, "Narvik"))
         await shown.say("first")
         await shown.say("/title Fjords")
         await shown.say("second")
@@ -71,7 +67,7 @@ async def test_messages_come_back_in_their_order_and_commands_among_them_are_in_
 
 
 async def test_what_was_entered_for_one_conversation_does_not_go_to_another(tmp_path: Path) -> None:
-    async with window(tmp_path, prepare=talk) as shown:
+    async with window(tmp_path, prepare=two) as shown:
         shown.screen.conversations.open_with(opener(shown, asyncio.Event(), "Oslo"))
         await shown.say("for Oslo")
         await shown.until(lambda: shown.screen.composer.waiting == ["for Oslo"])
@@ -82,37 +78,8 @@ async def test_what_was_entered_for_one_conversation_does_not_go_to_another(tmp_
         assert (shown.chat.sent, shown.screen.turns.is_busy) == ([], False)
 
 
-@pytest.mark.slow
-async def test_all_that_is_kept_open_no_more_is_closed_though_another_is_opened_at_once(
-    tmp_path: Path,
-) -> None:
-    titles = ["Oslo", "Bergen", "Tromso", "Bodo", "Voss"]
-
-    def prepare(chat: ScriptedChat) -> None:
-        for title in titles:
-            chat.add_session(title, [(f"{title}?", "Yes.")])
-
-    async with window(tmp_path, prepare=prepare) as shown:
-        for title in titles:
-            await shown.say(f"/switch {title}")
-            await shown.until(lambda title=title: shown.questions == [f"{title}?"])  # type: ignore[misc]
-        oldest, moved = shown.chat.open("Oslo").session.id, shown.chat.open("Tromso")
-        shown.chat.store.paths[moved.session.id, moved.branch.name] = moved.turns[:1]  # by another window
-        gate = asyncio.Event()
-        shown.screen.conversations.open_with(opener(shown, gate, "Tromso"))
-        await shown.say("/switch Voss")
-        gate.set()
-        await shown.until(lambda: shown.questions == ["Voss?"])
-        await shown.until_at_rest()
-        assert {oldest, moved.session.id} <= set(shown.chat.closed)
-
-
 async def test_what_was_opened_is_closed_though_another_was_asked_for_before_it_came(tmp_path: Path) -> None:
-    def prepare(chat: ScriptedChat) -> None:
-        for title in ("Oslo", "Bergen"):
-            chat.add_session(title, [(f"{title}?", "Yes.")])
-
-    async with window(tmp_path, prepare=prepare) as shown:
+    async with window(tmp_path, prepare=two) as shown:
         late = shown.chat.open("Oslo").session.id
         gate = asyncio.Event()
         shown.screen.conversations.open_with(opener(shown, gate, "Oslo"))
@@ -125,14 +92,8 @@ async def test_what_was_opened_is_closed_though_another_was_asked_for_before_it_
         assert shown.questions == ["Bergen?"]
 
 
-async def test_what_waits_to_be_drawn_is_closed_though_another_was_asked_for_meanwhile(
-    tmp_path: Path,
-) -> None:
-    def prepare(chat: ScriptedChat) -> None:
-        for title in ("Oslo", "Bergen"):
-            chat.add_session(title, [(f"{title}?", "Yes.")])
-
-    async with window(tmp_path, prepare=prepare) as shown:
+async def test_what_waits_to_be_drawn_is_closed_where_another_is_asked_for(tmp_path: Path) -> None:
+    async with window(tmp_path, prepare=two) as shown:
         late = shown.chat.open("Oslo").session.id
         async with shown.screen.turns._drawing:
             await shown.say("/switch Oslo")
@@ -147,12 +108,12 @@ async def test_what_waits_to_be_drawn_is_closed_though_another_was_asked_for_mea
 async def test_what_is_being_drawn_is_drawn_to_its_end_though_another_was_asked_for_in_vain(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with window(tmp_path, prepare=talk) as shown:
+    async with window(tmp_path, prepare=two) as shown:
         monkeypatch.setattr(
             shown.chat, "bring_forward", lambda conversation: shown.screen.commands.switch("nowhere")
         )
         await shown.say("/switch Oslo")
-        await shown.until(lambda: any("no session" in one.message for one in shown.app._notifications))
+        await shown.until_told("no session")
         await shown.until_shown("Oslo  ›  main")
-        assert shown.questions == ["By boat?"]
+        assert shown.questions == ["Oslo?"]
         assert shown.chat.closed == []

@@ -6,14 +6,10 @@ from threading import Event
 import pytest
 from textual import events
 
-from tests.ui.harness import window
-from tests.ui.scripted import Answer, ScriptedChat
+from tests.ui.harness import talk, talk_window, window
+from tests.ui.scripted import Answer
 
 pytestmark = pytest.mark.tui
-
-
-def talk(chat: ScriptedChat) -> None:
-    chat.add_session("Oslo", [("By boat?", "By train."), ("How long?", "Seven hours or so.")])
 
 
 async def test_tab_keeps_the_focus_in_the_prompt_where_nothing_completes(tmp_path: Path) -> None:
@@ -48,23 +44,12 @@ async def test_esc_in_the_list_and_on_the_walk_goes_back_and_the_answer_goes_on(
         await shown.until_shown("interrupted")
 
 
-async def test_esc_leaves_the_list_of_a_narrow_terminal_for_the_conversation(tmp_path: Path) -> None:
-    async with window(tmp_path, prepare=talk, initial="Oslo", size=(60, 20)) as shown:
-        await shown.until_shown("By train.")
-        await shown.pilot.press("f2")
-        await shown.until_gone("By train.")
-        await shown.pilot.press("escape")
-        await shown.until_shown("By train.")
-        assert shown.app.focused is shown.screen.prompt
-
-
 async def test_a_stop_that_comes_too_late_throws_no_aside_away(tmp_path: Path) -> None:
     answer = Answer(text="A fjord is a bay.", pace_s=0.25)
-    async with window(tmp_path, answer, prepare=talk, initial="Oslo") as shown:
-        await shown.until(lambda: len(shown.questions) == 2)
+    async with talk_window(tmp_path, answer) as shown:
         await shown.say("/aside What is a fjord?")
         await shown.until_shown("A fjord is a bay.")
-        await shown.until(lambda: not shown.screen.turns.is_running)
+        await shown.until_answered()
         ended_s = shown.screen.turns._tab.ended_s
         assert ended_s is not None
         key = events.Key("escape", None)

@@ -1,6 +1,7 @@
 """An answer that grows is drawn as a layout of the whole screen would draw it, and with less work."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,44 +10,40 @@ import pytest
 from textual._compositor import CompositorUpdate
 from textual.screen import Screen
 
-from kvchat.session.tree import Finish, Role, SessionId, Turn, TurnId
+from kvchat.session.tree import Finish, SessionId, TurnId
 from kvchat.ui.widgets.answer import AnswerView
 from kvchat.ui.widgets.composer import Composer
 from kvchat.ui.widgets.static_text import AnswerMarkdown, Line, StaticText
 from tests.ui.harness import Window, window
+from tests.ui.records import ANSWER
 from tests.ui.scripted import ScriptedChat
 
 pytestmark = pytest.mark.tui
 
 NUM_EARLIER = 12
-BLANK = Turn(
-    id=TurnId("new"),
-    session_id=SessionId("s1"),
-    parent_id=None,
-    role=Role.ASSISTANT,
-    text="",
-    token_ids=(),
-    finish=Finish.PARTIAL,
-    created_at=0.0,
+BLANK = replace(
+    ANSWER, id=TurnId("new"), session_id=SessionId("s1"), text="", token_ids=(), finish=Finish.PARTIAL
 )
 WORDS = "By train or by boat, **whichever** leaves first; 漢字は二つの幅, `code` and a long way to go. "
 TEXTS = {
-    "words": WORDS * 6,
     "paragraphs": f"{WORDS * 2}\n\n{WORDS}\n\n{WORDS * 3}",
     "code": f"{WORDS}\n\n```python\n"
     + "\n".join(f"x{i} = '漢字' * {i}" for i in range(9))
-    + f"\n```\n{WORDS}",
-    "wide code": "```\n" + "y" * 130 + "\nshort\n```\n",
-    "bullets": "\n".join(f"- **{i}** {WORDS}" for i in range(4)) + "\n  - below\n  - it\n\nand on",
+    + f"\n```\n{WORDS}\n\n```\n{'y' * 130}\nshort\n```\n",
+    "lists": "\n".join(f"- **{i}** {WORDS}" for i in range(3))
+    + "\n  - below\n  - it\n\nand on\n\n"
+    + "\n".join(f"{i}. {WORDS[:40]}" for i in range(8, 12))
+    + "\n\n    ```\n    x = 1\n    ```\n",
     "heads": f"# One\n\n{WORDS}\n\n## Two\n\n> {WORDS}\n\n| a | b |\n|---|---|\n| 1 | 2 |\n| 漢 | 4 |\n",
+    "emphasis that closes": "*" + WORDS.replace("*", "") * 2 + "* and __more__ of it",
 }
 
 
-def talk(chat: ScriptedChat) -> None:
+def long_talk(chat: ScriptedChat) -> None:
     chat.add_session("Oslo", [(f"town {number}?", WORDS) for number in range(NUM_EARLIER)])
 
 
-def pieces(text: str, length: int = 31) -> Iterator[str]:
+def pieces(text: str, length: int = 37) -> Iterator[str]:
     yield from (text[at : at + length] for at in range(0, len(text), length))
 
 
@@ -67,17 +64,6 @@ class Drawn:
             self._stream.feed(update.render_segments(self._app.console).replace("\n", "\r\n"))
 
 
-async def begun(shown: Window) -> AnswerView:
-    await shown.until(lambda: len(shown.transcript.views) == 2 * NUM_EARLIER)
-    await shown.until(lambda: shown.screen.is_engine_ready)  # how much is kept is told once more then
-    await shown.until_at_rest()
-    shown.app.clear_notifications()
-    view = await shown.transcript.begin_turn(None, BLANK)
-    shown.transcript.anchor()
-    await settled(shown)
-    return view
-
-
 async def add(shown: Window, view: AnswerView, piece: str) -> None:
     """Add a piece and wait until it is drawn."""
     await view.add_text(piece)
@@ -89,6 +75,20 @@ async def settled(shown: Window) -> None:
     await shown.pilot.pause()
 
 
+@asynccontextmanager
+async def growing(tmp_path: Path) -> AsyncIterator[tuple[Window, AnswerView]]:
+    """Begin an answer below a conversation that is longer than the screen."""
+    async with window(tmp_path, prepare=long_talk, initial="Oslo", size=(90, 24)) as shown:
+        await shown.until(lambda: len(shown.transcript.views) == 2 * NUM_EARLIER)
+        await shown.until(lambda: shown.screen.is_engine_ready)  # how much is kept is told once more then
+        await shown.until_at_rest()
+        shown.app.clear_notifications()
+        view = await shown.transcript.begin_turn(None, BLANK)
+        shown.transcript.anchor()
+        await settled(shown)
+        yield shown, view
+
+
 def seen(shown: Window) -> tuple[str, float]:
     return shown.conversation_text, shown.transcript.scroll_y
 
@@ -96,8 +96,7 @@ def seen(shown: Window) -> tuple[str, float]:
 async def laid_out(shown: Window) -> tuple[str, float]:
     """Return what is seen once everything has been placed anew."""
     shown.screen.refresh(layout=True)
-    await shown.pilot.pause()
-    await shown.pilot.pause()
+    await settled(shown)
     return seen(shown)
 
 
@@ -107,8 +106,7 @@ async def test_an_answer_is_seen_as_after_a_layout_of_everything_while_it_grows_
 ) -> None:
     """Also where it is read from above its end, and when it is opened again."""
     text = TEXTS[name]
-    async with window(tmp_path, prepare=talk, initial="Oslo", size=(90, 24)) as shown:
-        view = await begun(shown)
+    async with growing(tmp_path) as (shown, view):
         drawn = Drawn(shown)
         monkeypatch.setattr(shown.app, "_display", drawn.display)
         shown.screen.refresh()
@@ -117,8 +115,7 @@ async def test_an_answer_is_seen_as_after_a_layout_of_everything_while_it_grows_
             await add(shown, view, piece)
             await shown.until(lambda: drawn.text == shown.text)
             if number % 4 == 1:
-                partly = seen(shown)
-                assert partly == await laid_out(shown)
+                assert seen(shown) == await laid_out(shown)
                 await shown.until(lambda: drawn.text == shown.text)
             if number % 8 == 6:
                 shown.transcript.scroll_to(y=shown.transcript.scroll_y - 3, animate=False, immediate=True)
@@ -139,8 +136,7 @@ async def test_a_piece_that_adds_no_line_lays_nothing_out(tmp_path: Path) -> Non
     def count(screen: Screen[object]) -> None:
         layouts.append(1)
 
-    async with window(tmp_path, prepare=talk, initial="Oslo", size=(90, 24)) as shown:
-        view = await begun(shown)
+    async with growing(tmp_path) as (shown, view):
         await add(shown, view, "By train")
         shown.screen.screen_layout_refresh_signal.subscribe(shown.transcript, count, immediate=True)
         for word in (" zig", " zag", " **zog**"):
@@ -152,11 +148,8 @@ async def test_a_piece_that_adds_no_line_lays_nothing_out(tmp_path: Path) -> Non
         assert layouts
 
 
-async def test_the_end_stays_on_screen_where_the_conversation_has_fewer_lines_and_more_again(
-    tmp_path: Path,
-) -> None:
-    async with window(tmp_path, prepare=talk, initial="Oslo", size=(90, 24)) as shown:
-        view = await begun(shown)
+async def test_the_end_stays_on_screen_where_there_are_fewer_lines_and_more_again(tmp_path: Path) -> None:
+    async with growing(tmp_path) as (shown, view):
         await add(shown, view, "the very end")
         most = shown.transcript.region.height
         for num_lines in (3, 1, 0):
@@ -168,17 +161,13 @@ async def test_the_end_stays_on_screen_where_the_conversation_has_fewer_lines_an
             assert seen(shown) == await laid_out(shown)
 
 
-async def test_a_growing_answer_is_wrapped_anew_when_the_terminal_becomes_narrow_and_wide_again(
-    tmp_path: Path,
-) -> None:
-    async with window(tmp_path, prepare=talk, initial="Oslo", size=(90, 24)) as shown:
-        view = await begun(shown)
+async def test_a_growing_answer_is_wrapped_anew_in_a_narrower_and_wider_terminal(tmp_path: Path) -> None:
+    async with growing(tmp_path) as (shown, view):
         for width in (60, 90, 60, 90):
             await add(shown, view, WORDS[:30])
             await shown.pilot.resize_terminal(width, 24)
             await settled(shown)
-            partly = seen(shown)
-            assert partly == await laid_out(shown)
+            assert seen(shown) == await laid_out(shown)
 
 
 async def test_only_the_last_block_of_an_answer_that_grows_is_rendered_again(
@@ -191,8 +180,7 @@ async def test_only_the_last_block_of_an_answer_that_grows_is_rendered_again(
         rendered.append(markdown.markup)
         return render(text, markdown)
 
-    async with window(tmp_path, prepare=talk, initial="Oslo", size=(90, 24)) as shown:
-        view = await begun(shown)
+    async with growing(tmp_path) as (shown, view):
         await add(shown, view, "# One\n\nBy train.\n\n- one\n- two")
         monkeypatch.setattr(StaticText, "_render_lines", noted)
         await add(shown, view, " and more\n- three")
@@ -209,8 +197,7 @@ async def test_an_open_fence_is_plain_until_the_answer_ends(tmp_path: Path) -> N
         strips = body.render_lines(body.outer_size.region)
         return len({segment.style.color for strip in strips for segment in strip if segment.style})
 
-    async with window(tmp_path, prepare=talk, initial="Oslo", size=(90, 24)) as shown:
-        view = await begun(shown)
+    async with growing(tmp_path) as (shown, view):
         await add(shown, view, text)
         plain = num_styles(view)
         assert "return x" in shown.conversation_text
@@ -219,8 +206,7 @@ async def test_an_open_fence_is_plain_until_the_answer_ends(tmp_path: Path) -> N
 
 
 async def test_a_click_on_a_link_copies_its_address(tmp_path: Path) -> None:
-    async with window(tmp_path, prepare=talk, initial="Oslo", size=(90, 24)) as shown:
-        view = await begun(shown)
+    async with growing(tmp_path) as (shown, view):
         await add(shown, view, "the [boat](https://example.org/fares) has cabins")
         for x in (7, 20):
             shown.app.clear_notifications()

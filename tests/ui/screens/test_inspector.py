@@ -9,9 +9,8 @@ from kvchat.chat.service import EnginePhase
 from kvchat.engine.api.ids import SequenceId
 from kvchat.engine.api.inspection import InspectedBlock, InspectionRequest
 from kvchat.engine.api.snapshot import MovedBytes, Tier
-from kvchat.ui.screens.inspector import InspectorScreen
 from kvchat.ui.widgets.cache.block_table import BlockTable
-from tests.ui.harness import Window, window
+from tests.ui.harness import window
 from tests.ui.scripted_engine import HeldTokens, ScriptedEngine
 from tests.ui.widgets.cache.test_block_rows import block, place
 
@@ -34,21 +33,35 @@ def engine_with_blocks() -> ScriptedEngine:
     return engine
 
 
-async def opened(shown: Window) -> None:
-    await shown.until_shown("one cell =")
-    await shown.pilot.press("f7")
-    await shown.until(lambda: isinstance(shown.app.screen, InspectorScreen))
-
-
-async def test_it_shows_the_blocks_of_a_session_and_of_the_next(tmp_path: Path) -> None:
-    async with window(tmp_path, engine=engine_with_blocks()) as shown:
-        await opened(shown)
+async def test_80_by_24_shows_sessions_blocks_and_in_full_the_one_that_keys_lead_to(tmp_path: Path) -> None:
+    engine = engine_with_blocks()
+    engine.phase = EnginePhase.LOADING
+    async with window(tmp_path, engine=engine, size=(80, 24)) as shown:
+        await shown.say("/cache blocks")
+        await shown.until_shown("the model is not loaded yet")
+        engine.phase = EnginePhase.READY
         await shown.until_shown("blocks of Proof reading: 1")
         assert "host+disk" in shown.text
         assert "07" * 32 in shown.text
         await shown.pilot.press("right")
         await shown.until_shown("blocks of Trip to Oslo: 2000")
         await shown.until_shown("64–127")
+        lines = shown.text.splitlines()
+        assert all(len(line) <= 80 for line in lines)
+        assert sum("device" in line and "×1" in line for line in lines) >= 8
+        assert "closing frees" in shown.text
+        assert "00" * 32 in shown.text
+        assert "esc closes" in lines[-1]
+        await shown.pilot.press("down", "down", "up")
+        await shown.until_shown("01" * 32)
+        await shown.pilot.press("end")
+        await shown.until_shown("127,936–127,999")
+        table = shown.app.screen.query_one(BlockTable)
+        assert table.chosen == 1999
+        await shown.pilot.press("pageup")
+        await shown.until(lambda: table.chosen < 1999)
+        await shown.pilot.press("home")
+        await shown.until_shown("00" * 32)
         await shown.pilot.press("tab")
         await shown.until_shown("blocks of kept for nobody: 0")
         await shown.pilot.press("left", "left", "escape")
@@ -56,26 +69,11 @@ async def test_it_shows_the_blocks_of_a_session_and_of_the_next(tmp_path: Path) 
         assert shown.screen.prompt.has_focus
 
 
-async def test_keys_go_through_thousands_of_blocks_and_tell_all_of_the_chosen_one(tmp_path: Path) -> None:
-    async with window(tmp_path, engine=engine_with_blocks()) as shown:
-        await opened(shown)
-        await shown.pilot.press("right")
-        await shown.until_shown("blocks of Trip to Oslo: 2000")
-        await shown.pilot.press("down", "down", "up")
-        await shown.until_shown("01" * 32)
-        await shown.pilot.press("end")
-        await shown.until_shown("127,936–127,999")
-        assert shown.app.screen.query_one(BlockTable).chosen == 1999
-        await shown.pilot.press("pageup")
-        await shown.until(lambda: shown.app.screen.query_one(BlockTable).chosen < 1999)
-        await shown.pilot.press("home")
-        await shown.until_shown("00" * 32)
-
-
 async def test_a_block_that_moves_is_seen_and_nothing_changes_while_it_stands_still(tmp_path: Path) -> None:
     engine = engine_with_blocks()
     async with window(tmp_path, engine=engine) as shown:
-        await opened(shown)
+        await shown.until_shown("one cell =")
+        await shown.pilot.press("f7")
         await shown.until_shown("host+disk")
         table = shown.app.screen.query_one(BlockTable)
         marks, show = [table._moved], table.show
@@ -98,45 +96,7 @@ async def test_a_block_that_moves_is_seen_and_nothing_changes_while_it_stands_st
         await shown.until_shown("09" * 32)
 
 
-async def test_it_says_that_there_is_no_model_yet_and_follows_when_there_is(tmp_path: Path) -> None:
-    engine = engine_with_blocks()
-    engine.phase = EnginePhase.LOADING
-    async with window(tmp_path, engine=engine) as shown:
-        await shown.say("/cache blocks")
-        await shown.until_shown("the model is not loaded yet")
-        engine.phase = EnginePhase.READY
-        await shown.until_shown("blocks of Proof reading: 1")
-
-
-async def test_80_by_24_shows_sessions_blocks_and_the_chosen_one_in_full(tmp_path: Path) -> None:
-    async with window(tmp_path, engine=engine_with_blocks(), size=(80, 24)) as shown:
-        await shown.pilot.press("f7")
-        await shown.until_shown("blocks of Proof reading: 1")
-        await shown.pilot.press("right")
-        await shown.until_shown("blocks of Trip to Oslo: 2000")
-        lines = shown.text.splitlines()
-        assert all(len(line) <= 80 for line in lines)
-        assert sum("device" in line and "×1" in line for line in lines) >= 8
-        assert "closing frees" in shown.text
-        assert "00" * 32 in shown.text
-        assert "esc closes" in lines[-1]
-
-
-async def test_the_panel_stands_still_at_f8_and_goes_on(tmp_path: Path) -> None:
-    engine = ScriptedEngine(held={"a": HeldTokens(owner="s", num_tokens=1000)})
-    async with window(tmp_path, engine=engine) as shown:
-        await shown.until_shown("one cell =")
-        await shown.pilot.press("f8")
-        await shown.until_shown("stands still since")
-        engine.reused, engine.computed = 70, 30
-        await shown.pilot.pause(0.7)
-        assert "70 of 100" not in shown.text
-        await shown.say("/cache freeze")
-        await shown.until_shown("70 of 100")
-        assert "stands still" not in shown.text
-
-
-async def test_bytes_that_go_to_disk_are_shown_for_a_moment(tmp_path: Path) -> None:
+async def test_the_panel_shows_moves_for_a_moment_and_stands_still_at_f8(tmp_path: Path) -> None:
     engine = ScriptedEngine(disk_bytes=1 << 20)
     async with window(tmp_path, engine=engine) as shown:
         await shown.until_shown("disk ")
@@ -148,3 +108,11 @@ async def test_bytes_that_go_to_disk_are_shown_for_a_moment(tmp_path: Path) -> N
 
         await shown.until(moves_are_shown)
         await shown.until_gone("disk ▼")
+        await shown.pilot.press("f8")
+        await shown.until_shown("stands still since")
+        engine.reused, engine.computed = 70, 30
+        await shown.pilot.pause(0.7)
+        assert "70 of 100" not in shown.text
+        await shown.say("/cache freeze")
+        await shown.until_shown("70 of 100")
+        assert "stands still" not in shown.text

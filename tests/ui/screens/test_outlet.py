@@ -60,9 +60,7 @@ async def test_a_tool_of_this_machine_is_named(tmp_path: Path, monkeypatch: pyte
     assert Path(f"{xclip}.took").read_text() == "By **train**."
 
 
-async def test_where_the_terminal_cannot_be_handed_over_an_answer_is_not_opened_and_that_is_said(
-    tmp_path: Path,
-) -> None:
+async def test_a_terminal_that_cannot_be_handed_to_an_editor_is_told(tmp_path: Path) -> None:
     async with window(tmp_path, prepare=talk, initial="Oslo") as shown:
         await shown.until(lambda: len(shown.answers) == 2)
         await shown.say("/open")

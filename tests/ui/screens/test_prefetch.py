@@ -10,7 +10,7 @@ from kvchat.engine.api.inspection import BlockPlace, InspectedBlock, InspectionR
 from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.api.status import EnginePhase
 from kvchat.ui.controllers.turn_runner import PendingTurn, TurnKind
-from tests.ui.harness import window
+from tests.ui.harness import talk, window
 from tests.ui.scripted import ScriptedChat, ScriptedConversation
 from tests.ui.scripted_engine import ScriptedEngine
 
@@ -34,23 +34,16 @@ async def test_a_conversation_that_comes_on_screen_says_from_which_tier_once_the
     tmp_path: Path, phase: EnginePhase
 ) -> None:
     engine = OnDisk(phase=phase)
-    async with window(
-        tmp_path, engine=engine, prepare=lambda chat: chat.add_session("Oslo", [("By boat?", "Yes.")])
-    ) as shown:
+    async with window(tmp_path, engine=engine, prepare=talk) as shown:
         await shown.say("/switch Oslo")
-        await shown.until(lambda: shown.questions == ["By boat?"])
+        await shown.until(lambda: len(shown.questions) == 2)
         engine.phase = EnginePhase.READY
-        words = "16 of 16 tokens are kept (384 KiB) on disk"
-        await shown.until(lambda: words in [notice.message for notice in shown.app._notifications])
+        await shown.until_told("36 of 36 tokens are kept (384 KiB) on disk")
         assert shown.chat.sent == []
 
 
-async def test_nothing_is_told_of_a_conversation_that_goes_on_as_soon_as_it_is_on_screen(
-    tmp_path: Path,
-) -> None:
-    async with window(
-        tmp_path, engine=OnDisk(), prepare=lambda chat: chat.add_session("Oslo", [("By boat?", "Yes.")])
-    ) as shown:
+async def test_nothing_is_told_of_a_conversation_that_goes_on_at_once(tmp_path: Path) -> None:
+    async with window(tmp_path, engine=OnDisk(), prepare=talk) as shown:
         asked: list[int] = []
         reach = shown.chat.variants.reach
 
@@ -60,12 +53,12 @@ async def test_nothing_is_told_of_a_conversation_that_goes_on_as_soon_as_it_is_o
 
         shown.chat.variants.reach = noted
         shown.screen.commands.run("/switch Oslo")
-        await shown.until(lambda: shown.questions == ["By boat?"])
+        await shown.until(lambda: len(shown.questions) == 2)
         shown.screen.queue(PendingTurn(kind=TurnKind.SEND, text="And back?"))
-        await shown.until(lambda: shown.chat.sent == ["And back?"] and not shown.screen.turns.is_busy)
+        await shown.until_sent("And back?")
         await shown.until_at_rest()
         assert asked == []
-        assert not any("are kept" in notice.message for notice in shown.app._notifications)
+        assert not any("are kept" in message for message in shown.told)
 
 
 async def test_a_session_that_is_selected_in_the_list_is_loaded_before_it_is_opened(tmp_path: Path) -> None:
@@ -75,8 +68,7 @@ async def test_a_session_that_is_selected_in_the_list_is_loaded_before_it_is_ope
 
     async with window(tmp_path, prepare=two_sessions) as shown:
         await shown.until_shown("second")
-        await shown.pilot.press("f2")
-        await shown.pilot.press("down")
+        await shown.pilot.press("f2", "down")
         await shown.until(lambda: len(shown.chat.prefetched) > 0 and shown.chat.prefetched[-1] is not None)
         selected = shown.chat.prefetched[-1]
         await shown.pilot.press("down")

@@ -26,9 +26,15 @@ def names(shown: Window) -> list[str]:
     return [line.name for line in shown.screen.query_one(SessionList).lines]
 
 
-async def test_typing_in_the_field_leaves_only_titles_that_match(tmp_path: Path) -> None:
+async def test_typing_in_the_field_leaves_only_titles_that_match_until_escape(tmp_path: Path) -> None:
     async with window(tmp_path, prepare=three) as shown:
         await shown.until(lambda: len(names(shown)) == 3)
+        await shown.pilot.press("ctrl+f")
+        await shown.type("nothing has this")
+        await shown.until(lambda: names(shown) == [])
+        await shown.pilot.press("escape")
+        await shown.until(lambda: len(names(shown)) == 3)
+        assert shown.app.focused is shown.screen.prompt
         await shown.pilot.press("ctrl+f")
         await shown.type("osl")
         await shown.until(lambda: names(shown) == ["· Oslo"])
@@ -48,26 +54,6 @@ async def test_words_of_a_message_find_it_and_open_its_branch(tmp_path: Path) ->
         await shown.until(lambda: shown.questions == ["Rain?"])
 
 
-async def test_escape_ends_the_search_and_shows_all_again(tmp_path: Path) -> None:
-    async with window(tmp_path, prepare=three) as shown:
-        await shown.pilot.press("ctrl+f")
-        await shown.type("nothing has this")
-        await shown.until(lambda: names(shown) == [])
-        await shown.pilot.press("escape")
-        await shown.until(lambda: len(names(shown)) == 3)
-        assert shown.app.focused is shown.screen.prompt
-
-
-async def test_a_pinned_session_stands_first_and_goes_back(tmp_path: Path) -> None:
-    async with window(tmp_path, prepare=three, initial="Bergen") as shown:
-        await shown.until(lambda: shown.questions == ["Rain?"])
-        await shown.say("/pin")
-        await shown.until(lambda: names(shown)[0] == "● Bergen ★")
-        await shown.say("/pin")
-        await shown.until(lambda: names(shown)[-1] == "● Bergen")
-        assert not any(session.pinned for session in shown.chat.store.sessions.values())
-
-
 async def test_branches_fold_into_their_session(tmp_path: Path) -> None:
     async with window(tmp_path, prepare=three, initial="Oslo") as shown:
         await shown.until(lambda: shown.questions == ["By boat?"])
@@ -83,25 +69,19 @@ async def test_branches_fold_into_their_session(tmp_path: Path) -> None:
         await shown.until(lambda: len(names(shown)) == 5)
 
 
-async def test_marks_say_which_tier_a_session_is_on(tmp_path: Path) -> None:
+async def test_marks_and_bytes_follow_the_engine_while_the_store_is_as_it_was(tmp_path: Path) -> None:
     async with window(tmp_path, prepare=three, size=(170, 40)) as shown:
-        shown.engine.held["s1/main"] = HeldTokens(owner="s1", num_tokens=300, num_shared=128)
         oslo = shown.chat.open("Oslo").session.id
-        shown.engine.held["taken off"] = HeldTokens(owner=oslo, num_tokens=0)
-        await shown.until(lambda: bool(shown.screen.held_sessions()))
-        shown.screen.sessions.refresh()
+        shown.engine.held["here"] = HeldTokens(owner="s1", num_tokens=300, num_shared=128)
+        shown.engine.held["behind"] = HeldTokens(owner=oslo, num_tokens=0)
         await shown.until(lambda: names(shown) == ["· kv notes", "◐ Oslo", "○ Bergen"])
         [bergen] = [line for line in shown.text.splitlines() if "○ Bergen" in line]
         assert "▒" in bergen.partition("│")[0]
-
-
-async def test_marks_and_bytes_follow_the_engine_while_the_store_is_as_it_was(tmp_path: Path) -> None:
-    async with window(tmp_path, prepare=three, initial="Bergen") as shown:
+        await shown.say("/switch Bergen")
         await shown.until(lambda: "● Bergen" in names(shown))
         await shown.say("/fork by train")
         await shown.until(lambda: "  └ ● by train" in names(shown))
         shown.screen.turns.conversation.engine_sequence = SequenceId(0)
-        oslo = shown.chat.open("Oslo").session.id
         shown.engine.held.clear()
         shown.engine.held["here"] = HeldTokens(owner="s1", num_tokens=600, num_shared=300)
         shown.engine.held["behind"] = HeldTokens(owner=oslo, num_tokens=300, running=True)
@@ -112,9 +92,7 @@ async def test_marks_and_bytes_follow_the_engine_while_the_store_is_as_it_was(tm
         assert "960K" in branch.partition("│")[0]
 
 
-async def test_what_stored_sessions_have_on_disk_is_counted_beside_the_window_and_after_an_answer(
-    tmp_path: Path,
-) -> None:
+async def test_what_stored_sessions_have_on_disk_is_counted_also_after_an_answer(tmp_path: Path) -> None:
     async with window(tmp_path, prepare=three, size=(170, 40)) as shown:
         oslo, notes = (shown.chat.open(title).session.id for title in ("Oslo", "kv notes"))
         shown.files.stored = {oslo: KvOnDisk(own_bytes=4 << 20, shared_bytes=2 << 20)}
@@ -127,37 +105,23 @@ async def test_what_stored_sessions_have_on_disk_is_counted_beside_the_window_an
         await shown.until(lambda: {"◌ kv notes", "· Oslo"} < set(names(shown)))
 
 
-@pytest.mark.parametrize("width", [80, 120, 160])
-async def test_own_and_shared_bytes_are_seen_beside_a_long_title(tmp_path: Path, width: int) -> None:
+async def test_own_and_shared_bytes_are_seen_beside_a_long_title(tmp_path: Path) -> None:
     def prepare(chat: ScriptedChat) -> None:
         chat.add_session("What would you see in Oslo in two days?", [("By boat?", "Yes.")])
 
     engine = ScriptedEngine(held={"a": HeldTokens(owner="s1", num_tokens=300, num_shared=128)})
-    async with window(tmp_path, engine=engine, prepare=prepare, size=(width, 30)) as shown:
+    async with window(tmp_path, engine=engine, prepare=prepare, size=(80, 30)) as shown:
         await shown.pilot.press("f2")
         await shown.until_shown("○ What")
         [line] = [line.partition("│")[0] for line in shown.text.splitlines() if "○ What" in line]
         assert line.split()[-3:-1] == ["▒768K", "1.1M"]
 
 
-def many(chat: ScriptedChat) -> None:
-    for number in range(500):
-        chat.add_session(f"session {number}")
+async def test_a_letter_among_five_hundred_titles_lays_out_at_most_the_scrollbar(tmp_path: Path) -> None:
+    def many(chat: ScriptedChat) -> None:
+        for number in range(500):
+            chat.add_session(f"session {number}")
 
-
-async def test_five_hundred_sessions_are_listed_and_filtered(tmp_path: Path) -> None:
-    async with window(tmp_path, prepare=many) as shown:
-        await shown.until(lambda: len(names(shown)) == 500)
-        await shown.pilot.press("ctrl+f")
-        await shown.type("499")
-        await shown.until(lambda: names(shown) == ["· session 499"])
-        await shown.until_gone("session 498")
-        assert "session 499" in shown.text
-
-
-async def test_a_letter_in_the_field_lays_nothing_out_but_where_the_scrollbar_goes_and_then_once(
-    tmp_path: Path,
-) -> None:
     async with window(tmp_path, prepare=many) as shown:
         await shown.until(lambda: len(names(shown)) == 500)
         await shown.pilot.press("ctrl+f")
@@ -177,8 +141,14 @@ async def test_a_letter_in_the_field_lays_nothing_out_but_where_the_scrollbar_go
         assert "session 498" not in shown.text
 
 
-async def test_the_field_is_there_in_a_narrow_terminal_too(tmp_path: Path) -> None:
-    async with window(tmp_path, prepare=three, size=(50, 18)) as shown:
+async def test_a_narrow_terminal_shows_the_list_in_place_of_the_conversation(tmp_path: Path) -> None:
+    async with window(tmp_path, prepare=three, initial="Oslo", size=(50, 18)) as shown:
+        await shown.until_shown("By boat?")
+        await shown.pilot.press("f2")
+        await shown.until_gone("By boat?")
+        await shown.pilot.press("escape")
+        await shown.until_shown("By boat?")
+        assert shown.app.focused is shown.screen.prompt
         await shown.pilot.press("ctrl+f")
         await shown.until_shown("kv notes")
         assert isinstance(shown.app.focused, FindField)
@@ -216,16 +186,14 @@ async def list_at(shown: Window, name: str) -> SessionList:
     return listed
 
 
-async def test_keys_in_the_list_pin_and_rename_the_chosen_line_and_not_what_is_on_screen(
-    tmp_path: Path,
-) -> None:
+async def test_keys_in_the_list_pin_and_rename_the_line_and_not_what_is_on_screen(tmp_path: Path) -> None:
     async with window(tmp_path, prepare=three, initial="Bergen") as shown:
         await shown.until(lambda: shown.questions == ["Rain?"])
         await list_at(shown, "· Oslo")
         await shown.pilot.press("ctrl+k")
         await shown.until(lambda: names(shown)[0] == "· Oslo ★")
         await shown.pilot.press("ctrl+r")
-        await shown.until(lambda: isinstance(shown.app.screen, LineScreen))
+        await shown.until_on_top(LineScreen)
         await shown.type("Oslo by boat")
         await shown.pilot.press("enter")
         await shown.until(lambda: names(shown) == ["· Oslo by boat ★", "· kv notes", "● Bergen"])
@@ -245,7 +213,7 @@ async def test_a_key_in_the_list_exports_the_chosen_branch(tmp_path: Path) -> No
         for name, file in (("· kv notes", "notes.md"), ("  ├ main", "oslo.md")):
             await list_at(shown, name)
             await shown.pilot.press("ctrl+e")
-            await shown.until(lambda: isinstance(shown.app.screen, LineScreen))
+            await shown.until_on_top(LineScreen)
             await shown.type(file)
             await shown.pilot.press("enter")
             await shown.until_shown(f"wrote {file}")
@@ -255,38 +223,29 @@ async def test_a_key_in_the_list_exports_the_chosen_branch(tmp_path: Path) -> No
         assert len(shown.files.written) == 2
 
 
-@pytest.mark.parametrize("place", ["list", "prompt"])
-async def test_commands_of_the_palette_are_meant_for_the_line_only_in_the_list(
-    tmp_path: Path, place: str
-) -> None:
+async def run_by_palette(shown: Window, command: str, words: str) -> None:
+    await shown.pilot.press("ctrl+p")
+    await shown.until_shown("/attach FILE")
+    await shown.type(command)
+    await shown.until_gone("/attach FILE")
+    await shown.until_shown(words)
+    await shown.pilot.press("enter")
+
+
+async def test_commands_of_the_palette_are_meant_for_the_line_only_in_the_list(tmp_path: Path) -> None:
+    pin, rename = ("/pin", "keep the conversation on top"), ("/title", "rename the conversation")
     async with window(tmp_path, prepare=three, initial="Bergen") as shown:
         await shown.until(lambda: shown.questions == ["Rain?"])
         await list_at(shown, "· Oslo")
-        if place == "prompt":
-            await shown.pilot.press("escape")
-        await shown.pilot.press("ctrl+p")
-        await shown.type("/pin")
-        await shown.until_shown("keep the conversation on top")
-        await shown.pilot.press("enter")
-        pinned = "· Oslo ★" if place == "list" else "● Bergen ★"
-        await shown.until(lambda: names(shown)[0] == pinned)
-        await shown.pilot.press("ctrl+p")
-        await shown.type("/title")
-        await shown.until_shown("rename the conversation")
-        await shown.pilot.press("enter")
-        if place == "list":
-            await shown.until(lambda: isinstance(shown.app.screen, LineScreen))
-        else:
-            await shown.until(lambda: shown.screen.prompt.text == "/title ")
-        assert [name for name in names(shown) if "★" in name] == [pinned]
-
-
-async def test_a_file_that_still_holds_deleted_words_is_told(tmp_path: Path) -> None:
-    async with window(tmp_path) as shown:
-        await shown.say_and_wait("hello")
-        shown.chat.store.left_on_disk = ["deleted words may still be in sessions.db.damaged-1"]
-        shown.screen.sessions.ask_to_delete(next(iter(shown.chat.store.sessions)))
-        await shown.until_shown("Delete “hello”?")
-        await shown.pilot.press("enter")
-        await shown.until_shown("may still be in")
-        assert not shown.chat.store.sessions
+        await run_by_palette(shown, *pin)
+        await shown.until(lambda: names(shown) == ["· Oslo ★", "· kv notes", "● Bergen"])
+        await run_by_palette(shown, *rename)
+        await shown.until_on_top(LineScreen)
+        await shown.pilot.press("escape", "escape")
+        await run_by_palette(shown, *pin)
+        await shown.until(lambda: "● Bergen ★" in names(shown))
+        await run_by_palette(shown, *rename)
+        await shown.until(lambda: shown.screen.prompt.text == "/title ")
+        await shown.pilot.press("ctrl+u")
+        await shown.say("/pin")
+        await shown.until(lambda: names(shown) == ["· Oslo ★", "· kv notes", "● Bergen"])

@@ -19,12 +19,7 @@ def test_reuse_has_one_sample_for_each_request_and_is_that_requests_own() -> Non
     history.observe(0.1, replace(EMPTY, computed_tokens=100), None)
     recent = history.observe(0.2, replace(EMPTY, computed_tokens=110, reused_tokens=90), None)
     assert recent.reuses == (0.0, 0.9)
-
-
-def test_an_engine_that_begins_anew_adds_no_sample_of_less_than_nothing() -> None:
-    history = History()
-    history.observe(0.0, replace(EMPTY, computed_tokens=100), None)
-    assert history.observe(0.1, replace(EMPTY, computed_tokens=0), None).reuses == (0.0,)
+    assert history.observe(0.3, EMPTY, None).reuses == (0.0, 0.9), "the engine has begun anew"
 
 
 def test_rates_are_sampled_twice_a_second_and_only_while_anything_runs() -> None:

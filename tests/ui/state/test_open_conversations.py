@@ -19,17 +19,12 @@ def stored(chat: ScriptedChat, title: str) -> ScriptedConversation:
     return chat.add_session(title, [("hello", "hi")])
 
 
-def test_a_conversation_that_is_opened_again_is_the_one_that_was_kept(chat: ScriptedChat) -> None:
+def test_one_that_is_opened_again_is_the_one_that_was_kept_unless_it_has_moved(chat: ScriptedChat) -> None:
     stored(chat, "a")
     kept, first = OpenConversations(), chat.open("a")
     assert kept.keep(first) == []
     assert kept.take(chat.open("a")) == (first, [])
     assert len(kept) == 0
-
-
-def test_one_that_moved_meanwhile_is_closed_and_the_fresh_one_shown(chat: ScriptedChat) -> None:
-    stored(chat, "a")
-    kept, first = OpenConversations(), chat.open("a")
     kept.keep(first)
     chat.store.paths[SessionId("s1"), MAIN] = first.turns[:-1]
     fresh = chat.open("a")

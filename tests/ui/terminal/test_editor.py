@@ -11,9 +11,11 @@ from kvchat.ui.terminal.editor import edited
 pytestmark = pytest.mark.pure
 
 
-def test_a_place_that_takes_no_file_is_told_with_what_to_do(
+def test_an_editor_or_a_place_for_its_file_that_is_not_there_is_told_with_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    with pytest.raises(UsageError, match="the editor /no/such is not there; set EDITOR"):
+        edited("words", nullcontext(), {"EDITOR": "/no/such", "PATH": "/usr/bin:/bin"})
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "gone"))
     with pytest.raises(UsageError, match=r"cannot be given to the editor.*TMPDIR"):
         edited("words", nullcontext(), {"EDITOR": "true", "PATH": "/usr/bin:/bin"})

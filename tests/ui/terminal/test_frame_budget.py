@@ -3,19 +3,13 @@
 import pytest
 
 from kvchat.ui.terminal.render_loop import LONGEST_S, FrameBudget
+from tests.ui.hand_clock import HandClock
 
 pytestmark = pytest.mark.pure
 
 
-class Clock:
-    now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
 def test_a_drawing_that_takes_a_hundredth_of_a_second_comes_ten_times_a_second_at_a_tenth() -> None:
-    clock, spent = Clock(), Clock()
+    clock, spent = HandClock(), HandClock()
     pace = FrameBudget(0.1, clock, spent)
     pace.begin()
     spent.now_s = 0.01
@@ -28,7 +22,7 @@ def test_a_drawing_that_takes_a_hundredth_of_a_second_comes_ten_times_a_second_a
 
 
 def test_however_dear_it_is_text_comes_some_times_a_second() -> None:
-    clock, spent = Clock(), Clock()
+    clock, spent = HandClock(), HandClock()
     pace = FrameBudget(0.1, clock, spent)
     pace.begin()
     spent.now_s = 60.0

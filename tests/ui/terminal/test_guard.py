@@ -21,16 +21,20 @@ def terminal(
     return open_terminal(arguments, size=size, early_keys=early_keys, **variables)
 
 
-def test_real_keys_send_a_message_and_leave(tmp_path: Path) -> None:
-    leave = tmp_path / "the engine may load"
-    with terminal(tmp_path / "log", SCRIPTED_LEAVE=str(leave)) as shown:
+def test_real_keys_send_a_message_and_noise_of_libraries_goes_to_the_log_alone(tmp_path: Path) -> None:
+    log, leave = tmp_path / "deep" / "log", tmp_path / "the engine may load"
+    with terminal(log, SCRIPTED_LEAVE=str(leave)) as shown:
         shown.until_shown("You can type already.")
         leave.touch()
-        shown.type("How do I get to Oslo?\r")
+        shown.type("one\x0atwo\r")
+        shown.until_shown("one two")  # two lines, which its title makes one
         shown.until_shown("By train, and then")
         shown.until_shown("38 tok/s · exact")
         shown.type("\x11")
         assert shown.exit_status() == 0
+        assert b"NOISE" not in shown.received
+    assert log.read_text().count("NATIVE NOISE") > 2
+    assert log.stat().st_mode & 0o777 == 0o600
 
 
 def test_keys_typed_before_the_program_runs_are_not_lost(tmp_path: Path) -> None:
@@ -38,26 +42,6 @@ def test_keys_typed_before_the_program_runs_are_not_lost(tmp_path: Path) -> None
         shown.until_shown("typed far too early  ›  main")
         shown.until_shown("By train")
         assert "› typed far too early" not in shown.text  # it was sent, and is not waiting in the prompt
-
-
-def test_a_new_line_typed_right_after_the_start_is_a_new_line(tmp_path: Path) -> None:
-    with terminal(tmp_path / "log") as shown:
-        shown.until_shown("Say something.")
-        shown.type("one\x0atwo\r")
-        shown.until_shown("one two")
-        assert "onetwo" not in shown.text
-
-
-def test_noise_of_libraries_goes_to_the_log_and_not_to_the_screen(tmp_path: Path) -> None:
-    log = tmp_path / "deep" / "log"
-    with terminal(log) as shown:
-        shown.type("go\r")
-        shown.until_shown("38 tok/s · exact")
-        shown.type("\x11")
-        assert shown.exit_status() == 0
-        assert b"NOISE" not in shown.received
-    assert log.read_text().count("NATIVE NOISE") > 2
-    assert log.stat().st_mode & 0o777 == 0o600
 
 
 @pytest.mark.parametrize(
@@ -75,29 +59,22 @@ def test_a_signal_ends_it_with_its_status_and_a_clean_terminal(
         assert b"\x1b[?1049l" in shown.received
 
 
-def test_it_follows_the_size_of_the_terminal(tmp_path: Path) -> None:
-    with terminal(tmp_path / "log", size=(150, 40)) as shown:
+def test_it_follows_the_size_of_the_terminal_whatever_the_environment_says(tmp_path: Path) -> None:
+    with terminal(tmp_path / "log", size=(80, 24), COLUMNS="80", LINES="24") as shown:
+        shown.resize(150, 40)  # before the window is drawn
         shown.until_shown("one cell =")
-        shown.resize(60, 20)
-        shown.until(lambda: "one cell =" not in shown.text)
+        assert max(map(len, shown.text.splitlines())) > 80
         shown.type("still here")
         shown.until_shown("› still here")
-        assert "one cell =" not in shown.text
-
-
-def test_it_has_the_size_of_the_terminal_whatever_the_environment_says(tmp_path: Path) -> None:
-    with terminal(tmp_path / "log", size=(150, 40), COLUMNS="80", LINES="24") as shown:
-        shown.until_shown("one cell =")
         shown.resize(60, 20)
         shown.until(lambda: "one cell =" not in shown.text)
         assert max(map(len, shown.text.splitlines())) <= 60
-
-
-def test_a_terminal_that_is_made_wider_before_the_window_is_drawn_is_filled(tmp_path: Path) -> None:
-    with terminal(tmp_path / "log", size=(80, 24)) as shown:
-        shown.resize(150, 40)
-        shown.until_shown("one cell =")
-        assert max(map(len, shown.text.splitlines())) > 80
+        shown.resize(30, 6)
+        shown.until_shown("› still here")
+        shown.resize(12, 3)
+        shown.resize(80, 24)
+        shown.until_shown("› still here")
+        assert shown.process.poll() is None
 
 
 def test_no_color_draws_without_colours(tmp_path: Path) -> None:
@@ -126,91 +103,81 @@ def _has_hue(parameters: bytes) -> bool:
     return False
 
 
-CRASHING = """
+FAILING = """
 import logging, sys
 logging.basicConfig(filename=sys.argv[1])
+from textual.drivers.linux_driver import LinuxDriver
 from tests.ui import run_scripted
 
-def leave(app):
+def fail(self):
     words = "what " + "was said"
     raise RuntimeError("a bug")
 
-run_scripted.KvchatApp.action_leave = leave
+{} = fail
 sys.exit(run_scripted.main())
 """
 
 
-def test_a_bug_is_logged_without_the_values_of_variables(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "place", ["run_scripted.KvchatApp.on_ready", "LinuxDriver.run_input_thread"], ids=["window", "thread"]
+)
+def test_a_bug_ends_the_window_and_is_logged_without_the_values_of_variables(
+    tmp_path: Path, place: str
+) -> None:
     """They are what was said, which no log may hold."""
     log = tmp_path / "log"
-    with open_terminal(["-c", CRASHING, str(log)], SCRIPTED_LEAVE=str(tmp_path / "never")) as shown:
-        shown.until_shown("You can type already.")
-        shown.type("\x11")
+    with open_terminal(["-c", FAILING.format(place), str(log)]) as shown:
         assert shown.exit_status() == 1
+        shown.until_shown("kvchat: the interface failed;")
     written = log.read_text()
-    assert "the interface failed" in written
     assert "RuntimeError: a bug" in written
     assert "what was said" not in written
 
 
 EDITOR = """#!/bin/sh
 test -t 1 || exit 3
+cp "$1" "$0.seen"
 printf 'written in the editor' > "$1"
 """
 
 
-def test_the_editor_has_the_terminal_and_its_text_comes_back(tmp_path: Path) -> None:
-    editor = tmp_path / "editor"
+def test_the_editor_has_the_terminal_and_its_text_but_no_answer_comes_back(tmp_path: Path) -> None:
+    editor, seen = tmp_path / "editor", tmp_path / "editor.seen"
     editor.write_text(EDITOR)
     editor.chmod(0o700)
     with terminal(tmp_path / "log", EDITOR=str(editor), VISUAL="", TMPDIR=str(tmp_path)) as shown:
         shown.until_shown("Say something.")
         shown.type("typed\x07")
         shown.until_shown("› written in the editor")
+        assert seen.read_text() == "typed"
         assert not list(tmp_path.glob("kvchat-*"))
-        shown.type("\x11")
-        assert shown.exit_status() == 0
-
-
-def test_an_answer_is_opened_in_the_editor_and_stays_as_it_is(tmp_path: Path) -> None:
-    editor = tmp_path / "editor"
-    editor.write_text(f'#!/bin/sh\ncp "$1" {tmp_path}/seen\nprintf changed > "$1"\n')
-    editor.chmod(0o700)
-    with terminal(tmp_path / "log", EDITOR=str(editor), VISUAL="", TMPDIR=str(tmp_path)) as shown:
-        shown.type("go\r")
+        shown.type("\r")
         shown.until_shown("38 tok/s · exact")
         shown.type("/open\r")
-        shown.until(lambda: (tmp_path / "seen").exists())
-        shown.until_shown("By train, and then")
-        assert (tmp_path / "seen").read_text().startswith("By **train**, and then onwards")
-        assert "changed" not in shown.text
-
-
-def test_an_editor_that_is_not_there_is_named_and_the_text_stays(tmp_path: Path) -> None:
-    with terminal(tmp_path / "log", EDITOR="/no/such/editor", VISUAL="") as shown:
-        shown.until_shown("Say something.")
+        shown.until(lambda: seen.read_text().startswith("By **train**, and then onwards"))
+        shown.until_shown("By train, and then onwards")
+        editor.unlink()
         shown.type("typed\x07")
-        shown.until_shown("the editor /no/such/editor is")
+        shown.until_shown("EDITOR")
         shown.until_shown("› typed")
         assert shown.process.poll() is None
 
 
-@pytest.mark.parametrize("is_told", [True, False])
-def test_a_terminal_that_goes_away_ends_it_and_keeps_nothing_running(tmp_path: Path, is_told: bool) -> None:
-    """Also where nobody says so: it would read the end of its input for ever, and wait to draw."""
+def test_a_terminal_that_goes_away_unheard_ends_it_and_keeps_nothing_running(tmp_path: Path) -> None:
+    """It would read the end of its input for ever, and wait to draw."""
     with terminal(tmp_path / "log") as shown:
         shown.until_shown("Say something.")
         shown.type("go\r")
         shown.until_shown("By train")
-        shown.hang_up(is_told=is_told)
+        shown.hang_up(is_told=False)
         assert shown.process.wait(PATIENCE_S) == 129
 
 
-def test_a_window_that_leaves_since_its_terminal_went_away_is_not_ended_by_hearing_of_it_again(
-    tmp_path: Path,
-) -> None:
+def test_hearing_again_that_the_terminal_is_gone_does_not_end_a_window_that_leaves(tmp_path: Path) -> None:
     with terminal(tmp_path / "log") as shown:
         shown.until_shown("Say something.")
+        shown.type("go\r")
+        shown.until_shown("By train")
         shown.hang_up()
 
         def has_ended() -> bool:
@@ -219,17 +186,6 @@ def test_a_window_that_leaves_since_its_terminal_went_away_is_not_ended_by_heari
 
         shown.until(has_ended)
         assert shown.process.returncode == 129
-
-
-def test_a_terminal_of_a_few_lines_shows_the_prompt(tmp_path: Path) -> None:
-    with terminal(tmp_path / "log", size=(30, 6)) as shown:
-        shown.until(lambda: "›" in shown.text)
-        shown.type("still here")
-        shown.until_shown("› still here")
-        shown.resize(12, 3)
-        shown.resize(80, 24)
-        shown.until_shown("› still here")
-        assert shown.process.poll() is None
 
 
 def test_a_window_needs_no_standard_output(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Iterator
 from threading import Event, Thread
+from typing import Literal
 
 import pytest
 from textual.app import App
@@ -40,61 +41,34 @@ class Window(App[None]):
         self.drained.clear()
 
 
-def test_waking_it_does_not_wait_for_the_next_time() -> None:
-    async def run() -> None:
-        window = Window(2 * PATIENCE_S)
-        async with window.run_test():
-            window.drain_turns.start()
-            for _ in range(3):
-                Thread(target=window.drain_turns.wake).start()
-                await window.next_drain()
-            assert window.most_at_once == 1
-
-    asyncio.run(run())
-
-
-def test_without_being_woken_it_drains_some_times_a_second_and_rests_when_it_is_stopped() -> None:
-    async def run() -> None:
-        window = Window(0.001)
-        async with window.run_test() as pilot:
-            window.drain_turns.start()
-            for _ in range(3):
-                await window.next_drain()
-            window.drain_turns.stop()
-            await pilot.pause(0.05)  # one may be under way
-            window.drained.clear()
-            await pilot.pause(0.05)
-            assert not window.drained.is_set()
-
-    asyncio.run(run())
+@pytest.mark.parametrize(
+    ("interval_s", "num_wakes"), [(2 * PATIENCE_S, 1), (0.001, 50)], ids=["long before", "often"]
+)
+async def test_waking_it_does_not_wait_for_the_next_time_and_one_drains_after_another(
+    interval_s: float, num_wakes: int
+) -> None:
+    window = Window(interval_s)
+    async with window.run_test():
+        window.drain_turns.start()
+        for _ in range(10):
+            threads = [Thread(target=window.drain_turns.wake) for _ in range(num_wakes)]
+            for thread in threads:
+                thread.start()
+            await window.next_drain()
+        assert window.most_at_once == 1
 
 
-def test_however_often_it_is_woken_one_drains_after_another() -> None:
-    async def run() -> None:
-        window = Window(0.001)
-        async with window.run_test():
-            window.drain_turns.start()
-            for _ in range(50):
-                window.drain_turns.wake()
-            for _ in range(20):
-                await window.next_drain()
-            assert window.most_at_once == 1
-
-    asyncio.run(run())
-
-
-def test_a_turn_that_outlives_the_window_wakes_nobody_and_does_not_fail() -> None:
-    window = Window(2 * PATIENCE_S)
-
-    async def run() -> None:
-        async with window.run_test():
-            ...
-        window.drain_turns.wake()
-        await asyncio.sleep(0.05)
+async def test_without_being_woken_it_drains_some_times_a_second_and_rests_when_it_is_stopped() -> None:
+    window = Window(0.001)
+    async with window.run_test() as pilot:
+        window.drain_turns.start()
+        for _ in range(3):
+            await window.next_drain()
+        window.drain_turns.stop()
+        await pilot.pause(0.05)  # one may be under way
+        window.drained.clear()
+        await pilot.pause(0.05)
         assert not window.drained.is_set()
-
-    asyncio.run(run())
-    window.drain_turns.wake()
 
 
 def test_a_turn_wakes_the_window_where_something_new_begins_and_not_for_every_token() -> None:
@@ -119,66 +93,56 @@ def test_a_turn_wakes_the_window_where_something_new_begins_and_not_for_every_to
     assert num_wakes == 2
 
 
-class Drawing(App[None]):
-    """Draws into a widget that is not there, `when_closing`: because the window closes meanwhile."""
+def test_a_turn_that_outlives_the_window_wakes_nobody_and_does_not_fail() -> None:
+    window = Window(2 * PATIENCE_S)
 
-    def __init__(self, when_closing: bool) -> None:
+    async def run() -> None:
+        async with window.run_test():
+            ...
+        window.drain_turns.wake()
+        await asyncio.sleep(0.05)
+        assert not window.drained.is_set()
+
+    asyncio.run(run())
+    window.drain_turns.wake()
+
+
+class Drawing(App[None]):
+    """Draws into a widget that is not there: in an open window, or while it is closed or closes itself."""
+
+    def __init__(self, state: Literal["open", "closed", "leaving"]) -> None:
         super().__init__()
-        self.when_closing = when_closing
+        self.state = state
         self.begun = asyncio.Event()
 
     def on_mount(self) -> None:
         self.drain_turns = RenderLoop(self.screen, self.drain)
 
     async def drain(self) -> None:
+        if self.state == "leaving":
+            self.exit()
         self.begun.set()
-        while self.when_closing and self.is_running:
+        while self.state == "closed" and self.is_running:
             await asyncio.sleep(0.001)
         self.query_one("#gone")
 
-
-def test_what_is_drawn_while_the_window_closes_is_let_go() -> None:
-    async def run() -> None:
-        window = Drawing(when_closing=True)
-        async with window.run_test():
-            window.drain_turns.wake()
-            await asyncio.wait_for(window.begun.wait(), PATIENCE_S)
-        assert not window.is_running
-
-    asyncio.run(run())
+    async def draw(self) -> None:
+        async with self.run_test() as pilot:
+            self.drain_turns.wake()
+            await asyncio.wait_for(self.begun.wait(), PATIENCE_S)
+            if self.state == "open":
+                await pilot.pause()
 
 
-def test_a_widget_that_is_missing_in_an_open_window_is_a_fault() -> None:
-    async def run() -> None:
-        window = Drawing(when_closing=False)
-        async with window.run_test() as pilot:
-            window.drain_turns.wake()
-            await asyncio.wait_for(window.begun.wait(), PATIENCE_S)
-            await pilot.pause()
+@pytest.mark.parametrize("state", ["closed", "leaving"])
+async def test_what_is_drawn_while_the_window_closes_is_let_go(
+    state: Literal["closed", "leaving"],
+) -> None:
+    window = Drawing(state)
+    await window.draw()
+    assert not window.is_running
 
+
+async def test_a_widget_that_is_missing_in_an_open_window_is_a_fault() -> None:
     with pytest.raises(NoMatches):
-        asyncio.run(run())
-
-
-class Leaving(App[None]):
-    """Leaves in the middle of what it draws."""
-
-    def on_mount(self) -> None:
-        self.drain_turns = RenderLoop(self.screen, self.drain)
-        self.begun = asyncio.Event()
-
-    async def drain(self) -> None:
-        self.exit()
-        self.begun.set()
-        self.query_one("#gone")
-
-
-def test_what_is_drawn_when_the_person_leaves_is_let_go() -> None:
-    async def run() -> None:
-        window = Leaving()
-        async with window.run_test():
-            window.drain_turns.wake()
-            await asyncio.wait_for(window.begun.wait(), PATIENCE_S)
-        assert not window.is_running
-
-    asyncio.run(run())
+        await Drawing("open").draw()

@@ -3,18 +3,12 @@
 import pytest
 
 from kvchat.ui.widgets.transcript import BUDGET_S, WorkSlice
+from tests.ui.hand_clock import HandClock
 
 pytestmark = pytest.mark.pure
 
 
-class Clock:
-    now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
-def after(portion: WorkSlice, clock: Clock, each_s: float) -> int:
+def after(portion: WorkSlice, clock: HandClock, each_s: float) -> int:
     """Do what it says once, at so many seconds each, and return what it says then."""
     portion.begin(portion.num)
     clock.now_s += portion.num * each_s
@@ -23,20 +17,13 @@ def after(portion: WorkSlice, clock: Clock, each_s: float) -> int:
 
 
 def test_it_comes_to_what_takes_the_budget() -> None:
-    clock = Clock()
+    clock = HandClock()
     portion = WorkSlice(clock)
     assert [after(portion, clock, BUDGET_S / 10) for _ in range(4)] == [8, 10, 10, 10]
 
 
 def test_two_at_least_are_done_however_long_it_takes_and_more_when_they_are_short_again() -> None:
-    clock = Clock()
+    clock = HandClock()
     portion = WorkSlice(clock)
     assert after(portion, clock, 9.0) == 2
     assert [after(portion, clock, BUDGET_S / 6) for _ in range(3)] == [4, 6, 6]
-
-
-def test_an_end_without_a_beginning_changes_nothing() -> None:
-    portion = WorkSlice(Clock())
-    before = portion.num
-    portion.end()
-    assert portion.num == before

@@ -5,52 +5,43 @@ from dataclasses import replace
 import pytest
 from textual.app import App
 
-from kvchat.session.tree import Finish, Role, SessionId, Turn, TurnId
+from kvchat.session.tree import Finish
 from kvchat.ui.widgets.answer import AnswerView, EndingLine, Reasoning
+from tests.ui.records import ANSWER
 
 pytestmark = pytest.mark.tui
 
-ANSWER = Turn(
-    id=TurnId("t"),
-    session_id=SessionId("s"),
-    parent_id=None,
-    role=Role.ASSISTANT,
-    text="By train.",
-    reasoning="How would one go?",
-    token_ids=(1, 2),
-    finish=Finish.COMPLETE,
-    created_at=0.0,
-)
+THOUGHT = replace(ANSWER, reasoning="How would one go?")
 
 
 async def test_an_answer_has_no_widgets_for_what_it_does_not_say_and_gets_them_with_it() -> None:
     app: App[None] = App()
     async with app.run_test() as pilot:
-        view = AnswerView(replace(ANSWER, reasoning=""))
+        view = AnswerView(ANSWER)
         await app.mount(view)
         assert not view.query("Reasoning, EndingLine")
         view.begin()
         view.add_reasoning("How would")
         view.add_reasoning(" one go?")
-        await view.finish(replace(ANSWER, finish=Finish.INTERRUPTED))
+        await view.finish(replace(THOUGHT, finish=Finish.INTERRUPTED))
         await pilot.pause()
         names = [type(child).__name__ for child in view.children if child.display]
         assert names == ["Reasoning", "StaticText", "EndingLine"]
         assert "4 words" in str(view.query_one(Reasoning).content)
         view.begin()
         assert not view.query_one(EndingLine).display
-        await view.finish(ANSWER)
+        await view.finish(THOUGHT)
         assert not view.query_one(EndingLine).display
 
 
 async def test_an_answer_that_has_left_the_window_takes_its_end_and_ends_nothing() -> None:
     app: App[None] = App()
     async with app.run_test() as pilot:
-        view = AnswerView(replace(ANSWER, finish=Finish.INTERRUPTED))
+        view = AnswerView(replace(THOUGHT, finish=Finish.INTERRUPTED))
         await app.mount(view)
         await view.remove()
         view.add_reasoning("By train?")
-        await view.finish(ANSWER)
+        await view.finish(THOUGHT)
         await pilot.pause()
         assert app.is_running
-        assert view.turn == ANSWER
+        assert view.turn == THOUGHT

@@ -1,20 +1,27 @@
 """The session list, read as text."""
 
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
+
 import pytest
 from rich.cells import cell_len
 
 from kvchat.app.host import KvOnDisk
 from kvchat.session.lookup import SearchHit
-from kvchat.session.tree import MAIN, Branch, BranchName, Role, Session, SessionId, TurnId
+from kvchat.session.tree import MAIN, Branch, BranchName, Role, SessionId, TurnId
 from kvchat.text.figures import short_bytes_text
 from kvchat.ui.widgets.session_rows import (
     Held,
     SearchFinding,
+    SessionLine,
     SessionListOptions,
     SessionWithBranches,
     line_text,
     session_lines,
 )
+from tests.ui.records import SESSION
 
 pytestmark = pytest.mark.pure
 
@@ -24,15 +31,8 @@ NOW = 1_000_000.0
 def stored(
     number: int, title: str, age_s: float, *branches: str, pinned: bool = False
 ) -> SessionWithBranches:
-    session = Session(
-        id=SessionId(f"s{number}"),
-        title=title,
-        system="",
-        model="m",
-        created_at=0.0,
-        updated_at=NOW - age_s,
-        pinned=pinned,
-    )
+    session_id = SessionId(f"s{number}")
+    session = replace(SESSION, id=session_id, title=title, updated_at=NOW - age_s, pinned=pinned)
     found = [
         Branch(session_id=session.id, name=BranchName(name), leaf_id=None, updated_at=NOW - age_s)
         for name in branches
@@ -40,14 +40,23 @@ def stored(
     return session, found
 
 
-def drawn(sessions: list[SessionWithBranches], width: int = 26) -> list[str]:
-    options = SessionListOptions(
-        active_session=SessionId("s1"),
-        active_branch=MAIN,
-        held={"s1": Held(own_bytes=4 << 20), "s2": Held()},
-        now=NOW,
-    )
-    return ["".join(line_text(line, width)) for line in session_lines(sessions, options)]
+def lines(
+    sessions: Sequence[SessionWithBranches], held: Mapping[str, Held] = MappingProxyType({}), **settings: Any
+) -> Sequence[SessionLine]:
+    options = SessionListOptions(active_session=None, active_branch=None, held=held, now=NOW)
+    return session_lines(sessions, replace(options, **settings))
+
+
+HERE = {"active_session": SessionId("s1"), "active_branch": MAIN}
+
+
+def names(sessions: Sequence[SessionWithBranches], **settings: Any) -> list[str]:
+    return [line.name for line in lines(sessions, **settings)]
+
+
+def drawn(sessions: Sequence[SessionWithBranches], width: int = 26) -> list[str]:
+    held = {"s1": Held(own_bytes=4 << 20), "s2": Held()}
+    return ["".join(line_text(line, width)) for line in lines(sessions, held, **HERE)]
 
 
 def test_sessions_and_branches_stand_in_columns_newest_first() -> None:
@@ -66,32 +75,17 @@ def test_sessions_and_branches_stand_in_columns_newest_first() -> None:
 
 
 def test_sessions_with_approximate_answers_are_marked() -> None:
-    options = SessionListOptions(
-        active_session=SessionId("s1"),
-        active_branch=MAIN,
-        held={},
-        now=NOW,
-        approximate=frozenset({"s2"}),
-    )
     sessions = [stored(1, "exact", 5, "main"), stored(2, "about", 500, "main")]
-    names = [line.name for line in session_lines(sessions, options)]
-    assert names == ["● exact", "· ≈ about"]
+    assert names(sessions, approximate=frozenset({"s2"}), **HERE) == ["● exact", "· ≈ about"]
 
 
 def test_what_is_on_disk_is_marked_and_counted_where_nothing_is_on_the_device() -> None:
-    options = SessionListOptions(
-        active_session=None,
-        active_branch=None,
-        held={"s1": Held(own_bytes=1 << 20), "s2": Held(is_on_device=False)},
-        now=NOW,
-        on_disk={
-            SessionId(f"s{number}"): KvOnDisk(own_bytes=2 << 20, shared_bytes=3 << 20) for number in (1, 2, 3)
-        },
-    )
+    held = {"s1": Held(own_bytes=1 << 20), "s2": Held(is_on_device=False)}
+    on_disk = KvOnDisk(own_bytes=2 << 20, shared_bytes=3 << 20)
     sessions = [stored(number, name, number, "main") for number, name in enumerate("abcd", 1)]
-    lines = session_lines(sessions, options)
-    assert [line.name for line in lines] == ["○ a", "◐ b", "◌ c", "· d"]
-    assert [(line.own_bytes >> 20, line.shared_bytes >> 20) for line in lines] == [
+    found = lines(sessions, held, on_disk={SessionId(f"s{number}"): on_disk for number in (1, 2, 3)})
+    assert [line.name for line in found] == ["○ a", "◐ b", "◌ c", "· d"]
+    assert [(line.own_bytes >> 20, line.shared_bytes >> 20) for line in found] == [
         (1, 0),
         (2, 3),
         (2, 3),
@@ -101,32 +95,23 @@ def test_what_is_on_disk_is_marked_and_counted_where_nothing_is_on_the_device() 
 
 def test_pinned_sessions_stand_first() -> None:
     sessions = [stored(2, "new", 5, "main"), stored(3, "kept", 500, "main", pinned=True)]
-    assert [line[2:6] for line in drawn(sessions)] == ["kept", "new "]
+    assert names(sessions) == ["· kept ★", "· new"]
 
 
 @pytest.mark.parametrize("width", [8, 12, 26, 60])
-def test_every_line_is_as_wide_as_the_list(width: int) -> None:
-    assert {len(line) for line in drawn([stored(1, "Trip to Oslo", 125, "main", "b")], width)} == {width}
+def test_every_line_is_as_wide_as_the_list_in_cells(width: int) -> None:
+    sessions = [stored(1, "Trip to Oslo", 125, "main", "b"), stored(2, "漢字のとても長い題名です", 5)]
+    assert {cell_len(line) for line in drawn(sessions, width)} == {width}
 
 
-def test_a_title_is_drawn_without_its_control_characters() -> None:
+def test_a_title_is_drawn_without_its_control_characters_and_none_has_a_name() -> None:
     assert "\x1b" not in drawn([stored(1, "a\x1b[31mb", 5, "main")])[0]
-
-
-def test_a_session_without_a_title_has_a_name() -> None:
     assert drawn([stored(1, "", 5)])[0].startswith("● untitled")
 
 
 def found(words: str, hits: tuple[SearchHit, ...] = ()) -> list[str]:
-    options = SessionListOptions(
-        active_session=None,
-        active_branch=None,
-        held={},
-        now=NOW,
-        finding=SearchFinding(words=words, hits=hits),
-    )
     sessions = [stored(1, "Trip to Oslo", 5, "main", "by boat"), stored(2, "kv notes", 500, "main")]
-    return [line.name for line in session_lines(sessions, options)]
+    return names(sessions, finding=SearchFinding(words=words, hits=hits))
 
 
 def test_words_are_looked_for_in_titles_and_names_of_branches() -> None:
@@ -147,42 +132,21 @@ def hit(excerpt: str) -> SearchHit:
     )
 
 
-def test_found_messages_stand_under_their_session() -> None:
+def test_found_messages_stand_under_their_session_and_begin_near_the_words_that_were_found() -> None:
     one = hit("a line\nand another")
     assert found("line", (one,)) == ["· kv notes", "  “a line and another”"]
     assert len(found("line", (one,) * 9)) == 4
+    long = hit("…are not in use they go to a slower tier and come back")
+    assert found("TIER", (long,)) == ["· kv notes", "  “…slower tier and come back”"]
+    assert found("are not", (long,)) == ["· kv notes", f"  “{long.excerpt}”"]
 
 
-def test_wide_characters_take_two_cells() -> None:
-    lines = [
-        line_text(line, 26) for line in session_lines([stored(1, "漢字のとても長い題名です", 5)], NARROW)
-    ]
-    assert [cell_len(name + figures) for name, figures in lines] == [26]
-
-
-NARROW = SessionListOptions(active_session=None, active_branch=None, held={}, now=NOW)
-
-
-def test_shared_bytes_are_shown_where_there_is_room() -> None:
-    held = {"s1": Held(own_bytes=4 << 20, shared_bytes=2 << 20)}
-    options = SessionListOptions(active_session=None, active_branch=None, held=held, now=NOW)
-    [line] = session_lines([stored(1, "Oslo", 125, "main")], options)
-    assert line_text(line, 30)[1].split() == ["▒2.0M", "4.0M", "2m"]
-    assert line_text(line, 20)[1].split() == ["4.0M", "2m"]
-
-
-def test_a_long_title_leaves_room_for_its_own_bytes() -> None:
-    options = SessionListOptions(
-        active_session=None, active_branch=None, held={"s1": Held(own_bytes=4 << 20)}, now=NOW
-    )
-    [line] = session_lines([stored(1, "Proof reading a long text", 125, "main")], options)
-    assert "".join(line_text(line, 26)) == "○ Proof reading…  4.0M  2m"
-
-
-def test_a_found_message_begins_near_the_words_that_were_found() -> None:
-    one = hit("…are not in use they go to a slower tier and come back")
-    assert found("TIER", (one,)) == ["· kv notes", "  “…slower tier and come back”"]
-    assert found("are not", (one,)) == ["· kv notes", f"  “{one.excerpt}”"]
+def test_a_title_leaves_room_for_its_own_bytes_and_for_shared_ones_where_there_is_more() -> None:
+    [own] = lines([stored(1, LONG, 125, "main")], {"s1": Held(own_bytes=4 << 20)})
+    assert "".join(line_text(own, 26)) == "○ Proof reading…  4.0M  2m"
+    [both] = lines([stored(1, "Oslo", 125, "main")], {"s1": Held(own_bytes=4 << 20, shared_bytes=2 << 20)})
+    assert line_text(both, 30)[1].split() == ["▒2.0M", "4.0M", "2m"]
+    assert line_text(both, 20)[1].split() == ["4.0M", "2m"]
 
 
 LONG = "Proof reading a long text"
@@ -196,8 +160,7 @@ def test_a_title_gives_way_to_own_and_shared_bytes_in_the_narrowest_list(
     width: int, own: int, shared: int
 ) -> None:
     held = {"s1": Held(own_bytes=own, shared_bytes=shared)}
-    options = SessionListOptions(active_session=None, active_branch=None, held=held, now=NOW)
-    [line] = session_lines([stored(1, LONG, 125, "main")], options)
+    [line] = lines([stored(1, LONG, 125, "main")], held)
     name, figures = line_text(line, width)
     assert len(name + figures) == width
     assert name.startswith("○ Proof")
@@ -214,9 +177,8 @@ def test_own_bytes_and_ages_stand_in_columns_whatever_is_shared(width: int) -> N
         "s2": Held(own_bytes=412 << 10),
         "s3": Held(shared_bytes=2 << 20),
     }
-    options = SessionListOptions(active_session=None, active_branch=None, held=held, now=NOW)
-    lines = session_lines([stored(number, LONG, 125 * number, "main") for number in (1, 2, 3)], options)
-    figures = ["".join(line_text(line, width)) for line in lines]
+    found = lines([stored(number, LONG, 125 * number, "main") for number in (1, 2, 3)], held)
+    figures = ["".join(line_text(line, width)) for line in found]
     assert [text[-4:] for text in figures] == ["  2m", "  4m", "  6m"]
     assert [text[-9:-4].strip() for text in figures] == ["4.0M", "412K", ""]
     assert [text.index("▒") for text in (figures[0], figures[2])] == [figures[0].index("▒")] * 2
@@ -230,12 +192,9 @@ def test_a_live_branch_says_where_it_is_and_what_is_its_own() -> None:
         ("s1", "on foot"): Held(own_bytes=64 << 10, is_running=True),
         ("s2", "by rail"): Held(own_bytes=9 << 20),
     }
-    options = SessionListOptions(
-        active_session=SessionId("s1"), active_branch=MAIN, held={}, held_branches=branches, now=NOW
-    )
-    names = ("main", "by boat", "by car", "on foot", "by rail")
-    lines = session_lines([stored(1, "Trip to Oslo", 125, *names)], options)
-    assert ["".join(line_text(line, NARROWEST)) for line in lines[1:]] == [
+    session = stored(1, "Trip to Oslo", 125, "main", "by boat", "by car", "on foot", "by rail")
+    found = lines([session], held_branches=branches, **HERE)
+    assert ["".join(line_text(line, NARROWEST)) for line in found[1:]] == [
         "  ├ ● main      1.0M  2m",
         "  ├ ○ by boat   300K  2m",
         "  ├ ◐ by car          2m",
@@ -246,6 +205,5 @@ def test_a_live_branch_says_where_it_is_and_what_is_its_own() -> None:
 
 def test_a_session_that_is_answered_behind_the_screen_is_marked() -> None:
     held = {"s1": Held(is_running=True), "s2": Held(is_running=True)}
-    options = SessionListOptions(active_session=SessionId("s1"), active_branch=MAIN, held=held, now=NOW)
-    lines = session_lines([stored(1, "here", 5, "main"), stored(2, "behind", 9, "main")], options)
-    assert [line.name for line in lines] == ["● here", "▸ behind"]
+    sessions = [stored(1, "here", 5, "main"), stored(2, "behind", 9, "main")]
+    assert names(sessions, held=held, **HERE) == ["● here", "▸ behind"]

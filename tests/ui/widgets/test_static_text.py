@@ -1,12 +1,14 @@
 """A still text looks as Textual would draw its Markdown, is rendered once, and can be selected."""
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 
 import pytest
 from rich.markdown import MarkdownContext
 from textual.app import App, ComposeResult
 from textual.containers import VerticalScroll
 from textual.geometry import Offset
+from textual.pilot import Pilot
 from textual.selection import SELECT_ALL, Selection
 from textual.strip import Strip
 from textual.widgets import Static
@@ -54,6 +56,16 @@ class Beside(App[None]):
             yield self.theirs
 
 
+@asynccontextmanager
+async def drawn_text(said: str) -> AsyncIterator[tuple[Pilot[None], StaticText]]:
+    app: App[None] = App()
+    async with app.run_test(size=(40, 12)) as pilot:
+        text = StaticText(said)
+        await app.mount(text)
+        await pilot.pause()
+        yield pilot, text
+
+
 def drawn(widget: Static) -> list[Strip]:
     """The lines, without the places in the text that are there for the mouse."""
     return [
@@ -85,10 +97,7 @@ async def test_it_is_rendered_once_for_each_width(monkeypatch: pytest.MonkeyPatc
         on_text(context, text, node_type)
 
     monkeypatch.setattr(MarkdownContext, "on_text", noted)
-    app: App[None] = App()
-    async with app.run_test(size=(80, 24)) as pilot:
-        await app.mount(StaticText("By train."))
-        await pilot.pause()
+    async with drawn_text("By train.") as (pilot, _):
         assert len(rendered) == 1
         await pilot.resize_terminal(60, 24)
         await pilot.pause()
@@ -96,16 +105,12 @@ async def test_it_is_rendered_once_for_each_width(monkeypatch: pytest.MonkeyPatc
 
 
 async def test_a_part_of_it_is_selected_and_marked() -> None:
-    app: App[None] = App()
-    async with app.run_test(size=(40, 12)) as pilot:
-        text = StaticText("By **train** or by boat, whichever leaves first.")
-        await app.mount(text)
-        await pilot.pause()
+    async with drawn_text("By **train** or by boat, whichever leaves first.") as (pilot, text):
         part = Selection(Offset(3, 0), Offset(5, 1))
-        app.screen.selections = {text: part}
+        pilot.app.screen.selections = {text: part}
         await pilot.pause()
         assert text.get_selection(part) == ("train or by boat, whichever leaves\nfirst", "\n")
-        assert list(marked(app, text)) == ["train or by boat, whichever leaves", "first"]
+        assert list(marked(pilot.app, text)) == ["train or by boat, whichever leaves", "first"]
         assert text.get_selection(SELECT_ALL) == ("By train or by boat, whichever leaves\nfirst.", "\n")
 
 
@@ -113,11 +118,7 @@ async def test_a_part_of_it_is_selected_and_marked() -> None:
     "said", ["one\n\n```\nx = 1\n```", "|a|\n|-|\n|b|", "one\n\n---", "one\u2028two\x85three\n\nfour"]
 )
 async def test_each_line_is_selected_as_it_is_drawn_also_an_empty_one_at_the_end(said: str) -> None:
-    app: App[None] = App()
-    async with app.run_test(size=(40, 12)) as pilot:
-        text = StaticText(said)
-        await app.mount(text)
-        await pilot.pause()
+    async with drawn_text(said) as (_, text):
         lines = [text.render_line(y).text.rstrip() for y in range(text.size.height)]
         last = len(lines) - 1
         assert text.get_selection(Selection(Offset(0, last), None)) == (lines[last], "\n")
@@ -129,14 +130,11 @@ async def test_each_line_is_selected_as_it_is_drawn_also_an_empty_one_at_the_end
 
 
 async def test_the_mouse_selects_words_of_it() -> None:
-    app: App[None] = App()
-    async with app.run_test(size=(40, 12)) as pilot:
-        await app.mount(StaticText("By **train** or by boat."))
-        await pilot.pause()
+    async with drawn_text("By **train** or by boat.") as (pilot, _):
         await pilot.mouse_down(offset=(3, 0))
         await pilot.hover(offset=(7, 0))
         await pilot.mouse_up(offset=(7, 0))
-        assert app.screen.get_selected_text() == "train"
+        assert pilot.app.screen.get_selected_text() == "train"
 
 
 def marked(app: App[None], text: StaticText) -> Iterator[str]:

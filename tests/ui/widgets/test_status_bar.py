@@ -13,6 +13,7 @@ from tests.ui.scripted_engine import HeldTokens, scripted_snapshot
 
 pytestmark = pytest.mark.pure
 
+EMPTY = scripted_snapshot([])
 BUSY = StatusFigures(
     status=EngineStatus(phase=EnginePhase.READY),
     snapshot=scripted_snapshot([HeldTokens(owner="s", num_tokens=3100)], reused=970, computed=30),
@@ -22,10 +23,21 @@ BUSY = StatusFigures(
 )
 
 
-def test_it_shows_context_reuse_room_and_speed() -> None:
-    assert status_text(BUSY, 90).split("  esc")[0].rstrip() == (
-        "ctx 3.1k/8.2k ▕███     ▏ · reuse 97 % · room for 5.1k tokens · 41 tok/s"
-    )
+def test_it_shows_context_reuse_room_and_speed_and_the_hint_at_the_right_edge() -> None:
+    figures = "ctx 3.1k/8.2k ▕███     ▏ · reuse 97 % · room for 5.1k tokens · 41 tok/s"
+    assert status_text(BUSY, 100) == f"{figures:<92}esc stop"
+
+
+def test_kv_that_is_not_exact_or_not_saved_is_told() -> None:
+    told = [
+        status_text(replace(BUSY, snapshot=replace(EMPTY, **what)), 200)
+        for what in (
+            {"cache_format": "fp8", "is_exact": False},
+            {"problem": "There is no room left for the cache in /c: free some."},
+        )
+    ]
+    assert " · KV in fp8, approximate · " in told[0]
+    assert "! KV is not saved: There is no room left" in told[1]
 
 
 def test_where_there_is_room_it_counts_the_blocks_of_each_tier() -> None:
@@ -41,18 +53,6 @@ def test_where_there_is_room_it_counts_the_blocks_of_each_tier() -> None:
     for width in range(20, 120):
         line = status_text(figures, width)
         assert "blocks" not in line or (counted in line and line.endswith("   esc stop"))
-
-
-def test_kv_that_is_not_exact_is_told() -> None:
-    assert BUSY.snapshot is not None
-    snapshot = replace(BUSY.snapshot, cache_format="fp8", is_exact=False)
-    assert " · KV in fp8, approximate · " in status_text(replace(BUSY, snapshot=snapshot), 110)
-
-
-def test_the_hint_stands_at_the_right_edge() -> None:
-    line = status_text(BUSY, 100)
-    assert len(line) == 100
-    assert line.endswith("esc stop")
 
 
 @pytest.mark.parametrize("width", [20, 30, 40, 60, 80])
@@ -75,7 +75,7 @@ def test_it_shows_the_first_line_of_a_failure() -> None:
 
 
 def test_what_was_never_measured_is_unknown_and_not_zero() -> None:
-    figures = replace(BUSY, snapshot=scripted_snapshot([]), context_tokens=0, tokens_per_s=None)
+    figures = replace(BUSY, snapshot=EMPTY, context_tokens=0, tokens_per_s=None)
     assert "reuse – ·" in status_text(figures, 90)
     assert "– tok/s" in status_text(figures, 90)
 
@@ -85,8 +85,3 @@ def test_the_gauge_grows_in_eighths_and_stays_in_its_frame() -> None:
     assert gauge(1, 32, 4) == "▕▏   ▏"
     assert gauge(50, 100, 4) == "▕██  ▏"
     assert gauge(200, 100, 4) == "▕████▏"
-
-
-def test_it_says_that_kv_is_not_saved_and_why() -> None:
-    snapshot = replace(scripted_snapshot([]), problem="There is no room left for the cache in /c: free some.")
-    assert "! KV is not saved: There is no room left" in status_text(replace(BUSY, snapshot=snapshot), 200)

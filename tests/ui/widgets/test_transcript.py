@@ -1,6 +1,8 @@
 """What of a conversation is mounted, and where it stands, whatever else happens at that moment."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +17,7 @@ from tests.ui.scripted import ScriptedChat
 
 pytestmark = pytest.mark.tui
 
-NUM = 50
+NUM = 30
 LAST = f"Oslo {NUM - 1}?"
 
 
@@ -30,35 +32,29 @@ async def opened(shown: Window) -> None:
     await shown.pilot.pause()
 
 
+@asynccontextmanager
+async def long_window(tmp_path: Path) -> AsyncIterator[Window]:
+    async with window(tmp_path, prepare=two_long, initial="Oslo") as shown:
+        shown.app.animation_level = "none"
+        await opened(shown)
+        yield shown
+
+
 def on_screen(shown: Window) -> list[str]:
     """The left of each line, where no notice lies above it."""
     return [line[:30].rstrip() for line in shown.conversation_text.splitlines()]
 
 
+async def show_earlier(shown: Window) -> None:
+    assert await shown.transcript.show_earlier()
+    await shown.until(lambda: shown.transcript.views[0].region.height > 0)
+    await shown.pilot.pause()
+
+
 async def test_earlier_messages_come_a_few_at_a_time_and_move_nothing_that_is_on_screen(
-    tmp_path: Path,
-) -> None:
-    async with window(tmp_path, prepare=two_long, initial="Oslo") as shown:
-        await opened(shown)
-        shown.transcript.scroll_to(y=5, animate=False)
-        await shown.until(lambda: shown.transcript.scroll_y == 5)
-        before = on_screen(shown)
-        assert any(f"Oslo {NUM - 19}?" in line for line in before)
-        num_portions = 0
-        while shown.transcript.num_hidden:
-            assert await shown.transcript.show_earlier()
-            await shown.until(lambda: shown.transcript.views[0].region.height > 0)
-            await shown.pilot.pause()
-            assert on_screen(shown) == before
-            num_portions += 1
-        assert num_portions > 1
-        assert shown.questions == [f"Oslo {number}?" for number in range(NUM)]
-        assert not await shown.transcript.show_earlier()
-
-
-async def test_earlier_messages_that_come_have_only_themselves_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Neither in the middle nor at the end, and those that were there are not measured again."""
     measured: set[QuestionView] = set()
     measure = QuestionView.get_content_height
 
@@ -66,37 +62,32 @@ async def test_earlier_messages_that_come_have_only_themselves_measured(
         measured.add(view)
         return measure(view, container, viewport, width)
 
-    async with window(tmp_path, prepare=two_long, initial="Oslo") as shown:
-        await opened(shown)
-        before = set(shown.transcript.views)
-        monkeypatch.setattr(QuestionView, "get_content_height", noted)
-        assert await shown.transcript.show_earlier()
-        await shown.until(lambda: shown.transcript.views[0].region.height > 0)
-        await shown.pilot.pause()
-        assert measured
-        assert not measured & before
-
-
-async def test_earlier_messages_that_come_leave_what_is_on_screen_where_it_is(tmp_path: Path) -> None:
-    async with window(tmp_path, prepare=two_long, initial="Oslo") as shown:
-        await opened(shown)
+    async with long_window(tmp_path) as shown:
         await shown.until(lambda: shown.screen.is_engine_ready)  # how much is kept is told once more then
         await shown.until_at_rest()
         shown.app.clear_notifications()
         await shown.until(lambda: not shown.screen.query("Toast"))
-        before = on_screen(shown)
-        assert await shown.transcript.show_earlier()
-        await shown.until(lambda: shown.transcript.views[0].region.height > 0)
+        at_end, mounted = on_screen(shown), set(shown.transcript.views)
+        assert any(LAST in line for line in at_end)
+        monkeypatch.setattr(QuestionView, "get_content_height", noted)
+        await show_earlier(shown)
         await shown.until(lambda: shown.transcript.max_scroll_y == shown.transcript.scroll_y)
-        await shown.pilot.pause()
-        assert on_screen(shown) == before
+        assert on_screen(shown) == at_end
+        assert measured
+        assert not measured & mounted
+        shown.transcript.scroll_to(y=5, animate=False)
+        await shown.until(lambda: shown.transcript.scroll_y == 5)
+        before = on_screen(shown)
+        while shown.transcript.num_hidden:
+            await show_earlier(shown)
+            assert on_screen(shown) == before
+        assert shown.questions == [f"Oslo {number}?" for number in range(NUM)]
+        assert not await shown.transcript.show_earlier()
 
 
 async def test_a_page_up_near_the_top_goes_a_whole_page_into_earlier_messages(tmp_path: Path) -> None:
-    async with window(tmp_path, prepare=two_long, initial="Oslo") as shown:
-        await opened(shown)
+    async with long_window(tmp_path) as shown:
         transcript = shown.transcript
-        shown.app.animation_level = "none"
         transcript.scroll_to(y=5, animate=False)
         await shown.until(lambda: transcript.scroll_y == 5)
         below = transcript.max_scroll_y - 5
@@ -106,11 +97,11 @@ async def test_a_page_up_near_the_top_goes_a_whole_page_into_earlier_messages(tm
         assert len(transcript.views) > PAGE_TURNS
 
 
-async def test_earlier_messages_are_there_before_the_next_page_up_needs_them(tmp_path: Path) -> None:
-    async with window(tmp_path, prepare=two_long, initial="Oslo") as shown:
-        await opened(shown)
+async def test_earlier_messages_are_there_before_the_next_page_up_on_the_walk(tmp_path: Path) -> None:
+    async with long_window(tmp_path) as shown:
         transcript = shown.transcript
         height = transcript.scrollable_content_region.height
+        await shown.pilot.press("f6")
         while transcript.num_hidden:
             await shown.pilot.press("pageup")
             await shown.until(lambda: transcript.scroll_y >= 2 * height or not transcript.num_hidden)
@@ -118,8 +109,7 @@ async def test_earlier_messages_are_there_before_the_next_page_up_needs_them(tmp
 
 
 async def test_earlier_messages_of_a_conversation_that_is_just_left_are_not_mounted(tmp_path: Path) -> None:
-    async with window(tmp_path, prepare=two_long, initial="Oslo") as shown:
-        await opened(shown)
+    async with long_window(tmp_path) as shown:
         other = shown.chat.open("Bergen")
         await asyncio.gather(
             shown.transcript.show_turns(other.turns, other.session), shown.transcript.show_earlier()
@@ -132,8 +122,7 @@ async def test_earlier_messages_of_a_conversation_that_is_just_left_are_not_moun
 
 
 async def test_a_message_above_those_that_are_mounted_is_changed_in_its_place(tmp_path: Path) -> None:
-    async with window(tmp_path, prepare=two_long, initial="Oslo") as shown:
-        await opened(shown)
+    async with long_window(tmp_path) as shown:
         await shown.say(f"/edit {NUM - 4}")
         await shown.until(lambda: shown.screen.revisions.editing is not None)
         await shown.say(" And back?")
@@ -142,8 +131,7 @@ async def test_a_message_above_those_that_are_mounted_is_changed_in_its_place(tm
 
 
 async def test_a_walk_that_another_conversation_ends_begins_anew(tmp_path: Path) -> None:
-    async with window(tmp_path, prepare=two_long, initial="Oslo") as shown:
-        await opened(shown)
+    async with long_window(tmp_path) as shown:
         await shown.pilot.press("f6", "up", "ctrl+n")
         await shown.until(lambda: shown.questions == [])
         assert shown.transcript.selected is None
@@ -152,8 +140,7 @@ async def test_a_walk_that_another_conversation_ends_begins_anew(tmp_path: Path)
 
 
 async def test_what_begins_while_the_window_closes_is_let_go(tmp_path: Path) -> None:
-    async with window(tmp_path, prepare=two_long, initial="Oslo") as shown:
-        await opened(shown)
+    async with long_window(tmp_path) as shown:
         question, answer = shown.chat.open("Bergen").turns[:2]
         shown.app.exit()
         await shown.transcript.begin_turn(question, answer)
@@ -168,8 +155,7 @@ async def test_a_question_is_never_on_screen_without_the_answer_that_begins(tmp_
         is_answer = isinstance(last, AnswerView)
         seen.append((shown.questions[-1], is_answer and last.region.height > 0))
 
-    async with window(tmp_path, prepare=two_long, initial="Oslo") as shown:
-        await opened(shown)
+    async with long_window(tmp_path) as shown:
         shown.screen.screen_layout_refresh_signal.subscribe(shown.transcript, note, immediate=True)
         question, answer = shown.chat.open("Bergen").turns[:2]
         await shown.transcript.begin_turn(question, replace(answer, text="", finish=Finish.PARTIAL))
@@ -178,8 +164,7 @@ async def test_a_question_is_never_on_screen_without_the_answer_that_begins(tmp_
 
 
 async def test_what_is_left_is_taken_off_the_screen_at_once_and_removed_later(tmp_path: Path) -> None:
-    async with window(tmp_path, prepare=two_long, initial="Oslo") as shown:
-        await opened(shown)
+    async with long_window(tmp_path) as shown:
         before = shown.transcript.views
         other = shown.chat.open("Bergen")
         await shown.transcript.show_turns(other.turns[:2], other.session)

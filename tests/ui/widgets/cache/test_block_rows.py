@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from rich.cells import cell_len
 
 from kvchat.engine.api.ids import GroupId, SequenceId
 from kvchat.engine.api.inspection import BlockPlace, InspectedBlock, InspectionRequest
@@ -51,50 +52,41 @@ def block(number: int, *places: BlockPlace, key: str = "", unused_s: float | Non
     )
 
 
-def test_a_block_is_one_line_with_key_holders_tier_and_last_use() -> None:
+def row(one: InspectedBlock, text: str = "", width: int = 80, *, is_chosen: bool = False) -> str:
+    return row_text(block_row(one, text, width, is_chosen=is_chosen, is_moved=False)).rstrip()
+
+
+def test_a_block_is_one_line_with_key_holders_tier_and_last_use_and_where_it_is_wide_with_its_parent() -> (
+    None
+):
     shared = block(1, place(Tier.DEVICE, holders=2, stored=True))
-    shown = [
-        row_text(block_heading(80)),
-        row_text(block_row(shared, "What is a\nKV cache?", 80, is_chosen=True, is_moved=False)),
-        row_text(block_row(block(200), "words", 80, is_chosen=False, is_moved=False)),
-        row_text(block_row(block(3, place(None)), "", 80, is_chosen=False, is_moved=False)),
-    ]
-    assert [line.rstrip() for line in shown] == [
+    assert [
+        row_text(block_heading(80)).rstrip(),
+        row(shared, "What is a\nKV cache?", is_chosen=True),
+        row(block(200), "words"),
+        row(block(3, place(None))),
+        row(replace(block(2), key="", token_ids=(1, 2, 3))),
+    ] == [
         "  tokens         key       held  where       used  text",
         "› 64–127         01010101  ▒ ×2  device+disk  12s  What is a KV cache?",
         "  12,800–12,863  c8c8c8c8  ▓ ×1  device       12s  words",
         "  192–255        03030303  ░ –   nowhere      12s",
+        "  128–130        written   ▓ ×1  device       12s",
     ]
-
-
-def test_a_wide_line_shows_the_parent_too() -> None:
-    assert row_text(block_heading(100)).split() == [
-        "tokens",
-        "key",
-        "parent",
-        "held",
-        "where",
-        "used",
-        "text",
-    ]
-    row = row_text(block_row(block(1), "w", 100, is_chosen=False, is_moved=False))
-    assert row.split()[1:3] == ["01010101", "abababab"]
+    assert " ".join(row_text(block_heading(100)).split()) == "tokens key parent held where used text"
+    assert row(block(1), width=100).split()[1:3] == ["01010101", "abababab"]
 
 
 @pytest.mark.parametrize("width", [60, 80, 99, 100, 160])
 def test_a_line_is_as_wide_as_its_place_whatever_it_says(width: int) -> None:
-    from rich.cells import cell_len
-
-    row = block_row(block(1), "漢字" * 60, width, is_chosen=False, is_moved=True)
-    assert cell_len(row_text(row)) == width
-    assert cell_len(row_text(block_heading(width))) == width
-    for source in sources(SNAPSHOT, NAMES, None):
-        assert cell_len(row_text(source_row(source, width, is_chosen=False))) == width
+    rows = [block_row(block(1), "漢字" * 60, width, is_chosen=False, is_moved=True), block_heading(width)]
+    rows += [source_row(source, width, is_chosen=False) for source in sources(SNAPSHOT, NAMES, None)]
+    assert {cell_len(row_text(row)) for row in rows} == {width}
 
 
 def test_a_block_that_has_moved_looks_so() -> None:
-    row = block_row(block(1), "", 80, is_chosen=False, is_moved=True)
-    assert [text.strip() for text, look in row if look is Look.MOVED] == ["device"]
+    moved = block_row(block(1), "", 80, is_chosen=False, is_moved=True)
+    assert [text.strip() for text, look in moved if look is Look.MOVED] == ["device"]
 
 
 @pytest.mark.parametrize(
@@ -111,13 +103,9 @@ def test_a_place_says_where_and_for_how_many_groups(places: tuple[BlockPlace, ..
     assert place_text(block(0, *places)) == words
 
 
-@pytest.mark.parametrize(
-    ("seconds", "words"), [(0.0, "now"), (12.4, "12s"), (75.0, "1m"), (7300.0, "2h"), (None, "–")]
-)
-def test_last_use_is_told_in_seconds_first_and_not_known_is_not_now(
-    seconds: float | None, words: str
-) -> None:
-    assert since_text(seconds) == words
+def test_last_use_is_told_in_seconds_first_and_not_known_is_not_now() -> None:
+    times = (0.0, 12.4, 75.0, 7300.0, None)
+    assert [since_text(seconds) for seconds in times] == ["now", "12s", "1m", "2h", "–"]
 
 
 def test_all_that_is_known_of_a_block_is_told_in_full() -> None:
@@ -132,11 +120,7 @@ def test_all_that_is_known_of_a_block_is_told_in_full() -> None:
         "“What is it?”",
     ]
     assert detail_lines(None, SNAPSHOT.groups, "", 80) == ("",) * 4
-
-
-def test_a_tail_that_is_written_has_no_name_yet() -> None:
     tail = replace(block(2), key="", token_ids=(1, 2, 3))
-    assert "written" in row_text(block_row(tail, "", 80, is_chosen=False, is_moved=False))
     key, _, facts, _ = detail_lines(tail, SNAPSHOT.groups, "", 120)
     assert "none yet" in key
     assert facts.startswith("tail of 3 tokens")

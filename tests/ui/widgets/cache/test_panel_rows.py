@@ -8,7 +8,6 @@ from kvchat.engine.api.ids import SequenceId
 from kvchat.engine.api.snapshot import CacheSnapshot
 from kvchat.ui.widgets.cache.panel_rows import (
     BranchNames,
-    Look,
     PanelOptions,
     layer_rows,
     panel_rows,
@@ -65,45 +64,6 @@ def test_latent_layers_say_what_they_keep_and_in_which_format() -> None:
     assert [row.split("▓")[-1].split("  ")[0] for row in rows] == [" latent", " latent fp8"]
 
 
-@pytest.mark.parametrize("width", [24, 30, 33, 39, 58, 120])
-def test_no_line_is_wider_than_the_panel(width: int) -> None:
-    for line in lines(scripted_snapshot(FORKED, kept_tokens=5000), width, expanded=True):
-        assert len(line) <= max(width, 31)
-
-
-def test_layer_bars_end_in_one_column() -> None:
-    rows = [line for line in lines(scripted_snapshot(FORKED)) if line.startswith("L")]
-    assert {len(row) for row in rows} == {40}
-
-
-def test_alike_neighbours_share_a_row_that_counts_them_and_adds_their_bytes() -> None:
-    snapshot = scripted_snapshot(FORKED, layers=(SLIDING,) * 5 + (FULL,))
-    shown = [line for line in lines(snapshot) if line.startswith("L")]
-    assert [line.split()[0] for line in shown] == ["L0-L4", "L5"]
-    assert "×5" in shown[0]
-    [merged, _] = layer_rows(snapshot, expanded=False)
-    assert merged.held_bytes == sum(layer.used_bytes + layer.cached_bytes for layer in snapshot.layers[:5])
-
-
-def test_expanding_gives_every_layer_its_row() -> None:
-    snapshot = scripted_snapshot(FORKED, layers=(SLIDING,) * 5 + (FULL,))
-    shown = [line.split()[0] for line in lines(snapshot, expanded=True) if line.startswith("L")]
-    assert shown == ["L0", "L1", "L2", "L3", "L4", "L5"]
-
-
-def test_layers_of_one_kind_that_hold_different_bytes_are_not_alike() -> None:
-    bigger = LayerKind(window=None, block_bytes=128 * 1024)
-    snapshot = scripted_snapshot(FORKED, layers=(FULL, FULL, bigger))
-    assert [row.num_layers for row in layer_rows(snapshot, expanded=False)] == [2, 1]
-
-
-def test_the_layers_add_up_to_what_the_device_tier_holds() -> None:
-    snapshot = scripted_snapshot(FORKED, kept_tokens=700)
-    device = snapshot.tiers[0]
-    held = sum(row.held_bytes for row in layer_rows(snapshot, expanded=False))
-    assert held == device.used_bytes + device.cached_bytes
-
-
 @pytest.mark.parametrize("num_tokens", [1, 64, 1000, 8000, 100_000])
 def test_a_sliding_layer_keeps_its_length_however_much_is_said(num_tokens: int) -> None:
     snapshot = scripted_snapshot(
@@ -115,38 +75,9 @@ def test_a_sliding_layer_keeps_its_length_however_much_is_said(num_tokens: int) 
     assert "window 256" in sliding
 
 
-def test_an_empty_cache_says_what_is_not_known() -> None:
-    shown = "\n".join(lines(scripted_snapshot([])))
-    assert "0 of 0 · –" in shown
-    assert "branches" not in shown
-    assert "not used" not in shown
-
-
 def test_what_is_there_at_all_gets_a_cell() -> None:
     snapshot = scripted_snapshot([HeldTokens(owner="s1", num_tokens=1)], total_blocks=100_000)
     assert lines(snapshot)[0].startswith("device ▓·")
-
-
-def test_every_meaning_has_a_mark_of_its_own() -> None:
-    row = panel_rows(scripted_snapshot(FORKED, kept_tokens=300), PanelOptions(width=40, names=NAMELESS))[
-        4 + 1
-    ]
-    marks = {look: set(text) for text, look in row if look in (Look.SHARED, Look.OWN, Look.KEPT, Look.FREE)}
-    assert marks == {Look.SHARED: {"▒"}, Look.OWN: {"▓"}, Look.KEPT: {"░"}, Look.FREE: {"·"}}
-
-
-def test_a_pool_without_blocks_is_drawn_too() -> None:
-    snapshot = scripted_snapshot([], total_blocks=0)
-    assert lines(replace(snapshot, tiers=()))
-
-
-def test_branches_are_called_by_their_own_name_where_it_is_known() -> None:
-    names = BranchNames(
-        of_branches={SequenceId(0): "by boat"}, of_sessions={"s2": "Proof reading"}, active=SequenceId(1)
-    )
-    rows = panel_rows(scripted_snapshot(FORKED), PanelOptions(width=40, names=names))
-    shown = [row_text(row)[:15] for row in rows if "KiB" in row_text(row)][-2:]
-    assert shown == ["▸ by boat      ", "● Proof reading"]
 
 
 def test_blank_rows_are_left_out_where_there_is_no_room() -> None:
@@ -166,7 +97,7 @@ def test_what_a_window_saves_is_seen_where_blocks_behind_it_are_kept() -> None:
     assert [line.split()[-2:] for line in rows if line.startswith("L1")] == [["576", "KiB"]]
 
 
-def test_branches_of_one_session_that_nobody_has_named_are_told_apart() -> None:
+def test_branches_are_called_by_their_own_name_and_those_of_one_session_are_told_apart() -> None:
     held = (*FORKED, HeldTokens(owner="s1", num_tokens=64), HeldTokens(owner="s1", num_tokens=64))
     names = BranchNames(
         of_branches={SequenceId(3): "by boat"}, of_sessions={"s1": "Trip to Oslo"}, active=SequenceId(0)
@@ -174,3 +105,27 @@ def test_branches_of_one_session_that_nobody_has_named_are_told_apart() -> None:
     rows = panel_rows(scripted_snapshot(held), PanelOptions(width=40, names=names))
     shown = [row_text(row)[2:].split("  ")[0] for row in rows if row_text(row)[:2] in ("▸ ", "● ", "  ")]
     assert shown[-4:] == ["Trip to Oslo", "s2", "Trip to Os… › #2", "by boat"]
+
+
+def test_alike_neighbours_share_a_row_that_adds_their_bytes_until_it_is_expanded() -> None:
+    snapshot = scripted_snapshot(FORKED, layers=(SLIDING,) * 5 + (FULL,), kept_tokens=700)
+    shown = [line for line in lines(snapshot) if line.startswith("L")]
+    assert [line.split()[0] for line in shown] == ["L0-L4", "L5"]
+    assert "×5" in shown[0]
+    merged = layer_rows(snapshot, expanded=False)
+    assert merged[0].held_bytes == sum(layer.used_bytes + layer.cached_bytes for layer in snapshot.layers[:5])
+    device = snapshot.tiers[0]
+    assert sum(row.held_bytes for row in merged) == device.used_bytes + device.cached_bytes
+    expanded = [line.split()[0] for line in lines(snapshot, expanded=True) if line.startswith("L")]
+    assert expanded == ["L0", "L1", "L2", "L3", "L4", "L5"]
+    bigger = LayerKind(window=None, block_bytes=128 * 1024)
+    unlike = scripted_snapshot(FORKED, layers=(FULL, FULL, bigger))
+    assert [row.num_layers for row in layer_rows(unlike, expanded=False)] == [2, 1]
+
+
+def test_an_empty_cache_says_what_is_not_known_and_one_without_blocks_is_drawn_too() -> None:
+    shown = "\n".join(lines(scripted_snapshot([])))
+    assert "0 of 0 · –" in shown
+    assert "branches" not in shown
+    assert "not used" not in shown
+    assert lines(replace(scripted_snapshot([], total_blocks=0), tiers=()))

@@ -32,6 +32,8 @@ def test_what_is_reported_has_a_bar_and_what_is_not_is_unknown() -> None:
         "as its /metrics tell",
     ]
     assert lines(None) == ["m at 127.0.0.1", "its cache is unknown"]
+    asked_nothing = ServerCache(usage=0.0, hit_tokens=0, asked_tokens=0)
+    assert lines(asked_nothing)[5].endswith(" 0 of 0")
 
 
 @pytest.mark.parametrize("usage", [0.0, 0.0001, 0.5, 1.0])
@@ -42,15 +44,6 @@ def test_no_row_is_wider_than_the_panel(usage: float, width: int) -> None:
     )
     assert max(map(len, told)) <= width
     assert ("▓" in told[2]) == (usage > 0)
-
-
-def test_a_share_of_nothing_asked_is_not_told() -> None:
-    assert lines(ServerCache(usage=0.0, hit_tokens=0, asked_tokens=0))[5].split() == [
-        "reused",
-        "0",
-        "of",
-        "0",
-    ]
 
 
 def test_the_status_line_says_how_full_it_is_and_what_it_reused() -> None:
