@@ -55,21 +55,6 @@ def borrowed_or_started(runtime_dir: Path) -> EngineFactory:
     return factory
 
 
-class LazyStart:
-    """Makes an engine that begins to load when `start` is called: once the window is drawn."""
-
-    def __init__(self) -> None:
-        self._worker: Worker | None = None
-
-    def __call__(self, model: str, model_dir: Path, config: EngineConfig) -> EngineClient:
-        self._worker = Worker(model, model_dir, config)
-        return self._worker
-
-    def start(self) -> None:
-        assert self._worker is not None, "it is made before it is started"
-        self._worker.start()
-
-
 class Kvchat:
     """An open store, and the engine and chat above it once a model is chosen."""
 
