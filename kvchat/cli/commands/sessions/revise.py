@@ -19,6 +19,7 @@ from kvchat.cli.output.streams import Output, Status, as_json
 from kvchat.cli.output.waiting import wait_until_loaded
 from kvchat.cli.parser.option_class import Argument, Option, option_class
 from kvchat.cli.parser.options import EngineOptions, Json, Ndjson, SessionOptions, SessionWord, Yes
+from kvchat.engine.worker import Worker
 from kvchat.errors import UsageError
 from kvchat.session.tree import Finish, TurnId, nth_last_question
 from kvchat.text.plain_text import one_line
