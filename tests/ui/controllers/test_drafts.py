@@ -173,7 +173,7 @@ async def test_a_command_and_an_unchanged_edit_are_nothing_to_keep(tmp_path: Pat
         await shown.say_and_wait("hello")
         await shown.say("/edit")
         await shown.until(lambda: shown.screen.prompt.text == "hello")
-        assert shown.screen.drafts._take_all() == []
+        assert shown.screen.drafts._typed() == []
         await shown.pilot.press("escape")
         await shown.type("/undo")
         shown.screen.quit()
@@ -195,14 +195,14 @@ async def test_a_draft_that_gave_way_is_kept_until_it_is_sent(tmp_path: Path) ->
         await shown.say_and_wait("hello")
         await shown.type("half")
         shown.screen.prompt.write("another")
-        assert [one.text for one in shown.screen.drafts._take_all()] == ["half", "another"]
+        assert [one.text for one in shown.screen.drafts._typed()] == ["half", "another"]
         await shown.pilot.press("up")
         await shown.until(lambda: shown.screen.prompt.text == "half")
         await shown.say(" more")
         await shown.until(
             lambda: shown.chat.sent == ["hello", "half more"] and not shown.screen.turns.is_busy
         )
-        assert [one.text for one in shown.screen.drafts._take_all()] == ["another"]
+        assert [one.text for one in shown.screen.drafts._typed()] == ["another"]
 
 
 async def test_what_is_typed_when_the_interface_fails_is_kept(tmp_path: Path) -> None:
