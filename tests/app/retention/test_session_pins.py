@@ -204,7 +204,7 @@ def test_a_removed_branch_is_kept_by_no_list_even_where_nothing_more_may_be_kept
             ids = (*beside[4:], len(fingerprint))
             one = replace(answer, id=new_turn_id(), token_ids=ids, fingerprint=fingerprint)
             branch = store.branch(session.id, "beside")
-            answer = replace(answer, parent_id=store.add_turn(branch, one).leaf_id)
+            answer = replace(answer, parent_id=store.add_turns(branch, (one,)).leaf_id)
         store.pin(session.id, is_pinned=True)
         assert len([*home.rglob("*.keep")]) == 2
     with closing(
