@@ -91,7 +91,8 @@ def test_what_was_not_sent_is_encrypted_and_comes_back_in_the_clear(
     assert run("encrypt", "on", *CHEAP)[0] == 0
     assert files_with(home, *WORDS) == []
     assert run("encrypt", "off")[0] == 0
-    assert shelf.take("one") == SECRET
+    with shelf.lent("one") as draft:
+        assert draft.text == SECRET
 
 
 class ClosingWindow(PlainTables):
@@ -115,7 +116,8 @@ def test_what_a_window_keeps_as_it_closes_is_encrypted_too(home: Path) -> None:
     window = ClosingWindow(DraftStore(paths.unsent_dir, None))
     switch(paths, key, window, EncryptedTables(Encryptor(data_key)))
     assert files_with(home, *WORDS) == []
-    assert DraftStore(paths.unsent_dir, Encryptor(data_key)).take("one") == SECRET
+    with DraftStore(paths.unsent_dir, Encryptor(data_key)).lent("one") as draft:
+        assert draft.text == SECRET
 
 
 @pure

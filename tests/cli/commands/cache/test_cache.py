@@ -73,7 +73,7 @@ def test_status_names_a_conversation_that_is_too_long_for_the_limit(
         for title, path in (("a long one", ids), ("a short one", short_ids)):
             session = store.create_session(title=title)
             asked = replace(question(session.id, ids=path), fingerprint=chains.FINGERPRINT.hex())
-            store.add_turn(store.branch(session.id, MAIN), asked)
+            store.add_turns(store.branch(session.id, MAIN), (asked,))
     with closing(chains.open_store(home / "cache")) as disk:
         (short,) = chains.chain(short_ids)
         chains.write_all(disk, [short])
@@ -103,7 +103,7 @@ def test_gc_removes_what_no_session_refers_to_and_nothing_else(home: Path, run: 
     store = SessionStore(home / "data" / "sessions.db")
     session = store.create_session(title="kept")
     asked = replace(question(session.id, ids=[1, 2, 3, 4, 5]), fingerprint=chains.FINGERPRINT.hex())
-    store.add_turn(store.branch(session.id, MAIN), asked)
+    store.add_turns(store.branch(session.id, MAIN), (asked,))
     store.close()
     disk = chains.open_store(home / "cache")
     chains.write_all(disk, chains.chain([1, 2, 3, 4, 5]))

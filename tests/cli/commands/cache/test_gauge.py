@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 import pytest
 
 from kvchat.app.config import read_settings
-from kvchat.app.conversion.child_process import engine_environ, gauge_text, gauged
+from kvchat.app.conversion.child_process import engine_environ, gauged
 from kvchat.app.conversion.gauge_figures import figures_of, read_figures
 from kvchat.cli.main import run as run_command
 from kvchat.engine.api.loss import FormatLoss, GaugeReport, Loss
@@ -90,10 +90,10 @@ def test_the_built_in_questions_are_asked_of_the_starter_model(capsys: pytest.Ca
 def test_the_window_measures_in_a_process_of_its_own(asked: Run) -> None:
     """What it says is what the command says; a refusal is told, not shown as a table."""
     settings = read_settings({})
-    told = gauge_text(settings, "demo", "main", "int2")
+    told = gauged(settings, "demo", "main", "int2").words
     assert any(line.split()[0] == "int2" for line in told.splitlines())
     with pytest.raises(EngineFailed, match="int3"):
-        gauge_text(settings, "demo", "main", "int3")
+        gauged(settings, "demo", "main", "int3")
 
 
 def test_where_no_process_can_be_started_the_window_says_so(
@@ -102,7 +102,7 @@ def test_where_no_process_can_be_started_the_window_says_so(
     settings = read_settings({})
     monkeypatch.setattr("sys.executable", str(home / "nothing"))
     with pytest.raises(EngineFailed, match="no process can be started"):
-        gauge_text(settings, "demo", "main", "int2")
+        gauged(settings, "demo", "main", "int2")
 
 
 def test_the_window_gets_the_figures_of_the_words_it_shows(asked: Run, tmp_path: Path) -> None:
@@ -157,7 +157,7 @@ def test_the_process_of_the_window_has_its_settings_wherever_they_came_from(aske
     settings = read_settings(flags)
     assert read_settings(environ=os.environ | engine_environ(settings)).engine == settings.engine
     with pytest.raises(EngineFailed, match="max_batch_tokens must be at least that, not 16"):
-        gauge_text(settings, "demo", "main", "snapkv:64")
+        gauged(settings, "demo", "main", "snapkv:64")
 
 
 def test_the_form_of_weights_can_be_named(asked: Run, tiny_model: Path) -> None:

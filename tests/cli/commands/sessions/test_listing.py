@@ -50,7 +50,7 @@ def add(
             created_at=float(at),
             fingerprint="" if role is Role.USER else chains.FINGERPRINT.hex(),
         )
-        branch = store.add_turn(branch, turn)
+        branch = store.add_turns(branch, (turn,))
 
 
 def test_approximate_answers_are_told_in_every_listing(store: SessionStore, run: Run) -> None:
@@ -58,7 +58,7 @@ def test_approximate_answers_are_told_in_every_listing(store: SessionStore, run:
     add(store, session, "By train?", "Yes.")
     branch = store.branch(session.id, session.active_branch)
     answer = store.turns_to(branch.leaf_id)[-1]
-    store.add_turn(branch, replace(answer, id=new_turn_id(), parent_id=answer.id, exact=False))
+    store.add_turns(branch, (replace(answer, id=new_turn_id(), parent_id=answer.id, exact=False),))
     assert ", approximate)" in run.out("sessions")
     assert run.json("sessions", "list")[0]["exact"] is False
     assert run.out("sessions", "show", session.id).count("(approximate)") == 1
