@@ -38,7 +38,7 @@ def test_an_ambiguous_prefix_lists_its_candidates(store: SessionStore) -> None:
 def test_equal_titles_made_from_first_messages_are_ambiguous(store: SessionStore) -> None:
     for _ in range(2):
         session = store.create_session()
-        store.add_turn(store.branch(session.id, MAIN), question(session.id, "Hello"))
+        store.add_turns(store.branch(session.id, MAIN), (question(session.id, "Hello"),))
     with pytest.raises(SessionAmbiguous):
         store.find("Hello")
 

@@ -90,17 +90,17 @@ def test_session_ids_are_short_and_never_look_like_an_option(store: SessionStore
 
 def test_an_untitled_session_is_titled_by_the_first_line_said_in_it(store: SessionStore) -> None:
     session = store.create_session()
-    branch = store.add_turn(
-        store.branch(session.id, MAIN), question(session.id, "\n  What is\ta cache?  \nTell me.")
+    branch = store.add_turns(
+        store.branch(session.id, MAIN), (question(session.id, "\n  What is\ta cache?  \nTell me."),)
     )
     assert store.session(session.id).title == "What is a cache?"
-    store.add_turn(branch, question(session.id, "x" * 500, parent=branch.leaf_id))
+    store.add_turns(branch, (question(session.id, "x" * 500, parent=branch.leaf_id),))
     assert store.session(session.id).title == "What is a cache?"
 
 
 def test_a_long_first_line_is_cut(store: SessionStore) -> None:
     session = store.create_session()
-    store.add_turn(store.branch(session.id, MAIN), question(session.id, "word " * 100))
+    store.add_turns(store.branch(session.id, MAIN), (question(session.id, "word " * 100),))
     title = store.session(session.id).title
     assert len(title) <= 60
     assert title.endswith("…")
@@ -110,8 +110,8 @@ def test_two_writers_on_one_branch_make_two_branches(store: SessionStore, path: 
     session = store.create_session()
     other = SessionStore(path)
     seen = store.branch(session.id, MAIN)
-    first = store.add_turn(seen, question(session.id, "one"))
-    second = other.add_turn(seen, question(session.id, "two"))
+    first = store.add_turns(seen, (question(session.id, "one"),))
+    second = other.add_turns(seen, (question(session.id, "two"),))
     third = other.set_leaf(seen, None)
     assert (first.name, second.name, third.name) == ("main", "main-2", "main-3")
     assert [turn.text for turn in store.turns_to(second.leaf_id)] == ["two"]
@@ -165,7 +165,7 @@ def test_deleting_a_session_takes_all_of_it_and_nothing_else(store: SessionStore
     exchange(store, store.branch(kept.id, MAIN), "blue fish", "yes")
     branch = store.branch(gone.id, MAIN)
     for _ in range(1200):  # deeper than SQLite would cascade
-        branch = store.add_turn(branch, question(gone.id, "red fish", parent=branch.leaf_id))
+        branch = store.add_turns(branch, (question(gone.id, "red fish", parent=branch.leaf_id),))
     store.delete_session(gone.id)
     assert [one.session.title for one in store.list_sessions()] == ["kept"]
     assert [hit.title for hit in store.search("fish")] == ["kept"]
@@ -216,7 +216,7 @@ def test_a_path_may_be_ten_thousand_turns_deep(store: SessionStore) -> None:
 
 def test_text_that_no_database_takes_is_stored_all_the_same(store: SessionStore) -> None:
     session = store.create_session()
-    branch = store.add_turn(store.branch(session.id, MAIN), question(session.id, "a\udce4\x00b"))
+    branch = store.add_turns(store.branch(session.id, MAIN), (question(session.id, "a\udce4\x00b"),))
     (turn,) = store.turns_to(branch.leaf_id)
     assert (turn.text, turn.damaged) == ("a?\x00b", False)
 

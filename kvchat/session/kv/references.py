@@ -79,18 +79,6 @@ def add_turns(
             found.add(runs_of(turns, root, block_size))
 
 
-def referenced_keys(store: SessionStore, block_size: int) -> set[BlockKey]:
-    """Return the keys of all full blocks that any session refers to."""
-    return references(store, block_size).keys
-
-
-def only_referenced_by(store: SessionStore, session_id: SessionId, block_size: int) -> set[BlockKey]:
-    """Return the keys of the full blocks that would be of no use without this session."""
-    others = [one.session.id for one in store.list_sessions() if one.session.id != session_id]
-    own = references(store, block_size, [session_id]).keys
-    return own - references(store, block_size, others).keys
-
-
 def chain_root(fingerprint: str, namespace: str = "") -> BlockKey | None:
     """Return the root of a fingerprint in hex; None if it is none."""
     try:

@@ -272,9 +272,8 @@ def _opened(source: _Source, tables: Tables) -> Iterator[sqlite3.Connection]:
             connection.row_factory = sqlite3.Row
             connection.text_factory = lambda data: data.decode(errors="replace")
             with suppress(*_UNREADABLE, StorageError):  # then it is read as far as it goes
-                connection.execute(
-                    "PRAGMA writable_schema = ON"
-                )  # else one damaged statement hides all tables
+                # Else one damaged statement hides all tables.
+                connection.execute("PRAGMA writable_schema = ON")
                 tables.migrate(connection, copy)
             yield connection
 

@@ -101,7 +101,7 @@ def test_a_deleted_branch_and_an_aside_leave_no_words_either(path: Path) -> None
         store.remove_branch(session.id, "fork")
         assert not files_with(path.parent, b"marmalade")
         asked = question(session.id, "an orchestra", parent=main.leaf_id)
-        store.withdraw(store.add_turn(main, asked), main.leaf_id, [asked.id])
+        store.withdraw(store.add_turns(main, (asked,)), main.leaf_id, [asked.id])
     assert not files_with(path.parent, b"orchestra")
 
 
@@ -228,7 +228,7 @@ def large(path: Path) -> Path:
     with closing(SessionStore(path)) as store:
         filler = begin(store, "filler")
         for number in range(10):
-            filler = store.add_turn(filler, question(filler.session_id, f"{number} " * 900_000))
+            filler = store.add_turns(filler, (question(filler.session_id, f"{number} " * 900_000),))
     assert path.stat().st_size > 16 << 20
     return path
 

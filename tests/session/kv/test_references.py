@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from kvchat.engine.api.ids import chain_keys, root_key
-from kvchat.session.kv.references import only_referenced_by, referenced_keys, references
+from kvchat.session.kv.references import references
 from kvchat.session.store import Outcome, SessionStore
 from kvchat.session.tree import MAIN, Finish, path_token_ids
 from tests.session.turns import FINGERPRINT, begin_answer, exchange, open_answer, question
@@ -26,7 +26,7 @@ def test_every_full_block_of_every_branch_is_referenced(store: SessionStore) -> 
     right = exchange(store, right, "three", "third", range(50, 70))
     expected = set(keys_of(store, left.leaf_id)) | set(keys_of(store, right.leaf_id))
     assert len(expected) == 6 + 9 - 4
-    assert referenced_keys(store, BLOCK) == expected
+    assert references(store, BLOCK).keys == expected
 
 
 def test_only_what_no_other_session_shares_goes_with_a_session(store: SessionStore) -> None:
@@ -39,7 +39,8 @@ def test_only_what_no_other_session_shares_goes_with_a_session(store: SessionSto
     first, second = (keys_of(store, leaf) for leaf in leaves)
     shared = set(first) & set(second)
     assert len(shared) == 4
-    assert only_referenced_by(store, sessions[0].id, BLOCK) == set(first) - shared
+    others = references(store, BLOCK, [sessions[1].id]).keys
+    assert references(store, BLOCK, [sessions[0].id]).keys - others == set(first) - shared
 
 
 def test_a_tail_is_referenced_while_its_ids_lie_on_a_path(store: SessionStore) -> None:
@@ -67,7 +68,7 @@ def test_what_is_deleted_is_referenced_no_more(store: SessionStore) -> None:
 def test_an_answer_in_progress_is_referenced_already(store: SessionStore) -> None:
     _, answer = begin_answer(store)
     store.append_to_answer(answer.id, range(10), "x")
-    assert len(referenced_keys(store, BLOCK)) == 3
+    assert len(references(store, BLOCK).keys) == 3
 
 
 def test_a_turn_that_starts_over_begins_a_chain_of_its_own(store: SessionStore) -> None:
@@ -77,7 +78,7 @@ def test_a_turn_that_starts_over_begins_a_chain_of_its_own(store: SessionStore) 
     answer = open_answer(asked)
     branch = store.add_turns(branch, (asked, answer))
     store.finish_answer(answer.id, Outcome(finish=Finish.COMPLETE))
-    assert set(chain_keys(ROOT, range(40, 52), BLOCK)) <= referenced_keys(store, BLOCK)
+    assert set(chain_keys(ROOT, range(40, 52), BLOCK)) <= references(store, BLOCK).keys
 
 
 def test_ten_thousand_turns_are_walked_once_each(store: SessionStore) -> None:
