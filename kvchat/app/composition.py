@@ -94,7 +94,7 @@ class Kvchat:
         self._make_engine(location)
         return self._make_chat(location, template)
 
-    def load_late(self, reference: str | None, model: str | None, adapter: Path | None = None) -> "Chat":
+    def load_lazily(self, reference: str | None, model: str | None, adapter: Path | None = None) -> "Chat":
         """Do as `load`, but read the tokenizer, and import what a chat needs, when it is first used.
 
         Raises:
@@ -108,7 +108,7 @@ class Kvchat:
         return cast("Chat", self._late)
 
     def finish_load(self) -> None:
-        """Make the chat of `load_late`, unless it was used already.
+        """Make the chat of `load_lazily`, unless it was used already.
 
         Raises:
             ModelError: its tokenizer cannot be read.
@@ -265,5 +265,5 @@ def _forgetful(settings: Settings, directory: Path) -> Settings:
     return replace(
         settings,
         paths=replace(settings.paths, data_dir=directory, cache_dir=directory),
-        engine=replace(settings.engine, cache_dir=None, sealer=None),
+        engine=replace(settings.engine, cache_dir=None, encryptor=None),
     )

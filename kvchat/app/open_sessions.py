@@ -17,7 +17,7 @@ _MIN_PREFIX = 4
 
 def open_to_read(settings: Settings) -> SessionStore:
     """Open the person's sessions to look at them; the database is made if there is none."""
-    return SessionStore(settings.paths.sessions_db, settings.engine.sealer)
+    return SessionStore(settings.paths.sessions_db, settings.engine.encryptor)
 
 
 def open_store(settings: Settings) -> "SessionService":
@@ -27,7 +27,7 @@ def open_store(settings: Settings) -> "SessionService":
     return SessionService(
         settings.paths.sessions_db,
         settings.paths.cache_dir,
-        settings.engine.sealer,
+        settings.engine.encryptor,
         limit_bytes=settings.engine.disk_bytes,
         block_size=settings.engine.block_size,
     )

@@ -46,7 +46,7 @@ class SessionService(SessionStore):
     Args:
         path: see `SessionStore`.
         cache_dir: where the blocks are.
-        sealer: what both are sealed with; None: they are in the clear.
+        encryptor: what both are encrypted with; None: they are in the clear.
         limit_bytes: what blocks may take on disk; None: there is no limit.
         block_size: of a model that has no blocks on disk yet.
     """
@@ -55,15 +55,15 @@ class SessionService(SessionStore):
         self,
         path: Path | None,
         cache_dir: Path,
-        sealer: Encryptor | None = None,
+        encryptor: Encryptor | None = None,
         *,
         limit_bytes: int | None = None,
         block_size: int = _BLOCK_SIZE,
     ) -> None:
-        super().__init__(path, sealer)
+        super().__init__(path, encryptor)
         self._cache_dir = cache_dir
-        self._sealer = sealer
-        self._pins = SessionPins(self, cache_dir, sealer, limit_bytes=limit_bytes, block_size=block_size)
+        self._encryptor = encryptor
+        self._pins = SessionPins(self, cache_dir, encryptor, limit_bytes=limit_bytes, block_size=block_size)
         self.drain: Callable[[], None] = lambda: None
         """Waits until an engine of this process has nothing on its way to the disk."""
         self._left_in_cache: Sequence[str] = ()
@@ -195,7 +195,7 @@ class SessionService(SessionStore):
         # Imported by whoever removes: a list of sessions is to be there at once.
         from kvchat.engine.memory.disk.catalog import BlockCatalog
 
-        return BlockCatalog(self._cache_dir, sealer=self._sealer)
+        return BlockCatalog(self._cache_dir, encryptor=self._encryptor)
 
     def _remove_turns(
         self, branch: Branch, successor: Branch, touched: Sequence[Turn], turn_ids: Sequence[TurnId]

@@ -126,8 +126,8 @@ def unlocked(settings: Settings, *, may_ask: bool = True) -> Settings:
     key = key_in_use(settings.paths)
     if key is None:
         return settings
-    sealer = Encryptor(data_key_of(key, os.environ, may_ask=may_ask))
-    return replace(settings, engine=replace(settings.engine, sealer=sealer))
+    encryptor = Encryptor(data_key_of(key, os.environ, may_ask=may_ask))
+    return replace(settings, engine=replace(settings.engine, encryptor=encryptor))
 
 
 def opens_unasked(settings: Settings, environ: Mapping[str, str]) -> bool:
@@ -136,7 +136,7 @@ def opens_unasked(settings: Settings, environ: Mapping[str, str]) -> bool:
     Args:
         settings: opened, as `unlocked` returns them.
     """
-    if settings.engine.sealer is None:
+    if settings.engine.encryptor is None:
         return True
     key = key_in_use(settings.paths)
     # A descriptor has been read by now, and is not handed on.
@@ -162,7 +162,7 @@ def key_in_use(paths: Paths) -> KeyFile | None:
 
 def settle(paths: Paths, key: KeyFile) -> KeyFile | None:
     """End what was begun, as far as the database got: its own first bytes say what it is."""
-    from kvchat.engine.memory.disk.block_encryption import sealed_home
+    from kvchat.engine.memory.disk.block_encryption import encrypted_home
     from kvchat.session.database.backups import forget_backups
     from kvchat.session.database.table_layout import is_encrypted
     from kvchat.session.encryption.files import forget_other
@@ -183,7 +183,7 @@ def settle(paths: Paths, key: KeyFile) -> KeyFile | None:
             return key
         if key.state is KeyState.TURNING_OFF:
             forget_backups(database)
-        _remove(sealed_home(paths.cache_dir, key.name))
+        _remove(encrypted_home(paths.cache_dir, key.name))
         forget_key(key_path(paths.data_dir))
         return None
 

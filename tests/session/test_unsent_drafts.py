@@ -13,7 +13,7 @@ from kvchat.session.unsent_drafts import DraftStore
 
 pytestmark = pytest.mark.pure
 
-SEALERS = [None, Encryptor(bytes(32))]
+ENCRYPTORS = [None, Encryptor(bytes(32))]
 
 
 def taken(drafts: DraftStore, session_id: str | None) -> str:
@@ -24,16 +24,16 @@ def taken(drafts: DraftStore, session_id: str | None) -> str:
         return draft.text
 
 
-@pytest.mark.parametrize("sealer", SEALERS)
+@pytest.mark.parametrize("encryptor", ENCRYPTORS)
 def test_it_is_kept_in_order_for_its_session_and_given_back_once(
-    tmp_path: Path, sealer: Encryptor | None
+    tmp_path: Path, encryptor: Encryptor | None
 ) -> None:
-    shelf = DraftStore(tmp_path / "unsent", sealer)
-    shelf.keep("s1", "one \ud800")
-    shelf.keep("s1", "two")
-    shelf.keep(None, "a beginning")
+    drafts = DraftStore(tmp_path / "unsent", encryptor)
+    drafts.keep("s1", "one \ud800")
+    drafts.keep("s1", "two")
+    drafts.keep(None, "a beginning")
     assert {file.stat().st_mode & 0o777 for file in (tmp_path / "unsent").iterdir()} == {0o600}
-    again = DraftStore(tmp_path / "unsent", sealer)
+    again = DraftStore(tmp_path / "unsent", encryptor)
     assert taken(again, "s2") == ""
     assert taken(again, "s1") == "one \ud800\ntwo"
     assert taken(again, "s1") == ""
@@ -41,14 +41,14 @@ def test_it_is_kept_in_order_for_its_session_and_given_back_once(
     assert list((tmp_path / "unsent").iterdir()) == []
 
 
-def test_it_is_sealed_and_unsealed_with_the_conversations(tmp_path: Path) -> None:
-    plain, sealed = DraftStore(tmp_path, None), DraftStore(tmp_path, Encryptor(bytes(32)))
+def test_it_is_encrypted_and_unencrypted_with_the_conversations(tmp_path: Path) -> None:
+    plain, encrypted = DraftStore(tmp_path, None), DraftStore(tmp_path, Encryptor(bytes(32)))
     plain.keep("s1", "a secret")
     plain.copy_to(Encryptor(bytes(32)))
     plain.copy_to(Encryptor(bytes(32)))
     plain.forget("s1")
     assert b"secret" not in b"".join(file.read_bytes() for file in tmp_path.iterdir())
-    assert taken(sealed, "s1") == "a secret"
+    assert taken(encrypted, "s1") == "a secret"
 
 
 def test_a_damaged_one_is_named_and_another_key_opens_nothing(tmp_path: Path) -> None:
@@ -70,22 +70,22 @@ def test_it_goes_with_its_session_and_is_not_written_where_nothing_is(tmp_path: 
 
 
 def test_a_damaged_one_is_set_aside_and_costs_neither_the_others_nor_the_next(tmp_path: Path) -> None:
-    shelf = DraftStore(tmp_path, None)
+    drafts = DraftStore(tmp_path, None)
     for text in ("first", "torn", "third"):
-        shelf.keep(None, text)
+        drafts.keep(None, text)
     torn = sorted(tmp_path.iterdir())[1]
     torn.write_bytes(torn.read_bytes()[:4])
     (tmp_path / "new.json").write_bytes(b"")
-    shelf.keep(None, "next")
-    shelf.copy_to(Encryptor(bytes(32)))
+    drafts.keep(None, "next")
+    drafts.copy_to(Encryptor(bytes(32)))
     with DraftStore(tmp_path, Encryptor(bytes(32))).lent(None) as kept:
         assert kept.text == "first\nthird\nnext"
-    with shelf.lent(None) as kept:
+    with drafts.lent(None) as kept:
         assert kept.text == "first\nthird\nnext"
         assert str(tmp_path / f"damaged-{torn.name}") in kept.complaint
-    with shelf.lent(None) as kept:
+    with drafts.lent(None) as kept:
         assert (kept.text, kept.complaint) == ("", "")
-    shelf.forget(None)
+    drafts.forget(None)
     assert not list(tmp_path.glob("*.json"))
 
 
@@ -93,17 +93,17 @@ def test_windows_that_close_together_lose_nothing(tmp_path: Path) -> None:
     shelves = [DraftStore(tmp_path, None) for _ in range(8)]
     with ThreadPoolExecutor(8) as windows:
         for number in range(5):
-            list(windows.map(lambda shelf, n=number: shelf.keep(None, f"text {n}"), shelves))
+            list(windows.map(lambda drafts, n=number: drafts.keep(None, f"text {n}"), shelves))
     texts = taken(shelves[0], None).splitlines()
     assert texts == sorted(texts)
     assert len(texts) == 40
 
 
-@pytest.mark.parametrize("sealer", SEALERS)
+@pytest.mark.parametrize("encryptor", ENCRYPTORS)
 def test_it_is_lent_to_one_window_and_kept_until_that_one_has_it(
-    tmp_path: Path, sealer: Encryptor | None
+    tmp_path: Path, encryptor: Encryptor | None
 ) -> None:
-    one, other = DraftStore(tmp_path, sealer), DraftStore(tmp_path, sealer)
+    one, other = DraftStore(tmp_path, encryptor), DraftStore(tmp_path, encryptor)
     one.keep("s1", "half a thought")
     with suppress(KeyboardInterrupt), one.lent("s1") as kept:
         assert kept.text == "half a thought"
@@ -118,14 +118,14 @@ def test_it_is_lent_to_one_window_and_kept_until_that_one_has_it(
 def test_what_is_for_another_branch_stays_and_what_is_for_a_branch_that_is_gone_goes_to_any(
     tmp_path: Path,
 ) -> None:
-    shelf = DraftStore(tmp_path, None)
-    shelf.keep("s1", "on boats", "boats")
-    shelf.keep("s1", "on trains", "trains")
-    with shelf.lent("s1", {"boats"}) as lent:
+    drafts = DraftStore(tmp_path, None)
+    drafts.keep("s1", "on boats", "boats")
+    drafts.keep("s1", "on trains", "trains")
+    with drafts.lent("s1", {"boats"}) as lent:
         assert lent.text == "on trains"
-    with shelf.lent("s1", {"main"}) as lent:
+    with drafts.lent("s1", {"main"}) as lent:
         assert lent.text == "on boats"
-    assert taken(shelf, "s1") == ""
+    assert taken(drafts, "s1") == ""
 
 
 def test_texts_of_before_there_were_branches_are_given_back(tmp_path: Path) -> None:

@@ -103,7 +103,7 @@ class Exporter:
             num_bytes=num_bytes,
             num_blocks=num_blocks,
             digest=digest,
-            is_encrypted_at_home=self._settings.engine.sealer is not None,
+            is_encrypted_at_home=self._settings.engine.encryptor is not None,
         )
 
     def _opened(self, target: Path | None) -> AbstractContextManager[Write]:
@@ -139,8 +139,8 @@ def write_session(
     blocks: Iterable[SourceBlock] = ()
     with ExitStack() as stack:
         if kv is not None and kv.layouts:
-            shelf = stack.enter_context(closing(_shelf(settings, kv)))
-            blocks = session_blocks(shelf, turns, kv.fingerprint, session.namespace, kv.block_size)
+            block_store = stack.enter_context(closing(_block_store(settings, kv)))
+            blocks = session_blocks(block_store, turns, kv.fingerprint, session.namespace, kv.block_size)
         return write_bundle(
             write,
             _manifest(session, branches, turns, kv),
@@ -200,7 +200,7 @@ def _model(settings: Settings, turns: Sequence[Turn], *, with_kv: bool) -> Bundl
     )
 
 
-def _shelf(settings: Settings, kv: BundleModel) -> BundleBlockStore:
+def _block_store(settings: Settings, kv: BundleModel) -> BundleBlockStore:
     fields = recall(settings.paths.cache_dir, kv.fingerprint)
     assert fields is not None
     return BundleBlockStore(
@@ -208,7 +208,7 @@ def _shelf(settings: Settings, kv: BundleModel) -> BundleBlockStore:
         kv.fingerprint,
         layouts_of(fields),
         block_size=kv.block_size,
-        sealer=settings.engine.sealer,
+        encryptor=settings.engine.encryptor,
     )
 
 

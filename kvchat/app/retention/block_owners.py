@@ -30,7 +30,7 @@ def holders(store: SessionService, settings: Settings) -> list[BlockOwner]:
     """Return everybody who has blocks, most bytes first. Looks at every block."""
     if not settings.paths.cache_dir.is_dir():
         return []
-    with closing(BlockCatalog(settings.paths.cache_dir, sealer=settings.engine.sealer)) as catalog:
+    with closing(BlockCatalog(settings.paths.cache_dir, encryptor=settings.engine.encryptor)) as catalog:
         blocks = catalog.blocks()
     sizes = {block.block_size for block in blocks}
     held: dict[tuple[str, str, str], list[IndexedBlock]] = {}
@@ -38,7 +38,7 @@ def holders(store: SessionService, settings: Settings) -> list[BlockOwner]:
         session = summary.session
         known = {size: store.references(size, [session.id]) for size in sizes}
         held["session", session.title, session.id] = [one for one in blocks if is_referenced(one, known)]
-    for pack in PackStore(settings.paths.packs_dir, settings.engine.sealer).all():
+    for pack in PackStore(settings.paths.packs_dir, settings.engine.encryptor).all():
         keys = {(bytes.fromhex(pack.fingerprint), key) for key in pack.keys}
         held["pack", pack.name, pack.id] = [one for one in blocks if (one.fingerprint, one.key) in keys]
     counts = Counter(id(block) for of_holder in held.values() for block in of_holder)
@@ -61,7 +61,7 @@ def evicted(
     chosen = {store.find(name).id for name in sessions}
     if not settings.paths.cache_dir.is_dir():
         return DiskUsage(num_blocks=0, num_tails=0, num_bytes=0)
-    with closing(BlockCatalog(settings.paths.cache_dir, sealer=settings.engine.sealer)) as catalog:
+    with closing(BlockCatalog(settings.paths.cache_dir, encryptor=settings.engine.encryptor)) as catalog:
         if to_bytes is not None:
             return catalog.shrink(to_bytes)
         blocks = catalog.blocks()

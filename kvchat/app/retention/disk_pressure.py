@@ -161,5 +161,5 @@ def _unused(settings: Settings, store: SessionService, answered: SessionId | Non
 
 
 def _used_bytes(settings: Settings) -> int:
-    with closing(BlockCatalog(settings.paths.cache_dir, sealer=settings.engine.sealer)) as catalog:
+    with closing(BlockCatalog(settings.paths.cache_dir, encryptor=settings.engine.encryptor)) as catalog:
         return catalog.usage().num_bytes + catalog.aside_bytes()

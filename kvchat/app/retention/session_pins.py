@@ -35,7 +35,7 @@ class SessionPins:
     Args:
         store: where their text is.
         cache_dir: where the blocks are.
-        sealer: what they are sealed with; None: they are in the clear.
+        encryptor: what they are encrypted with; None: they are in the clear.
         limit_bytes: what blocks and prepared weights may take on disk; None: there is no limit.
         block_size: of a model that has no blocks on disk yet.
     """
@@ -44,14 +44,14 @@ class SessionPins:
         self,
         store: SessionStore,
         cache_dir: Path,
-        sealer: Encryptor | None,
+        encryptor: Encryptor | None,
         *,
         limit_bytes: int | None,
         block_size: int,
     ) -> None:
         self._store = store
         self._cache_dir = cache_dir
-        self._sealer = sealer
+        self._encryptor = encryptor
         self._limit_bytes = limit_bytes
         self._block_size = block_size
         self._left_out: frozenset[SessionId] = frozenset()
@@ -119,7 +119,7 @@ class SessionPins:
         # Imported by whoever pins: a list of sessions is to be there at once.
         from kvchat.engine.memory.disk.catalog import BlockCatalog
 
-        return BlockCatalog(self._cache_dir, sealer=self._sealer)
+        return BlockCatalog(self._cache_dir, encryptor=self._encryptor)
 
     def _refuse_too_many(
         self, catalog: "BlockCatalog", session_id: SessionId, wanted: "dict[bytes, list[BlockKey]]"

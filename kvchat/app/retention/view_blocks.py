@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from kvchat.engine.api.ids import BlockKey, block_key, u32le
 from kvchat.engine.api.view import View
-from kvchat.engine.formats.pruned.view_schedule import course_over
+from kvchat.engine.formats.pruned.view_schedule import schedule_over
 from kvchat.session.kv.provenance import namespace_of
 from kvchat.session.kv.references import References, Run, chain_root
 from kvchat.session.tree import Session, Turn, path_to, path_token_ids
@@ -44,17 +44,17 @@ def _runs(
     while path and path_token_ids(path) is None:
         path = path[:-1]
     ids = path_token_ids(path) or ()
-    course = course_over(view, block_size, namespace_of(session, path))
+    schedule = schedule_over(view, block_size, namespace_of(session, path))
     spine: list[BlockKey] = []
     for number in range(len(ids) // block_size + 1):
         block = ids[number * block_size : (number + 1) * block_size]
-        parent = course.parent(number, spine[-1] if spine else root, len(ids))
+        parent = schedule.parent(number, spine[-1] if spine else root, len(ids))
         key = block_key(parent, block) if len(block) == block_size else None
         if block:
             yield Run(parent, u32le(block), key)
         if key is not None:
             spine.append(key)
-    for stage in course.stages:
-        if stage.at <= len(ids):
-            for number, (key, parent) in course.kept_names(stage, spine, ids).items():
+    for prune_point in schedule.prune_points:
+        if prune_point.at <= len(ids):
+            for number, (key, parent) in schedule.kept_names(prune_point, spine, ids).items():
                 yield Run(parent, u32le(ids[number * block_size : (number + 1) * block_size]), key)

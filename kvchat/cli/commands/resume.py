@@ -71,7 +71,7 @@ def resume(options: ResumeOptions) -> int:
             )
         start_log(settings.paths)
         model = pack.model if pack is not None and options.model is None else options.model
-        chat = kvchat.load_late(reference, model, options.adapter)
+        chat = kvchat.load_lazily(reference, model, options.adapter)
         if pack is not None:
             refuse_other_name(pack, chat.model)
             keep_again(pack, settings)

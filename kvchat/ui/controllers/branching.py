@@ -59,7 +59,7 @@ class BranchController:
         actions = await self._actions(conversation, turn)
         who = "you" if turn.role is Role.USER else "kvchat"
         title = f"{who}: {fitted(one_line(shown_message(turn.text)), _TITLE_LEN)}"
-        chosen = await self._screen.dialogs.ask_late(title, partial(ActionsScreen, title, actions))
+        chosen = await self._screen.dialogs.ask_deferred(title, partial(ActionsScreen, title, actions))
         match chosen:
             case "f":
                 self._conversations.open_with(partial(self._fork_at, turn))
@@ -169,7 +169,7 @@ class BranchController:
         stop = partial(self._chat.stop, conversation)
         offer = f"{num} answers to compare can be written: {price}"
         compare = partial(CompareScreen, num, produce, stop, price)
-        chosen = await self._screen.dialogs.ask_late(offer, compare)
+        chosen = await self._screen.dialogs.ask_deferred(offer, compare)
         if chosen is None:
             self._screen.tell("the answer stays as it was; /search finds the others")
             return
@@ -198,7 +198,7 @@ class BranchController:
         alternatives = partial(self._alternatives, conversation, turn)
         price = partial(self._token_price, conversation, turn)
         tokens = partial(TokensScreen, texts, turn.token_ids or (), alternatives, price)
-        chosen = await self._screen.dialogs.ask_late("an answer as tokens", tokens)
+        chosen = await self._screen.dialogs.ask_deferred("an answer as tokens", tokens)
         if chosen is not None and conversation is not self._turns.conversation:
             self._screen.warn("another conversation is on the screen now; nothing was changed")
         elif chosen is not None:

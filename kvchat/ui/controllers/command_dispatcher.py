@@ -265,10 +265,10 @@ class CommandDispatcher:
             known = "/cache, /cache layers, /cache blocks, /cache freeze or /cache format NAME"
             self._screen.warn(f"{known}, not /cache {argument}")
 
-    def export(self, wish: str) -> None:
+    def export(self, target: str) -> None:
         conversation = self._stored()
         if conversation is not None:
-            self._do.sessions.export(conversation.session.id, conversation.branch.name, wish)
+            self._do.sessions.export(conversation.session.id, conversation.branch.name, target)
 
     def pin(self, _argument: str = "") -> None:
         conversation = self._stored()

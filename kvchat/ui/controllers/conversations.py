@@ -164,10 +164,10 @@ class ConversationController:
         try:
             return await asyncio.shield(opening)
         except asyncio.CancelledError:
-            opening.add_done_callback(self._close_late)
+            opening.add_done_callback(self._close_unused)
             raise
 
-    def _close_late(self, opening: "asyncio.Future[Conversation | None]") -> None:
+    def _close_unused(self, opening: "asyncio.Future[Conversation | None]") -> None:
         if not opening.cancelled() and opening.exception() is None and self._screen.is_attached:
             self._screen.run_worker(self._close(self._unseen(opening.result())))
 

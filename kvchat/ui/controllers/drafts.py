@@ -58,13 +58,13 @@ class DraftController:
         """Stop all answers, and keep what waited behind them, in edits and in the prompt."""
         self._keep([*self._turns.take_unsent(), *self._typed()])
 
-    def leaves(self, *, is_wish: bool) -> bool:
+    def leaves(self, *, is_asked: bool) -> bool:
         """Keep everything for the window to be closed; return whether it may be.
 
         Args:
-            is_wish: the person asks for it, and stays the first time that something cannot be kept.
+            is_asked: the person asks for it, and stays the first time that something cannot be kept.
         """
-        may_stay = is_wish and not self._has_told
+        may_stay = is_asked and not self._has_told
         self._left = self._keep([*self._left, *self._turns.take_unsent()])
         is_kept = not self._left
         if is_kept or not may_stay:

@@ -166,4 +166,4 @@ class GaugeController:
         from kvchat.ui.screens.gauge import GaugeScreen
 
         offer = "what smaller cache formats lose here is measured"
-        await self._screen.dialogs.ask_late(offer, partial(GaugeScreen, found))
+        await self._screen.dialogs.ask_deferred(offer, partial(GaugeScreen, found))

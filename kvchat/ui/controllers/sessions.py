@@ -120,9 +120,9 @@ class SessionController:
         """Write a session (None: the branch used last) to a file that the person names."""
         self._screen.begin(partial(self._ask_for_file, session_id, branch))
 
-    def export(self, session_id: SessionId, branch: str, wish: str) -> None:
+    def export(self, session_id: SessionId, branch: str, target: str) -> None:
         """Write a session to a file; ask before one is replaced."""
-        self._screen.begin(partial(self._export, partial(self._files.export, session_id, branch, wish)))
+        self._screen.begin(partial(self._export, partial(self._files.export, session_id, branch, target)))
 
     def ask_to_delete(self, session_id: SessionId, branch: str | None = None) -> None:
         """Delete a session, or one of its branches, if the person means it."""
@@ -202,9 +202,9 @@ class SessionController:
         from kvchat.ui.screens.choices import LineScreen
 
         hint = ".md .html .json .kvchat; empty: a bundle · enter writes it · esc closes"
-        wish = await self._screen.dialogs.ask(LineScreen(named, "", hint))
-        if wish is not None:
-            await self._export(partial(self._files.export, session_id, branch, wish))
+        target = await self._screen.dialogs.ask(LineScreen(named, "", hint))
+        if target is not None:
+            await self._export(partial(self._files.export, session_id, branch, target))
 
     async def _export(self, write: Callable[..., str]) -> None:
         try:

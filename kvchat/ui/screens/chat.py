@@ -178,7 +178,7 @@ class ChatScreen(Screen[None]):
 
     def quit(self, return_code: int = 0) -> None:
         """Stop what runs, keep it and what was not sent, and leave."""
-        if self.drafts.leaves(is_wish=return_code == 0):
+        if self.drafts.leaves(is_asked=return_code == 0):
             self.conversations.throw_all_away()
             self.turns.garbage.release()
             self.app.exit(return_code=return_code)

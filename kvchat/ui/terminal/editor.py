@@ -22,11 +22,11 @@ def editor_command(environ: Mapping[str, str]) -> tuple[str, ...]:
     Raises:
         UsageError: there is none, or it cannot be found.
     """
-    wish = environ.get("VISUAL") or environ.get("EDITOR") or ""
+    editor = environ.get("VISUAL") or environ.get("EDITOR") or ""
     try:
-        words = tuple(shlex.split(wish)) or next(((name,) for name in _USUAL if which(name)), ())
+        words = tuple(shlex.split(editor)) or next(((name,) for name in _USUAL if which(name)), ())
     except ValueError as error:
-        raise UsageError(f"the editor {wish} cannot be read ({error}); set EDITOR to another") from error
+        raise UsageError(f"the editor {editor} cannot be read ({error}); set EDITOR to another") from error
     if not words:
         raise UsageError("there is no editor; set EDITOR to yours")
     if which(words[0], path=environ.get("PATH")) is None:

@@ -85,26 +85,26 @@ def test_what_was_not_sent_is_encrypted_and_comes_back_in_the_clear(
     home: Path, run: Run, passphrase: Give
 ) -> None:
     make_talk(home)
-    shelf = DraftStore(paths_of(home).unsent_dir, None)
-    shelf.keep("one", SECRET)
+    block_store = DraftStore(paths_of(home).unsent_dir, None)
+    block_store.keep("one", SECRET)
     passphrase("open sesame")
     assert run("encrypt", "on", *CHEAP)[0] == 0
     assert files_with(home, *WORDS) == []
     assert run("encrypt", "off")[0] == 0
-    with shelf.lent("one") as draft:
+    with block_store.lent("one") as draft:
         assert draft.text == SECRET
 
 
 class ClosingWindow(PlainTables):
     """Rows in the clear, beside which a window keeps what was not sent as long as it has them open."""
 
-    def __init__(self, shelf: DraftStore) -> None:
-        self._shelf = shelf
+    def __init__(self, block_store: DraftStore) -> None:
+        self._block_store = block_store
 
     def show(self, connection: sqlite3.Connection) -> None:
         super().show(connection)
-        if not self._shelf.holds("one"):
-            self._shelf.keep("one", SECRET)
+        if not self._block_store.holds("one"):
+            self._block_store.keep("one", SECRET)
 
 
 @pure

@@ -86,7 +86,7 @@ def cache_status(options: StatusOptions) -> None:
     """Say what is kept on disk, by model, and what a server reports of its cache where one answers."""
     settings = options.settings()
     output = Output()
-    state = disk_state(settings.paths.cache_dir, settings.engine.sealer)
+    state = disk_state(settings.paths.cache_dir, settings.engine.encryptor)
     server, long = server_state(settings.remote), too_long(settings)
     if as_json(options):
         values = _status_values(settings, state) | {"too_long": list(map(asdict, long))}
@@ -153,12 +153,12 @@ def cache_path(options: ListOptions) -> None:
     tell_path(options, options.settings(unlock=False).paths.cache_dir)
 
 
-def disk_state(cache_dir: Path, sealer: Encryptor | None) -> DiskState:
+def disk_state(cache_dir: Path, encryptor: Encryptor | None) -> DiskState:
     """Look at what is on disk; creates nothing where there is nothing."""
     if not cache_dir.is_dir():
         return DiskState(usages={}, written=WrittenBytes(today=0, total=0), problem=None)
     try:
-        with closing(BlockCatalog(cache_dir, sealer=sealer)) as catalog:
+        with closing(BlockCatalog(cache_dir, encryptor=encryptor)) as catalog:
             return DiskState(
                 usages=catalog.usages(), written=catalog.written(), problem=_space_problem(cache_dir)
             )

@@ -43,19 +43,19 @@ class PackOnDisk:
     num_bytes: int
 
 
-def shelf_of(settings: Settings) -> PackStore:
+def pack_store(settings: Settings) -> PackStore:
     """Return the packs of these settings' conversations."""
-    return PackStore(settings.paths.packs_dir, settings.engine.sealer)
+    return PackStore(settings.paths.packs_dir, settings.engine.encryptor)
 
 
 def catalog_of(settings: Settings) -> BlockCatalog:
-    return BlockCatalog(settings.paths.cache_dir, sealer=settings.engine.sealer)
+    return BlockCatalog(settings.paths.cache_dir, encryptor=settings.engine.encryptor)
 
 
 def list_packs(options: ListOptions) -> None:
     """List all packs by name."""
     settings = options.settings()
-    packs = shelf_of(settings).all()
+    packs = pack_store(settings).all()
     found = _all_on_disk(packs, settings)
     output = Output()
     if written_as_json(options, output, (values_of(pack, found[pack.id]) for pack in packs)):
@@ -66,7 +66,7 @@ def list_packs(options: ListOptions) -> None:
 def show_pack(options: PackOptions) -> None:
     """Say what is known of a pack, and print its text."""
     settings = options.settings()
-    pack = shelf_of(settings).find(options.name)
+    pack = pack_store(settings).find(options.name)
     on_disk = _all_on_disk([pack], settings)[pack.id]
     output = Output()
     if as_json(options):
@@ -83,11 +83,11 @@ def show_pack(options: PackOptions) -> None:
 def remove_packs(options: RemovePacksOptions) -> None:
     """Remove packs. Their blocks stay until room is needed, like any others."""
     settings = options.settings()
-    shelf = shelf_of(settings)
-    packs = [shelf.find(name) for name in dict.fromkeys(options.names)]
+    store = pack_store(settings)
+    packs = [store.find(name) for name in dict.fromkeys(options.names)]
     with alone(settings.paths):
         for pack in packs:
-            shelf.remove(pack)
+            store.remove(pack)
     if settings.paths.cache_dir.is_dir():
         with closing(catalog_of(settings)) as catalog:
             for pack in packs:

@@ -14,7 +14,7 @@ import typer
 from kvchat.app.config import Settings
 from kvchat.app.model_location import located, with_adapter
 from kvchat.app.open_sessions import open_store
-from kvchat.app.retention.block_store import drop_blocks, open_shelf
+from kvchat.app.retention.block_store import drop_blocks, open_block_store
 from kvchat.cli.output.streams import Output, Status, as_json
 from kvchat.cli.parser.option_class import Argument, Option, option_class
 from kvchat.cli.parser.options import Device, Dtype, HubModel, SessionOptions, Weights
@@ -139,10 +139,10 @@ def _written(work: _Work, converter: "Converter", origin: Origin, status: Status
         root_key(target.fingerprint, origin.namespace),
     )
     with (
-        closing(_shelf(work.settings, exact.fingerprint, exact.pool.layouts())) as source,
-        closing(_shelf(work.settings, target.fingerprint, target.pool.layouts())) as shelf,
+        closing(_block_store(work.settings, exact.fingerprint, exact.pool.layouts())) as source,
+        closing(_block_store(work.settings, target.fingerprint, target.pool.layouts())) as block_store,
     ):
-        conversion = Conversion(converter, source, shelf, roots, leaf_paths(work.turns))
+        conversion = Conversion(converter, source, block_store, roots, leaf_paths(work.turns))
         if not conversion.planned.num_tokens:
             raise CacheError(
                 "no exact KV of this session is stored for this model, so there is nothing to convert; ask"
@@ -174,8 +174,8 @@ def _back(options: ConvertOptions, work: _Work, status: Status) -> int | None:
         fingerprint = bytes.fromhex(origin.fingerprint)
         fields = recall(work.settings.paths.cache_dir, fingerprint)
         if fields is not None:
-            with closing(_shelf(work.settings, fingerprint, layouts_of(fields))) as shelf:
-                drop_blocks(work.settings, work.store, shelf, work.session, work.turns)
+            with closing(_block_store(work.settings, fingerprint, layouts_of(fields))) as block_store:
+                drop_blocks(work.settings, work.store, block_store, work.session, work.turns)
     when = "would be" if options.dry_run else "is"
     words = f"its KV {when} computed exactly again when it goes on"
     if options.dry_run:
@@ -193,8 +193,10 @@ def _tell_back(
         status.note(words)
 
 
-def _shelf(settings: Settings, fingerprint: bytes, layouts: Mapping[GroupId, Layout]) -> BundleBlockStore:
-    return open_shelf(settings, fingerprint, layouts, block_size=settings.engine.block_size)
+def _block_store(
+    settings: Settings, fingerprint: bytes, layouts: Mapping[GroupId, Layout]
+) -> BundleBlockStore:
+    return open_block_store(settings, fingerprint, layouts, block_size=settings.engine.block_size)
 
 
 def _refuse_converted(session: Session) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 from kvchat.app.config import Settings
 from kvchat.app.model_location import located, with_adapter
 from kvchat.app.open_sessions import open_store
-from kvchat.app.retention.block_store import drop_blocks, open_shelf
+from kvchat.app.retention.block_store import drop_blocks, open_block_store
 from kvchat.app.retention.view_blocks import add_view_turns
 from kvchat.cli.output.streams import Output, Status, as_json
 from kvchat.cli.parser.option_class import Option, option_class
@@ -98,10 +98,14 @@ def verify_session(options: VerifySessionOptions) -> int | None:
         session = store.find(options.session)
         _refuse_converted(session)
         model = options.model or session.model or settings.model
-        with _verifier(with_adapter(settings, session), model, status) as (verifier, shelf, fingerprint):
+        with _verifier(with_adapter(settings, session), model, status) as (
+            verifier,
+            block_store,
+            fingerprint,
+        ):
             turns = store.all_turns(session.id)
-            paths = _session_paths(shelf, turns, session.namespace, fingerprint)
-            scope = _scope(settings, shelf, [(session, turns)], paths)
+            paths = _session_paths(block_store, turns, session.namespace, fingerprint)
+            scope = _scope(settings, block_store, [(session, turns)], paths)
             if not scope.num_blocks:
                 _refuse_foreign(settings, turns, fingerprint)
             _check(verifier, paths, options, status)
@@ -109,11 +113,11 @@ def verify_session(options: VerifySessionOptions) -> int | None:
             verification = _verification(found, scope, is_all=options.all)
             namespace = "" if options.all and scope.num_blocks else session.namespace
             if namespace != session.namespace:
-                _require_native(shelf, paths)
+                _require_native(block_store, paths)
             if scope.num_blocks:
                 store.mark_verified(session.id, verification, namespace)
             if namespace != session.namespace:
-                drop_blocks(settings, store, shelf, session, turns)
+                drop_blocks(settings, store, block_store, session, turns)
     return _report(options, status, found, scope, session, namespace)
 
 
@@ -122,7 +126,7 @@ def verify_cache(options: VerifyOptions) -> int | None:
     settings, status = options.settings(), Status(quiet=options.quiet)
     with (
         closing(open_store(settings)) as store,
-        _verifier(settings, options.model or settings.model, status) as (verifier, shelf, fingerprint),
+        _verifier(settings, options.model or settings.model, status) as (verifier, block_store, fingerprint),
     ):
         paths: list[_Path] = []
         sessions: list[tuple[Session, Sequence[Turn]]] = []
@@ -133,17 +137,17 @@ def verify_cache(options: VerifyOptions) -> int | None:
                 continue
             session, turns = summary.session, store.all_turns(summary.session.id)
             sessions.append((session, turns))
-            paths += _session_paths(shelf, turns, session.namespace, fingerprint)
-        scope = _scope(settings, shelf, sessions, paths)
-        scope = replace(scope, num_damaged=_read_all(shelf, paths, status), num_converted=num_converted)
-        readable = [_still_stored(path, shelf) for path in paths] if scope.num_damaged else paths
+            paths += _session_paths(block_store, turns, session.namespace, fingerprint)
+        scope = _scope(settings, block_store, sessions, paths)
+        scope = replace(scope, num_damaged=_read_all(block_store, paths, status), num_converted=num_converted)
+        readable = [_still_stored(path, block_store) for path in paths] if scope.num_damaged else paths
         _check(verifier, readable, options, status)
     return _report(options, status, verifier.findings, scope, None, "")
 
 
 def _scope(
     settings: Settings,
-    shelf: BundleBlockStore,
+    block_store: BundleBlockStore,
     sessions: Sequence[tuple[Session, Sequence[Turn]]],
     paths: Sequence[_Path],
 ) -> _Scope:
@@ -151,28 +155,30 @@ def _scope(
     looked_at = {block.key for path in paths for block in path.blocks}
     seen = References()
     for session, turns in sessions:
-        add_view_turns(seen, session, turns, shelf.block_size, used_views(settings.paths.cache_dir))
-    unseen = {key for key in seen.keys - looked_at if shelf.groups_of(key)}
+        add_view_turns(seen, session, turns, block_store.block_size, used_views(settings.paths.cache_dir))
+    unseen = {key for key in seen.keys - looked_at if block_store.groups_of(key)}
     for parent in seen.runs:
-        for key, ids in shelf.tails_behind(parent):
+        for key, ids in block_store.tails_behind(parent):
             if key not in looked_at and seen.covers_tail(parent, ids):
                 unseen.add(key)
     return _Scope(len(looked_at), len(unseen))
 
 
-def _still_stored(path: _Path, shelf: BundleBlockStore) -> _Path:
+def _still_stored(path: _Path, block_store: BundleBlockStore) -> _Path:
     """Return a path with what is still stored of it."""
-    blocks = (replace(block, groups=tuple(shelf.groups_of(block.key))) for block in path.blocks)
+    blocks = (replace(block, groups=tuple(block_store.groups_of(block.key))) for block in path.blocks)
     return _Path(path.token_ids, tuple(block for block in blocks if block.groups))
 
 
-def _read_all(shelf: BundleBlockStore, paths: Sequence[_Path], status: Status) -> int:
+def _read_all(block_store: BundleBlockStore, paths: Sequence[_Path], status: Status) -> int:
     """Read every block once, which sets damaged ones aside; return how many were."""
     num_damaged = 0
     blocks = {block.key: block for path in paths for block in path.blocks}
     for number, block in enumerate(blocks.values()):
         status.show(f"reading · {number} of {len(blocks)} blocks …")
-        num_damaged += any(not shelf.is_sound(group, block.parent, block.token_ids) for group in block.groups)
+        num_damaged += any(
+            not block_store.is_sound(group, block.parent, block.token_ids) for group in block.groups
+        )
     status.clear()
     return num_damaged
 
@@ -199,22 +205,22 @@ def _verifier(
     with (
         closing(Engine(parts)),
         closing(
-            open_shelf(settings, fingerprint, parts.pool.layouts(), block_size=parts.info.block_size)
-        ) as shelf,
+            open_block_store(settings, fingerprint, parts.pool.layouts(), block_size=parts.info.block_size)
+        ) as block_store,
     ):
         status.clear()
         yield (
-            Verifier(Recompute(parts, config.max_batch_tokens), parts.manager.groups, shelf),
-            shelf,
+            Verifier(Recompute(parts, config.max_batch_tokens), parts.manager.groups, block_store),
+            block_store,
             fingerprint,
         )
 
 
 def _session_paths(
-    shelf: BundleBlockStore, turns: Sequence[Turn], namespace: str, fingerprint: bytes
+    block_store: BundleBlockStore, turns: Sequence[Turn], namespace: str, fingerprint: bytes
 ) -> list[_Path]:
     root, native = root_key(fingerprint, namespace), root_key(fingerprint)
-    return [_Path(path, tuple(blocks_on(shelf, path, root, native))) for path in leaf_paths(turns)]
+    return [_Path(path, tuple(blocks_on(block_store, path, root, native))) for path in leaf_paths(turns)]
 
 
 def _check(verifier: "Verifier", paths: Sequence[_Path], options: VerifyOptions, status: Status) -> None:
@@ -237,12 +243,12 @@ def _sample(paths: Sequence[_Path], num_blocks: int, seed: str | None) -> list[t
     return sorted(chosen, key=lambda one: one[1].number)
 
 
-def _require_native(shelf: BundleBlockStore, paths: Sequence[_Path]) -> None:
+def _require_native(block_store: BundleBlockStore, paths: Sequence[_Path]) -> None:
     """Make sure that all of what was computed is still there before it takes the place of a bundle's."""
     for path in paths:
         for block in path.blocks:
             native = block_key(block.native_parent, block.token_ids)
-            if not set(block.groups) <= set(shelf.groups_of(native)):
+            if not set(block.groups) <= set(block_store.groups_of(native)):
                 raise StorageError(
                     "the disk limit has no room for what was computed beside what came in the bundle; the "
                     "session is as it was: give it more with KVCHAT_KV_DISK_BYTES for as long as this takes"

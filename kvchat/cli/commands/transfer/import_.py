@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 from kvchat.app.config import Settings
 from kvchat.app.open_sessions import open_store, short_id
-from kvchat.app.retention.block_store import open_shelf
+from kvchat.app.retention.block_store import open_block_store
 from kvchat.cli.commands.transfer.import_agreement import Agreement, agree
 from kvchat.cli.output.streams import Output, Status, written_as_json
 from kvchat.cli.parser.option_class import Argument, Option, option_class
@@ -225,33 +225,41 @@ class Importer:
         tried: list[tuple[GroupId, BlockKey, int]] = []
         reason = ""
         with ExitStack() as opened:
-            shelf: BundleBlockStore | None = None
+            block_store: BundleBlockStore | None = None
             try:
-                shelf = opened.enter_context(closing(self._shelf(kv.fingerprint, kv.fields, kv.block_size)))
+                block_store = opened.enter_context(
+                    closing(self._block_store(kv.fingerprint, kv.fields, kv.block_size))
+                )
             except (StorageError, OSError) as error:  # the text is kept without it
                 reason = str(error)
             for number, block in enumerate(read_blocks(path, bundle)):
                 self._status.show(f"importing · {number} of {bundle.num_blocks} blocks …")
-                if reason or shelf is None:
+                if reason or block_store is None:
                     continue  # it is read to its end all the same, which tells whether it is what it was
                 group, parent = GroupId(block.group), names[block.parent]
                 tried.append((group, block_key(parent, block.token_ids), len(block.payload)))
                 try:
-                    shelf.write([NewBlock(group, parent, tuple(block.token_ids), bytes(block.payload))])
+                    block_store.write([NewBlock(group, parent, tuple(block.token_ids), bytes(block.payload))])
                 except StorageError as error:
                     reason = str(error)
             # What is written last may push out what was written first, and what was refused may be there.
-            sizes = [size for group, key, size in tried if shelf and group in shelf.groups_of(key)]
-            if shelf is not None and not sizes:
+            sizes = [
+                size for group, key, size in tried if block_store and group in block_store.groups_of(key)
+            ]
+            if block_store is not None and not sizes:
                 with suppress(StorageError):  # nobody will refer to what appears once there is room
-                    shelf.remove(key for _, key, _ in tried)
+                    block_store.remove(key for _, key, _ in tried)
         if len(sizes) < bundle.num_blocks and not reason:
             reason = self._no_room(len(sizes), bundle.num_blocks)
         return _Installed(num_blocks=len(sizes), num_bytes=sum(sizes), reason=reason)
 
-    def _shelf(self, fingerprint: bytes, fields: Mapping[str, Any], block_size: int) -> BundleBlockStore:
+    def _block_store(
+        self, fingerprint: bytes, fields: Mapping[str, Any], block_size: int
+    ) -> BundleBlockStore:
         layouts = layouts_of(fields)
-        return open_shelf(self._settings, fingerprint, layouts, block_size=block_size, files=self._files)
+        return open_block_store(
+            self._settings, fingerprint, layouts, block_size=block_size, files=self._files
+        )
 
     def _no_room(self, num_blocks: int, of_blocks: int) -> str:
         of_all = f"{num_blocks} of {plural(of_blocks, 'block')}"

@@ -33,7 +33,7 @@ class RowSource:
     """
 
     name: str
-    wish: InspectionRequest
+    request: InspectionRequest
     mark: str = " "
     num_tokens: int | None = None
     shared_bytes: int | None = None
@@ -42,7 +42,7 @@ class RowSource:
 
     @property
     def branch(self) -> SequenceId | None:
-        return self.wish.sequence
+        return self.request.sequence
 
 
 def sources(
@@ -61,7 +61,7 @@ def sources(
         found.append(
             RowSource(
                 name=names.name_of(branch, among=num_live[branch.owner]),
-                wish=InspectionRequest(sequence=branch.sequence),
+                request=InspectionRequest(sequence=branch.sequence),
                 mark=mark,
                 num_tokens=branch.num_tokens,
                 shared_bytes=branch.shared_bytes,
@@ -70,9 +70,11 @@ def sources(
             )
         )
     if on_screen is not None and names.active not in {source.branch for source in found}:
-        found.append(RowSource(name=ON_SCREEN, wish=on_screen, mark="●", num_tokens=len(on_screen.token_ids)))
+        found.append(
+            RowSource(name=ON_SCREEN, request=on_screen, mark="●", num_tokens=len(on_screen.token_ids))
+        )
     kept_bytes = sum(group.cached_blocks * group.block_bytes for group in snapshot.groups)
-    found.append(RowSource(name=KEPT, wish=InspectionRequest(), own_bytes=kept_bytes))
+    found.append(RowSource(name=KEPT, request=InspectionRequest(), own_bytes=kept_bytes))
     return found
 
 
