@@ -359,14 +359,14 @@ def test_an_import_of_a_higher_floor_is_found() -> None:
 
 def test_an_import_past_the_entry_of_a_package_is_found() -> None:
     entry = "kvchat.session.salvage.salvage"
-    pages = parse("kvchat.session.salvage.page", "")
+    pages = parse("kvchat.session.salvage.write_ahead_log", "")
     modules = [
-        parse("kvchat.session.store", "from kvchat.session.salvage.page import can_be_page"),
+        parse("kvchat.session.store", "from kvchat.session.salvage.write_ahead_log import repaired"),
         parse("kvchat.session.packs", f"from {entry} import salvage"),
-        parse(entry, "from kvchat.session.salvage import page"),
+        parse(entry, "from kvchat.session.salvage import write_ahead_log"),
     ]
     assert side_entrances([*modules, pages]) == [
-        "kvchat.session.store imports kvchat.session.salvage.page,"
+        "kvchat.session.store imports kvchat.session.salvage.write_ahead_log,"
         " which is internal to kvchat.session.salvage"
     ]
 

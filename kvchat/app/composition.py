@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, cast
 
 from kvchat.app.config import Settings
 from kvchat.app.engine_swap import EngineSwap
-from kvchat.app.lazy_chat import LazyChat
+from kvchat.app.lazy import LazyChat
 from kvchat.app.model_location import located
 from kvchat.app.open_sessions import open_store
 from kvchat.app.session_service import SessionService
@@ -53,21 +53,6 @@ def borrowed_or_started(runtime_dir: Path) -> EngineFactory:
         return borrowed or start_worker(model, model_dir, config)
 
     return factory
-
-
-class LazyStart:
-    """Makes an engine that begins to load when `start` is called: once the window is drawn."""
-
-    def __init__(self) -> None:
-        self._worker: Worker | None = None
-
-    def __call__(self, model: str, model_dir: Path, config: EngineConfig) -> EngineClient:
-        self._worker = Worker(model, model_dir, config)
-        return self._worker
-
-    def start(self) -> None:
-        assert self._worker is not None, "it is made before it is started"
-        self._worker.start()
 
 
 class Kvchat:
@@ -183,15 +168,10 @@ class Kvchat:
         """Go on in the format that a session was converted to, unless another one is set."""
         origin = origin_of(session.namespace)
         if origin is not None and self._settings.engine.cache_format == origin.source:
-            engine = replace(self._settings.engine, cache_format=origin.cache_format)
-            self._settings = replace(self._settings, engine=engine)
-
-    def use_format(self, cache_format: str) -> None:
-        """Keep KV in another format from the next engine on."""
-        self.use_engine({"cache_format": cache_format})
+            self.use_engine({"cache_format": origin.cache_format})
 
     def use_engine(self, changes: Mapping[str, object]) -> None:
-        """Name what is lent by another engine, which differs in these values."""
+        """Go on with another engine, which differs in these values, and name what is lent by it."""
         engine = replace(self._settings.engine, **changes)  # type: ignore[arg-type]
         self._settings = replace(self._settings, engine=engine)
 
@@ -202,7 +182,7 @@ class Kvchat:
                 f"“{one_line(session.title)}” was computed with the adapter {path}, which is gone. Give its"
                 " place with --adapter DIR, or go on without it, which computes its KV again: --adapter none"
             )
-        self._settings = replace(self._settings, engine=replace(self._settings.engine, adapter=path))
+        self.use_engine({"adapter": path})
 
     def lend(self) -> "EngineServer | None":
         """Lend the engine to other processes of this user until this is closed.
@@ -237,8 +217,7 @@ class Kvchat:
         """Lend the engine that has begun anew, perhaps with another model, if it was to be lent before."""
         if model_dir is not None:
             self._model_dir, self._template = model_dir, template
-            engine = replace(self._settings.engine, adapter=None)  # made for the model that went
-            self._settings = replace(self._settings, engine=engine)
+            self.use_engine({"adapter": None})  # made for the model that went
         if self._is_to_be_lent:
             self.lend_if_possible()
 

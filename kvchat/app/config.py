@@ -21,11 +21,11 @@ from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.api.view import SHADOW
 from kvchat.errors import ConfigError, InvalidRequest, KvchatError, UsageError
 from kvchat.platform.parsing import (
+    OrNone,
     integer,
     keys,
     number,
     one_of,
-    or_none,
     parse_size,
     path,
     positive,
@@ -225,13 +225,13 @@ KEYS: Mapping[str, Key] = {
     "model": Key(read=some_text, variable="KVCHAT_MODEL", in_project=True),
     "system": Key(read=text, variable="KVCHAT_SYSTEM", in_project=True),
     "when_full": Key(read=_when_full, variable="KVCHAT_WHEN_FULL"),
-    "sampling.max_tokens": Key(read=or_none(integer), variable="KVCHAT_MAX_TOKENS", in_project=True),
+    "sampling.max_tokens": Key(read=OrNone(integer), variable="KVCHAT_MAX_TOKENS", in_project=True),
     "sampling.temperature": Key(read=number, variable="KVCHAT_TEMPERATURE", in_project=True),
     "sampling.top_p": Key(read=number, variable="KVCHAT_TOP_P", in_project=True),
-    "sampling.top_k": Key(read=or_none(integer), variable="KVCHAT_TOP_K", in_project=True),
+    "sampling.top_k": Key(read=OrNone(integer), variable="KVCHAT_TOP_K", in_project=True),
     "sampling.min_p": Key(read=number, variable="KVCHAT_MIN_P", in_project=True),
     "sampling.repetition_penalty": Key(read=number, variable="KVCHAT_REPETITION_PENALTY", in_project=True),
-    "sampling.seed": Key(read=or_none(integer), variable="KVCHAT_SEED", in_project=True),
+    "sampling.seed": Key(read=OrNone(integer), variable="KVCHAT_SEED", in_project=True),
     "display.color": Key(read=yes_or_no, variable="KVCHAT_COLOR", in_project=True),
     "display.stats": Key(read=yes_or_no, variable="KVCHAT_STATS", in_project=True),
     "display.theme": Key(read=text, variable="KVCHAT_THEME"),
@@ -240,25 +240,25 @@ KEYS: Mapping[str, Key] = {
     "engine.weights": Key(
         read=one_of("auto", "fp32", "bf16", "fp16", "int8", "int4"), variable="KVCHAT_WEIGHTS"
     ),
-    "engine.adapter": Key(read=or_none(path), variable="KVCHAT_ADAPTER"),
+    "engine.adapter": Key(read=OrNone(path), variable="KVCHAT_ADAPTER"),
     "engine.cache_format": Key(read=_cache_format, variable="KVCHAT_CACHE_FORMAT"),
     "engine.block_size": Key(read=positive, variable="KVCHAT_BLOCK_SIZE"),
-    "engine.device_bytes": Key(read=or_none(parse_size), variable="KVCHAT_KV_DEVICE_BYTES"),
-    "engine.host_bytes": Key(read=or_none(parse_size), variable="KVCHAT_KV_HOST_BYTES"),
-    "engine.disk_bytes": Key(read=or_none(parse_size), variable="KVCHAT_KV_DISK_BYTES"),
-    "engine.disk_daily_bytes": Key(read=or_none(parse_size), variable="KVCHAT_KV_DISK_DAILY_BYTES"),
+    "engine.device_bytes": Key(read=OrNone(parse_size), variable="KVCHAT_KV_DEVICE_BYTES"),
+    "engine.host_bytes": Key(read=OrNone(parse_size), variable="KVCHAT_KV_HOST_BYTES"),
+    "engine.disk_bytes": Key(read=OrNone(parse_size), variable="KVCHAT_KV_DISK_BYTES"),
+    "engine.disk_daily_bytes": Key(read=OrNone(parse_size), variable="KVCHAT_KV_DISK_DAILY_BYTES"),
     "engine.eviction": Key(read=one_of("s3fifo", "lru"), variable="KVCHAT_EVICTION"),
-    "engine.idle_demote_s": Key(read=or_none(number), variable="KVCHAT_IDLE_DEMOTE_S"),
+    "engine.idle_demote_s": Key(read=OrNone(number), variable="KVCHAT_IDLE_DEMOTE_S"),
     "engine.max_batch_tokens": Key(read=positive, variable="KVCHAT_MAX_BATCH_TOKENS"),
-    "engine.max_context": Key(read=or_none(positive), variable="KVCHAT_MAX_CONTEXT"),
+    "engine.max_context": Key(read=OrNone(positive), variable="KVCHAT_MAX_CONTEXT"),
     "engine.speculate": Key(read=one_of(*SPECULATE), variable="KVCHAT_SPECULATE"),
-    "engine.threads": Key(read=or_none(positive), variable="KVCHAT_THREADS"),
+    "engine.threads": Key(read=OrNone(positive), variable="KVCHAT_THREADS"),
     **{
-        f"keys.{one.name}": Key(read=or_none(keys), variable=f"KVCHAT_KEY_{one.name.upper()}")
+        f"keys.{one.name}": Key(read=OrNone(keys), variable=f"KVCHAT_KEY_{one.name.upper()}")
         for one in fields(Keys)
     },
-    "remote.url": Key(read=or_none(some_text), variable="KVCHAT_REMOTE"),
-    "remote.key_file": Key(read=or_none(path), variable="KVCHAT_REMOTE_KEY_FILE"),
+    "remote.url": Key(read=OrNone(some_text), variable="KVCHAT_REMOTE"),
+    "remote.key_file": Key(read=OrNone(path), variable="KVCHAT_REMOTE_KEY_FILE"),
     "paths.data_dir": Key(read=path, variable="KVCHAT_DATA_DIR"),
     "paths.cache_dir": Key(read=path, variable="KVCHAT_CACHE_DIR"),
 }

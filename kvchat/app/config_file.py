@@ -85,10 +85,8 @@ def write_private(file: Path, text: str) -> None:
     file = Path(os.path.realpath(file))
     if file.exists() and not file.is_file():
         raise StorageError(f"{file} is no regular file, and would be replaced by one; name another")
-    try:
+    with directories.system_errors_as(StorageError, f"cannot write {file}"):
         directories.write_private(file, text.encode())
-    except OSError as error:
-        raise StorageError(f"cannot write {file}: {error.strerror or error}") from error
 
 
 def _section(lines: list[str], section: str) -> tuple[int, int]:

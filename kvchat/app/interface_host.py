@@ -179,8 +179,7 @@ class InterfaceHost(SessionFiles):
             self._engine.swap()
             raise
         else:
-            self._engine.swap(cache_format=wanted)
-            self._kvchat.use_format(wanted)  # what is lent is named by the format that it has
+            self._swap_to(wanted)
         finally:
             self._kvchat.lend_again()
         return words
@@ -198,10 +197,14 @@ class InterfaceHost(SessionFiles):
         """Load the engine again, in another format."""
         self._kvchat.stop_lending()
         try:
-            self._engine.swap(cache_format=wanted)
-            self._kvchat.use_format(wanted)  # what is lent is named by the format that it has
+            self._swap_to(wanted)
         finally:
             self._kvchat.lend_again()
+
+    def _swap_to(self, cache_format: str) -> None:
+        changes = {"cache_format": cache_format}
+        self._engine.swap(changes=changes)
+        self._kvchat.use_engine(changes)  # what is lent is named by the format that it has
 
 
 def _short(origin: str) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from kvchat.app.config import Settings
 from kvchat.errors import SessionNotFound
 from kvchat.session.store import SessionStore
-from kvchat.session.tree import SessionId
+from kvchat.session.tree import SessionId, num_common
 
 if TYPE_CHECKING:
     from kvchat.app.session_service import SessionService
@@ -54,12 +54,6 @@ def short_ids(all_ids: Iterable[str]) -> dict[str, str]:
     """Return for each of these ids the shortest start, of four characters or more, that no other has."""
     ordered = sorted(set(all_ids))
     # Of all others, the neighbours have most in common with an id.
-    common = [0, *starmap(_common_len, pairwise(ordered)), 0]
+    common = [0, *starmap(num_common, pairwise(ordered)), 0]
     shared = map(max, pairwise(common)) if ordered else ()
     return {id_: id_[: max(_MIN_PREFIX, length + 1)] for id_, length in zip(ordered, shared, strict=True)}
-
-
-def _common_len(one: str, other: str) -> int:
-    """Return how many letters two ids begin with alike."""
-    differing = (place for place, (left, right) in enumerate(zip(one, other, strict=False)) if left != right)
-    return next(differing, min(len(one), len(other)))

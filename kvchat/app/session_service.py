@@ -1,13 +1,13 @@
 """Removing sessions and branches together with the KV blocks that nothing else refers to."""
 
 import re
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvchat.app.retention.session_pins import SessionPins
+from kvchat.app.retention.session_pins import SessionPins, pin_names
 from kvchat.engine.api.config import EngineConfig
 from kvchat.errors import EngineFailed, SessionNotFound, StorageError
 from kvchat.platform.encryptor import Encryptor
@@ -64,7 +64,7 @@ class SessionService(SessionStore):
         self._cache_dir = cache_dir
         self._encryptor = encryptor
         self._pins = SessionPins(self, cache_dir, encryptor, limit_bytes=limit_bytes, block_size=block_size)
-        self.drain: Callable[[], None] = _nothing
+        self.drain: Callable[[], None] = lambda: None
         """Waits until an engine of this process has nothing on its way to the disk."""
         self._left_in_cache: Sequence[str] = ()
         self._notices: list[str] = []
@@ -250,7 +250,7 @@ class SessionService(SessionStore):
             try:
                 catalog = opened.enter_context(closing(self._catalog()))
                 blocks = catalog.blocks()
-                own = _by_size(blocks, refer)
+                own = by_size(blocks, refer)
             except (StorageError, OSError) as error:
                 delete()  # text goes whatever becomes of its blocks
                 self._left_in_cache = (_not_removed(error),)
@@ -277,21 +277,11 @@ class SessionService(SessionStore):
     ) -> Removed:
         """Remove what was referred to by deleted text alone."""
         let_go(catalog)
-        kept = _names(catalog.kept_blocks())
-        others = _by_size(blocks, self.references)
-        shared = [
-            block
-            for block in blocks
-            if _is_referenced(block, own) and (_is_referenced(block, others) or _name(block) in kept)
-        ]
-        freed = catalog.collect(lambda block: not _is_referenced(block, own) or _is_referenced(block, others))
+        others = by_size(blocks, self.references)
+        expected = _expected(blocks, own, others, catalog.kept_blocks())
+        freed = catalog.collect(lambda block: not is_referenced(block, own) or is_referenced(block, others))
         self._left_in_cache = catalog.still_readable
-        return Removed(
-            freed_blocks=freed.num_blocks,
-            freed_bytes=freed.num_bytes,
-            shared_blocks=_num_blocks(shared),
-            shared_bytes=_num_bytes(shared),
-        )
+        return replace(expected, freed_blocks=freed.num_blocks, freed_bytes=freed.num_bytes)
 
     def _would_remove(self, refer: Refer, refer_others: Refer, pinned: Collection[SessionId]) -> Removed:
         """Return what would be freed.
@@ -302,21 +292,9 @@ class SessionService(SessionStore):
         if not self._has_cache():
             return Removed()
         with closing(self._catalog()) as catalog:
-            kept = _names(catalog.kept_blocks(but=self._pins.names(catalog, pinned)))
+            kept = catalog.kept_blocks(but=pin_names(catalog, pinned))
             blocks = catalog.blocks()
-        own, others = _by_size(blocks, refer), _by_size(blocks, refer_others)
-        freed: list[IndexedBlock] = []
-        shared: list[IndexedBlock] = []
-        for block in blocks:
-            if _is_referenced(block, own):
-                stays = _is_referenced(block, others) or _name(block) in kept
-                (shared if stays else freed).append(block)
-        return Removed(
-            freed_blocks=_num_blocks(freed),
-            freed_bytes=_num_bytes(freed),
-            shared_blocks=_num_blocks(shared),
-            shared_bytes=_num_bytes(shared),
-        )
+        return _expected(blocks, by_size(blocks, refer), by_size(blocks, refer_others), kept)
 
     def collect(self) -> Removed:
         """Remove every block that no session of this store refers to, and all damaged ones.
@@ -337,8 +315,8 @@ class SessionService(SessionStore):
 
     def _referenced(self, blocks: Sequence["IndexedBlock"]) -> Callable[["IndexedBlock"], bool]:
         """Say of blocks whether any session of now refers to them."""
-        known = _by_size(blocks, self.references)
-        return lambda block: _is_referenced(block, known)
+        known = by_size(blocks, self.references)
+        return lambda block: is_referenced(block, known)
 
     def _delete_text(self, doomed: Iterable[SessionId]) -> None:
         super().delete_sessions(doomed)
@@ -351,10 +329,6 @@ class SessionService(SessionStore):
                 self.unsent.forget(owner)
 
 
-def _nothing() -> None:
-    pass
-
-
 def _not_removed(error: Exception) -> str:
     """Say that blocks stay whose text is gone, and what to do."""
     return (
@@ -363,35 +337,39 @@ def _not_removed(error: Exception) -> str:
     )
 
 
-def _by_size(blocks: Iterable["IndexedBlock"], refer: Refer) -> dict[int, References]:
+def by_size(blocks: Iterable["IndexedBlock"], refer: Refer) -> dict[int, References]:
     """Return what is referred to, for every block size that is on disk."""
     return {size: refer(size) for size in {block.block_size for block in blocks}}
 
 
-def _name(block: "IndexedBlock") -> tuple[bytes, bytes]:
-    return block.fingerprint, block.name
-
-
-def _names(blocks: Iterable["IndexedBlock"]) -> set[tuple[bytes, bytes]]:
-    return {_name(block) for block in blocks}
-
-
-def _num_blocks(blocks: Iterable["IndexedBlock"]) -> int:
-    return sum(len(block.groups) for block in blocks)
-
-
-def _num_bytes(blocks: Iterable["IndexedBlock"]) -> int:
-    return sum(block.num_bytes for block in blocks)
-
-
-def _is_referenced(block: "IndexedBlock", found: dict[int, References]) -> bool:
-    known = found.get(block.block_size, _NOTHING)
+def is_referenced(block: "IndexedBlock", found: Mapping[int, References]) -> bool:
+    """Return whether a block is among what is referred to, by block size."""
+    known = found.get(block.block_size, References())
     if block.is_tail:
         return known.covers_tail(block.parent, block.token_ids)
     return block.key in known.keys
 
 
-_NOTHING = References()
+def _expected(
+    blocks: Iterable["IndexedBlock"],
+    own: Mapping[int, References],
+    others: Mapping[int, References],
+    kept: Iterable["IndexedBlock"],
+) -> Removed:
+    """Return what removing what `own` alone refers to frees, and what of it `others` or a pin keep."""
+    kept_names = {(block.fingerprint, block.name) for block in kept}
+    freed: list[IndexedBlock] = []
+    shared: list[IndexedBlock] = []
+    for block in blocks:
+        if is_referenced(block, own):
+            stays = is_referenced(block, others) or (block.fingerprint, block.name) in kept_names
+            (shared if stays else freed).append(block)
+    return Removed(
+        freed_blocks=sum(len(block.groups) for block in freed),
+        freed_bytes=sum(block.num_bytes for block in freed),
+        shared_blocks=sum(len(block.groups) for block in shared),
+        shared_bytes=sum(block.num_bytes for block in shared),
+    )
 
 
 OTHERS = "branches or sessions"
@@ -406,12 +384,7 @@ def branch_words(plan: BranchRemoval) -> str:
     return words
 
 
-def deletion_words(would: Removed, owners: str = "sessions") -> str:
-    """Return what a deletion would free, and what would stay.
-
-    Args:
-        owners: who else may have it.
-    """
+def _deletion_words(would: Removed, owners: str) -> str:
     words = f"{plural(would.freed_blocks, 'block')} of KV ({bytes_text(would.freed_bytes)}) would be freed"
     if would.shared_blocks:
         shared = f"{plural(would.shared_blocks, 'block')} ({bytes_text(would.shared_bytes)})"
@@ -427,7 +400,7 @@ def expected_words(count: Callable[[], Removed], owners: str = "sessions") -> st
         owners: who else may have it.
     """
     try:
-        return deletion_words(count(), owners)
+        return _deletion_words(count(), owners)
     except (StorageError, OSError) as error:
         again = "`kvchat cache gc` removes it once the cache can be used again"
         return f"its KV would stay on disk: {error}; {again}"

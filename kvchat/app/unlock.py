@@ -11,7 +11,6 @@ from getpass import getpass
 from pathlib import Path
 from types import ModuleType
 
-from kvchat.app import unlock
 from kvchat.app.config import PASSPHRASE_VARIABLES, Settings
 from kvchat.errors import EncryptionError, StorageError, UsageError
 from kvchat.platform.directories import make_private
@@ -47,7 +46,7 @@ def given(environ: Mapping[str, str]) -> bytes | None:
 def given_new(environ: Mapping[str, str]) -> bytes | None:
     """Return the passphrase that is to be used from now on, None if none was given."""
     written = environ.get(NEW_PASSPHRASE)
-    return None if written is None else _accepted(written)
+    return None if written is None else accepted(secret_of(written))
 
 
 def ask(words: str) -> bytes:
@@ -55,7 +54,15 @@ def ask(words: str) -> bytes:
 
     Raises: EncryptionError: there is no terminal.
     """
-    return secret_of(_ask(words))
+    if not _has_terminal():
+        raise EncryptionError(
+            "there is no terminal to ask for the passphrase of the conversations: set"
+            f" {PASSPHRASE}, or {PASSPHRASE_FD} to a descriptor to read it from"
+        )
+    try:
+        return secret_of(getpass(words))
+    except EOFError as error:
+        raise EncryptionError("no passphrase was given") from error
 
 
 def ask_new() -> bytes:
@@ -63,8 +70,8 @@ def ask_new() -> bytes:
 
     Raises: EncryptionError: there is no terminal; UsageError: it is empty, or they differ.
     """
-    first = _accepted(_ask("new passphrase: "))
-    if secret_of(_ask("the same again: ")) != first:
+    first = accepted(ask("new passphrase: "))
+    if ask("the same again: ") != first:
         raise UsageError("the two passphrases differ; nothing was changed")
     return first
 
@@ -77,22 +84,6 @@ def accepted(secret: bytes) -> bytes:
     if not secret:
         raise UsageError("an empty passphrase protects nothing; choose another one")
     return secret
-
-
-def _accepted(written: str) -> bytes:
-    return accepted(secret_of(written))
-
-
-def _ask(words: str) -> str:
-    if not _has_terminal():
-        raise EncryptionError(
-            "there is no terminal to ask for the passphrase of the conversations: set"
-            f" {PASSPHRASE}, or {PASSPHRASE_FD} to a descriptor to read it from"
-        )
-    try:
-        return getpass(words)
-    except EOFError as error:
-        raise EncryptionError("no passphrase was given") from error
 
 
 def _has_terminal() -> bool:
@@ -149,7 +140,7 @@ def opens_unasked(settings: Settings, environ: Mapping[str, str]) -> bool:
         return True
     key = key_in_use(settings.paths)
     # A descriptor has been read by now, and is not handed on.
-    is_given = unlock.PASSPHRASE in environ and not environ.get(unlock.PASSPHRASE_FD)
+    is_given = PASSPHRASE in environ and not environ.get(PASSPHRASE_FD)
     return key is None or key.kind is KeyKind.KEYRING or is_given
 
 
@@ -233,15 +224,15 @@ def data_key_of(key: KeyFile, environ: Mapping[str, str], *, may_ask: bool = Tru
     require_packages()
     if key.kind is KeyKind.KEYRING:
         return _unwrapped(key, from_keyring(key), "the key in the system's keyring is another one")
-    secret = unlock.given(environ)
+    secret = given(environ)
     if secret is not None:
         return _unwrapped(key, secret, "the passphrase that was given is another one")
     if not may_ask:
         raise PassphraseMissing("the passphrase was not given")
     for _ in range(_MOST_TRIES - 1):
         with suppress(EncryptionError):
-            return key.unwrapped(unlock.ask("passphrase: "))
-    return _unwrapped(key, unlock.ask("passphrase: "), "this is not the passphrase")
+            return key.unwrapped(ask("passphrase: "))
+    return _unwrapped(key, ask("passphrase: "), "this is not the passphrase")
 
 
 def from_keyring(key: KeyFile) -> bytes:

@@ -28,7 +28,7 @@ class AnswerHandle(Protocol):
 
 
 class RequestHandle(AnswerHandle, Protocol):
-    """A request on its way."""
+    """A request on its way. It ends with a RequestFinished, also where it is cancelled."""
 
     @property
     def request_id(self) -> RequestId: ...
@@ -42,14 +42,6 @@ class RequestHandle(AnswerHandle, Protocol):
         Raises:
             EngineFailed: the engine died; no further event will come.
         """
-        ...
-
-    def cancel(self) -> None:
-        """Ask the engine to stop after the current step; a RequestFinished still follows."""
-        ...
-
-    def prioritise(self, priority: int) -> None:
-        """Change how important the request is: smaller runs first."""
         ...
 
 

@@ -4,7 +4,7 @@ A plan changes nothing. It holds every turn of the new path, with the ids the mo
 is known in advance; the old path stays as it was, on its branch. Pricing asks the engine and waits for it.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -17,7 +17,16 @@ from kvchat.session.kv.provenance import namespace_of
 from kvchat.session.store import new_turn_id
 from kvchat.session.template import prompts
 from kvchat.session.template.chat_template import ChatTemplate
-from kvchat.session.tree import BranchName, Role, Session, Turn, TurnId, nth_last_question, path_token_ids
+from kvchat.session.tree import (
+    BranchName,
+    Role,
+    Session,
+    Turn,
+    TurnId,
+    nth_last_question,
+    num_common,
+    path_token_ids,
+)
 
 
 def to_last_question(path: tuple[Turn, ...]) -> tuple[Turn, ...]:
@@ -109,7 +118,8 @@ def context_ids(template: ChatTemplate, session: Session, path: Sequence[Turn]) 
     if ids is not None:
         return ids
     # The next question renders everything anew; what two of them have in common is the path.
-    return _common([prompts.question_ids(template, session, path, text, starts_over=True) for text in "ab"])
+    one, other = (prompts.question_ids(template, session, path, text, starts_over=True) for text in "ab")
+    return tuple(one[: num_common(one, other)])
 
 
 def common_ids(
@@ -118,20 +128,10 @@ def common_ids(
     """Return what the model will see of a path and a question that begins with some text, however it ends."""
     before = path_token_ids(path) if prompts.has_usable_ids(template, path) else None
     ends = (f"{beginning}a", f"{beginning}\n\nb", f"{beginning} 1")
-    rendered = [
+    first, *others = (
         prompts.question_ids(template, session, path, text, starts_over=before is None) for text in ends
-    ]
-    return (*(before or ()), *_common(rendered))
-
-
-def _common(rendered: Sequence[Sequence[int]]) -> tuple[int, ...]:
-    """Return the ids that all of some sequences begin with."""
-    num_common = 0
-    for column in zip(*rendered, strict=False):
-        if len(set(column)) > 1:
-            break
-        num_common += 1
-    return tuple(rendered[0][:num_common])
+    )
+    return (*(before or ()), *first[: min(num_common(first, one) for one in others)])
 
 
 def _behind(template: ChatTemplate, session: Session, path: Sequence[Turn], turn: Turn) -> Turn:
@@ -161,7 +161,7 @@ def cost_of_revision(
     # A prompt is never reused to its last token, so one more stands for the next message.
     namespace = namespace_of(session, revision.path)
     probed = engine.reusable_len((*ids, ids[-1]), namespace) if ids else 0
-    return _cost(len(ids), min(probed, len(ids)), revision.left)
+    return edit_cost(len(ids), min(probed, len(ids)), revision.left)
 
 
 def cost_of_edit(
@@ -176,11 +176,11 @@ def cost_of_edit(
     prompt = path_token_ids((*path, prompts.question(template, session, path, text)))
     assert prompt is not None, "a question that starts over needs no ids before it"
     reused = engine.reusable_len(prompt, namespace_of(session, path, len(prompt)))
-    return _cost(len(prompt), reused, left)
+    return edit_cost(len(prompt), reused, left)
 
 
-def _cost(num_tokens: int, reused: int, left: Iterable[Turn]) -> EditCost:
-    left = tuple(left)
+def edit_cost(num_tokens: int, reused: int, left: Sequence[Turn]) -> EditCost:
+    """Return the cost of a path of so many tokens, in place of the turns `left`."""
     return EditCost(
         reused_tokens=reused,
         computed_tokens=num_tokens - reused,

@@ -215,11 +215,6 @@ class Chat:
         if not conversation.is_busy:
             self._answering.release(conversation)
 
-    def delete(self, conversation: Conversation) -> None:
-        """Delete the whole session, all branches."""
-        self.close(conversation)
-        self.store.delete_session(conversation.session.id)
-
     # Revisions
 
     def plan_undo(self, conversation: Conversation, num: int = 1) -> Revision:

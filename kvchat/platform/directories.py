@@ -3,10 +3,12 @@
 import os
 import re
 import secrets
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from time import time
+
+from kvchat.errors import KvchatError
 
 STALE_S = 60.0
 """Nobody takes so long to write a small file."""
@@ -122,6 +124,15 @@ def remove_unfinished(directory: Path, files: NamedFiles = SYSTEM_NAMES) -> None
             if _UNFINISHED.fullmatch(entry.name) and time() - entry.stat().st_mtime > STALE_S:
                 with suppress(OSError):  # another process was faster
                     files.unlink(Path(entry.path))
+
+
+@contextmanager
+def system_errors_as(kind: type[KvchatError], problem: str) -> Iterator[None]:
+    """Raise what the system refuses as an error of ours: the problem, and the system's reason."""
+    try:
+        yield
+    except OSError as error:
+        raise kind(f"{problem}: {error.strerror or error}") from error
 
 
 def sync(path: Path) -> None:

@@ -11,8 +11,8 @@ is written again from the other.
 import json
 import os
 import unicodedata
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from hashlib import blake2b, scrypt
@@ -138,12 +138,9 @@ def write_key(path: Path, key: KeyFile) -> None:
 
     Raises: StorageError: they cannot be written.
     """
-
-    def write() -> None:
+    with _told(path):
         for copy in (path, backup_path(path)):
             _write(copy, key)
-
-    _told(path, write)
 
 
 def forget_key(path: Path) -> None:
@@ -151,19 +148,17 @@ def forget_key(path: Path) -> None:
 
     Raises: StorageError: they cannot be removed.
     """
-
-    def remove() -> None:
+    with _told(path):
         for copy in (path, backup_path(path)):
             copy.unlink(missing_ok=True)
             _unfinished(copy).unlink(missing_ok=True)
         sync(path.parent)
 
-    _told(path, remove)
 
-
-def _told(path: Path, change: Callable[[], object]) -> None:
+@contextmanager
+def _told(path: Path) -> Iterator[None]:
     try:
-        change()
+        yield
     except OSError as error:
         raise StorageError(
             f"{path} cannot be written: {error.strerror or error}; check permissions and free space"

@@ -213,9 +213,5 @@ class OneOf:
         return value
 
 
-def or_none(read: Callable[[Any], object]) -> OrNone:
-    return OrNone(read)
-
-
 def one_of(*words: str) -> OneOf:
     return OneOf(words)

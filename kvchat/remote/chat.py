@@ -22,7 +22,6 @@ from kvchat.remote.endpoint import RemoteServer, RemoteStream, Report
 from kvchat.remote.engine import RemoteEngine
 from kvchat.session.store import Outcome, SessionStore, new_turn_id
 from kvchat.session.template import prompts
-from kvchat.session.template.chat_template import Message
 from kvchat.session.tree import Backend, Finish, Role, Session, Turn, TurnId
 
 _FINISH = {"stop": Finish.COMPLETE, "length": Finish.LENGTH}
@@ -141,7 +140,7 @@ class RemoteAnswering(Answering):
         growth = _Growth(self.store, turn)
         try:
             yield TurnStarted(question=question, answer=turn)
-            messages = self._messages(conversation)
+            messages = prompts.history(conversation.session, conversation.turns[:-1])[:-1]
             stream = self._endpoint.ask(self.model, messages, sampling, watch=conversation.watch)
             yield from growth.follow(stream)
         except (InvalidRequest, ModelNotFound):
@@ -159,9 +158,6 @@ class RemoteAnswering(Answering):
 
     def release(self, conversation: Conversation) -> None:
         conversation.engine_sequence = None
-
-    def _messages(self, conversation: Conversation) -> Sequence[Message]:
-        return prompts.history(conversation.session, conversation.turns[:-1])[:-1]
 
 
 class _Growth:

@@ -53,7 +53,8 @@ class Server:
             timeout_graceful_shutdown=_FAREWELL_S,
         )
         self._server = uvicorn.Server(config)
-        self._thread = Thread(target=self._run, name="kvchat-serve", daemon=True)
+        arguments = {"sockets": [self._socket]}
+        self._thread = Thread(target=self._server.run, kwargs=arguments, name="kvchat-serve", daemon=True)
 
     @property
     def url(self) -> str:
@@ -70,6 +71,3 @@ class Server:
         if self._thread.ident is not None:
             self._thread.join()
         self._socket.close()
-
-    def _run(self) -> None:
-        self._server.run(sockets=[self._socket])

@@ -4,13 +4,13 @@ Every earlier answer of the session left blocks of its path. As far as a prompt 
 could be reused; the reason is where it ceases to agree, or was not reused all the same.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from kvchat.errors import UsageError
-from kvchat.session.tree import Role, Stored, Turn, TurnId, path_token_ids
+from kvchat.session.tree import Role, Stored, Turn, TurnId, num_common, path_to, path_token_ids
 
 if TYPE_CHECKING:
     from kvchat.session.template.tokenizer import ChatTokenizer
@@ -128,9 +128,9 @@ def explain(
     earlier = list(_computed_before(turns, tree, answer))
     if rendering is not None and question.parent_id is None:
         earlier += rendering.others
-    agreeing = max((_common(ids, prompt) for by, ids in earlier if by == answer.fingerprint), default=0)
-    by_others = max((_common(ids, prompt) for _, ids in earlier), default=0)
-    other = max((ids for _, ids in earlier), key=lambda ids: _common(ids, prompt), default=())
+    agreeing = max((num_common(ids, prompt) for by, ids in earlier if by == answer.fingerprint), default=0)
+    by_others = max((num_common(ids, prompt) for _, ids in earlier), default=0)
+    other = max((ids for _, ids in earlier), key=lambda ids: num_common(ids, prompt), default=())
 
     at = usage.cached_tokens
     culprit = MissReason.DIFFERENT
@@ -199,21 +199,3 @@ def _computed_before(
         passed |= {(one.id, one.fingerprint) for one in path}
         # The last sampled token was never fed.
         yield turn.fingerprint, ids[:-1]
-
-
-def path_to(tree: Mapping[TurnId, Turn], turn: Turn) -> list[Turn]:
-    """Return the turns from the first message to one of them."""
-    path = [turn]
-    while (parent := path[-1].parent_id) is not None and parent in tree:
-        path.append(tree[parent])
-    return path[::-1]
-
-
-def _common(left: Iterable[int], right: Iterable[int]) -> int:
-    """Return how many ids two sequences begin with alike."""
-    count = 0
-    for one, other in zip(left, right, strict=False):
-        if one != other:
-            break
-        count += 1
-    return count

@@ -4,12 +4,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
 from kvchat.errors import KvchatError
-from kvchat.session.cache_miss import Explanation, Rendering, explain, path_to, with_text
+from kvchat.session.cache_miss import Explanation, Rendering, explain, with_text
 from kvchat.session.session_reader import SessionReader
 from kvchat.session.template import prompts
 from kvchat.session.template.chat_template import ChatTemplate
 from kvchat.session.timestamps import calendar
-from kvchat.session.tree import Session, Turn
+from kvchat.session.tree import Session, Turn, num_common, path_to
 
 _NUM_OTHERS = 8
 """Conversations, the newest first, whose beginnings are looked at."""
@@ -42,7 +42,7 @@ def _rendering(
     with suppress(KvchatError):
         now = calendar(session.created_at)
         one, other = (template.opening(session.system, text, now=now) for text in "ab")
-        alike = next((at for at, pair in enumerate(zip(one, other, strict=False)) if len(set(pair)) > 1), 0)
+        alike = num_common(one, other)
         rewrite = template.history_rewrite(prompts.history(session, before))
         return Rendering(system_len=alike, rewrites=rewrite is not None, others=others)
     return Rendering()

@@ -102,7 +102,9 @@ def summaries(connection: sqlite3.Connection) -> tuple[SessionSummary, ...]:
 
 def search(connection: sqlite3.Connection, text: str, limit: int) -> tuple[SearchHit, ...]:
     # Every word quoted: what a person types is never query syntax.
-    query = " ".join('"' + word.replace('"', '""') + '"*' for word in text.split() if _is_word(word))
+    query = " ".join(
+        '"' + word.replace('"', '""') + '"*' for word in text.split() if any(map(str.isalnum, word))
+    )
     if not query:
         return ()
     return tuple(_hit(connection, row) for row in connection.execute(_SEARCH, (query, limit)))
@@ -168,7 +170,3 @@ def _not_found(reference: str, sessions: list[Session]) -> str:
         suggestions = " or ".join(repr(names[name]) for name in close)
         return f"there is no session {reference!r}; did you mean {suggestions}?"
     return f"there is no session {reference!r}; `kvchat sessions list` shows them all"
-
-
-def _is_word(word: str) -> bool:
-    return any(character.isalnum() for character in word)

@@ -8,15 +8,14 @@ there, it is computed again.
 import json
 import logging
 import secrets
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+
+import msgspec
 
 from kvchat.engine.api.ids import BlockKey, block_key, chain_keys, root_key
 from kvchat.errors import PackExists, PackNotFound, StorageError
-from kvchat.platform.directories import SYSTEM_NAMES, NamedFiles
+from kvchat.platform.directories import SYSTEM_NAMES, NamedFiles, system_errors_as
 from kvchat.platform.encryptor import Encryptor
 from kvchat.session.encryption.files import EncryptedFiles
 from kvchat.session.encryption.files import forget_other as forget_other
@@ -118,7 +117,7 @@ class PackStore:
             self.remove(one)
 
     def remove(self, pack: Pack) -> None:
-        with _told(self._directory):
+        with system_errors_as(StorageError, f"the packs in {self._directory} cannot be written"):
             self._files.remove(self._files.file(pack.id))
 
     def copy_to(self, encryptor: Encryptor | None) -> None:
@@ -128,12 +127,15 @@ class PackStore:
             target._write(pack)
 
     def _write(self, pack: Pack) -> None:
-        with _told(self._directory):
+        with system_errors_as(StorageError, f"the packs in {self._directory} cannot be written"):
             self._files.write(self._files.file(pack.id), json.dumps({"v": _VERSION} | asdict(pack)).encode())
 
     def _read(self, file: Path) -> Pack:
         try:
-            return _pack_of(json.loads(self._files.read(file)))
+            values = msgspec.json.decode(self._files.read(file))
+            if values["v"] != _VERSION:
+                raise ValueError("another version")
+            return msgspec.convert(values, Pack)
         except OSError as error:
             raise StorageError(f"cannot read {file}: {error.strerror or error}") from error
         except (ValueError, TypeError, KeyError) as error:
@@ -144,19 +146,3 @@ class PackStore:
 
 def new_pack_id() -> str:
     return secrets.token_hex(8)
-
-
-def _pack_of(values: dict[str, Any]) -> Pack:
-    if values.pop("v") != _VERSION:
-        raise ValueError("another version")
-    pack = Pack(**values)
-    return replace(pack, sources=tuple(pack.sources), token_ids=tuple(pack.token_ids))
-
-
-@contextmanager
-def _told(directory: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        where = error.filename or directory
-        raise StorageError(f"the packs in {where} cannot be written: {error.strerror or error}") from error

@@ -62,7 +62,7 @@ class SessionReader:
                 "SELECT * FROM branches WHERE session_id = ? ORDER BY updated_at DESC, name", (session_id,)
             )
             branches = tuple(rows.branch_of(row) for row in found)
-            damage.refuse_hidden_branches(connection, session_id, len(branches))
+            damage.refuse_hidden(connection, "branches", "session_id", session_id, len(branches))
             return branches
 
     def branch(self, session_id: SessionId, name: str) -> Branch:

@@ -155,13 +155,13 @@ class SessionStore(SessionReader):
                 self.unsent.forget(session_id)
         finally:
             if num_said:
-                self._erase()
+                self.erase_deleted()
             elif num_bare:
                 self._database.empty_log()
 
     def erase_deleted(self) -> None:
         """Take what was deleted and withdrawn out of every file, as far as that can be done now. O(all)."""
-        self._erase()
+        self._database.erase(is_writing=bool(self._reader.writing))
 
     def still_readable(self) -> Sequence[str]:
         """Return in which files deleted words may still be read, each with what to do about it."""
@@ -219,7 +219,7 @@ class SessionStore(SessionReader):
                 connection.execute("DELETE FROM turns WHERE id = ?", (turn_id,))
             statements.change_session(connection, branch.session_id, active_branch=successor.name)
         if turn_ids:
-            self._erase()
+            self.erase_deleted()
 
     def remove_branch(self, session_id: SessionId, name: str) -> object:
         """Delete a branch with the messages that no other branch has."""
@@ -366,9 +366,6 @@ class SessionStore(SessionReader):
             query = "SELECT 1 FROM turns WHERE session_id = ? LIMIT 1"
             is_empty = connection.execute(query, (session_id,)).fetchone() is None
         return is_empty and not self._database.may_be_copied(session.created_at)
-
-    def _erase(self) -> None:
-        self._database.erase(is_writing=bool(self._reader.writing))
 
     def _writer(self) -> str:
         with self._database.read():

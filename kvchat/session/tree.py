@@ -1,6 +1,6 @@
 """A conversation as a tree of turns. Values only; the store persists them, chat extends them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NewType
@@ -183,6 +183,14 @@ class Session:
     """Which of `title`, `system` and `model` stand empty, because what was stored is damaged."""
 
 
+def path_to(tree: Mapping[TurnId, Turn], turn: Turn) -> list[Turn]:
+    """Return the turns from the first message to one of them."""
+    path = [turn]
+    while (parent := path[-1].parent_id) is not None and parent in tree:
+        path.append(tree[parent])
+    return path[::-1]
+
+
 def live_part(path: Sequence[Turn]) -> Sequence[Turn]:
     """Return the turns of a path (root first) whose ids the model sees: from the last that starts over."""
     for at in range(len(path) - 1, -1, -1):
@@ -199,6 +207,12 @@ def path_token_ids(path: Sequence[Turn]) -> tuple[int, ...] | None:
             return None
         ids.extend(turn.token_ids)
     return tuple(ids)
+
+
+def num_common(one: Sequence[object], other: Sequence[object]) -> int:
+    """Return how many items two sequences begin with alike."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((at for at, (left, right) in pairs if left != right), min(len(one), len(other)))
 
 
 def nth_last_question(turns: Sequence[Turn], num: int) -> Turn | None:

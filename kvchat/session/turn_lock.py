@@ -8,7 +8,7 @@ from pathlib import Path
 from time import sleep
 
 from kvchat.errors import StorageError
-from kvchat.platform.directories import make_private
+from kvchat.platform.directories import make_private, system_errors_as
 from kvchat.session.store import SessionStore
 from kvchat.session.tree import Finish, SessionId
 
@@ -31,7 +31,7 @@ def turn_lock(
         StorageError: it cannot be written.
     """
     file = directory / f"{session_id}.lock"
-    with _named(file):
+    with system_errors_as(StorageError, str(file)):
         make_private(directory)
     descriptor = _held(file, on_wait)
     try:
@@ -42,26 +42,17 @@ def turn_lock(
         os.close(descriptor)
 
 
-@contextmanager
-def _named(file: Path) -> Iterator[None]:
-    """Report what the system says as said of `file`; whoever is called while waiting fails by itself."""
-    try:
-        yield
-    except OSError as error:
-        raise StorageError(f"{file}: {error.strerror or error}") from error
-
-
 def _held(file: Path, on_wait: Callable[[], None]) -> int:
     """Return the descriptor of the lock file that has this name while its lock is held."""
     while True:
-        with _named(file):
+        with system_errors_as(StorageError, str(file)):
             descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             while not _is_locked(descriptor, file):
                 on_wait()
                 sleep(_POLL_S)
             # Whoever held it before has taken the name away: others may lock a new file already.
-            with _named(file), suppress(FileNotFoundError):
+            with system_errors_as(StorageError, str(file)), suppress(FileNotFoundError):
                 if os.path.samestat(os.fstat(descriptor), os.stat(file)):
                     return descriptor
         except BaseException:
@@ -72,7 +63,7 @@ def _held(file: Path, on_wait: Callable[[], None]) -> int:
 
 def _is_locked(descriptor: int, file: Path) -> bool:
     """Take the lock if nobody has it. Nobody waits in here: Python goes on with an interrupted `flock`."""
-    with _named(file):
+    with system_errors_as(StorageError, str(file)):
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

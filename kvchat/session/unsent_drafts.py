@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvchat.errors import StorageError
+from kvchat.platform.directories import system_errors_as
 from kvchat.platform.encryptor import Encryptor
 from kvchat.session.encryption.files import EncryptedFiles
 
@@ -59,7 +60,7 @@ class DraftStore:
         name = session_id or _NOT_BEGUN
         number = 1 + max((_number(file, name) for file in _stored(self._files, name)), default=0)
         file = self._files.file(f"{name}.{number:06d}-{secrets.token_hex(4)}")
-        with _told(f"what you have not sent cannot be kept in {file}"):
+        with system_errors_as(StorageError, f"what you have not sent cannot be kept in {file}"):
             self._files.write(file, json.dumps({"branch": branch, "texts": [text]}).encode())
 
     def holds(self, session_id: str) -> bool:
@@ -105,22 +106,11 @@ class DraftStore:
             for file in files:
                 self._remove(file)
 
-    def take(self, session_id: str | None) -> str:
-        """Return what is stored for a session, empty for nothing, and remove it.
-
-        Raises:
-            StorageError: some of it is damaged and was set aside; the rest is still stored.
-        """
-        with self.lent(session_id) as draft:
-            if draft.complaint:
-                raise StorageError(draft.complaint)
-            return draft.text
-
     def forget(self, session_id: str | None) -> None:
         if self._files is None:
             return
         name = session_id or _NOT_BEGUN
-        with _told(f"cannot read {self._files.directory}"):
+        with system_errors_as(StorageError, f"cannot read {self._files.directory}"):
             unfinished = [*self._files.directory.glob(f".{name}.*")]  # by a process that was killed
         for file in (*_stored(self._files, name), *_stored(self._files, _ASIDE + name), *unfinished):
             self._remove(file)
@@ -131,17 +121,20 @@ class DraftStore:
             return
         target = EncryptedFiles(self._files.directory, encryptor, b"unsent")
         for file in _all(self._files):
-            with _told(f"{file} cannot be written in another way"), suppress(FileNotFoundError, ValueError):
+            with (
+                system_errors_as(StorageError, f"{file} cannot be written in another way"),
+                suppress(FileNotFoundError, ValueError),
+            ):
                 target.write(target.file(file.stem), self._files.read(file))
 
     def _remove(self, file: Path) -> None:
         assert self._files is not None
-        with _told(f"{file} cannot be removed"):
+        with system_errors_as(StorageError, f"{file} cannot be removed"):
             self._files.remove(file)
 
 
 def _all(files: EncryptedFiles) -> Sequence[Path]:
-    with _told(f"cannot read {files.directory}"):
+    with system_errors_as(StorageError, f"cannot read {files.directory}"):
         return files.all()
 
 
@@ -158,7 +151,7 @@ def _number(file: Path, name: str) -> int:
 
 def _is_locked(file: Path, locks: ExitStack) -> bool:
     """Lock a file until `locks` end; return False where another window has it, or has taken it."""
-    with _told(f"cannot read {file}"):
+    with system_errors_as(StorageError, f"cannot read {file}"):
         try:
             descriptor = os.open(file, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
             locks.callback(os.close, descriptor)
@@ -170,7 +163,7 @@ def _is_locked(file: Path, locks: ExitStack) -> bool:
 
 def _texts(files: EncryptedFiles, file: Path) -> tuple[str | None, list[str]]:
     """Return the branch that a file is for, None for any, and its texts."""
-    with _told(f"cannot read {file}"):
+    with system_errors_as(StorageError, f"cannot read {file}"):
         data = files.read(file)
     stored = json.loads(data)
     if isinstance(stored, list):  # as it was written before texts were for branches
@@ -186,11 +179,3 @@ def _set_aside(file: Path) -> str:
     except OSError:
         aside = file
     return f"something you had not sent is damaged; remove the file {aside} when you need it no more"
-
-
-@contextmanager
-def _told(problem: str) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise StorageError(f"{problem}: {error.strerror or error}") from error

@@ -7,7 +7,7 @@ from math import isfinite
 from kvchat.engine.api.loss import FormatLoss, GaugeReport, Loss
 from kvchat.engine.api.recall import FormatMarks, Item
 from kvchat.engine.quality.frontier import recommended, share_bounds
-from kvchat.engine.quality.paired_score import PairedScore, paired_score
+from kvchat.engine.quality.paired_score import paired_score
 from kvchat.text.figures import bytes_text, plural
 
 _HEAD = ("format", "bytes", "of exact", "same first", "recall", "KL, nats", "perplexity")
@@ -62,8 +62,9 @@ def suite_lines(items: Sequence[Item], marks: Sequence[FormatMarks]) -> Iterator
         whole = paired_score(items, exact, one)
         shares = " | ".join(f"{100 * part.exact:.1f} → {100 * part.approximate:.1f} %" for part in parts)
         loss = one.answers
+        points = f"{whole.lost:+.1f} ({whole.least_lost:+.1f} … {whole.most_lost:+.1f})"
         yield (
-            f"| `{one.cache_format}` | {one.token_bytes:.0f} | {shares} | {_points(whole)} |"
+            f"| `{one.cache_format}` | {one.token_bytes:.0f} | {shares} | {points} |"
             f" {_percent(loss.agreement)} | {_nats(loss)} | × {loss.perplexity_ratio:.4f} |"
         )
 
@@ -114,10 +115,6 @@ def _row(one: FormatLoss, report: GaugeReport) -> tuple[str, ...]:
         _nats(one.loss),
         f"× {one.loss.perplexity_ratio:.4f}",
     )
-
-
-def _points(score: PairedScore) -> str:
-    return f"{score.lost:+.1f} ({score.least_lost:+.1f} … {score.most_lost:+.1f})"
 
 
 def _percent(share: float) -> str:

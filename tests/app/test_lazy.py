@@ -10,7 +10,7 @@ from kvchat.app.composition import Kvchat, opened
 from kvchat.app.config import read_settings
 from kvchat.app.engine_swap import EngineSwap
 from kvchat.app.interface_host import InterfaceHost
-from kvchat.app.lazy_host import LazyHost
+from kvchat.app.lazy import LazyHost
 
 pytestmark = pytest.mark.cpu
 

@@ -32,8 +32,10 @@ def test_what_was_not_sent_to_a_session_that_is_gone_goes_with_the_next_sweep(
             store.unsent.keep(owner, "half a thought")
         sweep(store, one)
         assert store.unsent.owners() == {here}
-        assert store.unsent.take(gone) == ""
-        assert store.unsent.take(None) == store.unsent.take(here) == "half a thought"
+        assert not store.unsent.holds(gone)
+        for owner in (None, here):
+            with store.unsent.lent(owner) as draft:
+                assert draft.text == "half a thought"
 
 
 def test_text_is_deleted_also_where_the_cache_cannot_be_used(tmp_path: Path) -> None:

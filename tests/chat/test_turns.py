@@ -108,7 +108,8 @@ def test_conversations_that_take_turns_never_mix(desk: Desk) -> None:
 
 def test_delete_removes_the_session_and_lets_go_of_its_branch(desk: Desk) -> None:
     conversation = desk.talk("Hello", title="demo")
-    desk.chat.delete(conversation)
+    desk.chat.close(conversation)
+    desk.chat.store.delete_session(conversation.session.id)
     assert desk.engine.live == {}
     with pytest.raises(SessionNotFound):
         desk.chat.open("demo")

@@ -53,7 +53,8 @@ def wait_until_saved(kvchat: Kvchat, conversation: Conversation) -> None:
 
 def test_a_conversation_that_is_deleted_at_once_leaves_no_block(kvchat: Kvchat) -> None:
     chat = kvchat.load(None, None)
-    chat.delete(talk(chat))
+    chat.close(conversation := talk(chat))
+    chat.store.delete_session(conversation.session.id)
     assert not block_files()
     kvchat.close()
     assert not block_files()

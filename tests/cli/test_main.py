@@ -182,7 +182,7 @@ def test_the_window_is_drawn_without_chat_command_line_and_what_opens_on_a_key()
     program = (
         "import sys\n"
         "from kvchat.cli.main import run\n"
-        "import kvchat.ui.app, kvchat.app.lazy_chat\n"
+        "import kvchat.ui.app, kvchat.app.lazy\n"
         "code = run([])\n"
         "print(code, [name for name in sys.argv[1:] if name in sys.modules])\n"
     )

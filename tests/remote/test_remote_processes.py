@@ -16,7 +16,7 @@ from kvchat.cli.commands.doctor.doctor import DoctorOptions
 from kvchat.cli.commands.pack.make import MakeOptions
 from kvchat.cli.commands.resume import ResumeOptions
 from kvchat.cli.commands.serve import ServeOptions
-from kvchat.cli.commands.sessions.verify import VerifyCacheOptions
+from kvchat.cli.commands.sessions.verify import VerifyOptions
 from tests.patience import PATIENCE_S
 from tests.remote.conftest import RawServer
 from tests.serving.conftest import KEY, REPLY, Served
@@ -66,7 +66,7 @@ def test_only_conversations_go_to_the_server(
         monkeypatch.setenv(name, value)
     assert AskOptions().settings().remote.url == variables["KVCHAT_REMOTE"]
     assert ResumeOptions(remote="none").settings().remote.url is None
-    for options in (ServeOptions(), MakeOptions(name="spec"), VerifyCacheOptions(), DoctorOptions()):
+    for options in (ServeOptions(), MakeOptions(name="spec"), VerifyOptions(), DoctorOptions()):
         assert options.settings().remote == RemoteSettings()
 
 

@@ -11,6 +11,7 @@ from kvchat.app.config import KEYS, Settings
 from kvchat.app.conversion.gauge_figures import read_figures
 from kvchat.app.host import Gauged
 from kvchat.errors import EngineFailed
+from kvchat.platform.directories import system_errors_as
 
 
 def ended(settings: Settings, words: Sequence[str]) -> "subprocess.CompletedProcess[str]":
@@ -22,7 +23,7 @@ def ended(settings: Settings, words: Sequence[str]) -> "subprocess.CompletedProc
     places = ("--data-dir", str(settings.paths.data_dir), "--cache-dir", str(settings.paths.cache_dir))
     root = str(Path(__file__).parents[3])
     python_path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
-    try:
+    with system_errors_as(EngineFailed, "no process can be started for it"):
         done = subprocess.run(
             [sys.executable, "-m", "kvchat", *words, *places],
             env=os.environ | engine_environ(settings) | {"PYTHONPATH": python_path},
@@ -31,8 +32,6 @@ def ended(settings: Settings, words: Sequence[str]) -> "subprocess.CompletedProc
             text=True,
             check=False,
         )
-    except OSError as error:
-        raise EngineFailed(f"no process can be started for it: {error.strerror or error}") from error
     if done.returncode:
         lines = done.stderr.strip().splitlines() or [f"it ended with {done.returncode}"]
         raise EngineFailed(lines[-1].removeprefix("kvchat: "))
@@ -87,32 +86,16 @@ def gauged(settings: Settings, session_id: str, branch: str, cache_format: str) 
     Raises:
         EngineFailed: with what the command said instead.
     """
+    words = ["cache", "gauge", session_id, "--branch", branch, "--quiet"]
+    words += ["--cache-format", cache_format] if cache_format else []
     try:
         with TemporaryDirectory(prefix="kvchat-gauge-") as scratch:
             path = Path(scratch, "figures.json")
-            words = gauge_text(settings, session_id, branch, cache_format, path)
+            told = ended(settings, [*words, "--figures", str(path)]).stdout.rstrip("\n")
             report, kept_agreement = read_figures(path)
     except (OSError, ValueError, KeyError) as error:
         raise EngineFailed(
             f"the figures of the gauge cannot be kept or read: {error}; see that the directory for temporary"
             " files can be written and has room, and try again"
         ) from error
-    return Gauged(words=words, report=report, kept_agreement=kept_agreement)
-
-
-def gauge_text(
-    settings: Settings, session_id: str, branch: str, cache_format: str, figures: Path | None = None
-) -> str:
-    """Return what `kvchat cache gauge` says of a session.
-
-    Args:
-        cache_format: to be measured; empty: the usual ones.
-        figures: file for all figures.
-
-    Raises:
-        EngineFailed: with what the command said instead.
-    """
-    words = ["cache", "gauge", session_id, "--branch", branch, "--quiet"]
-    words += ["--cache-format", cache_format] if cache_format else []
-    words += ["--figures", str(figures)] if figures is not None else []
-    return ended(settings, words).stdout.rstrip("\n")
+    return Gauged(words=told, report=report, kept_agreement=kept_agreement)

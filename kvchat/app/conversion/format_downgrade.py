@@ -84,7 +84,7 @@ def go_on_in(
     if is_shadow(cache_format):
         require_exact_blocks(session)
     kvchat.engine.close()
-    kvchat.use_format(cache_format)
+    kvchat.use_engine({"cache_format": cache_format})
     if is_shadow(cache_format):
         return _looked_at(cache_format, session, kvchat)
     is_stored = bool(conversation.turns) and settings.engine.cache_dir is not None

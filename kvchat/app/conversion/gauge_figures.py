@@ -1,17 +1,19 @@
 """JSON form of a gauge report, written and read back."""
 
 import json
-from collections.abc import Mapping
 from dataclasses import asdict
 from math import inf
 from pathlib import Path
-from typing import Any
+
+import msgspec
 
 from kvchat.engine.api.cache_format import EXACT
-from kvchat.engine.api.loss import FormatLoss, GaugeReport, LayerLoss, Loss
+from kvchat.engine.api.loss import GaugeReport
 from kvchat.engine.quality.frontier import recommended
 from kvchat.errors import StorageError
 from kvchat.text.gauge import finite
+
+_ENDLESS = ("divergence", "worst_divergence", "perplexity_ratio")
 
 
 def figures_of(report: GaugeReport, session_id: str, kept_agreement: float) -> object:
@@ -27,20 +29,11 @@ def read_figures(path: Path) -> tuple[GaugeReport, float]:
     Raises:
         OSError, ValueError, KeyError: the file cannot be read, or holds something else.
     """
-    values: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    formats, layers = (
-        [one | {"loss": _loss_of(one["loss"])} for one in values[name]] for name in ("formats", "layers")
-    )
-    report = GaugeReport(
-        model=values["model"],
-        num_tokens=values["num_tokens"],
-        num_replayed=values["num_replayed"],
-        exact_bytes=values["exact_bytes"],
-        exact_token_bytes=values["exact_token_bytes"],
-        formats=tuple(FormatLoss(**one) for one in formats),
-        layers=tuple(LayerLoss(**one) for one in layers),
-    )
-    return report, values["keep"]
+    values = json.loads(path.read_text(encoding="utf-8"))
+    for one in (*values["formats"], *values["layers"]):
+        # JSON has no number without end, and a null in its place.
+        one["loss"] |= {name: inf for name in _ENDLESS if one["loss"][name] is None}
+    return msgspec.convert(values, GaugeReport), values["keep"]
 
 
 def write_text(path: Path, text: str, option: str) -> None:
@@ -55,9 +48,3 @@ def write_text(path: Path, text: str, option: str) -> None:
         raise StorageError(
             f"{path} cannot be written: {error.strerror}; give another file with {option}"
         ) from error
-
-
-def _loss_of(values: Mapping[str, Any]) -> Loss:
-    """Return a loss; JSON has no number without end, and a null in its place."""
-    endless = ("divergence", "worst_divergence", "perplexity_ratio")
-    return Loss(**{**values, **{name: inf for name in endless if values[name] is None}})

@@ -83,33 +83,27 @@ class Exporter:
         if branch is None and format.is_one_branch:
             branch = session.active_branch
         branches, turns = _chosen(self._store, session, branch)
-        num_tokens = sum(len(turn.token_ids or ()) for turn in turns)
-        is_encrypted = self._settings.engine.encryptor is not None
+        num_blocks, digest = 0, None
         if format is Format.BUNDLE:
             with self._opened(target) as write:
                 written = write_session(
                     self._settings, session, branches, turns, write, with_kv=self._with_kv, show=self._show
                 )
-            return Exported(
-                target=target,
-                format=format,
-                num_turns=len(turns),
-                num_tokens=num_tokens,
-                num_bytes=written.num_bytes,
-                num_blocks=written.num_blocks,
-                digest=written.digest.hex(),
-                is_encrypted_at_home=is_encrypted,
-            )
-        data = readable_text(format, session, branches, turns).encode()
-        with self._opened(target) as write:
-            write(data)
+            num_bytes, num_blocks, digest = written.num_bytes, written.num_blocks, written.digest.hex()
+        else:
+            data = readable_text(format, session, branches, turns).encode()
+            with self._opened(target) as write:
+                write(data)
+            num_bytes = len(data)
         return Exported(
             target=target,
             format=format,
             num_turns=len(turns),
-            num_tokens=num_tokens,
-            num_bytes=len(data),
-            is_encrypted_at_home=is_encrypted,
+            num_tokens=sum(len(turn.token_ids or ()) for turn in turns),
+            num_bytes=num_bytes,
+            num_blocks=num_blocks,
+            digest=digest,
+            is_encrypted_at_home=self._settings.engine.encryptor is not None,
         )
 
     def _opened(self, target: Path | None) -> AbstractContextManager[Write]:

@@ -201,15 +201,6 @@ class ClientConnection:
         error = None if status.error is None else plain_error(status.error)
         return {"phase": status.phase.value, "detail": status.detail, "error": error}
 
-    def _info(self, value: dict[str, Any]) -> object:
-        return plain(self._engine.info())
-
-    def _snapshot(self, value: dict[str, Any]) -> object:
-        return plain(self._engine.snapshot())
-
-    def _reusable_len(self, value: dict[str, Any]) -> object:
-        return self._engine.reusable_len(tuple(value["token_ids"]), str(value["namespace"]))
-
     def _submit(self, value: dict[str, Any]) -> object:
         request = restored(Request, value["request"])
         if request.sequence is not None and request.sequence not in self._sequences:
@@ -251,9 +242,6 @@ class ClientConnection:
             self._sequences.discard(value["sequence"])
             self._engine.release(value["sequence"])
 
-    def _drain_saves(self, value: dict[str, Any]) -> None:
-        self._engine.drain_saves()
-
     def _start_pumps(self) -> None:
         """Let events of new requests flow: behind the answer that names the request, never before it."""
         while self._new:
@@ -291,16 +279,18 @@ class ClientConnection:
 
 _CALLS: dict[str, Callable[[ClientConnection, dict[str, Any]], object]] = {
     "status": ClientConnection._status,
-    "info": ClientConnection._info,
-    "snapshot": ClientConnection._snapshot,
-    "reusable_len": ClientConnection._reusable_len,
+    "info": lambda client, _: plain(client._engine.info()),
+    "snapshot": lambda client, _: plain(client._engine.snapshot()),
+    "reusable_len": lambda client, value: client._engine.reusable_len(
+        tuple(value["token_ids"]), str(value["namespace"])
+    ),
     "submit": ClientConnection._submit,
     "cancel": ClientConnection._cancel,
     "prioritise": ClientConnection._prioritise,
     "prioritise_sequence": ClientConnection._prioritise_sequence,
     "fork": ClientConnection._fork,
     "release": ClientConnection._release,
-    "drain_saves": ClientConnection._drain_saves,
+    "drain_saves": lambda client, _: client._engine.drain_saves(),
 }
 
 

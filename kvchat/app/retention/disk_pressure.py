@@ -83,10 +83,8 @@ def first_that_pays(unused: Iterable[UnusedSession], free_bytes: int) -> UnusedS
     """Return the first conversation whose converted blocks find room beside the exact ones, and take less
     than what goes for them. Pure.
     """
-    for one in unused:
-        if one.num_bytes * _LEFT <= min(free_bytes, one.own_bytes):
-            return one
-    return None
+    paying = (one for one in unused if one.num_bytes * _LEFT <= min(free_bytes, one.own_bytes))
+    return next(paying, None)
 
 
 def is_nearly_full(free_bytes: int, limit_bytes: int) -> bool:

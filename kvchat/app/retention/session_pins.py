@@ -94,7 +94,7 @@ class SessionPins:
                 self.let_go_in(catalog, session_ids)
 
     def let_go_in(self, catalog: "BlockCatalog", session_ids: Iterable[SessionId]) -> None:
-        for name in self.names(catalog, session_ids):
+        for name in pin_names(catalog, session_ids):
             catalog.let_go(name)
 
     def _let_go_of_others(
@@ -102,7 +102,7 @@ class SessionPins:
     ) -> None:
         """Let blocks make room again that a session does not have any more: their names tell of its words."""
         lists = {_name(session_id, fingerprint): fingerprint for fingerprint in wanted}
-        for name in self.names(catalog, [session_id]):
+        for name in pin_names(catalog, [session_id]):
             if name in lists:
                 catalog.narrow(name, lists[name], wanted[lists[name]])
             else:
@@ -114,10 +114,6 @@ class SessionPins:
         for name in catalog.kept_names():
             if name.startswith(_PREFIX) and _session_of(name) not in pinned:
                 catalog.let_go(name)
-
-    def names(self, catalog: "BlockCatalog", session_ids: Iterable[SessionId]) -> frozenset[str]:
-        """Return the names under which blocks are kept for some sessions."""
-        return pin_names(catalog, session_ids)
 
     def _catalog(self) -> "BlockCatalog":
         # Imported by whoever pins: a list of sessions is to be there at once.
@@ -134,8 +130,7 @@ class SessionPins:
         limit_bytes = blocks_limit(self._limit_bytes, self._cache_dir)
         if limit_bytes is None:
             return
-        own = self.names(catalog, [session_id])
-        num_bytes = catalog.kept_bytes(but=own, beside=wanted)
+        num_bytes = catalog.kept_bytes(but=pin_names(catalog, [session_id]), beside=wanted)
         if num_bytes * MOST_KEPT > limit_bytes:
             raise PinRefused(
                 f"packs and pinned sessions would keep {bytes_text(num_bytes)}, more than one byte in"

@@ -11,7 +11,7 @@ from kvchat.engine.api.view import View
 from kvchat.engine.formats.pruned.view_schedule import schedule_over
 from kvchat.session.kv.provenance import namespace_of
 from kvchat.session.kv.references import References, Run, chain_root
-from kvchat.session.tree import Session, Turn, TurnId, path_token_ids
+from kvchat.session.tree import Session, Turn, path_to, path_token_ids
 
 
 def add_view_turns(
@@ -34,14 +34,8 @@ def paths(turns: Sequence[Turn]) -> Iterator[tuple[Turn, ...]]:
     known = {turn.id: turn for turn in turns}
     parents = {turn.parent_id for turn in turns}
     for turn in turns:
-        if turn.id in parents:
-            continue
-        path: list[Turn] = []
-        at: TurnId | None = turn.id
-        while at is not None and at in known:
-            path.append(known[at])
-            at = known[at].parent_id
-        yield tuple(reversed(path))
+        if turn.id not in parents:
+            yield tuple(path_to(known, turn))
 
 
 def _runs(

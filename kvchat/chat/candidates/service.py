@@ -9,7 +9,7 @@ from kvchat.chat.candidates.samples import DIFFERING_TEMPERATURE, Candidates
 from kvchat.chat.candidates.token_fork import TokenForks
 from kvchat.chat.conversation import Answering, Conversation
 from kvchat.chat.events import Alternative, ChatEvent, EditCost, SampleEvent
-from kvchat.chat.revision import common_ids, to_last_question
+from kvchat.chat.revision import common_ids, edit_cost, to_last_question
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.session.kv.provenance import namespace_of
 from kvchat.session.store import new_session_id
@@ -51,8 +51,7 @@ class CandidateService:
 
     def retry_cost(self, conversation: Conversation) -> EditCost:
         """Return exactly what answering the last question again costs now. Waits for the engine."""
-        path = to_last_question(conversation.turns)
-        return self._path_cost(conversation, path)
+        return self._path_cost(conversation, to_last_question(conversation.turns))
 
     def reach(self, conversation: Conversation) -> EditCost:
         """Return how much of a conversation need not be computed before its next message."""
@@ -62,13 +61,7 @@ class CandidateService:
         ids = path_token_ids(path) or ()
         namespace = namespace_of(conversation.session, path)
         reused = self._answering.engine.reusable_len(ids, namespace) if ids else 0
-        left = conversation.turns[len(path) :]
-        return EditCost(
-            reused_tokens=reused,
-            computed_tokens=len(ids) - reused,
-            left_turns=len(left),
-            left_tokens=sum(len(turn.token_ids or ()) for turn in left),
-        )
+        return edit_cost(len(ids), reused, conversation.turns[len(path) :])
 
     # Tokens
 

@@ -7,6 +7,7 @@ from math import exp
 
 from kvchat.chat.conversation import Answering, Conversation
 from kvchat.chat.events import Alternative, ChatEvent, EditCost, TurnFinished, TurnStarted
+from kvchat.chat.revision import edit_cost
 from kvchat.engine.api.events import RequestFinished, TokenEmitted, TokenLogprobs
 from kvchat.engine.api.request import Request
 from kvchat.engine.api.sampling_params import SamplingParams
@@ -55,8 +56,15 @@ class TokenForks:
             owner=conversation.session.id,
             namespace=namespace_of(conversation.session, (*path, answer)),
         )
-        found = self._ask(request)
-        return tuple(self._alternative(token_id, logprob) for token_id, logprob in found.top)
+        return tuple(
+            Alternative(
+                token_id=token_id,
+                text=self._template.tokenizer.decode([token_id], keep_control=True),
+                probability=exp(logprob),
+                is_end=token_id in self._template.end_ids,
+            )
+            for token_id, logprob in self._ask(request).top
+        )
 
     def cost(self, conversation: Conversation, answer_id: TurnId, at: int) -> EditCost:
         """Return exactly what going on from a token costs now. Waits for the engine."""
@@ -65,13 +73,8 @@ class TokenForks:
         # The chosen token stands behind; a prompt is never reused to its last token.
         namespace = namespace_of(conversation.session, (*path, answer))
         reused = min(self._engine.reusable_len((*ids, ids[-1]), namespace), len(ids))
-        left = conversation.turns[len(path) :]
-        return EditCost(
-            reused_tokens=reused,
-            computed_tokens=len(ids) + 1 - reused,
-            left_turns=len(left),
-            left_tokens=sum(len(turn.token_ids or ()) for turn in left) - at,
-        )
+        cost = edit_cost(len(ids) + 1, reused, conversation.turns[len(path) :])
+        return replace(cost, left_tokens=cost.left_tokens - at)
 
     def go_on(
         self, conversation: Conversation, answer_id: TurnId, at: int, token_id: int, sampling: SamplingParams
@@ -147,14 +150,6 @@ class TokenForks:
             handle.cancel()
             with suppress(KvchatError):
                 self._engine.release(handle.sequence)
-
-    def _alternative(self, token_id: int, logprob: float) -> Alternative:
-        return Alternative(
-            token_id=token_id,
-            text=self._template.tokenizer.decode([token_id], keep_control=True),
-            probability=exp(logprob),
-            is_end=token_id in self._template.end_ids,
-        )
 
 
 def _ids_before(path: tuple[Turn, ...], answer: Turn, at: int) -> tuple[int, ...]:

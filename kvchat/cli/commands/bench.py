@@ -21,6 +21,7 @@ from kvchat.cli.output.streams import Output, Status, as_json
 from kvchat.cli.parser.option_class import Argument, Option, option_class
 from kvchat.cli.parser.options import ListOptions
 from kvchat.errors import KvchatError, UsageError
+from kvchat.platform.directories import system_errors_as
 
 
 @option_class
@@ -144,10 +145,8 @@ def _plot_dir(directory: Path) -> Path:
 
     Raises: UsageError: it cannot be.
     """
-    try:
+    with system_errors_as(UsageError, f"cannot make {directory}"):
         directory.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"cannot make {directory}: {error.strerror or error}") from error
     return directory.absolute()
 
 

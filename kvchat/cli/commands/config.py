@@ -89,7 +89,9 @@ def show_config(options: ShowOptions) -> None:
 
 def set_value(options: SetOptions) -> None:
     """Write one setting into the person's configuration file."""
-    name = _known(options.name)
+    name = options.name
+    if name not in KEYS:
+        raise UsageError(f"there is no setting '{name}'{did_you_mean(name, KEYS)}")
     if (options.value is None) is not options.unset:
         raise UsageError(f"give a value, or --unset: kvchat config set {name} VALUE")
     file = own_file(options.config)
@@ -179,9 +181,3 @@ def _note_ignored(layer: Layer, origins: dict[str, str], status: Status) -> None
     names = [name for name in layer.values if origins[name] != layer.origin]
     for name in names:
         status.note(f"{layer.origin} sets {name} too; {origins[name]} overrules it")
-
-
-def _known(name: str) -> str:
-    if name not in KEYS:
-        raise UsageError(f"there is no setting '{name}'{did_you_mean(name, KEYS)}")
-    return name

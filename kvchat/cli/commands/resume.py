@@ -79,7 +79,7 @@ def resume(options: ResumeOptions) -> int:
         if options.new is not None:
             reference = chat.create(title=options.new, system=settings.system).session.id
         # Imported last: a wrong word is answered without it.
-        from kvchat.app.lazy_host import LazyHost
+        from kvchat.app.lazy import LazyHost
         from kvchat.ui.app import KvchatApp
 
         def make() -> "InterfaceHost":
@@ -123,16 +123,6 @@ def _forget_unused(kvchat: Kvchat, session_id: SessionId | None) -> None:
         store.delete_session(session_id)
 
 
-def _choices(options: ResumeOptions) -> dict[str, bool]:
-    return {
-        "SESSION": bool(options.session),
-        "-s": options.named is not None,
-        "-c": options.continue_last,
-        "--new": options.new is not None,
-        "--temp": options.temp,
-    }
-
-
 def _session_id(kvchat: Kvchat, options: ResumeOptions) -> SessionId | None:
     """Return the id of the session that is meant, None for a new one."""
     if options.continue_last:
@@ -151,3 +141,13 @@ def _session_id(kvchat: Kvchat, options: ResumeOptions) -> SessionId | None:
         if not near:
             raise
         raise SessionNotFound(f"{error}\nDid you mean the command `kvchat {near[0]}`?") from error
+
+
+def _choices(options: ResumeOptions) -> dict[str, bool]:
+    return {
+        "SESSION": bool(options.session),
+        "-s": options.named is not None,
+        "-c": options.continue_last,
+        "--new": options.new is not None,
+        "--temp": options.temp,
+    }

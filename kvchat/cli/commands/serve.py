@@ -129,7 +129,8 @@ def lend(
     if lender is None:
         raise UsageError("a running kvchat lends this model already; `kvchat ask` uses it")
     wait_until_loaded(kvchat.engine, status)
-    status.note(f"lending {kvchat.engine.info().model} to `kvchat ask`" + _ending_words(idle_s))
+    ending = f"; ends after {idle_s:g} s without one" if idle_s else ""
+    status.note(f"lending {kvchat.engine.info().model} to `kvchat ask`{ending}")
     if output is not None:
         output.json({"model": kvchat.engine.info().model, "idle_s": idle_s})
     stop = Event()
@@ -142,7 +143,3 @@ def _check(kvchat: Kvchat) -> None:
     """Raise why the engine died, if it did."""
     if (error := kvchat.engine.status().error) is not None:
         raise EngineFailed(f"{error}; `kvchat doctor` looks at the machine")
-
-
-def _ending_words(idle_s: float) -> str:
-    return f"; ends after {idle_s:g} s without one" if idle_s else ""

@@ -87,7 +87,8 @@ def flushed(code: int) -> int:
             if isinstance(error, BrokenPipeError):
                 code = code or CLOSED_PIPE
             elif code == 0:
-                complain(f"kvchat: standard output cannot be written ({_reason(error)})")
+                reason = getattr(error, "strerror", None) or error
+                complain(f"kvchat: standard output cannot be written ({reason})")
                 code = 1
     try:
         sys.stderr.flush()
@@ -102,7 +103,3 @@ def _give_up(stream: TextIO) -> None:
         nothing = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nothing, stream.fileno())
         os.close(nothing)
-
-
-def _reason(error: Exception) -> str:
-    return getattr(error, "strerror", None) or str(error)

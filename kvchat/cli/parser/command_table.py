@@ -4,8 +4,11 @@ One table for what is run, what `--help` shows and what the manual page says.
 """
 
 from dataclasses import dataclass
-from importlib import import_module
+from inspect import signature
+from pkgutil import resolve_name
 from typing import Any
+
+_COMMANDS = "kvchat.cli.commands."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,31 +17,33 @@ class Command:
 
     Args:
         words: what is typed behind `kvchat`.
-        module: below `kvchat.cli.commands`, imported when the command runs.
-        function: what does it, in this module: takes a value of the options, returns the exit code or None.
-        options: class of its options, in this module; dotted where another is quicker to import.
+        function: what does it, as `module:name` below `kvchat.cli.commands`, imported when the command runs.
+            It takes a value of the options, and returns the exit code or None.
+        options: class of its options, in the same form, where another module is quicker to import.
         help: what it does, in one sentence.
         examples: lines to type, with what they are for behind a `#`.
     """
 
     words: str
-    module: str
     function: str
-    options: str
     help: str
+    options: str | None = None
     examples: tuple[str, ...] = ()
 
     @property
     def takes(self) -> type:
         """The class of its options."""
-        module, _, name = self.options.rpartition(".")
-        found: type = _imported(module or self.module, name)
+        found: type
+        if self.options is not None:
+            found = resolve_name(_COMMANDS + self.options)
+        else:
+            found = signature(self.does).parameters["options"].annotation
         return found
 
     @property
     def does(self) -> Any:
         """The function itself."""
-        return _imported(self.module, self.function)
+        return resolve_name(_COMMANDS + self.function)
 
     @property
     def name(self) -> str:
@@ -50,14 +55,8 @@ class Command:
         return first if verb else None
 
 
-def _imported(module: str, name: str) -> Any:
-    return getattr(import_module(f"kvchat.cli.commands.{module}"), name)
-
-
-def _command(words: str, module: str, function: str, options: str, help: str, *examples: str) -> Command:
-    return Command(
-        words=words, module=module, function=function, options=options, help=help, examples=examples
-    )
+def _command(words: str, function: str, help: str, *examples: str, options: str | None = None) -> Command:
+    return Command(words=words, function=function, help=help, options=options, examples=examples)
 
 
 FAMILIES = {
@@ -82,56 +81,45 @@ DEFAULT_VERBS = {
 TALKING = (
     _command(
         "ask",
-        "ask.ask",
-        "ask",
-        "ask.options.AskOptions",
+        "ask.ask:ask",
         "Answer one question and exit.",
         "kvchat ask 'What is a KV cache?'",
         "kvchat ask -f notes.txt 'What is the gate code?'    # documents come first",
         "git diff | kvchat ask -c 'And this?'    # in the session used last",
         "kvchat ask --pack spec 'What of errors?'    # nothing of a pack is computed again",
         "kvchat ask --json 'Hello' | jq -r .text",
+        options="ask.options:AskOptions",
     ),
     _command(
         "resume",
-        "resume",
-        "resume",
-        "ResumeOptions",
+        "resume:resume",
         "Open the terminal interface.",
         "kvchat resume demo",
         "kvchat demo    # the same",
     ),
     _command(
         "serve",
-        "serve",
-        "serve",
-        "ServeOptions",
+        "serve:serve",
         "Keep a model loaded for other programs.",
         "kvchat serve --port 8080    # OpenAI's chat completions, on this machine alone",
         "kvchat serve --socket-only &    # `kvchat ask` answers at once then",
     ),
     _command(
         "doctor",
-        "doctor.doctor",
-        "doctor",
-        "DoctorOptions",
+        "doctor.doctor:doctor",
         "Say what is here, and what is wrong.",
         "kvchat doctor --no-model",
     ),
     _command(
         "plan",
-        "cache.plan",
-        "plan",
-        "PlanOptions",
+        "cache.plan:plan",
         "Say how many bytes a model's cache takes.",
         "kvchat plan config.json --context 128k",
         "kvchat plan starter --format int4 --format k=int8,v=int4",
     ),
     _command(
         "bench",
-        "bench",
-        "bench",
-        "BenchOptions",
+        "bench:bench",
         "Measure this machine, from the source tree.",
         "kvchat bench basics --svg .    # what a KV cache is for, and what paging is for",
         "kvchat bench start    # where the time to a first word goes",
@@ -139,27 +127,21 @@ TALKING = (
     ),
     _command(
         "export",
-        "transfer.export",
-        "export_session",
-        "ExportOptions",
+        "transfer.export:export_session",
         "Write a session to one file.",
         "kvchat export demo -o demo.kvchat",
         "kvchat export demo --format md -o -",
     ),
     _command(
         "import",
-        "transfer.import_",
-        "import_sessions",
-        "ImportOptions",
+        "transfer.import_:import_sessions",
         "Read sessions from files.",
         "kvchat import demo.kvchat",
         "kvchat import conversations.json",
     ),
     _command(
         "man",
-        "manual",
-        "show_manual",
-        "PlaceOptions",
+        "manual:show_manual",
         "Print the manual page.",
         "kvchat man | man -l -",
     ),
@@ -168,110 +150,70 @@ TALKING = (
 SESSIONS = (
     _command(
         "sessions list",
-        "sessions.listing",
-        "list_sessions",
-        "ListOptions",
+        "sessions.listing:list_sessions",
         "List all sessions, pinned ones first, then last used first.",
         "kvchat sessions",
         "kvchat sessions list --ndjson | jq -r .title",
     ),
     _command(
         "sessions show",
-        "sessions.listing",
-        "show_session",
-        "SessionOptions",
+        "sessions.listing:show_session",
         "Print a conversation.",
         "kvchat sessions show demo",
     ),
     _command(
         "sessions last",
-        "sessions.listing",
-        "show_last",
-        "ListOptions",
+        "sessions.listing:show_last",
         "Print the last answer of the session used last.",
         "kvchat sessions last > answer.txt",
     ),
-    _command(
-        "sessions tree",
-        "sessions.listing",
-        "show_tree",
-        "SessionOptions",
-        "Print the tree of its turns.",
-    ),
-    _command(
-        "sessions fork",
-        "sessions.revise",
-        "fork_session",
-        "ForkOptions",
-        "Begin a branch, also further up.",
-    ),
-    _command(
-        "sessions undo",
-        "sessions.revise",
-        "undo_messages",
-        "ReviseOptions",
-        "Take back your last messages.",
-    ),
+    _command("sessions tree", "sessions.listing:show_tree", "Print the tree of its turns."),
+    _command("sessions fork", "sessions.revise:fork_session", "Begin a branch, also further up."),
+    _command("sessions undo", "sessions.revise:undo_messages", "Take back your last messages."),
     _command(
         "sessions drop",
-        "sessions.revise",
-        "drop_message",
-        "ReviseOptions",
+        "sessions.revise:drop_message",
         "Leave one out, keep the rest.",
         "kvchat sessions drop demo 2 --dry-run",
     ),
     _command(
         "sessions search",
-        "sessions.listing",
-        "search_sessions",
-        "SearchOptions",
+        "sessions.listing:search_sessions",
         "Find messages by words.",
         "kvchat sessions search gate code",
     ),
     _command(
         "sessions rename",
-        "sessions.changes",
-        "rename_session",
-        "RenameOptions",
+        "sessions.changes:rename_session",
         "Give it another title.",
         "kvchat sessions rename 7f3a 'Trip to Oslo'",
     ),
     _command(
         "sessions pin",
-        "sessions.changes",
-        "pin_sessions",
-        "PinOptions",
+        "sessions.changes:pin_sessions",
         "Keep sessions on top of the list, and their KV on disk.",
     ),
     _command(
         "sessions unpin",
-        "sessions.changes",
-        "unpin_sessions",
-        "PinOptions",
+        "sessions.changes:unpin_sessions",
         "Let sessions stand where they were used last, and their KV make room.",
     ),
     _command(
         "sessions rm",
-        "sessions.changes",
-        "remove_sessions",
-        "RemoveOptions",
+        "sessions.changes:remove_sessions",
         "Remove text, and KV of its own.",
         "kvchat sessions rm demo 7f3a --yes",
         "kvchat sessions rm demo --branch main-2",
     ),
     _command(
         "sessions verify",
-        "sessions.verify",
-        "verify_session",
-        "VerifySessionOptions",
+        "sessions.verify:verify_session",
         "Compute its KV again and compare.",
         "kvchat sessions verify --all demo",
     ),
     _command(
         "sessions convert",
-        "sessions.convert",
-        "convert_session",
-        "ConvertOptions",
+        "sessions.convert:convert_session",
         "Keep its KV in fewer bits, or exactly again.",
         "kvchat sessions convert demo int4    # what it saves and loses is told first",
         "kvchat sessions convert demo exact",
@@ -281,74 +223,44 @@ SESSIONS = (
 KEEPING = (
     _command(
         "pack make",
-        "pack.make",
-        "make_pack",
-        "MakeOptions",
+        "pack.make:make_pack",
         "Compute a beginning once and keep it.",
         "kvchat pack make spec -f rfc.txt",
         "git log -p | kvchat pack make history --system 'Answer from this log.'",
     ),
-    _command("pack list", "pack.pack", "list_packs", "ListOptions", "List all packs."),
-    _command(
-        "pack show",
-        "pack.pack",
-        "show_pack",
-        "PackOptions",
-        "Print a pack's text.",
-    ),
+    _command("pack list", "pack.pack:list_packs", "List all packs."),
+    _command("pack show", "pack.pack:show_pack", "Print a pack's text."),
     _command(
         "pack rm",
-        "pack.pack",
-        "remove_packs",
-        "RemovePacksOptions",
+        "pack.pack:remove_packs",
         "Remove packs; their blocks make room again.",
         "kvchat pack rm spec",
     ),
     _command(
         "models list",
-        "models",
-        "list_models",
-        "ListOptions",
+        "models:list_models",
         "List the models that are here, and whether they fit.",
         "kvchat models",
         "kvchat models list --json | jq -r '.[].name'",
     ),
     _command(
         "models show",
-        "models",
-        "show_model",
-        "ModelOptions",
+        "models:show_model",
         "Say what is known of one of them.",
         "kvchat models show starter",
     ),
     _command(
         "cache status",
-        "cache.cache",
-        "cache_status",
-        "StatusOptions",
+        "cache.cache:cache_status",
         "Say what is kept on disk, by model.",
         "kvchat cache",
         "kvchat cache status --remote http://gpu-box:8000/v1    # and what that server reports",
     ),
-    _command(
-        "cache verify",
-        "sessions.verify",
-        "verify_cache",
-        "VerifyCacheOptions",
-        "Hold all KV to the model.",
-    ),
-    _command(
-        "cache why",
-        "sessions.why",
-        "explain_answer",
-        "WhyOptions",
-        "Say why an answer was not all reused.",
-    ),
+    _command("cache verify", "sessions.verify:verify_cache", "Hold all KV to the model."),
+    _command("cache why", "sessions.why:explain_answer", "Say why an answer was not all reused."),
     _command(
         "cache gauge",
-        "cache.gauge",
-        "gauge",
-        "GaugeOptions",
+        "cache.gauge:gauge",
         "Measure what smaller cache formats lose.",
         "kvchat cache gauge demo    # on your own conversation",
         "kvchat cache gauge demo --keep 0.95 --layers int4 --svg demo.svg",
@@ -356,97 +268,45 @@ KEEPING = (
     ),
     _command(
         "cache ls",
-        "cache.cache",
-        "list_blocks",
-        "ListOptions",
+        "cache.cache:list_blocks",
         "List whose blocks are on disk.",
         "kvchat cache ls --json | jq '.[0]'",
     ),
     _command(
         "cache evict",
-        "cache.cache",
-        "evict_blocks",
-        "EvictOptions",
+        "cache.cache:evict_blocks",
         "Remove KV from the disk; no word goes.",
         "kvchat cache evict demo",
         "kvchat cache evict --to 2GiB",
     ),
-    _command(
-        "cache gc",
-        "cache.cache",
-        "cache_gc",
-        "ListOptions",
-        "Remove blocks that no session refers to.",
-    ),
+    _command("cache gc", "cache.cache:cache_gc", "Remove blocks that no session refers to."),
     _command(
         "cache path",
-        "cache.cache",
-        "cache_path",
-        "ListOptions",
+        "cache.cache:cache_path",
         "Print the directory of the blocks.",
         "rm -r $(kvchat cache path)    # costs time, never a word",
     ),
     _command(
         "config show",
-        "config",
-        "show_config",
-        "ShowOptions",
+        "config:show_config",
         "Say what is set, and where each value came from.",
         "kvchat config",
         "kvchat config show -m starter --json",
     ),
     _command(
         "config set",
-        "config",
-        "set_value",
-        "SetOptions",
+        "config:set_value",
         "Write one setting into your configuration file.",
         "kvchat config set model starter",
         "kvchat config set sampling.temperature 0.7",
     ),
-    _command(
-        "config edit",
-        "config",
-        "edit_config",
-        "PlaceOptions",
-        "Open your configuration file in an editor.",
-    ),
-    _command(
-        "config path",
-        "config",
-        "show_path",
-        "ListOptions",
-        "Print where your configuration file is.",
-    ),
-    _command(
-        "config schema",
-        "config",
-        "show_schema",
-        "ListOptions",
-        "Print what can be set, as a JSON schema.",
-    ),
-    _command(
-        "encrypt on",
-        "encrypt",
-        "turn_on",
-        "EncryptOptions",
-        "Encrypt all conversations, and all KV.",
-    ),
-    _command(
-        "encrypt off",
-        "encrypt",
-        "turn_off",
-        "ListOptions",
-        "Keep everything in the clear again.",
-    ),
-    _command("encrypt change", "encrypt", "change", "EncryptOptions", "Change the passphrase."),
-    _command(
-        "encrypt status",
-        "encrypt",
-        "show_status",
-        "ListOptions",
-        "Say what is encrypted.",
-    ),
+    _command("config edit", "config:edit_config", "Open your configuration file in an editor."),
+    _command("config path", "config:show_path", "Print where your configuration file is."),
+    _command("config schema", "config:show_schema", "Print what can be set, as a JSON schema."),
+    _command("encrypt on", "encrypt:turn_on", "Encrypt all conversations, and all KV."),
+    _command("encrypt off", "encrypt:turn_off", "Keep everything in the clear again."),
+    _command("encrypt change", "encrypt:change", "Change the passphrase."),
+    _command("encrypt status", "encrypt:show_status", "Say what is encrypted."),
 )
 
 COMMANDS = TALKING + SESSIONS + KEEPING

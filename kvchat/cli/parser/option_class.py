@@ -22,11 +22,20 @@ class Parameter:
         needs_value: refuse an empty word, as from a shell variable that is not set, where it would mean
             something else. An empty path is always refused: it would be the current directory.
         any_bytes: take words that are not UTF-8; whoever reads them replaces what is no text.
+        setting: what it overrules, by its dotted name in `config.KEYS`.
         told: what Typer's function of the same name takes besides.
     """
 
-    def __init__(self, *names: str, needs_value: bool = False, any_bytes: bool = False, **told: Any) -> None:
+    def __init__(
+        self,
+        *names: str,
+        needs_value: bool = False,
+        any_bytes: bool = False,
+        setting: str | None = None,
+        **told: Any,
+    ) -> None:
         self.names = names
+        self.setting = setting
         self.needs_value = needs_value
         self.any_bytes = any_bytes
         self.told = told

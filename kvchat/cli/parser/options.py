@@ -7,7 +7,7 @@ of a parameter list.
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, get_type_hints
 
 from kvchat.app.config import KEYS, RemoteSettings, Settings, did_you_mean, read_settings
 from kvchat.cli.parser.completion import complete_pack, complete_session
@@ -28,17 +28,26 @@ ModelName = Annotated[
         help="A directory, a GGUF file, a hub id, or `starter`.",
         metavar="MODEL",
         needs_value=True,
+        setting="model",
     ),
 ]
 HubModel = Annotated[
     str | None,
     Option("--model", "-m", help="A directory, a hub id, or `starter`.", metavar="MODEL", needs_value=True),
 ]
-Device = Annotated[str | None, Option(help="auto, cpu, cuda or mps.", metavar="DEVICE")]
-Dtype = Annotated[str | None, Option(help="auto, float32, bfloat16 or float16.", metavar="DTYPE")]
+Device = Annotated[
+    str | None, Option(help="auto, cpu, cuda or mps.", metavar="DEVICE", setting="engine.device")
+]
+Dtype = Annotated[
+    str | None, Option(help="auto, float32, bfloat16 or float16.", metavar="DTYPE", setting="engine.dtype")
+]
 Weights = Annotated[
     str | None,
-    Option(help="auto, fp32, bf16, fp16, int8 or int4 (quantised once, then kept).", metavar="FORM"),
+    Option(
+        help="auto, fp32, bf16, fp16, int8 or int4 (quantised once, then kept).",
+        metavar="FORM",
+        setting="engine.weights",
+    ),
 ]
 CacheFormat = Annotated[
     str | None,
@@ -46,6 +55,7 @@ CacheFormat = Annotated[
         help="How KV is stored: exact; or, approximate, fp8, int8, int4, int2; or what of it is seen: "
         "window, knorm, keydiff, snapkv, shadow.",
         metavar="FORMAT",
+        setting="engine.cache_format",
     ),
 ]
 WhenFull = Annotated[
@@ -56,9 +66,13 @@ WhenFull = Annotated[
         "compress:int4 in int4; shadow lets a conversation's blocks lie in host memory, where each step "
         "chooses what it looks at (both approximate).",
         metavar="CHOICE",
+        setting="when_full",
     ),
 ]
-DeviceBytes = Annotated[str | None, Option(help="Most memory for KV blocks, as in 2GiB.", metavar="SIZE")]
+DeviceBytes = Annotated[
+    str | None,
+    Option(help="Most memory for KV blocks, as in 2GiB.", metavar="SIZE", setting="engine.device_bytes"),
+]
 Files = Annotated[
     list[Path] | None,
     Option("--file", "-f", help="Put this file before the question; `-` is standard input.", metavar="FILE"),
@@ -76,11 +90,15 @@ PackName = Annotated[
 RemoteUrl = Annotated[
     str | None,
     Option(
-        help="Let this OpenAI-compatible server answer; `none` for here.", metavar="URL", needs_value=True
+        help="Let this OpenAI-compatible server answer; `none` for here.",
+        metavar="URL",
+        needs_value=True,
+        setting="remote.url",
     ),
 ]
 RemoteKeyFile = Annotated[
-    Path | None, Option(help="The server's API key, in a file of your own.", metavar="FILE")
+    Path | None,
+    Option(help="The server's API key, in a file of your own.", metavar="FILE", setting="remote.key_file"),
 ]
 NamedSession = Annotated[
     str | None,
@@ -119,8 +137,12 @@ class PlaceOptions:
     """
 
     is_talk: ClassVar[bool] = False
-    data_dir: Annotated[Path | None, Option(help="Where conversations are kept.", metavar="DIR")] = None
-    cache_dir: Annotated[Path | None, Option(help="Where KV blocks are kept.", metavar="DIR")] = None
+    data_dir: Annotated[
+        Path | None, Option(help="Where conversations are kept.", metavar="DIR", setting="paths.data_dir")
+    ] = None
+    cache_dir: Annotated[
+        Path | None, Option(help="Where KV blocks are kept.", metavar="DIR", setting="paths.cache_dir")
+    ] = None
     config: Annotated[
         Path | None, Option(help="Read this configuration file instead of your own.", metavar="FILE")
     ] = None
@@ -130,9 +152,12 @@ class PlaceOptions:
 
     def flags(self) -> dict[str, object]:
         """Return the settings that were given here, by the dotted names of `config.KEYS`."""
-        color = False if self.no_color else None
-        places = {"paths.data_dir": self.data_dir, "paths.cache_dir": self.cache_dir, "display.color": color}
-        return given(places)
+        given: dict[str, object] = {"display.color": False} if self.no_color else {}
+        for name, hint in get_type_hints(type(self), include_extras=True).items():
+            for parameter in getattr(hint, "__metadata__", ()):
+                if parameter.setting is not None and (value := getattr(self, name)) is not None:
+                    given[parameter.setting] = value
+        return given
 
     def settings(self, *, unlock: bool = True) -> Settings:
         """Return the settings of this run, these options on top.
@@ -174,14 +199,27 @@ class EngineOptions(PlaceOptions):
     """Options of commands that run a model."""
 
     model: ModelName = None
-    system: Annotated[str | None, Option(help="System prompt of a new session.", metavar="TEXT")] = None
-    max_tokens: Annotated[
-        str | None, Option(help="Longest answer in tokens; `none` for no limit.", metavar="N")
+    system: Annotated[
+        str | None, Option(help="System prompt of a new session.", metavar="TEXT", setting="system")
     ] = None
-    temperature: Annotated[float | None, Option(help="0 is greedy.", metavar="X")] = None
-    top_p: Annotated[float | None, Option(help="Nucleus sampling.", metavar="X")] = None
-    top_k: Annotated[str | None, Option(help="Choose among the K likeliest tokens.", metavar="K")] = None
-    seed: Annotated[str | None, Option(help="Seed of the sampling.", metavar="N")] = None
+    max_tokens: Annotated[
+        str | None,
+        Option(
+            help="Longest answer in tokens; `none` for no limit.", metavar="N", setting="sampling.max_tokens"
+        ),
+    ] = None
+    temperature: Annotated[
+        float | None, Option(help="0 is greedy.", metavar="X", setting="sampling.temperature")
+    ] = None
+    top_p: Annotated[
+        float | None, Option(help="Nucleus sampling.", metavar="X", setting="sampling.top_p")
+    ] = None
+    top_k: Annotated[
+        str | None, Option(help="Choose among the K likeliest tokens.", metavar="K", setting="sampling.top_k")
+    ] = None
+    seed: Annotated[
+        str | None, Option(help="Seed of the sampling.", metavar="N", setting="sampling.seed")
+    ] = None
     option: Annotated[
         list[str] | None,
         Option("--option", "-o", help="A sampling option as KEY=VALUE.", metavar="KEY=VALUE"),
@@ -190,20 +228,35 @@ class EngineOptions(PlaceOptions):
     dtype: Dtype = None
     weights: Weights = None
     adapter: Annotated[
-        Path | None, Option(help="A LoRA for the model, as peft saves one.", metavar="DIR")
+        Path | None,
+        Option(help="A LoRA for the model, as peft saves one.", metavar="DIR", setting="engine.adapter"),
     ] = None
     cache_format: CacheFormat = None
     speculate: Annotated[
         str | None,
-        Option(help="auto computes several tokens in a step where text repeats; off never.", metavar="HOW"),
+        Option(
+            help="auto computes several tokens in a step where text repeats; off never.",
+            metavar="HOW",
+            setting="engine.speculate",
+        ),
     ] = None
     kv_device_bytes: DeviceBytes = None
     kv_host_bytes: Annotated[
-        str | None, Option(help="Host memory for blocks that the device evicts.", metavar="SIZE")
+        str | None,
+        Option(
+            help="Host memory for blocks that the device evicts.", metavar="SIZE", setting="engine.host_bytes"
+        ),
     ] = None
-    kv_disk_bytes: Annotated[str | None, Option(help="Most disk space for KV blocks.", metavar="SIZE")] = None
+    kv_disk_bytes: Annotated[
+        str | None, Option(help="Most disk space for KV blocks.", metavar="SIZE", setting="engine.disk_bytes")
+    ] = None
     kv_disk_daily_bytes: Annotated[
-        str | None, Option(help="Most bytes of KV blocks written to disk in a day.", metavar="SIZE")
+        str | None,
+        Option(
+            help="Most bytes of KV blocks written to disk in a day.",
+            metavar="SIZE",
+            setting="engine.disk_daily_bytes",
+        ),
     ] = None
     temp: Annotated[bool, Option("--temp", help="Keep nothing: neither text nor KV nor history.")] = False
 
@@ -213,27 +266,7 @@ class EngineOptions(PlaceOptions):
 
     def flags(self) -> dict[str, object]:
         # Not super(): a dataclass with slots is a new class, which the zero-argument form does not know.
-        flags: dict[str, object] = {
-            "model": self.model,
-            "system": self.system,
-            "sampling.max_tokens": self.max_tokens,
-            "sampling.temperature": self.temperature,
-            "sampling.top_p": self.top_p,
-            "sampling.top_k": self.top_k,
-            "sampling.seed": self.seed,
-            "engine.device": self.device,
-            "engine.dtype": self.dtype,
-            "engine.weights": self.weights,
-            "engine.adapter": self.adapter,
-            "engine.cache_format": self.cache_format,
-            "engine.speculate": self.speculate,
-            "engine.device_bytes": self.kv_device_bytes,
-            "engine.host_bytes": self.kv_host_bytes,
-            "engine.disk_bytes": self.kv_disk_bytes,
-            "engine.disk_daily_bytes": self.kv_disk_daily_bytes,
-        }
-        flags |= dict(_sampling_option(written) for written in self.option or ())
-        return PlaceOptions.flags(self) | given(flags)
+        return PlaceOptions.flags(self) | dict(_sampling_option(written) for written in self.option or ())
 
 
 @option_class
@@ -243,15 +276,6 @@ class TalkOptions(EngineOptions):
     is_talk: ClassVar[bool] = True
     remote: RemoteUrl = None
     remote_key_file: RemoteKeyFile = None
-
-    def flags(self) -> dict[str, object]:
-        flags = {"remote.url": self.remote, "remote.key_file": self.remote_key_file}
-        return EngineOptions.flags(self) | given(flags)
-
-
-def given(flags: Mapping[str, object]) -> dict[str, object]:
-    """Return the settings that have a value."""
-    return {name: value for name, value in flags.items() if value is not None}
 
 
 def refuse_several(given: Mapping[str, bool]) -> None:

@@ -1,32 +1,16 @@
 """Blocks of a bundle: the stored blocks that a session takes along, and their keys."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Protocol
+from collections.abc import Iterator, Sequence
 
-from kvchat.engine.api.ids import BlockKey, GroupId, block_key, from_u32le, root_key
+from kvchat.engine.api.ids import BlockKey, block_key, from_u32le, root_key
+from kvchat.engine.memory.disk.bundle_blocks import BundleBlockStore
 from kvchat.session.bundle.writer import SourceBlock
 from kvchat.session.kv.references import Run, runs_of
 from kvchat.session.tree import Turn
 
 
-class BlockSource(Protocol):
-    """Source of the stored blocks of one fingerprint."""
-
-    def groups_of(self, key: BlockKey) -> Iterable[GroupId]:
-        """Return the groups that have a block's bytes."""
-        ...
-
-    def longest_tail(self, parent: BlockKey, run: bytes) -> bytes | None:
-        """Return the ids of the longest stored tail behind `parent` that begins a run of ids."""
-        ...
-
-    def read(self, group: GroupId, parent: BlockKey, token_ids: bytes) -> bytes | None:
-        """Return the verified bytes of a block; None if it is gone or damaged."""
-        ...
-
-
 def session_blocks(
-    source: BlockSource, turns: Sequence[Turn], fingerprint: bytes, namespace: str, block_size: int
+    source: BundleBlockStore, turns: Sequence[Turn], fingerprint: bytes, namespace: str, block_size: int
 ) -> Iterator[SourceBlock]:
     """Yield what is stored of a session's blocks and tails, with the names that native ones have.
 
@@ -52,7 +36,7 @@ def session_blocks(
             yield from _parts(source, run, named.parent, key, token_ids)
 
 
-def _stored_ids(source: BlockSource, run: Run, full: Sequence[bytes]) -> bytes | None:
+def _stored_ids(source: BundleBlockStore, run: Run, full: Sequence[bytes]) -> bytes | None:
     """Return the ids of the block that holds a run, or of the tail that holds most of it.
 
     A tail that begins a full block is not needed: the block can be copied as far as the ids agree.
@@ -64,7 +48,7 @@ def _stored_ids(source: BlockSource, run: Run, full: Sequence[bytes]) -> bytes |
 
 
 def _parts(
-    source: BlockSource, run: Run, parent: BlockKey, key: BlockKey, token_ids: bytes
+    source: BundleBlockStore, run: Run, parent: BlockKey, key: BlockKey, token_ids: bytes
 ) -> Iterator[SourceBlock]:
     for group in source.groups_of(key):
         payload = source.read(group, run.parent, token_ids)

@@ -75,8 +75,8 @@ def read_transcripts(path: Path) -> tuple[list[ForeignConversation], int]:
         BundleError: the file is of no known form, or holds no conversation that can be read.
     """
     entries = _entries(path)
-    read = _chatgpt if _is_chatgpt(entries) else _llm
-    found, num_skipped = read(entries)
+    is_chatgpt = any("mapping" in entry for entry in entries)
+    found, num_skipped = _each(entries, _chatgpt_conversation) if is_chatgpt else _llm(entries)
     if not found:
         raise BundleError(
             f"{path} holds no conversation that can be read; ChatGPT's conversations.json and "
@@ -101,10 +101,6 @@ def _entries(path: Path) -> list[dict[str, Any]]:
     return value
 
 
-def _is_chatgpt(entries: Sequence[dict[str, Any]]) -> bool:
-    return any("mapping" in entry for entry in entries)
-
-
 def _each(
     entries: Iterable[Any], read: Callable[[Any], ForeignConversation | None]
 ) -> tuple[list[ForeignConversation], int]:
@@ -124,10 +120,6 @@ def _each(
 
 
 # ChatGPT
-
-
-def _chatgpt(entries: Sequence[dict[str, Any]]) -> tuple[list[ForeignConversation], int]:
-    return _each(entries, _chatgpt_conversation)
 
 
 def _chatgpt_conversation(entry: dict[str, Any]) -> ForeignConversation | None:

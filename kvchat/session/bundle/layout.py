@@ -1,8 +1,12 @@
 """Block layout as a bundle declares it, and tails without their empty slots."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import prod
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from kvchat.session.bundle.fields import Name
 
 ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2, "U8": 1}
 
@@ -10,15 +14,17 @@ _SLOT_AXIS = 1
 """Of a region [H_kv, P, D]: the block's slots."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BundleRegion:
+Size = Annotated[int, Meta(gt=0, lt=1 << 24)]
+
+
+class BundleRegion(Struct, frozen=True, kw_only=True):
     """One tensor inside a block: a layer's keys or values, [H_kv, P, D]; of quantised blocks, which are never
     cut, [H_kv, 1, D], a record of the whole block for each head.
     """
 
-    name: str
+    name: Name
     dtype: str
-    shape: tuple[int, ...]
+    shape: Annotated[tuple[Size, ...], Meta(min_length=3, max_length=3)]
 
     @property
     def num_bytes(self) -> int:

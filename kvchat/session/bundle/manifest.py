@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Annotated, Any, Literal
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, to_builtins
 
 from kvchat.errors import BundleError
 from kvchat.session.bundle.fields import Digest, Name, Seconds, read_header
-from kvchat.session.bundle.layout import ITEM_BYTES, BundleLayout, BundleRegion
+from kvchat.session.bundle.layout import ITEM_BYTES, BundleLayout
 from kvchat.session.timestamps import LATEST
 
 FORMAT = "kvchat.bundle"
@@ -20,10 +20,7 @@ MAX_REGIONS = 8192
 MAX_BLOCK_SIZE = 65_536
 MAX_BLOCK_BYTES = 1 << 29
 _MAX_SYSTEM_LEN = 1 << 24
-_MAX_DIMENSION = 1 << 24
 _PLACE = "the bundle's manifest"
-
-_Size = Annotated[int, Meta(gt=0, lt=_MAX_DIMENSION)]
 
 
 class BundleBranch(Struct, frozen=True, kw_only=True):
@@ -84,15 +81,9 @@ def manifest_header(manifest: Manifest) -> dict[str, object]:
     }
 
 
-class _Region(Struct, frozen=True):
-    name: Name
-    dtype: str
-    shape: tuple[_Size, _Size, _Size]
-
-
 class _Group(Struct, frozen=True):
     id: Annotated[int, Meta(ge=0, lt=MAX_GROUPS)]
-    regions: Annotated[tuple[_Region, ...], Meta(min_length=1, max_length=MAX_REGIONS)]
+    regions: Annotated[BundleLayout, Meta(min_length=1, max_length=MAX_REGIONS)]
 
 
 class _Model(Struct, frozen=True, kw_only=True):
@@ -153,14 +144,7 @@ def _model_values(model: BundleModel) -> dict[str, object]:
         "fields": None if model.fields is None else dict(model.fields),
         "block_size": model.block_size,
         "groups": [
-            {
-                "id": group,
-                "regions": [
-                    {"name": region.name, "dtype": region.dtype, "shape": list(region.shape)}
-                    for region in layout
-                ],
-            }
-            for group, layout in sorted(model.layouts.items())
+            {"id": group, "regions": to_builtins(layout)} for group, layout in sorted(model.layouts.items())
         ],
     }
 
@@ -188,6 +172,4 @@ def _layout(group: _Group, block_size: int) -> BundleLayout:
             raise BundleError(f"{place}: a region has {region.shape[1]} slots, and a block {block_size}")
     if sum(prod(region.shape) * ITEM_BYTES[region.dtype] for region in group.regions) > MAX_BLOCK_BYTES:
         raise BundleError(f"{place}: a block of it would have more than {MAX_BLOCK_BYTES} bytes")
-    return tuple(
-        BundleRegion(name=region.name, dtype=region.dtype, shape=region.shape) for region in group.regions
-    )
+    return group.regions

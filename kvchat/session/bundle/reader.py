@@ -100,7 +100,7 @@ def read_bundle(path: Path, progress: Progress | None = None) -> Bundle:
     """
     with _opened(path) as (file, num_bytes):
         records = RecordReader(file, num_bytes)
-        manifest = read_manifest(_expect(records, META).header)
+        manifest = read_manifest(_is(META, records.read()).header)
         turns, record = _read_turns(records, manifest)
         blocks = _BlockCheck(manifest.kv, turns)
         while record.kind == BLOCK:
@@ -119,7 +119,7 @@ def read_bundle(path: Path, progress: Progress | None = None) -> Bundle:
         )
 
 
-def read_blocks(path: Path, bundle: Bundle, progress: Progress | None = None) -> Iterator[BundleBlock]:
+def read_blocks(path: Path, bundle: Bundle) -> Iterator[BundleBlock]:
     """Yield the blocks of a bundle that has been read.
 
     Raises:
@@ -131,8 +131,6 @@ def read_blocks(path: Path, bundle: Bundle, progress: Progress | None = None) ->
         while (record := records.read()).kind != END:
             if record.kind == BLOCK:
                 yield _block(record, bundle.manifest.kv)
-                if progress is not None:
-                    progress(records.position)
         if records.digest != bundle.digest:
             raise BundleError(f"{path} was changed while it was being imported; import it again")
 
@@ -186,13 +184,10 @@ class _BlockCheck:
         if self._kv is None:
             raise BundleError("it has blocks, and does not say of which model")
         block = _block(record, self._kv)
-        is_full = len(block.token_ids) == self._kv.block_size
         key = block.key
-        if is_full:
-            belongs = key in self._known.keys
-        else:
-            belongs = self._known.covers_tail(block.parent, block.token_ids)
-        if not belongs:
+        is_full = len(block.token_ids) == self._kv.block_size
+        is_tail = not is_full and self._known.covers_tail(block.parent, block.token_ids)
+        if not is_tail and not (is_full and key in self._known.keys):
             raise BundleError("it has a block whose tokens are in none of its turns")
         if (key, block.group) in self._seen:
             raise BundleError("it has one block twice")
@@ -225,10 +220,6 @@ def _block(record: Record, kv: BundleModel) -> BundleBlock:
         token_ids=tuple(from_u32le(record.body[: 4 * num_tokens])),
         payload=padded(record.body[4 * num_tokens :], layout, num_tokens),
     )
-
-
-def _expect(records: RecordReader, kind: str) -> Record:
-    return _is(kind, records.read())
 
 
 def _is(kind: str, record: Record) -> Record:

@@ -60,7 +60,7 @@ def turn_header(turn: Turn, numbers: Mapping[TurnId, int]) -> dict[str, object]:
         "role": turn.role.value,
         "text": turn.text,
         "reasoning": turn.reasoning,
-        "has_ids": has_ids(turn),
+        "has_ids": turn.has_ids,
         "finish": (Finish.INTERRUPTED if turn.finish is Finish.PARTIAL else turn.finish).value,
         "created_at": min(turn.created_at, LATEST),
         "model": turn.model,
@@ -75,11 +75,7 @@ def turn_header(turn: Turn, numbers: Mapping[TurnId, int]) -> dict[str, object]:
 
 
 def turn_body(turn: Turn) -> bytes:
-    return u32le(turn.token_ids or ()) if has_ids(turn) else b""
-
-
-def has_ids(turn: Turn) -> bool:
-    return turn.has_ids
+    return u32le(turn.token_ids or ()) if turn.has_ids else b""
 
 
 def read_turn(

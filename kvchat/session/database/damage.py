@@ -30,34 +30,16 @@ def refuse_damage(connection: sqlite3.Connection) -> None:
         raise DamageFound(found)
 
 
-def refuse_hidden(connection: sqlite3.Connection, table: str, column: str, value: str) -> None:
-    """Raise if a row that no index led to is there after all.
+def refuse_hidden(
+    connection: sqlite3.Connection, table: str, column: str, value: str | int, num_found: int = 0
+) -> None:
+    """Raise if a table has other rows with a value than those that an index led to. Reads all of the table.
 
-    Raises: DamageFound: it is.
+    Raises: DamageFound: it has.
     """
-    query = f"SELECT 1 FROM {table} NOT INDEXED WHERE {column} = ?"
-    if connection.execute(query, (value,)).fetchone():
+    query = f"SELECT count(*) FROM {table} NOT INDEXED WHERE {column} = ?"
+    if connection.execute(query, (value,)).fetchone()[0] != num_found:
         raise DamageFound(f"an index of {table} lacks an entry")
-
-
-def refuse_hidden_branches(connection: sqlite3.Connection, session_id: str, num_found: int) -> None:
-    """Raise if a session has other branches than those that the index led to. Reads all branches there are.
-
-    Raises: DamageFound: it has.
-    """
-    query = "SELECT count(*) FROM branches NOT INDEXED WHERE session_id = ?"
-    if connection.execute(query, (session_id,)).fetchone()[0] != num_found:
-        raise DamageFound("an index of branches lacks an entry")
-
-
-def refuse_hidden_pieces(connection: sqlite3.Connection, turn_num: int, num_found: int) -> None:
-    """Raise if an unfinished answer has other pieces than those that the index led to.
-
-    Raises: DamageFound: it has.
-    """
-    query = "SELECT count(*) FROM pieces NOT INDEXED WHERE turn_num = ?"
-    if connection.execute(query, (turn_num,)).fetchone()[0] != num_found:
-        raise DamageFound("an index of pieces lacks an entry")
 
 
 def refuse_no_text(row: sqlite3.Row, *columns: str) -> None:

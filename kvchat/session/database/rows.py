@@ -168,31 +168,14 @@ def _digests_of(values: dict[str, Any], turn: Turn) -> dict[str, bytes | None]:
 
 
 def session_values(session: Session) -> dict[str, Any]:
-    """Return the columns of a session."""
-    return {
-        "id": session.id,
-        "title": session.title,
-        "system": session.system,
-        "model": session.model,
-        "created_at": session.created_at,
-        "updated_at": session.updated_at,
-        "active_branch": session.active_branch,
+    """Return the columns of a session: its fields, three of them as the database has them."""
+    values = asdict(session) | {
         "pinned": int(session.pinned),
-        "namespace": session.namespace,
         "verified": verification_json(session.verification),
-        "adapter": session.adapter,
         "lost": " ".join(sorted(session.lost)),
     }
-
-
-def branch_values(branch: Branch) -> dict[str, Any]:
-    """Return the columns of a branch."""
-    return {
-        "session_id": branch.session_id,
-        "name": branch.name,
-        "leaf_id": branch.leaf_id,
-        "updated_at": branch.updated_at,
-    }
+    del values["verification"]
+    return values
 
 
 def _lost(row: sqlite3.Row) -> frozenset[str]:

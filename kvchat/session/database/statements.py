@@ -3,7 +3,7 @@
 import secrets
 import sqlite3
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from time import time
 
 from kvchat.errors import SessionExists, SessionNotFound
@@ -106,7 +106,7 @@ def delete_session(connection: sqlite3.Connection, session_id: SessionId) -> Non
 
 
 def add_branch(connection: sqlite3.Connection, branch: Branch) -> None:
-    values = rows.branch_values(branch)
+    values = asdict(branch)  # its fields are the columns
     insert(connection, "branches", values | {"digests": column_digests(BRANCH_COLUMNS, values)})
 
 
@@ -154,7 +154,7 @@ def move(connection: sqlite3.Connection, branch: Branch, leaf_id: TurnId | None)
         (
             leaf_id,
             ours.updated_at,
-            column_digests(BRANCH_COLUMNS, rows.branch_values(ours)),
+            column_digests(BRANCH_COLUMNS, asdict(ours)),
             *(branch.session_id, branch.name, branch.leaf_id),
         ),
     ).fetchall()

@@ -63,7 +63,7 @@ class TurnReader:
         ).fetchall()
         is_growing = self._is_being_written(turn.id, row["writer"])
         if not is_growing:
-            damage.refuse_hidden_pieces(connection, row["num"], len(pieces))
+            damage.refuse_hidden(connection, "pieces", "turn_num", row["num"], len(pieces))
         ids = b"".join(piece["token_ids"] for piece in pieces)
         broken = turn.broken | rows.broken_in_pieces(pieces, turn.id)
         return replace(

@@ -1,22 +1,11 @@
 """Paths of a session's tree as token ids, and the stored blocks on each."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from kvchat.engine.api.ids import BlockKey, GroupId, block_key
+from kvchat.engine.memory.disk.bundle_blocks import BundleBlockStore
 from kvchat.session.tree import Turn, TurnId
-
-
-class PathBlocks(Protocol):
-    """Stored blocks of one fingerprint."""
-
-    @property
-    def block_size(self) -> int: ...
-
-    def groups_of(self, key: BlockKey) -> Iterable[GroupId]: ...
-
-    def tails_behind(self, parent: BlockKey) -> Iterable[tuple[BlockKey, tuple[int, ...]]]: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +43,7 @@ def leaf_paths(turns: Sequence[Turn]) -> Iterator[tuple[int, ...]]:
 
 
 def blocks_on(
-    stored: PathBlocks, path: Sequence[int], root: BlockKey, native_root: BlockKey
+    stored: BundleBlockStore, path: Sequence[int], root: BlockKey, native_root: BlockKey
 ) -> Iterator[PathBlock]:
     """Yield the stored blocks and tails of a path, block by block."""
     size = stored.block_size
@@ -73,7 +62,7 @@ def blocks_on(
 
 
 def _found(
-    stored: PathBlocks,
+    stored: BundleBlockStore,
     number: int,
     key: BlockKey,
     parents: tuple[BlockKey, BlockKey],

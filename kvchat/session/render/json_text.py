@@ -22,7 +22,9 @@ def json_text(session: Session, branches: Sequence[Branch], turns: Sequence[Turn
         turns: a parent before its children.
     """
     head = {"format": FORMAT, "version": VERSION} | _session_values(session)
-    head["branches"] = [_branch_values(branch) for branch in branches]
+    head["branches"] = [
+        {"name": one.name, "leaf": one.leaf_id, "updated_at": one.updated_at} for one in branches
+    ]
     fields = ",\n".join(f"{json.dumps(name)}: {json.dumps(value)}" for name, value in head.items())
     lines = ",\n".join(json.dumps(_turn_values(turn)) for turn in turns)
     return f'{{\n{fields},\n"turns": [\n{lines}\n]\n}}\n'
@@ -42,10 +44,6 @@ def _session_values(session: Session) -> dict[str, Any]:
         "imported_kv": is_imported(session),
         "verification": None if found is None else asdict(found),
     }
-
-
-def _branch_values(branch: Branch) -> dict[str, Any]:
-    return {"name": branch.name, "leaf": branch.leaf_id, "updated_at": branch.updated_at}
 
 
 def _turn_values(turn: Turn) -> dict[str, Any]:

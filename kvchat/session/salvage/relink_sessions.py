@@ -6,6 +6,7 @@ column that a person wrote is empty and reported as lost.
 
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from kvchat.session.database import digests, statements
@@ -80,7 +81,7 @@ def _repaired_branch(
         found["updated_at"] = 0.0
     if found["name"] in statements.branch_names(target, session_id):
         return None
-    return _branch(found)
+    return Branch(**{column: found[column] for column in BRANCH_COLUMNS})
 
 
 def _tried(values: Values, column: str, candidates: Iterable[object]) -> Values | None:
@@ -100,24 +101,12 @@ def _names(target: sqlite3.Connection, session_id: SessionId) -> Iterator[str]:
         yield MAIN if number == 1 else f"{MAIN}-{number}"
 
 
-def _branch(values: Values) -> Branch:
-    return Branch(
-        session_id=SessionId(values["session_id"]),
-        name=BranchName(values["name"]),
-        leaf_id=None if values["leaf_id"] is None else TurnId(values["leaf_id"]),
-        updated_at=values["updated_at"],
-    )
-
-
 def _insert_branch(target: sqlite3.Connection, branch: Branch) -> None:
     """Insert a branch whose leaf is there; otherwise it ends with the newest turn of its session."""
     query = "SELECT id FROM turns WHERE session_id = ? ORDER BY id = ? DESC, num DESC LIMIT 1"
     if branch.leaf_id is not None:
         row = target.execute(query, (branch.session_id, branch.leaf_id)).fetchone()
-        leaf_id = None if row is None else TurnId(row["id"])
-        branch = Branch(
-            session_id=branch.session_id, name=branch.name, leaf_id=leaf_id, updated_at=branch.updated_at
-        )
+        branch = replace(branch, leaf_id=None if row is None else TurnId(row["id"]))
     statements.add_branch(target, branch)
 
 

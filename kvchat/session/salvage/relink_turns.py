@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvchat.session.database import digests, rows, statements
-from kvchat.session.tree import Finish, MessagePart, Role
+from kvchat.session.tree import Finish, MessagePart, Role, SessionId, Turn, TurnId
 
 Values = dict[str, Any]
 
@@ -101,27 +101,20 @@ def _insert_marker(target: sqlite3.Connection, turn_id: str, session_id: str, ch
     free = (num for num in range(child.num - 1, 0, -1) if num not in taken) if child is not None else iter(())
     num = next(free, last + 1)
     role = Role.USER if child is not None and child.role == Role.ASSISTANT else Role.ASSISTANT
-    values: Values = {
-        "num": num,
-        "id": turn_id,
-        "session_id": session_id,
-        "parent_id": _end_before(target, session_id, below, role),
-        "role": role.value,
-        "text": "",
-        "reasoning": "",
-        "token_ids": None,
-        "finish": Finish.ERROR.value,
-        "created_at": 0.0,
-        "model": "",
-        "fingerprint": "",
-        "tokenizer": "",
-        "stats": "",
-        "exact": 0,
-        "starts_over": 0,
-        "writer": "",
-        "digest": b"",
-        "parts": b"",
-    }
+    parent_id = _end_before(target, session_id, below, role)
+    turn = Turn(
+        id=TurnId(turn_id),
+        session_id=SessionId(session_id),
+        parent_id=None if parent_id is None else TurnId(parent_id),
+        role=role,
+        text="",
+        token_ids=None,
+        finish=Finish.ERROR,
+        created_at=0.0,
+        exact=False,
+    )
+    # Nothing vouches for it.
+    values = rows.values_of(turn, "") | {"num": num, "digest": b"", "parts": b""}
     statements.insert(target, "turns", values)
 
 

@@ -9,9 +9,10 @@ import os
 import shutil
 import sqlite3
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -27,10 +28,9 @@ from kvchat.session.database.table_layout import Tables
 from kvchat.session.salvage import write_ahead_log
 from kvchat.session.salvage.relink_sessions import relink_sessions
 from kvchat.session.salvage.relink_turns import relink_turns
-from kvchat.session.salvage.table_roots import TableRoots, layout_of, likeliest
+from kvchat.session.salvage.write_ahead_log import PAGE_BYTES
 
 _TABLES = ("sessions", "branches", "turns", "pieces")
-_PAGE_BYTES = 4096
 # What every database of kvchat begins with: SQLite's name, page size, journal, and limits of the format.
 _FIXED_HEADER = b"SQLite format 3\0" + bytes([0x10, 0, 2, 2, 0, 64, 32, 32])
 _NEWEST_FORMAT = 2
@@ -83,7 +83,7 @@ def salvage(path: Path, tables: Tables) -> SalvageReport | None:
 def looks_like_ours(path: Path) -> bool:
     """Return whether a file that SQLite does not know is rather a damaged database than something else."""
     size = path.stat().st_size
-    return has_backup(path) or (size >= 4 * _PAGE_BYTES and size % _PAGE_BYTES == 0)
+    return has_backup(path) or (size >= 4 * PAGE_BYTES and size % PAGE_BYTES == 0)
 
 
 def _is_emptied(path: Path) -> bool:
@@ -91,7 +91,7 @@ def _is_emptied(path: Path) -> bool:
 
     SQLite takes it for a new one, and forgets its log.
     """
-    return path.stat().st_size < _PAGE_BYTES and has_backup(path)
+    return path.stat().st_size < PAGE_BYTES and has_backup(path)
 
 
 def _has_unknown_format(path: Path) -> bool:
@@ -125,11 +125,11 @@ def _replace(path: Path, tables: Tables) -> SalvageReport:
         target.row_factory = sqlite3.Row
         target.execute("PRAGMA synchronous = FULL")
         tables.migrate(target, new)
-        layouts = [layout_of(new)]
+        first_pages = [sqlite_files.first_bytes(new, PAGE_BYTES)]
         target.execute("VACUUM")
-        layouts.append(layout_of(new))
+        first_pages.append(sqlite_files.first_bytes(new, PAGE_BYTES))
         tables.show(target)
-        _collect(target, tables, _sources(aside, backup_paths(path), likeliest(layouts, aside), tables))
+        _collect(target, tables, _sources(aside, backup_paths(path), first_pages, tables))
         report = _report(target, aside)
     # The log goes first, since it must never lie beside the new file; if this process ends here, the next
     # one finds it beside the file that was set aside.
@@ -159,45 +159,41 @@ class _Source:
     log: bytes | None = None
 
 
-def _sources(aside: Path, backups: Sequence[Path], layout: TableRoots, tables: Tables) -> list[_Source]:
+def _sources(
+    aside: Path, backups: Sequence[Path], first_pages: Iterable[bytes], tables: Tables
+) -> list[_Source]:
     """Return where rows may be had, the best first.
 
     Args:
-        layout: the damaged one is read with this first page too: without one no table is found.
+        first_pages: of a new database, and of one that was rewritten (see `erasure`): where tables begin
+            is on the first page alone. The damaged file is also read with the one that finds more whole rows.
     """
     log = write_ahead_log.repaired(_log_of(aside))
     repaired = [] if log is None else [_Source(path=aside, log=_likeliest_log(aside, log, tables))]
     # Without its repaired log the file itself is as it was some messages ago.
+    is_older = bool(repaired)
+    heads = [_Source(path=aside, is_older=is_older, head=_own_size(page)) for page in first_pages]
     return [
         *repaired,
-        _Source(path=aside, is_older=bool(repaired)),
-        _Source(path=aside, is_older=bool(repaired), head=_own_size(layout.first_page)),
+        _Source(path=aside, is_older=is_older),
+        max(heads, key=partial(_num_whole, tables=tables)),
         *(_Source(path=backup, is_older=True) for backup in backups),
     ]
 
 
 def _likeliest_log(database: Path, log: write_ahead_log.RepairedLog, tables: Tables) -> bytes:
-    """Return the log with which least in the database is damaged; if none can be read, the likeliest.
-
-    Of those that differ in where a page belongs it is the one that finds the page most like it is there, in a
-    large database by that alone; and one that ends a transaction before one that leaves it without an end.
-    """
+    """Return the log with which least in the database is damaged; if none can be tried, the likeliest."""
     until_s = time.monotonic() + _LOGS_S
-    _, explained = log.explained
-    if not explained or not database.exists():
-        return log.data
-    best, least, similarities = log, (inf, 0, True), dict[bytes, int]()
-    with open(database, "rb") as file:
-        below = file.read() if database.stat().st_size <= _MOST_TRIED_BYTES else None
-        for signed, version in zip(explained, log.versions(), strict=True):
-            is_same_place = signed is not explained[0] and signed[:8] == explained[0][:8]
-            if (least[0] == 0 and is_same_place) or time.monotonic() >= until_s:
+    versions = log.versions(database)
+    best, least = next(iter(versions), log), inf
+    if database.stat().st_size <= _MOST_TRIED_BYTES:
+        below = database.read_bytes()
+        for version in versions:
+            if least == 0 or time.monotonic() >= until_s:
                 break
-            num_damaged = 0 if below is None else _num_damaged(version, below, tables)
-            alike = similarities.setdefault(signed[:8], version.similarity(file))
-            rank = num_damaged, -alike, not any(signed[4:8])
-            if rank < least:
-                best, least = version, rank
+            num_damaged = _num_damaged(version, below, tables)
+            if num_damaged < least:
+                best, least = version, num_damaged
     return best.data
 
 
@@ -225,10 +221,7 @@ def _collect(target: sqlite3.Connection, tables: Tables, sources: list[_Source])
     older: dict[tuple[str, str], str | None] = {}  # leaves
     for takes_damaged in (False, True):
         for source in sources:
-            with (
-                TemporaryDirectory(dir=source.path.parent) as place,
-                closing(_opened(source, Path(place), tables)) as connection,
-            ):
+            with _opened(source, tables) as connection:
                 for table in _TABLES:
                     stored = tables.stored_name(table)
                     for row in _rows(connection, stored):
@@ -244,6 +237,16 @@ def _collect(target: sqlite3.Connection, tables: Tables, sources: list[_Source])
     target.execute("COMMIT")
 
 
+def _num_whole(source: _Source, tables: Tables) -> int:
+    """Return how many whole rows a source has."""
+    with _opened(source, tables) as connection:
+        return sum(
+            tables.is_whole(table, row)
+            for table in _TABLES
+            for row in _rows(connection, tables.stored_name(table))
+        )
+
+
 def _own_size(first_page: bytes) -> bytes:
     """Return a first page without a number of pages, so that SQLite asks the file."""
     page = bytearray(first_page)
@@ -252,24 +255,27 @@ def _own_size(first_page: bytes) -> bytes:
     return bytes(page)
 
 
-def _opened(source: _Source, place: Path, tables: Tables) -> sqlite3.Connection:
+@contextmanager
+def _opened(source: _Source, tables: Tables) -> Iterator[sqlite3.Connection]:
     """Open a copy of a source; an empty database if there is no such source."""
-    copy = place / "copy.db"
-    for suffix in ("", "-wal"):
-        with suppress(FileNotFoundError):
-            shutil.copyfile(beside(source.path, suffix), beside(copy, suffix))
-    if source.log is not None:
-        beside(copy, "-wal").write_bytes(source.log)
-    elif copy.exists():
-        with open(copy, "r+b") as file:
-            file.write(source.head)
-    connection = sqlite3.connect(copy, isolation_level=None)
-    connection.row_factory = sqlite3.Row
-    connection.text_factory = lambda data: data.decode(errors="replace")
-    with suppress(*_UNREADABLE, StorageError):  # then it is read as far as it goes
-        connection.execute("PRAGMA writable_schema = ON")  # else one damaged statement hides all tables
-        tables.migrate(connection, copy)
-    return connection
+    with TemporaryDirectory(dir=source.path.parent) as place:
+        copy = Path(place) / "copy.db"
+        for suffix in ("", "-wal"):
+            with suppress(FileNotFoundError):
+                shutil.copyfile(beside(source.path, suffix), beside(copy, suffix))
+        if source.log is not None:
+            beside(copy, "-wal").write_bytes(source.log)
+        elif copy.exists():
+            with open(copy, "r+b") as file:
+                file.write(source.head)
+        with closing(sqlite3.connect(copy, isolation_level=None)) as connection:
+            connection.row_factory = sqlite3.Row
+            connection.text_factory = lambda data: data.decode(errors="replace")
+            with suppress(*_UNREADABLE, StorageError):  # then it is read as far as it goes
+                # Else one damaged statement hides all tables.
+                connection.execute("PRAGMA writable_schema = ON")
+                tables.migrate(connection, copy)
+            yield connection
 
 
 def _rows(source: sqlite3.Connection, table: str) -> Iterator[sqlite3.Row]:

@@ -15,12 +15,12 @@ Source: "The SQLite database file format", section 4.
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache
 from operator import eq, ne
+from pathlib import Path
 from typing import BinaryIO
 
-from kvchat.session.salvage.page import PAGE_BYTES, can_be_page
-
+PAGE_BYTES = 4096
 _HEADER_BYTES = 32
 _FRAME_BYTES = 24 + PAGE_BYTES
 _SIGNED = 24
@@ -55,21 +55,16 @@ class RepairedLog:
         """The log as it is most likely to have been."""
         return _written(self.header, self.frames)
 
-    def versions(self) -> Iterator["RepairedLog"]:
-        """Yield the log with each of what the explained frame may have been."""
+    def versions(self, database: Path) -> list["RepairedLog"]:
+        """Return the log with each of what the explained frame may have been, the likeliest first: where the
+        page is most like what stood there before, and where a transaction ends.
+        """
         number, explained = self.explained
-        for signed in explained:
-            yield replace(self, frames=[*self.frames[:number], signed, *self.frames[number + 1 :]])
-
-    def similarity(self, database: BinaryIO) -> int:
-        """Return how many bytes of the explained frame's page are those that stood there before."""
-        number, _ = self.explained
-        name, page = self.frames[number][:4], self.frames[number][8:]
-        earlier = [frame[8:] for frame in self.frames[:number] if frame[:4] == name]
-        if not earlier:
-            database.seek(PAGE_BYTES * max(0, int.from_bytes(name, "big") - 1))
-            earlier.append(database.read(PAGE_BYTES))
-        return sum(map(eq, page, earlier[-1]))
+        before, after = self.frames[:number], self.frames[number + 1 :]
+        with open(database, "rb") as file:
+            alike = {signed[:4]: _similarity(signed, before, file) for signed in reversed(explained)}
+        likeliest = sorted(explained, key=lambda signed: (-alike[signed[:4]], not any(signed[4:8])))
+        return [replace(self, frames=[*before, signed, *after]) for signed in likeliest]
 
     def on(self, database: bytes) -> bytearray:
         """Return a database as it becomes by the transactions of the log, to be read without one.
@@ -145,9 +140,9 @@ class _Log:
                 self.is_damaged = True
                 as_it_is = [signed] if self._may_be(start, signed) else []
                 if len(likely) > 1 and not self.explained[1]:
-                    self.explained = number, as_it_is + sorted(likely, key=partial(_rank, signed[:8]))
-                if likely and (len(likely) == 1 or not as_it_is or not _is_sound(signed)):
-                    signed = next(filter(_is_sound, likely), likely[0])
+                    self.explained = number, as_it_is + likely
+                if likely and (len(likely) == 1 or not as_it_is):
+                    signed = likely[0]
                 found = _unpacked(written)
             self._sums = found
             page, size = struct.unpack(">2I", signed[:8])
@@ -178,13 +173,13 @@ class _Log:
         return is_whole and _packed(_sums(frame[:8] + frame[24:], sums, self._order)) == frame[16:24]
 
 
-def _rank(head: bytes, signed: bytes) -> tuple[bool, bool]:
-    """Few differ in what stands before the page, where a flip does most harm: these come first."""
-    return signed[:8] == head, not _is_sound(signed)
-
-
-def _is_sound(signed: bytes) -> bool:
-    return can_be_page(int.from_bytes(signed[:4], "big"), signed[8:])
+def _similarity(signed: bytes, before: list[bytes], database: BinaryIO) -> int:
+    """Return how many bytes of a page are those that stood in its place before."""
+    earlier = [frame[8:] for frame in before if frame[:4] == signed[:4]]
+    if not earlier:
+        database.seek(PAGE_BYTES * max(0, int.from_bytes(signed[:4], "big") - 1))
+        earlier.append(database.read(PAGE_BYTES))
+    return sum(map(eq, signed[8:], earlier[-1]))
 
 
 def _right_header(header: bytes, salts: bytes) -> bytes | None:

@@ -23,7 +23,7 @@ from kvchat.errors import ModelUnreadable, UnsupportedModel
 from kvchat.session.template.jinja import JinjaTemplate, TemplateRefusal
 from kvchat.session.template.text_stream import StopStrings, TextStream
 from kvchat.session.template.tokenizer import ANSWER_MARK, ChatTokenizer
-from kvchat.session.tree import Role
+from kvchat.session.tree import Role, num_common
 
 SYSTEM = "system"
 
@@ -160,7 +160,7 @@ class ChatTemplate:
         end = self._end_at_start(behind) if closed else ""
         if end:
             return self.tokenizer.encode(behind.lstrip()[len(end) :], after=end)
-        repeated = _num_common(ended_with, behind)
+        repeated = num_common(ended_with, behind)
         return self.tokenizer.encode(behind[repeated:])
 
     def history_rewrite(self, history: Sequence[Message]) -> HistoryRewrite | None:
@@ -294,16 +294,10 @@ def _merged(messages: Sequence[Message]) -> list[Message]:
 
 
 def _difference(was: str, now: str) -> HistoryRewrite | None:
-    at = _num_common(was, now)
+    at = num_common(was, now)
     if at == len(was):
         return None
     return HistoryRewrite(was=was[at : at + _EXCERPT_LEN], becomes=now[at : at + _EXCERPT_LEN])
-
-
-def _num_common(one: str, other: str) -> int:
-    """Return the length of the beginning that two texts share."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
 def _template_source(model_dir: Path, config: dict[str, Any]) -> tuple[str | None, Path]:

@@ -1,7 +1,7 @@
 """Asides: questions on a fork of the conversation that is thrown away when it is left."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -82,11 +82,7 @@ class AsideController:
         assert back is not None
         if self.shown is None:
             self._screen.tell(price_so_far(back, self._screen.snapshot), title=_ASIDE)
-            try:
-                here: Conversation = await asyncio.to_thread(self._free_aside, back)
-            except KvchatError as error:
-                self._screen.warn(str(error))
-                return
+            here = await asyncio.to_thread(self._free_aside, back)
             self._asides.append(Aside(here=here, back=back))
             await self._turns.show(here)
             self._keep_behind(back)
@@ -96,9 +92,8 @@ class AsideController:
 
     def _free_aside(self, back: "Conversation") -> "Conversation":
         taken = {branch.name for branch in self._chat.store.branches(back.session.id)}
-        name = next(name for name in _names() if name not in taken)
-        found: Conversation = self._chat.fork(back, None, name)
-        return found
+        names = (_ASIDE, *(f"{_ASIDE}-{number}" for number in range(2, 1000)))
+        return self._chat.fork(back, None, next(name for name in names if name not in taken))
 
     def end(self) -> None:
         """Throw the aside away and go back to where it began."""
@@ -176,7 +171,3 @@ def price_so_far(conversation: "Conversation", snapshot: CacheSnapshot | None) -
         return "what is shared is up to the server"
     shared = sum(len(turn.token_ids or ()) for turn in conversation.turns)
     return price_words(replace(FREE, reused_tokens=shared), snapshot)
-
-
-def _names() -> Sequence[str]:
-    return [_ASIDE, *(f"{_ASIDE}-{number}" for number in range(2, 1000))]

@@ -52,10 +52,6 @@ class BranchController:
         """Let the person choose what to do with a message."""
         self._screen.begin(partial(self._choose, turn))
 
-    def fork_at(self, turn: Turn, name: str = "") -> None:
-        """Go on behind an answer, or before a question with its text in the prompt, on a new branch."""
-        self._conversations.open_with(partial(self._fork_at, turn, name))
-
     async def _choose(self, turn: Turn) -> None:
         conversation = self._turns.conversation
         if conversation is None:
@@ -66,7 +62,7 @@ class BranchController:
         chosen = await self._screen.dialogs.ask_deferred(title, partial(ActionsScreen, title, actions))
         match chosen:
             case "f":
-                self.fork_at(turn)
+                self._conversations.open_with(partial(self._fork_at, turn))
             case "t":
                 await self._open_tokens(conversation, turn)
             case str():
@@ -118,10 +114,6 @@ class BranchController:
             return price_words(cost, self._screen.snapshot)
         return ""
 
-    def _differing_words(self) -> str:
-        temperature = self._chat.variants.retry_temperature
-        return "" if temperature is None else f"sampled at temperature {temperature}, so that it can differ"
-
     def retry(self) -> None:
         """Answer the last question again, and say first what that costs."""
         self._screen.begin(self._retry)
@@ -130,7 +122,8 @@ class BranchController:
         conversation = self._turns.conversation
         if conversation is not None and (price := await self._retry_price(conversation)):
             self._screen.tell(price, title="answer again")
-        if words := self._differing_words():
+        if (temperature := self._chat.variants.retry_temperature) is not None:
+            words = f"sampled at temperature {temperature}, so that it can differ"
             self._screen.tell(words, title="answer again")
         self._screen.queue(PendingTurn(kind=TurnKind.RETRY))
 
@@ -141,13 +134,14 @@ class BranchController:
         shared = sum(len(one.token_ids or ()) for one in conversation.turns[:end])
         return replace(FREE, reused_tokens=shared)
 
-    async def _fork_at(self, turn: Turn, name: str) -> "Conversation":
+    async def _fork_at(self, turn: Turn) -> "Conversation":
+        """Go on behind an answer, or before a question with its text in the prompt, on a new branch."""
         conversation = self._turns.stored
         before = turn.parent_id if turn.role is Role.USER else turn.id
         if before is None:
             self._screen.warn("nothing stands before the first message: /new begins another conversation")
             return conversation
-        forked: Conversation = await asyncio.to_thread(self._chat.fork, conversation, before, name or None)
+        forked = await asyncio.to_thread(self._chat.fork, conversation, before)
         if turn.role is Role.USER:
             self._composer.write_message(turn.text)
         self._screen.tell(
@@ -169,21 +163,17 @@ class BranchController:
         from kvchat.ui.screens.compare import CompareScreen
 
         variants = self._chat.variants
-        try:
-            cost = await asyncio.to_thread(variants.retry_cost, conversation)
-            price = f"{price_words(cost, self._screen.snapshot)}, once for all {num} answers"
-            produce = partial(variants.compare, conversation, num)
-            stop = partial(self._chat.stop, conversation)
-            offer = f"{num} answers to compare can be written: {price}"
-            compare = partial(CompareScreen, num, produce, stop, price)
-            chosen = await self._screen.dialogs.ask_deferred(offer, compare)
-            if chosen is None:
-                self._screen.tell("the answer stays as it was; /search finds the others")
-                return
-            await asyncio.to_thread(variants.take, conversation, chosen)
-        except KvchatError as error:
-            self._screen.warn(str(error))
+        cost = await asyncio.to_thread(variants.retry_cost, conversation)
+        price = f"{price_words(cost, self._screen.snapshot)}, once for all {num} answers"
+        produce = partial(variants.compare, conversation, num)
+        stop = partial(self._chat.stop, conversation)
+        offer = f"{num} answers to compare can be written: {price}"
+        compare = partial(CompareScreen, num, produce, stop, price)
+        chosen = await self._screen.dialogs.ask_deferred(offer, compare)
+        if chosen is None:
+            self._screen.tell("the answer stays as it was; /search finds the others")
             return
+        await asyncio.to_thread(variants.take, conversation, chosen)
         await self._turns.show(conversation)
         self._screen.tell(
             f"on branch {one_line(conversation.branch.name)}; the others gave their blocks back, "
@@ -199,12 +189,7 @@ class BranchController:
         if not self._screen.is_engine_ready:
             self._screen.warn("its alternatives are known when the model is loaded")
             return
-        variants = self._chat.variants
-        try:
-            texts = await asyncio.to_thread(variants.token_texts, turn)
-        except KvchatError as error:
-            self._screen.warn(str(error))
-            return
+        texts = await asyncio.to_thread(self._chat.variants.token_texts, turn)
         if not texts:
             self._screen.warn("this answer has no tokens")
             return

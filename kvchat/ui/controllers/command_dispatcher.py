@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from kvchat.errors import KvchatError
 from kvchat.session.tree import BranchName, Role, SessionId, Turn, TurnId, nth_last_question
 from kvchat.text.cache_miss import why_words
 from kvchat.text.figures import plural
@@ -56,14 +55,7 @@ class CommandDispatcher:
         self._screen = screen
         self._chat = chat
         self._turns = turns
-        self._revisions = controllers.revisions
-        self._sessions = controllers.sessions
-        self._branching = controllers.branching
-        self._conversations = controllers.conversations
-        self._clipboard = controllers.clipboard
-        self._composer = controllers.composer
-        self._settings = controllers.settings
-        self._formats = controllers.formats
+        self._do = controllers
         self._actions: dict[str, Callable[[str], None]] = {
             "help": lambda _: screen.action_help(),
             "new": self.new,
@@ -122,30 +114,25 @@ class CommandDispatcher:
     def run_on_line(self, name: str, session_id: SessionId, branch: BranchName | None) -> None:
         """Run a command for a line of the list, whatever is on screen."""
         actions: dict[str, Callable[[], None]] = {
-            "title": lambda: self._sessions.ask_for_title(session_id),
-            "pin": lambda: self._sessions.pin(session_id),
-            "export": lambda: self._sessions.ask_for_file(session_id, branch),
-            "delete": lambda: self._sessions.ask_to_delete(session_id, branch),
+            "title": lambda: self._do.sessions.ask_for_title(session_id),
+            "pin": lambda: self._do.sessions.pin(session_id),
+            "export": lambda: self._do.sessions.ask_for_file(session_id, branch),
+            "delete": lambda: self._do.sessions.ask_to_delete(session_id, branch),
         }
         actions[name]()
 
-    def new(self, title: str = "", system: str = "") -> None:
-        self._conversations.open_with(self._nothing, Draft(title=title, system=system or self._turns.system))
+    def new(self, title: str = "") -> None:
+        self._do.conversations.open_draft(Draft(title=title, system=self._turns.system))
 
     def switch(self, reference: str) -> None:
         if not reference:
             self._screen.show_sessions_pane()
         else:
-            self._conversations.open_with(lambda: self._opened(reference))
+            self._do.conversations.open_with(lambda: self._opened(reference))
 
     def opener_at(self, turn_id: TurnId) -> Opener:
         """Return what opens the branch that a message lies on; a new one where none leads there any more."""
-
-        async def open_there() -> "Conversation":
-            opened: Conversation = await asyncio.to_thread(self._chat.open_at, turn_id)
-            return opened
-
-        return open_there
+        return lambda: asyncio.to_thread(self._chat.open_at, turn_id)
 
     def fork(self, name: str = "") -> None:
         conversation = self._stored()
@@ -153,77 +140,77 @@ class CommandDispatcher:
             return
 
         async def open_fork() -> "Conversation":
-            forked: Conversation = await asyncio.to_thread(self._chat.fork, conversation, None, name or None)
+            forked = await asyncio.to_thread(self._chat.fork, conversation, None, name or None)
             price = price_so_far(forked, self._screen.snapshot)
             self._screen.tell(f"on branch {one_line(forked.branch.name)}: {price}; what is new is its own")
             return forked
 
         self._screen.tell(price_so_far(conversation, self._screen.snapshot), title="fork")
-        self._conversations.open_with(open_fork)
+        self._do.conversations.open_with(open_fork)
 
     def retry(self, argument: str = "") -> None:
         if self._stored() is None or not self._is_free("retry"):
             return
         if argument in ("", "1"):
-            self._branching.retry()
+            self._do.branching.retry()
         elif argument.isdecimal() and len(argument) < 4:
-            self._branching.compare(int(argument))
+            self._do.branching.compare(int(argument))
         else:
             self._screen.warn(f"how many answers? /retry 3, not /retry {argument}")
 
     def tokens(self, argument: str = "") -> None:
         answer = self._answer("open as tokens", argument)
         if answer is not None and self._is_free("open it"):
-            self._branching.open_tokens(answer)
+            self._do.branching.open_tokens(answer)
 
     def aside(self, text: str = "") -> None:
-        if self._conversations.asides.shown is not None and not text:
-            self._conversations.asides.end()
+        if self._do.conversations.asides.shown is not None and not text:
+            self._do.conversations.asides.end()
         elif self._stored() is not None and self._is_free("ask aside"):
-            self._conversations.asides.begin(text)
+            self._do.conversations.asides.begin(text)
 
     def model(self, name: str = "") -> None:
         if name:
-            self._settings.reload(name)
+            self._do.settings.reload(name)
         else:
-            self._settings.models()
+            self._do.settings.models()
 
     def set(self, argument: str = "") -> None:
         name, _, value = argument.partition(" ")
         if name:
-            self._settings.change(name, value.strip())
+            self._do.settings.change(name, value.strip())
         else:
-            self._settings.settings()
+            self._do.settings.settings()
 
     def detach(self, _argument: str = "") -> None:
-        if not self._composer.detach():
+        if not self._do.composer.detach():
             self._screen.warn("nothing is attached")
 
     def copy(self, argument: str = "") -> None:
         answer = self._answer("copy", "" if argument == "code" else argument)
         if answer is not None and argument == "code":
-            self._clipboard.copy_code(answer)
+            self._do.clipboard.copy_code(answer)
         elif answer is not None:
-            self._clipboard.copy(answer.text)
+            self._do.clipboard.copy(answer.text)
 
     def open(self, argument: str = "") -> None:
         answer = self._answer("open", argument)
         if answer is not None:
-            self._clipboard.open(answer)
+            self._do.clipboard.open(answer)
 
     def run_on(self, turn: Turn, name: str) -> None:
         """Run what was chosen for one message."""
         if name in ("edit", "drop", "retry", "compare") and not self._is_free(name):
             return
         actions: dict[str, Callable[[], object]] = {
-            "edit": lambda: self._revisions.begin_edit(turn),
-            "drop": lambda: self._revisions.drop(turn),
+            "edit": lambda: self._do.revisions.begin_edit(turn),
+            "drop": lambda: self._do.revisions.drop(turn),
             "retry": self.retry,
-            "compare": lambda: self._branching.compare(_COMPARED),
+            "compare": lambda: self._do.branching.compare(_COMPARED),
             "why": lambda: self._explain(turn),
-            "copy": lambda: self._clipboard.copy(turn.text),
-            "code": lambda: self._clipboard.copy_code(turn),
-            "open": lambda: self._clipboard.open(turn),
+            "copy": lambda: self._do.clipboard.copy(turn.text),
+            "code": lambda: self._do.clipboard.copy_code(turn),
+            "open": lambda: self._do.clipboard.open(turn),
         }
         actions[name]()
 
@@ -240,23 +227,23 @@ class CommandDispatcher:
     def edit(self, argument: str) -> None:
         question = self._question("edit", argument)
         if question is not None:
-            self._revisions.begin_edit(question)
+            self._do.revisions.begin_edit(question)
 
     def undo(self, argument: str) -> None:
         if self._question("undo", argument) is not None:
-            self._revisions.undo(int(argument or "1"))
+            self._do.revisions.undo(int(argument or "1"))
 
     def drop(self, argument: str) -> None:
         question = self._question("drop", argument)
         if question is not None:
-            self._revisions.drop(question)
+            self._do.revisions.drop(question)
 
     def system(self, text: str) -> None:
         conversation = self._turns.conversation
         if text:
             if conversation is not None:
                 self._screen.tell("a system prompt stands before everything else: this is a new conversation")
-            self.new(system=text)
+            self._do.conversations.open_draft(Draft(system=text))
             return
         current = conversation.session.system if conversation else self._turns.draft.system
         self._screen.tell(one_line(current) or "there is no system prompt", title="system prompt")
@@ -264,7 +251,7 @@ class CommandDispatcher:
     def cache(self, argument: str) -> None:
         name, _, rest = argument.partition(" ")
         if name == "format":
-            self._formats.choose(rest.strip())
+            self._do.formats.choose(rest.strip())
             return
         actions = {
             "": self._screen.action_cache,
@@ -281,12 +268,12 @@ class CommandDispatcher:
     def export(self, target: str) -> None:
         conversation = self._stored()
         if conversation is not None:
-            self._sessions.export(conversation.session.id, conversation.branch.name, target)
+            self._do.sessions.export(conversation.session.id, conversation.branch.name, target)
 
     def pin(self, _argument: str = "") -> None:
         conversation = self._stored()
         if conversation is not None:
-            self._sessions.pin(conversation.session.id)
+            self._do.sessions.pin(conversation.session.id)
 
     def why(self, argument: str) -> None:
         answer = self._answer("explain", argument)
@@ -299,13 +286,9 @@ class CommandDispatcher:
             self._screen.begin(partial(self._why, conversation, answer))
 
     async def _why(self, conversation: "Conversation", answer: Turn) -> None:
-        try:
-            explanation = await asyncio.to_thread(self._chat.why, conversation, answer.id)
-        except KvchatError as error:
-            self._screen.warn(str(error))
-        else:
-            computed = plural(explanation.miss.computed_tokens, "token")
-            await self._screen.dialogs.note(f"Why {computed} were computed", why_words(explanation))
+        explanation = await asyncio.to_thread(self._chat.why, conversation, answer.id)
+        computed = plural(explanation.miss.computed_tokens, "token")
+        await self._screen.dialogs.note(f"Why {computed} were computed", why_words(explanation))
 
     def rename(self, title: str) -> None:
         conversation = self._turns.conversation
@@ -313,12 +296,12 @@ class CommandDispatcher:
             self._turns.draft = replace(self._turns.draft, title=title)
             self._screen.conversation_changed()
             return
-        self._sessions.rename(conversation.session.id, title)
+        self._do.sessions.rename(conversation.session.id, title)
 
     def delete(self, _argument: str = "") -> None:
         conversation = self._stored()
         if conversation is not None:
-            self._sessions.ask_to_delete(conversation.session.id)
+            self._do.sessions.ask_to_delete(conversation.session.id)
 
     def _answer(self, purpose: str, argument: str) -> Turn | None:
         """Return the n-th last answer; say where there is none."""
@@ -354,9 +337,6 @@ class CommandDispatcher:
             self._screen.warn("nothing has been said here yet")
         return self._turns.conversation
 
-    async def _nothing(self) -> None:
-        return None
-
     async def _opened(self, reference: str) -> "Conversation":
         """Return a branch of the open session, or a session, by what the person calls it."""
         conversation = self._turns.conversation
@@ -364,7 +344,5 @@ class CommandDispatcher:
             session_id = conversation.session.id
             branches = await asyncio.to_thread(self._chat.store.branches, session_id)
             if any(branch.name == reference for branch in branches):
-                found: Conversation = await asyncio.to_thread(self._chat.open, session_id, reference)
-                return found
-        opened: Conversation = await asyncio.to_thread(self._chat.open, reference)
-        return opened
+                return await asyncio.to_thread(self._chat.open, session_id, reference)
+        return await asyncio.to_thread(self._chat.open, reference)

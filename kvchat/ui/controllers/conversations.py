@@ -86,7 +86,7 @@ class ConversationController:
         if self.temporary.is_shown:
             self.temporary.keep()
         else:
-            self.open_with(_nothing, Draft(system=self._turns.system, is_temporary=True))
+            self.open_draft(Draft(system=self._turns.system, is_temporary=True))
             self._screen.tell(_BEGUN, title="temporary")
 
     def hold(self, event: Prompt.Submitted) -> bool:
@@ -130,6 +130,14 @@ class ConversationController:
         self._give_back_entered()  # it was meant for what is opened no more
         self._is_opening, self.goes_on = True, False
         self._screen.run_worker(self._open(opener, draft), group="open", exclusive=True)
+
+    def open_draft(self, draft: Draft) -> None:
+        """Put a conversation on the screen that its first message will begin; see `open_with`."""
+
+        async def nothing() -> None:
+            return None
+
+        self.open_with(nothing, draft)
 
     async def _open(self, opener: Opener, draft: Draft | None) -> None:
         self._cached_prefix.begin()
@@ -258,7 +266,3 @@ class ConversationController:
     async def _close(self, conversations: "Sequence[Conversation]") -> None:
         for conversation in conversations:
             await asyncio.to_thread(self._chat.close, conversation)
-
-
-async def _nothing() -> None:
-    return None

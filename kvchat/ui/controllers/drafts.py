@@ -56,7 +56,7 @@ class DraftController:
 
     def keep_all(self) -> None:
         """Stop all answers, and keep what waited behind them, in edits and in the prompt."""
-        self._keep(self._take_all())
+        self._keep([*self._turns.take_unsent(), *self._typed()])
 
     def leaves(self, *, is_asked: bool) -> bool:
         """Keep everything for the window to be closed; return whether it may be.
@@ -80,23 +80,18 @@ class DraftController:
     async def give_back(self, conversation: "Conversation | None") -> None:
         """Put what is kept for a conversation into the prompt, if it is still shown then."""
         owner = _owner(conversation)
-        try:
-            elsewhere = await asyncio.to_thread(self._other_branches, conversation)
-            with suppress(_LeftMeanwhile), ExitStack() as stack:
-                lent = await asyncio.to_thread(
-                    stack.enter_context, self._store.unsent.lent(owner[0], elsewhere)
-                )
-                if lent.complaint:
-                    self._screen.warn(lent.complaint)
-                if _owner(self._turns.conversation) != owner:
-                    raise _LeftMeanwhile  # so that it stays where it is
-                self._kept = {(kept_for, text) for kept_for, text in self._kept if kept_for != owner}
-                if lent.text:
-                    self._composer.give_back(lent.text)
-                    self._screen.tell("what you had written and not sent is in the prompt again")
-                self._put_back()
-        except KvchatError as error:
-            self._screen.warn(str(error))
+        elsewhere = await asyncio.to_thread(self._other_branches, conversation)
+        with suppress(_LeftMeanwhile), ExitStack() as stack:
+            lent = await asyncio.to_thread(stack.enter_context, self._store.unsent.lent(owner[0], elsewhere))
+            if lent.complaint:
+                self._screen.warn(lent.complaint)
+            if _owner(self._turns.conversation) != owner:
+                raise _LeftMeanwhile  # so that it stays where it is
+            self._kept = {(kept_for, text) for kept_for, text in self._kept if kept_for != owner}
+            if lent.text:
+                self._composer.give_back(lent.text)
+                self._screen.tell("what you had written and not sent is in the prompt again")
+            self._put_back()
 
     def _other_branches(self, conversation: "Conversation | None") -> frozenset[str]:
         if conversation is None:
@@ -129,9 +124,6 @@ class DraftController:
         waiting = [*self._revisions.asked, *composer.waiting, before_message(composer.put_aside)]
         texts = [*waiting, *drafts, beside + last]
         return [Unsent(conversation=here, text=text) for text in texts if text]
-
-    def _take_all(self) -> list[Unsent]:
-        return [*self._turns.take_unsent(), *self._typed()]
 
     def _keep(self, unsent: Iterable[Unsent]) -> list[Unsent]:
         """Keep what is not kept yet, and return what cannot be."""

@@ -104,11 +104,7 @@ class FormatController:
 
     async def _choose(self, conversation: "Conversation", wanted: str) -> None:
         session_id = conversation.session.id
-        try:
-            cost = await asyncio.to_thread(self._host.format_cost, session_id, wanted)
-        except KvchatError as error:
-            self._screen.warn(str(error))
-            return
+        cost = await asyncio.to_thread(self._host.format_cost, session_id, wanted)
         consequence = _SEEN if _is_shadow(wanted) else _LOSSY
         if wanted == EXACT:
             consequence = _EXACTLY.format(plural(self._turns.context_len, "token"))
@@ -147,9 +143,6 @@ def _is_shadow(wanted: str) -> bool:
     return wanted.startswith(SHADOW)
 
 
-_GROUP = "gauge"
-
-
 class GaugeController:
     """Runs the gauge, which takes a while, beside everything else."""
 
@@ -165,16 +158,12 @@ class GaugeController:
             self._screen.warn("nothing has been said here yet")
             return
         self._screen.tell("measuring what formats lose; go on meanwhile")
-        self._screen.begin(partial(self._gauge, conversation, cache_format), group=_GROUP)
+        self._screen.begin(partial(self._gauge, conversation, cache_format), group="gauge")
 
     async def _gauge(self, conversation: "Conversation", cache_format: str) -> None:
         session, branch = conversation.session.id, conversation.branch.name
-        try:
-            found = await asyncio.to_thread(self._host.gauge, session, branch, cache_format)
-        except KvchatError as error:
-            self._screen.warn(str(error))
-        else:
-            from kvchat.ui.screens.gauge import GaugeScreen
+        found = await asyncio.to_thread(self._host.gauge, session, branch, cache_format)
+        from kvchat.ui.screens.gauge import GaugeScreen
 
-            offer = "what smaller cache formats lose here is measured"
-            await self._screen.dialogs.ask_deferred(offer, partial(GaugeScreen, found))
+        offer = "what smaller cache formats lose here is measured"
+        await self._screen.dialogs.ask_deferred(offer, partial(GaugeScreen, found))

@@ -152,18 +152,14 @@ class RevisionController:
         seen = conversation.turns
         if not self._screen.is_engine_ready:
             self._screen.tell("what it costs is known when the model is loaded")
-        try:
-            revision = await asyncio.to_thread(plan)
-            cost = await asyncio.to_thread(self._chat.revision_cost, conversation, revision)
-            price = words(revision, cost, self._screen.snapshot)
-            if not await self._screen.dialogs.confirm(ask, f"{excerpt(revision)}\n\n{price}"):
-                return
-            if not self._is_as_seen(conversation, seen):
-                return
-            await asyncio.to_thread(self._chat.revise, conversation, revision)
-        except KvchatError as error:
-            self._screen.warn(str(error))
+        revision = await asyncio.to_thread(plan)
+        cost = await asyncio.to_thread(self._chat.revision_cost, conversation, revision)
+        price = words(revision, cost, self._screen.snapshot)
+        if not await self._screen.dialogs.confirm(ask, f"{excerpt(revision)}\n\n{price}"):
             return
+        if not self._is_as_seen(conversation, seen):
+            return
+        await asyncio.to_thread(self._chat.revise, conversation, revision)
         if conversation is not self._turns.conversation:
             return
         await self._turns.show(conversation)

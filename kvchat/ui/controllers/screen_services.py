@@ -48,7 +48,8 @@ class ScreenServices(Protocol):
     def warn(self, message: str) -> None: ...
 
     def begin(self, work: Work, *, group: str = "", asked_s: float | None = None) -> object:
-        """Run something that may wait. Work of a group replaces what runs in it.
+        """Run something that may wait, and warn of the KvchatError that ends it. Work of a group replaces
+        what runs in it.
 
         Args:
             asked_s: when the key was pressed that led to it, where that is not the key that is answered now.

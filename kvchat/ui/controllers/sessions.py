@@ -208,16 +208,12 @@ class SessionController:
 
     async def _export(self, write: Callable[..., str]) -> None:
         try:
-            try:
-                words = await asyncio.to_thread(write)
-            except FileTaken as taken:
-                if not await self._screen.dialogs.confirm("Replace this file?", str(taken)):
-                    return
-                words = await asyncio.to_thread(write, force=True)
-        except KvchatError as error:
-            self._screen.warn(str(error))
-        else:
-            self._screen.tell(words, title="export")
+            words = await asyncio.to_thread(write)
+        except FileTaken as taken:
+            if not await self._screen.dialogs.confirm("Replace this file?", str(taken)):
+                return
+            words = await asyncio.to_thread(write, force=True)
+        self._screen.tell(words, title="export")
 
     async def _ask_to_delete(self, session_id: SessionId, branch: str | None) -> None:
         if self._turns.is_answering(session_id):

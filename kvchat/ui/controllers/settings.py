@@ -57,18 +57,14 @@ class SettingsController:
         if self._turns.is_any_running:
             self._screen.warn("an answer is being written: esc stops it, then load again")
         else:
-            self._screen.begin(partial(self._reload, model))
+            self._screen.begin(partial(self.begin_anew, partial(self._host.reload, model)))
 
     async def _settings(self) -> None:
         from kvchat.ui.screens.choices import ChoiceScreen
 
         at = 0
         while True:
-            try:
-                entries = await asyncio.to_thread(self._host.settings)
-            except KvchatError as error:
-                self._screen.warn(str(error))
-                return
+            entries = await asyncio.to_thread(self._host.settings)
             lines = [setting_line(entry) for entry in entries]
             listed = partial(ChoiceScreen, "settings", lines, highlighted=at)
             chosen = await self._screen.dialogs.ask_deferred("the settings are listed", listed)
@@ -106,11 +102,7 @@ class SettingsController:
     async def _models(self) -> None:
         from kvchat.ui.screens.choices import ChoiceScreen
 
-        try:
-            entries = await asyncio.to_thread(self._host.models)
-        except KvchatError as error:
-            self._screen.warn(str(error))
-            return
+        entries = await asyncio.to_thread(self._host.models)
         width = max((len(entry.name) for entry in entries), default=0)
         lines = [
             f"{'●' if entry.is_current else ' '} {entry.name:<{width}}  {entry.summary}" for entry in entries
@@ -119,9 +111,6 @@ class SettingsController:
         chosen = await self._screen.dialogs.ask_deferred("the models that are here are listed", listed)
         if chosen is not None and not entries[chosen].is_current:
             self.reload(entries[chosen].name)
-
-    async def _reload(self, model: str | None) -> None:
-        await self.begin_anew(partial(self._host.reload, model))
 
     async def begin_anew(self, change: Callable[[], Result]) -> Result | None:
         """Let go of the engine, change what it works with in a thread, and come back to the conversation.
@@ -151,9 +140,7 @@ class SettingsController:
         The person may have gone to another one meanwhile, and stays there.
         """
         try:
-            fresh: Conversation = await asyncio.to_thread(
-                self._chat.open, before.session.id, before.branch.name
-            )
+            fresh = await asyncio.to_thread(self._chat.open, before.session.id, before.branch.name)
         except KvchatError as error:
             self._screen.warn(str(error))
             if self._turns.conversation is before:

@@ -47,6 +47,7 @@ class TurnRunner:
 
     Attributes:
         temporary: the sessions that are deleted when they are left.
+        garbage: when memory is looked through.
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class TurnRunner:
         self._chat = chat
         self._transcript = transcript
         self._screen = screen
-        self._garbage = GarbageSchedule()
+        self.garbage = GarbageSchedule()
         self.system = system
         self.temporary: set[SessionId] = set()
         self._tab = ConversationTab(draft=Draft(system=system))
@@ -142,17 +143,6 @@ class TurnRunner:
         writing = [tab.conversation or tab.answered for tab in self._tabs if tab.feed.is_writing]
         return any(one is not None and one.session.id == session_id for one in writing)
 
-    def settle_garbage(self) -> None:
-        """Call once when the engine is loaded."""
-        self._garbage.settle()
-
-    def look_for_garbage(self, *, is_quiet: bool) -> None:
-        """Call now and then; `is_quiet`: the person does nothing just now."""
-        self._garbage.look(is_quiet=is_quiet and not self.is_any_running)
-
-    def release(self) -> None:
-        self._garbage.release()
-
     def add(self, pending: PendingTurn) -> None:
         """Queue a turn; `start_next` runs it."""
         self._tab.queue.append(pending)
@@ -163,7 +153,7 @@ class TurnRunner:
         started = [tab for tab in self._tabs if tab.queue and not tab.feed.is_running]
         for tab in started:
             if not self.is_any_running:
-                self._garbage.begin_turn()
+                self.garbage.begin_turn()
             pending = tab.running = tab.queue.popleft()
             tab.answered, tab.is_stopping = None, False
             tab.feed.start(partial(self._produce, tab, pending), self._screen.turn_produced)
@@ -265,8 +255,8 @@ class TurnRunner:
             self._note_behind(tab)
         tab = self._tab
         taken = tab.feed.take()
-        for kind, events in groupby(taken, key=_batch_key):
-            if kind is TextDelta:
+        for is_text, events in groupby(taken, key=lambda event: isinstance(event, TextDelta)):
+            if is_text:
                 deltas = [event for event in events if isinstance(event, TextDelta)]
                 tab.events += deltas
                 await self._draw_text(deltas)
@@ -313,7 +303,7 @@ class TurnRunner:
         tab.ended_s = monotonic()
         tab.events.clear()
         if not self.is_any_running:
-            self._garbage.end_turn()
+            self.garbage.end_turn()
 
     def _produce(self, tab: ConversationTab, pending: PendingTurn) -> Iterator[Produced]:
         """Run a turn; in the feed's thread."""
@@ -407,7 +397,3 @@ async def _to_its_end(drawing: Coroutine[Any, Any, None]) -> None:
         if not task.cancelled():
             task.exception()  # who is cancelled is told nothing else
         raise
-
-
-def _batch_key(event: FeedEvent) -> type | None:
-    return TextDelta if isinstance(event, TextDelta) else None

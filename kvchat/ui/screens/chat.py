@@ -168,20 +168,19 @@ class ChatScreen(Screen[None]):
         self.set_timer(INTERVAL_S, self._look)
         self.conversation_changed()
         if self._initial is not None:
-            reference = self._initial
-            self.conversations.open_with(lambda: asyncio.to_thread(chat.open, reference))
+            self.conversations.open_with(partial(asyncio.to_thread, chat.open, self._initial))
         else:
             self.begin(partial(self.drafts.give_back, None))
 
     def on_unmount(self) -> None:
         if (turns := getattr(self, "turns", None)) is not None:
-            turns.release()
+            turns.garbage.release()
 
     def quit(self, return_code: int = 0) -> None:
         """Stop what runs, keep it and what was not sent, and leave."""
         if self.drafts.leaves(is_asked=return_code == 0):
             self.conversations.throw_all_away()
-            self.turns.release()
+            self.turns.garbage.release()
             self.app.exit(return_code=return_code)
 
     # Notices and work
@@ -198,8 +197,14 @@ class ChatScreen(Screen[None]):
     def begin(self, work: Work, *, group: str = "", asked_s: float | None = None) -> None:
         """Run something that may wait; see `ScreenServices.begin`."""
         asked_s = self.dialogs.asked_s if asked_s is None else asked_s
-        running = partial(self.dialogs.run, work, asked_s)
+        running = partial(self._run, work, asked_s)
         self.run_worker(running, group=group or "work", exclusive=bool(group))  # type: ignore[arg-type]
+
+    async def _run(self, work: Work, asked_s: float) -> None:
+        try:
+            await self.dialogs.run(work, asked_s)
+        except KvchatError as error:
+            self.warn(str(error))
 
     # The prompt
 
@@ -460,7 +465,7 @@ class ChatScreen(Screen[None]):
         self.sessions.refresh()
 
     def turn_failed(self, error: Exception, unsent: str) -> None:
-        self.notify(str(error) or type(error).__name__, severity="error", timeout=15, markup=False)
+        self.fail(str(error) or type(error).__name__)
         self.composer.give_back(unsent)
 
     def outgrown(self, fits_in: tuple[str, ...]) -> None:
@@ -544,15 +549,13 @@ class ChatScreen(Screen[None]):
         self.set_timer(self._watch.look(shown), self._look)
         if monotonic() - self.dialogs.typed_s > _TYPING_S:
             self.sessions.keep_fresh()
-        self._look_for_garbage()
-        if self._watch.snapshot is not None:
-            self.conversations.drop_for_room(self._watch.snapshot)
-
-    def _look_for_garbage(self) -> None:
-        """Let full collections wait until no key was pressed for a while and nothing has scrolled."""
+        # Full collections wait until no key was pressed for a while and nothing has scrolled.
         place = self.transcript.scroll_offset, self.transcript.num_hidden
         is_still, self._place = place == self._place, place
-        self.turns.look_for_garbage(is_quiet=is_still and monotonic() - self.dialogs.typed_s > _QUIET_S)
+        is_quiet = is_still and monotonic() - self.dialogs.typed_s > _QUIET_S
+        self.turns.garbage.look(is_quiet=is_quiet and not self.turns.is_any_running)
+        if self._watch.snapshot is not None:
+            self.conversations.drop_for_room(self._watch.snapshot)
 
     def _branch_names(self) -> BranchNames:
         return self.sessions.sessions.branch_names(
@@ -562,7 +565,7 @@ class ChatScreen(Screen[None]):
     def _phase_changed(self, status: EngineStatus) -> None:
         self._draw_welcome()
         if status.phase is EnginePhase.READY:
-            self.turns.settle_garbage()
+            self.turns.garbage.settle()
             self.turns.forget_outgrown()
             self.composer.read_again()
             is_answering = self.turns.is_busy
@@ -578,12 +581,11 @@ class ChatScreen(Screen[None]):
             return
         conversation = self.turns.conversation
         heading = self.query_one("#heading", Static)
-        width = heading.content_size.width
+        width, stop = heading.content_size.width, key_name(self.own_keys, "stop")
         if self.revisions.editing is not None:
-            text = editing_text(self.revisions.costs, width, key_name(self.own_keys, "stop"))
+            text = editing_text(self.revisions.costs, width, stop)
         else:
             stored = self.sessions.sessions.title(conversation.session.id) if conversation else None
-            stop = key_name(self.own_keys, "stop")
             note = _ASIDE_NOTE.format(stop) if self.conversations.asides.shown is not None else ""
             is_temporary = self.conversations.temporary.is_shown
             title = stored or self.turns.draft.title or (_TEMPORARY if is_temporary else "")

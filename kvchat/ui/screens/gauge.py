@@ -49,7 +49,9 @@ class GaugeScreen(DeferredScreen[None]):
             yield Static("What smaller cache formats lose here", id="gauge-title", markup=False)
             with VerticalScroll(id="gauge-body"):
                 yield Static("", id="gauge-plot", markup=False)
-                yield Static(_undented(self._found.words), id="gauge-words", markup=False)
+                # Tables at the edge: in 80 columns every column counts.
+                words = "\n".join(map(dedent, self._found.words.splitlines()))
+                yield Static(words, id="gauge-words", markup=False)
             yield Static("↑↓ scroll · esc closes", id="gauge-keys", markup=False)
 
     def on_mount(self) -> None:
@@ -66,11 +68,6 @@ class GaugeScreen(DeferredScreen[None]):
 
     def action_scroll(self, step: int) -> None:
         self.query_one("#gauge-body", VerticalScroll).scroll_relative(y=step, animate=False)
-
-
-def _undented(words: str) -> str:
-    """Return the words with their tables at the edge: in 80 columns every column counts."""
-    return "\n".join(dedent(line) for line in words.splitlines())
 
 
 def _content(row: Row) -> Content:

@@ -52,11 +52,7 @@ class HistoryScreen(Dialog[str | None]):
         self.query_one(OptionList).action_select()
 
     def on_find_field_moved(self, event: FindField.Moved) -> None:
-        listed = self.query_one(OptionList)
-        if event.step > 0:
-            listed.action_cursor_down()
-        else:
-            listed.action_cursor_up()
+        event.move_in(self.query_one(OptionList))
 
     def on_find_field_left(self) -> None:
         self.dismiss(None)

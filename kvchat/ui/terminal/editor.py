@@ -11,6 +11,7 @@ from shutil import which
 from tempfile import TemporaryDirectory
 
 from kvchat.errors import UsageError
+from kvchat.platform.directories import system_errors_as
 
 _USUAL = ("nano", "vim", "vi")
 
@@ -55,10 +56,8 @@ def edited(text: str, suspended: AbstractContextManager[None], environ: Mapping[
             ) from error
         with suspended:
             _wait_for((*command, str(file)))
-        try:
+        with system_errors_as(UsageError, "the edited text cannot be read"):
             return file.read_text(encoding="utf-8", errors="replace").removesuffix("\n")
-        except OSError as error:
-            raise UsageError(f"the edited text cannot be read: {error.strerror or error}") from error
 
 
 def _file_with(text: str, stack: ExitStack, place: str | None) -> Path:
@@ -74,10 +73,8 @@ def _wait_for(command: tuple[str, ...]) -> None:
     # The process's own stdout goes to the log while the interface runs.
     terminal = sys.__stderr__
     assert terminal is not None
-    try:
+    with system_errors_as(UsageError, "the editor cannot be started"):
         done = subprocess.run(command, stdout=terminal.fileno(), stderr=terminal.fileno(), check=False)
-    except OSError as error:
-        raise UsageError(f"the editor cannot be started: {error.strerror or error}") from error
     if done.returncode != 0:
         raise UsageError(f"the editor ended with status {done.returncode}; nothing was changed")
 

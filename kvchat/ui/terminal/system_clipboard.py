@@ -4,38 +4,29 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from shutil import which
 
 _PATIENCE_S = 2.0
 OSC_52 = "the terminal (OSC 52)"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClipboardRoute:
-    """A command that takes the text on its standard input."""
-
-    name: str
-    command: tuple[str, ...]
-
-
-def routes(environ: Mapping[str, str], platform: str = sys.platform) -> tuple[ClipboardRoute, ...]:
-    """Return the tools that could reach the clipboard the person sees, best first.
+def routes(environ: Mapping[str, str], platform: str = sys.platform) -> tuple[tuple[str, ...], ...]:
+    """Return the commands that could reach the clipboard the person sees, best first. Each takes the text on
+    its standard input.
 
     Over SSH a tool of this machine would reach another clipboard, so only the terminal is left.
     """
     if environ.get("SSH_CONNECTION") or environ.get("SSH_TTY"):
         return ()
-    found = []
+    found: list[tuple[str, ...]] = []
     if platform == "darwin":
-        found.append(ClipboardRoute(name="pbcopy", command=("pbcopy",)))
+        found.append(("pbcopy",))
     if environ.get("WAYLAND_DISPLAY"):
-        found.append(ClipboardRoute(name="wl-copy", command=("wl-copy",)))
+        found.append(("wl-copy",))
     if environ.get("DISPLAY"):
-        found.append(ClipboardRoute(name="xclip", command=("xclip", "-selection", "clipboard")))
-        found.append(ClipboardRoute(name="xsel", command=("xsel", "--clipboard", "--input")))
+        found += [("xclip", "-selection", "clipboard"), ("xsel", "--clipboard", "--input")]
     if environ.get("WSL_DISTRO_NAME"):
-        found.append(ClipboardRoute(name="clip.exe", command=("clip.exe",)))
+        found.append(("clip.exe",))
     return tuple(found)
 
 
@@ -45,10 +36,10 @@ def copy_by_tool(text: str, environ: Mapping[str, str] | None = None) -> str | N
     Waits for the tool.
     """
     environ = os.environ if environ is None else environ
-    for route in routes(environ):
-        program = which(route.command[0], path=environ.get("PATH"))
-        if program is not None and _takes((program, *route.command[1:]), text, environ):
-            return route.name
+    for name, *options in routes(environ):
+        program = which(name, path=environ.get("PATH"))
+        if program is not None and _takes((program, *options), text, environ):
+            return name
     return None
 
 

@@ -7,7 +7,7 @@ from textual.binding import Binding, BindingType
 from textual.geometry import Size
 from textual.message import Message
 from textual.reactive import Reactive
-from textual.widgets import Input
+from textual.widgets import Input, OptionList
 
 
 class FindField(Input):
@@ -27,6 +27,12 @@ class FindField(Input):
         """Another line of the list is wanted."""
 
         step: int
+
+        def move_in(self, listed: OptionList) -> None:
+            if self.step > 0:
+                listed.action_cursor_down()
+            else:
+                listed.action_cursor_up()
 
     class Left(Message):
         """The person is done."""

@@ -62,11 +62,7 @@ class SessionsPane(Vertical):
 
     def on_find_field_moved(self, event: FindField.Moved) -> None:
         event.stop()
-        listed = self.query_one(SessionList)
-        if event.step > 0:
-            listed.action_cursor_down()
-        else:
-            listed.action_cursor_up()
+        event.move_in(self.query_one(SessionList))
 
     def on_find_field_left(self, event: FindField.Left) -> None:
         event.stop()

@@ -1,6 +1,7 @@
 """Markdown answer text in one widget, rendered once for each width and drawn by lines."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import ClassVar
 
@@ -64,12 +65,11 @@ class StaticText(Static):
         is_streaming: whether `write` still adds text.
     """
 
+    @dataclass
     class LinkClicked(Message):
         """A link was clicked."""
 
-        def __init__(self, href: str) -> None:
-            super().__init__()
-            self.href = href
+        href: str
 
     def __init__(self, text: str) -> None:
         super().__init__("", markup=False, classes="still")

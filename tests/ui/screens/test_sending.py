@@ -122,7 +122,7 @@ async def test_what_waits_for_its_file_is_kept_when_the_window_closes(tmp_path: 
     async with talk_window(tmp_path, prepare=with_file) as shown:
         shown.screen.composer.waiting.append("half")
         shown.screen.revisions.begin_edit(shown.transcript.views[2].turn)
-        assert [one.text for one in shown.screen.drafts._take_all()] == ["half"]
+        assert [one.text for one in shown.screen.drafts._typed()] == ["half"]
 
 
 async def test_a_message_whose_conversation_was_left_says_where_enter_sends_it(

@@ -29,7 +29,7 @@ def environ(directory: Path, **variables: str) -> dict[str, str]:
 
 
 def names(**variables: str) -> list[str]:
-    return [route.name for route in routes(variables, platform="linux")]
+    return [name for name, *_ in routes(variables, platform="linux")]
 
 
 def test_tools_of_the_desktop_that_is_seen_come_first_and_none_over_ssh() -> None:
@@ -37,7 +37,7 @@ def test_tools_of_the_desktop_that_is_seen_come_first_and_none_over_ssh() -> Non
     assert names(DISPLAY=":0", WAYLAND_DISPLAY="w") == ["wl-copy", "xclip", "xsel"]
     assert names(WSL_DISTRO_NAME="d") == ["clip.exe"]
     assert names(DISPLAY=":0", SSH_CONNECTION="there") == []
-    assert [route.name for route in routes({}, platform="darwin")] == ["pbcopy"]
+    assert [name for name, *_ in routes({}, platform="darwin")] == ["pbcopy"]
 
 
 def test_the_whole_text_goes_to_the_tool_which_is_named(tmp_path: Path) -> None:

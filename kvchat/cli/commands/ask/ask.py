@@ -47,7 +47,6 @@ from kvchat.errors import (
     UsageError,
 )
 from kvchat.session.packs import Pack
-from kvchat.session.store import SessionStore
 from kvchat.session.tree import Finish, SessionId, nth_last_question
 from kvchat.text.revision import edit_words
 
@@ -58,7 +57,14 @@ log = logging.getLogger(__name__)
 
 def ask(options: AskOptions) -> int:
     """Answer one question, or go on with an interrupted answer, and return the exit code."""
-    refuse_several(_choices(options))
+    refuse_several(
+        {
+            "-s": options.session is not None,
+            "-c": options.continue_last,
+            "--new": options.new is not None,
+            "--temp": options.temp,
+        }
+    )
     settings = options.settings()
     if (pack := chosen_pack(options.pack, options.system, settings)) is not None:
         settings = begun_with(pack, settings)
@@ -125,11 +131,7 @@ def _compress(settings: Settings, status: Status, signals: StopSignals, answered
         if signals.exit_code is None:
             compress_unused(settings, status, answered)
     finally:
-        signals.stop_with(_nothing)
-
-
-def _nothing() -> None:
-    """Stop nothing: the exit code alone tells of a signal that comes at the very end."""
+        signals.stop_with(lambda: None)  # the exit code alone tells of a signal at the very end
 
 
 def _told_behind_the_end(error: Exception, status: Status) -> int:
@@ -169,7 +171,7 @@ class _Question:
 
     def run(self, prompt: str, signals: StopSignals) -> int:
         store = self._kvchat.store
-        reference = _reference(self._options, store)
+        reference = last_used(store) if self._options.continue_last else self._options.session
         if reference is None:
             return self._answer(None, prompt, signals)
         session = store.find(reference)
@@ -366,17 +368,3 @@ def _may_compress(options: AskOptions, settings: Settings) -> bool:
     """Whether this question may have left blocks on disk, and conversations may be compressed for them."""
     is_allowed = bool(wanted_formats(settings.when_full)) and not options.strict_cache
     return is_allowed and not options.temp and settings.remote.url is None
-
-
-def _choices(options: AskOptions) -> dict[str, bool]:
-    return {
-        "-s": options.session is not None,
-        "-c": options.continue_last,
-        "--new": options.new is not None,
-        "--temp": options.temp,
-    }
-
-
-def _reference(options: AskOptions, store: SessionStore) -> str | None:
-    """Return what names the session to ask in, None for a new one."""
-    return last_used(store) if options.continue_last else options.session

@@ -11,7 +11,6 @@ from kvchat.cli.parser.options import (
     PackName,
     TalkOptions,
     WhenFull,
-    given,
 )
 
 
@@ -51,5 +50,4 @@ class AskOptions(TalkOptions):
     ] = False
 
     def flags(self) -> dict[str, object]:
-        flags = TalkOptions.flags(self) | given({"when_full": self.when_full})
-        return flags | ({"display.stats": False} if self.no_stats else {})
+        return TalkOptions.flags(self) | ({"display.stats": False} if self.no_stats else {})

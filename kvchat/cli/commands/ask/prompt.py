@@ -10,6 +10,7 @@ from typing import BinaryIO
 
 from kvchat.cli.output.standard_streams import is_input_closed
 from kvchat.errors import UsageError
+from kvchat.platform.directories import system_errors_as
 
 _STDIN = Path("-")
 _ENCODING = "utf-8-sig"
@@ -58,10 +59,8 @@ def _words(question: Sequence[str]) -> str:
 
 
 def _read_stdin(stdin: BinaryIO) -> str:
-    try:
+    with system_errors_as(UsageError, "cannot read standard input"):
         return _decode(stdin.read(_MOST_BYTES + 1), "standard input")
-    except OSError as error:
-        raise UsageError(f"cannot read standard input: {error.strerror or error}") from error
 
 
 def _read(file: Path) -> str:

@@ -14,7 +14,7 @@ from kvchat.cli.commands.cache.server_cache import server_state
 from kvchat.cli.output.streams import Output, as_json, tell_path, written_as_json
 from kvchat.cli.parser.completion import complete_session
 from kvchat.cli.parser.option_class import Argument, Option, option_class
-from kvchat.cli.parser.options import ListOptions, RemoteKeyFile, RemoteUrl, given
+from kvchat.cli.parser.options import ListOptions, RemoteKeyFile, RemoteUrl
 from kvchat.engine.memory.disk.catalog import BlockCatalog
 from kvchat.engine.memory.disk.index import DiskUsage, WrittenBytes
 from kvchat.engine.models.checkpoints.prepared import PREPARED_DIR, prepared_bytes
@@ -32,10 +32,6 @@ class StatusOptions(ListOptions):
     is_talk: ClassVar[bool] = True
     remote: RemoteUrl = None
     remote_key_file: RemoteKeyFile = None
-
-    def flags(self) -> dict[str, object]:
-        flags = {"remote.url": self.remote, "remote.key_file": self.remote_key_file}
-        return ListOptions.flags(self) | given(flags)
 
 
 @option_class

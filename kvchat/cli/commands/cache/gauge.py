@@ -21,9 +21,7 @@ from kvchat.cli.parser.options import (
     Dtype,
     HubModel,
     ListOptions,
-    PlaceOptions,
     Weights,
-    given,
 )
 from kvchat.engine.api.cache_format import canonical_cache_format
 from kvchat.engine.api.loss import FormatLoss, GaugeReport
@@ -86,10 +84,6 @@ class GaugeOptions(ListOptions):
     device: Device = None
     dtype: Dtype = None
     weights: Weights = None
-
-    def flags(self) -> dict[str, object]:
-        flags = {"engine.device": self.device, "engine.dtype": self.dtype, "engine.weights": self.weights}
-        return PlaceOptions.flags(self) | given(flags)
 
 
 _STARTER = "starter"

@@ -56,7 +56,7 @@ def list_packs(options: ListOptions) -> None:
     """List all packs by name."""
     settings = options.settings()
     packs = pack_store(settings).all()
-    found = _allon_disk_of(packs, settings)
+    found = _all_on_disk(packs, settings)
     output = Output()
     if written_as_json(options, output, (values_of(pack, found[pack.id]) for pack in packs)):
         return
@@ -67,7 +67,7 @@ def show_pack(options: PackOptions) -> None:
     """Say what is known of a pack, and print its text."""
     settings = options.settings()
     pack = pack_store(settings).find(options.name)
-    on_disk = _allon_disk_of([pack], settings)[pack.id]
+    on_disk = _all_on_disk([pack], settings)[pack.id]
     output = Output()
     if as_json(options):
         output.json(values_of(pack, on_disk) | {"text": pack.text})
@@ -96,7 +96,7 @@ def remove_packs(options: RemovePacksOptions) -> None:
         Status(quiet=options.quiet).note(f"removed {', '.join(pack.name for pack in packs)}")
 
 
-def _allon_disk_of(packs: Sequence[Pack], settings: Settings) -> dict[str, PackOnDisk]:
+def _all_on_disk(packs: Sequence[Pack], settings: Settings) -> dict[str, PackOnDisk]:
     if not settings.paths.cache_dir.is_dir():
         return {pack.id: PackOnDisk(is_whole=False, num_bytes=0) for pack in packs}
     with closing(catalog_of(settings)) as catalog:

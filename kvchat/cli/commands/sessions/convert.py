@@ -17,7 +17,7 @@ from kvchat.app.open_sessions import open_store
 from kvchat.app.retention.block_store import drop_blocks, open_block_store
 from kvchat.cli.output.streams import Output, Status, as_json
 from kvchat.cli.parser.option_class import Argument, Option, option_class
-from kvchat.cli.parser.options import Device, Dtype, HubModel, PlaceOptions, SessionOptions, Weights, given
+from kvchat.cli.parser.options import Device, Dtype, HubModel, SessionOptions, Weights
 from kvchat.engine.api.cache_format import EXACT, canonical_cache_format
 from kvchat.engine.api.ids import GroupId, root_key
 from kvchat.engine.api.loss import GaugeReport
@@ -56,10 +56,6 @@ class ConvertOptions(SessionOptions):
     dtype: Dtype = None
     weights: Weights = None
 
-    def flags(self) -> dict[str, object]:
-        flags = {"engine.device": self.device, "engine.dtype": self.dtype, "engine.weights": self.weights}
-        return PlaceOptions.flags(self) | given(flags)
-
 
 @dataclass(frozen=True, slots=True)
 class _Work:
@@ -97,8 +93,8 @@ def _convert(options: ConvertOptions, work: _Work, wanted: str, status: Status) 
     status.clear()
     if not as_json(options) and report is not None:
         status.note(_loss_words(report))
-    is_done = not options.dry_run and (options.yes or not sys.stdin.isatty() or _confirmed())
-    if not is_done:
+    is_sure = options.yes or not sys.stdin.isatty()
+    if options.dry_run or not (is_sure or typer.confirm("convert it?", err=True)):
         _tell(options, work.session, report, None, status)
         return None if options.dry_run else 1
     origin = new_origin(wanted, EXACT, converter.target.fingerprint.hex())
@@ -221,10 +217,6 @@ def _refuse_imported(session: Session) -> None:
         )
 
 
-def _confirmed() -> bool:
-    return typer.confirm("convert it?", err=True)
-
-
 def _loss_words(report: GaugeReport) -> str:
     (found,) = report.formats
     loss = found.loss
@@ -249,7 +241,10 @@ def _tell(
     elif done is None:
         status.note("nothing was changed")
     else:
-        status.note(f"converted {plural(done.num_tokens, 'token')}, {_saved(done)}: {_how(session)}")
+        status.note(
+            f"converted {plural(done.num_tokens, 'token')}, {_saved(done)}: kvchat {session.id} goes on with"
+            f" it; kvchat sessions convert {session.id} exact goes back"
+        )
 
 
 def _saved(done: "Converted") -> str:
@@ -258,7 +253,3 @@ def _saved(done: "Converted") -> str:
     if saved_bytes >= 0:
         return f"{bytes_text(saved_bytes)} saved"
     return f"{bytes_text(-saved_bytes)} more on disk, since others use its exact blocks too"
-
-
-def _how(session: Session) -> str:
-    return f"kvchat {session.id} goes on with it; kvchat sessions convert {session.id} exact goes back"

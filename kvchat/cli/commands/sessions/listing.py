@@ -78,7 +78,7 @@ def show_session(options: SessionOptions) -> None:
     if session.system:
         output.line(f"\nsystem: {session.system}")
     for turn in turns:
-        output.line(f"\n{_speaker(turn)}: {turn.text}{_ending(turn)}")
+        output.line(f"\n{_SPEAKERS[turn.role]}: {turn.text}{_ending(turn)}")
     if turns and turns[-1].finish is Finish.INTERRUPTED:
         status = Status(quiet=options.quiet)
         status.note(
@@ -153,17 +153,13 @@ def tree_lines(turns: Sequence[Turn], branches: Sequence[Branch], session: Sessi
         turn, depth = waiting.pop()
         names = " ".join(leaves.get(turn.id, []))
         excerpt = fitted(one_line(turn.text), _EXCERPT_LEN)
-        lines.append(f"{'  ' * depth}{_speaker(turn)}: {excerpt}{_ending(turn)}  {names}".rstrip())
+        lines.append(f"{'  ' * depth}{_SPEAKERS[turn.role]}: {excerpt}{_ending(turn)}  {names}".rstrip())
         below = children.get(turn.id, [])
         waiting += [(child, depth + (len(below) > 1)) for child in reversed(below)]
     return lines
 
 
 _SPEAKERS = {Role.USER: "you", Role.ASSISTANT: "kvchat"}
-
-
-def _speaker(turn: Turn) -> str:
-    return _SPEAKERS[turn.role]
 
 
 def _ending(turn: Turn) -> str:

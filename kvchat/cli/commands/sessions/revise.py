@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from kvchat.app.composition import LazyStart, opened
+from kvchat.app.composition import opened
 from kvchat.app.open_sessions import open_store
 from kvchat.chat.conversation import Conversation
 from kvchat.chat.service import Chat, EditCost, Revision
@@ -19,6 +19,7 @@ from kvchat.cli.output.streams import Output, Status, as_json
 from kvchat.cli.output.waiting import wait_until_loaded
 from kvchat.cli.parser.option_class import Argument, Option, option_class
 from kvchat.cli.parser.options import EngineOptions, Json, Ndjson, SessionOptions, SessionWord, Yes
+from kvchat.engine.worker import Worker
 from kvchat.errors import UsageError
 from kvchat.session.tree import Finish, TurnId, nth_last_question
 from kvchat.text.plain_text import one_line
@@ -92,13 +93,13 @@ def drop_message(options: ReviseOptions) -> int | None:
 def _revise(options: ReviseOptions, plan: Plan, words: Words) -> int | None:
     """Say what another course costs, ask, and go on along it."""
     settings, status = options.settings(), Status(quiet=options.quiet)
-    engine = LazyStart()
-    with opened(settings, engine) as kvchat:
+    with opened(settings, Worker) as kvchat:
         chat = kvchat.load(options.session, options.model, options.adapter)
         conversation = chat.open(options.session)
         # What cannot be done is told before a model is loaded.
         revision = plan(chat, conversation, options.number)
-        engine.start()
+        assert isinstance(kvchat.engine, Worker)
+        kvchat.engine.start()
         wait_until_loaded(kvchat.engine, status)
         cost = chat.revision_cost(conversation, revision)
         if not as_json(options):

@@ -26,10 +26,8 @@ from kvchat.cli.parser.options import (
     Dtype,
     HubModel,
     ListOptions,
-    PlaceOptions,
     SessionWord,
     Weights,
-    given,
 )
 from kvchat.engine.api.cache_format import parse_cache_format
 from kvchat.engine.api.ids import block_key, root_key
@@ -62,25 +60,10 @@ class VerifyOptions(ListOptions):
     cache_format: CacheFormat = None
     kv_device_bytes: DeviceBytes = None
 
-    def flags(self) -> dict[str, object]:
-        flags = {
-            "engine.device": self.device,
-            "engine.dtype": self.dtype,
-            "engine.weights": self.weights,
-            "engine.cache_format": self.cache_format,
-            "engine.device_bytes": self.kv_device_bytes,
-        }
-        return PlaceOptions.flags(self) | given(flags)
-
 
 @option_class
 class VerifySessionOptions(VerifyOptions):
     session: SessionWord
-
-
-@option_class
-class VerifyCacheOptions(VerifyOptions):
-    pass
 
 
 DIFFERENT = 7
@@ -138,7 +121,7 @@ def verify_session(options: VerifySessionOptions) -> int | None:
     return _report(options, status, found, scope, session, namespace)
 
 
-def verify_cache(options: VerifyCacheOptions) -> int | None:
+def verify_cache(options: VerifyOptions) -> int | None:
     """Read every stored block of a model, then compute the sessions' KV again, or a sample of it."""
     settings, status = options.settings(), Status(quiet=options.quiet)
     with (
@@ -287,14 +270,11 @@ def _refuse_foreign(settings: Settings, turns: Sequence[Turn], fingerprint: byte
     named = {turn.fingerprint for turn in turns if turn.fingerprint}
     if not named or fingerprint.hex() in named:
         return
+    others = "or of other weights"
     if any(view.is_pyramid for view in used_views(settings.paths.cache_dir)):
-        raise CacheError(
-            "this session's KV is of another model, of other weights, or over a pyramid, whose blocks are "
-            "not verified; name its model with -m, and its type with --dtype"
-        )
+        others = "of other weights, or over a pyramid, whose blocks are not verified"
     raise CacheError(
-        "this session's KV is of another model, or of other weights; "
-        "name its model with -m, and its type with --dtype"
+        f"this session's KV is of another model, {others}; name its model with -m, and its type with --dtype"
     )
 
 

@@ -18,17 +18,18 @@ from kvchat.app.retention.block_store import open_block_store
 from kvchat.cli.commands.transfer.import_agreement import Agreement, agree
 from kvchat.cli.output.streams import Output, Status, written_as_json
 from kvchat.cli.parser.option_class import Argument, Option, option_class
-from kvchat.cli.parser.options import CacheFormat, Dtype, ListOptions, NoKv, PlaceOptions, given
+from kvchat.cli.parser.options import CacheFormat, Dtype, ListOptions, NoKv
 from kvchat.engine.api.ids import BlockKey, GroupId, block_key
 from kvchat.engine.memory.disk.bundle_blocks import BundleBlockStore, NewBlock
 from kvchat.engine.memory.disk.io import SYSTEM, SystemFiles
 from kvchat.engine.models.identity import layouts_of, remember
 from kvchat.errors import BundleError, SessionNotFound, StorageError
+from kvchat.platform.directories import system_errors_as
 from kvchat.session.bundle.foreign import ForeignConversation, read_transcripts
 from kvchat.session.bundle.reader import Bundle, read_blocks, read_bundle, renamed
 from kvchat.session.bundle.record import MAGIC
 from kvchat.session.store import SessionStore
-from kvchat.session.tree import Session, Turn
+from kvchat.session.tree import Session
 from kvchat.text.figures import bytes_text, plural
 from kvchat.text.plain_text import one_line
 
@@ -54,10 +55,6 @@ class ImportOptions(ListOptions):
     dtype: Dtype = None
     cache_format: CacheFormat = None
     no_kv: NoKv = False
-
-    def flags(self) -> dict[str, object]:
-        flags = {"engine.dtype": self.dtype, "engine.cache_format": self.cache_format}
-        return PlaceOptions.flags(self) | given(flags)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,13 +130,11 @@ def _read(path: Path, settings: Settings, model: str | None, status: Status) -> 
 
 def _is_bundle(path: Path) -> bool:
     """Return whether a file is to be read as a bundle: by its first bytes, or by its name."""
-    try:
+    with system_errors_as(BundleError, f"{path} cannot be read"):
         if not stat.S_ISREG(path.stat().st_mode):
             return True  # opening a pipe would wait for somebody to write into it; this refuses one
         with path.open("rb") as file:
             start = file.read(len(MAGIC))
-    except OSError as error:
-        raise BundleError(f"{path} cannot be read: {error.strerror or error}") from error
     return start == MAGIC or path.suffix != ".json"
 
 
@@ -192,13 +187,13 @@ class Importer:
         session = bundle.session(model=agreement.model, namespace=namespace)
         session = self._store.adopt(session, bundle.branches, bundle.turns)
         installed = self._installed(source, session) if takes_kv else _Installed()
-        reasons = _reasons(agreement) if has_kv else ()
+        reasons = (agreement.differing or (agreement.problem,)) if has_kv else ()
         if takes_kv:
             reasons = (installed.reason,) if installed.reason else ()
         return Imported(
             session=session,
             num_turns=len(bundle.turns),
-            num_tokens=_num_tokens(bundle.turns),
+            num_tokens=sum(len(turn.token_ids or ()) for turn in bundle.turns),
             num_blocks=installed.num_blocks,
             of_blocks=bundle.num_blocks,
             num_bytes=installed.num_bytes,
@@ -276,14 +271,6 @@ class Importer:
         )
 
 
-def _reasons(agreement: Agreement) -> tuple[str, ...]:
-    return agreement.differing or (agreement.problem,)
-
-
-def _num_tokens(turns: tuple[Turn, ...]) -> int:
-    return sum(len(turn.token_ids or ()) for turn in turns)
-
-
 def _tell(status: Status, imported: Imported, name: str) -> None:
     session = imported.session
     figures = f"{plural(imported.num_turns, 'turn')}, {plural(imported.num_tokens, 'token')}"
@@ -298,7 +285,8 @@ def _tell(status: Status, imported: Imported, name: str) -> None:
             f"its KV is of another model ({', '.join(imported.reasons)}); the text is kept and computed again"
         )
     if imported.kv != "refused" and imported.reasons:
-        status.note(f"{_missing_words(imported)} computed again: {imported.reasons[0]}")
+        missing = "the rest of its KV is" if imported.num_blocks else "its KV is not stored, and"
+        status.note(f"{missing} computed again: {imported.reasons[0]}")
     status.note(f"go on with: kvchat {name}")
 
 
@@ -307,10 +295,6 @@ def _blocks_words(imported: Imported) -> str:
     if imported.num_blocks < imported.of_blocks:
         num_blocks = f"{imported.num_blocks} of {plural(imported.of_blocks, 'block')}"
     return f"{num_blocks}, {bytes_text(imported.num_bytes)}"
-
-
-def _missing_words(imported: Imported) -> str:
-    return "the rest of its KV is" if imported.num_blocks else "its KV is not stored, and"
 
 
 def _values(imported: Imported) -> dict[str, object]:

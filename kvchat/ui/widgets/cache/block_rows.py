@@ -165,7 +165,8 @@ def detail_lines(
         return ("", "", "", "")
     key = block.key or "none yet: it is named when it is full, or its branch lets go"
     sort = "block" if all(place.tier is None or block.key for place in block.places) else "tail"
-    facts = [f"{sort} of {plural(len(block.token_ids), 'token')}", _holders_text(block), _use_text(block)]
+    held = f"held by {block.num_holders or 'nobody'}"
+    facts = [f"{sort} of {plural(len(block.token_ids), 'token')}", held, _use_text(block)]
     if any(place.is_pinned for place in block.places):
         facts.append("pinned")
     places = " · ".join(
@@ -190,12 +191,6 @@ def _tier_look(block: InspectedBlock) -> Look:
     if all(place.tier is None for place in block.places):
         return Look.FREE
     return Look.OWN if any(place.tier is Tier.DEVICE for place in block.places) else Look.KEPT
-
-
-def _holders_text(block: InspectedBlock) -> str:
-    if not block.num_holders:
-        return "held by nobody"
-    return f"held by {block.num_holders}"
 
 
 def _use_text(block: InspectedBlock) -> str:

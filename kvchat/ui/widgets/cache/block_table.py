@@ -3,23 +3,20 @@
 from collections.abc import Sequence
 from typing import ClassVar
 
-from rich.segment import Segment
-from rich.style import Style
 from textual import events
 from textual.binding import Binding, BindingType
 from textual.geometry import Size
 from textual.message import Message
-from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
 from kvchat.engine.api.inspection import InspectedBlock
 from kvchat.ui.widgets.cache.block_rows import block_row
-from kvchat.ui.widgets.cache.styles import Look, Row
+from kvchat.ui.widgets.cache.styles import Row, RowView
 
 _FAR = 10**9
 
 
-class BlockTable(ScrollView, can_focus=True):
+class BlockTable(RowView, can_focus=True):
     """A list of blocks with a chosen one.
 
     Attributes:
@@ -27,7 +24,6 @@ class BlockTable(ScrollView, can_focus=True):
         chosen: number of the block that the person looks at.
     """
 
-    COMPONENT_CLASSES = {f"cache--{look.value}" for look in Look}
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("up", "move(-1)", "Up", show=False),
         Binding("down", "move(1)", "Down", show=False),
@@ -45,7 +41,6 @@ class BlockTable(ScrollView, can_focus=True):
         self.blocks: Sequence[tuple[InspectedBlock, str]] = ()
         self.chosen = 0
         self._moved: frozenset[int] = frozenset()
-        self._styles: dict[Look, Style] = {}
 
     @property
     def block(self) -> tuple[InspectedBlock, str] | None:
@@ -79,23 +74,10 @@ class BlockTable(ScrollView, can_focus=True):
         self.choose(event.y + self.scroll_offset.y)
 
     def render_line(self, y: int) -> Strip:
-        line, width = y + self.scroll_offset.y, self.size.width
-        if line >= len(self.blocks):
-            return Strip.blank(width, self.rich_style)
-        segments = [Segment(text, self._style(look)) for text, look in self._row(line, width) if text]
-        return Strip(segments).adjust_cell_length(width, self.rich_style).apply_style(self.rich_style)
-
-    def notify_style_update(self) -> None:
-        super().notify_style_update()
-        self._styles.clear()
+        line = y + self.scroll_offset.y
+        return self.strip_of(self._row(line, self.size.width) if line < len(self.blocks) else ())
 
     def _row(self, line: int, width: int) -> Row:
         block, words = self.blocks[line]
         is_moved = block.start in self._moved
         return block_row(block, words, width, is_chosen=line == self.chosen, is_moved=is_moved)
-
-    def _style(self, look: Look) -> Style:
-        style = self._styles.get(look)
-        if style is None:
-            style = self._styles[look] = self.get_component_rich_style(f"cache--{look.value}", partial=True)
-        return style

@@ -3,11 +3,8 @@
 from dataclasses import replace
 from time import strftime
 
-from rich.segment import Segment
-from rich.style import Style
 from textual import events
 from textual.geometry import Region, Size
-from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
 from kvchat.engine.api.server_cache import ServerCache
@@ -15,12 +12,12 @@ from kvchat.engine.api.snapshot import CacheSnapshot
 from kvchat.text.plain_text import one_line
 from kvchat.ui.widgets.cache.panel_rows import BranchNames, Live, PanelOptions, panel_rows
 from kvchat.ui.widgets.cache.server_rows import served_rows
-from kvchat.ui.widgets.cache.styles import Look, Row
+from kvchat.ui.widgets.cache.styles import Look, Row, RowView
 
 _WAITING: tuple[Row, ...] = ((("the model is not loaded yet", Look.FAINT),),)
 
 
-class CachePanel(ScrollView, can_focus=False):
+class CachePanel(RowView):
     """Draws a snapshot. Rows that did not change are not drawn again.
 
     Attributes:
@@ -28,8 +25,6 @@ class CachePanel(ScrollView, can_focus=False):
         is_expanded: whether alike neighbouring layers have a row each.
         frozen_at: since when it has stood still, by the clock on the wall; empty: it follows the engine.
     """
-
-    COMPONENT_CLASSES = {f"cache--{look.value}" for look in Look}
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
@@ -39,7 +34,6 @@ class CachePanel(ScrollView, can_focus=False):
         self._snapshot: CacheSnapshot | None = None
         self._names = BranchNames(of_branches={}, of_sessions={})
         self._live: Live | None = None
-        self._styles: dict[Look, Style] = {}
 
     def show_snapshot(self, snapshot: CacheSnapshot, names: BranchNames, live: Live | None = None) -> None:
         """Draw `snapshot`, unless the panel stands still. `live`: None leaves it as it was."""
@@ -73,27 +67,13 @@ class CachePanel(ScrollView, can_focus=False):
 
     def render_line(self, y: int) -> Strip:
         line = y + self.scroll_offset.y
-        if line >= len(self.rows):
-            return Strip.blank(self.size.width, self.rich_style)
-        segments = [Segment(text, self._style(look)) for text, look in self.rows[line] if text]
-        strip = Strip(segments).adjust_cell_length(self.size.width, self.rich_style)
-        return strip.apply_style(self.rich_style)
-
-    def notify_style_update(self) -> None:
-        super().notify_style_update()
-        self._styles.clear()
+        return self.strip_of(self.rows[line] if line < len(self.rows) else ())
 
     def on_resize(self, event: events.Resize) -> None:
         self._compose_rows()
 
     def on_click(self) -> None:
         self.toggle_expanded()
-
-    def _style(self, look: Look) -> Style:
-        style = self._styles.get(look)
-        if style is None:
-            style = self._styles[look] = self.get_component_rich_style(f"cache--{look.value}", partial=True)
-        return style
 
     def _compose_rows(self) -> None:
         region = self.scrollable_content_region

@@ -8,12 +8,12 @@ is said, its bar stays short.
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from math import ceil
 
 from kvchat.engine.api.ids import SequenceId
-from kvchat.engine.api.snapshot import CacheSnapshot, LayerUsage, SequenceUsage, Tier, TierUsage
+from kvchat.engine.api.snapshot import CacheSnapshot, LayerUsage, SequenceUsage, TierUsage
 from kvchat.text.figures import (
     UNKNOWN,
     bytes_text,
@@ -124,7 +124,8 @@ def panel_rows(snapshot: CacheSnapshot, options: PanelOptions) -> tuple[Row, ...
 def _rows(snapshot: CacheSnapshot, options: PanelOptions, layers: Sequence[LayerRow]) -> tuple[Row, ...]:
     blank: Row = ()
     live = options.live
-    rows = [*_tier_section(snapshot, options.width, live.recent.moving if live else {}), blank]
+    moving = live.recent.moving if live else {}
+    rows = [*(_tier_row(tier, options.width, moving.get(tier.tier, "")) for tier in snapshot.tiers), blank]
     rows += [*_layer_section(layers, snapshot.block_size, options.width), blank, _legend(options.width)]
     if shadows := shadow_rows(snapshot.layers, options.width, expanded=options.expanded):
         rows += [blank, *shadows]
@@ -193,23 +194,16 @@ def _likeness(row: LayerRow) -> tuple[object, ...]:
 
 
 def _merged(rows: Sequence[LayerRow]) -> LayerRow:
-    first = rows[0]
-    return LayerRow(
-        first=first.first,
+    return replace(
+        rows[0],
         last=rows[-1].last,
         num_layers=len(rows),
-        kind=first.kind,
-        window=first.window,
-        num_shared=first.num_shared,
-        num_own=first.num_own,
-        num_kept=first.num_kept,
-        num_total=first.num_total,
         used_bytes=sum(row.used_bytes for row in rows),
         kept_bytes=sum(row.kept_bytes for row in rows),
     )
 
 
-def _cells(count: int, scale: int) -> int:
+def _cells(count: int, scale: float) -> int:
     return max(1, round(count / scale)) if count else 0
 
 
@@ -237,19 +231,12 @@ def _kind_note(row: LayerRow) -> str:
     return "" if row.kind == "full" else row.kind
 
 
-def _tier_section(snapshot: CacheSnapshot, width: int, moving: Mapping[Tier, str]) -> list[Row]:
-    return [_tier_row(tier, width, moving.get(tier.tier, "")) for tier in snapshot.tiers]
-
-
 def _tier_row(tier: TierUsage, width: int, way: str) -> Row:
+    """Return what a tier holds. `way`: marks in which direction blocks have just moved; empty: in none."""
     name = tier.tier.value
-    if not way:
-        return _still_tier_row(tier, width, ((f"{name:<7}", Look.LABEL),))
-    mark = f"{way:<{6 - len(name)}}"
-    return _still_tier_row(tier, width, ((f"{name} ", Look.LABEL), (mark, Look.MOVED)))
-
-
-def _still_tier_row(tier: TierUsage, width: int, label_runs: tuple[Run, ...]) -> Row:
+    label_runs: tuple[Run, ...] = ((f"{name:<7}", Look.LABEL),)
+    if way:
+        label_runs = (f"{name} ", Look.LABEL), (f"{way:<{6 - len(name)}}", Look.MOVED)
     label = "".join(text for text, _ in label_runs)
     held_bytes = tier.used_bytes + tier.cached_bytes
     if not tier.total_bytes:
@@ -266,15 +253,11 @@ def _still_tier_row(tier: TierUsage, width: int, label_runs: tuple[Run, ...]) ->
 def _share_bar(parts: tuple[int, int], total: int, width: int) -> tuple[Run, ...]:
     """Return a bar of exactly `width` cells that shows used and kept as shares of `total`."""
     unit = max(1.0, total / width)
-    used = min(width, _cells_of_share(parts[0], unit))
-    kept = min(width - used, _cells_of_share(parts[1], unit))
+    used = min(width, _cells(parts[0], unit))
+    kept = min(width - used, _cells(parts[1], unit))
     free = width - used - kept
     looks = ((Look.OWN, used), (Look.KEPT, kept), (Look.FREE, free))
     return tuple((MARKS[look] * count, look) for look, count in looks if count)
-
-
-def _cells_of_share(part: int, unit: float) -> int:
-    return max(1, round(part / unit)) if part else 0
 
 
 def _layer_section(layers: Sequence[LayerRow], block_size: int, width: int) -> list[Row]:
