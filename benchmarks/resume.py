@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from benchmarks.block_store import BLOCK_SIZE, NUM_BLOCKS, Shelf, block_store, forget
+from benchmarks.block_store import BLOCK_SIZE, NUM_BLOCKS, StoredBlocks, block_store, forget
 from benchmarks.llama_cpp import LlamaCpp
 from benchmarks.table import Row, seconds
 from kvchat.engine import Engine, EngineConfig, SamplingParams
@@ -31,7 +31,7 @@ def measure(llama_cpp: Path | None = None) -> list[Row]:
     return rows + [row for length in LENGTHS for row in _measure(length)]
 
 
-def _disk_rows(stored: Shelf) -> list[Row]:
+def _disk_rows(stored: StoredBlocks) -> list[Row]:
     """Compare with one file of the same bytes, read from its start to its end."""
     out = memoryview(bytearray(stored.num_bytes))
     rows: list[Row] = []
@@ -52,7 +52,7 @@ def _disk_rows(stored: Shelf) -> list[Row]:
     return rows
 
 
-def _first_rows(stored: Shelf) -> list[Row]:
+def _first_rows(stored: StoredBlocks) -> list[Row]:
     """Resume right after a start, from a warm page cache: into a pool of which no page was written, and into
     one whose first pages the system was asked for while the process began, as an engine does. Beside them
     into one that was resumed into before, which tells what a new pool costs from what the machine does.
@@ -80,7 +80,7 @@ def _first_rows(stored: Shelf) -> list[Row]:
     ]
 
 
-def _peer_rows(stored: Shelf, python: Path | None) -> list[Row]:
+def _peer_rows(stored: StoredBlocks, python: Path | None) -> list[Row]:
     """Compare with llama.cpp's restore of as many bytes of keys and values from its file."""
     if python is None:
         print("  llama.cpp is left out: --llama-cpp PYTHON names an interpreter that has it")
@@ -110,7 +110,7 @@ def _peer_rows(stored: Shelf, python: Path | None) -> list[Row]:
     return rows
 
 
-def _host_rows(stored: Shelf) -> list[Row]:
+def _host_rows(stored: StoredBlocks) -> list[Row]:
     """Compare with one copy of the same bytes."""
     target, source = bytearray(stored.num_bytes), bytearray(stored.num_bytes)
     host, tier = stored.in_host_memory()

@@ -78,13 +78,14 @@ def test_what_was_not_sent_is_encrypted_and_comes_back_in_the_clear(
     home: Path, run: Run, passphrase: Give
 ) -> None:
     make_talk(home)
-    block_store = DraftStore(paths_of(home).unsent_dir, None)
-    block_store.keep("one", SECRET)
+    drafts = DraftStore(paths_of(home).unsent_dir, None)
+    drafts.keep("one", SECRET)
     passphrase("open sesame")
     assert run("encrypt", "on", *CHEAP)[0] == 0
     assert files_with(home, *WORDS) == []
     assert run("encrypt", "off")[0] == 0
-    assert block_store.take("one") == SECRET
+    with drafts.lent("one") as draft:
+        assert draft.text == SECRET
 
 
 @pure

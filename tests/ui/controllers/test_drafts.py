@@ -160,10 +160,10 @@ async def test_a_draft_is_kept_but_no_command_unchanged_edit_or_old_message(tmp_
         await shown.say_and_wait("hello")
         shown.screen.revisions.begin_edit(shown.transcript.views[0].turn)
         await shown.until(lambda: shown.screen.prompt.text == "hello")
-        assert shown.screen.drafts._take_all() == []
+        assert shown.screen.drafts._typed() == []
         await shown.pilot.press("escape")
         await shown.type("/undo")
-        assert shown.screen.drafts._take_all() == []
+        assert shown.screen.drafts._typed() == []
         shown.screen.prompt.set_text("")
         await shown.type("half")
         await shown.pilot.press("up")
@@ -177,12 +177,12 @@ async def test_a_draft_that_gave_way_is_kept_until_it_is_sent(tmp_path: Path) ->
         await shown.say_and_wait("hello")
         await shown.type("half")
         shown.screen.prompt.write("another")
-        assert [one.text for one in shown.screen.drafts._take_all()] == ["half", "another"]
+        assert [one.text for one in shown.screen.drafts._typed()] == ["half", "another"]
         await shown.pilot.press("up")
         await shown.until(lambda: shown.screen.prompt.text == "half")
         await shown.say(" more")
         await shown.until_sent("hello", "half more")
-        assert [one.text for one in shown.screen.drafts._take_all()] == ["another"]
+        assert [one.text for one in shown.screen.drafts._typed()] == ["another"]
 
 
 async def test_what_is_typed_when_the_interface_fails_is_kept(tmp_path: Path) -> None:

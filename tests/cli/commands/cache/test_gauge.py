@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import pytest
 
 from kvchat.app.config import read_settings
-from kvchat.app.conversion.child_process import gauge_text, gauged
+from kvchat.app.conversion.child_process import gauged
 from kvchat.app.conversion.gauge_figures import figures_of, read_figures
 from kvchat.cli.main import run as run_command
 from kvchat.engine.api.loss import FormatLoss, GaugeReport, Loss
@@ -89,10 +89,10 @@ def test_the_built_in_questions_are_asked_of_the_starter_model(capsys: pytest.Ca
 def test_the_window_measures_in_a_process_of_its_own(asked: Run) -> None:
     """What it says is what the command says; a refusal is told, not shown as a table."""
     settings = read_settings({})
-    told = gauge_text(settings, "demo", "main", "int2")
+    told = gauged(settings, "demo", "main", "int2").words
     assert any(line.split()[0] == "int2" for line in told.splitlines())
     with pytest.raises(EngineFailed, match="int3"):
-        gauge_text(settings, "demo", "main", "int3")
+        gauged(settings, "demo", "main", "int3")
 
 
 def test_the_window_gets_the_figures_of_the_words_it_shows(asked: Run, tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ PATIENCE_S = 60.0
 SPEC = FullSpec(num_kv_heads=5, head_dim_k=64, head_dim_v=64, dtype="BF16")
 
 
-class Shelf:
+class StoredBlocks:
     """A conversation of 4,096 tokens on disk, and a device pool that is large enough for it."""
 
     def __init__(self, directory: Path) -> None:
@@ -144,8 +144,8 @@ def forget(files: Iterable[Path]) -> None:
 
 
 @contextmanager
-def block_store() -> Iterator[Shelf]:
+def block_store() -> Iterator[StoredBlocks]:
     with TemporaryDirectory() as directory:
-        made = Shelf(Path(directory))
+        made = StoredBlocks(Path(directory))
         yield made
         made.store.close()
