@@ -24,8 +24,3 @@ def test_a_line_goes_through_its_points_and_nothing_in_it_runs() -> None:
     assert end_y < start_y, "up is more"
     words = [text.text for text in root.iter(f"{SVG}text")]
     assert {"T & U", "a <b> & c", "flat", "1", "10", "100"} <= set(words)
-
-
-def test_one_value_has_a_plot_too() -> None:
-    root = ElementTree.fromstring(line_plot("one", "x", "y", {"one": [(3.0, 7.0)]}))
-    assert root.tag == f"{SVG}svg"

@@ -7,16 +7,12 @@ from pathlib import Path
 import pytest
 
 from kvchat.app.config import (
-    FLAG,
     KEYS,
     Keys,
     Settings,
-    deciding_origins,
-    overruling_origin,
-    read_layers,
     read_settings,
 )
-from kvchat.errors import ConfigError, UsageError
+from kvchat.errors import ConfigError
 
 pytestmark = pytest.mark.pure
 
@@ -60,25 +56,6 @@ def test_flags_overrule_the_environment_the_project_the_user(home: Path, cwd: Pa
     assert settings.model == "flag"
     assert settings.system == "environment"
     assert (settings.sampling.seed, settings.sampling.top_k, settings.sampling.top_p) == (2, 1, 0.5)
-
-
-def test_who_decides_a_setting_and_what_overrules_that_of_a_file_are_told(home: Path, cwd: Path) -> None:
-    own, project = home / "config.toml", cwd / ".kvchat.toml"
-    own.write_text('model = "user"\n[sampling]\nseed = 1\ntop_k = 1\nmin_p = 0.1\n')
-    project.write_text("[sampling]\nseed = 2\ntop_p = 0.9\n")
-    environ = {"KVCHAT_HOME": str(home), "KVCHAT_TOP_K": "5"}
-    layers = read_layers({"model": "flag"}, environ=environ, cwd=cwd)
-    origins = deciding_origins(layers)
-    assert origins == {
-        "model": FLAG,
-        "sampling.seed": str(project),
-        "sampling.top_k": "KVCHAT_TOP_K",
-        "sampling.top_p": str(project),
-        "sampling.min_p": str(own),
-    }
-    overruling = {name: overruling_origin(name, own, layers) for name in origins}
-    assert overruling == origins | {"sampling.top_p": None, "sampling.min_p": None}
-    assert overruling_origin("system", own, layers) is None, "nobody sets it"
 
 
 def test_the_file_of_the_system_counts_where_nothing_else_says_so_and_not_beside_a_home(
@@ -169,19 +146,8 @@ def test_variables_are_read_like_files_and_refused_by_name(home: Path, cwd: Path
         read(home, cwd, {"KVCHAT_MODLE": "x"})
 
 
-def test_a_bad_flag_is_a_usage_error(home: Path, cwd: Path) -> None:
-    with pytest.raises(UsageError, match="top_p must be above 0"):
-        read(home, cwd, sampling__top_p=2.0)
-
-
 def test_the_word_none_lifts_a_limit(home: Path, cwd: Path) -> None:
     assert read(home, cwd, sampling__max_tokens="none").sampling.max_tokens is None
-
-
-def test_no_color_counts_unless_overruled(home: Path, cwd: Path) -> None:
-    assert read(home, cwd).display.color is None
-    assert read(home, cwd, {"NO_COLOR": "1"}).display.color is False
-    assert read(home, cwd, {"NO_COLOR": "1", "KVCHAT_COLOR": "1"}).display.color is True
 
 
 def test_a_home_holds_everything(home: Path, cwd: Path) -> None:

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from threading import Thread
 
 import pytest
 
@@ -44,15 +43,4 @@ def test_how_the_window_looks_is_known_before_anything_is_made_and_follows_what_
     host.change_setting("display.theme", "gruvbox")
     assert host.appearance().theme == "gruvbox"
     assert host.sampling() == parts.settings.sampling
-    assert len(parts.made) == 1
-
-
-def test_one_is_made_however_many_threads_ask(parts: Parts) -> None:
-    host = LazyHost(parts.settings, parts.make)
-    threads = [Thread(target=host.made) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert host.made() is parts.made[0]
     assert len(parts.made) == 1

@@ -8,12 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.chat.service import Chat
-from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.session.store import SessionStore
-from kvchat.session.template.chat_template import ChatTemplate
 from kvchat.session.tree import Finish, path_token_ids
-from tests.scripted_engine import ScriptedEngine
 from tests.tiny_models import STARTER, write_model
 
 pytestmark = [pytest.mark.pure, pytest.mark.long]
@@ -97,30 +93,6 @@ def close(process: subprocess.Popen[bytes]) -> None:
         stream.close()
 
 
-def test_every_word_that_a_killed_process_had_shown_is_stored_and_the_answer_goes_on(home: Path) -> None:
-    process = start(home, "Hello")
-    ask(process)
-    printed = kill_mid_answer(process, 60).decode()
-    template = ChatTemplate.from_dir(home / "model")
-    full = [*template.tokenizer.encode(REPLY), min(template.end_ids)]
-    store = SessionStore(home / "sessions.db")
-    engine = ScriptedEngine(lambda prompt: full[len(prompt) - num_asked :])
-    chat = Chat(store=store, template=template, engine=engine, model="tiny")
-    conversation = chat.open("demo")
-    asked, kept = conversation.turns
-    num_asked = len(asked.token_ids or ())
-    assert asked.text == "Hello"
-    assert kept.finish is Finish.INTERRUPTED
-    assert kept.is_open
-    assert not kept.damaged
-    assert kept.text.startswith(printed)
-    assert kept.text != REPLY
-    list(chat.continue_answer(conversation, SamplingParams(max_tokens=None)))
-    assert conversation.turns[-1].text == REPLY
-    assert conversation.turns[-1].token_ids == tuple(full)
-    store.close()
-
-
 def test_a_reader_sees_the_answer_of_another_process_and_leaves_it_alone(home: Path) -> None:
     process = start(home, "Hello")
     ask(process)
@@ -158,23 +130,3 @@ def test_two_processes_on_one_branch_make_two_branches_and_lose_nothing(home: Pa
         assert path_token_ids(path) is not None
     store.close()
     assert list((home / "writers").iterdir()) == []
-
-
-def test_many_processes_may_create_the_database_at_once(tmp_path: Path) -> None:
-    child = (
-        "import sys; from pathlib import Path; from kvchat.session.store import SessionStore;"
-        "sys.stdin.readline(); SessionStore(Path(sys.argv[1])).create_session(title=sys.argv[2])"
-    )
-    path = tmp_path / "new" / "sessions.db"
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-W", "error", "-c", child, str(path), str(at)], cwd=ROOT, stdin=subprocess.PIPE
-        )
-        for at in range(4)
-    ]
-    for process in processes:
-        process.communicate(b"\n")
-    assert [process.returncode for process in processes] == [0] * 4
-    store = SessionStore(path)
-    assert {one.session.title for one in store.list_sessions()} == {"0", "1", "2", "3"}
-    store.close()

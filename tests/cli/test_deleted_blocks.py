@@ -149,35 +149,5 @@ def test_what_was_read_ahead_and_never_sent_is_not_saved(kvchat: Kvchat) -> None
     assert not block_files()
 
 
-def test_what_was_read_ahead_and_sent_is_saved_like_any_other(kvchat: Kvchat) -> None:
-    chat = kvchat.load(None, None)
-    conversation = chat.create("one")
-    ahead = chat.variants.read_ahead(conversation, "", LONG)
-    ahead.run()
-    ahead.hand_over(conversation)
-    *_, finished = chat.send(conversation, f"{LONG} And?")
-    assert finished.answer.usage.cached_tokens > ahead.num_tokens - 64
-    kvchat.close()
-    with closing(kvchat.store._catalog()) as catalog:
-        starts = {block.parent: block for block in catalog.blocks() if 1 in block.groups}
-        num_saved, block = 0, next(one for one in starts.values() if one.parent not in _keys(starts))
-        while block is not None:
-            num_saved += len(block.token_ids)
-            block = starts.get(block.key)
-    assert num_saved >= ahead.num_tokens - 64
-
-
-def test_what_nobody_sent_and_was_saved_all_the_same_is_collected(kvchat: Kvchat) -> None:
-    chat = kvchat.load(None, None)
-    ids = chat.variants.beginning_ids(LONG, 0.0)
-    ahead = chat.variants.read(ids)
-    ahead.run()
-    ahead.stop()
-    kvchat.close()
-    assert block_files()
-    kvchat.store.collect()
-    assert not block_files()
-
-
 def _keys(blocks: dict[BlockKey, IndexedBlock]) -> set[BlockKey]:
     return {block.key for block in blocks.values()}

@@ -5,12 +5,9 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from kvchat.cli.main import run
-from kvchat.cli.output.wrap import fold
 from tests.engine.formats.test_kv_size import DEEPSEEK_V3
 
 pytestmark = pytest.mark.pure
@@ -57,11 +54,3 @@ def test_no_line_is_wider_than_the_terminal_and_no_word_is_lost(
     lines = shown(command, width, monkeypatch)
     assert too_wide(lines, max(width, 20)) == []
     assert words_of(lines) == words_of(piped)
-
-
-@given(st.text(st.sampled_from("ab界 "), max_size=200), st.integers(20, 90), st.integers(0, 80))
-def test_what_is_folded_has_the_same_words_and_fits(text: str, width: int, indent: int) -> None:
-    lines = fold(text, width, indent)
-    assert words_of(lines) == text.split()
-    assert too_wide(lines, width) == []
-    assert all(line.strip() or len(lines) == 1 for line in lines)

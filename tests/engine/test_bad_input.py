@@ -108,19 +108,6 @@ def test_parameters_that_are_extreme_and_allowed_are_answered(
         assert (handle.result.reason, handle.result.error) == (FinishReason.LENGTH, None), sampling
 
 
-def test_a_search_with_more_beams_than_blocks_costs_nobody_anything(
-    tiny: TinyModels, open_engine: OpenEngine
-) -> None:
-    engine = open_engine(tiny("llama"), **SMALL_POOL)
-    running = submit(engine, token_ids(20), 12)
-    search = engine.submit(ask(beam_width=40))
-    assert finish(engine, running).token_ids == reference(tiny("llama")).answer(token_ids(20), 12)
-    list(search)
-    assert search.result is not None
-    assert (search.result.reason, search.result.error) == (FinishReason.LENGTH, None)
-    assert answer(engine, PROMPT, 4).token_ids == reference(tiny("llama")).answer(PROMPT, 4)
-
-
 def _with_embedding(model_dir: Path, copy_dir: Path, token: int, value: float) -> Path:
     """Return a copy of a model for which a token is nothing but `value`."""
     shutil.copytree(model_dir, copy_dir)
@@ -138,18 +125,6 @@ def test_answers_that_end_before_their_first_token_leave_no_sequence(
     (result,) = engine.generate([[3, 7, 5]], SamplingParams(max_tokens=4, temperature=1.0, n=3))
     assert [sample.finish_reason for sample in result.samples] == [FinishReason.ERROR] * 3
     assert not engine.snapshot().sequences
-
-
-def test_candidates_that_end_before_their_first_token_leave_no_sequence(
-    tiny: TinyModels, open_engine: OpenEngine, tmp_path: Path
-) -> None:
-    """No event names those that are not among the best."""
-    engine = open_engine(_with_embedding(tiny("llama"), tmp_path / "model", 7, math.nan))
-    sampling = {"temperature": 1.0, "n": 2, "best_of": 5}
-    (result,) = engine.generate([[3, 7, 5]], SamplingParams(**sampling))  # type: ignore[arg-type]
-    assert [sample.finish_reason for sample in result.samples] == [FinishReason.ERROR] * 2
-    assert not engine.snapshot().sequences
-    engine.check_integrity()
 
 
 class BrokenMatcher:
@@ -175,20 +150,6 @@ def test_a_stop_matcher_that_raises_ends_its_request_alone(tiny: TinyModels, ope
     result = finish(engine, engine.submit(request))
     assert (result.finish_reason, len(result.token_ids)) == (FinishReason.ERROR, 3)
     assert "KeyError" in str(result.error)
-    assert finish(engine, running).token_ids == reference(tiny("llama")).answer(PROMPT, 12)
-
-
-def test_a_stop_matcher_that_cannot_be_forked_ends_the_further_answers_alone(
-    tiny: TinyModels, open_engine: OpenEngine
-) -> None:
-    engine = open_engine(tiny("llama"), **SMALL_POOL)
-    running = submit(engine, PROMPT, 12)
-    sampling = SamplingParams(max_tokens=5, temperature=1.0, n=3)
-    handle = engine.submit(Request(token_ids=PROMPT, sampling=sampling, stop=BrokenMatcher(99)))
-    list(handle)
-    assert handle.result is not None
-    ends = [(end.reason, end.completion_tokens) for end in handle.result.samples]
-    assert ends == [(FinishReason.LENGTH, 5)] + [(FinishReason.ERROR, 1)] * 2
     assert finish(engine, running).token_ids == reference(tiny("llama")).answer(PROMPT, 12)
 
 

@@ -190,13 +190,3 @@ def test_a_system_prompt_survives_a_document_of_three_times_the_pool_unless_age_
         engine.generate([token_ids(150, seed)], SamplingParams(max_tokens=2))
     result = engine.generate([system + token_ids(10, seed=5)], SamplingParams(max_tokens=2))[0]
     assert result.loaded.device == (64 if survives else 0)
-
-
-@pytest.mark.parametrize("eviction", ["s3fifo", "lru"])
-def test_with_either_eviction_answers_stay_those_of_transformers(model_dir: Path, eviction: str) -> None:
-    engine = engine_of(model_dir, num_tokens=250, host_tokens=200, eviction=eviction)
-    prompts = [token_ids(60, seed=seed % 4) + token_ids(20, seed=seed) for seed in range(10)]
-    for prompt in prompts:
-        result = engine.generate([prompt], SamplingParams(max_tokens=8))[0]
-        assert result.token_ids == reference(model_dir).answer(prompt, 8)
-        engine.check_integrity()

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from itertools import count
 from pathlib import Path
 
 import pytest
@@ -211,21 +210,6 @@ def test_events_come_in_order_and_progress_reaches_the_whole_prompt(
     assert {event.request_id for event in events} == {handle.request_id}
 
 
-def test_times_are_those_of_the_engines_clock(model_dir: Path) -> None:
-    """A clock that advances a second with every look makes every duration positive."""
-    parts = build_parts("tiny", model_dir, EngineConfig(device="cpu", block_size=16))
-    seconds = count()
-    engine = Engine(parts, clock=lambda: float(next(seconds)))
-    handle = submit(engine, token_ids(20), 4)
-    finish(engine, handle)
-    assert handle.result is not None
-    timings = handle.result.timings
-    assert timings.ttft_s is not None
-    assert 0 < timings.ttft_s < timings.total_s
-    assert timings.decode_tokens_per_s is not None
-    assert timings.decode_tokens_per_s > 0
-
-
 def test_generate_answers_all_prompts_and_keeps_only_their_blocks(engine: Engine, model_dir: Path) -> None:
     prompts = [token_ids(length, seed=2) for length in (3, 16, 50)]
     results = engine.generate(prompts, SamplingParams(max_tokens=8))
@@ -263,36 +247,6 @@ def test_a_session_that_comes_on_screen_overtakes_the_others(
     assert before.result is None
     assert finish(engine, before).finish_reason is FinishReason.LENGTH
     engine.prioritise(before.request_id, 0)  # finished: ignored
-
-
-def test_two_engines_in_one_process_never_meet(tiny: TinyModels, open_engine: OpenEngine) -> None:
-    dirs = [tiny("llama"), tiny("qwen3")]
-    engines = [open_engine(path) for path in dirs]
-    handles = [submit(engine, token_ids(50), 20) for engine in engines]
-    while any(engine.has_work for engine in engines):
-        for engine in engines:
-            engine.step()
-    for path, engine, handle in zip(dirs, engines, handles, strict=True):
-        assert finish(engine, handle).token_ids == reference(path).answer(token_ids(50), 20)
-
-
-def test_a_step_without_work_does_nothing(engine: Engine) -> None:
-    before = engine.snapshot()
-    assert not engine.has_work
-    assert engine.step() == ()
-    engine.tick()
-    assert engine.snapshot() == before
-
-
-def test_closing_twice_is_closing_once(model_dir: Path, open_engine: OpenEngine, tmp_path: Path) -> None:
-    engine = open_engine(model_dir, cache_dir=tmp_path)
-    handle = submit(engine, token_ids(40), 30)
-    engine.step()
-    engine.close()
-    engine.close()
-    assert handle.result is None or handle.result.reason is FinishReason.CANCELLED
-    again = answer(open_engine(model_dir, cache_dir=tmp_path), token_ids(41), 3)
-    assert again.token_ids == reference(model_dir).answer(token_ids(41), 3)
 
 
 # A model that fails

@@ -71,24 +71,6 @@ def test_greedy_tokens_of_padded_texts_are_those_of_transformers_own_cache(
         blocks.check_integrity()
 
 
-def test_padding_leaves_no_trace_in_the_blocks(model: Any) -> None:
-    """What was computed behind padding serves the text alone, at its own positions, and the other way."""
-    texts = some_texts()
-    with kvchat.HFBlocks(model, device_bytes=DEVICE_BYTES) as blocks:
-        answered(model, texts, kvchat.HFCache(blocks, num_texts=3))
-        alone = torch.cat([texts[1], text(7, seed=9)], 1)
-        cache = kvchat.HFCache(blocks)
-        with torch.no_grad():
-            mine = model(alone, past_key_values=cache, use_cache=True).logits
-            own = model(alone).logits
-        assert cache.cached_tokens == LENGTHS[1]
-        assert torch.allclose(mine, own[:, -mine.shape[1] :], atol=1e-4)
-        together = [alone, text(90, seed=4)]
-        both = kvchat.HFCache(blocks, num_texts=2)
-        assert torch.equal(answered(model, together, both), answered(model, together))
-        assert both.cached_tokens == alone.shape[1] - 1
-
-
 def test_texts_that_end_early_and_cache_that_goes_on_are_those_of_transformers(llama: Any) -> None:
     texts = some_texts()
     plain = answered(llama, texts)

@@ -5,29 +5,23 @@ right up to every place.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
 import pytest
-import torch
-from torch import Tensor
 
 from kvchat.engine.api.config import EngineConfig
-from kvchat.engine.api.events import FinishReason, TokenEmitted
+from kvchat.engine.api.events import FinishReason
 from kvchat.engine.api.request import Request
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.engine import Engine
-from kvchat.engine.forward.runner import Runner
 from kvchat.engine.results import Result, collect
-from kvchat.engine.sequences.batch import Batch
 from kvchat.engine.sequences.completion import Completion
 from kvchat.engine.startup.assembly import build_parts
 from tests.engine.conftest import OpenEngine, OpenRecorded, TinyModels
 from tests.engine.conversations import Asked, cold, keep_rows
 from tests.engine.conversations import collect as step_all
 from tests.engine.drafters import Foreseen
-from tests.engine.latent_models import model_of
 from tests.engine.test_exactness import expect, expect_rows
 from tests.engine.test_traces_engine import KINDS as WINDOWED
 from tests.engine.test_traces_engine import live
@@ -89,13 +83,6 @@ def test_a_ragged_batch_with_drafts_is_exact(
 ) -> None:
     """Traps 14 and 34: also beside prompts, for models with and without a replaceable attention."""
     expect_exact(tiny(kind), open_recorded, [token_ids(length, seed=1) for length in LENGTHS], 30)
-
-
-@pytest.mark.parametrize("kind", ["V2", "V3, YaRN, queries compressed"])
-def test_latent_models_with_drafts_are_exact(kind: str, tmp_path: Path, open_recorded: OpenRecorded) -> None:
-    """Trap 14."""
-    prompts = [token_ids(length, seed=1) for length in LENGTHS]
-    expect_exact(model_of(kind, tmp_path), open_recorded, prompts, 30)
 
 
 @pytest.mark.parametrize(("kind", "window"), [("qwen3", 7), ("gemma3", 23)])
@@ -255,34 +242,6 @@ def test_a_guess_that_is_always_wrong_costs_no_token_and_leaves_nothing_behind(
     assert resumed.reusable_len([*prompt, *answer, 1]) == 79
 
 
-class Poisoned:
-    """Makes the logits behind one position NaN."""
-
-    def __init__(self, inner: Runner, position: int) -> None:
-        self._inner = inner
-        self._position = position
-
-    def run(self, batch: Batch) -> Tensor:
-        logits = self._inner.run(batch).clone()
-        rows = [at for chunk in batch.chunks for at in range(chunk.end - chunk.num_rows, chunk.end)]
-        logits[[row for row, at in enumerate(rows) if at == self._position]] = torch.nan
-        return logits
-
-
-def test_a_row_that_is_not_a_number_ends_an_answer_only_where_it_is_reached(llama: Path) -> None:
-    prompt = token_ids(40)
-    answer = reference(llama).answer(prompt, 24)
-    parts = build_parts("tiny", llama, EngineConfig(device="cpu", block_size=16))
-    drafter = greedy(llama, rate=1.0)
-    engine = Engine(replace(parts, runner=Poisoned(parts.runner, 50), drafter=drafter))
-    result = ask(engine, prompt)
-    assert (result.finish_reason, result.token_ids) == (FinishReason.ERROR, answer[:11])
-    wrong = Foreseen(lambda _: [token % 500 + 1 for token in answer], 1.0)
-    engine = Engine(replace(parts, runner=Poisoned(parts.runner, 70), drafter=wrong))
-    assert ask(engine, prompt).token_ids == answer  # rows behind a wrong guess are nobody's
-    engine.close()
-
-
 # By itself
 
 
@@ -303,20 +262,3 @@ def test_an_engine_guesses_by_itself_where_text_repeats(auto: Engine, llama: Pat
     assert results[0].token_ids == results[1].token_ids == reference(llama).answer(prompt, 400)
     assert results[1].usage.accepted_tokens > 0
     assert results[1].usage.accepted_tokens <= results[1].usage.drafted_tokens
-
-
-def test_tokens_are_told_in_order_also_where_a_step_brings_several(
-    llama: Path, open_recorded: OpenRecorded
-) -> None:
-    """Token ids reach whoever stores them as they are sampled."""
-    engine, _ = open_recorded(llama, drafter=greedy(llama, rate=1.0))
-    handle = submit(engine, token_ids(40), 24)
-    sizes = []
-    told: list[int] = []
-    while engine.has_work:
-        tokens = [event.token_id for event in engine.step() if isinstance(event, TokenEmitted)]
-        sizes.append(len(tokens))
-        told += tokens
-    assert handle.result is not None
-    assert told == reference(llama).answer(token_ids(40), 24)
-    assert max(sizes) > 1

@@ -55,13 +55,3 @@ def test_an_import_from_the_end_of_time_dates_no_conversation_of_ours(
 def test_what_is_ahead_of_the_clock_comes_back_in_its_order() -> None:
     assert list(held_back([5.0, 70.0, 60.0, 60.0], 50.0).values()) == [50.0, 49.999, 5.0]
     assert held_back([3.0, 3.0005, 50.0], 50.0) == {3.0: 3.0, 3.0005: 3.0005, 50.0: 50.0}
-
-
-def test_a_conversation_begun_after_a_clock_was_ahead_has_the_right_date(tmp_path: Path) -> None:
-    """Where it stands in the list counts on, since the last one used comes first."""
-    with closing(SessionStore(tmp_path / "sessions.db")) as store:
-        ahead = store.create_session(title="ahead")
-        dated(store, [ahead], time() + 365 * 86_400)
-        session = store.create_session(title="right")
-        assert session.created_at <= time()
-        assert [one.session.title for one in store.list_sessions()] == ["right", "ahead"]

@@ -118,18 +118,6 @@ def test_what_deleting_would_free_counts_what_only_its_own_pin_keeps(kvchat: Kvc
         assert would == store.remove_sessions([session_id])
 
 
-def test_a_session_whose_blocks_take_too_much_is_not_pinned(
-    kvchat: Kvchat, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ask(kvchat, "one", LONG, is_new=True)
-    size = held(kvchat)["one"]
-    monkeypatch.setenv("KVCHAT_KV_DISK_BYTES", str(size * 3 // 2))
-    assert "--kv-disk-bytes" in run.err("sessions", "pin", "one", code=6)
-    assert not kvchat("sessions", "show", "one")["pinned"]
-    kvchat("cache", "evict", "--all")
-    assert held(kvchat) == {}
-
-
 def test_a_pinned_session_that_is_verified_keeps_what_took_the_place_of_its_bundles_blocks(
     kvchat: Kvchat, run: Run, tiny_model: Path, tmp_path: Path
 ) -> None:

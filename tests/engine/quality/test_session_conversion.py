@@ -1,6 +1,6 @@
 """A session's blocks are converted whole or not at all, each once, and what is told is what is there."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +11,7 @@ import pytest
 
 from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.api.ids import BlockKey, GroupId, root_key
-from kvchat.engine.memory.disk.bundle_blocks import BundleBlockStore, NewBlock
+from kvchat.engine.memory.disk.bundle_blocks import BundleBlockStore
 from kvchat.engine.memory.disk.catalog import BlockCatalog, IsReferenced
 from kvchat.engine.quality.convert import RUN_LEN, Converter, load_exact
 from kvchat.engine.quality.session_conversion import Conversion
@@ -19,7 +19,6 @@ from kvchat.errors import CacheError, StorageError
 from kvchat.session.kv.stored_paths import blocks_on
 from tests.engine.conftest import OpenEngine, TinyModels
 from tests.engine.tiny_models import answer, token_ids
-from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.cpu
 
@@ -41,16 +40,6 @@ class CountingShelf(BundleBlockStore):
         if self.num_calls > RUN_LEN:
             self.is_ahead.set()
         return super().read(group, parent, token_ids)
-
-
-class PatientShelf(BundleBlockStore):
-    """Writes nothing before more than one run has been read."""
-
-    is_ahead: Event
-
-    def write(self, blocks: Iterable[NewBlock], *, is_wanted: bool = False) -> int:
-        assert self.is_ahead.wait(PATIENCE_S)
-        return super().write(blocks, is_wanted=is_wanted)
 
 
 @dataclass(frozen=True)
@@ -203,18 +192,6 @@ def test_blocks_that_paths_share_are_read_and_counted_once(store: Store) -> None
     assert source.num_calls == -(-len(stored.path) // 16)
 
 
-def test_a_run_is_written_while_the_next_one_is_read(store: Store) -> None:
-    """One after the other would never end: the first run is written once the second has begun."""
-    stored = store(length=400)
-    with closing(stored.source()) as source, closing(stored.target(kind=PatientShelf)) as target:
-        assert isinstance(target, PatientShelf)
-        target.is_ahead = source.is_ahead
-        done = Conversion(stored.converter, source, target, stored.roots, [stored.path]).run()
-        assert done.num_tokens == len(stored.path)
-        found = list(blocks_on(target, stored.path, stored.roots[1], stored.roots[1]))
-        assert sum(len(block.token_ids) for block in found) == len(stored.path)
-
-
 def test_where_no_room_can_be_made_nothing_is_read(store: Store) -> None:
     stored = store()
     num_bytes = sum(map(len, stored.exact_files().values()))
@@ -227,16 +204,6 @@ def test_where_no_room_can_be_made_nothing_is_read(store: Store) -> None:
             with pytest.raises(StorageError, match="KVCHAT_KV_DISK_BYTES"):
                 conversion.run()
     assert source.num_calls == 0
-
-
-def test_each_leaf_has_its_recent_blocks(store: Store) -> None:
-    stored = store()
-    short = (*stored.path[:96], 4)
-    with closing(stored.source()) as source, closing(stored.target()) as target:
-        Conversion(stored.converter, source, target, stored.roots, [stored.path, short]).run()
-        recent = {group.id for group in stored.converter.target.groups if group.quantized_from is None}
-        blocks = list(blocks_on(target, short, stored.roots[1], stored.roots[1]))
-        assert recent <= set(blocks[5].groups)
 
 
 def test_a_damaged_block_is_no_reason_to_lose_the_others(store: Store) -> None:

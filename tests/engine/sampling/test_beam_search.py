@@ -163,16 +163,6 @@ def test_searches_under_pressure_end_as_they_do_alone(model_dir: Path, num_block
     assert run_all(sized_engine(model_dir, num_blocks), requests) == alone
 
 
-def test_a_held_beam_gives_way_to_a_request_that_fits(model_dir: Path) -> None:
-    """Nobody computes while the only running beam waits for those that were put back."""
-    engine = sized_engine(model_dir, 6)
-    search = engine.submit(endless(70, 20, beam_width=3))
-    while engine.snapshot().num_running < 2:
-        engine.step()
-    more = engine.submit(endless(75, 12, priority=-1))
-    assert {len(collect(handle).token_ids) for handle in (search, more)} == {20, 12}
-
-
 @pytest.mark.parametrize("wrong", [{"n": 3}, {"temperature": 1.0}, {"best_of": 2}])
 def test_contradictory_searches_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(InvalidRequest):

@@ -105,12 +105,6 @@ def test_reasoning_is_told_by_token_ids(thinking) -> None:
     assert text_of(pieces) == "The answer is no."
 
 
-def test_reasoning_that_the_prompt_opened_is_reasoning(thinking) -> None:
-    ids = thinking.encode("Hello you</think>no")
-    pieces = streamed(TextStream(thinking, reasoning=True), ids)
-    assert (text_of(pieces, reasoning=True), text_of(pieces)) == ("Hello you", "no")
-
-
 def test_the_word_think_is_no_reasoning_where_it_is_no_token(byte_level) -> None:
     pieces = streamed(TextStream(byte_level), byte_level.encode("<think>a</think>b"))
     assert text_of(pieces) == "<think>a</think>b"
@@ -150,16 +144,6 @@ def test_the_engine_stops_exactly_where_the_text_ends(byte_level, text: str, sto
     shown += text_of(list(stream.finish()))
     end = min((text.find(stop) for stop in stops if stop in fed), default=len(text))
     assert shown == text[:end]
-
-
-def test_a_continued_answer_shows_only_what_is_new(byte_level) -> None:
-    ids = byte_level.encode("Hello! How can I\nUser")
-    stream = TextStream(byte_level, stop_strings=["\nUser:"])
-    first = [piece for token_id in ids for piece in stream.feed(token_id)] + list(stream.finish())
-    assert text_of(first) == "Hello! How can I\nUser"
-    again = TextStream(byte_level, stop_strings=["\nUser:"])
-    again.resume(ids)
-    assert text_of(streamed(again, byte_level.encode(" help"))) == " help"
 
 
 def test_every_token_costs_the_same_however_long_the_answer_is(sentencepiece) -> None:

@@ -63,15 +63,3 @@ def test_blocked_attention_and_its_gradient_agree_with_the_definition(length: in
         assert given is not None
         assert wanted is not None
         assert (given.float() - wanted).norm() / wanted.norm() < 0.01
-
-
-def test_the_loss_looks_at_weighted_tokens_only() -> None:
-    shape = Shape()
-    network = Network(shape, initial_parameters(shape, seed=0))
-    ids = torch.randint(5, shape.vocabulary, (1, 129), generator=torch.Generator().manual_seed(5))
-    weights = torch.zeros(1, 129)
-    weights[0, 50] = 2.0
-    with torch.inference_mode():
-        loss = network.loss(ids, weights)
-        logits = network.logits(network.hidden(ids[:, :-1]))
-    torch.testing.assert_close(loss, F.cross_entropy(logits[0, 49:50], ids[0, 50:51]), rtol=1e-2, atol=1e-2)

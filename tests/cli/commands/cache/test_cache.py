@@ -1,7 +1,6 @@
 """What the blocks on disk amount to, told without a model."""
 
 import time
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +8,6 @@ import pytest
 
 from kvchat.session.store import SessionStore
 from kvchat.session.tree import MAIN
-from kvchat.text.figures import bytes_text
 from tests.cli.command_line import Run
 from tests.engine.memory import chains
 from tests.session.turns import question
@@ -62,41 +60,6 @@ def test_a_cache_that_cannot_be_looked_at_is_unknown_and_says_what_to_do(home: P
     status = run.json("cache", "status")
     assert status["disk_bytes"] is None
     assert str(home / "cache") in status["problem"]
-
-
-def test_status_names_a_conversation_that_is_too_long_for_the_limit(
-    home: Path, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    size, ids = chains.BLOCK_SIZE, list(range(42))
-    short_ids = list(range(50, 54))
-    with closing(SessionStore(home / "data" / "sessions.db")) as store:
-        for title, path in (("a long one", ids), ("a short one", short_ids)):
-            session = store.create_session(title=title)
-            asked = replace(question(session.id, ids=path), fingerprint=chains.FINGERPRINT.hex())
-            store.add_turns(store.branch(session.id, MAIN), (asked,))
-    with closing(chains.open_store(home / "cache")) as disk:
-        (short,) = chains.chain(short_ids)
-        chains.write_all(disk, [short])
-        limit_bytes = 5 * disk.usage().num_bytes
-    with closing(chains.open_store(home / "cache", limit_bytes=limit_bytes)) as disk:
-        for block in (blocks := chains.chain(ids)):
-            disk.write([(block.header, block.payload)])
-        num_kept = sum(disk.has_all([block.key for block in blocks], chains.FULL))
-    each = limit_bytes // 5
-    assert 0 < num_kept <= 5
-    monkeypatch.setenv("KVCHAT_KV_DISK_BYTES", str(limit_bytes))
-    (long,) = run.json("cache", "status")["too_long"]
-    assert (long["title"], long["kept_tokens"], long["num_tokens"]) == ("a long one", num_kept * size, 40)
-    assert long["least_bytes"] == 10 * each
-    told = run.out("cache")
-    assert f"a long one: only the first {num_kept * size} of 40 tokens are kept" in told
-    monkeypatch.setenv("KVCHAT_KV_DISK_BYTES", str(10 * each))
-    assert run.json("cache", "status")["too_long"] == [], "it would have room"
-    weights = home / "cache" / "weights" / "of-some-model"
-    weights.mkdir(parents=True)
-    (weights / "model.safetensors").write_bytes(bytes(5 * each))
-    told = run.out("cache")
-    assert f"at least {bytes_text(10 * each)}, and blocks may take {bytes_text(5 * each)};" in told
 
 
 def test_gc_removes_what_no_session_refers_to_and_nothing_else(home: Path, run: Run) -> None:

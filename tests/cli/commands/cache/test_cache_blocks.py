@@ -1,14 +1,10 @@
 """`kvchat cache ls` and `evict`: whose blocks are on disk, and their removal without a word of text."""
 
 from collections.abc import Callable
-from contextlib import closing
 from typing import Any
 
 import pytest
 
-from kvchat.app.config import read_settings
-from kvchat.app.open_sessions import open_store
-from kvchat.app.retention.stored_kv import StoredKv
 from tests.cli.command_line import Run
 
 pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("loading_pays")]
@@ -51,38 +47,6 @@ def test_everybody_is_listed_with_what_only_they_have(kvchat: Kvchat, run: Run) 
     assert sum(row["own_bytes"] for row in found.values()) + shared == total
     assert "shared" in run("cache", "ls")[1]
     assert [row["name"] for row in run.lines("cache", "ls", "--ndjson")] == list(found)
-
-
-@pytest.mark.usefixtures("talks")
-def test_the_list_of_sessions_counts_the_same(kvchat: Kvchat) -> None:
-    """Also when it counts again, once something was said, evicted and removed."""
-    settings = read_settings()
-    with closing(open_store(settings)) as store:
-        kept = StoredKv(store, settings)
-
-        def counted() -> dict[str, tuple[int, int]]:
-            titles = {summary.session.id: summary.session.title for summary in store.list_sessions()}
-            return {titles[one]: (of.own_bytes, of.shared_bytes) for one, of in kept.count().items()}
-
-        def listed() -> dict[str, tuple[int, int]]:
-            sessions = {name: row for name, row in rows(kvchat).items() if row["kind"] == "session"}
-            return {
-                name: (row["own_bytes"], row["num_bytes"] - row["own_bytes"])
-                for name, row in sessions.items()
-            }
-
-        first = listed()
-        assert counted() == first
-        assert all(own and shared for own, shared in first.values())
-        kvchat("ask", "--max-tokens", "4", "-s", "one", f"and {SHARED}")
-        kvchat("ask", "--max-tokens", "4", "--cache-format", "window:64", "--new", "three", SHARED)
-        assert counted() == listed() != first
-        kvchat("cache", "evict", "two")
-        assert counted() == listed()
-        assert counted()["two"][0] == 0
-        kvchat("sessions", "rm", "one", "--yes")
-        assert counted() == listed()
-        assert kept.count(is_stopped=lambda: True) == {}
 
 
 @pytest.mark.usefixtures("talks")

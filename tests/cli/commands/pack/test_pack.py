@@ -4,13 +4,11 @@ import json
 import os
 import shutil
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kvchat.app.session_service import SessionService
 from kvchat.errors import PackNotFound, StorageError
 from kvchat.platform.encryptor import Encryptor
 from kvchat.session.packs import Pack, PackStore, forget_other, new_pack_id
@@ -110,21 +108,6 @@ def test_a_pack_stays_where_everything_else_makes_room_or_is_deleted(ask: Ask, r
 
 
 @cpu
-def test_what_a_pack_keeps_is_not_promised_to_be_freed_with_a_session(ask: Ask, run: Run, home: Path) -> None:
-    made = run.json("pack", "make", "rules", "--system", f"Rules: {RULES}")
-    ask("--pack", "rules", "Which?")
-    before = run.json("cache", "status")["disk_bytes"]
-    with closing(SessionService(next(home.rglob("sessions.db")), home / "cache")) as store:
-        (session,) = (one.session.id for one in store.list_sessions())
-        told = store.would_remove([session])
-        found = store.remove_sessions([session])
-    after = run.json("cache", "status")["disk_bytes"]
-    assert told == found
-    assert found.shared_blocks > 0
-    assert (found.freed_bytes, after) == (before - after, made["num_bytes"])
-
-
-@cpu
 def test_a_pack_outlives_its_blocks_and_its_blocks_do_not_outlive_it(ask: Ask, run: Run, home: Path) -> None:
     made = run.json("pack", "make", "rules", "--system", f"Rules: {RULES}")
     shutil.rmtree(home / "cache")
@@ -137,15 +120,6 @@ def test_a_pack_outlives_its_blocks_and_its_blocks_do_not_outlive_it(ask: Ask, r
     assert run.json("pack", "list") == []
     run.json("cache", "gc")
     assert run.json("cache", "status")["disk_bytes"] == 0
-
-
-@pure
-def test_a_pack_needs_a_text_and_a_name_of_its_own(run: Run, home: Path) -> None:
-    assert "-f" in run.err("pack", "make", "empty", code=2)
-    _block_store(home).put(make_pack("spec", "words"))
-    assert "--force" in run.err("pack", "make", "spec", "--system", "words", code=2)
-    assert "spec" in run.err("pack", "rm", "spek", code=5)
-    assert run("pack", "make", "spec", "--system", "words", "--temp")[0] == 2
 
 
 @pure

@@ -4,19 +4,15 @@ import json
 import re
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from kvchat.app.config import read_settings
-from kvchat.app.export.exporter import file_name
-from kvchat.app.export.formats import Format
 from kvchat.app.export.session_files import SessionFiles
 from kvchat.app.open_sessions import open_store
 from kvchat.app.session_service import SessionService
-from kvchat.errors import FileTaken, StorageError, UsageError
-from kvchat.session.bundle.writer import new_file
+from kvchat.errors import StorageError
 from kvchat.session.tree import Session
 from tests.cli.command_line import Run
 from tests.session.turns import exchange
@@ -136,25 +132,3 @@ def test_no_format_carries_what_would_steer_a_terminal(store: SessionService, ru
         assert not set(run.out("export", session.id, "-o", "-", "--format", format)) & set(
             "\x1b\x07\x9b\u202e"
         )
-
-
-def test_the_interface_exports_by_file_or_by_format(store: SessionService, session: Session) -> None:
-    files = SessionFiles(read_settings(), store)
-    assert f"wrote {Path('notes.md').absolute()}: 4 turns, " in files.export(session.id, "main", "notes.md")
-    assert "/trip-to-oslo.html: 4 turns, " in files.export(session.id, "main", "html")
-    assert "/trip-to-oslo.kvchat: 6 turns, " in files.export(session.id, "main", "")
-    with pytest.raises(FileTaken, match="exists already"):
-        files.export(session.id, "main", "notes.md")
-    assert files.export(session.id, "boat", "notes.md", force=True)
-    assert "boat" in read("notes.md")
-    with pytest.raises(UsageError, match=r"\.md, \.html, \.json or \.kvchat"):
-        files.export(session.id, "main", "notes.txt")
-
-
-@pytest.mark.parametrize("title", ["語" * 90, "x" * 300, "😀é" * 60, "…"])
-def test_a_name_for_any_title_is_one_that_file_systems_take(title: str, session: Session) -> None:
-    for format in Format:
-        name = file_name(replace(session, title=title), format)
-        with new_file(Path(name)) as write:
-            write(b"x")
-        assert Path(name).read_bytes() == b"x"
