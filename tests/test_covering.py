@@ -86,8 +86,3 @@ def test_a_test_runs_by_default_with_what_covers_and_with_all_else_among_the_slo
         for one, other, wanted in ((0, 2, 9), (0, 3, 12), (2, 3, 12)):
             assert len({(row[one], row[other]) for row in found}) == wanted
         assert len(found) < 3 * 3 * 4 / 2
-
-
-def test_a_row_that_is_asked_for_by_its_name_is_run(crossed: Path) -> None:
-    ini = ["-c", str(crossed.with_name("pytest.ini")), f"--rootdir={crossed.parent}"]
-    assert collected("-m", "not slow", *ini, f"{crossed}::test_crossed[f16-new-c2-70]") == ["f16-new-c2-70"]

@@ -6,8 +6,9 @@ definitions compute on the processor.
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
+from functools import partial
 from math import inf
 from typing import Protocol
 
@@ -26,14 +27,16 @@ from kvchat.engine.kernels.paged_attention.args import AttentionArgs, SequenceSp
 from kvchat.engine.kernels.paged_attention.reference import paged_attention as attention_definition
 from kvchat.engine.kernels.rope_and_store import reference as rope_store_reference
 from kvchat.engine.kernels.rope_and_store.args import RopeStore
-from kvchat.engine.kernels.sizes import LatentSizes
+from kvchat.engine.kernels.sizes import AttentionSizes, KernelSizes, LatentSizes
 from kvchat.engine.kernels.store_kv import reference as store_reference
 
 log = logging.getLogger(__name__)
 
 LENGTHS = (1, 64, 65, 200, 1100)
 """The last is divided into several parts, as long contexts are, which are merged."""
-NUM_BLOCKS = 26
+NUM_NEW = (1, 5)
+"""Queries of a sequence: alone, and as a prompt's."""
+USUAL_SIZES = AttentionSizes(), AttentionSizes(head_dim_k=128, head_dim_v=128)
 TOLERANCES = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 4e-2}
 
 
@@ -75,31 +78,46 @@ def try_kernels(
             health.refuse(operation, f"its numbers are {error:.2g} away from those of its definition")
 
 
-def attention_error(
-    device: torch.device, dtype: torch.dtype, *, num_new: int = 1, head_dim: int = 64, seed: int = 0
+def worst_error(
+    error: Callable[..., float],
+    layers: Sequence[KernelSizes],
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    seed: int = 0,
 ) -> float:
-    """Single queries (or the last few of each sequence) over blocks in a random order."""
-    query, k_pool, v_pool, spans = _problem(device, dtype, num_new, head_dim, seed)
-    args = AttentionArgs(spans, softmax_scale=head_dim**-0.5)
-    wanted = attention_definition(query.cpu(), k_pool.cpu(), v_pool.cpu(), replace(args, spans=on_cpu(spans)))
-    return largest_error(paged_attention.paged_attention(query, k_pool, v_pool, args), wanted)
+    """Return the largest error of all sizes."""
+    return max(error(sizes, device, dtype, seed) for sizes in layers)
 
 
-def both_attentions_error(device: torch.device, dtype: torch.dtype, *, seed: int = 0) -> float:
-    return max(
-        attention_error(device, dtype, num_new=num_new, head_dim=head_dim, seed=seed)
-        for num_new in (1, 5)
-        for head_dim in (64, 128)
+def attention_error(sizes: AttentionSizes, device: torch.device, dtype: torch.dtype, seed: int) -> float:
+    errors = []
+    for num_new in NUM_NEW:
+        query, pools, args = attention_problem(sizes, num_new, device, dtype, seed)
+        there = replace(args, spans=on_cpu(list(args.spans)))
+        wanted = attention_definition(query.cpu(), pools[0].cpu(), pools[1].cpu(), there)
+        found = paged_attention.paged_attention(query, pools[0], pools[1], args)
+        errors.append(largest_error(found, wanted))
+    return max(errors)
+
+
+def store_error(sizes: AttentionSizes, device: torch.device, dtype: torch.dtype, seed: int) -> float:
+    """Nine tokens in slots of any order."""
+    num_slots = 4 * sizes.block_size
+    num_tokens = min(9, num_slots)
+    dims = sizes.head_dim_k, sizes.head_dim_v
+    key, value = (
+        random_numbers(device, dtype, num_tokens, sizes.num_kv_heads, dim, seed=seed + side)
+        for side, dim in enumerate(dims, 1)
     )
-
-
-def store_error(device: torch.device, dtype: torch.dtype, *, seed: int = 0) -> float:
-    key, value = (random_numbers(device, dtype, 9, 2, 64, seed=seed + side) for side in (1, 2))
-    pools = [random_numbers(device, dtype, 4, 2, 16, 64, seed=seed + side) for side in (3, 4)]
+    pools = [
+        random_numbers(device, dtype, 4, sizes.num_kv_heads, sizes.block_size, dim, seed=seed + side)
+        for side, dim in enumerate(dims, 3)
+    ]
     wanted = [pool.cpu().clone() for pool in pools]
-    slots = torch.randperm(64, generator=torch.Generator().manual_seed(seed + 5))[:9].to(device)
-    store_kv.store_kv(key, value, pools[0], pools[1], slots)
-    store_reference.store_kv(key.cpu(), value.cpu(), wanted[0], wanted[1], slots.cpu())
+    slots = torch.randperm(num_slots, generator=torch.Generator().manual_seed(seed + 5))[:num_tokens]
+    store_kv.store_kv(key, value, pools[0], pools[1], slots.to(device))
+    store_reference.store_kv(key.cpu(), value.cpu(), wanted[0], wanted[1], slots)
     return max(largest_error(*pair) for pair in zip(pools, wanted, strict=True))
 
 
@@ -193,8 +211,8 @@ def rope_store_error(device: torch.device, dtype: torch.dtype, *, seed: int = 0)
 
 
 TRIALS: dict[str, KernelCheck] = {
-    paged_attention.OPERATION: both_attentions_error,
-    store_kv.OPERATION: store_error,
+    paged_attention.OPERATION: partial(worst_error, attention_error, USUAL_SIZES),
+    store_kv.OPERATION: partial(worst_error, store_error, USUAL_SIZES),
     move_blocks.OPERATION: move_error,
 }
 LATENT_TRIALS: dict[str, KernelCheck] = {
@@ -205,14 +223,18 @@ FUSED_TRIALS: dict[str, KernelCheck] = {rope_and_store.OPERATION: rope_store_err
 """Of models whose layers are walked through."""
 
 
-def _problem(
-    device: torch.device, dtype: torch.dtype, num_new: int, head_dim: int, seed: int
-) -> tuple[Tensor, Tensor, Tensor, list[SequenceSpan]]:
-    """Return queries of 8 heads on 2, both pools, and spans."""
-    pools = [random_numbers(device, dtype, NUM_BLOCKS, 2, 64, head_dim, seed=seed + side) for side in (1, 2)]
-    spans = spans_of(device, num_new, 64, seed)
-    query = random_numbers(device, dtype, spans[-1].q_end, 8, head_dim, seed=seed + 3)
-    return query, pools[0], pools[1], spans
+def attention_problem(
+    sizes: AttentionSizes, num_new: int, device: torch.device, dtype: torch.dtype, seed: int
+) -> tuple[Tensor, tuple[Tensor, Tensor], AttentionArgs]:
+    """Return queries, pools and sequences of which the last tokens have queries, in blocks of any order."""
+    spans = spans_of(device, num_new, sizes.block_size, seed)
+    shape = sum(len(span.blocks) for span in spans), sizes.num_kv_heads, sizes.block_size
+    keys = random_numbers(device, dtype, *shape, sizes.head_dim_k, seed=seed + 1)
+    values = random_numbers(device, dtype, *shape, sizes.head_dim_v, seed=seed + 2)
+    query = random_numbers(device, dtype, spans[-1].q_end, sizes.num_heads, sizes.head_dim_k, seed=seed + 3)
+    scale = sizes.head_dim_k**-0.5
+    args = AttentionArgs(spans, softmax_scale=scale, window=sizes.window, chunk=sizes.chunk)
+    return query, (keys, values), args
 
 
 def spans_of(device: torch.device, num_new: int, block_size: int, seed: int = 0) -> list[SequenceSpan]:

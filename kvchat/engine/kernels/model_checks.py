@@ -9,7 +9,6 @@ from dataclasses import replace
 from functools import partial
 
 import torch
-from torch import Tensor
 
 from kvchat.engine.kernels import (
     latent_attention,
@@ -20,25 +19,24 @@ from kvchat.engine.kernels import (
 )
 from kvchat.engine.kernels.fp8_record import Fp8Record
 from kvchat.engine.kernels.kernel_checks import (
+    NUM_NEW,
     KernelCheck,
+    attention_error,
+    attention_problem,
     largest_error,
     latent_error,
     on_cpu,
     random_numbers,
     records_error,
-    spans_of,
+    store_error,
+    worst_error,
 )
-from kvchat.engine.kernels.paged_attention.args import AttentionArgs, KVPair
-from kvchat.engine.kernels.paged_attention.reference import paged_attention as attention_definition
+from kvchat.engine.kernels.paged_attention.args import KVPair
 from kvchat.engine.kernels.quantized_attention.args import QuantizedPool, QuantizedStep
 from kvchat.engine.kernels.quantized_attention.reference import quantized_attention as quantized_definition
 from kvchat.engine.kernels.quantized_kv.reference import quantize
 from kvchat.engine.kernels.quantized_record import Code, QuantizedRecord, num_quantized
 from kvchat.engine.kernels.sizes import AttentionSizes, KernelSizes, LatentSizes
-from kvchat.engine.kernels.store_kv import reference as store_reference
-
-NUM_NEW = (1, 5)
-"""Queries of a sequence: alone, and as a prompt's."""
 
 
 def trials_of(layers: Sequence[KernelSizes]) -> dict[str, KernelCheck]:
@@ -48,36 +46,28 @@ def trials_of(layers: Sequence[KernelSizes]) -> dict[str, KernelCheck]:
     latents = [layer for layer in layers if isinstance(layer, LatentSizes)]
     packed = [layer for layer in latents if layer.is_packed]
     wanted: dict[str, tuple[Callable[..., float], Sequence[KernelSizes]]] = {
-        store_kv.OPERATION: (_store_error, [*exact, *quantized]),
-        paged_attention.OPERATION: (_attention_error, exact),
+        store_kv.OPERATION: (store_error, [*exact, *quantized]),
+        paged_attention.OPERATION: (attention_error, exact),
         quantized_attention.OPERATION: (_quantized_error, quantized),
         latent_attention.OPERATION: (_latent_error, latents),
         latent_record.OPERATION: (_records_error, packed),
     }
     return {
-        operation: partial(_worst, error, listed) for operation, (error, listed) in wanted.items() if listed
+        operation: partial(worst_error, error, listed)
+        for operation, (error, listed) in wanted.items()
+        if listed
     }
 
 
 def formats_error(device: torch.device, dtype: torch.dtype, *, seed: int = 0) -> float:
     """Every code, of keys and of values, in the usual sizes."""
     codes = (Code.FP8, Code.INT4), (Code.INT8, Code.INT8), (Code.INT4, Code.INT2), (Code.INT2, Code.FP8)
-    return _worst(_quantized_error, [AttentionSizes(codes=pair) for pair in codes], device, dtype, seed=seed)
+    return worst_error(
+        _quantized_error, [AttentionSizes(codes=pair) for pair in codes], device, dtype, seed=seed
+    )
 
 
 QUANTIZED_CHECKS: dict[str, KernelCheck] = {quantized_attention.OPERATION: formats_error}
-
-
-def _worst(
-    error: Callable[..., float],
-    layers: Sequence[KernelSizes],
-    device: torch.device,
-    dtype: torch.dtype,
-    *,
-    seed: int = 0,
-) -> float:
-    """Return the largest error of all sizes."""
-    return max(error(sizes, device, dtype, seed) for sizes in layers)
 
 
 def _latent_error(layer: LatentSizes, device: torch.device, dtype: torch.dtype, seed: int) -> float:
@@ -87,37 +77,6 @@ def _latent_error(layer: LatentSizes, device: torch.device, dtype: torch.dtype, 
 
 def _records_error(layer: LatentSizes, device: torch.device, dtype: torch.dtype, seed: int) -> float:
     return records_error(device, dtype, Fp8Record(layer.rank, layer.rope_dim), seed=seed)
-
-
-def _store_error(sizes: AttentionSizes, device: torch.device, dtype: torch.dtype, seed: int) -> float:
-    """Nine tokens in slots of any order."""
-    num_slots = 4 * sizes.block_size
-    num_tokens = min(9, num_slots)
-    dims = sizes.head_dim_k, sizes.head_dim_v
-    key, value = (
-        random_numbers(device, dtype, num_tokens, sizes.num_kv_heads, dim, seed=seed + side)
-        for side, dim in enumerate(dims, 1)
-    )
-    pools = [
-        random_numbers(device, dtype, 4, sizes.num_kv_heads, sizes.block_size, dim, seed=seed + side)
-        for side, dim in enumerate(dims, 3)
-    ]
-    wanted = [pool.cpu().clone() for pool in pools]
-    slots = torch.randperm(num_slots, generator=torch.Generator().manual_seed(seed + 5))[:num_tokens]
-    store_kv.store_kv(key, value, pools[0], pools[1], slots.to(device))
-    store_reference.store_kv(key.cpu(), value.cpu(), wanted[0], wanted[1], slots)
-    return max(largest_error(*pair) for pair in zip(pools, wanted, strict=True))
-
-
-def _attention_error(sizes: AttentionSizes, device: torch.device, dtype: torch.dtype, seed: int) -> float:
-    errors = []
-    for num_new in NUM_NEW:
-        query, pools, args = _problem(sizes, num_new, device, dtype, seed)
-        there = replace(args, spans=on_cpu(list(args.spans)))
-        wanted = attention_definition(query.cpu(), pools[0].cpu(), pools[1].cpu(), there)
-        found = paged_attention.paged_attention(query, pools[0], pools[1], args)
-        errors.append(largest_error(found, wanted))
-    return max(errors)
 
 
 def _quantized_error(sizes: AttentionSizes, device: torch.device, dtype: torch.dtype, seed: int) -> float:
@@ -130,7 +89,7 @@ def _quantized_error(sizes: AttentionSizes, device: torch.device, dtype: torch.d
     ]
     errors = []
     for num_new in NUM_NEW:
-        query, pools, args = _problem(sizes, num_new, device, dtype, seed)
+        query, pools, args = attention_problem(sizes, num_new, device, dtype, seed)
         others = [
             random_numbers(torch.device("cpu"), dtype, *pool.shape, seed=seed + side)
             for side, pool in enumerate(pools, 7)
@@ -156,17 +115,3 @@ def _quantized_error(sizes: AttentionSizes, device: torch.device, dtype: torch.d
         found = quantized_attention.quantized_attention(query, KVPair(pools[0], pools[1]), pool, args, step)
         errors.append(largest_error(found, wanted))
     return max(errors)
-
-
-def _problem(
-    sizes: AttentionSizes, num_new: int, device: torch.device, dtype: torch.dtype, seed: int
-) -> tuple[Tensor, tuple[Tensor, Tensor], AttentionArgs]:
-    """Return queries, pools and sequences of which the last tokens have queries, in blocks of any order."""
-    spans = spans_of(device, num_new, sizes.block_size, seed)
-    shape = sum(len(span.blocks) for span in spans), sizes.num_kv_heads, sizes.block_size
-    keys = random_numbers(device, dtype, *shape, sizes.head_dim_k, seed=seed + 1)
-    values = random_numbers(device, dtype, *shape, sizes.head_dim_v, seed=seed + 2)
-    query = random_numbers(device, dtype, spans[-1].q_end, sizes.num_heads, sizes.head_dim_k, seed=seed + 3)
-    scale = sizes.head_dim_k**-0.5
-    args = AttentionArgs(spans, softmax_scale=scale, window=sizes.window, chunk=sizes.chunk)
-    return query, (keys, values), args

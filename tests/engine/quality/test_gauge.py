@@ -218,3 +218,21 @@ def test_each_question_of_an_exam_is_answered_over_a_view_as_if_it_were_the_only
     exact, over_view = examine(gauge_of(), [item], [cache_format])
     assert over_view.right == ((True, True),)
     assert exact.right != over_view.right
+
+
+def test_copies_of_a_model_answer_an_exam_together_as_one_does(gauge_of: OpenGauge) -> None:
+    exam = [
+        Item(
+            kind="recall",
+            token_ids=tuple(token_ids(100 + 7 * seed, seed)),
+            predicted=(90, 91, 99),
+            questions=(
+                Question(token_ids=tuple(token_ids(9, 50 + seed)), answer_ids=tuple(token_ids(3, 80 + seed))),
+            ),
+        )
+        for seed in range(4)
+    ]
+    counts: list[int] = []
+    together = examine(gauge_of(), exam, ["int8", "int2"], counts.append, beside=[gauge_of()])
+    assert together == examine(gauge_of(), exam, ["int8", "int2"])
+    assert counts == [1, 2, 3, 4]
