@@ -9,7 +9,7 @@ from benchmarks.block_store import BLOCK_SIZE, NUM_BLOCKS, StoredBlocks, block_s
 from benchmarks.llama_cpp import LlamaCpp
 from benchmarks.table import Row, seconds
 from kvchat.engine import Engine, EngineConfig, SamplingParams
-from kvchat.engine.memory.pages import prefault
+from kvchat.engine.memory.aligned_memory import prefault
 
 ROUNDS = 5
 BYTE_ROUNDS = 9

@@ -27,8 +27,8 @@ from benchmarks.shadow_quality import AT_MOST_LOST, LENGTH, LONGEST, measure_fro
 from benchmarks.table import render
 from kvchat.engine.formats.shadow.layer import ShadowLayer
 from kvchat.engine.formats.shadow.layer_store import Budgets
-from kvchat.engine.formats.shadow.pages import Budget
 from kvchat.engine.formats.shadow.rotary import Rotary
+from kvchat.engine.formats.shadow.row_pages import Budget
 from kvchat.engine.formats.shadow.settings import ShadowSettings
 
 RESULTS = Path(__file__).parent / "results"

@@ -21,8 +21,8 @@ from kvchat.ui.app import KvchatApp
 from kvchat.ui.controllers.turn_runner import PendingTurn, TurnKind
 from kvchat.ui.screens.chat import ChatScreen
 from kvchat.ui.widgets.answer import AnswerView
+from kvchat.ui.widgets.answer_markdown import StaticText
 from kvchat.ui.widgets.session_list import SessionList
-from kvchat.ui.widgets.static_text import StaticText
 
 ROUNDS = 10
 LARGE_ROUNDS = 2

@@ -19,7 +19,7 @@ from kvchat.engine.api.inspection import InspectedBlock, InspectionRequest
 from kvchat.engine.api.request import Request
 from kvchat.engine.api.snapshot import CacheSnapshot
 from kvchat.engine.api.status import EnginePhase, EngineStatus
-from kvchat.engine.cache.match import common_run
+from kvchat.engine.cache.prefix_matcher import common_run
 from kvchat.errors import ContextOverflow, EngineFailed, InvalidRequest, KvchatError
 
 Script = Callable[[tuple[int, ...]], Sequence[int]]

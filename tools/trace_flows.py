@@ -71,7 +71,7 @@ FLOWS = (
                 "session/template/tokenizer:ChatTokenizer.encode",
                 "engine/worker:Worker.submit",
                 "engine/scheduling/scheduler:Scheduler.add",
-                "engine/cache/match:PrefixMatcher.match",
+                "engine/cache/prefix_matcher:PrefixMatcher.match",
                 "engine/cache/block_pool:BlockPool.allocate",
                 "engine/kernels/store_kv/reference:store_kv",
                 "engine/kernels/paged_attention/native:paged_attention",

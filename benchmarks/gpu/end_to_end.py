@@ -19,7 +19,7 @@ from benchmarks.gpu.stage import Figure, Stage
 from kvchat.engine.api.request import Request
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.engine import Engine
-from kvchat.engine.forward.compiled import choose
+from kvchat.engine.forward.compile_choice import choose
 from kvchat.engine.forward.layer_pass import LayerPass
 
 COMPILE_S = 90.0

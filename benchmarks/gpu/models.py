@@ -11,8 +11,8 @@ from benchmarks.gpu.stage import Stage
 from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.engine import Engine
 from kvchat.engine.forward.decode_graphs import ComputesAnew, DecodeGraphRunner
-from kvchat.engine.forward.layer_check import walking_pass
 from kvchat.engine.forward.layer_pass import LayerPass
+from kvchat.engine.forward.layer_walk import walking_pass
 from kvchat.engine.forward.route import choose_route
 from kvchat.engine.forward.runner import Runner
 from kvchat.engine.models.fingerprint import Checkpoint

@@ -19,8 +19,8 @@ from benchmarks.gpu.stage import Figure, Stage
 from kvchat.engine.formats.shadow.gpu import GpuResources, RotationTables
 from kvchat.engine.formats.shadow.layer import ShadowLayer
 from kvchat.engine.formats.shadow.layer_store import Budgets
-from kvchat.engine.formats.shadow.pages import Budget
 from kvchat.engine.formats.shadow.rotary import Rotary
+from kvchat.engine.formats.shadow.row_pages import Budget
 from kvchat.engine.formats.shadow.settings import ShadowSettings
 from kvchat.engine.formats.shadow.shadows import BlockChunks
 from kvchat.engine.kernels.paged_attention import paged_attention

@@ -17,7 +17,7 @@ from kvchat.app.config import (
     read_settings,
     value_of,
 )
-from kvchat.app.config_file import change_file
+from kvchat.app.config_edit import change_file
 from kvchat.app.host import SettingEntry
 from kvchat.engine.api.config import EngineConfig
 from kvchat.errors import UsageError

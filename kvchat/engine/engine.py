@@ -31,11 +31,11 @@ from kvchat.engine.scheduling.request_validator import RequestValidator
 from kvchat.engine.scheduling.scheduler import Scheduler
 from kvchat.engine.sequences.batch import Batch
 from kvchat.engine.sequences.sequence import Sequence
-from kvchat.engine.startup import occupancy
+from kvchat.engine.startup import cache_usage
 from kvchat.engine.startup.assembly import build_parts
 from kvchat.engine.startup.parts import EngineParts
-from kvchat.engine.tiering.demotion_queue import DemotionQueue
-from kvchat.engine.tiering.idle_watch import IdleWatch
+from kvchat.engine.tiering.host_demotion import DemotionQueue
+from kvchat.engine.tiering.idle_sequences import IdleWatch
 from kvchat.engine.tiering.in_flight_loads import InFlightLoads
 from kvchat.engine.tiering.load_controller import LoadController
 from kvchat.engine.tiering.pending_loads import PendingLoads
@@ -338,24 +338,24 @@ class Engine:
             block_size=self.info.block_size,
             max_context=self.info.max_context,
             tiers=(
-                occupancy.device_usage(self._manager, self._shadows),
-                occupancy.host_usage(self._manager),
-                occupancy.disk_usage(self._store),
+                cache_usage.device_usage(self._manager, self._shadows),
+                cache_usage.host_usage(self._manager),
+                cache_usage.disk_usage(self._store),
             ),
-            groups=occupancy.group_usages(self._manager),
-            layers=occupancy.layer_usages(self._manager, self._shadows),
-            sequences=occupancy.sequence_usages(self._manager, running),
+            groups=cache_usage.group_usages(self._manager),
+            layers=cache_usage.layer_usages(self._manager, self._shadows),
+            sequences=cache_usage.sequence_usages(self._manager, running),
             num_running=len(self._scheduler.running),
             num_waiting=len(self._scheduler.waiting),
             reused_tokens=self._output.reused_tokens,
             computed_tokens=self._output.computed_tokens,
             sampled_tokens=self._output.sampled_tokens,
-            room_tokens=occupancy.room_tokens(self._manager),
+            room_tokens=cache_usage.room_tokens(self._manager),
             capacity=self.info.capacity,
             cache_format=self.info.cache_format,
             is_exact=self.info.is_exact,
-            owners=occupancy.owner_usages(self._manager),
-            moved=occupancy.moved_bytes(self._rates, self._save_policy.written_bytes),
+            owners=cache_usage.owner_usages(self._manager),
+            moved=cache_usage.moved_bytes(self._rates, self._save_policy.written_bytes),
             problem=self._save_policy.problem,
         )
 

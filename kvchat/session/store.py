@@ -15,7 +15,7 @@ from time import time
 from kvchat.engine.api.ids import u32le
 from kvchat.errors import SessionNotFound, UsageError
 from kvchat.platform.encryptor import Encryptor
-from kvchat.platform.writers import Writers
+from kvchat.platform.writer_locks import Writers
 from kvchat.session import timestamps
 from kvchat.session.database import rows, statements
 from kvchat.session.database.database import Database, MemoryDatabase

@@ -20,7 +20,7 @@ from kvchat.app.host import EngineView
 from kvchat.errors import KvchatError
 from kvchat.ui.commands import COMMANDS
 from kvchat.ui.screens.chat import ChatScreen
-from kvchat.ui.screens.deferred import DeferredScreen, Typed
+from kvchat.ui.screens.deferred_dialog import DeferredScreen, Typed
 from kvchat.ui.terminal.driver import TerminalDriver, early_events
 from kvchat.ui.terminal.guard import guarded_terminal, hang_up_told, key_by_key, size_of_terminal
 from kvchat.ui.theme import KVCHAT_THEME, own_variables
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _LATER = (
-    "kvchat.ui.widgets.static_text",
+    "kvchat.ui.widgets.answer_markdown",
     "kvchat.ui.screens.confirm",
     "kvchat.ui.screens.choices",
     "kvchat.ui.screens.help",

@@ -10,7 +10,7 @@ from torch import Tensor
 from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.engine import Engine
 from kvchat.engine.forward.decode_graphs import ComputesAnew, DecodeGraphRunner
-from kvchat.engine.forward.layer_check import walking_pass
+from kvchat.engine.forward.layer_walk import walking_pass
 from kvchat.engine.forward.runner import Runner
 from kvchat.engine.models.weight_format import WeightSource
 from kvchat.engine.sampling.sampler import Sampler

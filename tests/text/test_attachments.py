@@ -19,7 +19,7 @@ from kvchat.text.attachments import (
     take_out_files,
     tidy,
 )
-from kvchat.ui.state.path_choices import path_at_end, path_choices
+from kvchat.ui.state.path_completion import path_at_end, path_choices
 
 pytestmark = pytest.mark.pure
 

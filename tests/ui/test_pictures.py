@@ -12,7 +12,7 @@ from kvchat.engine.api.ids import SequenceId
 from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.api.status import EnginePhase, EngineStatus
 from kvchat.session.tree import MAIN, Branch, BranchName, Session, SessionId
-from kvchat.ui.state.history import Recent
+from kvchat.ui.state.cache_history import Recent
 from kvchat.ui.theme import KVCHAT_THEME, own_variables
 from kvchat.ui.widgets.cache.panel import CachePanel
 from kvchat.ui.widgets.cache.panel_rows import BranchNames, Live

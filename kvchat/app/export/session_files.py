@@ -12,7 +12,7 @@ from kvchat.errors import FileTaken, UsageError
 from kvchat.session.tree import SessionId
 
 if TYPE_CHECKING:
-    from kvchat.app.retention.stored_kv import StoredKv
+    from kvchat.app.retention.stored_kv_counts import StoredKv
 
 
 class SessionFiles:
@@ -29,7 +29,7 @@ class SessionFiles:
         Raises:
             StorageError: it cannot be counted.
         """
-        from kvchat.app.retention.stored_kv import StoredKv
+        from kvchat.app.retention.stored_kv_counts import StoredKv
 
         self._kept = self._kept or StoredKv(self._store, self._settings)
         return self._kept.count(is_stopped)

@@ -18,8 +18,8 @@ from typing import Annotated, Any
 from kvchat.cli.commands.ask.answer import error_event
 from kvchat.cli.output.signals import StopSignals
 from kvchat.cli.output.streams import Output, Status, as_json
-from kvchat.cli.parser.option_class import Argument, Option, option_class
 from kvchat.cli.parser.options import ListOptions
+from kvchat.cli.parser.parameters import Argument, Option, option_class
 from kvchat.errors import KvchatError, UsageError
 from kvchat.platform.directories import system_errors_as
 

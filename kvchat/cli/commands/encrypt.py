@@ -9,8 +9,8 @@ from typing import Annotated
 from kvchat.app import unlock
 from kvchat.app.config import Settings
 from kvchat.cli.output.streams import Output, Status, as_json
-from kvchat.cli.parser.option_class import Option, option_class
 from kvchat.cli.parser.options import ListOptions
+from kvchat.cli.parser.parameters import Option, option_class
 from kvchat.errors import UsageError
 from kvchat.platform.encryptor import KEY_BYTES, Encryptor, require_packages
 from kvchat.platform.key_file import (

@@ -16,7 +16,6 @@ from kvchat.cli.commands.ask.pack_use import (
     refuse_other_name,
 )
 from kvchat.cli.output.logs import start_log
-from kvchat.cli.parser.option_class import Option, option_class
 from kvchat.cli.parser.options import (
     LastSession,
     NamedSession,
@@ -26,6 +25,7 @@ from kvchat.cli.parser.options import (
     TalkOptions,
     refuse_several,
 )
+from kvchat.cli.parser.parameters import Option, option_class
 from kvchat.errors import KvchatError, NoTerminal, SessionNotFound
 from kvchat.session.tree import SessionId
 

@@ -6,12 +6,12 @@ from typing import Annotated, Any
 
 from kvchat.app.composition import Kvchat, opened, start_worker
 from kvchat.chat.service import Chat
+from kvchat.cli.output.engine_wait import wait_until_loaded
 from kvchat.cli.output.logs import start_log
 from kvchat.cli.output.signals import StopRequested, StopSignals
 from kvchat.cli.output.streams import Output, Status, as_json
-from kvchat.cli.output.waiting import wait_until_loaded
-from kvchat.cli.parser.option_class import Option, option_class
 from kvchat.cli.parser.options import EngineOptions, Json, Ndjson
+from kvchat.cli.parser.parameters import Option, option_class
 from kvchat.errors import ConfigError, EngineFailed, UsageError
 from kvchat.platform.paths import Paths
 from kvchat.serving.api_key import own_key, read_key

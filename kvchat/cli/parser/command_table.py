@@ -112,7 +112,7 @@ TALKING = (
     ),
     _command(
         "plan",
-        "cache.plan:plan",
+        "plan:plan",
         "Say how many bytes a model's cache takes.",
         "kvchat plan config.json --context 128k",
         "kvchat plan starter --format int4 --format k=int8,v=int4",
@@ -257,7 +257,7 @@ KEEPING = (
         "kvchat cache status --remote http://gpu-box:8000/v1    # and what that server reports",
     ),
     _command("cache verify", "sessions.verify:verify_cache", "Hold all KV to the model."),
-    _command("cache why", "sessions.why:explain_answer", "Say why an answer was not all reused."),
+    _command("cache why", "cache.why:explain_answer", "Say why an answer was not all reused."),
     _command(
         "cache gauge",
         "cache.gauge:gauge",

@@ -14,7 +14,7 @@ from kvchat.engine.cache.block_pool import BlockPool
 from kvchat.engine.cache.eviction import Eviction, make_order
 from kvchat.engine.cache.integrity import check_index
 from kvchat.engine.cache.prefix_index import IndexNode, PrefixIndex
-from kvchat.engine.cache.tiers import TierNode
+from kvchat.engine.cache.slow_tiers import TierNode
 from kvchat.engine.formats.spec import Group
 
 

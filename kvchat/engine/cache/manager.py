@@ -14,14 +14,14 @@ from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.cache.admission import Admission
 from kvchat.engine.cache.block_publisher import BlockPublisher
 from kvchat.engine.cache.device_tier import DeviceTier
-from kvchat.engine.cache.match import PrefixMatch, PrefixMatcher
 from kvchat.engine.cache.pins import Pins
 from kvchat.engine.cache.plan import Copy, Demote, Move, Prune, Save, TableChange
+from kvchat.engine.cache.prefix_matcher import PrefixMatch, PrefixMatcher
+from kvchat.engine.cache.slow_tiers import DiskTier, NoTier, SlowTiers
 from kvchat.engine.cache.table_log import TableLog
-from kvchat.engine.cache.tiers import DiskTier, NoTier, SlowTiers
 from kvchat.engine.formats.pruned.pruning import Pruning
-from kvchat.engine.formats.pruned.view_schedule import HiddenRange, ViewSchedules
 from kvchat.engine.formats.spec import Group
+from kvchat.engine.formats.view_visibility import HiddenRange, ViewSchedules
 from kvchat.engine.sequences.sequence import BlockTable, Sequence
 
 

@@ -14,9 +14,9 @@ from itertools import chain
 from kvchat.engine.api.ids import BlockId, BlockKey, GroupId
 from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.cache.device_tier import DeviceTier
-from kvchat.engine.cache.match import PrefixMatch
 from kvchat.engine.cache.plan import Fetch, Load, Promote
 from kvchat.engine.cache.prefix_index import IndexNode
+from kvchat.engine.cache.prefix_matcher import PrefixMatch
 from kvchat.engine.formats.spec import Selection
 
 

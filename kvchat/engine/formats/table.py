@@ -15,7 +15,7 @@ from kvchat.engine.formats.fp8_latent.spec import Fp8LatentSpec
 from kvchat.engine.formats.latent.spec import LatentSpec
 from kvchat.engine.formats.quantized.spec import QuantizedSpec, ResidualSpec
 from kvchat.engine.formats.spec import CacheSpec, Group, group_layers
-from kvchat.engine.formats.views import viewed_groups
+from kvchat.engine.formats.view_groups import viewed_groups
 from kvchat.engine.kernels.fp8_record import Fp8Record
 from kvchat.engine.kernels.quantized_record import Code
 from kvchat.errors import ConfigError

@@ -13,8 +13,8 @@ from kvchat.engine.formats.full.gather import GatherCache
 from kvchat.engine.formats.latent.attend import LatentAttention
 from kvchat.engine.forward.runner import InputBatch
 from kvchat.engine.kernels.paged_attention.args import SequenceSpan
+from kvchat.engine.models.cache_stand_ins import PackedPast
 from kvchat.engine.models.hook import accepted_arguments, attach
-from kvchat.engine.models.probing.past import PackedPast
 
 
 class PackedPass:

@@ -23,11 +23,11 @@ from kvchat.engine.forward.runner import ForwardPass
 from kvchat.engine.forward.self_check import require_own_logits
 from kvchat.engine.forward.self_check_cache import SelfCheckCache, name_of
 from kvchat.engine.memory.device_pool import DevicePool
+from kvchat.engine.models.cache_stand_ins import PackedPast
 from kvchat.engine.models.hook import IMPLEMENTATION, set_implementation
 from kvchat.engine.models.latent import expand_latents, keep_latents, latent_layers
 from kvchat.engine.models.load import LoadedModel
-from kvchat.engine.models.probing.past import PackedPast
-from kvchat.engine.models.probing.probe import (
+from kvchat.engine.models.probing.layer_probe import (
     Contradiction,
     ModelLayers,
     model_name,

@@ -25,7 +25,7 @@ from kvchat.engine.models.hook import (
 )
 from kvchat.engine.models.load import LoadedModel
 from kvchat.engine.models.probing.first_layers import first_layers, num_telling_layers
-from kvchat.engine.models.probing.probe import model_name
+from kvchat.engine.models.probing.layer_probe import model_name
 from kvchat.engine.sequences.batch import Batch, Chunk
 from kvchat.errors import UnsupportedModel
 

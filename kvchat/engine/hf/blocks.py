@@ -36,7 +36,7 @@ from kvchat.engine.memory.rates import Rates
 from kvchat.engine.memory.reader import Reader
 from kvchat.engine.models.fingerprint import Checkpoint, Storage, digest_of, fields_of, meaning_of
 from kvchat.engine.models.hook import implementation_of
-from kvchat.engine.models.probing.probe import probe_gathered_layers
+from kvchat.engine.models.probing.layer_probe import probe_gathered_layers
 from kvchat.engine.sequences.sequence import Sequence
 from kvchat.engine.tiering.in_flight_loads import InFlightLoads
 from kvchat.engine.tiering.save_policy import SavePolicy

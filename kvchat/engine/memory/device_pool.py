@@ -22,8 +22,8 @@ from kvchat.engine.formats.spec import CacheSpec, Group
 from kvchat.engine.kernels.move_blocks import BlockMoves
 from kvchat.engine.kernels.move_blocks.reference import BlockRegions
 from kvchat.engine.kernels.read_block.native import ReadTargets
+from kvchat.engine.memory.aligned_memory import PAGE, mapped
 from kvchat.engine.memory.disk.block_file import Region
-from kvchat.engine.memory.pages import PAGE, mapped
 from kvchat.engine.memory.pinned import pinned_map
 from kvchat.errors import OutOfMemory
 

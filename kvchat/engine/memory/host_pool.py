@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from kvchat.engine.api.ids import BlockId, GroupId
-from kvchat.engine.memory.pages import mapped
+from kvchat.engine.memory.aligned_memory import mapped
 from kvchat.errors import OutOfMemory
 
 

@@ -7,7 +7,7 @@ from time import monotonic
 
 from kvchat.engine.api.ids import BlockId, BlockKey, GroupId
 from kvchat.engine.cache.plan import Fetch, Load, Move
-from kvchat.engine.cache.tiers import TierNode
+from kvchat.engine.cache.slow_tiers import TierNode
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.disk.store import BlockHeader, DiskStore
 from kvchat.engine.memory.host_pool import HostPool

@@ -15,7 +15,7 @@ from typing import Protocol, SupportsInt
 import torch
 from torch import Tensor
 
-from kvchat.engine.memory.pages import mapped
+from kvchat.engine.memory.aligned_memory import mapped
 
 SLAB_BYTES = 2**28
 MOST_WASTED = 8

@@ -18,10 +18,10 @@ from torch import Tensor
 from kvchat.engine.api.ids import BlockId, BlockKey, GroupId
 from kvchat.engine.cache.plan import Save
 from kvchat.engine.kernels.streams import Event, Stream, Streams
+from kvchat.engine.memory.aligned_memory import mapped
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.disk.store import BlockHeader, DiskStore
 from kvchat.engine.memory.disk.writer import BlockCopy, BlockWriter
-from kvchat.engine.memory.pages import mapped
 from kvchat.engine.memory.pinned import PinnedSlabs, pinned
 
 STEP_BYTES = 8 << 20

@@ -14,9 +14,9 @@ from kvchat.engine.api.ids import BlockId, GroupId
 from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.cache.plan import Copy, Demote, Move, Promote
 from kvchat.engine.kernels.streams import Event, Stream, Streams
+from kvchat.engine.memory.aligned_memory import Pages
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.host_pool import HostPool
-from kvchat.engine.memory.pages import Pages
 from kvchat.engine.memory.pinned import pinned
 from kvchat.engine.memory.rates import Direction, Rates
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from kvchat.engine.api.ids import GroupId
 from kvchat.engine.memory.disk.block_file import Layout
-from kvchat.engine.models.checkpoints.adapter_files import adapter_weights, read_adapter_config
+from kvchat.engine.models.checkpoints.lora_files import adapter_weights, read_adapter_config
 from kvchat.engine.models.checkpoints.weight_digests import WeightDigests
 from kvchat.engine.models.checkpoints.weight_files import read_config, weight_files
 

@@ -12,10 +12,10 @@ import torch
 import transformers
 from torch import nn
 
-from kvchat.engine.models.adapter import merge_adapter
 from kvchat.engine.models.checkpoints.mapped import own_memory
 from kvchat.engine.models.checkpoints.weight_files import read_config
 from kvchat.engine.models.latent import check_latent_sizes
+from kvchat.engine.models.lora import merge_adapter
 from kvchat.errors import ConfigError, ModelUnreadable, OutOfMemory, UnsupportedModel
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

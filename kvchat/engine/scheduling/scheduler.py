@@ -15,8 +15,8 @@ from kvchat.engine.api.events import Loaded
 from kvchat.engine.api.ids import GroupId, RequestId, SequenceId
 from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.cache.manager import CacheManager
-from kvchat.engine.cache.match import PrefixMatch
 from kvchat.engine.cache.plan import Move
+from kvchat.engine.cache.prefix_matcher import PrefixMatch
 from kvchat.engine.scheduling.admission_backoff import AdmissionBackoff
 from kvchat.engine.sequences.batch import Batch, Chunk, ShadowedPrompt
 from kvchat.engine.sequences.completion import Completion

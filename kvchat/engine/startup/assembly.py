@@ -24,19 +24,19 @@ from kvchat.engine.formats.shadow.spec import shadow_specs
 from kvchat.engine.formats.spec import Group, Lifetime, Selection
 from kvchat.engine.forward.fusion import Fusion, fused_pass, fusion_of
 from kvchat.engine.forward.kernel_sizes import shadow_sizes
-from kvchat.engine.forward.layer_check import walking_pass
+from kvchat.engine.forward.layer_walk import walking_pass
 from kvchat.engine.forward.runner import ForwardPass, Runner
 from kvchat.engine.forward.self_check_cache import name_of
 from kvchat.engine.kernels.device import is_interpreted
 from kvchat.engine.kernels.machine import processor_name
 from kvchat.engine.kernels.streams import InlineStreams
+from kvchat.engine.memory.aligned_memory import MOST_BYTES, prefault
 from kvchat.engine.memory.cuda_streams import CudaStreams
 from kvchat.engine.memory.device_pool import TORCH_DTYPES, DevicePool
 from kvchat.engine.memory.disk.store import DiskStore
 from kvchat.engine.memory.disk.tier import WRITE_QUEUE_BYTES, open_saver, open_store
 from kvchat.engine.memory.host_pool import HostPool
 from kvchat.engine.memory.mover import Mover
-from kvchat.engine.memory.pages import MOST_BYTES, prefault
 from kvchat.engine.memory.pinned import PinnedSlabs
 from kvchat.engine.memory.rates import Rates
 from kvchat.engine.memory.reader import Reader
@@ -54,7 +54,7 @@ from kvchat.engine.startup.gpu import Recording, recorded_bytes, short_steps, tr
 from kvchat.engine.startup.memory_plan import Lengths, activation_bytes, measured
 from kvchat.engine.startup.parts import EngineParts
 from kvchat.engine.startup.weights import Candidate, EngineWeights, fingerprint_of, load_candidate
-from kvchat.engine.tiering.demotion_queue import HostAdmission
+from kvchat.engine.tiering.host_demotion import HostAdmission
 from kvchat.engine.tiering.persisted_rates import Computing, PersistedRates
 from kvchat.errors import ConfigError, OutOfMemory
 from kvchat.platform.host_memory import available_bytes

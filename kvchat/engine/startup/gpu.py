@@ -9,7 +9,7 @@ import torch
 
 from kvchat.engine.api.ids import GroupId
 from kvchat.engine.formats.spec import Group, Selection
-from kvchat.engine.forward.compiled import choose
+from kvchat.engine.forward.compile_choice import choose
 from kvchat.engine.forward.cuda_graphs import CudaGraphs, GraphReserve
 from kvchat.engine.forward.decode_graphs import ComputesAnew, DecodeGraphRunner, Limits
 from kvchat.engine.forward.layer_pass import LayerPass

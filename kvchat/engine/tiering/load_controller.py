@@ -13,8 +13,8 @@ from typing import Final
 from kvchat.engine.api.events import LoadChoice, Loaded, LoadEstimate, LoadPlanned
 from kvchat.engine.api.ids import BlockKey
 from kvchat.engine.api.snapshot import Tier
-from kvchat.engine.cache.match import PrefixMatch
 from kvchat.engine.cache.plan import Move
+from kvchat.engine.cache.prefix_matcher import PrefixMatch
 from kvchat.engine.memory.rates import Rates
 from kvchat.engine.scheduling.scheduler import Scheduler
 from kvchat.engine.sequences.completion import Completion

@@ -11,7 +11,7 @@ from kvchat.engine.api.status import EnginePhase, EngineStatus
 from kvchat.session.tree import Session
 from kvchat.text.trust import trust_words
 from kvchat.ui.key_names import key_name
-from kvchat.ui.state.history import History, TokenRate
+from kvchat.ui.state.cache_history import History, TokenRate
 from kvchat.ui.widgets.cache.panel import CachePanel
 from kvchat.ui.widgets.cache.panel_rows import BranchNames, Live
 from kvchat.ui.widgets.session_rows import Held

@@ -16,8 +16,8 @@ from kvchat.session.tree import Turn
 from kvchat.text.answer_footer import progress_parts
 from kvchat.text.figures import count_text, plural
 from kvchat.text.plain_text import clean_text
-from kvchat.text.prefill_time import PrefillTime
-from kvchat.ui.screens.deferred import DeferredScreen, Typed
+from kvchat.text.prefill_estimate import PrefillTime
+from kvchat.ui.screens.deferred_dialog import DeferredScreen, Typed
 
 _DRAIN_S = 1 / 20
 _LEAST_WIDTH = 32
@@ -46,7 +46,7 @@ class CandidateView(VerticalScroll, can_focus=False):
         self._body.update(Content(self._text))
 
     def finish(self, answer: Turn) -> None:
-        from kvchat.ui.widgets.static_text import AnswerMarkdown
+        from kvchat.ui.widgets.answer_markdown import AnswerMarkdown
 
         self._text = clean_text(answer.text)
         self._body.update(AnswerMarkdown(self._text) if self._text.strip() else Content("nothing"))

@@ -14,7 +14,7 @@ from textual.widgets import Static
 
 from kvchat.app.host import Gauged
 from kvchat.engine.quality.frontier import recommended
-from kvchat.ui.screens.deferred import DeferredScreen
+from kvchat.ui.screens.deferred_dialog import DeferredScreen
 from kvchat.ui.widgets.cache.frontier_rows import LEGEND, frontier_rows
 from kvchat.ui.widgets.cache.styles import Look, Row
 

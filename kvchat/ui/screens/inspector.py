@@ -16,7 +16,7 @@ from kvchat.engine.api.inspection import InspectedBlock
 from kvchat.engine.api.snapshot import CacheSnapshot
 from kvchat.errors import KvchatError
 from kvchat.ui.screens.dialog import Dialog
-from kvchat.ui.state.history import SHOWN_S
+from kvchat.ui.state.cache_history import SHOWN_S
 from kvchat.ui.widgets.cache.block_rows import (
     RowSource,
     block_heading,

@@ -16,11 +16,11 @@ from kvchat.session.tree import Finish, Session, Turn
 from kvchat.text.answer_footer import ending_text, footer_parts, loading_parts, progress_parts, wrap_parts
 from kvchat.text.figures import plural
 from kvchat.text.plain_text import clean_text
-from kvchat.text.prefill_time import PrefillTime
+from kvchat.text.prefill_estimate import PrefillTime
 from kvchat.ui.key_names import name_for
 
 if TYPE_CHECKING:
-    from kvchat.ui.widgets.static_text import StaticText
+    from kvchat.ui.widgets.answer_markdown import StaticText
 
 
 class Column(Vertical):
@@ -204,7 +204,7 @@ class AnswerView(Column):
     # The first frame needs no Markdown, whose parser and highlighter take a tenth of the time up to it.
 
     def _body_of(self, turn: Turn) -> "StaticText":
-        from kvchat.ui.widgets.static_text import StaticText
+        from kvchat.ui.widgets.answer_markdown import StaticText
 
         return StaticText(clean_text(turn.text))
 

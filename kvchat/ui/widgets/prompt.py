@@ -15,7 +15,7 @@ from kvchat.text.attachments import is_long, looks_binary, tidy
 from kvchat.text.plain_text import clean_text
 from kvchat.ui.commands import SlashCommand, completions, message_text
 from kvchat.ui.key_names import keys_of
-from kvchat.ui.state.path_choices import PathChoice, path_at_end, path_choices
+from kvchat.ui.state.path_completion import PathChoice, path_at_end, path_choices
 
 Choice = SlashCommand | PathChoice
 Line = tuple[str, bool]

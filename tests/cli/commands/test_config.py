@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kvchat.app.config import KEYS
-from kvchat.app.config_file import with_setting
+from kvchat.app.config_edit import with_setting
 from kvchat.errors import ConfigError
 from tests.cli.command_line import Run
 

@@ -10,9 +10,9 @@ from kvchat.engine.cache.device_tier import DeviceTier
 from kvchat.engine.cache.eviction import Eviction
 from kvchat.engine.cache.host_tier import HostTier
 from kvchat.engine.cache.manager import CacheManager
-from kvchat.engine.cache.match import PrefixMatch
 from kvchat.engine.cache.plan import Demote, Fetch, Load, Move, Promote, Save, TableChange
 from kvchat.engine.cache.prefix_index import IndexNode
+from kvchat.engine.cache.prefix_matcher import PrefixMatch
 from kvchat.engine.formats.chunked.spec import ChunkedSpec
 from kvchat.engine.formats.full.spec import FullSpec
 from kvchat.engine.formats.quantized.spec import QuantizedSpec, ResidualSpec

@@ -4,7 +4,7 @@ import pytest
 
 from kvchat.engine.cache.block_pool import BlockPool
 from kvchat.engine.cache.block_references import BlockReferences
-from kvchat.engine.startup import occupancy
+from kvchat.engine.startup import cache_usage
 from tests.engine.cache.caches import Cache, full_group, sliding_group
 from tests.engine.cache.counting import counted_calls
 
@@ -29,7 +29,7 @@ def walked(cache: Cache) -> list[tuple[int, int, tuple[int, ...]]]:
 
 
 def usages(cache: Cache) -> list[tuple[int, int, tuple[int, ...]]]:
-    found = occupancy.sequence_usages(cache.manager, ())
+    found = cache_usage.sequence_usages(cache.manager, ())
     return [(usage.own_bytes, usage.shared_bytes, usage.blocks_per_group) for usage in found]
 
 

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvchat.engine.api.ids import block_key
-from kvchat.engine.cache.match import MOST_SIBLINGS, common_run
 from kvchat.engine.cache.prefix_index import Siblings
+from kvchat.engine.cache.prefix_matcher import MOST_SIBLINGS, common_run
 from tests.engine.cache.caches import ROOT, Cache, full_group
 from tests.engine.cache.counting import counted_calls
 

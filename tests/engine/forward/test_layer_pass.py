@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from kvchat.engine.api.config import EngineConfig
-from kvchat.engine.forward.compiled import choose, fingerprint_of, known_choices
+from kvchat.engine.forward.compile_choice import choose, fingerprint_of, known_choices
 from kvchat.engine.forward.decode_graphs import ComputesAnew, DecodeGraphRunner
-from kvchat.engine.forward.layer_check import walk_through, walking_pass
 from kvchat.engine.forward.layer_pass import LayerPass
+from kvchat.engine.forward.layer_walk import walk_through, walking_pass
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.models.probing.decoder_structure import Unmatched
 from kvchat.engine.models.weight_format import WeightSource
@@ -196,6 +196,6 @@ def test_a_choice_is_of_one_shape_type_and_version(tiny: TinyModels, monkeypatch
         names.add(fingerprint_of(walk_through(candidate.loaded, candidate.served), CPU))
     walk = walk_through(candidate.loaded, candidate.served)
     names.add(fingerprint_of(walk, torch.device("mps")))
-    monkeypatch.setattr("kvchat.engine.forward.compiled.version", lambda package: "0")
+    monkeypatch.setattr("kvchat.engine.forward.compile_choice.version", lambda package: "0")
     names.add(fingerprint_of(walk, CPU))
     assert len(names) == 5

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvchat.engine.cache.match import PrefixMatcher
+from kvchat.engine.cache.prefix_matcher import PrefixMatcher
 from kvchat.engine.formats.spec import Group
 from kvchat.engine.sequences.completion import Completion
 from tests.engine.cache.caches import full_group, sliding_group

@@ -12,8 +12,8 @@ from textual.screen import Screen
 
 from kvchat.session.tree import Finish, SessionId, TurnId
 from kvchat.ui.widgets.answer import AnswerView
+from kvchat.ui.widgets.answer_markdown import AnswerMarkdown, Line, StaticText
 from kvchat.ui.widgets.composer import Composer
-from kvchat.ui.widgets.static_text import AnswerMarkdown, Line, StaticText
 from tests.ui.harness import Window, window
 from tests.ui.records import ANSWER
 from tests.ui.scripted import ScriptedChat

@@ -11,7 +11,7 @@ from kvchat.session.kv.provenance import is_imported
 from kvchat.session.tree import Finish, Session, Turn
 from kvchat.text.answer_footer import SEPARATOR, footer_parts, loading_parts
 from kvchat.text.figures import count_text, guesses_text, rate_text, seconds_text
-from kvchat.text.prefill_time import PrefillTime
+from kvchat.text.prefill_estimate import PrefillTime
 from kvchat.text.trust import exactness_words
 
 EVENT_VERSION = 1

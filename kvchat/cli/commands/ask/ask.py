@@ -31,11 +31,11 @@ from kvchat.cli.commands.ask.pack_use import (
 )
 from kvchat.cli.commands.ask.prompt import piped_stdin, read_prompt
 from kvchat.cli.commands.ask.strict_cache import StrictCacheCheck
+from kvchat.cli.output.engine_wait import own_turn, wait_until_loaded
 from kvchat.cli.output.logs import start_log
 from kvchat.cli.output.signals import StopRequested, StopSignals
 from kvchat.cli.output.standard_streams import CLOSED_PIPE
 from kvchat.cli.output.streams import Output, Status
-from kvchat.cli.output.waiting import own_turn, wait_until_loaded
 from kvchat.cli.parser.options import refuse_several
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.errors import (
@@ -124,7 +124,7 @@ def answer(
 
 def _compress(settings: Settings, status: Status, signals: StopSignals, answered: SessionId | None) -> None:
     """Keep unused conversations in fewer bits; a signal ends that, with the process that converts one."""
-    from kvchat.app.retention.disk_pressure import compress_unused
+    from kvchat.app.retention.compress_unused import compress_unused
 
     signals.stop_with(None)
     try:

@@ -2,7 +2,6 @@
 
 from typing import Annotated
 
-from kvchat.cli.parser.option_class import Argument, Option, option_class
 from kvchat.cli.parser.options import (
     Files,
     LastSession,
@@ -12,6 +11,7 @@ from kvchat.cli.parser.options import (
     TalkOptions,
     WhenFull,
 )
+from kvchat.cli.parser.parameters import Argument, Option, option_class
 
 
 @option_class

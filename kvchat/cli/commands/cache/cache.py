@@ -12,9 +12,9 @@ from kvchat.app.retention.block_owners import evicted, holders
 from kvchat.app.retention.overlong import too_long, too_long_lines
 from kvchat.cli.commands.cache.server_cache import server_state
 from kvchat.cli.output.streams import Output, as_json, tell_path, written_as_json
-from kvchat.cli.parser.completion import complete_session
-from kvchat.cli.parser.option_class import Argument, Option, option_class
 from kvchat.cli.parser.options import ListOptions, RemoteKeyFile, RemoteUrl
+from kvchat.cli.parser.parameters import Argument, Option, option_class
+from kvchat.cli.parser.shell_completion import complete_session
 from kvchat.engine.memory.disk.catalog import BlockCatalog
 from kvchat.engine.memory.disk.index import DiskUsage, WrittenBytes
 from kvchat.engine.models.checkpoints.prepared import PREPARED_DIR, prepared_bytes

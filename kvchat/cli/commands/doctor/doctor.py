@@ -24,8 +24,8 @@ from kvchat.cli.commands.doctor.checks import (
     model_cache,
 )
 from kvchat.cli.output.streams import Output
-from kvchat.cli.parser.option_class import Option, option_class
 from kvchat.cli.parser.options import EngineOptions, Json, Ndjson
+from kvchat.cli.parser.parameters import Option, option_class
 from kvchat.engine.api.config import Capacity, EngineInfo
 from kvchat.engine.memory.disk.block_encryption import encryption_of
 from kvchat.errors import KvchatError, StorageError
@@ -102,7 +102,7 @@ def _versions() -> CheckResult:
 
 def _compiled(paths: Paths) -> Iterator[CheckResult]:
     """Yield what is known of layers that are compiled for a GPU, and what finding it out has cost."""
-    from kvchat.engine.forward.compiled import known_choices
+    from kvchat.engine.forward.compile_choice import known_choices
 
     choices = [*known_choices(paths.cache_dir).values()]
     if choices:

@@ -19,12 +19,12 @@ from kvchat.cli.commands.pack.pack import (
     summary_of,
     values_of,
 )
+from kvchat.cli.output.engine_wait import wait_until_loaded
 from kvchat.cli.output.logs import start_log
 from kvchat.cli.output.signals import StopRequested, StopSignals
 from kvchat.cli.output.streams import Output, Status, as_json
-from kvchat.cli.output.waiting import wait_until_loaded
-from kvchat.cli.parser.option_class import Argument, Option, option_class
 from kvchat.cli.parser.options import EngineOptions, Files, Json, Ndjson
+from kvchat.cli.parser.parameters import Argument, Option, option_class
 from kvchat.engine.memory.disk.catalog import BlockCatalog
 from kvchat.engine.models.checkpoints.prepared import blocks_limit
 from kvchat.errors import PinRefused, StorageError, UsageError

@@ -16,8 +16,8 @@ from kvchat.app.model_location import located, with_adapter
 from kvchat.app.open_sessions import open_store
 from kvchat.app.retention.block_store import drop_blocks, open_block_store
 from kvchat.cli.output.streams import Output, Status, as_json
-from kvchat.cli.parser.option_class import Argument, Option, option_class
 from kvchat.cli.parser.options import Device, Dtype, HubModel, SessionOptions, Weights
+from kvchat.cli.parser.parameters import Argument, Option, option_class
 from kvchat.engine.api.cache_format import EXACT, canonical_cache_format
 from kvchat.engine.api.ids import GroupId, root_key
 from kvchat.engine.api.loss import GaugeReport

@@ -11,8 +11,8 @@ from rich.cells import cell_len
 from kvchat.app.open_sessions import open_to_read, short_ids
 from kvchat.cli.output.streams import Output, Status, as_json, written_as_json
 from kvchat.cli.output.wrap import GAP, LEAST_ROOM
-from kvchat.cli.parser.option_class import Argument, Option, option_class
 from kvchat.cli.parser.options import ListOptions, SessionOptions
+from kvchat.cli.parser.parameters import Argument, Option, option_class
 from kvchat.errors import SessionNotFound
 from kvchat.session.kv.provenance import is_imported, origin_of, trust_of
 from kvchat.session.lookup import SessionSummary

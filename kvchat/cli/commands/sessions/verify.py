@@ -18,7 +18,6 @@ from kvchat.app.open_sessions import open_store
 from kvchat.app.retention.block_store import drop_blocks, open_block_store
 from kvchat.app.retention.view_blocks import add_view_turns
 from kvchat.cli.output.streams import Output, Status, as_json
-from kvchat.cli.parser.option_class import Option, option_class
 from kvchat.cli.parser.options import (
     CacheFormat,
     Device,
@@ -29,6 +28,7 @@ from kvchat.cli.parser.options import (
     SessionWord,
     Weights,
 )
+from kvchat.cli.parser.parameters import Option, option_class
 from kvchat.engine.api.cache_format import parse_cache_format
 from kvchat.engine.api.ids import block_key, root_key
 from kvchat.engine.memory.disk.bundle_blocks import BundleBlockStore

@@ -8,8 +8,8 @@ from kvchat.app.export.exporter import Exporter, target_of
 from kvchat.app.export.formats import Format, format_of
 from kvchat.app.open_sessions import open_store
 from kvchat.cli.output.streams import Output, Status, as_json
-from kvchat.cli.parser.option_class import Option, option_class
 from kvchat.cli.parser.options import NoKv, SessionOptions
+from kvchat.cli.parser.parameters import Option, option_class
 from kvchat.errors import FileTaken, UsageError
 
 

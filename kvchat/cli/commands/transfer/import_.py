@@ -17,8 +17,8 @@ from kvchat.app.open_sessions import open_store, short_id
 from kvchat.app.retention.block_store import open_block_store
 from kvchat.cli.commands.transfer.import_agreement import Agreement, agree
 from kvchat.cli.output.streams import Output, Status, written_as_json
-from kvchat.cli.parser.option_class import Argument, Option, option_class
 from kvchat.cli.parser.options import CacheFormat, Dtype, ListOptions, NoKv
+from kvchat.cli.parser.parameters import Argument, Option, option_class
 from kvchat.engine.api.ids import BlockKey, GroupId, block_key
 from kvchat.engine.memory.disk.bundle_blocks import BundleBlockStore, NewBlock
 from kvchat.engine.memory.disk.io import SYSTEM, SystemFiles

@@ -9,8 +9,8 @@ from kvchat.engine.cache.block_publisher import BlockPublisher
 from kvchat.engine.cache.device_tier import DeviceTier
 from kvchat.engine.cache.plan import Prune
 from kvchat.engine.cache.table_log import TableLog
-from kvchat.engine.formats.pruned.view_schedule import PrunePoint
 from kvchat.engine.formats.spec import Group, Selection
+from kvchat.engine.formats.view_visibility import PrunePoint
 from kvchat.engine.sequences.sequence import Sequence
 
 

@@ -18,8 +18,8 @@ from torch import Tensor
 from kvchat.engine.formats.shadow.compressed_keys import Segment
 from kvchat.engine.formats.shadow.gpu import GpuResources
 from kvchat.engine.formats.shadow.layer_store import Budgets, LayerStore
-from kvchat.engine.formats.shadow.pages import Rows
 from kvchat.engine.formats.shadow.rotary import Rotary
+from kvchat.engine.formats.shadow.row_pages import Rows
 from kvchat.engine.formats.shadow.settings import PIECE_LEN, LayerShape, ShadowSettings, check_gain
 from kvchat.engine.formats.shadow.working_set import EMPTY
 from kvchat.engine.kernels.paged_attention.args import KVPair

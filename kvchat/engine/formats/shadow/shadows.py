@@ -19,8 +19,8 @@ from kvchat.engine.api.view import View
 from kvchat.engine.formats.shadow.gpu import GpuResources, RotationTables
 from kvchat.engine.formats.shadow.layer import ShadowLayer, ShadowStep
 from kvchat.engine.formats.shadow.layer_store import Budgets
-from kvchat.engine.formats.shadow.pages import Budget
 from kvchat.engine.formats.shadow.rotary import Rotary
+from kvchat.engine.formats.shadow.row_pages import Budget
 from kvchat.engine.formats.shadow.settings import CHUNK_SIZE, settings_for
 from kvchat.engine.kernels.move_blocks.bring import bring_blocks
 from kvchat.engine.kernels.paged_attention.args import KVPair

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from kvchat.engine.formats.shadow.pages import Budget
+from kvchat.engine.formats.shadow.row_pages import Budget
 from kvchat.engine.kernels.shadow_kv import Change, exchange
 from kvchat.engine.kernels.streams import Stream, Streams
 

@@ -20,7 +20,7 @@ from kvchat.engine.kernels.decoder_layers.args import (
     RopeTable,
     StepRows,
 )
-from kvchat.engine.kernels.linear.emulated import is_emulated, is_multiplied_natively
+from kvchat.engine.kernels.linear.native_dtypes import is_emulated, is_multiplied_natively
 from kvchat.engine.kernels.linear.packed_layout import packed_layout
 from kvchat.engine.kernels.linear.paired_weight import BLOCK, PairedWeight
 from kvchat.engine.kernels.native.library import Library, library

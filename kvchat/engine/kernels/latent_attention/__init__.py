@@ -6,7 +6,7 @@ from torch import Tensor
 
 from kvchat.engine.kernels.device import takes_triton
 from kvchat.engine.kernels.health import HEALTH
-from kvchat.engine.kernels.latent_attention import table_ops, torch_ops
+from kvchat.engine.kernels.latent_attention import static_shapes, torch_ops
 from kvchat.engine.kernels.latent_attention.args import LatentArgs
 from kvchat.engine.kernels.launch_checks import debugs
 from kvchat.engine.kernels.paged_attention.step_tables import check_tables, step_tables
@@ -37,5 +37,5 @@ def _plain(query: Tensor, pool: Tensor, args: LatentArgs) -> Tensor:
     if args.spans:
         return torch_ops.latent_attention(query, pool, args)
     assert args.prepared is not None
-    mean = partial(table_ops.mean_latents, pool=pool, args=args, tables=args.prepared)
+    mean = partial(static_shapes.mean_latents, pool=pool, args=args, tables=args.prepared)
     return torch_ops.in_latent_space(query, args, mean)

@@ -10,7 +10,7 @@ from kvchat.engine.kernels.device import takes_triton
 from kvchat.engine.kernels.health import HEALTH
 from kvchat.engine.kernels.launch_checks import debugs
 from kvchat.engine.kernels.native.library import library
-from kvchat.engine.kernels.paged_attention import native, table_ops, torch_ops
+from kvchat.engine.kernels.paged_attention import native, static_shapes, torch_ops
 from kvchat.engine.kernels.paged_attention.args import AttentionArgs, Prepared, SequenceSpan, StepTables
 from kvchat.engine.kernels.paged_attention.decodes import batch_decodes
 from kvchat.engine.kernels.paged_attention.step_tables import check_tables, step_tables
@@ -35,7 +35,7 @@ def paged_attention(query: Tensor, k_pool: Tensor, v_pool: Tensor, args: Attenti
 
 def _plain(query: Tensor, k_pool: Tensor, v_pool: Tensor, args: AttentionArgs) -> Tensor:
     if isinstance(args.prepared, StepTables) and not args.spans:
-        return table_ops.paged_attention(query, k_pool, v_pool, args, args.prepared)
+        return static_shapes.paged_attention(query, k_pool, v_pool, args, args.prepared)
     if native.takes(query, k_pool, v_pool):
         return native.paged_attention(query, k_pool, v_pool, args)
     return torch_ops.paged_attention(query, k_pool, v_pool, args)

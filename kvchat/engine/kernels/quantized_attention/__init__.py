@@ -9,7 +9,7 @@ from kvchat.engine.kernels.health import HEALTH
 from kvchat.engine.kernels.launch_checks import check_blocks, check_targets, debugs
 from kvchat.engine.kernels.paged_attention.args import AttentionArgs, KVPair
 from kvchat.engine.kernels.paged_attention.step_tables import check_tables, tables_of
-from kvchat.engine.kernels.quantized_attention import native, reference, table_ops, torch_ops
+from kvchat.engine.kernels.quantized_attention import native, reference, static_shapes, torch_ops
 from kvchat.engine.kernels.quantized_attention.args import QuantizedPool, QuantizedStep, check_old_blocks
 from kvchat.engine.kernels.quantized_kv import native as native_codes
 from kvchat.engine.kernels.tiling import HALF
@@ -82,6 +82,6 @@ def _plain(
     step: QuantizedStep,
 ) -> Tensor:
     if step.tables is not None:
-        return table_ops.quantized_attention(query, pools, quantized, args, step.tables)
+        return static_shapes.quantized_attention(query, pools, quantized, args, step.tables)
     compute = native if native.takes(query, pools) else torch_ops
     return compute.quantized_attention(query, pools, quantized, args, step.blocks)

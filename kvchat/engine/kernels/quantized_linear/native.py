@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kvchat.engine.kernels.linear.emulated import is_emulated
+from kvchat.engine.kernels.linear.native_dtypes import is_emulated
 from kvchat.engine.kernels.linear.widened import multiply
 from kvchat.engine.kernels.native.library import Library, library
 from kvchat.engine.kernels.quantized_linear.weight import QuantizedWeight

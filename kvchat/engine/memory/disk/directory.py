@@ -36,7 +36,7 @@ from kvchat.engine.memory.disk.quarantine import Quarantine
 from kvchat.engine.memory.disk.write_intents import WriteIntents
 from kvchat.errors import StorageError
 from kvchat.platform.directories import make_private
-from kvchat.platform.writers import Writers
+from kvchat.platform.writer_locks import Writers
 
 
 class BlockDirectory:

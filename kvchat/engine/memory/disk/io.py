@@ -16,7 +16,7 @@ from itertools import chain, islice, repeat
 from pathlib import Path
 from typing import TypeVar
 
-from kvchat.engine.memory.pages import PAGE, Pages
+from kvchat.engine.memory.aligned_memory import PAGE, Pages
 from kvchat.errors import StorageError
 from kvchat.platform.directories import NamedFiles, make_private
 

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from kvchat.engine.kernels.linear import native
-from kvchat.engine.kernels.linear.emulated import is_emulated
+from kvchat.engine.kernels.linear.native_dtypes import is_emulated
 from kvchat.engine.kernels.linear.paired_weight import BLOCK, PairedWeight
 
 

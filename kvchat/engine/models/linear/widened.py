@@ -2,7 +2,7 @@
 
 from torch import Tensor, nn
 
-from kvchat.engine.kernels.linear.emulated import is_emulated
+from kvchat.engine.kernels.linear.native_dtypes import is_emulated
 from kvchat.engine.kernels.linear.widened import linear
 
 

@@ -2,7 +2,7 @@
 
 A layer matches if it is made of norms, linear layers, one attention and one gated MLP, under the names that
 most models give them, and of nothing else. Norms and activations are tried out. Whether the whole computes
-what the structure says is not decided here; see `engine/fusion.py`.
+what the structure says is not decided here; see `engine/forward/fusion.py`.
 """
 
 from collections.abc import Callable, Collection

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from kvchat.engine.formats.full.attend import AttentionCall
+from kvchat.engine.models.cache_stand_ins import ProbePast
 from kvchat.engine.models.hook import IMPLEMENTATION, PROBE_IMPLEMENTATION, attach, set_implementation
 from kvchat.engine.models.latent import LatentLayer, latent_modules
-from kvchat.engine.models.probing.past import ProbePast
-from kvchat.engine.models.probing.probe import model_name, run_probe
+from kvchat.engine.models.probing.layer_probe import model_name, run_probe
 from kvchat.errors import UnsupportedModel
 
 INTERLEAVED = "interleaved"

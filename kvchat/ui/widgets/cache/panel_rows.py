@@ -24,11 +24,11 @@ from kvchat.text.figures import (
     tiny_bytes_text,
 )
 from kvchat.text.plain_text import STEP, path_padded
-from kvchat.ui.state.history import Recent
-from kvchat.ui.widgets.cache.live_rows import history_rows, room_rows
+from kvchat.ui.state.cache_history import Recent
 from kvchat.ui.widgets.cache.shadow_rows import shadow_rows
 from kvchat.ui.widgets.cache.styles import MARKS, Look, Row, Run
 from kvchat.ui.widgets.cache.styles import row_text as row_text
+from kvchat.ui.widgets.cache.trend_rows import history_rows, room_rows
 
 _VALUE_WIDTH = 9
 _MIN_BAR_WIDTH = 6

@@ -7,12 +7,6 @@ from kvchat.engine.api.ids import BlockKey, root_key
 from kvchat.engine.api.namespace import Namespace
 from kvchat.engine.api.view import View, parse_view
 from kvchat.engine.formats.full.spec import FullSpec
-from kvchat.engine.formats.pruned.view_schedule import (
-    ViewSchedule,
-    ViewSchedules,
-    schedule_over,
-    shadow_points,
-)
 from kvchat.engine.formats.shadow.settings import (
     GAIN_FACTOR,
     LayerShape,
@@ -23,6 +17,12 @@ from kvchat.engine.formats.shadow.settings import (
 from kvchat.engine.formats.shadow.spec import ShadowSpec
 from kvchat.engine.formats.spec import Group, group_layers
 from kvchat.engine.formats.table import stored_groups
+from kvchat.engine.formats.view_visibility import (
+    ViewSchedule,
+    ViewSchedules,
+    schedule_over,
+    shadow_points,
+)
 from kvchat.errors import ConfigError
 from tests.engine.formats.test_table import LATENT, SLIDING, group_of
 

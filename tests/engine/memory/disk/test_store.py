@@ -9,7 +9,7 @@ import pytest
 import xxhash
 from safetensors import safe_open
 
-from kvchat.engine.cache.match import common_run
+from kvchat.engine.cache.prefix_matcher import common_run
 from kvchat.engine.memory.disk.store import DiskStore, StoredBlock
 from kvchat.errors import BlockDamaged, BlockMissing, StorageError
 from tests.engine.memory.chains import (

@@ -12,9 +12,9 @@ from itertools import accumulate
 
 from kvchat.engine.api.ids import BlockId, BlockKey, GroupId
 from kvchat.engine.cache.prefix_index import PrefixIndex
-from kvchat.engine.cache.tiers import SlowTiers
-from kvchat.engine.formats.pruned.view_schedule import EXACT, Name, ViewSchedule
+from kvchat.engine.cache.slow_tiers import SlowTiers
 from kvchat.engine.formats.spec import Group, Selection
+from kvchat.engine.formats.view_visibility import EXACT, Name, ViewSchedule
 from kvchat.engine.sequences.sequence import Sequence
 
 MOST_SIBLINGS = 16

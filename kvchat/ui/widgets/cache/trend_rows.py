@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from kvchat.engine.api.snapshot import CacheSnapshot
 from kvchat.text.cache_usage import capacity_words
 from kvchat.text.figures import UNKNOWN, short_count_text
-from kvchat.ui.state.history import Recent
+from kvchat.ui.state.cache_history import Recent
 from kvchat.ui.widgets.cache.styles import Look, Row
 
 _STEPS = "▁▂▃▄▅▆▇█"

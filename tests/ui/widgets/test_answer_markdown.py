@@ -13,7 +13,7 @@ from textual.selection import SELECT_ALL, Selection
 from textual.strip import Strip
 from textual.widgets import Static
 
-from kvchat.ui.widgets.static_text import AnswerMarkdown, StaticText
+from kvchat.ui.widgets.answer_markdown import AnswerMarkdown, StaticText
 
 pytestmark = pytest.mark.tui
 

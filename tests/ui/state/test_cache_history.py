@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from kvchat.engine.api.snapshot import MovedBytes, Tier
-from kvchat.ui.state.history import LENGTH, SHOWN_S, History
+from kvchat.ui.state.cache_history import LENGTH, SHOWN_S, History
 from tests.ui.scripted_engine import scripted_snapshot
 
 pytestmark = pytest.mark.pure

@@ -10,8 +10,8 @@ import torch
 from kvchat.engine.api.ids import BlockId
 from kvchat.engine.formats.full.spec import FullSpec
 from kvchat.engine.formats.spec import group_layers
+from kvchat.engine.memory.aligned_memory import PAGE, prefault
 from kvchat.engine.memory.device_pool import DevicePool
-from kvchat.engine.memory.pages import PAGE, prefault
 
 pytestmark = [
     pytest.mark.cpu,

@@ -23,6 +23,7 @@ from kvchat.engine.formats.latent.spec import LatentSpec
 from kvchat.engine.formats.sliding.spec import SlidingSpec
 from kvchat.engine.formats.spec import CacheSpec
 from kvchat.engine.memory.device_pool import DTYPE_NAMES
+from kvchat.engine.models.cache_stand_ins import KeepsState, ProbePast
 from kvchat.engine.models.hook import (
     IMPLEMENTATION,
     PROBE_IMPLEMENTATION,
@@ -31,7 +32,6 @@ from kvchat.engine.models.hook import (
     set_implementation,
 )
 from kvchat.engine.models.latent import LatentLayer
-from kvchat.engine.models.probing.past import KeepsState, ProbePast
 from kvchat.engine.models.probing.visible_range import VisibleRange, reach_of
 from kvchat.errors import UnsupportedModel
 

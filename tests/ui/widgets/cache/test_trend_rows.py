@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 
 from kvchat.engine.api.snapshot import Tier, TierUsage
-from kvchat.ui.state.history import Recent
-from kvchat.ui.widgets.cache.live_rows import sparkline
+from kvchat.ui.state.cache_history import Recent
 from kvchat.ui.widgets.cache.panel_rows import BranchNames, Live, Look, PanelOptions, panel_rows, row_text
+from kvchat.ui.widgets.cache.trend_rows import sparkline
 from tests.ui.scripted_engine import FULL, SLIDING, HeldTokens, scripted_snapshot
 
 pytestmark = pytest.mark.pure

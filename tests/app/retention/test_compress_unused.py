@@ -12,7 +12,7 @@ from traceback import walk_stack
 
 import pytest
 
-from kvchat.app.retention.disk_pressure import FREE_SHARE, UnusedSession, first_that_pays, is_nearly_full
+from kvchat.app.retention.compress_unused import FREE_SHARE, UnusedSession, first_that_pays, is_nearly_full
 from kvchat.session.kv.provenance import origin_of
 from kvchat.session.tree import Session, SessionId
 from kvchat.session.turn_lock import turn_lock

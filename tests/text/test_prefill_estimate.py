@@ -4,7 +4,7 @@ import pytest
 
 from kvchat.chat.service import Prefill
 from kvchat.engine.api.events import Loaded
-from kvchat.text.prefill_time import PrefillTime
+from kvchat.text.prefill_estimate import PrefillTime
 from tests.ui.hand_clock import HandClock
 
 pytestmark = pytest.mark.pure

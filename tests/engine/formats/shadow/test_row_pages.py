@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kvchat.engine.formats.shadow.pages import Budget, RowPage, Rows
+from kvchat.engine.formats.shadow.row_pages import Budget, RowPage, Rows
 from kvchat.errors import OutOfMemory
 from tests.engine.formats.shadow.contexts import randn
 

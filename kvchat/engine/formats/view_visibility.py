@@ -18,7 +18,7 @@ from kvchat.engine.formats.pruned.spec import PrunedSpec
 from kvchat.engine.formats.shadow.settings import LEAST_WIDTH, QUERY_BLOCK, least_prompt
 from kvchat.engine.formats.shadow.spec import ShadowSpec
 from kvchat.engine.formats.spec import Group
-from kvchat.engine.formats.views import viewed_groups
+from kvchat.engine.formats.view_groups import viewed_groups
 from kvchat.engine.formats.window.spec import NUM_SINK_BLOCKS, WindowSpec
 
 _TAINT_PERSON = b"kvchat.taint1"
