@@ -25,6 +25,7 @@ from tests.terminal import ROOT, terminal
 
 
 @pytest.mark.pure
+@pytest.mark.long
 @pytest.mark.parametrize("num_kills", [5, pytest.param(150, marks=pytest.mark.slow)])
 def test_killed_while_it_is_turned_on_or_off_a_store_stays_whole(home: Path, num_kills: int) -> None:
     """It is encrypted then and no word is in the clear beside it, or it is in the clear; nothing is lost."""

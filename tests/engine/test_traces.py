@@ -15,7 +15,7 @@ from tests.engine.cache.caches import chunked_group, full_group, sliding_group
 from tests.engine.reference.lockstep import Lockstep, Setting
 from tests.engine.reference.prefix_cache import chunk, everything, window
 
-pytestmark = pytest.mark.pure
+pytestmark = [pytest.mark.pure, pytest.mark.long]
 
 MAX_LEN = 36
 MAX_BRANCHES = 7

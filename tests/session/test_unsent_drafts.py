@@ -90,11 +90,11 @@ def test_a_damaged_one_is_set_aside_and_costs_neither_the_others_nor_the_next(tm
 
 
 def test_windows_that_close_together_lose_nothing(tmp_path: Path) -> None:
-    shelves = [DraftStore(tmp_path, None) for _ in range(8)]
+    stores = [DraftStore(tmp_path, None) for _ in range(8)]
     with ThreadPoolExecutor(8) as windows:
         for number in range(5):
-            list(windows.map(lambda drafts, n=number: drafts.keep(None, f"text {n}"), shelves))
-    texts = taken(shelves[0], None).splitlines()
+            list(windows.map(lambda drafts, n=number: drafts.keep(None, f"text {n}"), stores))
+    texts = taken(stores[0], None).splitlines()
     assert texts == sorted(texts)
     assert len(texts) == 40
 

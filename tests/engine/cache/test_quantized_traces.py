@@ -14,7 +14,7 @@ from kvchat.engine.cache.eviction import Eviction
 from tests.engine.cache.caches import Cache, quantized_group, recent_group
 from tests.engine.cache.test_manager_traces import BLOCK_SIZE, FEW, MANY, CacheTraces
 
-pytestmark = pytest.mark.pure
+pytestmark = [pytest.mark.pure, pytest.mark.long]
 
 
 class QuantizedTraces(CacheTraces):

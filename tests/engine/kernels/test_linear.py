@@ -6,9 +6,9 @@ from torch import Tensor
 
 from kvchat.engine.kernels.linear import (
     can_pack,
-    emulated,
     linear,
     native,
+    native_dtypes,
     pack,
     packed,
     paired_weight,
@@ -141,14 +141,15 @@ def test_only_types_of_16_bits_are_emulated_and_only_where_no_instruction_multip
     def told(**features: bool) -> list[bool]:
         monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: features)
         return [
-            emulated.is_emulated.__wrapped__(one) for one in (torch.bfloat16, torch.float16, torch.float32)
+            native_dtypes.is_emulated.__wrapped__(one)
+            for one in (torch.bfloat16, torch.float16, torch.float32)
         ]
 
-    monkeypatch.setattr(emulated.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(native_dtypes.platform, "machine", lambda: "x86_64")
     assert told(avx2=True, avx512_bf16=False) == [True, True, False]
     assert told(avx512_bf16=True) == [False, True, False]
     assert told(amx_bf16=True, avx512_fp16=True) == [False, False, False]
-    monkeypatch.setattr(emulated.platform, "machine", lambda: "aarch64")
+    monkeypatch.setattr(native_dtypes.platform, "machine", lambda: "aarch64")
     assert told() == [False, False, False]
 
 
@@ -157,7 +158,7 @@ def test_bfloat16_is_multiplied_by_kernels_of_ours_where_that_is_as_fast_as_a_li
 ) -> None:
     def told(level: str, **features: bool) -> bool:
         monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: features)
-        return emulated.is_multiplied_natively.__wrapped__(level)
+        return native_dtypes.is_multiplied_natively.__wrapped__(level)
 
     assert told("avx512", avx512_bf16=True, amx_bf16=False)
     assert not told("avxvnni", avx512_bf16=True)

@@ -26,7 +26,7 @@ LENGTH = 200
 NAMESPACE = "int4<-exact"
 
 
-class CountingShelf(BundleBlockStore):
+class CountingStore(BundleBlockStore):
     """Counts what is read and written, and says when more than one run has been read."""
 
     num_calls = 0
@@ -57,9 +57,9 @@ class Stored:
             root_key(self.converter.target.fingerprint, NAMESPACE),
         )
 
-    def source(self) -> CountingShelf:
+    def source(self) -> CountingStore:
         side = self.converter.exact
-        return CountingShelf(self.cache_dir, side.fingerprint, side.pool.layouts(), block_size=16)
+        return CountingStore(self.cache_dir, side.fingerprint, side.pool.layouts(), block_size=16)
 
     def target(
         self,

@@ -43,11 +43,11 @@ BLOCKS = {block.key: block for block in (*OLD, *NEW, OLDER_TAIL)}
 
 
 def _without_names_of_blocks(operation: Operation) -> Operation | None:
-    is_shelf = isinstance(operation, SyncDir) and operation.path.count("/") == 2
-    return None if is_shelf else operation
+    is_directory = isinstance(operation, SyncDir) and operation.path.count("/") == 2
+    return None if is_directory else operation
 
 
-def _without_names_of_shelves(operation: Operation) -> Operation | None:
+def _without_names_of_directories(operation: Operation) -> Operation | None:
     is_above = isinstance(operation, SyncDir) and operation.path.count("/") == 1
     return None if is_above else operation
 
@@ -58,7 +58,7 @@ def _without_durable_commits(operation: Operation) -> Operation | None:
 
 @pytest.mark.parametrize(
     "forget",
-    [without_syncs, _without_names_of_blocks, _without_names_of_shelves, _without_durable_commits],
+    [without_syncs, _without_names_of_blocks, _without_names_of_directories, _without_durable_commits],
 )
 def test_one_sort_of_sync_left_out_is_found(quick_path: Path, forget: Forget) -> None:
     assert is_any_state_wrong(quick_path / "after", _recorded(quick_path / "run"), _complaints, forget)
@@ -98,6 +98,7 @@ def _recorded_in_held_room(cache_dir: Path) -> Recorded:
     return base, files.operations
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("num_samples", [2, pytest.param(40, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("record", "least"), [(_recorded, 100), (_recorded_in_held_room, 80)])
 def test_every_acknowledged_block_survives_and_nothing_leaks(

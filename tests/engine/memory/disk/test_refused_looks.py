@@ -90,7 +90,7 @@ def test_an_index_that_cannot_be_looked_at_refuses_writes_and_comes_back(tmp_pat
         assert store.has_all(KEYS, FULL) == [True] * len(KEYS)
 
 
-def test_a_shelf_that_cannot_be_listed_keeps_its_rows_and_hides_no_other(tmp_path: Path) -> None:
+def test_a_directory_that_cannot_be_listed_keeps_its_rows_and_hides_no_other(tmp_path: Path) -> None:
     files = Blind(errno.EACCES)
     with closing(open_store(tmp_path, files=files)) as store:
         write_all(store, BLOCKS)
@@ -105,7 +105,7 @@ def test_a_shelf_that_cannot_be_listed_keeps_its_rows_and_hides_no_other(tmp_pat
         assert store.has_all(KEYS, FULL) == [True] * len(KEYS)
 
 
-def test_what_nothing_refers_to_is_collected_beside_a_shelf_that_cannot_be_listed(tmp_path: Path) -> None:
+def test_what_nothing_refers_to_is_collected_beside_a_directory_that_cannot_be_listed(tmp_path: Path) -> None:
     files = Blind(errno.EACCES)
     put_blocks(tmp_path, BLOCKS)
     directory = path_of(tmp_path, BLOCKS[0]).parent

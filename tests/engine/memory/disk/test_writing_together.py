@@ -45,8 +45,8 @@ def test_no_file_has_its_name_before_all_are_synced_and_a_directory_is_synced_on
     first_name = kinds.index(Rename)
     assert kinds[:first_name].count(Sync) == len(DUE)
     last_name = len(kinds) - 1 - kinds[::-1].index(Rename)
-    shelves = [one.path for one in files.operations[last_name:] if isinstance(one, SyncDir)]
-    assert len(shelves) == len(set(shelves)) == len({path.parent for path in files_in(tmp_path)})
+    directories = [one.path for one in files.operations[last_name:] if isinstance(one, SyncDir)]
+    assert len(directories) == len(set(directories)) == len({path.parent for path in files_in(tmp_path)})
     above = [one for one in files.operations[:first_name] if isinstance(one, SyncDir)]
     assert len(above) == len({one.path for one in above})
 
@@ -92,7 +92,7 @@ def test_rows_of_all_are_reserved_in_one_commit_and_settled_in_one(tmp_path: Pat
     assert [one.is_durable for one in commits] == [False, False]
 
 
-class LateShelves(SystemFiles):
+class SlowDirectories(SystemFiles):
     """Lets nobody past a directory before all of them are asked for."""
 
     def __init__(self) -> None:
@@ -104,13 +104,13 @@ class LateShelves(SystemFiles):
 
 
 def test_directories_that_blocks_went_from_are_waited_for_side_by_side(tmp_path: Path) -> None:
-    files = LateShelves()
+    files = SlowDirectories()
     store = open_store(tmp_path, files=files)
     store.write(DUE)
-    shelves = {path.parent for path in files_in(tmp_path)}
-    assert len(shelves) > 4
+    directories = {path.parent for path in files_in(tmp_path)}
+    assert len(directories) > 4
     assert store.remove_keys(block.key for block in BLOCKS) > 0
-    files.begun = Barrier(len(shelves), timeout=PATIENCE_S)
+    files.begun = Barrier(len(directories), timeout=PATIENCE_S)
     store._directory.sync_removed()
     files.begun = None
 
