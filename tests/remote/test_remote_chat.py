@@ -92,7 +92,7 @@ def test_the_whole_conversation_is_sent_and_what_the_server_had_cached_is_shown(
     assert footer_parts(answer)[0] == f"reused {answer.usage.cached_tokens} of {answer.usage.prompt_tokens}"
 
 
-def test_branches_edits_retries_and_courses_are_those_of_any_session(chat: RemoteChat) -> None:
+def test_branches_edits_retries_and_revisions_are_those_of_any_session(chat: RemoteChat) -> None:
     conversation = talk(chat, "one", "two", "three")
     fork = chat.fork(conversation, conversation.turns[1].id)
     answer_of(chat.send(fork, "another two"))

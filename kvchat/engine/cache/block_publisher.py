@@ -35,8 +35,8 @@ class BlockPublisher:
         node = IndexNode(key, parent, self._ids(sequence, number), start)
         self._device.name(group.id, block, node)
         if sequence.is_saved and group.spec.lifetime is not Lifetime.SUPERSEDED:
-            # Where passing blocks are stored at turns' ends alone, the tail there is the only way back to it.
-            replaced = None if self._device.has_passing else sequence.saved_tail
+            # Superseded blocks are stored at turns' ends alone: the tail there is the only way back to it.
+            replaced = None if self._device.has_superseded else sequence.saved_tail
             self._saves.append(Save(group.id, key, node.parent, node.token_ids, block, replaced))
 
     def name_tail(self, sequence: Sequence) -> None:

@@ -38,7 +38,7 @@ class DeviceTier:
         """
         self.groups = tuple(groups)
         self.groups_with_tail = tuple(group for group in groups if group.spec.has_tail)
-        self.has_passing = any(group.spec.lifetime is Lifetime.SUPERSEDED for group in groups)
+        self.has_superseded = any(group.spec.lifetime is Lifetime.SUPERSEDED for group in groups)
         self.block_size = block_size
         self.host = host or HostTier((), {})
         self.index = PrefixIndex()

@@ -8,7 +8,7 @@ from kvchat.engine.api.ids import BlockId, BlockKey, GroupId, SequenceId, block_
 from kvchat.engine.api.inspection import BlockPlace, InspectedBlock, InspectionRequest
 from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.cache.manager import CacheManager
-from kvchat.engine.formats.view_visibility import ViewSchedule
+from kvchat.engine.formats.view_schedule import ViewSchedule
 from kvchat.engine.sequences.sequence import Sequence
 
 

@@ -54,6 +54,6 @@ def check_sequence(sequence: Sequence, groups: abc.Sequence[Group], pools: Pools
         assert len(sequence.tables[group.id]) == group.num_blocks(num_tokens, block_size)
         for number in sequence.view_schedule.numbers(group, sequence.computed_len, block_size):
             block = sequence.tables[group.id][number]
-            assert block is not None, f"block {number} of group {group.id} is a hidden range"
+            assert block is not None, f"block {number} of group {group.id} is hidden"
             key = pools[group.id].key(block)
             assert key == (sequence.name_of(group, number)[0] if number < len(sequence.keys) else None)

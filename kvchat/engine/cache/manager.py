@@ -21,7 +21,7 @@ from kvchat.engine.cache.slow_tiers import DiskTier, NoTier, SlowTiers
 from kvchat.engine.cache.table_log import TableLog
 from kvchat.engine.formats.pruned.pruning import Pruning
 from kvchat.engine.formats.spec import Group
-from kvchat.engine.formats.view_visibility import HiddenRange, ViewSchedules
+from kvchat.engine.formats.view_schedule import HiddenRange, ViewSchedules
 from kvchat.engine.sequences.sequence import BlockTable, Sequence
 
 

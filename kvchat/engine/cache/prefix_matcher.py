@@ -14,7 +14,7 @@ from kvchat.engine.api.ids import BlockId, BlockKey, GroupId
 from kvchat.engine.cache.prefix_index import PrefixIndex
 from kvchat.engine.cache.slow_tiers import SlowTiers
 from kvchat.engine.formats.spec import Group, Selection
-from kvchat.engine.formats.view_visibility import EXACT, Name, ViewSchedule
+from kvchat.engine.formats.view_schedule import EXACT, Name, ViewSchedule
 from kvchat.engine.sequences.sequence import Sequence
 
 MOST_SIBLINGS = 16
@@ -150,8 +150,7 @@ class PrefixMatcher:
         return self._match(sequence, view_schedule.up_to(0), most)
 
     def _match(self, sequence: Sequence, view_schedule: ViewSchedule, limit: int) -> PrefixMatch:
-        """Return the longest prefix that can be used once all prune_points of `view_schedule` have been
-        passed."""
+        """Return the longest prefix that can be used once all prune points have been passed."""
         token_ids = sequence.token_ids
         chain = self._chain(sequence, view_schedule, limit)
         partial = None
@@ -199,12 +198,9 @@ class PrefixMatcher:
             stored = iter(self._slow.has_all(absent, group.id) if absent else ())
             device[group.id] = blocks
             present[group.id] = [block is not None or next(stored) for block in blocks]
-            for first, end in (
-                view_schedule.hidden_ranges(group, limit, size)
-                if group.spec.selection is Selection.PRUNED
-                else ()
-            ):
-                present[group.id][first:end] = [True] * (end - first)
+            if group.spec.selection is Selection.PRUNED:
+                for first, end in view_schedule.hidden_ranges(group, limit, size):
+                    present[group.id][first:end] = [True] * (end - first)
         runs = {
             group: list(accumulate(flags, lambda run, flag: run + 1 if flag else 0, initial=0))
             for group, flags in present.items()

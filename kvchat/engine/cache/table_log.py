@@ -18,7 +18,7 @@ class TableLog:
         """Sequences of which the runner knows."""
 
     def note_from(self, sequence: Sequence, group: GroupId, start: int) -> None:
-        """Note that a table's entries from `start` on are new; hidden_ranges are left out."""
+        """Note that a table's entries from `start` on are new; hidden blocks are left out."""
         table = sequence.tables[group]
         while start < len(table):
             end = start

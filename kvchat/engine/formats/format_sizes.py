@@ -16,7 +16,7 @@ from kvchat.engine.formats.shadow.memory import beside_bytes
 from kvchat.engine.formats.sliding.spec import SlidingSpec
 from kvchat.engine.formats.spec import CacheSpec, Group, group_layers
 from kvchat.engine.formats.table import stored_groups
-from kvchat.engine.formats.view_visibility import ViewSchedules
+from kvchat.engine.formats.view_schedule import ViewSchedules
 from kvchat.errors import ConfigError
 
 BLOCK_SIZE = 64

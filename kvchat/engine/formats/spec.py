@@ -164,6 +164,10 @@ class CacheSpec(ABC):
             num_heads: query heads of the model.
             nope_dim: numbers of a latent layer's head that are not rotated.
         """
+        return self.attention_sizes(num_heads, block_size)
+
+    def attention_sizes(self, num_heads: int, block_size: int) -> AttentionSizes:
+        """Return the sizes of attention over exact keys and values of this layer. Pure."""
         return AttentionSizes(
             num_heads=heads_for(num_heads, self.num_kv_heads),
             num_kv_heads=self.num_kv_heads,

@@ -1,13 +1,12 @@
 """Views: which spec each layer of a model gets where only a part of its exact blocks is seen."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from kvchat.engine.api.view import SHADOW, WINDOW, View
 from kvchat.engine.formats.latent.spec import LatentSpec
 from kvchat.engine.formats.pruned.spec import PrunedSpec
-from kvchat.engine.formats.shadow.settings import (
-    LEAST_WIDTH,
-)
+from kvchat.engine.formats.shadow.settings import LEAST_WIDTH
 from kvchat.engine.formats.shadow.spec import ShadowSpec
 from kvchat.engine.formats.spec import CacheSpec, Group, group_layers
 from kvchat.engine.formats.window.spec import WindowSpec
@@ -69,22 +68,15 @@ def _seen(
     spec: CacheSpec, view: View, block_size: int, place: tuple[int, int] | None
 ) -> WindowSpec | PrunedSpec | ShadowSpec:
     """Return what a full layer keeps over a view. `place`: of a pyramid's layer; see `PrunedSpec`."""
-    if view.rule == SHADOW:
-        return ShadowSpec(
-            num_kv_heads=spec.num_kv_heads,
-            head_dim_k=spec.head_dim_k,
-            head_dim_v=spec.head_dim_v,
-            dtype=spec.dtype,
-            view=view,
-            block_size=block_size,
-        )
-    heads = {
+    sizes: dict[str, Any] = {
         "num_kv_heads": spec.num_kv_heads,
         "head_dim_k": spec.head_dim_k,
         "head_dim_v": spec.head_dim_v,
+        "block_size": block_size,
     }
+    if view.rule == SHADOW:
+        return ShadowSpec(**sizes, dtype=spec.dtype, view=view)
     num_blocks = -(-view.budget // block_size)
-    kept = {**heads, "block_size": block_size}
     if view.rule == WINDOW:
-        return WindowSpec(**kept, dtype=spec.dtype, num_recent=num_blocks)
-    return PrunedSpec(**kept, dtype=spec.dtype, rule=view.rule, num_kept=num_blocks, layer=place)
+        return WindowSpec(**sizes, dtype=spec.dtype, num_recent=num_blocks)
+    return PrunedSpec(**sizes, dtype=spec.dtype, rule=view.rule, num_kept=num_blocks, layer=place)

@@ -20,7 +20,7 @@ from kvchat.engine.formats.pool_sizing import window_blocks
 from kvchat.engine.formats.pruned.pruner import Pruner
 from kvchat.engine.formats.shadow.shadows import Shadows
 from kvchat.engine.formats.spec import Group, Selection
-from kvchat.engine.formats.view_visibility import HiddenRange, ViewSchedules
+from kvchat.engine.formats.view_schedule import HiddenRange, ViewSchedules
 from kvchat.engine.forward.runner import ForwardPass, Runner
 from kvchat.engine.kernels.quantized_attention import quantize_blocks
 from kvchat.engine.kernels.quantized_attention.args import QuantizedStep

@@ -6,7 +6,7 @@ from kvchat.engine.api.config import EngineInfo
 from kvchat.engine.api.ids import SequenceId
 from kvchat.engine.api.request import Request, check_namespace
 from kvchat.engine.cache.manager import CacheManager
-from kvchat.engine.formats.view_visibility import ViewSchedule
+from kvchat.engine.formats.view_schedule import ViewSchedule
 from kvchat.engine.scheduling.capacity_check import CapacityCheck
 from kvchat.engine.scheduling.output_processor import OutputProcessor
 from kvchat.engine.sequences.sequence import Sequence

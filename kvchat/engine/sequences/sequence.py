@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from kvchat.engine.api.ids import BlockId, BlockKey, GroupId, SequenceId, block_key
 from kvchat.engine.formats.spec import Group, Selection
-from kvchat.engine.formats.view_visibility import EXACT, Name, ViewSchedule
+from kvchat.engine.formats.view_schedule import EXACT, Name, ViewSchedule
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""Takes the conversation on screen along another course, once the person has seen what that costs."""
+"""Revises the conversation on screen (undo, drop, edit), once the person has seen what that costs."""
 
 import asyncio
 from collections.abc import Callable, Sequence

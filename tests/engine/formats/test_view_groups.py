@@ -7,7 +7,7 @@ from kvchat.engine.api.ids import GroupId, root_key
 from kvchat.engine.api.namespace import Namespace, parse_namespace
 from kvchat.engine.formats.spec import Group, group_layers
 from kvchat.engine.formats.table import stored_groups
-from kvchat.engine.formats.view_visibility import EXACT, ViewSchedules, in_sight
+from kvchat.engine.formats.view_schedule import EXACT, ViewSchedules, in_sight
 from kvchat.engine.formats.window.spec import WindowSpec
 from kvchat.errors import ConfigError, InvalidRequest
 from tests.engine.formats.test_table import FULL, LATENT, SLIDING, group_of
@@ -175,7 +175,7 @@ def test_what_goes_with_a_kept_token_counts_in_the_names_of_what_is_computed_the
     groups = stored_groups([group_of(FULL)], text, P)
     salt = ViewSchedules(groups, P).of("a", "", 900).salt
     with monkeypatch.context() as changed:
-        changed.setattr("kvchat.engine.formats.view_visibility.REACH", 2)
+        changed.setattr("kvchat.engine.formats.view_schedule.REACH", 2)
         assert ViewSchedules(groups, P).of("a", "", 900).salt != salt
         keydiff = stored_groups([group_of(FULL)], "keydiff:128", P)
         other = ViewSchedules(keydiff, P).of("a", "", 900).salt

@@ -1,4 +1,4 @@
-"""Sequences over exact and quantized blocks, with holes where nobody looks.
+"""Sequences over exact and quantized blocks, with no block where nobody looks.
 
 Dimensions: T tokens in the batch, S tokens of a sequence, H query heads, H_kv key-value heads, D head size, N
     blocks, P block size.

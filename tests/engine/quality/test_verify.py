@@ -111,7 +111,7 @@ def test_blocks_computed_behind_a_given_past_are_those_computed_from_the_beginni
 
 @pytest.mark.parametrize("view", ["window:64", "keydiff:64"])
 def test_nothing_is_verified_over_a_view(view: str, tiny: TinyModels, tmp_path: Path) -> None:
-    """What it computes behind its hidden_ranges would be written under the names of exact blocks."""
+    """What it computes behind its hidden blocks would be written under the names of exact blocks."""
     parts = build_parts("tiny", tiny("llama"), EngineConfig(device="cpu", block_size=16, cache_format=view))
     fingerprint = bytes.fromhex(parts.info.fingerprint)
     with (

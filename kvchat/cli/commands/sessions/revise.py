@@ -1,4 +1,4 @@
-"""`kvchat sessions fork`, `undo` and `drop`: other courses of a stored conversation.
+"""`kvchat sessions fork`, `undo` and `drop`: revisions of a stored conversation.
 
 A fork needs no model. The others say exactly what they cost before they are done; only the engine knows it.
 """
@@ -91,7 +91,7 @@ def drop_message(options: ReviseOptions) -> int | None:
 
 
 def _revise(options: ReviseOptions, plan: Plan, words: Words) -> int | None:
-    """Say what another course costs, ask, and go on along it."""
+    """Say what a revision costs, ask, and go on along it."""
     settings, status = options.settings(), Status(quiet=options.quiet)
     with opened(settings, Worker) as kvchat:
         chat = kvchat.load(options.session, options.model, options.adapter)

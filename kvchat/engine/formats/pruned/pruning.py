@@ -10,7 +10,7 @@ from kvchat.engine.cache.device_tier import DeviceTier
 from kvchat.engine.cache.plan import Prune
 from kvchat.engine.cache.table_log import TableLog
 from kvchat.engine.formats.spec import Group, Selection
-from kvchat.engine.formats.view_visibility import PrunePoint
+from kvchat.engine.formats.view_schedule import PrunePoint
 from kvchat.engine.sequences.sequence import Sequence
 
 
@@ -100,7 +100,7 @@ class Pruning:
         sequence.kept.clear()
 
     def _due(self, sequence: Sequence, num_tokens: int) -> PrunePoint | None:
-        """Return the prune_point that the sequence reaches with its next `num_tokens` tokens."""
+        """Return the prune point that the sequence reaches with its next `num_tokens` tokens."""
         prune_point = sequence.view_schedule.next_prune_point(sequence.computed_len)
         return (
             prune_point

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from kvchat.engine.formats.full.spec import FullSpec
-from kvchat.engine.formats.spec import CacheSpec, Group, Lifetime, heads_for
+from kvchat.engine.formats.spec import CacheSpec, Group, Lifetime
 from kvchat.engine.kernels.quantized_record import Code, QuantizedRecord, num_quantized
-from kvchat.engine.kernels.sizes import AttentionSizes, KernelSizes
+from kvchat.engine.kernels.sizes import KernelSizes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,14 +103,8 @@ class QuantizedSpec(CacheSpec):
         return (heads, 1, self.key_record.num_bytes), (heads, 1, self.value_record.num_bytes)
 
     def kernel_sizes(self, num_heads: int, nope_dim: int | None, block_size: int) -> KernelSizes | None:
-        return AttentionSizes(
-            num_heads=heads_for(num_heads, self.num_kv_heads),
-            num_kv_heads=self.num_kv_heads,
-            head_dim_k=self.head_dim_k,
-            head_dim_v=self.head_dim_v,
-            block_size=block_size,
-            codes=(self.key_code, self.value_code),
-        )
+        sizes = self.attention_sizes(num_heads, block_size)
+        return replace(sizes, codes=(self.key_code, self.value_code))
 
 
 def exact_twins(groups: Sequence[Group]) -> tuple[Group, ...]:

@@ -35,7 +35,7 @@ def quantized_attention(
 
     Args:
         query: [T, H, D_k].
-        pools: exact keys [N, H_kv, P, D_k] and values [N, H_kv, P, D_v]; spans have holes before the block
+        pools: exact keys [N, H_kv, P, D_k] and values [N, H_kv, P, D_v]; spans have nothing before the block
             that precedes that of their first query.
         args: spans and scores; windows and chunks are not for these layers.
         blocks: quantized blocks of each span.

@@ -1,4 +1,4 @@
-"""Other courses of a conversation from the command line: what they cost is said before, and it is so."""
+"""Revisions of a conversation from the command line: what they cost is said before, and it is so."""
 
 import io
 from collections.abc import Iterator

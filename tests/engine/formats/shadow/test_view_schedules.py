@@ -17,7 +17,7 @@ from kvchat.engine.formats.shadow.settings import (
 from kvchat.engine.formats.shadow.spec import ShadowSpec
 from kvchat.engine.formats.spec import Group, group_layers
 from kvchat.engine.formats.table import stored_groups
-from kvchat.engine.formats.view_visibility import (
+from kvchat.engine.formats.view_schedule import (
     ViewSchedule,
     ViewSchedules,
     schedule_over,

@@ -62,7 +62,7 @@ class ViewSchedule:
     prune_points: where something is pruned, or will be, in the order of the tokens.
     num_observed: the last tokens of a prompt that are computed in one step, since pruning looks at them.
     query_block: of a shadow: positions are divided by so many where what is looked at is chosen together;
-        the prune_points say where it begins, and prune nothing. 0: there is no shadow.
+        the prune points say where it begins, and prune nothing. 0: there is no shadow.
     """
 
     salt: bytes = b""
@@ -72,19 +72,15 @@ class ViewSchedule:
     num_observed: int = 0
     query_block: int = 0
 
-    # Stages
+    # Prune points
 
     def up_to(self, num_prune_points: int) -> "ViewSchedule":
-        """Return the view schedule as it is before its later prune_points. Pure."""
-        return (
-            self
-            if num_prune_points >= len(self.prune_points)
-            else replace(self, prune_points=self.prune_points[:num_prune_points])
-        )
+        """Return the view schedule as it is before its later prune points. Pure."""
+        return replace(self, prune_points=self.prune_points[:num_prune_points])
 
     def next_prune_point(self, num_tokens: int) -> PrunePoint | None:
-        """Return the first prune_point behind `num_tokens` computed tokens. Pure."""
-        return next((prune_point for prune_point in self.prune_points if prune_point.at > num_tokens), None)
+        """Return the first prune point behind `num_tokens` computed tokens. Pure."""
+        return next((point for point in self.prune_points if point.at > num_tokens), None)
 
     def step_len(self, num_computed: int, num_tokens: int) -> int:
         """Return how many of the next `num_tokens` tokens one step may compute: no further than where
@@ -98,7 +94,7 @@ class ViewSchedule:
         return self._whole_blocks(num_computed, max(0, min(num_tokens, num_left - self.num_observed)))
 
     def most_found(self, prune_point: PrunePoint) -> int:
-        """Return how many tokens before a prune_point may be found instead of computed: what decides about it
+        """Return how many tokens before a prune point may be found instead of computed: what decides about it
         must be computed. Pure.
         """
         return prune_point.at - max(1, self.num_observed)
@@ -109,10 +105,7 @@ class ViewSchedule:
         """
         if not self.query_block:
             return None
-        return max(
-            (prune_point.at for prune_point in self.prune_points if prune_point.at <= num_tokens),
-            default=None,
-        )
+        return max((point.at for point in self.prune_points if point.at <= num_tokens), default=None)
 
     def _whole_blocks(self, num_computed: int, num_tokens: int) -> int:
         if not self.query_block or self.shadow_start(num_computed) is None:
@@ -142,7 +135,7 @@ class ViewSchedule:
         read when it was pruned. Pure.
 
         Args:
-            spine: names of all full blocks before the prune_point, as they were computed.
+            spine: names of all full blocks before the prune point, as they were computed.
         """
         if prune_point.start == prune_point.end:
             return {}
@@ -162,11 +155,9 @@ class ViewSchedule:
     def hidden_ranges(self, group: Group, num_tokens: int, block_size: int) -> tuple[HiddenRange, ...]:
         """Return what is out of sight behind `num_tokens` tokens, ascending. Pure."""
         if self.prune_points and isinstance(group.spec, PrunedSpec):
-            passed = [prune_point for prune_point in self.prune_points if prune_point.at <= num_tokens]
-            hidden_ranges = [
-                (prune_point.start + prune_point.num_kept(group), prune_point.end) for prune_point in passed
-            ]
-            return tuple(hidden_range for hidden_range in hidden_ranges if hidden_range[0] < hidden_range[1])
+            passed = [point for point in self.prune_points if point.at <= num_tokens]
+            ranges = [(point.start + point.num_kept(group), point.end) for point in passed]
+            return tuple((first, end) for first, end in ranges if first < end)
         first = group.spec.first_visible(num_tokens) // block_size
         sinks = group.spec.num_sink_blocks
         return ((sinks, first),) if first > sinks else ()
@@ -253,7 +244,7 @@ class ViewSchedules:
         ends = (
             said.answer_starts
             if said.owner
-            else (*(prune_point.at for prune_point in view_schedule.prune_points), num_tokens)
+            else (*(point.at for point in view_schedule.prune_points), num_tokens)
         )
         if self._shadowed:
             return replace(view_schedule, prune_points=shadow_points(ends, self._shadowed[0].view))
