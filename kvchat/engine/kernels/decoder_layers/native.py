@@ -20,32 +20,27 @@ from kvchat.engine.kernels.decoder_layers.args import (
     RopeTable,
     StepRows,
 )
+from kvchat.engine.kernels.linear.native import TYPES
 from kvchat.engine.kernels.linear.native_dtypes import is_emulated, is_multiplied_natively
 from kvchat.engine.kernels.linear.packed_layout import packed_layout
 from kvchat.engine.kernels.linear.paired_weight import BLOCK, PairedWeight
-from kvchat.engine.kernels.native.library import Library, library
+from kvchat.engine.kernels.native.library import Library, fields, library
 from kvchat.engine.kernels.quantized_attention.native import RecordSide, addresses_of, side_of
 from kvchat.engine.kernels.quantized_linear import QuantizedWeight, native
 from kvchat.engine.kernels.quantized_linear.weight import TILE
 
-TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-"""Dtypes, by the kernel's numbers."""
 _ACTIVATIONS = {Activation.SILU: 0, Activation.GELU_TANH: 1}
 _ROWS, _COLUMNS, _QUANTIZED = 0, 1, 2
 _FINE_BYTES, _COARSE_BYTES = 5.25, 3.25
 """Most bytes of a number that quantized weights are multiplied with: its parts, and of 32 some sums."""
 
 
-def _fields(kind: Any, names: str) -> list[tuple[str, Any]]:
-    return [(name, kind) for name in names.split()]
-
-
 class _Norm(ctypes.Structure):
     """The fields of elementwise.h's `Norm`, in order."""
 
     _fields_ = [
-        *_fields(ctypes.c_void_p, "weight"),
-        *_fields(ctypes.c_int64, "type adds_one"),
+        *fields(ctypes.c_void_p, "weight"),
+        *fields(ctypes.c_int64, "type adds_one"),
         ("epsilon", ctypes.c_double),
     ]
 
@@ -54,8 +49,8 @@ class _Product(ctypes.Structure):
     """The fields of product.h's `Product`, in order."""
 
     _fields_ = [
-        *_fields(ctypes.c_void_p, "weight bias scales minima"),
-        *_fields(ctypes.c_int64, "layout type bias_type num_inputs num_outputs block padded bits group"),
+        *fields(ctypes.c_void_p, "weight bias scales minima"),
+        *fields(ctypes.c_int64, "layout type bias_type num_inputs num_outputs block padded bits group"),
     ]
 
 
@@ -63,39 +58,39 @@ class _Layer(ctypes.Structure):
     """The fields of layer.h's `Layer`, in order."""
 
     _fields_ = [
-        *_fields(_Norm, "before_attention after_attention before_mlp after_mlp query_norm key_norm"),
-        *_fields(_Product, "query key value output gate up down"),
-        *_fields(ctypes.c_void_p, "sinks k_pool v_pool"),
-        *_fields(ctypes.c_int64, "k_n k_h k_p v_n v_h v_p"),
-        *_fields(ctypes.c_int64, "num_heads num_kv_heads dim_k dim_v block_size"),
-        *_fields(ctypes.c_int64, "window chunk rope group activation"),
-        *_fields(ctypes.c_double, "scale softcap"),
+        *fields(_Norm, "before_attention after_attention before_mlp after_mlp query_norm key_norm"),
+        *fields(_Product, "query key value output gate up down"),
+        *fields(ctypes.c_void_p, "sinks k_pool v_pool"),
+        *fields(ctypes.c_int64, "k_n k_h k_p v_n v_h v_p"),
+        *fields(ctypes.c_int64, "num_heads num_kv_heads dim_k dim_v block_size"),
+        *fields(ctypes.c_int64, "window chunk rope group activation"),
+        *fields(ctypes.c_double, "scale softcap"),
         ("old", ctypes.c_int64),
-        *_fields(RecordSide, "old_keys old_values"),
+        *fields(RecordSide, "old_keys old_values"),
     ]
 
 
 class _Rope(ctypes.Structure):
     """The fields of layer.h's `Rope`, in order."""
 
-    _fields_ = [*_fields(ctypes.c_void_p, "cosines sines"), ("dim", ctypes.c_int64)]
+    _fields_ = [*fields(ctypes.c_void_p, "cosines sines"), ("dim", ctypes.c_int64)]
 
 
 class _Group(ctypes.Structure):
     """The fields of layer.h's `Group`, in order."""
 
-    _fields_ = [*_fields(ctypes.c_void_p, "slots spans"), ("num_spans", ctypes.c_int64)]
+    _fields_ = [*fields(ctypes.c_void_p, "slots spans"), ("num_spans", ctypes.c_int64)]
 
 
 class _Step(ctypes.Structure):
     """The fields of layer.h's `Step`, in order."""
 
     _fields_ = [
-        *_fields(ctypes.c_void_p, "layers ropes groups old last_norm head hidden positions"),
-        *_fields(ctypes.c_void_p, "sampling logits"),
-        *_fields(ctypes.c_void_p, "parallel"),
-        *_fields(ctypes.c_int64, "num_threads num_layers num_rows num_hidden num_sampling pool_type"),
-        *_fields(ctypes.c_int64, "is_rounded"),
+        *fields(ctypes.c_void_p, "layers ropes groups old last_norm head hidden positions"),
+        *fields(ctypes.c_void_p, "sampling logits parallel"),
+        *fields(
+            ctypes.c_int64, "num_threads num_layers num_rows num_hidden num_sampling pool_type is_rounded"
+        ),
     ]
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from kvchat.engine.kernels.linear.paired_weight import BLOCK, PairedWeight
-from kvchat.engine.kernels.native.library import Library, library
+from kvchat.engine.kernels.native.library import Library, existing, fields, library
 
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 """Dtypes, by the kernel's numbers."""
@@ -25,10 +25,9 @@ class _Call(ctypes.Structure):
     """The fields of native.cpp's `Call`, in order."""
 
     _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("x", "weight", "bias", "out", "parallel")),
-        *((name, ctypes.c_int64) for name in ("num_threads", "layout", "type", "bias_type", "out_type")),
-        *((name, ctypes.c_int64) for name in ("block", "padded")),
-        *((name, ctypes.c_int64) for name in ("num_rows", "num_inputs", "x_stride", "num_outputs")),
+        *fields(ctypes.c_void_p, "x weight bias out parallel"),
+        *fields(ctypes.c_int64, "num_threads layout type bias_type out_type block padded"),
+        *fields(ctypes.c_int64, "num_rows num_inputs x_stride num_outputs"),
     ]
 
 
@@ -36,8 +35,8 @@ class _Pairing(ctypes.Structure):
     """The fields of native.cpp's `Pairing`, in order."""
 
     _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("from_", "to", "parallel")),
-        *((name, ctypes.c_int64) for name in ("num_threads", "num_inputs", "num_outputs", "padded")),
+        *fields(ctypes.c_void_p, "from_ to parallel"),
+        *fields(ctypes.c_int64, "num_threads num_inputs num_outputs padded"),
     ]
 
 
@@ -74,8 +73,7 @@ def linear(
     if isinstance(weight, PairedWeight) and num_inputs % 2:
         x = functional.pad(x, (0, 1))
     out = x.new_empty(len(x), num_outputs, dtype=dtype)
-    native = native or library()
-    assert native is not None
+    native = existing(native)
     call = _Call(
         x.data_ptr(),
         numbers.data_ptr(),
@@ -103,8 +101,7 @@ def pair(weight: Tensor, native: Library | None = None) -> PairedWeight:
     num_outputs, num_inputs = weight.shape
     weight = weight.contiguous()
     numbers = weight.new_empty(-(-num_outputs // BLOCK), -(-num_inputs // 2), BLOCK, 2)
-    native = native or library()
-    assert native is not None
+    native = existing(native)
     pairing = _Pairing(
         weight.data_ptr(),
         numbers.data_ptr(),

@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 from kvchat.engine.kernels.native.build import LEVELS, library_path, machine
 
@@ -34,6 +35,11 @@ class Library:
         return found
 
 
+def fields(kind: Any, names: str) -> list[tuple[str, Any]]:
+    """Return fields of one type for a `ctypes.Structure`, from their names between spaces."""
+    return [(name, kind) for name in names.split()]
+
+
 @cache
 def library() -> Library | None:
     """Return the library at this processor's best level; None: there is none, as `why_not` says."""
@@ -41,6 +47,13 @@ def library() -> Library | None:
     if problem is not None:
         log.info("without native kernels: %s", problem)
     return found[-1] if found else None
+
+
+def existing(level: Library | None) -> Library:
+    """Return `level`, or the library for None; callers have checked that there is one."""
+    found = level or library()
+    assert found is not None
+    return found
 
 
 def libraries() -> list[Library]:

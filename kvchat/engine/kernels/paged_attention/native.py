@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kvchat.engine.kernels.native.library import Library, library
+from kvchat.engine.kernels.native.library import Library, existing, fields, library
 from kvchat.engine.kernels.paged_attention.args import (
     AttentionArgs,
     KVPair,
@@ -29,19 +29,12 @@ class NativeCall(ctypes.Structure):
     """The fields of call.h's `NativeCall`, in order."""
 
     _fields_ = [
-        *(
-            (name, ctypes.c_void_p)
-            for name in ("query", "k_pool", "v_pool", "out", "sinks", "spans", "parallel")
-        ),
-        *((name, ctypes.c_int64) for name in ("num_spans", "num_threads", "query_type", "pool_type")),
-        *((name, ctypes.c_int64) for name in ("num_heads", "num_kv_heads", "dim_k", "dim_v", "block_size")),
-        *(
-            (name, ctypes.c_int64)
-            for name in ("query_t", "query_h", "k_n", "k_h", "k_p", "v_n", "v_h", "v_p")
-        ),
-        *((name, ctypes.c_int64) for name in ("out_t", "out_h", "window", "chunk")),
-        ("scale", ctypes.c_float),
-        ("softcap", ctypes.c_float),
+        *fields(ctypes.c_void_p, "query k_pool v_pool out sinks spans parallel"),
+        *fields(ctypes.c_int64, "num_spans num_threads query_type pool_type"),
+        *fields(ctypes.c_int64, "num_heads num_kv_heads dim_k dim_v block_size"),
+        *fields(ctypes.c_int64, "query_t query_h k_n k_h k_p v_n v_h v_p"),
+        *fields(ctypes.c_int64, "out_t out_h window chunk"),
+        *fields(ctypes.c_float, "scale softcap"),
     ]
 
 
@@ -76,8 +69,7 @@ def paged_attention(
     Args:
         native: another level of the library than this processor's best.
     """
-    native = native or library()
-    assert native is not None
+    native = existing(native)
     out = query.new_empty(len(query), query.shape[1], v_pool.shape[3])
     call, _kept = attention_call(query, KVPair(k_pool, v_pool), out, args, native)
     if native.function("paged_attention")(ctypes.byref(call)):

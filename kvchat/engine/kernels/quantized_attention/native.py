@@ -9,14 +9,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kvchat.engine.kernels.native.library import Library, library
+from kvchat.engine.kernels.native.library import Library, existing, fields
 from kvchat.engine.kernels.paged_attention import native as paged
 from kvchat.engine.kernels.paged_attention.args import AttentionArgs, KVPair
 from kvchat.engine.kernels.quantized_attention.args import QuantizedPool
-from kvchat.engine.kernels.quantized_record import Code, QuantizedRecord
-
-CODES = (Code.FP8, Code.INT8, Code.INT4, Code.INT2)
-"""In the order of the kernel's numbers for them."""
+from kvchat.engine.kernels.quantized_kv.native import layout_of
+from kvchat.engine.kernels.quantized_record import QuantizedRecord
 
 
 class RecordSide(ctypes.Structure):
@@ -24,11 +22,8 @@ class RecordSide(ctypes.Structure):
 
     _fields_ = [
         ("pool", ctypes.c_void_p),
-        *(
-            (name, ctypes.c_int64)
-            for name in ("n", "h", "code", "token_bytes", "token_group", "channel_group")
-        ),
-        *((name, ctypes.c_int64) for name in ("num_columns", "scales_at", "minima_at", "factor_at")),
+        *fields(ctypes.c_int64, "n h code token_bytes token_group channel_group"),
+        *fields(ctypes.c_int64, "num_columns scales_at minima_at factor_at"),
     ]
 
 
@@ -38,8 +33,7 @@ class _Call(ctypes.Structure):
     _fields_ = [
         ("attention", paged.NativeCall),
         ("blocks", ctypes.c_void_p),
-        ("keys", RecordSide),
-        ("values", RecordSide),
+        *fields(RecordSide, "keys values"),
     ]
 
 
@@ -61,8 +55,7 @@ def quantized_attention(
     Args:
         native: another level of the library than this processor's best.
     """
-    native = native or library()
-    assert native is not None
+    native = existing(native)
     out = query.new_empty(len(query), query.shape[1], pools.values.shape[3])
     attention, _kept = paged.attention_call(query, pools, out, args, native)
     addresses = addresses_of(blocks)
@@ -85,15 +78,4 @@ def addresses_of(blocks: Sequence[Tensor]) -> Tensor:
 
 def side_of(pool: Tensor, record: QuantizedRecord) -> RecordSide:
     """Return the keys, or the values, of a layer's quantized blocks as kernels read them."""
-    return RecordSide(
-        pool.data_ptr(),
-        *pool.stride()[:2],
-        CODES.index(record.code),
-        record.token_bytes,
-        record.token_group,
-        record.channel_group,
-        record.scales_shape[1],
-        record.scales_at,
-        record.minima_at,
-        record.factor_at,
-    )
+    return RecordSide(pool.data_ptr(), *pool.stride()[:2], *layout_of(record))

@@ -8,12 +8,12 @@ import ctypes
 import torch
 from torch import Tensor
 
-from kvchat.engine.kernels.native.library import Library, library
+from kvchat.engine.kernels.native.library import Library, existing, fields, library
 from kvchat.engine.kernels.paged_attention.native import TYPES
 from kvchat.engine.kernels.quantized_kv.reference import quantize
 from kvchat.engine.kernels.quantized_record import Code, QuantizedRecord
 
-CODES = (Code.FP8, Code.INT8, Code.INT4, Code.INT2)
+_CODES = (Code.FP8, Code.INT8, Code.INT4, Code.INT2)
 """In the order of the kernel's numbers for them."""
 LEAST_NUMBERS = 2**17
 """Each further thread gets at least so many numbers."""
@@ -23,18 +23,11 @@ class _Call(ctypes.Structure):
     """The fields of native.cpp's `QuantizeCall`, in order."""
 
     _fields_ = [
-        *(
-            (name, ctypes.c_void_p)
-            for name in ("pool", "records", "sources", "targets", "failed", "parallel")
-        ),
-        *(
-            (name, ctypes.c_int64)
-            for name in ("num_blocks", "num_threads", "pool_type", "num_heads", "block_size", "dim")
-        ),
-        *((name, ctypes.c_int64) for name in ("n", "h", "p", "record_n", "record_h")),
-        *((name, ctypes.c_int64) for name in ("code", "token_bytes", "token_group", "channel_group")),
-        *((name, ctypes.c_int64) for name in ("num_columns", "scales_at", "minima_at", "factor_at")),
-        ("num_bytes", ctypes.c_int64),
+        *fields(ctypes.c_void_p, "pool records sources targets failed parallel"),
+        *fields(ctypes.c_int64, "num_blocks num_threads pool_type num_heads block_size dim"),
+        *fields(ctypes.c_int64, "n h p record_n record_h"),
+        *fields(ctypes.c_int64, "code token_bytes token_group channel_group"),
+        *fields(ctypes.c_int64, "num_columns scales_at minima_at factor_at num_bytes"),
     ]
 
 
@@ -46,6 +39,20 @@ def takes(pool: Tensor) -> bool:
         and pool.stride(3) == 1
         and pool.shape[3] > 0
         and library() is not None
+    )
+
+
+def layout_of(record: QuantizedRecord) -> tuple[int, ...]:
+    """Return what kernels know of a record, in the order of their fields from `code` to `factor_at`."""
+    return (
+        _CODES.index(record.code),
+        record.token_bytes,
+        record.token_group,
+        record.channel_group,
+        record.scales_shape[1],
+        record.scales_at,
+        record.minima_at,
+        record.factor_at,
     )
 
 
@@ -62,8 +69,7 @@ def quantize_into(
         blocks: which blocks [n], and where in `records` they go [n]; int64.
         native: another level of the library than this processor's best.
     """
-    native = native or library()
-    assert native is not None
+    native = existing(native)
     assert pool.shape[2:] == (record.num_tokens, record.dim)
     assert records.shape[3] == record.num_bytes
     assert records.stride(3) == 1
@@ -78,14 +84,7 @@ def quantize_into(
         *pool.shape[1:],
         *pool.stride()[:3],
         *records.stride()[:2],
-        CODES.index(record.code),
-        record.token_bytes,
-        record.token_group,
-        record.channel_group,
-        record.scales_shape[1],
-        record.scales_at,
-        record.minima_at,
-        record.factor_at,
+        *layout_of(record),
         record.num_bytes,
     )
     if native.function("quantise_kv")(ctypes.byref(call)):

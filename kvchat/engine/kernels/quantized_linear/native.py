@@ -11,13 +11,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from kvchat.engine.kernels.linear.native import TYPES
 from kvchat.engine.kernels.linear.native_dtypes import is_emulated
 from kvchat.engine.kernels.linear.widened import multiply
-from kvchat.engine.kernels.native.library import Library, library
+from kvchat.engine.kernels.native.library import Library, existing, fields, library
 from kvchat.engine.kernels.quantized_linear.weight import QuantizedWeight
 
-TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-"""Dtypes of inputs, by the kernel's numbers."""
 MOST_ROWS = 16
 """Up to so many rows are computed from the codes."""
 _WHOLE_LEVELS = ("avx512",)
@@ -32,9 +31,8 @@ class _Call(ctypes.Structure):
     """The fields of native.cpp's `Call`, in order."""
 
     _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("x", "codes", "scales", "minima", "bias", "out", "parallel")),
-        *((name, ctypes.c_int64) for name in ("num_threads", "type", "bits", "group")),
-        *((name, ctypes.c_int64) for name in ("num_rows", "num_inputs", "num_outputs", "x_t")),
+        *fields(ctypes.c_void_p, "x codes scales minima bias out parallel"),
+        *fields(ctypes.c_int64, "num_threads type bits group num_rows num_inputs num_outputs x_t"),
     ]
 
 
@@ -109,8 +107,7 @@ def _call(x: Tensor, weight: QuantizedWeight, bias: Tensor | None, out: Tensor, 
 
 
 def _run(name: str, call: _Call, native: Library | None) -> None:
-    native = native or library()
-    assert native is not None
+    native = existing(native)
     call.parallel = native.parallel
     if native.function(name)(ctypes.byref(call)):
         raise MemoryError("a linear layer needs more memory than there is")

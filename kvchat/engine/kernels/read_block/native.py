@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 from typing import Final
 
-from kvchat.engine.kernels.native.library import Library, library
+from kvchat.engine.kernels.native.library import Library, existing, fields
 
 BUFFER_BYTES: Final = 256 << 10
 """What is read at one time: it stays in a core's own cache beside the bytes it is copied to."""
@@ -63,9 +63,8 @@ class _Call(ctypes.Structure):
     _fields_ = [
         ("head", ctypes.c_char_p),
         ("buffer", ctypes.c_void_p),
-        *((name, ctypes.c_int64 * 2) for name in ("starts", "strides", "sizes")),
-        *((name, ctypes.c_int64) for name in ("num_layers", "buffer_bytes", "head_bytes", "checksum_start")),
-        *((name, ctypes.c_int64) for name in ("descriptor", "error")),
+        *fields(ctypes.c_int64 * 2, "starts strides sizes"),
+        *fields(ctypes.c_int64, "num_layers buffer_bytes head_bytes checksum_start descriptor error"),
     ]
 
 
@@ -94,8 +93,6 @@ def read_block(descriptor: int, head: FileHead, places: ReadTargets, native: Lib
         HeadDiffers, BytesDiffer: the file is not what it must be.
         OSError: it cannot be read, or ends early.
     """
-    native = native or library()
-    assert native is not None
     assert len(head.blank) >= MIN_BYTES
     call = _Call(
         head.blank,
@@ -109,7 +106,7 @@ def read_block(descriptor: int, head: FileHead, places: ReadTargets, native: Lib
         head.checksum_start,
         descriptor,
     )
-    found = native.function("read_block")(ctypes.byref(call))
+    found = existing(native).function("read_block")(ctypes.byref(call))
     if found == _UNREADABLE:
         raise OSError(call.error, os.strerror(call.error))
     if found == _ENDED_EARLY:

@@ -10,7 +10,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from kvchat.engine.kernels.native.library import Library, library
+from kvchat.engine.kernels.native.library import Library, existing, fields
 from kvchat.engine.kernels.paged_attention import native as paged
 from kvchat.engine.kernels.paged_attention.args import KVPair
 from kvchat.engine.kernels.shadow_kv.args import ChosenChunks, ChunkChoice, Landmarks
@@ -26,17 +26,12 @@ class _Call(ctypes.Structure):
     """The fields of choice.h's `ChoiceCall`, in order."""
 
     _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("query", "k_pool", "v_pool", "out", "blocks", "pieces")),
-        *((name, ctypes.c_void_p) for name in ("always", "before", "chosen", "parallel")),
-        *((name, ctypes.c_int64) for name in ("num_pieces", "num_threads", "query_type", "pool_type")),
-        *((name, ctypes.c_int64) for name in ("num_queries", "num_heads", "num_kv_heads")),
-        *((name, ctypes.c_int64) for name in ("dim_k", "dim_v", "block_size")),
-        *(
-            (name, ctypes.c_int64)
-            for name in ("query_t", "query_h", "k_n", "k_h", "k_p", "v_n", "v_h", "v_p", "out_t", "out_h")
-        ),
-        *((name, ctypes.c_int64) for name in ("chunk_size", "num_compressed", "num_tokens")),
-        *((name, ctypes.c_int64) for name in ("num_always", "num_before", "num_chosen", "num_new")),
+        *fields(ctypes.c_void_p, "query k_pool v_pool out blocks pieces always before chosen parallel"),
+        *fields(ctypes.c_int64, "num_pieces num_threads query_type pool_type"),
+        *fields(ctypes.c_int64, "num_queries num_heads num_kv_heads dim_k dim_v block_size"),
+        *fields(ctypes.c_int64, "query_t query_h k_n k_h k_p v_n v_h v_p out_t out_h"),
+        *fields(ctypes.c_int64, "chunk_size num_compressed num_tokens"),
+        *fields(ctypes.c_int64, "num_always num_before num_chosen num_new"),
         ("scale", ctypes.c_float),
     ]
 
@@ -67,8 +62,7 @@ def chosen_attention(
     Args:
         native: another level of the library than this processor's best.
     """
-    native = native or library()
-    assert native is not None
+    native = existing(native)
     call, seen, _kept = _call_of(query, pools, choice, native)
     found = native.function("chosen_attention")(ctypes.byref(call))
     if found == _NO_MEMORY:
