@@ -173,14 +173,15 @@ class Work:
         namespace = f"bundle:{self.random.getrandbits(64):x}"
         ids = [self.random.randrange(30_000) for _ in range(self.random.randrange(6, 40))]
         blocks = chain(ids, namespace=namespace)
-        block_store = BundleBlockStore(
+        store = DiskStore(
             self.places.cache_dir,
-            FINGERPRINT,
-            LAYOUTS,
+            fingerprint=FINGERPRINT,
+            layouts=LAYOUTS,
             block_size=BLOCK_SIZE,
             limit_bytes=self.places.limit_bytes,
             encryptor=self.places.encryptor,
         )
+        block_store = BundleBlockStore(store)
         with closing(block_store):
             for block in blocks:
                 header = block.header

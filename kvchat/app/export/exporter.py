@@ -10,6 +10,7 @@ from kvchat.app.config import Settings
 from kvchat.app.export.formats import Format
 from kvchat.app.export.readable import portable_name, readable_text
 from kvchat.engine.memory.disk.bundle_blocks import BundleBlockStore
+from kvchat.engine.memory.disk.store import DiskStore
 from kvchat.engine.models.identity import layouts_of, recall
 from kvchat.errors import UsageError
 from kvchat.session.bundle.blocks import session_blocks
@@ -203,13 +204,15 @@ def _model(settings: Settings, turns: Sequence[Turn], *, with_kv: bool) -> Bundl
 def _block_store(settings: Settings, kv: BundleModel) -> BundleBlockStore:
     fields = recall(settings.paths.cache_dir, kv.fingerprint)
     assert fields is not None
-    return BundleBlockStore(
+    store = DiskStore(
         settings.paths.cache_dir,
-        kv.fingerprint,
-        layouts_of(fields),
+        fingerprint=kv.fingerprint,
+        layouts=layouts_of(fields),
         block_size=kv.block_size,
+        limit_bytes=None,
         encryptor=settings.engine.encryptor,
     )
+    return BundleBlockStore(store)
 
 
 def _manifest(

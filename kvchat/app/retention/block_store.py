@@ -9,6 +9,7 @@ from kvchat.engine.memory.disk.block_file import Layout
 from kvchat.engine.memory.disk.bundle_blocks import BundleBlockStore
 from kvchat.engine.memory.disk.io import SYSTEM, SystemFiles
 from kvchat.engine.memory.disk.pinned_blocks import used_views
+from kvchat.engine.memory.disk.store import DiskStore
 from kvchat.engine.models.checkpoints.prepared import elsewhere
 from kvchat.session.kv.references import References, references, runs_of
 from kvchat.session.store import SessionStore
@@ -25,10 +26,10 @@ def open_block_store(
 ) -> BundleBlockStore:
     """Open the blocks of a fingerprint; what exceeds the limits goes."""
     engine, cache_dir = settings.engine, settings.paths.cache_dir
-    return BundleBlockStore(
+    store = DiskStore(
         cache_dir,
-        fingerprint,
-        layouts,
+        fingerprint=fingerprint,
+        layouts=layouts,
         block_size=block_size,
         limit_bytes=engine.disk_bytes,
         daily_bytes=engine.disk_daily_bytes,
@@ -36,6 +37,7 @@ def open_block_store(
         files=files,
         elsewhere=elsewhere(cache_dir),
     )
+    return BundleBlockStore(store)
 
 
 def drop_blocks(

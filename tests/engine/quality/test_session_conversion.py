@@ -13,6 +13,7 @@ from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.api.ids import BlockKey, GroupId, root_key
 from kvchat.engine.memory.disk.bundle_blocks import BundleBlockStore
 from kvchat.engine.memory.disk.catalog import BlockCatalog, IsReferenced
+from kvchat.engine.memory.disk.store import DiskStore
 from kvchat.engine.quality.convert import RUN_LEN, Converter, load_exact
 from kvchat.engine.quality.session_conversion import Conversion
 from kvchat.errors import CacheError, StorageError
@@ -58,8 +59,7 @@ class Stored:
         )
 
     def source(self) -> CountingStore:
-        side = self.converter.exact
-        return CountingStore(self.cache_dir, side.fingerprint, side.pool.layouts(), block_size=16)
+        return CountingStore(self._disk_store(self.converter.exact))
 
     def target(
         self,
@@ -67,11 +67,15 @@ class Stored:
         daily_bytes: int | None = None,
         kind: type[BundleBlockStore] = BundleBlockStore,
     ) -> BundleBlockStore:
-        side = self.converter.target
-        return kind(
+        return kind(self._disk_store(self.converter.target, limit_bytes, daily_bytes))
+
+    def _disk_store(
+        self, side: Any, limit_bytes: int | None = None, daily_bytes: int | None = None
+    ) -> DiskStore:
+        return DiskStore(
             self.cache_dir,
-            side.fingerprint,
-            side.pool.layouts(),
+            fingerprint=side.fingerprint,
+            layouts=side.pool.layouts(),
             block_size=16,
             limit_bytes=limit_bytes,
             daily_bytes=daily_bytes,

@@ -16,6 +16,7 @@ from kvchat.engine.kernels.fp8_record import Fp8Record
 from kvchat.engine.kernels.latent_record.reference import pack
 from kvchat.engine.memory.disk.block_file import Region
 from kvchat.engine.memory.disk.bundle_blocks import BundleBlockStore
+from kvchat.engine.memory.disk.store import DiskStore
 from kvchat.engine.quality.recompute import Recompute
 from kvchat.engine.quality.verify import Verifier, deviation, tolerance
 from kvchat.engine.startup.assembly import build_parts
@@ -113,10 +114,16 @@ def test_blocks_computed_behind_a_given_past_are_those_computed_from_the_beginni
 def test_nothing_is_verified_over_a_view(view: str, tiny: TinyModels, tmp_path: Path) -> None:
     """What it computes behind its hidden blocks would be written under the names of exact blocks."""
     parts = build_parts("tiny", tiny("llama"), EngineConfig(device="cpu", block_size=16, cache_format=view))
-    fingerprint = bytes.fromhex(parts.info.fingerprint)
+    store = DiskStore(
+        tmp_path,
+        fingerprint=bytes.fromhex(parts.info.fingerprint),
+        layouts=parts.pool.layouts(),
+        block_size=16,
+        limit_bytes=None,
+    )
     with (
         closing(Engine(parts)),
-        closing(BundleBlockStore(tmp_path, fingerprint, parts.pool.layouts(), block_size=16)) as block_store,
+        closing(BundleBlockStore(store)) as block_store,
         pytest.raises(ConfigError, match="--cache-format exact"),
     ):
         Verifier(Recompute(parts, chunk_len=64), parts.manager.groups, block_store)

@@ -1,16 +1,13 @@
 """Blocks on their way between the disk tier and a bundle, and from one name to another. Loads no model."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 from kvchat.engine.api.ids import BlockKey, GroupId, block_key, from_u32le, u32le
-from kvchat.engine.memory.disk.block_file import BlockHeader, Layout
-from kvchat.engine.memory.disk.io import SYSTEM, SystemFiles
+from kvchat.engine.memory.disk.block_file import BlockHeader
 from kvchat.engine.memory.disk.store import DiskStore
 from kvchat.errors import BlockDamaged, BlockMissing
-from kvchat.platform.encryptor import Encryptor
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,45 +30,11 @@ class NewBlock:
 
 
 class BundleBlockStore:
-    """The stored blocks of one fingerprint, found by what they hold.
+    """The stored blocks of one fingerprint, found by what they hold. `close` closes the store."""
 
-    Args:
-        cache_dir: where the disk tier is.
-        layouts: for each group the tensors of one block.
-        limit_bytes: most bytes of all blocks on disk, and of what is `elsewhere`; None: no limit.
-        daily_bytes: most bytes written on one day; None: no limit.
-        encryptor: what blocks are encrypted with; None: they are in the clear.
-        files: how blocks are read and written.
-        elsewhere: what other files take of the limit now.
-    """
-
-    def __init__(
-        self,
-        cache_dir: Path,
-        fingerprint: bytes,
-        layouts: Mapping[GroupId, Layout],
-        *,
-        block_size: int,
-        limit_bytes: int | None = None,
-        daily_bytes: int | None = None,
-        encryptor: Encryptor | None = None,
-        files: SystemFiles = SYSTEM,
-        elsewhere: Callable[[], int] = lambda: 0,
-    ) -> None:
-        self.fingerprint = fingerprint
-        self.layouts = dict(layouts)
-        self.block_size = block_size
-        self._store = DiskStore(
-            cache_dir,
-            fingerprint=fingerprint,
-            layouts=self.layouts,
-            block_size=block_size,
-            limit_bytes=limit_bytes,
-            daily_bytes=daily_bytes,
-            encryptor=encryptor,
-            files=files,
-            elsewhere=elsewhere,
-        )
+    def __init__(self, store: DiskStore) -> None:
+        self.fingerprint, self.layouts, self.block_size = store.fingerprint, store.layouts, store.block_size
+        self._store = store
 
     def groups_of(self, key: BlockKey) -> list[GroupId]:
         """Return the groups that have a block's bytes."""

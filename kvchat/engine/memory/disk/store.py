@@ -76,12 +76,12 @@ class DiskStore:
         """Why the last block that was to be written found no room, with what to do; None if it found some."""
         self.left_out: str | None = None
         """Why the last block was left out though others might have gone, with what to do; else None."""
-        self._fingerprint = fingerprint
-        self._layouts = dict(layouts)
+        self.fingerprint = fingerprint
+        self.layouts = dict(layouts)
         self._payload_bytes = {
-            group: sum(region.nbytes for region in layout) for group, layout in self._layouts.items()
+            group: sum(region.nbytes for region in layout) for group, layout in self.layouts.items()
         }
-        self._block_size = block_size
+        self.block_size = block_size
         self._clock = clock
         self._touched: dict[BlockKey, float] = {}
         self._touched_lock = Lock()
@@ -104,25 +104,25 @@ class DiskStore:
         """Whether a block is there. Pure; one look-up in the index and one at the file. What cannot be told
         now is not there.
         """
-        is_indexed = self._index.contains(self._fingerprint, key, group)
+        is_indexed = self._index.contains(self.fingerprint, key, group)
         return is_indexed and self._directory.sees(self._name(key, group))
 
     def has_all(self, keys: Sequence[BlockKey], group: GroupId) -> list[bool]:
         """For each key, whether its block is there. Pure; one query for a whole chain."""
-        indexed = self._index.contained(self._fingerprint, keys, group)
+        indexed = self._index.contained(self.fingerprint, keys, group)
         if self._healed():
-            indexed = self._index.contained(self._fingerprint, keys, group)
+            indexed = self._index.contained(self.fingerprint, keys, group)
         return [key in indexed and self._directory.sees(self._name(key, group)) for key in keys]
 
     def children(self, parent: BlockKey) -> tuple[StoredBlock, ...]:
         """Return the blocks and tails directly behind a parent, their keys recomputed. Pure."""
-        return self._behind(parent, lambda: self._index.children(self._fingerprint, parent))
+        return self._behind(parent, lambda: self._index.children(self.fingerprint, parent))
 
     def nearest(self, parent: BlockKey, token_ids: Sequence[int], most: int) -> tuple[StoredBlock, ...]:
         """Return of the `children` those that begin most like `token_ids`, at most `most` in each direction.
         Pure; does not look at the others.
         """
-        return self._behind(parent, lambda: self._index.nearest(self._fingerprint, parent, token_ids, most))
+        return self._behind(parent, lambda: self._index.nearest(self.fingerprint, parent, token_ids, most))
 
     def read(
         self,
@@ -247,7 +247,7 @@ class DiskStore:
         Returns: bytes of the payloads that were there.
         """
         kept = self._directory.kept.all()
-        names = [self._name(key, group) for key in keys for group in self._layouts]
+        names = [self._name(key, group) for key in keys for group in self.layouts]
         names = [name for name in names if name[:2] not in kept]
         num_bytes = sum(self._payload_bytes[name[2]] for name in names if self._directory.has_file(name))
         self._directory.remove(names)
@@ -266,11 +266,11 @@ class DiskStore:
         with self._touched_lock:
             touched, self._touched = self._touched, {}
         if touched:
-            self._index.touch(self._fingerprint, touched)
+            self._index.touch(self.fingerprint, touched)
 
     def usage(self) -> DiskUsage:
         """Return what this fingerprint has on disk. O(1), from the index's own totals."""
-        return self._index.usage(self._fingerprint)
+        return self._index.usage(self.fingerprint)
 
     def total_usage(self) -> DiskUsage:
         """Return what all fingerprints have on disk, which is what the limit speaks of."""
@@ -329,17 +329,17 @@ class DiskStore:
         with storage_errors(path.parent):
             if self._directory.files.identity(path) is None:
                 return False
-        if self._index.contains(self._fingerprint, header.key, header.group):
+        if self._index.contains(self.fingerprint, header.key, header.group):
             return True
-        return self._directory.adopt(self._fingerprint, path)
+        return self._directory.adopt(self.fingerprint, path)
 
     def _identity(self, header: BlockHeader) -> FileIdentity:
         assert header.key == block_key(header.parent, header.token_ids)
-        assert 0 < len(header.token_ids) <= self._block_size
+        assert 0 < len(header.token_ids) <= self.block_size
         return FileIdentity(
-            fingerprint=self._fingerprint,
-            block_size=self._block_size,
-            layout=self._layouts[header.group],
+            fingerprint=self.fingerprint,
+            block_size=self.block_size,
+            layout=self.layouts[header.group],
             header=header,
         )
 
@@ -347,7 +347,7 @@ class DiskStore:
         return self._directory.path(*self._name(key, group))
 
     def _name(self, key: BlockKey, group: GroupId) -> BlockName:
-        return self._fingerprint, self._directory.encryption.name(key), group
+        return self.fingerprint, self._directory.encryption.name(key), group
 
     def _note_no_room(self, block_bytes: int, limit_bytes: int) -> None:
         """Note what holds the room: what may never go, or what only does not go for this block."""
