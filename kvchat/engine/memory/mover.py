@@ -49,11 +49,6 @@ class Mover:
         self._refused_s: dict[tuple[BlockKey, GroupId], float] = {}
         """When blocks could not be read for a passing reason."""
 
-    @property
-    def num_unreadable(self) -> int:
-        """Blocks that were set aside or gone when they were wanted."""
-        return len(self._unreadable)
-
     def use(self, store: DiskStore | None) -> None:
         """Load from another store from now on."""
         self._store = store

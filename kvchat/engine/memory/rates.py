@@ -114,22 +114,15 @@ class Rates:
 
     def seconds_to_load(self, tier: Tier, num_bytes: int) -> float:
         """Return how long bringing `num_bytes` from `tier` to the device would take. Pure."""
-        return num_bytes * self._byte_s(tier, Direction.LOAD)
-
-    def seconds_to_store(self, tier: Tier, num_bytes: int) -> float:
-        """Return how long bringing `num_bytes` from the device to `tier` would take. Pure."""
-        return num_bytes * self._byte_s(tier, Direction.STORE)
+        with self._lock:
+            estimate = self._moves.get((tier, Direction.LOAD))
+        return num_bytes * (estimate.value if estimate else PRIOR_BYTE_S[tier])
 
     def _token_s(self, bucket: int) -> float:
         if not self._prefill:
             return PRIOR_TOKEN_S
         nearest = min(self._prefill, key=lambda known: (abs(known - bucket), known))
         return self._prefill[nearest].value
-
-    def _byte_s(self, tier: Tier, direction: Direction) -> float:
-        with self._lock:
-            estimate = self._moves.get((tier, direction))
-        return estimate.value if estimate else PRIOR_BYTE_S[tier]
 
 
 class _Estimate:

@@ -96,14 +96,6 @@ def landmarks(keys: Tensor, chunk_size: int) -> Tensor:
     return keys.float().unflatten(0, (-1, chunk_size)).mean(dim=1)
 
 
-def outliers(keys: Tensor, chunk_size: int, num_chunks: int) -> Tensor:
-    """Return which chunks [H_kv, num_chunks] their landmarks speak for least, in ascending order.
-
-    That is where one of the rotated keys [C * c, H_kv, D] points farthest away from the mean of its chunk.
-    """
-    return least_alike(likeness(keys, chunk_size), num_chunks)
-
-
 def likeness(keys: Tensor, chunk_size: int) -> Tensor:
     """Return how alike [C, H_kv] the mean of each chunk is to the one of its keys that is least like it.
 
