@@ -14,7 +14,7 @@ from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.kernels.device import upload
 
 LEAST_TEMPERATURE = 1e-6
-"""As the sampler has it."""
+"""Below this, float32 leaves only the most probable token anyway, and dividing by less would overflow."""
 
 
 class Drawn:

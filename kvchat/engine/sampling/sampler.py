@@ -12,10 +12,7 @@ from torch import Generator, Tensor
 from kvchat.engine.api.events import TokenLogprobs
 from kvchat.engine.api.ids import RequestId
 from kvchat.engine.api.sampling_params import SamplingParams
-from kvchat.engine.sampling.device_sampler import Drawn, draw
-
-LEAST_TEMPERATURE = 1e-6
-"""Below this, float32 leaves only the most probable token anyway, and dividing by less would overflow."""
+from kvchat.engine.sampling.device_sampler import LEAST_TEMPERATURE, Drawn, draw
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +75,7 @@ class Sampler:
         if not rows:
             return []
         if self.draws_there(logits, rows):
-            return self.sample_there(logits, rows)
+            return choices(self.begin(logits, rows))
         greedy = logits.argmax(dim=-1).tolist()
         finite = torch.isfinite(logits.amax(dim=-1)).tolist()
         chosen: list[list[SampledToken | None]] = []
@@ -93,16 +90,12 @@ class Sampler:
                     break
         return chosen
 
-    def sample_there(self, logits: Tensor, rows: Sequence[SamplingRow]) -> list[list[SampledToken | None]]:
-        """Do as `sample` where the logits lie: one copy goes there and one comes back."""
-        return choices(self.begin(logits, rows))
-
     def draws_there(self, logits: Tensor, rows: Sequence[SamplingRow]) -> bool:
         """Whether tokens are drawn where the logits lie. Pure."""
         return (logits.is_cuda or self._draws_there) and all(map(_is_plain, rows))
 
     def begin(self, logits: Tensor, rows: Sequence[SamplingRow]) -> Drawn:
-        """Begin to do as `sample` where the logits lie, and wait for nothing.
+        """Begin to do as `sample` where the logits lie, and wait for nothing; `choices` gives the tokens.
 
         Args:
             rows: without drafts, penalties, and log-probabilities to tell.
@@ -127,7 +120,7 @@ class Sampler:
         return SampledToken(token, report)
 
     def _draw(self, logits: Tensor, row: SamplingRow) -> int:
-        if logits.is_cuda:  # as in `sample_there`: a text must not depend on who else asks for what
+        if logits.is_cuda:  # as in `begin`: a text must not depend on who else asks for what
             return int(draw(logits[None], [row.params], [self._number(row)]))
         probabilities = distribution(logits, row.params).cpu()
         return int(torch.multinomial(probabilities, 1, generator=self._generator(row)))

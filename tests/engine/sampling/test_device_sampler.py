@@ -8,7 +8,7 @@ import torch
 from kvchat.engine.api.ids import RequestId
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.sampling.device_sampler import draw
-from kvchat.engine.sampling.sampler import Sampler, SamplingRow, distribution
+from kvchat.engine.sampling.sampler import Sampler, SamplingRow, choices, distribution
 
 pytestmark = pytest.mark.cpu
 
@@ -51,12 +51,12 @@ def test_a_seed_gives_the_same_text_in_company_and_rows_that_are_no_numbers_give
     mine, other = SamplingParams(temperature=1.0, seed=7), SamplingParams(temperature=0.8, top_k=5)
     alone, crowded = Sampler(0), Sampler(1)
     for line in logits:
-        (wanted,) = alone.sample_there(line[None], [SamplingRow(RequestId(1), mine, (0,))])
+        (wanted,) = choices(alone.begin(line[None], [SamplingRow(RequestId(1), mine, (0,))]))
         rows = [
             SamplingRow(RequestId(2), other, (0,)),
             SamplingRow(RequestId(1), mine, (0,)),
             SamplingRow(RequestId(3), mine, (0,)),
         ]
-        found = crowded.sample_there(torch.stack([-line, line, line * torch.nan]), rows)
+        found = choices(crowded.begin(torch.stack([-line, line, line * torch.nan]), rows))
         assert found[1] == wanted
         assert found[2] == [None]
