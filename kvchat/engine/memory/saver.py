@@ -9,6 +9,7 @@ the block is written or dropped and its copy is done, whichever is later.
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from time import monotonic
 from typing import Protocol
 
@@ -91,15 +92,15 @@ class AsyncCopy:
     Args:
         gathered: what the copy reads; it lives as long as the copy does.
         place: where in host memory the bytes are.
+        clear: fills slots without a token with zeros.
     """
 
     group: GroupId
     place: int
-    num_tokens: int
     data: memoryview
     event: Event
     gathered: list[Tensor]
-    clear: Callable[[memoryview, int], None]
+    clear: Callable[[], None]
     is_released: bool = False
 
     def __len__(self) -> int:
@@ -109,7 +110,7 @@ class AsyncCopy:
         """Return the bytes, slots without a token zero. Waits for the copy."""
         self.event.wait()
         self.gathered.clear()
-        self.clear(self.data, self.num_tokens)
+        self.clear()
         return self.data
 
     def release(self) -> None:
@@ -147,7 +148,6 @@ class AsyncSaves:
                 self._slabs[group].view(place)  # now: pinning takes its time, and a step has none
 
     def has_room(self, group: GroupId) -> bool:
-        """Whether a block can be taken now. Waits for nothing."""
         over = [taken for taken in self._under_way if taken.is_released and taken.event.is_done]
         for taken in over:
             self._under_way.remove(taken)
@@ -155,11 +155,7 @@ class AsyncSaves:
         return bool(self._free[group])
 
     def take(self, group: GroupId, block: BlockId, num_tokens: int) -> AsyncCopy:
-        """Begin to copy a block as it is after all computation handed in so far; waits for nothing.
-
-        Args:
-            num_tokens: slots behind so many are zero in what arrives.
-        """
+        """Begin to copy a block; waits for nothing."""
         place = self._free[group].pop()
         data = self._slabs[group].view(place)
         target = torch.frombuffer(data, dtype=torch.uint8)
@@ -173,10 +169,8 @@ class AsyncSaves:
 
         event = self._streams.beside(Stream.OUT, copy, [self._streams.compute(gather)])
 
-        def clear(run: memoryview, num_kept: int) -> None:
-            self._pool.clear_slots(group, run, num_kept)
-
-        taken = AsyncCopy(group, place, num_tokens, data, event, gathered, clear)
+        clear = partial(self._pool.clear_slots, group, data, num_tokens)
+        taken = AsyncCopy(group, place, data, event, gathered, clear)
         self._under_way.append(taken)
         return taken
 
