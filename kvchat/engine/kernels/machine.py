@@ -119,12 +119,8 @@ def _has_nvidia_gpu() -> bool:
 
 
 def _memory() -> dict[str, int]:
-    return {"free_bytes": available_bytes(), "total_bytes": _total_bytes()}
-
-
-def _total_bytes() -> int:
-
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    total_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return {"free_bytes": available_bytes(), "total_bytes": total_bytes}
 
 
 def processor_name() -> str:

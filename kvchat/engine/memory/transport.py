@@ -219,7 +219,7 @@ def _bytes(run: memoryview) -> Tensor:
     return torch.frombuffer(run, dtype=torch.uint8)
 
 
-def runs_of(moves: Iterable[Move]) -> Iterable[Sequence[Copy] | Sequence[Demote]]:
+def runs_of(moves: Iterable[Move]) -> Iterable[Sequence[Move]]:
     """Yield moves that can be carried out at once, whatever their order: of one kind and one group, and no
     block that is written is also read, or written twice, within a run. Pure.
     """
@@ -236,15 +236,10 @@ def runs_of(moves: Iterable[Move]) -> Iterable[Sequence[Copy] | Sequence[Demote]
             and target not in read | written
         )
         if run and not fits:
-            yield _of_one_kind(run)
+            yield run
             run, read, written = [], set(), set()
         run.append(move)
         read.add(move.source)
         written |= {target} if target is not None else set()
     if run:
-        yield _of_one_kind(run)
-
-
-def _of_one_kind(run: Sequence[Move]) -> Sequence[Copy] | Sequence[Demote]:
-    copies = [move for move in run if isinstance(move, Copy)]
-    return copies or [move for move in run if isinstance(move, Demote)]
+        yield run

@@ -130,17 +130,13 @@ def fields_of(checkpoint: Checkpoint, storage: Storage) -> dict[str, Any]:
 
 def digest_of(fields: Mapping[str, Any]) -> bytes:
     """Return the digest of what `fields_of` returns, or of the same read back from JSON."""
-    return _digest(fields)
+    canonical = json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()
+    return blake2b(canonical, digest_size=FINGERPRINT_BYTES, person=_PERSON).digest()
 
 
 def _adapter_digest(adapter_dir: Path, digests: WeightDigests) -> str:
     config = _without(read_adapter_config(adapter_dir), _VOLATILE_IN_ADAPTERS)
-    return _digest({"config": config, "weights": digests.digest(adapter_weights(adapter_dir))}).hex()
-
-
-def _digest(parts: Mapping[str, Any]) -> bytes:
-    canonical = json.dumps(parts, sort_keys=True, separators=(",", ":")).encode()
-    return blake2b(canonical, digest_size=FINGERPRINT_BYTES, person=_PERSON).digest()
+    return digest_of({"config": config, "weights": digests.digest(adapter_weights(adapter_dir))}).hex()
 
 
 def _without(config: Any, volatile: frozenset[str]) -> Any:

@@ -152,8 +152,11 @@ def file_bytes(identity: FileIdentity) -> int:
 
 
 def render_head(identity: FileIdentity, payload: memoryview) -> bytes:
-    """Return the file's bytes before the payload."""
-    return _with_checksum(_render_blank(identity), payload)
+    """Return the file's bytes before the payload. The checksum covers them, itself blank, and the payload."""
+    blank = _render_blank(identity)
+    digest = _checksum(blank)
+    digest.update(payload)
+    return _signed(blank, digest.hexdigest())
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,13 +357,9 @@ def _render_anew(layout: Layout) -> str:
     for region in layout:
         end = start + region.nbytes
         entry = {"dtype": region.dtype, "shape": region.shape, "data_offsets": [start, end]}
-        rendered += f",{json.dumps(region.name)}:{_compact(entry)}"
+        rendered += f",{json.dumps(region.name)}:{json.dumps(entry, separators=(',', ':'))}"
         start = end
     return rendered
-
-
-def _compact(value: object) -> str:
-    return json.dumps(value, separators=(",", ":"))
 
 
 def _checksum(data: bytes) -> "xxh3_128":
@@ -368,13 +367,6 @@ def _checksum(data: bytes) -> "xxh3_128":
     from xxhash import xxh3_128
 
     return xxh3_128(data)
-
-
-def _with_checksum(blank: bytes, payload: memoryview) -> bytes:
-    """Return the header with XXH3-128 over itself, its checksum blank, and the payload."""
-    digest = _checksum(blank)
-    digest.update(payload)
-    return _signed(blank, digest.hexdigest())
 
 
 def _signed(blank: bytes, checksum: str) -> bytes:

@@ -75,9 +75,6 @@ class PreparedCheckpoints:
         path = self._directory / key
         return path if (path / _MADE_FILE).is_file() else None
 
-    def num_bytes(self) -> int:
-        return prepared_bytes(self._directory)
-
     def _is_whole(self, path: Path) -> bool:
         try:
             made = json.loads((path / _MADE_FILE).read_bytes())
@@ -111,16 +108,15 @@ class PreparedCheckpoints:
         """Remove others, longest unused first. Whoever has one mapped keeps its bytes."""
         if self._limit_bytes is None:
             return
-        others = sorted((path for path in self._entries() if path != kept), key=lambda p: p.stat().st_mtime)
-        num_bytes = self.num_bytes()
+        others = sorted(
+            (path for path in _entries(self._directory) if path != kept), key=lambda p: p.stat().st_mtime
+        )
+        num_bytes = prepared_bytes(self._directory)
         for path in others:
             if num_bytes <= self._limit_bytes:
                 return
             num_bytes -= _num_bytes(path)
             shutil.rmtree(path, ignore_errors=True)
-
-    def _entries(self) -> list[Path]:
-        return _entries(self._directory)
 
     @contextmanager
     def _locked(self, key: str) -> Iterator[None]:
