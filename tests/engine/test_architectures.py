@@ -19,7 +19,7 @@ EXACT = {
     "FalconForCausalLM (alibi)": ("cache", "4 full"),
     "GPTJForCausalLM": ("cache", "4 full"),
 }
-"""One of each way to differ; plainer ones are in `models/test_probe.py`, all of them among the slow tests."""
+"""One of each way to differ; plainer ones are in `test_layer_probe.py`, all of them among the slow tests."""
 REFUSED = {
     "JambaForCausalLM": "state of a convolution",
     "Qwen3NextForCausalLM": "state of a convolution",
