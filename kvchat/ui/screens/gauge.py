@@ -16,7 +16,7 @@ from kvchat.app.host import Gauged
 from kvchat.engine.quality.frontier import recommended
 from kvchat.ui.screens.deferred_dialog import DeferredScreen
 from kvchat.ui.widgets.cache.frontier_rows import LEGEND, frontier_rows
-from kvchat.ui.widgets.cache.styles import Look, Row
+from kvchat.ui.widgets.cache.row_view import Look, Row
 
 _AROUND = 4
 """Rows of the screen that are neither plot nor table."""

@@ -26,7 +26,7 @@ from kvchat.ui.widgets.cache.block_rows import (
     source_row,
 )
 from kvchat.ui.widgets.cache.block_table import BlockTable
-from kvchat.ui.widgets.cache.styles import Look, Row, row_text
+from kvchat.ui.widgets.cache.row_view import Look, Row, row_text
 
 _INTERVAL_S = 0.5
 _MOST_SOURCES = 6

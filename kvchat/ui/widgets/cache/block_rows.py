@@ -10,7 +10,7 @@ from kvchat.engine.api.snapshot import CacheSnapshot, GroupUsage, Tier
 from kvchat.text.figures import UNKNOWN, age_text, bytes_text, count_text, plural
 from kvchat.text.plain_text import one_line, padded
 from kvchat.ui.widgets.cache.panel_rows import BranchNames
-from kvchat.ui.widgets.cache.styles import MARKS, Look, Row
+from kvchat.ui.widgets.cache.row_view import MARKS, Look, Row
 
 _KEY_WIDTH = 8
 _RANGE_WIDTH = 15

@@ -11,7 +11,7 @@ from textual.strip import Strip
 
 from kvchat.engine.api.inspection import InspectedBlock
 from kvchat.ui.widgets.cache.block_rows import block_row
-from kvchat.ui.widgets.cache.styles import Row, RowView
+from kvchat.ui.widgets.cache.row_view import Row, RowView
 
 _FAR = 10**9
 

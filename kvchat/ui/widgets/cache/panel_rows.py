@@ -25,9 +25,9 @@ from kvchat.text.figures import (
 )
 from kvchat.text.plain_text import STEP, path_padded
 from kvchat.ui.state.cache_history import Recent
+from kvchat.ui.widgets.cache.row_view import MARKS, Look, Row, Run
+from kvchat.ui.widgets.cache.row_view import row_text as row_text
 from kvchat.ui.widgets.cache.shadow_rows import shadow_rows
-from kvchat.ui.widgets.cache.styles import MARKS, Look, Row, Run
-from kvchat.ui.widgets.cache.styles import row_text as row_text
 from kvchat.ui.widgets.cache.trend_rows import history_rows, room_rows
 
 _VALUE_WIDTH = 9

@@ -2,7 +2,7 @@
 
 from kvchat.engine.api.server_cache import ServerCache
 from kvchat.text.cache_usage import request_words, reuse_words, share_words
-from kvchat.ui.widgets.cache.styles import MARKS, Look, Row
+from kvchat.ui.widgets.cache.row_view import MARKS, Look, Row
 
 _LABEL_WIDTH = 9
 _VALUE_WIDTH = 8

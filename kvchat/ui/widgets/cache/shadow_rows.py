@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from kvchat.engine.api.snapshot import LayerUsage, ShadowUsage
 from kvchat.text.figures import bytes_text, count_text, percent_text
-from kvchat.ui.widgets.cache.styles import Look, Row
+from kvchat.ui.widgets.cache.row_view import Look, Row
 
 
 def shadow_rows(layers: Sequence[LayerUsage], width: int, *, expanded: bool) -> list[Row]:

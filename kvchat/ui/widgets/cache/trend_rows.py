@@ -6,7 +6,7 @@ from kvchat.engine.api.snapshot import CacheSnapshot
 from kvchat.text.cache_usage import capacity_words
 from kvchat.text.figures import UNKNOWN, short_count_text
 from kvchat.ui.state.cache_history import Recent
-from kvchat.ui.widgets.cache.styles import Look, Row
+from kvchat.ui.widgets.cache.row_view import Look, Row
 
 _STEPS = "▁▂▃▄▅▆▇█"
 _LABEL_WIDTH = 9

@@ -20,7 +20,7 @@ from kvchat.ui.widgets.cache.block_rows import (
     sources,
 )
 from kvchat.ui.widgets.cache.panel_rows import BranchNames
-from kvchat.ui.widgets.cache.styles import Look, row_text
+from kvchat.ui.widgets.cache.row_view import Look, row_text
 from tests.ui.scripted_engine import HeldTokens, scripted_snapshot
 
 pytestmark = pytest.mark.pure

@@ -12,7 +12,7 @@ from kvchat.ui.widgets.cache.frontier_rows import (
     TAKEN,
     frontier_rows,
 )
-from kvchat.ui.widgets.cache.styles import row_text
+from kvchat.ui.widgets.cache.row_view import row_text
 
 pytestmark = pytest.mark.pure
 
