@@ -18,7 +18,7 @@ from kvchat.engine.kernels.paged_attention import launches
 from kvchat.engine.kernels.paged_attention.args import AttentionArgs, KVPair, StepTables
 from kvchat.engine.kernels.paged_attention.launches import LaunchTarget
 from kvchat.engine.kernels.paged_attention.step_tables import tables_of
-from kvchat.engine.kernels.tiling import HALF, Tiling
+from kvchat.engine.kernels.tiling import HALF, MOST_REGISTERS, Tiling
 
 PART_LEN = 512
 """A query that stands alone gets a further program for every so many keys."""
@@ -44,6 +44,9 @@ def prefill_tiling(group: int, head_dim: int, element_size: int) -> Tiling:
         keys = 32 if rows == 32 and head_dim == 128 else 16
         return Tiling(block_m=rows, block_n=keys, num_warps=8, num_stages=1)
     rows = max(64, triton.next_power_of_2(group))
+    if rows == 64 and head_dim <= 128:  # four warps: nearly twice as fast as eight on an H200
+        keys = 64 if head_dim <= 64 else 32  # more of them spills on sm_80
+        return Tiling(block_m=rows, block_n=keys, num_warps=4, num_stages=2, max_registers=MOST_REGISTERS)
     return Tiling(block_m=rows, block_n=_keys(head_dim), num_warps=8, num_stages=2)
 
 
