@@ -38,10 +38,8 @@ class Admission:
 
     def lacking(self, match: PrefixMatch, num_following: int) -> GroupId | None:
         """Return a group with too few blocks for `take`; None if there is room. Pure."""
-        for group in self._device.groups:
-            if not self._has_room(group, match, num_following):
-                return group.id
-        return None
+        groups = self._device.groups
+        return next((group.id for group in groups if not self._has_room(group, match, num_following)), None)
 
     def _has_room(self, group: Group, match: PrefixMatch, num_following: int) -> bool:
         """Whether what `group` needs can be allocated without evicting a block that is matched."""
@@ -64,20 +62,14 @@ class Admission:
         return found
 
     def _hold(self, sequence: Sequence, group: Group, match: PrefixMatch) -> None:
-        pool, table, found = (
-            self._device.pools[group.id],
-            sequence.tables[group.id],
-            self._found(group, match),
-        )
-        for block in found:
+        table, size = sequence.tables[group.id], self._device.block_size
+        table += [None] * min(len(match.keys), group.num_blocks(match.length, size))
+        for number, block in zip(match.numbers(group, size), self._found(group, match), strict=True):
             self._device.references.share(sequence, group.id, block)
-        numbers = match.numbers(group, self._device.block_size)
-        table += [None] * min(len(match.keys), group.num_blocks(match.length, self._device.block_size))
-        for number, block in zip(numbers, found, strict=True):
             table[number] = block
         if match.partial and group.spec.has_tail:
             source = match.partial.blocks[group.id]
-            pool.share(source)
+            self._device.pools[group.id].share(source)
             self._device.keep_source(group.id, source)
 
     def _copy(self, sequence: Sequence, group: Group, partial: PartialBlock) -> Copy:

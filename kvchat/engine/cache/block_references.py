@@ -70,7 +70,8 @@ class BlockReferences:
         self._move_exclusive(group, before, self._sole_owner(holders))
         if not holders:
             del self._holders[group, block]
-        self._count(sequence.id, group, -1, is_shared=self._pools[group].count(block) > 1)
+        self._num_held[sequence.id, group] -= 1
+        self._num_shared[sequence.id, group] -= self._pools[group].count(block) > 1
 
     def note_shared(self, group: GroupId, block: BlockId, is_shared: bool) -> None:
         """Note that a block has got a second holder, or has lost all but one."""
@@ -107,12 +108,8 @@ class BlockReferences:
         before = self._sole_owner(holders)
         holders.add(sequence.id)
         self._move_exclusive(group, before, self._sole_owner(holders))
-        self._count(sequence.id, group, 1, is_shared=self._pools[group].count(block) > 1)
-
-    def _count(self, sequence: SequenceId, group: GroupId, change: int, *, is_shared: bool) -> None:
-        self._num_held[sequence, group] += change
-        if is_shared:
-            self._num_shared[sequence, group] += change
+        self._num_held[sequence.id, group] += 1
+        self._num_shared[sequence.id, group] += self._pools[group].count(block) > 1
 
     def _sole_owner(self, holders: Iterable[SequenceId]) -> str | None:
         owners = {self._owners[sequence] for sequence in holders}

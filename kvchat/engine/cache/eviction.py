@@ -108,37 +108,22 @@ class LeafQueue:
         return block
 
 
-class LeastRecentlyUsed:
+class LeastRecentlyUsed(LeafQueue):
     """The block that was let go of longest ago gives way; one scan of a long document flushes everything."""
 
-    def __init__(self) -> None:
-        self._order = LeafQueue()
-
-    def __len__(self) -> int:
-        return len(self._order)
-
-    def __contains__(self, block: BlockId) -> bool:
-        return block in self._order
-
     def add(self, block: BlockId, key: BlockKey) -> None:
-        self._order.append(block)
-
-    def remove(self, block: BlockId) -> None:
-        self._order.remove(block)
+        self.append(block)
 
     def touch(self, block: BlockId) -> None:
         pass
-
-    def due(self, block: BlockId) -> None:
-        self._order.due(block)
 
     def forget(self, block: BlockId) -> None:
         pass
 
     def victim(self, is_leaf: IsLeaf) -> BlockId:
-        block = self._order.pop(is_leaf)
+        block = self.pop(is_leaf)
         if block is None:
-            block = self._order.pop_aside()
+            block = self.pop_aside()
         assert block is not None
         return block
 
@@ -254,10 +239,9 @@ class Ghosts:
 
     def take(self, key: BlockKey) -> bool:
         """Forget a name and return whether it was known."""
-        if key not in self._keys:
-            return False
-        del self._keys[key]
-        return True
+        known = key in self._keys
+        self._keys.pop(key, None)
+        return known
 
 
 def make_order(eviction: Eviction, num_blocks: int) -> EvictionOrder:

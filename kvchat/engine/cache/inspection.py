@@ -31,9 +31,14 @@ def inspected(
     Args:
         running: the sequences that requests run on.
     """
-    if request.sequence is None and not request.token_ids:
-        return _inspected(manager, _kept_links(manager, request.most), running)
-    return _inspected(manager, _path_links(manager, request), running)
+    is_path = request.sequence is not None or request.token_ids
+    links = _path_links(manager, request) if is_path else _kept_links(manager, request.most)
+    keys = [link.key for link in links]
+    stored = {group.id: manager.stored(keys, group.id) for group in manager.groups}
+    return tuple(
+        _block(manager, link, {group: flags[number] for group, flags in stored.items()}, running)
+        for number, link in enumerate(links)
+    )
 
 
 def _path_links(manager: CacheManager, request: InspectionRequest) -> list[_Link]:
@@ -82,17 +87,6 @@ def _kept_links(manager: CacheManager, most: int) -> list[_Link]:
             found.append((unused_s, _Link(node.key, node.parent, node.token_ids, node.start, {})))
     found.sort(key=lambda entry: entry[0])
     return [link for _, link in found[:most]]
-
-
-def _inspected(
-    manager: CacheManager, links: abc.Sequence[_Link], running: Collection[SequenceId]
-) -> tuple[InspectedBlock, ...]:
-    keys = [link.key for link in links]
-    stored = {group.id: manager.stored(keys, group.id) for group in manager.groups}
-    return tuple(
-        _block(manager, link, {group: flags[number] for group, flags in stored.items()}, running)
-        for number, link in enumerate(links)
-    )
 
 
 def _block(

@@ -32,15 +32,15 @@ class LiveTails:
         self._block_size = block_size
         self._sequences: dict[BlockKey, dict[SequenceId, Sequence]] = {}
 
-    def watch(self, sequence: Sequence, parent: BlockKey) -> None:
-        self._sequences.setdefault(parent, {})[sequence.id] = sequence
+    def watch(self, sequence: Sequence) -> None:
+        self._sequences.setdefault(sequence.last_key, {})[sequence.id] = sequence
 
-    def unwatch(self, sequence: Sequence, parent: BlockKey) -> None:
-        """Forget a sequence; nothing happens if it is not known."""
-        watched = self._sequences.get(parent, {})
+    def unwatch(self, sequence: Sequence) -> None:
+        """Forget a sequence, before its last key changes; nothing happens if it is not known."""
+        watched = self._sequences.get(sequence.last_key, {})
         watched.pop(sequence.id, None)
         if not watched:
-            self._sequences.pop(parent, None)
+            self._sequences.pop(sequence.last_key, None)
 
     def behind(self, parent: BlockKey) -> list[Sequence]:
         """Return the sequences with a tail behind `parent`. Pure."""
@@ -52,13 +52,12 @@ class LiveTails:
 
     def check_integrity(self, sequences: Mapping[SequenceId, Sequence]) -> None:
         """Assert that only live sequences are known, each behind its last full block, and all with a tail."""
-        known = [
-            (sequence, parent) for parent, watched in self._sequences.items() for sequence in watched.values()
-        ]
-        for sequence, parent in known:
-            assert sequences.get(sequence.id) is sequence
-            assert sequence.last_key == parent
-        ids = {sequence.id for sequence, _ in known}
+        ids = set()
+        for parent, watched in self._sequences.items():
+            for sequence in watched.values():
+                assert sequences.get(sequence.id) is sequence
+                assert sequence.last_key == parent
+                ids.add(sequence.id)
         assert all(sequence.id in ids for sequence in sequences.values() if sequence.computed_len)
 
 
@@ -136,7 +135,7 @@ class CacheManager:
                     self._references.share(child, group.id, block)
             self._log.note_from(child, group.id, 0)
         if child.computed_len:  # nobody would forget an empty one when it is admitted
-            self._watch_tail(child)
+            self._tails.watch(child)
         return child
 
     def release(self, sequence: Sequence) -> None:
@@ -148,9 +147,17 @@ class CacheManager:
 
     def reset(self, sequence: Sequence) -> None:
         """Let go of a sequence's blocks; its token ids stay, and it can be admitted again."""
-        self._unwatch_tail(sequence)
+        self._tails.unwatch(sequence)
         self._publisher.name_tail(sequence)
-        self._let_go(sequence)
+        for group, table in zip(self.groups, sequence.tables, strict=True):
+            for block in reversed(table):
+                if block is not None:
+                    self._references.release(sequence, group.id, block)
+            table.clear()
+        self._pruning.give_up(sequence)
+        sequence.kept_names.clear()
+        sequence.computed_len = sequence.num_ahead = 0
+        sequence.keys.clear()
 
     def demote(self, sequence: Sequence, tier: Tier = Tier.HOST) -> tuple[Demote, ...]:
         """Let go of a sequence's blocks, and take those that nobody else holds off the device.
@@ -171,15 +178,13 @@ class CacheManager:
     def leave(self, sequence: Sequence) -> list[tuple[GroupId, BlockId]]:
         """Let go of a sequence's blocks, which stay cached, and return them: children before their
         parents."""
-        self._unwatch_tail(sequence)
-        self._publisher.name_tail(sequence)
         held = [
             (group.id, block)
             for group, table in zip(self.groups, sequence.tables, strict=True)
             for block in reversed(table)
             if block is not None
         ]
-        self._let_go(sequence)
+        self.reset(sequence)
         return held
 
     def rename(self, fingerprint: bytes) -> None:
@@ -233,7 +238,7 @@ class CacheManager:
         sequence.computed_len = match.length
         sequence.saved_tail = match.partial.key if match.partial and match.partial.is_whole else None
         if sequence.computed_len:  # nobody would forget an empty one when it is admitted again
-            self._watch_tail(sequence)
+            self._tails.watch(sequence)
         return self.take_demotions() + moves
 
     def touch(self, sequence: Sequence) -> None:
@@ -273,12 +278,12 @@ class CacheManager:
         """Return what a pruned sequence has lost from sight, in the groups where it has. Pure."""
         if not sequence.view_schedule.prune_points:
             return ()
-        size = self.block_size
-        lost = (
-            (group, sequence.view_schedule.hidden_ranges(group, sequence.computed_len, size))
+        view_schedule, length = sequence.view_schedule, sequence.computed_len
+        return tuple(
+            (group.id, hidden_ranges)
             for group in self.groups
+            if (hidden_ranges := view_schedule.hidden_ranges(group, length, self.block_size))
         )
-        return tuple((group.id, hidden_ranges) for group, hidden_ranges in lost if hidden_ranges)
 
     def prunes(self, sequence: Sequence) -> tuple[Prune, ...]:
         """Return what is to be pruned behind the tokens that `extend` has made room for. Pure."""
@@ -292,7 +297,7 @@ class CacheManager:
         prune_point = sequence.view_schedule.next_prune_point(sequence.computed_len)
         is_renamed = prune_point is not None and prune_point.at <= sequence.computed_len + num_tokens
         if last > first or is_renamed:
-            self._unwatch_tail(sequence)
+            self._tails.unwatch(sequence)
         sequence.computed_len += num_tokens
         sequence.num_ahead = max(0, sequence.num_ahead - num_tokens)
         for number in range(first, last):
@@ -305,7 +310,7 @@ class CacheManager:
             sequence.saved_tail = None
         if sequence.kept:
             self._pruning.carry_out(sequence)
-        self._watch_tail(sequence)
+        self._tails.watch(sequence)
         for group, table in zip(self.groups, sequence.tables, strict=True):
             self._leave_window(sequence, group, table)
 
@@ -400,17 +405,6 @@ class CacheManager:
         for whole in range(start, end):
             self._publisher.publish(sequence, group, whole)
 
-    def _let_go(self, sequence: Sequence) -> None:
-        for group, table in zip(self.groups, sequence.tables, strict=True):
-            for block in reversed(table):
-                if block is not None:
-                    self._references.release(sequence, group.id, block)
-            table.clear()
-        self._pruning.give_up(sequence)
-        sequence.kept_names.clear()
-        sequence.computed_len = sequence.num_ahead = 0
-        sequence.keys.clear()
-
     def _leave_window(self, sequence: Sequence, group: Group, table: BlockTable) -> None:
         end = min(group.spec.first_visible(sequence.computed_len) // self.block_size, len(table))
         start = end
@@ -421,12 +415,6 @@ class CacheManager:
             assert block is not None
             self._references.release(sequence, group.id, block)
             table[number] = None
-
-    def _watch_tail(self, sequence: Sequence) -> None:
-        self._tails.watch(sequence, sequence.last_key)
-
-    def _unwatch_tail(self, sequence: Sequence) -> None:
-        self._tails.unwatch(sequence, sequence.last_key)
 
     def _num_blocks(self, group: Group, num_tokens: int) -> int:
         return group.num_blocks(num_tokens, self.block_size)

@@ -83,10 +83,11 @@ class Pins:
         """
         size = self._device.block_size
         numbers = sequence.view_schedule.numbers(group, len(sequence.keys) * size, size)
-        blocks = [
-            self._device.index.block(sequence.name_of(group, number)[0], group.id) for number in numbers
-        ]
-        return tuple(block for block in blocks if block is not None)
+        return tuple(
+            block
+            for number in numbers
+            if (block := self._device.index.block(sequence.name_of(group, number)[0], group.id)) is not None
+        )
 
     def _check_room(
         self,

@@ -135,19 +135,15 @@ class PrefixMatcher:
         if max_len is not None:
             most = min(most, max_len)
         # What was pruned is found as a whole, with all that was computed since, or is to be pruned again.
-        for num in range(len(view_schedule.prune_points), 0, -1):
-            limit = (
-                most
-                if num == len(view_schedule.prune_points)
-                else min(most, view_schedule.most_found(view_schedule.prune_points[num]))
-            )
-            if limit >= view_schedule.prune_points[num - 1].at:
-                found = self._match(sequence, view_schedule.up_to(num), limit)
-                if found.length >= view_schedule.prune_points[num - 1].at:
+        points = view_schedule.prune_points
+        limits = [*(min(most, view_schedule.most_found(point)) for point in points), most]
+        for num in range(len(points), 0, -1):
+            least = points[num - 1].at
+            if limits[num] >= least:
+                found = self._match(sequence, view_schedule.up_to(num), limits[num])
+                if found.length >= least:
                     return found
-        if view_schedule.prune_points:
-            most = min(most, view_schedule.most_found(view_schedule.prune_points[0]))
-        return self._match(sequence, view_schedule.up_to(0), most)
+        return self._match(sequence, view_schedule.up_to(0), limits[0])
 
     def _match(self, sequence: Sequence, view_schedule: ViewSchedule, limit: int) -> PrefixMatch:
         """Return the longest prefix that can be used once all prune points have been passed."""

@@ -198,9 +198,8 @@ class Transfers:
         if transfer.first_failed is None:
             return
         match, device = transfer.match, self._device
-        tail = match.partial.key if match.partial else None
-        keys = [*match.keys, *([] if tail is None else [tail])]
-        failed, *behind = keys[transfer.first_failed :]
+        tail = (match.partial.key,) if match.partial and match.partial.key is not None else ()
+        failed, *behind = (*match.keys, *tail)[transfer.first_failed :]
         for group in device.groups:
             if group.spec.stands_alone or device.index.block(failed, group.id) is not None:
                 continue
