@@ -18,7 +18,7 @@ from torch import Tensor
 
 from kvchat.engine.api.ids import BlockId, GroupId
 from kvchat.engine.formats.full.attend import layer_pools
-from kvchat.engine.formats.spec import CacheSpec, Group
+from kvchat.engine.formats.spec import Group
 from kvchat.engine.kernels.move_blocks import BlockMoves
 from kvchat.engine.kernels.move_blocks.reference import BlockRegions
 from kvchat.engine.kernels.read_block.native import ReadTargets
@@ -78,10 +78,10 @@ class DevicePool:
         """Return, for each group, the tensors of one block in the order of their bytes; none is empty."""
         return {
             group.id: tuple(
-                region
+                Region(name=f"layers.{layer}.{part}", dtype=group.spec.dtype, shape=shape)
                 for layer in group.layers
-                for part in "kv"
-                if (region := _region(layer, part, group.spec, self.block_size)).nbytes
+                for part, shape in zip("kv", group.spec.shapes(self.block_size), strict=True)
+                if prod(shape)
             )
             for group in self._groups.values()
         }
@@ -227,8 +227,3 @@ def _memory(part: Tensor) -> NDArray[np.uint8]:
 def _block_bytes(part: Tensor) -> int:
     """Return the bytes of one layer and block."""
     return prod(part.shape[2:]) * part.element_size()
-
-
-def _region(layer: int, part: str, spec: CacheSpec, block_size: int) -> Region:
-    keys, values = spec.shapes(block_size)
-    return Region(name=f"layers.{layer}.{part}", dtype=spec.dtype, shape=keys if part == "k" else values)

@@ -83,10 +83,6 @@ class Landed:
     seconds: float
 
 
-def _is_near(_: Fetch) -> bool:
-    return True
-
-
 @dataclass(slots=True, eq=False)
 class Reader:
     """Reads jobs one after another in threads of its own: while one verifies a block, the other reads.
@@ -100,7 +96,7 @@ class Reader:
 
     fetch: Callable[[Fetch], bool]
     max_bytes: int
-    read_ahead: Callable[[Fetch], bool] = _is_near
+    read_ahead: Callable[[Fetch], bool] = lambda _: True
     num_threads: int = NUM_THREADS
     _jobs: deque[Job] = field(default_factory=deque)
     _landed: deque[Landed] = field(default_factory=deque)
@@ -169,7 +165,9 @@ class Reader:
         Not until the next unit has landed: waking the engine for each would hold up the reader's threads.
         """
         with self._lock:
-            self._rested.wait_for(lambda: self._error or self._has_rested, timeout_s)
+            self._rested.wait_for(
+                lambda: self._error or not self._jobs or any(job.is_at_rest for job in self._jobs), timeout_s
+            )
 
     def close(self) -> None:
         """End the threads after the units they are reading."""
@@ -178,10 +176,6 @@ class Reader:
             self._due.notify_all()
         for thread in self._threads:
             thread.join()
-
-    @property
-    def _has_rested(self) -> bool:
-        return not self._jobs or any(job.is_at_rest for job in self._jobs)
 
     def _start(self) -> None:
         for number in range(self.num_threads):

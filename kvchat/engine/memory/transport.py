@@ -199,12 +199,8 @@ class AsyncTransport:
         """Forget what has arrived, and wait for the oldest copies where too much is under way."""
         while self._leaving and self._leaving[0].event.is_done:
             self._take_oldest()
-        while self._leaving and self._num_bytes + num_bytes > self._most_bytes:
+        while self._leaving and sum(one.num_bytes for one in self._leaving) + num_bytes > self._most_bytes:
             self._take_oldest()
-
-    @property
-    def _num_bytes(self) -> int:
-        return sum(leaving.num_bytes for leaving in self._leaving)
 
     def _take_oldest(self) -> None:
         oldest = self._leaving.popleft()

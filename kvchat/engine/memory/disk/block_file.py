@@ -246,7 +246,9 @@ def read_file(
     digest = _checksum(blank)
     digest.update(payload)
     if head != _signed(blank, digest.hexdigest()):
-        raise BlockDamaged(f"The block file {path} is damaged: {_what_differs(bytes(head), blank)}.")
+        is_this_block = _signed(bytes(head), _NO_CHECKSUM) == blank
+        reason = _OTHER_BYTES if is_this_block else _OTHER_BLOCK
+        raise BlockDamaged(f"The block file {path} is damaged: {reason}.")
 
 
 def scatter_file(files: SystemFiles, path: Path, identity: FileIdentity, places: ReadTargets) -> None:
@@ -275,7 +277,11 @@ def _opened(files: SystemFiles, path: Path, num_bytes: int) -> Iterator[int]:
     except OSError as error:
         raise _unread(path, "opened", error) from error
     try:
-        _check_size(descriptor, num_bytes, path)
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise BlockDamaged(f"{path} is not a regular file.")
+        if status.st_size != num_bytes:
+            raise BlockDamaged(f"The block file {path} is damaged: {status.st_size} bytes, not {num_bytes}.")
         yield descriptor
     except OSError as error:
         raise _unread(path, "read", error) from error
@@ -371,20 +377,6 @@ def _checksum(data: bytes) -> "xxh3_128":
 
 def _signed(blank: bytes, checksum: str) -> bytes:
     return blank[:_CHECKSUM_START] + checksum.encode() + blank[_CHECKSUM_END:]
-
-
-def _what_differs(head: bytes, blank: bytes) -> str:
-    if head[:_CHECKSUM_START] == blank[:_CHECKSUM_START] and head[_CHECKSUM_END:] == blank[_CHECKSUM_END:]:
-        return _OTHER_BYTES
-    return _OTHER_BLOCK
-
-
-def _check_size(descriptor: int, num_bytes: int, path: Path) -> None:
-    status = os.fstat(descriptor)
-    if not stat.S_ISREG(status.st_mode):
-        raise BlockDamaged(f"{path} is not a regular file.")
-    if status.st_size != num_bytes:
-        raise BlockDamaged(f"The block file {path} is damaged: {status.st_size} bytes, not {num_bytes}.")
 
 
 def _open_nofollow(path: str, flags: int) -> int:

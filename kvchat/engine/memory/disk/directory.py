@@ -333,17 +333,15 @@ class BlockDirectory:
 
     def sees(self, name: BlockName) -> bool:
         """Whether a block's file is there; not if that cannot be told now: then it is computed again."""
-        try:
+        with suppress(OSError):
             return self.files.identity(self.path(*name)) is not None
-        except OSError:
-            return False
+        return False
 
     def has_file(self, name: BlockName) -> bool:
         """Whether a block's file is there, or may be: if that cannot be told now, nothing is forgotten."""
-        try:
+        with suppress(OSError):
             return self.files.identity(self.path(*name)) is not None
-        except OSError:
-            return True
+        return True
 
     def _announced(self) -> str:
         """Return this writer's id, made known durably before it changes anything."""

@@ -35,10 +35,6 @@ class DiskEvictionOrder:
         self._ghosts = Ghosts(MAX_GHOSTS)
         self._refused = Ghosts(MAX_GHOSTS)
 
-    @property
-    def num_ghosts(self) -> int:
-        return len(self._ghosts)
-
     def due(self, limit: int) -> list[IndexedBlock]:
         """Return the leaves that go next, at most `limit`; none if all that is there is kept or being
         written.
@@ -98,10 +94,8 @@ class DiskEvictionOrder:
 
     def note_gone(self, leaves: Iterable[IndexedBlock]) -> None:
         """Remember what has to go though it was never used again."""
-        for leaf in leaves:
-            if not leaf.is_proven:
-                for group in leaf.groups:
-                    self._ghosts.add(_name(leaf.fingerprint, leaf.name, group))
+        unproven = [leaf for leaf in leaves if not leaf.is_proven]
+        self.restore((leaf.fingerprint, leaf.name, group) for leaf in unproven for group in leaf.groups)
 
     def take_ghost(self, name: BlockName) -> bool:
         """Forget that a block had to go not long ago, as it is written now; return whether it had."""

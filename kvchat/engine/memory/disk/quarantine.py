@@ -1,6 +1,5 @@
 """Quarantine of damaged block files, kept for inspection."""
 
-import os
 from contextlib import suppress
 from pathlib import Path
 
@@ -23,8 +22,9 @@ class Quarantine:
             make_private(self.directory, self._files)
             self._files.rename(path, self.directory / f"{path.parent.parent.name[:16]}.{path.name}")
             self._files.sync_dir(path.parent)
-            aside = sorted(self._files.entries(self.directory), key=_moved_ns)
-            for old in aside[:-MAX_QUARANTINED]:
+            entries = self._files.entries(self.directory)
+            newest_last = sorted(entries, key=lambda entry: entry.stat(follow_symlinks=False).st_ctime_ns)
+            for old in newest_last[:-MAX_QUARANTINED]:
                 self._files.unlink(Path(old.path))
         except OSError:
             with suppress(OSError):
@@ -56,8 +56,3 @@ class Quarantine:
             unlink_if_there(self._files, Path(entry.path))
         if entries:
             self._files.sync_dir(self.directory)
-
-
-def _moved_ns(entry: "os.DirEntry[str]") -> int:
-    """Return when a file got its name here."""
-    return entry.stat(follow_symlinks=False).st_ctime_ns

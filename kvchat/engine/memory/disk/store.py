@@ -88,7 +88,8 @@ class DiskStore:
         self._directory = BlockDirectory(cache_dir, files, clock, encryption_of(encryptor))
         self._directory.order.eviction = eviction
         self._index = self._directory.index
-        self._enforce_limit()
+        if (most_bytes := self.limit_bytes) is not None:
+            self._directory.enforce(most_bytes)
 
     @property
     def elsewhere_bytes(self) -> int:
@@ -362,8 +363,3 @@ class DiskStore:
             block_bytes=block_bytes,
             aside_bytes=self._directory.quarantine.num_bytes(),
         )
-
-    def _enforce_limit(self) -> None:
-        limit_bytes = self.limit_bytes
-        if limit_bytes is not None:
-            self._directory.enforce(limit_bytes)

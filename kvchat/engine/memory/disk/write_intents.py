@@ -94,9 +94,7 @@ class WriteIntents:
         if not self._doubtful:
             return
         writer = self._writers.own_id() if self._is_announced else ""
-        with suppress(StorageError), storage_errors(self._blocks_dir):
-            for name in self._doubtful:
-                unlink_if_there(self._files, temporary_path(self._path_of(name), writer))
+        with suppress(StorageError):
             self._settle(list(self._doubtful), writer)
             self._doubtful.clear()
 
@@ -115,15 +113,14 @@ class WriteIntents:
         Raises: StorageError: it cannot be settled now.
         """
         for writer in self._index.writers_at_work():
-            if self.is_alive(writer):
-                continue
-            names = self._index.unsettled(writer)
-            with storage_errors(self._blocks_dir):
-                for name in names:
-                    unlink_if_there(self._files, temporary_path(self._path_of(name), writer))
-                self._settle(names, writer)
+            if not self.is_alive(writer):
+                self._settle(self._index.unsettled(writer), writer)
 
     def _settle(self, names: Sequence[BlockName], writer: str) -> None:
-        # A file may have got no further than the rename.
-        sync_directories(self._files, {self._path_of(name).parent for name in names if self._has_file(name)})
-        self._index.settle_again(names, writer)
+        with storage_errors(self._blocks_dir):
+            for name in names:
+                unlink_if_there(self._files, temporary_path(self._path_of(name), writer))
+            # A file may have got no further than the rename.
+            there = {self._path_of(name).parent for name in names if self._has_file(name)}
+            sync_directories(self._files, there)
+            self._index.settle_again(names, writer)
