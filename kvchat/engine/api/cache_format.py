@@ -93,10 +93,8 @@ def parse_cache_format(text: str) -> CacheFormat:
             raise ConfigError(f"cache format '{text}': a view is one of all layers; write {first} alone")
         return CacheFormat(SideFormat(EXACT, EXACT), view=parse_view(first))
     ranges = tuple(part for other in others if other for part in _ranges(other))
-    form = _form(first)
-    if form.is_exact and all(part.form.is_exact for part in ranges):
-        return CacheFormat(form)
-    return CacheFormat(form, ranges)
+    found = CacheFormat(_form(first), ranges)
+    return CacheFormat(found.form) if found.is_exact else found
 
 
 def canonical_cache_format(text: str) -> str:

@@ -239,9 +239,10 @@ class Ghosts:
 
     def take(self, key: BlockKey) -> bool:
         """Forget a name and return whether it was known."""
-        known = key in self._keys
-        self._keys.pop(key, None)
-        return known
+        if key not in self._keys:
+            return False
+        del self._keys[key]
+        return True
 
 
 def make_order(eviction: Eviction, num_blocks: int) -> EvictionOrder:

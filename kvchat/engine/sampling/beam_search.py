@@ -76,8 +76,11 @@ class BeamSearch:
         self._rows.clear()
         kept = tuple(candidate for candidate in candidates if not candidate.ends)[: self.width]
         finished = tuple(candidate for candidate in candidates[: self.width] if candidate.ends)
-        self._enter(finished, num_tokens)
-        return Advance(kept, finished, is_over=not kept or not self._can_improve(kept[0].score, num_tokens))
+        scores = self.scores + [self.normalized(end.score, num_tokens) for end in finished]
+        self.scores = sorted(scores, reverse=True)[: self.width]
+        is_full = len(self.scores) == self.width
+        is_over = not kept or (is_full and self.normalized(kept[0].score, num_tokens) <= self.scores[-1])
+        return Advance(kept, finished, is_over=is_over)
 
     def normalized(self, score: float, num_tokens: int) -> float:
         """Return the score by which finished answers compete."""
@@ -98,12 +101,3 @@ class BeamSearch:
             )
             for score, index in zip(values.tolist(), indices.tolist(), strict=True)
         ]
-
-    def _enter(self, finished: Sequence[Continuation], num_tokens: int) -> None:
-        scores = self.scores + [self.normalized(end.score, num_tokens) for end in finished]
-        self.scores = sorted(scores, reverse=True)[: self.width]
-
-    def _can_improve(self, best_running: float, num_tokens: int) -> bool:
-        if len(self.scores) < self.width:
-            return True
-        return self.normalized(best_running, num_tokens) > self.scores[-1]

@@ -49,7 +49,8 @@ class CapacityCheck:
                     "--kv-device-bytes"
                 )
             if needed > pool.num_blocks - pool.num_pinned:
-                num_pinned = self._num_pinned_beside(group, token_ids, root)
+                keys = chain_keys(root, token_ids, self._manager.block_size)
+                num_pinned = self._manager.pins.num_others(group, keys)
                 if needed > pool.num_blocks - num_pinned:
                     raise PoolExhausted(
                         f"the conversation of {len(token_ids)} tokens needs {needed} of the cache's "
@@ -83,7 +84,3 @@ class CapacityCheck:
         return {
             group.id: least_blocks(group, num_tokens, self._chunk_len, size) for group in self._manager.groups
         }
-
-    def _num_pinned_beside(self, group: GroupId, token_ids: abc.Sequence[int], root: BlockKey) -> int:
-        keys = chain_keys(root, token_ids, self._manager.block_size)
-        return self._manager.pins.num_others(group, keys)

@@ -124,7 +124,9 @@ class OutputProcessor:
             if chunk.samples:
                 due = sampled if self._state(completion).search is None else searched
                 due.append(_Due(completion, own, chunk.draft))
-                due += [_Due(sibling, own) for sibling in self._fork_siblings(completion)]
+                # Further answers begin where the first one's prompt has just been computed.
+                missing = self._state(completion).missing_samples
+                due += [_Due(self._fork(completion, sample), own) for sample in missing]
             elif completion.num_generated == 0:
                 self.events.append(request_events.progress(completion))
         self._sample(sampled)
@@ -182,11 +184,6 @@ class OutputProcessor:
         drawn = self.sampler.begin(logits, rows)
         self.launch([one.completion for one in due], drawn.tokens)
         return choices(drawn)
-
-    def _fork_siblings(self, completion: Completion) -> list[Completion]:
-        """Return the further answers that begin where the first one's prompt has just been computed."""
-        state = self._state(completion)
-        return [self._fork(completion, sample) for sample in state.missing_samples]
 
     def _fork(self, completion: Completion, sample: int) -> Completion:
         sibling = self._state(completion).sibling(

@@ -106,9 +106,7 @@ class OverlappedDecode:
         moves: list[Move] = []
         numbers: list[int] = []
         for number, completion in enumerate(due):
-            if (
-                completion.num_generated + 1 < completion.max_tokens
-            ):  # otherwise it ends whatever its token is
+            if completion.num_generated + 1 < completion.max_tokens:  # else it ends whatever its token is
                 added = self._manager.extend(completion.sequence, 1)
                 if added is not None:
                     moves += added
@@ -117,7 +115,11 @@ class OverlappedDecode:
         if not numbers:
             return
         completions = [due[number] for number in numbers]
-        chunks = tuple(_next_chunk(completion) for completion in completions)
+        # The tokens are not known yet, and called 0.
+        chunks = tuple(
+            Chunk(one.id, one.sequence.id, one.sequence.computed_len, (0,), samples=True)
+            for one in completions
+        )
         changes, dropped = self._manager.take_changes()
         batch = Batch(chunks, (), changes, dropped)
         logits = self._runner.run_ahead(batch, _picked(tokens, numbers))
@@ -149,11 +151,6 @@ class OverlappedDecode:
         for completion in launched.completions if launched is not None else ():
             completion.is_ahead = False
         return launched
-
-
-def _next_chunk(completion: Completion) -> Chunk:
-    """Return the token that is not known yet, called 0."""
-    return Chunk(completion.id, completion.sequence.id, completion.sequence.computed_len, (0,), samples=True)
 
 
 def _picked(rows: Tensor, numbers: Sequence[int]) -> Tensor:

@@ -82,19 +82,13 @@ class RequestValidator:
 
     def _goes_on(self, sequence: Sequence, request: Request) -> bool:
         """Whether what a sequence holds is what the prompt goes on from. Pure."""
-        present, view_schedule, length = (
-            sequence.view_schedule,
-            self._view_schedule(sequence, request),
-            sequence.computed_len,
-        )
-        passed = [
+        view_schedule, length = self._view_schedule(sequence, request), sequence.computed_len
+        before, after = (
             [prune_point for prune_point in one.prune_points if prune_point.at <= length]
-            for one in (present, view_schedule)
-        ]
-        prune_point = view_schedule.next_prune_point(length)
-        return passed[0] == passed[1] and (
-            prune_point is None or length <= view_schedule.most_found(prune_point)
+            for one in (sequence.view_schedule, view_schedule)
         )
+        due = view_schedule.next_prune_point(length)
+        return before == after and (due is None or length <= view_schedule.most_found(due))
 
     def live(self, sequence: SequenceId) -> Sequence:
         """Return a live sequence by its id. Pure."""

@@ -168,11 +168,6 @@ def _pruner(groups: tuple[Group, ...], pool: DevicePool) -> Pruner | None:
     return Pruner(groups, pool.layers) if is_pruned else None
 
 
-def looks_from_afar(device: torch.device) -> bool:
-    """Whether blocks that are looked at through shadows lie in host memory, away from what computes."""
-    return device.type == "cuda" or is_interpreted()
-
-
 def placed(groups: Sequence[Group], device: torch.device) -> tuple[Group, ...]:
     """Return groups with what is known of where a device has their blocks.
 
@@ -184,7 +179,8 @@ def placed(groups: Sequence[Group], device: torch.device) -> tuple[Group, ...]:
             f"shadows are looked through by processors and CUDA devices, not by {device}; use --device cpu, "
             "or --cache-format exact"
         )
-    return in_host_memory(groups) if looks_from_afar(device) else tuple(groups)
+    looks_from_afar = device.type == "cuda" or is_interpreted()
+    return in_host_memory(groups) if looks_from_afar else tuple(groups)
 
 
 def shadows_of(loaded: LoadedModel, groups: Sequence[Group], limit_bytes: int) -> Shadows | None:
@@ -377,11 +373,9 @@ def _host_bytes(
         return 0  # shadows, and the blocks that are looked at through them, have all that was given
     if config.host_bytes is not None:
         return config.host_bytes - memory.host_bytes
-    return (
-        0
-        if pool.device.type == "cpu"
-        else min(available_bytes() // MEMORY_SHARE, HOST_SHARE * pool.num_bytes)
-    )
+    if pool.device.type == "cpu":
+        return 0
+    return min(available_bytes() // MEMORY_SHARE, HOST_SHARE * pool.num_bytes)
 
 
 def _host_pool(
@@ -394,9 +388,9 @@ def _host_pool(
 
 def _computing(digest: bytes, device: torch.device) -> Computing:
     """Return what measured rates are of."""
-    if device.type == "cuda":
-        return Computing(fingerprint=digest.hex(), device=torch.cuda.get_device_name(device))
     described = f"{device.type}: {processor_name()}, {torch.get_num_threads()} threads"
+    if device.type == "cuda":
+        described = torch.cuda.get_device_name(device)
     return Computing(fingerprint=digest.hex(), device=described)
 
 
