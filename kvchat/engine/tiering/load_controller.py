@@ -6,7 +6,7 @@ meet. In the end it is matched again and finds everything on the device, as any 
 that turns out to be damaged is one that the next match does not find.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence
 from enum import Enum, auto
 from typing import Final
 
@@ -159,12 +159,14 @@ class LoadController:
                 if pending.blocked_by.has_ended:
                     continue
                 return Obstacle.LOADS
-            if self._estimate(pending, match).choice is LoadChoice.COMPUTE:
+            estimate = self._estimate(pending, match)
+            if estimate.choice is LoadChoice.COMPUTE:
                 return None
             pending.load = self._loads.begin(match, completion.sequence.root)
             if pending.load is not None:
                 pending.fetched |= self._brought_before(match)
-                return Obstacle.LOADS if match.view_schedule.prune_points else self._front_obstacle(pending)
+                is_both = estimate.choice is LoadChoice.BOTH and not match.view_schedule.prune_points
+                return None if is_both else Obstacle.LOADS
             if self._scheduler.make_room(completion):
                 continue
             if self._scheduler.running or self._loads.is_busy:
@@ -203,23 +205,16 @@ class LoadController:
         """
         load = pending.load
         assert load is not None
-        if load.transfer.match.view_schedule.prune_points:
+        if load.transfer.match.view_schedule.prune_points or load.job.num_landed < LEAST_LANDED:
             return False
-        if load.job.num_landed < LEAST_LANDED:
-            return False
-        lowest, num_taken = load.job.lowest_taken, load.job.num_taken
         estimate = weigh(
             self._rates,
             present_len=pending.start_len,
-            prefix_len=max(pending.start_len, lowest * self._manager.block_size),
-            num_bytes=load.transfer.bytes_left(num_taken),
+            prefix_len=max(pending.start_len, load.job.lowest_taken * self._manager.block_size),
+            num_bytes=load.transfer.bytes_left(load.job.num_taken),
             block_size=self._manager.block_size,
         )
         return estimate.choice is not LoadChoice.LOAD
-
-    def _front_obstacle(self, pending: PendingLoad) -> Obstacle | None:
-        assert pending.estimate is not None
-        return None if pending.estimate.choice is LoadChoice.BOTH else Obstacle.LOADS
 
     # Computing beside a load
 
@@ -272,7 +267,8 @@ class LoadController:
         slowest = [by_block.get(key) for key in sequence.keys]
         counts = {tier: size * sum(found is tier for found in slowest) for tier in Tier}
         partial = pending.load.transfer.match.partial if pending.load else None
-        key = partial.key if partial else _first_beside(fetched, {*sequence.keys, *kept})
+        of_blocks = {*sequence.keys, *kept}
+        key = partial.key if partial else next((key for key in fetched if key not in of_blocks), None)
         tier = fetched.get(key) if key else None
         if tier is not None:
             counts[tier] += sequence.computed_len - len(sequence.keys) * size
@@ -282,8 +278,3 @@ class LoadController:
             host=counts[Tier.HOST],
             disk=counts[Tier.DISK],
         )
-
-
-def _first_beside(fetched: Iterable[BlockKey], known: Set[BlockKey]) -> BlockKey | None:
-    """Return the first key that is not known: that of a tail."""
-    return next((key for key in fetched if key not in known), None)

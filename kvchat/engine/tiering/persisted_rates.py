@@ -9,7 +9,7 @@ It holds a version, and the records, the newest last (see `kept_file`).
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
@@ -77,13 +77,14 @@ class PersistedRates:
         records[self._computing.name] = measured
         for name in list(records)[:-MAX_RECORDS]:
             del records[name]
-        _write(self._file, records)
+        listed = [[name, _listed(record)] for name, record in records.items()]
+        write_kept(self._file, {"version": VERSION, "records": listed})
         self._kept = measured
 
     def rename(self, fingerprint: str) -> None:
         """Let what is saved from now on be of other weights of the same model, which take as long."""
         self._kept = None
-        self._computing = Computing(fingerprint=fingerprint, device=self._computing.device)
+        self._computing = replace(self._computing, fingerprint=fingerprint)
 
 
 def last_moves(cache_dir: Path) -> dict[tuple[Tier, Direction], float]:
@@ -95,16 +96,14 @@ def last_moves(cache_dir: Path) -> dict[tuple[Tier, Direction], float]:
 
 
 def _read(file: Path | None) -> Records:
+    """Return the records of a file of this version; none of another, or of what was not written here."""
     fields = read_kept(file) if file is not None else None
-    try:
-        return _records(fields)
-    except ValueError:
+    if not isinstance(fields, dict) or fields.get("version") != VERSION:
         return {}
-
-
-def _write(file: Path, records: Records) -> None:
-    listed = [[name, _listed(record)] for name, record in records.items()]
-    write_kept(file, {"version": VERSION, "records": listed})
+    try:
+        return {name: _record(listed) for name, listed in fields["records"]}
+    except (LookupError, TypeError, AttributeError, ValueError):
+        return {}
 
 
 def _listed(record: Measured) -> dict[str, Any]:
@@ -119,16 +118,6 @@ def _listed(record: Measured) -> dict[str, Any]:
 def _short(samples: Iterable[float]) -> list[float]:
     """Nothing is known to more than four digits."""
     return [float(f"{sample:.4g}") for sample in samples]
-
-
-def _records(fields: object) -> Records:
-    """Return the records of a file of this version; none of another. Raises ValueError for what is none."""
-    if not isinstance(fields, dict) or fields.get("version") != VERSION:
-        return {}
-    try:
-        return {name: _record(listed) for name, listed in fields["records"]}
-    except (LookupError, TypeError, AttributeError) as error:
-        raise ValueError("not what was written") from error
 
 
 def _record(listed: Mapping[str, Any]) -> Measured:

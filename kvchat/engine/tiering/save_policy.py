@@ -31,8 +31,7 @@ class SavePolicy:
 
     Args:
         problem: why there is no disk tier although one was wanted.
-        is_gone: whether an owner of sequences is gone, so that nothing is saved for him; None: nobody ever
-        is.
+        is_gone: whether an owner of sequences is gone, so that nothing is saved for him; None: nobody is.
         rates: how long a tail takes to compute.
     """
 
@@ -50,7 +49,7 @@ class SavePolicy:
         self._clock = clock
         self._tails_saved_s = clock()
         self._problem = problem
-        self._is_gone = is_gone or _nobody
+        self._is_gone = is_gone or (lambda owner: False)
         self._rates = rates or Rates()
 
     @property
@@ -92,9 +91,7 @@ class SavePolicy:
 
     def save_sequence(self, sequence: Sequence) -> None:
         """Queue everything of a sequence that the store lacks; nothing, where nobody wants it any more."""
-        if self._saver is None:
-            return
-        if self._is_wanted(self._saver, sequence):
+        if self._saver is not None and self._is_wanted(self._saver, sequence):
             self._saver.save_missing(self._manager.block_saves(sequence))
             self._save_tail(self._saver, sequence)
 
@@ -102,8 +99,7 @@ class SavePolicy:
         """Queue everything of a sequence that leaves the device.
 
         Returns: False where that takes its time: what waits is read from the device, so the sequence lets
-        go of
-            its blocks and they stay.
+            go of its blocks and they stay.
         """
         self.save_sequence(sequence)
         if self.is_behind:
@@ -162,7 +158,3 @@ class SavePolicy:
         if saves and saver.save_tail(saves):
             sequence.saved_tail = saves[0].key
             sequence.saved_len = sequence.computed_len
-
-
-def _nobody(owner: str) -> bool:
-    return False
