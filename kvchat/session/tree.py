@@ -193,10 +193,8 @@ def path_to(tree: Mapping[TurnId, Turn], turn: Turn) -> list[Turn]:
 
 def live_part(path: Sequence[Turn]) -> Sequence[Turn]:
     """Return the turns of a path (root first) whose ids the model sees: from the last that starts over."""
-    for at in range(len(path) - 1, -1, -1):
-        if path[at].starts_over:
-            return path[at:]
-    return path
+    start = max((at for at, turn in enumerate(path) if turn.starts_over), default=0)
+    return path[start:]
 
 
 def path_token_ids(path: Sequence[Turn]) -> tuple[int, ...] | None:

@@ -14,11 +14,11 @@ from kvchat.errors import BundleError
 MAX_COUNT = 2**53
 """The largest whole number that every JSON reader keeps exactly."""
 
-_MAX_SECONDS = 253_402_300_799.0
+MAX_SECONDS = 253_402_300_799.0
 """The end of the year 9999: the last time that calendars here can show."""
 
 Count = Annotated[int, Meta(ge=0, lt=MAX_COUNT)]
-Seconds = Annotated[float, Meta(ge=0, le=_MAX_SECONDS)]
+Seconds = Annotated[float, Meta(ge=0, le=MAX_SECONDS)]
 """A timestamp or a duration."""
 Name = Annotated[str, Meta(max_length=4096)]
 Digest = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]

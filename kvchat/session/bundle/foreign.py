@@ -15,6 +15,7 @@ from time import time
 from typing import Any
 
 from kvchat.errors import BundleError
+from kvchat.session.bundle.fields import MAX_SECONDS
 from kvchat.session.database.statements import one_line, title_of
 from kvchat.session.store import new_session_id, new_turn_id
 from kvchat.session.tree import MAIN, Branch, BranchName, Finish, Role, Session, Turn, TurnId
@@ -105,18 +106,13 @@ def _each(
     entries: Iterable[Any], read: Callable[[Any], ForeignConversation | None]
 ) -> tuple[list[ForeignConversation], int]:
     """Read what can be read: one strange conversation must not keep a thousand others out."""
-    found: list[ForeignConversation] = []
-    num_skipped = 0
+    results: list[ForeignConversation | None] = []
     for entry in entries:
         try:
-            transcript = read(entry)
+            results.append(read(entry))
         except (BundleError, LookupError, TypeError, ValueError, AttributeError, OverflowError):
-            transcript = None
-        if transcript is None:
-            num_skipped += 1
-        else:
-            found.append(transcript)
-    return found, num_skipped
+            results.append(None)
+    return [one for one in results if one is not None], results.count(None)
 
 
 # ChatGPT
@@ -288,7 +284,7 @@ def _text(value: object) -> str:
 
 def _seconds(value: object) -> float:
     if isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value):
-        return min(max(0.0, float(value)), 253_402_300_799.0)
+        return min(max(0.0, float(value)), MAX_SECONDS)
     return time()
 
 

@@ -1,6 +1,6 @@
 """Block layout as a bundle declares it, and tails without their empty slots."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from math import prod
 from typing import Annotated
 
@@ -9,10 +9,6 @@ from msgspec import Meta, Struct
 from kvchat.session.bundle.fields import Name
 
 ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2, "U8": 1}
-
-_SLOT_AXIS = 1
-"""Of a region [H_kv, P, D]: the block's slots."""
-
 
 Size = Annotated[int, Meta(gt=0, lt=1 << 24)]
 
@@ -36,12 +32,12 @@ BundleLayout = tuple[BundleRegion, ...]
 
 def payload_bytes(layout: BundleLayout, num_tokens: int) -> int:
     """Return the bytes of a block of which only the first `num_tokens` slots are stored."""
-    return sum(stored for _, stored, _ in _runs(layout, num_tokens))
+    return sum(num_bytes for _, num_bytes in _runs(layout, num_tokens))
 
 
 def trimmed(payload: bytes, layout: BundleLayout, num_tokens: int) -> bytes:
     """Return a block without the slots behind its tokens. Layout: each region [H_kv, num_tokens, D]."""
-    return b"".join(payload[start : start + stored] for start, stored, _ in _runs(layout, num_tokens))
+    return b"".join(payload[start : start + num_bytes] for start, num_bytes in _runs(layout, num_tokens))
 
 
 def padded(trimmed_payload: Sequence[int], layout: BundleLayout, num_tokens: int) -> bytearray:
@@ -49,21 +45,19 @@ def padded(trimmed_payload: Sequence[int], layout: BundleLayout, num_tokens: int
     source = memoryview(bytes(trimmed_payload))
     payload = bytearray(sum(region.num_bytes for region in layout))
     taken = 0
-    for start, stored, _ in _runs(layout, num_tokens):
-        payload[start : start + stored] = source[taken : taken + stored]
-        taken += stored
+    for start, num_bytes in _runs(layout, num_tokens):
+        payload[start : start + num_bytes] = source[taken : taken + num_bytes]
+        taken += num_bytes
     assert taken == len(source)
     return payload
 
 
-def _runs(layout: BundleLayout, num_tokens: int) -> list[tuple[int, int, int]]:
-    """Return, head by head, where its slots start, and the bytes of those that are stored and of all."""
-    runs = []
+def _runs(layout: BundleLayout, num_tokens: int) -> Iterator[tuple[int, int]]:
+    """Yield, head by head, where its slots start, and the bytes of those that are stored."""
     start = 0
     for region in layout:
-        num_heads, num_slots = region.shape[0], region.shape[_SLOT_AXIS]
-        slot_bytes = region.num_bytes // (num_heads * num_slots)
+        num_heads, num_slots, _ = region.shape
+        head_bytes = region.num_bytes // num_heads
         for _ in range(num_heads):
-            runs.append((start, min(num_tokens, num_slots) * slot_bytes, num_slots * slot_bytes))
-            start += num_slots * slot_bytes
-    return runs
+            yield start, min(num_tokens, num_slots) * head_bytes // num_slots
+            start += head_bytes

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import prod
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct, to_builtins
@@ -170,6 +169,6 @@ def _layout(group: _Group, block_size: int) -> BundleLayout:
             raise BundleError(f"{place}: the type {region.dtype!r} is none of {', '.join(ITEM_BYTES)}")
         if region.shape[1] not in (1, block_size):
             raise BundleError(f"{place}: a region has {region.shape[1]} slots, and a block {block_size}")
-    if sum(prod(region.shape) * ITEM_BYTES[region.dtype] for region in group.regions) > MAX_BLOCK_BYTES:
+    if sum(region.num_bytes for region in group.regions) > MAX_BLOCK_BYTES:
         raise BundleError(f"{place}: a block of it would have more than {MAX_BLOCK_BYTES} bytes")
     return group.regions

@@ -212,7 +212,8 @@ def _checked(row: sqlite3.Row) -> tuple[Role, Finish, tuple[int, ...] | None, fr
         ids = None if blob is None else tuple(from_u32le(blob))
     except ValueError:
         ids, broken = None, broken | {MessagePart.IDS}
-    role, finish = _role_or_user(row["role"]), _finish_or_error(row["finish"])
+    role = Role.ASSISTANT if row["role"] == Role.ASSISTANT else Role.USER
+    finish = Finish(row["finish"]) if row["finish"] in set(Finish) else Finish.ERROR
     if (role, finish) != (row["role"], row["finish"]):
         broken |= {MessagePart.FACTS}
     return role, finish, ids, broken
@@ -237,14 +238,6 @@ def _text(value: object) -> str:
     return value if isinstance(value, str) else ""
 
 
-def _role_or_user(name: str) -> Role:
-    return Role.ASSISTANT if name == Role.ASSISTANT else Role.USER
-
-
-def _finish_or_error(name: str) -> Finish:
-    return Finish(name) if name in set(Finish) else Finish.ERROR
-
-
 def _stats_of(text: str) -> tuple[Usage, Loaded, Timings, Backend | None, Stored | None]:
     """Return the figures of a turn; damaged or foreign ones are dropped, since nothing depends on them."""
     try:
@@ -257,11 +250,9 @@ def _stats_of(text: str) -> tuple[Usage, Loaded, Timings, Backend | None, Stored
 
 
 def _verification_of(text: str) -> Verification | None:
-    """Return what was found; damaged words mean that nobody has looked yet."""
+    """Return what was found; no words, or damaged ones, mean that nobody has looked yet."""
     try:
-        values = json.loads(text) if text else None
-        if values is None:
-            return None
+        values = json.loads(text)
         return Verification(**(values | {"verdict": Verdict(values["verdict"])}))
     except (ValueError, KeyError, TypeError):
         return None

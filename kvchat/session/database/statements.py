@@ -4,6 +4,7 @@ import secrets
 import sqlite3
 from collections.abc import Mapping
 from dataclasses import asdict, replace
+from itertools import chain, count
 from time import time
 
 from kvchat.errors import SessionExists, SessionNotFound
@@ -40,8 +41,8 @@ _PATH = """
 def title_of(text: str) -> str:
     """Return the first line of a message's words, cut to a title's length; without words its files' names."""
     files, words = split_files(text)
-    line = next((line for line in words.splitlines() if line.strip()), ", ".join(name for name, _ in files))
-    line = one_line(line)
+    names = ", ".join(name for name, _ in files)
+    line = one_line(next((line for line in words.splitlines() if line.strip()), names))
     return line if len(line) <= _TITLE_LEN else line[: _TITLE_LEN - 1].rstrip() + "…"
 
 
@@ -91,11 +92,8 @@ def insert(connection: sqlite3.Connection, table: str, values: Mapping[str, obje
 def free_title(connection: sqlite3.Connection, title: str) -> str:
     """Return a title, with the next free number behind it if another session has it."""
     taken = {row["title"] for row in connection.execute("SELECT title FROM sessions WHERE title != ''")}
-    count, free = 1, title
-    while free in taken:
-        count += 1
-        free = f"{title} ({count})"
-    return free
+    numbered = (f"{title} ({number})" for number in count(2))
+    return next(free for free in chain([title], numbered) if free not in taken)
 
 
 def delete_session(connection: sqlite3.Connection, session_id: SessionId) -> None:
@@ -161,9 +159,8 @@ def move(connection: sqlite3.Connection, branch: Branch, leaf_id: TurnId | None)
     if not moved:
         name = free_name(branch.name, branch_names(connection, branch.session_id))
         ours = replace(ours, name=BranchName(name))
-        insert_branch(connection, ours)
-    else:
-        _activate(connection, ours)
+        add_branch(connection, ours)
+    _activate(connection, ours)
     return ours
 
 
@@ -255,10 +252,7 @@ def is_shared(connection: sqlite3.Connection, branch: Branch, turn_id: TurnId) -
 def free_name(beside: str, taken: set[str]) -> str:
     stem, dash, number = beside.rpartition("-")
     base = stem if dash and number.isdigit() else beside
-    count = 2
-    while f"{base}-{count}" in taken:
-        count += 1
-    return f"{base}-{count}"
+    return next(name for number in count(2) if (name := f"{base}-{number}") not in taken)
 
 
 def one_line(text: str) -> str:

@@ -9,7 +9,9 @@ from enum import StrEnum
 from kvchat.engine.api.namespace import Namespace
 from kvchat.session.tree import Role, Session, Turn, Verdict, live_part
 
-_NAMESPACE = re.compile(r"(?P<to>.+)<-(?P<source>[^<:]+):(?P<fingerprint>[0-9a-f]{64}):(?P<nonce>[0-9a-f]+)")
+_NAMESPACE = re.compile(
+    r"(?P<cache_format>.+)<-(?P<source>[^<:]+):(?P<fingerprint>[0-9a-f]{64}):(?P<nonce>[0-9a-f]+)"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,14 +45,7 @@ def new_origin(cache_format: str, source: str, fingerprint: str) -> Origin:
 def origin_of(namespace: str) -> Origin | None:
     """Return the conversion that a namespace tells of; None: of none."""
     found = _NAMESPACE.fullmatch(namespace)
-    if found is None:
-        return None
-    return Origin(
-        cache_format=found["to"],
-        source=found["source"],
-        fingerprint=found["fingerprint"],
-        nonce=found["nonce"],
-    )
+    return None if found is None else Origin(**found.groupdict())
 
 
 class Trust(StrEnum):

@@ -86,11 +86,8 @@ def _repaired_branch(
 
 def _tried(values: Values, column: str, candidates: Iterable[object]) -> Values | None:
     """Return the values with that of a column which its digest proves; None if there is none."""
-    for candidate in (values[column], *candidates):
-        tried = values | {column: candidate}
-        if column not in _broken_branch(tried):
-            return tried
-    return None
+    tried = (values | {column: candidate} for candidate in (values[column], *candidates))
+    return next((one for one in tried if column not in _broken_branch(one)), None)
 
 
 def _names(target: sqlite3.Connection, session_id: SessionId) -> Iterator[str]:
@@ -135,10 +132,8 @@ def _repair_sessions(target: sqlite3.Connection) -> None:
 
 def _right_id(values: Values, missing: set[str]) -> str | None:
     """Return whose row this is; None if that cannot be told."""
-    for session_id in (values["id"], *missing):
-        if "id" not in _broken_session(values | {"id": session_id}):
-            return str(session_id)
-    return None
+    tried = (values["id"], *missing)
+    return next((one for one in tried if "id" not in _broken_session(values | {"id": one})), None)
 
 
 def _begin_session(target: sqlite3.Connection, session_id: SessionId) -> None:

@@ -213,7 +213,9 @@ class ChatTemplate:
         return think is not None and last == think[0]
 
     def _rewrite(self, history: Sequence[Message]) -> HistoryRewrite | None:
-        content = _raw_content(history[-1])
+        answer = history[-1]
+        thought = f"<think>\n{answer.reasoning}\n</think>\n\n" if answer.reasoning else ""
+        content = thought + answer.content
         later = [*history[:-1], Message(Role.ASSISTANT, content), Message(Role.USER, "…")]
         # Unguarded: a template looks for the marks of reasoning.
         asked = self._rendered(history[:-1], _EPOCH, guards=False)
@@ -277,12 +279,6 @@ class ChatTemplate:
     def _content(self, message: Message) -> str:
         marks = message.content == ANSWER_MARK
         return ANSWER_MARK if marks else self.tokenizer.guarded(message.content)
-
-
-def _raw_content(answer: Message) -> str:
-    if not answer.reasoning:
-        return answer.content
-    return f"<think>\n{answer.reasoning}\n</think>\n\n{answer.content}"
 
 
 def _merged(messages: Sequence[Message]) -> list[Message]:

@@ -5,6 +5,7 @@ import re
 from collections.abc import Sequence
 from functools import cached_property
 from hashlib import blake2b
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -78,12 +79,8 @@ class ChatTokenizer:
     def leading_ids(self) -> tuple[int, ...]:
         """Ids that the tokenizer itself puts before a text (a BOS, mostly)."""
         encoding = self._tokenizer.encode("a", add_special_tokens=True)
-        leading = []
-        for token_id, special in zip(encoding.ids, encoding.special_tokens_mask, strict=True):
-            if not special:
-                break
-            leading.append(token_id)
-        return tuple(leading)
+        pairs = zip(encoding.ids, encoding.special_tokens_mask, strict=True)
+        return tuple(token_id for token_id, _ in takewhile(lambda pair: pair[1], pairs))
 
     @cached_property
     def byte_level(self) -> bool:
