@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
+from typing import ClassVar
 
 from kvchat.engine.api.ids import GroupId
 from kvchat.engine.kernels.sizes import AttentionSizes, KernelSizes
@@ -59,6 +60,16 @@ class CacheSpec(ABC):
         dtype: safetensors name of the stored type (F32, BF16, F16; U8 for packed bytes).
     """
 
+    is_exact: ClassVar[bool] = True
+    """Whether stored numbers are those that were computed."""
+    keeps_heads: ClassVar[bool] = True
+    """Whether keys and values of each head are stored as they were computed."""
+    has_tail: ClassVar[bool] = True
+    """Whether tokens have a place here as soon as they are computed, and not only block by block."""
+    selection: ClassVar[Selection] = Selection.ALL
+    num_sink_blocks: ClassVar[int] = 0
+    """Blocks at the beginning that every query sees, wherever what it sees begins again."""
+
     num_kv_heads: int
     head_dim_k: int
     head_dim_v: int
@@ -68,16 +79,6 @@ class CacheSpec(ABC):
     @abstractmethod
     def kind(self) -> str:
         """The name that people read."""
-
-    @property
-    def is_exact(self) -> bool:
-        """Whether stored numbers are those that were computed."""
-        return True
-
-    @property
-    def keeps_heads(self) -> bool:
-        """Whether keys and values of each head are stored as they were computed."""
-        return True
 
     @property
     def window(self) -> int | None:
@@ -100,17 +101,8 @@ class CacheSpec(ABC):
         return self.num_kv_heads * (self.head_dim_k + self.head_dim_v) * ITEM_BYTES[self.dtype]
 
     @property
-    def has_tail(self) -> bool:
-        """Whether tokens have a place here as soon as they are computed, and not only block by block."""
-        return True
-
-    @property
     def lifetime(self) -> Lifetime:
         return Lifetime.SEQUENCE if self.max_visible is None else Lifetime.WINDOW
-
-    @property
-    def selection(self) -> Selection:
-        return Selection.ALL
 
     @property
     def stands_alone(self) -> bool:
@@ -129,11 +121,6 @@ class CacheSpec(ABC):
     @property
     def num_spare_blocks(self) -> int:
         """Blocks that a sequence needs for a moment beside those of its tokens."""
-        return 0
-
-    @property
-    def num_sink_blocks(self) -> int:
-        """Blocks at the beginning that every query sees, wherever what it sees begins again."""
         return 0
 
     def first_visible(self, position: int) -> int:

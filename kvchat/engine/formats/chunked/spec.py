@@ -1,6 +1,7 @@
 """Chunked layers: a query sees its own chunk of the text up to itself."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from kvchat.engine.formats.spec import CacheSpec
 
@@ -9,11 +10,9 @@ from kvchat.engine.formats.spec import CacheSpec
 class ChunkedSpec(CacheSpec):
     """A layer whose queries see themselves and what came before in their own chunk of `chunk_len` tokens."""
 
-    chunk_len: int
+    kind: ClassVar[str] = "chunked"
 
-    @property
-    def kind(self) -> str:
-        return "chunked"
+    chunk_len: int
 
     @property
     def chunk(self) -> int | None:

@@ -1,6 +1,7 @@
 """Latents in 8-bit records: approximate, each token by itself."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from kvchat.engine.formats.latent.spec import LatentSpec
 from kvchat.engine.kernels.fp8_record import Fp8Record
@@ -13,13 +14,8 @@ class Fp8LatentSpec(LatentSpec):
     A record follows from its own token alone, so the last block of a sequence is packed like all others.
     """
 
-    @property
-    def kind(self) -> str:
-        return "latent fp8"
-
-    @property
-    def is_exact(self) -> bool:
-        return False
+    kind: ClassVar[str] = "latent fp8"
+    is_exact: ClassVar[bool] = False
 
     @property
     def record(self) -> Fp8Record:

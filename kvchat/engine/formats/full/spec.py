@@ -1,6 +1,7 @@
 """Full layers: every query sees every earlier token."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from kvchat.engine.formats.spec import CacheSpec
 
@@ -9,6 +10,4 @@ from kvchat.engine.formats.spec import CacheSpec
 class FullSpec(CacheSpec):
     """A layer whose queries see every earlier token."""
 
-    @property
-    def kind(self) -> str:
-        return "full"
+    kind: ClassVar[str] = "full"

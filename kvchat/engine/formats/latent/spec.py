@@ -1,6 +1,7 @@
 """Latent layers (MLA): one latent and one rope key per token, for all heads."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from kvchat.engine.formats.spec import CacheSpec
 from kvchat.engine.kernels.sizes import KernelSizes, LatentSizes
@@ -19,17 +20,12 @@ class LatentSpec(CacheSpec):
         rope_layout: in which order they stand; keys of one order mean nothing in another.
     """
 
+    kind: ClassVar[str] = "latent"
+    keeps_heads: ClassVar[bool] = False
+
     rank: int
     rope_dim: int
     rope_layout: str
-
-    @property
-    def kind(self) -> str:
-        return "latent"
-
-    @property
-    def keeps_heads(self) -> bool:
-        return False
 
     def fingerprint_fields(self) -> dict[str, str]:
         return {"rope_layout": self.rope_layout}

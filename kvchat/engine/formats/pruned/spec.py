@@ -1,6 +1,7 @@
 """Pruned view: exact blocks, of which a part of each long prompt is kept."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from kvchat.engine.formats.spec import CacheSpec, Selection
 
@@ -36,6 +37,9 @@ class PrunedSpec(CacheSpec):
         block_size: tokens of a block.
     """
 
+    stands_alone: ClassVar[bool] = True
+    selection: ClassVar[Selection] = Selection.PRUNED
+
     rule: str
     num_kept: int
     block_size: int
@@ -60,14 +64,6 @@ class PrunedSpec(CacheSpec):
     def num_spare_blocks(self) -> int:
         """The most blocks that are kept of any stretch: they are filled beside it."""
         return 2 * self.num_kept if self.layer is not None else self.num_kept
-
-    @property
-    def stands_alone(self) -> bool:
-        return True
-
-    @property
-    def selection(self) -> Selection:
-        return Selection.PRUNED
 
     @property
     def kind(self) -> str:

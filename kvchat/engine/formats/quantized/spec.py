@@ -6,6 +6,7 @@ Source: KIVI, arXiv 2402.02750.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from kvchat.engine.formats.full.spec import FullSpec
 from kvchat.engine.formats.spec import CacheSpec, Group, Lifetime
@@ -21,6 +22,9 @@ class ResidualSpec(CacheSpec):
         block_size: tokens of a block.
     """
 
+    kind: ClassVar[str] = "recent"
+    lifetime: ClassVar[Lifetime] = Lifetime.SUPERSEDED
+
     block_size: int
 
     @property
@@ -30,16 +34,8 @@ class ResidualSpec(CacheSpec):
         return FullSpec(num_kv_heads=self.num_kv_heads, **heads, dtype=self.dtype)
 
     @property
-    def kind(self) -> str:
-        return "recent"
-
-    @property
     def max_visible(self) -> int | None:
         return 2 * self.block_size
-
-    @property
-    def lifetime(self) -> Lifetime:
-        return Lifetime.SUPERSEDED
 
     def first_visible(self, position: int) -> int:
         return num_quantized(position, self.block_size) * self.block_size
@@ -60,6 +56,10 @@ class QuantizedSpec(CacheSpec):
         block_size: tokens of a block.
     """
 
+    is_exact: ClassVar[bool] = False
+    keeps_heads: ClassVar[bool] = False
+    has_tail: ClassVar[bool] = False
+
     key_code: Code
     value_code: Code
     block_size: int
@@ -69,18 +69,6 @@ class QuantizedSpec(CacheSpec):
         if self.key_code is self.value_code:
             return self.key_code.value
         return f"k={self.key_code.value},v={self.value_code.value}"
-
-    @property
-    def is_exact(self) -> bool:
-        return False
-
-    @property
-    def keeps_heads(self) -> bool:
-        return False
-
-    @property
-    def has_tail(self) -> bool:
-        return False
 
     @property
     def key_record(self) -> QuantizedRecord:

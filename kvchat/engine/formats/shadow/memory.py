@@ -77,7 +77,7 @@ def in_host_memory(groups: Sequence[Group]) -> tuple[Group, ...]:
                 f"on a GPU a shadow is made of blocks that chunks of {CHUNK_SIZE} tokens divide, and they "
                 f"have {group.spec.block_size}; choose another block size"
             )
-        placed.append(replace(group, spec=replace(group.spec, has_remote_blocks=True)))
+        placed.append(replace(group, spec=replace(group.spec, is_remote=True)))
     return tuple(placed)
 
 

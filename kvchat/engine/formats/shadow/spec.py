@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from kvchat.engine.api.view import View
 from kvchat.engine.formats.shadow.settings import (
@@ -23,24 +24,15 @@ class ShadowSpec(CacheSpec):
     Args:
         view: how much a step looks at.
         block_size: tokens of a block.
-        has_remote_blocks: the device is a GPU: blocks lie in host memory, their shadows on the device.
+        is_remote: the device is a GPU: blocks lie in host memory, their shadows on the device.
     """
+
+    kind: ClassVar[str] = "shadow"
+    selection: ClassVar[Selection] = Selection.EACH_STEP
 
     view: View
     block_size: int
-    has_remote_blocks: bool = False
-
-    @property
-    def kind(self) -> str:
-        return "shadow"
-
-    @property
-    def is_remote(self) -> bool:
-        return self.has_remote_blocks
-
-    @property
-    def selection(self) -> Selection:
-        return Selection.EACH_STEP
+    is_remote: bool = False
 
     @property
     def shape(self) -> LayerShape:
@@ -56,9 +48,7 @@ class ShadowSpec(CacheSpec):
         if num_tokens < least_prompt(self.view):
             return 0
         is_sourced = self.block_size % CHUNK_SIZE == 0
-        settings = settings_for(
-            self.view, num_tokens, is_sourced=is_sourced, is_remote=self.has_remote_blocks
-        )
+        settings = settings_for(self.view, num_tokens, is_sourced=is_sourced, is_remote=self.is_remote)
         return most_bytes(settings, self.shape, num_tokens)
 
     def shadow_sizes(self, num_heads: int) -> ShadowSizes:

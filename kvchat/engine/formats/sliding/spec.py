@@ -1,6 +1,7 @@
 """Sliding layers: a query sees the last tokens; blocks leave with the window."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from kvchat.engine.formats.spec import CacheSpec
 
@@ -9,11 +10,9 @@ from kvchat.engine.formats.spec import CacheSpec
 class SlidingSpec(CacheSpec):
     """A layer whose queries see themselves and the `window_len - 1` tokens before."""
 
-    window_len: int
+    kind: ClassVar[str] = "sliding"
 
-    @property
-    def kind(self) -> str:
-        return "sliding"
+    window_len: int
 
     @property
     def window(self) -> int | None:

@@ -4,6 +4,7 @@ Source: StreamingLLM, arXiv 2309.17453.
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from kvchat.engine.formats.spec import CacheSpec, Selection
 
@@ -20,24 +21,16 @@ class WindowSpec(CacheSpec):
         block_size: tokens of a block.
     """
 
+    kind: ClassVar[str] = "sinks and window"
+    num_sink_blocks: ClassVar[int] = NUM_SINK_BLOCKS
+    selection: ClassVar[Selection] = Selection.SINKS_AND_WINDOW
+
     num_recent: int
     block_size: int
 
     @property
-    def kind(self) -> str:
-        return "sinks and window"
-
-    @property
     def max_visible(self) -> int | None:
         return (NUM_SINK_BLOCKS + self.num_recent + 1) * self.block_size
-
-    @property
-    def num_sink_blocks(self) -> int:
-        return NUM_SINK_BLOCKS
-
-    @property
-    def selection(self) -> Selection:
-        return Selection.SINKS_AND_WINDOW
 
     @property
     def first_tainted(self) -> int:
