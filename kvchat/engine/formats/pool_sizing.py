@@ -1,5 +1,6 @@
 """Pool sizing: blocks per group from a number of bytes."""
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from math import ceil
 
@@ -44,7 +45,6 @@ def pool_blocks(
     Raises:
         PoolExhausted: not even two blocks fit; the message says how many bytes would.
     """
-
     lengths = {"context_len": context_len, "chunk_len": chunk_len, "block_size": block_size}
     low, high = LEAST_BLOCKS, limit_bytes // min(group.block_bytes(block_size) for group in groups)
     least = full_bytes(groups, low, **lengths)
@@ -52,13 +52,9 @@ def pool_blocks(
         raise PoolExhausted(
             f"the device pool needs at least {least} bytes for this model, but may use {limit_bytes}"
         )
-    while low < high:
-        middle = (low + high + 1) // 2
-        if full_bytes(groups, middle, **lengths) <= limit_bytes:
-            low = middle
-        else:
-            high = middle - 1
-    return _shares(groups, low, **lengths)
+    counts = range(low, high + 1)
+    fitting = bisect_right(counts, limit_bytes, key=lambda count: full_bytes(groups, count, **lengths))
+    return _shares(groups, counts[fitting - 1], **lengths)
 
 
 def full_bytes(

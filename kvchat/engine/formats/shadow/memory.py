@@ -5,6 +5,7 @@ much of it as one conversation of full length needs beside the device's, as far 
 GPU's lie there all, and shadows on the device.
 """
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -109,16 +110,10 @@ def divided(
         lengths = {"context_len": context_len, "chunk_len": chunk_len, "block_size": block_size}
         return max(0, full_bytes(groups, num_blocks, **lengths) - device_bytes)
 
-    def fits(num_blocks: int) -> bool:
-        num_tokens = min(num_blocks * block_size, context_len)
-        return taken(num_blocks) + beside_bytes(groups, num_tokens) <= host_bytes
+    def needed(num_blocks: int) -> int:
+        """Return what blocks and the shadow of a conversation that fills them take of it."""
+        return taken(num_blocks) + beside_bytes(groups, min(num_blocks * block_size, context_len))
 
-    low, high = 0, -(-context_len // block_size)
-    while low < high:
-        middle = (low + high + 1) // 2
-        if fits(middle):
-            low = middle
-        else:
-            high = middle - 1
-    lent = taken(low) if low else 0
+    num_blocks = bisect_right(range(1, -(-context_len // block_size) + 1), host_bytes, key=needed)
+    lent = taken(num_blocks) if num_blocks else 0
     return ShadowedMemory(block_bytes=device_bytes + lent, host_bytes=lent, shadow_bytes=host_bytes - lent)
