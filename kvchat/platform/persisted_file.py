@@ -39,12 +39,17 @@ def write_kept(file: Path, fields: Any) -> None:
     Waits for no medium.
     """
     line = json.dumps(fields, separators=(",", ":")).encode()
+    write_whole(file, _digest(line) + b"\n" + line)
+
+
+def write_whole(file: Path, data: bytes) -> None:
+    """Write bytes to a file for its owner alone, on the same terms as `write_kept`."""
     temporary = file.with_name(f".{file.name}.{os.getpid()}.tmp")
     try:
         make_private(file.parent)
         _remove_unfinished(file)
         with open(os.open(temporary, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600), "wb") as stream:
-            stream.write(_digest(line) + b"\n" + line)
+            stream.write(data)
         temporary.replace(file)
     except OSError:
         with suppress(OSError):

@@ -7,9 +7,7 @@ both cost. What the compiler makes is kept by torch.
 
 import json
 import logging
-import os
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from hashlib import blake2b
@@ -21,7 +19,7 @@ import torch
 from torch import Tensor
 
 from kvchat.engine.forward.layer_pass import Compile, LayerPass, LayerWalk
-from kvchat.platform.directories import make_private
+from kvchat.platform.persisted_file import write_whole
 
 FILE_NAME = "compiled-layers.json"
 LEAST_GAIN = 1.03
@@ -114,15 +112,8 @@ def _give_up(key: str, choice: CompileChoice, cache_dir: Path, problem: str) -> 
 
 def _keep(choices: dict[str, CompileChoice], cache_dir: Path) -> None:
     """Write what has been measured, whole or not at all; not being able to costs the next start time."""
-    temporary = cache_dir / f".{FILE_NAME}.{os.getpid()}.tmp"
-    try:
-        make_private(cache_dir)
-        temporary.write_text(json.dumps({key: asdict(choice) for key, choice in choices.items()}, indent=1))
-        temporary.chmod(0o600)
-        temporary.replace(cache_dir / FILE_NAME)
-    except OSError:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
+    listed = {key: asdict(choice) for key, choice in choices.items()}
+    write_whole(cache_dir / FILE_NAME, json.dumps(listed, indent=1).encode())
 
 
 def _measured(forward: LayerPass, walk: LayerWalk, time_step: TimeStep, compile: Compile) -> CompileChoice:

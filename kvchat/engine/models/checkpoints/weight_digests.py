@@ -6,11 +6,10 @@ import os
 import re
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from kvchat.platform.directories import make_private
+from kvchat.platform.persisted_file import write_whole
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _RACY_NS = 2_000_000_000
@@ -51,17 +50,8 @@ class WeightDigests:
 
     def save(self) -> None:
         """Write the cache if it changed, whole or not at all; not being able to costs the next start time."""
-        if self._cache_file is None or not self._is_changed:
-            return
-        temporary = self._cache_file.with_name(f".{self._cache_file.name}.{os.getpid()}.tmp")
-        try:
-            make_private(self._cache_file.parent)
-            temporary.write_text(json.dumps(self._known), encoding="utf-8")
-            temporary.chmod(0o600)
-            temporary.replace(self._cache_file)
-        except OSError:
-            with suppress(OSError):
-                temporary.unlink(missing_ok=True)
+        if self._cache_file is not None and self._is_changed:
+            write_whole(self._cache_file, json.dumps(self._known).encode())
 
 
 def _identity(path: Path) -> list[int]:
