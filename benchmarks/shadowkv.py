@@ -175,9 +175,7 @@ def measure_memory(setting: Setting) -> Memory:
     values = torch.zeros_like(keys)
     full_bytes = sum(side.untyped_storage().nbytes() * num_tokens // len(side) for side in (keys, values))
     budgets = Budgets(device=Budget("device"), host=Budget("host"))
-    layer = ShadowLayer.of_prompt(
-        setting.shadow, rotary, keys[:num_tokens], values[:num_tokens], budgets, kind="full"
-    )
+    layer = ShadowLayer.of_prompt(setting.shadow, rotary, keys[:num_tokens], values[:num_tokens], budgets)
     query = _randn(GENERATED, NUM_HEADS, HEAD_DIM, seed=0).bfloat16()
     layer.attend(query, keys[num_tokens:], values[num_tokens:], HEAD_DIM**-0.5)
     assert layer.segments[0].directions is not None

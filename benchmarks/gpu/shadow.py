@@ -275,7 +275,6 @@ class ThroughShadows(Layers):
             keys,
             rows,
             self._budgets,
-            kind="full",
             remote=self._remote,
         )
         assert shadow.stock.compressed_keys.are_on_bases

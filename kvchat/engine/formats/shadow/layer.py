@@ -101,8 +101,6 @@ class ShadowLayer:
         keys: Tensor,
         values: Tensor,
         budgets: Budgets,
-        *,
-        kind: str,
         remote: GpuResources | None = None,
     ) -> "ShadowLayer":
         """Return the shadow of a prompt that was computed exactly.
@@ -111,7 +109,6 @@ class ShadowLayer:
             rotary: the model's own embedding.
             keys: [n, H_kv, D], rotated.
             values: [n, H_kv, D_v].
-            kind: the layer's attention, as in `LayerShape`.
             remote: given if, and only if, the settings say so.
 
         Raises:
@@ -123,7 +120,6 @@ class ShadowLayer:
             head_dim=keys.shape[2],
             value_dim=values.shape[2],
             element_size=keys.element_size(),
-            kind=kind,
         )
         check_gain(settings, shape, len(keys))
         layer = cls(settings, LayerStore.empty_for(settings, rotary, keys, values, budgets), 0, 0, remote)

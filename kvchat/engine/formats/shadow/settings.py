@@ -109,7 +109,6 @@ class LayerShape:
     """What a layer would keep of a context without a shadow.
 
     Args:
-        kind: the layer's attention: `full`, or another, which has no shadow.
         element_size: bytes of a stored number.
     """
 
@@ -117,7 +116,6 @@ class LayerShape:
     head_dim: int
     value_dim: int
     element_size: int = 2
-    kind: str = "full"
 
     @property
     def width(self) -> int:
@@ -137,11 +135,9 @@ def check_gain(settings: ShadowSettings, shape: LayerShape, num_tokens: int) -> 
     """Refuse a layer or a context that cannot have a shadow, or would gain nothing from one. Pure.
 
     Raises:
-        UnsupportedModel: the layer slides, keeps latents, or has keys too narrow to gain.
+        UnsupportedModel: the layer has keys too narrow to gain.
         UsageError: the context is too short.
     """
-    if shape.kind != "full":
-        raise UnsupportedModel(f"a layer of {shape.kind} attention has no shadow: only full attention has")
     if num_tokens < settings.least_len:
         raise UsageError(
             f"{num_tokens:,} tokens are too few for a shadow: outliers, local chunks, the first one "
@@ -159,20 +155,6 @@ def check_gain(settings: ShadowSettings, shape: LayerShape, num_tokens: int) -> 
             f"{num_tokens:,} tokens gain nothing from a shadow of {settings.step_len:,}: "
             f"it takes {GAIN_FACTOR * settings.step_len:,}; choose a smaller budget, or the exact cache"
         )
-
-
-def expected_device_bytes(settings: ShadowSettings, shape: LayerShape, num_tokens: int) -> int:
-    """Return what a layer keeps on the device of a prompt of `num_tokens`, keys on one basis. Pure.
-
-    Projections, the basis, landmarks, compressed chunks that every step sees, the working set, the tail.
-    """
-    size, rank = settings.chunk_size, settings.rank_for(shape.width)
-    num_compressed = num_tokens // size - settings.num_local
-    tail_len = num_tokens - num_compressed * size
-    low_rank = (num_compressed * size + shape.width) * rank * shape.element_size
-    landmarks = num_compressed * shape.width * shape.element_size
-    exact_len = settings.num_always * size + settings.budget + tail_len
-    return low_rank + landmarks + exact_len * shape.token_bytes
 
 
 def most_bytes(settings: ShadowSettings, shape: LayerShape, num_tokens: int) -> int:

@@ -142,8 +142,9 @@ class Shadows:
         for name in [name for name in self._prompts if name not in served]:
             if self.used_bytes <= self.limit_bytes:
                 return
-            for sequence in [sequence for sequence in idle if self._is_on(sequence, name)]:
-                self.forget(sequence)
+            for sequence, shadow in list(self._sequences.items()):
+                if shadow.prompt.name == name:
+                    self.forget(sequence)
             self._prompts.pop(name).release()
         for sequence in idle:
             if self.used_bytes <= self.limit_bytes:
@@ -190,16 +191,11 @@ class Shadows:
                 is_remote=self.remote is not None,
             )
             keys, values = read(0, prompt.num_tokens)
-            rotary = self._rotaries[layer]
             layers[layer] = ShadowLayer.of_prompt(
-                settings, rotary, keys, values, self.budgets, kind="full", remote=self.remote
+                settings, self._rotaries[layer], keys, values, self.budgets, self.remote
             )
             self.counts[layer].made_len += prompt.num_tokens
         return layers[layer].fork()
-
-    def _is_on(self, sequence: SequenceId, name: bytes) -> bool:
-        found = self._sequences.get(sequence)
-        return found is not None and found.prompt.name == name
 
 
 class StepShadow:

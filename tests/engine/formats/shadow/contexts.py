@@ -61,7 +61,7 @@ def shadow_of(
 ) -> ShadowLayer:
     """Return the shadow of a context's first tokens."""
     _, keys, values = context.part(0, num_tokens)
-    return ShadowLayer.of_prompt(settings, ROTARY, keys, values, budgets or free(), kind="full")
+    return ShadowLayer.of_prompt(settings, ROTARY, keys, values, budgets or free())
 
 
 def dense(context: Context, start: int, end: int) -> Tensor:

@@ -42,7 +42,7 @@ def remote_shadow_of(
     budgets = budgets or free()
     remote = GpuResources(streams=streams or InlineStreams(), turns=RotationTables(budgets.device))
     _, keys, values = context.part(0, num_tokens)
-    return ShadowLayer.of_prompt(settings, ROTARY, keys, values, budgets, kind="full", remote=remote)
+    return ShadowLayer.of_prompt(settings, ROTARY, keys, values, budgets, remote)
 
 
 def seen_chunks(layer: ShadowLayer) -> list[list[int]]:

@@ -114,9 +114,7 @@ def test_the_device_holds_no_values_but_those_in_sight_and_no_more_than_was_fore
     assert tables == table_bytes(HEAD_DIM, 2040) == TABLE_STEP * HEAD_DIM * 4
     assert sum(allocated.values()) - sum(numbers.values()) + tables == budgets.device.used_bytes
     assert budgets.host.used_bytes == 0
-    shape = LayerShape(
-        num_kv_heads=NUM_KV_HEADS, head_dim=HEAD_DIM, value_dim=VALUE_DIM, element_size=4, kind="full"
-    )
+    shape = LayerShape(num_kv_heads=NUM_KV_HEADS, head_dim=HEAD_DIM, value_dim=VALUE_DIM, element_size=4)
     assert budgets.device.used_bytes - tables <= most_bytes(REMOTE, shape, 2040)
     fork.release()
     layer.release()

@@ -10,9 +10,9 @@ from kvchat.engine.formats.shadow.layer import ShadowLayer
 from kvchat.engine.formats.shadow.layer_store import Budgets
 from kvchat.engine.formats.shadow.rotary import Rotary
 from kvchat.engine.formats.shadow.row_pages import PAGE_ROWS, Budget
-from kvchat.engine.formats.shadow.settings import LayerShape, expected_device_bytes
+from kvchat.engine.formats.shadow.settings import LayerShape
 from kvchat.engine.formats.shadow.working_set import EMPTY
-from kvchat.errors import OutOfMemory, UnsupportedModel
+from kvchat.errors import OutOfMemory
 from tests.engine.formats.shadow.contexts import (
     GROUP,
     HEAD_DIM,
@@ -32,6 +32,7 @@ from tests.engine.formats.shadow.contexts import (
     shadow_of,
     turn,
 )
+from tests.engine.formats.shadow.expected_bytes import expected_device_bytes
 
 pytestmark = pytest.mark.cpu
 
@@ -278,14 +279,6 @@ def test_a_host_too_small_for_the_values_is_refused_with_the_numbers_and_keeps_n
     assert budgets.device.used_bytes == budgets.host.used_bytes == 0
 
 
-@pytest.mark.parametrize("kind", ["sliding", "latent"])
-def test_the_keys_of_a_layer_that_does_not_see_all_of_them_get_no_shadow(kind: str) -> None:
-    (_, keys, values), budgets = make_context(PROMPT).part(0, PROMPT), free()
-    with pytest.raises(UnsupportedModel, match=f"{kind} attention has no shadow"):
-        ShadowLayer.of_prompt(SMALL, ROTARY, keys, values, budgets, kind=kind)
-    assert budgets.device.used_bytes == budgets.host.used_bytes == 0
-
-
 @pytest.mark.parametrize("num_calls", [0, 1])
 def test_an_error_of_any_kind_on_the_way_to_a_shadow_gives_all_bytes_back(num_calls: int) -> None:
     """Keys before rotation are asked for twice: for a basis, and for what lies on it."""
@@ -300,7 +293,7 @@ def test_an_error_of_any_kind_on_the_way_to_a_shadow_gives_all_bytes_back(num_ca
 
     rotary, (_, keys, values) = Rotary(breaks_off), context.part(0, PROMPT)
     with pytest.raises(IndexError, match="no such position"):
-        ShadowLayer.of_prompt(SMALL, rotary, keys, values, budgets, kind="full")
+        ShadowLayer.of_prompt(SMALL, rotary, keys, values, budgets)
     assert len(calls) == num_calls + 1
     assert min(calls) > 0
     assert budgets.device.used_bytes == budgets.host.used_bytes == 0

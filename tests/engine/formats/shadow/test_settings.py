@@ -2,13 +2,9 @@
 
 import pytest
 
-from kvchat.engine.formats.shadow.settings import (
-    LayerShape,
-    ShadowSettings,
-    check_gain,
-    expected_device_bytes,
-)
+from kvchat.engine.formats.shadow.settings import LayerShape, ShadowSettings, check_gain
 from kvchat.errors import UnsupportedModel, UsageError
+from tests.engine.formats.shadow.expected_bytes import expected_device_bytes
 
 pytestmark = pytest.mark.pure
 
