@@ -7,7 +7,7 @@ H_kv key-value heads, G = H / H_kv, D head size, r rank.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -75,12 +75,10 @@ class Segment:
             yield Landmarks(rows=part, scales=scales)
 
     def fork(self) -> "Segment":
-        return Segment(
-            first_chunk=self.first_chunk,
+        return replace(
+            self,
             rows=self.rows.fork(),
             directions=self.directions.fork() if self.directions else None,
-            lost=self.lost,
-            next_try=self.next_try,
             scales=None if self.scales is None else self.scales.fork(),
         )
 
@@ -108,7 +106,8 @@ class CompressedKeys:
         budget: Budget,
     ) -> None:
         self._settings = settings
-        self._rotary = rotary
+        self.rotary = rotary
+        """By which they are turned."""
         self._heads = heads
         self._dtype = dtype
         self._budget = budget
@@ -132,11 +131,6 @@ class CompressedKeys:
         return self._rank if self._settings.holds_chosen else 0
 
     @property
-    def rotary(self) -> Rotary:
-        """By which they are turned."""
-        return self._rotary
-
-    @property
     def are_on_bases(self) -> bool:
         """Whether all of them lie on a basis."""
         return all(segment.directions is not None for segment in self._segments)
@@ -154,7 +148,8 @@ class CompressedKeys:
         first = self.num_chunks
         newest = self._segments[-1] if self._segments else None
         if newest is None:
-            self._segments.append(self._opened(keys, first))
+            on_basis = self._on_basis(keys, first)
+            self._segments.append(on_basis or self._exact_segment(keys, first, 2 * len(keys)))
         elif newest.directions is None:
             newest.append(self._chunks(keys))
             if self._try_basis(newest):
@@ -179,7 +174,7 @@ class CompressedKeys:
             own = segment.directions.all()[head * dim : (head + 1) * dim]
             before = rows.float() @ own.float().T
             positions = (chunks[here, None] * size + torch.arange(size, device=chunks.device)).flatten()
-            after = self._rotary.turned(before.view(-1, 1, dim), positions)
+            after = self.rotary.turned(before.view(-1, 1, dim), positions)
             out[here] = after.view_as(before).to(self._dtype)
         return out
 
@@ -236,7 +231,7 @@ class CompressedKeys:
 
     def fork(self) -> "CompressedKeys":
         """Return the same keys for another sequence; no byte is copied."""
-        other = CompressedKeys(self._settings, self._rotary, self._heads, self._dtype, self._budget)
+        other = CompressedKeys(self._settings, self.rotary, self._heads, self._dtype, self._budget)
         other._segments = [segment.fork() for segment in self._segments]
         return other
 
@@ -255,13 +250,6 @@ class CompressedKeys:
             self._try_basis(segment)
         else:
             newest.rows.append(projections[..., : self._num_kept])
-
-    def _opened(self, keys: Tensor, first_chunk: int) -> Segment:
-        """Return a segment of these keys, on a basis if one holds them."""
-        found = self._on_basis(keys, first_chunk)
-        if found is not None:
-            return found
-        return self._exact_segment(keys, first_chunk, 2 * len(keys))
 
     def _try_basis(self, segment: Segment) -> bool:
         """Put the newest segment on a basis, if it is long enough and one holds it; return whether it is."""
@@ -327,7 +315,7 @@ class CompressedKeys:
         for at in range(0, len(keys), PIECE_LEN):
             piece = keys[at : at + PIECE_LEN]
             positions = torch.arange(start + at, start + at + len(piece), device=keys.device)
-            yield self._rotary.unturned(piece, positions).flatten(1)
+            yield self.rotary.unturned(piece, positions).flatten(1)
 
     def _chunks(self, keys: Tensor) -> Tensor:
         return keys.unflatten(0, (-1, self._settings.chunk_size))

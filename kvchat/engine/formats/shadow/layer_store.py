@@ -4,6 +4,7 @@ Dimensions: H_kv heads, D and D_v sizes of a head, c tokens of a chunk, a chunks
 """
 
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -78,18 +79,10 @@ class LayerStore:
         Raises:
             OutOfMemory: the device's budget does not hold a second working set.
         """
-        working = self.working.fork()
-        return replace(
-            self,
-            landmarks=self.landmarks.fork(),
-            tail_keys=self.tail_keys.fork(),
-            tail_values=self.tail_values.fork(),
-            always_keys=self.always_keys.fork(),
-            always_values=self.always_values.fork(),
-            values=self.values.fork(),
-            compressed_keys=self.compressed_keys.fork(),
-            working=working,
-        )
+        working = self.working.fork()  # first: it may be refused, and nothing is shared yet
+        kept = {part.name: getattr(self, part.name) for part in fields(self)}
+        rows: dict[str, Any] = {name: part.fork() for name, part in kept.items() if isinstance(part, Rows)}
+        return replace(self, **rows, compressed_keys=self.compressed_keys.fork(), working=working)
 
     def release(self) -> None:
         """Give all bytes back that no other sequence holds."""
