@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from kvchat.engine.formats.full.attend import PagedAttention
 from kvchat.engine.formats.full.gather import GatherCache
-from kvchat.engine.formats.latent.attend import LatentAttention
 from kvchat.engine.forward.runner import InputBatch
 from kvchat.engine.kernels.paged_attention.args import SequenceSpan
 from kvchat.engine.models.cache_stand_ins import PackedPast
@@ -24,22 +23,14 @@ class PackedPass:
         past: answers layers that ask how long their past is; None where no layer does.
     """
 
-    def __init__(
-        self,
-        module: nn.Module,
-        attention: PagedAttention | LatentAttention,
-        past: PackedPast | None = None,
-    ) -> None:
+    def __init__(self, module: nn.Module, attention: PagedAttention, past: PackedPast | None = None) -> None:
         self.device = next(module.parameters()).device
         self._module = module
         self._attention = attention
         self._past = past
-        attach(module, attention)
-
-    @property
-    def follows_from_tensors(self) -> bool:
+        self.follows_from_tensors = past is None
         """Whether what is computed follows from the tensors of a row alone, so that it can be recorded."""
-        return self._past is None
+        attach(module, attention)
 
     def logits(self, row: InputBatch) -> Tensor:
         self._attention.step = row.groups

@@ -12,9 +12,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from kvchat.engine.api.ids import GroupId
 from kvchat.engine.formats.fp8_latent.spec import Fp8LatentSpec
-from kvchat.engine.formats.full.attend import AttentionCall, AttentionMetadata, LayerPool, PagedAttention
+from kvchat.engine.formats.full.attend import AttentionCall, LayerPool, PagedAttention
 from kvchat.engine.kernels.fp8_record import Fp8Record
 from kvchat.engine.kernels.latent_attention import latent_attention
 from kvchat.engine.kernels.latent_attention.args import LatentArgs
@@ -33,7 +32,7 @@ class UpProjection(Protocol):
     def v_up(self) -> Tensor: ...
 
 
-class LatentAttention:
+class LatentAttention(PagedAttention):
     """Backend of models with latent layers.
 
     Args:
@@ -42,17 +41,8 @@ class LatentAttention:
     """
 
     def __init__(self, layers: Mapping[int, LayerPool], projections: Mapping[int, UpProjection]) -> None:
-        self._layers = layers
+        super().__init__(layers)
         self._projections = projections
-        self._paged = PagedAttention(layers)
-
-    @property
-    def step(self) -> Mapping[GroupId, AttentionMetadata]:
-        return self._paged.step
-
-    @step.setter
-    def step(self, step: Mapping[GroupId, AttentionMetadata]) -> None:
-        self._paged.step = step
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, call: AttentionCall) -> Tensor:
         """Store the new latents and return [T, H, d_v].
@@ -64,7 +54,7 @@ class LatentAttention:
         """
         projection = self._projections.get(layer)
         if projection is None:
-            return self._paged.attend(layer, query, key, value, call)
+            return super().attend(layer, query, key, value, call)
         pool = self._layers[layer]
         step = self.step[pool.group]
         record = _store(pool, key, value, step.slots)
