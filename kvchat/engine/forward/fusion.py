@@ -13,7 +13,6 @@ tried as if they kept all exact, and read both kinds in the pool that they are p
 
 import logging
 from collections.abc import Collection, Iterator, Sequence
-from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
 from inspect import signature
@@ -57,6 +56,7 @@ LOGITS_TOLERANCE = 1e-3
 COARSE_LOGITS_TOLERANCE = 0.1
 
 
+@dataclass(frozen=True, slots=True)
 class Fusion:
     """Fused layers of a model, on any pool.
 
@@ -69,22 +69,12 @@ class Fusion:
         may_round: whether prompts may be computed with products of rounded inputs.
     """
 
-    def __init__(
-        self,
-        decoder: Decoder,
-        layers: Sequence[DecoderLayer],
-        rotaries: Sequence[Rotary],
-        num_positions: int,
-        factor: float,
-        *,
-        may_round: bool = True,
-    ) -> None:
-        self.decoder = decoder
-        self.layers = layers
-        self.rotaries = rotaries
-        self._num_positions = num_positions
-        self._factor = factor
-        self.may_round = may_round
+    decoder: Decoder
+    layers: Sequence[DecoderLayer]
+    rotaries: Sequence[Rotary]
+    num_positions: int
+    factor: float
+    may_round: bool = True
 
     def on(self, pool: DevicePool) -> FusedLayers:
         """Return the layers with their keys and values in `pool`."""
@@ -98,7 +88,7 @@ class Fusion:
     def _made(self, layers: Sequence[DecoderLayer], numbers: Sequence[int], pool: DevicePool) -> FusedLayers:
         pools = FusedPools([pool.layers[number] for number in numbers])
         native = NativeLayers(layers, pools.numbered, self.decoder.last_norm, self.decoder.head)
-        ropes = RopeTables(self.rotaries, self._num_positions)
+        ropes = RopeTables(self.rotaries, self.num_positions)
         return FusedLayers(self.embed, native, ropes, pools, self.decoder.softcap)
 
     def first_of_each_kind(self) -> list[int]:
@@ -117,25 +107,21 @@ class Fusion:
             replace(layer, rope=None) if number in numbers else layer
             for number, layer in enumerate(self.layers)
         ]
-        found = copy(self)
-        found.layers = layers
-        return found
+        return replace(self, layers=layers)
 
     def without_rounding(self) -> "Fusion":
         """Return the same for a model that needs inputs as they are."""
-        found = copy(self)
-        found.may_round = False
-        return found
+        return replace(self, may_round=False)
 
     def first(self, number: int) -> "Fusion":
         """Return the first layers alone, with what stands behind the last."""
         decoder = replace(self.decoder, layers=self.decoder.layers[:number])
-        return Fusion(decoder, self.layers[:number], self.rotaries, self._num_positions, self._factor)
+        return replace(self, decoder=decoder, layers=self.layers[:number])
 
     def moved(self, offset: int) -> "Fusion":
         """Return the same for texts whose first position is `offset`."""
         rotaries = [partial(_moved, rotary, offset) for rotary in self.rotaries]
-        return Fusion(self.decoder, self.layers, rotaries, self._num_positions - offset, self._factor)
+        return replace(self, rotaries=rotaries, num_positions=self.num_positions - offset)
 
     @property
     def is_quantized(self) -> bool:
@@ -160,7 +146,7 @@ class Fusion:
 
     def embed(self, token_ids: Tensor) -> Tensor:
         embedded: Tensor = self.decoder.embed(token_ids).float()
-        return embedded if self._factor == 1.0 else embedded * self._factor
+        return embedded if self.factor == 1.0 else embedded * self.factor
 
 
 def fusion_of(loaded: LoadedModel, served: ModelPlan, checks: SelfCheckCache | None = None) -> Fusion | str:
@@ -297,7 +283,10 @@ def _require_all(
     fusion: Fusion, groups: Sequence[Group], seen: SampledLayer, row: InputBatch, logits: Tensor
 ) -> bool:
     """Return whether it may be rounded, too."""
-    fused = _on(fusion, scratch(groups))
+    try:
+        fused = fusion.on(scratch(groups))
+    except ValueError as error:
+        raise Unmatched(f"there is no kernel for {error}") from error
     _require_same(fused, seen, row, logits)
     if seen.outputs[0].dtype != torch.float32 or fusion.is_quantized:
         _require_structure(fusion, scratch(in_float32(groups)), seen, row)
@@ -340,20 +329,15 @@ def _is_same(left: tuple[Tensor, Tensor], right: tuple[Tensor, Tensor]) -> bool:
 
 def _rotary(decoder: Decoder, known: tuple[Tensor, Tensor], positions: Tensor) -> Rotary:
     """Return the call of a model's rotary embedding that gave what a layer was given."""
-    x = torch.empty(1, dtype=known[0].dtype, device=positions.device)
     module = decoder.rotary
-    calls: list[Rotary] = [lambda places: module(x, places)]
+    plain = partial(module, torch.empty(1, dtype=known[0].dtype, device=positions.device))
+    calls = [plain]
     if "layer_type" in signature(getattr(module, "forward", module)).parameters:
-        calls = [partial(_of_type, module, x, kind) for kind in decoder.layer_types]
+        calls = [partial(plain, layer_type=kind) for kind in decoder.layer_types]
     for call in calls:
         if _is_same(call(positions), known):
             return call
     raise Unmatched("its rotary embedding is called in another way")
-
-
-def _of_type(module: Any, x: Tensor, kind: str, positions: Tensor) -> tuple[Tensor, Tensor]:
-    found: tuple[Tensor, Tensor] = module(x, positions, layer_type=kind)
-    return found
 
 
 def _moved(rotary: Rotary, offset: int, positions: Tensor) -> tuple[Tensor, Tensor]:
@@ -389,13 +373,6 @@ def _is_projected(layer: Any, given: Tensor, key: Tensor) -> bool:
     norm = getattr(attention, "k_norm", None)
     wanted = projected if norm is None else norm(projected)
     return float((key - wanted).float().norm()) <= UNTURNED * float(wanted.float().norm())
-
-
-def _on(fusion: Fusion, pool: DevicePool) -> FusedLayers:
-    try:
-        return fusion.on(pool)
-    except ValueError as error:
-        raise Unmatched(f"there is no kernel for {error}") from error
 
 
 def _require_same(
