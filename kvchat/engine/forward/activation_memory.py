@@ -31,10 +31,6 @@ class StorageWatch(TorchDispatchMode):
         self.parts = [Allocation(0, 0)]
         self._known: set[int] = set()
 
-    @property
-    def peak_bytes(self) -> int:
-        return max(part.peak_bytes for part in self.parts)
-
     def begin_part(self) -> None:
         """End the part of the run that lasts until now."""
         self.parts.append(Allocation(self.live_bytes, self.live_bytes))
@@ -76,10 +72,7 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 def peak_bytes(run: Callable[[], object]) -> int:
     """Return the most bytes that `run` holds at one time in tensors it makes."""
-    watch = StorageWatch()
-    with watch:
-        run()
-    return watch.peak_bytes
+    return max(part.peak_bytes for part in layer_parts((), run))
 
 
 def layer_parts(layers: Sequence[nn.Module], run: Callable[[], object]) -> list[Allocation]:

@@ -86,16 +86,10 @@ class FusedLayers:
         self._ropes = ropes
         self._pools = pools
         self._softcap = softcap
-
-    @property
-    def suits_prompts(self) -> bool:
+        self.suits_prompts = layers.suits_prompts
         """Whether nobody computes many rows faster."""
-        return self._layers.suits_prompts
-
-    @property
-    def suits_rounded(self) -> bool:
+        self.suits_rounded = layers.suits_rounded
         """Whether nobody computes many rows faster with products of rounded inputs."""
-        return self._layers.suits_rounded
 
     def logits(self, row: InputBatch, *, is_rounded: bool = False) -> Tensor:
         """Write keys and values of every token and return the logits [R, V] of the sampling rows.

@@ -68,6 +68,8 @@ class LayerPass:
         ValueError: the weights are packed or quantized.
     """
 
+    follows_from_tensors = True
+
     def __init__(self, walk: LayerWalk, pool: DevicePool, compile: Compile | None = None) -> None:
         self.walk = walk
         self._pools = [pool.layers[number] for number in sorted(pool.layers)]
@@ -75,10 +77,6 @@ class LayerPass:
         self.device = self._weights[0].products[0][0].device
         self._between: list[Between] = []
         self.use(compile)
-
-    @property
-    def follows_from_tensors(self) -> bool:
-        return True
 
     def use(
         self,

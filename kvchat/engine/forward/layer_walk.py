@@ -58,7 +58,8 @@ def walk_through(loaded: LoadedModel, served: ModelPlan) -> LayerWalk:
     """
     groups = served.groups
     if served.route is not Route.ATTENTION or not all(map(_is_plain, groups)):
-        raise Unmatched(f"it runs by its {served.route}, on a cache of {', '.join(_kinds(groups))}")
+        kinds = sorted({group.spec.kind for group in groups})
+        raise Unmatched(f"it runs by its {served.route}, on a cache of {', '.join(kinds)}")
     sample = take_sample(loaded, groups)
     fusion = sample.fusion
     walk = LayerWalk(
@@ -82,10 +83,6 @@ def walk_through(loaded: LoadedModel, served: ModelPlan) -> LayerWalk:
 
 def _is_plain(group: Group) -> bool:
     return group.spec.keeps_heads and group.spec.selection is Selection.ALL and not group.borrowers
-
-
-def _kinds(groups: Sequence[Group]) -> list[str]:
-    return sorted({group.spec.kind for group in groups})
 
 
 def _require_same(walk: LayerWalk, groups: Sequence[Group], sample: FusionSample, row: InputBatch) -> None:

@@ -12,8 +12,6 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from torch import nn
-
 from kvchat.engine.formats.full.attend import PagedAttention
 from kvchat.engine.formats.full.gather import GatherCache
 from kvchat.engine.formats.latent.attend import LatentAttention
@@ -29,7 +27,6 @@ from kvchat.engine.models.latent import expand_latents, keep_latents, latent_lay
 from kvchat.engine.models.load import LoadedModel
 from kvchat.engine.models.probing.layer_probe import (
     Contradiction,
-    ModelLayers,
     model_name,
     probe_gathered_layers,
     probe_layers,
@@ -124,13 +121,12 @@ def _by_attention(loaded: LoadedModel) -> ModelPlan:
     if not set_implementation(module, IMPLEMENTATION):
         raise UnsupportedModel(f"{model_name(module.config)} does not let its attention be replaced")
     layers = probe_layers(module, loaded.max_context)
-    groups = group_layers(layers.specs, layers.borrowed)
-    return ModelPlan(Route.ATTENTION, groups, lambda pool: _packed_pass(module, layers, pool))
 
+    def make_pass(pool: DevicePool) -> PackedPass:
+        past = PackedPast() if layers.asks_past_len else None
+        return PackedPass(module, PagedAttention(pool.layers, layers.borrowed), past)
 
-def _packed_pass(module: nn.Module, layers: ModelLayers, pool: DevicePool) -> PackedPass:
-    past = PackedPast() if layers.asks_past_len else None
-    return PackedPass(module, PagedAttention(pool.layers, layers.borrowed), past)
+    return ModelPlan(Route.ATTENTION, group_layers(layers.specs, layers.borrowed), make_pass)
 
 
 def _by_cache(loaded: LoadedModel) -> ModelPlan:

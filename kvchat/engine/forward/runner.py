@@ -211,7 +211,12 @@ class Runner:
         places = positions // size + origins.repeat(lens)
         blocks = listed.index_select(0, torch.from_numpy(places).to(self._device))
         offsets = torch.from_numpy(positions % size).to(self._device)
-        spans = _spans(chunks, lens, firsts, listed.split(counts))
+        spans = [
+            SequenceSpan(end - length, end, chunk.start, first, table)
+            for chunk, length, end, first, table in zip(
+                chunks, lens, accumulate(lens), firsts, listed.split(counts), strict=True
+            )
+        ]
         if group.spec.selection is Selection.EACH_STEP:
             spans = [self._shadowed(chunk, span) for chunk, span in zip(chunks, spans, strict=True)]
         return AttentionMetadata(
@@ -233,10 +238,9 @@ class Runner:
         """Return slots, and spans over the blocks in sight."""
         size = self._block_size
         tables = [self._tables[chunk.sequence, group.id] for chunk in chunks]
-        ends = list(accumulate(lens))
         spans = [
             self._seen(chunk, group, table, (end - length, end))
-            for chunk, length, end, table in zip(chunks, lens, ends, tables, strict=True)
+            for chunk, length, end, table in zip(chunks, lens, accumulate(lens), tables, strict=True)
         ]
         at = torch.from_numpy(positions).to(self._device)
         parts = [table[own // size] for table, own in zip(tables, at.split(list(lens)), strict=True)]
@@ -251,16 +255,6 @@ class Runner:
         if not chunk.prunes or self._pruner is None:
             return span
         return replace(span, watch=self._pruner.watch())
-
-
-def _spans(
-    chunks: Sequence[Chunk], lens: Sequence[int], firsts: Sequence[int], tables: Sequence[Tensor]
-) -> list[SequenceSpan]:
-    ends = list(accumulate(lens))
-    return [
-        SequenceSpan(end - length, end, chunk.start, first, table)
-        for chunk, length, end, first, table in zip(chunks, lens, ends, firsts, tables, strict=True)
-    ]
 
 
 def _sampling_rows(chunks: Sequence[Chunk]) -> list[int]:
