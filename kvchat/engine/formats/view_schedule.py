@@ -241,16 +241,13 @@ class ViewSchedules:
         if not self._pruned and not self._shadowed:
             return view_schedule
         said = self.parse(namespace)
-        ends = (
-            said.answer_starts
-            if said.owner
-            else (*(point.at for point in view_schedule.prune_points), num_tokens)
-        )
+        passed = (point.at for point in view_schedule.prune_points)
+        ends = said.answer_starts if said.owner else (*passed, num_tokens)
         if self._shadowed:
-            return replace(view_schedule, prune_points=shadow_points(ends, self._shadowed[0].view))
-        return replace(
-            view_schedule, prune_points=points_at(ends, self._pruned[0].num_kept, self._block_size)
-        )
+            prune_points = shadow_points(ends, self._shadowed[0].view)
+        else:
+            prune_points = points_at(ends, self._pruned[0].num_kept, self._block_size)
+        return replace(view_schedule, prune_points=prune_points)
 
 
 def schedule_over(view: View, block_size: int, namespace: str) -> ViewSchedule:

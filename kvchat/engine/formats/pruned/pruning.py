@@ -28,11 +28,9 @@ class Pruning:
         Pure.
         """
         prune_point = self._due(sequence, num_tokens)
-        return (
-            0
-            if prune_point is None or sequence.kept or group.spec.selection is not Selection.PRUNED
-            else prune_point.num_kept(group)
-        )
+        if prune_point is None or sequence.kept or group.spec.selection is not Selection.PRUNED:
+            return 0
+        return prune_point.num_kept(group)
 
     def prepare(self, sequence: Sequence, num_tokens: int) -> None:
         """Allocate these blocks."""
@@ -47,9 +45,7 @@ class Pruning:
 
     def planned(self, sequence: Sequence) -> tuple[Prune, ...]:
         """Return what fills them. Pure."""
-        prune_point = (
-            sequence.view_schedule.next_prune_point(sequence.computed_len) if sequence.kept else None
-        )
+        prune_point = sequence.view_schedule.next_prune_point(sequence.computed_len)
         if prune_point is None:
             return ()
         return tuple(
@@ -68,27 +64,23 @@ class Pruning:
 
     def carry_out(self, sequence: Sequence) -> None:
         """Put what was kept in the place of the stretch. The sequence's tokens end where it was pruned."""
-        prune_point = next(
-            prune_point
-            for prune_point in sequence.view_schedule.prune_points
-            if prune_point.at == sequence.computed_len
-        )
+        prune_points = sequence.view_schedule.prune_points
+        prune_point = next(point for point in prune_points if point.at == sequence.computed_len)
+        stretch = range(prune_point.start, prune_point.end)
         sequence.kept_names |= sequence.view_schedule.kept_names(
             prune_point, sequence.keys, sequence.token_ids
         )
         sequence.saved_tail = None
         for group in self._pruned:
             table, kept = sequence.tables[group.id], sequence.kept[group.id]
-            for number in reversed(
-                range(prune_point.start, prune_point.end)
-            ):  # children before their parents
+            for number in reversed(stretch):  # children before their parents
                 block = table[number]
                 assert block is not None
                 self._device.references.release(sequence, group.id, block)
                 table[number] = None
             table[prune_point.start : prune_point.start + len(kept)] = kept
             self._log.note_from(sequence, group.id, prune_point.start)
-            for number in range(prune_point.start, prune_point.start + len(kept)):
+            for number in stretch[: len(kept)]:
                 self._publisher.publish(sequence, group, number)
         sequence.kept.clear()
 
@@ -102,8 +94,5 @@ class Pruning:
     def _due(self, sequence: Sequence, num_tokens: int) -> PrunePoint | None:
         """Return the prune point that the sequence reaches with its next `num_tokens` tokens."""
         prune_point = sequence.view_schedule.next_prune_point(sequence.computed_len)
-        return (
-            prune_point
-            if prune_point is not None and prune_point.at == sequence.computed_len + num_tokens
-            else None
-        )
+        is_due = prune_point is not None and prune_point.at == sequence.computed_len + num_tokens
+        return prune_point if is_due else None
