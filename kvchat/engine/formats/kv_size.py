@@ -26,10 +26,6 @@ class Latent:
     rope_dim: int
 
     @property
-    def num_numbers(self) -> int:
-        return self.rank + self.rope_dim
-
-    @property
     def fp8_bytes(self) -> int:
         """FP8 numbers, a float32 scale per tile, the rope key in 16 bits."""
         return Fp8Record(self.rank, self.rope_dim).num_bytes
@@ -158,7 +154,7 @@ def _latent_ways(shape: AttentionShape, latent: Latent) -> list[_Way]:
         _Way(
             "latent (MLA)",
             f"({latent.rank} latent + {latent.rope_dim} rope key) x {item} B",
-            latent.num_numbers * item,
+            (latent.rank + latent.rope_dim) * item,
         ),
         _Way(
             "latent in FP8 (approximate)",

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-from kvchat.engine.kernels.health import HEALTH
+from kvchat.engine.kernels.health import EVERY, HEALTH
 
 OLDEST_CAPABILITY = (8, 0)
 """The kernels are compiled and measured from this compute capability on."""
@@ -31,7 +31,7 @@ def is_supported(device: int) -> bool:
     """Whether the kernels are made for a GPU; where not, everybody is told once."""
     problem = why_unsupported(device)
     if problem is not None:
-        HEALTH.refuse_all(problem)
+        HEALTH.refuse(EVERY, problem)
     return problem is None
 
 

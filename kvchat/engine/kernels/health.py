@@ -12,6 +12,7 @@ import torch
 
 T = TypeVar("T")
 EVERY = "all operations"
+"""Stands for each of them where no kernel can be used."""
 
 log = logging.getLogger(__name__)
 
@@ -37,10 +38,6 @@ class Health:
                 operation,
                 problem,
             )
-
-    def refuse_all(self, problem: str) -> None:
-        """Use no kernel, and say so once."""
-        self.refuse(EVERY, problem)
 
     def attempt(self, operation: str, kernel: Callable[[], T], plain: Callable[[], T]) -> T:
         """Return what the kernel returns; where it cannot be compiled or launched, what `plain` does.

@@ -5,6 +5,7 @@ cache something else; which of it can be answered, and which means that the mode
 here.
 """
 
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import torch
@@ -37,6 +38,15 @@ class PackedPast(Cache):
 
 class KeepsState(Exception):
     """The model asked its cache for something that is no key and no value."""
+
+
+def _refuses(what: str) -> Callable[..., NoReturn]:
+    """Return a method for what a cache without states cannot answer."""
+
+    def refuse(*args: Any, **kwargs: Any) -> NoReturn:
+        raise KeepsState(what)
+
+    return refuse
 
 
 class ProbePast(Cache):
@@ -73,23 +83,6 @@ class ProbePast(Cache):
     def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = None) -> bool:
         return False
 
-    def _refuse(self, what: str) -> NoReturn:
-        raise KeepsState(what)
-
-    def get_conv_state(self, *args: Any, **kwargs: Any) -> NoReturn:
-        self._refuse("the state of a convolution")
-
-    def update_conv_state(self, *args: Any, **kwargs: Any) -> NoReturn:
-        self._refuse("the state of a convolution")
-
-    def get_recurrent_state(self, *args: Any, **kwargs: Any) -> NoReturn:
-        self._refuse("a recurrent state")
-
-    def update_recurrent_state(self, *args: Any, **kwargs: Any) -> NoReturn:
-        self._refuse("a recurrent state")
-
-    def update_indexer(self, *args: Any, **kwargs: Any) -> NoReturn:
-        self._refuse("the keys of an index that selects tokens")
-
-    def is_recording_past(self, *args: Any, **kwargs: Any) -> NoReturn:
-        self._refuse("a recurrent state")
+    get_conv_state = update_conv_state = _refuses("the state of a convolution")
+    get_recurrent_state = update_recurrent_state = is_recording_past = _refuses("a recurrent state")
+    update_indexer = _refuses("the keys of an index that selects tokens")

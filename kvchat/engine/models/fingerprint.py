@@ -9,9 +9,14 @@ from typing import Any
 
 from kvchat.engine.api.ids import GroupId
 from kvchat.engine.memory.disk.block_file import Layout
-from kvchat.engine.models.checkpoints.lora_files import adapter_weights, read_adapter_config
+from kvchat.engine.models.checkpoints.lora_files import adapter_weights
 from kvchat.engine.models.checkpoints.weight_digests import WeightDigests
-from kvchat.engine.models.checkpoints.weight_files import read_config, weight_files
+from kvchat.engine.models.checkpoints.weight_files import (
+    ADAPTER_CONFIG,
+    read_config,
+    read_json,
+    weight_files,
+)
 
 FINGERPRINT_BYTES = 32
 _PERSON = b"kvchat.print1"
@@ -135,7 +140,7 @@ def digest_of(fields: Mapping[str, Any]) -> bytes:
 
 
 def _adapter_digest(adapter_dir: Path, digests: WeightDigests) -> str:
-    config = _without(read_adapter_config(adapter_dir), _VOLATILE_IN_ADAPTERS)
+    config = _without(read_json(adapter_dir / ADAPTER_CONFIG), _VOLATILE_IN_ADAPTERS)
     return digest_of({"config": config, "weights": digests.digest(adapter_weights(adapter_dir))}).hex()
 
 

@@ -85,7 +85,16 @@ class LatentLayer:
 
 def latent_layers(model: nn.Module) -> dict[int, LatentLayer]:
     """Return the layers whose latents can be kept, by layer index."""
-    return {int(module.layer_idx): _layer(module) for module in latent_modules(model)}
+    return {
+        int(module.layer_idx): LatentLayer(
+            rank=module.kv_lora_rank,
+            rope_dim=module.qk_rope_head_dim,
+            key_dim=module.qk_nope_head_dim,
+            value_dim=module.v_head_dim,
+            weight=module.kv_b_proj.weight,
+        )
+        for module in latent_modules(model)
+    }
 
 
 def projections(model: nn.Module) -> tuple[nn.Module, ...]:
@@ -125,13 +134,3 @@ def latent_modules(model: nn.Module) -> list[Any]:
 
 def _is_product(projection: object) -> bool:
     return type(projection) is nn.Linear and projection.bias is None
-
-
-def _layer(module: Any) -> LatentLayer:
-    return LatentLayer(
-        rank=module.kv_lora_rank,
-        rope_dim=module.qk_rope_head_dim,
-        key_dim=module.qk_nope_head_dim,
-        value_dim=module.v_head_dim,
-        weight=module.kv_b_proj.weight,
-    )

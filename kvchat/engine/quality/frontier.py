@@ -9,8 +9,6 @@ from kvchat.engine.api.loss import FormatLoss
 
 CANDIDATES = ("fp8", "int8", "k=int8,v=int4", "int4", "k=int4,v=int2", "int2")
 """What is measured where nobody says what."""
-KEPT_AGREEMENT = 0.99
-"""What is kept where nobody says how much."""
 
 
 def frontier(formats: Iterable[FormatLoss]) -> tuple[FormatLoss, ...]:
@@ -100,16 +98,16 @@ def frontier_svg(formats: Sequence[FormatLoss], title: str, exact_token_bytes: f
     Args:
         exact_token_bytes: where the exact format, which loses nothing, stands.
     """
-    axes = _DrawnAxes(axes_of(formats, exact_token_bytes), exact_token_bytes)
+    axes = axes_of(formats, exact_token_bytes)
     best = frontier(formats)
-    line = " ".join(f"{x:.1f},{y:.1f}" for x, y in map(axes.place, best))
-    dots = [_dot(axes.place(one), one.cache_format, is_best=one in best) for one in formats]
+    line = " ".join(f"{x:.1f},{y:.1f}" for x, y in (_drawn(axes, one) for one in best))
+    dots = [_dot(_drawn(axes, one), one.cache_format, is_best=one in best) for one in formats]
     parts = (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img">',
         f"<title>{escape(title)}</title><style>{_STYLE}</style>",
         f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#fff"/>',
         f'<text class="t" x="{LEFT}" y="24">{escape(title)}</text>',
-        *axes.lines(),
+        *_axis_lines(axes, exact_token_bytes),
         f'<polyline class="f" points="{line}"/>',
         *dots,
         "</svg>",
@@ -117,36 +115,32 @@ def frontier_svg(formats: Sequence[FormatLoss], title: str, exact_token_bytes: f
     return "\n".join(parts) + "\n"
 
 
-class _DrawnAxes:
-    def __init__(self, axes: Axes, exact_token_bytes: float) -> None:
-        self._axes = axes
-        self._exact = exact_token_bytes
+def _drawn(axes: Axes, one: FormatLoss) -> tuple[float, float]:
+    x, y = axes.place(one)
+    return _across(x), _down(y)
 
-    def place(self, one: FormatLoss) -> tuple[float, float]:
-        x, y = self._axes.place(one)
-        return _across(x), _down(y)
 
-    def lines(self) -> list[str]:
-        bottom, right = HEIGHT - BOTTOM, WIDTH - RIGHT
-        drawn = []
-        for power in range(self._axes.low, self._axes.high + 1):
-            y = _down(self._axes.y(power))
-            drawn.append(f'<line class="g" x1="{LEFT}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}"/>')
-            drawn.append(f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">1e{power}</text>')
-        for step in range(5):
-            x, value = _across(step / 4), self._axes.most_bytes * step / 4
-            drawn.append(f'<text x="{x:.1f}" y="{bottom + 20}" text-anchor="middle">{value:,.0f}</text>')
-        x = _across(self._axes.x(self._exact))
-        drawn += [
-            f'<line class="a" x1="{LEFT}" x2="{right}" y1="{bottom}" y2="{bottom}"/>',
-            f'<line class="a" x1="{LEFT}" x2="{LEFT}" y1="{TOP}" y2="{bottom}"/>',
-            f'<line class="a" stroke-dasharray="4 4" x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{bottom}"/>',
-            f'<text x="{x + 6:.1f}" y="{bottom - 8}">exact, no loss</text>',
-            f'<text x="{(LEFT + right) / 2}" y="{HEIGHT - 14}" text-anchor="middle">bytes of a token</text>',
-            f'<text transform="translate(20 {(TOP + bottom) / 2}) rotate(-90)" text-anchor="middle">'
-            "divergence, nats of a token</text>",
-        ]
-        return drawn
+def _axis_lines(axes: Axes, exact_token_bytes: float) -> list[str]:
+    bottom, right = HEIGHT - BOTTOM, WIDTH - RIGHT
+    drawn = []
+    for power in range(axes.low, axes.high + 1):
+        y = _down(axes.y(power))
+        drawn.append(f'<line class="g" x1="{LEFT}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}"/>')
+        drawn.append(f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">1e{power}</text>')
+    for step in range(5):
+        x, value = _across(step / 4), axes.most_bytes * step / 4
+        drawn.append(f'<text x="{x:.1f}" y="{bottom + 20}" text-anchor="middle">{value:,.0f}</text>')
+    x = _across(axes.x(exact_token_bytes))
+    drawn += [
+        f'<line class="a" x1="{LEFT}" x2="{right}" y1="{bottom}" y2="{bottom}"/>',
+        f'<line class="a" x1="{LEFT}" x2="{LEFT}" y1="{TOP}" y2="{bottom}"/>',
+        f'<line class="a" stroke-dasharray="4 4" x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{bottom}"/>',
+        f'<text x="{x + 6:.1f}" y="{bottom - 8}">exact, no loss</text>',
+        f'<text x="{(LEFT + right) / 2}" y="{HEIGHT - 14}" text-anchor="middle">bytes of a token</text>',
+        f'<text transform="translate(20 {(TOP + bottom) / 2}) rotate(-90)" text-anchor="middle">'
+        "divergence, nats of a token</text>",
+    ]
+    return drawn
 
 
 def _across(share: float) -> float:

@@ -164,7 +164,8 @@ class Gauge:
         """
         self._require(text, formats, layers_in)
         report(f"computing {len(text.token_ids)} tokens on the exact cache …")
-        truth = self._truth(text)
+        replay = self.replay(EXACT, len(text.token_ids), len(text.token_ids) - text.start)
+        truth = _Truth(replay, predict(replay, text, 0))
         losses = []
         for cache_format in formats:
             report(f"replaying {len(text.wanted)} tokens in {cache_format} …")
@@ -212,10 +213,6 @@ class Gauge:
         most = MOST_ROWS // self._loaded.vocab_size
         if len(text.wanted) > most:
             raise UsageError(f"at most {most} tokens of this model can be replayed; give a smaller --last")
-
-    def _truth(self, text: Text) -> _Truth:
-        replay = self.replay(EXACT, len(text.token_ids), len(text.token_ids) - text.start)
-        return _Truth(replay, predict(replay, text, 0))
 
     def _format_loss(self, text: Text, truth: _Truth, cache_format: str, *, is_converted: bool) -> FormatLoss:
         start_s = perf_counter()

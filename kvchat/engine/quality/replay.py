@@ -27,7 +27,6 @@ from kvchat.engine.kernels.quantized_attention.args import QuantizedStep
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.sequences.batch import Batch, Chunk, ShadowedPrompt
 
-MakePass = Callable[[DevicePool], ForwardPass]
 _BRANCH = SequenceId(0)
 
 
@@ -52,7 +51,7 @@ class Replay:
     """Computes one text at a time, from any of its positions on.
 
     Args:
-        served: the model.
+        make_pass: makes the model's forward pass on a pool.
         groups: what is stored of its layers.
         device: of the model.
         shadows: through which long contexts are looked at, where groups have any.
@@ -60,7 +59,7 @@ class Replay:
 
     def __init__(
         self,
-        make_pass: MakePass,
+        make_pass: Callable[[DevicePool], ForwardPass],
         groups: Sequence[Group],
         size: ReplaySize,
         device: torch.device,
@@ -73,6 +72,7 @@ class Replay:
         self._rings = {group.id: _ring(group, size) for group in groups}
         self.pool = DevicePool(groups, self._rings, size.block_size, device)
         self._runner: Runner | None = None
+        self._pruned = [group for group in groups if group.spec.selection is Selection.PRUNED]
         self._schedules = ViewSchedules(self.groups, size.block_size)
         self._schedule = self._schedules.of("replay", "")
         self._num_plans = 0
@@ -81,7 +81,7 @@ class Replay:
     @property
     def is_pruned(self) -> bool:
         """Whether what is seen depends on where prompts end."""
-        return any(group.spec.selection is Selection.PRUNED for group in self.groups)
+        return bool(self._pruned)
 
     @property
     def is_shadowed(self) -> bool:
@@ -229,22 +229,20 @@ class Replay:
         return pieces
 
     def _hidden_ranges(self, num_tokens: int) -> tuple[tuple[GroupId, tuple[HiddenRange, ...]], ...]:
-        pruned = [group for group in self.groups if group.spec.selection is Selection.PRUNED]
         size = self.size.block_size
-        return tuple((group.id, self._schedule.hidden_ranges(group, num_tokens, size)) for group in pruned)
+        return tuple(
+            (group.id, self._schedule.hidden_ranges(group, num_tokens, size)) for group in self._pruned
+        )
 
     def _prunes(self, end: int) -> tuple[Prune, ...]:
         """Return what is pruned behind the first `end` tokens."""
-        prune_point = next(
-            (prune_point for prune_point in self._schedule.prune_points if prune_point.at == end), None
-        )
+        prune_point = next((point for point in self._schedule.prune_points if point.at == end), None)
         if prune_point is None:
             return ()
         blocks = tuple(map(BlockId, range(prune_point.start, prune_point.end)))
         return tuple(
             Prune(group.id, prune_point.start, blocks, blocks[: prune_point.num_kept(group)])
-            for group in self.groups
-            if group.spec.selection is Selection.PRUNED
+            for group in self._pruned
         )
 
     def _numbers(self, first: int, end: int) -> Tensor:

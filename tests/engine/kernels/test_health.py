@@ -59,7 +59,7 @@ def test_a_device_that_failed_is_not_trusted_any_more() -> None:
 
 def test_a_card_that_is_too_old_gets_no_kernel() -> None:
     health = Health()
-    health.refuse_all("this GPU has compute capability 7.5")
+    health.refuse(EVERY, "this GPU has compute capability 7.5")
     assert not health.is_well("attention")
     assert list(health.problems) == [EVERY]
 

@@ -313,11 +313,8 @@ def _old(pool: FusedLayerPool) -> tuple[int, RecordSide, RecordSide]:
     quantized = pool.quantized
     if quantized is None:
         return -1, RecordSide(), RecordSide()
-    keys, values = (
-        side_of(quantized.keys, quantized.key_record),
-        side_of(quantized.values, quantized.value_record),
-    )
-    return pool.old, keys, values
+    keys = side_of(quantized.keys, quantized.key_record)
+    return pool.old, keys, side_of(quantized.values, quantized.value_record)
 
 
 def _norm(norm: Norm | None) -> _Norm:

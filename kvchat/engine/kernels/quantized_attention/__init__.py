@@ -7,6 +7,7 @@ from torch import Tensor
 from kvchat.engine.kernels.device import takes_triton
 from kvchat.engine.kernels.health import HEALTH
 from kvchat.engine.kernels.launch_checks import check_blocks, check_targets, debugs
+from kvchat.engine.kernels.paged_attention import native as paged
 from kvchat.engine.kernels.paged_attention.args import AttentionArgs, KVPair
 from kvchat.engine.kernels.paged_attention.step_tables import check_tables, tables_of
 from kvchat.engine.kernels.quantized_attention import native, reference, static_shapes, torch_ops
@@ -83,5 +84,5 @@ def _plain(
 ) -> Tensor:
     if step.tables is not None:
         return static_shapes.quantized_attention(query, pools, quantized, args, step.tables)
-    compute = native if native.takes(query, pools) else torch_ops
+    compute = native if paged.takes(query, *pools) else torch_ops
     return compute.quantized_attention(query, pools, quantized, args, step.blocks)

@@ -37,11 +37,6 @@ class _Call(ctypes.Structure):
     ]
 
 
-def takes(query: Tensor, pools: KVPair) -> bool:
-    """Whether there is a native kernel for these tensors. Pure."""
-    return paged.takes(query, *pools)
-
-
 def quantized_attention(
     query: Tensor,
     pools: KVPair,

@@ -5,7 +5,6 @@ An adapter is a LoRA as peft saves one: adapter_config.json and adapter_model.sa
 
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 from kvchat.engine.models.checkpoints.weight_files import (
     ADAPTER_CONFIG,
@@ -35,7 +34,7 @@ def check_adapter(adapter_dir: Path) -> None:
     """
     if not adapter_dir.is_dir():
         raise ModelNotFound(f"There is no adapter directory {adapter_dir}. Give the one that peft has saved.")
-    config = read_adapter_config(adapter_dir)
+    config = read_json(adapter_dir / ADAPTER_CONFIG)
     kind = config.get("peft_type")
     if kind != "LORA":
         raise UnsupportedModel(f"{adapter_dir} is an adapter of type {kind!r}; kvchat takes LORA alone.")
@@ -47,14 +46,6 @@ def check_adapter(adapter_dir: Path) -> None:
         raise UnsupportedModel(
             f"{adapter_dir} is a LoRA adapter, which peft reads. Install it with: pip install 'kvchat[lora]'"
         )
-
-
-def read_adapter_config(adapter_dir: Path) -> dict[str, Any]:
-    """Return adapter_config.json.
-
-    Raises: ModelUnreadable: there is none, or it is no JSON object.
-    """
-    return read_json(adapter_dir / ADAPTER_CONFIG)
 
 
 def adapter_weights(adapter_dir: Path) -> Path:

@@ -133,16 +133,13 @@ def _is_same(left: Tensor, right: Tensor) -> bool:
 
 
 def _spec(key: Tensor, value: Tensor, reach: VisibleRange) -> CacheSpec:
-    heads, dim_k, dim_v, dtype = key.shape[1], key.shape[2], value.shape[2], DTYPE_NAMES[key.dtype]
+    heads = {"num_kv_heads": key.shape[1], "head_dim_k": key.shape[2], "head_dim_v": value.shape[2]}
+    dtype = DTYPE_NAMES[key.dtype]
     if reach.chunk is not None:
-        return ChunkedSpec(
-            num_kv_heads=heads, head_dim_k=dim_k, head_dim_v=dim_v, dtype=dtype, chunk_len=reach.chunk
-        )
+        return ChunkedSpec(**heads, dtype=dtype, chunk_len=reach.chunk)
     if reach.window is not None:
-        return SlidingSpec(
-            num_kv_heads=heads, head_dim_k=dim_k, head_dim_v=dim_v, dtype=dtype, window_len=reach.window
-        )
-    return FullSpec(num_kv_heads=heads, head_dim_k=dim_k, head_dim_v=dim_v, dtype=dtype)
+        return SlidingSpec(**heads, dtype=dtype, window_len=reach.window)
+    return FullSpec(**heads, dtype=dtype)
 
 
 def _latent_spec(latents: Tensor, rope_keys: Tensor, rope_layout: str) -> LatentSpec:

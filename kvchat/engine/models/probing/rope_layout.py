@@ -110,10 +110,8 @@ def _layout(at_zero: Tensor, at_one: Tensor) -> str | None:
         (FIRSTS_THEN_SECONDS, neighbours, counterparts),
         (HALVES, counterparts, counterparts),
     )
-    for name, turning, places in known:
-        if _is_order(at_zero, at_one, turning, places):
-            return name
-    return None
+    fitting = (name for name, *order in known if _is_order(at_zero, at_one, *order))
+    return next(fitting, None)
 
 
 def _is_order(at_zero: Tensor, at_one: Tensor, turning: Tensor, places: Tensor) -> bool:
