@@ -252,18 +252,14 @@ def opened(settings: Settings, engine_factory: EngineFactory, *, temp: bool = Fa
     with ExitStack() as stack:
         if temp:
             directory = stack.enter_context(TemporaryDirectory(prefix="kvchat-"))
-            settings = _forgetful(settings, Path(directory))
+            settings = replace(
+                settings,
+                paths=replace(settings.paths, data_dir=Path(directory), cache_dir=Path(directory)),
+                engine=replace(settings.engine, cache_dir=None, encryptor=None),
+            )
         # A directory that is never made: there are no blocks to be listed, kept or removed.
         opened_store = (
             SessionService(None, settings.paths.cache_dir / "none") if temp else open_store(settings)
         )
         store = stack.enter_context(closing(opened_store))
         yield stack.enter_context(closing(Kvchat(settings, store, engine_factory)))
-
-
-def _forgetful(settings: Settings, directory: Path) -> Settings:
-    return replace(
-        settings,
-        paths=replace(settings.paths, data_dir=directory, cache_dir=directory),
-        engine=replace(settings.engine, cache_dir=None, encryptor=None),
-    )

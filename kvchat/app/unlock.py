@@ -177,7 +177,8 @@ def settle(paths: Paths, key: KeyFile) -> KeyFile | None:
         if is_now_encrypted:
             if key.state is KeyState.TURNING_ON:
                 forget_backups(database)
-                forget_plain_blocks(paths.cache_dir)
+                for name in _PLAIN_CACHE:  # it can be computed again
+                    _remove(paths.cache_dir / name)
             key = replace(key, state=KeyState.ON)
             write_key(key_path(paths.data_dir), key)
             return key
@@ -186,12 +187,6 @@ def settle(paths: Paths, key: KeyFile) -> KeyFile | None:
         _remove(encrypted_home(paths.cache_dir, key.name))
         forget_key(key_path(paths.data_dir))
         return None
-
-
-def forget_plain_blocks(cache_dir: Path) -> None:
-    """Remove all KV that lies in the clear; it can be computed again."""
-    for name in _PLAIN_CACHE:
-        _remove(cache_dir / name)
 
 
 @contextmanager

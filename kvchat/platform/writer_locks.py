@@ -69,15 +69,12 @@ class Writers:
             return name, None
         make_private(self._directory)
         _sweep(self._directory)
-        return name, self._announce(self._directory / (name + _SUFFIX))
-
-    def _announce(self, file: Path) -> int:
-        hidden = file.with_suffix(".new")
+        hidden = self._directory / (name + ".new")
         descriptor = os.open(hidden, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         # Locked before it has its name, so that no sweep ever finds it unlocked.
         fcntl.flock(descriptor, fcntl.LOCK_EX)
-        hidden.rename(file)
-        return descriptor
+        hidden.rename(self._directory / (name + _SUFFIX))
+        return name, descriptor
 
 
 def _sweep(directory: Path) -> None:

@@ -140,7 +140,16 @@ def write_session(
     blocks: Iterable[SourceBlock] = ()
     with ExitStack() as stack:
         if kv is not None and kv.layouts:
-            block_store = stack.enter_context(closing(_block_store(settings, kv)))
+            assert kv.fields is not None
+            store = DiskStore(
+                settings.paths.cache_dir,
+                fingerprint=kv.fingerprint,
+                layouts=layouts_of(kv.fields),
+                block_size=kv.block_size,
+                limit_bytes=None,
+                encryptor=settings.engine.encryptor,
+            )
+            block_store = stack.enter_context(closing(BundleBlockStore(store)))
             blocks = session_blocks(block_store, turns, kv.fingerprint, session.namespace, kv.block_size)
         return write_bundle(
             write,
@@ -199,20 +208,6 @@ def _model(settings: Settings, turns: Sequence[Turn], *, with_kv: bool) -> Bundl
             for group, layout in layouts.items()
         },
     )
-
-
-def _block_store(settings: Settings, kv: BundleModel) -> BundleBlockStore:
-    fields = recall(settings.paths.cache_dir, kv.fingerprint)
-    assert fields is not None
-    store = DiskStore(
-        settings.paths.cache_dir,
-        fingerprint=kv.fingerprint,
-        layouts=layouts_of(fields),
-        block_size=kv.block_size,
-        limit_bytes=None,
-        encryptor=settings.engine.encryptor,
-    )
-    return BundleBlockStore(store)
 
 
 def _manifest(

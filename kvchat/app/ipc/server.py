@@ -192,7 +192,10 @@ class ClientConnection:
             if "id" in message:
                 self._channel.send({"id": message["id"]} | answer)
         finally:
-            self._start_pumps()
+            # Events of a new request flow behind the answer that names it, never before.
+            while self._new:
+                arguments = (self._new.pop(),)
+                Thread(target=self._pump, args=arguments, name="kvchat-lent-answer", daemon=True).start()
 
     # Calls
 
@@ -241,12 +244,6 @@ class ClientConnection:
         if value["sequence"] in self._sequences:
             self._sequences.discard(value["sequence"])
             self._engine.release(value["sequence"])
-
-    def _start_pumps(self) -> None:
-        """Let events of new requests flow: behind the answer that names the request, never before it."""
-        while self._new:
-            arguments = (self._new.pop(),)
-            Thread(target=self._pump, args=arguments, name="kvchat-lent-answer", daemon=True).start()
 
     # The thread of a request
 

@@ -11,6 +11,7 @@ A call with an id is answered, one without is not. Values are the engine's own (
 
 import json
 import socket
+from contextlib import suppress
 from threading import Lock
 from typing import Any, TypeVar
 
@@ -81,10 +82,8 @@ class Channel:
 
     def close(self) -> None:
         """Close from any thread; whoever receives is woken, and ends the channel."""
-        try:
+        with suppress(OSError):  # the other end was faster
             self._socket.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass  # the other end was faster
         self._socket.close()
 
 

@@ -1,7 +1,7 @@
 """Owners of the blocks on disk, and removal of blocks without touching conversations."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 
@@ -43,7 +43,18 @@ def holders(store: SessionService, settings: Settings) -> list[BlockOwner]:
         held["pack", pack.name, pack.id] = [one for one in blocks if (one.fingerprint, one.key) in keys]
     counts = Counter(id(block) for of_holder in held.values() for block in of_holder)
     held["nobody", _NOBODY, ""] = [block for block in blocks if id(block) not in counts]
-    rows = [_row(name, found, counts) for name, found in held.items() if found]
+    rows = [
+        BlockOwner(
+            kind=kind,
+            name=name,
+            id=holder_id,
+            num_blocks=sum(len(block.groups) for block in found),
+            num_bytes=sum(block.num_bytes for block in found),
+            own_bytes=sum(block.num_bytes for block in found if counts[id(block)] <= 1),
+        )
+        for (kind, name, holder_id), found in held.items()
+        if found
+    ]
     return sorted(rows, key=lambda row: -row.num_bytes)
 
 
@@ -69,15 +80,3 @@ def evicted(
         own = by_size(blocks, lambda size: store.references(size, chosen))
         others = by_size(blocks, lambda size: store.references(size, unchosen))
         return catalog.collect(lambda block: not is_referenced(block, own) or is_referenced(block, others))
-
-
-def _row(name: tuple[str, str, str], blocks: Sequence[IndexedBlock], counts: Mapping[int, int]) -> BlockOwner:
-    kind, shown, holder_id = name
-    return BlockOwner(
-        kind=kind,
-        name=shown,
-        id=holder_id,
-        num_blocks=sum(len(block.groups) for block in blocks),
-        num_bytes=sum(block.num_bytes for block in blocks),
-        own_bytes=sum(block.num_bytes for block in blocks if counts.get(id(block), 0) <= 1),
-    )

@@ -5,7 +5,7 @@ again whenever one of its answers has ended. A tail is not kept: it is replaced 
 """
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +15,7 @@ from kvchat.platform.encryptor import Encryptor
 from kvchat.session.kv.provenance import origin_of
 from kvchat.session.kv.references import References, chain_root, runs_of
 from kvchat.session.store import SessionStore
-from kvchat.session.tree import Session, SessionId, Turn
+from kvchat.session.tree import SessionId
 from kvchat.text.figures import bytes_text
 
 if TYPE_CHECKING:
@@ -140,27 +140,24 @@ class SessionPins:
 
     def _wanted(self, session_id: SessionId, catalog: "BlockCatalog") -> "dict[bytes, list[BlockKey]]":
         """Return the keys of a session's full blocks, by fingerprint."""
-        session, turns = self._store.session(session_id), self._store.all_turns(session_id)
-        found: dict[bytes, list[BlockKey]] = {}
-        for fingerprint in _fingerprints(session, turns):
-            digest = bytes.fromhex(fingerprint)
-            size = catalog.block_size(digest) or self._block_size
-            found[digest] = sorted(self._references(session, turns, fingerprint, size).keys)
-        return found
-
-    def _references(
-        self, session: Session, turns: Sequence[Turn], fingerprint: str, block_size: int
-    ) -> References:
         # Imported by whoever pins: a list of sessions is to be there at once.
         from kvchat.app.retention.view_blocks import add_view_turns
         from kvchat.engine.memory.disk.pinned_blocks import used_views
 
-        found = References()
-        root = chain_root(fingerprint, session.namespace)
-        assert root is not None
-        found.add(runs_of(turns, root, block_size))
-        if views := used_views(self._cache_dir):
-            add_view_turns(found, session, turns, block_size, views)
+        session, turns = self._store.session(session_id), self._store.all_turns(session_id)
+        known = {turn.fingerprint for turn in turns}
+        if (conversion := origin_of(session.namespace)) is not None:
+            known.add(conversion.fingerprint)
+        found: dict[bytes, list[BlockKey]] = {}
+        for fingerprint in sorted(known):
+            if (root := chain_root(fingerprint, session.namespace)) is None:
+                continue
+            digest = bytes.fromhex(fingerprint)
+            size = catalog.block_size(digest) or self._block_size
+            referred = References()
+            referred.add(runs_of(turns, root, size))
+            add_view_turns(referred, session, turns, size, used_views(self._cache_dir))
+            found[digest] = sorted(referred.keys)
         return found
 
 
@@ -169,13 +166,6 @@ def pin_names(catalog: "BlockCatalog", session_ids: Iterable[SessionId]) -> froz
     chosen = set(session_ids)
     kept = catalog.kept_names()
     return frozenset(name for name in kept if name.startswith(_PREFIX) and _session_of(name) in chosen)
-
-
-def _fingerprints(session: Session, turns: Sequence[Turn]) -> Iterator[str]:
-    known = {turn.fingerprint for turn in turns}
-    if (conversion := origin_of(session.namespace)) is not None:
-        known.add(conversion.fingerprint)
-    yield from (one for one in sorted(known) if chain_root(one) is not None)
 
 
 def _name(session_id: SessionId, fingerprint: bytes) -> str:

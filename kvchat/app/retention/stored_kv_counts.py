@@ -26,8 +26,7 @@ class _Referred:
     ends: Mapping[BlockKey, Sequence[bytes]]
 
     def has_tail(self, block: IndexedBlock) -> bool:
-        ends = self.ends.get(block.parent, ())
-        return bool(ends) and any(end.startswith(u32le(block.token_ids)) for end in ends)
+        return any(end.startswith(u32le(block.token_ids)) for end in self.ends.get(block.parent, ()))
 
 
 class StoredKv:
@@ -88,11 +87,11 @@ class StoredKv:
         start_s = perf_counter()
         found = self._store.references(block_size, [session_id])
         ends = {
-            parent: [run for run in runs if len(run) < 4 * block_size] for parent, runs in found.runs.items()
+            parent: short
+            for parent, runs in found.runs.items()
+            if (short := [run for run in runs if len(run) < 4 * block_size])
         }
-        referred = _Referred(
-            keys=frozenset(found.keys), ends={parent: runs for parent, runs in ends.items() if runs}
-        )
+        referred = _Referred(keys=frozenset(found.keys), ends=ends)
         sleep(min(_LONGEST_REST_S, perf_counter() - start_s))  # hundreds of them follow: others come first
         return referred
 

@@ -13,7 +13,6 @@ from kvchat.chat.engine_client import RequestHandle
 from kvchat.chat.events import MOST_SAMPLES, SampleDelta, SampleEvent, SamplesFinished
 from kvchat.chat.revision import to_last_question
 from kvchat.engine.api.events import PrefillProgress, RequestFinished, TokenEmitted
-from kvchat.engine.api.ids import SequenceId
 from kvchat.engine.api.request import Request
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.errors import EngineFailed, KvchatError, UsageError
@@ -21,7 +20,6 @@ from kvchat.session.answer import Answer, outcome_of
 from kvchat.session.kv.provenance import namespace_of
 from kvchat.session.store import Outcome
 from kvchat.session.template import prompts
-from kvchat.session.template.text_stream import Piece
 from kvchat.session.tree import Finish, Turn, path_token_ids
 
 DIFFERING_TEMPERATURE = 0.8
@@ -114,16 +112,15 @@ class Candidates:
             if finished is None:
                 handle.cancel()
             done = self._end(answers, finished)
-            self._release(_branches(handle, finished))
+            self._release(handle, finished)
         yield SamplesFinished(answers=done, error=problem)
 
     def _end(self, answers: Sequence[Answer], finished: RequestFinished | None) -> tuple[Turn, ...]:
         """Store how each candidate ended; the prompt's cost is the first one's alone."""
-        done = []
-        for number, answer in enumerate(answers):
-            outcome = self._outcome(number, answer, finished)
-            done.append(answer.finish_or_abandon(outcome))
-        return tuple(done)
+        return tuple(
+            answer.finish_or_abandon(self._outcome(number, answer, finished))
+            for number, answer in enumerate(answers)
+        )
 
     def _outcome(self, number: int, answer: Answer, finished: RequestFinished | None) -> Outcome:
         if finished is None:
@@ -135,8 +132,9 @@ class Candidates:
         usage = replace(finished.usage, completion_tokens=end.completion_tokens)
         return outcome_of(replace(finished, reason=end.reason, usage=usage), closed=closed)
 
-    def _release(self, branches: Sequence[SequenceId]) -> None:
-        for branch in branches:
+    def _release(self, handle: RequestHandle, finished: RequestFinished | None) -> None:
+        ends = finished.samples if finished is not None else ()
+        for branch in dict.fromkeys([*(end.sequence for end in ends), handle.sequence]):
             with suppress(KvchatError):
                 self._engine.release(branch)
 
@@ -154,11 +152,5 @@ def differing(sampling: SamplingParams) -> SamplingParams:
 
 def _pieces(answers: Sequence[Answer]) -> Iterator[SampleDelta]:
     for number, answer in enumerate(answers):
-        pieces: tuple[Piece, ...] = answer.store_pending() if answer.is_due else ()
-        for piece in pieces:
+        for piece in answer.store_pending() if answer.is_due else ():
             yield SampleDelta(sample=number, text=piece.text, reasoning=piece.reasoning)
-
-
-def _branches(handle: RequestHandle, finished: RequestFinished | None) -> tuple[SequenceId, ...]:
-    ends = finished.samples if finished is not None else ()
-    return tuple(dict.fromkeys([*(end.sequence for end in ends), handle.sequence]))
