@@ -11,7 +11,7 @@ talk to it, and nothing that costs disk space, opens a path or reaches further.
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +21,11 @@ from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.api.view import SHADOW
 from kvchat.errors import ConfigError, InvalidRequest, KvchatError, UsageError
 from kvchat.platform.parsing import (
+    OneOf,
     OrNone,
     integer,
     keys,
     number,
-    one_of,
     parse_size,
     path,
     positive,
@@ -235,10 +235,10 @@ KEYS: Mapping[str, Key] = {
     "display.color": Key(read=yes_or_no, variable="KVCHAT_COLOR", in_project=True),
     "display.stats": Key(read=yes_or_no, variable="KVCHAT_STATS", in_project=True),
     "display.theme": Key(read=text, variable="KVCHAT_THEME"),
-    "engine.device": Key(read=one_of("auto", "cpu", "cuda", "mps"), variable="KVCHAT_DEVICE"),
-    "engine.dtype": Key(read=one_of("auto", "float32", "bfloat16", "float16"), variable="KVCHAT_DTYPE"),
+    "engine.device": Key(read=OneOf(("auto", "cpu", "cuda", "mps")), variable="KVCHAT_DEVICE"),
+    "engine.dtype": Key(read=OneOf(("auto", "float32", "bfloat16", "float16")), variable="KVCHAT_DTYPE"),
     "engine.weights": Key(
-        read=one_of("auto", "fp32", "bf16", "fp16", "int8", "int4"), variable="KVCHAT_WEIGHTS"
+        read=OneOf(("auto", "fp32", "bf16", "fp16", "int8", "int4")), variable="KVCHAT_WEIGHTS"
     ),
     "engine.adapter": Key(read=OrNone(path), variable="KVCHAT_ADAPTER"),
     "engine.cache_format": Key(read=_cache_format, variable="KVCHAT_CACHE_FORMAT"),
@@ -247,11 +247,11 @@ KEYS: Mapping[str, Key] = {
     "engine.host_bytes": Key(read=OrNone(parse_size), variable="KVCHAT_KV_HOST_BYTES"),
     "engine.disk_bytes": Key(read=OrNone(parse_size), variable="KVCHAT_KV_DISK_BYTES"),
     "engine.disk_daily_bytes": Key(read=OrNone(parse_size), variable="KVCHAT_KV_DISK_DAILY_BYTES"),
-    "engine.eviction": Key(read=one_of("s3fifo", "lru"), variable="KVCHAT_EVICTION"),
+    "engine.eviction": Key(read=OneOf(("s3fifo", "lru")), variable="KVCHAT_EVICTION"),
     "engine.idle_demote_s": Key(read=OrNone(number), variable="KVCHAT_IDLE_DEMOTE_S"),
     "engine.max_batch_tokens": Key(read=positive, variable="KVCHAT_MAX_BATCH_TOKENS"),
     "engine.max_context": Key(read=OrNone(positive), variable="KVCHAT_MAX_CONTEXT"),
-    "engine.speculate": Key(read=one_of(*SPECULATE), variable="KVCHAT_SPECULATE"),
+    "engine.speculate": Key(read=OneOf(SPECULATE), variable="KVCHAT_SPECULATE"),
     "engine.threads": Key(read=OrNone(positive), variable="KVCHAT_THREADS"),
     **{
         f"keys.{one.name}": Key(read=OrNone(keys), variable=f"KVCHAT_KEY_{one.name.upper()}")
@@ -380,14 +380,7 @@ def _section(name: str, values: Mapping[str, object]) -> dict[str, Any]:
 
 
 def _assemble(values: Mapping[str, object], paths: Paths, chosen: Path | None) -> Settings:
-    directories = _section("paths", values)
-    paths = Paths(
-        config_file=chosen or paths.config_file,
-        data_dir=directories.get("data_dir", paths.data_dir),
-        cache_dir=directories.get("cache_dir", paths.cache_dir),
-        state_dir=paths.state_dir,
-        runtime_dir=paths.runtime_dir,
-    )
+    paths = replace(paths, config_file=chosen or paths.config_file, **_section("paths", values))
     return Settings(
         paths=paths,
         model=str(values.get("model", STARTER)),

@@ -28,19 +28,9 @@ class RemoteHost(InterfaceHost):
         ]
 
     def gauge(self, session_id: str, branch: str, cache_format: str) -> Gauged:
-        """Refuse: the cache is the server's.
-
-        Raises:
-            UsageError: always.
-        """
         raise UsageError("the cache is the server's; measure with a model that runs here")
 
     def format_cost(self, session_id: str, cache_format: str) -> str:
-        """Refuse: the cache is the server's.
-
-        Raises:
-            UsageError: always.
-        """
         raise UsageError("the cache is the server's; choose a format with a model that runs here")
 
     def reload(self, model: str | None = None) -> None:

@@ -211,7 +211,3 @@ class OneOf:
         if value not in self.words:
             raise ValueError(f"must be one of {', '.join(self.words)}, not {value!r}")
         return value
-
-
-def one_of(*words: str) -> OneOf:
-    return OneOf(words)

@@ -14,12 +14,11 @@ from pathlib import Path
 from time import time
 from typing import Any, Final
 
-from kvchat.platform.directories import make_private
+from kvchat.platform.directories import STALE_S, make_private
 
 MAX_BYTES: Final = 1 << 20
 """A larger file was not written here, and is not read."""
 _DIGEST_BYTES = 16
-_STALE_S = 60.0
 
 
 def read_kept(file: Path) -> Any:
@@ -60,7 +59,7 @@ def _remove_unfinished(file: Path) -> None:
     """Remove what a killed process has left half written; nobody takes so long to write it."""
     for left in file.parent.glob(f".{file.name}.*.tmp"):
         with suppress(OSError):
-            if time() - left.stat().st_mtime > _STALE_S:
+            if time() - left.stat().st_mtime > STALE_S:
                 left.unlink()
 
 

@@ -6,7 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from kvchat.errors import ConfigError, StorageError
-from kvchat.platform.directories import make_private
+from kvchat.platform.directories import make_private, system_errors_as
 
 _KEY_BYTES = 24
 _LEAST_LENGTH = 16
@@ -38,12 +38,10 @@ def own_key(file: Path) -> str:
         ConfigError: see `read_key`.
         StorageError: it cannot be written.
     """
-    try:
+    with system_errors_as(StorageError, f"cannot write {file}"):
         make_private(file.parent)
         if not file.is_symlink() and not file.exists():
             _offer(file, f"kvchat-{secrets.token_urlsafe(_KEY_BYTES)}")
-    except OSError as error:
-        raise StorageError(f"cannot write {file}: {error.strerror or error}") from error
     return read_key(file)
 
 

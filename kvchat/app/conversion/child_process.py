@@ -59,15 +59,8 @@ def convert_words(
     Raises:
         EngineFailed: with what the command said instead; the session is as it was.
     """
-    words = [
-        "sessions",
-        "convert",
-        session_id,
-        cache_format,
-        "-m",
-        model,
-        *(["--dry-run"] if dry_run else ["--yes", "--no-gauge"]),
-    ]
+    words = ["sessions", "convert", session_id, cache_format, "-m", model]
+    words += ["--dry-run"] if dry_run else ["--yes", "--no-gauge"]
     lines = ended(settings, words).stderr.strip().splitlines()
     return "\n".join(filter(None, map(_for_the_window, lines)))
 

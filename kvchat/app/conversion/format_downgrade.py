@@ -22,9 +22,6 @@ _BY_ITSELF = ("int8", "fp8")
 def wanted_formats(when_full: str) -> Sequence[str]:
     """Return the formats of fewer bits that may be taken, the first that can be; none where nothing is
     compressed. Pure.
-
-    Args:
-        when_full: the setting of this name.
     """
     verb, _, named = when_full.partition(":")
     if verb != COMPRESS:
@@ -33,11 +30,7 @@ def wanted_formats(when_full: str) -> Sequence[str]:
 
 
 def wanted_shadow(when_full: str) -> str | None:
-    """Return the shadow that is to be taken; None: none is. Pure.
-
-    Args:
-        when_full: the setting of this name.
-    """
+    """Return the shadow that is to be taken; None: none is. Pure."""
     verb, _, named = when_full.partition(":")
     if verb != SHADOW:
         return None
@@ -46,9 +39,6 @@ def wanted_shadow(when_full: str) -> str | None:
 
 def compressed_format(full: PoolExhausted, when_full: str) -> str | None:
     """Return the format in which a conversation goes on for which there was no room; None: it is refused.
-
-    Args:
-        when_full: the setting of this name.
 
     Raises:
         PoolExhausted: it would not fit in that format either.
