@@ -6,7 +6,6 @@ is known in advance; the old path stays as it was, on its branch. Pricing asks t
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 
 from kvchat.chat.engine_client import EngineClient
 from kvchat.chat.events import EditCost
@@ -68,30 +67,15 @@ def plan_undo(turns: tuple[Turn, ...], num: int, stays_on: BranchName) -> Revisi
 
 
 def plan_drop(
-    template: ChatTemplate, session: Session, turns: tuple[Turn, ...], question_id: TurnId, branch: BranchName
-) -> Revision:
-    """Return the revision without a question and its answer. What followed follows there too.
-
-    The ids of later questions are those that the template gives them there; answers keep the ids that were
-    sampled.
-
-    Args:
-        branch: the one that ends with these turns.
-
-    Raises: see `plan_drop_of`.
-    """
-    return plan_drop_of(turns, question_id, branch, partial(_behind, template, session))
-
-
-def plan_drop_of(
     turns: tuple[Turn, ...],
     question_id: TurnId,
     branch: BranchName,
     behind: Callable[[Sequence[Turn], Turn], Turn],
 ) -> Revision:
-    """Do as `plan_drop`.
+    """Return the revision without a question and its answer. What followed follows there too.
 
     Args:
+        branch: the one that ends with these turns.
         behind: returns a copy of a turn that stands behind another path.
 
     Raises:
@@ -134,8 +118,11 @@ def common_ids(
     return (*(before or ()), *first[: min(num_common(first, one) for one in others)])
 
 
-def _behind(template: ChatTemplate, session: Session, path: Sequence[Turn], turn: Turn) -> Turn:
-    """Return a copy of a turn that stands behind another path."""
+def copy_behind(template: ChatTemplate, session: Session, path: Sequence[Turn], turn: Turn) -> Turn:
+    """Return a copy of a turn that stands behind another path.
+
+    The ids of a question are those that the template gives it there; an answer keeps those that were sampled.
+    """
     if turn.role is Role.USER:
         asked = prompts.question(template, session, path, turn.text)
         return replace(asked, created_at=turn.created_at)

@@ -5,9 +5,10 @@ absent, and the session only through the store and the template. Token ids and t
 they are yielded.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 
 from kvchat.chat.candidates.samples import differing
 from kvchat.chat.candidates.service import CandidateService as CandidateService
@@ -24,6 +25,7 @@ from kvchat.chat.events import TurnFinished as TurnFinished
 from kvchat.chat.events import TurnStarted as TurnStarted
 from kvchat.chat.notices import notices_of
 from kvchat.chat.revision import (
+    copy_behind,
     cost_of_edit,
     cost_of_revision,
     plan_drop,
@@ -223,8 +225,8 @@ class Chat:
 
     def plan_drop(self, conversation: Conversation, question_id: TurnId) -> Revision:
         """Return the revision without one exchange; see `plan_drop`."""
-        branch = conversation.branch.name
-        plan = plan_drop(self.template, conversation.session, conversation.turns, question_id, branch)
+        copy = partial(self._behind, conversation.session)
+        plan = plan_drop(conversation.turns, question_id, conversation.branch.name, copy)
         return plan if plan.anew else self.plan_undo(conversation)
 
     def revision_cost(self, conversation: Conversation, revision: Revision) -> EditCost:
@@ -301,12 +303,12 @@ class Chat:
         """Answer the last question once more, on a new branch; by default so that the answer can differ."""
         with conversation.occupied():
             path = to_last_question(conversation.turns)
-            if len(path) < len(conversation.turns):
+            is_answered = len(path) < len(conversation.turns)
+            if is_answered:
                 sampling = sampling or differing(self.sampling)
-            if not prompts.has_usable_ids(self.template, path):
+            if not self._can_read(path):
                 yield from self._edit(conversation, path[-1].id, path[-1].text, sampling)
                 return
-            is_answered = len(path) < len(conversation.turns)
             undo = self._branch_off(conversation, path) if is_answered else None
             yield from self._answer_anew(conversation, None, sampling, undo)
 
@@ -322,7 +324,7 @@ class Chat:
             last = conversation.turns[-1] if conversation.turns else None
             if last is None or not last.is_open or self.template.is_closed(last.token_ids or ()):
                 raise UsageError("there is no answer to continue; send a message, or retry the last answer")
-            if not prompts.has_usable_ids(self.template, conversation.turns):
+            if not self._can_read(conversation.turns):
                 raise UsageError("this answer was written with another tokenizer; retry it instead")
             branch, turn = self.store.reopen_answer(conversation.branch, last.id)
             conversation.branch = branch
@@ -348,6 +350,12 @@ class Chat:
 
     def _mended(self, session: Session, turns: tuple[Turn, ...]) -> tuple[Turn, ...]:
         return repair.mend(self.store, self.template, session, turns)
+
+    def _can_read(self, path: tuple[Turn, ...]) -> bool:
+        return prompts.has_usable_ids(self.template, path)
+
+    def _behind(self, session: Session, path: Sequence[Turn], turn: Turn) -> Turn:
+        return copy_behind(self.template, session, path, turn)
 
     def _question(self, conversation: Conversation, text: str) -> Turn:
         return prompts.question(self.template, conversation.session, conversation.turns, text)

@@ -9,11 +9,10 @@ from dataclasses import replace
 from time import monotonic, time
 from typing import NoReturn
 
-from kvchat.chat.candidates.samples import differing
 from kvchat.chat.candidates.service import CandidateService
 from kvchat.chat.conversation import Answering, Conversation, Undo
-from kvchat.chat.events import ChatEvent, TextDelta, TurnFinished, TurnStarted
-from kvchat.chat.revision import plan_drop_of, split_at, to_last_question
+from kvchat.chat.events import ChatEvent, TurnFinished, TurnStarted
+from kvchat.chat.revision import split_at
 from kvchat.chat.service import Chat, EditCost, Explanation, Revision
 from kvchat.engine.api.events import Timings, Usage
 from kvchat.engine.api.sampling_params import SamplingParams
@@ -59,25 +58,10 @@ class RemoteChat(Chat):
         self._answering = answering
         self.variants = RemoteVariants(answering, sampling=self.sampling)
 
-    def retry(
-        self, conversation: Conversation, sampling: SamplingParams | None = None
-    ) -> Iterator[ChatEvent]:
-        with conversation.occupied():
-            path = to_last_question(conversation.turns)
-            is_answered = len(path) < len(conversation.turns)
-            if is_answered:
-                sampling = sampling or differing(self.sampling)
-            undo = self._branch_off(conversation, path) if is_answered else None
-            yield from self._answer_anew(conversation, None, sampling, undo)
-
     def continue_answer(
         self, conversation: Conversation, sampling: SamplingParams | None = None
     ) -> Iterator[ChatEvent]:
         raise UsageError("a server cannot go on in the middle of an answer; retry it, or ask it to go on")
-
-    def plan_drop(self, conversation: Conversation, question_id: TurnId) -> Revision:
-        plan = plan_drop_of(conversation.turns, question_id, conversation.branch.name, _copied)
-        return plan if plan.anew else self.plan_undo(conversation)
 
     def revision_cost(self, conversation: Conversation, revision: Revision) -> EditCost:
         return _unknown(revision.left)
@@ -93,6 +77,12 @@ class RemoteChat(Chat):
 
     def _mended(self, session: Session, turns: tuple[Turn, ...]) -> tuple[Turn, ...]:
         return turns  # what is damaged of a turn is mended by its model's tokenizer
+
+    def _can_read(self, path: tuple[Turn, ...]) -> bool:
+        return True  # a server reads text
+
+    def _behind(self, session: Session, path: Sequence[Turn], turn: Turn) -> Turn:
+        return replace(turn, id=new_turn_id(), parent_id=path[-1].id if path else None, usage=Usage())
 
     def _question(self, conversation: Conversation, text: str) -> Turn:
         path = conversation.turns
@@ -181,7 +171,7 @@ class _Growth:
             self.num_pieces += 1
             text, reasoning = ("", delta.text) if delta.reasoning else (delta.text, "")
             self._store.append_to_answer(self._turn.id, (), text, reasoning)
-            yield TextDelta(text=delta.text, reasoning=delta.reasoning)
+            yield delta
 
     def break_off(self, error: BaseException) -> None:
         """End the connection and keep what has come."""
@@ -272,8 +262,3 @@ def _usage(report: Report) -> Usage:
 
 def _unknown(left: Sequence[Turn]) -> EditCost:
     return EditCost(reused_tokens=0, computed_tokens=0, left_turns=len(left), left_tokens=0, is_known=False)
-
-
-def _copied(path: Sequence[Turn], turn: Turn) -> Turn:
-    """Return a copy of a turn that stands behind another path."""
-    return replace(turn, id=new_turn_id(), parent_id=path[-1].id if path else None, usage=Usage())

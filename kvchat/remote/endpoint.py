@@ -12,6 +12,7 @@ from threading import Event, Timer
 from typing import Any
 from urllib.parse import urlsplit
 
+from kvchat.chat.events import TextDelta
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.errors import ConfigError, InvalidRequest, ModelNotFound, RemoteError, UsageError
 from kvchat.session.template.chat_template import Message
@@ -47,14 +48,6 @@ def client_key(file: Path) -> str:
     if not key or not key.isprintable():
         raise ConfigError(f"there is no API key in {file}; it is one line of text")
     return key
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Delta:
-    """More text of an answer. `reasoning`: it belongs to the model's reasoning."""
-
-    text: str
-    reasoning: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,14 +163,13 @@ class RemoteServer:
             "messages": [{"role": one.role, "content": one.content} for one in messages],
             "stream": True,
             "stream_options": {"include_usage": True},
+            **_sampling_fields(sampling),
         }
         connection = self._connected()
         stream = RemoteStream(self.url, connection)
         try:
             watch(stream)
-            stream.begin(
-                self._request(connection, "POST", "/chat/completions", body | _sampling_fields(sampling))
-            )
+            stream.response = self._request(connection, "POST", "/chat/completions", body)
         except BaseException as error:
             connection.close()
             if not (stream.is_cancelled and isinstance(error, RemoteError)):
@@ -246,13 +238,11 @@ class RemoteStream:
         self.report = Report()
         """Grows until the stream has ended."""
         self.is_cancelled = False
+        self.response: HTTPResponse | None = None
+        """None until the server has begun to answer."""
         self._url = url
         self._connection = connection
         self._socket = connection.sock
-        self._response: HTTPResponse | None = None
-
-    def begin(self, response: HTTPResponse) -> None:
-        self._response = response
 
     def cancel(self) -> None:
         """End it: the server sees a closed connection."""
@@ -262,7 +252,7 @@ class RemoteStream:
     def prioritise(self, priority: int) -> None:
         """Nothing: a server knows no priorities of ours."""
 
-    def __iter__(self) -> Iterator[Delta]:
+    def __iter__(self) -> Iterator[TextDelta]:
         """Yield the text as it comes.
 
         Raises: RemoteError: the server reported an error, broke off, or sent what is no answer.
@@ -274,9 +264,9 @@ class RemoteStream:
                     if text := (thought if delta.reasoning else said).feed(delta.text):
                         yield replace(delta, text=text)
             if left := thought.finish():
-                yield Delta(text=left, reasoning=True)
+                yield TextDelta(text=left, reasoning=True)
             if left := said.finish():
-                yield Delta(text=left)
+                yield TextDelta(text=left)
             if self.report.finish_reason is None and not self.is_cancelled:
                 raise RemoteError(f"{self._url} broke off in the middle of the answer")
         except (OSError, HTTPException, *_NO_ANSWER) as error:
@@ -286,16 +276,16 @@ class RemoteStream:
             self._connection.close()
 
     def _events(self) -> Iterator[dict[str, Any]]:
-        if self._response is None:  # cancelled before the server said a word
+        if self.response is None:  # cancelled before the server said a word
             return
-        while line := self._response.readline(_MOST_LINE_BYTES):
+        while line := self.response.readline(_MOST_LINE_BYTES):
             name, _, data = line.decode().partition(":")
             if name == "data" and data.strip() == "[DONE]":
                 return
             if name == "data" and data.strip():
                 yield json.loads(data)
 
-    def _deltas(self, event: dict[str, Any]) -> Iterator[Delta]:
+    def _deltas(self, event: dict[str, Any]) -> Iterator[TextDelta]:
         if "error" in event:
             raise RemoteError(f"{self._url}: {_error_words(json.dumps(event).encode())}")
         if usage := event.get("usage"):
@@ -304,9 +294,9 @@ class RemoteStream:
             delta = choice.get("delta") or {}
             reasoning = delta.get("reasoning_content") or delta.get("reasoning")
             if isinstance(reasoning, str):
-                yield Delta(text=reasoning, reasoning=True)
+                yield TextDelta(text=reasoning, reasoning=True)
             if isinstance(content := delta.get("content"), str) and content:
-                yield Delta(text=content)
+                yield TextDelta(text=content)
             if reason := choice.get("finish_reason"):
                 self.report = replace(self.report, finish_reason=str(reason))
 

@@ -16,7 +16,7 @@ from kvchat.session.kv.provenance import namespace_of
 from kvchat.session.template import prompts
 from kvchat.session.tree import Finish, Role, Turn, TurnId, path_token_ids
 
-NUM_ALTERNATIVES = 8
+_NUM_ALTERNATIVES = 8
 _WAIT_S = 0.05
 
 
@@ -38,9 +38,7 @@ class TokenForks:
         decode = self._template.tokenizer.decode
         return tuple(decode([token_id], keep_control=True) for token_id in answer.token_ids or ())
 
-    def alternatives(
-        self, conversation: Conversation, answer_id: TurnId, at: int, num: int = NUM_ALTERNATIVES
-    ) -> tuple[Alternative, ...]:
+    def alternatives(self, conversation: Conversation, answer_id: TurnId, at: int) -> tuple[Alternative, ...]:
         """Return the most probable tokens at a place of an answer, the most probable first.
 
         Probabilities are the model's own, before temperature. Waits for the engine, which computes one token.
@@ -52,7 +50,7 @@ class TokenForks:
         path, answer = self._opened(conversation, answer_id)
         request = Request(
             token_ids=_ids_before(path, answer, at),
-            sampling=SamplingParams(max_tokens=1, logprobs=num, ignore_eos=True),
+            sampling=SamplingParams(max_tokens=1, logprobs=_NUM_ALTERNATIVES, ignore_eos=True),
             owner=conversation.session.id,
             namespace=namespace_of(conversation.session, (*path, answer)),
         )
