@@ -12,7 +12,7 @@ from kvchat.app.conversion.child_process import convert_words, gauged
 from kvchat.app.engine_swap import EngineSwap
 from kvchat.app.export.session_files import SessionFiles
 from kvchat.app.host import Appearance, Gauged, ModelEntry, SettingEntry, appearance_of
-from kvchat.app.model_list import MemoryFit, free_bytes_of, loaded_torch, models_here
+from kvchat.app.model_list import MemoryFit, free_bytes_of, models_here
 from kvchat.app.model_location import located
 from kvchat.app.settings import ActiveSettings, engine_values
 from kvchat.engine.api.cache_format import canonical_cache_format
@@ -92,7 +92,7 @@ class InterfaceHost(SessionFiles):
     def _memory(self) -> MemoryFit:
         """Return what another model has to fit into; a GPU's is asked for once the engine has begun there."""
         if self._engine.status().phase is not EnginePhase.READY:
-            return MemoryFit(free_bytes=free_bytes_of(self._settings.engine.device, loaded_torch()))
+            return MemoryFit(free_bytes=free_bytes_of(self._settings.engine.device))
         info, snapshot = self._engine.info(), self._engine.snapshot()
         cache_bytes = 0
         if snapshot is not None:
@@ -101,7 +101,7 @@ class InterfaceHost(SessionFiles):
             is_whole = info.device.startswith("cuda") and device.total_bytes is not None
             cache_bytes = (device.total_bytes or 0) if is_whole else device.used_bytes + device.cached_bytes
         return MemoryFit(
-            free_bytes=free_bytes_of(info.device, loaded_torch()),
+            free_bytes=free_bytes_of(info.device),
             running=Path(info.model_dir),
             cache_bytes=cache_bytes,
         )

@@ -40,7 +40,7 @@ class MemoryFit:
 
 
 def models_here(
-    current: str, named: Iterable[str], cache_dir: Path, memory: MemoryFit | None = None
+    current: str, named: Iterable[str], cache_dir: Path, memory: MemoryFit
 ) -> tuple[ModelEntry, ...]:
     """Return the starter, what the hub's cache holds and what sessions were held with, each once.
 
@@ -48,25 +48,19 @@ def models_here(
         current: the model that answers now.
         named: models by the names that sessions keep.
         cache_dir: where checkpoints made from GGUF files are.
-        memory: None: that of the processor, beside which nothing gives way.
+        memory: what there is for another model.
     """
-    memory = memory or MemoryFit(free_bytes=available_bytes())
     names = dict.fromkeys([current, STARTER, *_hub_names(), *sorted(filter(None, named))])
-    found = []
-    for name in names:
-        summary = _summary(name, cache_dir, memory, is_current=name == current)
-        if summary is not None:
-            found.append(ModelEntry(name=name, summary=summary, is_current=name == current))
-    return tuple(found)
+    return tuple(
+        ModelEntry(name=name, summary=summary, is_current=name == current)
+        for name in names
+        if (summary := _summary(name, cache_dir, memory, is_current=name == current)) is not None
+    )
 
 
-def loaded_torch() -> Any:
-    """Return torch where an engine has loaded it: a list of models must not wait for that."""
-    return sys.modules.get("torch")
-
-
-def free_bytes_of(device: str, torch: Any) -> int | None:
+def free_bytes_of(device: str) -> int | None:
     """Return what can be allocated on a device; None for a GPU while torch is not loaded."""
+    torch: Any = sys.modules.get("torch")  # a list of models must not wait for it
     has_gpu = torch is not None and torch.cuda.is_available()
     if device.startswith("cuda") or (device == "auto" and has_gpu):
         return int(torch.cuda.mem_get_info()[0]) if has_gpu else None

@@ -12,6 +12,7 @@ from kvchat.chat.conversation import Conversation
 from kvchat.engine.api.cache_format import canonical_cache_format
 from kvchat.engine.api.view import OFFERED_SHADOW, SHADOW, parse_view
 from kvchat.errors import EngineFailed, PoolExhausted
+from kvchat.session.store import SessionStore
 from kvchat.session.tree import Session
 from kvchat.text.shadow import is_shadow, require_exact_blocks
 
@@ -85,13 +86,17 @@ def go_on_in(
         except EngineFailed as error:
             how += f", since what is stored was not converted: {error}"
         else:
-            ids = [summary.session.id for summary in kvchat.store.list_sessions()]
-            back = f"kvchat sessions convert {short_id(session.id, ids)} exact goes back"
-            how = f"{done}; {back}".replace("\n", "; ")
+            how = f"{done}; {way_back(kvchat.store, session)}".replace("\n", "; ")
     return (
         f"the cache has no room for this conversation exactly, so its KV is kept in {cache_format} and its"
         f" answers are approximate: {how}"
     )
+
+
+def way_back(store: SessionStore, session: Session) -> str:
+    """Return how a converted session has exact KV again, in words."""
+    ids = [summary.session.id for summary in store.list_sessions()]
+    return f"kvchat sessions convert {short_id(session.id, ids)} exact goes back"
 
 
 def _looked_at(cache_format: str, session: Session, kvchat: Kvchat) -> str:

@@ -8,8 +8,8 @@ from typing import Protocol
 
 from kvchat.app.config import Settings
 from kvchat.app.conversion.child_process import convert_words
-from kvchat.app.conversion.format_downgrade import wanted_formats
-from kvchat.app.open_sessions import open_store, short_id
+from kvchat.app.conversion.format_downgrade import wanted_formats, way_back
+from kvchat.app.open_sessions import open_store
 from kvchat.app.retention.block_owners import holders
 from kvchat.app.session_service import SessionService
 from kvchat.app.unlock import opens_unasked
@@ -129,8 +129,8 @@ def _converted(settings: Settings, store: SessionService, one: UnusedSession, fo
                 except EngineFailed as error:
                     why = why or str(error)
                 else:
-                    done = done.replace("\n", "; ")
-                    return f"is kept in {cache_format}, and approximate: {done}; {_back(store, session)}"
+                    how = f"{done}; {way_back(store, session)}".replace("\n", "; ")
+                    return f"is kept in {cache_format}, and approximate: {how}"
     except _Busy:
         why = "an answer is being written in it"
     return f"stays exact: {why}"
@@ -138,11 +138,6 @@ def _converted(settings: Settings, store: SessionService, one: UnusedSession, fo
 
 def _give_up() -> None:
     raise _Busy
-
-
-def _back(store: SessionService, session: Session) -> str:
-    ids = [summary.session.id for summary in store.list_sessions()]
-    return f"kvchat sessions convert {short_id(session.id, ids)} exact goes back"
 
 
 def _unused(settings: Settings, store: SessionService, answered: SessionId | None) -> list[UnusedSession]:
