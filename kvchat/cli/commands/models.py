@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -113,28 +113,22 @@ def hub_cache() -> Path:
 
 def describe(name: str, path: Path, free_bytes: int) -> Installed:
     """Return what files and config say of a model; nothing is loaded."""
-    num_bytes = _weight_bytes(path)
+    found = Installed(name=name, path=str(path), num_bytes=_weight_bytes(path))
     try:
         check_model(path)
     except KvchatError as error:
-        return Installed(name=name, path=str(path), num_bytes=num_bytes, problem=str(error))
-    max_context, token_bytes, needed_bytes = None, None, None
+        return replace(found, problem=str(error))
     # A config that leaves something open is completed by transformers, for which a list must not wait.
     with suppress(KvchatError):
         config = read_config(path)
         longest = config.get("max_position_embeddings")
-        max_context = longest if isinstance(longest, int) and longest > 0 else None
-        size = cache_sizes(read_shape(config), min(max_context or _CONTEXT, _CONTEXT))[0]
-        token_bytes, needed_bytes = size.token_bytes, num_bytes + size.context_bytes
-    return Installed(
-        name=name,
-        path=str(path),
-        num_bytes=num_bytes,
-        max_context=max_context,
-        token_bytes=token_bytes,
-        needed_bytes=needed_bytes,
-        fits=None if needed_bytes is None else needed_bytes <= free_bytes,
-    )
+        if isinstance(longest, int) and longest > 0:
+            found = replace(found, max_context=longest)
+        size = cache_sizes(read_shape(config), min(found.max_context or _CONTEXT, _CONTEXT))[0]
+        needed = found.num_bytes + size.context_bytes
+        fits = needed <= free_bytes
+        found = replace(found, token_bytes=size.token_bytes, needed_bytes=needed, fits=fits)
+    return found
 
 
 def _snapshot(repo: Path) -> Path | None:

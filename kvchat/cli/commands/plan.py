@@ -1,5 +1,6 @@
 """`kvchat plan`: how many bytes a model's cache takes. Reads the config alone and loads no torch."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Annotated, Any
@@ -108,12 +109,9 @@ def _completed(config: Mapping[str, Any], status: Status) -> tuple[bool, Mapping
 
 def _summary(shape: AttentionShape) -> str:
     """Return the shape in words."""
-    spans: dict[int | None, int] = {}
-    for most in shape.visible:
-        spans[most] = spans.get(most, 0) + 1
     layers = ", ".join(
         f"{number} full" if most is None else f"{number} that see {count_text(most)} tokens"
-        for most, number in spans.items()
+        for most, number in Counter(shape.visible).items()
     )
     without = shape.num_layers - len(shape.visible)
     rest = f", {without} without a cache of their own" if without else ""
@@ -122,19 +120,18 @@ def _summary(shape: AttentionShape) -> str:
 
 def _rows(sizes: Sequence[CacheSize], context_len: int) -> list[tuple[str, ...]]:
     own = sizes[0]
-    rows: list[tuple[str, ...]] = [("", "per token", f"{count_text(context_len)} tokens", "", "")]
-    for size in sizes:
-        ratio = "as it is" if size.is_own else f"{size.context_bytes / own.context_bytes:.3g}x"
-        rows.append(
-            (
-                size.name,
-                f"{count_text(size.token_bytes)} B",
-                f"{size.context_bytes / 2**30:.4g} GiB",
-                ratio,
-                size.assumption,
-            )
+    head = ("", "per token", f"{count_text(context_len)} tokens", "", "")
+    rows = (
+        (
+            size.name,
+            f"{count_text(size.token_bytes)} B",
+            f"{size.context_bytes / 2**30:.4g} GiB",
+            "as it is" if size.is_own else f"{size.context_bytes / own.context_bytes:.3g}x",
+            size.assumption,
         )
-    return rows
+        for size in sizes
+    )
+    return [head, *rows]
 
 
 def _format_rows(formats: Sequence[FormatSize], num_layers: int) -> list[tuple[str, ...]]:

@@ -153,17 +153,14 @@ class Status:
 
     def note(self, text: str) -> None:
         """Write a line that stays."""
-        self.clear()
-        if not self._quiet:
-            text = clean_text(text)
-            self._emit(f"\x1b[2m{text}\x1b[0m\n" if self._color else text + "\n")
+        self.aside(text, end="\n")
 
-    def aside(self, text: str) -> None:
+    def aside(self, text: str, end: str = "") -> None:
         """Write a piece of running text, such as a model's reasoning."""
         self.clear()
         if not self._quiet:
             text = clean_text(text)
-            self._emit(f"\x1b[2m{text}\x1b[0m" if self._color else text)
+            self._emit((f"\x1b[2m{text}\x1b[0m" if self._color else text) + end)
 
     def _emit(self, text: str) -> None:
         try:

@@ -1,9 +1,10 @@
 """`kvchat cache gauge`: what cache formats lose, on a conversation or on the built-in questions."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Annotated
@@ -24,12 +25,12 @@ from kvchat.cli.parser.options import (
 from kvchat.cli.parser.parameters import Argument, Option, option_class
 from kvchat.cli.parser.shell_completion import complete_session
 from kvchat.engine.api.cache_format import canonical_cache_format
-from kvchat.engine.api.loss import FormatLoss, GaugeReport
+from kvchat.engine.api.loss import FormatLoss
 from kvchat.engine.api.recall import FormatMarks, Item
 from kvchat.engine.quality.frontier import CANDIDATES, frontier_svg
 from kvchat.errors import ConfigError, UsageError
 from kvchat.session.kv.provenance import answer_starts
-from kvchat.session.tree import Session, answer_positions, path_token_ids
+from kvchat.session.tree import answer_positions, path_token_ids
 from kvchat.text.figures import plural, seconds_text
 from kvchat.text.gauge import (
     finite,
@@ -122,20 +123,10 @@ def _replay_session(options: GaugeOptions, reference: str) -> None:
         report=status.show,
     )
     status.clear()
-    _tell(options, replace(report, model=name), session)
-
-
-def _tell(options: GaugeOptions, report: GaugeReport, session: Session) -> None:
+    report = replace(report, model=name)
     figures = figures_of(report, session.id, options.keep)
-    if options.svg is not None:
-        _draw(options.svg, report.formats, session.title, report.exact_token_bytes)
-    if options.figures is not None:
-        write_text(options.figures, json.dumps(figures), "--figures")
-    if as_json(options):
-        Output().json(figures)
-        return
-    for line in report_lines(report, options.keep):
-        Output().line(line)
+    plot = partial(frontier_svg, report.formats, session.title, report.exact_token_bytes)
+    _tell(options, figures, report_lines(report, options.keep), plot)
 
 
 def _ask_suite(options: GaugeOptions) -> None:
@@ -151,20 +142,28 @@ def _ask_suite(options: GaugeOptions) -> None:
     start_s = monotonic()
     marks = _examined([loaded, *beside], items, _formats(options, loaded), status)
     figures = finite(suite_values(items, marks))
-    if options.svg is not None:
-        _draw(options.svg, _as_losses(marks), f"kvchat's questions, {model}", marks[0].token_bytes)
-    if options.figures is not None:
-        write_text(options.figures, json.dumps(figures), "--figures")
+    plot = partial(frontier_svg, _as_losses(marks), f"kvchat's questions, {model}", marks[0].token_bytes)
+    _tell(options, figures, suite_lines(items, marks), plot)
     if as_json(options):
-        Output().json(figures)
         return
-    for line in suite_lines(items, marks):
-        Output().line(line)
     asked, took_s = plural(num_questions(items), "question"), seconds_text(monotonic() - start_s)
     status.note(
         f"{asked} about {plural(len(items), 'text')} of about {CONTEXT_LEN} tokens, each in"
         f" {plural(len(marks), 'format')}: {took_s}"
     )
+
+
+def _tell(options: GaugeOptions, figures: object, lines: Iterable[str], plot: Callable[[], str]) -> None:
+    """Write the files that were asked for, and print the figures or, for people, the lines."""
+    if options.svg is not None:
+        write_text(options.svg, plot(), "--svg")
+    if options.figures is not None:
+        write_text(options.figures, json.dumps(figures), "--figures")
+    if as_json(options):
+        Output().json(figures)
+        return
+    for line in lines:
+        Output().line(line)
 
 
 def _formats(options: GaugeOptions, loaded: "Gauge") -> Sequence[str]:
@@ -211,7 +210,3 @@ def _load(settings: Settings, model: str, status: Status) -> "tuple[Gauge, str]"
 
     config = replace(settings.engine, cache_dir=None, host_bytes=0)
     return Gauge.load(location.path, config, status.show), location.name
-
-
-def _draw(path: Path, formats: Sequence[FormatLoss], title: str, exact_token_bytes: float) -> None:
-    write_text(path, frontier_svg(formats, title, exact_token_bytes), "--svg")

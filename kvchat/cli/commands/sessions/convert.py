@@ -75,7 +75,8 @@ def convert_session(options: ConvertOptions) -> int | None:
         session = store.find(options.session)
         work = _Work(with_adapter(settings, session), store, session, tuple(store.all_turns(session.id)))
         if wanted == EXACT:
-            return _back(options, work, status)
+            _back(options, work, status)
+            return None
         _refuse_converted(session)
         return _convert(options, work, wanted, status)
 
@@ -160,35 +161,25 @@ def _written(work: _Work, converter: "Converter", origin: Origin, status: Status
     return replace(done, freed_bytes=freed_bytes)
 
 
-def _back(options: ConvertOptions, work: _Work, status: Status) -> int | None:
+def _back(options: ConvertOptions, work: _Work, status: Status) -> None:
     """Let a converted session use exact blocks again: those that are left, and else computed ones."""
     origin = origin_of(work.session.namespace)
+    is_done = origin is not None and not options.dry_run
     if origin is None:
         _refuse_imported(work.session)
-        _tell_back(
-            options, work.session, status, "its KV is exact already; nothing was changed", is_done=False
-        )
-        return None
-    if not options.dry_run:
+        words = "its KV is exact already; nothing was changed"
+    elif options.dry_run:
+        words = "its KV would be computed exactly again when it goes on; nothing was changed"
+    else:
+        words = "its KV is computed exactly again when it goes on"
         work.store.use_blocks_of(work.session.id, "")
         fingerprint = bytes.fromhex(origin.fingerprint)
         fields = recall(work.settings.paths.cache_dir, fingerprint)
         if fields is not None:
             with closing(_block_store(work.settings, fingerprint, layouts_of(fields))) as block_store:
                 drop_blocks(work.settings, work.store, block_store, work.session, work.turns)
-    when = "would be" if options.dry_run else "is"
-    words = f"its KV {when} computed exactly again when it goes on"
-    if options.dry_run:
-        words += "; nothing was changed"
-    _tell_back(options, work.session, status, words, is_done=not options.dry_run)
-    return None
-
-
-def _tell_back(
-    options: ConvertOptions, session: Session, status: Status, words: str, *, is_done: bool
-) -> None:
     if as_json(options):
-        Output().json({"session": session.id, "done": is_done, "cache_format": EXACT})
+        Output().json({"session": work.session.id, "done": is_done, "cache_format": EXACT})
     else:
         status.note(words)
 

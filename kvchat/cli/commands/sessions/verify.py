@@ -314,11 +314,11 @@ def _report(
                 "trusted": not namespace,
             }
         )
-        return DIFFERENT if is_wrong else None
-    for line in _lines(found, scope):
-        status.note(line)
-    if session is not None and session.namespace:
-        status.note(_namespace_words(namespace, is_wrong=is_wrong))
+    else:
+        for line in _lines(found, scope):
+            status.note(line)
+        if session is not None and session.namespace:
+            status.note(_namespace_words(namespace, is_wrong=is_wrong))
     return DIFFERENT if is_wrong else None
 
 
