@@ -90,20 +90,13 @@ def source_tree(root: Path) -> Path:
 
 
 def _require_known(names: Sequence[str], tree: Path) -> None:
-    """See that every scenario is there.
-
-    Raises: UsageError: one is not; the message names those that are.
-    """
-    here = {*_scenario_names(tree), *PROGRAMS}
+    """Raise UsageError if a scenario is not there; the message names those that are."""
+    files = (tree / "benchmarks").glob("*.py")
+    measuring = [file.stem for file in files if "\ndef measure(" in file.read_text(encoding="utf-8")]
+    here = {*measuring, *PROGRAMS}
     unknown = [name for name in names if name not in here]
     if unknown:
         raise UsageError(f"no scenario is called {', '.join(unknown)}; there are {', '.join(sorted(here))}")
-
-
-def _scenario_names(tree: Path) -> list[str]:
-    """Return the names of the modules that measure something."""
-    files = sorted((tree / "benchmarks").glob("*.py"))
-    return [file.stem for file in files if "\ndef measure(" in file.read_text(encoding="utf-8")]
 
 
 def _runs(given: Sequence[str], options: BenchOptions) -> list[tuple[str, list[str]]]:

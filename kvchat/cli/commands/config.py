@@ -10,7 +10,6 @@ from typing import Annotated
 
 from kvchat.app.config import (
     KEYS,
-    Layer,
     deciding_origins,
     default_settings,
     did_you_mean,
@@ -83,8 +82,11 @@ def show_config(options: ShowOptions) -> None:
         shown = one_line(f"{name} = {'none' if written == 'null' else written}")
         rows.append((shown, f"# {one_line(origins.get(name, _DEFAULT))}"))
     output.columns(rows, indent=_INDENT, most=_MOST_COLUMN)
+    status = Status(quiet=options.quiet)
     for layer in layers:
-        _note_ignored(layer, origins, Status(quiet=options.quiet))
+        for name in layer.values:
+            if origins[name] != layer.origin:
+                status.note(f"{layer.origin} sets {name} too; {origins[name]} overrules it")
 
 
 def set_value(options: SetOptions) -> None:
@@ -175,9 +177,3 @@ def _described(read: object) -> dict[str, object]:
 
 def _plain(value: object) -> object:
     return str(value) if isinstance(value, Path) else value
-
-
-def _note_ignored(layer: Layer, origins: dict[str, str], status: Status) -> None:
-    names = [name for name in layer.values if origins[name] != layer.origin]
-    for name in names:
-        status.note(f"{layer.origin} sets {name} too; {origins[name]} overrules it")

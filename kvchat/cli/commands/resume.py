@@ -54,7 +54,15 @@ class ResumeOptions(TalkOptions):
 
 def resume(options: ResumeOptions) -> int:
     """Open the terminal interface and return its exit code."""
-    refuse_several(_choices(options))
+    refuse_several(
+        {
+            "SESSION": bool(options.session),
+            "-s": options.named is not None,
+            "-c": options.continue_last,
+            "--new": options.new is not None,
+            "--temp": options.temp,
+        }
+    )
     settings, flags = options.settings(), options.flags()
     pack = chosen_pack(options.pack, options.system, settings)
     if pack is not None:
@@ -141,13 +149,3 @@ def _session_id(kvchat: Kvchat, options: ResumeOptions) -> SessionId | None:
         if not near:
             raise
         raise SessionNotFound(f"{error}\nDid you mean the command `kvchat {near[0]}`?") from error
-
-
-def _choices(options: ResumeOptions) -> dict[str, bool]:
-    return {
-        "SESSION": bool(options.session),
-        "-s": options.named is not None,
-        "-c": options.continue_last,
-        "--new": options.new is not None,
-        "--temp": options.temp,
-    }

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 from threading import Event
-from typing import Annotated, Any
+from typing import Annotated
 
 from kvchat.app.composition import Kvchat, opened, start_worker
 from kvchat.chat.service import Chat
@@ -74,7 +74,13 @@ class _Endpoint:
     """
 
     def __init__(self, options: ServeOptions, paths: Paths) -> None:
-        self._make_app, self._server_class = _server_parts()
+        try:
+            from kvchat.serving.app import make_app
+            from kvchat.serving.server import Server
+        except ImportError as error:
+            missing = f"the endpoint needs packages that are not installed ({error.name})"
+            raise ConfigError(f"{missing}: pip install 'kvchat[serve]'") from error
+        self._make_app, self._server_class = make_app, Server
         self._key_file = options.api_key_file or paths.runtime_dir / "api-key"
         self._key = read_key(self._key_file) if options.api_key_file else own_key(self._key_file)
         self._port = options.port
@@ -91,29 +97,15 @@ class _Endpoint:
         try:
             server.start()
             status.note(f"serving {kvchat.engine.info().model}; the API key is in {self._key_file}")
-            self._tell(kvchat, server.url)
+            if as_json(self._options):
+                model, key_file = kvchat.engine.info().model, str(self._key_file)
+                Output().json({"url": server.url, "model": model, "api_key_file": key_file})
+            else:
+                Output().line(server.url)
             while not stop.wait(_POLL_S):
                 _check(kvchat)
         finally:
             server.close()
-
-    def _tell(self, kvchat: Kvchat, url: str) -> None:
-        if as_json(self._options):
-            model, key_file = kvchat.engine.info().model, str(self._key_file)
-            Output().json({"url": url, "model": model, "api_key_file": key_file})
-        else:
-            Output().line(url)
-
-
-def _server_parts() -> tuple[Any, Any]:
-    """Import what needs packages that not everybody has installed."""
-    try:
-        from kvchat.serving.app import make_app
-        from kvchat.serving.server import Server
-    except ImportError as error:
-        missing = f"the endpoint needs packages that are not installed ({error.name})"
-        raise ConfigError(f"{missing}: pip install 'kvchat[serve]'") from error
-    return make_app, Server
 
 
 def lend(

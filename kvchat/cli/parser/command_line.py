@@ -15,7 +15,6 @@ from kvchat.cli.parser.command_table import (
     FAMILIES,
     Command,
     examples_text,
-    help_text,
 )
 from kvchat.errors import UsageError
 
@@ -37,7 +36,8 @@ class _LazyCommand(TyperCommand):
     """A command whose options are imported when it is typed: lists of commands need only what it is for."""
 
     def __init__(self, command: Command) -> None:
-        super().__init__(command.name, help=inspect.cleandoc(help_text(command)), rich_markup_mode=None)
+        text = inspect.cleandoc(command.help + examples_text(command.examples))
+        super().__init__(command.name, help=text, rich_markup_mode=None)
         self._command = command
 
     @cached_property
@@ -185,7 +185,8 @@ def arrange(words: Sequence[str], command: Any) -> list[str]:
     Whatever is no command is a session, so that `kvchat demo` opens it; `resume` reaches one whose name is a
     command. Options may stand anywhere.
     """
-    words, own = list(words), _own_options(command)
+    words = list(words)
+    own = set(_HELP_NAMES).union(*(one.opts for one in command.params))
     resume = command.commands["resume"]
     all_options = cache(lambda: options_of(command))
 
@@ -217,10 +218,6 @@ def arrange(words: Sequence[str], command: Any) -> list[str]:
         hint = did_you_mean(said, verbs) or f"; there are {', '.join(verbs)}"
         raise UsageError(f"`kvchat {name}` has no command '{said}'{hint}")
     return [name, said, *words]
-
-
-def _own_options(command: Any) -> set[str]:
-    return set(_HELP_NAMES).union(*(one.opts for one in command.params))
 
 
 def _first_word(words: Sequence[str], takes_value: Callable[[str], bool]) -> int | None:

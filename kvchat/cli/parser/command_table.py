@@ -312,11 +312,6 @@ KEEPING = (
 COMMANDS = TALKING + SESSIONS + KEEPING
 
 
-def help_text(command: Command) -> str:
-    """Return what `--help` says of a command: what it does, then examples."""
-    return command.help + examples_text(command.examples)
-
-
 def examples_text(examples: tuple[str, ...]) -> str:
     """Return examples as a paragraph of a help text that is not wrapped."""
     return "\n\n\b\nExamples:\n" + "\n".join(f"  {line}" for line in examples) if examples else ""

@@ -20,6 +20,9 @@ Json = Annotated[bool, Option("--json", help="Print JSON.")]
 Ndjson = Annotated[bool, Option("--ndjson", help="Print JSON, one object per line.")]
 Yes = Annotated[bool, Option("--yes", "-y", help="Do not ask.")]
 NoKv = Annotated[bool, Option("--no-kv", help="Leave the blocks out.")]
+NoAttach = Annotated[
+    bool, Option("--no-attach", help="Load the model here, even where a running kvchat lends it.")
+]
 ModelName = Annotated[
     str | None,
     Option(

@@ -211,7 +211,9 @@ class _Question:
             raise
         self._tell_problem()
         chat.close(conversation)
-        self._say_how_to_resume(conversation.session.id)
+        if not self._options.temp:
+            ids = [summary.session.id for summary in store.list_sessions()]
+            self._status.note(f"resume with: kvchat {short_id(conversation.session.id, ids)}")
         return code
 
     def _load(self, reference: SessionId | None) -> Chat:
@@ -350,11 +352,6 @@ class _Question:
         if self._options.json:
             return JsonWriter(self._output, self._status, conversation.session, self._notices)
         return TextWriter(self._output, self._status, conversation.session, stats=self._wants_stats)
-
-    def _say_how_to_resume(self, session_id: SessionId) -> None:
-        if not self._options.temp:
-            ids = [summary.session.id for summary in self._kvchat.store.list_sessions()]
-            self._status.note(f"resume with: kvchat {short_id(session_id, ids)}")
 
 
 def _rest_of(sampling: SamplingParams, conversation: Conversation) -> SamplingParams:

@@ -7,6 +7,7 @@ from kvchat.cli.parser.options import (
     LastSession,
     NamedSession,
     NewSession,
+    NoAttach,
     PackName,
     TalkOptions,
     WhenFull,
@@ -33,9 +34,7 @@ class AskOptions(TalkOptions):
     ] = None
     json: Annotated[bool, Option("--json", help="Print one JSON object at the end.")] = False
     ndjson: Annotated[bool, Option("--ndjson", help="Print one JSON event per line.")] = False
-    no_attach: Annotated[
-        bool, Option("--no-attach", help="Load the model here, even where a running kvchat lends it.")
-    ] = False
+    no_attach: NoAttach = False
     num: Annotated[
         int, Option("-n", help="Give so many answers, each a branch.", metavar="N", min=1, max=8)
     ] = 1

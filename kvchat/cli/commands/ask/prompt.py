@@ -39,7 +39,8 @@ def read_prompt(
     elif stdin is not None:
         parts.append(_read_stdin(stdin))
     parts += [_read_stdin(stdin) if file == _STDIN and stdin else _read(file) for file in files]
-    parts.append(_words(question))
+    # Bytes of the command line that are no UTF-8 arrive as lone surrogates, which no database takes.
+    parts.append(" ".join(question).encode("utf-8", "surrogateescape").decode("utf-8", "replace"))
     prompt = "\n\n".join(part.strip("\r\n") for part in parts if part.strip())
     if not prompt and not is_optional:
         raise UsageError("there is nothing to ask; try: kvchat ask 'What is a KV cache?'")
@@ -51,11 +52,6 @@ def piped_stdin() -> BinaryIO | None:
     if is_input_closed() or sys.stdin.isatty():
         return None
     return sys.stdin.buffer
-
-
-def _words(question: Sequence[str]) -> str:
-    # Bytes of the command line that are no UTF-8 arrive as lone surrogates, which no database takes.
-    return " ".join(question).encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 def _read_stdin(stdin: BinaryIO) -> str:

@@ -75,7 +75,13 @@ def doctor(options: DoctorOptions) -> int:
 def _findings(settings: Settings, *, load_model: bool) -> Iterator[CheckResult]:
     yield _versions()
     yield from _machine(settings.paths)
-    yield from _directories(settings.paths)
+    for name, directory in (
+        ("data", settings.paths.data_dir),
+        ("cache", settings.paths.cache_dir),
+        ("state", settings.paths.state_dir),
+        ("runtime", settings.paths.runtime_dir),
+    ):
+        yield _directory(name, directory)
     yield _sessions(settings.paths.sessions_db)
     encryption, opened = find_encryption(settings)
     yield encryption
@@ -152,16 +158,6 @@ def _machine(paths: Paths) -> Iterator[CheckResult]:
             values={"device": device.name, "description": device.description}
             | {"free_bytes": device.free_bytes, "total_bytes": device.total_bytes},
         )
-
-
-def _directories(paths: Paths) -> Iterator[CheckResult]:
-    for name, directory in (
-        ("data", paths.data_dir),
-        ("cache", paths.cache_dir),
-        ("state", paths.state_dir),
-        ("runtime", paths.runtime_dir),
-    ):
-        yield _directory(name, directory)
 
 
 def _directory(name: str, directory: Path) -> CheckResult:

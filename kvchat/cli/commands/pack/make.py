@@ -8,6 +8,7 @@ from typing import Annotated
 from kvchat.app.composition import borrowed_or_started, opened, start_worker
 from kvchat.app.config import Settings
 from kvchat.app.ipc.client import EngineClientProxy
+from kvchat.app.retention.session_pins import MOST_KEPT
 from kvchat.app.unlock import alone
 from kvchat.chat.service import Chat
 from kvchat.cli.commands.ask.prompt import piped_stdin, read_prompt
@@ -23,7 +24,7 @@ from kvchat.cli.output.engine_wait import wait_until_loaded
 from kvchat.cli.output.logs import start_log
 from kvchat.cli.output.signals import StopRequested, StopSignals
 from kvchat.cli.output.streams import Output, Status, as_json
-from kvchat.cli.parser.options import EngineOptions, Files, Json, Ndjson
+from kvchat.cli.parser.options import EngineOptions, Files, Json, Ndjson, NoAttach
 from kvchat.cli.parser.parameters import Argument, Option, option_class
 from kvchat.engine.memory.disk.catalog import BlockCatalog
 from kvchat.engine.models.checkpoints.prepared import blocks_limit
@@ -42,13 +43,9 @@ class MakeOptions(EngineOptions):
     json: Json = False
     ndjson: Ndjson = False
     force: Annotated[bool, Option("--force", help="Make it anew if it exists.")] = False
-    no_attach: Annotated[
-        bool, Option("--no-attach", help="Load the model here, even where a running kvchat lends it.")
-    ] = False
+    no_attach: NoAttach = False
 
 
-_MOST_KEPT = 2
-"""At most one byte in so many of the disk's limit may be kept."""
 _SAVE_S = 60.0
 _POLL_S = 0.05
 
@@ -150,9 +147,9 @@ def _finish(pack: Pack, settings: Settings, catalog: BlockCatalog, patience_s: f
     try:
         on_disk = _awaited(pack, catalog, patience_s)
         limit = blocks_limit(settings.engine.disk_bytes, settings.paths.cache_dir)
-        if limit is not None and (not on_disk.is_whole or catalog.kept_bytes() * _MOST_KEPT > limit):
+        if limit is not None and (not on_disk.is_whole or catalog.kept_bytes() * MOST_KEPT > limit):
             raise PinRefused(
-                f"the packs would keep more than one byte in {_MOST_KEPT} of the {bytes_text(limit)} that"
+                f"the packs would keep more than one byte in {MOST_KEPT} of the {bytes_text(limit)} that"
                 " blocks may take on disk, pinned sessions counted; remove one with `kvchat pack rm`, unpin a"
                 " session, or give more --kv-disk-bytes"
             )

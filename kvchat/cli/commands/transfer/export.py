@@ -42,7 +42,10 @@ def export_session(options: ExportOptions) -> None:
     with closing(open_store(settings)) as store:
         session = store.find(options.session)
         if options.output == "-":
-            _refuse_stdout(options, format)
+            if format is Format.BUNDLE and Output().is_terminal:
+                raise UsageError("a bundle is no text for a terminal; give a file with -o, or a pipe")
+            if as_json(options):
+                raise UsageError("--json and -o - both write to standard output; choose one")
             target = None
         else:
             target = target_of(output, session, format)
@@ -59,10 +62,3 @@ def export_session(options: ExportOptions) -> None:
         Output().json(values | figures | {"bytes": exported.num_bytes, "digest": exported.digest})
         return
     status.note(exported.words)
-
-
-def _refuse_stdout(options: ExportOptions, format: Format) -> None:
-    if format is Format.BUNDLE and Output().is_terminal:
-        raise UsageError("a bundle is no text for a terminal; give a file with -o, or a pipe")
-    if as_json(options):
-        raise UsageError("--json and -o - both write to standard output; choose one")

@@ -6,11 +6,10 @@ their names say which tokens they belong to and nothing of their bytes.
 """
 
 import stat
-from collections.abc import Mapping
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from kvchat.app.config import Settings
 from kvchat.app.open_sessions import open_store, short_id
@@ -227,9 +226,14 @@ class Importer:
         with ExitStack() as opened:
             block_store: BundleBlockStore | None = None
             try:
-                block_store = opened.enter_context(
-                    closing(self._block_store(kv.fingerprint, kv.fields, kv.block_size))
+                opening = open_block_store(
+                    self._settings,
+                    kv.fingerprint,
+                    layouts_of(kv.fields),
+                    block_size=kv.block_size,
+                    files=self._files,
                 )
+                block_store = opened.enter_context(closing(opening))
             except (StorageError, OSError) as error:  # the text is kept without it
                 reason = str(error)
             for number, block in enumerate(read_blocks(path, bundle)):
@@ -252,14 +256,6 @@ class Importer:
         if len(sizes) < bundle.num_blocks and not reason:
             reason = self._no_room(len(sizes), bundle.num_blocks)
         return _Installed(num_blocks=len(sizes), num_bytes=sum(sizes), reason=reason)
-
-    def _block_store(
-        self, fingerprint: bytes, fields: Mapping[str, Any], block_size: int
-    ) -> BundleBlockStore:
-        layouts = layouts_of(fields)
-        return open_block_store(
-            self._settings, fingerprint, layouts, block_size=block_size, files=self._files
-        )
 
     def _no_room(self, num_blocks: int, of_blocks: int) -> str:
         of_all = f"{num_blocks} of {plural(of_blocks, 'block')}"

@@ -99,11 +99,10 @@ def _own_fields(settings: Settings, location: ModelLocation) -> Mapping[str, Any
     not found, and computed.
     """
     digests = WeightDigests(settings.paths.cache_dir / _DIGESTS_FILE)
-    adapter = getattr(settings.engine, "adapter", None)
     kept = PreparedCheckpoints(settings.paths.cache_dir / PREPARED_DIR, digests, None)
     checkpoint = find_prepared(
         location.path,
-        Path(adapter) if adapter else None,
+        settings.engine.adapter,
         settings.engine.weights,
         settings.engine.dtype,
         kept,
