@@ -1,12 +1,10 @@
 """Action menu: what can be done with one thing, a line and a key for each."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
 
 from rich.cells import cell_len
 from textual.app import ComposeResult
-from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.content import Content
 from textual.style import Style
@@ -28,12 +26,11 @@ class Action:
 class ActionsScreen(DeferredScreen[str | None]):
     """A short menu; the dismissal value is the chosen key."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,ctrl+c", "dismiss(None)", "Close")]
-
     def __init__(self, title: str, actions: Sequence[Action]) -> None:
         super().__init__()
         self._title = title
         self._actions = actions
+        self.answer_keys = {action.key: action.key for action in actions}
 
     def compose(self) -> ComposeResult:
         width = max(cell_len(action.label) for action in self._actions)
@@ -53,10 +50,6 @@ class ActionsScreen(DeferredScreen[str | None]):
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
         self.dismiss(event.option.id)
-
-    @property
-    def answer_keys(self) -> Mapping[str, Any]:
-        return {action.key: action.key for action in self._actions}
 
 
 def _line(action: Action, width: int) -> Content:

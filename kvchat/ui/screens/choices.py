@@ -1,10 +1,8 @@
 """Lines to choose from, and a line to write in."""
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 from textual.app import ComposeResult
-from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
@@ -15,8 +13,6 @@ from kvchat.ui.screens.dialog import Dialog
 
 class ChoiceScreen(DeferredScreen[int | None]):
     """A list; the dismissal value is the number of the line that was chosen."""
-
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,ctrl+c", "dismiss(None)", "Close")]
 
     def __init__(self, title: str, lines: Sequence[str], *, highlighted: int = 0) -> None:
         super().__init__()
@@ -41,8 +37,6 @@ class ChoiceScreen(DeferredScreen[int | None]):
 
 class LineScreen(Dialog[str | None]):
     """One line; the dismissal value is what was written."""
-
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,ctrl+c", "dismiss(None)", "Close")]
 
     def __init__(self, title: str, value: str, hint: str) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
 """A question with two answers."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import ClassVar
 
 from textual import events
 from textual.app import ComposeResult
@@ -15,8 +15,7 @@ from kvchat.ui.screens.deferred_dialog import DeferredScreen, Typed
 class NoteScreen(DeferredScreen[None]):
     """A title and a text, as they are."""
 
-    ANSWERS: ClassVar[Mapping[str, Any]] = {"enter": None, "q": None}
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,ctrl+c", "dismiss", "Close")]
+    answer_keys = {"enter": None, "q": None}
 
     def __init__(self, title: str, text: str) -> None:
         super().__init__()
@@ -37,7 +36,7 @@ class ConfirmScreen(DeferredScreen[bool]):
         is_offer: nobody has asked for it; enter alone may be meant for the prompt, and agrees to nothing.
     """
 
-    ANSWERS: ClassVar[Mapping[str, Any]] = {"y": True, "enter": True, "n": False}
+    answer_keys = {"y": True, "enter": True, "n": False}
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,ctrl+c", "dismiss(False)", "No")]
 
     def __init__(self, question: str, consequence: str, *, is_offer: bool = False) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from functools import partial
 from time import monotonic
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from textual import events
 from textual.timer import Timer
@@ -31,20 +31,18 @@ class DeferredScreen(Dialog[Result | Deferred], Generic[Result]):
 
     What was typed before it came belongs to the prompt, and so does every text that begins with a key that
     would answer: the dialog goes then, and whoever opened it offers it again.
+
+    Attributes:
+        answer_keys: what keys that are text too dismiss it with.
     """
 
-    ANSWERS: ClassVar[Mapping[str, Any]] = {}
+    answer_keys: Mapping[str, Any] = {}
 
     def __init__(self) -> None:
         super().__init__()
         self._opened_s = monotonic()
         self._held: events.Key | None = None
         self._rest: Timer | None = None
-
-    @property
-    def answer_keys(self) -> Mapping[str, Any]:
-        """What keys that are text too dismiss it with."""
-        return self.ANSWERS
 
     def text_of(self, event: Typed) -> Sequence[Typed] | None:
         """Return what of the keys pressed so far is text for the prompt; None: the key is the dialog's."""
@@ -57,15 +55,9 @@ class DeferredScreen(Dialog[Result | Deferred], Generic[Result]):
                 self._answer(held or event)
                 return ()
             if held is None:
-                self._held, self._rest = (
-                    event,
-                    self.set_timer(REST_S, partial(self._look_whether_alone, event)),
-                )
+                self._held = event
+                self._rest = self.set_timer(REST_S, partial(self._look_whether_alone, event))
                 return ()
-        return self._give_way(event, held)
-
-    def _give_way(self, event: Typed, held: events.Key | None) -> Sequence[Typed]:
-        """Go, because the person is typing."""
         self._stop_waiting()
         self.dismiss(Deferred())
         return (event,) if held is None else (held, event)

@@ -1,8 +1,9 @@
 """Dialogs: screens above the window, each of which goes once."""
 
-from typing import Generic, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
 from textual.await_complete import AwaitComplete
+from textual.binding import Binding, BindingType
 from textual.screen import ModalScreen
 
 Result = TypeVar("Result")
@@ -13,6 +14,8 @@ class Dialog(ModalScreen[Result], Generic[Result]):
 
     A key that was pressed twice, or a list that was chosen from twice, dismisses it more than once.
     """
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,ctrl+c", "dismiss(None)", "Close")]
 
     @property
     def is_open(self) -> bool:

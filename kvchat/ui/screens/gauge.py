@@ -1,8 +1,7 @@
 """Gauge screen: bytes against loss as a plot, and every figure below it."""
 
-from collections.abc import Mapping
 from textwrap import dedent
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from textual import events
 from textual.app import ComposeResult
@@ -31,11 +30,10 @@ _STYLES = {
 class GaugeScreen(DeferredScreen[None]):
     """Shows what was measured; the plot grows with the terminal, and goes where there is no room for it."""
 
-    ANSWERS: ClassVar[Mapping[str, Any]] = {"enter": None, "q": None}
+    answer_keys = {"enter": None, "q": None}
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("up", "scroll(-1)", "Up"),
         Binding("down", "scroll(1)", "Down"),
-        Binding("escape,ctrl+c", "dismiss(None)", "Close"),
     ]
 
     def __init__(self, found: Gauged) -> None:

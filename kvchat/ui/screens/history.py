@@ -1,10 +1,8 @@
 """Earlier messages, found by words."""
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 from textual.app import ComposeResult
-from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
@@ -27,8 +25,6 @@ class _Found(Option):
 
 class HistoryScreen(Dialog[str | None]):
     """The newest first; the dismissal value is the message that was chosen."""
-
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("ctrl+c", "dismiss(None)", "Close")]
 
     def __init__(self, messages: Sequence[str]) -> None:
         super().__init__()

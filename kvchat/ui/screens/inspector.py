@@ -149,23 +149,18 @@ class InspectorScreen(Dialog[None]):
         table = self.query_one(BlockTable)
         width = self.query_one("#inspector-sources").content_size.width
         source = self._source
-        state = self._problem or (
-            f"stands still since {self._frozen_at}: f goes on" if self._frozen_at else ""
-        )
+        still = f"stands still since {self._frozen_at}: f goes on" if self._frozen_at else ""
         title = f"blocks of {source.name}: {len(table.blocks)}" if source else "blocks"
-        self.query_one("#inspector-title", Static).update(Content("  ·  ".join(filter(None, [title, state]))))
+        shown = "  ·  ".join(filter(None, [title, self._problem or still]))
+        self.query_one("#inspector-title", Static).update(Content(shown))
         self.query_one("#inspector-source-heading", Static).update(Content(row_text(source_heading(width))))
-        self.query_one("#inspector-sources", Static).update(self._drawn_sources())
+        # Those around the chosen one where there are too many.
+        first = min(max(0, self._chosen - _MOST_SOURCES // 2), max(0, len(self._sources) - _MOST_SOURCES))
+        listed = list(enumerate(self._sources))[first : first + _MOST_SOURCES]
+        rows = [source_row(one, width, is_chosen=number == self._chosen) for number, one in listed]
+        self.query_one("#inspector-sources", Static).update(Content("\n").join(map(_content, rows)))
         self.query_one("#inspector-heading", Static).update(Content(row_text(block_heading(width))))
         self._draw_detail()
-
-    def _drawn_sources(self) -> Content:
-        """Return the sources, those around the chosen one where there are too many."""
-        first = min(max(0, self._chosen - _MOST_SOURCES // 2), max(0, len(self._sources) - _MOST_SOURCES))
-        shown = list(enumerate(self._sources))[first : first + _MOST_SOURCES]
-        width = self.query_one("#inspector-sources").content_size.width
-        rows = [source_row(one, width, is_chosen=number == self._chosen) for number, one in shown]
-        return Content("\n").join(_content(row) for row in rows)
 
     def _draw_detail(self) -> None:
         place = self.query_one("#inspector-detail", Static)

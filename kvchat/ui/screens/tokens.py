@@ -47,7 +47,6 @@ class TokensScreen(DeferredScreen[TokenChoice | None]):
         Binding("up", "choose(-1)", "Up"),
         Binding("down", "choose(1)", "Down"),
         Binding("enter", "take", "Go on"),
-        Binding("escape,ctrl+c", "dismiss(None)", "Close"),
     ]
 
     def __init__(
@@ -137,11 +136,10 @@ class TokensScreen(DeferredScreen[TokenChoice | None]):
 
     def _line(self, number: int) -> Content:
         one = self.alternatives[number]
-        is_said = one.token_id == self._token_ids[self._at]
         mark = "▸" if number == self._chosen else " "
         text = "■ ends here" if one.is_end else f"“{_shown(one.text)}”"
         bar = "█" * round(one.probability * _BAR_WIDTH)
-        said = "  as it was" if is_said else ""
+        said = "  as it was" if one.token_id == self._token_ids[self._at] else ""
         share = f"{one.probability:.2%}" if one.probability >= _LEAST_SHOWN else "< 0.01%"
         line = f"{mark} {padded(text, _TEXT_WIDTH)} {share:>7}  {padded(bar, _BAR_WIDTH)}{said}"
         return Content.styled(line, Style(bold=number == self._chosen))
