@@ -93,7 +93,7 @@ def source_row(source: RowSource, width: int, *, is_chosen: bool) -> Row:
         "" if source.freed_bytes is None else bytes_text(source.freed_bytes),
     )
     arrow = "›" if is_chosen else " "
-    look = Look.HEADING if not is_chosen else Look.DIFFERENT
+    look = Look.DIFFERENT if is_chosen else Look.HEADING
     return _source_line(f"{arrow}{source.mark} {one_line(source.name)}", figures, width, look)
 
 

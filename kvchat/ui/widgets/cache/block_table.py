@@ -11,7 +11,7 @@ from textual.strip import Strip
 
 from kvchat.engine.api.inspection import InspectedBlock
 from kvchat.ui.widgets.cache.block_rows import block_row
-from kvchat.ui.widgets.cache.row_view import Row, RowView
+from kvchat.ui.widgets.cache.row_view import RowView
 
 _FAR = 10**9
 
@@ -75,9 +75,8 @@ class BlockTable(RowView, can_focus=True):
 
     def render_line(self, y: int) -> Strip:
         line = y + self.scroll_offset.y
-        return self.strip_of(self._row(line, self.size.width) if line < len(self.blocks) else ())
-
-    def _row(self, line: int, width: int) -> Row:
+        if line >= len(self.blocks):
+            return self.strip_of(())
         block, words = self.blocks[line]
-        is_moved = block.start in self._moved
-        return block_row(block, words, width, is_chosen=line == self.chosen, is_moved=is_moved)
+        is_chosen, is_moved = line == self.chosen, block.start in self._moved
+        return self.strip_of(block_row(block, words, self.size.width, is_chosen=is_chosen, is_moved=is_moved))

@@ -48,10 +48,8 @@ class CachePanel(RowView):
         if self.frozen_at:
             return
         width = self.scrollable_content_region.width
-        known = served_rows(one_line(where), served, width)
-        if known != self.rows:
-            before, self.rows = self.rows, known
-            self._refresh_changed(before)
+        before, self.rows = self.rows, served_rows(one_line(where), served, width)
+        self._refresh_changed(before)
 
     def toggle_frozen(self) -> None:
         """Let the panel stand still, or follow the engine again."""

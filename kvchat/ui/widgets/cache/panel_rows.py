@@ -25,7 +25,7 @@ from kvchat.text.figures import (
 )
 from kvchat.text.plain_text import STEP, path_padded
 from kvchat.ui.state.cache_history import Recent
-from kvchat.ui.widgets.cache.row_view import MARKS, Look, Row, Run
+from kvchat.ui.widgets.cache.row_view import MARKS, Look, Row, Run, figure_row
 from kvchat.ui.widgets.cache.row_view import row_text as row_text
 from kvchat.ui.widgets.cache.shadow_rows import shadow_rows
 from kvchat.ui.widgets.cache.trend_rows import history_rows, room_rows
@@ -52,10 +52,6 @@ class LayerRow:
     num_total: int
     used_bytes: int
     kept_bytes: int
-
-    @property
-    def held_bytes(self) -> int:
-        return self.used_bytes + self.kept_bytes
 
     @property
     def are_neighbours(self) -> bool:
@@ -132,7 +128,8 @@ def _rows(snapshot: CacheSnapshot, options: PanelOptions, layers: Sequence[Layer
     if snapshot.sequences:
         rows += [blank, *_branch_section(snapshot, options)]
     if live is None:
-        return *rows, blank, *_totals_section(snapshot, options.width)
+        room = figure_row("room left", f"{count_text(snapshot.room_tokens)} tokens", options.width)
+        return *rows, blank, _reused_row(snapshot, options.width), room
     if live.frozen_at:
         rows[:0] = [((f"stands still since {live.frozen_at}", Look.MOVED),), blank]
     in_all = _reused_row(snapshot, options.width, "reused in all")
@@ -151,7 +148,7 @@ def layer_rows(snapshot: CacheSnapshot, *, expanded: bool) -> tuple[LayerRow, ..
 
 def gathered_rows(snapshot: CacheSnapshot) -> tuple[LayerRow, ...]:
     """Return one row for all layers that are alike, neighbours or not, in the order of the first of each."""
-    alike: dict[tuple[object, ...], list[LayerRow]] = {}
+    alike: dict[LayerRow, list[LayerRow]] = {}
     for row in layer_rows(snapshot, expanded=True):
         alike.setdefault(_likeness(row), []).append(row)
     return tuple(_merged(rows) for rows in alike.values())
@@ -188,9 +185,9 @@ def _layer_row(layer: LayerUsage, num_blocks: int) -> LayerRow:
     )
 
 
-def _likeness(row: LayerRow) -> tuple[object, ...]:
-    counts = row.num_shared, row.num_own, row.num_kept, row.num_total
-    return row.kind, row.window, counts, row.used_bytes, row.kept_bytes
+def _likeness(row: LayerRow) -> LayerRow:
+    """Return a layer's row without its place."""
+    return replace(row, first=0, last=0)
 
 
 def _merged(rows: Sequence[LayerRow]) -> LayerRow:
@@ -255,8 +252,7 @@ def _share_bar(parts: tuple[int, int], total: int, width: int) -> tuple[Run, ...
     unit = max(1.0, total / width)
     used = min(width, _cells(parts[0], unit))
     kept = min(width - used, _cells(parts[1], unit))
-    free = width - used - kept
-    looks = ((Look.OWN, used), (Look.KEPT, kept), (Look.FREE, free))
+    looks = ((Look.OWN, used), (Look.KEPT, kept), (Look.FREE, width - used - kept))
     return tuple((MARKS[look] * count, look) for look, count in looks if count)
 
 
@@ -284,9 +280,8 @@ def _layer_value(row: LayerRow, width: int) -> tuple[Run, ...]:
 
 
 def _layer_heading(tokens_per_cell: int, width: int) -> Row:
-    title = "layers"
     scale = f"one cell = {count_text(tokens_per_cell)} tokens"
-    return (title, Look.HEADING), (scale.rjust(width - len(title)), Look.FAINT)
+    return ("layers", Look.HEADING), (scale.rjust(width - len("layers")), Look.FAINT)
 
 
 def _layer_label(row: LayerRow, digits: int) -> str:
@@ -362,16 +357,7 @@ def _branch_row(branch: SequenceUsage, name: str, options: PanelOptions, *, are_
     )
 
 
-def _totals_section(snapshot: CacheSnapshot, width: int) -> list[Row]:
-    room = _total("room left", f"{count_text(snapshot.room_tokens)} tokens", width)
-    return [_reused_row(snapshot, width), room]
-
-
 def _reused_row(snapshot: CacheSnapshot, width: int, label: str = "reused") -> Row:
     reused, asked = snapshot.reused_tokens, snapshot.reused_tokens + snapshot.computed_tokens
     value = f"{short_count_text(reused)} of {short_count_text(asked)} · {percent_text(reused, asked)}"
-    return _total(label if len(label) + len(value) < width else "reused", value, width)
-
-
-def _total(label: str, value: str, width: int) -> Row:
-    return (label, Look.FAINT), (value.rjust(width - len(label)), Look.VALUE)
+    return figure_row(label if len(label) + len(value) < width else "reused", value, width)

@@ -33,6 +33,11 @@ def row_text(row: Row) -> str:
     return "".join(text for text, _ in row)
 
 
+def figure_row(label: str, value: str, width: int, look: Look = Look.FAINT) -> Row:
+    """Return a label, and a figure at the right edge."""
+    return (label, look), (value.rjust(width - len(label)), Look.VALUE)
+
+
 class RowView(ScrollView, can_focus=False):
     """Draws rows of runs; each look has the style of a component class."""
 

@@ -2,7 +2,7 @@
 
 from kvchat.engine.api.server_cache import ServerCache
 from kvchat.text.cache_usage import request_words, reuse_words, share_words
-from kvchat.ui.widgets.cache.row_view import MARKS, Look, Row
+from kvchat.ui.widgets.cache.row_view import MARKS, Look, Row, figure_row
 
 _LABEL_WIDTH = 9
 _VALUE_WIDTH = 8
@@ -24,8 +24,8 @@ def served_rows(where: str, served: ServerCache | None, width: int) -> tuple[Row
         _usage_row("device", served.usage, width),
         _usage_row("host", served.host_usage, width),
         (),
-        _line("reused", reuse_words(served, short=True), width),
-        _line("requests", request_words(served), width),
+        figure_row("reused", reuse_words(served, short=True), width, Look.LABEL),
+        figure_row("requests", request_words(served), width, Look.LABEL),
         (),
         (("as its /metrics tell", Look.FAINT),),
     )
@@ -33,7 +33,7 @@ def served_rows(where: str, served: ServerCache | None, width: int) -> tuple[Row
 
 def _usage_row(label: str, share: float | None, width: int) -> Row:
     if share is None:
-        return _line(label, share_words(share), width)
+        return figure_row(label, share_words(share), width, Look.LABEL)
     bar_width = max(_MIN_BAR_WIDTH, width - _LABEL_WIDTH - _VALUE_WIDTH)
     used = min(bar_width, max(1, round(share * bar_width))) if share else 0
     return (
@@ -42,7 +42,3 @@ def _usage_row(label: str, share: float | None, width: int) -> Row:
         (MARKS[Look.FREE] * (bar_width - used), Look.FREE),
         (share_words(share).rjust(_VALUE_WIDTH), Look.VALUE),
     )
-
-
-def _line(label: str, value: str, width: int) -> Row:
-    return (label, Look.LABEL), (value.rjust(width - len(label)), Look.VALUE)

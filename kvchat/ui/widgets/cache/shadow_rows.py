@@ -17,14 +17,13 @@ def shadow_rows(layers: Sequence[LayerUsage], width: int, *, expanded: bool) -> 
     seen_tokens = max(usage.seen_tokens for _, usage in kept)
     runs = [[one] for one in kept] if expanded else [kept]
     places = "device + host" if any(usage.host_bytes for _, usage in kept) else "beside blocks"
-    looked = f"{count_text(seen_tokens)} tokens"
     return [
         _row("shadows", f"{places} · chosen again", Look.HEADING, Look.FAINT, width),
         *(
             _row(_label(run), _value([usage for _, usage in run]), Look.LABEL, Look.VALUE, width)
             for run in runs
         ),
-        _row("a step looks at", looked, Look.FAINT, Look.VALUE, width),
+        _row("a step looks at", f"{count_text(seen_tokens)} tokens", Look.FAINT, Look.VALUE, width),
     ]
 
 
@@ -37,13 +36,10 @@ def _label(run: Sequence[tuple[int, ShadowUsage]]) -> str:
 
 
 def _value(usages: Sequence[ShadowUsage]) -> str:
-    device, host, wanted, fetched = (
-        sum(numbers)
-        for numbers in zip(
-            *((one.device_bytes, one.host_bytes, one.wanted_chunks, one.fetched_chunks) for one in usages),
-            strict=True,
-        )
-    )
+    device = sum(one.device_bytes for one in usages)
+    host = sum(one.host_bytes for one in usages)
+    wanted = sum(one.wanted_chunks for one in usages)
+    fetched = sum(one.fetched_chunks for one in usages)
     taken = bytes_text(device) + (f" + {bytes_text(host)}" if host else "")
     return f"{taken} · {percent_text(wanted - fetched, wanted)}"
 

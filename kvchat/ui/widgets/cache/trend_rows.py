@@ -6,7 +6,7 @@ from kvchat.engine.api.snapshot import CacheSnapshot
 from kvchat.text.cache_usage import capacity_words
 from kvchat.text.figures import UNKNOWN, short_count_text
 from kvchat.ui.state.cache_history import Recent
-from kvchat.ui.widgets.cache.row_view import Look, Row
+from kvchat.ui.widgets.cache.row_view import Look, Row, figure_row
 
 _STEPS = "▁▂▃▄▅▆▇█"
 _LABEL_WIDTH = 9
@@ -38,12 +38,8 @@ def history_rows(recent: Recent, width: int) -> list[Row]:
 def room_rows(snapshot: CacheSnapshot, context_len: int, width: int) -> list[Row]:
     """Return how much more can be said, and what gives way then."""
     num_tokens, before = capacity_words(snapshot, context_len)
-    label = "room for"
-    value = f"{short_count_text(num_tokens)} more tokens"
-    return [
-        ((label, Look.FAINT), (value.rjust(width - len(label)), Look.VALUE)),
-        ((before.rjust(width), Look.FAINT),),
-    ]
+    room = figure_row("room for", f"{short_count_text(num_tokens)} more tokens", width)
+    return [room, ((before.rjust(width), Look.FAINT),)]
 
 
 def _line(label: str, values: Sequence[float], value: str, width: int, *, is_share: bool = False) -> Row:

@@ -113,9 +113,11 @@ def test_alike_neighbours_share_a_row_that_adds_their_bytes_until_it_is_expanded
     assert [line.split()[0] for line in shown] == ["L0-L4", "L5"]
     assert "×5" in shown[0]
     merged = layer_rows(snapshot, expanded=False)
-    assert merged[0].held_bytes == sum(layer.used_bytes + layer.cached_bytes for layer in snapshot.layers[:5])
+    alike = snapshot.layers[:5]
+    assert merged[0].used_bytes == sum(layer.used_bytes for layer in alike)
+    assert merged[0].kept_bytes == sum(layer.cached_bytes for layer in alike)
     device = snapshot.tiers[0]
-    assert sum(row.held_bytes for row in merged) == device.used_bytes + device.cached_bytes
+    assert sum(row.used_bytes + row.kept_bytes for row in merged) == device.used_bytes + device.cached_bytes
     expanded = [line.split()[0] for line in lines(snapshot, expanded=True) if line.startswith("L")]
     assert expanded == ["L0", "L1", "L2", "L3", "L4", "L5"]
     bigger = LayerKind(window=None, block_bytes=128 * 1024)
