@@ -21,7 +21,8 @@ def footer_parts(turn: Turn, session: Session | None = None) -> tuple[str, ...]:
     """
     parts = [*_usage_parts(turn), *_timing_parts(turn)]
     if turn.damaged:
-        parts.append(_damage_text(turn))
+        what = " and ".join(sorted(turn.broken)) or "its text or its tokens"
+        parts.append(f"damaged: {what} not as stored")
     elif turn.backend is not None:
         parts.append(f"by {host_of(turn.backend)}")
     elif turn.token_ids is None:
@@ -31,11 +32,6 @@ def footer_parts(turn: Turn, session: Session | None = None) -> tuple[str, ...]:
     if turn.repaired:
         parts.append("repaired")
     return tuple(parts)
-
-
-def _damage_text(turn: Turn) -> str:
-    what = " and ".join(sorted(turn.broken)) or "its text or its tokens"
-    return f"damaged: {what} not as stored"
 
 
 def ending_text(finish: Finish, key: str = "f5") -> str:

@@ -30,11 +30,8 @@ class Attachment:
 
     @property
     def summary(self) -> str:
-        return f"{self.name} · {bytes_text(len(self.text.encode()))} · {plural(self.num_lines, 'line')}"
-
-    @property
-    def num_lines(self) -> int:
-        return self.text.count("\n") + 1
+        num_lines = self.text.count("\n") + 1
+        return f"{self.name} · {bytes_text(len(self.text.encode()))} · {plural(num_lines, 'line')}"
 
 
 def read_attachment(path: Path) -> Attachment:
@@ -73,9 +70,14 @@ def is_long(text: str) -> bool:
     return len(text) > LONG_PASTE_CHARACTERS or text.count("\n") > LONG_PASTE_LINES
 
 
-def tidy(text: str) -> str:
+def cleaned(text: str) -> str:
     """Return a text with one kind of line ends and without control characters."""
-    return clean_text(text.replace("\r\n", "\n").replace("\r", "\n")).rstrip("\n")
+    return clean_text(text.replace("\r\n", "\n").replace("\r", "\n"))
+
+
+def tidy(text: str) -> str:
+    """Return the same without line ends behind it."""
+    return cleaned(text).rstrip("\n")
 
 
 def before_message(attachments: Sequence[Attachment]) -> str:

@@ -1,7 +1,5 @@
 """One answer on the screen: reasoning, text, footer."""
 
-from typing import TYPE_CHECKING
-
 from textual.app import ComposeResult
 from textual.containers import Vertical
 from textual.content import Content
@@ -18,9 +16,6 @@ from kvchat.text.figures import plural
 from kvchat.text.plain_text import clean_text
 from kvchat.text.prefill_estimate import PrefillTime
 from kvchat.ui.key_names import name_for
-
-if TYPE_CHECKING:
-    from kvchat.ui.widgets.answer_markdown import StaticText
 
 
 class Column(Vertical):
@@ -138,7 +133,10 @@ class AnswerView(Column):
         self.turn = turn
         self._session = session
         self._folds_reasoning = folds_reasoning
-        self._body = self._body_of(turn)
+        # The first frame needs no Markdown, whose parser and highlighter take a tenth of the time up to it.
+        from kvchat.ui.widgets.answer_markdown import StaticText
+
+        self._body = StaticText(clean_text(turn.text))
         # What stands there when it is mounted is not drawn twice, and mostly above what is seen.
         self._reasoning = self._reasoning_of(turn.reasoning) if turn.reasoning else None
         self._footer = FooterLine(footer_parts(turn, session))
@@ -193,7 +191,13 @@ class AnswerView(Column):
         """Show the answer as stored."""
         self.turn = turn
         self._body.finish(clean_text(turn.text))
-        self._show_turn()
+        self._show_reasoning(clean_text(turn.reasoning))
+        self._footer.show_parts(footer_parts(turn, self._session))
+        if self._ending is not None:
+            self._ending.show_finish(turn.finish)
+        elif ending_text(turn.finish):
+            self._ending = EndingLine(turn.finish)
+            self._mount(self._ending, before=self._footer)
 
     async def give_up(self) -> None:
         """End the stream where no stored answer came; what was shown stays."""
@@ -201,20 +205,8 @@ class AnswerView(Column):
             self._body.finish("".join(self._pieces))
         self._footer.show_parts(())
 
-    # The first frame needs no Markdown, whose parser and highlighter take a tenth of the time up to it.
-
-    def _body_of(self, turn: Turn) -> "StaticText":
-        from kvchat.ui.widgets.answer_markdown import StaticText
-
-        return StaticText(clean_text(turn.text))
-
     def _reasoning_of(self, text: str) -> Reasoning:
         return Reasoning(clean_text(text), is_folded=self._folds_reasoning)
-
-    def _show_turn(self) -> None:
-        self._show_reasoning(clean_text(self.turn.reasoning))
-        self._footer.show_parts(footer_parts(self.turn, self._session))
-        self._show_ending(self.turn.finish)
 
     def _show_reasoning(self, text: str) -> None:
         if self._reasoning is not None:
@@ -222,13 +214,6 @@ class AnswerView(Column):
         elif text:
             self._reasoning = self._reasoning_of(text)
             self._mount(self._reasoning, before=self._body)
-
-    def _show_ending(self, finish: Finish) -> None:
-        if self._ending is not None:
-            self._ending.show_finish(finish)
-        elif ending_text(finish):
-            self._ending = EndingLine(finish)
-            self._mount(self._ending, before=self._footer)
 
     def _mount(self, widget: Widget, before: Widget) -> None:
         """Mount a widget, unless the answer has left the window."""

@@ -85,9 +85,8 @@ class StaticText(Static):
         return self._complete + self._growing
 
     def begin(self) -> None:
-        """Start to take text."""
+        """Start to take text; the last block may go on."""
         self.is_streaming = True
-        # The last block may go on.
         self._show(self._complete)
 
     def write(self, text: str) -> None:
@@ -101,7 +100,11 @@ class StaticText(Static):
             self._complete += done
             if self._width:
                 self._complete_lines = _joined(self._complete_lines, self._render_lines(AnswerMarkdown(done)))
-        self._draw_growing()
+        before = len(self._rendered)
+        if self._width:
+            self._rendered = self._with_growing()
+        # The screen is laid out only where the number of lines changes.
+        self.refresh(layout=len(self._rendered) != before or not self._width)
 
     def finish(self, full_text: str) -> None:
         """Stop taking text and show `full_text`, parsed as a whole: a streamed document can differ."""
@@ -133,13 +136,6 @@ class StaticText(Static):
             start = _last_block_start(text + "\n")
             self._complete, self._growing = text[:start], text[start:]
         self.refresh(layout=True)
-
-    def _draw_growing(self) -> None:
-        """Render the last block again; the screen is laid out only where the number of lines changes."""
-        before = len(self._rendered)
-        if self._width:
-            self._rendered = self._with_growing()
-        self.refresh(layout=len(self._rendered) != before or not self._width)
 
     def _lines(self, width: int) -> Sequence[Line]:
         if width != self._width:

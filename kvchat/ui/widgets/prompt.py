@@ -11,8 +11,7 @@ from textual.message import Message
 from textual.style import Style
 from textual.widgets import Static, TextArea
 
-from kvchat.text.attachments import is_long, looks_binary, tidy
-from kvchat.text.plain_text import clean_text
+from kvchat.text.attachments import cleaned, is_long, looks_binary, tidy
 from kvchat.ui.commands import SlashCommand, completions, message_text
 from kvchat.ui.key_names import keys_of
 from kvchat.ui.state.path_completion import PathChoice, path_at_end, path_choices
@@ -225,7 +224,8 @@ class Prompt(TextArea):
             self._take(event)  # the focus stays: what is typed next belongs here
             self._complete()
         elif event.character is not None and event.is_printable:
-            self._note_slash(event.character)
+            if event.character == "/" and not self.text:
+                self._has_typed_slash = True
         elif (action := self._own_action(event.key)) is not None:
             # Now: left to Textual, it would run when keys that were typed behind it have been taken already.
             self._take(event)
@@ -246,7 +246,7 @@ class Prompt(TextArea):
         if looks_binary(event.text):
             self.post_message(self.PastedBinary())
             return
-        text = tidy(event.text) if is_long(event.text) else _cleaned(event.text)
+        text = tidy(event.text) if is_long(event.text) else cleaned(event.text)
         if is_long(text):
             self.post_message(self.PastedMuch(text))
         elif result := self.replace(text, *self.selection, maintain_selection_offset=False):
@@ -270,10 +270,6 @@ class Prompt(TextArea):
     def _take(self, event: events.Key) -> None:
         event.stop()
         event.prevent_default()
-
-    def _note_slash(self, character: str) -> None:
-        if character == "/" and not self.text:
-            self._has_typed_slash = True
 
     def _submit(self, pressed_s: float) -> None:
         if self.is_completing and self._is_unfinished():
@@ -310,11 +306,9 @@ class Prompt(TextArea):
             step = 1 if key == "down" else -1
             self._has_moved = True
             self._offer(self._candidates, (self._chosen + step) % len(self._candidates))
-            return True
-        if key == "tab":
+        elif key == "tab":
             self._accept_choice()
-            return True
-        return False
+        return key in ("up", "down", "tab")
 
     def _accept_choice(self) -> None:
         chosen = self._candidates[self._chosen]
@@ -363,22 +357,17 @@ class Prompt(TextArea):
         """Handle up and down at the edges of the text; return whether another line was shown."""
         if key == "up" and self.cursor_at_first_line and self._history:
             self._walk = self._walk or HistoryWalk(self._history)
-            return self._show_line(self._walk, -1)
-        if key == "down" and self.cursor_at_last_line and self._walk is not None:
-            return self._show_line(self._walk, 1)
-        return False
-
-    def _show_line(self, walk: HistoryWalk, step: int) -> bool:
-        line = walk.go(step, (self.text, self._has_typed_slash))
+            step = -1
+        elif key == "down" and self.cursor_at_last_line and self._walk is not None:
+            step = 1
+        else:
+            return False
+        line = self._walk.go(step, (self.text, self._has_typed_slash))
         if line is None:
             return False
         text, self._has_typed_slash = line
         self._replace_all(text)
         return True
-
-
-def _cleaned(text: str) -> str:
-    return clean_text(text.replace("\r\n", "\n").replace("\r", "\n"))
 
 
 _MAX_ROWS = 6

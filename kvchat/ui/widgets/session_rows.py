@@ -1,6 +1,6 @@
 """The session list's content: sessions, branches and search hits in, lines out. Pure."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rich.cells import cell_len
@@ -159,13 +159,8 @@ def _hits_of_sessions(hits: Sequence[SearchHit]) -> dict[SessionId, list[SearchH
 
 
 def _is_named(session: Session, branches: Sequence[Branch], words: str) -> bool:
-    names = "\n".join(_names(session, branches)).casefold()
+    names = "\n".join([title_of(session), *(branch.name for branch in branches)]).casefold()
     return all(word in names for word in words.casefold().split())
-
-
-def _names(session: Session, branches: Sequence[Branch]) -> Iterator[str]:
-    yield title_of(session)
-    yield from (branch.name for branch in branches)
 
 
 def _session_line(session: Session, options: SessionListOptions, *, num_folded: int) -> SessionLine:

@@ -8,13 +8,13 @@ from textual.widgets import Static
 from kvchat.engine.api.server_cache import ServerCache
 from kvchat.engine.api.snapshot import CacheSnapshot
 from kvchat.engine.api.status import EnginePhase, EngineStatus
+from kvchat.text.answer_footer import SEPARATOR, wrap_parts
 from kvchat.text.cache_usage import share_words
 from kvchat.text.figures import gauge, percent_text, rate_text, short_count_text
 from kvchat.text.plain_text import fitted, one_line
 
 _LEAST_REASON = 16
 _LEAST_GAP = 3
-_SEPARATOR = " · "
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,18 +37,13 @@ def status_text(figures: StatusFigures, width: int) -> str:
     parts = [*_engine_parts(figures), *_cache_parts(figures)]
     if figures.snapshot is not None:
         with_tiers = [*parts[:-2], _tiers_part(figures.snapshot), *parts[-2:]]
-        if len(_SEPARATOR.join(with_tiers)) + _LEAST_GAP + len(figures.hint) <= width:
+        if len(SEPARATOR.join(with_tiers)) + _LEAST_GAP + len(figures.hint) <= width:
             parts = with_tiers
     room = width
     if figures.status.phase is EnginePhase.FAILED:  # the hint is the way out
         room = max(_LEAST_REASON, width - len(figures.hint) - 3)
         parts = [fitted(parts[0], room), *parts[1:]]
-    line = ""
-    for part in parts:
-        joined = f"{line}{_SEPARATOR}{part}" if line else part
-        if len(joined) > room and line:
-            break
-        line = joined
+    line = "".join(wrap_parts(parts, room)[:1])
     gap = width - len(line) - len(figures.hint)
     return line + " " * gap + figures.hint if gap >= _LEAST_GAP else line
 

@@ -184,8 +184,7 @@ class Transcript(VerticalScroll):
 
     @property
     def last_answer(self) -> AnswerView | None:
-        answers = [view for view in self.views if isinstance(view, AnswerView)]
-        return answers[-1] if answers else None
+        return next((view for view in reversed(self.views) if isinstance(view, AnswerView)), None)
 
     def show_welcome(self, text: str) -> None:
         """Set what stands in an empty conversation."""
@@ -318,12 +317,11 @@ class Transcript(VerticalScroll):
                     self.unselect()
                 await view.remove()
 
-    def fold_reasoning(self) -> bool:
-        """Fold or unfold all reasoning and return whether it is folded now."""
+    def fold_reasoning(self) -> None:
+        """Fold or unfold all reasoning."""
         self._folds_reasoning = not self._folds_reasoning
         for view in self.query(AnswerView):
             view.fold_reasoning(self._folds_reasoning)
-        return self._folds_reasoning
 
     async def action_select(self, step: int) -> None:
         """Walk to the message above or below; from none to the last."""
