@@ -4,7 +4,7 @@ import asyncio
 import logging
 import signal
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -20,7 +20,7 @@ from kvchat.app.host import EngineView
 from kvchat.errors import KvchatError
 from kvchat.ui.commands import COMMANDS
 from kvchat.ui.screens.chat import ChatScreen
-from kvchat.ui.screens.deferred_dialog import DeferredScreen, Typed
+from kvchat.ui.screens.deferred_dialog import DeferredScreen
 from kvchat.ui.terminal.driver import TerminalDriver, early_events
 from kvchat.ui.terminal.guard import guarded_terminal, hang_up_told, key_by_key, size_of_terminal
 from kvchat.ui.theme import KVCHAT_THEME, own_variables
@@ -106,7 +106,8 @@ class KvchatApp(App[None]):
         Raises:
             KvchatError: what `on_first_frame` raised.
         """
-        with hang_up_told(), guarded_terminal(self._log_path, self._drawing_failed), key_by_key() as typed:
+        failed = partial(self.call_later, self.thread_failed)
+        with hang_up_told(), guarded_terminal(self._log_path, failed), key_by_key() as typed:
             self._early_input += early_events(typed)
             self.run()
             signal.signal(signal.SIGHUP, signal.SIG_IGN)  # it is leaving already
@@ -115,9 +116,6 @@ class KvchatApp(App[None]):
         if self._refusal is not None:
             raise self._refusal
         return self.return_code or 0
-
-    def _drawing_failed(self, error: Exception) -> None:
-        self.call_later(self.thread_failed, error)
 
     def thread_failed(self, error: Exception) -> None:
         """Leave because a thread that reads or draws has ended."""
@@ -164,12 +162,14 @@ class KvchatApp(App[None]):
                 self._early_input.append(event)
                 return
             self.chat_screen.dialogs.typed_s = event.time
-            if isinstance(self.screen, DeferredScreen):
-                typed = self.screen.text_of(event)
-                if typed is not None:
-                    self._type_ahead(typed)
-                    return
-            self._focus_prompt_for(event)
+            if isinstance(self.screen, DeferredScreen) and (typed := self.screen.text_of(event)) is not None:
+                for one in typed:  # not meant for the dialog above the prompt
+                    one._set_forwarded()
+                    self.chat_screen.prompt.post_message(one)
+                return
+            is_text = isinstance(event, events.Paste) or event.is_printable
+            if is_text and self.screen is self.chat_screen and not isinstance(self.focused, Prompt | Input):
+                self.set_focus(self.chat_screen.prompt)
         await super().on_event(event)
 
     def on_ready(self) -> None:
@@ -223,15 +223,3 @@ class KvchatApp(App[None]):
         for command in COMMANDS:
             yield SystemCommand(command.usage, command.help, partial(self.chat_screen.run_command, command))
         yield SystemCommand("theme", "choose other colours", self.action_change_theme)
-
-    def _type_ahead(self, typed: Sequence[Typed]) -> None:
-        """Give the prompt what was not meant for the dialog above it."""
-        for event in typed:
-            event._set_forwarded()
-            self.chat_screen.prompt.post_message(event)
-
-    def _focus_prompt_for(self, event: events.Key | events.Paste) -> None:
-        if self.screen is not self.chat_screen or isinstance(self.focused, Prompt | Input):
-            return
-        if isinstance(event, events.Paste) or event.is_printable:
-            self.set_focus(self.chat_screen.prompt)

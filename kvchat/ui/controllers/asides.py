@@ -15,6 +15,7 @@ from kvchat.text.cache_usage import in_bytes, price_words
 from kvchat.text.figures import plural
 from kvchat.ui.controllers.screen_services import ScreenServices
 from kvchat.ui.controllers.turn_runner import PendingTurn, TurnKind, TurnRunner
+from kvchat.ui.state.conversation_tab import branch_key
 
 if TYPE_CHECKING:
     from kvchat.chat.conversation import Conversation
@@ -33,10 +34,7 @@ class Aside:
 
     def is_line_of(self, conversation: "Conversation | None") -> bool:
         """Whether a conversation is this aside, also where it was opened anew."""
-        here = self.here
-        if conversation is None or conversation is here:
-            return conversation is here
-        return (conversation.session.id, conversation.branch.name) == (here.session.id, here.branch.name)
+        return conversation is not None and branch_key(conversation) == branch_key(self.here)
 
 
 class AsideController:

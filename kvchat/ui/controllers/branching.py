@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from kvchat.chat.conversation import Conversation
     from kvchat.chat.service import Chat
 
-_ASIDE = "aside"
 _TITLE_LEN = 50
 
 
@@ -70,7 +69,7 @@ class BranchController:
 
     async def _actions(self, conversation: "Conversation", turn: Turn) -> Sequence[Action]:
         """Return what can be done, with what it costs where the engine can say."""
-        fork = price_words(await self._fork_cost(conversation, turn), self._screen.snapshot)
+        fork = price_words(_fork_cost(conversation, turn), self._screen.snapshot)
         if turn.role is Role.USER:
             return (
                 Action(key="e", label="change it", note="on a new branch; says what it costs"),
@@ -126,13 +125,6 @@ class BranchController:
             words = f"sampled at temperature {temperature}, so that it can differ"
             self._screen.tell(words, title="answer again")
         self._screen.queue(PendingTurn(kind=TurnKind.RETRY))
-
-    async def _fork_cost(self, conversation: "Conversation", turn: Turn) -> EditCost:
-        """Return what a fork shares; nothing is computed before the next message."""
-        ids = [one.id for one in conversation.turns]
-        end = ids.index(turn.id) + (turn.role is Role.ASSISTANT) if turn.id in ids else 0
-        shared = sum(len(one.token_ids or ()) for one in conversation.turns[:end])
-        return replace(FREE, reused_tokens=shared)
 
     async def _fork_at(self, turn: Turn) -> "Conversation":
         """Go on behind an answer, or before a question with its text in the prompt, on a new branch."""
@@ -211,6 +203,14 @@ class BranchController:
     async def _token_price(self, conversation: "Conversation", turn: Turn, at: int) -> str:
         cost = await asyncio.to_thread(self._chat.variants.token_cost, conversation, turn.id, at)
         return price_words(cost, self._screen.snapshot)
+
+
+def _fork_cost(conversation: "Conversation", turn: Turn) -> EditCost:
+    """Return what a fork shares; nothing is computed before the next message."""
+    ids = [one.id for one in conversation.turns]
+    end = ids.index(turn.id) + (turn.role is Role.ASSISTANT) if turn.id in ids else 0
+    shared = sum(len(one.token_ids or ()) for one in conversation.turns[:end])
+    return replace(FREE, reused_tokens=shared)
 
 
 _COMMANDS = {

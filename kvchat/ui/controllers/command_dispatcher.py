@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from kvchat.session.tree import BranchName, Role, SessionId, Turn, TurnId, nth_last_question
+from kvchat.session.tree import BranchName, Role, SessionId, Turn, nth_last_question
 from kvchat.text.cache_miss import why_words
 from kvchat.text.figures import plural
 from kvchat.text.plain_text import one_line
@@ -15,7 +15,7 @@ from kvchat.ui.controllers.asides import price_so_far
 from kvchat.ui.controllers.branching import BranchController
 from kvchat.ui.controllers.clipboard import Clipboard
 from kvchat.ui.controllers.composer import ComposerController
-from kvchat.ui.controllers.conversations import ConversationController, Opener
+from kvchat.ui.controllers.conversations import ConversationController
 from kvchat.ui.controllers.formats import FormatController, GaugeController
 from kvchat.ui.controllers.revisions import RevisionController
 from kvchat.ui.controllers.screen_services import ScreenServices
@@ -81,7 +81,7 @@ class CommandDispatcher:
             "stop": lambda _: screen.stop_answer(),
             "switch": self.switch,
             "tree": lambda _: screen.show_tree(),
-            "search": lambda words: screen.find(words),
+            "search": screen.action_find,
             "pin": self.pin,
             "system": self.system,
             "cache": self.cache,
@@ -129,10 +129,6 @@ class CommandDispatcher:
             self._screen.show_sessions_pane()
         else:
             self._do.conversations.open_with(lambda: self._opened(reference))
-
-    def opener_at(self, turn_id: TurnId) -> Opener:
-        """Return what opens the branch that a message lies on; a new one where none leads there any more."""
-        return lambda: asyncio.to_thread(self._chat.open_at, turn_id)
 
     def fork(self, name: str = "") -> None:
         conversation = self._stored()
@@ -218,11 +214,10 @@ class CommandDispatcher:
         conversation = self._stored()
         if conversation is None or not self._is_free("continue"):
             return
-        turns = conversation.turns
-        if not turns or not turns[-1].is_open:
+        if conversation.turns and conversation.turns[-1].is_open:
+            self._screen.queue(PendingTurn(kind=TurnKind.CONTINUE))
+        else:
             self._screen.warn("the last answer is complete; there is nothing to continue")
-            return
-        self._screen.queue(PendingTurn(kind=TurnKind.CONTINUE))
 
     def edit(self, argument: str) -> None:
         question = self._question("edit", argument)

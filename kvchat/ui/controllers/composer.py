@@ -63,10 +63,6 @@ class ComposerController:
         has_failed, self._has_failed = self._has_failed, False
         return not has_failed
 
-    def whole_message(self, words: str) -> str:
-        """Return a message with what is attached."""
-        return before_message(self.attachments) + words
-
     def give_back(self, text: str) -> None:
         """Return unsent text to the prompt, before what has been typed since, and its files to its lines."""
         files, text = take_out_files(text)

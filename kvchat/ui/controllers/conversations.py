@@ -71,11 +71,6 @@ class ConversationController:
         self.temporary = TemporaryController(screen, chat, turns, self.leave_session)
 
     @property
-    def kept(self) -> "Sequence[Conversation]":
-        """What is open behind the screen and not being answered."""
-        return list(self._kept)
-
-    @property
     def opened(self) -> "list[Conversation]":
         """Return the conversations that are open: on screen, behind it, and being answered there."""
         here = self._turns.conversation

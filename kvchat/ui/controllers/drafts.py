@@ -13,7 +13,7 @@ from kvchat.ui.controllers.composer import ComposerController
 from kvchat.ui.controllers.revisions import RevisionController
 from kvchat.ui.controllers.screen_services import ScreenServices
 from kvchat.ui.controllers.turn_runner import TurnRunner
-from kvchat.ui.state.conversation_tab import Unsent
+from kvchat.ui.state.conversation_tab import Unsent, branch_key
 
 if TYPE_CHECKING:
     from kvchat.chat.conversation import Conversation
@@ -122,8 +122,7 @@ class DraftController:
         last = drafts.pop() if drafts else ""
         beside = "" if editing is not None and not last else before_message(composer.attachments)
         waiting = [*self._revisions.asked, *composer.waiting, before_message(composer.put_aside)]
-        texts = [*waiting, *drafts, beside + last]
-        return [Unsent(conversation=here, text=text) for text in texts if text]
+        return [Unsent(conversation=here, text=text) for text in (*waiting, *drafts, beside + last) if text]
 
     def _keep(self, unsent: Iterable[Unsent]) -> list[Unsent]:
         """Keep what is not kept yet, and return what cannot be."""
@@ -146,4 +145,4 @@ class DraftController:
 
 
 def _owner(conversation: "Conversation | None") -> _Owner:
-    return (None, None) if conversation is None else (conversation.session.id, conversation.branch.name)
+    return (None, None) if conversation is None else branch_key(conversation)

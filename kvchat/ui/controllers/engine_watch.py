@@ -12,6 +12,7 @@ from kvchat.session.tree import Session
 from kvchat.text.trust import trust_words
 from kvchat.ui.key_names import key_name
 from kvchat.ui.state.cache_history import History, TokenRate
+from kvchat.ui.state.conversation_tab import branch_key
 from kvchat.ui.widgets.cache.panel import CachePanel
 from kvchat.ui.widgets.cache.panel_rows import BranchNames, Live
 from kvchat.ui.widgets.session_rows import Held
@@ -74,8 +75,8 @@ class EngineWatch:
         status, snapshot = self._engine.status(), self._engine.snapshot()
         before, self.status = self.status, status
         self.snapshot = snapshot
-        if snapshot is not None:
-            self._observe(snapshot)
+        if snapshot is not None and snapshot.num_running:
+            self._rate.observe(monotonic(), snapshot.sampled_tokens)
         figures = self._figures(snapshot, shown)
         if self._is_to_be_drawn(figures):
             self._draw(snapshot, shown, figures)
@@ -114,7 +115,7 @@ class EngineWatch:
 
     def held_branches(self, opened: "Iterable[Conversation]") -> dict[tuple[str, str], Held]:
         """Return what each of some open conversations has on the device, by its session's id and its name."""
-        names = {one.engine_sequence: (one.session.id, one.branch.name) for one in opened}
+        names = {one.engine_sequence: branch_key(one) for one in opened}
         return {
             names[branch.sequence]: Held(
                 own_bytes=branch.own_bytes,
@@ -133,10 +134,6 @@ class EngineWatch:
     def forget_rate(self) -> None:
         """Start the token rate over, because an answer has ended."""
         self._rate.reset()
-
-    def _observe(self, snapshot: CacheSnapshot) -> None:
-        if snapshot.num_running:
-            self._rate.observe(monotonic(), snapshot.sampled_tokens)
 
     def _live(self, snapshot: CacheSnapshot, shown: Shown) -> Live:
         rate = self._rate.tokens_per_s if snapshot.num_running else None

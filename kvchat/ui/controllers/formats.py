@@ -75,8 +75,7 @@ class FormatController:
         if conversation is not None:
             fewer_bits = [one for one in fits_in if not _is_shadow(one)][:1]
             offered = [one for one in fits_in if _is_shadow(one) or one in fewer_bits]
-            offer = partial(self._offer, conversation, offered)
-            self._screen.begin(offer, group="format", asked_s=asked_s)
+            self._screen.begin(partial(self._offer, conversation, offered), group="format", asked_s=asked_s)
 
     async def _offer(self, conversation: "Conversation", offered: Sequence[str]) -> None:
         session_id = conversation.session.id
@@ -129,8 +128,7 @@ class FormatController:
 
     def _is_exact(self, conversation: "Conversation") -> bool:
         snapshot = self._screen.snapshot
-        is_engine_exact = snapshot is None or snapshot.is_exact
-        return is_engine_exact and origin_of(conversation.session.namespace) is None
+        return (snapshot is None or snapshot.is_exact) and origin_of(conversation.session.namespace) is None
 
     def _is_answering(self) -> bool:
         is_answering = self._turns.is_any_running or self._turns.is_busy

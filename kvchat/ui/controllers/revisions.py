@@ -13,6 +13,7 @@ from kvchat.chat.events import EditCost, Revision
 from kvchat.engine.api.snapshot import CacheSnapshot
 from kvchat.errors import KvchatError
 from kvchat.session.tree import Turn
+from kvchat.text.attachments import before_message
 from kvchat.text.revision import (
     COSTLY_TOKENS,
     changed_words,
@@ -88,7 +89,7 @@ class RevisionController:
 
     def _look_up(self, text: str) -> None:
         if self.editing is not None:
-            whole = self._composer.whole_message(text)
+            whole = before_message(self._composer.attachments) + text
             self._screen.begin(partial(self._show_cost, self.editing, whole), group="look")
 
     async def _show_cost(self, question: Turn, text: str) -> None:
@@ -126,10 +127,9 @@ class RevisionController:
             self._screen.warn(str(error))
             return None
         words = edit_words(cost, self._screen.snapshot)
-        is_costly = cost.computed_tokens >= COSTLY_TOKENS
-        if is_costly and conversation is self._turns.conversation:
-            return words if await self._screen.dialogs.confirm("Change this message?", words) else None
-        return words
+        if cost.computed_tokens < COSTLY_TOKENS or conversation is not self._turns.conversation:
+            return words
+        return words if await self._screen.dialogs.confirm("Change this message?", words) else None
 
     # Undos, and what is left out
 
@@ -145,8 +145,8 @@ class RevisionController:
         """Leave an exchange out and keep what follows it, if the person agrees."""
         conversation = self._turns.stored
         plan = partial(self._chat.plan_drop, conversation, question.id)
-        question_words = "Leave this message and its answer out?"
-        self._screen.begin(partial(self._revise, conversation, question_words, plan, drop_words))
+        ask = "Leave this message and its answer out?"
+        self._screen.begin(partial(self._revise, conversation, ask, plan, drop_words))
 
     async def _revise(self, conversation: "Conversation", ask: str, plan: Plan, words: Words) -> None:
         seen = conversation.turns
@@ -157,7 +157,11 @@ class RevisionController:
         price = words(revision, cost, self._screen.snapshot)
         if not await self._screen.dialogs.confirm(ask, f"{excerpt(revision)}\n\n{price}"):
             return
-        if not self._is_as_seen(conversation, seen):
+        if conversation is not self._turns.conversation:
+            self._screen.warn("another conversation is on the screen now; nothing was changed")
+            return
+        if conversation.turns != seen or self._turns.is_running:
+            self._screen.warn("the conversation has gone on since; nothing was changed: ask again")
             return
         await asyncio.to_thread(self._chat.revise, conversation, revision)
         if conversation is not self._turns.conversation:
@@ -165,13 +169,3 @@ class RevisionController:
         await self._turns.show(conversation)
         branch = conversation.branch.name
         self._screen.tell(changed_words(branch, revision, cost, self._screen.snapshot))
-
-    def _is_as_seen(self, conversation: "Conversation", seen: Sequence[Turn]) -> bool:
-        """Return whether nothing was said since the question, and nowhere else was gone; say so otherwise."""
-        is_here = conversation is self._turns.conversation
-        if not is_here:
-            self._screen.warn("another conversation is on the screen now; nothing was changed")
-        elif conversation.turns != seen or self._turns.is_running:
-            self._screen.warn("the conversation has gone on since; nothing was changed: ask again")
-            return False
-        return is_here

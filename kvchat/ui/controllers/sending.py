@@ -91,14 +91,14 @@ class SendController:
                 marked = await asyncio.to_thread(look_up, words, marks)
         finally:
             self._composer.waiting.remove(words)
-        problem, again = self._problem(marked, are_read=are_read), "enter again sends it without"
+        problem, again = "\n".join(marked.problems), "enter again sends it without"
+        if not are_read:
+            problem = "a file that was to go with your message could not be read"
         if place is not self._turns.place:
             problem, again = "you have left its conversation", "enter sends it to the one on screen"
         elif editing != _id_of(self._revisions.editing):
-            problem, again = (
-                "you have begun or left a change meanwhile",
-                _AS_IT_IS[self._revisions.editing is None],
-            )
+            problem = "you have begun or left a change meanwhile"
+            again = _AS_IT_IS[self._revisions.editing is None]
         if problem and words != self._refused:
             self._refused = words
             self._composer.give_back(words)
@@ -109,11 +109,6 @@ class SendController:
             names = ", ".join(f"@{one_line(name)}" for name in marked.others)
             self._screen.tell(f"{names} is no file here, and was sent as it is")
         self._send(marked.words, marked.files)
-
-    def _problem(self, marked: Marked, *, are_read: bool) -> str:
-        if not are_read:
-            return "a file that was to go with your message could not be read"
-        return "\n".join(marked.problems)
 
     def _send(self, words: str, files: Sequence[Attachment]) -> None:
         before, reading = self._composer.take()

@@ -18,9 +18,7 @@ from kvchat.ui.controllers.conversations import ConversationController
 from kvchat.ui.controllers.screen_services import ScreenServices
 from kvchat.ui.controllers.turn_runner import TurnRunner
 from kvchat.ui.state.stored_sessions import StoredSessions
-from kvchat.ui.widgets.session_rows import (
-    SearchFinding,
-)
+from kvchat.ui.widgets.session_rows import SearchFinding
 
 if TYPE_CHECKING:
     from kvchat.app.export.session_files import SessionFiles
@@ -91,8 +89,7 @@ class SessionController:
 
     def _figures(self) -> tuple[object, ...]:
         """Return what changes in the list while the store is as it was."""
-        minute = time() // _MINUTE_S
-        return self._screen.held_sessions(), self._screen.held_branches(), minute
+        return self._screen.held_sessions(), self._screen.held_branches(), time() // _MINUTE_S
 
     def find(self, words: str) -> None:
         """Show only what has all of some words: by title at once, in messages when typing rests."""
@@ -101,7 +98,8 @@ class SessionController:
         if self._rest is not None:
             self._rest.stop()
         if words:
-            self._rest = self._screen.set_timer(_REST_S, partial(self._search, words))
+            search = partial(self._screen.begin, partial(self._search, words), group="search")
+            self._rest = self._screen.set_timer(_REST_S, search)
 
     def pin(self, session_id: SessionId) -> None:
         """Keep a session on top of the list, or no longer."""
@@ -110,7 +108,7 @@ class SessionController:
         self._screen.begin(partial(self._change, lambda: self._store.pin(session_id, is_pinned=is_pinned)))
 
     def rename(self, session_id: SessionId, title: str) -> None:
-        self._screen.begin(partial(self._change, lambda: self._store.rename(session_id, title)))
+        self._screen.begin(partial(self._change, partial(self._store.rename, session_id, title)))
 
     def ask_for_title(self, session_id: SessionId) -> None:
         """Rename a session as the person writes it."""
@@ -165,10 +163,7 @@ class SessionController:
             self._not_before_s = monotonic() + (monotonic() - began_s) / _COUNT_SHARE
         self.draw()
 
-    def _search(self, words: str) -> None:
-        self._screen.begin(partial(self._draw_hits, words), group="search")
-
-    async def _draw_hits(self, words: str) -> None:
+    async def _search(self, words: str) -> None:
         hits: Sequence[SearchHit] = ()
         try:
             hits = await asyncio.to_thread(self._store.search, words)

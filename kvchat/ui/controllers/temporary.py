@@ -78,8 +78,7 @@ class TemporaryController:
         """Whether a session is temporary, not on screen, and not being answered."""
         shown = self._turns.conversation
         is_shown = shown is not None and shown.session.id == session_id
-        is_busy = is_shown or self._turns.is_answering(session_id)
-        return session_id in self._turns.temporary and not is_busy
+        return session_id in self._turns.temporary and not (is_shown or self._turns.is_answering(session_id))
 
     def delete_all(self) -> None:
         """Delete every temporary conversation, before the interface is left; one that still writes stays."""

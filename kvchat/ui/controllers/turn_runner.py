@@ -219,9 +219,10 @@ class TurnRunner:
             if self._tab.conversation is not None:
                 self._chat.put_behind(self._tab.conversation)
         self._answer, self._question_id = None, None
-        self._tab = self._take_tab(conversation) or ConversationTab(
-            conversation, draft or Draft(system=self.system)
-        )
+        tab = next((tab for tab in self._behind if tab.holds(conversation)), None)
+        if tab is not None:
+            self._behind.remove(tab)
+        self._tab = tab or ConversationTab(conversation, draft or Draft(system=self.system))
         if self._tab.conversation is not None:
             self._chat.bring_forward(self._tab.conversation)
         session = self._tab.conversation.session if self._tab.conversation else None
@@ -239,12 +240,6 @@ class TurnRunner:
             if tab.holds(conversation) and not tab.feed.is_running:
                 tab.conversation = conversation
 
-    def _take_tab(self, conversation: "Conversation | None") -> ConversationTab | None:
-        tab = next((tab for tab in self._behind if tab.holds(conversation)), None)
-        if tab is not None:
-            self._behind.remove(tab)
-        return tab
-
     async def drain(self) -> None:
         """Draw what came on screen since the last call, and note what came behind it."""
         async with self._drawing:
@@ -254,8 +249,7 @@ class TurnRunner:
         for tab in list(self._behind):
             self._note_behind(tab)
         tab = self._tab
-        taken = tab.feed.take()
-        for is_text, events in groupby(taken, key=lambda event: isinstance(event, TextDelta)):
+        for is_text, events in groupby(tab.feed.take(), key=lambda event: isinstance(event, TextDelta)):
             if is_text:
                 deltas = [event for event in events if isinstance(event, TextDelta)]
                 tab.events += deltas
@@ -276,7 +270,11 @@ class TurnRunner:
             return
         failure = next((event for event in tab.events if isinstance(event, TurnFailed)), None)
         unsent = "" if failure is None else unsent_message(tab, tab.events)
-        self._tell_behind(tab)
+        words, fits_in = unseen_words(tab.events)
+        for message in words:
+            self._screen.warn_behind(tab.conversation, message)
+        if fits_in and tab.conversation is not None:  # a format is offered when it comes on screen
+            self._outgrown[state_of(tab.conversation)] = fits_in
         self._end(tab)
         if not tab.queue:
             self._behind.remove(tab)
@@ -285,14 +283,6 @@ class TurnRunner:
         if failure is not None:
             self._screen.turn_failed(failure.error, unsent)
         self._screen.turn_ended()
-
-    def _tell_behind(self, tab: ConversationTab) -> None:
-        """Pass on what would have been told if the answer had come on screen; a format is offered there."""
-        words, fits_in = unseen_words(tab.events)
-        for message in words:
-            self._screen.warn_behind(tab.conversation, message)
-        if fits_in and tab.conversation is not None:
-            self._outgrown[state_of(tab.conversation)] = fits_in
 
     def forget_outgrown(self) -> None:
         """Call when an engine is loaded: it may have room for what another had none for."""

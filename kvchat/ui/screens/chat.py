@@ -213,7 +213,6 @@ class ChatScreen(Screen[None]):
             self.submit(event)
 
     def submit(self, event: Prompt.Submitted) -> None:
-        """Run a command, or send a message, to the conversation on screen."""
         if event.is_command:
             run = partial(self.commands.run, event.text)
         else:
@@ -242,7 +241,6 @@ class ChatScreen(Screen[None]):
         self.revisions.text_changed(self.prompt.text)
 
     def queue(self, pending: PendingTurn) -> None:
-        """Run a turn as soon as the engine is loaded and no other runs."""
         if self._watch.status.phase is EnginePhase.FAILED:
             self.warn("the engine has stopped: this waits until /reload has loaded it again")
         self._queued_s = self.dialogs.asked_s
@@ -297,8 +295,9 @@ class ChatScreen(Screen[None]):
         if not self.dialogs.pending.open():
             self.tell("no question waits")
 
-    def action_find(self) -> None:
-        self.find()
+    def action_find(self, words: str = "") -> None:
+        """Let the person look for words in sessions and messages."""
+        self.query_one(Panes).find(words)
 
     def action_cache(self) -> None:
         self.query_one(Panes).toggle_cache()
@@ -407,10 +406,6 @@ class ChatScreen(Screen[None]):
         self.show_sessions_pane()
         self.query_one(SessionList).show_active()
 
-    def find(self, words: str = "") -> None:
-        """Let the person look for words in sessions and messages."""
-        self.query_one(Panes).find(words)
-
     def draw_sessions(self, sessions: Sequence[SessionWithBranches], options: SessionListOptions) -> None:
         if self.is_attached and self.query(SessionList):  # the window may have been closed meanwhile
             self.query_one(SessionList).show_sessions(sessions, options)
@@ -429,12 +424,11 @@ class ChatScreen(Screen[None]):
 
     def on_session_list_opened(self, event: SessionList.Opened) -> None:
         self._leave_sessions()
-        if event.turn_id is not None:
-            self.conversations.open_with(self.commands.opener_at(event.turn_id))
+        if event.turn_id is not None:  # on a new branch where none leads there any more
+            opener = partial(self._chat.open_at, event.turn_id)
         else:
-            self.conversations.open_with(
-                lambda: asyncio.to_thread(self._chat.open, event.session_id, event.branch)
-            )
+            opener = partial(self._chat.open, event.session_id, event.branch)
+        self.conversations.open_with(partial(asyncio.to_thread, opener))
 
     @work(exclusive=True, group="prefetch")
     async def on_session_list_selected(self, event: SessionList.Selected) -> None:
@@ -558,9 +552,7 @@ class ChatScreen(Screen[None]):
             self.conversations.drop_for_room(self._watch.snapshot)
 
     def _branch_names(self) -> BranchNames:
-        return self.sessions.sessions.branch_names(
-            self.turns.conversation, [*self.conversations.kept, *self.turns.behind]
-        )
+        return self.sessions.sessions.branch_names(self.turns.conversation, self.conversations.opened)
 
     def _phase_changed(self, status: EngineStatus) -> None:
         self._draw_welcome()

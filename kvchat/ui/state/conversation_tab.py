@@ -70,15 +70,18 @@ class ConversationTab:
 
     def holds(self, conversation: "Conversation | None") -> bool:
         """Whether this is the tab of a conversation's branch."""
-        mine = self.conversation
-        if mine is None or conversation is None:
+        if self.conversation is None or conversation is None:
             return False
-        return (mine.session.id, mine.branch.name) == (conversation.session.id, conversation.branch.name)
+        return branch_key(self.conversation) == branch_key(conversation)
+
+
+def branch_key(conversation: "Conversation") -> tuple[SessionId, str]:
+    """Return the session and the branch of a conversation, which is the same where it is opened anew."""
+    return conversation.session.id, conversation.branch.name
 
 
 def state_of(conversation: "Conversation") -> State:
-    last = conversation.turns[-1].id if conversation.turns else None
-    return conversation.session.id, conversation.branch.name, last
+    return *branch_key(conversation), conversation.turns[-1].id if conversation.turns else None
 
 
 def unseen_words(events: Sequence[FeedEvent]) -> tuple[Sequence[str], tuple[str, ...]]:

@@ -9,31 +9,27 @@ from typing import TYPE_CHECKING
 
 from kvchat.engine.api.snapshot import CacheSnapshot
 from kvchat.session.tree import SessionId
+from kvchat.ui.state.conversation_tab import branch_key
 
 if TYPE_CHECKING:
     from kvchat.chat.conversation import Conversation
 
 MAX_KEPT = 4
 
-_Key = tuple[SessionId, str]
-
 
 class OpenConversations:
     """The conversations left most recently, oldest first. It only remembers; closing is the caller's."""
 
     def __init__(self) -> None:
-        self._kept: dict[_Key, Conversation] = {}
-
-    def __len__(self) -> int:
-        return len(self._kept)
+        self._kept: dict[tuple[SessionId, str], Conversation] = {}
 
     def __iter__(self) -> "Iterator[Conversation]":
         return iter(self._kept.values())
 
     def keep(self, conversation: "Conversation") -> "list[Conversation]":
         """Remember a conversation that leaves the screen, and return those to close for it."""
-        replaced = self._kept.pop(_key(conversation), None)
-        self._kept[_key(conversation)] = conversation
+        replaced = self._kept.pop(branch_key(conversation), None)
+        self._kept[branch_key(conversation)] = conversation
         closing = [] if replaced is None or replaced is conversation else [replaced]
         while len(self._kept) > MAX_KEPT:
             closing.append(self._kept.pop(next(iter(self._kept))))
@@ -44,7 +40,7 @@ class OpenConversations:
 
         The kept one is as good as the fresh one, and holds its blocks, if nobody has moved the branch since.
         """
-        kept = self._kept.pop(_key(fresh), None)
+        kept = self._kept.pop(branch_key(fresh), None)
         if kept is None:
             return fresh, []
         if kept.branch.leaf_id == fresh.branch.leaf_id:
@@ -65,10 +61,6 @@ class OpenConversations:
         if not self._kept or _evictable_tokens(snapshot) >= snapshot.max_context:
             return []
         return [self._kept.pop(next(iter(self._kept)))]
-
-
-def _key(conversation: "Conversation") -> _Key:
-    return conversation.session.id, conversation.branch.name
 
 
 def _evictable_tokens(snapshot: CacheSnapshot) -> int:

@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 _MOST = 50
@@ -28,14 +29,13 @@ class PathChoice:
 def path_choices(beginning: str) -> tuple[PathChoice, ...]:
     """Return what a path may become: directories first, hidden ones only where the beginning says so."""
     head, name = os.path.split(beginning)
-    found = []
     try:
         with os.scandir(Path(head or ".").expanduser()) as entries:
-            for seen, entry in enumerate(entries):
-                if seen >= _MOST_SEEN:
-                    break
-                if entry.name.startswith(name) and (name.startswith(".") or not entry.name.startswith(".")):
-                    found.append(PathChoice(path=os.path.join(head, entry.name), is_directory=_is_dir(entry)))
+            found = [
+                PathChoice(path=os.path.join(head, entry.name), is_directory=_is_dir(entry))
+                for entry in islice(entries, _MOST_SEEN)
+                if entry.name.startswith(name) and (name.startswith(".") or not entry.name.startswith("."))
+            ]
     except (OSError, RuntimeError, ValueError):  # `~name` of nobody; what can be no path
         return ()
     return tuple(sorted(found, key=lambda one: (not one.is_directory, one.path.casefold()))[:_MOST])

@@ -56,16 +56,16 @@ class StoredSessions:
     def title(self, session_id: SessionId) -> str | None:
         return self.titles.get(session_id)
 
-    def branch_names(self, here: "Conversation | None", kept: "Iterable[Conversation]") -> BranchNames:
+    def branch_names(self, here: "Conversation | None", opened: "Iterable[Conversation]") -> BranchNames:
         """Name the live branches of a session by its title; where several are known, those of the session on
         screen by branch, those of another by both.
         """
-        live = [known for known in (here, *kept) if known is not None and known.engine_sequence is not None]
-        num_live = Counter(known.session.id for known in live)
+        live = {known.engine_sequence: known for known in opened if known.engine_sequence is not None}
+        num_live = Counter(known.session.id for known in live.values())
         of_branches = {
-            known.engine_sequence: self._branch_name(known, here)
-            for known in live
-            if known.engine_sequence is not None and num_live[known.session.id] > 1
+            sequence: self._branch_name(known, here)
+            for sequence, known in live.items()
+            if num_live[known.session.id] > 1
         }
         active = here.engine_sequence if here else None
         return BranchNames(of_branches=of_branches, of_sessions=self.titles, active=active)

@@ -39,7 +39,8 @@ def guarded_terminal(log_path: Path, failed: Callable[[Exception], object]) -> I
     """
     with ExitStack() as stack:
         terminal = stack.enter_context(_Terminal(os.dup(_STDERR_FD), failed))
-        log_fd = _open_log(log_path)
+        make_private(log_path.parent)
+        log_fd = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         stack.callback(os.close, log_fd)
         stack.enter_context(_descriptor_to(_STDERR_FD, log_fd))
         if os.isatty(_STDOUT_FD):
@@ -137,11 +138,6 @@ def key_by_key() -> Iterator[str]:
 def _pending_input() -> str:
     (num_bytes,) = struct.unpack("i", fcntl.ioctl(_STDIN_FD, termios.FIONREAD, bytes(4)))
     return os.read(_STDIN_FD, num_bytes).decode(errors="replace") if num_bytes else ""
-
-
-def _open_log(log_path: Path) -> int:
-    make_private(log_path.parent)
-    return os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
 
 
 @contextmanager

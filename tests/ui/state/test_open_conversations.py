@@ -24,7 +24,7 @@ def test_one_that_is_opened_again_is_the_one_that_was_kept_unless_it_has_moved(c
     kept, first = OpenConversations(), chat.open("a")
     assert kept.keep(first) == []
     assert kept.take(chat.open("a")) == (first, [])
-    assert len(kept) == 0
+    assert list(kept) == []
     kept.keep(first)
     chat.store.paths[SessionId("s1"), MAIN] = first.turns[:-1]
     fresh = chat.open("a")

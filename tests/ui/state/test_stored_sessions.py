@@ -27,12 +27,12 @@ def test_a_session_is_called_by_its_title_and_by_branch_only_where_several_are_l
     sessions, kept = StoredSessions(chat.store), OpenConversations()
     sessions.read()
     here = conversation(chat, "Oslo", 1)
-    assert sessions.branch_names(here, kept).of_branches == {}
+    assert sessions.branch_names(here, [here, *kept]).of_branches == {}
     kept.keep(conversation(chat, "Oslo", 2, "by boat"))
     kept.keep(conversation(chat, "Rome", 3))
-    assert sessions.branch_names(here, kept).of_branches == {1: "main", 2: "by boat"}
+    assert sessions.branch_names(here, [here, *kept]).of_branches == {1: "main", 2: "by boat"}
     kept.keep(conversation(chat, "Rome", 4, "by train"))
-    names = sessions.branch_names(here, kept).of_branches
+    names = sessions.branch_names(here, [here, *kept]).of_branches
     assert {number: names[SequenceId(number)] for number in (3, 4)} == {
         3: "Rome › main",
         4: "Rome › by train",
