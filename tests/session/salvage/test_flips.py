@@ -1,7 +1,6 @@
 """One damaged byte anywhere in a small home changes no word in silence, and the sessions go on."""
 
 from collections.abc import Callable, Iterator, Mapping
-from itertools import islice
 from pathlib import Path
 from random import Random
 from typing import TypeVar
@@ -106,29 +105,27 @@ def flips(data: bytes, step: int) -> Iterator[tuple[int, bytes]]:
     random = Random(step)
     for start in range(0, len(data), step):
         at = min(start + random.randrange(step), len(data) - 1)
-        mask = MASKS[(at + random.randrange(step)) % len(MASKS)] if step > 1 else MASKS[at % len(MASKS)]
-        yield at, flipped(data, at, mask)
+        yield at, flipped(data, at, MASKS[(at + random.randrange(step)) % len(MASKS)])
 
 
+def flips_of_part(data: bytes, part: int) -> Iterator[tuple[int, bytes]]:
+    """Yield every place of one of the parts, which may run side by side and leave no byte out."""
+    for at in range(part, len(data), NUM_PARTS):
+        yield at, flipped(data, at, MASKS[at % len(MASKS)])
+
+
+@pytest.mark.parametrize(
+    "part", [None, *(pytest.param(part, marks=pytest.mark.slow) for part in range(NUM_PARTS))]
+)
 @COPY_OR_NONE
 def test_a_byte_flipped_anywhere_in_the_database_is_repaired_or_told(
-    home_as_it_is: Home, has_copy: bool
+    home_as_it_is: Home, has_copy: bool, part: int | None
 ) -> None:
-    for at, data in flips(home_as_it_is.files[DATABASE], 4099):
-        home_as_it_is.check(DATABASE, data, at, may_lose_both=not has_copy)
-        home_as_it_is.go_on()
-
-
-@pytest.mark.slow
-@COPY_OR_NONE
-@pytest.mark.parametrize("part", range(NUM_PARTS))
-def test_every_single_byte_of_the_database_may_be_flipped(
-    home_as_it_is: Home, has_copy: bool, part: int
-) -> None:
-    """None is left out; in parts, which may run side by side."""
-    for at, data in islice(flips(home_as_it_is.files[DATABASE], 1), part, None, NUM_PARTS):
-        home_as_it_is.check(DATABASE, data, at, may_lose_both=not has_copy)
-        if at % GOES_ON == 0:
+    """By default a byte of every stretch, and among the slow tests every one."""
+    data = home_as_it_is.files[DATABASE]
+    for at, damaged in flips(data, 4099) if part is None else flips_of_part(data, part):
+        home_as_it_is.check(DATABASE, damaged, at, may_lose_both=not has_copy)
+        if part is None or at % GOES_ON == 0:
             home_as_it_is.go_on()
 
 
@@ -199,8 +196,7 @@ def test_a_byte_flipped_anywhere_in_the_log_takes_nothing_back(home: Home, step:
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(NUM_PARTS))
 def test_every_single_byte_of_the_log_may_be_flipped(home_of_a_short_log: Home, part: int) -> None:
-    """None is left out; in parts, which may run side by side."""
-    for at, data in islice(flips(home_of_a_short_log.files[LOG], 1), part, None, NUM_PARTS):
+    for at, data in flips_of_part(home_of_a_short_log.files[LOG], part):
         home_of_a_short_log.check(LOG, data, at)
         if at % GOES_ON == 0:
             home_of_a_short_log.go_on()

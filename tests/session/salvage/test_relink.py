@@ -59,6 +59,36 @@ def test_a_title_that_its_first_question_gives_is_put_back(path: Path) -> None:
         assert (only(store).title, only(store).lost) == ("one", frozenset())
 
 
+PUT_BACK = {
+    "a parent": "turns SET parent_id = 'nobody' WHERE text = 'two'",
+    "no parent": "turns SET parent_id = NULL WHERE text = 'two'",
+    "another parent": "turns SET parent_id = (SELECT id FROM turns WHERE num = 1) WHERE text = 'two'",
+    "the id of a turn": "turns SET id = 'stranger2345' WHERE text = 'first'",
+    "the order of turns": "turns SET num = -5 WHERE text = 'second'",
+    "the name of a branch": "branches SET name = 'majn' WHERE name = 'main'",
+    "the end of a branch": "branches SET leaf_id = 'nobody' WHERE name = 'main'",
+    "the session of a branch": "branches SET session_id = 'stranger' WHERE name = 'main'",
+    "the date of a branch": "branches SET updated_at = -1e300 WHERE name = 'main'",
+    "a piece of an answer": "pieces SET turn_num = 1 WHERE place = 1",
+}
+
+
+@pytest.mark.parametrize("change", PUT_BACK)
+def test_what_the_digests_know_of_names_places_and_order_is_put_back(path: Path, change: str) -> None:
+    damage(path, f"UPDATE {PUT_BACK[change]}")
+    with closing(SessionStore(path)) as store:
+        assert {branch.name for branch in store.branches(only(store).id)} == {"main", "by boat"}
+        assert [(turn.text, turn.damaged) for turn in turns(store)] == [(text, False) for text in TEXTS]
+        answer = turns(store, "by boat")[-1]
+        assert (answer.text, answer.token_ids) == ("piece 0 piece 1 piece 2 ", (0, 1, 2))
+        assert (answer.finish, answer.damaged) == (Finish.INTERRUPTED, False)
+        seen: set[str | None] = {None}
+        for turn in store.all_turns(only(store).id):
+            assert turn.parent_id in seen
+            seen.add(turn.id)
+        assert len(store.search("second")) == 1
+
+
 @pytest.mark.parametrize("column", ["title", "system"])
 def test_a_column_that_nothing_stands_for_is_empty_and_said_to_be_lost(path: Path, column: str) -> None:
     with closing(SessionStore(path)) as store:
@@ -90,20 +120,6 @@ def test_a_change_beside_damage_does_not_vouch_for_it(path: Path) -> None:
             store.list_sessions()
 
 
-@pytest.mark.parametrize("parent", ["'nobody'", "NULL", "(SELECT id FROM turns WHERE num = 1)"])
-def test_a_turn_is_hung_back_where_it_was(path: Path, parent: str) -> None:
-    damage(path, f"UPDATE turns SET parent_id = {parent} WHERE text = 'two'")
-    with closing(SessionStore(path)) as store:
-        assert [turn.text for turn in turns(store)] == TEXTS
-        assert [turn.damaged for turn in turns(store)] == [False] * 4
-
-
-def test_a_turn_gets_the_id_back_that_others_name(path: Path) -> None:
-    damage(path, "UPDATE turns SET id = 'stranger2345' WHERE text = 'first'")
-    with closing(SessionStore(path)) as store:
-        assert [(turn.text, turn.damaged) for turn in turns(store)] == [(text, False) for text in TEXTS]
-
-
 def test_a_turn_that_is_gone_is_marked_in_its_place(path: Path) -> None:
     damage(path, "DELETE FROM turns WHERE text = 'first'")
     with closing(SessionStore(path)) as store:
@@ -128,36 +144,6 @@ def test_a_session_whose_row_is_gone_keeps_its_words(path: Path) -> None:
         assert only(store).lost == {"title", "system", "model"}
         assert [turn.text for turn in turns(store)] == TEXTS
         assert len(turns(store, "by boat")) == 4
-
-
-@pytest.mark.parametrize(
-    "change", ["name = 'majn'", "leaf_id = 'nobody'", "session_id = 'stranger'", "updated_at = -1e300"]
-)
-def test_a_branch_is_what_it_was(path: Path, change: str) -> None:
-    damage(path, f"UPDATE branches SET {change} WHERE name = 'main'")
-    with closing(SessionStore(path)) as store:
-        assert {branch.name for branch in store.branches(only(store).id)} == {"main", "by boat"}
-        assert [turn.text for turn in turns(store)] == TEXTS
-
-
-def test_turns_that_stand_before_their_parents_are_put_in_order(path: Path) -> None:
-    damage(path, "UPDATE turns SET num = -5 WHERE text = 'second'")
-    with closing(SessionStore(path)) as store:
-        seen: set[str | None] = {None}
-        for turn in store.all_turns(only(store).id):
-            assert turn.parent_id in seen
-            seen.add(turn.id)
-        assert [turn.text for turn in turns(store)] == TEXTS
-        assert turns(store, "by boat")[-1].text == "piece 0 piece 1 piece 2 "
-        assert len(store.search("second")) == 1
-
-
-def test_a_piece_of_an_answer_comes_back_to_it(path: Path) -> None:
-    damage(path, "UPDATE pieces SET turn_num = 1 WHERE place = 1")
-    with closing(SessionStore(path)) as store:
-        answer = turns(store, "by boat")[-1]
-        assert (answer.text, answer.token_ids) == ("piece 0 piece 1 piece 2 ", (0, 1, 2))
-        assert (answer.finish, answer.damaged) == (Finish.INTERRUPTED, False)
 
 
 def test_a_piece_that_is_gone_is_told(path: Path) -> None:
