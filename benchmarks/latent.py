@@ -22,7 +22,7 @@ from kvchat.engine.kernels.latent_record.reference import pack
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.models.hook import IMPLEMENTATION, set_implementation
 from kvchat.engine.models.load import LoadedModel, load_model
-from kvchat.engine.sequences.batch import Batch, Chunk
+from kvchat.engine.sequences.batch_plan import Batch, Chunk
 
 ROUNDS = 5
 BLOCK_SIZE = 64

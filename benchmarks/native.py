@@ -17,7 +17,7 @@ from benchmarks.table import NothingHere, Row
 from kvchat.engine.kernels.linear import can_pack, pack
 from kvchat.engine.kernels.linear import linear as packed_linear
 from kvchat.engine.kernels.native.library import library, why_not
-from kvchat.engine.kernels.paged_attention import native, torch_ops
+from kvchat.engine.kernels.paged_attention import native, torch_fallback
 from kvchat.engine.kernels.paged_attention.args import AttentionArgs, SequenceSpan
 from kvchat.engine.kernels.paged_attention.decodes import batch_decodes
 from kvchat.engine.kernels.quantized_linear import linear as quantized_linear
@@ -112,7 +112,7 @@ def _attention(shape: tuple[int, int, int], length: int) -> Iterator[Way]:
     yield Way(
         f"{name}: plain torch",
         num_bytes * few // num_layers,
-        all_of(lambda kv: torch_ops.paged_attention(query, kv[0], kv[1], listed), pools[:few]),
+        all_of(lambda kv: torch_fallback.paged_attention(query, kv[0], kv[1], listed), pools[:few]),
     )
     yield Way(
         f"{name}: sdpa",

@@ -24,7 +24,7 @@ from kvchat.engine.kernels.native.library import library, why_not
 from kvchat.engine.kernels.paged_attention import prepare
 from kvchat.engine.kernels.paged_attention.args import SequenceSpan
 from kvchat.engine.memory.device_pool import DevicePool
-from kvchat.engine.sequences.batch import ShadowedPrompt
+from kvchat.engine.sequences.batch_plan import ShadowedPrompt
 
 NUM_LAYERS, HEAD_DIM = 4, 64
 LENGTH = 32_768

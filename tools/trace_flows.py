@@ -75,7 +75,7 @@ FLOWS = (
                 "engine/cache/block_pool:BlockPool.allocate",
                 "engine/kernels/store_kv/reference:store_kv",
                 "engine/kernels/paged_attention/native:paged_attention",
-                "engine/kernels/paged_attention/torch_ops:paged_attention",
+                "engine/kernels/paged_attention/torch_fallback:paged_attention",
                 "engine/sampling/sampler:Sampler.sample",
                 "engine/api/event_queue:EventQueue.push",
                 "chat/recorder:AnswerRecorder._record",

@@ -21,7 +21,7 @@ from kvchat.engine.worker import Worker
 from kvchat.errors import KvchatError, ModelNotFound
 from kvchat.session.kv.provenance import origin_of
 from kvchat.session.tree import Session
-from kvchat.text.plain_text import one_line
+from kvchat.text.fit_text import one_line
 
 if TYPE_CHECKING:
     from kvchat.app.ipc.server import EngineServer

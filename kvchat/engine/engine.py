@@ -29,7 +29,7 @@ from kvchat.engine.scheduling.output_processor import OutputProcessor
 from kvchat.engine.scheduling.overlapped_decode import OverlappedDecode
 from kvchat.engine.scheduling.request_validator import RequestValidator
 from kvchat.engine.scheduling.scheduler import Scheduler
-from kvchat.engine.sequences.batch import Batch
+from kvchat.engine.sequences.batch_plan import Batch
 from kvchat.engine.sequences.sequence import Sequence
 from kvchat.engine.startup import cache_usage
 from kvchat.engine.startup.assembly import build_parts

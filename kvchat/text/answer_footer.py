@@ -7,7 +7,7 @@ from kvchat.chat.events import Prefill
 from kvchat.engine.api.events import LoadChoice, Loaded, LoadEstimate, Usage
 from kvchat.session.tree import Backend, Finish, Session, Turn
 from kvchat.text.figures import count_text, gauge, guesses_text, rate_text, seconds_text
-from kvchat.text.plain_text import one_line
+from kvchat.text.fit_text import one_line
 from kvchat.text.trust import exactness_words
 
 SEPARATOR = " · "

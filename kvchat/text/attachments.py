@@ -11,7 +11,7 @@ from pathlib import Path
 from kvchat.errors import UsageError
 from kvchat.session.template.message_files import OPENING, split_files, with_files
 from kvchat.text.figures import bytes_text, plural
-from kvchat.text.plain_text import clean_text, one_line
+from kvchat.text.fit_text import clean_text, one_line
 
 MOST_BYTES = 4 * 2**20
 PASTED = "pasted text"

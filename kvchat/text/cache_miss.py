@@ -2,7 +2,7 @@
 
 from kvchat.session.cache_miss import Explanation, MissReason
 from kvchat.text.figures import count_text, guesses_text, plural
-from kvchat.text.plain_text import one_line
+from kvchat.text.fit_text import one_line
 
 _REASONS = {
     MissReason.NONE: "Only what was new to it was computed.",

@@ -5,7 +5,7 @@ from kvchat.engine.api.snapshot import CacheSnapshot
 from kvchat.text.attachments import shown_message
 from kvchat.text.cache_usage import bytes_of, in_bytes
 from kvchat.text.figures import bytes_text, count_text, plural
-from kvchat.text.plain_text import fitted, one_line
+from kvchat.text.fit_text import fitted, one_line
 
 COSTLY_TOKENS = 512
 """An edit that computes this much is asked for once more."""

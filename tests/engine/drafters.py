@@ -4,7 +4,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 
 from kvchat.engine.api.ids import RequestId
-from kvchat.engine.sequences.batch import Batch
+from kvchat.engine.sequences.batch_plan import Batch
 from kvchat.engine.sequences.completion import Completion
 
 MOST_GUESSES = 7

@@ -15,7 +15,7 @@ from kvchat.engine.forward.runner import Runner
 from kvchat.engine.models.weight_format import WeightSource
 from kvchat.engine.sampling.sampler import Sampler
 from kvchat.engine.scheduling.scheduler import Drafter
-from kvchat.engine.sequences.batch import Batch
+from kvchat.engine.sequences.batch_plan import Batch
 from kvchat.engine.startup.gpu import limits_of
 from kvchat.engine.startup.parts import EngineParts
 from kvchat.engine.startup.weights import load_candidate

@@ -3,7 +3,7 @@
 import random
 
 from kvchat.engine.formats.spec import Group
-from kvchat.engine.sequences.batch import Batch
+from kvchat.engine.sequences.batch_plan import Batch
 from kvchat.engine.sequences.completion import Completion
 from kvchat.engine.sequences.sequence import Sequence
 from tests.engine.assembly import Assembly, entry_of

@@ -11,7 +11,7 @@ from kvchat.engine import Engine, EngineConfig, Request, SamplingParams
 from kvchat.engine.api.events import FinishReason, PrefillProgress, RequestFinished, TokenEmitted
 from kvchat.engine.api.ids import SequenceId
 from kvchat.engine.forward.runner import Runner
-from kvchat.engine.sequences.batch import Batch
+from kvchat.engine.sequences.batch_plan import Batch
 from kvchat.engine.startup.assembly import build_parts
 from kvchat.errors import ContextOverflow, InvalidRequest, PoolExhausted
 from tests.engine.conftest import OpenEngine, OpenRecorded, TinyModels

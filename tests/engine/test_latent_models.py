@@ -21,13 +21,13 @@ from kvchat.engine.forward.activation_memory import peak_bytes
 from kvchat.engine.forward.passes import PackedPass
 from kvchat.engine.forward.route import Route, choose_route
 from kvchat.engine.forward.runner import ForwardPass, Runner
-from kvchat.engine.kernels.latent_attention import torch_ops
+from kvchat.engine.kernels.latent_attention import torch_fallback
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.models.hook import set_implementation
 from kvchat.engine.models.latent import LatentLayer, latent_layers
 from kvchat.engine.models.load import load_model
 from kvchat.engine.models.probing.rope_layout import FIRSTS_THEN_SECONDS
-from kvchat.engine.sequences.batch import Batch, Chunk
+from kvchat.engine.sequences.batch_plan import Batch, Chunk
 from tests.engine.conftest import OpenEngine
 from tests.engine.latent_models import KINDS, model_of
 from tests.engine.tiny_models import answer, reference, token_ids
@@ -119,8 +119,8 @@ def test_logits_equal_those_of_transformers_wherever_the_prompt_is_cut(
 ) -> None:
     """V2 and V3, YaRN on and off, queries compressed or not, keys and values of different sizes."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch_ops, "FEWEST_TO_EXPAND", PATHS[path][0])
-        patch.setattr(torch_ops, "MOST_ROWS", PATHS[path][1])
+        patch.setattr(torch_fallback, "FEWEST_TO_EXPAND", PATHS[path][0])
+        patch.setattr(torch_fallback, "MOST_ROWS", PATHS[path][1])
         found = ours_on(subject.served, subject.ids, sorted(cuts))
     assert subject.served.route is Route.LATENT
     assert subject.distance(found, [*sorted(cuts), NUM_TOKENS]) <= TOLERANCE

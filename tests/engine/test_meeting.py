@@ -12,7 +12,7 @@ from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.engine import Engine
 from kvchat.engine.forward.runner import Runner
 from kvchat.engine.memory.rates import Direction, Rates
-from kvchat.engine.sequences.batch import Batch
+from kvchat.engine.sequences.batch_plan import Batch
 from kvchat.engine.startup.assembly import build_parts
 from kvchat.engine.tiering.load_choice import meeting
 from tests.engine.conftest import TinyModels

@@ -19,7 +19,7 @@ from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.forward.decode_graphs import Limits, Size, _Step
 from kvchat.engine.forward.runner import ForwardPass
-from kvchat.engine.kernels.store_kv import reference, torch_ops
+from kvchat.engine.kernels.store_kv import reference, torch_fallback
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.models.weight_format import WeightSource
 from kvchat.engine.sampling.device_sampler import draw
@@ -116,7 +116,7 @@ def test_a_step_that_waits_is_noticed(tmp_path: Path) -> None:
     pools = [torch.zeros(NUM_BLOCKS, 2, BLOCK_SIZE, 4, device=META) for _ in range(2)]
     key = torch.zeros(4, 2, 4, device=META)
     slots = torch.zeros(4, dtype=torch.int32, device=META)
-    torch_ops.store_kv(key, key, pools[0], pools[1], slots)
+    torch_fallback.store_kv(key, key, pools[0], pools[1], slots)
     with pytest.raises((RuntimeError, NotImplementedError)):
         reference.store_kv(key, key, pools[0], pools[1], slots)
     with NoCopies(), pytest.raises(AssertionError, match="copies"):
@@ -138,5 +138,5 @@ def test_rows_without_a_slot_are_stored_nowhere(num_there: int) -> None:
     slots = torch.tensor([48, 50, 999], dtype=torch.int32)
     slots[3 - num_there :] = torch.tensor([47, 0, 11], dtype=torch.int32)[:num_there]
     reference.store_kv(key, value, wanted[0], wanted[1], slots)
-    torch_ops.store_kv(key, value, pools[0], pools[1], slots)
+    torch_fallback.store_kv(key, value, pools[0], pools[1], slots)
     assert all(torch.equal(*pair) for pair in zip(pools, wanted, strict=True))

@@ -29,7 +29,7 @@ from kvchat.engine.models.locate import locate_model
 from kvchat.engine.models.weight_format import WeightSource
 from kvchat.engine.results import Handle
 from kvchat.engine.scheduling.scheduler import Drafter
-from kvchat.engine.sequences.batch import Batch
+from kvchat.engine.sequences.batch_plan import Batch
 from kvchat.engine.startup.assembly import assemble, check_settings
 from kvchat.engine.startup.parts import EngineParts
 from kvchat.engine.startup.weights import Candidate, load_candidate

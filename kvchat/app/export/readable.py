@@ -10,7 +10,7 @@ from kvchat.session.render.markdown_text import Document, DocumentMessage
 from kvchat.session.tree import Branch, Finish, Role, Session, Turn
 from kvchat.text.answer_footer import footer_parts
 from kvchat.text.figures import plural
-from kvchat.text.plain_text import UNTITLED
+from kvchat.text.fit_text import UNTITLED
 from kvchat.text.trust import trust_words
 
 _ENDINGS = {

@@ -18,7 +18,7 @@ from kvchat.engine.models.checkpoints.prepared import blocks_limit
 from kvchat.errors import EngineFailed, KvchatError
 from kvchat.session.tree import Session, SessionId
 from kvchat.session.turn_lock import is_being_answered, turn_lock
-from kvchat.text.plain_text import one_line
+from kvchat.text.fit_text import one_line
 
 FREE_SHARE = 5
 """A disk is nearly full while less than one byte in so many of its limit is free. What is converted finds

@@ -16,7 +16,7 @@ from kvchat.session.kv.stored_paths import leaf_paths
 from kvchat.session.store import SessionStore
 from kvchat.session.tree import Session
 from kvchat.text.figures import bytes_text
-from kvchat.text.plain_text import one_line
+from kvchat.text.fit_text import one_line
 
 _FULL_SHARE = 2
 """Where less than one byte in so many of the limit is used, nothing had to go for a conversation."""

@@ -26,7 +26,7 @@ from kvchat.cli.parser.parameters import Argument, Option, option_class
 from kvchat.cli.parser.shell_completion import complete_setting
 from kvchat.errors import UsageError
 from kvchat.platform.parsing import OneOf, OrNone, integer, number, parse_size, positive, yes_or_no
-from kvchat.text.plain_text import one_line
+from kvchat.text.fit_text import one_line
 from kvchat.ui.terminal.editor import editor_command
 
 

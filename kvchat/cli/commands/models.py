@@ -16,7 +16,7 @@ from kvchat.engine.models.locate import GGUF_SUFFIX, STARTER, locate_model
 from kvchat.errors import KvchatError, ModelNotFound
 from kvchat.platform.host_memory import available_bytes
 from kvchat.text.figures import bytes_text, count_text
-from kvchat.text.plain_text import one_line
+from kvchat.text.fit_text import one_line
 
 
 @option_class

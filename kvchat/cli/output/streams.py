@@ -12,7 +12,7 @@ from typing import Protocol, TextIO
 
 from kvchat.cli.output.wrap import beside, fold
 from kvchat.errors import StorageError
-from kvchat.text.plain_text import clean_text
+from kvchat.text.fit_text import clean_text
 
 
 class Output:

@@ -76,7 +76,7 @@ def _shown(text: str) -> str:
     """Return what stands beside a word as it is written: Typer reads it as markup, with names of emoji."""
     from rich.markup import escape
 
-    from kvchat.text.plain_text import one_line
+    from kvchat.text.fit_text import one_line
 
     return re.sub(r":(?=[\w-]+:)", ":" + _WORD_JOINER, escape(one_line(text)))
 

@@ -30,7 +30,7 @@ from kvchat.engine.forward.cuda_graphs import GraphReserve
 from kvchat.engine.forward.runner import ForwardPass, InputBatch
 from kvchat.engine.kernels.paged_attention.args import StepTables
 from kvchat.engine.kernels.quantized_attention.args import QuantizedStep
-from kvchat.engine.sequences.batch import Batch, Chunk
+from kvchat.engine.sequences.batch_plan import Batch, Chunk
 
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64)
 SHORT_LEN = 4096

@@ -18,7 +18,7 @@ from torch import Tensor
 from kvchat.engine.formats.full.attend import AttentionMetadata, LayerPool
 from kvchat.engine.forward.runner import InputBatch
 from kvchat.engine.kernels.decoder_layers.args import DecoderLayer
-from kvchat.engine.kernels.decoder_layers.torch_ops import (
+from kvchat.engine.kernels.decoder_layers.torch_fallback import (
     LayerWeights,
     Projected,
     after_attention,

@@ -25,7 +25,7 @@ from kvchat.engine.formats.spec import Group, Selection
 from kvchat.engine.kernels.paged_attention import prepare
 from kvchat.engine.kernels.paged_attention.args import SequenceSpan
 from kvchat.engine.kernels.quantized_attention.args import QuantizedStep
-from kvchat.engine.sequences.batch import Batch, Chunk
+from kvchat.engine.sequences.batch_plan import Batch, Chunk
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

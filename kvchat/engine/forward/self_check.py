@@ -26,7 +26,7 @@ from kvchat.engine.models.hook import (
 from kvchat.engine.models.load import LoadedModel
 from kvchat.engine.models.probing.first_layers import first_layers, num_telling_layers
 from kvchat.engine.models.probing.layer_probe import model_name
-from kvchat.engine.sequences.batch import Batch, Chunk
+from kvchat.engine.sequences.batch_plan import Batch, Chunk
 from kvchat.errors import UnsupportedModel
 
 BLOCK_SIZE = 4

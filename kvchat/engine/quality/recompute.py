@@ -10,7 +10,7 @@ from torch import Tensor
 from kvchat.engine.api.ids import BlockId, GroupId, RequestId
 from kvchat.engine.formats.spec import Group
 from kvchat.engine.kernels.quantized_kv.reference import quantize
-from kvchat.engine.sequences.batch import Batch, Chunk
+from kvchat.engine.sequences.batch_plan import Batch, Chunk
 from kvchat.engine.sequences.sequence import Sequence
 from kvchat.engine.startup.parts import EngineParts
 from kvchat.errors import PoolExhausted

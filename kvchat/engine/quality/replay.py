@@ -25,7 +25,7 @@ from kvchat.engine.forward.runner import ForwardPass, Runner
 from kvchat.engine.kernels.quantized_attention import quantize_blocks
 from kvchat.engine.kernels.quantized_attention.args import QuantizedStep
 from kvchat.engine.memory.device_pool import DevicePool
-from kvchat.engine.sequences.batch import Batch, Chunk, ShadowedPrompt
+from kvchat.engine.sequences.batch_plan import Batch, Chunk, ShadowedPrompt
 
 _BRANCH = SequenceId(0)
 

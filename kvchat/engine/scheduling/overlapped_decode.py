@@ -21,7 +21,7 @@ from kvchat.engine.cache.plan import Move
 from kvchat.engine.forward.runner import Runner
 from kvchat.engine.kernels.device import upload
 from kvchat.engine.scheduling.scheduler import Scheduler
-from kvchat.engine.sequences.batch import Batch, Chunk
+from kvchat.engine.sequences.batch_plan import Batch, Chunk
 from kvchat.engine.sequences.completion import Completion
 
 

@@ -18,7 +18,7 @@ from kvchat.engine.cache.manager import CacheManager
 from kvchat.engine.cache.plan import Move
 from kvchat.engine.cache.prefix_matcher import PrefixMatch
 from kvchat.engine.scheduling.admission_backoff import AdmissionBackoff
-from kvchat.engine.sequences.batch import Batch, Chunk, ShadowedPrompt
+from kvchat.engine.sequences.batch_plan import Batch, Chunk, ShadowedPrompt
 from kvchat.engine.sequences.completion import Completion
 from kvchat.engine.sequences.sequence import Sequence
 

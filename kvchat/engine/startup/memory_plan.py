@@ -31,7 +31,7 @@ from kvchat.engine.models.probing.first_layers import (
     num_telling_layers,
     without_products,
 )
-from kvchat.engine.sequences.batch import Batch, Chunk
+from kvchat.engine.sequences.batch_plan import Batch, Chunk
 from kvchat.errors import UnsupportedModel
 
 PROBE_LENS = (8, 24)

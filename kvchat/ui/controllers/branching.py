@@ -13,7 +13,7 @@ from kvchat.session.tree import Role, Turn
 from kvchat.text.attachments import shown_message
 from kvchat.text.cache_usage import price_words
 from kvchat.text.figures import plural
-from kvchat.text.plain_text import fitted, one_line
+from kvchat.text.fit_text import fitted, one_line
 from kvchat.ui.controllers.asides import FREE, price_so_far
 from kvchat.ui.controllers.composer import ComposerController
 from kvchat.ui.controllers.conversations import ConversationController

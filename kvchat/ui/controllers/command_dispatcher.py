@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from kvchat.session.tree import BranchName, Role, SessionId, Turn, nth_last_question
 from kvchat.text.cache_miss import why_words
 from kvchat.text.figures import plural
-from kvchat.text.plain_text import one_line
+from kvchat.text.fit_text import one_line
 from kvchat.ui.commands import find_command, nearest_command, split_command
 from kvchat.ui.controllers.asides import price_so_far
 from kvchat.ui.controllers.branching import BranchController

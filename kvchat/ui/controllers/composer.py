@@ -15,7 +15,7 @@ from kvchat.text.attachments import (
     take_out_files,
 )
 from kvchat.text.figures import plural
-from kvchat.text.plain_text import one_line
+from kvchat.text.fit_text import one_line
 from kvchat.ui.controllers.screen_services import ScreenServices
 from kvchat.ui.controllers.turn_runner import TurnRunner
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from textual.screen import ModalScreen, Screen
 
-from kvchat.text.plain_text import one_line
+from kvchat.text.fit_text import one_line
 from kvchat.ui.screens.deferred_dialog import Deferred, DeferredScreen, Result
 
 Work = Callable[[], Coroutine[Any, Any, None]]

@@ -13,7 +13,7 @@ from textual.timer import Timer
 from kvchat.errors import FileTaken, KvchatError
 from kvchat.session.lookup import SearchHit
 from kvchat.session.tree import SessionId
-from kvchat.text.plain_text import UNTITLED, one_line
+from kvchat.text.fit_text import UNTITLED, one_line
 from kvchat.ui.controllers.conversations import ConversationController
 from kvchat.ui.controllers.screen_services import ScreenServices
 from kvchat.ui.controllers.turn_runner import TurnRunner

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 from kvchat.app.host import SettingEntry
 from kvchat.errors import KvchatError
 from kvchat.text.figures import UNKNOWN
-from kvchat.text.plain_text import one_line
+from kvchat.text.fit_text import one_line
 from kvchat.ui.controllers.conversations import ConversationController
 from kvchat.ui.controllers.screen_services import ScreenServices
 from kvchat.ui.controllers.turn_runner import TurnRunner

@@ -21,7 +21,7 @@ from kvchat.engine.api.status import EnginePhase, EngineStatus
 from kvchat.errors import KvchatError
 from kvchat.session.tree import Turn
 from kvchat.text.attachments import shown_message, words_of
-from kvchat.text.plain_text import one_line
+from kvchat.text.fit_text import one_line
 from kvchat.ui.commands import SlashCommand
 from kvchat.ui.controllers.branching import BranchController
 from kvchat.ui.controllers.clipboard import Clipboard

@@ -15,7 +15,7 @@ from kvchat.chat.events import Prefill, SampleDelta, SampleEvent, SamplesFinishe
 from kvchat.session.tree import Turn
 from kvchat.text.answer_footer import progress_parts
 from kvchat.text.figures import count_text, plural
-from kvchat.text.plain_text import clean_text
+from kvchat.text.fit_text import clean_text
 from kvchat.text.prefill_estimate import PrefillTime
 from kvchat.ui.screens.deferred_dialog import DeferredScreen, Typed
 

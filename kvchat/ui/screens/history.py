@@ -7,7 +7,7 @@ from textual.containers import Vertical
 from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
-from kvchat.text.plain_text import fitted, one_line
+from kvchat.text.fit_text import fitted, one_line
 from kvchat.ui.screens.dialog import Dialog
 from kvchat.ui.widgets.find_field import FindField
 

@@ -14,7 +14,7 @@ from textual.widgets import Static
 
 from kvchat.chat.events import Alternative
 from kvchat.errors import KvchatError
-from kvchat.text.plain_text import clean_text, padded
+from kvchat.text.fit_text import clean_text, padded
 from kvchat.ui.controllers.dialogs import Work
 from kvchat.ui.screens.deferred_dialog import DeferredScreen
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from kvchat.app.host import KvOnDisk
 from kvchat.session.tree import Session, SessionId
-from kvchat.text.plain_text import STEP, one_line
+from kvchat.text.fit_text import STEP, one_line
 from kvchat.ui.widgets.cache.panel_rows import BranchNames
 from kvchat.ui.widgets.session_rows import (
     Held,

@@ -13,7 +13,7 @@ from kvchat.engine.api.events import LoadEstimate
 from kvchat.session.tree import Finish, Session, Turn
 from kvchat.text.answer_footer import ending_text, footer_parts, loading_parts, progress_parts, wrap_parts
 from kvchat.text.figures import plural
-from kvchat.text.plain_text import clean_text
+from kvchat.text.fit_text import clean_text
 from kvchat.text.prefill_estimate import PrefillTime
 from kvchat.ui.key_names import name_for
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from kvchat.engine.api.status import EnginePhase
 from kvchat.text.figures import plural
-from kvchat.text.plain_text import fitted, one_line
+from kvchat.text.fit_text import fitted, one_line
 from kvchat.ui.widgets.session_rows import title_of
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from kvchat.app.host import KvOnDisk
 from kvchat.session.lookup import SearchHit
 from kvchat.session.tree import Branch, BranchName, Session, SessionId, TurnId
 from kvchat.text.figures import age_text, short_bytes_text, tiny_bytes_text
-from kvchat.text.plain_text import UNTITLED, one_line, padded
+from kvchat.text.fit_text import UNTITLED, one_line, padded
 from kvchat.text.trust import trust_mark
 
 APPROXIMATE = " ≈"

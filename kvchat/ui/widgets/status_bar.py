@@ -11,7 +11,7 @@ from kvchat.engine.api.status import EnginePhase, EngineStatus
 from kvchat.text.answer_footer import SEPARATOR, wrap_parts
 from kvchat.text.cache_usage import share_words
 from kvchat.text.figures import gauge, percent_text, rate_text, short_count_text
-from kvchat.text.plain_text import fitted, one_line
+from kvchat.text.fit_text import fitted, one_line
 
 _LEAST_REASON = 16
 _LEAST_GAP = 3

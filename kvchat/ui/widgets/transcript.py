@@ -19,7 +19,7 @@ from textual.widgets import Static
 from kvchat.session.tree import Role, Session, Turn, TurnId
 from kvchat.text.attachments import shown_message
 from kvchat.text.figures import plural
-from kvchat.text.plain_text import clean_text
+from kvchat.text.fit_text import clean_text
 from kvchat.ui.widgets.answer import AnswerView, Column
 from kvchat.ui.widgets.long_text import LongText
 

@@ -16,7 +16,7 @@ from kvchat.engine.forward.route import ModelPlan, choose_route
 from kvchat.engine.forward.runner import Runner
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.models.load import load_model
-from kvchat.engine.sequences.batch import Batch, Chunk
+from kvchat.engine.sequences.batch_plan import Batch, Chunk
 from tests.engine.tiny_models import token_ids
 
 pytestmark = pytest.mark.cpu

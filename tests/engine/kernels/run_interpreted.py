@@ -19,7 +19,7 @@ from torch import Tensor
 from kvchat.engine.kernels.fp8_record import Fp8Record
 from kvchat.engine.kernels.latent_attention import reference as latent_reference
 from kvchat.engine.kernels.latent_attention import static_shapes as latent_static_shapes
-from kvchat.engine.kernels.latent_attention import torch_ops as latent_ops
+from kvchat.engine.kernels.latent_attention import torch_fallback as latent_ops
 from kvchat.engine.kernels.latent_attention import triton as latent_triton
 from kvchat.engine.kernels.latent_record import reference as record_reference
 from kvchat.engine.kernels.latent_record import triton as record_triton

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kvchat.engine.kernels.paged_attention.args import SequenceSpan
-from kvchat.engine.kernels.quantized_attention import native, torch_ops
+from kvchat.engine.kernels.quantized_attention import native, torch_fallback
 from kvchat.engine.kernels.quantized_record import Code
 from tests.engine.kernels import native_library
 from tests.engine.kernels.native_library import all_levels
@@ -57,7 +57,7 @@ def test_it_computes_what_torch_operations_do(shape: QuantizedShape, level: str)
     tolerance = 2e-2 if shape.dtype == torch.bfloat16 else 5e-5
     arguments = case.query, case.pools, case.quantized, case.args, case.blocks
     torch.testing.assert_close(
-        attend(case, level), torch_ops.quantized_attention(*arguments), rtol=tolerance, atol=tolerance
+        attend(case, level), torch_fallback.quantized_attention(*arguments), rtol=tolerance, atol=tolerance
     )
 
 

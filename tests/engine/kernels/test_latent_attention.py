@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from kvchat.engine.kernels.fp8_record import Fp8Record
-from kvchat.engine.kernels.latent_attention import reference, torch_ops
+from kvchat.engine.kernels.latent_attention import reference, torch_fallback
 from kvchat.engine.kernels.latent_attention.args import LatentArgs
 from kvchat.engine.kernels.latent_record import reference as record_reference
-from kvchat.engine.kernels.latent_record.torch_ops import unpack
+from kvchat.engine.kernels.latent_record.torch_fallback import unpack
 from kvchat.engine.kernels.paged_attention.args import SequenceSpan
 
 pytestmark = pytest.mark.cpu
@@ -100,10 +100,10 @@ def test_the_reference_is_attention_over_expanded_keys_and_values() -> None:
 def test_both_ways_and_their_mixture_equal_the_reference(
     fewest: int, most_scores: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch_ops, "FEWEST_TO_EXPAND", fewest)
-    monkeypatch.setattr(torch_ops, "MOST_SCORES", most_scores)
+    monkeypatch.setattr(torch_fallback, "FEWEST_TO_EXPAND", fewest)
+    monkeypatch.setattr(torch_fallback, "MOST_SCORES", most_scores)
     problem = single(make_problem())
-    out = torch_ops.latent_attention(*problem)
+    out = torch_fallback.latent_attention(*problem)
     torch.testing.assert_close(out, reference.latent_attention(*problem), rtol=1e-5, atol=1e-5)
 
 
@@ -113,24 +113,24 @@ def test_a_prompt_cut_anywhere_gives_the_same_answers(cut: int, before: int, few
     (span,) = args.spans
     middle = before + cut
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch_ops, "FEWEST_TO_EXPAND", fewest)
+        patch.setattr(torch_fallback, "FEWEST_TO_EXPAND", fewest)
         first = replace(span, q_end=cut)
         second = replace(span, q_end=70 - cut, position=middle)
         parts = [
-            torch_ops.latent_attention(query[:cut], pool, replace(args, spans=[first])),
-            torch_ops.latent_attention(query[cut:], pool, replace(args, spans=[second])),
+            torch_fallback.latent_attention(query[:cut], pool, replace(args, spans=[first])),
+            torch_fallback.latent_attention(query[cut:], pool, replace(args, spans=[second])),
         ]
-        whole = torch_ops.latent_attention(query, pool, args)
+        whole = torch_fallback.latent_attention(query, pool, args)
     torch.testing.assert_close(torch.cat(parts), whole, rtol=1e-4, atol=1e-5)
 
 
 def test_a_sequence_alone_gets_what_it_gets_in_a_batch() -> None:
     query, pool, args = single(make_problem())
-    together = torch_ops.latent_attention(query, pool, args)
+    together = torch_fallback.latent_attention(query, pool, args)
     for span in args.spans:
         alone = replace(span, q_start=0, q_end=span.q_end - span.q_start)
         rows = slice(span.q_start, span.q_end)
-        out = torch_ops.latent_attention(query[rows], pool, replace(args, spans=[alone]))
+        out = torch_fallback.latent_attention(query[rows], pool, replace(args, spans=[alone]))
         torch.testing.assert_close(out, together[rows], rtol=1e-6, atol=1e-6)
 
 
@@ -142,7 +142,7 @@ def test_sixteen_bit_latents_are_attended_to_in_float32() -> None:
         replace(args, k_up=args.k_up.bfloat16(), v_up=args.v_up.bfloat16()),
     )
     wanted = reference.latent_attention(*half)
-    out = torch_ops.latent_attention(*half)
+    out = torch_fallback.latent_attention(*half)
     assert out.dtype == torch.bfloat16
     torch.testing.assert_close(out, wanted, rtol=0.05, atol=0.05)
 
@@ -152,13 +152,13 @@ def test_sixteen_bit_latents_are_attended_to_in_float32() -> None:
 def test_records_are_attended_to_as_what_is_read_back_from_them(
     rank: int, fewest: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch_ops, "FEWEST_TO_EXPAND", fewest)
+    monkeypatch.setattr(torch_fallback, "FEWEST_TO_EXPAND", fewest)
     query, pool, args = problem = packed(make_problem(rank=rank), torch.float32)
     assert args.record is not None
     rows = record_reference.unpack(pool.flatten(0, 2), args.record).view(*pool.shape[:3], -1)
     wanted = reference.latent_attention(query, rows, replace(args, record=None))
     torch.testing.assert_close(reference.latent_attention(*problem), wanted, rtol=0, atol=0)
-    torch.testing.assert_close(torch_ops.latent_attention(*problem), wanted, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(torch_fallback.latent_attention(*problem), wanted, rtol=1e-5, atol=1e-5)
 
 
 def test_records_are_read_a_slice_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,7 +169,7 @@ def test_records_are_read_a_slice_at_a_time(monkeypatch: pytest.MonkeyPatch) -> 
         read.append(len(records))
         return unpack(records, record)
 
-    monkeypatch.setattr(torch_ops, "unpack", watched)
-    monkeypatch.setattr(torch_ops, "MOST_ROWS", 64)
-    torch_ops.latent_attention(*packed(make_problem([(999, 1)]), torch.float32))
+    monkeypatch.setattr(torch_fallback, "unpack", watched)
+    monkeypatch.setattr(torch_fallback, "MOST_ROWS", 64)
+    torch_fallback.latent_attention(*packed(make_problem([(999, 1)]), torch.float32))
     assert read == [64] * 15 + [40]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from kvchat.engine.kernels.fp8_record import TILE, Fp8Record
-from kvchat.engine.kernels.latent_record import reference, torch_ops
+from kvchat.engine.kernels.latent_record import reference, torch_fallback
 
 pytestmark = pytest.mark.cpu
 
@@ -98,7 +98,7 @@ def test_what_is_read_back_is_exact_in_bfloat16() -> None:
 def test_what_is_not_finite_cannot_pass_for_a_number(wrong: float) -> None:
     latents = latents_of("gauss", 2)
     latents[0, 130] = wrong
-    for unpack in (reference.unpack, torch_ops.unpack):
+    for unpack in (reference.unpack, torch_fallback.unpack):
         back = unpack(reference.pack(latents, torch.zeros(2, 64), DEEPSEEK), DEEPSEEK)
         assert bool(back[0, TILE : 2 * TILE].isnan().all())
         assert bool(back[0, :TILE].isfinite().all())
@@ -111,4 +111,4 @@ def test_reading_by_bits_equals_the_reference(record: Fp8Record) -> None:
     codes = codes[(codes & 0x7F) != 0x7F]  # the two codes of NaN
     records = reference.pack(torch.randn(254, record.rank), torch.randn(254, record.rope_dim), record)
     records[:, 0] = codes
-    assert torch.equal(torch_ops.unpack(records, record), reference.unpack(records, record))
+    assert torch.equal(torch_fallback.unpack(records, record), reference.unpack(records, record))

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kvchat.engine.kernels.paged_attention import paged_attention, reference, torch_ops
+from kvchat.engine.kernels.paged_attention import paged_attention, reference, torch_fallback
 from tests.engine.kernels.attention_cases import LENGTHS, Case, Shape, dense, make_case
 
 pytestmark = pytest.mark.cpu
@@ -56,7 +56,7 @@ def test_the_reference_equals_dense_attention_with_a_mask(shape: Shape, num_new:
 def test_the_operations_equal_the_reference(shape: Shape, num_new: int | None) -> None:
     """Slots that no query sees are NaN, so that reading one would show."""
     case = case_of(shape, num_new).to(torch.float32)
-    out = torch_ops.paged_attention(case.query, case.k_pool, case.v_pool, case.args)
+    out = torch_fallback.paged_attention(case.query, case.k_pool, case.v_pool, case.args)
     wanted = reference.paged_attention(case.query, case.k_pool, case.v_pool, case.args)
     torch.testing.assert_close(out, wanted, rtol=1e-5, atol=1e-5)
 
@@ -64,10 +64,10 @@ def test_the_operations_equal_the_reference(shape: Shape, num_new: int | None) -
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_sixteen_bit_inputs_are_computed_in_float32_and_rounded_once(dtype: torch.dtype) -> None:
     case = make_case(SHAPES["everything"]).to(dtype)
-    out = torch_ops.paged_attention(case.query, case.k_pool, case.v_pool, case.args)
+    out = torch_fallback.paged_attention(case.query, case.k_pool, case.v_pool, case.args)
     assert out.dtype == dtype
     exact = case.to(torch.float32)
-    wanted = torch_ops.paged_attention(exact.query, exact.k_pool, exact.v_pool, exact.args)
+    wanted = torch_fallback.paged_attention(exact.query, exact.k_pool, exact.v_pool, exact.args)
     assert torch.equal(out, wanted.to(dtype))
 
 
@@ -75,22 +75,22 @@ def test_sixteen_bit_inputs_are_computed_in_float32_and_rounded_once(dtype: torc
     "visible", [{}, {"window": 40}, {"chunk": 40}], ids=["all", "window of 40", "chunks of 40"]
 )
 def test_prompts_longer_than_a_piece_are_cut_without_a_seam(visible: dict[str, int]) -> None:
-    length = 2 * torch_ops.PIECE_LEN + 3
+    length = 2 * torch_fallback.PIECE_LEN + 3
     case = make_case(Shape(num_heads=2, num_kv_heads=1, head_dim_k=4, **visible), (length, 5))
     small = case.to(torch.float32)
-    out = torch_ops.paged_attention(small.query, small.k_pool, small.v_pool, small.args)
+    out = torch_fallback.paged_attention(small.query, small.k_pool, small.v_pool, small.args)
     torch.testing.assert_close(out.double(), dense(case), rtol=1e-4, atol=1e-5)
 
 
 def test_a_sequence_alone_gets_what_it_gets_in_a_batch() -> None:
     """Trap 28: rows of other sequences change nothing, not even the last bit."""
     case = make_case(Shape(num_new=20)).to(torch.float32)
-    together = torch_ops.paged_attention(case.query, case.k_pool, case.v_pool, case.args)
+    together = torch_fallback.paged_attention(case.query, case.k_pool, case.v_pool, case.args)
     for number, span in enumerate(case.args.spans):
         rows = slice(span.q_start, span.q_end)
         moved = replace(span, q_start=0, q_end=span.q_end - span.q_start)
         args = replace(case.args, spans=[moved])
-        out = torch_ops.paged_attention(case.query[rows], case.k_pool, case.v_pool, args)
+        out = torch_fallback.paged_attention(case.query[rows], case.k_pool, case.v_pool, args)
         assert torch.equal(out, together[rows]), f"sequence of {LENGTHS[number]} tokens"
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kvchat.engine.kernels.paged_attention.args import SequenceSpan
-from kvchat.engine.kernels.quantized_attention import native, quantize_blocks, reference, torch_ops
+from kvchat.engine.kernels.quantized_attention import native, quantize_blocks, reference, torch_fallback
 from kvchat.engine.kernels.quantized_attention.args import QuantizedStep
 from kvchat.engine.kernels.quantized_record import Code
 from tests.engine.kernels import native_library
@@ -38,10 +38,10 @@ def wanted(case: QuantizedCase) -> torch.Tensor:
 def test_torch_operations_compute_the_definition(
     shape: QuantizedShape, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch_ops, "PIECE_NUMBERS", 2 * shape.block_size * shape.num_kv_heads * 16)
-    monkeypatch.setattr(torch_ops, "PIECE_LEN", 40)
+    monkeypatch.setattr(torch_fallback, "PIECE_NUMBERS", 2 * shape.block_size * shape.num_kv_heads * 16)
+    monkeypatch.setattr(torch_fallback, "PIECE_LEN", 40)
     case = make_quantized_case(shape, SEQUENCES)
-    found = torch_ops.quantized_attention(case.query, case.pools, case.quantized, case.args, case.blocks)
+    found = torch_fallback.quantized_attention(case.query, case.pools, case.quantized, case.args, case.blocks)
     tolerance = 2e-2 if shape.dtype == torch.bfloat16 else 1e-5
     torch.testing.assert_close(found, wanted(case), rtol=tolerance, atol=tolerance)
 
@@ -111,7 +111,7 @@ def test_the_native_kernel_computes_what_torch_operations_do(shape: QuantizedSha
     found = native.quantized_attention(*arguments, native_library.native(level))
     tolerance = 2e-2 if shape.dtype == torch.bfloat16 else 2e-5
     torch.testing.assert_close(
-        found, torch_ops.quantized_attention(*arguments), rtol=tolerance, atol=tolerance
+        found, torch_fallback.quantized_attention(*arguments), rtol=tolerance, atol=tolerance
     )
 
 
@@ -137,7 +137,7 @@ def test_keys_and_values_in_any_two_codes_are_what_torch_operations_make_of_them
     found = native.quantized_attention(*arguments, native_library.native(level))
     tolerance = 2e-2 if dtype == torch.bfloat16 else 5e-5
     torch.testing.assert_close(
-        found, torch_ops.quantized_attention(*arguments), rtol=tolerance, atol=tolerance
+        found, torch_fallback.quantized_attention(*arguments), rtol=tolerance, atol=tolerance
     )
 
 

@@ -9,7 +9,7 @@ from kvchat.app.config import Settings
 from kvchat.errors import PackMismatch, UsageError
 from kvchat.session.packs import Pack, PackStore
 from kvchat.session.tree import Session
-from kvchat.text.plain_text import one_line
+from kvchat.text.fit_text import one_line
 
 if TYPE_CHECKING:
     from kvchat.chat.service import Chat

@@ -22,7 +22,7 @@ from kvchat.errors import StorageError, UsageError
 from kvchat.platform.encryptor import Encryptor
 from kvchat.platform.parsing import parse_size
 from kvchat.text.figures import bytes_text, plural
-from kvchat.text.plain_text import one_line
+from kvchat.text.fit_text import one_line
 
 
 @option_class

@@ -31,7 +31,7 @@ from kvchat.engine.models.checkpoints.prepared import blocks_limit
 from kvchat.errors import PinRefused, StorageError, UsageError
 from kvchat.session.packs import Pack, new_pack_id
 from kvchat.text.figures import bytes_text, plural
-from kvchat.text.plain_text import one_line
+from kvchat.text.fit_text import one_line
 
 
 @option_class

@@ -15,7 +15,7 @@ from kvchat.cli.parser.shell_completion import complete_pack
 from kvchat.engine.memory.disk.catalog import BlockCatalog
 from kvchat.session.packs import Pack, PackStore
 from kvchat.text.figures import bytes_text, count_text
-from kvchat.text.plain_text import one_line
+from kvchat.text.fit_text import one_line
 
 
 @option_class

@@ -17,7 +17,7 @@ from kvchat.cli.parser.shell_completion import complete_session
 from kvchat.errors import UsageError
 from kvchat.session.tree import Session
 from kvchat.text.figures import bytes_text, plural
-from kvchat.text.plain_text import fitted, one_line
+from kvchat.text.fit_text import fitted, one_line
 
 
 @option_class

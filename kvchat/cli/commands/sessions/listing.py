@@ -18,7 +18,7 @@ from kvchat.session.kv.provenance import is_imported, origin_of, trust_of
 from kvchat.session.lookup import SessionSummary
 from kvchat.session.tree import Branch, Finish, Role, Session, Turn, Verdict
 from kvchat.text.figures import age_text, plural, short_count_text
-from kvchat.text.plain_text import fitted, one_line
+from kvchat.text.fit_text import fitted, one_line
 from kvchat.text.trust import trust_words
 
 MOST_HITS = 1_000_000

@@ -22,7 +22,7 @@ from kvchat.cli.parser.parameters import Argument, Option, option_class
 from kvchat.engine.worker import Worker
 from kvchat.errors import UsageError
 from kvchat.session.tree import Finish, TurnId, nth_last_question
-from kvchat.text.plain_text import one_line
+from kvchat.text.fit_text import one_line
 from kvchat.text.revision import drop_words, excerpt, undo_words
 
 

@@ -30,7 +30,7 @@ from kvchat.session.bundle.record import MAGIC
 from kvchat.session.store import SessionStore
 from kvchat.session.tree import Session
 from kvchat.text.figures import bytes_text, plural
-from kvchat.text.plain_text import one_line
+from kvchat.text.fit_text import one_line
 
 
 @option_class

@@ -25,7 +25,7 @@ from kvchat.engine.formats.shadow.settings import CHUNK_SIZE, settings_for
 from kvchat.engine.kernels.move_blocks.bring import bring_blocks
 from kvchat.engine.kernels.paged_attention.args import KVPair
 from kvchat.engine.kernels.streams import Streams
-from kvchat.engine.sequences.batch import ShadowedPrompt
+from kvchat.engine.sequences.batch_plan import ShadowedPrompt
 
 Read = Callable[[int, int], tuple[Tensor, Tensor]]
 """The keys and values [n, H_kv, *] of tokens [start, end) of a layer."""

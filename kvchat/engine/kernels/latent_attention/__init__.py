@@ -6,7 +6,7 @@ from torch import Tensor
 
 from kvchat.engine.kernels.device import takes_triton
 from kvchat.engine.kernels.health import HEALTH
-from kvchat.engine.kernels.latent_attention import static_shapes, torch_ops
+from kvchat.engine.kernels.latent_attention import static_shapes, torch_fallback
 from kvchat.engine.kernels.latent_attention.args import LatentArgs
 from kvchat.engine.kernels.launch_checks import debugs
 from kvchat.engine.kernels.paged_attention.step_tables import check_tables, step_tables
@@ -27,15 +27,15 @@ def _triton(query: Tensor, pool: Tensor, args: LatentArgs) -> Tensor:
     from kvchat.engine.kernels.latent_attention import triton
 
     if args.spans:
-        return torch_ops.latent_attention(query, pool, args, triton.mean_latents)
+        return torch_fallback.latent_attention(query, pool, args, triton.mean_latents)
     assert args.prepared is not None
     mean = partial(triton.table_mean_latents, pool=pool, args=args, tables=args.prepared)
-    return torch_ops.in_latent_space(query, args, mean)
+    return torch_fallback.in_latent_space(query, args, mean)
 
 
 def _plain(query: Tensor, pool: Tensor, args: LatentArgs) -> Tensor:
     if args.spans:
-        return torch_ops.latent_attention(query, pool, args)
+        return torch_fallback.latent_attention(query, pool, args)
     assert args.prepared is not None
     mean = partial(static_shapes.mean_latents, pool=pool, args=args, tables=args.prepared)
-    return torch_ops.in_latent_space(query, args, mean)
+    return torch_fallback.in_latent_space(query, args, mean)

@@ -8,7 +8,7 @@ them, H query heads, R latent rank, d_r size of the rope key, N blocks, P block 
 from torch import Tensor
 
 from kvchat.engine.kernels.latent_attention.args import LatentArgs
-from kvchat.engine.kernels.latent_record.torch_ops import unpack
+from kvchat.engine.kernels.latent_record.torch_fallback import unpack
 from kvchat.engine.kernels.paged_attention.args import AttentionArgs, KVPair, StepTables
 from kvchat.engine.kernels.paged_attention.static_shapes import attend, hidden_slots
 

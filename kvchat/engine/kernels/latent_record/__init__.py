@@ -5,7 +5,7 @@ from torch import Tensor
 from kvchat.engine.kernels.device import takes_triton
 from kvchat.engine.kernels.fp8_record import Fp8Record
 from kvchat.engine.kernels.health import HEALTH
-from kvchat.engine.kernels.latent_record import reference, torch_ops
+from kvchat.engine.kernels.latent_record import reference, torch_fallback
 from kvchat.engine.kernels.launch_checks import check_slots, debugs
 
 OPERATION = "storing latents as records"
@@ -15,7 +15,7 @@ def store_records(latents: Tensor, rope_keys: Tensor, pool: Tensor, slots: Tenso
     """Do what the reference does; see there for arguments."""
 
     def plain() -> None:
-        ops = reference if pool.device.type == "cpu" else torch_ops
+        ops = reference if pool.device.type == "cpu" else torch_fallback
         ops.store_records(latents, rope_keys, pool, slots, record)
 
     if debugs():

@@ -9,7 +9,7 @@ from torch import Tensor
 from kvchat.engine.kernels.device import takes_triton, upload
 from kvchat.engine.kernels.health import HEALTH
 from kvchat.engine.kernels.launch_checks import check_blocks, check_targets, debugs
-from kvchat.engine.kernels.move_blocks import torch_ops
+from kvchat.engine.kernels.move_blocks import torch_fallback
 from kvchat.engine.kernels.move_blocks.reference import BlockRegions
 
 OPERATION = "moving blocks"
@@ -45,7 +45,7 @@ class BlockMoves:
 
     def _run(self, name: str, *tensors: Tensor) -> Any:
         def plain() -> Any:
-            return getattr(torch_ops, name)(self._regions, *tensors)
+            return getattr(torch_fallback, name)(self._regions, *tensors)
 
         if not self._is_whole_words or not takes_triton(self._regions.buffer, OPERATION):
             return plain()

@@ -10,7 +10,7 @@ from kvchat.engine.kernels.device import takes_triton
 from kvchat.engine.kernels.health import HEALTH
 from kvchat.engine.kernels.launch_checks import debugs
 from kvchat.engine.kernels.native.library import library
-from kvchat.engine.kernels.paged_attention import native, static_shapes, torch_ops
+from kvchat.engine.kernels.paged_attention import native, static_shapes, torch_fallback
 from kvchat.engine.kernels.paged_attention.args import AttentionArgs, Prepared, SequenceSpan, StepTables
 from kvchat.engine.kernels.paged_attention.decodes import batch_decodes
 from kvchat.engine.kernels.paged_attention.step_tables import check_tables, step_tables
@@ -38,7 +38,7 @@ def _plain(query: Tensor, k_pool: Tensor, v_pool: Tensor, args: AttentionArgs) -
         return static_shapes.paged_attention(query, k_pool, v_pool, args, args.prepared)
     if native.takes(query, k_pool, v_pool):
         return native.paged_attention(query, k_pool, v_pool, args)
-    return torch_ops.paged_attention(query, k_pool, v_pool, args)
+    return torch_fallback.paged_attention(query, k_pool, v_pool, args)
 
 
 def prepare(spans: Sequence[SequenceSpan], first_visible: Callable[[int], int], block_size: int) -> Prepared:

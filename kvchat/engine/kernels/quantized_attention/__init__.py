@@ -10,7 +10,7 @@ from kvchat.engine.kernels.launch_checks import check_blocks, check_targets, deb
 from kvchat.engine.kernels.paged_attention import native as paged
 from kvchat.engine.kernels.paged_attention.args import AttentionArgs, KVPair
 from kvchat.engine.kernels.paged_attention.step_tables import check_tables, tables_of
-from kvchat.engine.kernels.quantized_attention import native, reference, static_shapes, torch_ops
+from kvchat.engine.kernels.quantized_attention import native, reference, static_shapes, torch_fallback
 from kvchat.engine.kernels.quantized_attention.args import QuantizedPool, QuantizedStep, check_old_blocks
 from kvchat.engine.kernels.quantized_kv import native as native_codes
 from kvchat.engine.kernels.tiling import HALF
@@ -84,5 +84,5 @@ def _plain(
 ) -> Tensor:
     if step.tables is not None:
         return static_shapes.quantized_attention(query, pools, quantized, args, step.tables)
-    compute = native if paged.takes(query, *pools) else torch_ops
+    compute = native if paged.takes(query, *pools) else torch_fallback
     return compute.quantized_attention(query, pools, quantized, args, step.blocks)

@@ -7,7 +7,7 @@ from torch import Tensor
 from kvchat.engine.kernels.device import takes_triton
 from kvchat.engine.kernels.health import HEALTH
 from kvchat.engine.kernels.paged_attention.args import KVPair
-from kvchat.engine.kernels.shadow_kv import native, reference, torch_ops
+from kvchat.engine.kernels.shadow_kv import native, reference, torch_fallback
 from kvchat.engine.kernels.shadow_kv.args import (
     MOST_SLOTS,
     Change,
@@ -16,7 +16,7 @@ from kvchat.engine.kernels.shadow_kv.args import (
     Landmarks,
     Rotations,
 )
-from kvchat.engine.kernels.shadow_kv.torch_ops import (
+from kvchat.engine.kernels.shadow_kv.torch_fallback import (
     VisibleChunks,
     chosen,
     gathered_attention,
@@ -73,7 +73,7 @@ def exchange(held: Tensor, wanted: Tensor, num_chunks: int) -> Change:
     """
 
     def plain() -> Change:
-        return torch_ops.exchange(held, wanted, num_chunks)
+        return torch_fallback.exchange(held, wanted, num_chunks)
 
     if held.shape[1] > MOST_SLOTS or not takes_triton(held, WORKING_SET):
         return plain()

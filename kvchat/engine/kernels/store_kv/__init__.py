@@ -5,7 +5,7 @@ from torch import Tensor
 from kvchat.engine.kernels.device import takes_triton
 from kvchat.engine.kernels.health import HEALTH
 from kvchat.engine.kernels.launch_checks import check_slots, debugs
-from kvchat.engine.kernels.store_kv import reference, torch_ops
+from kvchat.engine.kernels.store_kv import reference, torch_fallback
 
 OPERATION = "storing keys and values"
 
@@ -14,7 +14,7 @@ def store_kv(key: Tensor, value: Tensor, k_pool: Tensor, v_pool: Tensor, slots: 
     """Do what the reference does; see there for arguments. Pools may lie in host memory, pinned."""
 
     def plain() -> None:
-        ops = reference if k_pool.device.type == "cpu" else torch_ops
+        ops = reference if k_pool.device.type == "cpu" else torch_fallback
         there = k_pool.device
         ops.store_kv(key.to(there), value.to(there), k_pool, v_pool, slots.to(there))
 

@@ -13,7 +13,7 @@ from kvchat.engine.api.ids import RequestId
 from kvchat.engine.sampling.speculative.acceptance import Acceptance
 from kvchat.engine.sampling.speculative.ngram_index import NgramIndex
 from kvchat.engine.sampling.speculative.step_costs import StepCosts
-from kvchat.engine.sequences.batch import Batch
+from kvchat.engine.sequences.batch_plan import Batch
 from kvchat.engine.sequences.completion import Completion
 
 MOST_DRAFTED = 15

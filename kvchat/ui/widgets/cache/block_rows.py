@@ -8,7 +8,7 @@ from kvchat.engine.api.ids import SequenceId
 from kvchat.engine.api.inspection import BlockPlace, InspectedBlock, InspectionRequest
 from kvchat.engine.api.snapshot import CacheSnapshot, GroupUsage, Tier
 from kvchat.text.figures import UNKNOWN, age_text, bytes_text, count_text, plural
-from kvchat.text.plain_text import one_line, padded
+from kvchat.text.fit_text import one_line, padded
 from kvchat.ui.widgets.cache.panel_rows import BranchNames
 from kvchat.ui.widgets.cache.row_view import MARKS, Look, Row
 

@@ -10,7 +10,7 @@ from rich.cells import cell_len
 
 from kvchat.engine.api.loss import FormatLoss, GaugeReport
 from kvchat.engine.quality.frontier import axes_of, frontier
-from kvchat.text.plain_text import fitted
+from kvchat.text.fit_text import fitted
 from kvchat.ui.widgets.cache.row_view import Look, Row
 
 TAKEN, GOOD, BEATEN = "◆", "●", "○"

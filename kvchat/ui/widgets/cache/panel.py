@@ -9,7 +9,7 @@ from textual.strip import Strip
 
 from kvchat.engine.api.server_cache import ServerCache
 from kvchat.engine.api.snapshot import CacheSnapshot
-from kvchat.text.plain_text import one_line
+from kvchat.text.fit_text import one_line
 from kvchat.ui.widgets.cache.panel_rows import BranchNames, Live, PanelOptions, panel_rows
 from kvchat.ui.widgets.cache.row_view import Look, Row, RowView
 from kvchat.ui.widgets.cache.server_rows import served_rows

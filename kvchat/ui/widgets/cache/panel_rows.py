@@ -23,7 +23,7 @@ from kvchat.text.figures import (
     short_count_text,
     tiny_bytes_text,
 )
-from kvchat.text.plain_text import STEP, path_padded
+from kvchat.text.fit_text import STEP, path_padded
 from kvchat.ui.state.cache_history import Recent
 from kvchat.ui.widgets.cache.row_view import MARKS, Look, Row, Run, figure_row
 from kvchat.ui.widgets.cache.row_view import row_text as row_text

@@ -16,7 +16,7 @@ from kvchat.engine.formats.shadow.row_pages import Budget
 from kvchat.engine.formats.shadow.settings import TABLE_STEP, LayerShape, most_bytes
 from kvchat.engine.formats.shadow.shadows import Shadows
 from kvchat.engine.formats.shadow.working_set import EMPTY, WorkingSet
-from kvchat.engine.kernels.shadow_kv import Change, torch_ops
+from kvchat.engine.kernels.shadow_kv import Change, torch_fallback
 from kvchat.engine.kernels.streams import Stream
 from kvchat.errors import OutOfMemory
 from tests.engine.formats.shadow.contexts import (
@@ -190,8 +190,8 @@ def test_what_a_step_asks_for_follows_without_a_question_to_the_device() -> None
     always = torch.zeros(NUM_KV_HEADS, CHUNKS, dtype=torch.bool, device=meta)
     held = torch.full((NUM_KV_HEADS, PLACES), EMPTY, device=meta)
     with NoCopies():
-        wanted = torch_ops.picked(torch_ops.chosen(scores, PLACES, always) & ~always, PLACES)
-        change = torch_ops.exchange(held, wanted, CHUNKS)
+        wanted = torch_fallback.picked(torch_fallback.chosen(scores, PLACES, always) & ~always, PLACES)
+        change = torch_fallback.exchange(held, wanted, CHUNKS)
     assert change.slots.shape == change.is_missing.shape == held.shape
 
 

@@ -11,7 +11,7 @@ from kvchat.engine.formats.shadow.settings import CODED_LEN
 from kvchat.engine.formats.shadow.shadows import BlockChunks, Shadows
 from kvchat.engine.kernels.paged_attention.args import KVPair
 from kvchat.engine.kernels.shadow_kv import ChunkChoice, reference
-from kvchat.engine.sequences.batch import ShadowedPrompt
+from kvchat.engine.sequences.batch_plan import ShadowedPrompt
 from tests.engine.formats.shadow.contexts import (
     HEAD_DIM,
     NUM_KV_HEADS,

@@ -10,7 +10,7 @@ from kvchat.engine.sampling.speculative.ngram_proposer import (
     READ_AT_ONCE,
     NgramProposer,
 )
-from kvchat.engine.sequences.batch import Batch, Chunk
+from kvchat.engine.sequences.batch_plan import Batch, Chunk
 from tests.engine.assembly import entry_of
 from tests.engine.cache.caches import Cache, full_group
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kvchat.engine.kernels.fp8_record import TILE, Fp8Record
 from kvchat.engine.kernels.latent_record.reference import pack
-from kvchat.engine.kernels.store_kv.torch_ops import places_of, put
+from kvchat.engine.kernels.store_kv.torch_fallback import places_of, put
 
 _SIGN_AND_VALUE = -0x4001
 """All bits of 16 but the second: that of an exponent which E4M3 does not have."""

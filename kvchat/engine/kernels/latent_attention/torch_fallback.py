@@ -15,7 +15,7 @@ from torch import Tensor
 
 from kvchat.engine.kernels.fp8_record import Fp8Record
 from kvchat.engine.kernels.latent_attention.args import LatentArgs
-from kvchat.engine.kernels.latent_record.torch_ops import unpack
+from kvchat.engine.kernels.latent_record.torch_fallback import unpack
 from kvchat.engine.kernels.paged_attention.args import SequenceSpan
 
 FEWEST_TO_EXPAND = 192

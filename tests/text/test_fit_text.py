@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvchat.text.plain_text import clean_text, one_line, path_padded
+from kvchat.text.fit_text import clean_text, one_line, path_padded
 
 pytestmark = pytest.mark.pure
 
