@@ -17,7 +17,7 @@ from benchmarks.table import NothingHere
 from benchmarks.table import Row as Figure
 from kvchat.engine.formats.full.attend import AttentionMetadata
 from kvchat.engine.forward.fusion import fuse
-from kvchat.engine.forward.route import ModelPlan, choose_route
+from kvchat.engine.forward.model_route import ModelPlan, choose_route
 from kvchat.engine.forward.runner import InputBatch
 from kvchat.engine.kernels.native.library import library, why_not
 from kvchat.engine.kernels.paged_attention import prepare

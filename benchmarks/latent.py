@@ -16,7 +16,7 @@ from kvchat.engine.cache.plan import TableChange
 from kvchat.engine.formats.fp8_latent.spec import Fp8LatentSpec
 from kvchat.engine.formats.table import stored_groups
 from kvchat.engine.forward.activation_memory import peak_bytes
-from kvchat.engine.forward.route import ModelPlan, choose_route
+from kvchat.engine.forward.model_route import ModelPlan, choose_route
 from kvchat.engine.forward.runner import Runner
 from kvchat.engine.kernels.latent_record.reference import pack
 from kvchat.engine.memory.device_pool import DevicePool

@@ -13,7 +13,7 @@ from kvchat.engine.engine import Engine
 from kvchat.engine.forward.decode_graphs import ComputesAnew, DecodeGraphRunner
 from kvchat.engine.forward.layer_pass import LayerPass
 from kvchat.engine.forward.layer_walk import walking_pass
-from kvchat.engine.forward.route import choose_route
+from kvchat.engine.forward.model_route import choose_route
 from kvchat.engine.forward.runner import Runner
 from kvchat.engine.models.fingerprint import Checkpoint
 from kvchat.engine.models.load import LoadedModel

@@ -11,7 +11,7 @@ from kvchat.app.config import Settings
 from kvchat.app.conversion.child_process import convert_words, gauged
 from kvchat.app.engine_swap import EngineSwap
 from kvchat.app.export.session_files import SessionFiles
-from kvchat.app.host import Appearance, Gauged, ModelEntry, SettingEntry, appearance_of
+from kvchat.app.interface_types import Appearance, Gauged, ModelEntry, SettingEntry, appearance_of
 from kvchat.app.model_list import MemoryFit, free_bytes_of, models_here
 from kvchat.app.model_location import located
 from kvchat.app.settings import ActiveSettings, engine_values

@@ -5,7 +5,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from kvchat.app.config import Settings
-from kvchat.app.host import Appearance, appearance_of
+from kvchat.app.interface_types import Appearance, appearance_of
 
 if TYPE_CHECKING:
     from kvchat.app.session_service import SessionService

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kvchat.app.host import ModelEntry
+from kvchat.app.interface_types import ModelEntry
 from kvchat.engine.formats.kv_size import cache_sizes, read_shape
 from kvchat.engine.models.locate import GGUF_SUFFIX, STARTER, installed_model, locate_model
 from kvchat.errors import KvchatError

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from kvchat.app.host import Gauged, ModelEntry
 from kvchat.app.interface_host import InterfaceHost
+from kvchat.app.interface_types import Gauged, ModelEntry
 from kvchat.errors import UsageError
 from kvchat.remote.chat import RemoteChat
 

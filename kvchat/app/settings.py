@@ -18,7 +18,7 @@ from kvchat.app.config import (
     value_of,
 )
 from kvchat.app.config_edit import change_file
-from kvchat.app.host import SettingEntry
+from kvchat.app.interface_types import SettingEntry
 from kvchat.engine.api.config import EngineConfig
 from kvchat.errors import UsageError
 

@@ -19,7 +19,7 @@ from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.api.snapshot import CacheSnapshot, Tier
 from kvchat.engine.cache import inspection
 from kvchat.engine.cache.plan import Move
-from kvchat.engine.memory.disk.tier import open_saver
+from kvchat.engine.memory.disk.open_tier import open_saver
 from kvchat.engine.models.locate import locate_model
 from kvchat.engine.results import Handle, Result, collect
 from kvchat.engine.scheduling import request_events

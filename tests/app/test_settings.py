@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from kvchat.app.config import read_settings
-from kvchat.app.host import SettingEntry
+from kvchat.app.interface_types import SettingEntry
 from kvchat.app.settings import ActiveSettings
 from kvchat.errors import ConfigError
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kvchat.engine.forward.fused_pass import FusedPools
 from kvchat.engine.forward.fusion import fuse
-from kvchat.engine.forward.route import choose_route
+from kvchat.engine.forward.model_route import choose_route
 from kvchat.engine.forward.runner import ForwardPass, InputBatch
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.models.load import load_model

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from kvchat.engine.forward.route import Route, choose_route
+from kvchat.engine.forward.model_route import Route, choose_route
 from kvchat.engine.models.latent import latent_layers
 from kvchat.engine.models.load import LoadedModel, load_model
 from tests.engine.conftest import OpenEngine

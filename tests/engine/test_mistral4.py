@@ -7,7 +7,7 @@ import torch
 import transformers
 from transformers.models.mistral4 import Mistral4Config, Mistral4ForCausalLM
 
-from kvchat.engine.forward.route import Route
+from kvchat.engine.forward.model_route import Route
 from tests.engine.conftest import OpenEngine
 from tests.engine.latent_models import SIZES
 from tests.engine.tiny_models import answer, token_ids

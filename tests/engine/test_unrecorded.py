@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kvchat.engine.api.config import EngineConfig
-from kvchat.engine.formats.full.gather import GatherCache
+from kvchat.engine.formats.full.gather_cache import GatherCache
 from kvchat.engine.formats.spec import Group
 from kvchat.engine.forward.decode_graphs import ComputesAnew, DecodeGraphRunner, Limits
 from kvchat.engine.forward.passes import SequencePass

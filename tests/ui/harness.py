@@ -12,7 +12,7 @@ from textual.keys import _character_to_key
 from textual.pilot import Pilot
 from textual.screen import Screen
 
-from kvchat.app.host import Appearance
+from kvchat.app.interface_types import Appearance
 from kvchat.ui.app import KvchatApp
 from kvchat.ui.screens.chat import ChatScreen
 from kvchat.ui.widgets.answer import AnswerView

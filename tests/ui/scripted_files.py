@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from threading import Event
 
-from kvchat.app.host import Appearance, Gauged, KvOnDisk, ModelEntry, SettingEntry
+from kvchat.app.interface_types import Appearance, Gauged, KvOnDisk, ModelEntry, SettingEntry
 from kvchat.engine.api.loss import GaugeReport
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.errors import EngineFailed, FileTaken, UsageError

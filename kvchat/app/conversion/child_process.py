@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 
 from kvchat.app.config import KEYS, Settings
 from kvchat.app.conversion.gauge_figures import read_figures
-from kvchat.app.host import Gauged
+from kvchat.app.interface_types import Gauged
 from kvchat.errors import EngineFailed
 from kvchat.platform.directories import system_errors_as
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from kvchat.app.config import Settings
 from kvchat.app.export.formats import Format, format_of
-from kvchat.app.host import KvOnDisk
+from kvchat.app.interface_types import KvOnDisk
 from kvchat.app.session_service import OTHERS, SessionService, branch_words, expected_words
 from kvchat.errors import FileTaken, UsageError
 from kvchat.session.tree import SessionId

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from time import perf_counter, sleep
 
 from kvchat.app.config import Settings
-from kvchat.app.host import KvOnDisk
+from kvchat.app.interface_types import KvOnDisk
 from kvchat.app.session_service import SessionService
 from kvchat.engine.api.ids import BlockKey, u32le
 from kvchat.engine.memory.disk.catalog import BlockCatalog

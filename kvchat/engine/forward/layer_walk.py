@@ -20,7 +20,7 @@ from kvchat.engine.forward.fusion import (
 )
 from kvchat.engine.forward.layer_pass import LayerPass, LayerWalk
 from kvchat.engine.forward.layer_sample import NUM_POSITIONS, scratch, watch
-from kvchat.engine.forward.route import ModelPlan, Route
+from kvchat.engine.forward.model_route import ModelPlan, Route
 from kvchat.engine.forward.runner import ForwardPass, InputBatch
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.models.load import LoadedModel

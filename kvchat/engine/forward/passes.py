@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from kvchat.engine.formats.full.attend import PagedAttention
-from kvchat.engine.formats.full.gather import GatherCache
+from kvchat.engine.formats.full.gather_cache import GatherCache
 from kvchat.engine.forward.runner import InputBatch
 from kvchat.engine.kernels.paged_attention.args import SequenceSpan
 from kvchat.engine.models.cache_stand_ins import PackedPast

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from kvchat.engine.api.ids import GroupId
 from kvchat.engine.formats.full.attend import AttentionMetadata
-from kvchat.engine.formats.full.gather import GatherCache
+from kvchat.engine.formats.full.gather_cache import GatherCache
 from kvchat.engine.hf.blocks import HFBlocks
 from kvchat.engine.hf.texts import Texts
 from kvchat.errors import InvalidRequest

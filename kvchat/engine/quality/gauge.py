@@ -17,7 +17,7 @@ from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.api.loss import FormatLoss, GaugeReport, LayerLoss
 from kvchat.engine.api.view import require_steps
 from kvchat.engine.formats.spec import Group
-from kvchat.engine.forward.route import ModelPlan
+from kvchat.engine.forward.model_route import ModelPlan
 from kvchat.engine.kernels.threads import choose_threads, usable_cores
 from kvchat.engine.models.latent import projections
 from kvchat.engine.models.linear.packed import pack_linears

@@ -33,8 +33,8 @@ from kvchat.engine.kernels.streams import InlineStreams
 from kvchat.engine.memory.aligned_memory import MOST_BYTES, prefault
 from kvchat.engine.memory.cuda_streams import CudaStreams
 from kvchat.engine.memory.device_pool import TORCH_DTYPES, DevicePool
+from kvchat.engine.memory.disk.open_tier import WRITE_QUEUE_BYTES, open_saver, open_store
 from kvchat.engine.memory.disk.store import DiskStore
-from kvchat.engine.memory.disk.tier import WRITE_QUEUE_BYTES, open_saver, open_store
 from kvchat.engine.memory.host_pool import HostPool
 from kvchat.engine.memory.mover import Mover
 from kvchat.engine.memory.pinned import PinnedSlabs

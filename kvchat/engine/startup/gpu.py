@@ -16,9 +16,9 @@ from kvchat.engine.forward.layer_pass import LayerPass
 from kvchat.engine.forward.passes import PackedPass
 from kvchat.engine.forward.runner import ForwardPass
 from kvchat.engine.kernels import quantized_attention
+from kvchat.engine.kernels.bounds_checks import debugs
 from kvchat.engine.kernels.device import is_supported, takes_triton
 from kvchat.engine.kernels.kernel_checks import FUSED_TRIALS, LATENT_TRIALS, TRIALS, try_kernels
-from kvchat.engine.kernels.launch_checks import debugs
 from kvchat.engine.kernels.model_checks import trials_of
 from kvchat.engine.kernels.shadow_checks import trials_in
 from kvchat.engine.kernels.sizes import KernelSizes, ShadowSizes

@@ -19,12 +19,12 @@ from kvchat.engine.formats.spec import Group
 from kvchat.engine.formats.table import stored_groups
 from kvchat.engine.forward import self_check
 from kvchat.engine.forward.kernel_sizes import sizes_in_config, sizes_in_groups
-from kvchat.engine.forward.route import ModelPlan, Route, choose_route
+from kvchat.engine.forward.model_route import ModelPlan, Route, choose_route
 from kvchat.engine.forward.self_check_cache import SelfCheckCache, checks_of
 from kvchat.engine.kernels.threads import choose_threads
 from kvchat.engine.memory.device_pool import DevicePool
+from kvchat.engine.memory.disk.open_tier import open_store
 from kvchat.engine.memory.disk.store import DiskStore
-from kvchat.engine.memory.disk.tier import open_store
 from kvchat.engine.models.checkpoints.lora_files import check_adapter
 from kvchat.engine.models.checkpoints.weight_digests import WeightDigests
 from kvchat.engine.models.checkpoints.weight_files import ADAPTER_CONFIG, check_model

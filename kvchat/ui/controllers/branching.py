@@ -19,7 +19,7 @@ from kvchat.ui.controllers.composer import ComposerController
 from kvchat.ui.controllers.conversations import ConversationController
 from kvchat.ui.controllers.screen_services import ScreenServices
 from kvchat.ui.controllers.turn_runner import PendingTurn, TurnKind, TurnRunner
-from kvchat.ui.screens.actions import Action, ActionsScreen
+from kvchat.ui.screens.action_menu import Action, ActionsScreen
 
 if TYPE_CHECKING:
     from kvchat.chat.conversation import Conversation

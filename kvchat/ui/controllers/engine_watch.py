@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from kvchat.app.host import EngineView
+from kvchat.app.interface_types import EngineView
 from kvchat.engine.api.snapshot import CacheSnapshot, SequenceUsage
 from kvchat.engine.api.status import EnginePhase, EngineStatus
 from kvchat.session.tree import Session

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from kvchat.app.host import EngineView
+from kvchat.app.interface_types import EngineView
 from kvchat.engine.api.ids import SequenceId
 from kvchat.engine.api.inspection import InspectionRequest
 from kvchat.session.kv.provenance import namespace_of

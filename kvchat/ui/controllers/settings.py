@@ -5,7 +5,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
-from kvchat.app.host import SettingEntry
+from kvchat.app.interface_types import SettingEntry
 from kvchat.errors import KvchatError
 from kvchat.text.figures import UNKNOWN
 from kvchat.text.fit_text import one_line

@@ -11,7 +11,7 @@ from textual.content import Content
 from textual.style import Style
 from textual.widgets import Static
 
-from kvchat.app.host import Gauged
+from kvchat.app.interface_types import Gauged
 from kvchat.engine.quality.frontier import recommended
 from kvchat.ui.screens.deferred_dialog import DeferredScreen
 from kvchat.ui.widgets.cache.frontier_rows import LEGEND, frontier_rows

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from kvchat.app.host import EngineView
+from kvchat.app.interface_types import EngineView
 from kvchat.engine.api.inspection import InspectedBlock, InspectionRequest
 from kvchat.engine.api.snapshot import CacheSnapshot
 from kvchat.errors import KvchatError

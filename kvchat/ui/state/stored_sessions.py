@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from time import time
 from typing import TYPE_CHECKING
 
-from kvchat.app.host import KvOnDisk
+from kvchat.app.interface_types import KvOnDisk
 from kvchat.session.tree import Session, SessionId
 from kvchat.text.fit_text import STEP, one_line
 from kvchat.ui.widgets.cache.panel_rows import BranchNames

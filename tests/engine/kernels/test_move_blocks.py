@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from kvchat.engine.kernels.launch_checks import debugs
+from kvchat.engine.kernels.bounds_checks import debugs
 from kvchat.engine.kernels.move_blocks import BlockMoves, reference
 from kvchat.engine.kernels.move_blocks.bring import bring_blocks, runs_of
 from kvchat.engine.kernels.move_blocks.reference import BlockRegions

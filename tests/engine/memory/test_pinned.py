@@ -9,7 +9,7 @@ import torch
 
 from kvchat.engine.api.ids import BlockId
 from kvchat.engine.memory import pinned
-from kvchat.engine.memory.disk.tier import WRITE_QUEUE_BYTES
+from kvchat.engine.memory.disk.open_tier import WRITE_QUEUE_BYTES
 from kvchat.engine.memory.pinned import pinned_bytes, pinned_map, slab_places
 from kvchat.engine.memory.saver import AsyncSaves
 from tests.engine.memory.delayed_streams import DelayedStreams

@@ -8,7 +8,7 @@ import transformers
 from torch import Tensor, nn
 
 from kvchat.engine.forward.activation_memory import peak_bytes
-from kvchat.engine.forward.route import choose_route
+from kvchat.engine.forward.model_route import choose_route
 from kvchat.engine.models.load import LoadedModel, load_model
 from kvchat.engine.models.probing.first_layers import layers_of
 from kvchat.engine.startup.memory_plan import Lengths, activation_bytes

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.app.host import Appearance
+from kvchat.app.interface_types import Appearance
 from kvchat.text.gauge import report_lines
 from kvchat.ui.widgets.cache.frontier_rows import BEATEN, GOOD, TAKEN
 from tests.ui.harness import window

@@ -7,7 +7,7 @@ import pytest
 from textual.binding import Binding
 
 from kvchat.app.config import Keys
-from kvchat.app.host import Appearance
+from kvchat.app.interface_types import Appearance
 from kvchat.ui.app import KvchatApp
 from kvchat.ui.screens.chat import ChatScreen
 from tests.ui.harness import window

@@ -5,7 +5,7 @@ from threading import Event
 
 import pytest
 
-from kvchat.app.host import Appearance
+from kvchat.app.interface_types import Appearance
 from kvchat.engine.api.status import EnginePhase
 from tests.ui.harness import talk, talk_window, window
 from tests.ui.scripted import Answer

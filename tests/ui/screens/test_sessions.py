@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.app.host import KvOnDisk
+from kvchat.app.interface_types import KvOnDisk
 from kvchat.engine.api.ids import SequenceId
 from kvchat.ui.screens.choices import LineScreen
 from kvchat.ui.widgets.find_field import FindField

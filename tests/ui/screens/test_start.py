@@ -6,7 +6,7 @@ import pytest
 from textual.color import Color
 from textual.dom import DOMNode
 
-from kvchat.app.host import Appearance
+from kvchat.app.interface_types import Appearance
 from tests.ui.harness import window
 
 pytestmark = pytest.mark.tui

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from rich.cells import cell_len
 
-from kvchat.app.host import KvOnDisk
+from kvchat.app.interface_types import KvOnDisk
 from kvchat.session.lookup import SearchHit
 from kvchat.session.tree import MAIN, Branch, BranchName, Role, SessionId, TurnId
 from kvchat.text.figures import short_bytes_text

@@ -4,11 +4,11 @@ from functools import partial
 
 from torch import Tensor
 
+from kvchat.engine.kernels.bounds_checks import debugs
 from kvchat.engine.kernels.device import takes_triton
 from kvchat.engine.kernels.health import HEALTH
 from kvchat.engine.kernels.latent_attention import static_shapes, torch_fallback
 from kvchat.engine.kernels.latent_attention.args import LatentArgs
-from kvchat.engine.kernels.launch_checks import debugs
 from kvchat.engine.kernels.paged_attention.step_tables import check_tables, step_tables
 
 OPERATION = "attention over latents"

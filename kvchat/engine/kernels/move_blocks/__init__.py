@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kvchat.engine.kernels.bounds_checks import check_blocks, check_targets, debugs
 from kvchat.engine.kernels.device import takes_triton, upload
 from kvchat.engine.kernels.health import HEALTH
-from kvchat.engine.kernels.launch_checks import check_blocks, check_targets, debugs
 from kvchat.engine.kernels.move_blocks import torch_fallback
 from kvchat.engine.kernels.move_blocks.reference import BlockRegions
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
+from kvchat.engine.kernels.bounds_checks import debugs
 from kvchat.engine.kernels.device import takes_triton
 from kvchat.engine.kernels.health import HEALTH
-from kvchat.engine.kernels.launch_checks import debugs
 from kvchat.engine.kernels.native.library import library
 from kvchat.engine.kernels.paged_attention import native, static_shapes, torch_fallback
 from kvchat.engine.kernels.paged_attention.args import AttentionArgs, Prepared, SequenceSpan, StepTables

@@ -4,9 +4,9 @@ built, torch operations everywhere else.
 
 from torch import Tensor
 
+from kvchat.engine.kernels.bounds_checks import check_blocks, check_targets, debugs
 from kvchat.engine.kernels.device import takes_triton
 from kvchat.engine.kernels.health import HEALTH
-from kvchat.engine.kernels.launch_checks import check_blocks, check_targets, debugs
 from kvchat.engine.kernels.paged_attention import native as paged
 from kvchat.engine.kernels.paged_attention.args import AttentionArgs, KVPair
 from kvchat.engine.kernels.paged_attention.step_tables import check_tables, tables_of

@@ -2,9 +2,9 @@
 
 from torch import Tensor
 
+from kvchat.engine.kernels.bounds_checks import check_slots, debugs
 from kvchat.engine.kernels.device import takes_triton
 from kvchat.engine.kernels.health import HEALTH
-from kvchat.engine.kernels.launch_checks import check_slots, debugs
 from kvchat.engine.kernels.store_kv import reference, torch_fallback
 
 OPERATION = "storing keys and values"

@@ -14,7 +14,7 @@ import transformers
 from kvchat.engine.formats.full.spec import FullSpec
 from kvchat.engine.formats.sliding.spec import SlidingSpec
 from kvchat.engine.formats.spec import CacheSpec
-from kvchat.engine.forward.route import ModelPlan, choose_route
+from kvchat.engine.forward.model_route import ModelPlan, choose_route
 from kvchat.engine.models.load import load_model
 from kvchat.errors import UnsupportedModel
 from tests.engine.conftest import OpenEngine, TinyModels

@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers.models.deepseek_v3 import modeling_deepseek_v3
 
 from kvchat.engine.formats.latent.spec import LatentSpec
-from kvchat.engine.forward.route import ModelPlan, Route, choose_route
+from kvchat.engine.forward.model_route import ModelPlan, Route, choose_route
 from kvchat.engine.models.load import load_model
 from kvchat.engine.models.probing.rope_layout import FIRSTS_THEN_SECONDS, HALVES, INTERLEAVED
 from tests.engine.conftest import OpenEngine

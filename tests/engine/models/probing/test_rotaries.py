@@ -7,7 +7,7 @@ import pytest
 import torch
 import transformers
 
-from kvchat.engine.forward.route import choose_route
+from kvchat.engine.forward.model_route import choose_route
 from kvchat.engine.models.hook import attach
 from kvchat.engine.models.load import load_model
 from kvchat.engine.models.probing.rotaries import layer_rotaries

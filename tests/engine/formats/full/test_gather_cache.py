@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from kvchat.engine.formats.full.attend import AttentionMetadata
-from kvchat.engine.formats.full.gather import GatherCache
+from kvchat.engine.formats.full.gather_cache import GatherCache
 from kvchat.engine.formats.full.spec import FullSpec
 from kvchat.engine.formats.spec import group_layers
 from kvchat.engine.kernels.paged_attention.args import SequenceSpan

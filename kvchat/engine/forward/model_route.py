@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import Any
 
 from kvchat.engine.formats.full.attend import PagedAttention
-from kvchat.engine.formats.full.gather import GatherCache
+from kvchat.engine.formats.full.gather_cache import GatherCache
 from kvchat.engine.formats.latent.attend import LatentAttention
 from kvchat.engine.formats.spec import Group, group_layers
 from kvchat.engine.forward.passes import PackedPass, SequencePass
