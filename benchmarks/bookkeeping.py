@@ -12,7 +12,7 @@ from kvchat.engine.formats.full.spec import FullSpec
 from kvchat.engine.formats.sliding.spec import SlidingSpec
 from kvchat.engine.formats.spec import Group
 from kvchat.engine.scheduling.scheduler import Scheduler
-from kvchat.engine.sequences.completion import Completion
+from kvchat.engine.sequences.completion_sequence import Completion
 
 BLOCK_SIZE = 64
 NUM_SEQUENCES = 64

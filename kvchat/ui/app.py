@@ -22,9 +22,9 @@ from kvchat.ui.commands import COMMANDS
 from kvchat.ui.screens.chat import ChatScreen
 from kvchat.ui.screens.deferred_dialog import DeferredScreen
 from kvchat.ui.terminal.driver import TerminalDriver, early_events
-from kvchat.ui.terminal.guard import guarded_terminal, hang_up_told, key_by_key, size_of_terminal
+from kvchat.ui.terminal.stray_output import guarded_terminal, hang_up_told, key_by_key, size_of_terminal
 from kvchat.ui.theme import KVCHAT_THEME, own_variables
-from kvchat.ui.widgets.prompt import Prompt
+from kvchat.ui.widgets.prompt_input import Prompt
 
 if TYPE_CHECKING:
     from kvchat.app.interface_host import InterfaceHost

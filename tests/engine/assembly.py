@@ -8,7 +8,7 @@ from kvchat.engine.api.ids import RequestId
 from kvchat.engine.api.request import Request
 from kvchat.engine.memory.rates import Rates
 from kvchat.engine.scheduling.scheduler import Drafter, NoDrafter, Scheduler
-from kvchat.engine.sequences.completion import Completion
+from kvchat.engine.sequences.completion_sequence import Completion
 from kvchat.engine.sequences.sequence import Sequence
 from kvchat.engine.tiering.load_controller import LoadController
 from kvchat.engine.tiering.pending_loads import PendingLoads

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from kvchat.engine.api.ids import RequestId
 from kvchat.engine.sequences.batch_plan import Batch
-from kvchat.engine.sequences.completion import Completion
+from kvchat.engine.sequences.completion_sequence import Completion
 
 MOST_GUESSES = 7
 

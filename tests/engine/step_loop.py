@@ -4,7 +4,7 @@ import random
 
 from kvchat.engine.formats.spec import Group
 from kvchat.engine.sequences.batch_plan import Batch
-from kvchat.engine.sequences.completion import Completion
+from kvchat.engine.sequences.completion_sequence import Completion
 from kvchat.engine.sequences.sequence import Sequence
 from tests.engine.assembly import Assembly, entry_of
 from tests.engine.cache.caches import Cache, full_group

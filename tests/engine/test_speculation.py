@@ -16,7 +16,7 @@ from kvchat.engine.api.request import Request
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.engine import Engine
 from kvchat.engine.results import Result, collect
-from kvchat.engine.sequences.completion import Completion
+from kvchat.engine.sequences.completion_sequence import Completion
 from kvchat.engine.startup.assembly import build_parts
 from tests.engine.conftest import OpenEngine, OpenRecorded, TinyModels
 from tests.engine.conversations import Asked, cold, keep_rows

@@ -11,7 +11,7 @@ from kvchat.app.export.formats import Format
 from kvchat.app.export.readable import portable_name, readable_text
 from kvchat.engine.memory.disk.bundle_blocks import BundleBlockStore
 from kvchat.engine.memory.disk.store import DiskStore
-from kvchat.engine.models.identity import layouts_of, recall
+from kvchat.engine.models.fingerprint_records import layouts_of, recall
 from kvchat.errors import UsageError
 from kvchat.session.bundle.blocks import session_blocks
 from kvchat.session.bundle.layout import BundleRegion

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from kvchat.platform.encryptor import Encryptor
 
+BLOCK_SIZE = 64
+"""Tokens of a block."""
 CACHE_FORMATS = ("exact", "fp8", "int8", "int4", "int2")
 """Names of the formats in which KV can be stored; `api/cache_format.py` says how they are put together."""
 
@@ -54,7 +56,7 @@ class EngineConfig:
     dtype: str = "auto"
     weights: str = "auto"
     cache_format: str = "exact"
-    block_size: int = 64
+    block_size: int = BLOCK_SIZE
     device_bytes: int | None = None
     host_bytes: int | None = None
     disk_bytes: int | None = None

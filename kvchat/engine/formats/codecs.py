@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from typing import Any
 
-from kvchat.engine.formats.fp8_latent.convert import Fp8LatentCodec
+from kvchat.engine.formats.fp8_latent.codec import Fp8LatentCodec
 from kvchat.engine.formats.fp8_latent.spec import Fp8LatentSpec
-from kvchat.engine.formats.full.convert import Codec
-from kvchat.engine.formats.quantized.convert import QuantizedCodec
+from kvchat.engine.formats.full.codec import Codec
+from kvchat.engine.formats.quantized.codec import QuantizedCodec
 from kvchat.engine.formats.quantized.spec import QuantizedSpec
 from kvchat.engine.formats.spec import CacheSpec
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvchat.engine.api.cache_format import parse_cache_format
-from kvchat.engine.api.config import CACHE_FORMATS
+from kvchat.engine.api.config import BLOCK_SIZE, CACHE_FORMATS
 from kvchat.engine.api.view import PRUNING, PYRAMID, SHADOW, SNAPKV, WINDOW
 from kvchat.engine.formats.full.spec import FullSpec
 from kvchat.engine.formats.kv_size import AttentionShape
@@ -19,7 +19,6 @@ from kvchat.engine.formats.table import stored_groups
 from kvchat.engine.formats.view_schedule import ViewSchedules
 from kvchat.errors import ConfigError
 
-BLOCK_SIZE = 64
 FORMATS = (*CACHE_FORMATS, WINDOW, *PRUNING, f"{SNAPKV}:{PYRAMID}", SHADOW)
 _DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 

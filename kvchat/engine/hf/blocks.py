@@ -19,7 +19,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from kvchat.engine.api.config import EngineConfig
+from kvchat.engine.api.config import BLOCK_SIZE, EngineConfig
 from kvchat.engine.api.ids import GroupId
 from kvchat.engine.cache.device_tier import DeviceTier
 from kvchat.engine.cache.manager import CacheManager
@@ -77,7 +77,7 @@ class HFBlocks:
         cache_dir: Path | str | None = None,
         device_bytes: int | None = None,
         disk_bytes: int | None = None,
-        block_size: int = 64,
+        block_size: int = BLOCK_SIZE,
     ) -> None:
         self.model = model
         config = EngineConfig(

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from kvchat.engine.api.cache_format import EXACT, parse_cache_format
-from kvchat.engine.api.config import EngineConfig
+from kvchat.engine.api.config import BLOCK_SIZE, EngineConfig
 from kvchat.engine.api.loss import FormatLoss, GaugeReport, LayerLoss
 from kvchat.engine.api.view import require_steps
 from kvchat.engine.formats.spec import Group
@@ -81,7 +81,7 @@ class Gauge:
         loaded: LoadedModel,
         served: ModelPlan,
         *,
-        block_size: int = 64,
+        block_size: int = BLOCK_SIZE,
         chunk_len: int = 512,
         num_copies: int = 1,
     ) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kvchat.engine.api.ids import BlockKey, GroupId, block_key, u32le
 from kvchat.engine.formats.codecs import codec_of
-from kvchat.engine.formats.full.convert import Codec, relative
+from kvchat.engine.formats.full.codec import Codec, relative
 from kvchat.engine.formats.spec import CacheSpec, Group
 from kvchat.engine.memory.device_pool import TORCH_DTYPES
 from kvchat.engine.memory.disk.block_file import Layout

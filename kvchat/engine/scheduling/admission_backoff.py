@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from kvchat.engine.api.ids import BlockKey, GroupId, RequestId
 from kvchat.engine.cache.manager import CacheManager
-from kvchat.engine.sequences.completion import Completion
+from kvchat.engine.sequences.completion_sequence import Completion
 
 Rank = tuple[int, int]
 

@@ -7,7 +7,7 @@ from kvchat.engine.api.ids import BlockKey, GroupId, chain_keys
 from kvchat.engine.cache.manager import CacheManager
 from kvchat.engine.formats.pool_sizing import least_blocks
 from kvchat.engine.formats.shadow.memory import beside_bytes
-from kvchat.engine.sequences.completion import Completion
+from kvchat.engine.sequences.completion_sequence import Completion
 from kvchat.engine.sequences.sequence import Sequence
 from kvchat.errors import PoolExhausted
 

@@ -19,7 +19,7 @@ from kvchat.engine.scheduling import request_events
 from kvchat.engine.scheduling.request_state import Hypothesis, RequestState, seeded
 from kvchat.engine.scheduling.scheduler import Scheduler
 from kvchat.engine.sequences.batch_plan import Batch
-from kvchat.engine.sequences.completion import Completion
+from kvchat.engine.sequences.completion_sequence import Completion
 from kvchat.engine.sequences.sequence import Sequence
 from kvchat.engine.sequences.stop_guard import StopGuard
 from kvchat.engine.tiering.save_policy import SavePolicy

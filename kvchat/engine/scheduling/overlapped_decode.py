@@ -22,7 +22,7 @@ from kvchat.engine.forward.runner import Runner
 from kvchat.engine.kernels.device import upload
 from kvchat.engine.scheduling.scheduler import Scheduler
 from kvchat.engine.sequences.batch_plan import Batch, Chunk
-from kvchat.engine.sequences.completion import Completion
+from kvchat.engine.sequences.completion_sequence import Completion
 
 
 @dataclass(frozen=True, slots=True)

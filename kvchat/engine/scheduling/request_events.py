@@ -10,7 +10,7 @@ from kvchat.engine.api.events import (
 )
 from kvchat.engine.sampling.sampler import SampledToken
 from kvchat.engine.scheduling.request_state import RequestState
-from kvchat.engine.sequences.completion import Completion
+from kvchat.engine.sequences.completion_sequence import Completion
 
 
 def progress(completion: Completion) -> PrefillProgress:

@@ -6,7 +6,7 @@ from kvchat.engine.api.events import FinishReason, SampleEnd
 from kvchat.engine.api.ids import RequestId, SequenceId
 from kvchat.engine.api.sampling_params import NUM_SEEDS, SamplingParams
 from kvchat.engine.sampling.beam_search import BeamSearch
-from kvchat.engine.sequences.completion import Completion
+from kvchat.engine.sequences.completion_sequence import Completion
 from kvchat.engine.sequences.sequence import Sequence
 
 

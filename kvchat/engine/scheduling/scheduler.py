@@ -19,7 +19,7 @@ from kvchat.engine.cache.plan import Move
 from kvchat.engine.cache.prefix_matcher import PrefixMatch
 from kvchat.engine.scheduling.admission_backoff import AdmissionBackoff
 from kvchat.engine.sequences.batch_plan import Batch, Chunk, ShadowedPrompt
-from kvchat.engine.sequences.completion import Completion
+from kvchat.engine.sequences.completion_sequence import Completion
 from kvchat.engine.sequences.sequence import Sequence
 
 

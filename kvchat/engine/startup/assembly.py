@@ -54,7 +54,7 @@ from kvchat.engine.startup.gpu import Recording, recorded_bytes, short_steps, tr
 from kvchat.engine.startup.memory_plan import Lengths, activation_bytes, measured
 from kvchat.engine.startup.parts import EngineParts
 from kvchat.engine.startup.weights import Candidate, EngineWeights, fingerprint_of, load_candidate
-from kvchat.engine.tiering.host_demotion import HostAdmission
+from kvchat.engine.tiering.idle_demotion import HostAdmission
 from kvchat.engine.tiering.persisted_rates import Computing, PersistedRates
 from kvchat.errors import ConfigError, OutOfMemory
 from kvchat.platform.host_memory import available_bytes

@@ -29,7 +29,7 @@ from kvchat.engine.models.checkpoints.lora_files import check_adapter
 from kvchat.engine.models.checkpoints.weight_digests import WeightDigests
 from kvchat.engine.models.checkpoints.weight_files import ADAPTER_CONFIG, check_model
 from kvchat.engine.models.fingerprint import Checkpoint, Storage, digest_of, fields_of, read_checkpoint
-from kvchat.engine.models.identity import remember
+from kvchat.engine.models.fingerprint_records import remember
 from kvchat.engine.models.linear.packed import overwrite, tensors_of
 from kvchat.engine.models.load import LoadedModel
 from kvchat.engine.models.weight_format import WeightForm, WeightSource, in_wanted_form

@@ -17,7 +17,7 @@ from kvchat.engine.cache.plan import Move
 from kvchat.engine.cache.prefix_matcher import PrefixMatch
 from kvchat.engine.memory.rates import Rates
 from kvchat.engine.scheduling.scheduler import Scheduler
-from kvchat.engine.sequences.completion import Completion
+from kvchat.engine.sequences.completion_sequence import Completion
 from kvchat.engine.tiering.in_flight_loads import InFlightLoads
 from kvchat.engine.tiering.load_choice import meeting, weigh
 from kvchat.engine.tiering.pending_loads import PendingLoad, PendingLoads

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from kvchat.engine.api.events import LoadEstimate
 from kvchat.engine.api.ids import BlockKey, RequestId
 from kvchat.engine.api.snapshot import Tier
-from kvchat.engine.sequences.completion import Completion
+from kvchat.engine.sequences.completion_sequence import Completion
 from kvchat.engine.tiering.in_flight_loads import InFlightLoad, InFlightLoads
 
 

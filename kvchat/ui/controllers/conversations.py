@@ -20,7 +20,7 @@ from kvchat.ui.controllers.turn_runner import TurnRunner
 from kvchat.ui.state.cached_prefix import CachedPrefix
 from kvchat.ui.state.conversation_tab import Draft
 from kvchat.ui.state.open_conversations import OpenConversations
-from kvchat.ui.widgets.prompt import Prompt
+from kvchat.ui.widgets.prompt_input import Prompt
 
 if TYPE_CHECKING:
     from kvchat.chat.conversation import Conversation

@@ -14,7 +14,7 @@ from kvchat.engine.api.snapshot import CacheSnapshot
 from kvchat.session.tree import Turn
 from kvchat.ui.controllers.dialogs import Dialogs, Work
 from kvchat.ui.state.pending_turn import PendingTurn
-from kvchat.ui.widgets.prompt import Prompt
+from kvchat.ui.widgets.prompt_input import Prompt
 from kvchat.ui.widgets.session_rows import Held, SessionListOptions, SessionWithBranches
 
 if TYPE_CHECKING:

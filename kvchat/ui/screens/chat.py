@@ -45,7 +45,7 @@ from kvchat.ui.widgets.cache.panel_rows import BranchNames
 from kvchat.ui.widgets.composer import Composer
 from kvchat.ui.widgets.heading import editing_text, heading_text, welcome_text
 from kvchat.ui.widgets.panes import Panes
-from kvchat.ui.widgets.prompt import CommandList, Prompt
+from kvchat.ui.widgets.prompt_input import CommandList, Prompt
 from kvchat.ui.widgets.session_list import SessionList
 from kvchat.ui.widgets.session_rows import Held, SessionListOptions, SessionWithBranches
 from kvchat.ui.widgets.sessions_pane import SessionsPane

@@ -7,7 +7,7 @@ from textual.containers import Horizontal, Vertical
 from textual.content import Content
 from textual.widgets import Static
 
-from kvchat.ui.widgets.prompt import CommandList, Prompt
+from kvchat.ui.widgets.prompt_input import CommandList, Prompt
 
 _MOST_LINES = 3
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from kvchat.engine.api.ids import SequenceId
 from kvchat.engine.formats.spec import Group
 from kvchat.engine.sequences.batch_plan import Batch
-from kvchat.engine.sequences.completion import Completion
+from kvchat.engine.sequences.completion_sequence import Completion
 from kvchat.engine.sequences.sequence import Sequence
 from kvchat.engine.tiering.load_controller import Obstacle
 from tests.engine.assembly import Assembly, entry_of

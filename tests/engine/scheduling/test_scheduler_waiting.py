@@ -4,7 +4,7 @@ import pytest
 
 from kvchat.engine.cache.prefix_matcher import PrefixMatcher
 from kvchat.engine.formats.spec import Group
-from kvchat.engine.sequences.completion import Completion
+from kvchat.engine.sequences.completion_sequence import Completion
 from tests.engine.cache.caches import full_group, sliding_group
 from tests.engine.cache.counting import counted_calls
 from tests.engine.step_loop import StepLoop, numbers

@@ -6,7 +6,7 @@ from kvchat.engine.api.ids import BlockKey
 from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.cache.prefix_index import IndexNode
 from kvchat.engine.memory.rates import Direction, Rates
-from kvchat.engine.tiering.host_demotion import HostAdmission
+from kvchat.engine.tiering.idle_demotion import HostAdmission
 from tests.engine.cache.caches import Cache, full_group, sliding_group
 
 pytestmark = pytest.mark.pure

@@ -23,7 +23,7 @@ from kvchat.engine.api.ids import GroupId, root_key
 from kvchat.engine.api.loss import GaugeReport
 from kvchat.engine.memory.disk.block_file import Layout
 from kvchat.engine.memory.disk.bundle_blocks import BundleBlockStore
-from kvchat.engine.models.identity import layouts_of, recall
+from kvchat.engine.models.fingerprint_records import layouts_of, recall
 from kvchat.errors import CacheError, UsageError
 from kvchat.session.kv.provenance import Origin, new_origin, origin_of
 from kvchat.session.kv.stored_paths import leaf_paths

@@ -21,7 +21,7 @@ from kvchat.cli.parser.parameters import Argument, Option, option_class
 from kvchat.engine.api.ids import BlockKey, GroupId, block_key
 from kvchat.engine.memory.disk.bundle_blocks import BundleBlockStore, NewBlock
 from kvchat.engine.memory.disk.io import SYSTEM, SystemFiles
-from kvchat.engine.models.identity import layouts_of, remember
+from kvchat.engine.models.fingerprint_records import layouts_of, remember
 from kvchat.errors import BundleError, SessionNotFound, StorageError
 from kvchat.platform.directories import system_errors_as
 from kvchat.session.bundle.foreign import ForeignConversation, read_transcripts

@@ -19,7 +19,7 @@ from kvchat.engine.models.checkpoints.prepared import (
     copy_if_there,
     key_of,
 )
-from kvchat.engine.models.checkpoints.quantized import describe
+from kvchat.engine.models.checkpoints.transformers_quantizer import describe
 from kvchat.engine.models.checkpoints.weight_files import read_config
 from kvchat.engine.models.fingerprint import Checkpoint
 from kvchat.engine.models.latent import projections

@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kvchat.engine.api.ids import RequestId
-from kvchat.engine.sampling.speculative.acceptance import Acceptance
+from kvchat.engine.sampling.speculative.acceptance_rate import Acceptance
 from kvchat.engine.sampling.speculative.ngram_index import NgramIndex
 from kvchat.engine.sampling.speculative.step_costs import StepCosts
 from kvchat.engine.sequences.batch_plan import Batch
-from kvchat.engine.sequences.completion import Completion
+from kvchat.engine.sequences.completion_sequence import Completion
 
 MOST_DRAFTED = 15
 """Tokens of one draft: with the one before them as many rows as kernels for few rows take."""

@@ -9,7 +9,7 @@ from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.engine import Engine
 from kvchat.engine.startup.assembly import build_parts
-from kvchat.engine.tiering.host_demotion import PIECE_BYTES
+from kvchat.engine.tiering.idle_demotion import PIECE_BYTES
 from tests.engine.stepped_reader import Clock
 from tests.engine.tiny_models import (
     answer,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvchat.engine.sampling.speculative.acceptance import PRIORS, Acceptance
+from kvchat.engine.sampling.speculative.acceptance_rate import PRIORS, Acceptance
 
 pytestmark = pytest.mark.pure
 

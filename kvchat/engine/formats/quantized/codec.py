@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from kvchat.engine.formats.full.convert import Codec, relative_norm
+from kvchat.engine.formats.full.codec import Codec, relative_norm
 from kvchat.engine.formats.quantized.spec import QuantizedSpec
 from kvchat.engine.kernels.quantized_kv.reference import dequantize
 

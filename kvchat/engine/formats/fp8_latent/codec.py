@@ -6,7 +6,7 @@ from torch import Tensor
 
 from kvchat.engine.formats.fp8_latent.spec import Fp8LatentSpec
 from kvchat.engine.formats.full.attend import LayerPool
-from kvchat.engine.formats.full.convert import Codec, slots_of
+from kvchat.engine.formats.full.codec import Codec, slots_of
 from kvchat.engine.kernels.latent_record import store_records
 from kvchat.engine.kernels.latent_record.reference import unpack
 
