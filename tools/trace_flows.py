@@ -79,7 +79,7 @@ FLOWS = (
                 "engine/sampling/sampler:Sampler.sample",
                 "engine/api/event_queue:EventQueue.push",
                 "chat/recorder:AnswerRecorder._record",
-                "cli/commands/ask/answer:TextWriter.take",
+                "cli/commands/ask/answer_writers:TextWriter.take",
             }
         ),
     ),

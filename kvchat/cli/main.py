@@ -92,7 +92,7 @@ def _end_json(words: Sequence[str], error: KvchatError | str, exit_code: int) ->
     """Tell whoever reads JSON what went wrong; return the exit code."""
     options = words[: words.index("--")] if "--" in words else words
     if "--json" in options or "--ndjson" in options:
-        from kvchat.cli.commands.ask.answer import error_event
+        from kvchat.cli.commands.ask.answer_writers import error_event
         from kvchat.cli.output.streams import Output
 
         try:

@@ -35,7 +35,7 @@ from kvchat.engine.startup import cache_usage
 from kvchat.engine.startup.assembly import build_parts
 from kvchat.engine.startup.parts import EngineParts
 from kvchat.engine.tiering.idle_demotion import DemotionQueue
-from kvchat.engine.tiering.idle_sequences import IdleWatch
+from kvchat.engine.tiering.idle_watch import IdleWatch
 from kvchat.engine.tiering.in_flight_loads import InFlightLoads
 from kvchat.engine.tiering.load_controller import LoadController
 from kvchat.engine.tiering.pending_loads import PendingLoads

@@ -13,9 +13,9 @@ from kvchat.engine.memory.disk.bundle_blocks import BundleBlockStore
 from kvchat.engine.memory.disk.store import DiskStore
 from kvchat.engine.models.fingerprint_records import layouts_of, recall
 from kvchat.errors import UsageError
-from kvchat.session.bundle.blocks import session_blocks
 from kvchat.session.bundle.layout import BundleRegion
 from kvchat.session.bundle.manifest import BundleBranch, BundleModel, Manifest
+from kvchat.session.bundle.session_blocks import session_blocks
 from kvchat.session.bundle.writer import SourceBlock, Written, new_file, write_bundle
 from kvchat.session.kv.references import chain_root
 from kvchat.session.store import SessionStore

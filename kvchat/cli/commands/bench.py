@@ -15,7 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
-from kvchat.cli.commands.ask.answer import error_event
+from kvchat.cli.commands.ask.answer_writers import error_event
 from kvchat.cli.output.signals import StopSignals
 from kvchat.cli.output.streams import Output, Status, as_json
 from kvchat.cli.parser.options import ListOptions

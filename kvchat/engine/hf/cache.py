@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from kvchat.engine.api.ids import GroupId
 from kvchat.engine.formats.full.attend import AttentionMetadata
 from kvchat.engine.formats.full.gather_cache import GatherCache
+from kvchat.engine.hf.batch_rows import Texts
 from kvchat.engine.hf.blocks import HFBlocks
-from kvchat.engine.hf.texts import Texts
 from kvchat.errors import InvalidRequest
 
 _PER_TOKEN = ("position_ids", "token_type_ids")

@@ -7,8 +7,8 @@ from textual.containers import Vertical
 from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
-from kvchat.ui.screens.deferred_dialog import DeferredScreen
 from kvchat.ui.screens.dialog import Dialog
+from kvchat.ui.screens.late_dialog import DeferredScreen
 
 
 class ChoiceScreen(DeferredScreen[int | None]):

@@ -13,7 +13,7 @@ from kvchat.app.open_sessions import last_used, short_id
 from kvchat.chat.conversation import Conversation
 from kvchat.chat.events import SampleEvent
 from kvchat.chat.service import Chat, ChatEvent, Prefill, TurnFinished, TurnStarted
-from kvchat.cli.commands.ask.answer import (
+from kvchat.cli.commands.ask.answer_writers import (
     JsonWriter,
     NdjsonWriter,
     TextWriter,

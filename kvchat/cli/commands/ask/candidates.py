@@ -10,7 +10,7 @@ from kvchat.chat.candidates.samples import DIFFERING_TEMPERATURE
 from kvchat.chat.conversation import Conversation
 from kvchat.chat.events import Prefill, SampleDelta, SampleEvent, SamplesFinished
 from kvchat.chat.service import Chat
-from kvchat.cli.commands.ask.answer import EVENT_VERSION, PrefillMeter, describe_cost, done_event
+from kvchat.cli.commands.ask.answer_writers import EVENT_VERSION, PrefillMeter, describe_cost, done_event
 from kvchat.cli.commands.ask.options import AskOptions
 from kvchat.cli.output.streams import Output, Status
 from kvchat.errors import (

@@ -6,8 +6,8 @@ from itertools import chain
 from pathlib import Path
 
 from kvchat.engine.api.ids import BlockKey
+from kvchat.engine.memory.disk.block_directory import BlockDirectory
 from kvchat.engine.memory.disk.block_encryption import encryption_of
-from kvchat.engine.memory.disk.directory import BlockDirectory
 from kvchat.engine.memory.disk.index import DiskUsage, IndexedBlock, WrittenBytes
 from kvchat.engine.memory.disk.io import SYSTEM, SystemFiles
 from kvchat.engine.memory.disk.pinned_blocks import Kept

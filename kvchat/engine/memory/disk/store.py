@@ -10,9 +10,9 @@ from threading import Lock
 from kvchat.engine.api.ids import KEY_BYTES, BlockKey, GroupId, block_key
 from kvchat.engine.cache.eviction import Eviction
 from kvchat.engine.kernels.read_block.native import ReadTargets
+from kvchat.engine.memory.disk.block_directory import BlockDirectory
 from kvchat.engine.memory.disk.block_encryption import encryption_of
 from kvchat.engine.memory.disk.block_file import BlockHeader, FileIdentity, Layout, Region, file_bytes
-from kvchat.engine.memory.disk.directory import BlockDirectory
 from kvchat.engine.memory.disk.eviction import no_room, require_allowance, too_long
 from kvchat.engine.memory.disk.index import BlockName, DiskUsage, IndexedBlock, WrittenBytes
 from kvchat.engine.memory.disk.io import SYSTEM, Buffer, SystemFiles, storage_errors
