@@ -20,7 +20,7 @@ from kvchat.app.interface_types import EngineView
 from kvchat.errors import KvchatError
 from kvchat.ui.commands import COMMANDS
 from kvchat.ui.screens.chat import ChatScreen
-from kvchat.ui.screens.late_dialog import DeferredScreen
+from kvchat.ui.screens.interrupting_dialog import DeferredScreen
 from kvchat.ui.terminal.driver import TerminalDriver, early_events
 from kvchat.ui.terminal.stray_output import guarded_terminal, hang_up_told, key_by_key, size_of_terminal
 from kvchat.ui.theme import KVCHAT_THEME, own_variables

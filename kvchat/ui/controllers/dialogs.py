@@ -9,7 +9,7 @@ from typing import Any
 from textual.screen import ModalScreen, Screen
 
 from kvchat.text.fit_text import one_line
-from kvchat.ui.screens.late_dialog import Deferred, DeferredScreen, Result
+from kvchat.ui.screens.interrupting_dialog import Deferred, DeferredScreen, Result
 
 Work = Callable[[], Coroutine[Any, Any, None]]
 """Something that may wait for a file, for the engine or for the person."""

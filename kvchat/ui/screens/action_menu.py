@@ -11,7 +11,7 @@ from textual.style import Style
 from textual.widgets import OptionList, Static
 from textual.widgets.option_list import Option
 
-from kvchat.ui.screens.late_dialog import DeferredScreen
+from kvchat.ui.screens.interrupting_dialog import DeferredScreen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
 from kvchat.ui.screens.dialog import Dialog
-from kvchat.ui.screens.late_dialog import DeferredScreen
+from kvchat.ui.screens.interrupting_dialog import DeferredScreen
 
 
 class ChoiceScreen(DeferredScreen[int | None]):

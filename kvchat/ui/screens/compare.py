@@ -17,7 +17,7 @@ from kvchat.text.answer_footer import progress_parts
 from kvchat.text.figures import count_text, plural
 from kvchat.text.fit_text import clean_text
 from kvchat.text.prefill_estimate import PrefillTime
-from kvchat.ui.screens.late_dialog import DeferredScreen, Typed
+from kvchat.ui.screens.interrupting_dialog import DeferredScreen, Typed
 
 _DRAIN_S = 1 / 20
 _LEAST_WIDTH = 32

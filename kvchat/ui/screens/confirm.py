@@ -9,7 +9,7 @@ from textual.binding import Binding, BindingType
 from textual.containers import Vertical, VerticalScroll
 from textual.widgets import Static
 
-from kvchat.ui.screens.late_dialog import DeferredScreen, Typed
+from kvchat.ui.screens.interrupting_dialog import DeferredScreen, Typed
 
 
 class NoteScreen(DeferredScreen[None]):

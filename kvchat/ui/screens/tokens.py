@@ -16,7 +16,7 @@ from kvchat.chat.events import Alternative
 from kvchat.errors import KvchatError
 from kvchat.text.fit_text import clean_text, padded
 from kvchat.ui.controllers.dialogs import Work
-from kvchat.ui.screens.late_dialog import DeferredScreen
+from kvchat.ui.screens.interrupting_dialog import DeferredScreen
 
 _REST_S = 0.06
 _BAR_WIDTH = 20

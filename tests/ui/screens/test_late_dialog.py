@@ -10,7 +10,7 @@ import pytest
 from textual import events
 
 from kvchat.ui.screens.confirm import ConfirmScreen
-from kvchat.ui.screens.late_dialog import REST_S
+from kvchat.ui.screens.interrupting_dialog import REST_S
 from tests.ui.gate import hold
 from tests.ui.harness import Window, talk_window
 
