@@ -20,7 +20,7 @@ from kvchat.app.interface_types import EngineView
 from kvchat.errors import KvchatError
 from kvchat.ui.commands import COMMANDS
 from kvchat.ui.screens.chat import ChatScreen
-from kvchat.ui.screens.interrupting_dialog import DeferredScreen
+from kvchat.ui.screens.interrupting_dialog import InterruptingDialog
 from kvchat.ui.terminal.driver import TerminalDriver, early_events
 from kvchat.ui.terminal.stray_output import guarded_terminal, hang_up_told, key_by_key, size_of_terminal
 from kvchat.ui.theme import KVCHAT_THEME, own_variables
@@ -162,7 +162,8 @@ class KvchatApp(App[None]):
                 self._early_input.append(event)
                 return
             self.chat_screen.dialogs.typed_s = event.time
-            if isinstance(self.screen, DeferredScreen) and (typed := self.screen.text_of(event)) is not None:
+            dialog = self.screen if isinstance(self.screen, InterruptingDialog) else None
+            if dialog is not None and (typed := dialog.text_of(event)) is not None:
                 for one in typed:  # not meant for the dialog above the prompt
                     one._set_forwarded()
                     self.chat_screen.prompt.post_message(one)

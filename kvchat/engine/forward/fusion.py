@@ -56,7 +56,7 @@ LOGITS_TOLERANCE = 1e-3
 COARSE_LOGITS_TOLERANCE = 0.1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Fusion:
     """Fused layers of a model, on any pool.
 

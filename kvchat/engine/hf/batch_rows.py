@@ -17,7 +17,7 @@ from kvchat.engine.sequences.sequence import Sequence
 from kvchat.errors import InvalidRequest
 
 
-class Texts:
+class BatchRows:
     """Rows of tokens with their sequences; outlives its cache by the moment in which it is let go.
 
     Args:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from kvchat.engine.api.ids import GroupId
 from kvchat.engine.formats.full.attend import AttentionMetadata
 from kvchat.engine.formats.full.gather_cache import GatherCache
-from kvchat.engine.hf.batch_rows import Texts
+from kvchat.engine.hf.batch_rows import BatchRows
 from kvchat.engine.hf.blocks import HFBlocks
 from kvchat.errors import InvalidRequest
 
@@ -38,7 +38,7 @@ class HFCache(GatherCache):
         super().__init__(blocks.pool.layers)
         self.cached_tokens = 0
         self._blocks = blocks
-        self._texts = Texts(blocks, num_texts)
+        self._texts = BatchRows(blocks, num_texts)
         self._steps: list[dict[GroupId, AttentionMetadata]] = []
         mine = ref(self)
         hooks = (
@@ -105,7 +105,7 @@ class HFCache(GatherCache):
         """Return the arguments of a pass without what is known of the texts' beginnings.
 
         Raises:
-            InvalidRequest: see `Texts.take`.
+            InvalidRequest: see `BatchRows.take`.
             PoolExhausted: there is no room.
         """
         if not self._end.alive:
@@ -159,7 +159,7 @@ def _is_for(cache: HFCache, arguments: dict[str, Any]) -> bool:
     return arguments.get("past_key_values") is cache
 
 
-def _end(texts: Texts, hooks: tuple[Any, ...]) -> None:
+def _end(texts: BatchRows, hooks: tuple[Any, ...]) -> None:
     for hook in hooks:
         hook.remove()
     texts.release()

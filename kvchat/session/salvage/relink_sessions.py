@@ -133,7 +133,7 @@ def _repair_sessions(target: sqlite3.Connection) -> None:
 def _right_id(values: Values, missing: set[str]) -> str | None:
     """Return whose row this is; None if that cannot be told."""
     tried = (values["id"], *missing)
-    return next((one for one in tried if "id" not in _broken_session(values | {"id": one})), None)
+    return next((str(one) for one in tried if "id" not in _broken_session(values | {"id": one})), None)
 
 
 def _begin_session(target: sqlite3.Connection, session_id: SessionId) -> None:

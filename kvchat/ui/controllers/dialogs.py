@@ -9,7 +9,7 @@ from typing import Any
 from textual.screen import ModalScreen, Screen
 
 from kvchat.text.fit_text import one_line
-from kvchat.ui.screens.interrupting_dialog import Deferred, DeferredScreen, Result
+from kvchat.ui.screens.interrupting_dialog import Deferred, InterruptingDialog, Result
 
 Work = Callable[[], Coroutine[Any, Any, None]]
 """Something that may wait for a file, for the engine or for the person."""
@@ -75,7 +75,7 @@ class Dialogs:
     @property
     def is_open(self) -> bool:
         """Whether a screen is open that a key has asked for: it may be pressed again before that counts."""
-        asked = (one for one in self._screen.app.screen_stack if not isinstance(one, DeferredScreen))
+        asked = (one for one in self._screen.app.screen_stack if not isinstance(one, InterruptingDialog))
         return any(isinstance(one, ModalScreen) for one in asked)
 
     @property
@@ -106,7 +106,7 @@ class Dialogs:
         _ASKED_S.set(self.typed_s)
         return answer
 
-    async def ask_deferred(self, offer: str, make: Callable[[], DeferredScreen[Result]]) -> Result:
+    async def ask_deferred(self, offer: str, make: Callable[[], InterruptingDialog[Result]]) -> Result:
         """Show a screen that may come while something is typed; then `offer` stands in a line instead, and
         the screen comes when the person asks for it. Inside work.
         """

@@ -11,7 +11,7 @@ from textual.style import Style
 from textual.widgets import OptionList, Static
 from textual.widgets.option_list import Option
 
-from kvchat.ui.screens.interrupting_dialog import DeferredScreen
+from kvchat.ui.screens.interrupting_dialog import InterruptingDialog
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +23,7 @@ class Action:
     note: str = ""
 
 
-class ActionsScreen(DeferredScreen[str | None]):
+class ActionsScreen(InterruptingDialog[str | None]):
     """A short menu; the dismissal value is the chosen key."""
 
     def __init__(self, title: str, actions: Sequence[Action]) -> None:

@@ -8,10 +8,10 @@ from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
 from kvchat.ui.screens.dialog import Dialog
-from kvchat.ui.screens.interrupting_dialog import DeferredScreen
+from kvchat.ui.screens.interrupting_dialog import InterruptingDialog
 
 
-class ChoiceScreen(DeferredScreen[int | None]):
+class ChoiceScreen(InterruptingDialog[int | None]):
     """A list; the dismissal value is the number of the line that was chosen."""
 
     def __init__(self, title: str, lines: Sequence[str], *, highlighted: int = 0) -> None:

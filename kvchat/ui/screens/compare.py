@@ -17,7 +17,7 @@ from kvchat.text.answer_footer import progress_parts
 from kvchat.text.figures import count_text, plural
 from kvchat.text.fit_text import clean_text
 from kvchat.text.prefill_estimate import PrefillTime
-from kvchat.ui.screens.interrupting_dialog import DeferredScreen, Typed
+from kvchat.ui.screens.interrupting_dialog import InterruptingDialog, Typed
 
 _DRAIN_S = 1 / 20
 _LEAST_WIDTH = 32
@@ -58,7 +58,7 @@ class CandidateView(VerticalScroll, can_focus=False):
         self.set_class(is_chosen, "-chosen")
 
 
-class CompareScreen(DeferredScreen[Turn | None]):
+class CompareScreen(InterruptingDialog[Turn | None]):
     """Shows candidates while they are written; the dismissal value is the one to go on with.
 
     Args:

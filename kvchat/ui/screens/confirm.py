@@ -9,10 +9,10 @@ from textual.binding import Binding, BindingType
 from textual.containers import Vertical, VerticalScroll
 from textual.widgets import Static
 
-from kvchat.ui.screens.interrupting_dialog import DeferredScreen, Typed
+from kvchat.ui.screens.interrupting_dialog import InterruptingDialog, Typed
 
 
-class NoteScreen(DeferredScreen[None]):
+class NoteScreen(InterruptingDialog[None]):
     """A title and a text, as they are."""
 
     answer_keys = {"enter": None, "q": None}
@@ -29,7 +29,7 @@ class NoteScreen(DeferredScreen[None]):
             yield Static("esc closes", classes="dialog-keys", markup=False)
 
 
-class ConfirmScreen(DeferredScreen[bool]):
+class ConfirmScreen(InterruptingDialog[bool]):
     """Asks before something is lost; the dismissal value says whether to go on.
 
     Args:

@@ -13,7 +13,7 @@ from textual.widgets import Static
 
 from kvchat.app.interface_types import Gauged
 from kvchat.engine.quality.frontier import recommended
-from kvchat.ui.screens.interrupting_dialog import DeferredScreen
+from kvchat.ui.screens.interrupting_dialog import InterruptingDialog
 from kvchat.ui.widgets.cache.frontier_rows import LEGEND, frontier_rows
 from kvchat.ui.widgets.cache.row_view import Look, Row
 
@@ -27,7 +27,7 @@ _STYLES = {
 }
 
 
-class GaugeScreen(DeferredScreen[None]):
+class GaugeScreen(InterruptingDialog[None]):
     """Shows what was measured; the plot grows with the terminal, and goes where there is no room for it."""
 
     answer_keys = {"enter": None, "q": None}

@@ -26,7 +26,7 @@ class Deferred:
     """What a dialog is dismissed with that went because the person was typing something else."""
 
 
-class DeferredScreen(Dialog[Result | Deferred], Generic[Result]):
+class InterruptingDialog(Dialog[Result | Deferred], Generic[Result]):
     """A dialog that takes no key that was meant for the prompt.
 
     What was typed before it came belongs to the prompt, and so does every text that begins with a key that

@@ -16,7 +16,7 @@ from kvchat.chat.events import Alternative
 from kvchat.errors import KvchatError
 from kvchat.text.fit_text import clean_text, padded
 from kvchat.ui.controllers.dialogs import Work
-from kvchat.ui.screens.interrupting_dialog import DeferredScreen
+from kvchat.ui.screens.interrupting_dialog import InterruptingDialog
 
 _REST_S = 0.06
 _BAR_WIDTH = 20
@@ -27,7 +27,7 @@ TokenChoice = tuple[int, int]
 """A place in an answer, and the token to put there."""
 
 
-class TokensScreen(DeferredScreen[TokenChoice | None]):
+class TokensScreen(InterruptingDialog[TokenChoice | None]):
     """Moves over the tokens of an answer; the dismissal value is a place and another token.
 
     Args:

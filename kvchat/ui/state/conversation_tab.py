@@ -81,7 +81,8 @@ def branch_key(conversation: "Conversation") -> tuple[SessionId, str]:
 
 
 def state_of(conversation: "Conversation") -> State:
-    return *branch_key(conversation), conversation.turns[-1].id if conversation.turns else None
+    last = conversation.turns[-1].id if conversation.turns else None
+    return *branch_key(conversation), last
 
 
 def unseen_words(events: Sequence[FeedEvent]) -> tuple[Sequence[str], tuple[str, ...]]:

@@ -23,6 +23,7 @@ class Quarantine:
             self._files.rename(path, self.directory / f"{path.parent.parent.name[:16]}.{path.name}")
             self._files.sync_dir(path.parent)
             entries = self._files.entries(self.directory)
+            # A rename changes the time of the inode: that is when a file came here.
             newest_last = sorted(entries, key=lambda entry: entry.stat(follow_symlinks=False).st_ctime_ns)
             for old in newest_last[:-MAX_QUARANTINED]:
                 self._files.unlink(Path(old.path))

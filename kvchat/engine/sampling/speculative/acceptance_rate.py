@@ -12,7 +12,7 @@ PRIORS = (0.3, 0.4, 0.55, 0.7, 0.8, 0.9)
 """What is assumed before anything was seen, for `_kind` 0, 1, ..."""
 
 
-class Acceptance:
+class AcceptanceRate:
     """A moving estimate for one sequence.
 
     Args:
@@ -20,7 +20,7 @@ class Acceptance:
             of everything that is seen here.
     """
 
-    def __init__(self, others: "Acceptance | None" = None) -> None:
+    def __init__(self, others: "AcceptanceRate | None" = None) -> None:
         self._others = others
         self._right = [0.0] * len(PRIORS)
         self._seen = [0.0] * len(PRIORS)

@@ -1,7 +1,7 @@
 """N-gram proposer: drafts tokens while expected acceptance pays for the longer step.
 
 A draft is what followed the last time (`NgramIndex`). Its probability comes from every token chosen before
-(`Acceptance`), what computing it costs from every step timed before (`StepCosts`). The tokens that are
+(`AcceptanceRate`), what computing it costs from every step timed before (`StepCosts`). The tokens that are
 most probably right are drafted, over all sequences, as many as make the step yield most tokens per second.
 Where none pay nothing is drafted, but for rare steps that find out what it costs.
 """
@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kvchat.engine.api.ids import RequestId
-from kvchat.engine.sampling.speculative.acceptance_rate import Acceptance
+from kvchat.engine.sampling.speculative.acceptance_rate import AcceptanceRate
 from kvchat.engine.sampling.speculative.ngram_index import NgramIndex
 from kvchat.engine.sampling.speculative.step_costs import StepCosts
 from kvchat.engine.sequences.batch_plan import Batch
@@ -39,7 +39,7 @@ MOST_DELAY = 1.5
 class _Text:
     """What is kept of one sequence."""
 
-    acceptance: Acceptance
+    acceptance: AcceptanceRate
     repeats: NgramIndex = field(default_factory=NgramIndex)
 
     def read(self, completion: Completion, most: int) -> bool:
@@ -72,7 +72,7 @@ class NgramProposer:
 
     def __init__(self) -> None:
         self._texts: dict[RequestId, _Text] = {}
-        self._acceptance = Acceptance()
+        self._acceptance = AcceptanceRate()
         self._costs = StepCosts()
         self._saved = MOST_SAVED
         """Time that probing may take by now, in steps without drafts."""
@@ -119,7 +119,7 @@ class NgramProposer:
 
     def _text(self, completion: Completion) -> _Text:
         if completion.id not in self._texts:
-            self._texts[completion.id] = _Text(Acceptance(self._acceptance))
+            self._texts[completion.id] = _Text(AcceptanceRate(self._acceptance))
         return self._texts[completion.id]
 
     def _num_worth_it(self, chances: Sequence[float], due: Sequence[Completion]) -> int:
