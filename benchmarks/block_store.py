@@ -9,19 +9,19 @@ from tempfile import TemporaryDirectory
 import torch
 
 from kvchat.engine.api.ids import BlockId, BlockKey, chain_keys, root_key
+from kvchat.engine.cache.block_operations import Move
 from kvchat.engine.cache.device_tier import DeviceTier
 from kvchat.engine.cache.host_tier import HostTier
 from kvchat.engine.cache.manager import CacheManager
-from kvchat.engine.cache.plan import Move
 from kvchat.engine.cache.prefix_index import IndexNode
 from kvchat.engine.formats.full.spec import FullSpec
 from kvchat.engine.formats.spec import Group, group_layers
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.disk.store import BlockHeader, DiskStore
 from kvchat.engine.memory.host_pool import HostPool
-from kvchat.engine.memory.mover import Mover
 from kvchat.engine.memory.rates import Rates
 from kvchat.engine.memory.reader import Reader
+from kvchat.engine.memory.tier_mover import Mover
 from kvchat.engine.tiering.in_flight_loads import InFlightLoads
 
 BLOCK_SIZE = 64

@@ -12,7 +12,7 @@ PACKAGES = ("torch", "transformers")
 
 def circumstances(scenario: str, *, quick: bool) -> str:
     """Return a few lines about the run that has just ended."""
-    from kvchat.engine.kernels.machine import this_machine
+    from kvchat.engine.kernels.machine_report import this_machine
 
     machine = this_machine()
     versions = [f"Python {platform.python_version()}", *(f"{name} {version(name)}" for name in PACKAGES)]

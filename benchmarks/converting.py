@@ -21,11 +21,11 @@ import torch
 
 from benchmarks.table import Row, seconds
 from kvchat.engine.api.ids import BlockId, GroupId, root_key
+from kvchat.engine.formats.apply_format import stored_groups
 from kvchat.engine.formats.full.spec import FullSpec
 from kvchat.engine.formats.spec import Group, group_layers
-from kvchat.engine.formats.table import stored_groups
 from kvchat.engine.memory.device_pool import DevicePool
-from kvchat.engine.memory.disk.bundle_blocks import BundleBlockStore, NewBlock
+from kvchat.engine.memory.disk.bundle_block_store import BundleBlockStore, NewBlock
 from kvchat.engine.memory.disk.io import SYSTEM, SystemFiles
 from kvchat.engine.quality.convert import RUN_LEN, ConversionSide, Converter
 from kvchat.engine.quality.session_conversion import Conversion

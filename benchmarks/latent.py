@@ -12,9 +12,9 @@ from torch import Tensor
 from benchmarks.clock import Cost, cost_of
 from benchmarks.table import Row
 from kvchat.engine.api.ids import BlockId, RequestId, SequenceId
-from kvchat.engine.cache.plan import TableChange
+from kvchat.engine.cache.block_operations import TableChange
+from kvchat.engine.formats.apply_format import stored_groups
 from kvchat.engine.formats.fp8_latent.spec import Fp8LatentSpec
-from kvchat.engine.formats.table import stored_groups
 from kvchat.engine.forward.activation_memory import peak_bytes
 from kvchat.engine.forward.model_route import ModelPlan, choose_route
 from kvchat.engine.forward.runner import Runner

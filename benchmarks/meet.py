@@ -9,7 +9,7 @@ from time import perf_counter, sleep
 
 from benchmarks.table import Row
 from kvchat.engine import Engine, EngineConfig, Request, SamplingParams
-from kvchat.engine.cache.plan import Fetch
+from kvchat.engine.cache.block_operations import Fetch
 from kvchat.engine.memory.reader import Reader
 from kvchat.engine.models.locate import locate_model
 from kvchat.engine.startup.assembly import build_parts

@@ -11,7 +11,7 @@ from kvchat.app.unlock import key_in_use
 from kvchat.cli.commands.encrypt import switch
 from kvchat.platform.encryptor import Encryptor
 from kvchat.platform.key_file import KeyKind, KeyState, wrap
-from kvchat.session.database.table_layout import PLAIN
+from kvchat.session.database.plain_tables import PLAIN
 from kvchat.session.encryption.tables import EncryptedTables
 
 DATA_KEY = bytes(range(32))

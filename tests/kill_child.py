@@ -16,11 +16,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 
-from kvchat.app.session_service import SessionService
+from kvchat.app.retention.session_removal import SessionService
 from kvchat.engine.api.ids import BlockKey
-from kvchat.engine.memory.disk.bundle_blocks import BundleBlockStore, NewBlock
-from kvchat.engine.memory.disk.catalog import BlockCatalog
+from kvchat.engine.memory.disk.bundle_block_store import BundleBlockStore, NewBlock
 from kvchat.engine.memory.disk.index import IndexedBlock
+from kvchat.engine.memory.disk.maintenance import BlockCatalog
 from kvchat.engine.memory.disk.store import DiskStore
 from kvchat.engine.memory.disk.writer import BlockWriter
 from kvchat.errors import StorageError

@@ -24,7 +24,7 @@ from benchmarks.cpu.bounds import Bounds
 from benchmarks.cpu.plot import svg
 from benchmarks.cpu.process import EngineProcess
 from benchmarks.cpu.shapes import BITS_PER_WEIGHT, SHAPES, Shape
-from kvchat.engine.kernels.linear.native_dtypes import is_emulated
+from kvchat.engine.kernels.cpu_dtypes import is_emulated
 
 RESULTS = Path(__file__).parents[1] / "results"
 SVG_NAME = "cpu.svg"

@@ -9,7 +9,7 @@ from benchmarks.gpu.problems import Heads, attention_of
 from benchmarks.gpu.stage import Figure, Stage
 from kvchat.engine.kernels import kernel_checks
 from kvchat.engine.kernels.health import HEALTH
-from kvchat.engine.kernels.model_checks import QUANTIZED_CHECKS
+from kvchat.engine.kernels.model_shape_checks import QUANTIZED_CHECKS
 from kvchat.engine.kernels.paged_attention import paged_attention
 from kvchat.engine.kernels.paged_attention.reference import paged_attention as definition
 from kvchat.engine.kernels.shadow_checks import SHADOW_TRIALS

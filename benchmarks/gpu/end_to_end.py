@@ -20,7 +20,7 @@ from kvchat.engine.api.request import Request
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.engine import Engine
 from kvchat.engine.forward.compile_choice import choose
-from kvchat.engine.forward.layer_pass import LayerPass
+from kvchat.engine.forward.layerwise_pass import LayerwisePass
 
 COMPILE_S = 90.0
 """About what compiling a model takes; without so much time left it is left out."""
@@ -139,7 +139,7 @@ def _compiled_figures(stage: Stage, model: Model, engine: Engine) -> Iterator[Fi
     runner: Any = engine._runner
     forward, steps = runner._forward, runner._short
     words = f"{model.name}, layers compiled"
-    if not isinstance(forward, LayerPass) or steps is None:
+    if not isinstance(forward, LayerwisePass) or steps is None:
         print(f"  {words}: left out, the model runs by its own layers", flush=True)
         return
     if not stage.is_dry and stage.spare_s < 2 * COMPILE_S:  # transformers' compiled way comes after it

@@ -11,13 +11,13 @@ from benchmarks.gpu.stage import Stage
 from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.engine import Engine
 from kvchat.engine.forward.decode_graphs import ComputesAnew, DecodeGraphRunner
-from kvchat.engine.forward.layer_pass import LayerPass
-from kvchat.engine.forward.layer_walk import walking_pass
+from kvchat.engine.forward.layerwise_check import walking_pass
+from kvchat.engine.forward.layerwise_pass import LayerwisePass
 from kvchat.engine.forward.model_route import choose_route
 from kvchat.engine.forward.runner import Runner
 from kvchat.engine.models.fingerprint import Checkpoint
 from kvchat.engine.models.load import LoadedModel
-from kvchat.engine.models.weight_format import WeightSource
+from kvchat.engine.models.prepare_weights import WeightSource
 from kvchat.engine.sampling.sampler import Sampler
 from kvchat.engine.startup.assembly import assemble
 from kvchat.engine.startup.gpu import can_record, limits_of
@@ -129,7 +129,7 @@ def rehearsed(parts: EngineParts, candidate: Candidate) -> EngineParts:
     """
     groups = candidate.served.groups
     forward, reason = walking_pass(candidate.loaded, candidate.served, parts.pool)
-    assert isinstance(forward, LayerPass), reason
+    assert isinstance(forward, LayerwisePass), reason
     assert can_record(forward, groups)
     limits = limits_of(groups, parts.pool, parts.info.max_context)
     steps = DecodeGraphRunner(forward, groups, limits, ComputesAnew(), DRY_BATCHES)

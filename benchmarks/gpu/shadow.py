@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu.stage import Figure, Stage
-from kvchat.engine.formats.shadow.gpu import GpuResources, RotationTables
+from kvchat.engine.formats.shadow.gpu_resources import GpuResources, RotationTables
 from kvchat.engine.formats.shadow.layer import ShadowLayer
 from kvchat.engine.formats.shadow.layer_store import Budgets
 from kvchat.engine.formats.shadow.rotary import Rotary
@@ -27,7 +27,7 @@ from kvchat.engine.kernels.paged_attention import paged_attention
 from kvchat.engine.kernels.paged_attention.args import AttentionArgs, KVPair, SequenceSpan
 from kvchat.engine.kernels.paged_attention.step_tables import step_tables
 from kvchat.engine.kernels.store_kv import store_kv
-from kvchat.engine.kernels.streams import InlineStreams
+from kvchat.engine.kernels.transfer_streams import InlineStreams
 from kvchat.engine.memory.cuda_streams import CudaStreams
 from kvchat.engine.memory.pinned import pinned_map
 from kvchat.platform.host_memory import available_bytes

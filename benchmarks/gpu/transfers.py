@@ -7,16 +7,16 @@ import torch
 from benchmarks.gpu import ceilings
 from benchmarks.gpu.stage import Stage
 from kvchat.engine.api.ids import BlockId, GroupId
-from kvchat.engine.cache.plan import Demote, Promote
+from kvchat.engine.cache.block_operations import Demote, Promote
 from kvchat.engine.formats.full.spec import FullSpec
 from kvchat.engine.formats.spec import Group
-from kvchat.engine.kernels.streams import InlineStreams
+from kvchat.engine.kernels.transfer_streams import InlineStreams
 from kvchat.engine.memory.cuda_streams import CudaStreams
 from kvchat.engine.memory.device_pool import DevicePool
+from kvchat.engine.memory.host_copies import AsyncTransport
 from kvchat.engine.memory.host_pool import HostPool
 from kvchat.engine.memory.pinned import PinnedSlabs
 from kvchat.engine.memory.rates import Rates
-from kvchat.engine.memory.transport import AsyncTransport
 
 GROUP = GroupId(0)
 

@@ -12,8 +12,8 @@ from kvchat.app.config import Settings
 from kvchat.app.engine_swap import EngineSwap
 from kvchat.app.lazy import LazyChat
 from kvchat.app.model_location import located
-from kvchat.app.open_sessions import open_store
-from kvchat.app.session_service import SessionService
+from kvchat.app.open_store import open_store
+from kvchat.app.retention.session_removal import SessionService
 from kvchat.chat.engine_client import EngineClient
 from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.models.locate import ModelLocation, lasting_name

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from kvchat.app.config import KEYS, file_text, read_layers, settings_in
 from kvchat.errors import ConfigError, StorageError, UsageError
-from kvchat.platform import directories
+from kvchat.platform import private_files
 
 
 def change_file(file: Path, name: str, written: str | None) -> str | None:
@@ -85,8 +85,8 @@ def write_private(file: Path, text: str) -> None:
     file = Path(os.path.realpath(file))
     if file.exists() and not file.is_file():
         raise StorageError(f"{file} is no regular file, and would be replaced by one; name another")
-    with directories.system_errors_as(StorageError, f"cannot write {file}"):
-        directories.write_private(file, text.encode())
+    with private_files.system_errors_as(StorageError, f"cannot write {file}"):
+        private_files.write_private(file, text.encode())
 
 
 def _section(lines: list[str], section: str) -> tuple[int, int]:

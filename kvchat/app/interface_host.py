@@ -6,15 +6,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kvchat.app.active_settings import ActiveSettings, engine_values
 from kvchat.app.composition import Kvchat
 from kvchat.app.config import Settings
 from kvchat.app.conversion.child_process import convert_words, gauged
 from kvchat.app.engine_swap import EngineSwap
-from kvchat.app.export.session_files import SessionFiles
+from kvchat.app.export.interface_files import InterfaceFiles
 from kvchat.app.interface_types import Appearance, Gauged, ModelEntry, SettingEntry, appearance_of
 from kvchat.app.model_list import MemoryFit, free_bytes_of, models_here
 from kvchat.app.model_location import located
-from kvchat.app.settings import ActiveSettings, engine_values
 from kvchat.engine.api.cache_format import canonical_cache_format
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.api.snapshot import Tier
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from kvchat.chat.service import Chat
 
 
-class InterfaceHost(SessionFiles):
+class InterfaceHost(InterfaceFiles):
     """Implements the interface's `Host`.
 
     Args:

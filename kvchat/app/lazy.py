@@ -8,7 +8,7 @@ from kvchat.app.config import Settings
 from kvchat.app.interface_types import Appearance, appearance_of
 
 if TYPE_CHECKING:
-    from kvchat.app.session_service import SessionService
+    from kvchat.app.retention.session_removal import SessionService
     from kvchat.chat.service import Chat
 
 T = TypeVar("T")

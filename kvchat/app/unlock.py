@@ -13,7 +13,6 @@ from types import ModuleType
 
 from kvchat.app.config import PASSPHRASE_VARIABLES, Settings
 from kvchat.errors import EncryptionError, StorageError, UsageError
-from kvchat.platform.directories import make_private
 from kvchat.platform.encryptor import Encryptor, require_packages
 from kvchat.platform.key_file import (
     KeyFile,
@@ -26,6 +25,7 @@ from kvchat.platform.key_file import (
     write_key,
 )
 from kvchat.platform.paths import Paths
+from kvchat.platform.private_files import make_private
 
 PASSPHRASE, PASSPHRASE_FD, NEW_PASSPHRASE = PASSPHRASE_VARIABLES
 
@@ -164,7 +164,7 @@ def settle(paths: Paths, key: KeyFile) -> KeyFile | None:
     """End what was begun, as far as the database got: its own first bytes say what it is."""
     from kvchat.engine.memory.disk.block_encryption import encrypted_home
     from kvchat.session.database.backups import forget_backups
-    from kvchat.session.database.table_layout import is_encrypted
+    from kvchat.session.database.plain_tables import is_encrypted
     from kvchat.session.encryption.files import forget_other
     from kvchat.session.encryption.rewrite import converting_path
 

@@ -17,7 +17,7 @@ from kvchat.engine.api.ids import SequenceId
 from kvchat.engine.api.request import Request
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.errors import CapacityError, EngineFailed, InvalidRequest, KvchatError, UsageError
-from kvchat.session.answer import Answer, outcome_of
+from kvchat.session.growing_answer import Answer, outcome_of
 from kvchat.session.kv.provenance import namespace_of
 from kvchat.session.store import Outcome, SessionStore
 from kvchat.session.template.chat_template import ChatTemplate

@@ -11,7 +11,7 @@ from threading import Lock, Thread
 from kvchat.chat.engine_client import RequestHandle
 from kvchat.engine.api.events import Event, LoadPlanned, PrefillProgress, RequestFinished, TokenEmitted
 from kvchat.errors import EngineFailed
-from kvchat.session.answer import Answer
+from kvchat.session.growing_answer import Answer
 from kvchat.session.template.text_stream import Piece
 from kvchat.session.tree import Stored
 

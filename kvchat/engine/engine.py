@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Self
 
+from kvchat.engine import usage_snapshot
 from kvchat.engine.api.config import EngineConfig, EngineInfo
 from kvchat.engine.api.events import Event, FinishReason, RequestFinished
 from kvchat.engine.api.ids import RequestId, SequenceId
@@ -18,7 +19,7 @@ from kvchat.engine.api.request import Request
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.api.snapshot import CacheSnapshot, Tier
 from kvchat.engine.cache import inspection
-from kvchat.engine.cache.plan import Move
+from kvchat.engine.cache.block_operations import Move
 from kvchat.engine.memory.disk.open_tier import open_saver
 from kvchat.engine.models.locate import locate_model
 from kvchat.engine.results import Handle, Result, collect
@@ -31,16 +32,15 @@ from kvchat.engine.scheduling.request_validator import RequestValidator
 from kvchat.engine.scheduling.scheduler import Scheduler
 from kvchat.engine.sequences.batch_plan import Batch
 from kvchat.engine.sequences.sequence import Sequence
-from kvchat.engine.startup import cache_usage
 from kvchat.engine.startup.assembly import build_parts
 from kvchat.engine.startup.parts import EngineParts
 from kvchat.engine.tiering.idle_demotion import DemotionQueue
-from kvchat.engine.tiering.idle_watch import IdleWatch
+from kvchat.engine.tiering.idle_expiry import IdleExpiry
 from kvchat.engine.tiering.in_flight_loads import InFlightLoads
 from kvchat.engine.tiering.load_controller import LoadController
-from kvchat.engine.tiering.pending_loads import PendingLoads
 from kvchat.engine.tiering.prefetcher import Prefetcher, PrefetchRequest
 from kvchat.engine.tiering.save_policy import SavePolicy
+from kvchat.engine.tiering.waiting_requests import WaitingRequests
 from kvchat.errors import InvalidRequest, PoolExhausted
 
 LOAD_WAIT_S = 0.02
@@ -67,7 +67,7 @@ class Engine:
         self._clock = clock
         self._loads = InFlightLoads(parts.manager.device, parts.reader, parts.rates, self._carry_out)
         self._prefetcher = Prefetcher(parts.manager, self._loads)
-        pending_loads = PendingLoads(self._loads)
+        pending_loads = WaitingRequests(self._loads)
         self._drafter = parts.drafter
         self._scheduler = Scheduler(
             parts.manager, parts.max_batch_tokens, pending_loads.let_go, parts.drafter
@@ -100,7 +100,7 @@ class Engine:
             parts.manager, parts.info, parts.max_batch_tokens, parts.beside_bytes
         )
         self._validator = RequestValidator(parts.manager, self._output, self._capacity, parts.info)
-        self._idle = IdleWatch(self._scheduler, clock, parts.idle_demote_s)
+        self._idle = IdleExpiry(self._scheduler, clock, parts.idle_demote_s)
         self._demotions = DemotionQueue(parts.manager.device, self._carry_out)
 
     @classmethod
@@ -338,24 +338,24 @@ class Engine:
             block_size=self.info.block_size,
             max_context=self.info.max_context,
             tiers=(
-                cache_usage.device_usage(self._manager, self._shadows),
-                cache_usage.host_usage(self._manager),
-                cache_usage.disk_usage(self._store),
+                usage_snapshot.device_usage(self._manager, self._shadows),
+                usage_snapshot.host_usage(self._manager),
+                usage_snapshot.disk_usage(self._store),
             ),
-            groups=cache_usage.group_usages(self._manager),
-            layers=cache_usage.layer_usages(self._manager, self._shadows),
-            sequences=cache_usage.sequence_usages(self._manager, running),
+            groups=usage_snapshot.group_usages(self._manager),
+            layers=usage_snapshot.layer_usages(self._manager, self._shadows),
+            sequences=usage_snapshot.sequence_usages(self._manager, running),
             num_running=len(self._scheduler.running),
             num_waiting=len(self._scheduler.waiting),
             reused_tokens=self._output.reused_tokens,
             computed_tokens=self._output.computed_tokens,
             sampled_tokens=self._output.sampled_tokens,
-            room_tokens=cache_usage.room_tokens(self._manager),
+            room_tokens=usage_snapshot.room_tokens(self._manager),
             capacity=self.info.capacity,
             cache_format=self.info.cache_format,
             is_exact=self.info.is_exact,
-            owners=cache_usage.owner_usages(self._manager),
-            moved=cache_usage.moved_bytes(self._rates, self._save_policy.written_bytes),
+            owners=usage_snapshot.owner_usages(self._manager),
+            moved=usage_snapshot.moved_bytes(self._rates, self._save_policy.written_bytes),
             problem=self._save_policy.problem,
         )
 

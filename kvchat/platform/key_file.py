@@ -19,7 +19,6 @@ from hashlib import blake2b, scrypt
 from pathlib import Path
 
 from kvchat.errors import EncryptionError, StorageError
-from kvchat.platform.directories import make_private, sync
 from kvchat.platform.encryptor import (
     KEY_BYTES,
     NONCE_BYTES,
@@ -29,6 +28,7 @@ from kvchat.platform.encryptor import (
     cipher_of,
     decrypted,
 )
+from kvchat.platform.private_files import make_private, sync
 
 LOG_N = 17
 """Cost of a guess: 128 MiB and about half a second."""

@@ -10,7 +10,7 @@ from kvchat.engine.api.request import Request
 from kvchat.engine.api.status import EnginePhase, EngineStatus
 from kvchat.errors import UsageError
 from kvchat.remote.endpoint import RemoteServer
-from kvchat.remote.reports import CacheReports
+from kvchat.remote.metrics_poller import MetricsPoller
 
 
 class RemoteEngine:
@@ -22,7 +22,7 @@ class RemoteEngine:
 
     def __init__(self, endpoint: RemoteServer, model: str) -> None:
         self._endpoint = endpoint
-        self._reports: CacheReports | None = None
+        self._reports: MetricsPoller | None = None
         self.use_model(model)
 
     def use_model(self, model: str) -> None:
@@ -35,7 +35,7 @@ class RemoteEngine:
     def watch_cache(self) -> None:
         """Begin to ask the server what its cache holds, until this is closed."""
         assert self._reports is None, "once"
-        self._reports = CacheReports(self._endpoint, self._model)
+        self._reports = MetricsPoller(self._endpoint, self._model)
         self._reports.start()
 
     def status(self) -> EngineStatus:

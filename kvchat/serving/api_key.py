@@ -6,7 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from kvchat.errors import ConfigError, StorageError
-from kvchat.platform.directories import make_private, system_errors_as
+from kvchat.platform.private_files import make_private, system_errors_as
 
 _KEY_BYTES = 24
 _LEAST_LENGTH = 16

@@ -8,7 +8,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from kvchat.errors import StorageError
-from kvchat.serving.connection import HEAD_S, Connection
+from kvchat.serving.header_timeout import HEAD_S, Connection
 
 LOOPBACK = "127.0.0.1"
 _MOST_CONNECTIONS = 128

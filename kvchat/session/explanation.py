@@ -8,7 +8,7 @@ from kvchat.session.cache_miss import Explanation, Rendering, explain, with_text
 from kvchat.session.session_reader import SessionReader
 from kvchat.session.template import prompts
 from kvchat.session.template.chat_template import ChatTemplate
-from kvchat.session.timestamps import calendar
+from kvchat.session.timestamp_limits import calendar
 from kvchat.session.tree import Session, Turn, num_common, path_to
 
 _NUM_OTHERS = 8

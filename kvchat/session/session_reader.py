@@ -1,12 +1,12 @@
 """Session reader: stored sessions, their branches and their turns, read-only."""
 
 from kvchat.errors import SessionNotFound
-from kvchat.session import lookup
-from kvchat.session.branch_removal import BranchRemoval, plan_removal
+from kvchat.session import session_queries
 from kvchat.session.database import damage, rows, statements
 from kvchat.session.database.database import Database
 from kvchat.session.database.turn_reader import TurnReader
-from kvchat.session.lookup import SearchHit, SessionSummary
+from kvchat.session.removal_plan import BranchRemoval, plan_removal
+from kvchat.session.session_queries import SearchHit, SessionSummary
 from kvchat.session.tree import Branch, Session, SessionId, Turn, TurnId
 
 
@@ -36,22 +36,22 @@ class SessionReader:
             SessionAmbiguous: several; the message lists them.
         """
         with self._database.read() as connection:
-            return lookup.find(connection, reference)
+            return session_queries.find(connection, reference)
 
     def list_sessions(self) -> tuple[SessionSummary, ...]:
         """Return all sessions, last used first."""
         with self._database.read() as connection:
-            return lookup.summaries(connection)
+            return session_queries.summaries(connection)
 
     def search(self, text: str, limit: int = 50) -> tuple[SearchHit, ...]:
         """Return the turns that hold every word of `text` (each may be the start of a word), best first."""
         with self._database.search() as connection:
-            return lookup.search(connection, text, limit)
+            return session_queries.search(connection, text, limit)
 
     def recent_questions(self, limit: int = 500) -> tuple[str, ...]:
         """Return what was asked last, over all sessions, oldest first."""
         with self._database.read() as connection:
-            return lookup.recent_questions(connection, limit)
+            return session_queries.recent_questions(connection, limit)
 
     # Branches
 
@@ -81,14 +81,14 @@ class SessionReader:
     def branch_through(self, turn_id: TurnId) -> Branch | None:
         """Return the branch used last of those that a turn lies on; None if none leads there any more."""
         with self._database.read() as connection:
-            below = lookup.turns_below(connection, turn_id)
+            below = session_queries.turns_below(connection, turn_id)
             session_id = self._reader.turn(connection, turn_id).session_id
         return next((branch for branch in self.branches(session_id) if branch.leaf_id in below), None)
 
     def path_holds(self, leaf_id: TurnId | None, turn_id: TurnId) -> bool:
         """Return whether a turn lies on the path to a leaf."""
         with self._database.read() as connection:
-            return leaf_id is not None and leaf_id in lookup.turns_below(connection, turn_id)
+            return leaf_id is not None and leaf_id in session_queries.turns_below(connection, turn_id)
 
     def removal_of(self, session_id: SessionId, name: str) -> BranchRemoval:
         """Return what removing a branch would mean; raises as `branch` and `plan_removal`."""

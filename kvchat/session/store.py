@@ -15,8 +15,8 @@ from time import time
 from kvchat.engine.api.ids import u32le
 from kvchat.errors import SessionNotFound, UsageError
 from kvchat.platform.encryptor import Encryptor
-from kvchat.platform.writer_locks import Writers
-from kvchat.session import timestamps
+from kvchat.platform.writer_liveness import Writers
+from kvchat.session import timestamp_limits
 from kvchat.session.database import rows, statements
 from kvchat.session.database.database import Database, MemoryDatabase
 from kvchat.session.database.turn_reader import TurnReader
@@ -375,7 +375,7 @@ class SessionStore(SessionReader):
 def _adopted(
     connection: sqlite3.Connection, session: Session, branches: Sequence[Branch], turns: Sequence[Turn]
 ) -> Session:
-    session, branches, turns = timestamps.not_ahead(session, branches, turns)
+    session, branches, turns = timestamp_limits.not_ahead(session, branches, turns)
     title = statements.free_title(connection, statements.one_line(session.title))
     session = replace(session, title=title, system=rows.storable(session.system))
     statements.insert_session(connection, session)

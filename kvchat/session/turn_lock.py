@@ -8,7 +8,7 @@ from pathlib import Path
 from time import sleep
 
 from kvchat.errors import StorageError
-from kvchat.platform.directories import make_private, system_errors_as
+from kvchat.platform.private_files import make_private, system_errors_as
 from kvchat.session.store import SessionStore
 from kvchat.session.tree import Finish, SessionId
 

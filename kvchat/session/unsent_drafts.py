@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvchat.errors import StorageError
-from kvchat.platform.directories import system_errors_as
 from kvchat.platform.encryptor import Encryptor
+from kvchat.platform.private_files import system_errors_as
 from kvchat.session.encryption.files import EncryptedFiles
 
 _NOT_BEGUN = "new"

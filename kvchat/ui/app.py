@@ -37,7 +37,7 @@ _LATER = (
     "kvchat.ui.screens.confirm",
     "kvchat.ui.screens.choices",
     "kvchat.ui.screens.help",
-    "kvchat.ui.screens.history",
+    "kvchat.ui.screens.prompt_history",
     "kvchat.ui.screens.inspector",
     "kvchat.ui.screens.compare",
     "kvchat.ui.screens.tokens",

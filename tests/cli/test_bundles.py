@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from kvchat.cli.main import run
+from kvchat.session.bundle.container import BLOCK, END, RecordReader
 from kvchat.session.bundle.reader import read_bundle
-from kvchat.session.bundle.record import BLOCK, END, RecordReader
 from kvchat.session.store import SessionStore
 from tests.cli.command_line import Run
 from tests.damage import flip

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from kvchat.app.open_sessions import open_store
+from kvchat.app.open_store import open_store
 from kvchat.cli.output.wrap import GAP, beside
 from kvchat.cli.parser.options import PlaceOptions
 from kvchat.session.tree import MAIN

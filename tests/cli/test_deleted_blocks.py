@@ -8,13 +8,13 @@ import pytest
 
 from kvchat.app.composition import Kvchat, opened, start_worker
 from kvchat.app.config import read_settings
-from kvchat.app.open_sessions import open_store
+from kvchat.app.open_store import open_store
 from kvchat.chat.conversation import Conversation
 from kvchat.chat.service import Chat
 from kvchat.engine.api.ids import BlockKey, u32le
 from kvchat.engine.api.inspection import InspectionRequest
-from kvchat.engine.memory.disk.catalog import BlockCatalog
 from kvchat.engine.memory.disk.index import IndexedBlock
+from kvchat.engine.memory.disk.maintenance import BlockCatalog
 from kvchat.session.tree import path_token_ids
 from tests.cli.secret_home import files_with
 from tests.patience import wait_until

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.app.open_sessions import open_store
+from kvchat.app.open_store import open_store
 from kvchat.cli.parser.options import PlaceOptions
 from tests.cli.printed import run_program
 

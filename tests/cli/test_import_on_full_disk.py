@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from kvchat.app.config import Settings, read_settings
-from kvchat.app.open_sessions import open_store
-from kvchat.app.session_service import SessionService
+from kvchat.app.open_store import open_store
+from kvchat.app.retention.session_removal import SessionService
 from kvchat.cli.commands.transfer.import_ import BundleFile, Imported, Importer
 from kvchat.cli.commands.transfer.import_agreement import Agreement
 from kvchat.cli.main import run

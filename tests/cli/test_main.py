@@ -152,17 +152,17 @@ NOT_IMPORTED = {
         *STORE,
         "kvchat.app.config",
         "kvchat.cli.parser.options",
-        "kvchat.cli.commands.sessions.listing",
+        "kvchat.cli.commands.sessions.browse",
     ),
-    "ask --help": (*CHAT, *STORE, "kvchat.cli.commands.sessions.listing", "kvchat.cli.commands.ask.ask"),
+    "ask --help": (*CHAT, *STORE, "kvchat.cli.commands.sessions.browse", "kvchat.cli.commands.ask.ask"),
     "sessions list": (
         *CHAT,
         "kvchat.cli.commands.serve",
         "kvchat.cli.commands.cache.gauge",
-        "kvchat.app.session_service",
+        "kvchat.app.retention.session_removal",
         "tomllib",
     ),
-    "config show": (*CHAT, *STORE, "kvchat.cli.commands.sessions.listing"),
+    "config show": (*CHAT, *STORE, "kvchat.cli.commands.sessions.browse"),
 }
 
 

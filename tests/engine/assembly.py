@@ -11,7 +11,7 @@ from kvchat.engine.scheduling.scheduler import Drafter, NoDrafter, Scheduler
 from kvchat.engine.sequences.completion_sequence import Completion
 from kvchat.engine.sequences.sequence import Sequence
 from kvchat.engine.tiering.load_controller import LoadController
-from kvchat.engine.tiering.pending_loads import PendingLoads
+from kvchat.engine.tiering.waiting_requests import WaitingRequests
 from tests.engine.cache.caches import Cache
 
 
@@ -29,7 +29,7 @@ class Assembly:
 
     def __post_init__(self) -> None:
         flights = self.cache.flights
-        resumptions = PendingLoads(flights)
+        resumptions = WaitingRequests(flights)
         self.scheduler = Scheduler(
             self.cache.manager, self.max_batch_tokens, resumptions.let_go, self.drafter
         )

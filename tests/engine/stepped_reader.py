@@ -3,8 +3,8 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from kvchat.engine.cache.plan import Fetch
-from kvchat.engine.cache.transfer import LoadUnit
+from kvchat.engine.cache.block_loads import LoadUnit
+from kvchat.engine.cache.block_operations import Fetch
 from kvchat.engine.memory.reader import Job, Landed
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.forward.fusion import fuse
 from kvchat.engine.forward.model_route import choose_route
-from kvchat.engine.kernels.linear.native_dtypes import is_emulated
+from kvchat.engine.kernels.cpu_dtypes import is_emulated
 from kvchat.engine.kernels.native.library import library
 from kvchat.engine.models.load import load_model
 from kvchat.engine.models.probing.decoder_structure import Unmatched

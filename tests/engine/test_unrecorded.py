@@ -11,10 +11,10 @@ from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.formats.full.gather_cache import GatherCache
 from kvchat.engine.formats.spec import Group
 from kvchat.engine.forward.decode_graphs import ComputesAnew, DecodeGraphRunner, Limits
-from kvchat.engine.forward.passes import SequencePass
+from kvchat.engine.forward.model_passes import SequencePass
 from kvchat.engine.forward.runner import ForwardPass
 from kvchat.engine.memory.device_pool import DevicePool
-from kvchat.engine.models.weight_format import WeightSource
+from kvchat.engine.models.prepare_weights import WeightSource
 from kvchat.engine.startup.gpu import can_record, unrecorded, why_not
 from kvchat.engine.startup.weights import load_candidate
 from tests.engine.conftest import TinyModels

@@ -15,7 +15,7 @@ from kvchat.engine.api.server_cache import ServerCache
 from kvchat.errors import RemoteError
 from kvchat.remote.endpoint import RemoteServer
 from kvchat.remote.metrics import served_cache
-from kvchat.remote.reports import CacheReports
+from kvchat.remote.metrics_poller import MetricsPoller
 from kvchat.session.store import SessionStore
 from tests.patience import PATIENCE_S, wait_until
 from tests.remote.conftest import RawServer
@@ -190,7 +190,7 @@ def test_metrics_lie_beside_the_api_and_are_asked_for_with_the_key(metrics: Metr
 def test_what_a_server_tells_is_followed_and_forgotten_when_it_tells_no_more(
     store: SessionStore, metrics: Metrics
 ) -> None:
-    reports = CacheReports(RemoteServer(metrics.url), "any", pause_s=0.01)
+    reports = MetricsPoller(RemoteServer(metrics.url), "any", pause_s=0.01)
     reports.start()
     try:
         wait_until(lambda: reports.latest == TOLD)

@@ -10,7 +10,7 @@ import pytest
 
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.serving.app import make_app
-from kvchat.serving.connection import HEAD_S
+from kvchat.serving.header_timeout import HEAD_S
 from kvchat.serving.server import Server
 from kvchat.session.template.chat_template import ChatTemplate
 from tests.patience import PATIENCE_S

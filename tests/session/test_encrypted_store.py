@@ -14,7 +14,7 @@ from kvchat.errors import EncryptionError, KvchatError, StorageError
 from kvchat.platform.encryptor import Encryptor
 from kvchat.session.database import schema
 from kvchat.session.database.backups import backup_paths
-from kvchat.session.database.table_layout import is_encrypted
+from kvchat.session.database.plain_tables import is_encrypted
 from kvchat.session.encryption import tables
 from kvchat.session.store import SessionStore
 from kvchat.session.tree import MAIN, Finish, MessagePart, Turn

@@ -23,7 +23,7 @@ from kvchat.engine.api.ids import SequenceId
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.errors import SessionNotFound
 from kvchat.session.cache_miss import Explanation, explain
-from kvchat.session.lookup import SearchHit, SessionSummary
+from kvchat.session.session_queries import SearchHit, SessionSummary
 from kvchat.session.tree import MAIN, Branch, BranchName, Finish, Role, Session, SessionId, Turn, TurnId
 from tests.ui.gate import HELD_S
 from tests.ui.scripted_engine import HeldTokens, ScriptedEngine

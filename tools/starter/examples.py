@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 from kvchat.app.composition import opened, start_worker
 from kvchat.app.config import Settings, read_settings
 from kvchat.app.export.exporter import SUFFIX, write_session
-from kvchat.app.open_sessions import open_store
+from kvchat.app.open_store import open_store
 from kvchat.chat.conversation import Conversation
 from kvchat.chat.service import Chat, TurnFinished
 from kvchat.engine.api.events import Timings

@@ -8,10 +8,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from kvchat.app.config import KEYS, Settings
-from kvchat.app.conversion.gauge_figures import read_figures
+from kvchat.app.conversion.gauge_json import read_figures
 from kvchat.app.interface_types import Gauged
 from kvchat.errors import EngineFailed
-from kvchat.platform.directories import system_errors_as
+from kvchat.platform.private_files import system_errors_as
 
 
 def ended(settings: Settings, words: Sequence[str]) -> "subprocess.CompletedProcess[str]":

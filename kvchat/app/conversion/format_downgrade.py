@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from kvchat.app.composition import Kvchat
 from kvchat.app.config import COMPRESS, EVICT, Settings
 from kvchat.app.conversion.child_process import convert_words
-from kvchat.app.open_sessions import short_id
+from kvchat.app.open_store import short_id
 from kvchat.chat.conversation import Conversation
 from kvchat.engine.api.cache_format import canonical_cache_format
 from kvchat.engine.api.view import OFFERED_SHADOW, SHADOW, parse_view

@@ -9,11 +9,11 @@ from pathlib import Path
 from kvchat.app.config import Settings
 from kvchat.app.export.formats import Format
 from kvchat.app.export.readable import portable_name, readable_text
-from kvchat.engine.memory.disk.bundle_blocks import BundleBlockStore
+from kvchat.engine.memory.disk.bundle_block_store import BundleBlockStore
 from kvchat.engine.memory.disk.store import DiskStore
-from kvchat.engine.models.fingerprint_records import layouts_of, recall
+from kvchat.engine.models.fingerprint_inputs import layouts_of, recall
 from kvchat.errors import UsageError
-from kvchat.session.bundle.layout import BundleRegion
+from kvchat.session.bundle.block_layout import BundleRegion
 from kvchat.session.bundle.manifest import BundleBranch, BundleModel, Manifest
 from kvchat.session.bundle.session_blocks import session_blocks
 from kvchat.session.bundle.writer import SourceBlock, Written, new_file, write_bundle

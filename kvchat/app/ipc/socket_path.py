@@ -16,7 +16,7 @@ from pathlib import Path
 from kvchat.app.ipc.wire import VERSION
 from kvchat.engine.api.config import EngineConfig
 from kvchat.errors import StorageError
-from kvchat.platform.directories import make_private
+from kvchat.platform.private_files import make_private
 
 _MAX_PATH_BYTES = 100
 """The address of a socket has room for 104 bytes on macOS and 108 on Linux, the last of which is NUL."""

@@ -9,11 +9,11 @@ from typing import Protocol
 from kvchat.app.config import Settings
 from kvchat.app.conversion.child_process import convert_words
 from kvchat.app.conversion.format_downgrade import wanted_formats, way_back
-from kvchat.app.open_sessions import open_store
+from kvchat.app.open_store import open_store
 from kvchat.app.retention.block_owners import holders
-from kvchat.app.session_service import SessionService
+from kvchat.app.retention.session_removal import SessionService
 from kvchat.app.unlock import opens_unasked
-from kvchat.engine.memory.disk.catalog import BlockCatalog
+from kvchat.engine.memory.disk.maintenance import BlockCatalog
 from kvchat.engine.models.checkpoints.prepared import blocks_limit
 from kvchat.errors import EngineFailed, KvchatError
 from kvchat.session.tree import Session, SessionId

@@ -20,7 +20,7 @@ from kvchat.text.figures import bytes_text
 
 if TYPE_CHECKING:
     from kvchat.engine.api.ids import BlockKey
-    from kvchat.engine.memory.disk.catalog import BlockCatalog
+    from kvchat.engine.memory.disk.maintenance import BlockCatalog
 
 log = logging.getLogger(__name__)
 
@@ -117,7 +117,7 @@ class SessionPins:
 
     def _catalog(self) -> "BlockCatalog":
         # Imported by whoever pins: a list of sessions is to be there at once.
-        from kvchat.engine.memory.disk.catalog import BlockCatalog
+        from kvchat.engine.memory.disk.maintenance import BlockCatalog
 
         return BlockCatalog(self._cache_dir, encryptor=self._encryptor)
 

@@ -8,11 +8,11 @@ from time import perf_counter, sleep
 
 from kvchat.app.config import Settings
 from kvchat.app.interface_types import KvOnDisk
-from kvchat.app.session_service import SessionService
+from kvchat.app.retention.session_removal import SessionService
 from kvchat.engine.api.ids import BlockKey, u32le
-from kvchat.engine.memory.disk.catalog import BlockCatalog
 from kvchat.engine.memory.disk.index import IndexedBlock
-from kvchat.session.lookup import SessionSummary
+from kvchat.engine.memory.disk.maintenance import BlockCatalog
+from kvchat.session.session_queries import SessionSummary
 from kvchat.session.tree import SessionId
 
 _LONGEST_REST_S = 0.05

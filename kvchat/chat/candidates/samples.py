@@ -16,7 +16,7 @@ from kvchat.engine.api.events import PrefillProgress, RequestFinished, TokenEmit
 from kvchat.engine.api.request import Request
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.errors import EngineFailed, KvchatError, UsageError
-from kvchat.session.answer import Answer, outcome_of
+from kvchat.session.growing_answer import Answer, outcome_of
 from kvchat.session.kv.provenance import namespace_of
 from kvchat.session.store import Outcome
 from kvchat.session.template import prompts

@@ -19,9 +19,9 @@ from kvchat.cli.commands.ask.answer_writers import error_event
 from kvchat.cli.output.signals import StopSignals
 from kvchat.cli.output.streams import Output, Status, as_json
 from kvchat.cli.parser.options import ListOptions
-from kvchat.cli.parser.parameters import Argument, Option, option_class
+from kvchat.cli.parser.typer_parameters import Argument, Option, option_class
 from kvchat.errors import KvchatError, UsageError
-from kvchat.platform.directories import system_errors_as
+from kvchat.platform.private_files import system_errors_as
 
 
 @option_class

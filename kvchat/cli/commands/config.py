@@ -22,8 +22,8 @@ from kvchat.app.config import (
 from kvchat.app.config_edit import change_file, write_private
 from kvchat.cli.output.streams import Output, Status, as_json, tell_path
 from kvchat.cli.parser.options import EngineOptions, Json, ListOptions, Ndjson, PlaceOptions
-from kvchat.cli.parser.parameters import Argument, Option, option_class
 from kvchat.cli.parser.shell_completion import complete_setting
+from kvchat.cli.parser.typer_parameters import Argument, Option, option_class
 from kvchat.errors import UsageError
 from kvchat.platform.parsing import OneOf, OrNone, integer, number, parse_size, positive, yes_or_no
 from kvchat.text.fit_text import one_line

@@ -10,7 +10,7 @@ from kvchat.app import unlock
 from kvchat.app.config import Settings
 from kvchat.cli.output.streams import Output, Status, as_json
 from kvchat.cli.parser.options import ListOptions
-from kvchat.cli.parser.parameters import Option, option_class
+from kvchat.cli.parser.typer_parameters import Option, option_class
 from kvchat.errors import UsageError
 from kvchat.platform.encryptor import KEY_BYTES, Encryptor, require_packages
 from kvchat.platform.key_file import (
@@ -25,7 +25,7 @@ from kvchat.platform.key_file import (
 )
 from kvchat.platform.paths import Paths
 from kvchat.session.database.backups import damaged_copies
-from kvchat.session.database.table_layout import PLAIN, Tables
+from kvchat.session.database.plain_tables import PLAIN, Tables
 from kvchat.session.encryption.rewrite import rewrite
 from kvchat.session.encryption.tables import EncryptedTables
 from kvchat.session.packs import PackStore

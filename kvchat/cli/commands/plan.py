@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from kvchat.cli.output.streams import Output, Status, as_json
 from kvchat.cli.parser.options import ListOptions
-from kvchat.cli.parser.parameters import Argument, Option, option_class
+from kvchat.cli.parser.typer_parameters import Argument, Option, option_class
 from kvchat.engine.formats.format_sizes import FormatSize, format_sizes
 from kvchat.engine.formats.kv_size import (
     ASSUMED_DTYPE,

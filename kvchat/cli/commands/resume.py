@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 from kvchat.app.composition import Kvchat, opened
 from kvchat.app.engine_swap import EngineSwap
-from kvchat.app.open_sessions import last_used
+from kvchat.app.open_store import last_used
 from kvchat.cli.commands.ask.pack_use import (
     begun_with,
     chosen_pack,
@@ -25,7 +25,7 @@ from kvchat.cli.parser.options import (
     TalkOptions,
     refuse_several,
 )
-from kvchat.cli.parser.parameters import Option, option_class
+from kvchat.cli.parser.typer_parameters import Option, option_class
 from kvchat.errors import KvchatError, NoTerminal, SessionNotFound
 from kvchat.session.tree import SessionId
 

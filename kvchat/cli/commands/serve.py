@@ -11,7 +11,7 @@ from kvchat.cli.output.logs import start_log
 from kvchat.cli.output.signals import StopRequested, StopSignals
 from kvchat.cli.output.streams import Output, Status, as_json
 from kvchat.cli.parser.options import EngineOptions, Json, Ndjson
-from kvchat.cli.parser.parameters import Option, option_class
+from kvchat.cli.parser.typer_parameters import Option, option_class
 from kvchat.errors import ConfigError, EngineFailed, UsageError
 from kvchat.platform.paths import Paths
 from kvchat.serving.api_key import own_key, read_key

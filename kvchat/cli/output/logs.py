@@ -9,9 +9,9 @@ from traceback import format_tb
 from types import TracebackType
 
 from kvchat.errors import StorageError
-from kvchat.platform.directories import make_private
 from kvchat.platform.key_file import key_path
 from kvchat.platform.paths import Paths
+from kvchat.platform.private_files import make_private
 
 _MAX_BYTES = 1 << 20
 _KEPT_FILES = 2

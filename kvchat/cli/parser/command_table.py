@@ -150,24 +150,24 @@ TALKING = (
 SESSIONS = (
     _command(
         "sessions list",
-        "sessions.listing:list_sessions",
+        "sessions.browse:list_sessions",
         "List all sessions, pinned ones first, then last used first.",
         "kvchat sessions",
         "kvchat sessions list --ndjson | jq -r .title",
     ),
     _command(
         "sessions show",
-        "sessions.listing:show_session",
+        "sessions.browse:show_session",
         "Print a conversation.",
         "kvchat sessions show demo",
     ),
     _command(
         "sessions last",
-        "sessions.listing:show_last",
+        "sessions.browse:show_last",
         "Print the last answer of the session used last.",
         "kvchat sessions last > answer.txt",
     ),
-    _command("sessions tree", "sessions.listing:show_tree", "Print the tree of its turns."),
+    _command("sessions tree", "sessions.browse:show_tree", "Print the tree of its turns."),
     _command("sessions fork", "sessions.revise:fork_session", "Begin a branch, also further up."),
     _command("sessions undo", "sessions.revise:undo_messages", "Take back your last messages."),
     _command(
@@ -178,7 +178,7 @@ SESSIONS = (
     ),
     _command(
         "sessions search",
-        "sessions.listing:search_sessions",
+        "sessions.browse:search_sessions",
         "Find messages by words.",
         "kvchat sessions search gate code",
     ),

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Annotated, ClassVar, get_type_hints
 
 from kvchat.app.config import KEYS, RemoteSettings, Settings, did_you_mean, read_settings
-from kvchat.cli.parser.parameters import Argument, Option, option_class
 from kvchat.cli.parser.shell_completion import complete_pack, complete_session
+from kvchat.cli.parser.typer_parameters import Argument, Option, option_class
 from kvchat.errors import UsageError
 
 SESSION_HELP = "Id, unique start of an id, or title."

@@ -4,8 +4,8 @@ Everything that is matched is held before anything is allocated: what is allocat
 """
 
 from kvchat.engine.api.ids import BlockId, GroupId
+from kvchat.engine.cache.block_operations import Copy
 from kvchat.engine.cache.device_tier import DeviceTier
-from kvchat.engine.cache.plan import Copy
 from kvchat.engine.cache.prefix_matcher import PartialBlock, PrefixMatch
 from kvchat.engine.formats.spec import Group
 from kvchat.engine.sequences.sequence import Sequence

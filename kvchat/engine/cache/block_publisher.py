@@ -1,8 +1,8 @@
 """Block publisher: names blocks by content and tells the store what to write."""
 
 from kvchat.engine.api.ids import block_key
+from kvchat.engine.cache.block_operations import Save
 from kvchat.engine.cache.device_tier import DeviceTier
-from kvchat.engine.cache.plan import Save
 from kvchat.engine.cache.prefix_index import IndexNode
 from kvchat.engine.cache.table_log import TableLog
 from kvchat.engine.formats.spec import Group, Lifetime

@@ -9,12 +9,12 @@ from functools import partial
 
 from kvchat.engine.api.ids import BlockId, BlockKey, GroupId
 from kvchat.engine.api.snapshot import Tier
+from kvchat.engine.cache.block_operations import Demote
 from kvchat.engine.cache.block_pool import BlockPool
 from kvchat.engine.cache.block_references import BlockReferences
 from kvchat.engine.cache.eviction import Eviction, make_order
 from kvchat.engine.cache.host_tier import HostTier
 from kvchat.engine.cache.integrity import check_holders, check_index, check_sequence
-from kvchat.engine.cache.plan import Demote
 from kvchat.engine.cache.prefix_index import IndexNode, PrefixIndex
 from kvchat.engine.formats.spec import Group, Lifetime
 from kvchat.engine.sequences.sequence import Sequence

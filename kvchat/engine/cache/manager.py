@@ -12,14 +12,14 @@ from itertools import count
 from kvchat.engine.api.ids import BlockId, BlockKey, GroupId, SequenceId, root_key
 from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.cache.admission import Admission
+from kvchat.engine.cache.block_operations import Copy, Demote, Move, Prune, Save, TableChange
 from kvchat.engine.cache.block_publisher import BlockPublisher
 from kvchat.engine.cache.device_tier import DeviceTier
 from kvchat.engine.cache.pins import Pins
-from kvchat.engine.cache.plan import Copy, Demote, Move, Prune, Save, TableChange
 from kvchat.engine.cache.prefix_matcher import PrefixMatch, PrefixMatcher
 from kvchat.engine.cache.slow_tiers import DiskTier, NoTier, SlowTiers
 from kvchat.engine.cache.table_log import TableLog
-from kvchat.engine.formats.pruned.pruning import Pruning
+from kvchat.engine.formats.pruned.prune_planner import PrunePlanner
 from kvchat.engine.formats.spec import Group
 from kvchat.engine.formats.view_schedule import HiddenRange, ViewSchedules
 from kvchat.engine.sequences.sequence import BlockTable, Sequence
@@ -87,7 +87,7 @@ class CacheManager:
         self._admission = Admission(device)
         self.pins = Pins(device)
         self._publisher = BlockPublisher(device, self._log)
-        self._pruning = Pruning(device, self._publisher, self._log)
+        self._pruning = PrunePlanner(device, self._publisher, self._log)
         self._disk = slow or NoTier()
         self._matcher, self._resident_matcher = (
             PrefixMatcher(self.groups, self.block_size, self.index, tiers, self._tails.behind)

@@ -1,7 +1,7 @@
 """Log of block-table changes since the runner last read it."""
 
 from kvchat.engine.api.ids import BlockId, GroupId, SequenceId
-from kvchat.engine.cache.plan import TableChange
+from kvchat.engine.cache.block_operations import TableChange
 from kvchat.engine.sequences.sequence import Sequence
 
 

@@ -16,7 +16,7 @@ from enum import Enum, auto
 from typing import ClassVar
 
 from kvchat.engine.api.ids import GroupId
-from kvchat.engine.kernels.sizes import AttentionSizes, KernelSizes
+from kvchat.engine.kernels.attention_sizes import AttentionSizes, KernelSizes
 
 ITEM_BYTES = {"F32": 4, "BF16": 2, "F16": 2, "U8": 1}
 

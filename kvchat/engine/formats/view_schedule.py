@@ -13,12 +13,12 @@ from hashlib import blake2b
 from kvchat.engine.api.ids import KEY_BYTES, BlockKey, GroupId, block_key, u32le
 from kvchat.engine.api.namespace import Namespace, parse_namespace
 from kvchat.engine.api.view import NUM_OBSERVED, REACH, SNAPKV, View
+from kvchat.engine.formats.apply_view import viewed_groups
 from kvchat.engine.formats.full.spec import FullSpec
 from kvchat.engine.formats.pruned.spec import PrunedSpec
 from kvchat.engine.formats.shadow.settings import LEAST_WIDTH, QUERY_BLOCK, least_prompt
 from kvchat.engine.formats.shadow.spec import ShadowSpec
 from kvchat.engine.formats.spec import Group
-from kvchat.engine.formats.view_groups import viewed_groups
 from kvchat.engine.formats.window.spec import NUM_SINK_BLOCKS, WindowSpec
 
 _TAINT_PERSON = b"kvchat.taint1"

@@ -18,8 +18,8 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
-from kvchat.engine.forward.layer_pass import Compile, LayerPass, LayerWalk
-from kvchat.platform.persisted_file import write_whole
+from kvchat.engine.forward.layerwise_pass import Compile, LayerWalk, LayerwisePass
+from kvchat.platform.cached_results import write_whole
 
 FILE_NAME = "compiled-layers.json"
 LEAST_GAIN = 1.03
@@ -81,7 +81,11 @@ def known_choices(cache_dir: Path) -> dict[str, CompileChoice]:
 
 
 def choose(
-    forward: LayerPass, walk: LayerWalk, time_step: TimeStep, cache_dir: Path, compile: Compile | None = None
+    forward: LayerwisePass,
+    walk: LayerWalk,
+    time_step: TimeStep,
+    cache_dir: Path,
+    compile: Compile | None = None,
 ) -> CompileChoice:
     """Make the pass compute whichever way is faster, measured now or before.
 
@@ -116,7 +120,9 @@ def _keep(choices: dict[str, CompileChoice], cache_dir: Path) -> None:
     write_whole(cache_dir / FILE_NAME, json.dumps(listed, indent=1).encode())
 
 
-def _measured(forward: LayerPass, walk: LayerWalk, time_step: TimeStep, compile: Compile) -> CompileChoice:
+def _measured(
+    forward: LayerwisePass, walk: LayerWalk, time_step: TimeStep, compile: Compile
+) -> CompileChoice:
     forward.use(None)
     start_s, plain_s, compiled_s = perf_counter(), 0.0, 0.0
     try:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kvchat.engine.api.ids import GroupId, SequenceId
-from kvchat.engine.cache.plan import TableChange
+from kvchat.engine.cache.block_operations import TableChange
 from kvchat.engine.formats.full.attend import AttentionMetadata
 from kvchat.engine.formats.spec import Group
 from kvchat.engine.forward.activation_memory import peak_bytes

@@ -25,7 +25,7 @@ from kvchat.engine.formats.full.attend import AttentionCall, PagedAttention
 from kvchat.engine.formats.quantized.spec import exact_twins
 from kvchat.engine.formats.spec import Group
 from kvchat.engine.forward.fused_pass import FusedLayers, FusedPass, FusedPools, most_short
-from kvchat.engine.forward.layer_sample import NUM_POSITIONS, SampledLayer, sample_row, scratch, watch
+from kvchat.engine.forward.layer_recording import NUM_POSITIONS, SampledLayer, sample_row, scratch, watch
 from kvchat.engine.forward.model_route import ModelPlan, Route
 from kvchat.engine.forward.runner import ForwardPass, InputBatch
 from kvchat.engine.forward.self_check_cache import SelfCheckCache, name_of

@@ -16,7 +16,7 @@ from kvchat.engine.formats.full.attend import PagedAttention
 from kvchat.engine.formats.full.gather_cache import GatherCache
 from kvchat.engine.formats.latent.attend import LatentAttention
 from kvchat.engine.formats.spec import Group, group_layers
-from kvchat.engine.forward.passes import PackedPass, SequencePass
+from kvchat.engine.forward.model_passes import PackedPass, SequencePass
 from kvchat.engine.forward.runner import ForwardPass
 from kvchat.engine.forward.self_check import require_own_logits
 from kvchat.engine.forward.self_check_cache import SelfCheckCache, name_of
@@ -25,7 +25,7 @@ from kvchat.engine.models.cache_stand_ins import PackedPast
 from kvchat.engine.models.hook import IMPLEMENTATION, set_implementation
 from kvchat.engine.models.latent import expand_latents, keep_latents, latent_layers
 from kvchat.engine.models.load import LoadedModel
-from kvchat.engine.models.probing.layer_probe import (
+from kvchat.engine.models.probing.attention_probe import (
     Contradiction,
     model_name,
     probe_gathered_layers,

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from kvchat.engine.api.ids import GroupId, SequenceId
-from kvchat.engine.cache.plan import TableChange
+from kvchat.engine.cache.block_operations import TableChange
 from kvchat.engine.formats.full.attend import AttentionMetadata
 from kvchat.engine.formats.pruned.pruner import Pruner
 from kvchat.engine.formats.pruned.visible_blocks import pruned_span, windowed_span

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from kvchat.engine.api.ids import BlockId, RequestId, SequenceId
-from kvchat.engine.cache.plan import TableChange
+from kvchat.engine.cache.block_operations import TableChange
 from kvchat.engine.formats.spec import Group
 from kvchat.engine.forward.runner import ForwardPass, Runner
 from kvchat.engine.memory.device_pool import DevicePool
@@ -24,8 +24,8 @@ from kvchat.engine.models.hook import (
     set_implementation,
 )
 from kvchat.engine.models.load import LoadedModel
+from kvchat.engine.models.probing.attention_probe import model_name
 from kvchat.engine.models.probing.first_layers import first_layers, num_telling_layers
-from kvchat.engine.models.probing.layer_probe import model_name
 from kvchat.engine.sequences.batch_plan import Batch, Chunk
 from kvchat.errors import UnsupportedModel
 

@@ -20,12 +20,12 @@ import torch
 import transformers
 from torch import nn
 
-from kvchat.engine.kernels.machine import processor_name
+from kvchat.engine.kernels.machine_report import processor_name
 from kvchat.engine.kernels.native.build import library_path
 from kvchat.engine.kernels.native.library import library
 from kvchat.engine.models.fingerprint import Checkpoint
 from kvchat.engine.models.load import LoadedModel
-from kvchat.platform.persisted_file import read_kept, write_kept
+from kvchat.platform.cached_results import read_kept, write_kept
 
 FILE_NAME: Final = "checks"
 VERSION: Final = 1

@@ -21,9 +21,9 @@ from torch import Tensor, nn
 
 from kvchat.engine.api.config import BLOCK_SIZE, EngineConfig
 from kvchat.engine.api.ids import GroupId
+from kvchat.engine.cache.block_operations import Move
 from kvchat.engine.cache.device_tier import DeviceTier
 from kvchat.engine.cache.manager import CacheManager
-from kvchat.engine.cache.plan import Move
 from kvchat.engine.formats.full.attend import AttentionMetadata
 from kvchat.engine.formats.pool_sizing import pool_blocks
 from kvchat.engine.formats.spec import Group, group_layers
@@ -31,12 +31,12 @@ from kvchat.engine.kernels.paged_attention.args import SequenceSpan
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.disk.open_tier import open_saver, open_store
 from kvchat.engine.memory.host_pool import HostPool
-from kvchat.engine.memory.mover import Mover
 from kvchat.engine.memory.rates import Rates
 from kvchat.engine.memory.reader import Reader
+from kvchat.engine.memory.tier_mover import Mover
 from kvchat.engine.models.fingerprint import Checkpoint, Storage, digest_of, fields_of, meaning_of
 from kvchat.engine.models.hook import implementation_of
-from kvchat.engine.models.probing.layer_probe import probe_gathered_layers
+from kvchat.engine.models.probing.attention_probe import probe_gathered_layers
 from kvchat.engine.sequences.sequence import Sequence
 from kvchat.engine.tiering.in_flight_loads import InFlightLoads
 from kvchat.engine.tiering.save_policy import SavePolicy

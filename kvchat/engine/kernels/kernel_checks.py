@@ -17,6 +17,7 @@ from torch import Tensor
 
 from kvchat.engine.kernels import latent_attention as latent
 from kvchat.engine.kernels import latent_record, move_blocks, paged_attention, rope_and_store, store_kv
+from kvchat.engine.kernels.attention_sizes import AttentionSizes, KernelSizes, LatentSizes
 from kvchat.engine.kernels.fp8_record import Fp8Record
 from kvchat.engine.kernels.health import HEALTH, Health
 from kvchat.engine.kernels.latent_attention.args import LatentArgs
@@ -27,7 +28,6 @@ from kvchat.engine.kernels.paged_attention.args import AttentionArgs, SequenceSp
 from kvchat.engine.kernels.paged_attention.reference import paged_attention as attention_definition
 from kvchat.engine.kernels.rope_and_store import reference as rope_store_reference
 from kvchat.engine.kernels.rope_and_store.args import RopeStore
-from kvchat.engine.kernels.sizes import AttentionSizes, KernelSizes, LatentSizes
 from kvchat.engine.kernels.store_kv import reference as store_reference
 
 log = logging.getLogger(__name__)

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from kvchat.engine.kernels import shadow_kv
+from kvchat.engine.kernels.attention_sizes import ShadowSizes
 from kvchat.engine.kernels.kernel_checks import KernelCheck, largest_error, random_numbers
 from kvchat.engine.kernels.shadow_kv import Change, Rotations, reference
-from kvchat.engine.kernels.sizes import ShadowSizes
 
 NUM_SLOTS, NUM_CHUNKS = 20, 70
 CHUNK, CHUNKS_OF_BLOCK = 8, 8

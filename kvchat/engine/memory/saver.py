@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from kvchat.engine.api.ids import BlockId, BlockKey, GroupId
-from kvchat.engine.cache.plan import Save
-from kvchat.engine.kernels.streams import Event, Stream, Streams
+from kvchat.engine.cache.block_operations import Save
+from kvchat.engine.kernels.transfer_streams import Event, Stream, Streams
 from kvchat.engine.memory.aligned_memory import mapped
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.disk.store import BlockHeader, DiskStore

@@ -72,8 +72,8 @@ def locate_model(
         return ModelLocation(name=name, path=path.resolve())
     if path.is_file() and path.suffix == GGUF_SUFFIX and cache_dir is not None:
         # Not for those who name a directory.
+        from kvchat.engine.models.checkpoints.converted_gguf import checkpoint_of
         from kvchat.engine.models.checkpoints.disk_budget import DiskBudget
-        from kvchat.engine.models.checkpoints.gguf_files import checkpoint_of
 
         room = DiskBudget(cache_dir=cache_dir, disk_bytes=disk_bytes, encryptor=encryptor)
         return ModelLocation(name=name, path=checkpoint_of(path.resolve(), cache_dir, room))

@@ -21,7 +21,7 @@ from kvchat.engine.kernels.quantized_attention import quantize_blocks
 from kvchat.engine.kernels.quantized_attention.args import QuantizedStep
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.models.load import choose_device
-from kvchat.engine.models.weight_format import WeightSource
+from kvchat.engine.models.prepare_weights import WeightSource
 from kvchat.engine.startup.weights import Candidate, fingerprint_of, groups_in, load_candidate
 from kvchat.errors import ConfigError
 

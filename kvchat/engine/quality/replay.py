@@ -14,7 +14,7 @@ from torch import Tensor
 
 from kvchat.engine.api.ids import BlockId, GroupId, RequestId, SequenceId
 from kvchat.engine.api.namespace import Namespace
-from kvchat.engine.cache.plan import Prune, TableChange
+from kvchat.engine.cache.block_operations import Prune, TableChange
 from kvchat.engine.formats.codecs import codec_of
 from kvchat.engine.formats.pool_sizing import window_blocks
 from kvchat.engine.formats.pruned.pruner import Pruner

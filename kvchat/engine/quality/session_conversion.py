@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from kvchat.engine.api.ids import BlockKey, GroupId, block_key, u32le
 from kvchat.engine.formats.spec import Group
 from kvchat.engine.memory.disk.block_file import BlockHeader
-from kvchat.engine.memory.disk.bundle_blocks import BundleBlockStore, NewBlock
+from kvchat.engine.memory.disk.bundle_block_store import BundleBlockStore, NewBlock
 from kvchat.engine.quality.convert import RUN_LEN, Converter, Payloads
 from kvchat.errors import CacheError, StorageError
 

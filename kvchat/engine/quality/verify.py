@@ -14,7 +14,7 @@ from kvchat.engine.formats.full.codec import Codec, relative
 from kvchat.engine.formats.spec import CacheSpec, Group
 from kvchat.engine.memory.device_pool import TORCH_DTYPES
 from kvchat.engine.memory.disk.block_file import Layout
-from kvchat.engine.memory.disk.bundle_blocks import BundleBlockStore, NewBlock
+from kvchat.engine.memory.disk.bundle_block_store import BundleBlockStore, NewBlock
 from kvchat.engine.quality.recompute import ComputedBlock, ReadPast, Recompute
 from kvchat.errors import ConfigError, StorageError
 

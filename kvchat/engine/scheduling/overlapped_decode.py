@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from kvchat.engine.api.ids import SequenceId
+from kvchat.engine.cache.block_operations import Move
 from kvchat.engine.cache.manager import CacheManager
-from kvchat.engine.cache.plan import Move
 from kvchat.engine.forward.runner import Runner
 from kvchat.engine.kernels.device import upload
 from kvchat.engine.scheduling.scheduler import Scheduler

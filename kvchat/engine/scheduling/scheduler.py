@@ -14,8 +14,8 @@ from typing import Protocol
 from kvchat.engine.api.events import Loaded
 from kvchat.engine.api.ids import GroupId, RequestId, SequenceId
 from kvchat.engine.api.snapshot import Tier
+from kvchat.engine.cache.block_operations import Move
 from kvchat.engine.cache.manager import CacheManager
-from kvchat.engine.cache.plan import Move
 from kvchat.engine.cache.prefix_matcher import PrefixMatch
 from kvchat.engine.scheduling.admission_backoff import AdmissionBackoff
 from kvchat.engine.sequences.batch_plan import Batch, Chunk, ShadowedPrompt

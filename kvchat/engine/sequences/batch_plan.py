@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from kvchat.engine.api.ids import GroupId, RequestId, SequenceId
-from kvchat.engine.cache.plan import Move, Prune, TableChange
+from kvchat.engine.cache.block_operations import Move, Prune, TableChange
 
 
 @dataclass(frozen=True, slots=True)

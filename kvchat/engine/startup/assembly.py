@@ -24,34 +24,34 @@ from kvchat.engine.formats.shadow.spec import shadow_specs
 from kvchat.engine.formats.spec import Group, Lifetime, Selection
 from kvchat.engine.forward.fusion import Fusion, fused_pass, fusion_of
 from kvchat.engine.forward.kernel_sizes import shadow_sizes
-from kvchat.engine.forward.layer_walk import walking_pass
+from kvchat.engine.forward.layerwise_check import walking_pass
 from kvchat.engine.forward.runner import ForwardPass, Runner
 from kvchat.engine.forward.self_check_cache import name_of
 from kvchat.engine.kernels.device import is_interpreted
-from kvchat.engine.kernels.machine import processor_name
-from kvchat.engine.kernels.streams import InlineStreams
+from kvchat.engine.kernels.machine_report import processor_name
+from kvchat.engine.kernels.transfer_streams import InlineStreams
 from kvchat.engine.memory.aligned_memory import MOST_BYTES, prefault
 from kvchat.engine.memory.cuda_streams import CudaStreams
 from kvchat.engine.memory.device_pool import TORCH_DTYPES, DevicePool
 from kvchat.engine.memory.disk.open_tier import WRITE_QUEUE_BYTES, open_saver, open_store
 from kvchat.engine.memory.disk.store import DiskStore
+from kvchat.engine.memory.host_copies import AsyncTransport
 from kvchat.engine.memory.host_pool import HostPool
-from kvchat.engine.memory.mover import Mover
 from kvchat.engine.memory.pinned import PinnedSlabs
 from kvchat.engine.memory.rates import Rates
 from kvchat.engine.memory.reader import Reader
 from kvchat.engine.memory.saver import AsyncSaves, SaveTransport
-from kvchat.engine.memory.transport import AsyncTransport
+from kvchat.engine.memory.tier_mover import Mover
 from kvchat.engine.models.latent import projections
 from kvchat.engine.models.linear.packed import pack_linears
 from kvchat.engine.models.load import LoadedModel, choose_device
+from kvchat.engine.models.prepare_weights import WeightSource, check_weights
 from kvchat.engine.models.probing.rotaries import layer_rotaries
-from kvchat.engine.models.weight_format import WeightSource, check_weights
 from kvchat.engine.sampling.sampler import Sampler
 from kvchat.engine.sampling.speculative.ngram_proposer import NgramProposer
 from kvchat.engine.scheduling.scheduler import NoDrafter
 from kvchat.engine.startup.gpu import Recording, recorded_bytes, short_steps, try_shadows, unrecorded
-from kvchat.engine.startup.memory_plan import Lengths, activation_bytes, measured
+from kvchat.engine.startup.memory_profile import Lengths, activation_bytes, measured
 from kvchat.engine.startup.parts import EngineParts
 from kvchat.engine.startup.weights import Candidate, EngineWeights, fingerprint_of, load_candidate
 from kvchat.engine.tiering.idle_demotion import HostAdmission

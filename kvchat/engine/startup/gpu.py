@@ -12,19 +12,19 @@ from kvchat.engine.formats.spec import Group, Selection
 from kvchat.engine.forward.compile_choice import choose
 from kvchat.engine.forward.cuda_graphs import CudaGraphs, GraphReserve
 from kvchat.engine.forward.decode_graphs import ComputesAnew, DecodeGraphRunner, Limits
-from kvchat.engine.forward.layer_pass import LayerPass
-from kvchat.engine.forward.passes import PackedPass
+from kvchat.engine.forward.layerwise_pass import LayerwisePass
+from kvchat.engine.forward.model_passes import PackedPass
 from kvchat.engine.forward.runner import ForwardPass
 from kvchat.engine.kernels import quantized_attention
+from kvchat.engine.kernels.attention_sizes import KernelSizes, ShadowSizes
 from kvchat.engine.kernels.bounds_checks import debugs
 from kvchat.engine.kernels.device import is_supported, takes_triton
 from kvchat.engine.kernels.kernel_checks import FUSED_TRIALS, LATENT_TRIALS, TRIALS, try_kernels
-from kvchat.engine.kernels.model_checks import trials_of
+from kvchat.engine.kernels.model_shape_checks import trials_of
 from kvchat.engine.kernels.shadow_checks import trials_in
-from kvchat.engine.kernels.sizes import KernelSizes, ShadowSizes
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.models.load import DTYPES
-from kvchat.engine.startup.memory_plan import Lengths
+from kvchat.engine.startup.memory_profile import Lengths
 
 Report = Callable[[str], None]
 
@@ -109,7 +109,7 @@ def short_steps(
     limits = limits_of(groups, pool, recording.context_len)
     steps = DecodeGraphRunner(forward, groups, limits, CudaGraphs(device))
     cache_dir = recording.cache_dir
-    if isinstance(forward, LayerPass) and cache_dir is not None:
+    if isinstance(forward, LayerwisePass) and cache_dir is not None:
         report("timing a step, compiled and not (a minute or more, the first time only)")
         report(choose(forward, forward.walk, steps.time_smallest, cache_dir).in_words())
     reserve = GraphReserve(num_bytes=recording.reserve_bytes, free_bytes=partial(free_bytes, device))
@@ -131,7 +131,7 @@ def can_record(forward: ForwardPass, groups: Sequence[Group]) -> bool:
 
 def why_not(forward: ForwardPass, groups: Sequence[Group]) -> str | None:
     """Return why a step of the model does not follow from tensors alone; None: it does. Pure."""
-    if not isinstance(forward, (PackedPass, LayerPass)):
+    if not isinstance(forward, (PackedPass, LayerwisePass)):
         return "the model computes one sequence after the other"
     if not forward.follows_from_tensors:
         return "layers of the model ask how long their past is"

@@ -9,9 +9,9 @@ from kvchat.engine.formats.shadow.shadows import Shadows
 from kvchat.engine.forward.runner import Runner
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.disk.store import DiskStore
-from kvchat.engine.memory.mover import Mover
 from kvchat.engine.memory.rates import Rates
 from kvchat.engine.memory.saver import Saver, SaveTransport
+from kvchat.engine.memory.tier_mover import Mover
 from kvchat.engine.sampling.sampler import Sampler
 from kvchat.engine.scheduling.scheduler import Drafter
 from kvchat.engine.startup.weights import EngineWeights

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from kvchat.engine.api.cache_format import parse_cache_format
 from kvchat.engine.api.config import EngineConfig, EngineInfo
+from kvchat.engine.formats.apply_format import stored_groups
 from kvchat.engine.formats.spec import Group
-from kvchat.engine.formats.table import stored_groups
 from kvchat.engine.forward import self_check
 from kvchat.engine.forward.kernel_sizes import sizes_in_config, sizes_in_groups
 from kvchat.engine.forward.model_route import ModelPlan, Route, choose_route
@@ -29,10 +29,10 @@ from kvchat.engine.models.checkpoints.lora_files import check_adapter
 from kvchat.engine.models.checkpoints.weight_digests import WeightDigests
 from kvchat.engine.models.checkpoints.weight_files import ADAPTER_CONFIG, check_model
 from kvchat.engine.models.fingerprint import Checkpoint, Storage, digest_of, fields_of, read_checkpoint
-from kvchat.engine.models.fingerprint_records import remember
+from kvchat.engine.models.fingerprint_inputs import remember
 from kvchat.engine.models.linear.packed import overwrite, tensors_of
 from kvchat.engine.models.load import LoadedModel
-from kvchat.engine.models.weight_format import WeightForm, WeightSource, in_wanted_form
+from kvchat.engine.models.prepare_weights import WeightForm, WeightSource, in_wanted_form
 from kvchat.engine.startup.gpu import try_gpu, try_sizes
 from kvchat.errors import ConfigError, ModelNotFound, ModelUnreadable, UnsupportedModel
 

@@ -11,8 +11,8 @@ from typing import Final
 
 from kvchat.engine.api.ids import BlockId, BlockKey, GroupId
 from kvchat.engine.api.snapshot import Tier
+from kvchat.engine.cache.block_operations import Move
 from kvchat.engine.cache.device_tier import DeviceTier
-from kvchat.engine.cache.plan import Move
 from kvchat.engine.cache.prefix_index import IndexNode
 from kvchat.engine.formats.spec import Group
 from kvchat.engine.memory.rates import Rates

@@ -6,10 +6,10 @@ from typing import Protocol
 
 from kvchat.engine.api.ids import BlockKey, GroupId
 from kvchat.engine.api.snapshot import Tier
+from kvchat.engine.cache.block_loads import LoadUnit, Transfer, Transfers
+from kvchat.engine.cache.block_operations import Move
 from kvchat.engine.cache.device_tier import DeviceTier
-from kvchat.engine.cache.plan import Move
 from kvchat.engine.cache.prefix_matcher import PrefixMatch
-from kvchat.engine.cache.transfer import LoadUnit, Transfer, Transfers
 from kvchat.engine.memory.rates import Direction, Rates
 from kvchat.engine.memory.reader import Job, Landed
 

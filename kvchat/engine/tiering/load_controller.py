@@ -13,14 +13,14 @@ from typing import Final
 from kvchat.engine.api.events import LoadChoice, Loaded, LoadEstimate, LoadPlanned
 from kvchat.engine.api.ids import BlockKey
 from kvchat.engine.api.snapshot import Tier
-from kvchat.engine.cache.plan import Move
+from kvchat.engine.cache.block_operations import Move
 from kvchat.engine.cache.prefix_matcher import PrefixMatch
 from kvchat.engine.memory.rates import Rates
 from kvchat.engine.scheduling.scheduler import Scheduler
 from kvchat.engine.sequences.completion_sequence import Completion
 from kvchat.engine.tiering.in_flight_loads import InFlightLoads
 from kvchat.engine.tiering.load_choice import meeting, weigh
-from kvchat.engine.tiering.pending_loads import PendingLoad, PendingLoads
+from kvchat.engine.tiering.waiting_requests import WaitingRequest, WaitingRequests
 
 LEAST_LANDED: Final = 3
 """Units of a load that say something about its pace. The first of a process bears what happens once, and a
@@ -49,7 +49,7 @@ class LoadController:
     def __init__(
         self,
         scheduler: Scheduler,
-        pending_loads: PendingLoads,
+        pending_loads: WaitingRequests,
         loads: InFlightLoads,
         rates: Rates,
         tell: Callable[[LoadPlanned], None],
@@ -110,7 +110,7 @@ class LoadController:
             return Obstacle.NO_ROOM
         pending = self._pending_loads.of(completion)
         if pending is None:
-            pending = PendingLoad(completion, counts=completion.loaded is None)
+            pending = WaitingRequest(completion, counts=completion.loaded is None)
         elif pending.is_landing:
             return None if self._pays_to_compute(pending) else Obstacle.LOADS
         elif pending.blocked_by and not pending.blocked_by.is_over:
@@ -139,7 +139,7 @@ class LoadController:
 
     # Before it is admitted
 
-    def _begin(self, pending: PendingLoad) -> Obstacle | None:
+    def _begin(self, pending: WaitingRequest) -> Obstacle | None:
         """Begin the load that a request needs, making room as for an admission."""
         completion = pending.completion
         if pending.load is not None:
@@ -182,7 +182,7 @@ class LoadController:
         brought = self._manager.device.brought
         return {key: brought[key] for key in match.all_keys if key in brought}
 
-    def _estimate(self, pending: PendingLoad, match: PrefixMatch) -> LoadEstimate:
+    def _estimate(self, pending: WaitingRequest, match: PrefixMatch) -> LoadEstimate:
         """Weigh loading against computing, and tell it once."""
         sequence = pending.completion.sequence
         pending.start_len = self._manager.match(sequence, match.length, resident=True).length
@@ -199,7 +199,7 @@ class LoadController:
         pending.estimate = estimate
         return estimate
 
-    def _pays_to_compute(self, pending: PendingLoad) -> bool:
+    def _pays_to_compute(self, pending: WaitingRequest) -> bool:
         """Whether loading has turned out so slow that the request should begin to compute beside it. What was
         pruned comes as a whole: its blocks are not those that the first tokens fill.
         """
@@ -218,7 +218,7 @@ class LoadController:
 
     # Computing beside a load
 
-    def _follow_front(self, pending: PendingLoad) -> None:
+    def _follow_front(self, pending: WaitingRequest) -> None:
         """Let a front go on, or end it where it has met the loaded part."""
         load, completion = pending.load, pending.completion
         assert load is not None
@@ -236,7 +236,7 @@ class LoadController:
         else:
             self._pending_loads.forget(pending)
 
-    def _move_front(self, pending: PendingLoad) -> None:
+    def _move_front(self, pending: WaitingRequest) -> None:
         """Claim the next blocks to compute: as many as keep computing and loading equally long."""
         load, sequence = pending.load, pending.completion.sequence
         assert load is not None
@@ -258,7 +258,7 @@ class LoadController:
 
     # The end
 
-    def _provenance(self, pending: PendingLoad) -> Loaded:
+    def _provenance(self, pending: WaitingRequest) -> Loaded:
         """Return where the tokens of an admitted request came from that it has not computed."""
         sequence, size = pending.completion.sequence, self._manager.block_size
         fetched = pending.fetched

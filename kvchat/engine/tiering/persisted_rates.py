@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.memory.rates import WINDOW, Direction, Measured, Rates, Samples
-from kvchat.platform.persisted_file import read_kept, write_kept
+from kvchat.platform.cached_results import read_kept, write_kept
 
 FILE_NAME: Final = "rates"
 VERSION: Final = 1

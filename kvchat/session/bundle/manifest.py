@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct, to_builtins
 
 from kvchat.errors import BundleError
+from kvchat.session.bundle.block_layout import ITEM_BYTES, BundleLayout
 from kvchat.session.bundle.fields import Digest, Name, Seconds, read_header
-from kvchat.session.bundle.layout import ITEM_BYTES, BundleLayout
-from kvchat.session.timestamps import LATEST
+from kvchat.session.timestamp_limits import LATEST
 
 FORMAT = "kvchat.bundle"
 MAX_TURNS = 1_000_000

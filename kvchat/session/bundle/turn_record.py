@@ -14,7 +14,7 @@ from kvchat.engine.api.events import Loaded, Timings, Usage
 from kvchat.engine.api.ids import from_u32le, u32le
 from kvchat.errors import BundleError
 from kvchat.session.bundle.fields import Count, Seconds, read_header
-from kvchat.session.timestamps import LATEST
+from kvchat.session.timestamp_limits import LATEST
 from kvchat.session.tree import Backend, Finish, Role, SessionId, Turn, TurnId
 
 _Name = Annotated[str, Meta(max_length=200)]

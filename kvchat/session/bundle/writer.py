@@ -9,10 +9,10 @@ from pathlib import Path
 
 from kvchat.engine.api.ids import BlockKey
 from kvchat.errors import StorageError
-from kvchat.platform.directories import sync
-from kvchat.session.bundle.layout import trimmed
+from kvchat.platform.private_files import sync
+from kvchat.session.bundle.block_layout import trimmed
+from kvchat.session.bundle.container import BLOCK, END, META, TURN, RecordWriter
 from kvchat.session.bundle.manifest import Manifest, manifest_header
-from kvchat.session.bundle.record import BLOCK, END, META, TURN, RecordWriter
 from kvchat.session.bundle.turn_record import turn_body, turn_header
 from kvchat.session.tree import Turn
 

@@ -11,10 +11,10 @@ from time import monotonic, sleep
 
 from kvchat.errors import StorageError
 from kvchat.platform import sqlite_connections
-from kvchat.platform.directories import make_private
+from kvchat.platform.private_files import make_private
 from kvchat.session.database import backups, erasure, schema
 from kvchat.session.database.damage import DamageFound, damage_mark, refuse_damage
-from kvchat.session.database.table_layout import PLAIN, Tables
+from kvchat.session.database.plain_tables import PLAIN, Tables
 from kvchat.session.salvage.salvage import looks_like_ours, salvage
 
 log = logging.getLogger(__name__)

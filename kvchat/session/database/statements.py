@@ -8,7 +8,7 @@ from itertools import chain, count
 from time import time
 
 from kvchat.errors import SessionExists, SessionNotFound
-from kvchat.session import timestamps
+from kvchat.session import timestamp_limits
 from kvchat.session.database import rows
 from kvchat.session.database.damage import refuse_hidden
 from kvchat.session.database.digests import (
@@ -126,19 +126,21 @@ def next_timestamp(connection: sqlite3.Connection) -> float:
     """
     (newest,) = connection.execute("SELECT max(updated_at) FROM sessions").fetchone()
     now = time()
-    if newest is not None and newest > timestamps.LATEST:
+    if newest is not None and newest > timestamp_limits.LATEST:
         newest = _date_anew(connection, now)
-    return now if newest is None or now > newest else newest + timestamps.STEP_S
+    return now if newest is None or now > newest else newest + timestamp_limits.STEP_S
 
 
 def _date_anew(connection: sqlite3.Connection, now: float) -> float:
     """Bring what is ahead of every calendar back; return the latest time that a session was used at."""
     found = connection.execute("SELECT id, updated_at FROM sessions ORDER BY updated_at, id DESC").fetchall()
-    newest = max((row["updated_at"] for row in found if row["updated_at"] <= timestamps.LATEST), default=now)
+    newest = max(
+        (row["updated_at"] for row in found if row["updated_at"] <= timestamp_limits.LATEST), default=now
+    )
     newest = max(newest, now)
     for row in found:
-        if row["updated_at"] > timestamps.LATEST:
-            newest += timestamps.STEP_S
+        if row["updated_at"] > timestamp_limits.LATEST:
+            newest += timestamp_limits.STEP_S
             change_session(connection, row["id"], updated_at=newest)
     return newest
 

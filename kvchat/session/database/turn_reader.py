@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from kvchat.engine.api.ids import from_u32le
 from kvchat.errors import SessionNotFound
-from kvchat.platform.writer_locks import Writers
+from kvchat.platform.writer_liveness import Writers
 from kvchat.session.database import damage, rows
 from kvchat.session.tree import Finish, MessagePart, SessionId, Turn, TurnId
 

@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from kvchat.platform.directories import (
+from kvchat.platform.encryptor import Encryptor
+from kvchat.platform.private_files import (
     SYSTEM_NAMES,
     NamedFiles,
     remove_private,
     remove_unfinished,
     write_private,
 )
-from kvchat.platform.encryptor import Encryptor
 
 _SUFFIXES = {False: ".json", True: ".sealed"}
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from kvchat.engine.api.ids import BlockKey, GroupId, block_key
-from kvchat.engine.memory.disk.bundle_blocks import BundleBlockStore
+from kvchat.engine.memory.disk.bundle_block_store import BundleBlockStore
 from kvchat.session.tree import Turn, TurnId
 
 

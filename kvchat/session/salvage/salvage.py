@@ -19,12 +19,12 @@ from tempfile import TemporaryDirectory
 
 from kvchat.errors import StorageError
 from kvchat.platform import sqlite_connections
-from kvchat.platform.directories import sync
-from kvchat.platform.writer_locks import Writers
+from kvchat.platform.private_files import sync
+from kvchat.platform.writer_liveness import Writers
 from kvchat.session.database import rows
 from kvchat.session.database.backups import alone, backup_paths, beside, has_backup
 from kvchat.session.database.damage import damage_mark
-from kvchat.session.database.table_layout import Tables
+from kvchat.session.database.plain_tables import Tables
 from kvchat.session.salvage import write_ahead_log
 from kvchat.session.salvage.relink_sessions import relink_sessions
 from kvchat.session.salvage.relink_turns import relink_turns

@@ -5,7 +5,7 @@ from time import time
 
 from kvchat.session.store import new_turn_id
 from kvchat.session.template.chat_template import SYSTEM, ChatTemplate, Message
-from kvchat.session.timestamps import calendar
+from kvchat.session.timestamp_limits import calendar
 from kvchat.session.tree import Finish, Role, Session, Turn, live_part
 
 

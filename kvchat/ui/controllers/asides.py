@@ -14,7 +14,7 @@ from kvchat.session.tree import SessionId
 from kvchat.text.cache_usage import in_bytes, price_words
 from kvchat.text.figures import plural
 from kvchat.ui.controllers.screen_services import ScreenServices
-from kvchat.ui.controllers.turn_runner import PendingTurn, TurnKind, TurnRunner
+from kvchat.ui.controllers.turn_runner import QueuedTurn, TurnKind, TurnRunner
 from kvchat.ui.state.conversation_tab import branch_key
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class AsideController:
             self._keep_behind(back)
             self._screen.tell("this is thrown away when you leave it: esc or /aside goes back", title=_ASIDE)
         if text:
-            self._screen.queue(PendingTurn(kind=TurnKind.SEND, text=text))
+            self._screen.queue(QueuedTurn(kind=TurnKind.SEND, text=text))
 
     def _free_aside(self, back: "Conversation") -> "Conversation":
         taken = {branch.name for branch in self._chat.store.branches(back.session.id)}

@@ -12,16 +12,16 @@ from kvchat.text.figures import plural
 from kvchat.text.fit_text import one_line
 from kvchat.ui.commands import find_command, nearest_command, split_command
 from kvchat.ui.controllers.asides import price_so_far
-from kvchat.ui.controllers.branching import BranchController
 from kvchat.ui.controllers.clipboard import Clipboard
 from kvchat.ui.controllers.composer import ComposerController
 from kvchat.ui.controllers.conversations import ConversationController
 from kvchat.ui.controllers.formats import FormatController, GaugeController
+from kvchat.ui.controllers.message_actions import MessageActionsController
 from kvchat.ui.controllers.revisions import RevisionController
 from kvchat.ui.controllers.screen_services import ScreenServices
 from kvchat.ui.controllers.sessions import SessionController
 from kvchat.ui.controllers.settings import SettingsController
-from kvchat.ui.controllers.turn_runner import PendingTurn, TurnKind, TurnRunner
+from kvchat.ui.controllers.turn_runner import QueuedTurn, TurnKind, TurnRunner
 from kvchat.ui.state.conversation_tab import Draft
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class Controllers:
 
     revisions: RevisionController
     sessions: SessionController
-    branching: BranchController
+    branching: MessageActionsController
     clipboard: Clipboard
     composer: ComposerController
     settings: SettingsController
@@ -215,7 +215,7 @@ class CommandDispatcher:
         if conversation is None or not self._is_free("continue"):
             return
         if conversation.turns and conversation.turns[-1].is_open:
-            self._screen.queue(PendingTurn(kind=TurnKind.CONTINUE))
+            self._screen.queue(QueuedTurn(kind=TurnKind.CONTINUE))
         else:
             self._screen.warn("the last answer is complete; there is nothing to continue")
 

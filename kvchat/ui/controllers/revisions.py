@@ -25,7 +25,7 @@ from kvchat.text.revision import (
 )
 from kvchat.ui.controllers.composer import ComposerController
 from kvchat.ui.controllers.screen_services import ScreenServices
-from kvchat.ui.controllers.turn_runner import PendingTurn, TurnKind, TurnRunner
+from kvchat.ui.controllers.turn_runner import QueuedTurn, TurnKind, TurnRunner
 
 if TYPE_CHECKING:
     from kvchat.chat.conversation import Conversation
@@ -117,7 +117,7 @@ class RevisionController:
             self.begin_edit(replace(question, text=text))
         else:
             self._screen.tell(words)
-            self._screen.queue(PendingTurn(kind=TurnKind.EDIT, text=text, turn_id=question.id))
+            self._screen.queue(QueuedTurn(kind=TurnKind.EDIT, text=text, turn_id=question.id))
 
     async def _agreed(self, conversation: "Conversation", question: Turn, text: str) -> str | None:
         """Return what an edit costs, in words; None where it cannot be made, or is not to be."""

@@ -13,7 +13,7 @@ from textual.timer import Timer
 from kvchat.engine.api.snapshot import CacheSnapshot
 from kvchat.session.tree import Turn
 from kvchat.ui.controllers.dialogs import Dialogs, Work
-from kvchat.ui.state.pending_turn import PendingTurn
+from kvchat.ui.state.queued_turn import QueuedTurn
 from kvchat.ui.widgets.prompt_input import Prompt
 from kvchat.ui.widgets.session_rows import Held, SessionListOptions, SessionWithBranches
 
@@ -64,7 +64,7 @@ class ScreenServices(Protocol):
 
     # The prompt and what is sent from it
 
-    def queue(self, pending: PendingTurn) -> None:
+    def queue(self, pending: QueuedTurn) -> None:
         """Run a turn as soon as the engine is loaded and no other runs."""
         ...
 

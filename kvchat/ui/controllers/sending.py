@@ -14,7 +14,7 @@ from kvchat.text.fit_text import one_line
 from kvchat.ui.controllers.composer import ComposerController
 from kvchat.ui.controllers.revisions import RevisionController
 from kvchat.ui.controllers.screen_services import ScreenServices
-from kvchat.ui.controllers.turn_runner import PendingTurn, TurnKind, TurnRunner
+from kvchat.ui.controllers.turn_runner import QueuedTurn, TurnKind, TurnRunner
 
 _MARKED = re.compile(r"(?<!\S)@(\S+)")
 _AFTER_NAMES = ".,;:!?)\"'"
@@ -116,7 +116,7 @@ class SendController:
         if self._revisions.editing is not None:
             self._revisions.send_edit(text)
         else:
-            self._screen.queue(PendingTurn(kind=TurnKind.SEND, text=text, reading=reading))
+            self._screen.queue(QueuedTurn(kind=TurnKind.SEND, text=text, reading=reading))
 
 
 def _is_in(mark: str, texts: Sequence[str]) -> bool:

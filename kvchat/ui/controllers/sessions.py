@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from textual.timer import Timer
 
 from kvchat.errors import FileTaken, KvchatError
-from kvchat.session.lookup import SearchHit
+from kvchat.session.session_queries import SearchHit
 from kvchat.session.tree import SessionId
 from kvchat.text.fit_text import UNTITLED, one_line
 from kvchat.ui.controllers.conversations import ConversationController
@@ -21,7 +21,7 @@ from kvchat.ui.state.stored_sessions import StoredSessions
 from kvchat.ui.widgets.session_rows import SearchFinding
 
 if TYPE_CHECKING:
-    from kvchat.app.export.session_files import SessionFiles
+    from kvchat.app.export.interface_files import InterfaceFiles
     from kvchat.session.store import SessionStore
 
 log = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ class SessionController:
         self,
         screen: ScreenServices,
         store: "SessionStore",
-        files: "SessionFiles",
+        files: "InterfaceFiles",
         turns: TurnRunner,
         conversations: ConversationController,
     ) -> None:

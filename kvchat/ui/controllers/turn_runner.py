@@ -7,7 +7,7 @@ from itertools import groupby
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from kvchat.app.turn_feed import ConversationOpened, FeedEvent, Produced, TurnEnded, TurnFailed
+from kvchat.app.turn_thread import ConversationOpened, FeedEvent, Produced, TurnEnded, TurnFailed
 from kvchat.chat.events import LoadingStarted, Prefill, TextDelta, TurnFinished, TurnStarted
 from kvchat.errors import PoolExhausted
 from kvchat.session.tree import SessionId, Turn, TurnId, path_token_ids
@@ -23,8 +23,8 @@ from kvchat.ui.state.conversation_tab import (
     unseen_words,
     unsent_message,
 )
-from kvchat.ui.state.pending_turn import PendingTurn as PendingTurn
-from kvchat.ui.state.pending_turn import TurnKind as TurnKind
+from kvchat.ui.state.queued_turn import QueuedTurn as QueuedTurn
+from kvchat.ui.state.queued_turn import TurnKind as TurnKind
 from kvchat.ui.terminal.garbage import GarbageSchedule
 from kvchat.ui.widgets.answer import AnswerView
 from kvchat.ui.widgets.transcript import Transcript
@@ -92,7 +92,7 @@ class TurnRunner:
         self._tab.draft = draft
 
     @property
-    def queue(self) -> Sequence[PendingTurn]:
+    def queue(self) -> Sequence[QueuedTurn]:
         """What waits for the running turn of the conversation on screen, or for the engine."""
         return self._tab.queue
 
@@ -143,7 +143,7 @@ class TurnRunner:
         writing = [tab.conversation or tab.answered for tab in self._tabs if tab.feed.is_writing]
         return any(one is not None and one.session.id == session_id for one in writing)
 
-    def add(self, pending: PendingTurn) -> None:
+    def add(self, pending: QueuedTurn) -> None:
         """Queue a turn; `start_next` runs it."""
         self._tab.queue.append(pending)
         self._screen.queue_changed()
@@ -295,7 +295,7 @@ class TurnRunner:
         if not self.is_any_running:
             self.garbage.end_turn()
 
-    def _produce(self, tab: ConversationTab, pending: PendingTurn) -> Iterator[Produced]:
+    def _produce(self, tab: ConversationTab, pending: QueuedTurn) -> Iterator[Produced]:
         """Run a turn; in the feed's thread."""
         conversation = tab.conversation
         if conversation is None:

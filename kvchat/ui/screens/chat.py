@@ -23,7 +23,7 @@ from kvchat.session.tree import Turn
 from kvchat.text.attachments import shown_message, words_of
 from kvchat.text.fit_text import one_line
 from kvchat.ui.commands import SlashCommand
-from kvchat.ui.controllers.branching import BranchController
+from kvchat.ui.controllers.cache_inspector import InspectorController
 from kvchat.ui.controllers.clipboard import Clipboard
 from kvchat.ui.controllers.command_dispatcher import CommandDispatcher, Controllers
 from kvchat.ui.controllers.composer import ComposerController
@@ -32,12 +32,12 @@ from kvchat.ui.controllers.dialogs import Dialogs, Work
 from kvchat.ui.controllers.drafts import DraftController
 from kvchat.ui.controllers.engine_watch import EngineWatch, Shown
 from kvchat.ui.controllers.formats import FormatController, GaugeController
-from kvchat.ui.controllers.inspecting import InspectorController
+from kvchat.ui.controllers.message_actions import MessageActionsController
 from kvchat.ui.controllers.revisions import RevisionController
 from kvchat.ui.controllers.sending import SendController
 from kvchat.ui.controllers.sessions import SessionController
 from kvchat.ui.controllers.settings import SettingsController
-from kvchat.ui.controllers.turn_runner import PendingTurn, TurnRunner
+from kvchat.ui.controllers.turn_runner import QueuedTurn, TurnRunner
 from kvchat.ui.key_names import key_name, leave_keys
 from kvchat.ui.terminal.render_loop import INTERVAL_S, RenderLoop
 from kvchat.ui.widgets.cache.panel import CachePanel
@@ -143,7 +143,7 @@ class ChatScreen(Screen[None]):
             drafts=self.drafts,
         )
         self.sessions = SessionController(self, chat.store, host, turns, self.conversations)
-        self.branching = BranchController(self, chat, turns, self.conversations, self.composer)
+        self.branching = MessageActionsController(self, chat, turns, self.conversations, self.composer)
         self.clipboard = Clipboard(self)
         self.settings = SettingsController(self, chat, host, turns, self.conversations)
         self.formats = FormatController(self, host, turns, self.settings)
@@ -240,7 +240,7 @@ class ChatScreen(Screen[None]):
     def on_text_area_changed(self) -> None:
         self.revisions.text_changed(self.prompt.text)
 
-    def queue(self, pending: PendingTurn) -> None:
+    def queue(self, pending: QueuedTurn) -> None:
         if self._watch.status.phase is EnginePhase.FAILED:
             self.warn("the engine has stopped: this waits until /reload has loaded it again")
         self._queued_s = self.dialogs.asked_s
@@ -269,9 +269,9 @@ class ChatScreen(Screen[None]):
             self.prompt.begin_history([words_of(message) for message in messages])
 
     async def _find_message(self) -> None:
-        from kvchat.ui.screens.history import HistoryScreen
+        from kvchat.ui.screens.prompt_history import PromptHistoryScreen
 
-        message = await self.dialogs.ask(HistoryScreen(self.prompt.messages))
+        message = await self.dialogs.ask(PromptHistoryScreen(self.prompt.messages))
         if message is not None:
             self.prompt.write(message)
             self.prompt.note_found(message)

@@ -10,13 +10,13 @@ from textual.containers import Grid, Vertical, VerticalScroll
 from textual.content import Content
 from textual.widgets import Static
 
-from kvchat.app.turn_feed import TurnFailed, TurnFeed
+from kvchat.app.turn_thread import TurnFailed, TurnThread
 from kvchat.chat.events import Prefill, SampleDelta, SampleEvent, SamplesFinished
 from kvchat.session.tree import Turn
 from kvchat.text.answer_footer import progress_parts
 from kvchat.text.figures import count_text, plural
 from kvchat.text.fit_text import clean_text
-from kvchat.text.prefill_estimate import PrefillTime
+from kvchat.text.prefill_eta import PrefillEta
 from kvchat.ui.screens.interrupting_dialog import InterruptingDialog, Typed
 
 _DRAIN_S = 1 / 20
@@ -90,14 +90,14 @@ class CompareScreen(InterruptingDialog[Turn | None]):
         self._num = num
         self._produce = produce
         self._stop = stop
-        self._feed = TurnFeed()
+        self._feed = TurnThread()
         self.answers: tuple[Turn, ...] = ()
         self._problem: str | None = None
         self._chosen = 0
         self._is_typing = False
         self._is_held_back = False
         self._status = Static(price, id="compare-status", markup=False)
-        self._pace = PrefillTime()
+        self._pace = PrefillEta()
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="compare"):

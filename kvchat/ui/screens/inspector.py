@@ -17,7 +17,8 @@ from kvchat.engine.api.snapshot import CacheSnapshot
 from kvchat.errors import KvchatError
 from kvchat.ui.screens.dialog import Dialog
 from kvchat.ui.state.cache_history import SHOWN_S
-from kvchat.ui.widgets.cache.block_rows import (
+from kvchat.ui.widgets.cache.block_table import BlockTable
+from kvchat.ui.widgets.cache.inspector_rows import (
     RowSource,
     block_heading,
     detail_lines,
@@ -25,7 +26,6 @@ from kvchat.ui.widgets.cache.block_rows import (
     source_heading,
     source_row,
 )
-from kvchat.ui.widgets.cache.block_table import BlockTable
 from kvchat.ui.widgets.cache.row_view import Look, Row, row_text
 
 _INTERVAL_S = 0.5

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from kvchat.app.turn_feed import FeedEvent, TurnFailed, TurnFeed
+from kvchat.app.turn_thread import FeedEvent, TurnFailed, TurnThread
 from kvchat.chat.events import TurnFinished, TurnStarted
 from kvchat.errors import PoolExhausted
 from kvchat.session.tree import SessionId, Turn, TurnId
-from kvchat.ui.state.pending_turn import PendingTurn
+from kvchat.ui.state.queued_turn import QueuedTurn
 
 if TYPE_CHECKING:
     from kvchat.chat.conversation import Conversation
@@ -56,9 +56,9 @@ class ConversationTab:
 
     conversation: "Conversation | None" = None
     draft: Draft = field(default_factory=Draft)
-    queue: deque[PendingTurn] = field(default_factory=deque)
-    feed: TurnFeed = field(default_factory=TurnFeed)
-    running: PendingTurn | None = None
+    queue: deque[QueuedTurn] = field(default_factory=deque)
+    feed: TurnThread = field(default_factory=TurnThread)
+    running: QueuedTurn | None = None
     events: list[FeedEvent] = field(default_factory=list)
     answered: "Conversation | None" = None
     is_stopping: bool = False

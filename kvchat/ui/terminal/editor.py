@@ -11,7 +11,7 @@ from shutil import which
 from tempfile import TemporaryDirectory
 
 from kvchat.errors import UsageError
-from kvchat.platform.directories import system_errors_as
+from kvchat.platform.private_files import system_errors_as
 
 _USUAL = ("nano", "vim", "vi")
 

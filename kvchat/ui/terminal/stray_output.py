@@ -19,7 +19,7 @@ from pathlib import Path
 from threading import Thread
 from typing import TextIO
 
-from kvchat.platform.directories import make_private
+from kvchat.platform.private_files import make_private
 
 _STDIN_FD = 0
 _STDOUT_FD = 1

@@ -14,7 +14,7 @@ from kvchat.session.tree import Finish, Session, Turn
 from kvchat.text.answer_footer import ending_text, footer_parts, loading_parts, progress_parts, wrap_parts
 from kvchat.text.figures import plural
 from kvchat.text.fit_text import clean_text
-from kvchat.text.prefill_estimate import PrefillTime
+from kvchat.text.prefill_eta import PrefillEta
 from kvchat.ui.key_names import name_for
 
 
@@ -143,7 +143,7 @@ class AnswerView(Column):
         self._ending = EndingLine(turn.finish) if ending_text(turn.finish) else None
         self._pieces: list[str] = [turn.text]
         self._thoughts: list[str] = [turn.reasoning]
-        self._pace = PrefillTime()
+        self._pace = PrefillEta()
 
     @property
     def is_streaming(self) -> bool:
@@ -160,7 +160,7 @@ class AnswerView(Column):
     def begin(self) -> None:
         """Start to take text; what the answer has already stays."""
         self._body.begin()
-        self._pace = PrefillTime()
+        self._pace = PrefillEta()
         if self._ending is not None:
             self._ending.display = False
         self._footer.show_parts(("reading",))

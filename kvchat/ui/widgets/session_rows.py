@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from rich.cells import cell_len
 
 from kvchat.app.interface_types import KvOnDisk
-from kvchat.session.lookup import SearchHit
+from kvchat.session.session_queries import SearchHit
 from kvchat.session.tree import Branch, BranchName, Session, SessionId, TurnId
 from kvchat.text.figures import age_text, short_bytes_text, tiny_bytes_text
 from kvchat.text.fit_text import UNTITLED, one_line, padded

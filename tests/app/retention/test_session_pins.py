@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from kvchat.app.config import read_settings
-from kvchat.app.open_sessions import open_store
-from kvchat.app.session_service import SessionService
-from kvchat.engine.memory.disk.catalog import BlockCatalog
+from kvchat.app.open_store import open_store
+from kvchat.app.retention.session_removal import SessionService
+from kvchat.engine.memory.disk.maintenance import BlockCatalog
 from kvchat.session.store import new_turn_id
 from kvchat.session.tree import Role
 from tests.cli.command_line import Run
-from tests.cli.commands.sessions.test_listing import add
+from tests.cli.commands.sessions.test_browse import add
 from tests.engine.memory import chains
 
 pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("loading_pays")]

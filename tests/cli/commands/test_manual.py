@@ -8,7 +8,7 @@ import pytest
 import typer
 
 from kvchat.app.config import KEYS
-from kvchat.app.open_sessions import open_store
+from kvchat.app.open_store import open_store
 from kvchat.cli.parser.command_line import app
 from kvchat.cli.parser.command_table import COMMANDS, Command
 from kvchat.cli.parser.options import PlaceOptions

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from kvchat.app.config import read_settings
-from kvchat.app.open_sessions import open_store
+from kvchat.app.open_store import open_store
 from tests.cli.command_line import Run
 from tests.terminal import terminal
 

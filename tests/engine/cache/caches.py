@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 
 from kvchat.engine.api.ids import BlockId, BlockKey, GroupId, SequenceId, block_key, chain_keys, root_key
 from kvchat.engine.api.snapshot import Tier
+from kvchat.engine.cache.block_operations import Demote, Fetch, Load, Move, Promote, Save, TableChange
 from kvchat.engine.cache.device_tier import DeviceTier
 from kvchat.engine.cache.eviction import Eviction
 from kvchat.engine.cache.host_tier import HostTier
 from kvchat.engine.cache.manager import CacheManager
-from kvchat.engine.cache.plan import Demote, Fetch, Load, Move, Promote, Save, TableChange
 from kvchat.engine.cache.prefix_index import IndexNode
 from kvchat.engine.cache.prefix_matcher import PrefixMatch
 from kvchat.engine.formats.chunked.spec import ChunkedSpec

@@ -2,9 +2,9 @@
 
 import pytest
 
+from kvchat.engine import usage_snapshot
 from kvchat.engine.cache.block_pool import BlockPool
 from kvchat.engine.cache.block_references import BlockReferences
-from kvchat.engine.startup import cache_usage
 from tests.engine.cache.caches import Cache, full_group, sliding_group
 from tests.engine.cache.counting import counted_calls
 
@@ -29,7 +29,7 @@ def walked(cache: Cache) -> list[tuple[int, int, tuple[int, ...]]]:
 
 
 def usages(cache: Cache) -> list[tuple[int, int, tuple[int, ...]]]:
-    found = cache_usage.sequence_usages(cache.manager, ())
+    found = usage_snapshot.sequence_usages(cache.manager, ())
     return [(usage.own_bytes, usage.shared_bytes, usage.blocks_per_group) for usage in found]
 
 

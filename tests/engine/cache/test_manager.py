@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvchat.engine.cache.plan import Move
+from kvchat.engine.cache.block_operations import Move
 from tests.engine.cache.caches import Cache, full_group, sliding_group
 
 pytestmark = pytest.mark.pure

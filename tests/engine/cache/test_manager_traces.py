@@ -12,8 +12,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from kvchat.engine.api.ids import BlockKey, GroupId, SequenceId
 from kvchat.engine.api.snapshot import Tier
+from kvchat.engine.cache.block_operations import Move, Save
 from kvchat.engine.cache.eviction import Eviction
-from kvchat.engine.cache.plan import Move, Save
 from kvchat.engine.formats.pool_sizing import window_blocks
 from kvchat.engine.formats.spec import Group
 from kvchat.engine.sequences.sequence import Sequence

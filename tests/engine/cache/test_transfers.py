@@ -3,7 +3,7 @@
 import pytest
 
 from kvchat.engine.api.ids import GroupId
-from kvchat.engine.cache.plan import Load
+from kvchat.engine.cache.block_operations import Load
 from tests.engine.cache.caches import Cache, full_group, name_of, sliding_group
 
 pytestmark = pytest.mark.pure

@@ -20,7 +20,7 @@ from kvchat.engine.kernels.decoder_layers.args import (
 )
 from kvchat.engine.kernels.decoder_layers.native import NativeLayers
 from kvchat.engine.kernels.linear import pack
-from kvchat.engine.kernels.linear.paired_weight import pair
+from kvchat.engine.kernels.linear.widened_layout import pair
 from kvchat.engine.kernels.native.library import Library
 from kvchat.engine.kernels.paged_attention.args import SequenceSpan
 from kvchat.engine.kernels.paged_attention.native import span_table

@@ -6,9 +6,9 @@ from itertools import pairwise
 import pytest
 import torch
 
+from kvchat.engine.kernels.cpu_dtypes import is_multiplied_natively
 from kvchat.engine.kernels.decoder_layers import reference
 from kvchat.engine.kernels.decoder_layers.native import rounds_products
-from kvchat.engine.kernels.linear.native_dtypes import is_multiplied_natively
 from kvchat.engine.kernels.native.library import Library
 from kvchat.engine.kernels.quantized_linear import Coding
 from tests.engine.kernels.decoder_cases import Model, Shape, hidden_of, make_step, native_of

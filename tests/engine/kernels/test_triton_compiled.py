@@ -7,6 +7,8 @@ from itertools import product
 import pytest
 import torch
 
+from kvchat.engine.kernels.paged_attention import triton_launcher
+
 if find_spec("triton") is None:
     pytest.skip("Triton is there on Linux only", allow_module_level=True)
 
@@ -16,7 +18,6 @@ from kvchat.engine.kernels.latent_record import triton as record_triton
 from kvchat.engine.kernels.merge_lse import triton as merge_triton
 from kvchat.engine.kernels.move_blocks import triton as move_triton
 from kvchat.engine.kernels.move_blocks.reference import BlockRegions
-from kvchat.engine.kernels.paged_attention import launches
 from kvchat.engine.kernels.paged_attention import triton as attention
 from kvchat.engine.kernels.paged_attention.args import AttentionArgs
 from kvchat.engine.kernels.rope_and_store import triton as rope_store_triton
@@ -68,7 +69,7 @@ def compile_attention(
         constants,
         capability=capability,
         ones=ones,
-        **launches.options(tiling),
+        **triton_launcher.options(tiling),
     )
 
 

@@ -7,15 +7,16 @@ from itertools import product
 import pytest
 import torch
 
+from kvchat.engine.kernels.paged_attention import triton_launcher
+
 if find_spec("triton") is None:
     pytest.skip("Triton is there on Linux only", allow_module_level=True)
 
-from kvchat.engine.kernels.paged_attention import launches
 from kvchat.engine.kernels.paged_attention.args import AttentionArgs
 from kvchat.engine.kernels.quantized_attention import fits
 from kvchat.engine.kernels.quantized_attention import triton as kernels
+from kvchat.engine.kernels.quantized_attention import triton_dequantize as packed
 from kvchat.engine.kernels.quantized_attention.args import QuantizedPool
-from kvchat.engine.kernels.quantized_kv import triton as packed
 from kvchat.engine.kernels.quantized_record import Code, QuantizedRecord
 from kvchat.engine.kernels.tiling import Tiling
 from tests.engine.kernels.compiled import BYTES, SHARED_LIMITS, Compiled, assert_fits, compile_kernel
@@ -104,7 +105,7 @@ def compile_attention(
         capability=capability,
         unaligned=UNALIGNED,
         ones=ones,
-        **launches.options(tiling),
+        **triton_launcher.options(tiling),
     )
 
 

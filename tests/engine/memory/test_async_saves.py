@@ -10,20 +10,19 @@ import pytest
 import torch
 
 from kvchat.engine.api.ids import BlockId, GroupId, block_key, root_key
-from kvchat.engine.cache.plan import Load, Save
-from kvchat.engine.kernels.streams import Event, Stream, Work
+from kvchat.engine.cache.block_operations import Load, Save
+from kvchat.engine.kernels.transfer_streams import Event, Stream, Work
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.disk.block_file import BlockHeader
 from kvchat.engine.memory.disk.writer import BlockWriter
-from kvchat.engine.memory.mover import Mover
+from kvchat.engine.memory.host_copies import AsyncTransport
 from kvchat.engine.memory.rates import Rates
 from kvchat.engine.memory.saver import AsyncCopy, AsyncSaves, Saver
-from kvchat.engine.memory.transport import AsyncTransport
+from kvchat.engine.memory.tier_mover import Mover
 from tests.engine.memory.chains import FINGERPRINT
 from tests.engine.memory.delayed_streams import DelayedStreams
 from tests.engine.memory.fake_disk import FakeDisk
-from tests.engine.memory.test_mover import WatchedFiles, store_of
-from tests.engine.memory.test_transport import (
+from tests.engine.memory.test_host_copies import (
     BLOCK_SIZE,
     GROUPS,
     NUM_BLOCKS,
@@ -31,6 +30,7 @@ from tests.engine.memory.test_transport import (
     make_host,
     make_pool,
 )
+from tests.engine.memory.test_tier_mover import WatchedFiles, store_of
 from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.cpu

@@ -4,12 +4,12 @@ import pytest
 import torch
 
 from kvchat.engine.api.ids import BlockId, GroupId
-from kvchat.engine.cache.plan import Demote, Promote
+from kvchat.engine.cache.block_operations import Demote, Promote
 from kvchat.engine.formats.full.spec import FullSpec
 from kvchat.engine.formats.spec import Group
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.host_pool import HostPool
-from kvchat.engine.memory.mover import Mover
+from kvchat.engine.memory.tier_mover import Mover
 from kvchat.errors import OutOfMemory
 
 pytestmark = pytest.mark.cpu

@@ -13,7 +13,7 @@ from kvchat.engine.memory.disk.open_tier import WRITE_QUEUE_BYTES
 from kvchat.engine.memory.pinned import pinned_bytes, pinned_map, slab_places
 from kvchat.engine.memory.saver import AsyncSaves
 from tests.engine.memory.delayed_streams import DelayedStreams
-from tests.engine.memory.test_transport import GROUPS, make_pool
+from tests.engine.memory.test_host_copies import GROUPS, make_pool
 
 pytestmark = pytest.mark.cpu
 

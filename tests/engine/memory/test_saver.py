@@ -9,7 +9,7 @@ from time import monotonic
 import pytest
 
 from kvchat.engine.api.ids import BlockId, GroupId
-from kvchat.engine.cache.plan import Save
+from kvchat.engine.cache.block_operations import Save
 from kvchat.engine.memory.disk.block_file import BlockHeader
 from kvchat.engine.memory.disk.io import Buffer
 from kvchat.engine.memory.disk.writer import BlockWriter

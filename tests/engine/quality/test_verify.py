@@ -15,7 +15,7 @@ from kvchat.engine.formats.fp8_latent.spec import Fp8LatentSpec
 from kvchat.engine.kernels.fp8_record import Fp8Record
 from kvchat.engine.kernels.latent_record.reference import pack
 from kvchat.engine.memory.disk.block_file import Region
-from kvchat.engine.memory.disk.bundle_blocks import BundleBlockStore
+from kvchat.engine.memory.disk.bundle_block_store import BundleBlockStore
 from kvchat.engine.memory.disk.store import DiskStore
 from kvchat.engine.quality.recompute import Recompute
 from kvchat.engine.quality.verify import Verifier, deviation, tolerance

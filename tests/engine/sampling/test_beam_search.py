@@ -9,7 +9,7 @@ import transformers
 from kvchat.engine.api.events import FinishReason, TokenEmitted
 from kvchat.engine.api.request import Request
 from kvchat.engine.api.sampling_params import SamplingParams
-from kvchat.engine.cache.plan import Copy
+from kvchat.engine.cache.block_operations import Copy
 from kvchat.engine.engine import Engine
 from kvchat.engine.results import collect
 from kvchat.errors import InvalidRequest, PoolExhausted

@@ -10,18 +10,18 @@ import torch
 from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.api.ids import BlockId
 from kvchat.engine.api.sampling_params import SamplingParams
-from kvchat.engine.cache.plan import Promote
+from kvchat.engine.cache.block_operations import Promote
 from kvchat.engine.engine import Engine
 from kvchat.engine.kernels.health import HEALTH, Health
 from kvchat.engine.kernels.kernel_checks import FUSED_TRIALS, LATENT_TRIALS, TRIALS, try_kernels
-from kvchat.engine.kernels.model_checks import QUANTIZED_CHECKS
+from kvchat.engine.kernels.model_shape_checks import QUANTIZED_CHECKS
 from kvchat.engine.kernels.shadow_checks import SHADOW_TRIALS
 from kvchat.engine.memory.cuda_streams import CudaStreams
 from kvchat.engine.memory.device_pool import DevicePool
+from kvchat.engine.memory.host_copies import AsyncTransport, DirectTransport
 from kvchat.engine.memory.host_pool import HostPool
 from kvchat.engine.memory.pinned import PinnedSlabs
 from kvchat.engine.memory.rates import Rates
-from kvchat.engine.memory.transport import AsyncTransport, DirectTransport
 from tests.engine.formats.shadow.told import tell
 from tests.engine.memory import test_transport as staged_traces
 from tests.engine.tiny_models import token_ids

@@ -16,7 +16,7 @@ from kvchat.engine.api.events import Loaded, LoadPlanned, TokenEmitted
 from kvchat.engine.api.request import Request
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.api.snapshot import Tier
-from kvchat.engine.cache.plan import Fetch
+from kvchat.engine.cache.block_operations import Fetch
 from kvchat.engine.engine import Engine
 from kvchat.engine.memory.disk.block_file import SUFFIX
 from kvchat.engine.memory.reader import Reader

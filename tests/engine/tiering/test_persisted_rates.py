@@ -11,7 +11,7 @@ import pytest
 from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.memory.rates import LEAST_OWN, WINDOW, Direction, Measured, Rates
 from kvchat.engine.tiering.persisted_rates import FILE_NAME, MAX_RECORDS, VERSION, Computing, PersistedRates
-from kvchat.platform.persisted_file import MAX_BYTES
+from kvchat.platform.cached_results import MAX_BYTES
 from tests.damage import flipped
 
 pytestmark = pytest.mark.pure

@@ -7,9 +7,9 @@ from typing import Any
 
 from kvchat.engine.api.ids import root_key
 from kvchat.engine.models.fingerprint import digest_of
-from kvchat.session.bundle.layout import BundleRegion
+from kvchat.session.bundle.block_layout import BundleRegion
+from kvchat.session.bundle.container import RecordWriter
 from kvchat.session.bundle.manifest import BundleBranch, BundleModel, Manifest
-from kvchat.session.bundle.record import RecordWriter
 from kvchat.session.bundle.writer import SourceBlock, Written, new_file, write_bundle
 from kvchat.session.kv.references import runs_of
 from kvchat.session.tree import Finish, Turn

@@ -9,10 +9,10 @@ import pytest
 
 from kvchat.engine.api.ids import root_key
 from kvchat.errors import BundleError
+from kvchat.session.bundle.container import BLOCK as BLOK
+from kvchat.session.bundle.container import END, MAGIC, META, TURN
 from kvchat.session.bundle.manifest import manifest_header
 from kvchat.session.bundle.reader import Bundle, read_blocks, read_bundle, renamed
-from kvchat.session.bundle.record import BLOCK as BLOK
-from kvchat.session.bundle.record import END, MAGIC, META, TURN
 from kvchat.session.bundle.turn_record import turn_body, turn_header
 from kvchat.session.kv.references import runs_of
 from kvchat.session.tree import path_token_ids

@@ -8,7 +8,7 @@ import pytest
 from kvchat.errors import StorageError
 from kvchat.platform.encryptor import Encryptor
 from kvchat.session.database.backups import backup_paths
-from kvchat.session.database.table_layout import PLAIN, is_encrypted
+from kvchat.session.database.plain_tables import PLAIN, is_encrypted
 from kvchat.session.encryption.rewrite import converting_path, rewrite
 from kvchat.session.encryption.tables import EncryptedTables
 from kvchat.session.store import SessionStore

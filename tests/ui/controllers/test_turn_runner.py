@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.app.turn_feed import TurnEnded
-from kvchat.ui.state.pending_turn import PendingTurn, TurnKind
+from kvchat.app.turn_thread import TurnEnded
+from kvchat.ui.state.queued_turn import QueuedTurn, TurnKind
 from tests.ui.harness import window
 from tests.ui.scripted import Answer, ScriptedChat
 
@@ -21,7 +21,7 @@ async def test_an_answer_that_is_drawn_while_another_comes_stays_in_its_own(tmp_
     async with window(tmp_path, Answer(text="Very well."), prepare=talk) as shown:
         turns, other = shown.screen.turns, shown.chat.open("Oslo")
         shown.screen.turn_produced = lambda: None  # type: ignore[method-assign]
-        turns.add(PendingTurn(kind=TurnKind.SEND, text="hello"))
+        turns.add(QueuedTurn(kind=TurnKind.SEND, text="hello"))
         turns.start_next()
         await shown.until(lambda: any(isinstance(one, TurnEnded) for one in turns._tab.feed.waiting()))
         await asyncio.gather(turns.drain(), turns.show(other))

@@ -9,8 +9,8 @@ from textual import events
 from textual.widgets import OptionList
 
 from kvchat.ui.screens.dialog import Dialog
-from kvchat.ui.screens.history import HistoryScreen
 from kvchat.ui.screens.inspector import InspectorScreen
+from kvchat.ui.screens.prompt_history import PromptHistoryScreen
 from kvchat.ui.screens.tokens import TokensScreen
 from kvchat.ui.widgets.session_list import SessionList
 from tests.ui.harness import Window, talk_window
@@ -57,7 +57,7 @@ async def test_a_message_is_chosen_as_it_was_also_if_the_list_changes_at_that_mo
         await shown.pilot.press("ctrl+r")
         await shown.until_shown("earlier messages")
         screen = shown.app.screen
-        assert isinstance(screen, HistoryScreen)
+        assert isinstance(screen, PromptHistoryScreen)
         screen._show("boat")
         screen.query_one(OptionList).action_select()
         screen._show("something else")

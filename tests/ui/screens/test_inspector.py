@@ -12,7 +12,7 @@ from kvchat.engine.api.snapshot import MovedBytes, Tier
 from kvchat.ui.widgets.cache.block_table import BlockTable
 from tests.ui.harness import window
 from tests.ui.scripted_engine import HeldTokens, ScriptedEngine
-from tests.ui.widgets.cache.test_block_rows import block, place
+from tests.ui.widgets.cache.test_inspector_rows import block, place
 
 pytestmark = pytest.mark.tui
 

@@ -9,7 +9,7 @@ from kvchat.engine.api.ids import GroupId
 from kvchat.engine.api.inspection import BlockPlace, InspectedBlock, InspectionRequest
 from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.api.status import EnginePhase
-from kvchat.ui.controllers.turn_runner import PendingTurn, TurnKind
+from kvchat.ui.controllers.turn_runner import QueuedTurn, TurnKind
 from tests.ui.harness import talk, window
 from tests.ui.scripted import ScriptedChat, ScriptedConversation
 from tests.ui.scripted_engine import ScriptedEngine
@@ -54,7 +54,7 @@ async def test_nothing_is_told_of_a_conversation_that_goes_on_at_once(tmp_path: 
         shown.chat.variants.reach = noted
         shown.screen.commands.run("/switch Oslo")
         await shown.until(lambda: len(shown.questions) == 2)
-        shown.screen.queue(PendingTurn(kind=TurnKind.SEND, text="And back?"))
+        shown.screen.queue(QueuedTurn(kind=TurnKind.SEND, text="And back?"))
         await shown.until_sent("And back?")
         await shown.until_at_rest()
         assert asked == []

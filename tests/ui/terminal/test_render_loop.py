@@ -9,7 +9,7 @@ import pytest
 from textual.app import App
 from textual.css.query import NoMatches
 
-from kvchat.app.turn_feed import Produced, TurnEnded, TurnFailed, TurnFeed
+from kvchat.app.turn_thread import Produced, TurnEnded, TurnFailed, TurnThread
 from kvchat.chat.service import TextDelta
 from kvchat.ui.terminal.render_loop import RenderLoop
 from tests.patience import PATIENCE_S
@@ -72,7 +72,7 @@ async def test_without_being_woken_it_drains_some_times_a_second_and_rests_when_
 
 
 def test_a_turn_wakes_the_window_where_something_new_begins_and_not_for_every_token() -> None:
-    feed, ended, num_wakes = TurnFeed(), Event(), 0
+    feed, ended, num_wakes = TurnThread(), Event(), 0
 
     def produce() -> Iterator[Produced]:
         yield from (TextDelta(text="thought", reasoning=True) for _ in range(40))

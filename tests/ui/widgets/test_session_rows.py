@@ -9,7 +9,7 @@ import pytest
 from rich.cells import cell_len
 
 from kvchat.app.interface_types import KvOnDisk
-from kvchat.session.lookup import SearchHit
+from kvchat.session.session_queries import SearchHit
 from kvchat.session.tree import MAIN, Branch, BranchName, Role, SessionId, TurnId
 from kvchat.text.figures import short_bytes_text
 from kvchat.ui.widgets.session_rows import (

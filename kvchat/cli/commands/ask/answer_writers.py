@@ -11,7 +11,7 @@ from kvchat.session.kv.provenance import is_imported
 from kvchat.session.tree import Finish, Session, Turn
 from kvchat.text.answer_footer import SEPARATOR, footer_parts, loading_parts
 from kvchat.text.figures import count_text, guesses_text, rate_text, seconds_text
-from kvchat.text.prefill_estimate import PrefillTime
+from kvchat.text.prefill_eta import PrefillEta
 from kvchat.text.trust import exactness_words
 
 EVENT_VERSION = 1
@@ -120,7 +120,7 @@ class PrefillMeter:
     """Says how far the prompt is, and how long the rest takes at the speed seen so far."""
 
     def __init__(self) -> None:
-        self._pace = PrefillTime()
+        self._pace = PrefillEta()
 
     def describe(self, event: Prefill) -> str:
         new_tokens = event.prompt_tokens - event.cached_tokens

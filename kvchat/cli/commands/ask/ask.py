@@ -9,7 +9,7 @@ from functools import partial
 from kvchat.app.composition import EngineFactory, Kvchat, borrowed_or_started, opened, start_worker
 from kvchat.app.config import EVICT, Settings
 from kvchat.app.conversion.format_downgrade import compressed_format, go_on_in, wanted_formats
-from kvchat.app.open_sessions import last_used, short_id
+from kvchat.app.open_store import last_used, short_id
 from kvchat.chat.conversation import Conversation
 from kvchat.chat.events import SampleEvent
 from kvchat.chat.service import Chat, ChatEvent, Prefill, TurnFinished, TurnStarted

@@ -12,7 +12,7 @@ from kvchat.cli.parser.options import (
     TalkOptions,
     WhenFull,
 )
-from kvchat.cli.parser.parameters import Argument, Option, option_class
+from kvchat.cli.parser.typer_parameters import Argument, Option, option_class
 
 
 @option_class

@@ -10,7 +10,7 @@ from typing import BinaryIO
 
 from kvchat.cli.output.standard_streams import is_input_closed
 from kvchat.errors import UsageError
-from kvchat.platform.directories import system_errors_as
+from kvchat.platform.private_files import system_errors_as
 
 _STDIN = Path("-")
 _ENCODING = "utf-8-sig"

@@ -7,16 +7,16 @@ from shutil import disk_usage
 from typing import Annotated, ClassVar
 
 from kvchat.app.config import Settings
-from kvchat.app.open_sessions import open_store
+from kvchat.app.open_store import open_store
 from kvchat.app.retention.block_owners import evicted, holders
-from kvchat.app.retention.overlong import too_long, too_long_lines
+from kvchat.app.retention.over_disk_budget import too_long, too_long_lines
 from kvchat.cli.commands.cache.server_cache import server_state
 from kvchat.cli.output.streams import Output, as_json, tell_path, written_as_json
 from kvchat.cli.parser.options import ListOptions, RemoteKeyFile, RemoteUrl
-from kvchat.cli.parser.parameters import Argument, Option, option_class
 from kvchat.cli.parser.shell_completion import complete_session
-from kvchat.engine.memory.disk.catalog import BlockCatalog
+from kvchat.cli.parser.typer_parameters import Argument, Option, option_class
 from kvchat.engine.memory.disk.index import DiskUsage, WrittenBytes
+from kvchat.engine.memory.disk.maintenance import BlockCatalog
 from kvchat.engine.models.checkpoints.prepared import PREPARED_DIR, prepared_bytes
 from kvchat.errors import StorageError, UsageError
 from kvchat.platform.encryptor import Encryptor

@@ -10,9 +10,9 @@ from time import monotonic
 from typing import TYPE_CHECKING, Annotated
 
 from kvchat.app.config import Settings
-from kvchat.app.conversion.gauge_figures import figures_of, write_text
+from kvchat.app.conversion.gauge_json import figures_of, write_text
 from kvchat.app.model_location import located, with_adapter
-from kvchat.app.open_sessions import open_store
+from kvchat.app.open_store import open_store
 from kvchat.cli.output.streams import Output, Status, as_json
 from kvchat.cli.parser.options import (
     SESSION_HELP,
@@ -22,8 +22,8 @@ from kvchat.cli.parser.options import (
     ListOptions,
     Weights,
 )
-from kvchat.cli.parser.parameters import Argument, Option, option_class
 from kvchat.cli.parser.shell_completion import complete_session
+from kvchat.cli.parser.typer_parameters import Argument, Option, option_class
 from kvchat.engine.api.cache_format import canonical_cache_format
 from kvchat.engine.api.loss import FormatLoss
 from kvchat.engine.api.recall import FormatMarks, Item

@@ -5,10 +5,10 @@ from dataclasses import asdict
 from typing import Annotated
 
 from kvchat.app.model_location import located
-from kvchat.app.open_sessions import open_store
+from kvchat.app.open_store import open_store
 from kvchat.cli.output.streams import Output, as_json
 from kvchat.cli.parser.options import SessionOptions
-from kvchat.cli.parser.parameters import Argument, Option, option_class
+from kvchat.cli.parser.typer_parameters import Argument, Option, option_class
 from kvchat.errors import UsageError
 from kvchat.session.cache_miss import explain
 from kvchat.session.explanation import explained

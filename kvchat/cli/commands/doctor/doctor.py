@@ -16,7 +16,7 @@ from typing import Annotated
 from kvchat.app.config import Settings
 from kvchat.app.model_location import located
 from kvchat.cli.commands.cache.cache import disk_state
-from kvchat.cli.commands.doctor.checks import (
+from kvchat.cli.commands.doctor.storage_checks import (
     CheckResult,
     CheckState,
     disk_speed,
@@ -25,7 +25,7 @@ from kvchat.cli.commands.doctor.checks import (
 )
 from kvchat.cli.output.streams import Output
 from kvchat.cli.parser.options import EngineOptions, Json, Ndjson
-from kvchat.cli.parser.parameters import Option, option_class
+from kvchat.cli.parser.typer_parameters import Option, option_class
 from kvchat.engine.api.config import Capacity, EngineInfo
 from kvchat.engine.memory.disk.block_encryption import encryption_of
 from kvchat.errors import KvchatError, StorageError
@@ -125,7 +125,7 @@ def _without_nothing(values: dict[str, object]) -> dict[str, object]:
 
 
 def _machine(paths: Paths) -> Iterator[CheckResult]:
-    from kvchat.engine.kernels.machine import this_machine
+    from kvchat.engine.kernels.machine_report import this_machine
 
     machine = this_machine()
     has = ", ".join((f"torch uses {machine.instructions}", *machine.features))
@@ -285,7 +285,7 @@ def _refused_kernels() -> Iterator[CheckResult]:
 
 
 def _model_finding(name: str, info: EngineInfo) -> CheckResult:
-    from kvchat.engine.kernels.machine import num_threads
+    from kvchat.engine.kernels.machine_report import num_threads
 
     threads = num_threads()
     return CheckResult(

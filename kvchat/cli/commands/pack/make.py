@@ -25,8 +25,8 @@ from kvchat.cli.output.logs import start_log
 from kvchat.cli.output.signals import StopRequested, StopSignals
 from kvchat.cli.output.streams import Output, Status, as_json
 from kvchat.cli.parser.options import EngineOptions, Files, Json, Ndjson, NoAttach
-from kvchat.cli.parser.parameters import Argument, Option, option_class
-from kvchat.engine.memory.disk.catalog import BlockCatalog
+from kvchat.cli.parser.typer_parameters import Argument, Option, option_class
+from kvchat.engine.memory.disk.maintenance import BlockCatalog
 from kvchat.engine.models.checkpoints.prepared import blocks_limit
 from kvchat.errors import PinRefused, StorageError, UsageError
 from kvchat.session.packs import Pack, new_pack_id

@@ -8,12 +8,12 @@ from typing import Annotated
 
 import typer
 
-from kvchat.app.open_sessions import open_store
-from kvchat.app.session_service import OTHERS, Removed, SessionService, branch_words, expected_words
+from kvchat.app.open_store import open_store
+from kvchat.app.retention.session_removal import OTHERS, Removed, SessionService, branch_words, expected_words
 from kvchat.cli.output.streams import Output, Status, as_json, written_as_json
 from kvchat.cli.parser.options import ListOptions, SessionWord, Yes
-from kvchat.cli.parser.parameters import Argument, Option, option_class
 from kvchat.cli.parser.shell_completion import complete_session
+from kvchat.cli.parser.typer_parameters import Argument, Option, option_class
 from kvchat.errors import UsageError
 from kvchat.session.tree import Session
 from kvchat.text.figures import bytes_text, plural

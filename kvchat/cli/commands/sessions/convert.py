@@ -13,17 +13,17 @@ import typer
 
 from kvchat.app.config import Settings
 from kvchat.app.model_location import located, with_adapter
-from kvchat.app.open_sessions import open_store
+from kvchat.app.open_store import open_store
 from kvchat.app.retention.block_store import drop_blocks, open_block_store
 from kvchat.cli.output.streams import Output, Status, as_json
 from kvchat.cli.parser.options import Device, Dtype, HubModel, SessionOptions, Weights
-from kvchat.cli.parser.parameters import Argument, Option, option_class
+from kvchat.cli.parser.typer_parameters import Argument, Option, option_class
 from kvchat.engine.api.cache_format import EXACT, canonical_cache_format
 from kvchat.engine.api.ids import GroupId, root_key
 from kvchat.engine.api.loss import GaugeReport
 from kvchat.engine.memory.disk.block_file import Layout
-from kvchat.engine.memory.disk.bundle_blocks import BundleBlockStore
-from kvchat.engine.models.fingerprint_records import layouts_of, recall
+from kvchat.engine.memory.disk.bundle_block_store import BundleBlockStore
+from kvchat.engine.models.fingerprint_inputs import layouts_of, recall
 from kvchat.errors import CacheError, UsageError
 from kvchat.session.kv.provenance import Origin, new_origin, origin_of
 from kvchat.session.kv.stored_paths import leaf_paths

@@ -12,13 +12,13 @@ from typing import Annotated
 import typer
 
 from kvchat.app.composition import opened
-from kvchat.app.open_sessions import open_store
+from kvchat.app.open_store import open_store
 from kvchat.chat.conversation import Conversation
 from kvchat.chat.service import Chat, EditCost, Revision
 from kvchat.cli.output.engine_wait import wait_until_loaded
 from kvchat.cli.output.streams import Output, Status, as_json
 from kvchat.cli.parser.options import EngineOptions, Json, Ndjson, SessionOptions, SessionWord, Yes
-from kvchat.cli.parser.parameters import Argument, Option, option_class
+from kvchat.cli.parser.typer_parameters import Argument, Option, option_class
 from kvchat.engine.worker import Worker
 from kvchat.errors import UsageError
 from kvchat.session.tree import Finish, TurnId, nth_last_question

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from kvchat.app.config import Settings
 from kvchat.app.model_location import located, with_adapter
-from kvchat.app.open_sessions import open_store
+from kvchat.app.open_store import open_store
 from kvchat.app.retention.block_store import drop_blocks, open_block_store
 from kvchat.app.retention.view_blocks import add_view_turns
 from kvchat.cli.output.streams import Output, Status, as_json
@@ -28,10 +28,10 @@ from kvchat.cli.parser.options import (
     SessionWord,
     Weights,
 )
-from kvchat.cli.parser.parameters import Option, option_class
+from kvchat.cli.parser.typer_parameters import Option, option_class
 from kvchat.engine.api.cache_format import parse_cache_format
 from kvchat.engine.api.ids import block_key, root_key
-from kvchat.engine.memory.disk.bundle_blocks import BundleBlockStore
+from kvchat.engine.memory.disk.bundle_block_store import BundleBlockStore
 from kvchat.engine.memory.disk.pinned_blocks import used_views
 from kvchat.errors import CacheError, StorageError, UsageError
 from kvchat.session.kv.provenance import origin_of

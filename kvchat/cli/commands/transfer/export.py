@@ -6,10 +6,10 @@ from typing import Annotated
 
 from kvchat.app.export.exporter import Exporter, target_of
 from kvchat.app.export.formats import Format, format_of
-from kvchat.app.open_sessions import open_store
+from kvchat.app.open_store import open_store
 from kvchat.cli.output.streams import Output, Status, as_json
 from kvchat.cli.parser.options import NoKv, SessionOptions
-from kvchat.cli.parser.parameters import Option, option_class
+from kvchat.cli.parser.typer_parameters import Option, option_class
 from kvchat.errors import FileTaken, UsageError
 
 

@@ -12,21 +12,21 @@ from pathlib import Path
 from typing import Annotated
 
 from kvchat.app.config import Settings
-from kvchat.app.open_sessions import open_store, short_id
+from kvchat.app.open_store import open_store, short_id
 from kvchat.app.retention.block_store import open_block_store
 from kvchat.cli.commands.transfer.import_agreement import Agreement, agree
 from kvchat.cli.output.streams import Output, Status, written_as_json
 from kvchat.cli.parser.options import CacheFormat, Dtype, ListOptions, NoKv
-from kvchat.cli.parser.parameters import Argument, Option, option_class
+from kvchat.cli.parser.typer_parameters import Argument, Option, option_class
 from kvchat.engine.api.ids import BlockKey, GroupId, block_key
-from kvchat.engine.memory.disk.bundle_blocks import BundleBlockStore, NewBlock
+from kvchat.engine.memory.disk.bundle_block_store import BundleBlockStore, NewBlock
 from kvchat.engine.memory.disk.io import SYSTEM, SystemFiles
-from kvchat.engine.models.fingerprint_records import layouts_of, remember
+from kvchat.engine.models.fingerprint_inputs import layouts_of, remember
 from kvchat.errors import BundleError, SessionNotFound, StorageError
-from kvchat.platform.directories import system_errors_as
+from kvchat.platform.private_files import system_errors_as
+from kvchat.session.bundle.container import MAGIC
 from kvchat.session.bundle.foreign import ForeignConversation, read_transcripts
 from kvchat.session.bundle.reader import Bundle, read_blocks, read_bundle, renamed
-from kvchat.session.bundle.record import MAGIC
 from kvchat.session.store import SessionStore
 from kvchat.session.tree import Session
 from kvchat.text.figures import bytes_text, plural

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from kvchat.engine.api.ids import GroupId
 from kvchat.engine.api.view import NUM_OBSERVED, REACH, SNAPKV
-from kvchat.engine.cache.plan import Prune
+from kvchat.engine.cache.block_operations import Prune
 from kvchat.engine.formats.full.attend import LayerPool
 from kvchat.engine.formats.pruned.spec import PrunedSpec
 from kvchat.engine.formats.spec import Group

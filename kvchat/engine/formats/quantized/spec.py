@@ -10,8 +10,8 @@ from typing import ClassVar
 
 from kvchat.engine.formats.full.spec import FullSpec
 from kvchat.engine.formats.spec import CacheSpec, Group, Lifetime
+from kvchat.engine.kernels.attention_sizes import KernelSizes
 from kvchat.engine.kernels.quantized_record import Code, QuantizedRecord, num_quantized
-from kvchat.engine.kernels.sizes import KernelSizes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from kvchat.engine.formats.shadow.compressed_keys import Segment
-from kvchat.engine.formats.shadow.gpu import GpuResources
+from kvchat.engine.formats.shadow.gpu_resources import GpuResources
 from kvchat.engine.formats.shadow.layer_store import Budgets, LayerStore
 from kvchat.engine.formats.shadow.rotary import Rotary
 from kvchat.engine.formats.shadow.row_pages import Rows

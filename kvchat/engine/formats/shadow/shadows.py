@@ -16,7 +16,7 @@ from torch import Tensor
 from kvchat.engine.api.ids import SequenceId
 from kvchat.engine.api.snapshot import ShadowUsage
 from kvchat.engine.api.view import View
-from kvchat.engine.formats.shadow.gpu import GpuResources, RotationTables
+from kvchat.engine.formats.shadow.gpu_resources import GpuResources, RotationTables
 from kvchat.engine.formats.shadow.layer import ShadowLayer, ShadowStep
 from kvchat.engine.formats.shadow.layer_store import Budgets
 from kvchat.engine.formats.shadow.rotary import Rotary
@@ -24,7 +24,7 @@ from kvchat.engine.formats.shadow.row_pages import Budget
 from kvchat.engine.formats.shadow.settings import CHUNK_SIZE, settings_for
 from kvchat.engine.kernels.move_blocks.bring import bring_blocks
 from kvchat.engine.kernels.paged_attention.args import KVPair
-from kvchat.engine.kernels.streams import Streams
+from kvchat.engine.kernels.transfer_streams import Streams
 from kvchat.engine.sequences.batch_plan import ShadowedPrompt
 
 Read = Callable[[int, int], tuple[Tensor, Tensor]]

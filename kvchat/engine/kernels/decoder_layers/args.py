@@ -9,7 +9,7 @@ from enum import StrEnum
 
 from torch import Tensor
 
-from kvchat.engine.kernels.linear.paired_weight import PairedWeight
+from kvchat.engine.kernels.linear.widened_layout import InterleavedWeight
 from kvchat.engine.kernels.paged_attention.args import SequenceSpan
 from kvchat.engine.kernels.quantized_attention.args import QuantizedPool
 from kvchat.engine.kernels.quantized_linear import QuantizedWeight
@@ -44,7 +44,7 @@ class Linear:
         bias: [N], or None.
     """
 
-    weight: Tensor | PairedWeight | QuantizedWeight
+    weight: Tensor | InterleavedWeight | QuantizedWeight
     bias: Tensor | None
 
     @property

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kvchat.engine.kernels.cpu_dtypes import is_emulated, is_multiplied_natively
 from kvchat.engine.kernels.decoder_layers.args import (
     Activation,
     DecoderLayer,
@@ -21,9 +22,8 @@ from kvchat.engine.kernels.decoder_layers.args import (
     StepRows,
 )
 from kvchat.engine.kernels.linear.native import TYPES
-from kvchat.engine.kernels.linear.native_dtypes import is_emulated, is_multiplied_natively
 from kvchat.engine.kernels.linear.packed_layout import packed_layout
-from kvchat.engine.kernels.linear.paired_weight import BLOCK, PairedWeight
+from kvchat.engine.kernels.linear.widened_layout import BLOCK, InterleavedWeight
 from kvchat.engine.kernels.native.library import Library, fields, library
 from kvchat.engine.kernels.quantized_attention.native import RecordSide, addresses_of, side_of
 from kvchat.engine.kernels.quantized_linear import QuantizedWeight, native
@@ -235,7 +235,7 @@ class NativeLayers:
             _add_codes(found, weight)
             return found
         found.type = TYPES[weight.dtype]
-        if isinstance(weight, PairedWeight):
+        if isinstance(weight, InterleavedWeight):
             found.weight, found.layout = weight.numbers.data_ptr(), _COLUMNS
             found.block, found.padded = BLOCK, 2 * weight.numbers.shape[1]
         elif weight.is_mkldnn:
@@ -283,7 +283,7 @@ def _suits_prompts(linear: Linear, dtype: torch.dtype, level: Library) -> bool:
     if isinstance(weight, QuantizedWeight):
         return native.prefers_codes(dtype, weight, level)
     is_small = isinstance(weight, Tensor) and len(weight) < BLOCK and is_emulated(weight.dtype)
-    return is_small or isinstance(weight, PairedWeight)
+    return is_small or isinstance(weight, InterleavedWeight)
 
 
 def rounds_products(level: Library) -> bool:
@@ -297,7 +297,7 @@ def _suits_rounded(linear: Linear, dtype: torch.dtype, level: Library) -> bool:
         return False
     if isinstance(weight, QuantizedWeight):
         return weight.shape[0] % TILE == 0
-    return isinstance(weight, PairedWeight) or (weight.is_mkldnn and weight.dtype == torch.bfloat16)
+    return isinstance(weight, InterleavedWeight) or (weight.is_mkldnn and weight.dtype == torch.bfloat16)
 
 
 def _add_codes(product: _Product, weight: QuantizedWeight) -> None:

@@ -18,7 +18,7 @@ from kvchat.engine.kernels.decoder_layers.args import (
     RopeTable,
     StepRows,
 )
-from kvchat.engine.kernels.linear.paired_weight import PairedWeight
+from kvchat.engine.kernels.linear.widened_layout import InterleavedWeight
 from kvchat.engine.kernels.paged_attention.args import AttentionArgs, KVPair
 from kvchat.engine.kernels.paged_attention.reference import paged_attention
 from kvchat.engine.kernels.quantized_attention.reference import quantized_attention
@@ -87,11 +87,11 @@ def rounded_to_bytes(x: Tensor) -> Tensor:
     return ((blocks * (127 / largest)).round() * (largest / 127)).flatten(1)[:, : x.shape[1]]
 
 
-def dense(weight: Tensor | PairedWeight | QuantizedWeight) -> Tensor:
+def dense(weight: Tensor | InterleavedWeight | QuantizedWeight) -> Tensor:
     """Return a weight's numbers in float32."""
     if isinstance(weight, QuantizedWeight):
         return dequantize(weight)
-    if isinstance(weight, PairedWeight) or weight.is_mkldnn:
+    if isinstance(weight, InterleavedWeight) or weight.is_mkldnn:
         weight = weight.to_dense()
     return weight.float()
 

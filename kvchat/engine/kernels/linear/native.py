@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kvchat.engine.kernels.linear.paired_weight import BLOCK, PairedWeight
+from kvchat.engine.kernels.linear.widened_layout import BLOCK, InterleavedWeight
 from kvchat.engine.kernels.native.library import Library, existing, fields, library
 
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
@@ -48,7 +48,7 @@ def takes(weight: Tensor) -> bool:
 
 def linear(
     x: Tensor,
-    weight: Tensor | PairedWeight,
+    weight: Tensor | InterleavedWeight,
     bias: Tensor | None = None,
     dtype: torch.dtype = torch.float32,
     native: Library | None = None,
@@ -68,9 +68,9 @@ def linear(
         [T, N].
     """
     num_outputs, num_inputs = weight.shape
-    numbers = weight.numbers if isinstance(weight, PairedWeight) else weight
+    numbers = weight.numbers if isinstance(weight, InterleavedWeight) else weight
     x = x.contiguous()
-    if isinstance(weight, PairedWeight) and num_inputs % 2:
+    if isinstance(weight, InterleavedWeight) and num_inputs % 2:
         x = functional.pad(x, (0, 1))
     out = x.new_empty(len(x), num_outputs, dtype=dtype)
     native = existing(native)
@@ -81,7 +81,7 @@ def linear(
         out.data_ptr(),
         native.parallel,
         _num_threads(numbers, max(1, len(x) // ROWS_AT_ONCE)),
-        _COLUMNS if isinstance(weight, PairedWeight) else _ROWS,
+        _COLUMNS if isinstance(weight, InterleavedWeight) else _ROWS,
         TYPES[numbers.dtype],
         0 if bias is None else TYPES[bias.dtype],
         TYPES[dtype],
@@ -96,7 +96,7 @@ def linear(
     return out
 
 
-def pair(weight: Tensor, native: Library | None = None) -> PairedWeight:
+def pair(weight: Tensor, native: Library | None = None) -> InterleavedWeight:
     """Do what `paired_weight.pair` does, which see."""
     num_outputs, num_inputs = weight.shape
     weight = weight.contiguous()
@@ -112,7 +112,7 @@ def pair(weight: Tensor, native: Library | None = None) -> PairedWeight:
         num_inputs + num_inputs % 2,
     )
     native.function("pair_inputs")(ctypes.byref(pairing))
-    return PairedWeight(numbers=numbers, shape=weight.shape)
+    return InterleavedWeight(numbers=numbers, shape=weight.shape)
 
 
 def _num_threads(weight: Tensor, num_times: int = 1) -> int:

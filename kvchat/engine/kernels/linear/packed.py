@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kvchat.engine.kernels.linear.native_dtypes import is_emulated
+from kvchat.engine.kernels.cpu_dtypes import is_emulated
 
 DTYPES = (torch.float32, torch.bfloat16)
 """Where packing pays; products of float16 have no kernels here that are worth it."""

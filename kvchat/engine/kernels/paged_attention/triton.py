@@ -14,10 +14,10 @@ from torch import Tensor
 from kvchat.engine.kernels.attention_tiles.triton import load_queries, rows_of, take_blocks, tile_of
 from kvchat.engine.kernels.device import in_rows
 from kvchat.engine.kernels.online_softmax.triton import begin, count_parts, keys_of_part, store_result
-from kvchat.engine.kernels.paged_attention import launches
+from kvchat.engine.kernels.paged_attention import triton_launcher
 from kvchat.engine.kernels.paged_attention.args import AttentionArgs, KVPair, StepTables
-from kvchat.engine.kernels.paged_attention.launches import LaunchTarget
 from kvchat.engine.kernels.paged_attention.step_tables import tables_of
+from kvchat.engine.kernels.paged_attention.triton_launcher import LaunchTarget
 from kvchat.engine.kernels.tiling import HALF, MOST_REGISTERS, Tiling
 
 PART_LEN = 512
@@ -64,7 +64,7 @@ def paged_attention(
     """
     tables = tables or tables_of(args)
     query = in_rows(query)
-    out = launches.empty_result(query, v_pool.shape[3], args)
+    out = triton_launcher.empty_result(query, v_pool.shape[3], args)
     group = query.shape[1] // k_pool.shape[1]
     sizes = group, max(k_pool.shape[3], v_pool.shape[3]), query.element_size()
     most_parts = min(MOST_PARTS, -(-tables.most_visible // PART_LEN))
@@ -73,7 +73,7 @@ def paged_attention(
         _launch(query, KVPair(k_pool, v_pool), args, tables, tiles, tiling, target)
 
     decode, prefill = decode_tiling(*sizes), prefill_tiling(*sizes)
-    launches.attend(out, tables, (group, most_parts), decode, prefill, launch)
+    triton_launcher.attend(out, tables, (group, most_parts), decode, prefill, launch)
     return out
 
 
@@ -93,15 +93,15 @@ def _launch(
         *pools,
         *target.tensors(),
         tiles,
-        *launches.sequences(tables),
-        *launches.scores(query, args),
+        *triton_launcher.sequences(tables),
+        *triton_launcher.scores(query, args),
         target.most_parts,
         tables.tables.stride(0),
         *query.stride()[:2],
         *pools.keys.stride()[:3],
         *pools.values.stride()[:3],
         **constants(args, num_heads // num_kv_heads, block_size, (dim_k, dim_v), target.is_split),
-        **launches.options(tiling),
+        **triton_launcher.options(tiling),
     )
 
 
@@ -110,7 +110,7 @@ def constants(
 ) -> dict[str, int | bool]:
     """Return what the kernel is compiled for besides dtypes and tiles."""
     return {
-        **launches.constants(args, group, block_size, dims, is_split),
+        **triton_launcher.constants(args, group, block_size, dims, is_split),
         "WINDOW": args.window or 0,
         "CHUNK": args.chunk or 0,
         "PART_LEN": PART_LEN,

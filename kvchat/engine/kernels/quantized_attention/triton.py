@@ -21,13 +21,13 @@ from kvchat.engine.kernels.online_softmax.triton import (
     store_result,
     take_in,
 )
-from kvchat.engine.kernels.paged_attention import launches
+from kvchat.engine.kernels.paged_attention import triton_launcher
 from kvchat.engine.kernels.paged_attention.args import AttentionArgs, KVPair, StepTables
-from kvchat.engine.kernels.paged_attention.launches import LaunchTarget
 from kvchat.engine.kernels.paged_attention.step_tables import tables_of
+from kvchat.engine.kernels.paged_attention.triton_launcher import LaunchTarget
+from kvchat.engine.kernels.quantized_attention import triton_dequantize as packed
 from kvchat.engine.kernels.quantized_attention.args import QuantizedPool, QuantizedStep
-from kvchat.engine.kernels.quantized_kv import triton as packed
-from kvchat.engine.kernels.quantized_kv.triton import products_with_keys, weighted_values
+from kvchat.engine.kernels.quantized_attention.triton_dequantize import products_with_keys, weighted_values
 from kvchat.engine.kernels.tiling import HALF, MOST_REGISTERS, Tiling
 
 PART_LEN = 512
@@ -86,7 +86,7 @@ def quantized_attention(
     tables = tables_of(args)
     old, query = step.padded(), in_rows(query)
     block_size, dim_v = pools.values.shape[2:]
-    out = launches.empty_result(query, dim_v, args)
+    out = triton_launcher.empty_result(query, dim_v, args)
     group = query.shape[1] // pools.values.shape[1]
     sizes = group, max(pools.keys.shape[3], dim_v), query.element_size()
     # What lies in front of the exact blocks is not counted there.
@@ -97,7 +97,7 @@ def quantized_attention(
         _launch(query, pools, quantized, args, tables, old, tiles, tiling, target)
 
     decode, prefill = decode_tiling(*sizes), prefill_tiling(*sizes)
-    launches.attend(out, tables, (group, most_parts), decode, prefill, launch)
+    triton_launcher.attend(out, tables, (group, most_parts), decode, prefill, launch)
     return out
 
 
@@ -123,9 +123,9 @@ def _launch(
         *packed.views(quantized.values, quantized.value_record),
         *target.tensors(),
         tiles,
-        *launches.sequences(tables),
+        *triton_launcher.sequences(tables),
         old,
-        *launches.scores(query, args),
+        *triton_launcher.scores(query, args),
         target.most_parts,
         tables.tables.stride(0),
         old.stride(0),
@@ -135,7 +135,7 @@ def _launch(
         *words[0],
         *words[1],
         **constants(args, query.shape[1] // pools.values.shape[1], quantized, target.is_split),
-        **launches.options(tiling),
+        **triton_launcher.options(tiling),
     )
 
 
@@ -145,7 +145,7 @@ def constants(
     """Return what the kernel is compiled for besides dtypes and tiles."""
     keys, values = quantized.key_record, quantized.value_record
     return {
-        **launches.constants(args, group, keys.num_tokens, (keys.dim, values.dim), is_split),
+        **triton_launcher.constants(args, group, keys.num_tokens, (keys.dim, values.dim), is_split),
         **packed.constants("K", keys),
         **packed.constants("V", values),
         "PART_LEN": PART_LEN,

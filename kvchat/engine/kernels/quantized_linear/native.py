@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from kvchat.engine.kernels.cpu_dtypes import is_emulated
 from kvchat.engine.kernels.linear.native import TYPES
-from kvchat.engine.kernels.linear.native_dtypes import is_emulated
 from kvchat.engine.kernels.linear.widened import multiply
 from kvchat.engine.kernels.native.library import Library, existing, fields, library
 from kvchat.engine.kernels.quantized_linear.weight import QuantizedWeight

@@ -35,8 +35,8 @@ from kvchat.engine.memory.disk.io import (
 from kvchat.engine.memory.disk.quarantine import Quarantine
 from kvchat.engine.memory.disk.write_intents import WriteIntents
 from kvchat.errors import StorageError
-from kvchat.platform.directories import make_private
-from kvchat.platform.writer_locks import Writers
+from kvchat.platform.private_files import make_private
+from kvchat.platform.writer_liveness import Writers
 
 
 class BlockDirectory:

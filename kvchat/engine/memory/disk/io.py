@@ -18,7 +18,7 @@ from typing import TypeVar
 
 from kvchat.engine.memory.aligned_memory import PAGE, Pages
 from kvchat.errors import StorageError
-from kvchat.platform.directories import NamedFiles, make_private
+from kvchat.platform.private_files import NamedFiles, make_private
 
 Buffer = bytes | bytearray | memoryview
 FIRST_STEPS = (16 << 10, 48 << 10)

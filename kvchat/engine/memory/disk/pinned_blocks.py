@@ -19,8 +19,8 @@ from kvchat.engine.api.view import View, is_view, parse_view
 from kvchat.engine.memory.disk.block_encryption import DiskKey
 from kvchat.engine.memory.disk.io import SYSTEM, SystemFiles, read_whole
 from kvchat.errors import ConfigError, StorageError
-from kvchat.platform import directories
-from kvchat.platform.directories import make_private
+from kvchat.platform import private_files
+from kvchat.platform.private_files import make_private
 
 _DIRECTORY = "views"
 
@@ -114,7 +114,7 @@ class PinnedBlocks:
         file = self._directory / (name + _SUFFIX)
         self.remove_unfinished()
         try:
-            directories.write_private(file, data + _digest(data), self._files)
+            private_files.write_private(file, data + _digest(data), self._files)
         except OSError as error:
             raise StorageError(f"cannot write {file}: {error.strerror or error}") from error
 
@@ -125,13 +125,13 @@ class PinnedBlocks:
         """
         file = self._directory / (name + _SUFFIX)
         try:
-            directories.remove_private(file, self._files)
+            private_files.remove_private(file, self._files)
         except OSError as error:
             raise StorageError(f"cannot remove {file}: {error.strerror or error}") from error
 
     def remove_unfinished(self) -> None:
         """Remove what a killed process has left half written."""
-        directories.remove_unfinished(self._directory, self._files)
+        private_files.remove_unfinished(self._directory, self._files)
 
     def _state(self) -> tuple[tuple[str, int, int], ...]:
         found: list[tuple[str, int, int]] = []

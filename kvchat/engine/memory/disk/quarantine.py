@@ -4,7 +4,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from kvchat.engine.memory.disk.io import SystemFiles, unlink_if_there
-from kvchat.platform.directories import make_private
+from kvchat.platform.private_files import make_private
 
 MAX_QUARANTINED = 16
 

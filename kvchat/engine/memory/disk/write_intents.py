@@ -8,7 +8,7 @@ from kvchat.engine.memory.disk.block_file import temporary_path
 from kvchat.engine.memory.disk.index import BlockIndex, BlockName
 from kvchat.engine.memory.disk.io import SystemFiles, storage_errors, sync_directories, unlink_if_there
 from kvchat.errors import StorageError
-from kvchat.platform.writer_locks import Writers
+from kvchat.platform.writer_liveness import Writers
 
 
 class WriteIntents:

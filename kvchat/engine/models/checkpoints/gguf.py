@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from kvchat.engine.kernels.quantized_linear import Coding, QuantizedWeight
-from kvchat.engine.models.checkpoints.gguf_blocks import FORMATS, quantized
+from kvchat.engine.models.checkpoints.gguf_repack import FORMATS, quantized
 from kvchat.engine.models.checkpoints.prepared import WEIGHTS_FILE, MakeRoom
 from kvchat.engine.models.checkpoints.transformers_quantizer import describe
 from kvchat.engine.models.linear.quantized import output_name

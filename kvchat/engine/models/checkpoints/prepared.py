@@ -19,7 +19,7 @@ from kvchat.engine.models.checkpoints.weight_digests import WeightDigests
 from kvchat.engine.models.checkpoints.weight_files import has_fp8_blocks
 from kvchat.engine.models.fingerprint import Checkpoint, read_checkpoint
 from kvchat.errors import StorageError
-from kvchat.platform.directories import make_private, sync
+from kvchat.platform.private_files import make_private, sync
 
 QUANTIZED = {"int8": 8, "int4": 4}
 """Names of the forms in which weights are quantized here, and the bits of one code."""

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from kvchat.platform.persisted_file import write_whole
+from kvchat.platform.cached_results import write_whole
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _RACY_NS = 2_000_000_000

@@ -9,9 +9,9 @@ from collections.abc import Collection, Iterator
 from torch import Tensor, nn
 
 from kvchat.engine.kernels.linear import can_pack, linear, native, pack
-from kvchat.engine.kernels.linear.paired_weight import PairedWeight
-from kvchat.engine.models.linear.paired import PairedLinear, is_better_paired
+from kvchat.engine.kernels.linear.widened_layout import InterleavedWeight
 from kvchat.engine.models.linear.widened import WidenedLinear, is_better_widened
+from kvchat.engine.models.linear.widened_interleaved import InterleavedLinear, is_better_paired
 
 
 class PackedLinear(nn.Module):
@@ -47,7 +47,7 @@ def pack_linears(model: nn.Module, spared: Collection[nn.Module] = ()) -> int:
             if type(layer) is not nn.Linear or layer in spared:
                 continue
             if is_better_paired(layer.weight) and id(layer.weight) not in embedded:
-                setattr(parent, name, PairedLinear(layer))
+                setattr(parent, name, InterleavedLinear(layer))
                 num_packed += 1
             elif is_better_widened(layer.weight):
                 setattr(parent, name, WidenedLinear(layer))
@@ -57,14 +57,14 @@ def pack_linears(model: nn.Module, spared: Collection[nn.Module] = ()) -> int:
     return num_packed
 
 
-def tensors_of(model: nn.Module) -> Iterator[tuple[str, Tensor | PairedWeight]]:
+def tensors_of(model: nn.Module) -> Iterator[tuple[str, Tensor | InterleavedWeight]]:
     """Yield every parameter and buffer under each of its names, also those that are not saved, and paired
     weights under those of the plain ones.
     """
     paired = {
         f"{name}.pairs": (f"{name}.weight", layer.paired)
         for name, layer in model.named_modules(remove_duplicate=False)
-        if isinstance(layer, PairedLinear)
+        if isinstance(layer, InterleavedLinear)
     }
     for name, parameter in model.named_parameters(remove_duplicate=False):
         yield name, parameter.data
@@ -72,9 +72,9 @@ def tensors_of(model: nn.Module) -> Iterator[tuple[str, Tensor | PairedWeight]]:
         yield paired.get(name, (name, buffer))
 
 
-def overwrite(present: Tensor | PairedWeight, tensor: Tensor) -> None:
+def overwrite(present: Tensor | InterleavedWeight, tensor: Tensor) -> None:
     """Copy plain weights over present ones, which may be packed or paired."""
-    if isinstance(present, PairedWeight):
+    if isinstance(present, InterleavedWeight):
         present.numbers.copy_(native.pair(tensor).numbers)
     else:
         present.copy_(pack(tensor) if present.is_mkldnn and not tensor.is_mkldnn else tensor)

@@ -2,7 +2,7 @@
 
 from torch import Tensor, nn
 
-from kvchat.engine.kernels.linear.native_dtypes import is_emulated
+from kvchat.engine.kernels.cpu_dtypes import is_emulated
 from kvchat.engine.kernels.linear.widened import linear
 
 

@@ -26,9 +26,9 @@ from kvchat.engine.kernels.decoder_layers.args import (
 )
 from kvchat.engine.kernels.quantized_linear import QuantizedWeight
 from kvchat.engine.models.linear.packed import PackedLinear
-from kvchat.engine.models.linear.paired import PairedLinear
 from kvchat.engine.models.linear.quantized import QuantizedLinear
 from kvchat.engine.models.linear.widened import WidenedLinear
+from kvchat.engine.models.linear.widened_interleaved import InterleavedLinear
 
 _PLAIN = {"input_layernorm": "before_attention", "post_attention_layernorm": "before_mlp"}
 NORM_NAMES = (
@@ -134,7 +134,7 @@ def match_linear(layer: Any) -> Linear:
     """Return the tensors of a linear layer."""
     if isinstance(layer, QuantizedLinear):
         return Linear(weight=layer.quantized, bias=layer.bias)
-    if isinstance(layer, PairedLinear):
+    if isinstance(layer, InterleavedLinear):
         return Linear(weight=layer.paired, bias=layer.bias)
     if type(layer) in (nn.Linear, PackedLinear, WidenedLinear):
         return Linear(weight=layer.weight, bias=layer.bias)

@@ -12,9 +12,9 @@ from kvchat.engine.formats.spec import Group
 from kvchat.engine.kernels.decoder_layers.reference import dense
 from kvchat.engine.models.hook import AttentionLayer, attach
 from kvchat.engine.models.linear.packed import PackedLinear
-from kvchat.engine.models.linear.paired import PairedLinear
 from kvchat.engine.models.linear.quantized import QuantizedLinear
 from kvchat.engine.models.linear.widened import WidenedLinear
+from kvchat.engine.models.linear.widened_interleaved import InterleavedLinear
 from kvchat.engine.models.probing.decoder_structure import match_linear
 
 LEAST = 2
@@ -87,7 +87,7 @@ def _scalars(part: nn.Module) -> dict[str, str]:
 
 def float_copy(layer: nn.Module, behind: AttentionLayer) -> nn.Module:
     """Return a copy of a layer with plain weights in float32 and `behind` at its attention."""
-    linears = (nn.Linear, PackedLinear, PairedLinear, WidenedLinear, QuantizedLinear)
+    linears = (nn.Linear, PackedLinear, InterleavedLinear, WidenedLinear, QuantizedLinear)
     known: dict[int, Any] = {
         id(part): _float_linear(part) for part in layer.modules() if isinstance(part, linears)
     }
@@ -111,7 +111,7 @@ def _float_linear(layer: nn.Module) -> nn.Linear:
     return plain
 
 
-LINEARS = (nn.Linear, PackedLinear, PairedLinear, WidenedLinear, QuantizedLinear)
+LINEARS = (nn.Linear, PackedLinear, InterleavedLinear, WidenedLinear, QuantizedLinear)
 _PRODUCTS = {kind.forward for kind in LINEARS}
 """What a layer does that is a product and nothing else: a router that is a linear layer too does more."""
 

@@ -17,7 +17,7 @@ from kvchat.engine.formats.full.attend import AttentionCall
 from kvchat.engine.models.cache_stand_ins import ProbePast
 from kvchat.engine.models.hook import IMPLEMENTATION, PROBE_IMPLEMENTATION, attach, set_implementation
 from kvchat.engine.models.latent import LatentLayer, latent_modules
-from kvchat.engine.models.probing.layer_probe import model_name, run_probe
+from kvchat.engine.models.probing.attention_probe import model_name, run_probe
 from kvchat.errors import UnsupportedModel
 
 INTERLEAVED = "interleaved"

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from kvchat.engine.formats.full.attend import AttentionCall
 from kvchat.engine.formats.shadow.rotary import CosinesAndSines, Rotary
 from kvchat.engine.models.hook import attach
-from kvchat.engine.models.probing.layer_probe import model_name
+from kvchat.engine.models.probing.attention_probe import model_name
 from kvchat.errors import UnsupportedModel
 
 POSITIONS = (1, 3, 11, 40, 63, 200)

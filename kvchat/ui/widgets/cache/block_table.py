@@ -10,7 +10,7 @@ from textual.message import Message
 from textual.strip import Strip
 
 from kvchat.engine.api.inspection import InspectedBlock
-from kvchat.ui.widgets.cache.block_rows import block_row
+from kvchat.ui.widgets.cache.inspector_rows import block_row
 from kvchat.ui.widgets.cache.row_view import RowView
 
 _FAR = 10**9

@@ -14,7 +14,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from kvchat.app.config import read_settings
-from kvchat.app.open_sessions import open_store
+from kvchat.app.open_store import open_store
 from kvchat.chat.engine_client import EngineClient
 from kvchat.cli.commands.ask.ask import answer
 from kvchat.cli.commands.ask.options import AskOptions

@@ -7,7 +7,7 @@ from time import sleep
 import pytest
 
 from kvchat.app.config import read_settings
-from kvchat.app.open_sessions import open_store
+from kvchat.app.open_store import open_store
 from kvchat.chat.conversation import Conversation
 from kvchat.chat.service import Chat
 from kvchat.session.tree import Turn

@@ -11,7 +11,7 @@ import pytest
 
 from kvchat.app.config import read_settings
 from kvchat.app.conversion.child_process import gauged
-from kvchat.app.conversion.gauge_figures import figures_of, read_figures
+from kvchat.app.conversion.gauge_json import figures_of, read_figures
 from kvchat.cli.main import run as run_command
 from kvchat.engine.api.loss import FormatLoss, GaugeReport, Loss
 from kvchat.errors import EngineFailed

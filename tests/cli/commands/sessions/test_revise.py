@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kvchat.app.config import read_settings
-from kvchat.app.open_sessions import open_store
+from kvchat.app.open_store import open_store
 from kvchat.session.store import SessionStore
 from kvchat.session.tree import Role
 from tests.cli.command_line import Run

@@ -2,6 +2,7 @@
 
 import pytest
 
+from kvchat.engine.formats.apply_format import stored_groups
 from kvchat.engine.formats.full.spec import FullSpec
 from kvchat.engine.formats.pool_sizing import pool_blocks
 from kvchat.engine.formats.shadow.memory import (
@@ -12,9 +13,8 @@ from kvchat.engine.formats.shadow.memory import (
     table_bytes,
 )
 from kvchat.engine.formats.spec import Group, Selection, group_layers
-from kvchat.engine.formats.table import stored_groups
 from kvchat.errors import ConfigError
-from tests.engine.formats.test_table import SLIDING
+from tests.engine.formats.test_apply_format import SLIDING
 
 pytestmark = pytest.mark.pure
 

@@ -6,6 +6,7 @@ from kvchat.engine.api.cache_format import canonical_cache_format, parse_cache_f
 from kvchat.engine.api.ids import BlockKey, root_key
 from kvchat.engine.api.namespace import Namespace
 from kvchat.engine.api.view import View, parse_view
+from kvchat.engine.formats.apply_format import stored_groups
 from kvchat.engine.formats.full.spec import FullSpec
 from kvchat.engine.formats.shadow.settings import (
     GAIN_FACTOR,
@@ -16,7 +17,6 @@ from kvchat.engine.formats.shadow.settings import (
 )
 from kvchat.engine.formats.shadow.spec import ShadowSpec
 from kvchat.engine.formats.spec import Group, group_layers
-from kvchat.engine.formats.table import stored_groups
 from kvchat.engine.formats.view_schedule import (
     ViewSchedule,
     ViewSchedules,
@@ -24,7 +24,7 @@ from kvchat.engine.formats.view_schedule import (
     shadow_points,
 )
 from kvchat.errors import ConfigError
-from tests.engine.formats.test_table import LATENT, SLIDING, group_of
+from tests.engine.formats.test_apply_format import LATENT, SLIDING, group_of
 
 pytestmark = pytest.mark.pure
 

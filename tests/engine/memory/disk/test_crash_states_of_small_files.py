@@ -11,13 +11,13 @@ from time import time
 import pytest
 
 from kvchat.engine.memory.disk.block_encryption import DiskKey
-from kvchat.engine.memory.disk.catalog import BlockCatalog
 from kvchat.engine.memory.disk.io import SystemFiles
+from kvchat.engine.memory.disk.maintenance import BlockCatalog
 from kvchat.engine.memory.disk.pinned_blocks import PinnedBlocks
 from kvchat.engine.models.fingerprint import digest_of
-from kvchat.engine.models.fingerprint_records import recall, remember
+from kvchat.engine.models.fingerprint_inputs import recall, remember
 from kvchat.errors import BlockDamaged, BlockMissing
-from kvchat.platform.directories import STALE_S
+from kvchat.platform.private_files import STALE_S
 from kvchat.session.packs import Pack, PackStore
 from tests.engine.memory.chains import FINGERPRINT, FULL, chain, open_store, path_of, read
 from tests.engine.memory.disk.crash_states import (

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kvchat.engine.cache.eviction import Eviction
-from kvchat.engine.memory.disk.catalog import BlockCatalog
+from kvchat.engine.memory.disk.maintenance import BlockCatalog
 from kvchat.engine.memory.disk.store import DiskStore
 from kvchat.engine.memory.disk.writer import BlockWriter
 from tests.engine.memory.chains import (

@@ -1,0 +1,115 @@
+"""Layer sample: inputs and outputs of a model's layers for a few tokens of two texts, one of them behind some
+keys that are zero.
+"""
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from kvchat.engine.formats.full.attend import AttentionCall, AttentionMetadata, PagedAttention
+from kvchat.engine.formats.spec import Group
+from kvchat.engine.forward.model_passes import PackedPass
+from kvchat.engine.forward.runner import InputBatch
+from kvchat.engine.kernels.paged_attention import prepare
+from kvchat.engine.kernels.paged_attention.args import SequenceSpan
+from kvchat.engine.memory.device_pool import DevicePool
+from kvchat.engine.models.probing.decoder_structure import Decoder, Unmatched
+
+BLOCK_SIZE = 4
+TEXTS = ((0, 5), (37, 3))
+"""Position of the first token, and number of tokens."""
+CPU = torch.device("cpu")
+NUM_POSITIONS = 40
+"""Up to behind the last of them."""
+
+
+@dataclass(slots=True)
+class SampledLayer:
+    """What a model's layers got and gave in one pass."""
+
+    inputs: list[Tensor] = field(default_factory=list)
+    outputs: list[Tensor] = field(default_factory=list)
+    arguments: list[dict[str, Any]] = field(default_factory=list)
+    calls: dict[int, AttentionCall] = field(default_factory=dict)
+    keys: dict[int, Tensor] = field(default_factory=dict)
+
+
+class _Watched(PagedAttention):
+    """Notes what layers pass to their attention."""
+
+    def __init__(self, pool: DevicePool, seen: SampledLayer) -> None:
+        super().__init__(pool.layers)
+        self._seen = seen
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, call: AttentionCall) -> Tensor:
+        self._seen.calls[layer], self._seen.keys[layer] = call, key
+        return super().attend(layer, query, key, value, call)
+
+
+def scratch(groups: Sequence[Group], device: torch.device = CPU) -> DevicePool:
+    """Return a pool for the tokens of a sample."""
+    num_blocks = sum(_num_blocks(*text) for text in TEXTS)
+    pool = DevicePool(groups, {group.id: num_blocks for group in groups}, BLOCK_SIZE, device)
+    for layer in pool.layers.values():
+        layer.keys.zero_()
+        layer.values.zero_()
+    return pool
+
+
+def _num_blocks(position: int, num_tokens: int) -> int:
+    return -(-(position + num_tokens) // BLOCK_SIZE)
+
+
+def sample_row(groups: Sequence[Group], module: Any) -> InputBatch:
+    device = module.device
+    positions = torch.cat([torch.arange(start, start + count, device=device) for start, count in TEXTS])
+    spans: list[SequenceSpan] = []
+    slots: list[Tensor] = []
+    first_row = first_block = 0
+    for start, count in TEXTS:
+        blocks = torch.arange(first_block, first_block + _num_blocks(start, count), device=device)
+        spans.append(SequenceSpan(first_row, first_row + count, start, 0, blocks))
+        slots.append(first_block * BLOCK_SIZE + torch.arange(start, start + count, device=device))
+        first_row, first_block = first_row + count, first_block + len(blocks)
+    vocab_size = module.config.get_text_config().vocab_size
+    generator = torch.Generator().manual_seed(2)
+    step = {
+        group.id: AttentionMetadata(
+            slots=torch.cat(slots), spans=spans, prepared=prepare(spans, group.spec.first_visible, BLOCK_SIZE)
+        )
+        for group in groups
+    }
+    return InputBatch(
+        token_ids=torch.randint(1, vocab_size, (len(positions),), generator=generator).to(device),
+        positions=positions,
+        groups=step,
+        sampling=torch.arange(len(positions), device=device),
+    )
+
+
+def watch(
+    module: nn.Module, decoder: Decoder, pool: DevicePool, row: InputBatch
+) -> tuple[SampledLayer, Tensor]:
+    """Return what the layers got and gave, and the logits."""
+    seen = SampledLayer()
+    own = PackedPass(module, _Watched(pool, seen))
+
+    def before(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        seen.inputs.append((args[0] if args else kwargs["hidden_states"])[0].clone())
+        seen.arguments.append(kwargs)
+
+    def after(layer: Any, args: tuple[Any, ...], out: Any) -> None:
+        seen.outputs.append((out if isinstance(out, Tensor) else out[0])[0].clone())
+
+    with ExitStack() as hooks:
+        for layer in decoder.layers:
+            hooks.callback(layer.register_forward_pre_hook(before, with_kwargs=True).remove)
+            hooks.callback(layer.register_forward_hook(after).remove)
+        logits = own.logits(row)
+    if not len(seen.inputs) == len(seen.outputs) == len(seen.calls) == len(decoder.layers):
+        raise Unmatched("its layers do not run one after the other")
+    return seen, logits

@@ -1,0 +1,184 @@
+"""A forward pass that walks through a model's decoder layers by itself.
+
+For GPUs. Keys are turned and stored with their values in one launch, which a model's own attention cannot
+leave to us: it hands keys over when they are turned. What lies between two calls of attention is one function
+of tensors, which can be compiled. Dimensions: T rows, R sampling rows, V vocabulary.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kvchat.engine.formats.full.attend import AttentionMetadata, LayerPool
+from kvchat.engine.forward.runner import InputBatch
+from kvchat.engine.kernels.decoder_layers.args import DecoderLayer
+from kvchat.engine.kernels.decoder_layers.between_attention import (
+    LayerWeights,
+    Projected,
+    after_attention,
+    before_attention,
+    linear_of,
+    norm_of,
+    weights_of,
+    with_weights,
+)
+from kvchat.engine.kernels.paged_attention import paged_attention
+from kvchat.engine.kernels.paged_attention.args import AttentionArgs
+from kvchat.engine.kernels.rope_and_store import rope_store
+from kvchat.engine.kernels.rope_and_store.args import RopeStore
+from kvchat.engine.kernels.store_kv import store_kv
+from kvchat.engine.memory.device_pool import DevicePool
+from kvchat.engine.models.probing.decoder_structure import Decoder
+from kvchat.engine.models.rope_tables import Rotary
+
+log = logging.getLogger(__name__)
+Between = Callable[[Tensor, Tensor, LayerWeights, LayerWeights], tuple[Tensor, Projected]]
+Compile = Callable[[Between], Between]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerWalk:
+    """What a pass walks through.
+
+    Args:
+        embed: token ids [T] → what the first layer gets, but for its dtype.
+        rotaries: all rotary embeddings, by the numbers that layers name.
+    """
+
+    decoder: Decoder
+    embed: Callable[[Tensor], Tensor]
+    layers: Sequence[DecoderLayer]
+    rotaries: Sequence[Rotary]
+    dtype: torch.dtype
+
+
+class LayerwisePass:
+    """Computes rows of tokens on a pool.
+
+    Args:
+        compile: makes what lies between two calls of attention faster; None: it is computed as it is.
+
+    Raises:
+        ValueError: the weights are packed or quantized.
+    """
+
+    follows_from_tensors = True
+
+    def __init__(self, walk: LayerWalk, pool: DevicePool, compile: Compile | None = None) -> None:
+        self.walk = walk
+        self._pools = [pool.layers[number] for number in sorted(pool.layers)]
+        self._weights = [weights_of(layer) for layer in walk.layers]
+        self.device = self._weights[0].products[0][0].device
+        self._between: list[Between] = []
+        self.use(compile)
+
+    def use(
+        self,
+        compile: Compile | None,
+        *,
+        falls_back: bool = False,
+        told: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """Compute what lies between calls of attention by what `compile` makes of it, once for all pairs of
+        layers that compute the same.
+
+        Args:
+            falls_back: go on without, with a warning, where it fails later; else the error is raised.
+            told: gets to know why, once, where it falls back.
+        """
+        made: dict[Any, Between] = {}
+        layers = self.walk.layers
+        self._between.clear()
+        for layer, following in pairwise(layers):
+            kinds = layer.kind, following.kind
+            if kinds not in made:
+                plain = partial(_between, layer, following)
+                made[kinds] = plain if compile is None else compile(plain)
+                if compile is not None and falls_back:
+                    made[kinds] = self._or_plain(made[kinds], plain, told)
+            self._between.append(made[kinds])
+
+    def _or_plain(self, compiled: Between, plain: Between, told: Callable[[str], None]) -> Between:
+        def between(*tensors: Any) -> Any:
+            try:
+                return compiled(*tensors)
+            except (torch.AcceleratorError, torch.OutOfMemoryError):
+                raise
+            except Exception as error:  # compilers raise whatever they like, for each new shape
+                log.warning("layers are not compiled any more, which may be slower: %s", f"{error}"[:300])
+                self.use(None)
+                told(f"{type(error).__name__}: {error}")
+                return plain(*tensors)
+
+        return between
+
+    def logits(self, row: InputBatch) -> Tensor:
+        """Write keys and values of every token and return the logits [R, V] of the sampling rows."""
+        walk = self.walk
+        hidden = walk.embed(row.token_ids).to(walk.dtype)
+        ropes = [tuple(part[0] for part in rotary(row.positions[None])) for rotary in walk.rotaries]
+        projected = before_attention(hidden, walk.layers[0])
+        for number, between in enumerate(self._between):
+            attended = self._attend(number, projected, ropes, row)
+            hidden, projected = between(hidden, attended, *self._weights[number : number + 2])
+        last = len(walk.layers) - 1
+        hidden = after_attention(hidden, self._attend(last, projected, ropes, row), walk.layers[last])
+        decoder = walk.decoder
+        logits = linear_of(norm_of(hidden[row.sampling], decoder.last_norm), decoder.head)
+        return logits if decoder.softcap is None else (logits / decoder.softcap).tanh() * decoder.softcap
+
+    def hidden(self, hidden: Tensor, row: InputBatch, number: int) -> Tensor:
+        """Return what one layer makes of `hidden` [T, hidden]."""
+        layer = self.walk.layers[number]
+        ropes = [tuple(part[0] for part in rotary(row.positions[None])) for rotary in self.walk.rotaries]
+        attended = self._attend(number, before_attention(hidden, layer), ropes, row)
+        return after_attention(hidden, attended, layer)
+
+    def _attend(
+        self, number: int, projected: Projected, ropes: Sequence[tuple[Tensor, ...]], row: InputBatch
+    ) -> Tensor:
+        """Turn and store what a layer projected, and attend."""
+        layer, pool = self.walk.layers[number], self._pools[number]
+        step = row.groups[pool.group]
+        query = _turned_and_stored(projected, pool, step, None if layer.rope is None else ropes[layer.rope])
+        heads = layer.heads
+        args = AttentionArgs(
+            spans=step.spans,
+            prepared=step.prepared,
+            softmax_scale=heads.scale,
+            window=heads.window,
+            chunk=heads.chunk,
+            softcap=heads.softcap,
+            sinks=heads.sinks,
+        )
+        return paged_attention(query, pool.keys, pool.values, args)
+
+
+def _turned_and_stored(
+    projected: Projected, pool: LayerPool, step: AttentionMetadata, rope: tuple[Tensor, ...] | None
+) -> Tensor:
+    query, key, value = projected
+    if rope is None:
+        store_kv(key, value, pool.keys, pool.values, step.slots)
+        return query
+    cosines, sines = rope
+    args = RopeStore(cosines=cosines, sines=sines, k_pool=pool.keys, v_pool=pool.values, slots=step.slots)
+    return rope_store(query, key, value, args)
+
+
+def _between(
+    layer: DecoderLayer, following: DecoderLayer, hidden: Tensor, attended: Tensor, *weights: LayerWeights
+) -> tuple[Tensor, Projected]:
+    """Return what a layer makes of what it attended to, and what the next one projects that to.
+
+    Args:
+        layer, following: what is computed; with the weights of others.
+    """
+    hidden = after_attention(hidden, attended, with_weights(layer, weights[0]))
+    return hidden, before_attention(hidden, with_weights(following, weights[1]))

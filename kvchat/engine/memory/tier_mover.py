@@ -1,0 +1,122 @@
+"""Executes moves: copies inside the device pool, to and from host memory, loads from the disk store."""
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from time import monotonic
+
+from kvchat.engine.api.ids import BlockId, BlockKey, GroupId
+from kvchat.engine.cache.block_operations import Fetch, Load, Move
+from kvchat.engine.cache.slow_tiers import TierNode
+from kvchat.engine.memory.device_pool import DevicePool
+from kvchat.engine.memory.disk.store import BlockHeader, DiskStore
+from kvchat.engine.memory.host_copies import DirectTransport, Transport
+from kvchat.engine.memory.host_pool import HostPool
+from kvchat.engine.memory.rates import Rates
+from kvchat.errors import BlockDamaged, BlockMissing, StorageError
+
+log = logging.getLogger(__name__)
+
+REFUSED_S = 5.0
+"""How long a block that could not be read for a passing reason is not offered."""
+
+
+class Mover:
+    """Moves bytes between the device pool and the store, and tells bookkeeping what the store has.
+
+    A block that once failed to load is not offered again in this process, so that a request always comes to
+    an end; for some time only, where nothing says that it is damaged or gone.
+    """
+
+    def __init__(
+        self,
+        pool: DevicePool,
+        host: HostPool,
+        store: DiskStore | None,
+        rates: Rates | None = None,
+        transport: Transport | None = None,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        """Args:
+        rates: told how long moves between tiers take.
+        transport: moves bytes within memory; None: the calling thread does.
+        """
+        self._pool = pool
+        self._store = store
+        self._transport = transport or DirectTransport(pool, host, rates or Rates())
+        self._clock = clock
+        self._unreadable: set[tuple[BlockKey, GroupId]] = set()
+        self._refused_s: dict[tuple[BlockKey, GroupId], float] = {}
+        """When blocks could not be read for a passing reason."""
+
+    def use(self, store: DiskStore | None) -> None:
+        """Load from another store from now on."""
+        self._store = store
+
+    def execute(self, moves: Iterable[Move]) -> None:
+        """Carry out the moves in their order."""
+        self._transport.execute(moves)
+
+    def settle(self) -> None:
+        """Wait until all moves are carried out."""
+        self._transport.settle()
+
+    def fetch(self, move: Fetch) -> bool:
+        """Carry out one move to the device, in any thread; False if its block is not to be had."""
+        if isinstance(move, Load):
+            return self._load(move)
+        self._transport.promote(move)
+        return True
+
+    def read_ahead(self, move: Fetch) -> bool:
+        """Have what is fetched soon read ahead, in any thread, without waiting; True if it is there."""
+        if isinstance(move, Load) and self._store is not None:
+            return self._store.read_ahead(move.key, move.group)
+        return True
+
+    def has_all(self, keys: Sequence[BlockKey], group: GroupId) -> Sequence[bool]:
+        if self._store is None:
+            return [False] * len(keys)
+        there = self._store.has_all(keys, group)
+        return [flag and self._is_offered(key, group) for key, flag in zip(keys, there, strict=True)]
+
+    def nearest(self, parent: BlockKey, token_ids: Sequence[int], most: int) -> Sequence[TierNode]:
+        if self._store is None:
+            return ()
+        return [
+            TierNode(block.key, block.token_ids, block.groups)
+            for block in self._store.nearest(parent, token_ids, most)
+            if all(self._is_offered(block.key, group) for group in block.groups)
+        ]
+
+    def touch(self, keys: Iterable[BlockKey]) -> None:
+        if self._store is not None:
+            self._store.touch(keys)
+
+    def _is_offered(self, key: BlockKey, group: GroupId) -> bool:
+        if (key, group) in self._unreadable:
+            return False
+        refused_s = self._refused_s.get((key, group))
+        return refused_s is None or self._clock() - refused_s >= REFUSED_S
+
+    def _load(self, load: Load) -> bool:
+        assert self._store is not None
+        header = BlockHeader(key=load.key, parent=load.parent, group=load.group, token_ids=load.token_ids)
+        try:
+            self._read(self._store, header, load.target)
+        except (BlockMissing, BlockDamaged, StorageError, OSError) as error:
+            log.warning("a stored block is not used and will be computed again: %s", error)
+            if isinstance(error, BlockMissing | BlockDamaged):
+                self._unreadable.add((load.key, load.group))
+            else:
+                self._refused_s[load.key, load.group] = self._clock()
+            return False
+        self._refused_s.pop((load.key, load.group), None)
+        self._store.touch([load.key])
+        return True
+
+    def _read(self, store: DiskStore, header: BlockHeader, target: BlockId) -> None:
+        """Fill a block with verified bytes. Nothing names it yet, so that it may hold others meanwhile."""
+        places = self._pool.places(header.group, target)
+        if places is None or not store.scatter(header, places):
+            self._transport.bring(header.group, target, partial(store.read_into, header))

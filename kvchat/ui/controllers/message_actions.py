@@ -1,0 +1,225 @@
+"""Branch controller: other ways for the conversation on screen, at a message, at a token, several at once."""
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from kvchat.chat.events import MOST_SAMPLES, Alternative, EditCost
+from kvchat.errors import KvchatError
+from kvchat.session.tree import Role, Turn
+from kvchat.text.attachments import shown_message
+from kvchat.text.cache_usage import price_words
+from kvchat.text.figures import plural
+from kvchat.text.fit_text import fitted, one_line
+from kvchat.ui.controllers.asides import FREE, price_so_far
+from kvchat.ui.controllers.composer import ComposerController
+from kvchat.ui.controllers.conversations import ConversationController
+from kvchat.ui.controllers.screen_services import ScreenServices
+from kvchat.ui.controllers.turn_runner import QueuedTurn, TurnKind, TurnRunner
+from kvchat.ui.screens.action_menu import Action, ActionsScreen
+
+if TYPE_CHECKING:
+    from kvchat.chat.conversation import Conversation
+    from kvchat.chat.service import Chat
+
+_TITLE_LEN = 50
+
+
+class MessageActionsController:
+    """Runs what leads away from the last answer. Prices are looked up before anything is done."""
+
+    def __init__(
+        self,
+        screen: ScreenServices,
+        chat: "Chat",
+        turns: TurnRunner,
+        conversations: ConversationController,
+        composer: ComposerController,
+    ) -> None:
+        self._screen = screen
+        self._chat = chat
+        self._turns = turns
+        self._conversations = conversations
+        self._composer = composer
+
+    # At a message
+
+    def choose(self, turn: Turn) -> None:
+        """Let the person choose what to do with a message."""
+        self._screen.begin(partial(self._choose, turn))
+
+    async def _choose(self, turn: Turn) -> None:
+        conversation = self._turns.conversation
+        if conversation is None:
+            return
+        actions = await self._actions(conversation, turn)
+        who = "you" if turn.role is Role.USER else "kvchat"
+        title = f"{who}: {fitted(one_line(shown_message(turn.text)), _TITLE_LEN)}"
+        chosen = await self._screen.dialogs.ask_deferred(title, partial(ActionsScreen, title, actions))
+        match chosen:
+            case "f":
+                self._conversations.open_with(partial(self._fork_at, turn))
+            case "t":
+                await self._open_tokens(conversation, turn)
+            case str():
+                self._screen.run_on(turn, _COMMANDS[chosen])
+
+    async def _actions(self, conversation: "Conversation", turn: Turn) -> Sequence[Action]:
+        """Return what can be done, with what it costs where the engine can say."""
+        fork = price_words(_fork_cost(conversation, turn), self._screen.snapshot)
+        if turn.role is Role.USER:
+            return (
+                Action(key="e", label="change it", note="on a new branch; says what it costs"),
+                Action(key="f", label="fork before it", note=fork),
+                Action(key="d", label="leave it out", note="with its answer; asks first"),
+                Action(key="c", label="copy"),
+                Action(key="o", label="open in $EDITOR"),
+            )
+        is_last = [one.id for one in conversation.turns[-1:]] == [turn.id]
+        tokens = plural(len(turn.token_ids or ()), "token")
+        again = await self._again_actions(conversation) if is_last else ()
+        return (
+            Action(key="f", label="fork behind it", note=fork),
+            *again,
+            Action(key="t", label="open as tokens", note=tokens),
+            Action(key="w", label="why it computed what it did"),
+            Action(key="c", label="copy"),
+            Action(key="k", label="copy its code"),
+            Action(key="o", label="open in $EDITOR"),
+        )
+
+    async def _again_actions(self, conversation: "Conversation") -> Sequence[Action]:
+        price = await self._retry_price(conversation)
+        temperature = self._chat.variants.retry_temperature
+        label = "answer again" if temperature is None else f"answer again, at {temperature}"
+        return (
+            Action(key="r", label=label, note=price or "on a new branch"),
+            Action(
+                key="3",
+                label="three answers, compared",
+                note="the same, once for all" if price else "from one prompt",
+            ),
+        )
+
+    async def _retry_price(self, conversation: "Conversation") -> str:
+        """Return what answering the last question again costs; empty where the engine cannot say it now."""
+        if not self._screen.is_engine_ready or self._turns.is_busy:
+            return ""
+        with suppress(KvchatError):
+            cost = await asyncio.to_thread(self._chat.variants.retry_cost, conversation)
+            return price_words(cost, self._screen.snapshot)
+        return ""
+
+    def retry(self) -> None:
+        """Answer the last question again, and say first what that costs."""
+        self._screen.begin(self._retry)
+
+    async def _retry(self) -> None:
+        conversation = self._turns.conversation
+        if conversation is not None and (price := await self._retry_price(conversation)):
+            self._screen.tell(price, title="answer again")
+        if (temperature := self._chat.variants.retry_temperature) is not None:
+            words = f"sampled at temperature {temperature}, so that it can differ"
+            self._screen.tell(words, title="answer again")
+        self._screen.queue(QueuedTurn(kind=TurnKind.RETRY))
+
+    async def _fork_at(self, turn: Turn) -> "Conversation":
+        """Go on behind an answer, or before a question with its text in the prompt, on a new branch."""
+        conversation = self._turns.stored
+        before = turn.parent_id if turn.role is Role.USER else turn.id
+        if before is None:
+            self._screen.warn("nothing stands before the first message: /new begins another conversation")
+            return conversation
+        forked = await asyncio.to_thread(self._chat.fork, conversation, before)
+        if turn.role is Role.USER:
+            self._composer.write_message(turn.text)
+        self._screen.tell(
+            f"on branch {one_line(forked.branch.name)}: {price_so_far(forked, self._screen.snapshot)}"
+        )
+        return forked
+
+    # Several answers
+
+    def compare(self, num: int) -> None:
+        """Answer the last question several times at once, and go on with the one that is chosen."""
+        if not 2 <= num <= MOST_SAMPLES:
+            self._screen.warn(f"2 to {MOST_SAMPLES} answers can be compared")
+            return
+        self._screen.begin(partial(self._compare, num))
+
+    async def _compare(self, num: int) -> None:
+        conversation = self._turns.stored
+        from kvchat.ui.screens.compare import CompareScreen
+
+        variants = self._chat.variants
+        cost = await asyncio.to_thread(variants.retry_cost, conversation)
+        price = f"{price_words(cost, self._screen.snapshot)}, once for all {num} answers"
+        produce = partial(variants.compare, conversation, num)
+        stop = partial(self._chat.stop, conversation)
+        offer = f"{num} answers to compare can be written: {price}"
+        compare = partial(CompareScreen, num, produce, stop, price)
+        chosen = await self._screen.dialogs.ask_deferred(offer, compare)
+        if chosen is None:
+            self._screen.tell("the answer stays as it was; /search finds the others")
+            return
+        await asyncio.to_thread(variants.take, conversation, chosen)
+        await self._turns.show(conversation)
+        self._screen.tell(
+            f"on branch {one_line(conversation.branch.name)}; the others gave their blocks back, "
+            "/search finds their words"
+        )
+
+    # Tokens
+
+    def open_tokens(self, turn: Turn) -> None:
+        self._screen.begin(partial(self._open_tokens, self._turns.stored, turn))
+
+    async def _open_tokens(self, conversation: "Conversation", turn: Turn) -> None:
+        if not self._screen.is_engine_ready:
+            self._screen.warn("its alternatives are known when the model is loaded")
+            return
+        texts = await asyncio.to_thread(self._chat.variants.token_texts, turn)
+        if not texts:
+            self._screen.warn("this answer has no tokens")
+            return
+        from kvchat.ui.screens.tokens import TokensScreen
+
+        alternatives = partial(self._alternatives, conversation, turn)
+        price = partial(self._token_price, conversation, turn)
+        tokens = partial(TokensScreen, texts, turn.token_ids or (), alternatives, price)
+        chosen = await self._screen.dialogs.ask_deferred("an answer as tokens", tokens)
+        if chosen is not None and conversation is not self._turns.conversation:
+            self._screen.warn("another conversation is on the screen now; nothing was changed")
+        elif chosen is not None:
+            at, token_id = chosen
+            self._screen.queue(QueuedTurn(kind=TurnKind.TOKEN, turn_id=turn.id, at=at, token_id=token_id))
+
+    async def _alternatives(self, conversation: "Conversation", turn: Turn, at: int) -> Sequence[Alternative]:
+        return await asyncio.to_thread(self._chat.variants.alternatives, conversation, turn.id, at)
+
+    async def _token_price(self, conversation: "Conversation", turn: Turn, at: int) -> str:
+        cost = await asyncio.to_thread(self._chat.variants.token_cost, conversation, turn.id, at)
+        return price_words(cost, self._screen.snapshot)
+
+
+def _fork_cost(conversation: "Conversation", turn: Turn) -> EditCost:
+    """Return what a fork shares; nothing is computed before the next message."""
+    ids = [one.id for one in conversation.turns]
+    end = ids.index(turn.id) + (turn.role is Role.ASSISTANT) if turn.id in ids else 0
+    shared = sum(len(one.token_ids or ()) for one in conversation.turns[:end])
+    return replace(FREE, reused_tokens=shared)
+
+
+_COMMANDS = {
+    "e": "edit",
+    "d": "drop",
+    "r": "retry",
+    "3": "compare",
+    "w": "why",
+    "c": "copy",
+    "k": "code",
+    "o": "open",
+}
