@@ -21,9 +21,9 @@ import torch
 
 from benchmarks.table import Row, seconds
 from kvchat.engine.api.ids import BlockId, GroupId, root_key
-from kvchat.engine.formats.apply_format import stored_groups
 from kvchat.engine.formats.full.spec import FullSpec
 from kvchat.engine.formats.spec import Group, group_layers
+from kvchat.engine.formats.stored_groups import stored_groups
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.disk.bundle_block_store import BundleBlockStore, NewBlock
 from kvchat.engine.memory.disk.io import SYSTEM, SystemFiles
@@ -87,7 +87,7 @@ def measure(*, quick: bool = False) -> list[Row]:
 def _files_alone(directory: Path, rounds: int) -> Iterator[Row]:
     """Write as many blocks as are converted at one time, in three ways in turn."""
     converter = Made(*_sides(FORMATS[0]))
-    group = next(group.id for group in converter.target.groups if group.quantized_from is not None)
+    group = next(group.id for group in converter.target.groups if group.source is not None)
     payload = os.urandom(sum(region.nbytes for region in converter.target.pool.layouts()[group]))
     told: dict[str, list[float]] = {"together": [], "one after the other": [], "plain files": []}
     for _ in range(rounds):

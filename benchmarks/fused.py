@@ -15,7 +15,7 @@ from torch import Tensor
 from benchmarks.clock import cost_of
 from benchmarks.table import NothingHere
 from benchmarks.table import Row as Figure
-from kvchat.engine.formats.full.attend import AttentionMetadata
+from kvchat.engine.formats.attention import AttentionMetadata
 from kvchat.engine.forward.fusion import fuse
 from kvchat.engine.forward.model_route import ModelPlan, choose_route
 from kvchat.engine.forward.runner import InputBatch

@@ -13,8 +13,9 @@ from benchmarks.clock import Cost, cost_of
 from benchmarks.table import Row
 from kvchat.engine.api.ids import BlockId, RequestId, SequenceId
 from kvchat.engine.cache.block_operations import TableChange
-from kvchat.engine.formats.apply_format import stored_groups
+from kvchat.engine.formats.backends import metadata_builders
 from kvchat.engine.formats.fp8_latent.spec import Fp8LatentSpec
+from kvchat.engine.formats.stored_groups import stored_groups
 from kvchat.engine.forward.activation_memory import peak_bytes
 from kvchat.engine.forward.model_route import ModelPlan, choose_route
 from kvchat.engine.forward.runner import Runner
@@ -165,7 +166,8 @@ def _ours(served: ModelPlan, past: Mapping[int, Tensor], length: int) -> Callabl
     chunk = Chunk(RequestId(1), SequenceId(1), length - 1, (5,), samples=True)
 
     def ours() -> Tensor:
-        runner = Runner(served.make_pass(pool), served.groups, BLOCK_SIZE)  # takes the model over
+        builders = metadata_builders(served.groups, BLOCK_SIZE)
+        runner = Runner(served.make_pass(pool), builders)  # takes the model over
         return runner.run(Batch(chunks=(chunk,), moves=(), changes=(table,), dropped=()))
 
     return ours

@@ -15,7 +15,7 @@ from kvchat.engine.api.events import TokenEmitted
 from kvchat.engine.api.ids import BlockId, BlockKey, block_key, root_key
 from kvchat.engine.cache.block_operations import Save
 from kvchat.engine.memory.disk.open_tier import WRITE_QUEUE_BYTES
-from kvchat.engine.memory.disk.writer import BlockWriter
+from kvchat.engine.memory.disk.write_queue import BlockWriter
 from kvchat.engine.memory.saver import Saver
 
 PAIRS, QUICK_PAIRS = 10, 5

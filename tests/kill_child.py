@@ -22,7 +22,7 @@ from kvchat.engine.memory.disk.bundle_block_store import BundleBlockStore, NewBl
 from kvchat.engine.memory.disk.index import IndexedBlock
 from kvchat.engine.memory.disk.maintenance import BlockCatalog
 from kvchat.engine.memory.disk.store import DiskStore
-from kvchat.engine.memory.disk.writer import BlockWriter
+from kvchat.engine.memory.disk.write_queue import BlockWriter
 from kvchat.errors import StorageError
 from kvchat.platform.encryptor import Encryptor
 from kvchat.session.database.backups import backup_paths

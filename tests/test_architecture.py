@@ -359,14 +359,14 @@ def test_an_import_of_a_higher_floor_is_found() -> None:
 
 def test_an_import_past_the_entry_of_a_package_is_found() -> None:
     entry = "kvchat.session.salvage.salvage"
-    pages = parse("kvchat.session.salvage.write_ahead_log", "")
+    pages = parse("kvchat.session.salvage.log_repair", "")
     modules = [
-        parse("kvchat.session.store", "from kvchat.session.salvage.write_ahead_log import repaired"),
+        parse("kvchat.session.store", "from kvchat.session.salvage.log_repair import repaired"),
         parse("kvchat.session.packs", f"from {entry} import salvage"),
-        parse(entry, "from kvchat.session.salvage import write_ahead_log"),
+        parse(entry, "from kvchat.session.salvage import log_repair"),
     ]
     assert side_entrances([*modules, pages]) == [
-        "kvchat.session.store imports kvchat.session.salvage.write_ahead_log,"
+        "kvchat.session.store imports kvchat.session.salvage.log_repair,"
         " which is internal to kvchat.session.salvage"
     ]
 

@@ -10,6 +10,7 @@ import transformers
 from benchmarks.gpu.stage import Stage
 from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.engine import Engine
+from kvchat.engine.formats.backends import metadata_builders
 from kvchat.engine.forward.decode_graphs import ComputesAnew, DecodeGraphRunner
 from kvchat.engine.forward.layerwise_check import walking_pass
 from kvchat.engine.forward.layerwise_pass import LayerwisePass
@@ -136,7 +137,7 @@ def rehearsed(parts: EngineParts, candidate: Candidate) -> EngineParts:
     steps.prepare()
     return replace(
         parts,
-        runner=Runner(forward, groups, parts.info.block_size, steps),
+        runner=Runner(forward, metadata_builders(groups, parts.info.block_size), steps),
         runs_ahead=True,
         sampler=Sampler(None, draws_there=True),
     )

@@ -52,13 +52,13 @@ def device_usage(manager: CacheManager, shadows: Shadows | None = None) -> TierU
     Args:
         shadows: through which layers are looked at; None: through none.
     """
-    own = _pool_usage(manager, Tier.DEVICE, is_remote=False)
+    own = _pool_usage(manager, Tier.DEVICE, in_host_memory=False)
     if shadows is None or shadows.remote is None:
         return own
     return replace(
         own,
         used_bytes=own.used_bytes + shadows.used_bytes,
-        total_bytes=_pool_bytes(manager, is_remote=False) + shadows.limit_bytes,
+        total_bytes=_pool_bytes(manager, in_host_memory=False) + shadows.limit_bytes,
     )
 
 
@@ -66,36 +66,38 @@ def host_usage(manager: CacheManager) -> TierUsage:
     """Return what host memory holds: what may be evicted, and a GPU's blocks where it has shadows of them."""
     sizes = manager.device.block_bytes
     pools = manager.host.pools
-    own = _pool_usage(manager, Tier.HOST, is_remote=True)
+    own = _pool_usage(manager, Tier.HOST, in_host_memory=True)
     return replace(
         own,
         cached_bytes=own.cached_bytes + sum(pool.num_cached * sizes[group] for group, pool in pools.items()),
-        total_bytes=_pool_bytes(manager, is_remote=True)
+        total_bytes=_pool_bytes(manager, in_host_memory=True)
         + sum(pool.num_blocks * sizes[group] for group, pool in pools.items()),
         num_blocks=own.num_blocks + sum(pool.num_cached for pool in pools.values()),
     )
 
 
-def _pool_usage(manager: CacheManager, tier: Tier, *, is_remote: bool) -> TierUsage:
+def _pool_usage(manager: CacheManager, tier: Tier, *, in_host_memory: bool) -> TierUsage:
     """Return the usage of the pools whose blocks are remote, or of the others."""
-    groups = _usages_in(manager, is_remote=is_remote)
+    groups = _usages_in(manager, in_host_memory=in_host_memory)
     return TierUsage(
         tier=tier,
         used_bytes=sum(group.used_blocks * group.block_bytes for group in groups),
         cached_bytes=sum(group.cached_blocks * group.block_bytes for group in groups),
-        total_bytes=_pool_bytes(manager, is_remote=is_remote),
+        total_bytes=_pool_bytes(manager, in_host_memory=in_host_memory),
         num_blocks=sum(group.used_blocks + group.cached_blocks for group in groups),
     )
 
 
-def _pool_bytes(manager: CacheManager, *, is_remote: bool) -> int:
-    return sum(group.total_blocks * group.block_bytes for group in _usages_in(manager, is_remote=is_remote))
+def _pool_bytes(manager: CacheManager, *, in_host_memory: bool) -> int:
+    return sum(
+        group.total_blocks * group.block_bytes for group in _usages_in(manager, in_host_memory=in_host_memory)
+    )
 
 
-def _usages_in(manager: CacheManager, *, is_remote: bool) -> list[GroupUsage]:
+def _usages_in(manager: CacheManager, *, in_host_memory: bool) -> list[GroupUsage]:
     """Return the usages of groups whose blocks are remote, or of the others."""
-    places = {group.id: group.spec.is_remote for group in manager.groups}
-    return [usage for usage in group_usages(manager) if places[usage.group] is is_remote]
+    places = {group.id: group.in_host_memory for group in manager.groups}
+    return [usage for usage in group_usages(manager) if places[usage.group] is in_host_memory]
 
 
 def disk_usage(store: DiskStore | None) -> TierUsage:

@@ -2,7 +2,7 @@
 
 from kvchat.errors import SessionNotFound
 from kvchat.session import session_queries
-from kvchat.session.database import damage, rows, statements
+from kvchat.session.database import rows, silent_damage, statements
 from kvchat.session.database.database import Database
 from kvchat.session.database.turn_reader import TurnReader
 from kvchat.session.removal_plan import BranchRemoval, plan_removal
@@ -62,7 +62,7 @@ class SessionReader:
                 "SELECT * FROM branches WHERE session_id = ? ORDER BY updated_at DESC, name", (session_id,)
             )
             branches = tuple(rows.branch_of(row) for row in found)
-            damage.refuse_hidden(connection, "branches", "session_id", session_id, len(branches))
+            silent_damage.refuse_hidden(connection, "branches", "session_id", session_id, len(branches))
             return branches
 
     def branch(self, session_id: SessionId, name: str) -> Branch:
@@ -112,7 +112,7 @@ class SessionReader:
             return ()
         with self._database.read() as connection:
             turns = self._reader.turns(connection, statements.path_to(connection, leaf_id))
-            damage.refuse_gaps(connection, turns, (leaf_id,))
+            silent_damage.refuse_gaps(connection, turns, (leaf_id,))
             return turns
 
     def children(self, turn_id: TurnId) -> tuple[Turn, ...]:
@@ -125,5 +125,5 @@ class SessionReader:
         with self._database.read() as connection:
             found = connection.execute("SELECT * FROM turns WHERE session_id = ? ORDER BY num", (session_id,))
             turns = self._reader.turns(connection, found)
-            damage.refuse_hidden_turns(connection, session_id, turns)
+            silent_damage.refuse_hidden_turns(connection, session_id, turns)
             return turns

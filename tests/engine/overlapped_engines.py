@@ -9,6 +9,7 @@ from torch import Tensor
 
 from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.engine import Engine
+from kvchat.engine.formats.backends import metadata_builders
 from kvchat.engine.forward.decode_graphs import ComputesAnew, DecodeGraphRunner
 from kvchat.engine.forward.layerwise_check import walking_pass
 from kvchat.engine.forward.runner import Runner
@@ -61,7 +62,7 @@ def open_ahead(
     parts = build(model_dir, config)
     make_computing_slow(parts.rates)
     forward = getattr(parts.runner._forward, "_own", parts.runner._forward)  # unfused
-    groups = parts.runner._groups
+    groups = parts.manager.groups
     if walks:
         own = load_candidate(
             WeightSource(model_dir=model_dir), config, torch.device("cpu")
@@ -71,7 +72,7 @@ def open_ahead(
     limits = limits_of(groups, parts.pool, parts.info.max_context)
     steps = DecodeGraphRunner(forward, groups, limits, ComputesAnew(), BATCH_SIZES)
     steps.prepare()
-    runner = AheadRunner(Runner(forward, groups, config.block_size, steps), parts)
+    runner = AheadRunner(Runner(forward, metadata_builders(groups, config.block_size), steps), parts)
     parts = replace(
         parts,
         runner=runner,

@@ -55,12 +55,12 @@ class Both:
     def logits(self, row: InputBatch) -> Tensor:
         before = [part.clone() for part in parts_of(self._pool)]
         self.found.append(self._fused.logits(row).float())
-        old = [layer.quantized.pool.keys.clone() for layer in self._pool.layers.values() if layer.quantized]
+        old = [layer.derived.keys.clone() for layer in self._pool.layers.values() if layer.derived]
         for part, kept in zip(parts_of(self._pool), before, strict=True):
             part.copy_(kept)
         self.wanted.append(self._own.logits(row).float())
         if len(row.token_ids) == 1:  # the exact blocks that became old are the same in both
-            quantized = [layer.quantized.pool.keys for layer in self._pool.layers.values() if layer.quantized]
+            quantized = [layer.derived.keys for layer in self._pool.layers.values() if layer.derived]
             assert all(map(torch.equal, old, quantized))
         return self.wanted[-1]
 
@@ -69,7 +69,7 @@ def parts_of(pool: DevicePool) -> list[Tensor]:
     parts = []
     for layer in pool.layers.values():
         parts += [layer.keys, layer.values]
-        parts += [layer.quantized.pool.keys, layer.quantized.pool.values] if layer.quantized else []
+        parts += [layer.derived.keys, layer.derived.values] if layer.derived else []
     return parts
 
 

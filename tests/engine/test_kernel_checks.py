@@ -109,7 +109,7 @@ def test_where_a_kernel_reads_codes_steps_are_recorded_whatever_their_numbers_wo
 ) -> None:
     spec = FullSpec(num_kv_heads=1, head_dim_k=8, head_dim_v=8, dtype="float32")
     recent = Group(id=GroupId(0), spec=spec, layers=(0,))
-    quantized = Group(id=GroupId(1), spec=spec, layers=(0,), quantized_from=GroupId(0))
+    quantized = Group(id=GroupId(1), spec=spec, layers=(0,), source=GroupId(0))
     limits = Limits(block_size=64, context_len=MOST_GATHERED, num_slots={}, reads_codes=reads_codes)
     steps = DecodeGraphRunner(None, (recent, quantized), limits, ComputesAnew())  # type: ignore[arg-type]
     assert (len(steps._sizes) == 2 * len(BATCH_SIZES)) == reads_codes

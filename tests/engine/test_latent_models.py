@@ -14,9 +14,9 @@ from transformers.cache_utils import DynamicCache
 
 from kvchat.engine.api.ids import BlockId, RequestId, SequenceId
 from kvchat.engine.cache.block_operations import TableChange
-from kvchat.engine.formats.apply_format import stored_groups
-from kvchat.engine.formats.latent.attend import LatentAttention
+from kvchat.engine.formats.backends import PagedAttention, metadata_builders
 from kvchat.engine.formats.latent.spec import LatentSpec
+from kvchat.engine.formats.stored_groups import stored_groups
 from kvchat.engine.forward.activation_memory import peak_bytes
 from kvchat.engine.forward.model_passes import PackedPass
 from kvchat.engine.forward.model_route import Route, choose_route
@@ -52,7 +52,7 @@ def logits_of(make_pass: Any, served: Any, ids: list[int], cuts: list[int]) -> T
     num_blocks = -(-len(ids) // BLOCK_SIZE)
     sizes = {group.id: num_blocks for group in served.groups}
     pool = DevicePool(served.groups, sizes, BLOCK_SIZE, torch.device("cpu"))
-    runner = Runner(make_pass(pool), served.groups, BLOCK_SIZE)
+    runner = Runner(make_pass(pool), metadata_builders(served.groups, BLOCK_SIZE))
     order = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(0)).tolist()
     changes = tuple(
         TableChange(SequenceId(1), group.id, 0, tuple(map(BlockId, order))) for group in served.groups
@@ -220,7 +220,7 @@ def test_exchanged_projections_would_show(yarn: Subject) -> None:
     wrong = {layer: _Exchanged(latent) for layer, latent in right.items()}
 
     def make_pass(projections: Any) -> Any:
-        return lambda pool: PackedPass(yarn.module, LatentAttention(pool.layers, projections))
+        return lambda pool: PackedPass(yarn.module, PagedAttention(pool.layers, projections=projections))
 
     def distance(projections: Any) -> float:
         found = logits_of(make_pass(projections), yarn.served, yarn.ids, [])
@@ -254,7 +254,7 @@ def test_a_decode_step_never_expands_the_context(cache_format: str, tmp_path: Pa
     )
     for layer in pool.layers.values():
         layer.keys.zero_()
-    runner = Runner(served.make_pass(pool), served.groups, BLOCK_SIZE)
+    runner = Runner(served.make_pass(pool), metadata_builders(served.groups, BLOCK_SIZE))
     table = tuple(map(BlockId, range(length // BLOCK_SIZE)))
     changes_of = tuple(TableChange(SequenceId(1), group.id, 0, table) for group in served.groups)
     chunk = Chunk(RequestId(1), SequenceId(1), length - 1, (5,), samples=True)

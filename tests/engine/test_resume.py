@@ -15,7 +15,7 @@ from kvchat.engine.api.inspection import InspectionRequest
 from kvchat.engine.engine import Engine
 from kvchat.engine.memory.disk.io import Buffer
 from kvchat.engine.memory.disk.store import BlockHeader, DiskStore
-from kvchat.engine.memory.disk.writer import BlockWriter
+from kvchat.engine.memory.disk.write_queue import BlockWriter
 from kvchat.engine.memory.saver import Saver
 from kvchat.engine.startup.assembly import build_parts
 from tests.engine.conftest import OpenEngine, TinyModels

@@ -195,7 +195,7 @@ def test_shadows_that_nobody_uses_make_room_and_are_made_again(opened: Opened) -
     spec = ShadowSpec(
         num_kv_heads=2, head_dim_k=16, head_dim_v=16, dtype="F32", view=parse_view(SOME), block_size=BLOCK
     )
-    needed = 4 * spec.shadow_bytes(PROMPT + 60)
+    needed = 4 * spec.beside_bytes(PROMPT + 60, in_host_memory=False)
     engine = opened(host_bytes=needed)
     texts = [token_ids(PROMPT, seed) for seed in (1, 2)]
     alone = [opened() for _ in texts]

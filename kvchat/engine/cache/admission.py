@@ -47,7 +47,7 @@ class Admission:
         found = self._found(group, match)
         num_missing = group.num_blocks(match.length + num_following, size)
         num_missing -= group.num_blocks(match.length, size)
-        if match.partial and group.spec.has_tail:
+        if match.partial and group.source is None:
             num_missing += 1
             found.append(match.partial.blocks[group.id])
         return num_missing <= pool.num_available - sum(pool.is_cached(block) for block in found)
@@ -67,7 +67,7 @@ class Admission:
         for number, block in zip(match.numbers(group, size), self._found(group, match), strict=True):
             self._device.references.share(sequence, group.id, block)
             table[number] = block
-        if match.partial and group.spec.has_tail:
+        if match.partial and group.source is None:
             source = match.partial.blocks[group.id]
             self._device.pools[group.id].share(source)
             self._device.keep_source(group.id, source)

@@ -378,7 +378,7 @@ class CacheManager:
         """Copy the tail before the first write if another table holds it too."""
         number, num_tokens = divmod(sequence.computed_len, self.block_size)
         table, pool = sequence.tables[group.id], self.pools[group.id]
-        if not num_tokens or not group.spec.has_tail:
+        if not num_tokens or group.source is not None:
             return
         shared = table[number]
         assert shared is not None
@@ -393,7 +393,7 @@ class CacheManager:
     def _num_missing(self, sequence: Sequence, group: Group, num_tokens: int) -> int:
         table = sequence.tables[group.id]
         missing = self._num_blocks(group, sequence.computed_len + num_tokens) - len(table)
-        if sequence.computed_len % self.block_size and group.spec.has_tail:
+        if sequence.computed_len % self.block_size and group.source is None:
             tail = table[sequence.computed_len // self.block_size]
             assert tail is not None
             missing += self.pools[group.id].count(tail) > 1
@@ -406,15 +406,13 @@ class CacheManager:
             self._publisher.publish(sequence, group, whole)
 
     def _leave_window(self, sequence: Sequence, group: Group, table: BlockTable) -> None:
-        end = min(group.spec.first_visible(sequence.computed_len) // self.block_size, len(table))
-        start = end
-        while start > group.spec.num_sink_blocks and table[start - 1] is not None:
-            start -= 1
-        for number in range(start, end):
-            block = table[number]
-            assert block is not None
-            self._references.release(sequence, group.id, block)
-            table[number] = None
+        for first, end in group.spec.hidden_blocks(sequence.computed_len, self.block_size):
+            for number in reversed(range(first, min(end, len(table)))):
+                block = table[number]
+                if block is None:
+                    break  # those before it have left too
+                self._references.release(sequence, group.id, block)
+                table[number] = None
 
     def _num_blocks(self, group: Group, num_tokens: int) -> int:
         return group.num_blocks(num_tokens, self.block_size)

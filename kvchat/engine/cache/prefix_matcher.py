@@ -121,7 +121,7 @@ class PrefixMatcher:
         live_tails: Callable[[BlockKey], Iterable[Sequence]],
     ) -> None:
         self._groups = groups
-        self._with_tail = [group for group in groups if group.spec.has_tail]
+        self._with_tail = [group for group in groups if group.source is None]
         self._block_size = block_size
         self._index = index
         self._slow = slow
@@ -231,9 +231,9 @@ class PrefixMatcher:
 
     def _window_present(self, chain: _Chain, group: Group, num_blocks: int, position: int) -> bool:
         end = min(num_blocks, group.num_blocks(position, self._block_size))
-        if not all(chain.present[group.id][: min(end, group.spec.num_sink_blocks)]):
-            return False
-        return end - group.spec.first_visible(position) // self._block_size <= chain.runs[group.id][end]
+        runs = chain.runs[group.id]
+        seen = group.spec.visible_blocks(position, self._block_size)
+        return all(min(last, end) - first <= runs[min(last, end)] for first, last in seen)
 
     def _best_partial(self, chain: _Chain, num_blocks: int, rest: abc.Sequence[int]) -> PartialBlock | None:
         # The further into the block, the less of the blocks before it is seen.

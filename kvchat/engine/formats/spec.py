@@ -18,6 +18,8 @@ from typing import ClassVar
 from kvchat.engine.api.ids import GroupId
 from kvchat.engine.kernels.attention_sizes import AttentionSizes, KernelSizes
 
+BlockRange = tuple[int, int]
+"""Blocks [start, end) of a sequence, by number."""
 ITEM_BYTES = {"F32": 4, "BF16": 2, "F16": 2, "U8": 1}
 
 
@@ -64,11 +66,7 @@ class CacheSpec(ABC):
     """Whether stored numbers are those that were computed."""
     keeps_heads: ClassVar[bool] = True
     """Whether keys and values of each head are stored as they were computed."""
-    has_tail: ClassVar[bool] = True
-    """Whether tokens have a place here as soon as they are computed, and not only block by block."""
     selection: ClassVar[Selection] = Selection.ALL
-    num_sink_blocks: ClassVar[int] = 0
-    """Blocks at the beginning that every query sees, wherever what it sees begins again."""
 
     num_kv_heads: int
     head_dim_k: int
@@ -109,13 +107,12 @@ class CacheSpec(ABC):
         """Whether a block is worth something without those before it."""
         return self.lifetime is not Lifetime.SEQUENCE
 
-    @property
-    def is_remote(self) -> bool:
-        """Whether blocks lie in host memory, and a GPU reads of them what it needs."""
-        return False
+    def beside_bytes(self, num_tokens: int, *, in_host_memory: bool) -> int:
+        """Return the most that a conversation takes in one layer beside its blocks. Pure.
 
-    def shadow_bytes(self, num_tokens: int) -> int:
-        """Return the most that the shadow of a conversation takes in one layer, beside its blocks. Pure."""
+        Args:
+            in_host_memory: see `Group`.
+        """
         return 0
 
     @property
@@ -124,8 +121,18 @@ class CacheSpec(ABC):
         return 0
 
     def first_visible(self, position: int) -> int:
-        """Return the first position that a query at `position` sees, sinks aside."""
+        """Return the position from which on a query at `position` sees all up to itself."""
         return 0
+
+    def visible_blocks(self, position: int, block_size: int) -> tuple[BlockRange, ...]:
+        """Return the blocks that a query at `position` sees, ascending; its own is the last of them."""
+        return ((self.first_visible(position) // block_size, position // block_size + 1),)
+
+    def hidden_blocks(self, position: int, block_size: int) -> tuple[BlockRange, ...]:
+        """Return the blocks before a query at `position` that it does not see, ascending."""
+        seen = self.visible_blocks(position, block_size)
+        before = (0, *(end for _, end in seen))
+        return tuple((end, start) for end, (start, _) in zip(before, seen, strict=False) if start > end)
 
     def num_blocks(self, num_tokens: int, block_size: int) -> int:
         """Return how many blocks hold something of the first `num_tokens` tokens, windows aside."""
@@ -174,17 +181,23 @@ class Group:
         layers: the layers that store keys and values.
         borrowers: layers that attend to what another layer has stored, as (layer, that layer); they keep
             nothing themselves.
-        quantized_from: of quantised layers: the group whose blocks are quantised into those of this one.
+        source: the group whose full blocks are turned into those of this one; None: tokens are written here.
+        in_host_memory: blocks lie in host memory, and a GPU reads of them what it needs.
     """
 
     id: GroupId
     spec: CacheSpec
     layers: tuple[int, ...]
     borrowers: tuple[tuple[int, int], ...] = ()
-    quantized_from: GroupId | None = None
+    source: GroupId | None = None
+    in_host_memory: bool = False
 
     def block_bytes(self, block_size: int) -> int:
         return self.spec.layer_bytes(block_size) * len(self.layers)
+
+    def beside_bytes(self, num_tokens: int) -> int:
+        """Return the most that a conversation takes here beside its blocks."""
+        return len(self.layers) * self.spec.beside_bytes(num_tokens, in_host_memory=self.in_host_memory)
 
     def num_blocks(self, num_tokens: int, block_size: int) -> int:
         """Return how many entries a table has here once `num_tokens` tokens are computed."""

@@ -158,9 +158,7 @@ class ViewSchedule:
             passed = [point for point in self.prune_points if point.at <= num_tokens]
             ranges = [(point.start + point.num_kept(group), point.end) for point in passed]
             return tuple((first, end) for first, end in ranges if first < end)
-        first = group.spec.first_visible(num_tokens) // block_size
-        sinks = group.spec.num_sink_blocks
-        return ((sinks, first),) if first > sinks else ()
+        return group.spec.hidden_blocks(num_tokens, block_size)
 
     def numbers(self, group: Group, num_tokens: int, block_size: int) -> list[int]:
         """Return the numbers of the blocks among those of `num_tokens` tokens that are in sight. Pure."""

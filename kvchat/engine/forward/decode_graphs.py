@@ -23,13 +23,12 @@ from torch import Tensor
 
 from kvchat.engine.api.ids import GroupId, SequenceId
 from kvchat.engine.cache.block_operations import TableChange
-from kvchat.engine.formats.full.attend import AttentionMetadata
+from kvchat.engine.formats.backends import metadata_builders
 from kvchat.engine.formats.spec import Group
 from kvchat.engine.forward.activation_memory import peak_bytes
 from kvchat.engine.forward.cuda_graphs import GraphReserve
 from kvchat.engine.forward.runner import ForwardPass, InputBatch
 from kvchat.engine.kernels.paged_attention.args import StepTables
-from kvchat.engine.kernels.quantized_attention.args import QuantizedStep
 from kvchat.engine.sequences.batch_plan import Batch, Chunk
 
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64)
@@ -105,7 +104,7 @@ class DecodeGraphRunner:
         self._recorder = recorder
         lens = sorted({min(SHORT_LEN, limits.context_len), limits.context_len})
         sizes = [Size(num_rows, length) for num_rows in batch_sizes for length in lens]
-        is_gathered = not limits.reads_codes and any(group.quantized_from is not None for group in groups)
+        is_gathered = not limits.reads_codes and any(group.source is not None for group in groups)
         self._sizes = [
             size for size in sizes if not is_gathered or size.num_rows * size.context_len <= MOST_GATHERED
         ]
@@ -204,14 +203,14 @@ class DecodeGraphRunner:
     def takes(self, batch: Batch) -> bool:
         """Whether `logits` computes the batch. Pure."""
         fits = all(len(chunk.token_ids) == 1 and chunk.samples for chunk in batch.chunks)
-        return fits and self._size_of(batch) is not None and not any(map(self._quantizes, batch.chunks))
+        return fits and self._size_of(batch) is not None and not any(map(self._derives, batch.chunks))
 
-    def _quantizes(self, chunk: Chunk) -> bool:
-        """Whether a block becomes old with a token, and is quantized: that is not recorded."""
+    def _derives(self, chunk: Chunk) -> bool:
+        """Whether a token makes a block of another one, as a quantized one is: that is not recorded."""
         size = self._limits.block_size
-        quantized = (group for group in self._groups if group.quantized_from is not None)
+        derived = (group for group in self._groups if group.source is not None)
         return any(
-            group.num_blocks(chunk.end, size) > group.num_blocks(chunk.start, size) for group in quantized
+            group.num_blocks(chunk.end, size) > group.num_blocks(chunk.start, size) for group in derived
         )
 
     @torch.inference_mode()
@@ -319,7 +318,7 @@ class _Step:
             columns, rows = _parts(whole[start:end], num_rows)
             columns[0] = self._limits.num_slots.get(group.id, 0)
             for number, chunk in enumerate(chunks):
-                if group.quantized_from is None:
+                if group.source is None:
                     self._fill_row(
                         columns[:, number], rows[number], group, chunk.start, tables[chunk.sequence, group.id]
                     )
@@ -391,9 +390,6 @@ class _Step:
         for group, (start, end) in zip(self._groups, pairwise(self._ends), strict=True):
             part = self._device[start:end]
             listed = part[2 * num_rows :].view(num_rows, self._widths[group.id])
-            if group.quantized_from is not None:
-                groups[group.id] = _quantized_step(listed)
-                continue
             tables = StepTables(
                 q_starts=at,
                 q_lens=q_lens,
@@ -405,19 +401,14 @@ class _Step:
                 most_visible=_most_visible(group, self._size.context_len),
             )
             tables.single_tiles()  # made here: a recorded step copies nothing from the host
-            groups[group.id] = AttentionMetadata(slots=part[:num_rows], spans=(), prepared=tables)
+            (builder,) = metadata_builders([group], self._limits.block_size)
+            groups[group.id] = builder.recorded(part[:num_rows], tables)
         return InputBatch(token_ids=token_ids, positions=positions, groups=groups, sampling=at.long())
 
 
 def _parts(numbers: NDArray[np.int32], num_rows: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
     """Return slots and first blocks [2, B], and tables [B, n], of a group's part of the buffer."""
     return numbers[: 2 * num_rows].reshape(2, num_rows), numbers[2 * num_rows :].reshape(num_rows, -1)
-
-
-def _quantized_step(listed: Tensor) -> AttentionMetadata:
-    """Return a step over the quantized blocks [B, n] that writes none."""
-    nothing = listed.new_empty(0, dtype=torch.long)
-    return AttentionMetadata(slots=nothing, spans=(), quantized=QuantizedStep((), nothing, nothing, listed))
 
 
 def _most_visible(group: Group, context_len: int) -> int:
@@ -428,7 +419,7 @@ def _most_visible(group: Group, context_len: int) -> int:
 
 def _width(group: Group, limits: Limits, size: Size) -> int:
     """Return the most blocks that a table lists."""
-    if group.quantized_from is not None:
+    if group.source is not None:
         return max(1, group.num_blocks(size.context_len, limits.block_size))
     most = _most_visible(group, size.context_len)
     return min(-(-size.context_len // limits.block_size), -(-most // limits.block_size) + 1)

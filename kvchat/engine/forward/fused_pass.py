@@ -20,14 +20,14 @@ import torch
 from torch import Tensor
 
 from kvchat.engine.api.ids import GroupId
-from kvchat.engine.formats.full.attend import AttentionMetadata, LayerPool
+from kvchat.engine.formats.attention import AttentionMetadata, LayerPool
+from kvchat.engine.formats.quantized.attend import old_blocks, quantized_pool
 from kvchat.engine.forward.runner import ForwardPass, InputBatch
 from kvchat.engine.kernels.decoder_layers.args import FusedLayerPool, GroupRows, StepRows
 from kvchat.engine.kernels.decoder_layers.native import NativeLayers
 from kvchat.engine.kernels.paged_attention.args import SequenceSpan, SpanTable
 from kvchat.engine.kernels.paged_attention.native import span_table
 from kvchat.engine.kernels.quantized_attention import quantize_blocks
-from kvchat.engine.kernels.quantized_attention.args import QuantizedStep
 from kvchat.engine.models.rope_tables import RopeTables
 
 MOST_ROWS = 16
@@ -46,23 +46,24 @@ class FusedPools:
         self.old: dict[GroupId, list[LayerPool]] = {}
         """Groups of quantized blocks, each with its layers."""
         for layer in layers:
-            if layer.quantized is not None:
-                self.old.setdefault(layer.quantized.group, []).append(layer)
+            if layer.derived is not None:
+                self.old.setdefault(layer.derived.group, []).append(layer)
         self.numbered = [self._numbered(layer) for layer in layers]
 
     def _numbered(self, layer: LayerPool) -> FusedLayerPool:
         pool = FusedLayerPool(keys=layer.keys, values=layer.values, group=self.groups.index(layer.group))
-        if layer.quantized is None:
+        if layer.derived is None:
             return pool
-        return replace(pool, quantized=layer.quantized.pool, old=list(self.old).index(layer.quantized.group))
+        old = list(self.old).index(layer.derived.group)
+        return replace(pool, quantized=quantized_pool(layer.derived), old=old)
 
     def quantize_blocks(self, groups: Mapping[GroupId, AttentionMetadata]) -> None:
         """Quantize the blocks that become old with a step, which no token of the step may belong to."""
         for group, layers in self.old.items():
-            step = quantized_step(groups[group])
+            step = old_blocks(groups[group])
             for layer in layers if len(step.sources) else ():
-                assert layer.quantized is not None
-                quantize_blocks(layer.keys, layer.values, layer.quantized.pool, step)
+                assert layer.derived is not None
+                quantize_blocks(layer.keys, layer.values, quantized_pool(layer.derived), step)
 
 
 class FusedLayers:
@@ -117,13 +118,8 @@ class FusedLayers:
             self._ropes.grow(last + 1)
             self._layers.take_ropes(self._ropes.tables)
         groups = [_group_rows(row.groups[group]) for group in self._pools.groups]
-        old = [quantized_step(row.groups[group]).blocks for group in self._pools.old]
+        old = [old_blocks(row.groups[group]).blocks for group in self._pools.old]
         return StepRows(positions=row.positions, groups=groups, sampling=row.sampling, old=old)
-
-
-def quantized_step(step: AttentionMetadata) -> QuantizedStep:
-    assert step.quantized is not None
-    return step.quantized
 
 
 def _group_rows(step: AttentionMetadata) -> GroupRows:
@@ -193,8 +189,8 @@ def most_short(block_size: int, is_quantized: bool, suits_prompts: bool) -> int 
 
 
 def _spans(row: InputBatch) -> Sequence[SequenceSpan]:
-    """Return the sequences of a step; groups of quantized blocks list none."""
-    return next(step.spans for step in row.groups.values() if step.quantized is None)
+    """Return the sequences of a step."""
+    return next(step.spans for step in row.groups.values() if step.spans)
 
 
 def _special(row: InputBatch) -> set[int]:
@@ -213,7 +209,7 @@ def part_of(row: InputBatch, numbers: Sequence[int]) -> tuple[InputBatch, Tensor
     kept = [spans[number] for number in numbers]
     index = torch.cat([torch.arange(span.q_start, span.q_end) for span in kept])
     places = torch.isin(row.sampling, index).nonzero()[:, 0]
-    groups = {group: _group_part(step, numbers, index) for group, step in row.groups.items()}
+    groups = {group: step.part(numbers, index) for group, step in row.groups.items()}
     part = InputBatch(
         token_ids=row.token_ids[index],
         positions=row.positions[index],
@@ -221,24 +217,3 @@ def part_of(row: InputBatch, numbers: Sequence[int]) -> tuple[InputBatch, Tensor
         sampling=torch.searchsorted(index, row.sampling[places]),
     )
     return part, places
-
-
-def _group_part(step: AttentionMetadata, numbers: Sequence[int], index: Tensor) -> AttentionMetadata:
-    if step.quantized is not None:
-        return replace(step, quantized=_quantized_part(step.quantized, numbers))
-    moved: list[SequenceSpan] = []
-    start = 0
-    for number in numbers:
-        moved.append(step.spans[number].moved(start))
-        start = moved[-1].q_end
-    return AttentionMetadata(slots=step.slots[index], spans=moved, prepared=span_table(moved))
-
-
-def _quantized_part(step: QuantizedStep, numbers: Sequence[int]) -> QuantizedStep:
-    sources, targets = (listed.split(list(step.counts)) for listed in (step.sources, step.targets))
-    return QuantizedStep(
-        [step.blocks[number] for number in numbers],
-        torch.cat([sources[number] for number in numbers]),
-        torch.cat([targets[number] for number in numbers]),
-        counts=[step.counts[number] for number in numbers],
-    )

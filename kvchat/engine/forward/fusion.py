@@ -21,11 +21,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kvchat.engine.formats.full.attend import AttentionCall, PagedAttention
+from kvchat.engine.formats.attention import AttentionCall
+from kvchat.engine.formats.backends import PagedAttention
 from kvchat.engine.formats.quantized.spec import exact_twins
 from kvchat.engine.formats.spec import Group
 from kvchat.engine.forward.fused_pass import FusedLayers, FusedPass, FusedPools, most_short
-from kvchat.engine.forward.layer_recording import NUM_POSITIONS, SampledLayer, sample_row, scratch, watch
+from kvchat.engine.forward.layer_samples import NUM_POSITIONS, SampledLayer, sample_row, scratch, watch
 from kvchat.engine.forward.model_route import ModelPlan, Route
 from kvchat.engine.forward.runner import ForwardPass, InputBatch
 from kvchat.engine.forward.self_check_cache import SelfCheckCache, name_of
@@ -129,7 +130,7 @@ class Fusion:
 
     def stand_before(self, own: ForwardPass, pool: DevicePool) -> FusedPass:
         """Return a pass that computes sequences by fused layers, and by `own` what they do not."""
-        is_quantized = any(layer.quantized is not None for layer in pool.layers.values())
+        is_quantized = any(layer.derived is not None for layer in pool.layers.values())
         layers = self.on(pool)
         most_rows = most_short(pool.block_size, is_quantized, layers.suits_prompts)
         rounds_long = self.may_round and layers.suits_rounded and not is_quantized

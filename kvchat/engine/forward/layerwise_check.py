@@ -18,7 +18,7 @@ from kvchat.engine.forward.fusion import (
     require_near,
     take_sample,
 )
-from kvchat.engine.forward.layer_recording import NUM_POSITIONS, scratch, watch
+from kvchat.engine.forward.layer_samples import NUM_POSITIONS, scratch, watch
 from kvchat.engine.forward.layerwise_pass import LayerWalk, LayerwisePass
 from kvchat.engine.forward.model_route import ModelPlan, Route
 from kvchat.engine.forward.runner import ForwardPass, InputBatch

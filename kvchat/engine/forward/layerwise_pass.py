@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kvchat.engine.formats.full.attend import AttentionMetadata, LayerPool
+from kvchat.engine.formats.attention import AttentionMetadata, LayerPool
 from kvchat.engine.forward.runner import InputBatch
 from kvchat.engine.kernels.decoder_layers.args import DecoderLayer
 from kvchat.engine.kernels.decoder_layers.between_attention import (

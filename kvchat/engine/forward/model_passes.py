@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kvchat.engine.formats.full.attend import PagedAttention
+from kvchat.engine.formats.backends import PagedAttention
 from kvchat.engine.formats.full.gather_cache import GatherCache
 from kvchat.engine.forward.runner import InputBatch
 from kvchat.engine.kernels.paged_attention.args import SequenceSpan

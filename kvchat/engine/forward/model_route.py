@@ -12,9 +12,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from kvchat.engine.formats.full.attend import PagedAttention
+from kvchat.engine.formats.backends import PagedAttention
 from kvchat.engine.formats.full.gather_cache import GatherCache
-from kvchat.engine.formats.latent.attend import LatentAttention
 from kvchat.engine.formats.spec import Group, group_layers
 from kvchat.engine.forward.model_passes import PackedPass, SequencePass
 from kvchat.engine.forward.runner import ForwardPass
@@ -111,7 +110,7 @@ def _by_latents(loaded: LoadedModel) -> ModelPlan:
     return ModelPlan(
         Route.LATENT,
         group_layers(layers.specs),
-        lambda pool: PackedPass(module, LatentAttention(pool.layers, latents)),
+        lambda pool: PackedPass(module, PagedAttention(pool.layers, projections=latents)),
     )
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from kvchat.engine.api.ids import BlockId, RequestId, SequenceId
 from kvchat.engine.cache.block_operations import TableChange
+from kvchat.engine.formats.backends import metadata_builders
 from kvchat.engine.formats.spec import Group
 from kvchat.engine.forward.runner import ForwardPass, Runner
 from kvchat.engine.memory.device_pool import DevicePool
@@ -107,7 +108,7 @@ def _logits(
     num_blocks = -(-max(LENGTHS) // BLOCK_SIZE)
     sizes = {group.id: num_blocks * len(texts) for group in groups}
     pool = DevicePool(groups, sizes, BLOCK_SIZE, module.device)
-    runner = Runner(make_pass(pool), groups, BLOCK_SIZE)
+    runner = Runner(make_pass(pool), metadata_builders(groups, BLOCK_SIZE))
     changes = tuple(
         TableChange(SequenceId(number), group.id, 0, _blocks(number, num_blocks))
         for number in range(len(texts))

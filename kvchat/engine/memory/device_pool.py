@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kvchat.engine.api.ids import BlockId, GroupId
-from kvchat.engine.formats.full.attend import layer_pools
+from kvchat.engine.formats.attention import layer_pools
 from kvchat.engine.formats.spec import Group
 from kvchat.engine.kernels.move_blocks import BlockMoves
 from kvchat.engine.kernels.move_blocks.reference import BlockRegions
@@ -179,10 +179,10 @@ class DevicePool:
             start = end
 
 
-def _bytes(num_bytes: int, device: torch.device, *, is_remote: bool) -> Tensor:
+def _bytes(num_bytes: int, device: torch.device, *, in_host_memory: bool) -> Tensor:
     if device.type == "cpu":
         return torch.frombuffer(mapped(num_bytes), dtype=torch.uint8)
-    if is_remote:
+    if in_host_memory:
         return pinned_map(num_bytes)
     return torch.empty(num_bytes, dtype=torch.uint8, device=device)
 
@@ -194,7 +194,7 @@ def _allocate(group: Group, num_blocks: int, block_size: int, device: torch.devi
     shapes = [(len(group.layers), num_blocks, *shape) for shape in spec.shapes(block_size)]
     values_at = -(-prod(shapes[0]) * dtype.itemsize // PAGE) * PAGE
     num_bytes = values_at + prod(shapes[1]) * dtype.itemsize
-    whole = _bytes(num_bytes + PAGE, device, is_remote=spec.is_remote)
+    whole = _bytes(num_bytes + PAGE, device, in_host_memory=group.in_host_memory)
     buffer = whole[-whole.data_ptr() % PAGE :][:num_bytes]
     keys, values = (
         buffer[start : start + prod(shape) * dtype.itemsize].view(dtype).view(shape)

@@ -22,7 +22,7 @@ from kvchat.engine.kernels.transfer_streams import Event, Stream, Streams
 from kvchat.engine.memory.aligned_memory import mapped
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.disk.store import BlockHeader, DiskStore
-from kvchat.engine.memory.disk.writer import BlockCopy, BlockWriter
+from kvchat.engine.memory.disk.write_queue import BlockCopy, BlockWriter
 from kvchat.engine.memory.pinned import PinnedSlabs, pinned
 
 STEP_BYTES = 8 << 20

@@ -15,10 +15,8 @@ import torch
 from kvchat.engine.api.cache_format import EXACT, parse_cache_format
 from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.api.ids import BlockId, GroupId
-from kvchat.engine.formats.codecs import codec_of
+from kvchat.engine.formats.backends import codec_of
 from kvchat.engine.formats.spec import Group
-from kvchat.engine.kernels.quantized_attention import quantize_blocks
-from kvchat.engine.kernels.quantized_attention.args import QuantizedStep
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.models.load import choose_device
 from kvchat.engine.models.prepare_weights import WeightSource
@@ -87,10 +85,8 @@ class Converter:
             for layer, pool in self.target.pool.layers.items():
                 numbers = self.exact.pool.layers[layer]
                 codec_of(pool.spec).copy_blocks(pool, numbers, places, places)
-                if pool.quantized is not None:
-                    quantize_blocks(
-                        numbers.keys, numbers.values, pool.quantized.pool, QuantizedStep((), places, places)
-                    )
+                if pool.derived is not None:
+                    codec_of(pool.derived.spec).copy_blocks(pool.derived, numbers, places, places)
         return [
             {
                 group.id: bytes(self.target.pool.read_block(group.id, BlockId(place), self._size))

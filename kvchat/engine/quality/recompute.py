@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from kvchat.engine.api.ids import BlockId, GroupId, RequestId
+from kvchat.engine.api.ids import GroupId, RequestId
+from kvchat.engine.formats.backends import codec_of
 from kvchat.engine.formats.spec import Group
-from kvchat.engine.kernels.quantized_kv.reference import quantize
 from kvchat.engine.sequences.batch_plan import Batch, Chunk
 from kvchat.engine.sequences.sequence import Sequence
 from kvchat.engine.startup.parts import EngineParts
@@ -130,22 +130,12 @@ class Recompute:
         groups = {group.id: group for group in self._manager.groups}
 
         def read(group: GroupId, num_tokens: int) -> bytes:
-            recent = groups[group].quantized_from
-            block = sequence.tables[group if recent is None else recent][number]
+            source = groups[group].source
+            block = sequence.tables[group if source is None else source][number]
             assert block is not None
-            if recent is not None:
-                return self._quantized(groups[group], block)
-            return bytes(self._pool.read_block(group, block, num_tokens))
+            if source is None:
+                return bytes(self._pool.read_block(group, block, num_tokens))
+            codec, pools = codec_of(groups[group].spec), self._pool.layers
+            return b"".join(codec.encoded(pools[layer], block) for layer in groups[group].layers)
 
         return read
-
-    def _quantized(self, group: Group, block: BlockId) -> bytes:
-        """Return an exact block as it is quantized once it is old enough."""
-        parts: list[bytes] = []
-        for layer in group.layers:
-            pool = self._pool.layers[layer]
-            assert pool.quantized is not None
-            records = pool.quantized.pool.key_record, pool.quantized.pool.value_record
-            for numbers, record in zip((pool.keys, pool.values), records, strict=True):
-                parts.append(quantize(numbers[block][None], record).cpu().numpy().tobytes())
-        return b"".join(parts)

@@ -15,15 +15,12 @@ from torch import Tensor
 from kvchat.engine.api.ids import BlockId, GroupId, RequestId, SequenceId
 from kvchat.engine.api.namespace import Namespace
 from kvchat.engine.cache.block_operations import Prune, TableChange
-from kvchat.engine.formats.codecs import codec_of
+from kvchat.engine.formats.backends import Resources, codec_of, metadata_builders
 from kvchat.engine.formats.pool_sizing import window_blocks
-from kvchat.engine.formats.pruned.pruner import Pruner
 from kvchat.engine.formats.shadow.shadows import Shadows
 from kvchat.engine.formats.spec import Group, Selection
 from kvchat.engine.formats.view_schedule import HiddenRange, ViewSchedules
 from kvchat.engine.forward.runner import ForwardPass, Runner
-from kvchat.engine.kernels.quantized_attention import quantize_blocks
-from kvchat.engine.kernels.quantized_attention.args import QuantizedStep
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.sequences.batch_plan import Batch, Chunk, ShadowedPrompt
 
@@ -108,14 +105,9 @@ class Replay:
 
     def begin(self) -> None:
         """Let this replay compute from now on, and no other on the same model."""
-        pruner = Pruner(self.groups, self.pool.layers) if self.is_pruned else None
-        self._runner = Runner(
-            self._make_pass(self.pool),
-            self.groups,
-            self.size.block_size,
-            pruner=pruner,
-            shadows=self._shadows,
-        )
+        resources = Resources(layers=self.pool.layers, shadows=self._shadows)
+        builders = metadata_builders(self.groups, self.size.block_size, resources)
+        self._runner = Runner(self._make_pass(self.pool), builders)
         self._num_plans += 1
         if self._shadows is not None:
             self._shadows.clear()
@@ -178,13 +170,12 @@ class Replay:
             codec_of(pool.spec).copy_blocks(
                 pool, source, exact.places(source.group, recent), self.places(pool.group, recent)
             )
-            if pool.quantized is not None:
-                quantized = next(one for one in self.groups if one.id == pool.quantized.group)
-                old = self._numbers(0, quantized.num_blocks(num_tokens, self.size.block_size))
-                step = QuantizedStep(
-                    (), exact.places(source.group, old), self.places(pool.quantized.group, old)
+            if pool.derived is not None:
+                derived = next(one for one in self.groups if one.id == pool.derived.group)
+                old = self._numbers(0, derived.num_blocks(num_tokens, self.size.block_size))
+                codec_of(derived.spec).copy_blocks(
+                    pool.derived, source, exact.places(source.group, old), self.places(derived.id, old)
                 )
-                quantize_blocks(source.keys, source.values, pool.quantized.pool, step)
 
     def places(self, group: GroupId, numbers: Tensor) -> Tensor:
         """Return where logical blocks lie in the pool of a group."""
@@ -195,7 +186,7 @@ class Replay:
         size = self.size.block_size
         held = (self._schedule.numbers(group, num_tokens, size) for group in self.groups)
         return sum(
-            len(numbers) * group.block_bytes(size) + len(group.layers) * group.spec.shadow_bytes(num_tokens)
+            len(numbers) * group.block_bytes(size) + group.beside_bytes(num_tokens)
             for group, numbers in zip(self.groups, held, strict=True)
         )
 

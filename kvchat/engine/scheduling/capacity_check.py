@@ -61,12 +61,12 @@ class CapacityCheck:
     def _check_shadow(self, num_tokens: int) -> None:
         needed = beside_bytes(self._manager.groups, num_tokens)
         if self._shadow_bytes is not None and needed > self._shadow_bytes:
-            is_remote = any(group.spec.is_remote for group in self._manager.groups)
-            place = "the device" if is_remote else "host memory beside its blocks"
+            in_host_memory = any(group.in_host_memory for group in self._manager.groups)
+            place = "the device" if in_host_memory else "host memory beside its blocks"
             raise PoolExhausted(
                 f"the shadow of a conversation of {num_tokens} tokens may take {needed / MIB:,.1f} MiB of "
                 f"{place}, and {self._shadow_bytes / MIB:,.1f} are allowed; give it more with "
-                f"--kv-{'device' if is_remote else 'host'}-bytes, or use --cache-format exact"
+                f"--kv-{'device' if in_host_memory else 'host'}-bytes, or use --cache-format exact"
             )
 
     def needs_of(self, completions: Iterable[Completion]) -> list[tuple[Sequence, dict[GroupId, int]]]:

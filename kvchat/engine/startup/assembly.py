@@ -16,12 +16,12 @@ from kvchat.engine.cache.device_tier import DeviceTier
 from kvchat.engine.cache.eviction import Eviction
 from kvchat.engine.cache.host_tier import HostTier
 from kvchat.engine.cache.manager import CacheManager
+from kvchat.engine.formats.backends import Resources, metadata_builders
 from kvchat.engine.formats.pool_sizing import host_places, pool_blocks
-from kvchat.engine.formats.pruned.pruner import Pruner
 from kvchat.engine.formats.shadow.memory import ShadowedMemory, divided, in_host_memory, making_bytes
 from kvchat.engine.formats.shadow.shadows import Shadows
 from kvchat.engine.formats.shadow.spec import shadow_specs
-from kvchat.engine.formats.spec import Group, Lifetime, Selection
+from kvchat.engine.formats.spec import Group, Lifetime
 from kvchat.engine.forward.fusion import Fusion, fused_pass, fusion_of
 from kvchat.engine.forward.kernel_sizes import shadow_sizes
 from kvchat.engine.forward.layerwise_check import walking_pass
@@ -124,6 +124,7 @@ def assemble(
     tier = _device_tier(groups, num_blocks, places, rates, config)
     manager = CacheManager(tier, fingerprint=digest, slow=mover)
     shadows = shadows_of(candidate.loaded, groups, memory.shadow_bytes)
+    resources = Resources(layers=pool.layers, shadows=shadows)
     forward, unfused = _forward(candidate, pool, fusion)
     short = short_steps(
         forward, groups, pool, Recording(lengths.context_len, activation, config.cache_dir), report
@@ -140,7 +141,7 @@ def assemble(
         ),
         manager=manager,
         max_batch_tokens=config.max_batch_tokens,
-        runner=Runner(forward, groups, config.block_size, short, _pruner(groups, pool), shadows),
+        runner=Runner(forward, metadata_builders(groups, config.block_size, resources), short),
         runs_ahead=short is not None,
         sampler=Sampler(config.seed),
         # A draft that is not kept would have to be taken back from a shadow, which is to make it anew.
@@ -160,12 +161,6 @@ def assemble(
         beside_bytes=memory.beside_bytes if device.type == "cpu" else None,
         weights=EngineWeights(candidate, config, pool),
     )
-
-
-def _pruner(groups: tuple[Group, ...], pool: DevicePool) -> Pruner | None:
-    """Return what prunes; None where nothing is pruned."""
-    is_pruned = any(group.spec.selection is Selection.PRUNED for group in groups)
-    return Pruner(groups, pool.layers) if is_pruned else None
 
 
 def placed(groups: Sequence[Group], device: torch.device) -> tuple[Group, ...]:
@@ -199,16 +194,16 @@ def shadows_of(loaded: LoadedModel, groups: Sequence[Group], limit_bytes: int) -
     shadowed = shadow_specs(groups)
     if not shadowed:
         return None
-    spec = next(iter(shadowed.values()))
+    view = next(iter(shadowed.values())).view
     rotaries = layer_rotaries(loaded.module, shadowed)
-    if not spec.is_remote:
-        return Shadows(spec.view, rotaries, limit_bytes)
+    if not any(group.in_host_memory for group in groups):
+        return Shadows(view, rotaries, limit_bytes)
     device = next(loaded.module.parameters()).device
     module: Any = loaded.module
     sizes = shadow_sizes(module.config.get_text_config(), groups)
     try_shadows(device, loaded.dtype, sizes)
     streams = CudaStreams(device) if device.type == "cuda" else InlineStreams()
-    return Shadows(spec.view, rotaries, limit_bytes, streams)
+    return Shadows(view, rotaries, limit_bytes, streams)
 
 
 def _memory(
@@ -225,7 +220,7 @@ def _memory(
     free_bytes -= making_bytes(groups, lengths.context_len)
     device_bytes = _device_bytes(config, groups, lengths.context_len, free_bytes)
     beside_bytes = config.host_bytes
-    if any(group.spec.is_remote for group in groups):
+    if any(group.in_host_memory for group in groups):
         if beside_bytes is None:
             ample = DEFAULT_CONTEXTS * _context_bytes(groups, lengths.context_len, config.block_size)
             beside_bytes = min(available_bytes() // MEMORY_SHARE, ample)

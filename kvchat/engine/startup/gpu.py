@@ -163,7 +163,7 @@ def limits_of(groups: Sequence[Group], pool: DevicePool, context_len: int) -> Li
     reads_codes = all(
         takes_triton(layer.keys, quantized_attention.OPERATION)
         for layer in pool.layers.values()
-        if layer.quantized is not None
+        if layer.derived is not None
     )
     return Limits(
         block_size=pool.block_size, context_len=context_len, num_slots=num_slots, reads_codes=reads_codes

@@ -20,6 +20,7 @@ from torch import nn
 from kvchat.engine.api.config import Capacity, PoolCapacity
 from kvchat.engine.api.ids import BlockId, GroupId, RequestId, SequenceId
 from kvchat.engine.cache.block_operations import TableChange
+from kvchat.engine.formats.backends import metadata_builders
 from kvchat.engine.formats.pool_sizing import least_blocks
 from kvchat.engine.formats.spec import Group
 from kvchat.engine.forward.activation_memory import Allocation, layer_parts, peak_bytes
@@ -72,7 +73,8 @@ def activation_bytes(
     short, long = (min(length, lengths.context_len) for length in PROBE_LENS)
 
     def step(start: int, num_tokens: int) -> None:
-        runner = Runner(forward, groups, lengths.block_size)  # a new one, since it keeps what it once made
+        # A new one, since it keeps what it once made.
+        runner = Runner(forward, metadata_builders(groups, lengths.block_size))
         try:
             runner.run(_batch(groups, lengths.block_size, start, num_tokens))
         except IndexError as error:
@@ -136,7 +138,7 @@ def measured(
     """
     size = lengths.block_size
     num_bytes = {group: group.block_bytes(size) * num_blocks[group.id] for group in groups}
-    remote_bytes = sum(of_group for group, of_group in num_bytes.items() if group.spec.is_remote)
+    remote_bytes = sum(of_group for group, of_group in num_bytes.items() if group.in_host_memory)
     unbounded = [group for group in groups if group.spec.max_visible is None] or list(groups)
     pools = tuple(_pool(group, num_blocks[group.id], lengths) for group in groups)
     return Capacity(

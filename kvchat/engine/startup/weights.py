@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from kvchat.engine.api.cache_format import parse_cache_format
 from kvchat.engine.api.config import EngineConfig, EngineInfo
-from kvchat.engine.formats.apply_format import stored_groups
 from kvchat.engine.formats.spec import Group
+from kvchat.engine.formats.stored_groups import stored_groups
 from kvchat.engine.forward import self_check
 from kvchat.engine.forward.kernel_sizes import sizes_in_config, sizes_in_groups
 from kvchat.engine.forward.model_route import ModelPlan, Route, choose_route

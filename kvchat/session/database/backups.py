@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from math import inf
 from pathlib import Path
 
-from kvchat.session.database.damage import refuse_damage
+from kvchat.session.database.silent_damage import refuse_damage
 
 BACKUP_AGE_S = 86_400.0
 _PATIENCE_S = 5.0

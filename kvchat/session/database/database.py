@@ -13,8 +13,8 @@ from kvchat.errors import StorageError
 from kvchat.platform import sqlite_connections
 from kvchat.platform.private_files import make_private
 from kvchat.session.database import backups, erasure, schema
-from kvchat.session.database.damage import DamageFound, damage_mark, refuse_damage
 from kvchat.session.database.plain_tables import PLAIN, Tables
+from kvchat.session.database.silent_damage import DamageFound, damage_mark, refuse_damage
 from kvchat.session.salvage.salvage import looks_like_ours, salvage
 
 log = logging.getLogger(__name__)

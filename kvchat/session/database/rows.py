@@ -9,7 +9,7 @@ from typing import Any
 from kvchat.engine.api.events import Loaded, Timings, Usage
 from kvchat.engine.api.ids import from_u32le, u32le
 from kvchat.session.database import digests
-from kvchat.session.database.damage import refuse_broken, refuse_no_text
+from kvchat.session.database.silent_damage import refuse_broken, refuse_no_text
 from kvchat.session.tree import (
     Backend,
     Branch,

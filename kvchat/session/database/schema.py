@@ -23,7 +23,6 @@ from itertools import chain
 from pathlib import Path
 
 from kvchat.errors import StorageError
-from kvchat.session.database.damage import DamageFound
 from kvchat.session.database.digests import (
     BRANCH_COLUMNS,
     PART_COLUMNS,
@@ -32,6 +31,7 @@ from kvchat.session.database.digests import (
     column_digests,
     turn_digest,
 )
+from kvchat.session.database.silent_damage import DamageFound
 
 _FIRST = (
     """

@@ -10,7 +10,6 @@ from time import time
 from kvchat.errors import SessionExists, SessionNotFound
 from kvchat.session import timestamp_limits
 from kvchat.session.database import rows
-from kvchat.session.database.damage import refuse_hidden
 from kvchat.session.database.digests import (
     BRANCH_COLUMNS,
     SESSION_COLUMNS,
@@ -22,6 +21,7 @@ from kvchat.session.database.digests import (
     piece_name,
     with_facts,
 )
+from kvchat.session.database.silent_damage import refuse_hidden
 from kvchat.session.template.message_files import split_files
 from kvchat.session.tree import Branch, BranchName, MessagePart, Session, SessionId, Turn, TurnId
 

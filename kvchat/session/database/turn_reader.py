@@ -7,7 +7,7 @@ from dataclasses import replace
 from kvchat.engine.api.ids import from_u32le
 from kvchat.errors import SessionNotFound
 from kvchat.platform.writer_liveness import Writers
-from kvchat.session.database import damage, rows
+from kvchat.session.database import rows, silent_damage
 from kvchat.session.tree import Finish, MessagePart, SessionId, Turn, TurnId
 
 
@@ -33,7 +33,7 @@ class TurnReader:
         """
         turns = self.turns(connection, connection.execute("SELECT * FROM turns WHERE id = ?", (turn_id,)))
         if not turns:
-            damage.refuse_hidden(connection, "turns", "id", turn_id)
+            silent_damage.refuse_hidden(connection, "turns", "id", turn_id)
             raise SessionNotFound(f"there is no message {turn_id!r}; it may have been deleted")
         return turns[0]
 
@@ -46,7 +46,7 @@ class TurnReader:
                 turn = self._with_pieces(connection, turn, row)
             turns.append(turn)
         if any(MessagePart.FACTS in turn.broken for turn in turns):
-            damage.refuse_damage(connection)  # then more than this row may be
+            silent_damage.refuse_damage(connection)  # then more than this row may be
         return tuple(turns)
 
     def left_unfinished(self, connection: sqlite3.Connection, session_id: SessionId) -> list[Turn]:
@@ -63,7 +63,7 @@ class TurnReader:
         ).fetchall()
         is_growing = self._is_being_written(turn.id, row["writer"])
         if not is_growing:
-            damage.refuse_hidden(connection, "pieces", "turn_num", row["num"], len(pieces))
+            silent_damage.refuse_hidden(connection, "pieces", "turn_num", row["num"], len(pieces))
         ids = b"".join(piece["token_ids"] for piece in pieces)
         broken = turn.broken | rows.broken_in_pieces(pieces, turn.id)
         return replace(

@@ -13,9 +13,9 @@ from pathlib import Path
 from kvchat.errors import StorageError
 from kvchat.platform import sqlite_connections
 from kvchat.platform.private_files import sync
-from kvchat.session.database.damage import DamageFound
 from kvchat.session.database.database import Database
 from kvchat.session.database.plain_tables import Tables
+from kvchat.session.database.silent_damage import DamageFound
 
 _BUSY_S = 2.0
 _TABLES = ("sessions", "branches", "turns", "pieces")

@@ -17,8 +17,8 @@ from typing import Any
 from kvchat.errors import EncryptionError, StorageError
 from kvchat.platform.encryptor import DecryptionFailed, Encryptor
 from kvchat.session.database import schema
-from kvchat.session.database.damage import DamageFound
 from kvchat.session.database.plain_tables import ENCRYPTED_MARK, PLAIN, Tables, is_encrypted
+from kvchat.session.database.silent_damage import DamageFound
 
 _PREFIX = "sealed_"
 _ROW_IDS = {

@@ -23,12 +23,12 @@ from kvchat.platform.private_files import sync
 from kvchat.platform.writer_liveness import Writers
 from kvchat.session.database import rows
 from kvchat.session.database.backups import alone, backup_paths, beside, has_backup
-from kvchat.session.database.damage import damage_mark
 from kvchat.session.database.plain_tables import Tables
-from kvchat.session.salvage import write_ahead_log
+from kvchat.session.database.silent_damage import damage_mark
+from kvchat.session.salvage import log_repair
+from kvchat.session.salvage.log_repair import PAGE_BYTES
 from kvchat.session.salvage.relink_sessions import relink_sessions
 from kvchat.session.salvage.relink_turns import relink_turns
-from kvchat.session.salvage.write_ahead_log import PAGE_BYTES
 
 _TABLES = ("sessions", "branches", "turns", "pieces")
 # What every database of kvchat begins with: SQLite's name, page size, journal, and limits of the format.
@@ -108,7 +108,7 @@ def _has_damaged_log(path: Path) -> bool:
     if Writers(path.parent / "writers").is_any_alive():
         return False
     log = _log_of(path)
-    return write_ahead_log.repaired(log) is not None and _log_of(path) == log
+    return log_repair.repaired(log) is not None and _log_of(path) == log
 
 
 def _replace(path: Path, tables: Tables) -> SalvageReport:
@@ -168,7 +168,7 @@ def _sources(
         first_pages: of a new database, and of one that was rewritten (see `erasure`): where tables begin
             is on the first page alone. The damaged file is also read with the one that finds more whole rows.
     """
-    log = write_ahead_log.repaired(_log_of(aside))
+    log = log_repair.repaired(_log_of(aside))
     repaired = [] if log is None else [_Source(path=aside, log=_likeliest_log(aside, log, tables))]
     # Without its repaired log the file itself is as it was some messages ago.
     is_older = bool(repaired)
@@ -181,7 +181,7 @@ def _sources(
     ]
 
 
-def _likeliest_log(database: Path, log: write_ahead_log.RepairedLog, tables: Tables) -> bytes:
+def _likeliest_log(database: Path, log: log_repair.RepairedLog, tables: Tables) -> bytes:
     """Return the log with which least in the database is damaged; if none can be tried, the likeliest."""
     until_s = time.monotonic() + _LOGS_S
     versions = log.versions(database)
@@ -197,7 +197,7 @@ def _likeliest_log(database: Path, log: write_ahead_log.RepairedLog, tables: Tab
     return best.data
 
 
-def _num_damaged(log: write_ahead_log.RepairedLog, below: bytes, tables: Tables) -> float:
+def _num_damaged(log: log_repair.RepairedLog, below: bytes, tables: Tables) -> float:
     """Return how many rows are damaged in a database with its log; infinity if it is no sound database."""
     # A column may have another name; and not every SQLite reads a database from memory.
     unknown = (*_UNREADABLE, LookupError, AttributeError)

@@ -17,9 +17,9 @@ from kvchat.ui.controllers.revisions import RevisionController
 from kvchat.ui.controllers.screen_services import ScreenServices
 from kvchat.ui.controllers.temporary import TemporaryController
 from kvchat.ui.controllers.turn_runner import TurnRunner
-from kvchat.ui.state.background_conversations import BackgroundConversations
 from kvchat.ui.state.cached_prefix import CachedPrefix
 from kvchat.ui.state.conversation_tab import Draft
+from kvchat.ui.state.kept_conversations import KeptConversations
 from kvchat.ui.widgets.prompt_input import Prompt
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class ConversationController:
         self._revisions = revisions
         self._drafts = drafts
         self._cached_prefix = CachedPrefix(chat, engine)
-        self._kept = BackgroundConversations()
+        self._kept = KeptConversations()
         self._is_opening = False
         self._entered: list[Prompt.Submitted] = []
         self.goes_on = False

@@ -58,7 +58,7 @@ def quantized_group(block_size: int) -> Group:
         value_code=Code.INT8,
         block_size=block_size,
     )
-    return Group(id=GroupId(0), spec=spec, layers=(0,), quantized_from=GroupId(1))
+    return Group(id=GroupId(0), spec=spec, layers=(0,), source=GroupId(1))
 
 
 def recent_group(block_size: int) -> Group:
@@ -185,7 +185,7 @@ class FakeDevice:
     def write(self, sequence: Sequence, start: int, end: int, draft: abc.Sequence[int] = ()) -> None:
         """Write the KV of tokens `[start, end)` of a sequence and its draft through the reported tables."""
         text = [*sequence.token_ids, *draft]
-        for group in [group.id for group in self.manager.groups if group.spec.has_tail]:
+        for group in [group.id for group in self.manager.groups if group.source is None]:
             pool = self.manager.pools[group]
             for position in range(start, end):
                 number, offset = divmod(position, self.manager.block_size)
@@ -195,8 +195,8 @@ class FakeDevice:
                 self.slots[group, block][offset] = tuple(text[: position + 1])
 
         for quantized in self.manager.groups:
-            if quantized.quantized_from is not None:
-                self._quantize(sequence, quantized, quantized.quantized_from, (start, end))
+            if quantized.source is not None:
+                self._quantize(sequence, quantized, quantized.source, (start, end))
 
     def _quantize(
         self, sequence: Sequence, quantized: Group, recent: GroupId, written: tuple[int, int]

@@ -9,6 +9,7 @@ import torch
 
 from kvchat.engine.api.ids import BlockId, RequestId, SequenceId
 from kvchat.engine.cache.block_operations import TableChange
+from kvchat.engine.formats.backends import metadata_builders
 from kvchat.engine.forward.activation_memory import peak_bytes
 from kvchat.engine.forward.cuda_graphs import GraphReserve
 from kvchat.engine.forward.decode_graphs import ComputesAnew, DecodeGraphRunner, Limits
@@ -38,7 +39,7 @@ class Sequences:
             layer.keys.fill_(float("nan"))
             layer.values.fill_(float("nan"))
         self.forward = served.make_pass(self.pool)
-        self.runner = Runner(self.forward, served.groups, BLOCK_SIZE)
+        self.runner = Runner(self.forward, metadata_builders(served.groups, BLOCK_SIZE))
         order = torch.randperm(NUM_BLOCKS, generator=torch.Generator().manual_seed(3)).tolist()
         self.prompts = [token_ids(length + 1, seed=length) for length in LENGTHS]
         self.changes: list[TableChange] = []

@@ -4,16 +4,16 @@ import pytest
 import torch
 from torch import Tensor
 
+from kvchat.engine.kernels import cpu_dtypes
 from kvchat.engine.kernels.linear import (
     can_pack,
     linear,
     native,
-    native_dtypes,
     pack,
     packed,
-    paired_weight,
     reference,
     widened,
+    widened_layout,
 )
 from tests.engine.kernels import native_library
 from tests.engine.kernels.native_library import all_levels
@@ -115,7 +115,7 @@ def test_paired_weights_hold_every_number_in_the_order_of_the_definition(
 ) -> None:
     plain = random(num_outputs, num_inputs).bfloat16()
     paired = native.pair(plain, native_library.native(level))
-    assert torch.equal(paired.numbers, paired_weight.pair(plain).numbers)
+    assert torch.equal(paired.numbers, widened_layout.pair(plain).numbers)
     assert torch.equal(paired.to_dense(), plain)
 
 
@@ -127,7 +127,7 @@ def test_paired_weights_are_exact_to_float32_and_no_row_depends_on_another(
     """Thirty-two rows and more read a weight that was widened for all; fewer widen it as they read."""
     library = native_library.native(level)
     plain, x = random(num_outputs, num_inputs).bfloat16(), random(150, num_inputs)
-    paired, bias = paired_weight.pair(plain), random(num_outputs)
+    paired, bias = widened_layout.pair(plain), random(num_outputs)
     together = native.linear(x, paired, bias, native=library)
     wanted = reference.linear(x.double(), plain.double(), bias.double())
     torch.testing.assert_close(together.double(), wanted, rtol=1e-5, atol=1e-6 * num_inputs)
@@ -141,15 +141,14 @@ def test_only_types_of_16_bits_are_emulated_and_only_where_no_instruction_multip
     def told(**features: bool) -> list[bool]:
         monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: features)
         return [
-            native_dtypes.is_emulated.__wrapped__(one)
-            for one in (torch.bfloat16, torch.float16, torch.float32)
+            cpu_dtypes.is_emulated.__wrapped__(one) for one in (torch.bfloat16, torch.float16, torch.float32)
         ]
 
-    monkeypatch.setattr(native_dtypes.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(cpu_dtypes.platform, "machine", lambda: "x86_64")
     assert told(avx2=True, avx512_bf16=False) == [True, True, False]
     assert told(avx512_bf16=True) == [False, True, False]
     assert told(amx_bf16=True, avx512_fp16=True) == [False, False, False]
-    monkeypatch.setattr(native_dtypes.platform, "machine", lambda: "aarch64")
+    monkeypatch.setattr(cpu_dtypes.platform, "machine", lambda: "aarch64")
     assert told() == [False, False, False]
 
 
@@ -158,7 +157,7 @@ def test_bfloat16_is_multiplied_by_kernels_of_ours_where_that_is_as_fast_as_a_li
 ) -> None:
     def told(level: str, **features: bool) -> bool:
         monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: features)
-        return native_dtypes.is_multiplied_natively.__wrapped__(level)
+        return cpu_dtypes.is_multiplied_natively.__wrapped__(level)
 
     assert told("avx512", avx512_bf16=True, amx_bf16=False)
     assert not told("avxvnni", avx512_bf16=True)

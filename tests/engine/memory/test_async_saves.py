@@ -14,7 +14,7 @@ from kvchat.engine.cache.block_operations import Load, Save
 from kvchat.engine.kernels.transfer_streams import Event, Stream, Work
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.disk.block_file import BlockHeader
-from kvchat.engine.memory.disk.writer import BlockWriter
+from kvchat.engine.memory.disk.write_queue import BlockWriter
 from kvchat.engine.memory.host_copies import AsyncTransport
 from kvchat.engine.memory.rates import Rates
 from kvchat.engine.memory.saver import AsyncCopy, AsyncSaves, Saver

@@ -12,7 +12,7 @@ from kvchat.engine.api.ids import BlockId, GroupId
 from kvchat.engine.cache.block_operations import Save
 from kvchat.engine.memory.disk.block_file import BlockHeader
 from kvchat.engine.memory.disk.io import Buffer
-from kvchat.engine.memory.disk.writer import BlockWriter
+from kvchat.engine.memory.disk.write_queue import BlockWriter
 from kvchat.engine.memory.saver import STEP_BYTES, DirectSaves, Saver
 from tests.engine.memory.chains import FULL, Block, chain
 from tests.engine.memory.fake_disk import FakeDisk

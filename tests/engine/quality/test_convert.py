@@ -9,7 +9,7 @@ import torch
 
 from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.api.ids import GroupId
-from kvchat.engine.formats.full.attend import LayerPool
+from kvchat.engine.formats.attention import LayerPool
 from kvchat.engine.kernels.quantized_kv.reference import quantize
 from kvchat.engine.quality.convert import RUN_LEN, Converter, load_exact
 from kvchat.errors import ConfigError
@@ -49,14 +49,14 @@ def test_converted_bytes_are_those_of_quantized_blocks_and_exact_layers_keep_the
             expected = b""
             for layer in group.layers:
                 pool = found.exact.pool.layers[layer]
-                quantized = found.target.pool.layers[layer].quantized
+                quantized = found.target.pool.layers[layer].derived
                 for numbers, record in zip(
                     (pool.keys, pool.values),
-                    (quantized.pool.key_record, quantized.pool.value_record) if quantized else (None, None),
+                    (quantized.spec.key_record, quantized.spec.value_record) if quantized else (None, None),
                     strict=True,
                 ):
                     part = numbers[place][None]
-                    if group.quantized_from is not None:
+                    if group.source is not None:
                         assert record is not None
                         part = quantize(part, record)
                     expected += part.numpy().tobytes()

@@ -100,11 +100,11 @@ def test_converting_quantizes_the_context_and_leaves_its_end_exact(gauge_of: Ope
     predict(exact, text, 0)
     converted = gauge.replay("int4", 150)
     converted.convert(exact, 148)
-    (quantized,) = (group for group in converted.groups if group.quantized_from is not None)
+    (quantized,) = (group for group in converted.groups if group.source is not None)
     assert quantized.num_blocks(148, BLOCK) == 8
-    pool = converted.pool.layers[0].quantized
+    pool = converted.pool.layers[0].derived
     assert pool is not None
-    records = pool.pool.keys[:, :, 0].flatten(1).any(dim=1)
+    records = pool.keys[:, :, 0].flatten(1).any(dim=1)
     assert records[:8].all()
     assert not records[8:].any()
     recent = converted.pool.layers[0].keys[

@@ -179,7 +179,7 @@ def test_what_is_counted_is_there_recent_blocks_included(store: Store) -> None:
         done = conversion.run()
         blocks = list(blocks_on(target, stored.path, stored.roots[1], stored.roots[1]))
         assert sum(len(block.token_ids) for block in blocks) == done.num_tokens == len(stored.path)
-        recent = {group.id for group in stored.converter.target.groups if group.quantized_from is None}
+        recent = {group.id for group in stored.converter.target.groups if group.source is None}
         assert recent <= set(blocks[-1].groups)
         sizes = {group: sum(r.nbytes for r in layout) for group, layout in target.layouts.items()}
         assert done.num_bytes == sum(sizes[group] for block in blocks for group in block.groups)

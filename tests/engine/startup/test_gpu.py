@@ -23,7 +23,7 @@ from kvchat.engine.memory.host_pool import HostPool
 from kvchat.engine.memory.pinned import PinnedSlabs
 from kvchat.engine.memory.rates import Rates
 from tests.engine.formats.shadow.told import tell
-from tests.engine.memory import test_transport as staged_traces
+from tests.engine.memory import test_host_copies as staged_traces
 from tests.engine.tiny_models import token_ids
 
 pytestmark = [

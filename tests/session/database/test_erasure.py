@@ -13,7 +13,7 @@ import pytest
 
 from kvchat.errors import StorageError
 from kvchat.session.database.backups import backup_paths
-from kvchat.session.database.damage import damage_mark
+from kvchat.session.database.silent_damage import damage_mark
 from kvchat.session.store import SessionStore
 from kvchat.session.tree import MAIN, Branch, SessionId
 from tests.cli.secret_home import files_with

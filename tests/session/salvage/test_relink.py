@@ -8,7 +8,7 @@ import pytest
 
 from kvchat.errors import StorageError
 from kvchat.session.database.backups import backup_paths
-from kvchat.session.database.damage import damage_mark
+from kvchat.session.database.silent_damage import damage_mark
 from kvchat.session.store import SessionStore
 from kvchat.session.tree import MAIN, Finish, Session, Turn
 from tests.session.turns import exchange, open_answer, question

@@ -16,7 +16,7 @@ import pytest
 
 from kvchat.errors import KvchatError, StorageError
 from kvchat.session.database.backups import backup_paths
-from kvchat.session.database.damage import damage_mark
+from kvchat.session.database.silent_damage import damage_mark
 from kvchat.session.salvage.salvage import _set_aside
 from kvchat.session.store import SessionStore
 from kvchat.session.tree import MAIN, SessionId, Turn

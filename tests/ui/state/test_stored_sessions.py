@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from kvchat.engine.api.ids import SequenceId
-from kvchat.ui.state.background_conversations import BackgroundConversations
+from kvchat.ui.state.kept_conversations import KeptConversations
 from kvchat.ui.state.stored_sessions import StoredSessions
 from tests.ui.scripted import ScriptedChat, ScriptedConversation
 from tests.ui.scripted_engine import ScriptedEngine
@@ -24,7 +24,7 @@ def test_a_session_is_called_by_its_title_and_by_branch_only_where_several_are_l
     chat = ScriptedChat(ScriptedEngine())
     for title in ("Oslo", "Rome"):
         chat.add_session(title, [("Hello?", "Hello!")])
-    sessions, kept = StoredSessions(chat.store), BackgroundConversations()
+    sessions, kept = StoredSessions(chat.store), KeptConversations()
     sessions.read()
     here = conversation(chat, "Oslo", 1)
     assert sessions.branch_names(here, [here, *kept]).of_branches == {}

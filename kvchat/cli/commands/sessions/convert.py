@@ -14,7 +14,7 @@ import typer
 from kvchat.app.config import Settings
 from kvchat.app.model_location import located, with_adapter
 from kvchat.app.open_store import open_store
-from kvchat.app.retention.block_store import drop_blocks, open_block_store
+from kvchat.app.retention.open_block_store import drop_blocks, open_block_store
 from kvchat.cli.output.streams import Output, Status, as_json
 from kvchat.cli.parser.options import Device, Dtype, HubModel, SessionOptions, Weights
 from kvchat.cli.parser.typer_parameters import Argument, Option, option_class

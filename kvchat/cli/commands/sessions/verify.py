@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 from kvchat.app.config import Settings
 from kvchat.app.model_location import located, with_adapter
 from kvchat.app.open_store import open_store
-from kvchat.app.retention.block_store import drop_blocks, open_block_store
+from kvchat.app.retention.open_block_store import drop_blocks, open_block_store
 from kvchat.app.retention.view_blocks import add_view_turns
 from kvchat.cli.output.streams import Output, Status, as_json
 from kvchat.cli.parser.options import (

@@ -1,188 +1,129 @@
-"""Attention over paged keys and values: write the new ones, attend through the block tables.
+"""Attention over blocks of keys and values: write the new ones, attend through the block tables.
 
-Where a layer is quantised, blocks that have become old with a step are quantised before its queries look.
-
-Stands behind the attention modules of one model. The runner sets `step` before each forward pass.
+For full, sliding and chunked layers; other formats inherit what is the same for them.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from itertools import accumulate
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from kvchat.engine.api.ids import GroupId
-from kvchat.engine.formats.quantized.spec import QuantizedSpec
-from kvchat.engine.formats.spec import CacheSpec, Group
-from kvchat.engine.kernels.move_blocks.bring import bring_blocks
-from kvchat.engine.kernels.paged_attention import paged_attention
-from kvchat.engine.kernels.paged_attention.args import AttentionArgs, KVPair, Prepared, SequenceSpan
-from kvchat.engine.kernels.quantized_attention import quantize_blocks, quantized_attention
-from kvchat.engine.kernels.quantized_attention.args import QuantizedPool, QuantizedStep
+from kvchat.engine.api.ids import GroupId, SequenceId
+from kvchat.engine.formats.attention import AttentionCall, AttentionMetadata, LayerPool, Step
+from kvchat.engine.formats.spec import Group
+from kvchat.engine.kernels.paged_attention import paged_attention, prepare
+from kvchat.engine.kernels.paged_attention.args import AttentionArgs, KVPair, SequenceSpan, StepTables
 from kvchat.engine.kernels.store_kv import store_kv
+from kvchat.engine.sequences.batch_plan import Chunk
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttentionCall:
-    """Arguments of one attention layer besides queries, keys and values.
-
-    Args:
-        scaling: factor of the query-key products; None: D_k ** -0.5.
-        window: tokens a query sees, itself included; None: all.
-        softcap: bound of the scores, or None.
-        sinks: one extra logit per query head [H], or None.
-        unsupported: names of arguments with a value that no backend honours.
-        is_causal: whether the layer attends to the past only.
-        mask: the model's own mask, where one was asked for.
-    """
-
-    scaling: float | None
-    window: int | None
-    softcap: float | None
-    sinks: Tensor | None
-    unsupported: tuple[str, ...] = ()
-    is_causal: bool = True
-    mask: Tensor | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class AttentionMetadata:
-    """Where one step's tokens go and what they see, in one group.
+class FullAttention:
+    """Attention of one layer.
 
     Args:
-        slots: slot of every new token [T], int64; none where tokens have no place of their own.
-        spans: the sequences of the batch.
-        prepared: the same in the form that is computed with.
-        quantized: of groups of quantised blocks: what is read and what is written there.
+        pool: the blocks that its tokens are written to.
     """
 
-    slots: Tensor
-    spans: Sequence[SequenceSpan]
-    prepared: Prepared | None = None
-    quantized: QuantizedStep | None = None
+    def __init__(self, pool: LayerPool) -> None:
+        self.pool = pool
 
+    def attend(
+        self,
+        layer: int,
+        query: Tensor,
+        new: KVPair,
+        call: AttentionCall,
+        step: Mapping[GroupId, AttentionMetadata],
+        *,
+        stores: bool,
+    ) -> Tensor:
+        """Return [T, H, D_v].
 
-@dataclass(frozen=True, slots=True)
-class QuantizedLayerPool:
-    """One layer's quantized blocks, and the group that has them."""
+        Args:
+            layer: that asks: the pool's own, or one that borrows from it.
+            query: [T, H, D_k].
+            new: keys [T, H_kv, D_k] and values [T, H_kv, D_v] of the step's tokens.
+            step: the metadata of each group.
+            stores: whether the new keys and values are to be stored.
+        """
+        own = step[self.pool.group]
+        if stores:
+            self.store(new, own.slots)
+        return self.attention(layer, query, new, self.args(query, call, own), step, stores=stores)
 
-    group: GroupId
-    pool: QuantizedPool
+    def store(self, new: KVPair, slots: Tensor) -> None:
+        store_kv(new.keys, new.values, self.pool.keys, self.pool.values, slots)
 
-
-@dataclass(frozen=True, slots=True)
-class LayerPool:
-    """One layer's part of its group's pool.
-
-    Args:
-        keys, values: [N, H_kv, P, D_k] and [N, H_kv, P, D_v].
-        quantized: the older blocks of a quantized layer.
-    """
-
-    group: GroupId
-    spec: CacheSpec
-    keys: Tensor
-    values: Tensor
-    quantized: QuantizedLayerPool | None = None
-
-
-def layer_pools(
-    groups: Sequence[Group], parts: Mapping[GroupId, tuple[Tensor, Tensor]]
-) -> dict[int, LayerPool]:
-    """Return each layer's part of its group's pool, with what is quantized of it.
-
-    Args:
-        parts: keys [L, N, H_kv, P, D_k] and values [L, N, H_kv, P, D_v] of each group.
-    """
-    quantized: dict[int, QuantizedLayerPool] = {}
-    for group in groups:
-        if isinstance(group.spec, QuantizedSpec):
-            records = group.spec.key_record, group.spec.value_record
-            for layer, keys, values in zip(group.layers, *parts[group.id], strict=True):
-                quantized[layer] = QuantizedLayerPool(group.id, QuantizedPool(keys, values, *records))
-    return {
-        layer: LayerPool(group.id, group.spec, keys, values, quantized.get(layer))
-        for group in groups
-        if group.quantized_from is None
-        for layer, keys, values in zip(group.layers, *parts[group.id], strict=True)
-    }
-
-
-class PagedAttention:
-    """Backend of full, sliding and chunked layers, exact or quantised.
-
-    Args:
-        layers: the pools of the layers that store keys and values.
-        borrowed: layers that attend to what another layer has stored in the same pass, each with that layer.
-    """
-
-    def __init__(self, layers: Mapping[int, LayerPool], borrowed: Mapping[int, int] | None = None) -> None:
-        self._layers = layers
-        self._borrowed = borrowed or {}
-        self.step: Mapping[GroupId, AttentionMetadata] = {}
-
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, call: AttentionCall) -> Tensor:
-        """Store the new keys and values of `layer`, unless it borrows them, and return [T, H, D_v]."""
-        pool = self._layers[self._borrowed.get(layer, layer)]
-        step = self.step[pool.group]
-        if layer not in self._borrowed:
-            store_kv(key, value, pool.keys, pool.values, step.slots)
-        spec = pool.spec
-        args = AttentionArgs(
-            spans=step.spans,
-            prepared=step.prepared,
+    def args(self, query: Tensor, call: AttentionCall, own: AttentionMetadata) -> AttentionArgs:
+        return AttentionArgs(
+            spans=own.spans,
+            prepared=own.prepared,
             softmax_scale=query.shape[2] ** -0.5 if call.scaling is None else call.scaling,
-            window=spec.window,
-            chunk=spec.chunk,
+            window=self.pool.spec.window,
+            chunk=self.pool.spec.chunk,
             softcap=call.softcap,
             sinks=call.sinks,
         )
-        for span in step.spans:
-            if span.watch is not None:
-                span.watch.take(layer, query[span.q_start : span.q_end], args)
-        if any(span.shadow is not None for span in step.spans):
-            return _shadowed(layer, query, KVPair(key, value), pool, args)
-        if spec.is_remote:
-            return _brought(query, KVPair(pool.keys, pool.values), args)
-        if pool.quantized is None:
-            return paged_attention(query, pool.keys, pool.values, args)
-        old = self.step[pool.quantized.group].quantized
-        assert old is not None
-        if layer not in self._borrowed:
-            quantize_blocks(pool.keys, pool.values, pool.quantized.pool, old)
-        return quantized_attention(query, KVPair(pool.keys, pool.values), pool.quantized.pool, args, old)
+
+    def attention(
+        self,
+        layer: int,
+        query: Tensor,
+        new: KVPair,
+        args: AttentionArgs,
+        step: Mapping[GroupId, AttentionMetadata],
+        *,
+        stores: bool,
+    ) -> Tensor:
+        """Return [T, H, D_v] once the new tokens are stored; see `attend`."""
+        return paged_attention(query, self.pool.keys, self.pool.values, args)
 
 
-def _shadowed(layer: int, query: Tensor, new: KVPair, pool: LayerPool, args: AttentionArgs) -> Tensor:
-    """Return [T, H, D_v] where some sequences answer from shadows of their blocks.
+class FullMetadataBuilder:
+    """Builds the metadata of one group, step by step.
 
     Args:
-        query, new: queries, and keys and values, of the step's tokens.
+        layers: the pools of all layers, for formats that change blocks after a step; None: none is changed.
     """
-    pools = KVPair(pool.keys, pool.values)
-    exact = [span for span in args.spans if span.shadow is None]
-    own_args = replace(args, spans=exact, prepared=None)
-    if exact and not pool.spec.is_remote:
-        out = paged_attention(query, *pools, own_args)
-    else:
-        out = _brought(query, pools, own_args)
-    for span in args.spans:
-        if span.shadow is not None:
-            rows = slice(span.q_start, span.q_end)
-            own = KVPair(new.keys[rows], new.values[rows])
-            out[rows] = span.shadow.attend(layer, query[rows], own, pools, args.softmax_scale)
-    return out
 
+    def __init__(self, group: Group, block_size: int, layers: Mapping[int, LayerPool] | None = None) -> None:
+        self.group = group
+        self.block_size = block_size
+        self.layers = layers
 
-def _brought(query: Tensor, pools: KVPair, args: AttentionArgs) -> Tensor:
-    """Return [T, H, D_v] where blocks lie in host memory: those of one sequence after the other are brought
-    to the device, and its queries attend there. Rows of no sequence are left as they are.
-    """
-    out = query.new_empty(*query.shape[:2], pools.values.shape[3])
-    for span in args.spans:
-        keys, values = (bring_blocks(pool, span.blocks) for pool in pools)
-        rows, num_queries = slice(span.q_start, span.q_end), span.q_end - span.q_start
-        places = torch.arange(len(span.blocks), device=query.device)
-        own = replace(span, q_start=0, q_end=num_queries, blocks=places)
-        out[rows] = paged_attention(query[rows], keys, values, replace(args, spans=(own,), prepared=None))
-    return out
+    def build(self, step: Step) -> AttentionMetadata:
+        """Return slots and spans from one list of all blocks that the step touches in the group."""
+        size, spec = self.block_size, self.group.spec
+        lens = [len(chunk.token_ids) for chunk in step.chunks]
+        firsts = [spec.first_visible(chunk.start) // size for chunk in step.chunks]
+        tables = [
+            step.tables[chunk.sequence, self.group.id][first : -(-chunk.end // size)]
+            for chunk, first in zip(step.chunks, firsts, strict=True)
+        ]
+        listed = torch.cat(tables)
+        counts = [len(table) for table in tables]
+        # Where block 0 of each sequence would stand in the list.
+        origins = np.array([0, *accumulate(counts[:-1])]) - firsts
+        places = step.positions // size + origins.repeat(lens)
+        blocks = listed.index_select(0, torch.from_numpy(places).to(step.device))
+        offsets = torch.from_numpy(step.positions % size).to(step.device)
+        spans = [
+            SequenceSpan(end - length, end, chunk.start, first, table)
+            for chunk, length, end, first, table in zip(
+                step.chunks, lens, accumulate(lens), firsts, listed.split(counts), strict=True
+            )
+        ]
+        return AttentionMetadata(blocks * size + offsets, spans, prepare(spans, spec.first_visible, size))
+
+    @staticmethod
+    def recorded(slots: Tensor, tables: StepTables) -> AttentionMetadata:
+        """Return the metadata of a step that is recorded, whose numbers lie in buffers."""
+        return AttentionMetadata(slots, (), tables)
+
+    def finish(self, chunks: Sequence[Chunk], own: AttentionMetadata) -> None:
+        """Do what is due when a step has been computed."""
+
+    def forget(self, sequence: SequenceId) -> None:
+        """Let go of what is kept of a sequence: it is gone, or has become another text."""

@@ -6,7 +6,7 @@ from math import inf, isfinite
 import torch
 from torch import Tensor
 
-from kvchat.engine.formats.full.attend import LayerPool
+from kvchat.engine.formats.attention import LayerPool
 
 
 class Codec:
@@ -18,6 +18,11 @@ class Codec:
         own, others = targets.to(here), sources.to(there)
         target.keys[own] = source.keys[others].to(here)
         target.values[own] = source.values[others].to(here)
+
+    def encoded(self, source: LayerPool, block: int) -> bytes:
+        """Return one layer's block of a pool of the exact format as its run of bytes in this form."""
+        parts = (source.keys[block], source.values[block])
+        return b"".join(part.cpu().contiguous().view(torch.uint8).numpy().tobytes() for part in parts)
 
     def numbers(self, stored: Tensor, region: str) -> Iterator[Tensor]:
         """Yield the numbers that a region of a block stands for.

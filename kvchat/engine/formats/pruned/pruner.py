@@ -4,16 +4,15 @@ Dimensions: Q observing queries, S tokens in sight, H query heads, H_kv key-valu
 size.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
-from kvchat.engine.api.ids import GroupId
 from kvchat.engine.api.view import NUM_OBSERVED, REACH, SNAPKV
 from kvchat.engine.cache.block_operations import Prune
-from kvchat.engine.formats.full.attend import LayerPool
+from kvchat.engine.formats.attention import LayerPool
 from kvchat.engine.formats.pruned.spec import PrunedSpec
 from kvchat.engine.formats.spec import Group
 from kvchat.engine.kernels.paged_attention.args import AttentionArgs, SequenceSpan
@@ -41,47 +40,44 @@ class QueryWatch:
 
 
 class Pruner:
-    """Args:
-    groups: of the model, all pruned.
-    layers: their pools.
+    """Prunes the layers of one group.
+
+    Args:
+        group: a pruned one.
+        layers: the pools of all layers.
     """
 
-    def __init__(self, groups: Sequence[Group], layers: Mapping[int, LayerPool]) -> None:
-        self._groups = {group.id: group for group in groups}
-        self._layers = layers
+    def __init__(self, group: Group, layers: Mapping[int, LayerPool]) -> None:
+        self._layers = {layer: layers[layer] for layer in group.layers}
+        assert isinstance(group.spec, PrunedSpec)
+        self._rule = group.spec.rule
 
-    def watch(self) -> QueryWatch | None:
-        """Return what is to be told of the queries of a step that ends with pruning; None: nothing is."""
-        specs = [group.spec for group in self._groups.values()]
-        is_watched = any(isinstance(spec, PrunedSpec) and spec.rule == SNAPKV for spec in specs)
-        return QueryWatch() if is_watched else None
+    def watched(self, span: SequenceSpan) -> SequenceSpan:
+        """Return a sequence's part of a step that ends with pruning, with who is told of its queries."""
+        return replace(span, watch=QueryWatch()) if self._rule == SNAPKV else span
 
-    def prune(self, prunes: Sequence[Prune], spans: Mapping[GroupId, SequenceSpan]) -> None:
+    def prune(self, prune: Prune, span: SequenceSpan) -> None:
         """Fill the targets.
 
         Args:
-            spans: what the sequence saw in the step, in each group, and its watch.
+            span: what the sequence saw in the step, and its watch.
 
         Effect: writes the targets; the sources stay as they are.
         """
-        for one in prunes:
-            for layer in self._groups[one.group].layers:
-                pool = self._layers[layer]
-                sources, targets = (
-                    torch.tensor(blocks, device=pool.keys.device) for blocks in (one.sources, one.targets)
-                )
-                scores = self._scores(pool, layer, sources, spans[one.group])
-                kept = select(scores, len(targets) * pool.keys.shape[2])
-                for part in (pool.keys, pool.values):
-                    gather_kept(part, sources, targets, kept)
+        for layer, pool in self._layers.items():
+            sources, targets = (
+                torch.tensor(blocks, device=pool.keys.device) for blocks in (prune.sources, prune.targets)
+            )
+            scores = self._scores(pool, layer, sources, span)
+            kept = select(scores, len(targets) * pool.keys.shape[2])
+            for part in (pool.keys, pool.values):
+                gather_kept(part, sources, targets, kept)
 
     def _scores(self, pool: LayerPool, layer: int, sources: Tensor, span: SequenceSpan) -> Tensor:
         """Return how much each token of a stretch is wanted [H_kv, n]."""
-        spec = pool.spec
-        assert isinstance(spec, PrunedSpec)
-        if spec.rule != SNAPKV:
+        if self._rule != SNAPKV:
             keys = heads_first(pool.keys, sources)
-            return norm_scores(keys) if spec.rule == "knorm" else difference_scores(keys)
+            return norm_scores(keys) if self._rule == "knorm" else difference_scores(keys)
         assert isinstance(span.watch, QueryWatch)
         query, args = span.watch.seen[layer]
         block_size = pool.keys.shape[2]

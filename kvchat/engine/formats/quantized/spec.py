@@ -58,7 +58,6 @@ class QuantizedSpec(CacheSpec):
 
     is_exact: ClassVar[bool] = False
     keeps_heads: ClassVar[bool] = False
-    has_tail: ClassVar[bool] = False
 
     key_code: Code
     value_code: Code
@@ -100,5 +99,5 @@ def exact_twins(groups: Sequence[Group]) -> tuple[Group, ...]:
     return tuple(
         replace(group, spec=group.spec.exact) if isinstance(group.spec, ResidualSpec) else group
         for group in groups
-        if group.quantized_from is None
+        if group.source is None
     )

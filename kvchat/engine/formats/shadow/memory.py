@@ -48,8 +48,8 @@ def beside_bytes(groups: Sequence[Group], num_tokens: int) -> int:
     """Return the most that the shadows of a conversation take beside its blocks, in all layers, and on a GPU
     the table by which their keys turn. Pure.
     """
-    layers = sum(len(group.layers) * group.spec.shadow_bytes(num_tokens) for group in groups)
-    widths = [group.spec.head_dim_k for group in groups if group.spec.is_remote]
+    layers = sum(group.beside_bytes(num_tokens) for group in groups)
+    widths = [group.spec.head_dim_k for group in groups if group.in_host_memory]
     return layers + sum(table_bytes(width, num_tokens) for width in set(widths) if layers)
 
 
@@ -78,13 +78,13 @@ def in_host_memory(groups: Sequence[Group]) -> tuple[Group, ...]:
                 f"on a GPU a shadow is made of blocks that chunks of {CHUNK_SIZE} tokens divide, and they "
                 f"have {group.spec.block_size}; choose another block size"
             )
-        placed.append(replace(group, spec=replace(group.spec, is_remote=True)))
+        placed.append(replace(group, in_host_memory=True))
     return tuple(placed)
 
 
 def making_bytes(groups: Sequence[Group], num_tokens: int) -> int:
     """Return what a GPU needs for a moment while a prompt's shadow is made, layer by layer. Pure."""
-    token_bytes = max((group.spec.token_bytes for group in groups if group.spec.is_remote), default=0)
+    token_bytes = max((group.spec.token_bytes for group in groups if group.in_host_memory), default=0)
     return COPIES * token_bytes * num_tokens
 
 

@@ -24,7 +24,6 @@ class ShadowSpec(CacheSpec):
     Args:
         view: how much a step looks at.
         block_size: tokens of a block.
-        is_remote: the device is a GPU: blocks lie in host memory, their shadows on the device.
     """
 
     kind: ClassVar[str] = "shadow"
@@ -32,7 +31,6 @@ class ShadowSpec(CacheSpec):
 
     view: View
     block_size: int
-    is_remote: bool = False
 
     @property
     def shape(self) -> LayerShape:
@@ -43,12 +41,11 @@ class ShadowSpec(CacheSpec):
             element_size=ITEM_BYTES[self.dtype],
         )
 
-    def shadow_bytes(self, num_tokens: int) -> int:
-        """Return the most that the shadow of a conversation takes in one layer, beside its blocks. Pure."""
+    def beside_bytes(self, num_tokens: int, *, in_host_memory: bool) -> int:
         if num_tokens < least_prompt(self.view):
             return 0
         is_sourced = self.block_size % CHUNK_SIZE == 0
-        settings = settings_for(self.view, num_tokens, is_sourced=is_sourced, is_remote=self.is_remote)
+        settings = settings_for(self.view, num_tokens, is_sourced=is_sourced, is_remote=in_host_memory)
         return most_bytes(settings, self.shape, num_tokens)
 
     def shadow_sizes(self, num_heads: int) -> ShadowSizes:

@@ -6,7 +6,7 @@ Source: StreamingLLM, arXiv 2309.17453.
 from dataclasses import dataclass
 from typing import ClassVar
 
-from kvchat.engine.formats.spec import CacheSpec, Selection
+from kvchat.engine.formats.spec import BlockRange, CacheSpec, Selection
 
 NUM_SINK_BLOCKS = 1
 """The first block stays visible: models put the attention there that has no better place."""
@@ -22,7 +22,6 @@ class WindowSpec(CacheSpec):
     """
 
     kind: ClassVar[str] = "sinks and window"
-    num_sink_blocks: ClassVar[int] = NUM_SINK_BLOCKS
     selection: ClassVar[Selection] = Selection.SINKS_AND_WINDOW
 
     num_recent: int
@@ -39,3 +38,9 @@ class WindowSpec(CacheSpec):
 
     def first_visible(self, position: int) -> int:
         return max(0, position // self.block_size - self.num_recent) * self.block_size
+
+    def visible_blocks(self, position: int, block_size: int) -> tuple[BlockRange, ...]:
+        first, end = self.first_visible(position) // block_size, position // block_size + 1
+        if first <= NUM_SINK_BLOCKS:
+            return ((0, end),)
+        return (0, NUM_SINK_BLOCKS), (first, end)

@@ -13,7 +13,7 @@ from kvchat.engine.kernels.paged_attention.step_tables import check_tables, tabl
 from kvchat.engine.kernels.quantized_attention import native, reference, static_shapes, torch_fallback
 from kvchat.engine.kernels.quantized_attention.args import QuantizedPool, QuantizedStep, check_old_blocks
 from kvchat.engine.kernels.quantized_kv import native as native_codes
-from kvchat.engine.kernels.tiling import HALF
+from kvchat.engine.kernels.triton_tile import HALF
 
 __all__ = ["OPERATION", "quantize_blocks", "quantized_attention"]
 

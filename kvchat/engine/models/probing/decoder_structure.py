@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from kvchat.engine.formats.full.attend import AttentionCall
+from kvchat.engine.formats.attention import AttentionCall
 from kvchat.engine.formats.spec import CacheSpec
 from kvchat.engine.kernels.decoder_layers.args import (
     Activation,

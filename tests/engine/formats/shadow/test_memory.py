@@ -2,7 +2,6 @@
 
 import pytest
 
-from kvchat.engine.formats.apply_format import stored_groups
 from kvchat.engine.formats.full.spec import FullSpec
 from kvchat.engine.formats.pool_sizing import pool_blocks
 from kvchat.engine.formats.shadow.memory import (
@@ -13,8 +12,9 @@ from kvchat.engine.formats.shadow.memory import (
     table_bytes,
 )
 from kvchat.engine.formats.spec import Group, Selection, group_layers
+from kvchat.engine.formats.stored_groups import stored_groups
 from kvchat.errors import ConfigError
-from tests.engine.formats.test_apply_format import SLIDING
+from tests.engine.formats.test_stored_groups import SLIDING
 
 pytestmark = pytest.mark.pure
 
@@ -71,8 +71,8 @@ def test_a_gpu_has_the_blocks_in_host_memory_and_shadows_that_are_a_sixth_of_the
     wide = FullSpec(num_kv_heads=8, head_dim_k=128, head_dim_v=128, dtype="BF16")
     own = stored_groups(group_layers(dict.fromkeys(range(32), wide)), "shadow:2048", P)
     (placed,) = in_host_memory(own)
-    assert placed.spec.is_remote
-    assert not own[0].spec.is_remote
+    assert placed.in_host_memory
+    assert not own[0].in_host_memory
     assert (placed.layers, placed.block_bytes(P)) == (own[0].layers, own[0].block_bytes(P))
     num_tokens = 124_928
     exact = 32 * num_tokens * wide.token_bytes

@@ -1,12 +1,13 @@
 """Formats that look at long contexts through a shadow: how they are written, where one begins, and names."""
 
+from functools import partial
+
 import pytest
 
 from kvchat.engine.api.cache_format import canonical_cache_format, parse_cache_format
 from kvchat.engine.api.ids import BlockKey, root_key
 from kvchat.engine.api.namespace import Namespace
 from kvchat.engine.api.view import View, parse_view
-from kvchat.engine.formats.apply_format import stored_groups
 from kvchat.engine.formats.full.spec import FullSpec
 from kvchat.engine.formats.shadow.settings import (
     GAIN_FACTOR,
@@ -17,6 +18,7 @@ from kvchat.engine.formats.shadow.settings import (
 )
 from kvchat.engine.formats.shadow.spec import ShadowSpec
 from kvchat.engine.formats.spec import Group, group_layers
+from kvchat.engine.formats.stored_groups import stored_groups
 from kvchat.engine.formats.view_schedule import (
     ViewSchedule,
     ViewSchedules,
@@ -24,7 +26,7 @@ from kvchat.engine.formats.view_schedule import (
     shadow_points,
 )
 from kvchat.errors import ConfigError
-from tests.engine.formats.test_apply_format import LATENT, SLIDING, group_of
+from tests.engine.formats.test_stored_groups import LATENT, SLIDING, group_of
 
 pytestmark = pytest.mark.pure
 
@@ -143,9 +145,10 @@ def test_keys_that_are_hardly_larger_than_their_shadow_are_refused_unless_it_is_
 def test_no_shadow_takes_anything_of_a_prompt_that_gets_none() -> None:
     spec = shadowed("shadow:64").spec
     least = least_prompt(parse_view("shadow:64"))
-    assert spec.shadow_bytes(least - 1) == WIDE.shadow_bytes(10**6) == 0
-    assert spec.shadow_bytes(least) > 0
-    assert spec.shadow_bytes(61_440) < 1.2 * 61_440 * WIDE.token_bytes
+    beside = partial(spec.beside_bytes, in_host_memory=False)
+    assert beside(least - 1) == WIDE.beside_bytes(10**6, in_host_memory=False) == 0
+    assert beside(least) > 0
+    assert beside(61_440) < 1.2 * 61_440 * WIDE.token_bytes
 
 
 # Where it begins, and names

@@ -108,4 +108,4 @@ def _check_places(engine: Engine, recorder: RecordingRunner, *, is_remote: bool)
 
 
 def _is_remote(recorder: RecordingRunner) -> bool:
-    return all(layer.spec.is_remote for layer in recorder.device_pool.layers.values())
+    return all(layer.in_host_memory for layer in recorder.device_pool.layers.values())

@@ -9,7 +9,7 @@ import pytest
 from kvchat.engine.cache.eviction import Eviction
 from kvchat.engine.memory.disk.maintenance import BlockCatalog
 from kvchat.engine.memory.disk.store import DiskStore
-from kvchat.engine.memory.disk.writer import BlockWriter
+from kvchat.engine.memory.disk.write_queue import BlockWriter
 from tests.engine.memory.chains import (
     BLOCK_SIZE,
     FINGERPRINT,

@@ -3,7 +3,6 @@
 import pytest
 
 from kvchat.engine.api.ids import GroupId
-from kvchat.engine.formats.apply_format import stored_groups
 from kvchat.engine.formats.fp8_latent.spec import Fp8LatentSpec
 from kvchat.engine.formats.full.spec import FullSpec
 from kvchat.engine.formats.kv_size import Latent
@@ -11,6 +10,7 @@ from kvchat.engine.formats.latent.spec import LatentSpec
 from kvchat.engine.formats.quantized.spec import QuantizedSpec, ResidualSpec
 from kvchat.engine.formats.sliding.spec import SlidingSpec
 from kvchat.engine.formats.spec import CacheSpec, Group, group_layers
+from kvchat.engine.formats.stored_groups import stored_groups
 from kvchat.errors import ConfigError
 
 pytestmark = pytest.mark.pure
@@ -45,7 +45,7 @@ def test_a_full_layer_keeps_recent_blocks_and_quantized_ones(code: str, most: fl
     recent, quantized = stored_groups([group_of(FULL)], code, P)
     assert isinstance(recent.spec, ResidualSpec)
     assert isinstance(quantized.spec, QuantizedSpec)
-    assert (recent.layers, quantized.layers, quantized.quantized_from) == ((0, 1), (0, 1), recent.id)
+    assert (recent.layers, quantized.layers, quantized.source) == ((0, 1), (0, 1), recent.id)
     assert (recent.block_bytes(P), quantized.spec.kind) == (group_of(FULL).block_bytes(P), code)
     assert 8 * quantized.block_bytes(P) / (2 * 2 * 2 * 128 * P) <= most
 
@@ -53,7 +53,7 @@ def test_a_full_layer_keeps_recent_blocks_and_quantized_ones(code: str, most: fl
 def test_layers_of_other_forms_are_in_other_groups() -> None:
     groups = group_layers(dict.fromkeys(range(6), FULL), {6: 5})
     found = stored_groups(groups, "k=int8,v=int4; layers 0-1=exact; layers 3=int2", P)
-    assert [(group.spec.kind, group.layers, group.quantized_from) for group in found] == [
+    assert [(group.spec.kind, group.layers, group.source) for group in found] == [
         ("full", (0, 1), None),
         ("recent", (2, 3, 4, 5), None),
         ("k=int8,v=int4", (2, 4, 5), 1),

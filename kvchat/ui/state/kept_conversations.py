@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 MAX_KEPT = 4
 
 
-class BackgroundConversations:
+class KeptConversations:
     """The conversations left most recently, oldest first. It only remembers; closing is the caller's."""
 
     def __init__(self) -> None:

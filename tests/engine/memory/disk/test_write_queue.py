@@ -7,11 +7,11 @@ from time import monotonic, thread_time
 
 import pytest
 
-from kvchat.engine.memory.disk import writer as writer_module
+from kvchat.engine.memory.disk import write_queue as writer_module
 from kvchat.engine.memory.disk.block_file import BlockHeader
 from kvchat.engine.memory.disk.io import Buffer
 from kvchat.engine.memory.disk.store import DiskStore
-from kvchat.engine.memory.disk.writer import REST_PER_WRITE, BlockWriter
+from kvchat.engine.memory.disk.write_queue import REST_PER_WRITE, BlockWriter
 from kvchat.errors import StorageError
 from tests.engine.memory.chains import Copied, chain, read
 from tests.engine.memory.fake_disk import FakeDisk

@@ -56,7 +56,7 @@ def stored_groups(groups: Sequence[Group], text: str, block_size: int) -> tuple[
         {layer: one.quantized for layer, one in stored.items() if one.quantized is not None}
     )
     return written + tuple(
-        replace(group, id=GroupId(len(written) + group.id), quantized_from=group_of[group.layers[0]])
+        replace(group, id=GroupId(len(written) + group.id), source=group_of[group.layers[0]])
         for group in quantized
     )
 

@@ -3,7 +3,7 @@
 import pytest
 
 from kvchat.session.tree import MAIN, SessionId
-from kvchat.ui.state.background_conversations import MAX_KEPT, BackgroundConversations
+from kvchat.ui.state.kept_conversations import MAX_KEPT, KeptConversations
 from tests.ui.scripted import ScriptedChat, ScriptedConversation
 from tests.ui.scripted_engine import HeldTokens, ScriptedEngine, scripted_snapshot
 
@@ -21,7 +21,7 @@ def stored(chat: ScriptedChat, title: str) -> ScriptedConversation:
 
 def test_one_that_is_opened_again_is_the_one_that_was_kept_unless_it_has_moved(chat: ScriptedChat) -> None:
     stored(chat, "a")
-    kept, first = BackgroundConversations(), chat.open("a")
+    kept, first = KeptConversations(), chat.open("a")
     assert kept.keep(first) == []
     assert kept.take(chat.open("a")) == (first, [])
     assert list(kept) == []
@@ -32,14 +32,14 @@ def test_one_that_is_opened_again_is_the_one_that_was_kept_unless_it_has_moved(c
 
 
 def test_the_oldest_is_closed_when_there_are_too_many(chat: ScriptedChat) -> None:
-    kept = BackgroundConversations()
+    kept = KeptConversations()
     opened = [stored(chat, f"{number}") for number in range(MAX_KEPT + 1)]
     closed = [closing for conversation in opened for closing in kept.keep(conversation)]
     assert closed == opened[:1]
 
 
 def test_a_deleted_session_is_not_kept(chat: ScriptedChat) -> None:
-    kept, first, second = BackgroundConversations(), stored(chat, "a"), stored(chat, "b")
+    kept, first, second = KeptConversations(), stored(chat, "a"), stored(chat, "b")
     kept.keep(first)
     kept.keep(second)
     assert kept.drop_session(first.session.id) == [first]
@@ -47,7 +47,7 @@ def test_a_deleted_session_is_not_kept(chat: ScriptedChat) -> None:
 
 
 def test_nothing_is_kept_at_the_price_of_a_whole_context(chat: ScriptedChat) -> None:
-    kept, first = BackgroundConversations(), stored(chat, "a")
+    kept, first = KeptConversations(), stored(chat, "a")
     kept.keep(first)
     roomy = scripted_snapshot([HeldTokens(owner="s", num_tokens=1000)], kept_tokens=7000)
     assert kept.drop_for_room(roomy) == []

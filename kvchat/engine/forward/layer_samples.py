@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kvchat.engine.formats.full.attend import AttentionCall, AttentionMetadata, PagedAttention
+from kvchat.engine.formats.attention import AttentionCall, AttentionMetadata
+from kvchat.engine.formats.backends import PagedAttention
 from kvchat.engine.formats.spec import Group
 from kvchat.engine.forward.model_passes import PackedPass
 from kvchat.engine.forward.runner import InputBatch

@@ -1,0 +1,96 @@
+"""Attention to what is left of pruned prompts.
+
+Keys carry their positions, so attention need not know how far apart two of them are, only which come before a
+query. A sequence is therefore attended to as if the blocks in sight were all there are, one behind the other.
+"""
+
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from kvchat.engine.api.ids import GroupId
+from kvchat.engine.formats.attention import AttentionMetadata, LayerPool, Step
+from kvchat.engine.formats.full.attend import FullAttention, FullMetadataBuilder
+from kvchat.engine.formats.pruned.pruner import Pruner
+from kvchat.engine.formats.spec import Group
+from kvchat.engine.kernels.paged_attention import prepare
+from kvchat.engine.kernels.paged_attention.args import AttentionArgs, KVPair, SequenceSpan
+from kvchat.engine.sequences.batch_plan import Chunk
+
+
+class PrunedAttention(FullAttention):
+    """Attention of one layer, which shows its queries to whoever is going to prune by them."""
+
+    def attention(
+        self,
+        layer: int,
+        query: Tensor,
+        new: KVPair,
+        args: AttentionArgs,
+        step: Mapping[GroupId, AttentionMetadata],
+        *,
+        stores: bool,
+    ) -> Tensor:
+        for span in args.spans:
+            if span.watch is not None:
+                span.watch.take(layer, query[span.q_start : span.q_end], args)
+        return super().attention(layer, query, new, args, step, stores=stores)
+
+
+class ViewMetadataBuilder(FullMetadataBuilder):
+    """Builds metadata of the blocks in sight where others are hidden among them."""
+
+    def build(self, step: Step) -> AttentionMetadata:
+        size = self.block_size
+        lens = [len(chunk.token_ids) for chunk in step.chunks]
+        tables = [step.tables[chunk.sequence, self.group.id] for chunk in step.chunks]
+        spans = [
+            self.span(chunk, table, (end - length, end))
+            for chunk, length, end, table in zip(step.chunks, lens, accumulate(lens), tables, strict=True)
+        ]
+        at = torch.from_numpy(step.positions).to(step.device)
+        parts = [table[own // size] for table, own in zip(tables, at.split(lens), strict=True)]
+        return AttentionMetadata(
+            slots=torch.cat(parts) * size + at % size,
+            spans=spans,
+            prepared=prepare(spans, lambda _: 0, size),
+        )
+
+    def span(self, chunk: Chunk, table: Tensor, rows: tuple[int, int]) -> SequenceSpan:
+        """Return one sequence's part of a step where all its queries miss the same blocks.
+
+        Args:
+            table: all block ids of the sequence by logical number, int64.
+            rows: first row in the step, and the one behind the last.
+        """
+        num_blocks = -(-chunk.end // self.block_size)
+        parts: list[Tensor] = []
+        at = lost = 0
+        for first, end in dict(chunk.hidden_ranges).get(self.group.id, ()):
+            parts.append(table[at:first])
+            at, lost = end, lost + end - first
+        blocks = torch.cat([*parts, table[at:num_blocks]]) if parts else table[:num_blocks]
+        return SequenceSpan(rows[0], rows[1], chunk.start - lost * self.block_size, 0, blocks)
+
+
+class PrunedMetadataBuilder(ViewMetadataBuilder):
+    """Builds metadata, and prunes when a step is done."""
+
+    def __init__(self, group: Group, block_size: int, layers: Mapping[int, LayerPool] | None = None) -> None:
+        super().__init__(group, block_size)
+        self._pruner = None if layers is None else Pruner(group, layers)
+
+    def span(self, chunk: Chunk, table: Tensor, rows: tuple[int, int]) -> SequenceSpan:
+        span = super().span(chunk, table, rows)
+        if not chunk.prunes or self._pruner is None:
+            return span
+        return self._pruner.watched(span)
+
+    def finish(self, chunks: Sequence[Chunk], own: AttentionMetadata) -> None:
+        for chunk, span in zip(chunks, own.spans, strict=True):
+            for prune in chunk.prunes:
+                if prune.group == self.group.id:
+                    assert self._pruner is not None
+                    self._pruner.prune(prune, span)
