@@ -10,6 +10,8 @@ from kvchat.engine.api.view import VIEWS, View, is_view, parse_view
 from kvchat.errors import ConfigError
 
 EXACT = "exact"
+NAMES: dict[str, None] = dict.fromkeys(CACHE_FORMATS)
+"""Of the forms that keys or values may have; `register_form` adds to them."""
 _RANGE = re.compile(r"(\d{1,9})(?:\s*-\s*(\d{1,9}))?")
 
 
@@ -143,6 +145,6 @@ def _side(text: str) -> tuple[str, str]:
 
 
 def _name(text: str) -> str:
-    if text not in CACHE_FORMATS:
-        raise ConfigError(f"cache format '{text}' is unknown; use {', '.join((*CACHE_FORMATS, *VIEWS))}")
+    if text not in NAMES:
+        raise ConfigError(f"cache format '{text}' is unknown; use {', '.join((*NAMES, *VIEWS))}")
     return text

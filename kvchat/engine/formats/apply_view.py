@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from kvchat.engine.api.view import SHADOW, WINDOW, View
-from kvchat.engine.formats.latent.spec import LatentSpec
 from kvchat.engine.formats.pruned.spec import PrunedSpec
 from kvchat.engine.formats.shadow.settings import LEAST_WIDTH
 from kvchat.engine.formats.shadow.spec import ShadowSpec
@@ -33,11 +32,11 @@ def viewed_groups(groups: Sequence[Group], view: View, block_size: int) -> tuple
 
 
 def _require_parts(specs: dict[int, CacheSpec], view: View) -> None:
-    latent = next((layer for layer, spec in specs.items() if isinstance(spec, LatentSpec)), None)
+    latent = next((layer for layer, spec in specs.items() if not spec.keeps_heads), None)
     if latent is not None:
         raise ConfigError(
             f"cache format '{view}' keeps parts of keys and values, and layer {latent} of this model keeps "
-            "latents (MLA), one for all its heads; use --cache-format fp8 or exact"
+            f"none of its heads' ({specs[latent].kind}); use --cache-format exact"
         )
     if all(spec.max_visible is not None for spec in specs.values()):
         raise ConfigError(

@@ -173,6 +173,19 @@ class CacheSpec(ABC):
         )
 
 
+@dataclass(frozen=True, slots=True)
+class StoredLayer:
+    """What is stored of one layer.
+
+    Args:
+        spec: what its tokens are written to.
+        derived: what is made of its full blocks, in a group of its own; None: they stay as they are.
+    """
+
+    spec: CacheSpec
+    derived: CacheSpec | None = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
     """Layers with the same spec; they share block tables and a pool.

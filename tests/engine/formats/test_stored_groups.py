@@ -94,7 +94,9 @@ def test_a_layer_that_is_not_there_is_refused() -> None:
 @pytest.mark.parametrize("code", ["int8", "int4", "int2"])
 def test_latents_have_no_form_but_fp8(code: str) -> None:
     """Trap 20."""
-    with pytest.raises(ConfigError, match=r"no form for latents \(MLA\)"):
+    with pytest.raises(
+        ConfigError, match=r"no form for layer 0 of this model \(latent\); use --cache-format fp8 or exact"
+    ):
         stored_groups([group_of(LATENT)], code, P)
     mixed = group_layers({0: LATENT, 1: FULL})
     assert [group.spec.kind for group in stored_groups(mixed, "fp8", P)] == ["latent fp8", "recent", "fp8"]

@@ -3,7 +3,9 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
+from kvchat.engine.api.cache_format import SideFormat
 from kvchat.engine.formats.latent.spec import LatentSpec
+from kvchat.engine.formats.spec import CacheSpec, StoredLayer
 from kvchat.engine.kernels.fp8_record import Fp8Record
 
 
@@ -20,3 +22,20 @@ class Fp8LatentSpec(LatentSpec):
     @property
     def record(self) -> Fp8Record:
         return Fp8Record(self.rank, self.rope_dim)
+
+
+def fp8_layer(spec: CacheSpec, form: SideFormat, block_size: int) -> StoredLayer:
+    """Return what is stored of a latent layer in 8 bits."""
+    assert isinstance(spec, LatentSpec)
+    record = Fp8Record(spec.rank, spec.rope_dim)
+    return StoredLayer(
+        Fp8LatentSpec(
+            num_kv_heads=1,
+            head_dim_k=record.num_bytes,
+            head_dim_v=0,
+            dtype="U8",
+            rank=spec.rank,
+            rope_dim=spec.rope_dim,
+            rope_layout=spec.rope_layout,
+        )
+    )

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from kvchat.engine.api.cache_format import SideFormat
 from kvchat.engine.formats.full.spec import FullSpec
-from kvchat.engine.formats.spec import CacheSpec, Group, Lifetime
+from kvchat.engine.formats.spec import CacheSpec, Group, Lifetime, StoredLayer
 from kvchat.engine.kernels.attention_sizes import KernelSizes
 from kvchat.engine.kernels.quantized_record import Code, QuantizedRecord, num_quantized
 
@@ -92,6 +93,21 @@ class QuantizedSpec(CacheSpec):
     def kernel_sizes(self, num_heads: int, nope_dim: int | None, block_size: int) -> KernelSizes | None:
         sizes = self.attention_sizes(num_heads, block_size)
         return replace(sizes, codes=(self.key_code, self.value_code))
+
+
+def quantized_layer(spec: CacheSpec, form: SideFormat, block_size: int) -> StoredLayer:
+    """Return what is stored of a full layer in a quantized form."""
+    heads = {"num_kv_heads": spec.num_kv_heads, "head_dim_k": spec.head_dim_k, "head_dim_v": spec.head_dim_v}
+    return StoredLayer(
+        ResidualSpec(**heads, dtype=spec.dtype, block_size=block_size),
+        QuantizedSpec(
+            **heads,
+            dtype="U8",
+            key_code=Code(form.key),
+            value_code=Code(form.value),
+            block_size=block_size,
+        ),
+    )
 
 
 def exact_twins(groups: Sequence[Group]) -> tuple[Group, ...]:
