@@ -12,7 +12,7 @@ from torch import Tensor
 
 from kvchat.engine.api.ids import GroupId, SequenceId
 from kvchat.engine.formats.spec import CacheSpec, Group
-from kvchat.engine.kernels.paged_attention.args import Prepared, SequenceSpan
+from kvchat.engine.kernels.paged_attention.args import KVPair, Prepared, SequenceSpan
 from kvchat.engine.kernels.paged_attention.native import span_table
 from kvchat.engine.sequences.batch_plan import Chunk
 
@@ -67,6 +67,27 @@ class AttentionMetadata:
             moved.append(self.spans[number].moved(start))
             start = moved[-1].q_end
         return AttentionMetadata(slots=self.slots[index], spans=moved, prepared=span_table(moved))
+
+
+@dataclass(frozen=True, slots=True)
+class LayerStep:
+    """One layer's part in a step.
+
+    Args:
+        layer: that asks: the pool's own, or one that borrows from it.
+        query: [T, H, D_k].
+        new: keys [T, H_kv, D_k] and values [T, H_kv, D_v]; of layers that keep latents, these [T, 1, R] and
+            rope keys [T, 1, d_r].
+        groups: the metadata of each group.
+        stores: whether the new keys and values are to be stored.
+    """
+
+    layer: int
+    query: Tensor
+    new: KVPair
+    call: AttentionCall
+    groups: Mapping[GroupId, AttentionMetadata]
+    stores: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from kvchat.engine.api.ids import GroupId
-from kvchat.engine.formats.attention import AttentionCall, AttentionMetadata, LayerPool
+from kvchat.engine.formats.attention import AttentionCall, AttentionMetadata, LayerPool, LayerStep
 from kvchat.engine.formats.fp8_latent.attend import Fp8LatentAttention
 from kvchat.engine.formats.fp8_latent.codec import Fp8LatentCodec
 from kvchat.engine.formats.fp8_latent.spec import Fp8LatentSpec
@@ -129,6 +129,5 @@ class PagedAttention:
             key, value: [T, H_kv, D]; of layers that keep latents, these and rope keys.
         """
         own = self._borrowed.get(layer, layer)
-        return self._layers[own].attend(
-            layer, query, KVPair(key, value), call, self.step, stores=own == layer
-        )
+        step = LayerStep(layer, query, KVPair(key, value), call, self.step, own == layer)
+        return self._layers[own].attend(step)

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kvchat.engine.api.ids import GroupId, SequenceId
-from kvchat.engine.formats.attention import AttentionCall, AttentionMetadata, LayerPool, Step
+from kvchat.engine.api.ids import SequenceId
+from kvchat.engine.formats.attention import AttentionMetadata, LayerPool, LayerStep, Step
 from kvchat.engine.formats.spec import Group
 from kvchat.engine.kernels.paged_attention import paged_attention, prepare
 from kvchat.engine.kernels.paged_attention.args import AttentionArgs, KVPair, SequenceSpan, StepTables
@@ -29,56 +29,29 @@ class FullAttention:
     def __init__(self, pool: LayerPool) -> None:
         self.pool = pool
 
-    def attend(
-        self,
-        layer: int,
-        query: Tensor,
-        new: KVPair,
-        call: AttentionCall,
-        step: Mapping[GroupId, AttentionMetadata],
-        *,
-        stores: bool,
-    ) -> Tensor:
-        """Return [T, H, D_v].
-
-        Args:
-            layer: that asks: the pool's own, or one that borrows from it.
-            query: [T, H, D_k].
-            new: keys [T, H_kv, D_k] and values [T, H_kv, D_v] of the step's tokens.
-            step: the metadata of each group.
-            stores: whether the new keys and values are to be stored.
-        """
-        own = step[self.pool.group]
-        if stores:
-            self.store(new, own.slots)
-        return self.attention(layer, query, new, self.args(query, call, own), step, stores=stores)
+    def attend(self, step: LayerStep) -> Tensor:
+        """Store the new keys and values and return [T, H, D_v]."""
+        own = step.groups[self.pool.group]
+        if step.stores:
+            self.store(step.new, own.slots)
+        scaling = step.call.scaling
+        args = AttentionArgs(
+            spans=own.spans,
+            prepared=own.prepared,
+            softmax_scale=step.query.shape[2] ** -0.5 if scaling is None else scaling,
+            window=self.pool.spec.window,
+            chunk=self.pool.spec.chunk,
+            softcap=step.call.softcap,
+            sinks=step.call.sinks,
+        )
+        return self.attention(step, args)
 
     def store(self, new: KVPair, slots: Tensor) -> None:
         store_kv(new.keys, new.values, self.pool.keys, self.pool.values, slots)
 
-    def args(self, query: Tensor, call: AttentionCall, own: AttentionMetadata) -> AttentionArgs:
-        return AttentionArgs(
-            spans=own.spans,
-            prepared=own.prepared,
-            softmax_scale=query.shape[2] ** -0.5 if call.scaling is None else call.scaling,
-            window=self.pool.spec.window,
-            chunk=self.pool.spec.chunk,
-            softcap=call.softcap,
-            sinks=call.sinks,
-        )
-
-    def attention(
-        self,
-        layer: int,
-        query: Tensor,
-        new: KVPair,
-        args: AttentionArgs,
-        step: Mapping[GroupId, AttentionMetadata],
-        *,
-        stores: bool,
-    ) -> Tensor:
-        """Return [T, H, D_v] once the new tokens are stored; see `attend`."""
-        return paged_attention(query, self.pool.keys, self.pool.values, args)
+    def attention(self, step: LayerStep, args: AttentionArgs) -> Tensor:
+        """Return [T, H, D_v] once the new tokens are stored."""
+        return paged_attention(step.query, self.pool.keys, self.pool.values, args)
 
 
 class FullMetadataBuilder:

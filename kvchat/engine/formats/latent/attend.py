@@ -5,14 +5,12 @@ was cut into chunks.
 Source: DeepSeek-V2, arXiv 2405.04434.
 """
 
-from collections.abc import Mapping
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from kvchat.engine.api.ids import GroupId
-from kvchat.engine.formats.attention import AttentionCall, AttentionMetadata, LayerPool
+from kvchat.engine.formats.attention import LayerPool, LayerStep
 from kvchat.engine.formats.full.attend import FullAttention
 from kvchat.engine.kernels.fp8_record import Fp8Record
 from kvchat.engine.kernels.latent_attention import latent_attention
@@ -45,34 +43,20 @@ class LatentAttention(FullAttention):
         super().__init__(pool)
         self._projection = projection
 
-    def attend(
-        self,
-        layer: int,
-        query: Tensor,
-        new: KVPair,
-        call: AttentionCall,
-        step: Mapping[GroupId, AttentionMetadata],
-        *,
-        stores: bool,
-    ) -> Tensor:
-        """Store the new latents and return [T, H, d_v].
-
-        Args:
-            query: [T, H, d_n + d_r].
-            new: latents [T, 1, R] and rope keys [T, 1, d_r].
-        """
-        own = step[self.pool.group]
-        self.store(new, own.slots)
-        assert call.scaling is not None, "the scale of latent attention follows from no shape"
+    def attend(self, step: LayerStep) -> Tensor:
+        """Store the new latents and return [T, H, d_v]; queries are [T, H, d_n + d_r]."""
+        own = step.groups[self.pool.group]
+        self.store(step.new, own.slots)
+        assert step.call.scaling is not None, "the scale of latent attention follows from no shape"
         args = LatentArgs(
             spans=own.spans,
-            softmax_scale=call.scaling,
+            softmax_scale=step.call.scaling,
             k_up=self._projection.k_up,
             v_up=self._projection.v_up,
             record=self.record,
             prepared=own.prepared if isinstance(own.prepared, StepTables) else None,
         )
-        return latent_attention(query, self.pool.keys, args)
+        return latent_attention(step.query, self.pool.keys, args)
 
     def store(self, new: KVPair, slots: Tensor) -> None:
         rows = torch.cat(new, dim=2)

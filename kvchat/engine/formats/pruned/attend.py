@@ -10,33 +10,23 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from kvchat.engine.api.ids import GroupId
-from kvchat.engine.formats.attention import AttentionMetadata, LayerPool, Step
+from kvchat.engine.formats.attention import AttentionMetadata, LayerPool, LayerStep, Step
 from kvchat.engine.formats.full.attend import FullAttention, FullMetadataBuilder
 from kvchat.engine.formats.pruned.pruner import Pruner
 from kvchat.engine.formats.spec import Group
 from kvchat.engine.kernels.paged_attention import prepare
-from kvchat.engine.kernels.paged_attention.args import AttentionArgs, KVPair, SequenceSpan
+from kvchat.engine.kernels.paged_attention.args import AttentionArgs, SequenceSpan
 from kvchat.engine.sequences.batch_plan import Chunk
 
 
 class PrunedAttention(FullAttention):
     """Attention of one layer, which shows its queries to whoever is going to prune by them."""
 
-    def attention(
-        self,
-        layer: int,
-        query: Tensor,
-        new: KVPair,
-        args: AttentionArgs,
-        step: Mapping[GroupId, AttentionMetadata],
-        *,
-        stores: bool,
-    ) -> Tensor:
+    def attention(self, step: LayerStep, args: AttentionArgs) -> Tensor:
         for span in args.spans:
             if span.watch is not None:
-                span.watch.take(layer, query[span.q_start : span.q_end], args)
-        return super().attention(layer, query, new, args, step, stores=stores)
+                span.watch.take(step.layer, step.query[span.q_start : span.q_end], args)
+        return super().attention(step, args)
 
 
 class ViewMetadataBuilder(FullMetadataBuilder):

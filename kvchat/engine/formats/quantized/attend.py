@@ -1,13 +1,12 @@
 """Attention where recent blocks are exact and older ones quantized: a step quantizes what it makes old."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from kvchat.engine.api.ids import GroupId
-from kvchat.engine.formats.attention import AttentionMetadata, LayerPool, Step
+from kvchat.engine.formats.attention import AttentionMetadata, LayerPool, LayerStep, Step
 from kvchat.engine.formats.full.attend import FullAttention, FullMetadataBuilder
 from kvchat.engine.formats.quantized.spec import QuantizedSpec
 from kvchat.engine.kernels.paged_attention.args import AttentionArgs, KVPair, StepTables
@@ -46,20 +45,11 @@ class ResidualAttention(FullAttention):
         self._old_group = pool.derived.group
         self._old_pool = quantized_pool(pool.derived)
 
-    def attention(
-        self,
-        layer: int,
-        query: Tensor,
-        new: KVPair,
-        args: AttentionArgs,
-        step: Mapping[GroupId, AttentionMetadata],
-        *,
-        stores: bool,
-    ) -> Tensor:
-        old, pools = old_blocks(step[self._old_group]), KVPair(self.pool.keys, self.pool.values)
-        if stores:
+    def attention(self, step: LayerStep, args: AttentionArgs) -> Tensor:
+        old, pools = old_blocks(step.groups[self._old_group]), KVPair(self.pool.keys, self.pool.values)
+        if step.stores:
             quantize_blocks(*pools, self._old_pool, old)
-        return quantized_attention(query, pools, self._old_pool, args, old)
+        return quantized_attention(step.query, pools, self._old_pool, args, old)
 
 
 class QuantizedMetadataBuilder(FullMetadataBuilder):

@@ -1,13 +1,13 @@
 """Attention where some sequences look at what is before them through shadows of their blocks."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from kvchat.engine.api.ids import GroupId, SequenceId
-from kvchat.engine.formats.attention import AttentionMetadata, Step
+from kvchat.engine.api.ids import SequenceId
+from kvchat.engine.formats.attention import AttentionMetadata, LayerStep, Step
 from kvchat.engine.formats.full.attend import FullAttention, FullMetadataBuilder
 from kvchat.engine.formats.shadow.shadows import Shadows
 from kvchat.engine.formats.spec import Group
@@ -20,26 +20,17 @@ from kvchat.engine.sequences.batch_plan import Chunk
 class ShadowAttention(FullAttention):
     """Attention of one layer whose blocks may lie in host memory."""
 
-    def attention(
-        self,
-        layer: int,
-        query: Tensor,
-        new: KVPair,
-        args: AttentionArgs,
-        step: Mapping[GroupId, AttentionMetadata],
-        *,
-        stores: bool,
-    ) -> Tensor:
+    def attention(self, step: LayerStep, args: AttentionArgs) -> Tensor:
         exact = [span for span in args.spans if span.shadow is None]
         if len(exact) == len(args.spans):
-            return self._over_blocks(query, args)
-        out = self._over_blocks(query, replace(args, spans=exact, prepared=None))
+            return self._over_blocks(step.query, args)
+        out = self._over_blocks(step.query, replace(args, spans=exact, prepared=None))
         pools = KVPair(self.pool.keys, self.pool.values)
         for span in args.spans:
             if span.shadow is not None:
                 rows = slice(span.q_start, span.q_end)
-                own = KVPair(new.keys[rows], new.values[rows])
-                out[rows] = span.shadow.attend(layer, query[rows], own, pools, args.softmax_scale)
+                own = KVPair(step.new.keys[rows], step.new.values[rows])
+                out[rows] = span.shadow.attend(step.layer, step.query[rows], own, pools, args.softmax_scale)
         return out
 
     def _over_blocks(self, query: Tensor, args: AttentionArgs) -> Tensor:
