@@ -13,7 +13,7 @@ from benchmarks.clock import Cost, cost_of
 from benchmarks.table import Row
 from kvchat.engine.api.ids import BlockId, RequestId, SequenceId
 from kvchat.engine.cache.block_operations import TableChange
-from kvchat.engine.formats.backends import metadata_builders
+from kvchat.engine.formats.format_table import metadata_builders
 from kvchat.engine.formats.fp8_latent.spec import Fp8LatentSpec
 from kvchat.engine.formats.stored_groups import stored_groups
 from kvchat.engine.forward.activation_memory import peak_bytes

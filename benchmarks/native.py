@@ -19,7 +19,7 @@ from kvchat.engine.kernels.linear import linear as packed_linear
 from kvchat.engine.kernels.native.library import library, why_not
 from kvchat.engine.kernels.paged_attention import native, torch_fallback
 from kvchat.engine.kernels.paged_attention.args import AttentionArgs, SequenceSpan
-from kvchat.engine.kernels.paged_attention.decodes import batch_decodes
+from kvchat.engine.kernels.paged_attention.decode_batches import batch_decodes
 from kvchat.engine.kernels.quantized_linear import linear as quantized_linear
 from kvchat.engine.kernels.quantized_linear import quantize, reference
 from kvchat.engine.kernels.threads import usable_cores

@@ -16,7 +16,7 @@ from benchmarks.table import Row
 from kvchat.engine.api.ids import GroupId, SequenceId
 from kvchat.engine.api.view import View
 from kvchat.engine.formats.attention import AttentionCall, AttentionMetadata
-from kvchat.engine.formats.backends import PagedAttention
+from kvchat.engine.formats.format_table import PagedAttention
 from kvchat.engine.formats.full.spec import FullSpec
 from kvchat.engine.formats.shadow.rotary import Rotary
 from kvchat.engine.formats.shadow.shadows import Shadows

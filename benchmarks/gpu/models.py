@@ -10,7 +10,7 @@ import transformers
 from benchmarks.gpu.stage import Stage
 from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.engine import Engine
-from kvchat.engine.formats.backends import metadata_builders
+from kvchat.engine.formats.format_table import metadata_builders
 from kvchat.engine.forward.decode_graphs import ComputesAnew, DecodeGraphRunner
 from kvchat.engine.forward.layerwise_check import walking_pass
 from kvchat.engine.forward.layerwise_pass import LayerwisePass
@@ -18,7 +18,7 @@ from kvchat.engine.forward.model_route import choose_route
 from kvchat.engine.forward.runner import Runner
 from kvchat.engine.models.fingerprint import Checkpoint
 from kvchat.engine.models.load import LoadedModel
-from kvchat.engine.models.prepare_weights import WeightSource
+from kvchat.engine.models.prepared_weight_files import WeightSource
 from kvchat.engine.sampling.sampler import Sampler
 from kvchat.engine.startup.assembly import assemble
 from kvchat.engine.startup.gpu import can_record, limits_of

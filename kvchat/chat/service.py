@@ -23,7 +23,7 @@ from kvchat.chat.events import Revision as Revision
 from kvchat.chat.events import TextDelta as TextDelta
 from kvchat.chat.events import TurnFinished as TurnFinished
 from kvchat.chat.events import TurnStarted as TurnStarted
-from kvchat.chat.notices import notices_of
+from kvchat.chat.opening_notices import notices_of
 from kvchat.chat.revision import (
     copy_behind,
     cost_of_edit,

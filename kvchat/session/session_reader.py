@@ -2,10 +2,10 @@
 
 from kvchat.errors import SessionNotFound
 from kvchat.session import session_queries
+from kvchat.session.branch_removal_plan import BranchRemoval, plan_removal
 from kvchat.session.database import rows, silent_damage, statements
 from kvchat.session.database.database import Database
 from kvchat.session.database.turn_reader import TurnReader
-from kvchat.session.removal_plan import BranchRemoval, plan_removal
 from kvchat.session.session_queries import SearchHit, SessionSummary
 from kvchat.session.tree import Branch, Session, SessionId, Turn, TurnId
 

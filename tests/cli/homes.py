@@ -3,7 +3,7 @@
 from contextlib import closing
 from pathlib import Path
 
-from kvchat.engine.memory.disk.maintenance import BlockCatalog
+from kvchat.engine.memory.disk.block_catalog import BlockCatalog
 from kvchat.session.store import SessionStore
 from kvchat.session.tree import Session, Turn
 

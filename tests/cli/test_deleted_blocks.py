@@ -13,8 +13,8 @@ from kvchat.chat.conversation import Conversation
 from kvchat.chat.service import Chat
 from kvchat.engine.api.ids import BlockKey, u32le
 from kvchat.engine.api.inspection import InspectionRequest
+from kvchat.engine.memory.disk.block_catalog import BlockCatalog
 from kvchat.engine.memory.disk.index import IndexedBlock
-from kvchat.engine.memory.disk.maintenance import BlockCatalog
 from kvchat.session.tree import path_token_ids
 from tests.cli.secret_home import files_with
 from tests.patience import wait_until

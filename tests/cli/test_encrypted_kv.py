@@ -10,7 +10,7 @@ import pytest
 from kvchat.app import unlock
 from kvchat.app.config import read_settings
 from kvchat.engine.api.ids import u32le
-from kvchat.engine.memory.disk.maintenance import BlockCatalog
+from kvchat.engine.memory.disk.block_catalog import BlockCatalog
 from tests.cli.command_line import Run
 from tests.cli.secret_home import CHEAP, Give, files_with
 

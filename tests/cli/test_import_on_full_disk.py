@@ -12,8 +12,8 @@ import pytest
 from kvchat.app.config import Settings, read_settings
 from kvchat.app.open_store import open_store
 from kvchat.app.retention.session_removal import SessionService
+from kvchat.cli.commands.transfer.bundle_compatibility import Agreement
 from kvchat.cli.commands.transfer.import_ import BundleFile, Imported, Importer
-from kvchat.cli.commands.transfer.import_agreement import Agreement
 from kvchat.cli.main import run
 from kvchat.cli.output.streams import Status
 from kvchat.engine.memory.disk.io import SYSTEM, SystemFiles

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from kvchat.engine.memory.disk.maintenance import BlockCatalog
+from kvchat.engine.memory.disk.block_catalog import BlockCatalog
 from kvchat.session.store import SessionStore
 
 pytestmark = [pytest.mark.cpu, pytest.mark.slow]

@@ -14,12 +14,12 @@ from transformers.cache_utils import DynamicCache
 
 from kvchat.engine.api.ids import BlockId, RequestId, SequenceId
 from kvchat.engine.cache.block_operations import TableChange
-from kvchat.engine.formats.backends import PagedAttention, metadata_builders
+from kvchat.engine.formats.format_table import PagedAttention, metadata_builders
 from kvchat.engine.formats.latent.spec import LatentSpec
 from kvchat.engine.formats.stored_groups import stored_groups
 from kvchat.engine.forward.activation_memory import peak_bytes
-from kvchat.engine.forward.model_passes import PackedPass
 from kvchat.engine.forward.model_route import Route, choose_route
+from kvchat.engine.forward.packed_and_sequence_pass import PackedPass
 from kvchat.engine.forward.runner import ForwardPass, Runner
 from kvchat.engine.kernels.latent_attention import torch_fallback
 from kvchat.engine.memory.device_pool import DevicePool

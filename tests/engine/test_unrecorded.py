@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from kvchat.engine.api.config import EngineConfig
-from kvchat.engine.formats.full.gather_cache import GatherCache
+from kvchat.engine.formats.full.transformers_cache import TransformersCache
 from kvchat.engine.formats.spec import Group
 from kvchat.engine.forward.decode_graphs import ComputesAnew, DecodeGraphRunner, Limits
-from kvchat.engine.forward.model_passes import SequencePass
+from kvchat.engine.forward.packed_and_sequence_pass import SequencePass
 from kvchat.engine.forward.runner import ForwardPass
 from kvchat.engine.memory.device_pool import DevicePool
-from kvchat.engine.models.prepare_weights import WeightSource
+from kvchat.engine.models.prepared_weight_files import WeightSource
 from kvchat.engine.startup.gpu import can_record, unrecorded, why_not
 from kvchat.engine.startup.weights import load_candidate
 from tests.engine.conftest import TinyModels
@@ -33,7 +33,7 @@ def model(
     groups = candidate.served.groups
     pool = DevicePool(groups, {group.id: 4 for group in groups}, BLOCK_SIZE, CPU)
     if one_by_one:
-        return SequencePass(candidate.loaded.module, GatherCache(pool.layers)), groups
+        return SequencePass(candidate.loaded.module, TransformersCache(pool.layers)), groups
     return candidate.served.make_pass(pool), groups
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.engine.memory.disk.maintenance import BlockCatalog
+from kvchat.engine.memory.disk.block_catalog import BlockCatalog
 from kvchat.platform import sqlite_connections
 from kvchat.session.store import SessionStore
 

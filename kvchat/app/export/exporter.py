@@ -17,7 +17,7 @@ from kvchat.session.bundle.block_layout import BundleRegion
 from kvchat.session.bundle.manifest import BundleBranch, BundleModel, Manifest
 from kvchat.session.bundle.session_blocks import session_blocks
 from kvchat.session.bundle.writer import SourceBlock, Written, new_file, write_bundle
-from kvchat.session.kv.references import chain_root
+from kvchat.session.kv.usable_blocks import chain_root
 from kvchat.session.store import SessionStore
 from kvchat.session.tree import Branch, Session, Turn
 from kvchat.text.figures import bytes_text, plural

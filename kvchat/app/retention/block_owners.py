@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from kvchat.app.config import Settings
 from kvchat.app.retention.session_removal import SessionService, by_size, is_referenced
+from kvchat.engine.memory.disk.block_catalog import BlockCatalog
 from kvchat.engine.memory.disk.index import DiskUsage, IndexedBlock
-from kvchat.engine.memory.disk.maintenance import BlockCatalog
 from kvchat.session.packs import PackStore
 
 _NOBODY = "no session"

@@ -13,7 +13,7 @@ from kvchat.app.open_store import open_store
 from kvchat.app.retention.block_owners import holders
 from kvchat.app.retention.session_removal import SessionService
 from kvchat.app.unlock import opens_unasked
-from kvchat.engine.memory.disk.maintenance import BlockCatalog
+from kvchat.engine.memory.disk.block_catalog import BlockCatalog
 from kvchat.engine.models.checkpoints.prepared import blocks_limit
 from kvchat.errors import EngineFailed, KvchatError
 from kvchat.session.tree import Session, SessionId

@@ -11,7 +11,7 @@ from kvchat.engine.memory.disk.io import SYSTEM, SystemFiles
 from kvchat.engine.memory.disk.pinned_blocks import used_views
 from kvchat.engine.memory.disk.store import DiskStore
 from kvchat.engine.models.checkpoints.prepared import elsewhere
-from kvchat.session.kv.references import References, references, runs_of
+from kvchat.session.kv.usable_blocks import References, references, runs_of
 from kvchat.session.store import SessionStore
 from kvchat.session.tree import Session, Turn
 

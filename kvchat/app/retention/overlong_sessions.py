@@ -8,11 +8,11 @@ from itertools import takewhile
 from kvchat.app.config import Settings
 from kvchat.app.open_store import open_store, short_id
 from kvchat.engine.api.ids import chain_keys
-from kvchat.engine.memory.disk.maintenance import BlockCatalog
+from kvchat.engine.memory.disk.block_catalog import BlockCatalog
 from kvchat.engine.models.checkpoints.prepared import blocks_limit
 from kvchat.errors import KvchatError
-from kvchat.session.kv.references import chain_root
 from kvchat.session.kv.stored_paths import leaf_paths
+from kvchat.session.kv.usable_blocks import chain_root
 from kvchat.session.store import SessionStore
 from kvchat.session.tree import Session
 from kvchat.text.figures import bytes_text

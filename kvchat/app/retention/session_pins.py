@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 from kvchat.errors import KvchatError, PinRefused
 from kvchat.platform.encryptor import Encryptor
 from kvchat.session.kv.provenance import origin_of
-from kvchat.session.kv.references import References, chain_root, runs_of
+from kvchat.session.kv.usable_blocks import References, chain_root, runs_of
 from kvchat.session.store import SessionStore
 from kvchat.session.tree import SessionId
 from kvchat.text.figures import bytes_text
 
 if TYPE_CHECKING:
     from kvchat.engine.api.ids import BlockKey
-    from kvchat.engine.memory.disk.maintenance import BlockCatalog
+    from kvchat.engine.memory.disk.block_catalog import BlockCatalog
 
 log = logging.getLogger(__name__)
 
@@ -117,7 +117,7 @@ class SessionPins:
 
     def _catalog(self) -> "BlockCatalog":
         # Imported by whoever pins: a list of sessions is to be there at once.
-        from kvchat.engine.memory.disk.maintenance import BlockCatalog
+        from kvchat.engine.memory.disk.block_catalog import BlockCatalog
 
         return BlockCatalog(self._cache_dir, encryptor=self._encryptor)
 

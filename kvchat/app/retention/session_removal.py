@@ -11,15 +11,15 @@ from kvchat.app.retention.session_pins import SessionPins, pin_names
 from kvchat.engine.api.config import EngineConfig
 from kvchat.errors import EngineFailed, SessionNotFound, StorageError
 from kvchat.platform.encryptor import Encryptor
-from kvchat.session.kv.references import References, add_turns
-from kvchat.session.removal_plan import BranchRemoval
+from kvchat.session.branch_removal_plan import BranchRemoval
+from kvchat.session.kv.usable_blocks import References, add_turns
 from kvchat.session.store import Outcome, SessionStore
 from kvchat.session.tree import Branch, SessionId, Turn, TurnId, Verification
 from kvchat.text.figures import bytes_text, plural
 
 if TYPE_CHECKING:
+    from kvchat.engine.memory.disk.block_catalog import BlockCatalog
     from kvchat.engine.memory.disk.index import IndexedBlock
-    from kvchat.engine.memory.disk.maintenance import BlockCatalog
 
 
 _BLOCK_SIZE = EngineConfig().block_size
@@ -193,7 +193,7 @@ class SessionService(SessionStore):
 
     def _catalog(self) -> "BlockCatalog":
         # Imported by whoever removes: a list of sessions is to be there at once.
-        from kvchat.engine.memory.disk.maintenance import BlockCatalog
+        from kvchat.engine.memory.disk.block_catalog import BlockCatalog
 
         return BlockCatalog(self._cache_dir, encryptor=self._encryptor)
 

@@ -10,8 +10,8 @@ from kvchat.app.config import Settings
 from kvchat.app.interface_types import KvOnDisk
 from kvchat.app.retention.session_removal import SessionService
 from kvchat.engine.api.ids import BlockKey, u32le
+from kvchat.engine.memory.disk.block_catalog import BlockCatalog
 from kvchat.engine.memory.disk.index import IndexedBlock
-from kvchat.engine.memory.disk.maintenance import BlockCatalog
 from kvchat.session.session_queries import SessionSummary
 from kvchat.session.tree import SessionId
 

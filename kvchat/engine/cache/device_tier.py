@@ -9,9 +9,9 @@ from functools import partial
 
 from kvchat.engine.api.ids import BlockId, BlockKey, GroupId
 from kvchat.engine.api.snapshot import Tier
+from kvchat.engine.cache.block_holders import BlockHolders
 from kvchat.engine.cache.block_operations import Demote
 from kvchat.engine.cache.block_pool import BlockPool
-from kvchat.engine.cache.block_references import BlockReferences
 from kvchat.engine.cache.eviction import Eviction, make_order
 from kvchat.engine.cache.host_tier import HostTier
 from kvchat.engine.cache.integrity import check_holders, check_index, check_sequence
@@ -47,7 +47,7 @@ class DeviceTier:
         """Grows whenever a transfer begins, lets go of a block or has one landed."""
         self._standing_alone = {group.id for group in groups if group.spec.stands_alone}
         self.block_bytes = {group.id: group.block_bytes(block_size) for group in groups}
-        self.references = BlockReferences()
+        self.references = BlockHolders()
         self.pools = {
             group: BlockPool(
                 count,

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from kvchat.engine.api.ids import GroupId, SequenceId
 from kvchat.engine.cache.block_operations import TableChange
-from kvchat.engine.formats.backends import metadata_builders
+from kvchat.engine.formats.format_table import metadata_builders
 from kvchat.engine.formats.spec import Group
 from kvchat.engine.forward.activation_memory import peak_bytes
 from kvchat.engine.forward.cuda_graphs import GraphReserve

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from kvchat.engine.formats.attention import AttentionCall
-from kvchat.engine.formats.backends import PagedAttention
+from kvchat.engine.formats.format_table import PagedAttention
 from kvchat.engine.formats.quantized.spec import exact_twins
 from kvchat.engine.formats.spec import Group
 from kvchat.engine.forward.fused_pass import FusedLayers, FusedPass, FusedPools, most_short

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from kvchat.engine.formats.attention import AttentionCall, AttentionMetadata
-from kvchat.engine.formats.backends import PagedAttention
+from kvchat.engine.formats.format_table import PagedAttention
 from kvchat.engine.formats.spec import Group
-from kvchat.engine.forward.model_passes import PackedPass
+from kvchat.engine.forward.packed_and_sequence_pass import PackedPass
 from kvchat.engine.forward.runner import InputBatch
 from kvchat.engine.kernels.paged_attention import prepare
 from kvchat.engine.kernels.paged_attention.args import SequenceSpan

@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from kvchat.engine.formats.backends import PagedAttention
-from kvchat.engine.formats.full.gather_cache import GatherCache
+from kvchat.engine.formats.format_table import PagedAttention
+from kvchat.engine.formats.full.transformers_cache import TransformersCache
 from kvchat.engine.formats.spec import Group, group_layers
-from kvchat.engine.forward.model_passes import PackedPass, SequencePass
+from kvchat.engine.forward.packed_and_sequence_pass import PackedPass, SequencePass
 from kvchat.engine.forward.runner import ForwardPass
 from kvchat.engine.forward.self_check import require_own_logits
 from kvchat.engine.forward.self_check_cache import SelfCheckCache, name_of
@@ -132,4 +132,4 @@ def _by_cache(loaded: LoadedModel) -> ModelPlan:
     module = loaded.module
     set_implementation(module, OWN_ATTENTION)
     groups = group_layers(probe_gathered_layers(module).specs)
-    return ModelPlan(Route.CACHE, groups, lambda pool: SequencePass(module, GatherCache(pool.layers)))
+    return ModelPlan(Route.CACHE, groups, lambda pool: SequencePass(module, TransformersCache(pool.layers)))

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from kvchat.engine.api.ids import BlockId, RequestId, SequenceId
 from kvchat.engine.cache.block_operations import TableChange
-from kvchat.engine.formats.backends import metadata_builders
+from kvchat.engine.formats.format_table import metadata_builders
 from kvchat.engine.formats.spec import Group
 from kvchat.engine.forward.runner import ForwardPass, Runner
 from kvchat.engine.memory.device_pool import DevicePool

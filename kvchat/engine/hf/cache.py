@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from kvchat.engine.api.ids import GroupId
 from kvchat.engine.formats.attention import AttentionMetadata
-from kvchat.engine.formats.full.gather_cache import GatherCache
+from kvchat.engine.formats.full.transformers_cache import TransformersCache
 from kvchat.engine.hf.batch_rows import BatchRows
 from kvchat.engine.hf.blocks import HFBlocks
 from kvchat.errors import InvalidRequest
@@ -23,7 +23,7 @@ _PER_TOKEN = ("position_ids", "token_type_ids")
 """Arguments with an entry for each token that is computed."""
 
 
-class HFCache(GatherCache):
+class HFCache(TransformersCache):
     """The keys and values of one text, or of several in one call, in blocks that others share.
 
     Args:

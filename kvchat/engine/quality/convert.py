@@ -15,11 +15,11 @@ import torch
 from kvchat.engine.api.cache_format import EXACT, parse_cache_format
 from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.api.ids import BlockId, GroupId
-from kvchat.engine.formats.backends import codec_of
+from kvchat.engine.formats.format_table import codec_of
 from kvchat.engine.formats.spec import Group
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.models.load import choose_device
-from kvchat.engine.models.prepare_weights import WeightSource
+from kvchat.engine.models.prepared_weight_files import WeightSource
 from kvchat.engine.startup.weights import Candidate, fingerprint_of, groups_in, load_candidate
 from kvchat.errors import ConfigError
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from kvchat.engine.api.ids import GroupId, RequestId
-from kvchat.engine.formats.backends import codec_of
+from kvchat.engine.formats.format_table import codec_of
 from kvchat.engine.formats.spec import Group
 from kvchat.engine.sequences.batch_plan import Batch, Chunk
 from kvchat.engine.sequences.sequence import Sequence

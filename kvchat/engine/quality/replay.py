@@ -15,7 +15,7 @@ from torch import Tensor
 from kvchat.engine.api.ids import BlockId, GroupId, RequestId, SequenceId
 from kvchat.engine.api.namespace import Namespace
 from kvchat.engine.cache.block_operations import Prune, TableChange
-from kvchat.engine.formats.backends import Resources, codec_of, metadata_builders
+from kvchat.engine.formats.format_table import Resources, codec_of, metadata_builders
 from kvchat.engine.formats.pool_sizing import window_blocks
 from kvchat.engine.formats.shadow.shadows import Shadows
 from kvchat.engine.formats.spec import Group, Selection

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kvchat.engine.api.ids import BlockKey, GroupId, block_key, u32le
-from kvchat.engine.formats.backends import codec_of
+from kvchat.engine.formats.format_table import codec_of
 from kvchat.engine.formats.full.codec import Codec, relative
 from kvchat.engine.formats.spec import CacheSpec, Group
 from kvchat.engine.memory.device_pool import TORCH_DTYPES

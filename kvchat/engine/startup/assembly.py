@@ -16,7 +16,7 @@ from kvchat.engine.cache.device_tier import DeviceTier
 from kvchat.engine.cache.eviction import Eviction
 from kvchat.engine.cache.host_tier import HostTier
 from kvchat.engine.cache.manager import CacheManager
-from kvchat.engine.formats.backends import Resources, metadata_builders
+from kvchat.engine.formats.format_table import Resources, metadata_builders
 from kvchat.engine.formats.pool_sizing import host_places, pool_blocks
 from kvchat.engine.formats.shadow.memory import ShadowedMemory, divided, in_host_memory, making_bytes
 from kvchat.engine.formats.shadow.shadows import Shadows
@@ -45,7 +45,7 @@ from kvchat.engine.memory.tier_mover import Mover
 from kvchat.engine.models.latent import projections
 from kvchat.engine.models.linear.packed import pack_linears
 from kvchat.engine.models.load import LoadedModel, choose_device
-from kvchat.engine.models.prepare_weights import WeightSource, check_weights
+from kvchat.engine.models.prepared_weight_files import WeightSource, check_weights
 from kvchat.engine.models.probing.rotaries import layer_rotaries
 from kvchat.engine.sampling.sampler import Sampler
 from kvchat.engine.sampling.speculative.ngram_proposer import NgramProposer

@@ -20,7 +20,7 @@ from torch import nn
 from kvchat.engine.api.config import Capacity, PoolCapacity
 from kvchat.engine.api.ids import BlockId, GroupId, RequestId, SequenceId
 from kvchat.engine.cache.block_operations import TableChange
-from kvchat.engine.formats.backends import metadata_builders
+from kvchat.engine.formats.format_table import metadata_builders
 from kvchat.engine.formats.pool_sizing import least_blocks
 from kvchat.engine.formats.spec import Group
 from kvchat.engine.forward.activation_memory import Allocation, layer_parts, peak_bytes

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from kvchat.engine.api.ids import BlockKey, block_key, from_u32le, root_key
 from kvchat.engine.memory.disk.bundle_block_store import BundleBlockStore
 from kvchat.session.bundle.writer import SourceBlock
-from kvchat.session.kv.references import Run, runs_of
+from kvchat.session.kv.usable_blocks import Run, runs_of
 from kvchat.session.tree import Turn
 
 

@@ -9,7 +9,7 @@ import torch
 
 from kvchat.engine.api.ids import BlockId, RequestId, SequenceId
 from kvchat.engine.cache.block_operations import TableChange
-from kvchat.engine.formats.backends import metadata_builders
+from kvchat.engine.formats.format_table import metadata_builders
 from kvchat.engine.forward.activation_memory import peak_bytes
 from kvchat.engine.forward.cuda_graphs import GraphReserve
 from kvchat.engine.forward.decode_graphs import ComputesAnew, DecodeGraphRunner, Limits

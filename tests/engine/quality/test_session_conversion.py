@@ -11,8 +11,8 @@ import pytest
 
 from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.api.ids import BlockKey, GroupId, root_key
+from kvchat.engine.memory.disk.block_catalog import BlockCatalog, IsReferenced
 from kvchat.engine.memory.disk.bundle_block_store import BundleBlockStore
-from kvchat.engine.memory.disk.maintenance import BlockCatalog, IsReferenced
 from kvchat.engine.memory.disk.store import DiskStore
 from kvchat.engine.quality.convert import RUN_LEN, Converter, load_exact
 from kvchat.engine.quality.session_conversion import Conversion

@@ -66,7 +66,7 @@ def refuse_other_model(pack: Pack, chat: "Chat") -> None:
 def keep_again(pack: Pack, settings: Settings) -> None:
     """See that a pack's blocks are kept, also where the cache was deleted since it was made."""
     # Imported by whoever uses a pack: all other questions begin without it.
-    from kvchat.engine.memory.disk.maintenance import BlockCatalog
+    from kvchat.engine.memory.disk.block_catalog import BlockCatalog
 
     with closing(BlockCatalog(settings.paths.cache_dir, encryptor=settings.engine.encryptor)) as catalog:
         if not catalog.is_kept(pack.id):

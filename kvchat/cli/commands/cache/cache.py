@@ -15,8 +15,8 @@ from kvchat.cli.output.streams import Output, as_json, tell_path, written_as_jso
 from kvchat.cli.parser.options import ListOptions, RemoteKeyFile, RemoteUrl
 from kvchat.cli.parser.shell_completion import complete_session
 from kvchat.cli.parser.typer_parameters import Argument, Option, option_class
+from kvchat.engine.memory.disk.block_catalog import BlockCatalog
 from kvchat.engine.memory.disk.index import DiskUsage, WrittenBytes
-from kvchat.engine.memory.disk.maintenance import BlockCatalog
 from kvchat.engine.models.checkpoints.prepared import PREPARED_DIR, prepared_bytes
 from kvchat.errors import StorageError, UsageError
 from kvchat.platform.encryptor import Encryptor

@@ -26,7 +26,7 @@ from kvchat.cli.output.signals import StopRequested, StopSignals
 from kvchat.cli.output.streams import Output, Status, as_json
 from kvchat.cli.parser.options import EngineOptions, Files, Json, Ndjson, NoAttach
 from kvchat.cli.parser.typer_parameters import Argument, Option, option_class
-from kvchat.engine.memory.disk.maintenance import BlockCatalog
+from kvchat.engine.memory.disk.block_catalog import BlockCatalog
 from kvchat.engine.models.checkpoints.prepared import blocks_limit
 from kvchat.errors import PinRefused, StorageError, UsageError
 from kvchat.session.packs import Pack, new_pack_id

@@ -12,7 +12,7 @@ from kvchat.cli.output.streams import Output, Status, as_json, written_as_json
 from kvchat.cli.parser.options import ListOptions
 from kvchat.cli.parser.shell_completion import complete_pack
 from kvchat.cli.parser.typer_parameters import Argument, option_class
-from kvchat.engine.memory.disk.maintenance import BlockCatalog
+from kvchat.engine.memory.disk.block_catalog import BlockCatalog
 from kvchat.session.packs import Pack, PackStore
 from kvchat.text.figures import bytes_text, count_text
 from kvchat.text.fit_text import one_line

@@ -35,8 +35,8 @@ from kvchat.engine.memory.disk.bundle_block_store import BundleBlockStore
 from kvchat.engine.memory.disk.pinned_blocks import used_views
 from kvchat.errors import CacheError, StorageError, UsageError
 from kvchat.session.kv.provenance import origin_of
-from kvchat.session.kv.references import References
 from kvchat.session.kv.stored_paths import PathBlock, blocks_on, leaf_paths
+from kvchat.session.kv.usable_blocks import References
 from kvchat.session.tree import Session, Turn, Verdict, Verification
 from kvchat.text.figures import plural
 

@@ -14,7 +14,7 @@ from typing import Annotated
 from kvchat.app.config import Settings
 from kvchat.app.open_store import open_store, short_id
 from kvchat.app.retention.open_block_store import open_block_store
-from kvchat.cli.commands.transfer.import_agreement import Agreement, agree
+from kvchat.cli.commands.transfer.bundle_compatibility import Agreement, agree
 from kvchat.cli.output.streams import Output, Status, written_as_json
 from kvchat.cli.parser.options import CacheFormat, Dtype, ListOptions, NoKv
 from kvchat.cli.parser.typer_parameters import Argument, Option, option_class

@@ -22,7 +22,7 @@ from kvchat.engine.kernels.decoder_layers.args import (
     StepRows,
 )
 from kvchat.engine.kernels.linear.native import TYPES
-from kvchat.engine.kernels.linear.packed_layout import packed_layout
+from kvchat.engine.kernels.linear.packed_layout_probe import packed_layout
 from kvchat.engine.kernels.linear.widened_layout import BLOCK, InterleavedWeight
 from kvchat.engine.kernels.native.library import Library, fields, library
 from kvchat.engine.kernels.quantized_attention.native import RecordSide, addresses_of, side_of

@@ -12,7 +12,7 @@ from kvchat.engine.kernels.health import HEALTH
 from kvchat.engine.kernels.native.library import library
 from kvchat.engine.kernels.paged_attention import native, static_shapes, torch_fallback
 from kvchat.engine.kernels.paged_attention.args import AttentionArgs, Prepared, SequenceSpan, StepTables
-from kvchat.engine.kernels.paged_attention.decodes import batch_decodes
+from kvchat.engine.kernels.paged_attention.decode_batches import batch_decodes
 from kvchat.engine.kernels.paged_attention.step_tables import check_tables, step_tables
 
 OPERATION = "attention"

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from kvchat.engine.kernels.paged_attention.args import AttentionArgs, DecodeBatch, Decodes, SequenceSpan
-from kvchat.engine.kernels.paged_attention.decodes import batch_decodes
+from kvchat.engine.kernels.paged_attention.decode_batches import batch_decodes
 
 PIECE_LEN = 512
 """Most queries whose scores exist at one time."""

@@ -11,7 +11,7 @@ import pytest
 from kvchat.app.config import read_settings
 from kvchat.app.open_store import open_store, short_id, short_ids
 from kvchat.app.retention.session_removal import SessionService
-from kvchat.engine.memory.disk.maintenance import BlockCatalog
+from kvchat.engine.memory.disk.block_catalog import BlockCatalog
 from kvchat.session.store import SessionStore, new_turn_id
 from kvchat.session.tree import Finish, Role, Session, Turn
 from tests.cli.command_line import Run

@@ -13,7 +13,7 @@ from kvchat.app.open_store import open_store
 from kvchat.cli.commands.sessions import convert
 from kvchat.cli.output.streams import Status
 from kvchat.engine.api.ids import block_key, root_key
-from kvchat.engine.memory.disk.maintenance import BlockCatalog
+from kvchat.engine.memory.disk.block_catalog import BlockCatalog
 from kvchat.engine.quality.convert import Converter, load_exact
 from kvchat.errors import SessionNotFound
 from kvchat.session.kv.provenance import Origin, new_origin, origin_of

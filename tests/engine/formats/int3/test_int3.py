@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from kvchat.engine.api import cache_format
-from kvchat.engine.formats.backends import Backend, register_backend
+from kvchat.engine.formats.format_table import Backend, register_backend
 from kvchat.engine.formats.full.spec import FullSpec
 from kvchat.engine.formats.stored_groups import register_form
 from tests.engine.formats.conformance import Promises, Row, StoringPromises, TravellingPromises

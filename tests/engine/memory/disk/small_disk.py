@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager, closing
 from pathlib import Path
 
 from kvchat.engine.cache.eviction import Eviction
-from kvchat.engine.memory.disk.maintenance import BlockCatalog
+from kvchat.engine.memory.disk.block_catalog import BlockCatalog
 from kvchat.engine.memory.disk.store import DiskStore
 from tests.engine.memory.chains import (
     BLOCK_SIZE,

@@ -10,9 +10,9 @@ from time import time
 
 import pytest
 
+from kvchat.engine.memory.disk.block_catalog import BlockCatalog
 from kvchat.engine.memory.disk.block_encryption import DiskKey
 from kvchat.engine.memory.disk.io import SystemFiles
-from kvchat.engine.memory.disk.maintenance import BlockCatalog
 from kvchat.engine.memory.disk.pinned_blocks import PinnedBlocks
 from kvchat.engine.models.fingerprint import digest_of
 from kvchat.engine.models.fingerprint_inputs import recall, remember

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from kvchat.engine.memory.disk.block_catalog import BlockCatalog
 from kvchat.engine.memory.disk.io import SystemFiles
-from kvchat.engine.memory.disk.maintenance import BlockCatalog
 from kvchat.errors import BlockDamaged, StorageError
 from tests.engine.memory.chains import (
     FULL,

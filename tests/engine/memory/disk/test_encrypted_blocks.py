@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from kvchat.engine.api.ids import u32le
+from kvchat.engine.memory.disk.block_catalog import BlockCatalog
 from kvchat.engine.memory.disk.block_encryption import EncryptedBlocks
-from kvchat.engine.memory.disk.maintenance import BlockCatalog
 from kvchat.engine.memory.disk.store import DiskStore
 from kvchat.errors import BlockDamaged, BlockMissing
 from kvchat.platform.encryptor import DecryptionFailed, Encryptor

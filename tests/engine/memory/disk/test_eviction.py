@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.engine.memory.disk.maintenance import BlockCatalog
+from kvchat.engine.memory.disk.block_catalog import BlockCatalog
 from kvchat.errors import StorageError
 from tests.engine.memory.chains import FULL, Block
 from tests.engine.memory.disk.small_disk import Disk, MakeDisk, conversation

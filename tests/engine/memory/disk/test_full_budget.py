@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kvchat.engine.cache.eviction import Eviction
-from kvchat.engine.memory.disk.maintenance import BlockCatalog
+from kvchat.engine.memory.disk.block_catalog import BlockCatalog
 from kvchat.engine.memory.disk.store import DiskStore
 from kvchat.engine.memory.disk.write_queue import BlockWriter
 from tests.engine.memory.chains import (

@@ -11,7 +11,7 @@ from random import Random
 
 import pytest
 
-from kvchat.engine.memory.disk.maintenance import BlockCatalog
+from kvchat.engine.memory.disk.block_catalog import BlockCatalog
 from kvchat.engine.memory.disk.store import DiskStore
 from tests.damage import flipped
 from tests.engine.memory.chains import (

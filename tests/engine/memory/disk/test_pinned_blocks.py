@@ -8,8 +8,8 @@ from time import time
 import pytest
 
 from kvchat.engine.api.ids import BlockKey
+from kvchat.engine.memory.disk.block_catalog import BlockCatalog
 from kvchat.engine.memory.disk.block_encryption import DiskKey
-from kvchat.engine.memory.disk.maintenance import BlockCatalog
 from kvchat.engine.memory.disk.pinned_blocks import PinnedBlocks
 from kvchat.errors import StorageError
 from tests.engine.memory.chains import FINGERPRINT, FULL, chain, open_store, put_blocks, write_all

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from kvchat.engine.memory.disk.block_catalog import BlockCatalog
 from kvchat.engine.memory.disk.io import Identity, SystemFiles
-from kvchat.engine.memory.disk.maintenance import BlockCatalog
 from kvchat.errors import StorageError
 from tests.engine.memory.chains import (
     BLOCK_SIZE,

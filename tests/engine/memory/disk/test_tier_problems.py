@@ -8,7 +8,7 @@ from time import monotonic
 import pytest
 
 from kvchat.engine.api.snapshot import Tier
-from kvchat.engine.memory.disk.maintenance import BlockCatalog
+from kvchat.engine.memory.disk.block_catalog import BlockCatalog
 from kvchat.engine.models.checkpoints.prepared import PREPARED_DIR
 from kvchat.engine.tiering.save_policy import TAIL_INTERVAL_S
 from tests.engine.conftest import OpenEngine, TinyModels

@@ -6,7 +6,7 @@ import pytest
 
 from kvchat.engine.api.ids import BlockKey
 from kvchat.engine.engine import Engine
-from kvchat.engine.memory.disk.maintenance import BlockCatalog
+from kvchat.engine.memory.disk.block_catalog import BlockCatalog
 from tests.engine.conftest import TinyModels
 from tests.engine.tiny_models import answer, open_engine, token_ids
 

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kvchat.engine.formats.backends import PagedAttention
-from kvchat.engine.formats.full.gather_cache import GatherCache
+from kvchat.engine.formats.format_table import PagedAttention
+from kvchat.engine.formats.full.transformers_cache import TransformersCache
 from kvchat.engine.forward.runner import InputBatch
 from kvchat.engine.kernels.paged_attention.args import SequenceSpan
 from kvchat.engine.models.cache_stand_ins import PackedPast
@@ -50,7 +50,7 @@ class PackedPass:
 class SequencePass:
     """One pass for each sequence of the row, for models that attend by themselves to what a cache returns."""
 
-    def __init__(self, module: nn.Module, cache: GatherCache) -> None:
+    def __init__(self, module: nn.Module, cache: TransformersCache) -> None:
         self.device = next(module.parameters()).device
         self._module = module
         self._cache = cache

@@ -18,7 +18,7 @@ from kvchat.engine.kernels.paged_attention.args import SequenceSpan
 from kvchat.engine.kernels.store_kv import store_kv
 
 
-class GatherCache(Cache):
+class TransformersCache(Cache):
     """Stands in for transformers' cache of one sequence; `begin` says which."""
 
     def __init__(self, layers: Mapping[int, LayerPool]) -> None:

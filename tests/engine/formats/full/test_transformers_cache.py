@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from kvchat.engine.formats.attention import AttentionMetadata
-from kvchat.engine.formats.full.gather_cache import GatherCache
 from kvchat.engine.formats.full.spec import FullSpec
+from kvchat.engine.formats.full.transformers_cache import TransformersCache
 from kvchat.engine.formats.spec import group_layers
 from kvchat.engine.kernels.paged_attention.args import SequenceSpan
 from kvchat.engine.memory.device_pool import DevicePool
@@ -28,7 +28,7 @@ def slots(blocks: list[int], start: int, end: int) -> torch.Tensor:
 def test_two_sequences_in_steps_get_back_what_each_has_given() -> None:
     groups = group_layers({0: SPEC})
     pool = DevicePool(groups, {groups[0].id: 6}, BLOCK_SIZE, torch.device("cpu"))
-    cache = GatherCache(pool.layers)
+    cache = TransformersCache(pool.layers)
     tables = [[4, 1, 3], [0, 5, 2]]
     given = [keys_and_values(10), keys_and_values(7)]
     for cuts in ((0, 5), (0, 3)), ((5, 6), (3, 7)), ((6, 10), (7, 7)):

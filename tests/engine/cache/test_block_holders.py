@@ -3,8 +3,8 @@
 import pytest
 
 from kvchat.engine import usage_snapshot
+from kvchat.engine.cache.block_holders import BlockHolders
 from kvchat.engine.cache.block_pool import BlockPool
-from kvchat.engine.cache.block_references import BlockReferences
 from tests.engine.cache.caches import Cache, full_group, sliding_group
 from tests.engine.cache.counting import counted_calls
 
@@ -62,7 +62,7 @@ def test_asking_for_a_long_sequence_costs_no_more_than_for_a_short_one() -> None
     for length in (8, 400):
         cache = Cache(full_group(), sliding_group(5), num_blocks=128)
         cache.manager.fork(cache.computed(range(length)))
-        with counted_calls(BlockPool.count, BlockReferences.num_held, BlockReferences.num_shared) as calls:
+        with counted_calls(BlockPool.count, BlockHolders.num_held, BlockHolders.num_shared) as calls:
             usages(cache)
         num_calls.append(calls.total())
     assert num_calls[0] == num_calls[1]

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from kvchat.engine.api.ids import BlockKey
+from kvchat.engine.memory.disk.block_catalog import BlockCatalog
 from kvchat.engine.memory.disk.index import DiskUsage
-from kvchat.engine.memory.disk.maintenance import BlockCatalog
 from tests.engine.memory.chains import (
     FINGERPRINT,
     FULL,

@@ -14,7 +14,7 @@ from kvchat.engine.sequences.sequence import Sequence
 Place = tuple[SequenceId, GroupId]
 
 
-class BlockReferences:
+class BlockHolders:
     """Holders of blocks by sequence. Every operation is O(holders of one block)."""
 
     def __init__(self) -> None:

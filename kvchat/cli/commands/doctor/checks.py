@@ -1,0 +1,397 @@
+"""Checks that `kvchat doctor` makes, one after the other. They change nothing."""
+
+import platform
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import asdict, dataclass, field, replace
+from enum import StrEnum
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from os import W_OK, X_OK, access
+from pathlib import Path
+from shutil import disk_usage
+from stat import S_IMODE
+
+from kvchat.app.config import Settings
+from kvchat.app.model_location import located
+from kvchat.app.unlock import PassphraseMissing, key_in_use, unlocked
+from kvchat.cli.commands.cache.cache import disk_state
+from kvchat.cli.commands.models import describe, hub_cache, installed_models
+from kvchat.engine.api.config import Capacity, EngineInfo
+from kvchat.engine.api.snapshot import Tier
+from kvchat.engine.memory.disk.block_encryption import encryption_of
+from kvchat.engine.memory.rates import Direction
+from kvchat.engine.models.locate import STARTER
+from kvchat.engine.tiering.persisted_rates import last_moves
+from kvchat.errors import KvchatError, StorageError
+from kvchat.platform.key_file import key_path
+from kvchat.platform.paths import Paths
+from kvchat.session.database.backups import damaged_copies
+from kvchat.text.figures import bytes_text, count_text, plural
+
+_PACKAGES = ("kvchat", "torch", "transformers", "tokenizers", "safetensors", "textual")
+_EXTRAS = {
+    "peft": "LoRA adapters: pip install 'kvchat[lora]'",
+    "cryptography": "encryption on disk: pip install 'kvchat[encryption]'",
+    "keyring": "its key in the system's keyring: pip install 'kvchat[encryption]'",
+    "triton": "kernels for NVIDIA GPUs: comes with torch on Linux",
+}
+_LITTLE_BYTES = 2**30
+_SHORT_FINGERPRINT = 12
+
+
+class CheckState(StrEnum):
+    """`LOOK`: it works, and there is something to do about it."""
+
+    OK = "ok"
+    LOOK = "look"
+    BROKEN = "broken"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckResult:
+    """What one check has found.
+
+    Args:
+        lines: for people; the first one says it all.
+        advice: what to do; None where all is well.
+        values: the same for programs.
+        exit_code: with which the command ends if this is broken.
+    """
+
+    name: str
+    lines: tuple[str, ...]
+    state: CheckState = CheckState.OK
+    advice: str | None = None
+    values: dict[str, object] = field(default_factory=dict)
+    exit_code: int = 0
+
+
+_VERBS = {Direction.LOAD: "reads", Direction.STORE: "writes"}
+
+
+def disk_speed(cache_dir: Path) -> CheckResult:
+    """Say how fast blocks came from the disk and went there, as earlier processes have measured it."""
+    moves = last_moves(cache_dir)
+    rates = {
+        verb: 1 / moves[Tier.DISK, direction]
+        for direction, verb in _VERBS.items()
+        if (Tier.DISK, direction) in moves
+    }
+    words = ", ".join(f"{verb} {bytes_text(round(rate))}/s" for verb, rate in rates.items())
+    return CheckResult(
+        name="disk speed",
+        lines=(f"{words}, as blocks moved" if words else "not measured yet: it is while blocks are moved",),
+        values={f"{verb}_bytes_per_s": rates.get(verb) for verb in _VERBS.values()},
+    )
+
+
+def model_cache() -> CheckResult:
+    """Say which models need no network: those in the cache of Hugging Face's libraries."""
+    found = [describe(name, path, 0) for name, path in installed_models() if name != STARTER]
+    num_bytes, num_broken = sum(one.num_bytes for one in found), sum(one.problem is not None for one in found)
+    broken = f"; {num_broken} cannot be loaded, `kvchat models` says why" if num_broken else ""
+    return CheckResult(
+        name="hub cache",
+        lines=(f"{hub_cache()}, {plural(len(found), 'model')}, {bytes_text(num_bytes)}{broken}",),
+        values={"path": str(hub_cache()), "num_models": len(found)}
+        | {"num_bytes": num_bytes, "num_broken": num_broken},
+    )
+
+
+def find_encryption(settings: Settings) -> tuple[CheckResult, Settings | None]:
+    """Say what is encrypted; return the settings with the key too, None where it was not to be had."""
+    try:
+        key = key_in_use(settings.paths)
+        if key is None:
+            return _finding("conversations and KV are in the clear", encrypted=False), settings
+        words = f"conversations and KV are encrypted, {key_path(settings.paths.data_dir)}"
+        try:
+            opened = unlocked(settings, may_ask=False)
+        except PassphraseMissing:
+            return _finding(f"{words}; not opened: no passphrase was given", encrypted=True), None
+    except KvchatError as error:
+        broken = _finding("the key does not open", encrypted=True, advice=str(error), state=CheckState.BROKEN)
+        return broken, None
+    if left := damaged_copies(settings.paths.sessions_db):
+        advice = f"damaged databases that were kept may be in the clear; remove {', '.join(map(str, left))}"
+        return _finding(f"{words}; it opens", encrypted=True, advice=advice, state=CheckState.LOOK), opened
+    return _finding(f"{words}; it opens", encrypted=True), opened
+
+
+def _finding(
+    line: str, *, encrypted: bool, advice: str | None = None, state: CheckState = CheckState.OK
+) -> CheckResult:
+    return CheckResult(
+        name="encryption",
+        lines=(line,),
+        state=state,
+        advice=advice,
+        values={"encrypted": encrypted},
+        exit_code=0 if state is not CheckState.BROKEN else 3,
+    )
+
+
+def all_checks(settings: Settings, *, load_model: bool) -> Iterator[CheckResult]:
+    yield _versions()
+    yield from _machine(settings.paths)
+    for name, directory in (
+        ("data", settings.paths.data_dir),
+        ("cache", settings.paths.cache_dir),
+        ("state", settings.paths.state_dir),
+        ("runtime", settings.paths.runtime_dir),
+    ):
+        yield _directory(name, directory)
+    yield _sessions(settings.paths.sessions_db)
+    encryption, opened = find_encryption(settings)
+    yield encryption
+    if opened is not None:
+        yield _store(opened)
+    yield disk_speed(settings.paths.cache_dir)
+    yield model_cache()
+    yield from (_extra(package, gives) for package, gives in _EXTRAS.items())
+    if load_model:
+        yield from _model(settings)
+
+
+def _versions() -> CheckResult:
+    known = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            known[package] = version(package)
+        except PackageNotFoundError:
+            known[package] = "not installed"
+    return CheckResult(
+        name="versions", lines=(", ".join(" ".join(item) for item in known.items()),), values={**known}
+    )
+
+
+def _compiled(paths: Paths) -> Iterator[CheckResult]:
+    """Yield what is known of layers that are compiled for a GPU, and what finding it out has cost."""
+    from kvchat.engine.forward.compile_choice import known_choices
+
+    choices = [*known_choices(paths.cache_dir).values()]
+    if choices:
+        yield CheckResult(
+            name="compiled layers",
+            lines=tuple(choice.in_words() for choice in choices),
+            values={"compiled_layers": [_without_nothing(asdict(choice)) for choice in choices]},
+        )
+
+
+def _without_nothing(values: dict[str, object]) -> dict[str, object]:
+    """Return the values without a problem that there is not."""
+    return {name: value for name, value in values.items() if name != "problem" or value}
+
+
+def _machine(paths: Paths) -> Iterator[CheckResult]:
+    from kvchat.engine.kernels.machine_report import this_machine
+
+    machine = this_machine()
+    has = ", ".join((f"torch uses {machine.instructions}", *machine.features))
+    yield CheckResult(
+        name="processor",
+        lines=(
+            f"{machine.processor}, {plural(machine.num_cores, 'core')} for this process",
+            f"{has}; {machine.kernels}",
+        ),
+        values={"processor": machine.processor, "num_cores": machine.num_cores}
+        | {"instructions": machine.instructions, "features": list(machine.features)}
+        | {"kernels": machine.kernels},
+    )
+    yield CheckResult(
+        name="gpu",
+        lines=(machine.gpu,),
+        state=CheckState.OK if machine.gpu_advice is None else CheckState.LOOK,
+        advice=machine.gpu_advice,
+        values={"kernels": machine.gpu},
+    )
+    yield from _compiled(paths)
+    for device in machine.devices:
+        of = "" if device.total_bytes is None else f" of {bytes_text(device.total_bytes)}"
+        has_room = device.free_bytes >= _LITTLE_BYTES
+        yield CheckResult(
+            name="device",
+            lines=(f"{device.name}: {device.description}, {bytes_text(device.free_bytes)}{of} free",),
+            state=CheckState.OK if has_room else CheckState.LOOK,
+            advice=None if has_room else "there is little memory: end other programs, or take a small model",
+            values={"device": device.name, "description": device.description}
+            | {"free_bytes": device.free_bytes, "total_bytes": device.total_bytes},
+        )
+
+
+def _directory(name: str, directory: Path) -> CheckResult:
+    """Look at a directory, or where it does not exist yet at the one it will be made in."""
+    present = next(place for place in (directory, *directory.parents) if place.exists())
+    free = disk_usage(present).free
+    is_there = present == directory
+    mode = S_IMODE(directory.stat().st_mode) if is_there else None
+    words = f"{directory}, {f'mode {mode:04o}' if mode is not None else 'made when it is needed'}"
+    finding = CheckResult(
+        name=name,
+        lines=(f"{words}, {bytes_text(free)} free",),
+        values={"path": str(directory), "mode": None if mode is None else f"{mode:04o}", "free_bytes": free},
+    )
+    if not present.is_dir() or not access(present, W_OK | X_OK):
+        advice = f"{present} cannot be written: change its owner, or choose another place with KVCHAT_HOME"
+        return replace(finding, state=CheckState.BROKEN, advice=advice, exit_code=StorageError.exit_code)
+    if mode is not None and mode & 0o077:
+        return replace(
+            finding, state=CheckState.LOOK, advice=f"others can look into it: chmod 700 {directory}"
+        )
+    if free < _LITTLE_BYTES:
+        return replace(finding, state=CheckState.LOOK, advice="the disk is nearly full: free some space")
+    return finding
+
+
+def _sessions(path: Path) -> CheckResult:
+    """Ask SQLite whether the database of conversations holds together; nothing is written."""
+    if not path.exists():
+        return CheckResult(name="sessions", lines=("none yet",), values={"path": str(path), "bytes": 0})
+    values: dict[str, object] = {"path": str(path), "bytes": path.stat().st_size}
+    try:
+        with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as database:
+            problem = database.execute("PRAGMA quick_check(1)").fetchone()[0]
+    except sqlite3.Error as error:
+        problem = str(error)
+    line = f"{path}, {bytes_text(path.stat().st_size)}"
+    if problem == "ok":
+        return CheckResult(name="sessions", lines=(line,), values=values)
+    return CheckResult(
+        name="sessions",
+        lines=(f"{line}: {problem}",),
+        state=CheckState.BROKEN,
+        advice=f"keep a copy of {path.parent}; a copy of the database that kvchat made may lie beside it",
+        values=values | {"problem": problem},
+        exit_code=StorageError.exit_code,
+    )
+
+
+def _store(settings: Settings) -> CheckResult:
+    """Say what is kept on disk, and how much of it was found damaged."""
+    cache_dir = settings.paths.cache_dir
+    state = disk_state(cache_dir, settings.engine.encryptor)
+    usages = (state.usages or {}).values()
+    num_blocks, num_bytes = sum(one.num_blocks for one in usages), sum(one.num_bytes for one in usages)
+    quarantine = encryption_of(settings.engine.encryptor).home(cache_dir) / "quarantine"
+    num_damaged = len(list(quarantine.iterdir())) if quarantine.is_dir() else 0
+    limit = settings.engine.disk_bytes
+    of_limit = "" if limit is None else f" of {bytes_text(limit)}"
+    finding = CheckResult(
+        name="blocks",
+        lines=(
+            f"{count_text(num_blocks)} on disk, {bytes_text(num_bytes)}{of_limit}, {num_damaged} damaged",
+        ),
+        values={"num_blocks": num_blocks, "num_bytes": num_bytes, "num_damaged": num_damaged}
+        | {"limit_bytes": limit},
+    )
+    if state.problem is not None:
+        return replace(
+            finding, state=CheckState.BROKEN, advice=state.problem, exit_code=StorageError.exit_code
+        )
+    if num_damaged:
+        advice = f"look whether the disk fails; what was damaged is in {quarantine} and may be deleted"
+        return replace(finding, state=CheckState.LOOK, advice=advice)
+    return finding
+
+
+def _extra(package: str, gives: str) -> CheckResult:
+    is_there = find_spec(package) is not None
+    return CheckResult(
+        name="extra",
+        lines=(f"{package} {'is there' if is_there else 'is not there'} ({gives})",),
+        values={"package": package, "present": is_there, "gives": gives},
+    )
+
+
+def _model(settings: Settings) -> Iterator[CheckResult]:
+    """Load the model as a chat would, without a disk tier, and say what it is and what fits."""
+    from kvchat.engine import Engine
+
+    try:
+        location = located(settings, settings.model)
+        engine = Engine.load(str(location.path), replace(settings.engine, cache_dir=None))
+    except KvchatError as error:
+        yield CheckResult(
+            name="model",
+            lines=(settings.model,),
+            state=CheckState.BROKEN,
+            advice=str(error),
+            values={"model": settings.model},
+            exit_code=error.exit_code,
+        )
+        return
+    try:
+        yield _model_finding(settings.model, engine.info)
+        yield from _refused_kernels()
+        if engine.info.capacity is not None:
+            yield _capacity_finding(engine.info.capacity, engine.info)
+    finally:
+        engine.close()
+
+
+def _refused_kernels() -> Iterator[CheckResult]:
+    """Yield which kernels the model turned out to compute without: they are tried as it is loaded."""
+    from kvchat.engine.kernels.health import HEALTH
+
+    if HEALTH.problems:
+        yield CheckResult(
+            name="gpu kernels",
+            lines=tuple(f"not used for {name}: {problem}" for name, problem in HEALTH.problems.items()),
+            state=CheckState.LOOK,
+            advice="answers are right and slower; a newer driver, torch or triton may help",
+            values={"refused": dict(HEALTH.problems)},
+        )
+
+
+def _model_finding(name: str, info: EngineInfo) -> CheckResult:
+    from kvchat.engine.kernels.machine_report import num_threads
+
+    threads = num_threads()
+    return CheckResult(
+        name="model",
+        lines=(
+            f"{name} in {info.model_dir}",
+            f"fingerprint {info.fingerprint[:_SHORT_FINGERPRINT]}, runs by its {info.route}, {info.dtype} on "
+            f"{info.device} with {plural(threads, 'thread')}",
+            f"decodes by {_layers_text(info)}",
+            f"{count_text(info.max_context)} tokens of context",
+        ),
+        values={"model": name, "model_dir": info.model_dir, "fingerprint": info.fingerprint}
+        | {"route": str(info.route), "dtype": info.dtype, "device": info.device, "unfused": info.unfused}
+        | {"unrecorded": info.unrecorded}
+        | {"max_context": info.max_context, "threads": threads},
+    )
+
+
+def _layers_text(info: EngineInfo) -> str:
+    layers = "fused layers" if info.unfused is None else f"its own layers: {info.unfused}"
+    if not info.device.startswith("cuda"):
+        return layers
+    if info.unrecorded is None:
+        return f"{layers}; steps are recorded"
+    return f"{layers}; steps are not recorded, which makes answers slower: {info.unrecorded}"
+
+
+def _capacity_finding(capacity: Capacity, info: EngineInfo) -> CheckResult:
+    """Say what memory holds, as measured when the model was loaded."""
+    is_enough = capacity.max_concurrency >= 1
+    pools = tuple(
+        f"{pool.kind}: {plural(pool.num_blocks, 'block')}, {pool.max_concurrency:.1f} conversations"
+        for pool in capacity.pools
+    )
+    line = (
+        f"{count_text(capacity.num_tokens)} tokens in {plural(capacity.num_blocks, 'block')} of "
+        f"{bytes_text(capacity.device_bytes)}, {capacity.max_concurrency:.1f} conversations of full length; "
+        f"a step takes {bytes_text(capacity.activation_bytes)} beside them"
+    )
+    return CheckResult(
+        name="capacity",
+        lines=(line, *pools),
+        state=CheckState.OK if is_enough else CheckState.LOOK,
+        advice=None
+        if is_enough
+        else f"a conversation of {info.max_context:,} tokens does not fit: give more with --kv-device-bytes",
+        values=asdict(capacity),
+    )
