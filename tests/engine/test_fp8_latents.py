@@ -34,7 +34,7 @@ def test_a_token_takes_one_record_per_layer(model_dir: Path, open_engine: OpenEn
 def test_other_codes_are_refused_with_the_reason(
     model_dir: Path, cache_format: str, open_engine: OpenEngine
 ) -> None:
-    with pytest.raises(ConfigError, match=r"no form for latents \(MLA\), which layer 0 .* fp8 or exact"):
+    with pytest.raises(ConfigError, match=r"no form for layer 0 of this model \(latent\); .* fp8 or exact"):
         open_engine(model_dir, cache_format=cache_format)
 
 

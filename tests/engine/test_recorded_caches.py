@@ -57,7 +57,7 @@ def tell(engine: Engine, runner: RecordingRunner) -> Told:
 
 def compare(model_dir: Path, cache_format: str) -> AheadRunner:
     engine, runner = open_ahead(model_dir, cache_format=cache_format)
-    assert can_record(runner._inner._forward, runner._inner._groups)
+    assert can_record(runner._inner._forward, engine._manager.groups)
     found, wanted = tell(engine, runner), tell(*open_recorded(model_dir, cache_format=cache_format))
     for mine, theirs in zip(found.logits, wanted.logits, strict=True):
         assert torch.allclose(mine, theirs, atol=1e-3, rtol=1e-3)

@@ -142,7 +142,7 @@ def test_what_cannot_be_measured_is_refused_with_the_reason(gauge_of: OpenGauge)
         gauge.measure(a_text(), ["int7"])
     with pytest.raises(ContextOverflow):
         gauge.measure(Text((1,) * 10**5, (1,)), ["int8"])
-    with pytest.raises(ConfigError, match="no form for latents"):
+    with pytest.raises(ConfigError, match="no form for layer 0"):
         gauge_of("V3").measure(a_text(), ["int4"])
     many = MOST_ROWS // 64 + 2
     with pytest.raises((UsageError, ContextOverflow)):
