@@ -91,7 +91,8 @@ def test_an_aside_that_is_left_leaves_no_block_and_no_token(kvchat: Kvchat) -> N
     assert not files_with(paths.data_dir.parent, *doomed)
 
 
-def test_a_session_that_another_process_deletes_is_not_saved_again(kvchat: Kvchat) -> None:
+@pytest.mark.parametrize("is_left", [True, False], ids=["left first", "still open"])
+def test_a_session_that_another_process_deletes_is_not_saved_again(kvchat: Kvchat, is_left: bool) -> None:
     chat = kvchat.load(None, None)
     conversation = talk(chat)
     wait_until_saved(kvchat, conversation)
@@ -99,7 +100,8 @@ def test_a_session_that_another_process_deletes_is_not_saved_again(kvchat: Kvcha
     with closing(open_store(read_settings())) as other:
         other.remove_sessions([conversation.session.id])
     assert not block_files()
-    chat.close(conversation)
+    if is_left:
+        chat.close(conversation)
     kvchat.close()
     assert not block_files()
 
@@ -124,16 +126,6 @@ def test_no_file_of_a_home_holds_a_word_or_a_token_of_what_was_deleted(kvchat: K
         assert not other.still_readable()
         assert files_with(home, b"kept")
     assert len(files) > 5
-
-
-def test_an_engine_that_closes_saves_nothing_for_a_session_that_is_gone(kvchat: Kvchat) -> None:
-    chat = kvchat.load(None, None)
-    conversation = talk(chat)
-    wait_until_saved(kvchat, conversation)
-    with closing(open_store(read_settings())) as other:
-        other.remove_sessions([conversation.session.id])
-    kvchat.close()
-    assert not block_files()
 
 
 def test_what_was_read_ahead_and_never_sent_is_not_saved(kvchat: Kvchat) -> None:

@@ -60,20 +60,6 @@ def test_where_the_model_gains_nothing_it_is_refused_as_clearly_and_nothing_chan
     assert turns_of(home) == before
 
 
-@pytest.mark.parametrize(
-    ("fits_in", "when_full", "found"),
-    [
-        (("int8", "shadow:25%", "int4"), "shadow", "shadow:25%"),
-        (("shadow:25%",), "shadow:2048", "shadow:2048"),
-        ((), "shadow:1024:forced", "shadow:1024:forced"),
-        (("int8", "shadow:25%"), "compress", "int8"),
-        (("int8", "shadow:25%"), "evict", None),
-    ],
-)
-def test_what_was_chosen_is_taken(fits_in: tuple[str, ...], when_full: str, found: str | None) -> None:
-    assert compressed_format(PoolExhausted("full", fits_in), when_full) == found
-
-
 def test_a_shadow_is_not_what_a_nearly_full_disk_is_compressed_to() -> None:
     assert wanted_formats("shadow") == wanted_formats("evict") == ()
     assert wanted_shadow("compress:int4") is None

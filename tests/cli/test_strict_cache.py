@@ -48,26 +48,18 @@ def test_kv_that_is_gone_or_of_another_format_is_refused_and_nothing_is_stored(a
     assert ask("-s", "demo", "and?")[0] == 0
 
 
-def test_a_damaged_block_is_refused_though_it_was_there_before(ask: Run, home: Path) -> None:
-    """It is found out when it is read: the answer is stopped, and not shown."""
-    ask("--new", "demo", DOCUMENT)
-    for file in (home / "cache" / "blocks").rglob("*.safetensors"):
-        flip(file)
-    code, out, _ = ask("--strict-cache", "-s", "demo", "and?")
-    assert code == 7
-    assert json.loads(out)["event"] == "error"
-    assert len(out.splitlines()) == 1
-
-
-def test_several_answers_are_held_to_it_when_blocks_are_read_too(ask: Run, home: Path) -> None:
-    """Damage of a whole block shows only then; the tail's does before."""
+@pytest.mark.parametrize(("words", "has_tail"), [((), False), (("-n", "2"), True)])
+def test_a_damaged_block_is_refused_though_it_was_there_before(
+    words: tuple[str, ...], has_tail: bool, ask: Run, home: Path
+) -> None:
+    """It is found out when it is read: the answer is stopped, and not shown; damage of a tail, before."""
     ask("--new", "demo", DOCUMENT)
     files = list((home / "cache" / "blocks").rglob("*.safetensors"))
     whole_bytes = max(file.stat().st_size for file in files)
     for file in files:
-        if file.stat().st_size == whole_bytes:
+        if file.stat().st_size == whole_bytes or not has_tail:
             flip(file)
-    code, out, _ = ask("--strict-cache", "-n", "2", "-s", "demo", "and?")
+    code, out, _ = ask("--strict-cache", *words, "-s", "demo", "and?")
     assert code == 7
     assert json.loads(out)["event"] == "error"
     assert len(out.splitlines()) == 1

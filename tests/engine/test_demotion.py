@@ -10,8 +10,10 @@ from kvchat.engine.api.ids import SequenceId
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.engine import Engine
+from kvchat.engine.results import Result
 from kvchat.engine.startup.assembly import build_parts
 from kvchat.errors import InvalidRequest, PinRefused, PoolExhausted
+from tests.engine.stepped_reader import Clock
 from tests.engine.tiny_models import (
     answer,
     finish,
@@ -49,13 +51,6 @@ def room_is_wanted(engine: Engine) -> None:
     for seed in range(50, 54):
         engine.generate([token_ids(500, seed)], SamplingParams(max_tokens=1))
         engine.check_integrity()
-
-
-class Clock:
-    now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 def engine_with_clock(model_dir: Path, idle_demote_s: float | None) -> tuple[Engine, Clock]:
@@ -190,3 +185,30 @@ def test_a_system_prompt_survives_a_document_of_three_times_the_pool_unless_age_
         engine.generate([token_ids(150, seed)], SamplingParams(max_tokens=2))
     result = engine.generate([system + token_ids(10, seed=5)], SamplingParams(max_tokens=2))[0]
     assert result.loaded.device == (64 if survives else 0)
+
+
+def test_what_was_put_back_comes_back_from_host_memory_and_not_by_computing(model_dir: Path) -> None:
+    engine = engine_of(model_dir, num_tokens=200, host_tokens=2000, max_batch_tokens=32)
+    first, again = answered_before_and_after_others(engine)
+    assert again.token_ids == first.token_ids
+    assert again.usage.computed_tokens == 1
+    assert again.loaded.host > 0
+    assert again.loaded.total == again.usage.cached_tokens == 99
+    host = engine.snapshot().tier(Tier.HOST)
+    assert host.cached_bytes > 0
+    assert host.total_bytes is not None
+    assert host.cached_bytes <= host.total_bytes <= 2000 * TOKEN_BYTES
+
+
+def test_without_a_host_tier_it_is_computed_again(model_dir: Path) -> None:
+    engine = engine_of(model_dir, num_tokens=200, host_tokens=0, max_batch_tokens=32)
+    _, again = answered_before_and_after_others(engine)
+    assert again.usage.computed_tokens > 50
+    assert again.loaded.host == 0
+
+
+def answered_before_and_after_others(engine: Engine) -> tuple[Result, Result]:
+    """Return the answers to a prompt that is asked again behind two others, as long as it is."""
+    prompts = [token_ids(100, seed=seed) for seed in (1, 2, 3, 1)]
+    results = [engine.generate([prompt], SamplingParams(max_tokens=8))[0] for prompt in prompts]
+    return results[0], results[-1]

@@ -1,20 +1,15 @@
 """What the engine takes, refuses and ends, and that one request never harms another."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from torch import Tensor
 
 from kvchat.engine import Engine, EngineConfig, Request, SamplingParams
 from kvchat.engine.api.events import FinishReason, PrefillProgress, RequestFinished, TokenEmitted
 from kvchat.engine.api.ids import SequenceId
-from kvchat.engine.forward.runner import Runner
-from kvchat.engine.sequences.batch_plan import Batch
-from kvchat.engine.startup.assembly import build_parts
 from kvchat.errors import ContextOverflow, InvalidRequest, PoolExhausted
-from tests.engine.conftest import OpenEngine, OpenRecorded, TinyModels
+from tests.engine.conftest import OpenEngine, TinyModels
 from tests.engine.tiny_models import answer, finish, reference, submit, token_ids
 
 pytestmark = pytest.mark.cpu
@@ -249,34 +244,6 @@ def test_a_session_that_comes_on_screen_overtakes_the_others(
     engine.prioritise(before.request_id, 0)  # finished: ignored
 
 
-# A model that fails
-
-
-class BrokenFor:
-    """Turns the logits of one sequence into NaN."""
-
-    def __init__(self, inner: Runner) -> None:
-        self._inner = inner
-        self.sequence: SequenceId | None = None
-
-    def run(self, batch: Batch) -> Tensor:
-        logits = self._inner.run(batch).clone()
-        parts = logits.split([chunk.num_rows for chunk in batch.chunks])
-        for rows, chunk in zip(parts, batch.chunks, strict=True):
-            if chunk.sequence == self.sequence:
-                rows[:, 3] = float("nan")
-        return logits
-
-
-@pytest.fixture
-def broken(model_dir: Path) -> Iterator[tuple[Engine, BrokenFor]]:
-    parts = build_parts("tiny", model_dir, EngineConfig(device="cpu", block_size=16))
-    runner = BrokenFor(parts.runner)
-    engine = Engine(replace(parts, runner=runner))
-    yield engine, runner
-    engine.close()
-
-
 def test_an_engine_is_reached_through_its_public_face(model_dir: Path) -> None:
     engine = Engine.load(str(model_dir), EngineConfig(device="cpu"))
     (result,) = engine.generate([token_ids(5)], SamplingParams(max_tokens=4))
@@ -284,16 +251,3 @@ def test_an_engine_is_reached_through_its_public_face(model_dir: Path) -> None:
     assert result.token_ids == reference(model_dir).answer(token_ids(5), 4)
     assert engine.info.block_size == 64
     assert engine.info.dtype == "float32"
-
-
-def test_a_prompt_longer_than_a_step_is_computed_beside_a_running_answer(
-    model_dir: Path, open_recorded: OpenRecorded
-) -> None:
-    engine, recorder = open_recorded(model_dir, max_batch_tokens=20)
-    short = submit(engine, token_ids(5), 30)
-    engine.step()
-    long = submit(engine, token_ids(150), 3)
-    assert finish(engine, short).token_ids == reference(model_dir).answer(token_ids(5), 30)
-    assert finish(engine, long).token_ids == reference(model_dir).answer(token_ids(150), 3)
-    steps = [[len(chunk.token_ids) for chunk in batch.chunks] for batch in recorder.batches]
-    assert [1, 19] in steps, "an answer stood still while a prompt was computed"

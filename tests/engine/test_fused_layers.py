@@ -140,27 +140,32 @@ class Taking:
         return super().forward(*args, **kwargs)  # type: ignore[misc]
 
 
+@pytest.mark.parametrize("cache_format", ["exact", "int8", "k=int8,v=int4; layers 1=exact"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_token_decodes_to_the_same_bits_whatever_shares_its_step(
-    dtype: str, tiny: TinyModels, open_recorded: OpenRecorded
+    dtype: str, cache_format: str, tiny: TinyModels, open_recorded: OpenRecorded
 ) -> None:
-    """Beside seven others, short ones and prompts."""
-    alone = decoded(tiny, open_recorded, dtype, [])
-    assert torch.equal(decoded(tiny, open_recorded, dtype, PROMPTS[1:]), alone)
+    """Beside seven others, short ones and prompts that go through the model itself; blocks become old."""
+    alone = decoded(tiny, open_recorded, [], dtype=dtype, cache_format=cache_format)
+    beside = decoded(tiny, open_recorded, PROMPTS[1:], dtype=dtype, cache_format=cache_format)
+    assert torch.equal(beside, alone)
 
 
-def decoded(tiny: TinyModels, open_recorded: OpenRecorded, dtype: str, others: list[list[int]]) -> Tensor:
+def decoded(
+    tiny: TinyModels, open_recorded: OpenRecorded, others: list[list[int]], **settings: str
+) -> Tensor:
     """Return the logits of one request's decode steps; the others arrive when its prompt is computed."""
-    engine, recorder = open_recorded(tiny("qwen3"), dtype=dtype)
+    engine, recorder = open_recorded(tiny("qwen3"), **settings)
     assert engine.info.unfused is None
-    handle = submit(engine, PROMPTS[0], 12)
+    prompt = token_ids(61, seed=9)
+    handle = submit(engine, prompt, 40)
     engine.step()
-    for prompt in others:
-        submit(engine, prompt, 5)
+    for other in others:
+        submit(engine, other, 20)
         engine.step()
     finish(engine, handle)
-    first = len(PROMPTS[0])
-    return torch.stack([recorder.row(handle.sequence, position) for position in range(first, first + 11)])
+    first = len(prompt)
+    return torch.stack([recorder.row(handle.sequence, position) for position in range(first, first + 39)])
 
 
 @pytest.mark.parametrize("weights", ["auto", "int8", "int4"])

@@ -123,7 +123,9 @@ def opened(tiny: TinyModels, cache_format: str, open_engine: OpenEngine) -> Open
 # What is kept
 
 
-@pytest.mark.parametrize("text", ["knorm:1024", "keydiff:160", "snapkv:400", "snapkv:400:pyramid"])
+@pytest.mark.parametrize(
+    "text", ["window:512", "knorm:1024", "keydiff:160", "snapkv:400", "snapkv:400:pyramid"]
+)
 def test_a_budget_that_keeps_all_is_bit_equal_to_the_exact_format(
     text: str, tiny: TinyModels, open_recorded: OpenRecorded
 ) -> None:
@@ -190,9 +192,6 @@ def test_another_question_about_the_same_text_is_pruned_anew(opened: Opened) -> 
     assert [one.token_ids for one in found] == [
         ask(opened(), one, name("x", len(one)), 12).token_ids for one in questions
     ]
-
-
-# Blocks as all others
 
 
 # What is refused

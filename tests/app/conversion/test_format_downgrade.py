@@ -95,6 +95,11 @@ def test_where_even_that_does_not_fit_it_is_refused_as_clearly_and_nothing_chang
         (("int8", "fp8", "int4", "int2"), "compress", "int8"),
         (("fp8",), "compress", "fp8"),
         (("int8", "int4", "int2"), "compress:int2", "int2"),
+        (("int8", "shadow:25%"), "compress", "int8"),
+        (("int8", "shadow:25%"), "evict", None),
+        (("int8", "shadow:25%", "int4"), "shadow", "shadow:25%"),
+        (("shadow:25%",), "shadow:2048", "shadow:2048"),
+        ((), "shadow:1024:forced", "shadow:1024:forced"),
     ],
 )
 def test_what_is_taken_is_what_loses_nothing_measurable_or_what_was_named(

@@ -91,7 +91,7 @@ def test_a_layer_that_is_not_there_is_refused() -> None:
         stored_groups([group_of(FULL)], "int4; layers 1-2=exact", P)
 
 
-@pytest.mark.parametrize("code", ["int8", "int4", "int2"])
+@pytest.mark.parametrize("code", ["int8", "int4", "int2", "k=fp8,v=int8"])
 def test_latents_have_no_form_but_fp8(code: str) -> None:
     """Trap 20."""
     with pytest.raises(

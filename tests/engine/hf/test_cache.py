@@ -91,14 +91,6 @@ def test_logits_behind_a_loaded_beginning_are_those_of_the_model(llama: Any, blo
     assert torch.allclose(mine, own[:, -mine.shape[1] :], atol=1e-4)
 
 
-def test_one_cache_goes_on_with_its_text(llama: Any, blocks: kvchat.HFBlocks) -> None:
-    question = text(70)
-    cache = kvchat.HFCache(blocks)
-    answer = generated(llama, question, cache)
-    follow_up = longer(answer)
-    assert torch.equal(generated(llama, follow_up, cache), generated(llama, follow_up))
-
-
 def test_texts_that_part_share_what_they_have_in_common_and_write_on_none_of_it(
     llama: Any, blocks: kvchat.HFBlocks
 ) -> None:

@@ -140,11 +140,17 @@ def test_code_in_the_directory_is_neither_run_nor_offered(
     assert not witness.exists()
 
 
-@pytest.mark.parametrize(("kind", "max_context"), [("dynamic", 1024), ("longrope", 256)])
+@pytest.mark.parametrize(
+    ("kind", "max_context"),
+    [("dynamic", 1024), ("longrope", 256), ("linear", 1024), ("yarn", 1024), ("llama3", 1024)],
+)
 def test_a_conversation_ends_where_its_rotary_embedding_would_change(
     kind: str, max_context: int, copy: Path
 ) -> None:
-    """Trap 33: cached keys would be rotated by frequencies that no longer hold."""
+    """Trap 33: cached keys would be rotated by frequencies that no longer hold.
+
+    Linear embeddings, YaRN and those of Llama 3 never change: the whole context is taken.
+    """
     rope = {
         "rope_type": kind,
         "rope_theta": 10000.0,
@@ -152,20 +158,8 @@ def test_a_conversation_ends_where_its_rotary_embedding_would_change(
         "original_max_position_embeddings": 256,
         "short_factor": [1.0] * 8,
         "long_factor": [4.0] * 8,
-    }
-    edit_config(copy, rope_parameters=rope)
-    assert load(copy).max_context == max_context
-
-
-@pytest.mark.parametrize("kind", ["linear", "yarn", "llama3"])
-def test_a_rotary_embedding_that_does_not_is_taken(kind: str, copy: Path) -> None:
-    rope = {
-        "rope_type": kind,
-        "rope_theta": 10000.0,
-        "factor": 4.0,
-        "original_max_position_embeddings": 256,
         "low_freq_factor": 1.0,
         "high_freq_factor": 4.0,
     }
     edit_config(copy, rope_parameters=rope)
-    assert load(copy).max_context == 1024
+    assert load(copy).max_context == max_context

@@ -1,48 +1,22 @@
 """What formats lose, measured on a text: held to passes over the whole text, and to caches of engines."""
 
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
 import torch
-from torch import Tensor
 
-from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.api.recall import Item, Question
-from kvchat.engine.quality.gauge import EXACT, MOST_ROWS, Gauge, Text, predict
+from kvchat.engine.quality.gauge import EXACT, MOST_ROWS, Text, predict
 from kvchat.engine.quality.loss import token_losses
 from kvchat.engine.quality.recall import examine
 from kvchat.errors import ConfigError, ContextOverflow, UsageError
 from tests.engine.conftest import OpenEngine, TinyModels
-from tests.engine.latent_models import model_of
-from tests.engine.tiny_models import answer, token_ids
+from tests.engine.quality.conftest import BLOCK, OpenGauge
+from tests.engine.tiny_models import answer, reference, token_ids
 
 pytestmark = pytest.mark.cpu
-
-BLOCK = 16
-OpenGauge = Callable[..., Gauge]
-
-
-@pytest.fixture
-def gauge_of(tiny: TinyModels, tmp_path: Path) -> OpenGauge:
-    def load(kind: str = "llama", chunk_len: int = 64) -> Gauge:
-        config = EngineConfig(device="cpu", block_size=BLOCK, max_batch_tokens=chunk_len)
-        return Gauge.load(model_of(kind, tmp_path) if kind == "V3" else tiny(kind), config)
-
-    return load
 
 
 def a_text(num_tokens: int = 150, num_wanted: int = 20) -> Text:
     return Text(tuple(token_ids(num_tokens)), tuple(range(num_tokens - num_wanted, num_tokens)))
-
-
-def own_logits(model_dir: Path, text: Text) -> Tensor:
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(model_dir, attn_implementation="eager").eval()
-    with torch.inference_mode():
-        logits = model(input_ids=torch.tensor([text.token_ids]), use_cache=False).logits[0]
-    return torch.as_tensor(logits[[position - 1 for position in text.wanted]]).float()
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma3"])
@@ -51,7 +25,8 @@ def test_the_exact_replay_predicts_what_the_model_does(
 ) -> None:
     text = Text(tuple(token_ids(90)), (20, 21, 22, 60, 88, 89))
     found = predict(gauge_of(kind).replay(EXACT, 90), text, 0)
-    torch.testing.assert_close(found, own_logits(tiny(kind), text), atol=2e-4, rtol=2e-4)
+    wanted = reference(tiny(kind)).logits(text.token_ids)[[position - 1 for position in text.wanted]]
+    torch.testing.assert_close(found, wanted, atol=2e-4, rtol=2e-4)
 
 
 @pytest.mark.parametrize("is_converted", [False, True])

@@ -1,39 +1,23 @@
 """The gauge over views, on models that not every format can store, and where nothing can be measured."""
 
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
 import torch
 
-from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.api.namespace import Namespace
 from kvchat.engine.api.recall import Item, Question
 from kvchat.engine.api.request import Request
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.engine import Engine
 from kvchat.engine.quality.frontier import CANDIDATES
-from kvchat.engine.quality.gauge import Gauge, Text, predict
+from kvchat.engine.quality.gauge import Text, predict
 from kvchat.engine.quality.recall import examine
 from kvchat.engine.results import collect
 from kvchat.errors import ConfigError
 from tests.engine.conftest import OpenEngine, TinyModels
-from tests.engine.latent_models import model_of
+from tests.engine.quality.conftest import BLOCK, OpenGauge
 from tests.engine.tiny_models import token_ids
 
 pytestmark = pytest.mark.cpu
-
-BLOCK = 16
-OpenGauge = Callable[..., Gauge]
-
-
-@pytest.fixture
-def gauge_of(tiny: TinyModels, tmp_path: Path) -> OpenGauge:
-    def load(kind: str = "llama", chunk_len: int = 64, **changes: int) -> Gauge:
-        config = EngineConfig(device="cpu", block_size=BLOCK, max_batch_tokens=chunk_len)
-        return Gauge.load(model_of(kind, tmp_path) if kind == "V3" else tiny(kind, **changes), config)
-
-    return load
 
 
 def told(engine: Engine, ids: list[int], answer_starts: tuple[int, ...], num_tokens: int) -> list[int]:

@@ -112,17 +112,21 @@ def store(tiny: TinyModels, open_engine: OpenEngine, tmp_path: Path) -> Store:
     return one
 
 
-def test_what_the_disk_has_no_room_for_is_refused_and_nothing_of_it_is_left(store: Store) -> None:
-    """Exact blocks that a pack keeps make no room, so converted ones are not written."""
+@pytest.mark.parametrize("more_bytes", [0, 10_000])
+def test_what_the_disk_has_no_room_for_is_refused_and_nothing_of_it_is_left(
+    more_bytes: int, store: Store
+) -> None:
+    """Exact blocks that a pack keeps make no room: they are not even read, and nothing is written."""
     stored = store()
     before = stored.exact_files()
     with closing(stored.source()) as source, closing(BlockCatalog(stored.cache_dir)) as catalog:
         keys = [block.key for block in blocks_on(source, stored.path, stored.roots[0], stored.roots[0])]
         catalog.keep("pack", stored.converter.exact.fingerprint, keys)
-        with closing(stored.target(sum(map(len, before.values())) + 10_000)) as target:
+        with closing(stored.target(sum(map(len, before.values())) + more_bytes)) as target:
             conversion = Conversion(stored.converter, source, target, stored.roots, [stored.path])
             with pytest.raises(StorageError, match="KVCHAT_KV_DISK_BYTES"):
                 conversion.run()
+    assert source.num_calls == 0
     assert stored.num_converted() == 0
     assert stored.exact_files() == before
 
@@ -194,20 +198,6 @@ def test_blocks_that_paths_share_are_read_and_counted_once(store: Store) -> None
         done = conversion.run()
     assert done.num_tokens == len(stored.path)
     assert source.num_calls == -(-len(stored.path) // 16)
-
-
-def test_where_no_room_can_be_made_nothing_is_read(store: Store) -> None:
-    stored = store()
-    num_bytes = sum(map(len, stored.exact_files().values()))
-    with closing(stored.source()) as source:
-        keys = [block.key for block in blocks_on(source, stored.path, stored.roots[0], stored.roots[0])]
-        with closing(BlockCatalog(stored.cache_dir)) as catalog:
-            catalog.keep("pack", stored.converter.exact.fingerprint, keys)
-        with closing(stored.target(num_bytes)) as target:
-            conversion = Conversion(stored.converter, source, target, stored.roots, [stored.path])
-            with pytest.raises(StorageError, match="KVCHAT_KV_DISK_BYTES"):
-                conversion.run()
-    assert source.num_calls == 0
 
 
 def test_a_damaged_block_is_no_reason_to_lose_the_others(store: Store) -> None:
