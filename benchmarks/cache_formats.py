@@ -20,7 +20,7 @@ from benchmarks.random_llama import write_random_chat
 from benchmarks.table import Row
 from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.api.ids import BlockId, GroupId
-from kvchat.engine.forward.fusion import fused_pass, fusion_of
+from kvchat.engine.forward.fused_check import fused_pass, fusion_of
 from kvchat.engine.forward.runner import ForwardPass
 from kvchat.engine.kernels.paged_attention import paged_attention
 from kvchat.engine.kernels.paged_attention.args import AttentionArgs, KVPair, SequenceSpan

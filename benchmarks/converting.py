@@ -22,11 +22,11 @@ import torch
 from benchmarks.table import Row, seconds
 from kvchat.engine.api.ids import BlockId, GroupId, root_key
 from kvchat.engine.formats.full.spec import FullSpec
+from kvchat.engine.formats.groups_in_format import stored_groups
 from kvchat.engine.formats.spec import Group, group_layers
-from kvchat.engine.formats.stored_groups import stored_groups
 from kvchat.engine.memory.device_pool import DevicePool
-from kvchat.engine.memory.disk.bundle_block_store import BundleBlockStore, NewBlock
 from kvchat.engine.memory.disk.io import SYSTEM, SystemFiles
+from kvchat.engine.memory.disk.offline_block_store import NewBlock, OfflineBlockStore
 from kvchat.engine.quality.convert import RUN_LEN, ConversionSide, Converter
 from kvchat.engine.quality.session_conversion import Conversion
 
@@ -46,7 +46,7 @@ class Made(Converter):
         self.target = target
 
 
-class InTurn(BundleBlockStore):
+class InTurn(OfflineBlockStore):
     """Waits for the medium with each block by itself."""
 
     def write(self, blocks: Iterable[NewBlock], *, is_wanted: bool = False) -> int:
@@ -91,7 +91,7 @@ def _files_alone(directory: Path, rounds: int) -> Iterator[Row]:
     payload = os.urandom(sum(region.nbytes for region in converter.target.pool.layouts()[group]))
     told: dict[str, list[float]] = {"together": [], "one after the other": [], "plain files": []}
     for _ in range(rounds):
-        for name, kind in (("together", BundleBlockStore), ("one after the other", InTurn)):
+        for name, kind in (("together", OfflineBlockStore), ("one after the other", InTurn)):
             with closing(_block_store(directory / "cache", converter.target, kind)) as block_store:
                 told[name].append(seconds(partial(block_store.write, _chain(group, payload))))
             rmtree(directory / "cache")
@@ -118,7 +118,7 @@ def _converted(directory: Path, cache_format: str, rounds: int) -> Iterator[Row]
     told: dict[str, list[float]] = {}
     with closing(source):
         for _ in range(rounds):
-            for name, kind in (("together", BundleBlockStore), ("one after the other", InTurn)):
+            for name, kind in (("together", OfflineBlockStore), ("one after the other", InTurn)):
                 told.setdefault(name, []).append(_round(directory, converter, source, path, kind))
             sizes = [len(data) for data in _written(directory, converter, source, path)]
             for name, cut in (("plain files", sizes), ("one plain file", [sum(sizes)])):
@@ -146,8 +146,8 @@ def _sides(cache_format: str) -> tuple[ConversionSide, ConversionSide]:
     return found[0], found[1]
 
 
-def _stored(directory: Path, converter: Converter, path: list[int]) -> BundleBlockStore:
-    block_store = _block_store(directory / "cache", converter.exact, BundleBlockStore)
+def _stored(directory: Path, converter: Converter, path: list[int]) -> OfflineBlockStore:
+    block_store = _block_store(directory / "cache", converter.exact, OfflineBlockStore)
     pool = converter.exact.pool
     for layer in pool.layers.values():
         layer.keys.normal_()
@@ -166,17 +166,17 @@ def _stored(directory: Path, converter: Converter, path: list[int]) -> BundleBlo
 
 
 def _block_store(
-    cache_dir: Path, side: ConversionSide, kind: type[BundleBlockStore], files: SystemFiles = SYSTEM
-) -> BundleBlockStore:
+    cache_dir: Path, side: ConversionSide, kind: type[OfflineBlockStore], files: SystemFiles = SYSTEM
+) -> OfflineBlockStore:
     return kind(cache_dir, side.fingerprint, side.pool.layouts(), block_size=BLOCK_SIZE, files=files)
 
 
 def _round(
     directory: Path,
     converter: Converter,
-    source: BundleBlockStore,
+    source: OfflineBlockStore,
     path: list[int],
-    kind: type[BundleBlockStore],
+    kind: type[OfflineBlockStore],
 ) -> float:
     """Return how long it takes to read, quantise and write everything; what was written goes again."""
     with ExitStack() as stack:
@@ -188,10 +188,10 @@ def _round(
 
 
 def _written(
-    directory: Path, converter: Converter, source: BundleBlockStore, path: list[int]
+    directory: Path, converter: Converter, source: OfflineBlockStore, path: list[int]
 ) -> Iterator[bytes]:
     """Yield the files that a conversion writes."""
-    target = _block_store(directory / "cache", converter.target, BundleBlockStore)
+    target = _block_store(directory / "cache", converter.target, OfflineBlockStore)
     Conversion(converter, source, target, (ROOTS[0], ROOTS[1]), [path]).run()
     files = directory / "cache" / "blocks" / converter.target.fingerprint.hex()
     target.close()
@@ -204,8 +204,8 @@ def _counted(directory: Path, converter: Converter, path: list[int]) -> dict[str
     """Return how often a conversion waits for what, from opening the store to closing it."""
     files = CountedFiles()
     with (
-        closing(_block_store(directory / "cache", converter.exact, BundleBlockStore)) as source,
-        closing(_block_store(directory / "cache", converter.target, BundleBlockStore, files)) as target,
+        closing(_block_store(directory / "cache", converter.exact, OfflineBlockStore)) as source,
+        closing(_block_store(directory / "cache", converter.target, OfflineBlockStore, files)) as target,
     ):
         Conversion(converter, source, target, (ROOTS[0], ROOTS[1]), [path]).run()
     rmtree(directory / "cache" / "blocks" / converter.target.fingerprint.hex())

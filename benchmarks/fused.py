@@ -15,8 +15,8 @@ from torch import Tensor
 from benchmarks.clock import cost_of
 from benchmarks.table import NothingHere
 from benchmarks.table import Row as Figure
-from kvchat.engine.formats.attention import AttentionMetadata
-from kvchat.engine.forward.fusion import fuse
+from kvchat.engine.formats.attention_metadata import AttentionMetadata
+from kvchat.engine.forward.fused_check import fuse
 from kvchat.engine.forward.model_route import ModelPlan, choose_route
 from kvchat.engine.forward.runner import InputBatch
 from kvchat.engine.kernels.native.library import library, why_not

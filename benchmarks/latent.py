@@ -15,7 +15,7 @@ from kvchat.engine.api.ids import BlockId, RequestId, SequenceId
 from kvchat.engine.cache.block_operations import TableChange
 from kvchat.engine.formats.format_table import metadata_builders
 from kvchat.engine.formats.fp8_latent.spec import Fp8LatentSpec
-from kvchat.engine.formats.stored_groups import stored_groups
+from kvchat.engine.formats.groups_in_format import stored_groups
 from kvchat.engine.forward.activation_memory import peak_bytes
 from kvchat.engine.forward.model_route import ModelPlan, choose_route
 from kvchat.engine.forward.runner import Runner

@@ -15,7 +15,7 @@ from benchmarks.clock import cost_of
 from benchmarks.table import Row
 from kvchat.engine.api.ids import GroupId, SequenceId
 from kvchat.engine.api.view import View
-from kvchat.engine.formats.attention import AttentionCall, AttentionMetadata
+from kvchat.engine.formats.attention_metadata import AttentionCall, AttentionMetadata
 from kvchat.engine.formats.format_table import PagedAttention
 from kvchat.engine.formats.full.spec import FullSpec
 from kvchat.engine.formats.shadow.rotary import Rotary

@@ -19,14 +19,14 @@ from random import Random
 from kvchat.app.retention.session_removal import SessionService
 from kvchat.engine.api.ids import BlockKey
 from kvchat.engine.memory.disk.block_catalog import BlockCatalog
-from kvchat.engine.memory.disk.bundle_block_store import BundleBlockStore, NewBlock
 from kvchat.engine.memory.disk.index import IndexedBlock
+from kvchat.engine.memory.disk.offline_block_store import NewBlock, OfflineBlockStore
 from kvchat.engine.memory.disk.store import DiskStore
 from kvchat.engine.memory.disk.write_queue import BlockWriter
 from kvchat.errors import StorageError
 from kvchat.platform.encryptor import Encryptor
 from kvchat.session.database.backups import backup_paths
-from kvchat.session.kv.usable_blocks import references
+from kvchat.session.kv.block_references import references
 from kvchat.session.store import Outcome, SessionStore, new_session_id
 from kvchat.session.tree import MAIN, Branch, Finish, Session, SessionId
 from tests.engine.memory.chains import (
@@ -181,7 +181,7 @@ class Work:
             limit_bytes=self.places.limit_bytes,
             encryptor=self.places.encryptor,
         )
-        block_store = BundleBlockStore(store)
+        block_store = OfflineBlockStore(store)
         with closing(block_store):
             for block in blocks:
                 header = block.header

@@ -6,6 +6,7 @@ from threading import Event as Flag
 from time import sleep
 
 from kvchat.engine.api.config import EngineInfo
+from kvchat.engine.api.engine_phase import EnginePhase, EngineStatus
 from kvchat.engine.api.events import (
     Event,
     FinishReason,
@@ -18,7 +19,6 @@ from kvchat.engine.api.ids import RequestId, SequenceId
 from kvchat.engine.api.inspection import InspectedBlock, InspectionRequest
 from kvchat.engine.api.request import Request
 from kvchat.engine.api.snapshot import CacheSnapshot
-from kvchat.engine.api.status import EnginePhase, EngineStatus
 from kvchat.engine.cache.prefix_matcher import common_run
 from kvchat.errors import ContextOverflow, EngineFailed, InvalidRequest, KvchatError
 

@@ -8,7 +8,7 @@ from benchmarks.gpu.stage import Figure, Stage
 from kvchat.engine.api.ids import BlockId, GroupId
 from kvchat.engine.formats.full.spec import FullSpec
 from kvchat.engine.formats.spec import Group
-from kvchat.engine.kernels.transfer_streams import InlineStreams
+from kvchat.engine.kernels.stream_protocol import InlineStreams
 from kvchat.engine.memory.cuda_streams import CudaStreams
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.saver import AsyncCopy, AsyncSaves, DirectSaves

@@ -27,7 +27,7 @@ from kvchat.engine.kernels.paged_attention import paged_attention
 from kvchat.engine.kernels.paged_attention.args import AttentionArgs, KVPair, SequenceSpan
 from kvchat.engine.kernels.paged_attention.step_tables import step_tables
 from kvchat.engine.kernels.store_kv import store_kv
-from kvchat.engine.kernels.transfer_streams import InlineStreams
+from kvchat.engine.kernels.stream_protocol import InlineStreams
 from kvchat.engine.memory.cuda_streams import CudaStreams
 from kvchat.engine.memory.pinned import pinned_map
 from kvchat.platform.host_memory import available_bytes

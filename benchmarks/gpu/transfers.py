@@ -10,7 +10,7 @@ from kvchat.engine.api.ids import BlockId, GroupId
 from kvchat.engine.cache.block_operations import Demote, Promote
 from kvchat.engine.formats.full.spec import FullSpec
 from kvchat.engine.formats.spec import Group
-from kvchat.engine.kernels.transfer_streams import InlineStreams
+from kvchat.engine.kernels.stream_protocol import InlineStreams
 from kvchat.engine.memory.cuda_streams import CudaStreams
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.host_copies import AsyncTransport

@@ -20,7 +20,7 @@ from kvchat.app.composition import opened
 from kvchat.app.config import read_settings
 from kvchat.app.engine_swap import EngineSwap
 from kvchat.app.interface_host import InterfaceHost
-from kvchat.engine.api.status import EnginePhase
+from kvchat.engine.api.engine_phase import EnginePhase
 from kvchat.session.tree import Turn
 from kvchat.ui.app import KvchatApp
 from kvchat.ui.controllers.turn_runner import TurnRunner

@@ -148,7 +148,7 @@ class Kvchat:
 
     def _load_remote(self, url: str, reference: str | None, model: str | None) -> "Chat":
         """Return the chat of a server; the first of its models unless one is named."""
-        from kvchat.remote.chat import RemoteChat
+        from kvchat.remote.chat_service import RemoteChat
         from kvchat.remote.endpoint import RemoteServer, client_key
 
         if reference is not None:

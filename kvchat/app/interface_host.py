@@ -11,14 +11,14 @@ from kvchat.app.composition import Kvchat
 from kvchat.app.config import Settings
 from kvchat.app.conversion.child_process import convert_words, gauged
 from kvchat.app.engine_swap import EngineSwap
-from kvchat.app.export.interface_files import InterfaceFiles
+from kvchat.app.interface_storage import InterfaceStorage
 from kvchat.app.interface_types import Appearance, Gauged, ModelEntry, SettingEntry, appearance_of
 from kvchat.app.model_list import MemoryFit, free_bytes_of, models_here
 from kvchat.app.model_location import located
 from kvchat.engine.api.cache_format import canonical_cache_format
+from kvchat.engine.api.engine_phase import EnginePhase
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.api.snapshot import Tier
-from kvchat.engine.api.status import EnginePhase
 from kvchat.engine.models.locate import lasting_name
 from kvchat.errors import EngineFailed
 from kvchat.text.shadow import is_shadow, require_exact_blocks, shadow_cost
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from kvchat.chat.service import Chat
 
 
-class InterfaceHost(InterfaceFiles):
+class InterfaceHost(InterfaceStorage):
     """Implements the interface's `Host`.
 
     Args:

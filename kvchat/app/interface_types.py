@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from kvchat.engine.api.engine_phase import EngineStatus
 from kvchat.engine.api.inspection import InspectedBlock, InspectionRequest
 from kvchat.engine.api.snapshot import CacheSnapshot
-from kvchat.engine.api.status import EngineStatus
 
 if TYPE_CHECKING:
     from kvchat.app.config import Settings

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from kvchat.app.interface_host import InterfaceHost
 from kvchat.app.interface_types import Gauged, ModelEntry
 from kvchat.errors import UsageError
-from kvchat.remote.chat import RemoteChat
+from kvchat.remote.chat_service import RemoteChat
 
 
 class RemoteHost(InterfaceHost):

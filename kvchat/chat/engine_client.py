@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from kvchat.engine.api.config import EngineInfo
+from kvchat.engine.api.engine_phase import EngineStatus
 from kvchat.engine.api.events import Event
 from kvchat.engine.api.ids import RequestId, SequenceId
 from kvchat.engine.api.inspection import InspectedBlock, InspectionRequest
 from kvchat.engine.api.request import Request
 from kvchat.engine.api.snapshot import CacheSnapshot
-from kvchat.engine.api.status import EngineStatus
 
 
 class AnswerHandle(Protocol):

@@ -33,11 +33,11 @@ from kvchat.chat.revision import (
     split_at,
     to_last_question,
 )
+from kvchat.engine.api.engine_phase import EnginePhase as EnginePhase
+from kvchat.engine.api.engine_phase import EngineStatus as EngineStatus
 from kvchat.engine.api.sampling_params import SamplingParams
-from kvchat.engine.api.status import EnginePhase as EnginePhase
-from kvchat.engine.api.status import EngineStatus as EngineStatus
 from kvchat.errors import KvchatError, StorageError, UsageError
-from kvchat.session import damaged_turns
+from kvchat.session import digest_repair
 from kvchat.session.cache_miss import Explanation as Explanation
 from kvchat.session.explanation import explained
 from kvchat.session.kv.provenance import namespace_of
@@ -349,7 +349,7 @@ class Chat:
     # What depends on how the model is told
 
     def _mended(self, session: Session, turns: tuple[Turn, ...]) -> tuple[Turn, ...]:
-        return damaged_turns.mend(self.store, self.template, session, turns)
+        return digest_repair.mend(self.store, self.template, session, turns)
 
     def _can_read(self, path: tuple[Turn, ...]) -> bool:
         return prompts.has_usable_ids(self.template, path)

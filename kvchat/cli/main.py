@@ -65,7 +65,7 @@ def _run(words: Sequence[str]) -> int:
 def _open_window() -> int:
     """Do what `kvchat resume` does. Nothing is said, so that nothing of all commands need be read before."""
     gc.disable()  # until the window is drawn: a twentieth of the time that this takes
-    from kvchat.cli.commands.resume import ResumeOptions, resume
+    from kvchat.cli.commands.interface import ResumeOptions, resume
 
     try:
         return resume(ResumeOptions())

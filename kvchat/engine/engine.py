@@ -35,7 +35,7 @@ from kvchat.engine.sequences.sequence import Sequence
 from kvchat.engine.startup.assembly import build_parts
 from kvchat.engine.startup.parts import EngineParts
 from kvchat.engine.tiering.idle_demotion import DemotionQueue
-from kvchat.engine.tiering.idle_expiry import IdleExpiry
+from kvchat.engine.tiering.idle_detector import IdleDetector
 from kvchat.engine.tiering.in_flight_loads import InFlightLoads
 from kvchat.engine.tiering.load_controller import LoadController
 from kvchat.engine.tiering.prefetcher import Prefetcher, PrefetchRequest
@@ -100,7 +100,7 @@ class Engine:
             parts.manager, parts.info, parts.max_batch_tokens, parts.beside_bytes
         )
         self._validator = RequestValidator(parts.manager, self._output, self._capacity, parts.info)
-        self._idle = IdleExpiry(self._scheduler, clock, parts.idle_demote_s)
+        self._idle = IdleDetector(self._scheduler, clock, parts.idle_demote_s)
         self._demotions = DemotionQueue(parts.manager.device, self._carry_out)
 
     @classmethod

@@ -18,13 +18,13 @@ from threading import Condition, Lock, Thread, get_native_id
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from kvchat.engine.api.config import EngineConfig, EngineInfo
+from kvchat.engine.api.engine_phase import EnginePhase, EngineStatus
 from kvchat.engine.api.event_queue import EventQueue
 from kvchat.engine.api.events import Event, RequestFinished
 from kvchat.engine.api.ids import RequestId, SequenceId
 from kvchat.engine.api.inspection import InspectedBlock, InspectionRequest
 from kvchat.engine.api.request import Request
 from kvchat.engine.api.snapshot import CacheSnapshot
-from kvchat.engine.api.status import EnginePhase, EngineStatus
 from kvchat.errors import EngineFailed, InvalidRequest, KvchatError
 
 if TYPE_CHECKING:

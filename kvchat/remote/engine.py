@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from kvchat.engine.api.config import EngineInfo
+from kvchat.engine.api.engine_phase import EnginePhase, EngineStatus
 from kvchat.engine.api.ids import SequenceId
 from kvchat.engine.api.inspection import InspectedBlock, InspectionRequest
 from kvchat.engine.api.request import Request
-from kvchat.engine.api.status import EnginePhase, EngineStatus
 from kvchat.errors import UsageError
 from kvchat.remote.endpoint import RemoteServer
 from kvchat.remote.metrics_poller import MetricsPoller

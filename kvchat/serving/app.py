@@ -11,8 +11,8 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from kvchat.chat.engine_client import EngineClient
+from kvchat.engine.api.engine_phase import EnginePhase
 from kvchat.engine.api.sampling_params import SamplingParams
-from kvchat.engine.api.status import EnginePhase
 from kvchat.errors import (
     CapacityError,
     ContextOverflow,

@@ -2,7 +2,7 @@
 
 from kvchat.chat.events import EditCost, Revision
 from kvchat.engine.api.snapshot import CacheSnapshot
-from kvchat.text.attachments import shown_message
+from kvchat.text.attached_files import shown_message
 from kvchat.text.cache_usage import bytes_of, in_bytes
 from kvchat.text.figures import bytes_text, count_text, plural
 from kvchat.text.fit_text import fitted, one_line

@@ -14,7 +14,7 @@ from kvchat.app.ipc.client import EngineClientProxy, borrow
 from kvchat.app.ipc.socket_path import identity_of, socket_path
 from kvchat.app.model_list import MemoryFit, models_here
 from kvchat.chat.service import Chat
-from kvchat.engine.api.status import EnginePhase
+from kvchat.engine.api.engine_phase import EnginePhase
 from kvchat.engine.models.locate import locate_model
 from kvchat.errors import ConfigError, EngineFailed, ModelNotFound, UsageError
 from kvchat.session.kv.provenance import new_origin

@@ -22,7 +22,7 @@ def answer(cache_dir: Path | None, encryptor: Encryptor | None = ENCRYPTOR) -> t
         return tuple(result.token_ids), result.loaded.disk
 
 
-def test_what_is_read_from_quantized_blocks_gives_the_same_tokens(tmp_path: Path) -> None:
+def test_what_is_read_from_encrypted_blocks_gives_the_same_tokens(tmp_path: Path) -> None:
     expected, _ = answer(None)
     assert answer(tmp_path) == (expected, 0)
     tokens, num_from_disk = answer(tmp_path)
@@ -34,7 +34,7 @@ def test_what_is_read_from_quantized_blocks_gives_the_same_tokens(tmp_path: Path
     assert answer(tmp_path)[1] >= 256
 
 
-def test_a_damaged_quantized_block_costs_time_alone(tmp_path: Path) -> None:
+def test_a_damaged_encrypted_block_costs_time_alone(tmp_path: Path) -> None:
     expected, _ = answer(tmp_path)
     for path in sorted(tmp_path.rglob("*.safetensors"))[::2]:
         whole = path.read_bytes()

@@ -9,7 +9,7 @@ import transformers
 from torch import Tensor
 
 from kvchat.engine.api.sampling_params import SamplingParams
-from kvchat.engine.forward.fusion import fuse
+from kvchat.engine.forward.fused_check import fuse
 from kvchat.engine.forward.model_route import choose_route
 from kvchat.engine.kernels.cpu_dtypes import is_emulated
 from kvchat.engine.kernels.native.library import library

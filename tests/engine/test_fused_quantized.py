@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from kvchat.engine.forward.fused_check import fuse
 from kvchat.engine.forward.fused_pass import FusedPools
-from kvchat.engine.forward.fusion import fuse
 from kvchat.engine.forward.model_route import choose_route
 from kvchat.engine.forward.runner import ForwardPass, InputBatch
 from kvchat.engine.memory.device_pool import DevicePool

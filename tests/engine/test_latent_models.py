@@ -15,8 +15,8 @@ from transformers.cache_utils import DynamicCache
 from kvchat.engine.api.ids import BlockId, RequestId, SequenceId
 from kvchat.engine.cache.block_operations import TableChange
 from kvchat.engine.formats.format_table import PagedAttention, metadata_builders
+from kvchat.engine.formats.groups_in_format import stored_groups
 from kvchat.engine.formats.latent.spec import LatentSpec
-from kvchat.engine.formats.stored_groups import stored_groups
 from kvchat.engine.forward.activation_memory import peak_bytes
 from kvchat.engine.forward.model_route import Route, choose_route
 from kvchat.engine.forward.packed_and_sequence_pass import PackedPass
@@ -26,7 +26,7 @@ from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.models.hook import set_implementation
 from kvchat.engine.models.latent import LatentLayer, latent_layers
 from kvchat.engine.models.load import load_model
-from kvchat.engine.models.probing.rope_layout import FIRSTS_THEN_SECONDS
+from kvchat.engine.models.probing.latent_rope_layout import FIRSTS_THEN_SECONDS
 from kvchat.engine.sequences.batch_plan import Batch, Chunk
 from tests.engine.conftest import OpenEngine
 from tests.engine.latent_models import KINDS, model_of

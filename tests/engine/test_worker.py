@@ -11,12 +11,12 @@ from time import monotonic
 import pytest
 
 from kvchat.engine.api.config import EngineConfig
+from kvchat.engine.api.engine_phase import EnginePhase
 from kvchat.engine.api.events import FinishReason, RequestFinished, TokenEmitted
 from kvchat.engine.api.ids import RequestId, SequenceId
 from kvchat.engine.api.request import Request, StopMatcher
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.api.snapshot import Tier
-from kvchat.engine.api.status import EnginePhase
 from kvchat.engine.engine import Engine
 from kvchat.engine.worker import NICENESS, Worker, WorkerHandle
 from kvchat.errors import EngineFailed, InvalidRequest, ModelError

@@ -9,7 +9,7 @@ from threading import Event, Thread
 
 import pytest
 
-from kvchat.remote.chat import RemoteChat
+from kvchat.remote.chat_service import RemoteChat
 from kvchat.remote.endpoint import RemoteServer
 from kvchat.session.store import SessionStore
 from tests.serving import conftest as serving

@@ -20,7 +20,7 @@ from gguf import GGUFWriter, TokenType
 
 from kvchat.chat.service import TurnFinished
 from kvchat.engine.models.locate import locate_model
-from kvchat.remote.chat import RemoteChat
+from kvchat.remote.chat_service import RemoteChat
 from kvchat.remote.endpoint import RemoteServer
 from kvchat.session.store import SessionStore
 from kvchat.session.tree import Finish

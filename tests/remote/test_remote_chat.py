@@ -17,7 +17,7 @@ from kvchat.errors import (
     RemoteError,
     UsageError,
 )
-from kvchat.remote.chat import RemoteChat
+from kvchat.remote.chat_service import RemoteChat
 from kvchat.remote.endpoint import RemoteServer, client_key
 from kvchat.session.store import SessionStore
 from kvchat.session.tree import Finish, Turn

@@ -6,7 +6,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvchat.session import damaged_turns
+from kvchat.session import digest_repair
 from kvchat.session.store import Outcome, SessionStore
 from kvchat.session.template import prompts
 from kvchat.session.template.chat_template import ChatTemplate
@@ -132,7 +132,7 @@ def look(place: Path, template: ChatTemplate) -> Seen:
         for session in sessions.values():
             for branch in store.branches(session.id):
                 path = store.turns_to(branch.leaf_id)
-                paths[session.id, str(branch.name)] = damaged_turns.mend(store, template, session, path)
+                paths[session.id, str(branch.name)] = digest_repair.mend(store, template, session, path)
             numbers = {turn.id: number for number, turn in enumerate(store.all_turns(session.id))}
             turns |= {turn.id: turn for turn in store.all_turns(session.id)}
             assert all(

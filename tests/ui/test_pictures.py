@@ -8,9 +8,9 @@ from textual.app import App, ComposeResult
 from textual.widget import Widget
 
 import kvchat.ui
+from kvchat.engine.api.engine_phase import EnginePhase, EngineStatus
 from kvchat.engine.api.ids import SequenceId
 from kvchat.engine.api.snapshot import Tier
-from kvchat.engine.api.status import EnginePhase, EngineStatus
 from kvchat.session.tree import MAIN, Branch, BranchName, Session, SessionId
 from kvchat.ui.state.cache_history import Recent
 from kvchat.ui.theme import KVCHAT_THEME, own_variables

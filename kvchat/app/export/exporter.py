@@ -9,15 +9,15 @@ from pathlib import Path
 from kvchat.app.config import Settings
 from kvchat.app.export.formats import Format
 from kvchat.app.export.readable import portable_name, readable_text
-from kvchat.engine.memory.disk.bundle_block_store import BundleBlockStore
+from kvchat.engine.memory.disk.offline_block_store import OfflineBlockStore
 from kvchat.engine.memory.disk.store import DiskStore
-from kvchat.engine.models.fingerprint_inputs import layouts_of, recall
+from kvchat.engine.models.known_fingerprints import layouts_of, recall
 from kvchat.errors import UsageError
 from kvchat.session.bundle.block_layout import BundleRegion
 from kvchat.session.bundle.manifest import BundleBranch, BundleModel, Manifest
 from kvchat.session.bundle.session_blocks import session_blocks
 from kvchat.session.bundle.writer import SourceBlock, Written, new_file, write_bundle
-from kvchat.session.kv.usable_blocks import chain_root
+from kvchat.session.kv.block_references import chain_root
 from kvchat.session.store import SessionStore
 from kvchat.session.tree import Branch, Session, Turn
 from kvchat.text.figures import bytes_text, plural
@@ -149,7 +149,7 @@ def write_session(
                 limit_bytes=None,
                 encryptor=settings.engine.encryptor,
             )
-            block_store = stack.enter_context(closing(BundleBlockStore(store)))
+            block_store = stack.enter_context(closing(OfflineBlockStore(store)))
             blocks = session_blocks(block_store, turns, kv.fingerprint, session.namespace, kv.block_size)
         return write_bundle(
             write,

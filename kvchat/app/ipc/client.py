@@ -13,13 +13,13 @@ from typing import Any, TypeVar
 from kvchat.app.ipc.socket_path import is_own_user, is_private
 from kvchat.app.ipc.wire import EVENTS, VERSION, Channel, ProtocolError, plain, restored, restored_error
 from kvchat.engine.api.config import EngineInfo
+from kvchat.engine.api.engine_phase import EnginePhase, EngineStatus
 from kvchat.engine.api.event_queue import EventQueue
 from kvchat.engine.api.events import Event, RequestFinished
 from kvchat.engine.api.ids import RequestId, SequenceId
 from kvchat.engine.api.inspection import InspectedBlock, InspectionRequest
 from kvchat.engine.api.request import Request
 from kvchat.engine.api.snapshot import CacheSnapshot
-from kvchat.engine.api.status import EnginePhase, EngineStatus
 from kvchat.errors import EngineFailed, KvchatError
 from kvchat.session.template.text_stream import StopStrings
 

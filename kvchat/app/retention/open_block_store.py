@@ -6,12 +6,12 @@ from kvchat.app.config import Settings
 from kvchat.app.retention.view_blocks import add_view_turns
 from kvchat.engine.api.ids import GroupId, root_key
 from kvchat.engine.memory.disk.block_file import Layout
-from kvchat.engine.memory.disk.bundle_block_store import BundleBlockStore
 from kvchat.engine.memory.disk.io import SYSTEM, SystemFiles
+from kvchat.engine.memory.disk.offline_block_store import OfflineBlockStore
 from kvchat.engine.memory.disk.pinned_blocks import used_views
 from kvchat.engine.memory.disk.store import DiskStore
 from kvchat.engine.models.checkpoints.prepared import elsewhere
-from kvchat.session.kv.usable_blocks import References, references, runs_of
+from kvchat.session.kv.block_references import References, references, runs_of
 from kvchat.session.store import SessionStore
 from kvchat.session.tree import Session, Turn
 
@@ -23,7 +23,7 @@ def open_block_store(
     *,
     block_size: int,
     files: SystemFiles = SYSTEM,
-) -> BundleBlockStore:
+) -> OfflineBlockStore:
     """Open the blocks of a fingerprint; what exceeds the limits goes."""
     engine, cache_dir = settings.engine, settings.paths.cache_dir
     store = DiskStore(
@@ -37,13 +37,13 @@ def open_block_store(
         files=files,
         elsewhere=elsewhere(cache_dir),
     )
-    return BundleBlockStore(store)
+    return OfflineBlockStore(store)
 
 
 def drop_blocks(
     settings: Settings,
     store: SessionStore,
-    block_store: BundleBlockStore,
+    block_store: OfflineBlockStore,
     session: Session,
     turns: Sequence[Turn],
 ) -> int:

@@ -12,7 +12,7 @@ from kvchat.engine.api.config import EngineConfig
 from kvchat.errors import EngineFailed, SessionNotFound, StorageError
 from kvchat.platform.encryptor import Encryptor
 from kvchat.session.branch_removal_plan import BranchRemoval
-from kvchat.session.kv.usable_blocks import References, add_turns
+from kvchat.session.kv.block_references import References, add_turns
 from kvchat.session.store import Outcome, SessionStore
 from kvchat.session.tree import Branch, SessionId, Turn, TurnId, Verification
 from kvchat.text.figures import bytes_text, plural

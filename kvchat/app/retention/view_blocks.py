@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from kvchat.engine.api.ids import BlockKey, block_key, u32le
 from kvchat.engine.api.view import View
 from kvchat.engine.formats.view_schedule import schedule_over
+from kvchat.session.kv.block_references import References, Run, chain_root
 from kvchat.session.kv.provenance import namespace_of
-from kvchat.session.kv.usable_blocks import References, Run, chain_root
 from kvchat.session.tree import Session, Turn, path_to, path_token_ids
 
 

@@ -11,7 +11,7 @@ from kvchat.cli.output.streams import Output, Status, as_json, written_as_json
 from kvchat.cli.parser.options import ListOptions
 from kvchat.cli.parser.typer_parameters import Argument, option_class
 from kvchat.engine.formats.kv_size import cache_sizes, read_shape
-from kvchat.engine.models.checkpoints.weight_files import check_model, read_config, weight_files
+from kvchat.engine.models.checkpoints.model_directory_check import check_model, read_config, weight_files
 from kvchat.engine.models.locate import GGUF_SUFFIX, STARTER, locate_model
 from kvchat.errors import KvchatError, ModelNotFound
 from kvchat.platform.host_memory import available_bytes

@@ -92,7 +92,7 @@ TALKING = (
     ),
     _command(
         "resume",
-        "resume:resume",
+        "interface:resume",
         "Open the terminal interface.",
         "kvchat resume demo",
         "kvchat demo    # the same",

@@ -10,12 +10,12 @@ from kvchat.engine.api.cache_format import parse_cache_format
 from kvchat.engine.api.config import BLOCK_SIZE, CACHE_FORMATS
 from kvchat.engine.api.view import PRUNING, PYRAMID, SHADOW, SNAPKV, WINDOW
 from kvchat.engine.formats.full.spec import FullSpec
+from kvchat.engine.formats.groups_in_format import stored_groups
 from kvchat.engine.formats.kv_size import AttentionShape
 from kvchat.engine.formats.latent.spec import LatentSpec
 from kvchat.engine.formats.shadow.memory import beside_bytes
 from kvchat.engine.formats.sliding.spec import SlidingSpec
 from kvchat.engine.formats.spec import CacheSpec, Group, group_layers
-from kvchat.engine.formats.stored_groups import stored_groups
 from kvchat.engine.formats.view_schedule import ViewSchedules
 from kvchat.errors import ConfigError
 

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from kvchat.engine.api.ids import GroupId
-from kvchat.engine.formats.attention import AttentionCall, AttentionMetadata, LayerPool, LayerStep
+from kvchat.engine.formats.attention_metadata import AttentionCall, AttentionMetadata, LayerPool, LayerStep
 from kvchat.engine.formats.fp8_latent.attend import Fp8LatentAttention
 from kvchat.engine.formats.fp8_latent.codec import Fp8LatentCodec
 from kvchat.engine.formats.fp8_latent.spec import Fp8LatentSpec

@@ -16,7 +16,7 @@ from enum import Enum, auto
 from typing import ClassVar
 
 from kvchat.engine.api.ids import GroupId
-from kvchat.engine.kernels.attention_sizes import AttentionSizes, KernelSizes
+from kvchat.engine.kernels.attention_shapes import AttentionSizes, KernelSizes
 
 BlockRange = tuple[int, int]
 """Blocks [start, end) of a sequence, by number."""

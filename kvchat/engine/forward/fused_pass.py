@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from kvchat.engine.api.ids import GroupId
-from kvchat.engine.formats.attention import AttentionMetadata, LayerPool
+from kvchat.engine.formats.attention_metadata import AttentionMetadata, LayerPool
 from kvchat.engine.formats.quantized.attend import old_blocks, quantized_pool
 from kvchat.engine.forward.runner import ForwardPass, InputBatch
 from kvchat.engine.kernels.decoder_layers.args import FusedLayerPool, GroupRows, StepRows

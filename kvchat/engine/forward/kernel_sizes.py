@@ -5,7 +5,7 @@ from typing import Any
 
 from kvchat.engine.formats.shadow.spec import shadow_specs
 from kvchat.engine.formats.spec import Group
-from kvchat.engine.kernels.attention_sizes import AttentionSizes, KernelSizes, LatentSizes, ShadowSizes
+from kvchat.engine.kernels.attention_shapes import AttentionSizes, KernelSizes, LatentSizes, ShadowSizes
 
 
 def sizes_in_config(config: Any, block_size: int) -> tuple[KernelSizes, ...]:

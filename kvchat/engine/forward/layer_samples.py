@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kvchat.engine.formats.attention import AttentionCall, AttentionMetadata
+from kvchat.engine.formats.attention_metadata import AttentionCall, AttentionMetadata
 from kvchat.engine.formats.format_table import PagedAttention
 from kvchat.engine.formats.spec import Group
 from kvchat.engine.forward.packed_and_sequence_pass import PackedPass

@@ -10,7 +10,7 @@ from dataclasses import replace
 import torch
 
 from kvchat.engine.formats.spec import Group, Selection
-from kvchat.engine.forward.fusion import (
+from kvchat.engine.forward.fused_check import (
     FusionSample,
     float_layers,
     in_float32,

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kvchat.engine.formats.attention import AttentionMetadata, LayerPool
+from kvchat.engine.formats.attention_metadata import AttentionMetadata, LayerPool
 from kvchat.engine.forward.runner import InputBatch
 from kvchat.engine.kernels.decoder_layers.args import DecoderLayer
-from kvchat.engine.kernels.decoder_layers.between_attention import (
+from kvchat.engine.kernels.decoder_layers.torch_layers import (
     LayerWeights,
     Projected,
     after_attention,

@@ -30,7 +30,7 @@ from kvchat.engine.models.probing.attention_probe import (
     probe_gathered_layers,
     probe_layers,
 )
-from kvchat.engine.models.probing.rope_layout import rope_layouts
+from kvchat.engine.models.probing.latent_rope_layout import rope_layouts
 from kvchat.errors import UnsupportedModel
 
 OWN_ATTENTION = "eager"

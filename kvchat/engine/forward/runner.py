@@ -17,7 +17,7 @@ from torch import Tensor
 
 from kvchat.engine.api.ids import GroupId, SequenceId
 from kvchat.engine.cache.block_operations import TableChange
-from kvchat.engine.formats.attention import AttentionMetadata, Step
+from kvchat.engine.formats.attention_metadata import AttentionMetadata, Step
 from kvchat.engine.formats.full.attend import FullMetadataBuilder
 from kvchat.engine.sequences.batch_plan import Batch, Chunk
 

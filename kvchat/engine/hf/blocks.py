@@ -24,7 +24,7 @@ from kvchat.engine.api.ids import GroupId
 from kvchat.engine.cache.block_operations import Move
 from kvchat.engine.cache.device_tier import DeviceTier
 from kvchat.engine.cache.manager import CacheManager
-from kvchat.engine.formats.attention import AttentionMetadata
+from kvchat.engine.formats.attention_metadata import AttentionMetadata
 from kvchat.engine.formats.pool_sizing import pool_blocks
 from kvchat.engine.formats.spec import Group, group_layers
 from kvchat.engine.kernels.paged_attention.args import SequenceSpan

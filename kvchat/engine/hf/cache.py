@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from kvchat.engine.api.ids import GroupId
-from kvchat.engine.formats.attention import AttentionMetadata
+from kvchat.engine.formats.attention_metadata import AttentionMetadata
 from kvchat.engine.formats.full.transformers_cache import TransformersCache
 from kvchat.engine.hf.batch_rows import BatchRows
 from kvchat.engine.hf.blocks import HFBlocks

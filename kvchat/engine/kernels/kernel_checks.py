@@ -17,7 +17,7 @@ from torch import Tensor
 
 from kvchat.engine.kernels import latent_attention as latent
 from kvchat.engine.kernels import latent_record, move_blocks, paged_attention, rope_and_store, store_kv
-from kvchat.engine.kernels.attention_sizes import AttentionSizes, KernelSizes, LatentSizes
+from kvchat.engine.kernels.attention_shapes import AttentionSizes, KernelSizes, LatentSizes
 from kvchat.engine.kernels.fp8_record import Fp8Record
 from kvchat.engine.kernels.health import HEALTH, Health
 from kvchat.engine.kernels.latent_attention.args import LatentArgs

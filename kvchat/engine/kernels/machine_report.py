@@ -8,10 +8,10 @@ from pathlib import Path
 import torch
 
 from kvchat.engine.kernels.decoder_layers.native import rounds_products
-from kvchat.engine.kernels.device import why_unsupported
 from kvchat.engine.kernels.health import HEALTH
 from kvchat.engine.kernels.native.library import library, why_not
 from kvchat.engine.kernels.threads import usable_cores
+from kvchat.engine.kernels.triton_support import why_unsupported
 from kvchat.platform.host_memory import available_bytes
 
 _CPUINFO = Path("/proc/cpuinfo")

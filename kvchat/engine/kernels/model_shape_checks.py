@@ -17,7 +17,7 @@ from kvchat.engine.kernels import (
     quantized_attention,
     store_kv,
 )
-from kvchat.engine.kernels.attention_sizes import AttentionSizes, KernelSizes, LatentSizes
+from kvchat.engine.kernels.attention_shapes import AttentionSizes, KernelSizes, LatentSizes
 from kvchat.engine.kernels.fp8_record import Fp8Record
 from kvchat.engine.kernels.kernel_checks import (
     NUM_NEW,

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from kvchat.engine.kernels import shadow_kv
-from kvchat.engine.kernels.attention_sizes import ShadowSizes
+from kvchat.engine.kernels.attention_shapes import ShadowSizes
 from kvchat.engine.kernels.kernel_checks import KernelCheck, largest_error, random_numbers
 from kvchat.engine.kernels.shadow_kv import Change, Rotations, reference
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kvchat.engine.kernels.transfer_streams import Event, Stream, Work
+from kvchat.engine.kernels.stream_protocol import Event, Stream, Work
 
 
 @dataclass(frozen=True, slots=True)

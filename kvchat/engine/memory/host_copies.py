@@ -13,7 +13,7 @@ from torch import Tensor
 from kvchat.engine.api.ids import BlockId, GroupId
 from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.cache.block_operations import Copy, Demote, Move, Promote
-from kvchat.engine.kernels.transfer_streams import Event, Stream, Streams
+from kvchat.engine.kernels.stream_protocol import Event, Stream, Streams
 from kvchat.engine.memory.aligned_memory import Pages
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.host_pool import HostPool

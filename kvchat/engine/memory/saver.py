@@ -18,7 +18,7 @@ from torch import Tensor
 
 from kvchat.engine.api.ids import BlockId, BlockKey, GroupId
 from kvchat.engine.cache.block_operations import Save
-from kvchat.engine.kernels.transfer_streams import Event, Stream, Streams
+from kvchat.engine.kernels.stream_protocol import Event, Stream, Streams
 from kvchat.engine.memory.aligned_memory import mapped
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.disk.store import BlockHeader, DiskStore

@@ -9,14 +9,14 @@ from typing import Any
 
 from kvchat.engine.api.ids import GroupId
 from kvchat.engine.memory.disk.block_file import Layout
-from kvchat.engine.models.checkpoints.lora_files import adapter_weights
-from kvchat.engine.models.checkpoints.weight_digests import WeightDigests
-from kvchat.engine.models.checkpoints.weight_files import (
+from kvchat.engine.models.checkpoints.lora_check import adapter_weights
+from kvchat.engine.models.checkpoints.model_directory_check import (
     ADAPTER_CONFIG,
     read_config,
     read_json,
     weight_files,
 )
+from kvchat.engine.models.checkpoints.weight_digests import WeightDigests
 
 FINGERPRINT_BYTES = 32
 _PERSON = b"kvchat.print1"

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import eager_mask
 
-from kvchat.engine.formats.attention import AttentionCall
+from kvchat.engine.formats.attention_metadata import AttentionCall
 
 IMPLEMENTATION = "kvchat"
 PROBE_IMPLEMENTATION = "kvchat-probe"

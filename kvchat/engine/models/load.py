@@ -12,8 +12,8 @@ import torch
 import transformers
 from torch import nn
 
+from kvchat.engine.models.checkpoints.model_directory_check import read_config
 from kvchat.engine.models.checkpoints.unmap import own_memory
-from kvchat.engine.models.checkpoints.weight_files import read_config
 from kvchat.engine.models.latent import check_latent_sizes
 from kvchat.engine.models.lora import merge_adapter
 from kvchat.errors import ConfigError, ModelUnreadable, OutOfMemory, UnsupportedModel

@@ -9,7 +9,7 @@ from threading import Thread
 from typing import TYPE_CHECKING
 
 from kvchat import starter
-from kvchat.engine.models.checkpoints.weight_files import check_model
+from kvchat.engine.models.checkpoints.model_directory_check import check_model
 from kvchat.errors import ModelError, ModelNotFound, ModelUnreadable
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
-from kvchat.engine.models.checkpoints.lora_files import adapter_weights, check_adapter
+from kvchat.engine.models.checkpoints.lora_check import adapter_weights, check_adapter
 from kvchat.errors import KvchatError, OutOfMemory, UnsupportedModel
 
 

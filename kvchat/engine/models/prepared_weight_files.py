@@ -11,6 +11,7 @@ import torch
 from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.models.checkpoints.disk_budget import DiskBudget
 from kvchat.engine.models.checkpoints.fp8 import write_expanded
+from kvchat.engine.models.checkpoints.model_directory_check import has_fp8_blocks, read_config
 from kvchat.engine.models.checkpoints.prepared import (
     EXPANDED,
     PREPARED_DIR,
@@ -21,7 +22,6 @@ from kvchat.engine.models.checkpoints.prepared import (
 )
 from kvchat.engine.models.checkpoints.quantize import Recipe, quantized_dir
 from kvchat.engine.models.checkpoints.weight_digests import WeightDigests
-from kvchat.engine.models.checkpoints.weight_files import has_fp8_blocks, read_config
 from kvchat.engine.models.fingerprint import read_checkpoint
 from kvchat.engine.models.load import LoadedModel, load_model
 from kvchat.errors import ConfigError

@@ -5,7 +5,7 @@ import struct
 from pathlib import Path
 from typing import Any
 
-from kvchat.engine.models.checkpoints.weight_files import read_config, weight_files
+from kvchat.engine.models.checkpoints.model_directory_check import read_config, weight_files
 from kvchat.errors import ModelUnreadable
 
 AUTO = "auto"

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from kvchat.engine.api.ids import BlockKey, GroupId, block_key, u32le
 from kvchat.engine.formats.spec import Group
 from kvchat.engine.memory.disk.block_file import BlockHeader
-from kvchat.engine.memory.disk.bundle_block_store import BundleBlockStore, NewBlock
+from kvchat.engine.memory.disk.offline_block_store import NewBlock, OfflineBlockStore
 from kvchat.engine.quality.convert import RUN_LEN, Converter, Payloads
 from kvchat.errors import CacheError, StorageError
 
@@ -67,8 +67,8 @@ class Conversion:
     def __init__(
         self,
         converter: Converter,
-        source: BundleBlockStore,
-        target: BundleBlockStore,
+        source: OfflineBlockStore,
+        target: OfflineBlockStore,
         roots: tuple[BlockKey, BlockKey],
         paths: Iterable[Sequence[int]],
     ) -> None:
@@ -217,7 +217,7 @@ class Conversion:
         return (number + 1) * self._size > group.spec.first_visible(num_tokens)
 
 
-def _bytes(block_store: BundleBlockStore, groups: Iterable[GroupId]) -> int:
+def _bytes(block_store: OfflineBlockStore, groups: Iterable[GroupId]) -> int:
     return sum(region.nbytes for group in groups for region in block_store.layouts[group])
 
 

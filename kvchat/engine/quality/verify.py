@@ -14,7 +14,7 @@ from kvchat.engine.formats.full.codec import Codec, relative
 from kvchat.engine.formats.spec import CacheSpec, Group
 from kvchat.engine.memory.device_pool import TORCH_DTYPES
 from kvchat.engine.memory.disk.block_file import Layout
-from kvchat.engine.memory.disk.bundle_block_store import BundleBlockStore, NewBlock
+from kvchat.engine.memory.disk.offline_block_store import NewBlock, OfflineBlockStore
 from kvchat.engine.quality.recompute import ComputedBlock, ReadPast, Recompute
 from kvchat.errors import ConfigError, StorageError
 
@@ -80,7 +80,7 @@ class Verifier:
             names say, and none of them may be written under these.
     """
 
-    def __init__(self, recompute: Recompute, groups: Sequence[Group], block_store: BundleBlockStore) -> None:
+    def __init__(self, recompute: Recompute, groups: Sequence[Group], block_store: OfflineBlockStore) -> None:
         if any(group.spec.selection.has_hidden_blocks for group in groups):
             raise ConfigError(
                 "KV is verified in the format in which it is stored, and a view stores it exact; use "

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from kvchat.engine.api.sampling_params import SamplingParams
-from kvchat.engine.kernels.device import upload
+from kvchat.engine.kernels.triton_support import upload
 
 LEAST_TEMPERATURE = 1e-6
 """Below this, float32 leaves only the most probable token anyway, and dividing by less would overflow."""

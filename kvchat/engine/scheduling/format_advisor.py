@@ -6,11 +6,11 @@ from kvchat.engine.api.cache_format import EXACT, parse_cache_format
 from kvchat.engine.api.config import EngineInfo
 from kvchat.engine.api.view import OFFERED_SHADOW, is_view
 from kvchat.engine.cache.manager import CacheManager
+from kvchat.engine.formats.groups_in_format import stored_groups
 from kvchat.engine.formats.pool_sizing import least_blocks, pool_blocks
 from kvchat.engine.formats.shadow.memory import beside_bytes, divided
 from kvchat.engine.formats.shadow.settings import least_prompt
 from kvchat.engine.formats.spec import Group, Selection
-from kvchat.engine.formats.stored_groups import stored_groups
 from kvchat.errors import ConfigError, PoolExhausted
 
 TRIED = ("int8", "fp8", "int4", "int2")

@@ -19,7 +19,7 @@ from kvchat.engine.api.ids import SequenceId
 from kvchat.engine.cache.block_operations import Move
 from kvchat.engine.cache.manager import CacheManager
 from kvchat.engine.forward.runner import Runner
-from kvchat.engine.kernels.device import upload
+from kvchat.engine.kernels.triton_support import upload
 from kvchat.engine.scheduling.scheduler import Scheduler
 from kvchat.engine.sequences.batch_plan import Batch, Chunk
 from kvchat.engine.sequences.completion_sequence import Completion

@@ -22,14 +22,14 @@ from kvchat.engine.formats.shadow.memory import ShadowedMemory, divided, in_host
 from kvchat.engine.formats.shadow.shadows import Shadows
 from kvchat.engine.formats.shadow.spec import shadow_specs
 from kvchat.engine.formats.spec import Group, Lifetime
-from kvchat.engine.forward.fusion import Fusion, fused_pass, fusion_of
+from kvchat.engine.forward.fused_check import Fusion, fused_pass, fusion_of
 from kvchat.engine.forward.kernel_sizes import shadow_sizes
 from kvchat.engine.forward.layerwise_check import walking_pass
 from kvchat.engine.forward.runner import ForwardPass, Runner
 from kvchat.engine.forward.self_check_cache import name_of
-from kvchat.engine.kernels.device import is_interpreted
 from kvchat.engine.kernels.machine_report import processor_name
-from kvchat.engine.kernels.transfer_streams import InlineStreams
+from kvchat.engine.kernels.stream_protocol import InlineStreams
+from kvchat.engine.kernels.triton_support import is_interpreted
 from kvchat.engine.memory.aligned_memory import MOST_BYTES, prefault
 from kvchat.engine.memory.cuda_streams import CudaStreams
 from kvchat.engine.memory.device_pool import TORCH_DTYPES, DevicePool

@@ -16,12 +16,12 @@ from kvchat.engine.forward.layerwise_pass import LayerwisePass
 from kvchat.engine.forward.packed_and_sequence_pass import PackedPass
 from kvchat.engine.forward.runner import ForwardPass
 from kvchat.engine.kernels import quantized_attention
-from kvchat.engine.kernels.attention_sizes import KernelSizes, ShadowSizes
+from kvchat.engine.kernels.attention_shapes import KernelSizes, ShadowSizes
 from kvchat.engine.kernels.bounds_checks import debugs
-from kvchat.engine.kernels.device import is_supported, takes_triton
 from kvchat.engine.kernels.kernel_checks import FUSED_TRIALS, LATENT_TRIALS, TRIALS, try_kernels
 from kvchat.engine.kernels.model_shape_checks import trials_of
 from kvchat.engine.kernels.shadow_checks import trials_in
+from kvchat.engine.kernels.triton_support import is_supported, takes_triton
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.models.load import DTYPES
 from kvchat.engine.startup.memory_profile import Lengths

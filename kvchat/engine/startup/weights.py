@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from kvchat.engine.api.cache_format import parse_cache_format
 from kvchat.engine.api.config import EngineConfig, EngineInfo
+from kvchat.engine.formats.groups_in_format import stored_groups
 from kvchat.engine.formats.spec import Group
-from kvchat.engine.formats.stored_groups import stored_groups
 from kvchat.engine.forward import self_check
 from kvchat.engine.forward.kernel_sizes import sizes_in_config, sizes_in_groups
 from kvchat.engine.forward.model_route import ModelPlan, Route, choose_route
@@ -25,11 +25,11 @@ from kvchat.engine.kernels.threads import choose_threads
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.disk.open_tier import open_store
 from kvchat.engine.memory.disk.store import DiskStore
-from kvchat.engine.models.checkpoints.lora_files import check_adapter
+from kvchat.engine.models.checkpoints.lora_check import check_adapter
+from kvchat.engine.models.checkpoints.model_directory_check import ADAPTER_CONFIG, check_model
 from kvchat.engine.models.checkpoints.weight_digests import WeightDigests
-from kvchat.engine.models.checkpoints.weight_files import ADAPTER_CONFIG, check_model
 from kvchat.engine.models.fingerprint import Checkpoint, Storage, digest_of, fields_of, read_checkpoint
-from kvchat.engine.models.fingerprint_inputs import remember
+from kvchat.engine.models.known_fingerprints import remember
 from kvchat.engine.models.linear.packed import overwrite, tensors_of
 from kvchat.engine.models.load import LoadedModel
 from kvchat.engine.models.prepared_weight_files import WeightForm, WeightSource, in_wanted_form

@@ -22,7 +22,7 @@ from kvchat.session.bundle.fields import Count, Digest, read_header
 from kvchat.session.bundle.manifest import BundleModel, Manifest, read_manifest
 from kvchat.session.bundle.turn_record import read_turn
 from kvchat.session.bundle.writer import Progress
-from kvchat.session.kv.usable_blocks import References, runs_of
+from kvchat.session.kv.block_references import References, runs_of
 from kvchat.session.store import new_session_id, new_turn_id
 from kvchat.session.tree import Branch, BranchName, Session, SessionId, Turn, TurnId
 

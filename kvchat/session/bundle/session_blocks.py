@@ -3,14 +3,14 @@
 from collections.abc import Iterator, Sequence
 
 from kvchat.engine.api.ids import BlockKey, block_key, from_u32le, root_key
-from kvchat.engine.memory.disk.bundle_block_store import BundleBlockStore
+from kvchat.engine.memory.disk.offline_block_store import OfflineBlockStore
 from kvchat.session.bundle.writer import SourceBlock
-from kvchat.session.kv.usable_blocks import Run, runs_of
+from kvchat.session.kv.block_references import Run, runs_of
 from kvchat.session.tree import Turn
 
 
 def session_blocks(
-    source: BundleBlockStore, turns: Sequence[Turn], fingerprint: bytes, namespace: str, block_size: int
+    source: OfflineBlockStore, turns: Sequence[Turn], fingerprint: bytes, namespace: str, block_size: int
 ) -> Iterator[SourceBlock]:
     """Yield what is stored of a session's blocks and tails, with the names that native ones have.
 
@@ -36,7 +36,7 @@ def session_blocks(
             yield from _parts(source, run, named.parent, key, token_ids)
 
 
-def _stored_ids(source: BundleBlockStore, run: Run, full: Sequence[bytes]) -> bytes | None:
+def _stored_ids(source: OfflineBlockStore, run: Run, full: Sequence[bytes]) -> bytes | None:
     """Return the ids of the block that holds a run, or of the tail that holds most of it.
 
     A tail that begins a full block is not needed: the block can be copied as far as the ids agree.
@@ -48,7 +48,7 @@ def _stored_ids(source: BundleBlockStore, run: Run, full: Sequence[bytes]) -> by
 
 
 def _parts(
-    source: BundleBlockStore, run: Run, parent: BlockKey, key: BlockKey, token_ids: bytes
+    source: OfflineBlockStore, run: Run, parent: BlockKey, key: BlockKey, token_ids: bytes
 ) -> Iterator[SourceBlock]:
     for group in source.groups_of(key):
         payload = source.read(group, run.parent, token_ids)

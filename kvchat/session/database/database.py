@@ -10,7 +10,7 @@ from threading import RLock
 from time import monotonic, sleep
 
 from kvchat.errors import StorageError
-from kvchat.platform import sqlite_connections
+from kvchat.platform import sqlite_locks
 from kvchat.platform.private_files import make_private
 from kvchat.session.database import backups, erasure, schema
 from kvchat.session.database.plain_tables import PLAIN, Tables
@@ -112,9 +112,7 @@ class Database:
         try:
             with self._lock, self._errors_told():
                 self._follow()
-                if erasure.is_long(self.path) and (
-                    is_writing or not sqlite_connections.is_alone(self._connection)
-                ):
+                if erasure.is_long(self.path) and (is_writing or not sqlite_locks.is_alone(self._connection)):
                     self._is_unerased = not erasure.is_owed(self.path)
                     return
                 erasure.erase(self._connection, self.path, indexes_words=self._tables.encryptor is None)
@@ -128,7 +126,7 @@ class Database:
         try:
             with self._lock, self._errors_told():
                 self._follow()
-                sqlite_connections.empty_log(self._connection)
+                sqlite_locks.empty_log(self._connection)
         except StorageError as error:
             log.warning("deleted words are still in the log: %s", error)
             with suppress(OSError):
@@ -206,7 +204,7 @@ class Database:
             found = _identity(self.path)
             self._tables.check(self.path)
             # Transactions are written out: sqlite3's own begin too late for a compare-and-set.
-            connection = sqlite_connections.connect(self.path, timeout_s=_BUSY_S)
+            connection = sqlite_locks.connect(self.path, timeout_s=_BUSY_S)
             try:
                 # Waits for whoever writes another file in place of this one; a log that is begun after that
                 # would lie beside the other file.
@@ -343,7 +341,7 @@ def _advice(error: Exception) -> str:
 def _create_private(path: Path) -> None:
     """Create the file for its owner alone; directories that are missing too."""
     make_private(path.parent)
-    sqlite_connections.create(path)
+    sqlite_locks.create(path)
     status = path.stat()
     if status.st_mode & 0o077 and status.st_uid == os.getuid():
         path.chmod(0o600)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from kvchat.platform import sqlite_connections
+from kvchat.platform import sqlite_locks
 from kvchat.session.database import backups
 
 _LONG_BYTES = 16 << 20
@@ -43,7 +43,7 @@ def erase(connection: sqlite3.Connection, path: Path, *, indexes_words: bool) ->
         if indexes_words:
             connection.execute("INSERT INTO turns_fts (turns_fts) VALUES ('optimize')")
     finally:
-        sqlite_connections.compact(connection)
+        sqlite_locks.compact(connection)
     # Last: a copy that was begun before the deletion is whole by now, and goes too.
     backups.forget_backups(path)
     if owed_ns is not None and _owed_ns(path) == owed_ns:

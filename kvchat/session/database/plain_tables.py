@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from kvchat.errors import EncryptionError, StorageError
-from kvchat.platform import sqlite_connections
+from kvchat.platform import sqlite_locks
 from kvchat.platform.encryptor import Encryptor
 from kvchat.platform.key_file import key_path
 from kvchat.session.database import rows, schema
@@ -97,7 +97,7 @@ PLAIN = PlainTables()
 def is_encrypted(path: Path) -> bool:
     """Return whether a file says that its rows are encrypted."""
     try:
-        header = sqlite_connections.first_bytes(path, _HEADER_BYTES)
+        header = sqlite_locks.first_bytes(path, _HEADER_BYTES)
     except OSError:
         return False
     return int.from_bytes(header[_MARK_AT : _MARK_AT + 4], "big") == ENCRYPTED_MARK

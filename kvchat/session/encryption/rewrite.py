@@ -11,7 +11,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 from kvchat.errors import StorageError
-from kvchat.platform import sqlite_connections
+from kvchat.platform import sqlite_locks
 from kvchat.platform.private_files import sync
 from kvchat.session.database.database import Database
 from kvchat.session.database.plain_tables import Tables
@@ -62,7 +62,7 @@ def converting_path(path: Path) -> Path:
 
 def _alone(path: Path, tables: Tables) -> sqlite3.Connection:
     """Open a database and keep everybody else out until it is closed."""
-    connection = sqlite_connections.connect(path, timeout_s=_BUSY_S)
+    connection = sqlite_locks.connect(path, timeout_s=_BUSY_S)
     try:
         connection.text_factory = lambda data: data.decode(errors="replace")
         tables.show(connection)

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from kvchat.engine.api.ids import BlockKey, GroupId, block_key
-from kvchat.engine.memory.disk.bundle_block_store import BundleBlockStore
+from kvchat.engine.memory.disk.offline_block_store import OfflineBlockStore
 from kvchat.session.tree import Turn, TurnId
 
 
@@ -43,7 +43,7 @@ def leaf_paths(turns: Sequence[Turn]) -> Iterator[tuple[int, ...]]:
 
 
 def blocks_on(
-    stored: BundleBlockStore, path: Sequence[int], root: BlockKey, native_root: BlockKey
+    stored: OfflineBlockStore, path: Sequence[int], root: BlockKey, native_root: BlockKey
 ) -> Iterator[PathBlock]:
     """Yield the stored blocks and tails of a path, block by block."""
     size = stored.block_size
@@ -62,7 +62,7 @@ def blocks_on(
 
 
 def _found(
-    stored: BundleBlockStore,
+    stored: OfflineBlockStore,
     number: int,
     key: BlockKey,
     parents: tuple[BlockKey, BlockKey],

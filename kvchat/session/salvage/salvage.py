@@ -18,7 +18,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from kvchat.errors import StorageError
-from kvchat.platform import sqlite_connections
+from kvchat.platform import sqlite_locks
 from kvchat.platform.private_files import sync
 from kvchat.platform.writer_liveness import Writers
 from kvchat.session.database import rows
@@ -96,7 +96,7 @@ def _is_emptied(path: Path) -> bool:
 
 def _has_unknown_format(path: Path) -> bool:
     """Return whether a database names a format that SQLite would read and never write: damage alone does."""
-    head = sqlite_connections.first_bytes(path, len(_FIXED_HEADER))
+    head = sqlite_locks.first_bytes(path, len(_FIXED_HEADER))
     return head[:16] == _FIXED_HEADER[:16] and max(head[18:20], default=0) > _NEWEST_FORMAT
 
 
@@ -125,9 +125,9 @@ def _replace(path: Path, tables: Tables) -> SalvageReport:
         target.row_factory = sqlite3.Row
         target.execute("PRAGMA synchronous = FULL")
         tables.migrate(target, new)
-        first_pages = [sqlite_connections.first_bytes(new, PAGE_BYTES)]
+        first_pages = [sqlite_locks.first_bytes(new, PAGE_BYTES)]
         target.execute("VACUUM")
-        first_pages.append(sqlite_connections.first_bytes(new, PAGE_BYTES))
+        first_pages.append(sqlite_locks.first_bytes(new, PAGE_BYTES))
         tables.show(target)
         _collect(target, tables, _sources(aside, backup_paths(path), first_pages, tables))
         report = _report(target, aside)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvchat.errors import KvchatError
-from kvchat.text.attachments import (
+from kvchat.text.attached_files import (
     PASTED,
     Attachment,
     before_message,

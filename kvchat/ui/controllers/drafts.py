@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from kvchat.errors import KvchatError
 from kvchat.session.tree import SessionId
-from kvchat.text.attachments import before_message, words_of
+from kvchat.text.attached_files import before_message, words_of
 from kvchat.ui.controllers.composer import ComposerController
 from kvchat.ui.controllers.revisions import RevisionController
 from kvchat.ui.controllers.screen_services import ScreenServices

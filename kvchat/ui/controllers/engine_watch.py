@@ -6,8 +6,8 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from kvchat.app.interface_types import EngineView
+from kvchat.engine.api.engine_phase import EnginePhase, EngineStatus
 from kvchat.engine.api.snapshot import CacheSnapshot, SequenceUsage
-from kvchat.engine.api.status import EnginePhase, EngineStatus
 from kvchat.session.tree import Session
 from kvchat.text.trust import trust_words
 from kvchat.ui.key_names import key_name

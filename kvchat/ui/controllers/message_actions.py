@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from kvchat.chat.events import MOST_SAMPLES, Alternative, EditCost
 from kvchat.errors import KvchatError
 from kvchat.session.tree import Role, Turn
-from kvchat.text.attachments import shown_message
+from kvchat.text.attached_files import shown_message
 from kvchat.text.cache_usage import price_words
 from kvchat.text.figures import plural
 from kvchat.text.fit_text import fitted, one_line

@@ -13,7 +13,7 @@ from kvchat.chat.events import EditCost, Revision
 from kvchat.engine.api.snapshot import CacheSnapshot
 from kvchat.errors import KvchatError
 from kvchat.session.tree import Turn
-from kvchat.text.attachments import before_message
+from kvchat.text.attached_files import before_message
 from kvchat.text.revision import (
     COSTLY_TOKENS,
     changed_words,

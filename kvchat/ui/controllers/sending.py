@@ -9,7 +9,7 @@ from pathlib import Path
 
 from kvchat.errors import KvchatError
 from kvchat.session.tree import Turn, TurnId
-from kvchat.text.attachments import Attachment, before_message, read_attachment
+from kvchat.text.attached_files import Attachment, before_message, read_attachment
 from kvchat.text.fit_text import one_line
 from kvchat.ui.controllers.composer import ComposerController
 from kvchat.ui.controllers.revisions import RevisionController

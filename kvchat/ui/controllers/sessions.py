@@ -21,7 +21,7 @@ from kvchat.ui.state.stored_sessions import StoredSessions
 from kvchat.ui.widgets.session_rows import SearchFinding
 
 if TYPE_CHECKING:
-    from kvchat.app.export.interface_files import InterfaceFiles
+    from kvchat.app.interface_storage import InterfaceStorage
     from kvchat.session.store import SessionStore
 
 log = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ class SessionController:
         self,
         screen: ScreenServices,
         store: "SessionStore",
-        files: "InterfaceFiles",
+        files: "InterfaceStorage",
         turns: TurnRunner,
         conversations: ConversationController,
     ) -> None:

@@ -16,11 +16,11 @@ from textual.widget import Widget
 from textual.widgets import Static
 
 from kvchat.app.interface_types import EngineView
+from kvchat.engine.api.engine_phase import EnginePhase, EngineStatus
 from kvchat.engine.api.snapshot import CacheSnapshot
-from kvchat.engine.api.status import EnginePhase, EngineStatus
 from kvchat.errors import KvchatError
 from kvchat.session.tree import Turn
-from kvchat.text.attachments import shown_message, words_of
+from kvchat.text.attached_files import shown_message, words_of
 from kvchat.text.fit_text import one_line
 from kvchat.ui.commands import SlashCommand
 from kvchat.ui.controllers.cache_inspector import InspectorController

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from kvchat.engine.api.status import EnginePhase
+from kvchat.engine.api.engine_phase import EnginePhase
 from kvchat.text.figures import plural
 from kvchat.text.fit_text import fitted, one_line
 from kvchat.ui.widgets.session_rows import title_of

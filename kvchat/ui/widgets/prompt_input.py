@@ -11,7 +11,7 @@ from textual.message import Message
 from textual.style import Style
 from textual.widgets import Static, TextArea
 
-from kvchat.text.attachments import cleaned, is_long, looks_binary, tidy
+from kvchat.text.attached_files import cleaned, is_long, looks_binary, tidy
 from kvchat.ui.commands import SlashCommand, completions, message_text
 from kvchat.ui.key_names import keys_of
 from kvchat.ui.state.path_completion import PathChoice, path_at_end, path_choices

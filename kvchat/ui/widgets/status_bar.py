@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from textual.content import Content
 from textual.widgets import Static
 
+from kvchat.engine.api.engine_phase import EnginePhase, EngineStatus
 from kvchat.engine.api.server_cache import ServerCache
 from kvchat.engine.api.snapshot import CacheSnapshot
-from kvchat.engine.api.status import EnginePhase, EngineStatus
 from kvchat.text.answer_footer import SEPARATOR, wrap_parts
 from kvchat.text.cache_usage import share_words
 from kvchat.text.figures import gauge, percent_text, rate_text, short_count_text

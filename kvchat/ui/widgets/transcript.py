@@ -17,7 +17,7 @@ from textual.widget import Widget
 from textual.widgets import Static
 
 from kvchat.session.tree import Role, Session, Turn, TurnId
-from kvchat.text.attachments import shown_message
+from kvchat.text.attached_files import shown_message
 from kvchat.text.figures import plural
 from kvchat.text.fit_text import clean_text
 from kvchat.ui.widgets.answer import AnswerView, Column

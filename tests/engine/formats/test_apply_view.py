@@ -5,12 +5,12 @@ import pytest
 from kvchat.engine.api.cache_format import canonical_cache_format, parse_cache_format
 from kvchat.engine.api.ids import GroupId, root_key
 from kvchat.engine.api.namespace import Namespace, parse_namespace
+from kvchat.engine.formats.groups_in_format import stored_groups
 from kvchat.engine.formats.spec import Group, group_layers
-from kvchat.engine.formats.stored_groups import stored_groups
 from kvchat.engine.formats.view_schedule import EXACT, ViewSchedules, in_sight
 from kvchat.engine.formats.window.spec import WindowSpec
 from kvchat.errors import ConfigError, InvalidRequest
-from tests.engine.formats.test_stored_groups import FULL, LATENT, SLIDING, group_of
+from tests.engine.formats.test_groups_in_format import FULL, LATENT, SLIDING, group_of
 
 pytestmark = pytest.mark.pure
 

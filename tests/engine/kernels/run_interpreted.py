@@ -18,7 +18,7 @@ from torch import Tensor
 
 from kvchat.engine.kernels.fp8_record import Fp8Record
 from kvchat.engine.kernels.latent_attention import reference as latent_reference
-from kvchat.engine.kernels.latent_attention import static_shapes as latent_static_shapes
+from kvchat.engine.kernels.latent_attention import torch_capturable as latent_torch_capturable
 from kvchat.engine.kernels.latent_attention import torch_fallback as latent_ops
 from kvchat.engine.kernels.latent_attention import triton as latent_triton
 from kvchat.engine.kernels.latent_record import reference as record_reference
@@ -28,7 +28,7 @@ from kvchat.engine.kernels.merge_lse import triton as merge_triton
 from kvchat.engine.kernels.move_blocks import reference as move_reference
 from kvchat.engine.kernels.move_blocks import triton as move_triton
 from kvchat.engine.kernels.paged_attention import reference as attention_reference
-from kvchat.engine.kernels.paged_attention import static_shapes
+from kvchat.engine.kernels.paged_attention import torch_capturable
 from kvchat.engine.kernels.paged_attention import triton as attention_triton
 from kvchat.engine.kernels.paged_attention.args import StepTables
 from kvchat.engine.kernels.paged_attention.step_tables import step_tables
@@ -172,7 +172,7 @@ def latent_padding_error() -> float:
             got = latent_triton.table_mean_latents(more, pool, args, tables)
             if not torch.equal(got[: len(wanted)], wanted) or got[len(wanted) :].any():
                 return float("inf")
-        plain = latent_static_shapes.mean_latents(absorbed, pool, args, known)
+        plain = latent_torch_capturable.mean_latents(absorbed, pool, args, known)
         worst = max(worst, _error(plain, wanted) / TOLERANCE[torch.float32])
     return worst
 
@@ -227,7 +227,7 @@ def recorded_step_error() -> float:
     for shape in (Shape(num_new=1), Shape(num_new=1, window=37, has_sinks=True), Shape(num_new=1, chunk=37)):
         case = make_case(shape, LENGTHS).to(torch.float32)
         tables = step_tables(case.args.spans, case.args.first_visible)
-        got = static_shapes.paged_attention(case.query, case.k_pool, case.v_pool, case.args, tables)
+        got = torch_capturable.paged_attention(case.query, case.k_pool, case.v_pool, case.args, tables)
         wanted = attention_triton.paged_attention(case.query, case.k_pool, case.v_pool, case.args)
         errors.append(_error(got, wanted))
     return max(errors) / TOLERANCE[torch.float32]

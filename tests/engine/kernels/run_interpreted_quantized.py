@@ -18,7 +18,7 @@ from torch import Tensor
 
 from kvchat.engine.kernels.paged_attention.args import StepTables
 from kvchat.engine.kernels.paged_attention.step_tables import step_tables
-from kvchat.engine.kernels.quantized_attention import reference, static_shapes
+from kvchat.engine.kernels.quantized_attention import reference, torch_capturable
 from kvchat.engine.kernels.quantized_attention import triton as kernels
 from kvchat.engine.kernels.quantized_attention.args import QuantizedStep
 from kvchat.engine.kernels.quantized_kv.reference import quantize
@@ -81,7 +81,7 @@ def padding_error() -> float:
         if not torch.equal(got[: len(wanted)], wanted) or got[len(wanted) :].any():
             return float("inf")
     args = replace(case.args, spans=(), prepared=known)
-    plain = static_shapes.quantized_attention(case.query, case.pools, case.quantized, args, old)
+    plain = torch_capturable.quantized_attention(case.query, case.pools, case.quantized, args, old)
     return _error(plain, wanted) / TOLERANCE[torch.float32]
 
 

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from kvchat.engine.kernels.bounds_checks import check_slots
-from kvchat.engine.kernels.device import why_unsupported
 from kvchat.engine.kernels.health import EVERY, Health
 from kvchat.engine.kernels.kernel_checks import FUSED_TRIALS, LATENT_TRIALS, TRIALS, try_kernels
 from kvchat.engine.kernels.paged_attention.args import StepTables
 from kvchat.engine.kernels.paged_attention.step_tables import check_tables
+from kvchat.engine.kernels.triton_support import why_unsupported
 
 pytestmark = pytest.mark.cpu
 

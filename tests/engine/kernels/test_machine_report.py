@@ -60,7 +60,7 @@ def test_kernels_that_are_not_used_are_told_with_the_reason(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr("kvchat.engine.kernels.device._capability", lambda device: capability)
+    monkeypatch.setattr("kvchat.engine.kernels.triton_support._capability", lambda device: capability)
     monkeypatch.setattr(HEALTH, "problems", problems)
     _, advice = machine_report._gpu()
     assert (advice is None) if words is None else (words in (advice or ""))

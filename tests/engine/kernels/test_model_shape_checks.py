@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from kvchat.engine.kernels.attention_sizes import AttentionSizes, LatentSizes
+from kvchat.engine.kernels.attention_shapes import AttentionSizes, LatentSizes
 from kvchat.engine.kernels.health import Health
 from kvchat.engine.kernels.kernel_checks import (
     FUSED_TRIALS,

@@ -18,7 +18,7 @@ from kvchat.engine.kernels.quantized_attention import triton as kernels
 from kvchat.engine.kernels.quantized_attention import triton_dequantize as packed
 from kvchat.engine.kernels.quantized_attention.args import QuantizedPool
 from kvchat.engine.kernels.quantized_record import Code, QuantizedRecord
-from kvchat.engine.kernels.triton_tile import Tiling
+from kvchat.engine.kernels.tile_config import Tiling
 from tests.engine.kernels.compiled import BYTES, SHARED_LIMITS, Compiled, assert_fits, compile_kernel
 from tests.engine.kernels.interpreted import errors_of
 

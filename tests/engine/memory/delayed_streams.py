@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import cast
 
-from kvchat.engine.kernels.transfer_streams import Event, Stream, Work
+from kvchat.engine.kernels.stream_protocol import Event, Stream, Work
 
 
 @dataclass(slots=True, eq=False)

@@ -11,7 +11,7 @@ import torch
 
 from kvchat.engine.api.ids import BlockId, GroupId, block_key, root_key
 from kvchat.engine.cache.block_operations import Load, Save
-from kvchat.engine.kernels.transfer_streams import Event, Stream, Work
+from kvchat.engine.kernels.stream_protocol import Event, Stream, Work
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.disk.block_file import BlockHeader
 from kvchat.engine.memory.disk.write_queue import BlockWriter

@@ -9,7 +9,7 @@ from kvchat.engine.api.ids import BlockId, GroupId
 from kvchat.engine.cache.block_operations import Copy, Demote, Move, Promote
 from kvchat.engine.formats.full.spec import FullSpec
 from kvchat.engine.formats.spec import Group
-from kvchat.engine.kernels.transfer_streams import Stream
+from kvchat.engine.kernels.stream_protocol import Stream
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.host_copies import AsyncTransport, DirectTransport, runs_of
 from kvchat.engine.memory.host_pool import HostPool

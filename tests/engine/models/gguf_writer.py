@@ -10,7 +10,7 @@ import transformers
 from gguf import GGMLQuantizationType, GGUFWriter, dequantize, quants
 from gguf.tensor_mapping import get_tensor_name_map
 
-from kvchat.engine.models.checkpoints.gguf import _ARCHITECTURES
+from kvchat.engine.models.checkpoints.gguf_to_hf import _ARCHITECTURES
 
 ALPHABET = "abcdefghijklmnopqrstuvwxyz"
 

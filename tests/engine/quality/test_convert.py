@@ -9,7 +9,7 @@ import torch
 
 from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.api.ids import GroupId
-from kvchat.engine.formats.attention import LayerPool
+from kvchat.engine.formats.attention_metadata import LayerPool
 from kvchat.engine.kernels.quantized_kv.reference import quantize
 from kvchat.engine.quality.convert import RUN_LEN, Converter, load_exact
 from kvchat.errors import ConfigError

@@ -12,7 +12,7 @@ import pytest
 from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.api.ids import BlockKey, GroupId, root_key
 from kvchat.engine.memory.disk.block_catalog import BlockCatalog, IsReferenced
-from kvchat.engine.memory.disk.bundle_block_store import BundleBlockStore
+from kvchat.engine.memory.disk.offline_block_store import OfflineBlockStore
 from kvchat.engine.memory.disk.store import DiskStore
 from kvchat.engine.quality.convert import RUN_LEN, Converter, load_exact
 from kvchat.engine.quality.session_conversion import Conversion
@@ -27,7 +27,7 @@ LENGTH = 200
 NAMESPACE = "int4<-exact"
 
 
-class CountingStore(BundleBlockStore):
+class CountingStore(OfflineBlockStore):
     """Counts what is read and written, and says when more than one run has been read."""
 
     num_calls = 0
@@ -65,8 +65,8 @@ class Stored:
         self,
         limit_bytes: int | None = None,
         daily_bytes: int | None = None,
-        kind: type[BundleBlockStore] = BundleBlockStore,
-    ) -> BundleBlockStore:
+        kind: type[OfflineBlockStore] = OfflineBlockStore,
+    ) -> OfflineBlockStore:
         return kind(self._disk_store(self.converter.target, limit_bytes, daily_bytes))
 
     def _disk_store(

@@ -15,7 +15,7 @@ from kvchat.engine.formats.fp8_latent.spec import Fp8LatentSpec
 from kvchat.engine.kernels.fp8_record import Fp8Record
 from kvchat.engine.kernels.latent_record.reference import pack
 from kvchat.engine.memory.disk.block_file import Region
-from kvchat.engine.memory.disk.bundle_block_store import BundleBlockStore
+from kvchat.engine.memory.disk.offline_block_store import OfflineBlockStore
 from kvchat.engine.memory.disk.store import DiskStore
 from kvchat.engine.quality.recompute import Recompute
 from kvchat.engine.quality.verify import Verifier, deviation, tolerance
@@ -123,7 +123,7 @@ def test_nothing_is_verified_over_a_view(view: str, tiny: TinyModels, tmp_path: 
     )
     with (
         closing(Engine(parts)),
-        closing(BundleBlockStore(store)) as block_store,
+        closing(OfflineBlockStore(store)) as block_store,
         pytest.raises(ConfigError, match="--cache-format exact"),
     ):
         Verifier(Recompute(parts, chunk_len=64), parts.manager.groups, block_store)

@@ -11,7 +11,7 @@ from kvchat.session.bundle.block_layout import BundleRegion
 from kvchat.session.bundle.container import RecordWriter
 from kvchat.session.bundle.manifest import BundleBranch, BundleModel, Manifest
 from kvchat.session.bundle.writer import SourceBlock, Written, new_file, write_bundle
-from kvchat.session.kv.usable_blocks import runs_of
+from kvchat.session.kv.block_references import runs_of
 from kvchat.session.tree import Finish, Turn
 from tests.session.turns import FINGERPRINT, open_answer, question
 

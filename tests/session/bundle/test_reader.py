@@ -14,7 +14,7 @@ from kvchat.session.bundle.container import END, MAGIC, META, TURN
 from kvchat.session.bundle.manifest import manifest_header
 from kvchat.session.bundle.reader import Bundle, read_blocks, read_bundle, renamed
 from kvchat.session.bundle.turn_record import turn_body, turn_header
-from kvchat.session.kv.usable_blocks import runs_of
+from kvchat.session.kv.block_references import runs_of
 from kvchat.session.tree import path_token_ids
 from tests.damage import flipped
 from tests.session.bundle.bundles import (

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from kvchat.chat.service import ChatEvent
-from kvchat.engine.api.status import EnginePhase
+from kvchat.engine.api.engine_phase import EnginePhase
 from kvchat.errors import StorageError
-from kvchat.text.attachments import Attachment, before_message
+from kvchat.text.attached_files import Attachment, before_message
 from tests.terminal import terminal
 from tests.ui.gate import HELD_S
 from tests.ui.harness import talk, window

@@ -8,7 +8,7 @@ from threading import Event
 
 import pytest
 
-from kvchat.engine.api.status import EnginePhase
+from kvchat.engine.api.engine_phase import EnginePhase
 from kvchat.errors import ContextOverflow, PoolExhausted
 from tests.ui.harness import Window, window
 from tests.ui.scripted import Answer

@@ -5,7 +5,7 @@ from threading import Event
 
 import pytest
 
-from kvchat.engine.api.status import EnginePhase
+from kvchat.engine.api.engine_phase import EnginePhase
 from kvchat.session.tree import BranchName, Finish
 from kvchat.ui.screens.confirm import ConfirmScreen
 from tests.ui.gate import hold

@@ -6,7 +6,7 @@ from threading import Event
 import pytest
 
 from kvchat.app.interface_types import Appearance
-from kvchat.engine.api.status import EnginePhase
+from kvchat.engine.api.engine_phase import EnginePhase
 from tests.ui.harness import talk, talk_window, window
 from tests.ui.scripted import Answer
 from tests.ui.scripted_engine import ScriptedEngine

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from kvchat.chat.service import EditCost
+from kvchat.engine.api.engine_phase import EnginePhase
 from kvchat.engine.api.ids import GroupId
 from kvchat.engine.api.inspection import BlockPlace, InspectedBlock, InspectionRequest
 from kvchat.engine.api.snapshot import Tier
-from kvchat.engine.api.status import EnginePhase
 from kvchat.ui.controllers.turn_runner import QueuedTurn, TurnKind
 from tests.ui.harness import talk, window
 from tests.ui.scripted import ScriptedChat, ScriptedConversation

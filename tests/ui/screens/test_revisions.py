@@ -5,7 +5,7 @@ from threading import Event
 
 import pytest
 
-from kvchat.engine.api.status import EnginePhase
+from kvchat.engine.api.engine_phase import EnginePhase
 from kvchat.text.cache_usage import bytes_of
 from kvchat.text.figures import bytes_text
 from kvchat.ui.screens.confirm import ConfirmScreen

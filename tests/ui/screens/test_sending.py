@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from textual import events
 
-from kvchat.text.attachments import Attachment, before_message
+from kvchat.text.attached_files import Attachment, before_message
 from kvchat.ui.controllers import sending
 from kvchat.ui.controllers.sending import look_up
 from tests.ui.gate import Gate

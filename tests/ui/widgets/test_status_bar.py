@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from kvchat.engine.api.engine_phase import EnginePhase, EngineStatus
 from kvchat.engine.api.snapshot import Tier, TierUsage
-from kvchat.engine.api.status import EnginePhase, EngineStatus
 from kvchat.errors import ModelNotFound
 from kvchat.text.figures import gauge
 from kvchat.ui.widgets.status_bar import StatusFigures, status_text

@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar
 from kvchat.app.config import Settings
 from kvchat.app.open_store import open_store
 from kvchat.app.retention.block_owners import evicted, holders
-from kvchat.app.retention.overlong_sessions import too_long, too_long_lines
+from kvchat.app.retention.partly_stored_sessions import too_long, too_long_lines
 from kvchat.cli.commands.cache.server_cache import server_state
 from kvchat.cli.output.streams import Output, as_json, tell_path, written_as_json
 from kvchat.cli.parser.options import ListOptions, RemoteKeyFile, RemoteUrl

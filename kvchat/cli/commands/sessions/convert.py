@@ -22,8 +22,8 @@ from kvchat.engine.api.cache_format import EXACT, canonical_cache_format
 from kvchat.engine.api.ids import GroupId, root_key
 from kvchat.engine.api.loss import GaugeReport
 from kvchat.engine.memory.disk.block_file import Layout
-from kvchat.engine.memory.disk.bundle_block_store import BundleBlockStore
-from kvchat.engine.models.fingerprint_inputs import layouts_of, recall
+from kvchat.engine.memory.disk.offline_block_store import OfflineBlockStore
+from kvchat.engine.models.known_fingerprints import layouts_of, recall
 from kvchat.errors import CacheError, UsageError
 from kvchat.session.kv.provenance import Origin, new_origin, origin_of
 from kvchat.session.kv.stored_paths import leaf_paths
@@ -186,7 +186,7 @@ def _back(options: ConvertOptions, work: _Work, status: Status) -> None:
 
 def _block_store(
     settings: Settings, fingerprint: bytes, layouts: Mapping[GroupId, Layout]
-) -> BundleBlockStore:
+) -> OfflineBlockStore:
     return open_block_store(settings, fingerprint, layouts, block_size=settings.engine.block_size)
 
 

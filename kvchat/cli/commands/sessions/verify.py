@@ -31,12 +31,12 @@ from kvchat.cli.parser.options import (
 from kvchat.cli.parser.typer_parameters import Option, option_class
 from kvchat.engine.api.cache_format import parse_cache_format
 from kvchat.engine.api.ids import block_key, root_key
-from kvchat.engine.memory.disk.bundle_block_store import BundleBlockStore
+from kvchat.engine.memory.disk.offline_block_store import OfflineBlockStore
 from kvchat.engine.memory.disk.pinned_blocks import used_views
 from kvchat.errors import CacheError, StorageError, UsageError
+from kvchat.session.kv.block_references import References
 from kvchat.session.kv.provenance import origin_of
 from kvchat.session.kv.stored_paths import PathBlock, blocks_on, leaf_paths
-from kvchat.session.kv.usable_blocks import References
 from kvchat.session.tree import Session, Turn, Verdict, Verification
 from kvchat.text.figures import plural
 
@@ -147,7 +147,7 @@ def verify_cache(options: VerifyOptions) -> int | None:
 
 def _scope(
     settings: Settings,
-    block_store: BundleBlockStore,
+    block_store: OfflineBlockStore,
     sessions: Sequence[tuple[Session, Sequence[Turn]]],
     paths: Sequence[_Path],
 ) -> _Scope:
@@ -164,13 +164,13 @@ def _scope(
     return _Scope(len(looked_at), len(unseen))
 
 
-def _still_stored(path: _Path, block_store: BundleBlockStore) -> _Path:
+def _still_stored(path: _Path, block_store: OfflineBlockStore) -> _Path:
     """Return a path with what is still stored of it."""
     blocks = (replace(block, groups=tuple(block_store.groups_of(block.key))) for block in path.blocks)
     return _Path(path.token_ids, tuple(block for block in blocks if block.groups))
 
 
-def _read_all(block_store: BundleBlockStore, paths: Sequence[_Path], status: Status) -> int:
+def _read_all(block_store: OfflineBlockStore, paths: Sequence[_Path], status: Status) -> int:
     """Read every block once, which sets damaged ones aside; return how many were."""
     num_damaged = 0
     blocks = {block.key: block for path in paths for block in path.blocks}
@@ -186,7 +186,7 @@ def _read_all(block_store: BundleBlockStore, paths: Sequence[_Path], status: Sta
 @contextmanager
 def _verifier(
     settings: Settings, model: str, status: Status
-) -> "Iterator[tuple[Verifier, BundleBlockStore, bytes]]":
+) -> "Iterator[tuple[Verifier, OfflineBlockStore, bytes]]":
     """Load a model without tiers of its own, and open what is stored for it.
 
     A view shares the names of the exact format, and what is computed over it never has them.
@@ -217,7 +217,7 @@ def _verifier(
 
 
 def _session_paths(
-    block_store: BundleBlockStore, turns: Sequence[Turn], namespace: str, fingerprint: bytes
+    block_store: OfflineBlockStore, turns: Sequence[Turn], namespace: str, fingerprint: bytes
 ) -> list[_Path]:
     root, native = root_key(fingerprint, namespace), root_key(fingerprint)
     return [_Path(path, tuple(blocks_on(block_store, path, root, native))) for path in leaf_paths(turns)]
@@ -243,7 +243,7 @@ def _sample(paths: Sequence[_Path], num_blocks: int, seed: str | None) -> list[t
     return sorted(chosen, key=lambda one: one[1].number)
 
 
-def _require_native(block_store: BundleBlockStore, paths: Sequence[_Path]) -> None:
+def _require_native(block_store: OfflineBlockStore, paths: Sequence[_Path]) -> None:
     """Make sure that all of what was computed is still there before it takes the place of a bundle's."""
     for path in paths:
         for block in path.blocks:

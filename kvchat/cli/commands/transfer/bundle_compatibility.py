@@ -9,7 +9,7 @@ from kvchat.app.config import Settings
 from kvchat.app.model_location import located
 from kvchat.engine.models.checkpoints.prepared import PREPARED_DIR, PreparedCheckpoints, find_prepared
 from kvchat.engine.models.checkpoints.weight_digests import WeightDigests
-from kvchat.engine.models.fingerprint_inputs import differing, is_identity, layouts_of
+from kvchat.engine.models.known_fingerprints import differing, is_identity, layouts_of
 from kvchat.engine.models.locate import ModelLocation, installed_model, lasting_name
 from kvchat.engine.models.stored_dtype import stored_dtype
 from kvchat.errors import BundleError, ModelError

@@ -19,9 +19,9 @@ from kvchat.cli.output.streams import Output, Status, written_as_json
 from kvchat.cli.parser.options import CacheFormat, Dtype, ListOptions, NoKv
 from kvchat.cli.parser.typer_parameters import Argument, Option, option_class
 from kvchat.engine.api.ids import BlockKey, GroupId, block_key
-from kvchat.engine.memory.disk.bundle_block_store import BundleBlockStore, NewBlock
 from kvchat.engine.memory.disk.io import SYSTEM, SystemFiles
-from kvchat.engine.models.fingerprint_inputs import layouts_of, remember
+from kvchat.engine.memory.disk.offline_block_store import NewBlock, OfflineBlockStore
+from kvchat.engine.models.known_fingerprints import layouts_of, remember
 from kvchat.errors import BundleError, SessionNotFound, StorageError
 from kvchat.platform.private_files import system_errors_as
 from kvchat.session.bundle.container import MAGIC
@@ -224,7 +224,7 @@ class Importer:
         tried: list[tuple[GroupId, BlockKey, int]] = []
         reason = ""
         with ExitStack() as opened:
-            block_store: BundleBlockStore | None = None
+            block_store: OfflineBlockStore | None = None
             try:
                 opening = open_block_store(
                     self._settings,

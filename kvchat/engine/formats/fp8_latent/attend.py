@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from kvchat.engine.formats.attention import LayerPool
+from kvchat.engine.formats.attention_metadata import LayerPool
 from kvchat.engine.formats.fp8_latent.spec import Fp8LatentSpec
 from kvchat.engine.formats.latent.attend import LatentAttention, UpProjection
 from kvchat.engine.kernels.latent_record import store_records

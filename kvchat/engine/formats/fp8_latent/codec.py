@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from kvchat.engine.formats.attention import LayerPool
+from kvchat.engine.formats.attention_metadata import LayerPool
 from kvchat.engine.formats.fp8_latent.spec import Fp8LatentSpec
 from kvchat.engine.formats.full.codec import Codec, slots_of
 from kvchat.engine.kernels.latent_record import store_records

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from kvchat.engine.api.ids import SequenceId
-from kvchat.engine.formats.attention import AttentionMetadata, LayerPool, LayerStep, Step
+from kvchat.engine.formats.attention_metadata import AttentionMetadata, LayerPool, LayerStep, Step
 from kvchat.engine.formats.spec import Group
 from kvchat.engine.kernels.paged_attention import paged_attention, prepare
 from kvchat.engine.kernels.paged_attention.args import AttentionArgs, KVPair, SequenceSpan, StepTables

@@ -6,7 +6,7 @@ from math import inf, isfinite
 import torch
 from torch import Tensor
 
-from kvchat.engine.formats.attention import LayerPool
+from kvchat.engine.formats.attention_metadata import LayerPool
 
 
 class Codec:

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache
 
 from kvchat.engine.api.ids import GroupId
-from kvchat.engine.formats.attention import AttentionMetadata, LayerPool
+from kvchat.engine.formats.attention_metadata import AttentionMetadata, LayerPool
 from kvchat.engine.kernels.paged_attention.args import SequenceSpan
 from kvchat.engine.kernels.store_kv import store_kv
 

@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from kvchat.engine.formats.attention import LayerPool, LayerStep
+from kvchat.engine.formats.attention_metadata import LayerPool, LayerStep
 from kvchat.engine.formats.full.attend import FullAttention
 from kvchat.engine.kernels.fp8_record import Fp8Record
 from kvchat.engine.kernels.latent_attention import latent_attention

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from kvchat.engine.formats.spec import CacheSpec
-from kvchat.engine.kernels.attention_sizes import KernelSizes, LatentSizes
+from kvchat.engine.kernels.attention_shapes import KernelSizes, LatentSizes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from kvchat.engine.formats.attention import AttentionMetadata, LayerPool, LayerStep, Step
+from kvchat.engine.formats.attention_metadata import AttentionMetadata, LayerPool, LayerStep, Step
 from kvchat.engine.formats.full.attend import FullAttention, FullMetadataBuilder
 from kvchat.engine.formats.pruned.pruner import Pruner
 from kvchat.engine.formats.spec import Group

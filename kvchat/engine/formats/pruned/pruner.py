@@ -12,7 +12,7 @@ from torch import Tensor
 
 from kvchat.engine.api.view import NUM_OBSERVED, REACH, SNAPKV
 from kvchat.engine.cache.block_operations import Prune
-from kvchat.engine.formats.attention import LayerPool
+from kvchat.engine.formats.attention_metadata import LayerPool
 from kvchat.engine.formats.pruned.spec import PrunedSpec
 from kvchat.engine.formats.spec import Group
 from kvchat.engine.kernels.paged_attention.args import AttentionArgs, SequenceSpan

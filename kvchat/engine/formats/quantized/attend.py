@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kvchat.engine.formats.attention import AttentionMetadata, LayerPool, LayerStep, Step
+from kvchat.engine.formats.attention_metadata import AttentionMetadata, LayerPool, LayerStep, Step
 from kvchat.engine.formats.full.attend import FullAttention, FullMetadataBuilder
 from kvchat.engine.formats.quantized.spec import QuantizedSpec
 from kvchat.engine.kernels.paged_attention.args import AttentionArgs, KVPair, StepTables

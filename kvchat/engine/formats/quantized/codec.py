@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from kvchat.engine.formats.attention import LayerPool
+from kvchat.engine.formats.attention_metadata import LayerPool
 from kvchat.engine.formats.full.codec import Codec, relative_norm
 from kvchat.engine.formats.quantized.attend import quantized_pool
 from kvchat.engine.formats.quantized.spec import QuantizedSpec

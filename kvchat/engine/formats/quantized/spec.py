@@ -11,7 +11,7 @@ from typing import ClassVar
 from kvchat.engine.api.cache_format import SideFormat
 from kvchat.engine.formats.full.spec import FullSpec
 from kvchat.engine.formats.spec import CacheSpec, Group, Lifetime, StoredLayer
-from kvchat.engine.kernels.attention_sizes import KernelSizes
+from kvchat.engine.kernels.attention_shapes import KernelSizes
 from kvchat.engine.kernels.quantized_record import Code, QuantizedRecord, num_quantized
 
 

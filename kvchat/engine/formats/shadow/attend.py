@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from kvchat.engine.api.ids import SequenceId
-from kvchat.engine.formats.attention import AttentionMetadata, LayerStep, Step
+from kvchat.engine.formats.attention_metadata import AttentionMetadata, LayerStep, Step
 from kvchat.engine.formats.full.attend import FullAttention, FullMetadataBuilder
 from kvchat.engine.formats.shadow.shadows import Shadows
 from kvchat.engine.formats.spec import Group

@@ -8,7 +8,7 @@ from kvchat.engine.formats.shadow.rotary import Rotary
 from kvchat.engine.formats.shadow.row_pages import Budget
 from kvchat.engine.formats.shadow.settings import TABLE_STEP
 from kvchat.engine.kernels.shadow_kv import Rotations
-from kvchat.engine.kernels.transfer_streams import Streams
+from kvchat.engine.kernels.stream_protocol import Streams
 
 
 class RotationTables:

@@ -24,7 +24,7 @@ from kvchat.engine.formats.shadow.row_pages import Budget
 from kvchat.engine.formats.shadow.settings import CHUNK_SIZE, settings_for
 from kvchat.engine.kernels.move_blocks.bring import bring_blocks
 from kvchat.engine.kernels.paged_attention.args import KVPair
-from kvchat.engine.kernels.transfer_streams import Streams
+from kvchat.engine.kernels.stream_protocol import Streams
 from kvchat.engine.sequences.batch_plan import ShadowedPrompt
 
 Read = Callable[[int, int], tuple[Tensor, Tensor]]

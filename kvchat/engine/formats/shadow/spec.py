@@ -14,7 +14,7 @@ from kvchat.engine.formats.shadow.settings import (
     settings_for,
 )
 from kvchat.engine.formats.spec import ITEM_BYTES, CacheSpec, Group, Selection, heads_for
-from kvchat.engine.kernels.attention_sizes import ShadowSizes
+from kvchat.engine.kernels.attention_shapes import ShadowSizes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kvchat.engine.formats.shadow.row_pages import Budget
 from kvchat.engine.kernels.shadow_kv import Change, exchange
-from kvchat.engine.kernels.transfer_streams import Stream, Streams
+from kvchat.engine.kernels.stream_protocol import Stream, Streams
 
 Fetch = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 """Heads [M], ascending, and a chunk of each [M] → their keys [M, c, D] and values [M, c, D_v]."""

@@ -5,11 +5,11 @@ from functools import partial
 from torch import Tensor
 
 from kvchat.engine.kernels.bounds_checks import debugs
-from kvchat.engine.kernels.device import takes_triton
 from kvchat.engine.kernels.health import HEALTH
-from kvchat.engine.kernels.latent_attention import static_shapes, torch_fallback
+from kvchat.engine.kernels.latent_attention import torch_capturable, torch_fallback
 from kvchat.engine.kernels.latent_attention.args import LatentArgs
 from kvchat.engine.kernels.paged_attention.step_tables import check_tables, step_tables
+from kvchat.engine.kernels.triton_support import takes_triton
 
 OPERATION = "attention over latents"
 
@@ -37,5 +37,5 @@ def _plain(query: Tensor, pool: Tensor, args: LatentArgs) -> Tensor:
     if args.spans:
         return torch_fallback.latent_attention(query, pool, args)
     assert args.prepared is not None
-    mean = partial(static_shapes.mean_latents, pool=pool, args=args, tables=args.prepared)
+    mean = partial(torch_capturable.mean_latents, pool=pool, args=args, tables=args.prepared)
     return torch_fallback.in_latent_space(query, args, mean)

@@ -3,10 +3,10 @@
 from torch import Tensor
 
 from kvchat.engine.kernels.bounds_checks import check_slots, debugs
-from kvchat.engine.kernels.device import takes_triton
 from kvchat.engine.kernels.fp8_record import Fp8Record
 from kvchat.engine.kernels.health import HEALTH
 from kvchat.engine.kernels.latent_record import reference, torch_fallback
+from kvchat.engine.kernels.triton_support import takes_triton
 
 OPERATION = "storing latents as records"
 

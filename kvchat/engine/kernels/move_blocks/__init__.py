@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from kvchat.engine.kernels.bounds_checks import check_blocks, check_targets, debugs
-from kvchat.engine.kernels.device import takes_triton, upload
 from kvchat.engine.kernels.health import HEALTH
 from kvchat.engine.kernels.move_blocks import torch_fallback
 from kvchat.engine.kernels.move_blocks.reference import BlockRegions
+from kvchat.engine.kernels.triton_support import takes_triton, upload
 
 OPERATION = "moving blocks"
 WORD_BYTES = 4

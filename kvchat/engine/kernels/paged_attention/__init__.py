@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 from torch import Tensor
 
 from kvchat.engine.kernels.bounds_checks import debugs
-from kvchat.engine.kernels.device import takes_triton
 from kvchat.engine.kernels.health import HEALTH
 from kvchat.engine.kernels.native.library import library
-from kvchat.engine.kernels.paged_attention import native, static_shapes, torch_fallback
+from kvchat.engine.kernels.paged_attention import native, torch_capturable, torch_fallback
 from kvchat.engine.kernels.paged_attention.args import AttentionArgs, Prepared, SequenceSpan, StepTables
 from kvchat.engine.kernels.paged_attention.decode_batches import batch_decodes
 from kvchat.engine.kernels.paged_attention.step_tables import check_tables, step_tables
+from kvchat.engine.kernels.triton_support import takes_triton
 
 OPERATION = "attention"
 
@@ -35,7 +35,7 @@ def paged_attention(query: Tensor, k_pool: Tensor, v_pool: Tensor, args: Attenti
 
 def _plain(query: Tensor, k_pool: Tensor, v_pool: Tensor, args: AttentionArgs) -> Tensor:
     if isinstance(args.prepared, StepTables) and not args.spans:
-        return static_shapes.paged_attention(query, k_pool, v_pool, args, args.prepared)
+        return torch_capturable.paged_attention(query, k_pool, v_pool, args, args.prepared)
     if native.takes(query, k_pool, v_pool):
         return native.paged_attention(query, k_pool, v_pool, args)
     return torch_fallback.paged_attention(query, k_pool, v_pool, args)

@@ -6,7 +6,7 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
-from kvchat.engine.kernels.device import upload
+from kvchat.engine.kernels.triton_support import upload
 
 
 class KVPair(NamedTuple):

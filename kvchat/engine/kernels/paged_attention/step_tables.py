@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from kvchat.engine.kernels.device import upload
 from kvchat.engine.kernels.paged_attention.args import AttentionArgs, SequenceSpan, StepTables, attended
+from kvchat.engine.kernels.triton_support import upload
 
 
 def padded_tables(spans: Sequence[SequenceSpan]) -> Tensor:

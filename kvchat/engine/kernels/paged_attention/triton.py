@@ -12,13 +12,13 @@ import triton.language as tl
 from torch import Tensor
 
 from kvchat.engine.kernels.attention_tiles.triton import load_queries, rows_of, take_blocks, tile_of
-from kvchat.engine.kernels.device import in_rows
 from kvchat.engine.kernels.online_softmax.triton import begin, count_parts, keys_of_part, store_result
 from kvchat.engine.kernels.paged_attention import triton_launcher
 from kvchat.engine.kernels.paged_attention.args import AttentionArgs, KVPair, StepTables
 from kvchat.engine.kernels.paged_attention.step_tables import tables_of
 from kvchat.engine.kernels.paged_attention.triton_launcher import LaunchTarget
-from kvchat.engine.kernels.triton_tile import HALF, MOST_REGISTERS, Tiling
+from kvchat.engine.kernels.tile_config import HALF, MOST_REGISTERS, Tiling
+from kvchat.engine.kernels.triton_support import in_rows
 
 PART_LEN = 512
 """A query that stands alone gets a further program for every so many keys."""

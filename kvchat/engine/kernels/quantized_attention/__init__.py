@@ -5,15 +5,15 @@ built, torch operations everywhere else.
 from torch import Tensor
 
 from kvchat.engine.kernels.bounds_checks import check_blocks, check_targets, debugs
-from kvchat.engine.kernels.device import takes_triton
 from kvchat.engine.kernels.health import HEALTH
 from kvchat.engine.kernels.paged_attention import native as paged
 from kvchat.engine.kernels.paged_attention.args import AttentionArgs, KVPair
 from kvchat.engine.kernels.paged_attention.step_tables import check_tables, tables_of
-from kvchat.engine.kernels.quantized_attention import native, reference, static_shapes, torch_fallback
+from kvchat.engine.kernels.quantized_attention import native, reference, torch_capturable, torch_fallback
 from kvchat.engine.kernels.quantized_attention.args import QuantizedPool, QuantizedStep, check_old_blocks
 from kvchat.engine.kernels.quantized_kv import native as native_codes
-from kvchat.engine.kernels.triton_tile import HALF
+from kvchat.engine.kernels.tile_config import HALF
+from kvchat.engine.kernels.triton_support import takes_triton
 
 __all__ = ["OPERATION", "quantize_blocks", "quantized_attention"]
 
@@ -83,6 +83,6 @@ def _plain(
     step: QuantizedStep,
 ) -> Tensor:
     if step.tables is not None:
-        return static_shapes.quantized_attention(query, pools, quantized, args, step.tables)
+        return torch_capturable.quantized_attention(query, pools, quantized, args, step.tables)
     compute = native if paged.takes(query, *pools) else torch_fallback
     return compute.quantized_attention(query, pools, quantized, args, step.blocks)

@@ -12,7 +12,6 @@ import triton.language as tl
 from torch import Tensor
 
 from kvchat.engine.kernels.attention_tiles.triton import load_queries, rows_of, take_blocks, tile_of
-from kvchat.engine.kernels.device import in_rows
 from kvchat.engine.kernels.online_softmax.triton import (
     begin,
     count_parts,
@@ -28,7 +27,8 @@ from kvchat.engine.kernels.paged_attention.triton_launcher import LaunchTarget
 from kvchat.engine.kernels.quantized_attention import triton_dequantize as packed
 from kvchat.engine.kernels.quantized_attention.args import QuantizedPool, QuantizedStep
 from kvchat.engine.kernels.quantized_attention.triton_dequantize import products_with_keys, weighted_values
-from kvchat.engine.kernels.triton_tile import HALF, MOST_REGISTERS, Tiling
+from kvchat.engine.kernels.tile_config import HALF, MOST_REGISTERS, Tiling
+from kvchat.engine.kernels.triton_support import in_rows
 
 PART_LEN = 512
 """A query that stands alone gets a further program for every so many keys."""

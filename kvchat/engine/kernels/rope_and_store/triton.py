@@ -9,8 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kvchat.engine.kernels.device import in_rows
 from kvchat.engine.kernels.rope_and_store.args import RopeStore
+from kvchat.engine.kernels.triton_support import in_rows
 
 
 def rope_store(query: Tensor, key: Tensor, value: Tensor, args: RopeStore) -> Tensor:

@@ -4,7 +4,6 @@ plain torch operations everywhere else. What these have in common is defined in 
 
 from torch import Tensor
 
-from kvchat.engine.kernels.device import takes_triton
 from kvchat.engine.kernels.health import HEALTH
 from kvchat.engine.kernels.paged_attention.args import KVPair
 from kvchat.engine.kernels.shadow_kv import native, reference, torch_fallback
@@ -23,6 +22,7 @@ from kvchat.engine.kernels.shadow_kv.torch_fallback import (
     picked,
     products,
 )
+from kvchat.engine.kernels.triton_support import takes_triton
 
 __all__ = [
     "Change",

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from kvchat.engine.kernels import paged_attention as paged
-from kvchat.engine.kernels.device import takes_triton
 from kvchat.engine.kernels.paged_attention import native
 from kvchat.engine.kernels.paged_attention.args import AttentionArgs, SequenceSpan
 from kvchat.engine.kernels.paged_attention.step_tables import step_tables
 from kvchat.engine.kernels.shadow_kv import reference
 from kvchat.engine.kernels.shadow_kv.args import Change
+from kvchat.engine.kernels.triton_support import takes_triton
 
 PIECE_LEN = 512
 """Keys that are copied in float32 at a time: they are multiplied before they fall out of the cache."""

@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kvchat.engine.kernels.shadow_kv.args import MOST_SLOTS, Change, Rotations
-from kvchat.engine.kernels.triton_tile import HALF, MOST_REGISTERS
+from kvchat.engine.kernels.tile_config import HALF, MOST_REGISTERS
 
 SCORED_CHUNKS = 64
 """Landmarks of a tile."""

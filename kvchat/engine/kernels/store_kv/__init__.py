@@ -3,9 +3,9 @@
 from torch import Tensor
 
 from kvchat.engine.kernels.bounds_checks import check_slots, debugs
-from kvchat.engine.kernels.device import takes_triton
 from kvchat.engine.kernels.health import HEALTH
 from kvchat.engine.kernels.store_kv import reference, torch_fallback
+from kvchat.engine.kernels.triton_support import takes_triton
 
 OPERATION = "storing keys and values"
 

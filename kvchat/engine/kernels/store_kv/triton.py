@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kvchat.engine.kernels.device import in_rows
+from kvchat.engine.kernels.triton_support import in_rows
 
 
 def store_kv(key: Tensor, value: Tensor, k_pool: Tensor, v_pool: Tensor, slots: Tensor) -> None:

@@ -16,7 +16,7 @@ from typing import Any, Final
 from kvchat.engine.memory.disk.block_encryption import BlockEncryption
 from kvchat.engine.memory.disk.io import Identity, SystemFiles, unlink_if_there
 from kvchat.errors import StorageError
-from kvchat.platform import sqlite_connections
+from kvchat.platform import sqlite_locks
 
 WRITTEN: Final = "CREATE TABLE written (day INTEGER PRIMARY KEY, bytes INTEGER NOT NULL) WITHOUT ROWID"
 """What no file tells: it stays when the other tables are of another version."""
@@ -205,7 +205,7 @@ class IndexFile:
         with self._lock:
             try:
                 self._follow()
-                sqlite_connections.compact(self._connection)
+                sqlite_locks.compact(self._connection)
             except (*_SQLITE_ERRORS, OSError) as error:
                 raise StorageError(_refusal(self._path, error)) from error
 
@@ -278,9 +278,9 @@ class IndexFile:
             sleep(0.01)
 
     def _connect(self) -> tuple[sqlite3.Connection, sqlite3.Connection]:
-        sqlite_connections.create(self._path)
+        sqlite_locks.create(self._path)
         self._refuse_another_format()
-        connection = sqlite_connections.connect(self._path, timeout_s=_BUSY_TIMEOUT_S)
+        connection = sqlite_locks.connect(self._path, timeout_s=_BUSY_TIMEOUT_S)
         try:
             for name, function in self._functions.items():
                 connection.create_function(name, -1, function)
@@ -295,7 +295,7 @@ class IndexFile:
             raise
 
     def _connect_reader(self) -> sqlite3.Connection:
-        reader = sqlite_connections.connect(self._path, timeout_s=_BUSY_TIMEOUT_S)
+        reader = sqlite_locks.connect(self._path, timeout_s=_BUSY_TIMEOUT_S)
         try:
             reader.execute("PRAGMA query_only=ON")
             if self._files.identity(self._path) != self._opened:  # both must be of one file
@@ -313,7 +313,7 @@ class IndexFile:
 
     def _refuse_another_format(self) -> None:
         """Raise if the head names a format that SQLite would read and never write: damage alone does."""
-        head = sqlite_connections.first_bytes(self._path, _FORMATS.stop)
+        head = sqlite_locks.first_bytes(self._path, _FORMATS.stop)
         if head[_FORMATS] and max(head[_FORMATS]) > _NEWEST_FORMAT:
             raise sqlite3.DatabaseError("a format of a SQLite that is still to come")
 

@@ -15,8 +15,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from kvchat.engine.models.checkpoints.model_directory_check import INDEX_FILE, read_config, weight_files
 from kvchat.engine.models.checkpoints.prepared import MakeRoom, copy_if_there
-from kvchat.engine.models.checkpoints.weight_files import INDEX_FILE, read_config, weight_files
 from kvchat.errors import ModelUnreadable, UnsupportedModel
 
 FACTORS = "_scale_inv"

@@ -15,8 +15,8 @@ from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 
+from kvchat.engine.models.checkpoints.model_directory_check import has_fp8_blocks
 from kvchat.engine.models.checkpoints.weight_digests import WeightDigests
-from kvchat.engine.models.checkpoints.weight_files import has_fp8_blocks
 from kvchat.engine.models.fingerprint import Checkpoint, read_checkpoint
 from kvchat.errors import StorageError
 from kvchat.platform.private_files import make_private, sync

@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from kvchat.engine.kernels.quantized_linear import Coding
+from kvchat.engine.models.checkpoints.model_directory_check import read_config
 from kvchat.engine.models.checkpoints.prepared import (
     QUANTIZED,
     WEIGHTS_FILE,
@@ -20,7 +21,6 @@ from kvchat.engine.models.checkpoints.prepared import (
     key_of,
 )
 from kvchat.engine.models.checkpoints.transformers_quantizer import describe
-from kvchat.engine.models.checkpoints.weight_files import read_config
 from kvchat.engine.models.fingerprint import Checkpoint
 from kvchat.engine.models.latent import projections
 from kvchat.engine.models.linear.quantized import output_name, quantize_linears

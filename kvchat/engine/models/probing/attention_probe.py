@@ -16,7 +16,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from transformers.cache_utils import get_layer_types_and_kwargs
 
-from kvchat.engine.formats.attention import AttentionCall
+from kvchat.engine.formats.attention_metadata import AttentionCall
 from kvchat.engine.formats.chunked.spec import ChunkedSpec
 from kvchat.engine.formats.full.spec import FullSpec
 from kvchat.engine.formats.latent.spec import LatentSpec

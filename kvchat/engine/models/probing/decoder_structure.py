@@ -2,7 +2,7 @@
 
 A layer matches if it is made of norms, linear layers, one attention and one gated MLP, under the names that
 most models give them, and of nothing else. Norms and activations are tried out. Whether the whole computes
-what the structure says is not decided here; see `engine/forward/fusion.py`.
+what the structure says is not decided here; see `engine/forward/fused_check.py`.
 """
 
 from collections.abc import Callable, Collection
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from kvchat.engine.formats.attention import AttentionCall
+from kvchat.engine.formats.attention_metadata import AttentionCall
 from kvchat.engine.formats.spec import CacheSpec
 from kvchat.engine.kernels.decoder_layers.args import (
     Activation,

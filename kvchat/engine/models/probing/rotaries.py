@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kvchat.engine.formats.attention import AttentionCall
+from kvchat.engine.formats.attention_metadata import AttentionCall
 from kvchat.engine.formats.shadow.rotary import CosinesAndSines, Rotary
 from kvchat.engine.models.hook import attach
 from kvchat.engine.models.probing.attention_probe import model_name

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kvchat.app.config import read_settings
-from kvchat.app.export.interface_files import InterfaceFiles
+from kvchat.app.interface_storage import InterfaceStorage
 from kvchat.app.open_store import open_store
 from kvchat.app.retention.session_removal import SessionService
 from kvchat.errors import StorageError
@@ -122,7 +122,7 @@ def test_a_place_that_cannot_be_written_is_told_and_nothing_is_left_there(
 ) -> None:
     assert run("export", "trip", "-o", "nowhere/a.md")[0] == 1
     with pytest.raises(StorageError, match="cannot be written"):
-        InterfaceFiles(read_settings(), store).export(session.id, "main", "nowhere/a.md")
+        InterfaceStorage(read_settings(), store).export(session.id, "main", "nowhere/a.md")
 
 
 def test_no_format_carries_what_would_steer_a_terminal(store: SessionService, run: Run) -> None:

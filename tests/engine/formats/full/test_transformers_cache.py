@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kvchat.engine.formats.attention import AttentionMetadata
+from kvchat.engine.formats.attention_metadata import AttentionMetadata
 from kvchat.engine.formats.full.spec import FullSpec
 from kvchat.engine.formats.full.transformers_cache import TransformersCache
 from kvchat.engine.formats.spec import group_layers

@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from kvchat.engine.formats.attention import LayerStep
+from kvchat.engine.formats.attention_metadata import LayerStep
 from kvchat.engine.formats.full.attend import FullAttention
 from kvchat.engine.kernels.paged_attention import paged_attention
 from kvchat.engine.kernels.paged_attention.args import AttentionArgs, KVPair

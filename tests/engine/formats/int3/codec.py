@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kvchat.engine.formats.attention import LayerPool
+from kvchat.engine.formats.attention_metadata import LayerPool
 from kvchat.engine.formats.full.codec import Codec
 from tests.engine.formats.int3.spec import BITS, METADATA_BYTES, Int3Spec
 

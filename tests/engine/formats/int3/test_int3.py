@@ -7,7 +7,7 @@ import pytest
 from kvchat.engine.api import cache_format
 from kvchat.engine.formats.format_table import Backend, register_backend
 from kvchat.engine.formats.full.spec import FullSpec
-from kvchat.engine.formats.stored_groups import register_form
+from kvchat.engine.formats.groups_in_format import register_form
 from tests.engine.formats.conformance import Promises, Row, StoringPromises, TravellingPromises
 from tests.engine.formats.int3.attend import Int3Attention
 from tests.engine.formats.int3.codec import Int3Codec

@@ -9,7 +9,7 @@ from kvchat.engine.formats.shadow.layer_store import Budgets
 from kvchat.engine.formats.shadow.settings import ShadowSettings
 from kvchat.engine.formats.shadow.shadows import BlockChunks
 from kvchat.engine.kernels.paged_attention.args import KVPair
-from kvchat.engine.kernels.transfer_streams import InlineStreams, Streams
+from kvchat.engine.kernels.stream_protocol import InlineStreams, Streams
 from tests.engine.formats.shadow.contexts import ROTARY, Context, free
 
 BLOCK_SIZE = 16

@@ -17,7 +17,7 @@ from kvchat.engine.formats.shadow.settings import TABLE_STEP, LayerShape, most_b
 from kvchat.engine.formats.shadow.shadows import Shadows
 from kvchat.engine.formats.shadow.working_set import EMPTY, WorkingSet
 from kvchat.engine.kernels.shadow_kv import Change, torch_fallback
-from kvchat.engine.kernels.transfer_streams import Stream
+from kvchat.engine.kernels.stream_protocol import Stream
 from kvchat.errors import OutOfMemory
 from tests.engine.formats.shadow.contexts import (
     HEAD_DIM,

@@ -3,6 +3,7 @@
 import pytest
 
 from kvchat.engine.formats.full.spec import FullSpec
+from kvchat.engine.formats.groups_in_format import stored_groups
 from kvchat.engine.formats.pool_sizing import pool_blocks
 from kvchat.engine.formats.shadow.memory import (
     beside_bytes,
@@ -12,9 +13,8 @@ from kvchat.engine.formats.shadow.memory import (
     table_bytes,
 )
 from kvchat.engine.formats.spec import Group, Selection, group_layers
-from kvchat.engine.formats.stored_groups import stored_groups
 from kvchat.errors import ConfigError
-from tests.engine.formats.test_stored_groups import SLIDING
+from tests.engine.formats.test_groups_in_format import SLIDING
 
 pytestmark = pytest.mark.pure
 

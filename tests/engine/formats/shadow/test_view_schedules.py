@@ -9,6 +9,7 @@ from kvchat.engine.api.ids import BlockKey, root_key
 from kvchat.engine.api.namespace import Namespace
 from kvchat.engine.api.view import View, parse_view
 from kvchat.engine.formats.full.spec import FullSpec
+from kvchat.engine.formats.groups_in_format import stored_groups
 from kvchat.engine.formats.shadow.settings import (
     GAIN_FACTOR,
     LayerShape,
@@ -18,7 +19,6 @@ from kvchat.engine.formats.shadow.settings import (
 )
 from kvchat.engine.formats.shadow.spec import ShadowSpec
 from kvchat.engine.formats.spec import Group, group_layers
-from kvchat.engine.formats.stored_groups import stored_groups
 from kvchat.engine.formats.view_schedule import (
     ViewSchedule,
     ViewSchedules,
@@ -26,7 +26,7 @@ from kvchat.engine.formats.view_schedule import (
     shadow_points,
 )
 from kvchat.errors import ConfigError
-from tests.engine.formats.test_stored_groups import LATENT, SLIDING, group_of
+from tests.engine.formats.test_groups_in_format import LATENT, SLIDING, group_of
 
 pytestmark = pytest.mark.pure
 

@@ -15,7 +15,7 @@ from kvchat.engine.memory.disk.block_encryption import DiskKey
 from kvchat.engine.memory.disk.io import SystemFiles
 from kvchat.engine.memory.disk.pinned_blocks import PinnedBlocks
 from kvchat.engine.models.fingerprint import digest_of
-from kvchat.engine.models.fingerprint_inputs import recall, remember
+from kvchat.engine.models.known_fingerprints import recall, remember
 from kvchat.errors import BlockDamaged, BlockMissing
 from kvchat.platform.private_files import STALE_S
 from kvchat.session.packs import Pack, PackStore

@@ -6,8 +6,8 @@ from threading import Event
 
 import pytest
 
+from kvchat.engine.api.engine_phase import EnginePhase, EngineStatus
 from kvchat.engine.api.server_cache import ServerCache
-from kvchat.engine.api.status import EnginePhase, EngineStatus
 from kvchat.ui.widgets.cache.panel import CachePanel
 from kvchat.ui.widgets.cache.panel_rows import row_text
 from tests.ui.harness import Window, window

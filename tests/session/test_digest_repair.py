@@ -11,7 +11,7 @@ import pytest
 
 from kvchat.chat.service import Chat
 from kvchat.errors import KvchatError
-from kvchat.session import damaged_turns
+from kvchat.session import digest_repair
 from kvchat.session.store import Outcome, SessionStore
 from kvchat.session.template import prompts
 from kvchat.session.template.chat_template import ChatTemplate
@@ -58,7 +58,7 @@ def damage(store: SessionStore, turn: Turn, column: str, value: object) -> None:
 
 def read_and_mend(store: SessionStore, template: ChatTemplate, path: tuple[Turn, ...]) -> tuple[Turn, ...]:
     session = store.session(path[0].session_id)
-    return damaged_turns.mend(store, template, session, store.turns_to(path[-1].id))
+    return digest_repair.mend(store, template, session, store.turns_to(path[-1].id))
 
 
 @pytest.mark.parametrize("at", range(4))

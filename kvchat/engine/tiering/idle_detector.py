@@ -8,7 +8,7 @@ from kvchat.engine.sequences.sequence import Sequence
 CHECK_INTERVAL_S = 1.0
 
 
-class IdleExpiry:
+class IdleDetector:
     """Knows since when a sequence that holds blocks has been idle."""
 
     def __init__(self, scheduler: Scheduler, clock: Callable[[], float], limit_s: float | None) -> None:

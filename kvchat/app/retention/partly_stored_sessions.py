@@ -11,8 +11,8 @@ from kvchat.engine.api.ids import chain_keys
 from kvchat.engine.memory.disk.block_catalog import BlockCatalog
 from kvchat.engine.models.checkpoints.prepared import blocks_limit
 from kvchat.errors import KvchatError
+from kvchat.session.kv.block_references import chain_root
 from kvchat.session.kv.stored_paths import leaf_paths
-from kvchat.session.kv.usable_blocks import chain_root
 from kvchat.session.store import SessionStore
 from kvchat.session.tree import Session
 from kvchat.text.figures import bytes_text
@@ -27,7 +27,7 @@ times as much has no room, its blocks are looked for.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OverlongSession:
+class PartlyStoredSession:
     """A conversation whose blocks have no room on disk all together.
 
     Args:
@@ -44,7 +44,7 @@ class OverlongSession:
     least_bytes: int
 
 
-def too_long(settings: Settings) -> tuple[OverlongSession, ...]:
+def too_long(settings: Settings) -> tuple[PartlyStoredSession, ...]:
     """Return the conversations that are; none where that cannot be told. Creates nothing."""
     limit_bytes = blocks_limit(settings.engine.disk_bytes, settings.paths.cache_dir)
     if (
@@ -65,7 +65,7 @@ def too_long(settings: Settings) -> tuple[OverlongSession, ...]:
         return ()
 
 
-def too_long_lines(found: Sequence[OverlongSession], settings: Settings) -> Iterator[str]:
+def too_long_lines(found: Sequence[PartlyStoredSession], settings: Settings) -> Iterator[str]:
     """Yield what is said of them, a line each."""
     ids = [one.session for one in found]
     room = bytes_text(blocks_limit(settings.engine.disk_bytes, settings.paths.cache_dir) or 0)
@@ -86,7 +86,7 @@ class _Disk:
     catalog: BlockCatalog
     limit_bytes: int
 
-    def among_all(self) -> Iterator[OverlongSession]:
+    def among_all(self) -> Iterator[PartlyStoredSession]:
         usages = self.catalog.usages()
         sizes = {fingerprint: self.catalog.block_size(fingerprint) or 0 for fingerprint in usages}
         for summary in self.store.list_sessions():
@@ -109,7 +109,7 @@ class _Disk:
 
     def _of(
         self, session: Session, path: Sequence[int], fingerprint: bytes, size: int
-    ) -> OverlongSession | None:
+    ) -> PartlyStoredSession | None:
         root = chain_root(fingerprint.hex(), session.namespace)
         if root is None:
             return None
@@ -122,7 +122,7 @@ class _Disk:
         least_bytes = len(keys) * min(block.num_bytes for block in kept)
         if least_bytes <= self.limit_bytes:
             return None
-        return OverlongSession(
+        return PartlyStoredSession(
             session=session.id,
             title=session.title,
             num_tokens=len(keys) * size,

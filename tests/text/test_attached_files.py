@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvchat.errors import UsageError
-from kvchat.text.attachments import (
+from kvchat.text.attached_files import (
     MOST_BYTES,
     Attachment,
     before_message,

@@ -29,7 +29,7 @@ class NewBlock:
         )
 
 
-class BundleBlockStore:
+class OfflineBlockStore:
     """The stored blocks of one fingerprint, found by what they hold. `close` closes the store."""
 
     def __init__(self, store: DiskStore) -> None:
@@ -85,7 +85,7 @@ class BundleBlockStore:
         return self._store.write(found, is_wanted=is_wanted)
 
     def room_for(
-        self, headers: Iterable[BlockHeader], source: "BundleBlockStore", keys: Iterable[BlockKey]
+        self, headers: Iterable[BlockHeader], source: "OfflineBlockStore", keys: Iterable[BlockKey]
     ) -> AbstractContextManager[None]:
         """Hold room for blocks that are written inside, and keep the blocks of `source` that they are made
         from; see `DiskStore.room_for`.

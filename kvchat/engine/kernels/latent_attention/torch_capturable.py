@@ -10,7 +10,7 @@ from torch import Tensor
 from kvchat.engine.kernels.latent_attention.args import LatentArgs
 from kvchat.engine.kernels.latent_record.torch_fallback import unpack
 from kvchat.engine.kernels.paged_attention.args import AttentionArgs, KVPair, StepTables
-from kvchat.engine.kernels.paged_attention.static_shapes import attend, hidden_slots
+from kvchat.engine.kernels.paged_attention.torch_capturable import attend, hidden_slots
 
 
 def mean_latents(query: Tensor, pool: Tensor, args: LatentArgs, tables: StepTables) -> Tensor:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kvchat.engine.formats.attention import AttentionCall
+from kvchat.engine.formats.attention_metadata import AttentionCall
 from kvchat.engine.models.cache_stand_ins import ProbePast
 from kvchat.engine.models.hook import IMPLEMENTATION, PROBE_IMPLEMENTATION, attach, set_implementation
 from kvchat.engine.models.latent import LatentLayer, latent_modules

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from kvchat.engine.memory.disk.block_catalog import BlockCatalog
-from kvchat.platform import sqlite_connections
+from kvchat.platform import sqlite_locks
 from kvchat.session.store import SessionStore
 
 pytestmark = pytest.mark.pure
@@ -30,7 +30,7 @@ connection.close()
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     path = tmp_path / "rows.db"
-    sqlite_connections.create(path)
+    sqlite_locks.create(path)
     return path
 
 
@@ -48,7 +48,7 @@ def num_descriptors(path: Path) -> int:
 
 
 def look(path: Path) -> None:
-    assert sqlite_connections.first_bytes(path, 16) == b"SQLite format 3\0"
+    assert sqlite_locks.first_bytes(path, 16) == b"SQLite format 3\0"
 
 
 def look_carelessly(path: Path) -> None:
@@ -58,7 +58,7 @@ def look_carelessly(path: Path) -> None:
 @pytest.mark.parametrize("how", [look, look_carelessly])
 def test_a_log_stays_while_its_database_is_looked_at(path: Path, how: Callable[[Path], None]) -> None:
     """The control: read as any other file, its locks are gone, and a process that leaves removes the log."""
-    with closing(sqlite_connections.connect(path, timeout_s=5)) as connection:
+    with closing(sqlite_locks.connect(path, timeout_s=5)) as connection:
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("CREATE TABLE word (text)")
         how(path)
@@ -67,7 +67,7 @@ def test_a_log_stays_while_its_database_is_looked_at(path: Path, how: Callable[[
 
 
 def test_what_was_looked_at_is_closed_with_its_last_connection(path: Path) -> None:
-    first, second = (sqlite_connections.connect(path, timeout_s=5) for _ in range(2))
+    first, second = (sqlite_locks.connect(path, timeout_s=5) for _ in range(2))
     first.execute("CREATE TABLE word (text)")
     for _ in range(3):
         look(path)
@@ -82,19 +82,19 @@ def test_what_was_looked_at_is_closed_with_its_last_connection(path: Path) -> No
 
 def test_a_database_that_cannot_be_opened_holds_nothing(tmp_path: Path, path: Path) -> None:
     with pytest.raises(FileNotFoundError):
-        sqlite_connections.connect(tmp_path / "none.db", timeout_s=5)
+        sqlite_locks.connect(tmp_path / "none.db", timeout_s=5)
     with pytest.raises(sqlite3.OperationalError):
-        sqlite_connections.connect(tmp_path, timeout_s=5)
+        sqlite_locks.connect(tmp_path, timeout_s=5)
     look_at = tmp_path / "other.db"
     look_at.write_bytes(b"short")
-    assert sqlite_connections.first_bytes(look_at, 16) == b"short"
+    assert sqlite_locks.first_bytes(look_at, 16) == b"short"
     assert num_descriptors(look_at) == 0
 
 
 def test_a_file_that_is_there_stays_as_it_is(path: Path) -> None:
     path.write_bytes(b"something")
     path.chmod(0o640)
-    sqlite_connections.create(path)
+    sqlite_locks.create(path)
     assert path.read_bytes() == b"something"
     assert path.stat().st_mode & 0o777 == 0o640
 
@@ -121,10 +121,10 @@ def test_a_second_store_in_one_process_takes_no_lock_from_the_first(tmp_path: Pa
 
 def test_a_database_that_cannot_be_written_anew_says_so_and_is_as_patient_as_before(path: Path) -> None:
     """Neither can its log be emptied then, and that must not be told instead."""
-    with closing(sqlite_connections.connect(path, timeout_s=7.0)) as connection:
+    with closing(sqlite_locks.connect(path, timeout_s=7.0)) as connection:
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("BEGIN IMMEDIATE")
         connection.execute("CREATE TABLE t (x)")
         with pytest.raises(sqlite3.OperationalError, match="cannot VACUUM"):
-            sqlite_connections.compact(connection)
+            sqlite_locks.compact(connection)
         assert connection.execute("PRAGMA busy_timeout").fetchone() == (7000,)

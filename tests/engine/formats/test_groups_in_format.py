@@ -5,12 +5,12 @@ import pytest
 from kvchat.engine.api.ids import GroupId
 from kvchat.engine.formats.fp8_latent.spec import Fp8LatentSpec
 from kvchat.engine.formats.full.spec import FullSpec
+from kvchat.engine.formats.groups_in_format import stored_groups
 from kvchat.engine.formats.kv_size import Latent
 from kvchat.engine.formats.latent.spec import LatentSpec
 from kvchat.engine.formats.quantized.spec import QuantizedSpec, ResidualSpec
 from kvchat.engine.formats.sliding.spec import SlidingSpec
 from kvchat.engine.formats.spec import CacheSpec, Group, group_layers
-from kvchat.engine.formats.stored_groups import stored_groups
 from kvchat.errors import ConfigError
 
 pytestmark = pytest.mark.pure

@@ -6,7 +6,7 @@ An adapter is a LoRA as peft saves one: adapter_config.json and adapter_model.sa
 from importlib.util import find_spec
 from pathlib import Path
 
-from kvchat.engine.models.checkpoints.weight_files import (
+from kvchat.engine.models.checkpoints.model_directory_check import (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,
     check_safetensors,

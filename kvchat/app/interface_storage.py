@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from kvchat.app.retention.stored_kv_counts import StoredKv
 
 
-class InterfaceFiles:
+class InterfaceStorage:
     """The files of one store's sessions; implements the interface's protocol of this name."""
 
     def __init__(self, settings: Settings, store: SessionService) -> None:

@@ -8,7 +8,7 @@ from gguf import GGMLQuantizationType as Kind
 from safetensors.torch import load_file
 
 from kvchat.engine.kernels.quantized_linear import dequantize
-from kvchat.engine.models.checkpoints.gguf import open_gguf, write_checkpoint
+from kvchat.engine.models.checkpoints.gguf_to_hf import open_gguf, write_checkpoint
 from kvchat.engine.models.checkpoints.prepared import WEIGHTS_FILE, prepared_bytes
 from kvchat.engine.models.linear.quantized import QuantizedLinear
 from kvchat.engine.models.load import load_model

@@ -11,7 +11,7 @@ from transformers.models.deepseek_v3 import modeling_deepseek_v3
 from kvchat.engine.formats.latent.spec import LatentSpec
 from kvchat.engine.forward.model_route import ModelPlan, Route, choose_route
 from kvchat.engine.models.load import load_model
-from kvchat.engine.models.probing.rope_layout import FIRSTS_THEN_SECONDS, HALVES, INTERLEAVED
+from kvchat.engine.models.probing.latent_rope_layout import FIRSTS_THEN_SECONDS, HALVES, INTERLEAVED
 from tests.engine.conftest import OpenEngine
 from tests.engine.latent_models import model_of
 from tests.engine.tiny_models import answer, token_ids

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from kvchat.engine.kernels.paged_attention.args import AttentionArgs, KVPair, StepTables
-from kvchat.engine.kernels.paged_attention.static_shapes import attend, gather, hidden_slots
+from kvchat.engine.kernels.paged_attention.torch_capturable import attend, gather, hidden_slots
 from kvchat.engine.kernels.quantized_attention.args import QuantizedPool
 from kvchat.engine.kernels.quantized_kv.reference import dequantize
 from kvchat.engine.kernels.quantized_record import QuantizedRecord

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kvchat.engine.formats.attention import AttentionCall
+from kvchat.engine.formats.attention_metadata import AttentionCall
 from kvchat.engine.formats.format_table import PagedAttention
 from kvchat.engine.formats.quantized.spec import exact_twins
 from kvchat.engine.formats.spec import Group
