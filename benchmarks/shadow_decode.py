@@ -17,9 +17,9 @@ from kvchat.engine.api.ids import GroupId, SequenceId
 from kvchat.engine.api.view import View
 from kvchat.engine.formats.attention_metadata import AttentionCall, AttentionMetadata
 from kvchat.engine.formats.format_table import PagedAttention
-from kvchat.engine.formats.full.spec import FullSpec
 from kvchat.engine.formats.shadow.rotary import Rotary
 from kvchat.engine.formats.shadow.shadows import Shadows
+from kvchat.engine.formats.shadow.spec import ShadowSpec
 from kvchat.engine.formats.spec import Group
 from kvchat.engine.kernels.native.library import library, why_not
 from kvchat.engine.kernels.paged_attention import prepare
@@ -80,7 +80,8 @@ class Decoding:
     def __init__(self, shape: Shape, rank: int | None) -> None:
         self._shape = shape
         heads = shape.num_kv_heads
-        spec = FullSpec(num_kv_heads=heads, head_dim_k=HEAD_DIM, head_dim_v=HEAD_DIM, dtype="BF16")
+        sizes = {"num_kv_heads": heads, "head_dim_k": HEAD_DIM, "head_dim_v": HEAD_DIM}
+        spec = ShadowSpec(**sizes, dtype="BF16", view=View(rule="shadow"), block_size=BLOCK_SIZE)
         group = Group(id=GROUP, spec=spec, layers=tuple(range(NUM_LAYERS)))
         num_blocks = (LENGTH + (STEPS + 1) * ROUNDS * len(BUDGETS)) // BLOCK_SIZE + 1
         self._pool = DevicePool([group], {GROUP: num_blocks}, BLOCK_SIZE, torch.device("cpu"))
