@@ -18,7 +18,7 @@ from random import Random
 
 from kvchat.app.retention.session_removal import SessionService
 from kvchat.engine.api.ids import BlockKey
-from kvchat.engine.memory.disk.block_catalog import BlockCatalog
+from kvchat.engine.memory.disk.cache_admin import CacheAdmin
 from kvchat.engine.memory.disk.index import IndexedBlock
 from kvchat.engine.memory.disk.offline_block_store import NewBlock, OfflineBlockStore
 from kvchat.engine.memory.disk.store import DiskStore
@@ -89,8 +89,8 @@ class Places:
             encryptor=self.encryptor,
         )
 
-    def open_catalog(self) -> BlockCatalog:
-        return BlockCatalog(self.cache_dir, encryptor=self.encryptor)
+    def open_catalog(self) -> CacheAdmin:
+        return CacheAdmin(self.cache_dir, encryptor=self.encryptor)
 
 
 def say(what: str, **values: object) -> None:
@@ -254,7 +254,7 @@ class Work:
 
 
 def collect(sessions: SessionStore, cache_dir: Path, encryptor: Encryptor | None = None) -> None:
-    catalog = BlockCatalog(cache_dir, encryptor=encryptor)
+    catalog = CacheAdmin(cache_dir, encryptor=encryptor)
     known = references(sessions, BLOCK_SIZE)
 
     def is_referenced(block: IndexedBlock) -> bool:

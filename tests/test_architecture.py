@@ -77,7 +77,7 @@ WITHOUT_TORCH = (
     "kvchat.engine.formats.spec",
     "kvchat.engine.formats.shadow.settings",
     "kvchat.engine.memory.disk.store",
-    "kvchat.engine.memory.disk.block_catalog",
+    "kvchat.engine.memory.disk.cache_admin",
     "kvchat.session",
     "kvchat.chat",
     "kvchat.text",

@@ -18,7 +18,7 @@ from kvchat.engine.forward.model_route import choose_route
 from kvchat.engine.forward.runner import Runner
 from kvchat.engine.models.fingerprint import Checkpoint
 from kvchat.engine.models.load import LoadedModel
-from kvchat.engine.models.prepared_weight_files import WeightSource
+from kvchat.engine.models.weights_setting import WeightSource
 from kvchat.engine.sampling.sampler import Sampler
 from kvchat.engine.startup.assembly import assemble
 from kvchat.engine.startup.gpu import can_record, limits_of

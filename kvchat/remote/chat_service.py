@@ -18,7 +18,7 @@ from kvchat.engine.api.events import Timings, Usage
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.errors import InvalidRequest, KvchatError, ModelNotFound, UsageError
 from kvchat.remote.endpoint import RemoteServer, RemoteStream, Report
-from kvchat.remote.engine import RemoteEngine
+from kvchat.remote.null_engine import NullEngine
 from kvchat.session.store import Outcome, SessionStore, new_turn_id
 from kvchat.session.template import prompts
 from kvchat.session.tree import Backend, Finish, Role, Session, Turn, TurnId
@@ -43,7 +43,7 @@ class RemoteChat(Chat):
         sampling: SamplingParams | None = None,
     ) -> None:
         self.store = store
-        self.engine: RemoteEngine = RemoteEngine(endpoint, model)
+        self.engine: NullEngine = NullEngine(endpoint, model)
         self.adapter = ""
         self.beginnings = {}
         self.sampling = sampling or SamplingParams()

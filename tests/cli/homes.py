@@ -3,14 +3,14 @@
 from contextlib import closing
 from pathlib import Path
 
-from kvchat.engine.memory.disk.block_catalog import BlockCatalog
+from kvchat.engine.memory.disk.cache_admin import CacheAdmin
 from kvchat.session.store import SessionStore
 from kvchat.session.tree import Session, Turn
 
 
 def block_bytes(home: Path) -> dict[str, int]:
     """Return the bytes of blocks on disk by the fingerprint of what computed them."""
-    with closing(BlockCatalog(home / "cache", encryptor=None)) as catalog:
+    with closing(CacheAdmin(home / "cache", encryptor=None)) as catalog:
         return {name.hex(): usage.num_bytes for name, usage in catalog.usages().items()}
 
 

@@ -13,7 +13,7 @@ from kvchat.chat.conversation import Conversation
 from kvchat.chat.service import Chat
 from kvchat.engine.api.ids import BlockKey, u32le
 from kvchat.engine.api.inspection import InspectionRequest
-from kvchat.engine.memory.disk.block_catalog import BlockCatalog
+from kvchat.engine.memory.disk.cache_admin import CacheAdmin
 from kvchat.engine.memory.disk.index import IndexedBlock
 from kvchat.session.tree import path_token_ids
 from tests.cli.secret_home import files_with
@@ -120,7 +120,7 @@ def test_no_file_of_a_home_holds_a_word_or_a_token_of_what_was_deleted(kvchat: K
     kvchat.engine.drain_saves()
     files = [file for file in home.rglob("*") if file.is_file() or file.is_symlink()]
     assert {"sessions.db-wal", "index.db-wal"} <= {file.name for file in files_with(home, *doomed)}
-    with closing(open_store(read_settings())) as other, closing(BlockCatalog(paths.cache_dir)):
+    with closing(open_store(read_settings())) as other, closing(CacheAdmin(paths.cache_dir)):
         other.remove_sessions([conversation.session.id])
         assert not files_with(home, *doomed)
         assert not other.still_readable()

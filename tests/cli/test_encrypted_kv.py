@@ -10,7 +10,7 @@ import pytest
 from kvchat.app import unlock
 from kvchat.app.config import read_settings
 from kvchat.engine.api.ids import u32le
-from kvchat.engine.memory.disk.block_catalog import BlockCatalog
+from kvchat.engine.memory.disk.cache_admin import CacheAdmin
 from tests.cli.command_line import Run
 from tests.cli.secret_home import CHEAP, Give, files_with
 
@@ -35,10 +35,10 @@ def kvchat(home: Path, passphrase: Give, run: Run, monkeypatch: pytest.MonkeyPat
     return call
 
 
-def catalog() -> BlockCatalog:
+def catalog() -> CacheAdmin:
     """Open the encrypted blocks of the home that was used last."""
     settings = unlock.unlocked(read_settings())
-    return BlockCatalog(settings.paths.cache_dir, encryptor=settings.engine.encryptor)
+    return CacheAdmin(settings.paths.cache_dir, encryptor=settings.engine.encryptor)
 
 
 def test_kv_goes_from_one_encrypted_home_to_another_and_is_verified_and_kept_there(

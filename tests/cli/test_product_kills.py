@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from kvchat.engine.memory.disk.block_catalog import BlockCatalog
+from kvchat.engine.memory.disk.cache_admin import CacheAdmin
 from kvchat.session.store import SessionStore
 
 pytestmark = [pytest.mark.cpu, pytest.mark.slow]
@@ -102,7 +102,7 @@ def _check(home: Path, name: str, text: str) -> None:
                 stored = store.all_turns(store.find(name).id)
                 assert any(turn.text.startswith(text) for turn in stored)
     if (home / "cache" / "blocks").exists():
-        with closing(BlockCatalog(home / "cache")) as catalog:
+        with closing(CacheAdmin(home / "cache")) as catalog:
             sizes = [path.stat().st_size for path in (home / "cache" / "blocks").rglob("*.safetensors")]
             assert (catalog.usage().num_blocks, catalog.usage().num_bytes) == (len(sizes), sum(sizes))
         assert not list((home / "cache" / "quarantine").glob("*"))

@@ -13,7 +13,7 @@ from kvchat.engine.formats.format_table import metadata_builders
 from kvchat.engine.forward.decode_graphs import ComputesAnew, DecodeGraphRunner
 from kvchat.engine.forward.layerwise_check import walking_pass
 from kvchat.engine.forward.runner import Runner
-from kvchat.engine.models.prepared_weight_files import WeightSource
+from kvchat.engine.models.weights_setting import WeightSource
 from kvchat.engine.sampling.sampler import Sampler
 from kvchat.engine.scheduling.scheduler import Drafter
 from kvchat.engine.sequences.batch_plan import Batch

@@ -19,7 +19,7 @@ from kvchat.engine.forward.decode_graphs import (
 from kvchat.engine.forward.kernel_sizes import sizes_in_config, sizes_in_groups
 from kvchat.engine.kernels.attention_shapes import AttentionSizes, LatentSizes
 from kvchat.engine.kernels.quantized_record import Code
-from kvchat.engine.models.prepared_weight_files import WeightSource
+from kvchat.engine.models.weights_setting import WeightSource
 from kvchat.engine.startup import weights
 from tests.engine.conftest import TinyModels
 

@@ -21,7 +21,7 @@ from kvchat.engine.forward.decode_graphs import Limits, Size, _Step
 from kvchat.engine.forward.runner import ForwardPass
 from kvchat.engine.kernels.store_kv import reference, torch_fallback
 from kvchat.engine.memory.device_pool import DevicePool
-from kvchat.engine.models.prepared_weight_files import WeightSource
+from kvchat.engine.models.weights_setting import WeightSource
 from kvchat.engine.sampling.device_sampler import draw
 from kvchat.engine.startup.weights import load_candidate
 from tests.engine.conftest import TinyModels

@@ -14,7 +14,7 @@ from kvchat.engine.forward.decode_graphs import ComputesAnew, DecodeGraphRunner,
 from kvchat.engine.forward.packed_and_sequence_pass import SequencePass
 from kvchat.engine.forward.runner import ForwardPass
 from kvchat.engine.memory.device_pool import DevicePool
-from kvchat.engine.models.prepared_weight_files import WeightSource
+from kvchat.engine.models.weights_setting import WeightSource
 from kvchat.engine.startup.gpu import can_record, unrecorded, why_not
 from kvchat.engine.startup.weights import load_candidate
 from tests.engine.conftest import TinyModels

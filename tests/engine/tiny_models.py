@@ -26,7 +26,7 @@ from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.rates import LEAST_TOKENS, WINDOW, Rates
 from kvchat.engine.models.load import choose_device
 from kvchat.engine.models.locate import locate_model
-from kvchat.engine.models.prepared_weight_files import WeightSource
+from kvchat.engine.models.weights_setting import WeightSource
 from kvchat.engine.results import Handle
 from kvchat.engine.scheduling.scheduler import Drafter
 from kvchat.engine.sequences.batch_plan import Batch

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.engine.memory.disk.block_catalog import BlockCatalog
+from kvchat.engine.memory.disk.cache_admin import CacheAdmin
 from kvchat.platform import sqlite_locks
 from kvchat.session.store import SessionStore
 
@@ -100,9 +100,9 @@ def test_a_file_that_is_there_stays_as_it_is(path: Path) -> None:
 
 
 def test_a_second_catalog_in_one_process_takes_no_lock_from_the_first(tmp_path: Path) -> None:
-    with closing(BlockCatalog(tmp_path)):
+    with closing(CacheAdmin(tmp_path)):
         (index,) = tmp_path.rglob("index.db")
-        BlockCatalog(tmp_path).close()
+        CacheAdmin(tmp_path).close()
         visit(index)
         assert log_of(index).exists()
 

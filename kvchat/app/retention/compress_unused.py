@@ -13,7 +13,7 @@ from kvchat.app.open_store import open_store
 from kvchat.app.retention.block_owners import holders
 from kvchat.app.retention.session_removal import SessionService
 from kvchat.app.unlock import opens_unasked
-from kvchat.engine.memory.disk.block_catalog import BlockCatalog
+from kvchat.engine.memory.disk.cache_admin import CacheAdmin
 from kvchat.engine.models.checkpoints.prepared import blocks_limit
 from kvchat.errors import EngineFailed, KvchatError
 from kvchat.session.tree import Session, SessionId
@@ -156,5 +156,5 @@ def _unused(settings: Settings, store: SessionService, answered: SessionId | Non
 
 
 def _used_bytes(settings: Settings) -> int:
-    with closing(BlockCatalog(settings.paths.cache_dir, encryptor=settings.engine.encryptor)) as catalog:
+    with closing(CacheAdmin(settings.paths.cache_dir, encryptor=settings.engine.encryptor)) as catalog:
         return catalog.usage().num_bytes + catalog.aside_bytes()

@@ -8,7 +8,7 @@ from itertools import takewhile
 from kvchat.app.config import Settings
 from kvchat.app.open_store import open_store, short_id
 from kvchat.engine.api.ids import chain_keys
-from kvchat.engine.memory.disk.block_catalog import BlockCatalog
+from kvchat.engine.memory.disk.cache_admin import CacheAdmin
 from kvchat.engine.models.checkpoints.prepared import blocks_limit
 from kvchat.errors import KvchatError
 from kvchat.session.kv.block_references import chain_root
@@ -55,7 +55,7 @@ def too_long(settings: Settings) -> tuple[PartlyStoredSession, ...]:
         return ()
     try:
         with (
-            closing(BlockCatalog(settings.paths.cache_dir, encryptor=settings.engine.encryptor)) as catalog,
+            closing(CacheAdmin(settings.paths.cache_dir, encryptor=settings.engine.encryptor)) as catalog,
             closing(open_store(settings)) as store,
         ):
             if catalog.usage().num_bytes * _FULL_SHARE < limit_bytes:
@@ -83,7 +83,7 @@ class _Disk:
     """What is on disk, and of whose text."""
 
     store: SessionStore
-    catalog: BlockCatalog
+    catalog: CacheAdmin
     limit_bytes: int
 
     def among_all(self) -> Iterator[PartlyStoredSession]:

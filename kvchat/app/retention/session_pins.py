@@ -20,7 +20,7 @@ from kvchat.text.figures import bytes_text
 
 if TYPE_CHECKING:
     from kvchat.engine.api.ids import BlockKey
-    from kvchat.engine.memory.disk.block_catalog import BlockCatalog
+    from kvchat.engine.memory.disk.cache_admin import CacheAdmin
 
 log = logging.getLogger(__name__)
 
@@ -93,12 +93,12 @@ class SessionPins:
             with closing(self._catalog()) as catalog:
                 self.let_go_in(catalog, session_ids)
 
-    def let_go_in(self, catalog: "BlockCatalog", session_ids: Iterable[SessionId]) -> None:
+    def let_go_in(self, catalog: "CacheAdmin", session_ids: Iterable[SessionId]) -> None:
         for name in pin_names(catalog, session_ids):
             catalog.let_go(name)
 
     def _let_go_of_others(
-        self, catalog: "BlockCatalog", session_id: SessionId, wanted: "dict[bytes, list[BlockKey]]"
+        self, catalog: "CacheAdmin", session_id: SessionId, wanted: "dict[bytes, list[BlockKey]]"
     ) -> None:
         """Let blocks make room again that a session does not have any more: their names tell of its words."""
         lists = {_name(session_id, fingerprint): fingerprint for fingerprint in wanted}
@@ -108,21 +108,21 @@ class SessionPins:
             else:
                 catalog.let_go(name)
 
-    def let_go_of_strays(self, catalog: "BlockCatalog") -> None:
+    def let_go_of_strays(self, catalog: "CacheAdmin") -> None:
         """Let blocks make room again that are kept for sessions which nobody has pinned any more."""
         pinned = {one.session.id for one in self._store.list_sessions() if one.session.pinned}
         for name in catalog.kept_names():
             if name.startswith(_PREFIX) and _session_of(name) not in pinned:
                 catalog.let_go(name)
 
-    def _catalog(self) -> "BlockCatalog":
+    def _catalog(self) -> "CacheAdmin":
         # Imported by whoever pins: a list of sessions is to be there at once.
-        from kvchat.engine.memory.disk.block_catalog import BlockCatalog
+        from kvchat.engine.memory.disk.cache_admin import CacheAdmin
 
-        return BlockCatalog(self._cache_dir, encryptor=self._encryptor)
+        return CacheAdmin(self._cache_dir, encryptor=self._encryptor)
 
     def _refuse_too_many(
-        self, catalog: "BlockCatalog", session_id: SessionId, wanted: "dict[bytes, list[BlockKey]]"
+        self, catalog: "CacheAdmin", session_id: SessionId, wanted: "dict[bytes, list[BlockKey]]"
     ) -> None:
         # Imported by whoever pins: a list of sessions is to be there at once.
         from kvchat.engine.models.checkpoints.prepared import blocks_limit
@@ -138,7 +138,7 @@ class SessionPins:
                 " session, remove a pack with `kvchat pack rm`, or give more --kv-disk-bytes"
             )
 
-    def _wanted(self, session_id: SessionId, catalog: "BlockCatalog") -> "dict[bytes, list[BlockKey]]":
+    def _wanted(self, session_id: SessionId, catalog: "CacheAdmin") -> "dict[bytes, list[BlockKey]]":
         """Return the keys of a session's full blocks, by fingerprint."""
         # Imported by whoever pins: a list of sessions is to be there at once.
         from kvchat.app.retention.view_blocks import add_view_turns
@@ -161,7 +161,7 @@ class SessionPins:
         return found
 
 
-def pin_names(catalog: "BlockCatalog", session_ids: Iterable[SessionId]) -> frozenset[str]:
+def pin_names(catalog: "CacheAdmin", session_ids: Iterable[SessionId]) -> frozenset[str]:
     """Return the names under which blocks are kept for some sessions."""
     chosen = set(session_ids)
     kept = catalog.kept_names()

@@ -18,7 +18,7 @@ from kvchat.session.tree import Branch, SessionId, Turn, TurnId, Verification
 from kvchat.text.figures import bytes_text, plural
 
 if TYPE_CHECKING:
-    from kvchat.engine.memory.disk.block_catalog import BlockCatalog
+    from kvchat.engine.memory.disk.cache_admin import CacheAdmin
     from kvchat.engine.memory.disk.index import IndexedBlock
 
 
@@ -191,11 +191,11 @@ class SessionService(SessionStore):
 
         return self._would_remove(lambda size: self._of_turns(own, plan.touched, size), others, [own])
 
-    def _catalog(self) -> "BlockCatalog":
+    def _catalog(self) -> "CacheAdmin":
         # Imported by whoever removes: a list of sessions is to be there at once.
-        from kvchat.engine.memory.disk.block_catalog import BlockCatalog
+        from kvchat.engine.memory.disk.cache_admin import CacheAdmin
 
-        return BlockCatalog(self._cache_dir, encryptor=self._encryptor)
+        return CacheAdmin(self._cache_dir, encryptor=self._encryptor)
 
     def _remove_turns(
         self, branch: Branch, successor: Branch, touched: Sequence[Turn], turn_ids: Sequence[TurnId]
@@ -233,7 +233,7 @@ class SessionService(SessionStore):
             self._notices.append(words)
 
     def _remove(
-        self, refer: Refer, delete: Callable[[], None], let_go: Callable[["BlockCatalog"], None]
+        self, refer: Refer, delete: Callable[[], None], let_go: Callable[["CacheAdmin"], None]
     ) -> Removed:
         """Delete text, and then the blocks that it alone referred to.
 
@@ -270,10 +270,10 @@ class SessionService(SessionStore):
 
     def _remove_blocks(
         self,
-        catalog: "BlockCatalog",
+        catalog: "CacheAdmin",
         blocks: Sequence["IndexedBlock"],
         own: dict[int, References],
-        let_go: Callable[["BlockCatalog"], None],
+        let_go: Callable[["CacheAdmin"], None],
     ) -> Removed:
         """Remove what was referred to by deleted text alone."""
         let_go(catalog)

@@ -10,7 +10,7 @@ from kvchat.app.config import Settings
 from kvchat.app.interface_types import KvOnDisk
 from kvchat.app.retention.session_removal import SessionService
 from kvchat.engine.api.ids import BlockKey, u32le
-from kvchat.engine.memory.disk.block_catalog import BlockCatalog
+from kvchat.engine.memory.disk.cache_admin import CacheAdmin
 from kvchat.engine.memory.disk.index import IndexedBlock
 from kvchat.session.session_queries import SessionSummary
 from kvchat.session.tree import SessionId
@@ -50,7 +50,7 @@ class StoredKv:
         cache_dir = self._settings.paths.cache_dir
         if not cache_dir.is_dir():
             return {}
-        with closing(BlockCatalog(cache_dir, encryptor=self._settings.engine.encryptor)) as catalog:
+        with closing(CacheAdmin(cache_dir, encryptor=self._settings.engine.encryptor)) as catalog:
             blocks = catalog.blocks()
         full = {(block.block_size, block.key): block for block in blocks if not block.is_tail}
         tails: dict[tuple[int, BlockKey], list[IndexedBlock]] = {}

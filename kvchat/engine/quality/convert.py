@@ -19,7 +19,7 @@ from kvchat.engine.formats.format_table import codec_of
 from kvchat.engine.formats.spec import Group
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.models.load import choose_device
-from kvchat.engine.models.prepared_weight_files import WeightSource
+from kvchat.engine.models.weights_setting import WeightSource
 from kvchat.engine.startup.weights import Candidate, fingerprint_of, groups_in, load_candidate
 from kvchat.errors import ConfigError
 

@@ -22,7 +22,7 @@ from kvchat.engine.kernels.threads import choose_threads, usable_cores
 from kvchat.engine.models.latent import projections
 from kvchat.engine.models.linear.packed import pack_linears
 from kvchat.engine.models.load import LoadedModel, choose_device
-from kvchat.engine.models.prepared_weight_files import WeightSource
+from kvchat.engine.models.weights_setting import WeightSource
 from kvchat.engine.quality.loss import TokenLosses, token_losses
 from kvchat.engine.quality.replay import Replay, ReplaySize
 from kvchat.engine.startup.assembly import placed, shadows_of

@@ -20,8 +20,8 @@ from kvchat.engine.scheduling.request_state import Hypothesis, RequestState, see
 from kvchat.engine.scheduling.scheduler import Scheduler
 from kvchat.engine.sequences.batch_plan import Batch
 from kvchat.engine.sequences.completion_sequence import Completion
-from kvchat.engine.sequences.safe_stop_matcher import SafeStopMatcher
 from kvchat.engine.sequences.sequence import Sequence
+from kvchat.engine.sequences.stop_matcher_guard import StopMatcherGuard
 from kvchat.engine.tiering.save_policy import SavePolicy
 
 
@@ -71,7 +71,7 @@ class OutputProcessor:
             max_tokens=self._max_tokens(request),
             submitted_s=self.clock(),
             prompt_len=len(request.token_ids),
-            stop=SafeStopMatcher(request.stop) if request.stop is not None else None,
+            stop=StopMatcherGuard(request.stop) if request.stop is not None else None,
             may_draft=request.sampling.beam_width is None,
         )
         self.completions[completion.id] = completion

@@ -6,8 +6,8 @@ from kvchat.engine.api.events import Loaded
 from kvchat.engine.api.ids import RequestId
 from kvchat.engine.api.request import Request
 from kvchat.engine.api.sampling_params import SamplingParams
-from kvchat.engine.sequences.safe_stop_matcher import SafeStopMatcher
 from kvchat.engine.sequences.sequence import Sequence
+from kvchat.engine.sequences.stop_matcher_guard import StopMatcherGuard
 
 
 @dataclass(slots=True, eq=False)
@@ -33,7 +33,7 @@ class Completion:
     """The request this is a further answer to; None for the first answer."""
     sample: int = 0
     """Number of the answer among those of its request."""
-    stop: SafeStopMatcher | None = None
+    stop: StopMatcherGuard | None = None
     sum_logprob: float = 0.0
     num_generated: int = 0
     may_draft: bool = False

@@ -45,8 +45,8 @@ from kvchat.engine.memory.tier_mover import Mover
 from kvchat.engine.models.latent import projections
 from kvchat.engine.models.linear.packed import pack_linears
 from kvchat.engine.models.load import LoadedModel, choose_device
-from kvchat.engine.models.prepared_weight_files import WeightSource, check_weights
 from kvchat.engine.models.probing.rotaries import layer_rotaries
+from kvchat.engine.models.weights_setting import WeightSource, check_weights
 from kvchat.engine.sampling.sampler import Sampler
 from kvchat.engine.sampling.speculative.ngram_proposer import NgramProposer
 from kvchat.engine.scheduling.scheduler import NoDrafter

@@ -32,7 +32,7 @@ from kvchat.engine.models.fingerprint import Checkpoint, Storage, digest_of, fie
 from kvchat.engine.models.known_fingerprints import remember
 from kvchat.engine.models.linear.packed import overwrite, tensors_of
 from kvchat.engine.models.load import LoadedModel
-from kvchat.engine.models.prepared_weight_files import WeightForm, WeightSource, in_wanted_form
+from kvchat.engine.models.weights_setting import WeightForm, WeightSource, in_wanted_form
 from kvchat.engine.startup.gpu import try_gpu, try_sizes
 from kvchat.errors import ConfigError, ModelNotFound, ModelUnreadable, UnsupportedModel
 

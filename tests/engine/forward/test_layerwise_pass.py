@@ -13,8 +13,8 @@ from kvchat.engine.forward.decode_graphs import ComputesAnew, DecodeGraphRunner
 from kvchat.engine.forward.layerwise_check import walk_through, walking_pass
 from kvchat.engine.forward.layerwise_pass import LayerwisePass
 from kvchat.engine.memory.device_pool import DevicePool
-from kvchat.engine.models.prepared_weight_files import WeightSource
 from kvchat.engine.models.probing.decoder_structure import Unmatched
+from kvchat.engine.models.weights_setting import WeightSource
 from kvchat.engine.startup.gpu import can_record, limits_of
 from kvchat.engine.startup.weights import Candidate, load_candidate
 from tests.engine.conftest import TinyModels

@@ -11,7 +11,7 @@ import pytest
 
 from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.api.ids import BlockKey, GroupId, root_key
-from kvchat.engine.memory.disk.block_catalog import BlockCatalog, IsReferenced
+from kvchat.engine.memory.disk.cache_admin import CacheAdmin, IsReferenced
 from kvchat.engine.memory.disk.offline_block_store import OfflineBlockStore
 from kvchat.engine.memory.disk.store import DiskStore
 from kvchat.engine.quality.convert import RUN_LEN, Converter, load_exact
@@ -119,7 +119,7 @@ def test_what_the_disk_has_no_room_for_is_refused_and_nothing_of_it_is_left(
     """Exact blocks that a pack keeps make no room: they are not even read, and nothing is written."""
     stored = store()
     before = stored.exact_files()
-    with closing(stored.source()) as source, closing(BlockCatalog(stored.cache_dir)) as catalog:
+    with closing(stored.source()) as source, closing(CacheAdmin(stored.cache_dir)) as catalog:
         keys = [block.key for block in blocks_on(source, stored.path, stored.roots[0], stored.roots[0])]
         catalog.keep("pack", stored.converter.exact.fingerprint, keys)
         with closing(stored.target(sum(map(len, before.values())) + more_bytes)) as target:
@@ -147,7 +147,7 @@ def test_what_has_no_room_beside_the_exact_blocks_is_refused_before_any_is_read(
 
 
 def collect(cache_dir: Path, is_referenced: IsReferenced) -> None:
-    with closing(BlockCatalog(cache_dir)) as catalog:
+    with closing(CacheAdmin(cache_dir)) as catalog:
         catalog.collect(is_referenced)
 
 

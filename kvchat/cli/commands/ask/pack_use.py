@@ -66,9 +66,9 @@ def refuse_other_model(pack: Pack, chat: "Chat") -> None:
 def keep_again(pack: Pack, settings: Settings) -> None:
     """See that a pack's blocks are kept, also where the cache was deleted since it was made."""
     # Imported by whoever uses a pack: all other questions begin without it.
-    from kvchat.engine.memory.disk.block_catalog import BlockCatalog
+    from kvchat.engine.memory.disk.cache_admin import CacheAdmin
 
-    with closing(BlockCatalog(settings.paths.cache_dir, encryptor=settings.engine.encryptor)) as catalog:
+    with closing(CacheAdmin(settings.paths.cache_dir, encryptor=settings.engine.encryptor)) as catalog:
         if not catalog.is_kept(pack.id):
             catalog.keep(pack.id, bytes.fromhex(pack.fingerprint), pack.keys)
 

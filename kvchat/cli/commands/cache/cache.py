@@ -15,7 +15,7 @@ from kvchat.cli.output.streams import Output, as_json, tell_path, written_as_jso
 from kvchat.cli.parser.options import ListOptions, RemoteKeyFile, RemoteUrl
 from kvchat.cli.parser.shell_completion import complete_session
 from kvchat.cli.parser.typer_parameters import Argument, Option, option_class
-from kvchat.engine.memory.disk.block_catalog import BlockCatalog
+from kvchat.engine.memory.disk.cache_admin import CacheAdmin
 from kvchat.engine.memory.disk.index import DiskUsage, WrittenBytes
 from kvchat.engine.models.checkpoints.prepared import PREPARED_DIR, prepared_bytes
 from kvchat.errors import StorageError, UsageError
@@ -158,7 +158,7 @@ def disk_state(cache_dir: Path, encryptor: Encryptor | None) -> DiskState:
     if not cache_dir.is_dir():
         return DiskState(usages={}, written=WrittenBytes(today=0, total=0), problem=None)
     try:
-        with closing(BlockCatalog(cache_dir, encryptor=encryptor)) as catalog:
+        with closing(CacheAdmin(cache_dir, encryptor=encryptor)) as catalog:
             return DiskState(
                 usages=catalog.usages(), written=catalog.written(), problem=_space_problem(cache_dir)
             )

@@ -26,7 +26,7 @@ from kvchat.cli.output.signals import StopRequested, StopSignals
 from kvchat.cli.output.streams import Output, Status, as_json
 from kvchat.cli.parser.options import EngineOptions, Files, Json, Ndjson, NoAttach
 from kvchat.cli.parser.typer_parameters import Argument, Option, option_class
-from kvchat.engine.memory.disk.block_catalog import BlockCatalog
+from kvchat.engine.memory.disk.cache_admin import CacheAdmin
 from kvchat.engine.models.checkpoints.prepared import blocks_limit
 from kvchat.errors import PinRefused, StorageError, UsageError
 from kvchat.session.packs import Pack, new_pack_id
@@ -134,7 +134,7 @@ def _compute(chat: Chat, pack: Pack, settings: Settings, status: Status) -> None
     status.clear()
 
 
-def _finish(pack: Pack, settings: Settings, catalog: BlockCatalog, patience_s: float) -> PackOnDisk:
+def _finish(pack: Pack, settings: Settings, catalog: CacheAdmin, patience_s: float) -> PackOnDisk:
     """Write a pack whose blocks are on their way to the disk, once they are there.
 
     Args:
@@ -169,7 +169,7 @@ def _finish(pack: Pack, settings: Settings, catalog: BlockCatalog, patience_s: f
     return on_disk
 
 
-def _awaited(pack: Pack, catalog: BlockCatalog, patience_s: float) -> PackOnDisk:
+def _awaited(pack: Pack, catalog: CacheAdmin, patience_s: float) -> PackOnDisk:
     deadline_s = monotonic() + patience_s
     while not (on_disk := on_disk_of(pack, catalog)).is_whole and monotonic() < deadline_s:
         sleep(_POLL_S)

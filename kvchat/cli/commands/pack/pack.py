@@ -12,7 +12,7 @@ from kvchat.cli.output.streams import Output, Status, as_json, written_as_json
 from kvchat.cli.parser.options import ListOptions
 from kvchat.cli.parser.shell_completion import complete_pack
 from kvchat.cli.parser.typer_parameters import Argument, option_class
-from kvchat.engine.memory.disk.block_catalog import BlockCatalog
+from kvchat.engine.memory.disk.cache_admin import CacheAdmin
 from kvchat.session.packs import Pack, PackStore
 from kvchat.text.figures import bytes_text, count_text
 from kvchat.text.fit_text import one_line
@@ -48,8 +48,8 @@ def pack_store(settings: Settings) -> PackStore:
     return PackStore(settings.paths.packs_dir, settings.engine.encryptor)
 
 
-def catalog_of(settings: Settings) -> BlockCatalog:
-    return BlockCatalog(settings.paths.cache_dir, encryptor=settings.engine.encryptor)
+def catalog_of(settings: Settings) -> CacheAdmin:
+    return CacheAdmin(settings.paths.cache_dir, encryptor=settings.engine.encryptor)
 
 
 def list_packs(options: ListOptions) -> None:
@@ -103,7 +103,7 @@ def _all_on_disk(packs: Sequence[Pack], settings: Settings) -> dict[str, PackOnD
         return {pack.id: on_disk_of(pack, catalog) for pack in packs}
 
 
-def on_disk_of(pack: Pack, catalog: BlockCatalog) -> PackOnDisk:
+def on_disk_of(pack: Pack, catalog: CacheAdmin) -> PackOnDisk:
     """Return what of a pack is on disk, by the index."""
     found = catalog.found(bytes.fromhex(pack.fingerprint), pack.keys)
     return PackOnDisk(

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from kvchat.engine.memory.disk.block_catalog import BlockCatalog
 from kvchat.engine.memory.disk.block_encryption import encryption_of
+from kvchat.engine.memory.disk.cache_admin import CacheAdmin
 from kvchat.engine.models.checkpoints.prepared import blocks_limit
 from kvchat.errors import StorageError
 from kvchat.platform.encryptor import Encryptor
@@ -49,6 +49,6 @@ class DiskBudget:
         num_bytes += num_bytes // 256 + _HEAD_BYTES
         with (
             suppress(StorageError),
-            closing(BlockCatalog(self.cache_dir, encryptor=self.encryptor)) as catalog,
+            closing(CacheAdmin(self.cache_dir, encryptor=self.encryptor)) as catalog,
         ):
             catalog.shrink(max(0, limit_bytes - num_bytes))

@@ -11,7 +11,7 @@ import pytest
 from kvchat.app.config import read_settings
 from kvchat.app.open_store import open_store, short_id, short_ids
 from kvchat.app.retention.session_removal import SessionService
-from kvchat.engine.memory.disk.block_catalog import BlockCatalog
+from kvchat.engine.memory.disk.cache_admin import CacheAdmin
 from kvchat.session.store import SessionStore, new_turn_id
 from kvchat.session.tree import Finish, Role, Session, Turn
 from tests.cli.command_line import Run
@@ -170,7 +170,7 @@ def test_removing_frees_the_blocks_of_a_session_and_keeps_those_that_others_shar
     assert asdict(before).items() <= removed.items()
     assert (removed["freed_blocks"], removed["shared_blocks"]) == (2, 1)
     assert removed["freed_bytes"] > 0
-    with closing(BlockCatalog(home / "cache")) as catalog:
+    with closing(CacheAdmin(home / "cache")) as catalog:
         left = sorted(block.token_ids for block in catalog.blocks())
     assert left == [(1, 2, 3, 4), (5,), (7, 7, 7, 7)]
     assert [summary.session.title for summary in store.list_sessions()] == ["kept"]
@@ -220,7 +220,7 @@ def test_a_branch_is_removed_alone_with_what_no_other_branch_has(
     texts = [turn.text for turn in store.all_turns(session.id)]
     assert texts == ["Where to?", "To Oslo.", "By train?", "No."]
     assert store.search("boat") == ()
-    with closing(BlockCatalog(home / "cache")) as catalog:
+    with closing(CacheAdmin(home / "cache")) as catalog:
         assert {block.token_ids for block in catalog.blocks()} == {tuple(shared), tuple(others)}
 
 

@@ -13,7 +13,7 @@ from kvchat.app.open_store import open_store
 from kvchat.cli.commands.sessions import convert
 from kvchat.cli.output.streams import Status
 from kvchat.engine.api.ids import block_key, root_key
-from kvchat.engine.memory.disk.block_catalog import BlockCatalog
+from kvchat.engine.memory.disk.cache_admin import CacheAdmin
 from kvchat.engine.quality.convert import Converter, load_exact
 from kvchat.errors import SessionNotFound
 from kvchat.session.kv.provenance import Origin, new_origin, origin_of
@@ -180,7 +180,7 @@ def test_a_pinned_session_keeps_what_was_converted_and_the_exact_blocks_go(
 
 def test_blocks_that_a_pack_keeps_stay(ask: Run, run: Run, home: Path) -> None:
     before = files(home)
-    with closing(BlockCatalog(home / "cache")) as catalog:
+    with closing(CacheAdmin(home / "cache")) as catalog:
         (fingerprint,) = catalog.usages()
         catalog.keep("pack", fingerprint, [block.key for block in catalog.blocks()])
     found = run.json("sessions", "convert", "demo", "int4", "--yes")["converted"]

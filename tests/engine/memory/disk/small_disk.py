@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager, closing
 from pathlib import Path
 
 from kvchat.engine.cache.eviction import Eviction
-from kvchat.engine.memory.disk.block_catalog import BlockCatalog
+from kvchat.engine.memory.disk.cache_admin import CacheAdmin
 from kvchat.engine.memory.disk.store import DiskStore
 from tests.engine.memory.chains import (
     BLOCK_SIZE,
@@ -42,7 +42,7 @@ class Disk:
 
     def keep(self, blocks: Iterable[Block]) -> None:
         """Keep these, and what they stand on, as a pack does."""
-        with closing(BlockCatalog(self.directory / "cache")) as catalog:
+        with closing(CacheAdmin(self.directory / "cache")) as catalog:
             catalog.keep("pack", FINGERPRINT, [block.key for block in blocks])
 
     def another_store(self) -> DiskStore:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.engine.memory.disk.block_catalog import BlockCatalog
+from kvchat.engine.memory.disk.cache_admin import CacheAdmin
 from kvchat.engine.memory.disk.io import SystemFiles
 from tests.engine.memory.chains import (
     FINGERPRINT,
@@ -77,7 +77,7 @@ def _recorded(cache_dir: Path) -> Recorded:
     files.note("going", OLD[2].key)
     store.remove(OLD[2].key, FULL)
     store.close()
-    catalog = BlockCatalog(cache_dir, files=files)
+    catalog = CacheAdmin(cache_dir, files=files)
     files.note("going", NEW[3].key)
     catalog.collect(lambda block: block.key != NEW[3].key)
     files.note("gone", NEW[3].key)
@@ -144,7 +144,7 @@ def _complaints(cache_dir: Path, called: Sequence[Operation]) -> list[str]:
 
 def _leaks(cache_dir: Path, files: SystemFiles) -> list[str]:
     """Collect everything and return what is left."""
-    catalog = BlockCatalog(cache_dir, files=files)
+    catalog = CacheAdmin(cache_dir, files=files)
     catalog.collect(lambda block: False)
     left = [f"{path} is left" for path in (cache_dir / "blocks").rglob("*")]
     left += [f"{usage} is left" for name, usage in catalog.usages().items() if name == FINGERPRINT]

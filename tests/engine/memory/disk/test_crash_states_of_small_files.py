@@ -10,8 +10,8 @@ from time import time
 
 import pytest
 
-from kvchat.engine.memory.disk.block_catalog import BlockCatalog
 from kvchat.engine.memory.disk.block_encryption import DiskKey
+from kvchat.engine.memory.disk.cache_admin import CacheAdmin
 from kvchat.engine.memory.disk.io import SystemFiles
 from kvchat.engine.memory.disk.pinned_blocks import PinnedBlocks
 from kvchat.engine.models.fingerprint import digest_of
@@ -176,7 +176,7 @@ def recorded_damage(place: Path) -> Recorded:
     with suppress(BlockDamaged):
         read(store, BLOCKS[-1])
     store.close()
-    catalog = BlockCatalog(place, files=files)
+    catalog = CacheAdmin(place, files=files)
     catalog.collect(lambda _: True)
     files.note("gone", BLOCKS[-1].key)
     catalog.close()
@@ -193,7 +193,7 @@ def complaints_of_damage(place: Path, called: Sequence[Operation]) -> list[str]:
         found.append("a damaged block was read")
     found += [f"{block.key.hex()} is gone" for block in BLOCKS[:-1] if not store.has(block.key, FULL)]
     store.close()
-    catalog = BlockCatalog(place, files=AnotherBoot())
+    catalog = CacheAdmin(place, files=AnotherBoot())
     catalog.collect(lambda _: True)
     catalog.close()
     return found + [f"{path} is left" for path in places_of_damage(place)]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.engine.memory.disk.block_catalog import BlockCatalog
+from kvchat.engine.memory.disk.cache_admin import CacheAdmin
 from kvchat.engine.memory.disk.io import SystemFiles
 from kvchat.errors import BlockDamaged, StorageError
 from tests.engine.memory.chains import (
@@ -53,7 +53,7 @@ def test_the_count_survives_a_restart_and_other_models_write_into_it(tmp_path: P
     write_all(other, chain([1, 2, 3, 4], fingerprint=OTHER_FINGERPRINT))
     assert (other.written().today, other.written().total) == (first, 2 * first)
     other.close()
-    catalog = BlockCatalog(tmp_path)
+    catalog = CacheAdmin(tmp_path)
     assert catalog.written().total == 2 * first
     catalog.close()
 

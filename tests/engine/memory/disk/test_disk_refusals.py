@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.engine.memory.disk.block_catalog import BlockCatalog
+from kvchat.engine.memory.disk.cache_admin import CacheAdmin
 from kvchat.engine.memory.disk.io import Identity
 from kvchat.engine.memory.disk.store import DiskStore
 from kvchat.errors import BlockDamaged, BlockMissing, StorageError
@@ -105,7 +105,7 @@ def test_a_collection_that_is_refused_anywhere_is_ended_by_the_next(tmp_path: Pa
         for block in BLOCKS:
             store.write([(block.header, block.payload)])
         store.close()
-        catalog = BlockCatalog(tmp_path, files=files)
+        catalog = CacheAdmin(tmp_path, files=files)
         files.fail(at, is_passing=is_passing)
         with _refusal_told():
             catalog.collect(lambda block: block.key == BLOCKS[0].key)

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from kvchat.engine.api.ids import u32le
-from kvchat.engine.memory.disk.block_catalog import BlockCatalog
 from kvchat.engine.memory.disk.block_encryption import EncryptedBlocks
+from kvchat.engine.memory.disk.cache_admin import CacheAdmin
 from kvchat.engine.memory.disk.store import DiskStore
 from kvchat.errors import BlockDamaged, BlockMissing
 from kvchat.platform.encryptor import DecryptionFailed, Encryptor
@@ -157,7 +157,7 @@ def test_stores_of_several_keys_and_a_plain_one_share_a_directory_in_peace(tmp_p
     for number, store in enumerate(stores):
         write_all(store, blocks[: number + 1])
     for number, encryptor in enumerate((ENCRYPTOR, OTHER, None)):
-        catalog = BlockCatalog(tmp_path, encryptor=encryptor)
+        catalog = CacheAdmin(tmp_path, encryptor=encryptor)
         assert {block.key for block in catalog.blocks()} == {block.key for block in blocks[: number + 1]}
         catalog.close()
 
@@ -167,7 +167,7 @@ def test_collecting_and_removing_know_encrypted_blocks_by_their_keys(
 ) -> None:
     kept, doomed = chain(tokens(10)), chain(tokens(11))
     write_all(store, [*kept, *doomed])
-    catalog = BlockCatalog(tmp_path, encryptor=ENCRYPTOR)
+    catalog = CacheAdmin(tmp_path, encryptor=ENCRYPTOR)
     wanted = {block.key for block in kept}
     freed = catalog.collect(lambda block: block.key in wanted)
     assert freed.num_blocks == len(doomed)

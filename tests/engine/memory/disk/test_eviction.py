@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.engine.memory.disk.block_catalog import BlockCatalog
+from kvchat.engine.memory.disk.cache_admin import CacheAdmin
 from kvchat.errors import StorageError
 from tests.engine.memory.chains import FULL, Block
 from tests.engine.memory.disk.small_disk import Disk, MakeDisk, conversation
@@ -101,7 +101,7 @@ def test_what_is_removed_by_name_goes_though_others_are_made_from_it(
     blocks = conversation(1, 3)
     disk = disk_with(make_disk, 8, blocks)
     with disk.room(NEW, blocks):
-        catalog = BlockCatalog(tmp_path / "cache")
+        catalog = CacheAdmin(tmp_path / "cache")
         assert catalog.collect(lambda block: block.key != blocks[-1].key).num_blocks == 1
         catalog.close()
         assert disk.found(blocks) == 2

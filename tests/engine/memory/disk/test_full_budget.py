@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kvchat.engine.cache.eviction import Eviction
-from kvchat.engine.memory.disk.block_catalog import BlockCatalog
+from kvchat.engine.memory.disk.cache_admin import CacheAdmin
 from kvchat.engine.memory.disk.store import DiskStore
 from kvchat.engine.memory.disk.write_queue import BlockWriter
 from tests.engine.memory.chains import (
@@ -44,7 +44,7 @@ def writing(store: DiskStore) -> Iterator[BlockWriter]:
 def limit_bytes(tmp_path: Path) -> int:
     """What three blocks take, which are kept by name."""
     num_bytes = put_blocks(tmp_path, KEPT)
-    with closing(BlockCatalog(tmp_path)) as catalog:
+    with closing(CacheAdmin(tmp_path)) as catalog:
         catalog.keep("spec", FINGERPRINT, [block.key for block in KEPT])
     return num_bytes
 
@@ -63,7 +63,7 @@ def test_what_packs_and_pins_leave_no_room_for_is_told_and_saved_when_they_go(
         for words in ("packs and pinned sessions keep", "--kv-disk-bytes", "sessions unpin", "pack rm"):
             assert words in writer.problem
         assert store.has_all([block.key for block in KEPT], FULL) == [True] * 3
-        with closing(BlockCatalog(tmp_path)) as catalog:
+        with closing(CacheAdmin(tmp_path)) as catalog:
             catalog.let_go("spec")
         while not writer.flush(PATIENCE_S):
             pass

@@ -11,7 +11,7 @@ from random import Random
 
 import pytest
 
-from kvchat.engine.memory.disk.block_catalog import BlockCatalog
+from kvchat.engine.memory.disk.cache_admin import CacheAdmin
 from kvchat.engine.memory.disk.store import DiskStore
 from tests.damage import flipped
 from tests.engine.memory.chains import (
@@ -78,7 +78,7 @@ def check(place: Path) -> list[Path]:
         for block in (*NEW, *BLOCKS):
             assert store.has(block.key, block.header.group)
         assert store.usage().num_blocks == len(BLOCKS) + len(NEW)
-    with closing(BlockCatalog(place)) as catalog:
+    with closing(CacheAdmin(place)) as catalog:
         catalog.collect(lambda block: False)
     return list((place / "blocks").rglob("*"))
 

@@ -8,8 +8,8 @@ from time import time
 import pytest
 
 from kvchat.engine.api.ids import BlockKey
-from kvchat.engine.memory.disk.block_catalog import BlockCatalog
 from kvchat.engine.memory.disk.block_encryption import DiskKey
+from kvchat.engine.memory.disk.cache_admin import CacheAdmin
 from kvchat.engine.memory.disk.pinned_blocks import PinnedBlocks
 from kvchat.errors import StorageError
 from tests.engine.memory.chains import FINGERPRINT, FULL, chain, open_store, put_blocks, write_all
@@ -27,7 +27,7 @@ def test_what_is_kept_is_not_collected_and_no_newer_tail_replaces_it(tmp_path: P
     _keep(tmp_path, PACK)
     store.remove(_keys(PACK)[-1], FULL)
     assert store.has(_keys(PACK)[-1], FULL)
-    with closing(BlockCatalog(tmp_path)) as catalog:
+    with closing(CacheAdmin(tmp_path)) as catalog:
         assert catalog.collect(lambda block: False).num_blocks == 0
         assert catalog.kept_bytes() == catalog.usage().num_bytes
         catalog.let_go("spec")
@@ -95,7 +95,7 @@ def test_a_failed_read_is_not_taken_for_what_is_kept(tmp_path: Path) -> None:
 
 
 def _keep(cache_dir: Path, token_ids: list[int], name: str = "spec") -> None:
-    with closing(BlockCatalog(cache_dir)) as catalog:
+    with closing(CacheAdmin(cache_dir)) as catalog:
         catalog.keep(name, FINGERPRINT, _keys(token_ids))
 
 
@@ -119,7 +119,7 @@ def test_what_a_killed_process_has_left_half_written_goes_and_what_is_being_writ
     assert PinnedBlocks(tmp_path).names() == ["other", "spec"]
 
     os.utime(fresh, (long_ago_s, long_ago_s))
-    catalog = BlockCatalog(tmp_path)
+    catalog = CacheAdmin(tmp_path)
     catalog.collect(lambda block: True)
     assert not fresh.exists()
     assert catalog.is_kept("spec")
@@ -129,7 +129,7 @@ def test_what_a_killed_process_has_left_half_written_goes_and_what_is_being_writ
 def test_what_is_kept_is_counted_without_some_names_and_with_what_is_to_come(tmp_path: Path) -> None:
     size = put_blocks(tmp_path, chain(PACK))
     _keep(tmp_path, PACK)
-    catalog = BlockCatalog(tmp_path)
+    catalog = CacheAdmin(tmp_path)
     assert catalog.kept_bytes() == catalog.kept_bytes(beside={FINGERPRINT: _keys(PACK)}) == size
     assert catalog.kept_bytes(but=["spec"]) == 0
     assert catalog.kept_blocks(but=["spec"]) == []

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.engine.memory.disk.block_catalog import BlockCatalog
+from kvchat.engine.memory.disk.cache_admin import CacheAdmin
 from kvchat.engine.memory.disk.io import Identity, SystemFiles
 from kvchat.errors import StorageError
 from tests.engine.memory.chains import (
@@ -109,7 +109,7 @@ def test_what_nothing_refers_to_is_collected_beside_a_directory_that_cannot_be_l
     files = Blind(errno.EACCES)
     put_blocks(tmp_path, BLOCKS)
     directory = path_of(tmp_path, BLOCKS[0]).parent
-    with closing(BlockCatalog(tmp_path, files=files)) as catalog:
+    with closing(CacheAdmin(tmp_path, files=files)) as catalog:
         files.hides = lambda path: path == directory
         assert catalog.collect(lambda block: block.key == KEYS[0]).num_blocks == len(BLOCKS) - 1
         assert path_of(tmp_path, BLOCKS[0]).exists()

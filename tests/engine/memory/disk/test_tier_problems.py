@@ -8,7 +8,7 @@ from time import monotonic
 import pytest
 
 from kvchat.engine.api.snapshot import Tier
-from kvchat.engine.memory.disk.block_catalog import BlockCatalog
+from kvchat.engine.memory.disk.cache_admin import CacheAdmin
 from kvchat.engine.models.checkpoints.prepared import PREPARED_DIR
 from kvchat.engine.tiering.save_policy import TAIL_INTERVAL_S
 from tests.engine.conftest import OpenEngine, TinyModels
@@ -122,5 +122,5 @@ def _wait_until(engine, *, is_refused: bool) -> None:
 
 
 def _written(cache_dir: Path) -> int:
-    with closing(BlockCatalog(cache_dir)) as catalog:
+    with closing(CacheAdmin(cache_dir)) as catalog:
         return catalog.written().total

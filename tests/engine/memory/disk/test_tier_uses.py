@@ -6,7 +6,7 @@ import pytest
 
 from kvchat.engine.api.ids import BlockKey
 from kvchat.engine.engine import Engine
-from kvchat.engine.memory.disk.block_catalog import BlockCatalog
+from kvchat.engine.memory.disk.cache_admin import CacheAdmin
 from tests.engine.conftest import TinyModels
 from tests.engine.tiny_models import answer, open_engine, token_ids
 
@@ -19,7 +19,7 @@ FILE_BYTES = 18_000
 
 def proven(cache_dir: Path) -> dict[BlockKey, bool]:
     """Return the full blocks on disk, and whether each was used after it was stored."""
-    catalog = BlockCatalog(cache_dir)
+    catalog = CacheAdmin(cache_dir)
     found = {block.key: block.is_proven for block in catalog.blocks() if not block.is_tail}
     catalog.close()
     return found

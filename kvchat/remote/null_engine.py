@@ -13,7 +13,7 @@ from kvchat.remote.endpoint import RemoteServer
 from kvchat.remote.metrics_poller import MetricsPoller
 
 
-class RemoteEngine:
+class NullEngine:
     """Implements `EngineClient`.
 
     Attributes:

@@ -17,7 +17,7 @@ from kvchat.platform.encryptor import Encryptor
 IsReferenced = Callable[[IndexedBlock], bool]
 
 
-class BlockCatalog:
+class CacheAdmin:
     """What is on disk, by fingerprint, and its removal."""
 
     def __init__(

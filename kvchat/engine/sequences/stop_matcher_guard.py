@@ -7,7 +7,7 @@ from kvchat.engine.api.request import StopMatcher
 log = logging.getLogger(__name__)
 
 
-class SafeStopMatcher:
+class StopMatcherGuard:
     """Asks a matcher of the request's; its answer ends where it fails, and `error` says why.
 
     A matcher that cannot be forked fails with the first token of the fork.
@@ -30,14 +30,14 @@ class SafeStopMatcher:
             self._fail(error)
             return True
 
-    def fork(self) -> "SafeStopMatcher":
+    def fork(self) -> "StopMatcherGuard":
         """Return a guard of the matcher's fork."""
         if self._inner is None:
-            return SafeStopMatcher(None, self.error)
+            return StopMatcherGuard(None, self.error)
         try:
-            return SafeStopMatcher(self._inner.fork())
+            return StopMatcherGuard(self._inner.fork())
         except Exception as error:
-            fork = SafeStopMatcher(None)
+            fork = StopMatcherGuard(None)
             fork._fail(error)
             return fork
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from kvchat.engine.api.ids import BlockKey
-from kvchat.engine.memory.disk.block_catalog import BlockCatalog
+from kvchat.engine.memory.disk.cache_admin import CacheAdmin
 from kvchat.engine.memory.disk.index import DiskUsage
 from tests.engine.memory.chains import (
     FINGERPRINT,
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.pure
 def test_usage_is_told_by_fingerprint(tmp_path: Path) -> None:
     _write(tmp_path, FINGERPRINT, list(range(10)))
     _write(tmp_path, OTHER_FINGERPRINT, list(range(4)))
-    catalog = BlockCatalog(tmp_path)
+    catalog = CacheAdmin(tmp_path)
     usages = catalog.usages()
     assert {name: (usage.num_blocks, usage.num_tails) for name, usage in usages.items()} == {
         FINGERPRINT: (3, 1),
@@ -39,7 +39,7 @@ def test_usage_is_told_by_fingerprint(tmp_path: Path) -> None:
 
 
 def test_a_directory_that_never_was_is_empty(tmp_path: Path) -> None:
-    catalog = BlockCatalog(tmp_path / "none" / "yet")
+    catalog = CacheAdmin(tmp_path / "none" / "yet")
     assert catalog.usages() == {}
     assert catalog.blocks() == []
     catalog.close()
@@ -47,7 +47,7 @@ def test_a_directory_that_never_was_is_empty(tmp_path: Path) -> None:
 
 def test_removing_keys_frees_all_their_groups_and_empty_directories(tmp_path: Path) -> None:
     _write(tmp_path, FINGERPRINT, list(range(8)))
-    catalog = BlockCatalog(tmp_path)
+    catalog = CacheAdmin(tmp_path)
     keys = [block.key for block in catalog.blocks()]
     before = catalog.usage()
     assert catalog.remove(FINGERPRINT, [*keys, BlockKey(b"\x00" * 32)]) == before
@@ -62,7 +62,7 @@ def test_collecting_keeps_no_damaged_block_either(tmp_path: Path) -> None:
     for path in (tmp_path / "blocks").rglob("*.safetensors"):
         path.write_bytes(b"damaged")
     (tmp_path / "index.db").unlink()
-    catalog = BlockCatalog(tmp_path)
+    catalog = CacheAdmin(tmp_path)
     assert any((tmp_path / "quarantine").iterdir())
     catalog.collect(lambda block: True)
     assert list((tmp_path / "quarantine").iterdir()) == []
@@ -76,7 +76,7 @@ def test_collecting_removes_exactly_what_nothing_refers_to(tmp_path: Path) -> No
     older_tail = block_behind(kept[1].key, [11, 12])
     put_blocks(tmp_path, [*kept, *windowed, *gone[1:], older_tail])
     names = {block.key for block in kept}
-    with closing(BlockCatalog(tmp_path)) as catalog:
+    with closing(CacheAdmin(tmp_path)) as catalog:
         freed = catalog.collect(lambda block: block.key in names)
         assert (freed.num_blocks, freed.num_tails) == (3, 2)
         assert freed.num_bytes > 0
