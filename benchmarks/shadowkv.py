@@ -25,10 +25,10 @@ from benchmarks.shadow_decode import LEAST_RATIO as LEAST_DECODE_RATIO
 from benchmarks.shadow_decode import measure_decode
 from benchmarks.shadow_quality import AT_MOST_LOST, LENGTH, LONGEST, measure_frontier, measure_quality
 from benchmarks.table import render
+from kvchat.engine.formats.shadow.copy_on_write_rows import Budget
 from kvchat.engine.formats.shadow.layer import ShadowLayer
 from kvchat.engine.formats.shadow.layer_store import Budgets
 from kvchat.engine.formats.shadow.rotary import Rotary
-from kvchat.engine.formats.shadow.row_pages import Budget
 from kvchat.engine.formats.shadow.settings import ShadowSettings
 
 RESULTS = Path(__file__).parent / "results"

@@ -165,8 +165,8 @@ def settle(paths: Paths, key: KeyFile) -> KeyFile | None:
     from kvchat.engine.memory.disk.block_encryption import encrypted_home
     from kvchat.session.database.backups import forget_backups
     from kvchat.session.database.plain_tables import is_encrypted
-    from kvchat.session.encryption.files import forget_other
     from kvchat.session.encryption.rewrite import converting_path
+    from kvchat.session.encryption.side_files import forget_other
 
     database = paths.sessions_db
     with _told(database):

@@ -17,8 +17,8 @@ from kvchat.engine.api.ids import BlockKey, block_key, chain_keys, root_key
 from kvchat.errors import PackExists, PackNotFound, StorageError
 from kvchat.platform.encryptor import Encryptor
 from kvchat.platform.private_files import SYSTEM_NAMES, NamedFiles, system_errors_as
-from kvchat.session.encryption.files import EncryptedFiles
-from kvchat.session.encryption.files import forget_other as forget_other
+from kvchat.session.encryption.side_files import EncryptedFiles
+from kvchat.session.encryption.side_files import forget_other as forget_other
 
 log = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from kvchat.errors import StorageError
 from kvchat.platform.encryptor import Encryptor
 from kvchat.platform.private_files import system_errors_as
-from kvchat.session.encryption.files import EncryptedFiles
+from kvchat.session.encryption.side_files import EncryptedFiles
 
 _NOT_BEGUN = "new"
 _ASIDE = "damaged-"

@@ -2,9 +2,9 @@
 
 from kvchat.engine.api.ids import block_key
 from kvchat.engine.cache.block_operations import Save
+from kvchat.engine.cache.block_table_changes import TableLog
 from kvchat.engine.cache.device_tier import DeviceTier
 from kvchat.engine.cache.prefix_index import IndexNode
-from kvchat.engine.cache.table_log import TableLog
 from kvchat.engine.formats.spec import Group, Lifetime
 from kvchat.engine.sequences.sequence import Sequence
 

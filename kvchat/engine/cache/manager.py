@@ -13,12 +13,12 @@ from kvchat.engine.api.ids import BlockId, BlockKey, GroupId, SequenceId, root_k
 from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.cache.block_operations import Copy, Demote, Move, Prune, Save, TableChange
 from kvchat.engine.cache.block_publisher import BlockPublisher
+from kvchat.engine.cache.block_table_changes import TableLog
 from kvchat.engine.cache.device_tier import DeviceTier
 from kvchat.engine.cache.pins import Pins
 from kvchat.engine.cache.prefix_matcher import PrefixMatch, PrefixMatcher
 from kvchat.engine.cache.prefix_reuse import Admission
 from kvchat.engine.cache.slow_tiers import DiskTier, NoTier, SlowTiers
-from kvchat.engine.cache.table_log import TableLog
 from kvchat.engine.formats.pruned.prune_planner import PrunePlanner
 from kvchat.engine.formats.spec import Group
 from kvchat.engine.formats.view_schedule import HiddenRange, ViewSchedules

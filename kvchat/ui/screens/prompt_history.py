@@ -9,7 +9,7 @@ from textual.widgets.option_list import Option
 
 from kvchat.text.fit_text import fitted, one_line
 from kvchat.ui.screens.dialog import Dialog
-from kvchat.ui.widgets.find_field import FindField
+from kvchat.ui.widgets.list_search_field import FindField
 
 _MOST = 100
 _LINE_LEN = 200

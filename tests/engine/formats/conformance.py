@@ -8,7 +8,7 @@ and in the exact format by transformers.
 
 import io
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from kvchat.engine.api.ids import GroupId, SequenceId
 from kvchat.engine.api.request import Request
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.engine import Engine
+from kvchat.engine.kernels.health import HEALTH
 from kvchat.engine.results import Handle
 from tests.engine.conftest import OpenEngine, OpenRecorded, TinyModels
 from tests.engine.latent_models import KINDS, SIZES, model_of
@@ -101,6 +102,11 @@ class Conversation:
 
 class Conformance:
     """Models and engines of a test's row, which a fixture `row` says."""
+
+    @pytest.fixture(autouse=True)
+    def _no_kernel_is_refused(self) -> Iterator[None]:
+        yield
+        assert HEALTH.problems == {}
 
     @pytest.fixture(scope="module")
     @classmethod

@@ -7,7 +7,7 @@ import pytest
 from kvchat.app.interface_types import KvOnDisk
 from kvchat.engine.api.ids import SequenceId
 from kvchat.ui.screens.choices import LineScreen
-from kvchat.ui.widgets.find_field import FindField
+from kvchat.ui.widgets.list_search_field import FindField
 from kvchat.ui.widgets.session_list import SessionList
 from tests.ui.harness import Window, window
 from tests.ui.scripted import ScriptedChat

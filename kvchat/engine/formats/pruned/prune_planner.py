@@ -7,8 +7,8 @@ reads the end of the prompt, and have their place in its tables once that step h
 
 from kvchat.engine.cache.block_operations import Prune
 from kvchat.engine.cache.block_publisher import BlockPublisher
+from kvchat.engine.cache.block_table_changes import TableLog
 from kvchat.engine.cache.device_tier import DeviceTier
-from kvchat.engine.cache.table_log import TableLog
 from kvchat.engine.formats.spec import Group, Selection
 from kvchat.engine.formats.view_schedule import PrunePoint
 from kvchat.engine.sequences.sequence import Sequence

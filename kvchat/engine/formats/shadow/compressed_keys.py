@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from kvchat.engine.formats.shadow.copy_on_write_rows import Budget, Rows
 from kvchat.engine.formats.shadow.rotary import Rotary
-from kvchat.engine.formats.shadow.row_pages import Budget, Rows
 from kvchat.engine.formats.shadow.settings import CODED_LEN, PIECE_LEN, ShadowSettings
 from kvchat.engine.kernels.shadow_kv import Change, Landmarks, Rotations, products, reference, restore_keys
 from kvchat.errors import OutOfMemory

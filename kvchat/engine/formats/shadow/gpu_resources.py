@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import torch
 
+from kvchat.engine.formats.shadow.copy_on_write_rows import Budget
 from kvchat.engine.formats.shadow.rotary import Rotary
-from kvchat.engine.formats.shadow.row_pages import Budget
 from kvchat.engine.formats.shadow.settings import TABLE_STEP
 from kvchat.engine.kernels.shadow_kv import Rotations
 from kvchat.engine.kernels.stream_protocol import Streams

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from kvchat.engine.formats.shadow.compressed_keys import Segment
+from kvchat.engine.formats.shadow.copy_on_write_rows import Rows
 from kvchat.engine.formats.shadow.gpu_resources import GpuResources
 from kvchat.engine.formats.shadow.layer_store import Budgets, LayerStore
 from kvchat.engine.formats.shadow.rotary import Rotary
-from kvchat.engine.formats.shadow.row_pages import Rows
 from kvchat.engine.formats.shadow.settings import PIECE_LEN, LayerShape, ShadowSettings, check_gain
 from kvchat.engine.formats.shadow.working_set import EMPTY
 from kvchat.engine.kernels.paged_attention.args import KVPair

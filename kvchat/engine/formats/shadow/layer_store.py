@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from kvchat.engine.formats.shadow.compressed_keys import CompressedKeys
+from kvchat.engine.formats.shadow.copy_on_write_rows import Budget, Rows
 from kvchat.engine.formats.shadow.rotary import Rotary
-from kvchat.engine.formats.shadow.row_pages import Budget, Rows
 from kvchat.engine.formats.shadow.settings import ShadowSettings
 from kvchat.engine.formats.shadow.working_set import WorkingSet
 

@@ -16,11 +16,11 @@ from torch import Tensor
 from kvchat.engine.api.ids import SequenceId
 from kvchat.engine.api.snapshot import ShadowUsage
 from kvchat.engine.api.view import View
+from kvchat.engine.formats.shadow.copy_on_write_rows import Budget
 from kvchat.engine.formats.shadow.gpu_resources import GpuResources, RotationTables
 from kvchat.engine.formats.shadow.layer import ShadowLayer, ShadowStep
 from kvchat.engine.formats.shadow.layer_store import Budgets
 from kvchat.engine.formats.shadow.rotary import Rotary
-from kvchat.engine.formats.shadow.row_pages import Budget
 from kvchat.engine.formats.shadow.settings import CHUNK_SIZE, settings_for
 from kvchat.engine.kernels.move_blocks.bring import bring_blocks
 from kvchat.engine.kernels.paged_attention.args import KVPair

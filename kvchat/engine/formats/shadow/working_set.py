@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from kvchat.engine.formats.shadow.row_pages import Budget
+from kvchat.engine.formats.shadow.copy_on_write_rows import Budget
 from kvchat.engine.kernels.shadow_kv import Change, exchange
 from kvchat.engine.kernels.stream_protocol import Stream, Streams
 

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kvchat.engine.formats.shadow.copy_on_write_rows import Budget
 from kvchat.engine.formats.shadow.layer import ShadowLayer
 from kvchat.engine.formats.shadow.layer_store import Budgets
 from kvchat.engine.formats.shadow.rotary import Rotary
-from kvchat.engine.formats.shadow.row_pages import Budget
 from kvchat.engine.formats.shadow.settings import ShadowSettings
 
 NUM_KV_HEADS, GROUP, HEAD_DIM, VALUE_DIM = 2, 3, 16, 12

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from kvchat.engine.formats.shadow.compressed_keys import LEAST_PER_RANK, CompressedKeys
-from kvchat.engine.formats.shadow.row_pages import Budget, Rows
+from kvchat.engine.formats.shadow.copy_on_write_rows import Budget, Rows
 from kvchat.engine.formats.shadow.settings import CODED_LEN, PIECE_LEN, ShadowSettings
 from kvchat.engine.kernels.shadow_kv import reference
 from kvchat.errors import OutOfMemory

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from kvchat.engine.api.view import View
+from kvchat.engine.formats.shadow.copy_on_write_rows import Budget
 from kvchat.engine.formats.shadow.layer import ShadowLayer
 from kvchat.engine.formats.shadow.memory import table_bytes
-from kvchat.engine.formats.shadow.row_pages import Budget
 from kvchat.engine.formats.shadow.settings import TABLE_STEP, LayerShape, most_bytes
 from kvchat.engine.formats.shadow.shadows import Shadows
 from kvchat.engine.formats.shadow.working_set import EMPTY, WorkingSet

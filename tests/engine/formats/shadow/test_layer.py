@@ -6,10 +6,10 @@ from itertools import pairwise
 import pytest
 import torch
 
+from kvchat.engine.formats.shadow.copy_on_write_rows import PAGE_ROWS, Budget
 from kvchat.engine.formats.shadow.layer import ShadowLayer
 from kvchat.engine.formats.shadow.layer_store import Budgets
 from kvchat.engine.formats.shadow.rotary import Rotary
-from kvchat.engine.formats.shadow.row_pages import PAGE_ROWS, Budget
 from kvchat.engine.formats.shadow.settings import LayerShape
 from kvchat.engine.formats.shadow.working_set import EMPTY
 from kvchat.errors import OutOfMemory

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kvchat.engine.formats.shadow.row_pages import Budget, RowPage, Rows
+from kvchat.engine.formats.shadow.copy_on_write_rows import Budget, RowPage, Rows
 from kvchat.errors import OutOfMemory
 from tests.engine.formats.shadow.contexts import randn
 

@@ -1,0 +1,31 @@
+"""Formats keep their promises by Triton's kernels too, which its interpreter runs in a process of its own."""
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+
+import pytest
+
+from tests.engine.formats.conformance import Promises
+from tests.engine.formats.test_conformance import ROWS
+
+pytestmark = [
+    pytest.mark.cpu,
+    pytest.mark.skipif(find_spec("triton") is None, reason="Triton is there on Linux only"),
+]
+PROMISES = [name for name in vars(Promises) if name.startswith("test_")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", ROWS)
+def test_every_promise_is_kept(row: str) -> None:
+    """Minutes each. Every run has the kernels one by one, and an engine on shadows, in `run_interpreted*`."""
+    nodes = [f"tests/engine/formats/test_conformance.py::TestFormats::{name}[{row}]" for name in PROMISES]
+    ended = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *nodes],
+        env=os.environ | {"TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert ended.returncode == 0, ended.stdout[-4000:]
