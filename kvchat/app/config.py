@@ -15,8 +15,8 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from kvchat.engine.api.cache_format import canonical_cache_format
-from kvchat.engine.api.config import CACHE_FORMATS, SPECULATE, EngineConfig
+from kvchat.engine.api.cache_format import EXACT, NAMES, canonical_cache_format
+from kvchat.engine.api.config import SPECULATE, EngineConfig
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.api.view import SHADOW
 from kvchat.errors import ConfigError, InvalidRequest, KvchatError, UsageError
@@ -216,8 +216,9 @@ def _when_full(value: object) -> str:
         raise ValueError(f"must be evict, compress, compress:FORMAT, shadow or shadow:N%, not {value!r}")
     if verb == SHADOW:
         return _cache_format(value) if colon else verb
-    if colon and cache_format not in CACHE_FORMATS[1:]:
-        raise ValueError(f"compresses to {', '.join(CACHE_FORMATS[1:])}, not to {cache_format!r}")
+    formats = [name for name in NAMES if name != EXACT]
+    if colon and cache_format not in formats:
+        raise ValueError(f"compresses to {', '.join(formats)}, not to {cache_format!r}")
     return text(value)
 
 

@@ -17,7 +17,7 @@ from kvchat.engine.cache.block_operations import Fetch, Load, Promote
 from kvchat.engine.cache.device_tier import DeviceTier
 from kvchat.engine.cache.prefix_index import IndexNode
 from kvchat.engine.cache.prefix_matcher import PrefixMatch
-from kvchat.engine.formats.spec import Selection
+from kvchat.engine.formats.view_schedule import kept_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,13 +231,8 @@ class Transfers:
                     continue
                 if number >= group.num_blocks(match.length, size):
                     continue
-                node = own
-                if (
-                    group.spec.selection is Selection.PRUNED
-                    and number < num_full
-                    and number in match.kept_names
-                ):
-                    node = IndexNode(*match.kept_names[number], token_ids, number * size)
+                kept = kept_name(group, number, match.kept_names) if number < num_full else None
+                node = IndexNode(*kept, token_ids, number * size) if kept else own
                 block = device.index.block(node.key, group.id)
                 place = device.host.find(node.key, group.id) if block is None else None
                 yield _Piece(number, node, group.id, block, place)

@@ -151,10 +151,6 @@ class S3Fifo:
     def __contains__(self, block: BlockId) -> bool:
         return block in self._keys
 
-    @property
-    def num_ghosts(self) -> int:
-        return len(self._ghosts)
-
     def add(self, block: BlockId, key: BlockKey) -> None:
         self._keys[block] = key
         if self._ghosts.take(key) or block in self._proven:

@@ -82,6 +82,7 @@ class CacheManager:
         self.view_schedules = ViewSchedules(device.groups, device.block_size)
         self.sequences: dict[SequenceId, Sequence] = {}
         self._ids = count(1)
+        self._bounded = [group for group in device.groups if group.spec.max_visible is not None]
         self._tails = LiveTails(device.block_size)
         self._log = TableLog()
         self._admission = Admission(device)
@@ -311,8 +312,8 @@ class CacheManager:
         if sequence.kept:
             self._pruning.carry_out(sequence)
         self._tails.watch(sequence)
-        for group, table in zip(self.groups, sequence.tables, strict=True):
-            self._leave_window(sequence, group, table)
+        for group in self._bounded:
+            self._leave_window(sequence, group, sequence.tables[group.id])
 
     def retract(self, sequence: Sequence) -> None:
         """Let go of blocks behind the last computed token: what was written there is not to be kept."""
@@ -406,11 +407,13 @@ class CacheManager:
             self._publisher.publish(sequence, group, whole)
 
     def _leave_window(self, sequence: Sequence, group: Group, table: BlockTable) -> None:
-        for first, end in group.spec.hidden_blocks(sequence.computed_len, self.block_size):
-            for number in reversed(range(first, min(end, len(table)))):
+        for first, hidden in group.spec.hidden_blocks(sequence.computed_len, self.block_size):
+            start = end = min(hidden, len(table))
+            while start > first and table[start - 1] is not None:
+                start -= 1
+            for number in range(start, end):  # what left first is evicted first
                 block = table[number]
-                if block is None:
-                    break  # those before it have left too
+                assert block is not None
                 self._references.release(sequence, group.id, block)
                 table[number] = None
 

@@ -14,7 +14,7 @@ from kvchat.engine.api.ids import BlockId, BlockKey, GroupId
 from kvchat.engine.cache.prefix_index import PrefixIndex
 from kvchat.engine.cache.slow_tiers import SlowTiers
 from kvchat.engine.formats.spec import Group, Selection
-from kvchat.engine.formats.view_schedule import EXACT, Name, ViewSchedule
+from kvchat.engine.formats.view_schedule import EXACT, Name, ViewSchedule, kept_name
 from kvchat.engine.sequences.sequence import Sequence
 
 MOST_SIBLINGS = 16
@@ -73,9 +73,8 @@ class PrefixMatch:
 
     def key_of(self, group: Group, number: int) -> BlockKey:
         """Return the name of what a group needs of a full block. Pure."""
-        if group.spec.selection is Selection.PRUNED and number in self.kept_names:
-            return self.kept_names[number][0]
-        return self.keys[number]
+        kept = kept_name(group, number, self.kept_names)
+        return kept[0] if kept else self.keys[number]
 
     def numbers(self, group: Group, block_size: int) -> list[int]:
         """Return the numbers of the full blocks that a group needs behind the matched tokens. Pure."""

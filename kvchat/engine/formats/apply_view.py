@@ -36,7 +36,7 @@ def _require_parts(specs: dict[int, CacheSpec], view: View) -> None:
     if latent is not None:
         raise ConfigError(
             f"cache format '{view}' keeps parts of keys and values, and layer {latent} of this model keeps "
-            f"none of its heads' ({specs[latent].kind}); use --cache-format exact"
+            f"one record for all its heads ({specs[latent].kind}); use --cache-format exact"
         )
     if all(spec.max_visible is not None for spec in specs.values()):
         raise ConfigError(

@@ -74,7 +74,7 @@ class LayerStep:
     """One layer's part in a step.
 
     Args:
-        layer: that asks: the pool's own, or one that borrows from it.
+        layer: which layer asks: the pool's own, or one that borrows from it.
         query: [T, H, D_k].
         new: keys [T, H_kv, D_k] and values [T, H_kv, D_v]; of layers that keep latents, these [T, 1, R] and
             rope keys [T, 1, d_r].
@@ -92,7 +92,7 @@ class LayerStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One step's sequences, as each group's metadata are made of them.
+    """One step's sequences, of which each group's metadata are built.
 
     Args:
         chunks: a part of each sequence, one after the other.

@@ -1,7 +1,4 @@
-"""Table of backends: how each kind of layer attends, what a step tells it, and how its blocks are read.
-
-A kind that is not in the table does as full layers do.
-"""
+"""Table of backends: how each kind of layer attends, what a step tells it, and how its blocks are read."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,11 +8,13 @@ from torch import Tensor
 
 from kvchat.engine.api.ids import GroupId
 from kvchat.engine.formats.attention_metadata import AttentionCall, AttentionMetadata, LayerPool, LayerStep
+from kvchat.engine.formats.chunked.spec import ChunkedSpec
 from kvchat.engine.formats.fp8_latent.attend import Fp8LatentAttention
 from kvchat.engine.formats.fp8_latent.codec import Fp8LatentCodec
 from kvchat.engine.formats.fp8_latent.spec import Fp8LatentSpec
 from kvchat.engine.formats.full.attend import FullAttention, FullMetadataBuilder
 from kvchat.engine.formats.full.codec import Codec
+from kvchat.engine.formats.full.spec import FullSpec
 from kvchat.engine.formats.latent.attend import LatentAttention, UpProjection
 from kvchat.engine.formats.latent.spec import LatentSpec
 from kvchat.engine.formats.pruned.attend import PrunedAttention, PrunedMetadataBuilder
@@ -26,6 +25,7 @@ from kvchat.engine.formats.quantized.spec import QuantizedSpec, ResidualSpec
 from kvchat.engine.formats.shadow.attend import ShadowAttention, ShadowMetadataBuilder
 from kvchat.engine.formats.shadow.shadows import Shadows
 from kvchat.engine.formats.shadow.spec import ShadowSpec
+from kvchat.engine.formats.sliding.spec import SlidingSpec
 from kvchat.engine.formats.spec import CacheSpec, Group
 from kvchat.engine.formats.window.attend import WindowMetadataBuilder
 from kvchat.engine.formats.window.spec import WindowSpec
@@ -53,6 +53,7 @@ class Backend:
         attention: makes the attention of a layer, of its pool and what its model projects latents with.
         metadata: makes what builds the metadata of a group's steps.
         codec: makes what reads and writes its blocks as numbers.
+        is_fused: whether passes that attend by themselves, fused and layerwise ones, know what this stores.
     """
 
     attention: Callable[[LayerPool, Any], FullAttention] = lambda pool, _: FullAttention(pool)
@@ -60,24 +61,29 @@ class Backend:
         FullMetadataBuilder(group, size)
     )
     codec: Callable[[Any], Codec] = lambda _: Codec()
+    is_fused: bool = False
 
 
-_FULL = Backend()
 _BACKENDS: dict[type[CacheSpec], Backend] = {
+    **dict.fromkeys((FullSpec, SlidingSpec, ChunkedSpec), Backend(is_fused=True)),
     LatentSpec: Backend(attention=LatentAttention),
     Fp8LatentSpec: Backend(attention=Fp8LatentAttention, codec=Fp8LatentCodec),
-    ResidualSpec: Backend(attention=lambda pool, _: ResidualAttention(pool)),
+    ResidualSpec: Backend(attention=lambda pool, _: ResidualAttention(pool), is_fused=True),
     QuantizedSpec: Backend(
-        metadata=lambda group, size, _: QuantizedMetadataBuilder(group, size), codec=QuantizedCodec
+        metadata=lambda group, size, _: QuantizedMetadataBuilder(group, size),
+        codec=QuantizedCodec,
+        is_fused=True,
     ),
-    WindowSpec: Backend(metadata=lambda group, size, _: WindowMetadataBuilder(group, size)),
+    WindowSpec: Backend(metadata=lambda group, size, _: WindowMetadataBuilder(group, size), is_fused=True),
     PrunedSpec: Backend(
         attention=lambda pool, _: PrunedAttention(pool),
         metadata=lambda group, size, own: PrunedMetadataBuilder(group, size, own.layers),
+        is_fused=True,
     ),
     ShadowSpec: Backend(
         attention=lambda pool, _: ShadowAttention(pool),
         metadata=lambda group, size, own: ShadowMetadataBuilder(group, size, own.shadows),
+        is_fused=True,
     ),
 }
 
@@ -89,14 +95,19 @@ def register_backend(kind: type[CacheSpec], backend: Backend) -> None:
 
 def codec_of(spec: CacheSpec) -> Codec:
     """Return how blocks of a spec are made of exact ones and read as numbers."""
-    return _BACKENDS.get(type(spec), _FULL).codec(spec)
+    return _BACKENDS[type(spec)].codec(spec)
+
+
+def is_fused(spec: CacheSpec) -> bool:
+    """Return whether passes that attend by themselves know what layers of a spec store."""
+    return _BACKENDS[type(spec)].is_fused
 
 
 def metadata_builders(
     groups: Sequence[Group], block_size: int, resources: Resources = Resources()
 ) -> list[FullMetadataBuilder]:
     """Return what builds the metadata of each group."""
-    return [_BACKENDS.get(type(group.spec), _FULL).metadata(group, block_size, resources) for group in groups]
+    return [_BACKENDS[type(group.spec)].metadata(group, block_size, resources) for group in groups]
 
 
 class PagedAttention:
@@ -116,7 +127,7 @@ class PagedAttention:
     ) -> None:
         latents = projections or {}
         self._layers = {
-            layer: _BACKENDS.get(type(pool.spec), _FULL).attention(pool, latents.get(layer))
+            layer: _BACKENDS[type(pool.spec)].attention(pool, latents.get(layer))
             for layer, pool in layers.items()
         }
         self._borrowed = borrowed or {}

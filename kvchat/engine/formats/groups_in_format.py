@@ -90,8 +90,9 @@ def _stored(layer: int, spec: CacheSpec, form: CacheFormat, block_size: int) -> 
     keys, values = (_FORMS.get((spec.kind, name)) for name in (own.key, own.value))
     if keys is None or keys is not values:
         known = [name for kind, name in _FORMS if kind == spec.kind]
+        problem = "has no form" if None in (keys, values) else "mixes two ways of storing, which is no form"
         raise ConfigError(
-            f"cache format '{own}' has no form for layer {layer} of this model ({spec.kind}); use "
+            f"cache format '{own}' {problem} for layer {layer} of this model ({spec.kind}); use "
             f"--cache-format {' or '.join((*known, cache_format.EXACT))}"
         )
     return keys(spec, own, block_size)

@@ -1,7 +1,7 @@
 """Cache specs: what one layer stores, and which layers share a spec.
 
 A spec is a frozen value without torch; each kind has a folder beside this file. What differs between kinds is
-looked up from it: which blocks a position still needs (`first_visible`), how many bytes a block has and how
+looked up from it: which blocks a position still needs (`visible_blocks`), how many bytes a block has and how
 they are laid out, how long a block is of use.
 
 Layout of one block of a group: for each layer of the group, in order, its K region `[H_kv, P, D_k]` and then
@@ -94,6 +94,11 @@ class CacheSpec(ABC):
         return None
 
     @property
+    def exact(self) -> "CacheSpec":
+        """What the layer stores where nothing is made of its blocks."""
+        return self
+
+    @property
     def token_bytes(self) -> int:
         """Bytes of one token in one layer."""
         return self.num_kv_heads * (self.head_dim_k + self.head_dim_v) * ITEM_BYTES[self.dtype]
@@ -125,7 +130,9 @@ class CacheSpec(ABC):
         return 0
 
     def visible_blocks(self, position: int, block_size: int) -> tuple[BlockRange, ...]:
-        """Return the blocks that a query at `position` sees, ascending; its own is the last of them."""
+        """Return the blocks that a query at `position` sees, ascending, its own last, as far as its position
+        alone decides.
+        """
         return ((self.first_visible(position) // block_size, position // block_size + 1),)
 
     def hidden_blocks(self, position: int, block_size: int) -> tuple[BlockRange, ...]:

@@ -6,7 +6,7 @@ sequence it is. No other session's prompt is ever matched with them, and the sam
 """
 
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 
@@ -18,7 +18,7 @@ from kvchat.engine.formats.full.spec import FullSpec
 from kvchat.engine.formats.pruned.spec import PrunedSpec
 from kvchat.engine.formats.shadow.settings import LEAST_WIDTH, QUERY_BLOCK, least_prompt
 from kvchat.engine.formats.shadow.spec import ShadowSpec
-from kvchat.engine.formats.spec import Group
+from kvchat.engine.formats.spec import Group, Selection
 from kvchat.engine.formats.window.spec import NUM_SINK_BLOCKS, WindowSpec
 
 _TAINT_PERSON = b"kvchat.taint1"
@@ -168,6 +168,11 @@ class ViewSchedule:
 
 
 EXACT = ViewSchedule()
+
+
+def kept_name(group: Group, number: int, kept_names: Mapping[int, Name]) -> Name | None:
+    """Return the name of what is kept in the place of a block, if the group is pruned. Pure."""
+    return kept_names.get(number) if group.spec.selection is Selection.PRUNED else None
 
 
 def in_sight(hidden_ranges: Sequence[HiddenRange], end: int) -> list[int]:

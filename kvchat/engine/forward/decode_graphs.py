@@ -387,8 +387,9 @@ class _Step:
         token_ids, positions, q_lens = self._device[: 3 * num_rows].view(3, num_rows)
         at = torch.arange(num_rows, dtype=torch.int32, device=self._device.device)
         groups = {}
-        for group, (start, end) in zip(self._groups, pairwise(self._ends), strict=True):
-            part = self._device[start:end]
+        builders = metadata_builders(self._groups, self._limits.block_size)
+        for builder, (start, end) in zip(builders, pairwise(self._ends), strict=True):
+            group, part = builder.group, self._device[start:end]
             listed = part[2 * num_rows :].view(num_rows, self._widths[group.id])
             tables = StepTables(
                 q_starts=at,
@@ -401,7 +402,6 @@ class _Step:
                 most_visible=_most_visible(group, self._size.context_len),
             )
             tables.single_tiles()  # made here: a recorded step copies nothing from the host
-            (builder,) = metadata_builders([group], self._limits.block_size)
             groups[group.id] = builder.recorded(part[:num_rows], tables)
         return InputBatch(token_ids=token_ids, positions=positions, groups=groups, sampling=at.long())
 

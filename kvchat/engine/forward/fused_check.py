@@ -22,8 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from kvchat.engine.formats.attention_metadata import AttentionCall
-from kvchat.engine.formats.format_table import PagedAttention
-from kvchat.engine.formats.quantized.spec import exact_twins
+from kvchat.engine.formats.format_table import PagedAttention, is_fused
 from kvchat.engine.formats.spec import Group
 from kvchat.engine.forward.fused_pass import FusedLayers, FusedPass, FusedPools, most_short
 from kvchat.engine.forward.layer_samples import NUM_POSITIONS, SampledLayer, sample_row, scratch, watch
@@ -200,7 +199,9 @@ def fuse(loaded: LoadedModel, groups: Sequence[Group], checks: SelfCheckCache | 
     module: Any = loaded.module
     if library() is None:
         raise Unmatched(why_not() or "there are no native kernels")
-    groups = exact_twins(groups)
+    if not all(is_fused(group.spec) for group in groups):
+        raise Unmatched("its cache is not read by native kernels")
+    groups = tuple(replace(group, spec=group.spec.exact) for group in groups if group.source is None)
     if module.device.type != "cpu" or not all(_is_plain(group) for group in groups):
         raise Unmatched("its cache is not read by native kernels")
     checks, name = checks or SelfCheckCache(), name_of("fused layers", groups, loaded.max_context)

@@ -190,7 +190,7 @@ def most_short(block_size: int, is_quantized: bool, suits_prompts: bool) -> int 
 
 def _spans(row: InputBatch) -> Sequence[SequenceSpan]:
     """Return the sequences of a step."""
-    return next(step.spans for step in row.groups.values() if step.spans)
+    return next((step.spans for step in row.groups.values() if step.spans), ())
 
 
 def _special(row: InputBatch) -> set[int]:

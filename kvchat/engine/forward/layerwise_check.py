@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import torch
 
+from kvchat.engine.formats.format_table import is_fused
 from kvchat.engine.formats.spec import Group, Selection
 from kvchat.engine.forward.fused_check import (
     FusionSample,
@@ -82,7 +83,9 @@ def walk_through(loaded: LoadedModel, served: ModelPlan) -> LayerWalk:
 
 
 def _is_plain(group: Group) -> bool:
-    return group.spec.keeps_heads and group.spec.selection is Selection.ALL and not group.borrowers
+    spec = group.spec
+    is_plain = spec.keeps_heads and spec.selection is Selection.ALL and not group.borrowers
+    return is_plain and is_fused(spec)
 
 
 def _require_same(walk: LayerWalk, groups: Sequence[Group], sample: FusionSample, row: InputBatch) -> None:

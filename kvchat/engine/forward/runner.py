@@ -1,10 +1,9 @@
 """Batch → tensors → forward pass → logits.
 
 All tokens of a step, prompt chunks and decode tokens of many sequences, lie in one row [T]; positions tell
-them apart. How a model computes a row is its forward pass's business, and what its tokens see that of the
-format of each group. The runner keeps the block tables as
-tensors and applies only what changed. Dimensions: T tokens in the batch, R rows whose logits are needed, V
-vocabulary, P block size.
+them apart. The forward pass decides how a row is computed, and the format of each group what its tokens see.
+The runner keeps the block tables as tensors and applies only what changed. Dimensions: T tokens in the batch,
+R rows whose logits are needed, V vocabulary, P block size.
 """
 
 from collections.abc import Mapping, Sequence
@@ -51,7 +50,7 @@ class ForwardPass(Protocol):
 
 
 class ShortSteps(Protocol):
-    """Another way to compute some batches; see `decode_steps`."""
+    """Another way to compute some batches; see `decode_graphs`."""
 
     def note(self, batch: Batch) -> None:
         """Take over the changes of block tables that come with any batch."""

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 
 from kvchat.engine.api.ids import BlockId, BlockKey, GroupId, SequenceId, block_key
-from kvchat.engine.formats.spec import Group, Selection
-from kvchat.engine.formats.view_schedule import EXACT, Name, ViewSchedule
+from kvchat.engine.formats.spec import Group
+from kvchat.engine.formats.view_schedule import EXACT, Name, ViewSchedule, kept_name
 
 
 @dataclass(slots=True)
@@ -95,9 +95,8 @@ class Sequence:
 
     def name_of(self, group: Group, number: int) -> Name:
         """Return the name of what a group holds of a full block."""
-        if group.spec.selection is Selection.PRUNED and number in self.kept_names:
-            return self.kept_names[number]
-        return self.keys[number], self.parent_of(number)
+        kept = kept_name(group, number, self.kept_names)
+        return kept or (self.keys[number], self.parent_of(number))
 
     def prefix_name(self, num_tokens: int, block_size: int) -> BlockKey:
         """Return a name of the first `num_tokens` computed tokens, in whoever's sequence, before anything

@@ -113,7 +113,7 @@ class Traces:
         assert set(self.real.blocks) == set(self.slow.holders)
         assert self.real.pool.num_cached == len(self.slow.small) + len(self.slow.main)
         if isinstance(self.real.order, S3Fifo):
-            assert self.real.order.num_ghosts == len(self.slow.ghosts) <= self.real.num_blocks
+            assert len(self.real.order._ghosts) == len(self.slow.ghosts) <= self.real.num_blocks
 
 
 paths = st.lists(st.integers(0, 1), min_size=1, max_size=4).map(tuple)

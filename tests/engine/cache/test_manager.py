@@ -23,6 +23,14 @@ def test_an_admission_without_room_leaves_the_order_of_eviction() -> None:
     assert cache.matched_len(LONG) == 4
 
 
+def test_what_left_a_window_first_is_evicted_first() -> None:
+    """So that what is left serves the longest prefixes."""
+    cache = Cache(full_group(), sliding_group(8), num_blocks=[40, 12])
+    cache.computed(range(40))
+    cache.computed(range(900, 924))
+    assert [cache.matched_len([*range(length), 1]) for length in (20, 24, 28, 36)] == [0, 24, 28, 36]
+
+
 def test_a_fork_does_not_share_blocks_that_a_step_has_left_unwritten() -> None:
     """Trap 11: both sequences would write them."""
     cache = Cache(full_group())

@@ -112,7 +112,7 @@ def test_layers_with_a_window_of_their_own_stay_as_they_are() -> None:
 
 @pytest.mark.parametrize("text", ["window", "knorm", "keydiff", "snapkv", "snapkv:pyramid"])
 def test_models_that_cannot_be_seen_in_part_are_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="keeps none of its heads"):
+    with pytest.raises(ConfigError, match="one record for all its heads"):
         stored_groups([group_of(LATENT)], text, P)
     with pytest.raises(ConfigError, match="all of its layers have a window"):
         stored_groups([group_of(SLIDING)], text, P)

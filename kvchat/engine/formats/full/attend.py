@@ -3,7 +3,8 @@
 For full, sliding and chunked layers; other formats inherit what is the same for them.
 """
 
-from collections.abc import Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from itertools import accumulate
 
 import numpy as np
@@ -55,16 +56,11 @@ class FullAttention:
 
 
 class FullMetadataBuilder:
-    """Builds the metadata of one group, step by step.
+    """Builds the metadata of one group, step by step."""
 
-    Args:
-        layers: the pools of all layers, for formats that change blocks after a step; None: none is changed.
-    """
-
-    def __init__(self, group: Group, block_size: int, layers: Mapping[int, LayerPool] | None = None) -> None:
+    def __init__(self, group: Group, block_size: int) -> None:
         self.group = group
         self.block_size = block_size
-        self.layers = layers
 
     def build(self, step: Step) -> AttentionMetadata:
         """Return slots and spans from one list of all blocks that the step touches in the group."""
@@ -100,3 +96,32 @@ class FullMetadataBuilder:
 
     def forget(self, sequence: SequenceId) -> None:
         """Let go of what is kept of a sequence: it is gone, or has become another text."""
+
+
+class ViewMetadataBuilder(FullMetadataBuilder, ABC):
+    """Builds metadata of the blocks in sight where others are hidden among them."""
+
+    def build(self, step: Step) -> AttentionMetadata:
+        size = self.block_size
+        lens = [len(chunk.token_ids) for chunk in step.chunks]
+        tables = [step.tables[chunk.sequence, self.group.id] for chunk in step.chunks]
+        spans = [
+            self.span(chunk, table, (end - length, end))
+            for chunk, length, end, table in zip(step.chunks, lens, accumulate(lens), tables, strict=True)
+        ]
+        at = torch.from_numpy(step.positions).to(step.device)
+        parts = [table[own // size] for table, own in zip(tables, at.split(lens), strict=True)]
+        return AttentionMetadata(
+            slots=torch.cat(parts) * size + at % size,
+            spans=spans,
+            prepared=prepare(spans, lambda _: 0, size),
+        )
+
+    @abstractmethod
+    def span(self, chunk: Chunk, table: Tensor, rows: tuple[int, int]) -> SequenceSpan:
+        """Return one sequence's part of a step.
+
+        Args:
+            table: all block ids of the sequence by logical number, int64.
+            rows: first row in the step, and the one behind the last.
+        """

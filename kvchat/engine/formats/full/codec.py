@@ -20,9 +20,8 @@ class Codec:
         target.values[own] = source.values[others].to(here)
 
     def encoded(self, source: LayerPool, block: int) -> bytes:
-        """Return one layer's block of a pool of the exact format as its run of bytes in this form."""
-        parts = (source.keys[block], source.values[block])
-        return b"".join(part.cpu().contiguous().view(torch.uint8).numpy().tobytes() for part in parts)
+        """Return one layer's exact block as its bytes in this form, where blocks are made of others."""
+        raise NotImplementedError
 
     def numbers(self, stored: Tensor, region: str) -> Iterator[Tensor]:
         """Yield the numbers that a region of a block stands for.

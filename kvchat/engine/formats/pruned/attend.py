@@ -5,16 +5,14 @@ query. A sequence is therefore attended to as if the blocks in sight were all th
 """
 
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
 
 import torch
 from torch import Tensor
 
-from kvchat.engine.formats.attention_metadata import AttentionMetadata, LayerPool, LayerStep, Step
-from kvchat.engine.formats.full.attend import FullAttention, FullMetadataBuilder
+from kvchat.engine.formats.attention_metadata import AttentionMetadata, LayerPool, LayerStep
+from kvchat.engine.formats.full.attend import FullAttention, ViewMetadataBuilder
 from kvchat.engine.formats.pruned.pruner import Pruner
 from kvchat.engine.formats.spec import Group
-from kvchat.engine.kernels.paged_attention import prepare
 from kvchat.engine.kernels.paged_attention.args import AttentionArgs, SequenceSpan
 from kvchat.engine.sequences.batch_plan import Chunk
 
@@ -29,24 +27,12 @@ class PrunedAttention(FullAttention):
         return super().attention(step, args)
 
 
-class ViewMetadataBuilder(FullMetadataBuilder):
-    """Builds metadata of the blocks in sight where others are hidden among them."""
+class PrunedMetadataBuilder(ViewMetadataBuilder):
+    """Builds metadata, and prunes when a step is done."""
 
-    def build(self, step: Step) -> AttentionMetadata:
-        size = self.block_size
-        lens = [len(chunk.token_ids) for chunk in step.chunks]
-        tables = [step.tables[chunk.sequence, self.group.id] for chunk in step.chunks]
-        spans = [
-            self.span(chunk, table, (end - length, end))
-            for chunk, length, end, table in zip(step.chunks, lens, accumulate(lens), tables, strict=True)
-        ]
-        at = torch.from_numpy(step.positions).to(step.device)
-        parts = [table[own // size] for table, own in zip(tables, at.split(lens), strict=True)]
-        return AttentionMetadata(
-            slots=torch.cat(parts) * size + at % size,
-            spans=spans,
-            prepared=prepare(spans, lambda _: 0, size),
-        )
+    def __init__(self, group: Group, block_size: int, layers: Mapping[int, LayerPool] | None = None) -> None:
+        super().__init__(group, block_size)
+        self._pruner = None if layers is None else Pruner(group, layers)
 
     def span(self, chunk: Chunk, table: Tensor, rows: tuple[int, int]) -> SequenceSpan:
         """Return one sequence's part of a step where all its queries miss the same blocks.
@@ -62,18 +48,7 @@ class ViewMetadataBuilder(FullMetadataBuilder):
             parts.append(table[at:first])
             at, lost = end, lost + end - first
         blocks = torch.cat([*parts, table[at:num_blocks]]) if parts else table[:num_blocks]
-        return SequenceSpan(rows[0], rows[1], chunk.start - lost * self.block_size, 0, blocks)
-
-
-class PrunedMetadataBuilder(ViewMetadataBuilder):
-    """Builds metadata, and prunes when a step is done."""
-
-    def __init__(self, group: Group, block_size: int, layers: Mapping[int, LayerPool] | None = None) -> None:
-        super().__init__(group, block_size)
-        self._pruner = None if layers is None else Pruner(group, layers)
-
-    def span(self, chunk: Chunk, table: Tensor, rows: tuple[int, int]) -> SequenceSpan:
-        span = super().span(chunk, table, rows)
+        span = SequenceSpan(rows[0], rows[1], chunk.start - lost * self.block_size, 0, blocks)
         if not chunk.prunes or self._pruner is None:
             return span
         return self._pruner.watched(span)

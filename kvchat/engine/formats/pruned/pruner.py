@@ -53,7 +53,7 @@ class Pruner:
         self._rule = group.spec.rule
 
     def watched(self, span: SequenceSpan) -> SequenceSpan:
-        """Return a sequence's part of a step that ends with pruning, with who is told of its queries."""
+        """Return a sequence's part of a step that ends with pruning, so that its queries are kept."""
         return replace(span, watch=QueryWatch()) if self._rule == SNAPKV else span
 
     def prune(self, prune: Prune, span: SequenceSpan) -> None:

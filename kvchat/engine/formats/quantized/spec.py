@@ -4,13 +4,12 @@ Each of the two parts is a group with pools, tables and names of its own.
 Source: KIVI, arXiv 2402.02750.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from kvchat.engine.api.cache_format import SideFormat
 from kvchat.engine.formats.full.spec import FullSpec
-from kvchat.engine.formats.spec import CacheSpec, Group, Lifetime, StoredLayer
+from kvchat.engine.formats.spec import CacheSpec, Lifetime, StoredLayer
 from kvchat.engine.kernels.attention_shapes import KernelSizes
 from kvchat.engine.kernels.quantized_record import Code, QuantizedRecord, num_quantized
 
@@ -107,13 +106,4 @@ def quantized_layer(spec: CacheSpec, form: SideFormat, block_size: int) -> Store
             value_code=Code(form.value),
             block_size=block_size,
         ),
-    )
-
-
-def exact_twins(groups: Sequence[Group]) -> tuple[Group, ...]:
-    """Return the groups that tokens are written to, as they are where no block becomes quantised."""
-    return tuple(
-        replace(group, spec=group.spec.exact) if isinstance(group.spec, ResidualSpec) else group
-        for group in groups
-        if group.source is None
     )

@@ -38,7 +38,7 @@ class ShadowAttention(FullAttention):
         the device, those of one sequence after the other.
         """
         pools = KVPair(self.pool.keys, self.pool.values)
-        if args.spans and not self.pool.in_host_memory:
+        if not self.pool.in_host_memory and (args.spans or args.prepared is not None):
             return paged_attention(query, *pools, args)
         out = query.new_empty(*query.shape[:2], pools.values.shape[3])
         for span in args.spans:

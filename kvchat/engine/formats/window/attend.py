@@ -1,8 +1,9 @@
 """Attention to the first blocks and the last ones."""
 
+import torch
 from torch import Tensor
 
-from kvchat.engine.formats.pruned.attend import ViewMetadataBuilder
+from kvchat.engine.formats.full.attend import ViewMetadataBuilder
 from kvchat.engine.kernels.paged_attention.args import SequenceSpan
 from kvchat.engine.sequences.batch_plan import Chunk
 
@@ -28,11 +29,6 @@ class WindowMetadataBuilder(ViewMetadataBuilder):
     def _part(self, table: Tensor, rows: tuple[int, int], position: int) -> SequenceSpan:
         """Return the queries of one block, the first of them at `position`."""
         size = self.block_size
-        seen = self.group.spec.visible_blocks(position, size)
-        num_blocks = sum(end - first for first, end in seen)
-        blocks = table.new_empty(num_blocks)
-        at = 0
-        for first, end in seen:
-            blocks[at : at + end - first] = table[first:end]
-            at += end - first
-        return SequenceSpan(rows[0], rows[1], position % size + (num_blocks - 1) * size, 0, blocks)
+        parts = [table[first:end] for first, end in self.group.spec.visible_blocks(position, size)]
+        blocks = parts[0] if len(parts) == 1 else torch.cat(parts)
+        return SequenceSpan(rows[0], rows[1], position % size + (len(blocks) - 1) * size, 0, blocks)

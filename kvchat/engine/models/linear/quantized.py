@@ -38,9 +38,6 @@ class QuantizedLinear(nn.Module):
         """[..., T, K] → [..., T, N]."""
         return linear(x, self.quantized, self.bias)
 
-    def extra_repr(self) -> str:
-        return f"in_features={self.in_features}, out_features={self.out_features}, {self.coding}"
-
 
 def quantize_linears(
     model: nn.Module, bits: int, spared: Collection[nn.Module] = ()

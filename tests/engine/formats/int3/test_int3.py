@@ -5,9 +5,8 @@ from collections.abc import Iterator
 import pytest
 
 from kvchat.engine.api import cache_format
-from kvchat.engine.formats.format_table import Backend, register_backend
+from kvchat.engine.formats import format_table, groups_in_format
 from kvchat.engine.formats.full.spec import FullSpec
-from kvchat.engine.formats.groups_in_format import register_form
 from tests.engine.formats.conformance import Promises, Row, StoringPromises, TravellingPromises
 from tests.engine.formats.int3.attend import Int3Attention
 from tests.engine.formats.int3.codec import Int3Codec
@@ -18,10 +17,15 @@ pytestmark = pytest.mark.cpu
 
 @pytest.fixture(scope="module", autouse=True)
 def _registered() -> Iterator[None]:
-    register_form(FullSpec.kind, "int3", int3_layer)
-    register_backend(Int3Spec, Backend(attention=lambda pool, _: Int3Attention(pool), codec=Int3Codec))
+    tables = cache_format.NAMES, groups_in_format._FORMS, format_table._BACKENDS
+    before = [dict(table) for table in tables]
+    groups_in_format.register_form(FullSpec.kind, "int3", int3_layer)
+    backend = format_table.Backend(attention=lambda pool, _: Int3Attention(pool), codec=Int3Codec)
+    format_table.register_backend(Int3Spec, backend)
     yield
-    del cache_format.NAMES["int3"]
+    for table, old in zip(tables, before, strict=True):
+        table.clear()
+        table.update(old)
 
 
 class TestInt3(Promises, StoringPromises, TravellingPromises):

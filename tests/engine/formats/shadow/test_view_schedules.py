@@ -127,7 +127,7 @@ def test_full_layers_alone_are_looked_at_through_a_shadow() -> None:
 
 
 def test_models_that_can_have_no_shadow_are_refused() -> None:
-    with pytest.raises(ConfigError, match="keeps none of its heads"):
+    with pytest.raises(ConfigError, match="one record for all its heads"):
         stored_groups([group_of(LATENT)], "shadow", P)
     with pytest.raises(ConfigError, match="all of its layers have a window"):
         stored_groups([group_of(SLIDING)], "shadow", P)
