@@ -90,7 +90,7 @@ def _errors() -> Iterator[Row]:
                 errors.append(float((found - numbers).norm() / numbers.norm()))
             verdict = "holds" if max(errors) <= most else "IS BROKEN"
             yield Row.of(f"error of {name}, {kind}", "relative", errors, f"bound {most} {verdict}")
-        bits = [record.bits_per_number]
+        bits = [8 * record.num_bytes / (record.num_tokens * record.dim)]
         yield Row.of(f"bits of {name}, head size 128", "bits", bits, f"bound {most_bits}")
 
 

@@ -104,11 +104,6 @@ class QuantizedRecord:
     def num_bytes(self) -> int:
         return self.factor_at + 4
 
-    @property
-    def bits_per_number(self) -> float:
-        """Bits that one number takes, all metadata counted."""
-        return 8 * self.num_bytes / (self.num_tokens * self.dim)
-
 
 def _aligned(num_bytes: int) -> int:
     return -(-num_bytes // _WORD) * _WORD

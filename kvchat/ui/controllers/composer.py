@@ -67,9 +67,8 @@ class ComposerController:
         """Return unsent text to the prompt, before what has been typed since, and its files to its lines."""
         files, text = take_out_files(text)
         self._attach_again(files)
-        prompt = self._screen.prompt
         if text:
-            prompt.set_text(f"{text}\n{prompt.text}" if prompt.text else text)
+            self._screen.prompt.give_back(text)
 
     def write_message(self, text: str) -> None:
         """Put a message into the prompt, its files beside it."""

@@ -123,6 +123,7 @@ class ConversationController:
         being answered there goes on. What is entered meanwhile is meant for the one that comes.
         """
         self._give_back_entered()  # it was meant for what is opened no more
+        self._drafts.leave()
         self._is_opening, self.goes_on = True, False
         self._screen.run_worker(self._open(opener, draft), group="open", exclusive=True)
 

@@ -50,13 +50,18 @@ class DraftController:
         self._has_told = False
         self._problem = ""
         self._left: list[Unsent] = []
-        """What waited, could not be kept, and belongs to conversations that are not shown."""
+        """What was written, or waited and could not be kept, for conversations that are not shown."""
         self._kept: set[tuple[_Owner, str]] = set()
         """What this window has stored already: a window may be told to close more than once."""
 
     def keep_all(self) -> None:
         """Stop all answers, and keep what waited behind them, in edits and in the prompt."""
-        self._keep([*self._turns.take_unsent(), *self._typed()])
+        self._keep([*self._left, *self._turns.take_unsent(), *self._typed()])
+
+    def leave(self) -> None:
+        """Leave drafts to their conversation, but for what stands in the prompt, which the person sees."""
+        hidden = self._screen.prompt.take_hidden_drafts()
+        self._left += [Unsent(conversation=self._turns.conversation, text=text) for text in hidden]
 
     def leaves(self, *, is_asked: bool) -> bool:
         """Keep everything for the window to be closed; return whether it may be.

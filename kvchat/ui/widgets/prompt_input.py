@@ -165,6 +165,23 @@ class Prompt(TextArea):
             lines.append(here)
         return tuple(dict.fromkeys(text for text, is_command in lines if text.strip() and not is_command))
 
+    def take_hidden_drafts(self) -> list[str]:
+        """Return the drafts that are not shown, and leave them to the history; an old message goes too."""
+        if self._walk is not None and self._walk.origin == (self.text, self._has_typed_slash):
+            self.set_text("")
+        hidden = [draft for draft in self.drafts if draft != self.text]
+        self._end_walk()
+        self._put_aside = []
+        return hidden
+
+    def give_back(self, text: str) -> None:
+        """Put a draft before what was typed since; where that is a command, the draft is a key up away."""
+        if self._has_typed_slash:
+            self._put_aside.append(text)
+            self._history.append((text, False))
+        else:
+            self.set_text(f"{text}\n{self.text}" if self.text else text)
+
     @property
     def messages(self) -> tuple[str, ...]:
         """What was sent before, oldest first."""
@@ -187,9 +204,13 @@ class Prompt(TextArea):
 
     def remember(self, text: str, *, is_command: bool) -> None:
         """Add a line to the history of this prompt, behind what was changed on the way to it."""
+        self._end_walk()
+        if self._history[-1:] != [(text, is_command)]:
+            self._history.append((text, is_command))
+
+    def _end_walk(self) -> None:
         walk, self._walk = self._walk, None
-        left = walk.changed_elsewhere() if walk is not None else ()
-        for line in (*left, (text, is_command)):
+        for line in walk.changed_elsewhere() if walk is not None else ():
             if self._history[-1:] != [line]:
                 self._history.append(line)
 
@@ -336,6 +357,8 @@ class Prompt(TextArea):
             return
         if not self.text.startswith("/"):
             self._has_typed_slash = False
+        if not self.text and self._walk is not None and self._walk.origin[0]:
+            self._end_walk()  # a line of the history was erased: nothing behind it is meant to come back
         self._complete()
 
     def _complete(self) -> None:

@@ -18,6 +18,12 @@ SCALE = HEAD_DIM**-0.5
 NONE = torch.zeros(NUM_KV_HEADS, NUM_CHUNKS, dtype=torch.bool)
 
 
+def basis_of(keys: Tensor, rank: int) -> shadow.Basis:
+    """Return the best basis for keys [n, H_kv, D] before rotation."""
+    rows = keys.flatten(1).double()
+    return shadow.basis_of_products(rows.T @ rows, rank)
+
+
 def randn(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
@@ -54,7 +60,7 @@ def test_a_key_is_turned_back_to_what_it_was(num_rotated: int, scaling: float) -
 def test_with_all_chunks_and_the_full_rank_it_is_dense_attention(num_queries: int) -> None:
     pre, (cos, sin) = randn(NUM_TOKENS, NUM_KV_HEADS, HEAD_DIM), rope()
     values, query = randn(*pre.shape, seed=3), randn(num_queries, NUM_KV_HEADS * GROUP, HEAD_DIM, seed=4)
-    basis = shadow.basis_of(pre, WIDTH)
+    basis = basis_of(pre, WIDTH)
     made = shadow.restored(shadow.projected(pre, basis), basis, NUM_KV_HEADS)
     means = shadow.landmarks(shadow.rotated(pre, cos, sin), CHUNK)
     scores = shadow.chunk_scores(query, means, NONE, SCALE)
@@ -70,7 +76,7 @@ def test_with_all_chunks_and_the_full_rank_it_is_dense_attention(num_queries: in
 def test_what_a_rank_loses_is_what_the_best_basis_must_lose(rank: int) -> None:
     """Eckart and Young; the share of the squares that is held tells the same."""
     keys = randn(NUM_TOKENS, NUM_KV_HEADS, HEAD_DIM, seed=5)
-    basis = shadow.basis_of(keys, rank)
+    basis = basis_of(keys, rank)
     error = keys - shadow.restored(shadow.projected(keys, basis), basis, NUM_KV_HEADS)
     singular = torch.linalg.svdvals(keys.flatten(1).double())
     lost = (singular[rank:] ** 2).sum().item()
@@ -83,8 +89,8 @@ def test_what_a_rank_loses_is_what_the_best_basis_must_lose(rank: int) -> None:
 def test_keys_have_a_low_rank_before_their_rotation_only() -> None:
     """The control that finds a basis taken on the wrong side."""
     pre, (cos, sin) = low_rank_keys(12), rope()
-    before = shadow.basis_of(pre, 12)
-    after = shadow.basis_of(shadow.rotated(pre, cos, sin), 12)
+    before = basis_of(pre, 12)
+    after = basis_of(shadow.rotated(pre, cos, sin), 12)
     assert before.energy > 0.999999
     assert after.energy < 0.9
 

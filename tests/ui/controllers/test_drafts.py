@@ -172,6 +172,42 @@ async def test_a_draft_is_kept_but_no_command_unchanged_edit_or_old_message(tmp_
         assert shown.chat.store.unsent.kept == {"s1": ["half"]}
 
 
+async def test_a_draft_that_was_erased_stays_away_and_in_the_history(tmp_path: Path) -> None:
+    async with window(tmp_path) as shown:
+        await shown.say_and_wait("hello")
+        await shown.type("half")
+        await shown.pilot.press("up", "ctrl+u")
+        await shown.say_and_wait("another")
+        assert shown.screen.drafts._typed() == []
+        await shown.pilot.press("up", "up")
+        assert shown.screen.prompt.text == "half"
+
+
+async def test_what_is_written_stays_with_its_conversation(tmp_path: Path) -> None:
+    async with window(tmp_path, prepare=talk) as shown:
+        await shown.say_and_wait("hello")
+        await shown.type("half")
+        await shown.pilot.press("up")
+        await shown.until(lambda: shown.screen.prompt.text == "hello")
+        await shown.pilot.press("ctrl+n")
+        await shown.type("/fo")
+        await shown.until(lambda: shown.screen.turns.conversation is None)
+        await shown.app.workers.wait_for_complete()
+        assert shown.screen.prompt.text == "/fo"
+        shown.screen.quit()
+        assert list(shown.chat.store.unsent.kept.values()) == [["half"]]
+        assert None not in shown.chat.store.unsent.kept
+
+
+async def test_a_draft_that_comes_back_makes_no_message_of_a_command(tmp_path: Path) -> None:
+    async with window(tmp_path) as shown:
+        await shown.type("/fork deep")
+        shown.screen.composer.give_back("half")
+        assert shown.screen.prompt.text == "/fork deep"
+        await shown.pilot.press("escape", "up")
+        assert shown.screen.prompt.text == "half"
+
+
 async def test_a_draft_that_gave_way_is_kept_until_it_is_sent(tmp_path: Path) -> None:
     async with window(tmp_path) as shown:
         await shown.say_and_wait("hello")

@@ -57,20 +57,6 @@ def rotated(keys: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat((turned * cos + torch.cat((-second, first), dim=-1) * sin, rest), dim=-1)
 
 
-def basis_of(keys: Tensor, rank: int) -> Basis:
-    """Return the best basis of `rank` directions for keys [n, H_kv, D] before rotation.
-
-    From the eigenvectors of their products in float64, which costs n d^2 + d^3 for d = H_kv * D.
-
-    Raises:
-        ValueError: the rank is not between 1 and what n keys of d numbers can have.
-    """
-    rows = keys.flatten(1).double()
-    if not 1 <= rank <= min(rows.shape):
-        raise ValueError(f"keys of shape {tuple(rows.shape)} have no basis of rank {rank}")
-    return basis_of_products(rows.T @ rows, rank)
-
-
 def basis_of_products(products: Tensor, rank: int) -> Basis:
     """Return the best basis of `rank` directions for keys whose products with each other, summed over all
     tokens, are `products` [H_kv * D, H_kv * D], float64.

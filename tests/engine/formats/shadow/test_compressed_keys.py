@@ -61,7 +61,7 @@ def test_a_basis_of_pieces_is_the_basis_of_all() -> None:
     before = randn(num_tokens, RANK) @ randn(RANK, WIDTH, seed=1) + 0.01 * randn(num_tokens, WIDTH, seed=2)
     keys = compressed()
     keys.compress(turned(before))
-    basis = reference.basis_of(before.view(-1, NUM_KV_HEADS, HEAD_DIM), RANK)
+    basis = reference.basis_of_products(before.flatten(1).T.double() @ before.flatten(1).double(), RANK)
     own = keys.segments[0].directions
     assert own is not None
     projector = own.all() @ own.all().T
