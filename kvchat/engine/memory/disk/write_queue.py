@@ -66,9 +66,7 @@ class BlockWriter:
         """
         self.problem: str | None = None
         """What the disk last refused, or what was left out; None once a block was written after it."""
-        self.num_written = 0
         self.written_bytes = 0
-        self.num_dropped = 0
         self._store = store
         self._max_bytes = max_bytes
         self._first_pause_s = first_pause_s
@@ -121,10 +119,8 @@ class BlockWriter:
                 payload.release()
                 return False
             if self._queue and self._queued_bytes + len(payload) > self._max_bytes:
-                is_refusing = self._pause_s > 0  # whoever waited for that disk could wait for ever
-                self.num_dropped += is_refusing
                 payload.release()
-                return is_refusing
+                return self._pause_s > 0  # whoever waited for that disk could wait for ever
             self._queue.append(submission)
             self._queued_bytes += len(payload)
             self._changed.notify_all()
@@ -163,7 +159,6 @@ class BlockWriter:
             if self._is_writing:
                 self._gives_up = self._gives_up or doomed[0]
                 doomed[0] = False
-            self.num_dropped += sum(doomed)
             for one, goes in zip(self._queue, doomed, strict=True):
                 if goes:
                     one.payload.release()
@@ -240,9 +235,7 @@ class BlockWriter:
             self._end_attempt()
             self._queue.popleft().payload.release()
             self._queued_bytes -= len(submission.payload)
-            self.num_written += is_new
             self.written_bytes += len(submission.payload) * is_new
-            self.num_dropped += problem is not None
             self.problem = problem
             self._pause_s = 0.0
             self._changed.notify_all()
@@ -256,7 +249,6 @@ class BlockWriter:
                 given_up = self._queue.popleft()
                 given_up.payload.release()
                 self._queued_bytes -= len(given_up.payload)
-                self.num_dropped += 1
             self._changed.notify_all()
 
     def _end_attempt(self) -> bool:
