@@ -23,8 +23,7 @@ class WindowMetadataBuilder(ViewMetadataBuilder):
             position = last
         if len(parts) == 1:
             return parts[0]
-        blocks = table[: -(-chunk.end // size)]
-        return SequenceSpan(rows[0], rows[1], chunk.start, 0, blocks, tuple(parts))
+        return SequenceSpan(rows[0], rows[1], chunk.start, 0, table[: -(-chunk.end // size)], tuple(parts))
 
     def _part(self, table: Tensor, rows: tuple[int, int], position: int) -> SequenceSpan:
         """Return the queries of one block, the first of them at `position`."""
