@@ -70,6 +70,7 @@ class Keys:
     newline: str | None = None
     palette: str | None = None
     suspend: str | None = None
+    redraw: str | None = None
     go_on: str | None = None
     messages: str | None = None
     editor: str | None = None

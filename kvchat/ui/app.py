@@ -73,6 +73,7 @@ class KvchatApp(App[None]):
         Binding("ctrl+q", "leave", "Quit", id="quit", priority=True),
         Binding("ctrl+p", "command_palette", "Palette", show=False, id="palette", priority=True),
         Binding("ctrl+z", "suspend_process", "Suspend", show=False, id="suspend", priority=True),
+        Binding("ctrl+l", "redraw", "Redraw", show=False, id="redraw", priority=True),
         Binding("ctrl+c", "interrupt", "Stop", show=False, system=True),
     ]
 
@@ -136,12 +137,18 @@ class KvchatApp(App[None]):
         self.bell()
         self._close_messages_no_wait()
 
+    def action_redraw(self) -> None:
+        """Paint the whole window again: something has painted over it, or it was put to sleep."""
+        for screen in self.screen_stack:
+            screen.refresh(layout=True)
+
     def get_default_screen(self) -> Screen[None]:
         return self.chat_screen
 
     def on_mount(self) -> None:
         self.set_keymap(self._appearance.keys)
         self.show_theme(self._appearance.theme)
+        self.app_resume_signal.subscribe(self, lambda _: self.action_redraw())
         loop = asyncio.get_running_loop()
         for number, status in _SIGNALS.items():
             loop.add_signal_handler(number, partial(self.chat_screen.quit, status))

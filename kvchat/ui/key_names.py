@@ -6,11 +6,13 @@ from textual.widget import Widget
 
 _USUAL = {
     "answer": "f9",
+    "cache": "f3",
     "find": "ctrl+f",
     "go_on": "f5",
     "help": "f1",
     "quit": "ctrl+q",
     "reasoning": "ctrl+t",
+    "sessions": "f2",
     "stop": "escape",
 }
 

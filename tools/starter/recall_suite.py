@@ -3,8 +3,10 @@
 Written by the generator that wrote the starter's training texts, with values that were kept out of them.
 """
 
+import gzip
+import json
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +17,6 @@ from kvchat.engine.quality.recall_suite import (
     RECALL_FILE,
     RecallTexts,
     SuiteEncoder,
-    write_texts,
 )
 from tools.starter.probes import Interview, Prober
 from tools.starter.split import stable_hash
@@ -24,6 +25,14 @@ from tools.starter.train import MODEL_DIRECTORY
 from tools.starter.words import Lexicon
 
 DEPTHS = (0.1, 0.5, 0.9)
+
+
+def write_texts(texts: Iterable[RecallTexts], file: Path) -> None:
+    """Write texts as `read_texts` reads them; the same texts give the same bytes."""
+    plain = [
+        {"kind": one.kind, "context": list(one.context), "questions": list(one.questions)} for one in texts
+    ]
+    file.write_bytes(gzip.compress(json.dumps(plain, separators=(",", ":")).encode(), mtime=0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

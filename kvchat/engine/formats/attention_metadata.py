@@ -55,12 +55,7 @@ class AttentionMetadata:
     prepared: Prepared | None = None
 
     def part(self, numbers: Sequence[int], index: Tensor) -> "AttentionMetadata":
-        """Return the same for some of the step's sequences alone.
-
-        Args:
-            numbers: which of them.
-            index: their rows in the step.
-        """
+        """Return the same for some of the step's sequences alone, whose rows are `index`."""
         moved: list[SequenceSpan] = []
         start = 0
         for number in numbers:

@@ -119,14 +119,6 @@ def read_texts(file: Path) -> list[RecallTexts]:
     ]
 
 
-def write_texts(texts: Iterable[RecallTexts], file: Path) -> None:
-    """Write texts as `read_texts` reads them; the same texts give the same bytes."""
-    plain = [
-        {"kind": one.kind, "context": list(one.context), "questions": list(one.questions)} for one in texts
-    ]
-    file.write_bytes(gzip.compress(json.dumps(plain, separators=(",", ":")).encode(), mtime=0))
-
-
 def num_questions(items: Iterable[Item]) -> int:
     """Return how many questions some items ask."""
     return sum(len(item.questions) for item in items)

@@ -70,16 +70,12 @@ class OverlappedDecode:
         self._launched: _Launched | None = None
         self.num_steps = 0
         """Steps that were handed in."""
-        self.num_surplus = 0
-        """Tokens that were computed ahead and not asked for."""
 
     @torch.inference_mode()
     def logits(self, batch: Batch) -> Tensor:
         """Return what `Runner.run` returns, as far as it has been computed ahead without computing."""
         launched = self._take()
         rows = launched.rows_for(batch) if launched is not None else {}
-        if launched is not None:
-            self.num_surplus += len(launched.chunks) - len(rows)
         if launched is None or not rows:
             return self._runner.run(batch)
         others = tuple(chunk for chunk in batch.chunks if chunk.sequence not in rows)

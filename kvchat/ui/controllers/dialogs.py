@@ -120,11 +120,13 @@ class Dialogs:
                 return answer
             is_wanted = False
 
-    async def confirm(self, question: str, consequence: str, *, is_offer: bool = False) -> bool:
-        """Ask, and wait for the answer; inside work. `is_offer`: nobody has asked for it."""
+    async def confirm(
+        self, question: str, consequence: str, *, is_offer: bool = False, default: bool = True
+    ) -> bool:
+        """Ask, and wait for the answer; inside work; see `ConfirmScreen`."""
         from kvchat.ui.screens.confirm import ConfirmScreen
 
-        ask = partial(ConfirmScreen, question, consequence, is_offer=is_offer)
+        ask = partial(ConfirmScreen, question, consequence, is_offer=is_offer, default=default)
         return await self.ask_deferred(question, ask)
 
     async def note(self, title: str, text: str) -> None:

@@ -9,6 +9,7 @@ from kvchat.app.interface_types import EngineView
 from kvchat.engine.api.engine_phase import EnginePhase, EngineStatus
 from kvchat.engine.api.snapshot import CacheSnapshot, SequenceUsage
 from kvchat.session.tree import Session
+from kvchat.text.answer_footer import SEPARATOR
 from kvchat.text.trust import trust_words
 from kvchat.ui.key_names import key_name
 from kvchat.ui.state.cache_history import History, TokenRate
@@ -143,8 +144,8 @@ class EngineWatch:
     def _hint(self, shown: Shown) -> str:
         if self.status.phase is EnginePhase.FAILED:
             return "/reload loads it again"
-        name, does = ("stop", "stop") if shown.is_running else ("help", "help")
-        return f"{key_name(shown.own_keys, name)} {does}"
+        names = ("cache", "stop") if shown.is_running else ("sessions", "cache", "help")
+        return SEPARATOR.join(f"{key_name(shown.own_keys, name)} {name}" for name in names)
 
     def _figures(self, snapshot: CacheSnapshot | None, shown: Shown) -> StatusFigures:
         return StatusFigures(

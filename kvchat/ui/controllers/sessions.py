@@ -205,7 +205,7 @@ class SessionController:
         try:
             words = await asyncio.to_thread(write)
         except FileTaken as taken:
-            if not await self._screen.dialogs.confirm("Replace this file?", str(taken)):
+            if not await self._screen.dialogs.confirm("Replace this file?", str(taken), default=False):
                 return
             words = await asyncio.to_thread(write, force=True)
         self._screen.tell(words, title="export")
@@ -223,7 +223,7 @@ class SessionController:
             consequence = f"Its messages are gone for good, on all branches.\n{consequence}"
         else:
             question = f"Delete the branch “{one_line(branch)}” of “{self.title(session_id)}”?"
-        if not await self._screen.dialogs.confirm(question, consequence):
+        if not await self._screen.dialogs.confirm(question, consequence, default=False):
             return
         await self._conversations.leave_session(session_id, branch)
         if branch is None:

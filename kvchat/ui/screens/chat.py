@@ -432,7 +432,11 @@ class ChatScreen(Screen[None]):
 
     @work(exclusive=True, group="prefetch")
     async def on_session_list_selected(self, event: SessionList.Selected) -> None:
-        """Load ahead of use what may be opened next; whatever goes wrong shows when it is opened."""
+        """Load ahead of use what may be opened next, but not under a dialog, which may be about to delete it;
+        whatever goes wrong shows when it is opened.
+        """
+        if not self.is_active:
+            return
         with suppress(KvchatError):
             await asyncio.to_thread(
                 self._chat.prefetch, event.session_id, event.branch, self.turns.conversation

@@ -34,13 +34,16 @@ class ConfirmScreen(InterruptingDialog[bool]):
 
     Args:
         is_offer: nobody has asked for it; enter alone may be meant for the prompt, and agrees to nothing.
+        default: what enter answers.
     """
 
-    answer_keys = {"y": True, "enter": True, "n": False}
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,ctrl+c", "dismiss(False)", "No")]
 
-    def __init__(self, question: str, consequence: str, *, is_offer: bool = False) -> None:
+    def __init__(
+        self, question: str, consequence: str, *, is_offer: bool = False, default: bool = True
+    ) -> None:
         super().__init__()
+        self.answer_keys = {"y": True, "enter": default, "n": False}
         self._question = question
         self._consequence = consequence
         self._is_offer = is_offer
@@ -55,5 +58,6 @@ class ConfirmScreen(InterruptingDialog[bool]):
         with Vertical(classes="dialog"):
             yield Static(self._question, classes="dialog-title", markup=False)
             yield Static(self._consequence, markup=False)
-            keys = "y yes · esc no" if self._is_offer else "enter yes · esc no"
+            keys = "enter yes · esc no" if self.answer_keys["enter"] else "y yes · enter or esc no"
+            keys = "y yes · esc no" if self._is_offer else keys
             yield Static(keys, classes="dialog-keys", markup=False)

@@ -38,6 +38,7 @@ KEYS = (
     ("ctrl+t", "show or fold reasoning", "reasoning"),
     ("ctrl+p", "command palette", "palette"),
     ("ctrl+z", "suspend", "suspend"),
+    ("ctrl+l", "paint the window again", "redraw"),
     ("ctrl+q", "quit; everything is kept", "quit"),
 )
 """Keys, what they do, and the ids by which a person may change them."""

@@ -364,6 +364,9 @@ class Prompt(TextArea):
     def _complete(self) -> None:
         self._looked_at = (self.text, self._has_typed_slash)
         self._has_moved = False
+        if self._walk is not None and self._walk.origin == self._looked_at:
+            self._offer((), 0)  # it was not typed: up and down walk on
+            return
         found: tuple[Choice, ...] = completions(self.text) if self._has_typed_slash else ()
         if not found and self.cursor_location == self.document.end:
             path = path_at_end(self.text)

@@ -23,7 +23,7 @@ from kvchat.ui.widgets.session_rows import (
     session_lines,
 )
 
-REST_S = 0.15
+REST_S = 0.4
 
 
 class SessionList(OptionList):

@@ -177,7 +177,7 @@ def _session_line(session: Session, options: SessionListOptions, *, num_folded: 
     return SessionLine(
         session_id=session.id,
         branch=None,
-        name=" ".join(filter(None, (mark, trust_mark(session), title_of(session), pin, folded))),
+        name=" ".join(filter(None, (mark, trust_mark(session), pin, title_of(session), folded))),
         own_bytes=sizes.own_bytes if sizes else 0,
         shared_bytes=sizes.shared_bytes if sizes else 0,
         age=age_text(max(0.0, options.now - session.updated_at)),

@@ -31,21 +31,23 @@ class StatusFigures:
 
 
 def status_text(figures: StatusFigures, width: int) -> str:
-    """Return the line; parts that do not fit are left out: the tiers' first, then from the right, the hint
-    before all others.
+    """Return the line; parts that do not fit beside the hint are left out: the tiers' first, then from the
+    right. Of the hints, which are parts too, the first go where the first figure leaves them no room.
     """
+    hint = figures.hint
     parts = [*_engine_parts(figures), *_cache_parts(figures)]
+    while SEPARATOR in hint and sum(map(len, parts[:1])) + _LEAST_GAP + len(hint) > width:
+        hint = hint.partition(SEPARATOR)[2]
     if figures.snapshot is not None:
         with_tiers = [*parts[:-2], _tiers_part(figures.snapshot), *parts[-2:]]
-        if len(SEPARATOR.join(with_tiers)) + _LEAST_GAP + len(figures.hint) <= width:
+        if len(SEPARATOR.join(with_tiers)) + _LEAST_GAP + len(hint) <= width:
             parts = with_tiers
-    room = width
-    if figures.status.phase is EnginePhase.FAILED:  # the hint is the way out
-        room = max(_LEAST_REASON, width - len(figures.hint) - 3)
+    room = max(_LEAST_REASON, width - len(hint) - _LEAST_GAP) if hint else width
+    if figures.status.phase is EnginePhase.FAILED:
         parts = [fitted(parts[0], room), *parts[1:]]
     line = "".join(wrap_parts(parts, room)[:1])
-    gap = width - len(line) - len(figures.hint)
-    return line + " " * gap + figures.hint if gap >= _LEAST_GAP else line
+    gap = width - len(line) - len(hint)
+    return line + " " * gap + hint if gap >= _LEAST_GAP else line
 
 
 class StatusBar(Static):

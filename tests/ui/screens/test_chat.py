@@ -207,7 +207,12 @@ async def test_deleting_asks_first_and_tells_of_a_file_that_still_holds_the_word
         shown.chat.store.left_on_disk = ["deleted words may still be in sessions.db.damaged-1"]
         await shown.say("/delete")
         await shown.until_shown("Delete “hello”?")
-        await shown.pilot.press("enter")
+        await shown.pilot.press("enter")  # the safe answer
+        await shown.until_gone("Delete “hello”?")
+        assert shown.chat.store.sessions
+        await shown.say("/delete")
+        await shown.until_shown("y yes · enter or esc no")
+        await shown.pilot.press("y")
         await shown.until(lambda: not shown.chat.store.sessions)
         await shown.until_shown("may still be in")
         await shown.until_shown("new conversation")

@@ -20,7 +20,7 @@ async def test_the_branch_on_screen_is_written_and_a_file_replaced_only_after_as
         assert shown.files.written == {"notes.md": ("s1", "main")}
         await shown.say("/fork by boat")
         await shown.until_shown("›  by boat")
-        for answer, branch in (("escape", "main"), ("enter", "by boat")):
+        for answer, branch in (("escape", "main"), ("enter", "main"), ("y", "by boat")):
             await shown.say("/export notes.md")
             await shown.until_on_top(ConfirmScreen)
             assert "notes.md exists already" in shown.text

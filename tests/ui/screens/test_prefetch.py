@@ -9,8 +9,11 @@ from kvchat.engine.api.engine_phase import EnginePhase
 from kvchat.engine.api.ids import GroupId
 from kvchat.engine.api.inspection import BlockPlace, InspectedBlock, InspectionRequest
 from kvchat.engine.api.snapshot import Tier
+from kvchat.session.tree import SessionId
 from kvchat.ui.controllers.turn_runner import QueuedTurn, TurnKind
-from tests.ui.harness import talk, window
+from kvchat.ui.screens.confirm import ConfirmScreen
+from kvchat.ui.widgets.session_list import SessionList
+from tests.ui.harness import talk, talk_window, window
 from tests.ui.scripted import ScriptedChat, ScriptedConversation
 from tests.ui.scripted_engine import ScriptedEngine
 
@@ -76,3 +79,12 @@ async def test_a_session_that_is_selected_in_the_list_is_loaded_before_it_is_ope
         await shown.pilot.press("escape")
         await shown.until(lambda: shown.chat.prefetched[-1] is None)
         assert shown.questions == []
+
+
+async def test_a_session_is_not_loaded_under_a_dialog(tmp_path: Path) -> None:
+    async with talk_window(tmp_path) as shown:
+        await shown.say("/delete")
+        await shown.until_on_top(ConfirmScreen)
+        before = list(shown.chat.prefetched)
+        await shown.screen.on_session_list_selected(SessionList.Selected(SessionId("s1"), None)).wait()
+        assert shown.chat.prefetched == before

@@ -117,6 +117,20 @@ async def test_a_command_that_needs_a_word_waits_for_it_and_takes_a_pasted_one(t
         assert shown.chat.sent == ["hello"]
 
 
+async def test_a_command_of_the_history_lets_the_walk_go_on(tmp_path: Path) -> None:
+    async with window(tmp_path) as shown:
+        await shown.say_and_wait("hello")
+        await shown.say("/title Oslo")
+        await shown.until(lambda: shown.screen.prompt.text == "")
+        await shown.pilot.press("up")
+        assert shown.screen.prompt.text == "/title Oslo"
+        assert not shown.screen.prompt.is_completing
+        await shown.pilot.press("up")
+        assert shown.screen.prompt.text == "hello"
+        await shown.pilot.press("down", "backspace")
+        assert shown.screen.prompt.text == "/title Osl"
+
+
 async def test_whatever_is_put_into_the_prompt_leaves_the_draft_a_key_up_away(tmp_path: Path) -> None:
     async with window(tmp_path) as shown:
         await shown.say_and_wait("hello")

@@ -95,7 +95,7 @@ def test_what_is_on_disk_is_marked_and_counted_where_nothing_is_on_the_device() 
 
 def test_pinned_sessions_stand_first() -> None:
     sessions = [stored(2, "new", 5, "main"), stored(3, "kept", 500, "main", pinned=True)]
-    assert names(sessions) == ["· kept ★", "· new"]
+    assert names(sessions) == ["· ★ kept", "· new"]
 
 
 @pytest.mark.parametrize("width", [8, 12, 26, 60])

@@ -57,13 +57,7 @@ class Pruner:
         return replace(span, watch=QueryWatch()) if self._rule == SNAPKV else span
 
     def prune(self, prune: Prune, span: SequenceSpan) -> None:
-        """Fill the targets.
-
-        Args:
-            span: what the sequence saw in the step, and its watch.
-
-        Effect: writes the targets; the sources stay as they are.
-        """
+        """Fill the targets behind a step in which the sequence saw `span`; the sources stay as they are."""
         for layer, pool in self._layers.items():
             sources, targets = (
                 torch.tensor(blocks, device=pool.keys.device) for blocks in (prune.sources, prune.targets)

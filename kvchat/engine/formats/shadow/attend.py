@@ -51,11 +51,7 @@ class ShadowAttention(FullAttention):
 
 
 class ShadowMetadataBuilder(FullMetadataBuilder):
-    """Builds metadata with the shadows of sequences that have one.
-
-    Args:
-        shadows: of the engine; None: no sequence has one.
-    """
+    """Builds metadata with the shadows of sequences that have one; without `shadows` none has."""
 
     def __init__(self, group: Group, block_size: int, shadows: Shadows | None = None) -> None:
         super().__init__(group, block_size)
