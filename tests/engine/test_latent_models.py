@@ -19,7 +19,7 @@ from kvchat.engine.formats.groups_in_format import stored_groups
 from kvchat.engine.formats.latent.spec import LatentSpec
 from kvchat.engine.forward.activation_memory import peak_bytes
 from kvchat.engine.forward.model_route import Route, choose_route
-from kvchat.engine.forward.packed_and_sequence_pass import PackedPass
+from kvchat.engine.forward.packed_pass import PackedPass
 from kvchat.engine.forward.runner import ForwardPass, Runner
 from kvchat.engine.kernels.latent_attention import torch_fallback
 from kvchat.engine.memory.device_pool import DevicePool

@@ -199,10 +199,9 @@ def fuse(loaded: LoadedModel, groups: Sequence[Group], checks: SelfCheckCache | 
     module: Any = loaded.module
     if library() is None:
         raise Unmatched(why_not() or "there are no native kernels")
-    if not all(is_fused(group.spec) for group in groups):
-        raise Unmatched("its cache is not read by native kernels")
+    is_read = module.device.type == "cpu" and all(is_fused(group.spec) for group in groups)
     groups = tuple(replace(group, spec=group.spec.exact) for group in groups if group.source is None)
-    if module.device.type != "cpu" or not all(_is_plain(group) for group in groups):
+    if not is_read or not all(_is_plain(group) for group in groups):
         raise Unmatched("its cache is not read by native kernels")
     checks, name = checks or SelfCheckCache(), name_of("fused layers", groups, loaded.max_context)
     if (known := _numbers_in(checks.find(name))) is not None:

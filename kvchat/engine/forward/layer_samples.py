@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from kvchat.engine.formats.attention_metadata import AttentionCall, AttentionMetadata
 from kvchat.engine.formats.format_table import PagedAttention
 from kvchat.engine.formats.spec import Group
-from kvchat.engine.forward.packed_and_sequence_pass import PackedPass
+from kvchat.engine.forward.packed_pass import PackedPass
 from kvchat.engine.forward.runner import InputBatch
 from kvchat.engine.kernels.paged_attention import prepare
 from kvchat.engine.kernels.paged_attention.args import SequenceSpan

@@ -3,11 +3,13 @@
 import secrets
 from collections import abc
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
-from kvchat.engine.api.ids import GroupId, RequestId
+from kvchat.engine.api.ids import BlockId, GroupId, RequestId
+from kvchat.engine.formats.attention_metadata import LayerPool
 from kvchat.engine.formats.format_table import codec_of
 from kvchat.engine.formats.spec import Group
 from kvchat.engine.sequences.batch_plan import Batch, Chunk
@@ -135,7 +137,15 @@ class Recompute:
             assert block is not None
             if source is None:
                 return bytes(self._pool.read_block(group, block, num_tokens))
-            codec, pools = codec_of(groups[group].spec), self._pool.layers
-            return b"".join(codec.encoded(pools[layer], block) for layer in groups[group].layers)
+            return b"".join(_made_of(self._pool.layers[layer], block) for layer in groups[group].layers)
 
         return read
+
+
+def _made_of(pool: LayerPool, block: BlockId) -> bytes:
+    """Return what the codec of a layer's derived group makes of one of its blocks."""
+    assert pool.derived is not None
+    keys, values = (part.new_zeros(1, *part.shape[1:]) for part in (pool.derived.keys, pool.derived.values))
+    made, at = replace(pool.derived, keys=keys, values=values), torch.tensor([block, 0], device=keys.device)
+    codec_of(made.spec).copy_blocks(made, pool, at[:1], at[1:])
+    return b"".join(part.cpu().view(torch.uint8).numpy().tobytes() for part in (keys, values))

@@ -13,7 +13,7 @@ from kvchat.engine.forward.compile_choice import choose
 from kvchat.engine.forward.cuda_graphs import CudaGraphs, GraphReserve
 from kvchat.engine.forward.decode_graphs import ComputesAnew, DecodeGraphRunner, Limits
 from kvchat.engine.forward.layerwise_pass import LayerwisePass
-from kvchat.engine.forward.packed_and_sequence_pass import PackedPass
+from kvchat.engine.forward.packed_pass import PackedPass
 from kvchat.engine.forward.runner import ForwardPass
 from kvchat.engine.kernels import quantized_attention
 from kvchat.engine.kernels.attention_shapes import KernelSizes, ShadowSizes

@@ -19,10 +19,6 @@ class Codec:
         target.keys[own] = source.keys[others].to(here)
         target.values[own] = source.values[others].to(here)
 
-    def encoded(self, source: LayerPool, block: int) -> bytes:
-        """Return one layer's exact block as its bytes in this form, where blocks are made of others."""
-        raise NotImplementedError
-
     def numbers(self, stored: Tensor, region: str) -> Iterator[Tensor]:
         """Yield the numbers that a region of a block stands for.
 

@@ -35,12 +35,7 @@ class PrunedMetadataBuilder(ViewMetadataBuilder):
         self._pruner = None if layers is None else Pruner(group, layers)
 
     def span(self, chunk: Chunk, table: Tensor, rows: tuple[int, int]) -> SequenceSpan:
-        """Return one sequence's part of a step where all its queries miss the same blocks.
-
-        Args:
-            table: all block ids of the sequence by logical number, int64.
-            rows: first row in the step, and the one behind the last.
-        """
+        """Return one sequence's part of a step, where all its queries miss the same blocks."""
         num_blocks = -(-chunk.end // self.block_size)
         parts: list[Tensor] = []
         at = lost = 0

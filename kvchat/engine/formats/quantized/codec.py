@@ -10,7 +10,7 @@ from kvchat.engine.formats.quantized.attend import quantized_pool
 from kvchat.engine.formats.quantized.spec import QuantizedSpec
 from kvchat.engine.kernels.quantized_attention import quantize_blocks
 from kvchat.engine.kernels.quantized_attention.args import QuantizedStep
-from kvchat.engine.kernels.quantized_kv.reference import dequantize, quantize
+from kvchat.engine.kernels.quantized_kv.reference import dequantize
 
 
 class QuantizedCodec(Codec):
@@ -25,11 +25,6 @@ class QuantizedCodec(Codec):
         quantize_blocks(
             source.keys, source.values, quantized_pool(target), QuantizedStep((), sources, targets)
         )
-
-    def encoded(self, source: LayerPool, block: int) -> bytes:
-        records = (source.keys, self._spec.key_record), (source.values, self._spec.value_record)
-        parts = (quantize(numbers[block][None], record) for numbers, record in records)
-        return b"".join(part.cpu().numpy().tobytes() for part in parts)
 
     def numbers(self, stored: Tensor, region: str) -> Iterator[Tensor]:
         record = self._spec.key_record if region.endswith(".k") else self._spec.value_record

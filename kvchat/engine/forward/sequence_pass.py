@@ -1,50 +1,12 @@
-"""Forward passes of a step: all sequences packed in one, or sequence by sequence.
-
-Dimensions: T tokens of the row, R rows whose logits are needed, V vocabulary.
-"""
-
-from typing import Any
+"""A forward pass through the model's own modules, one sequence of a step after the other."""
 
 import torch
 from torch import Tensor, nn
 
-from kvchat.engine.formats.format_table import PagedAttention
 from kvchat.engine.formats.full.transformers_cache import TransformersCache
 from kvchat.engine.forward.runner import InputBatch
 from kvchat.engine.kernels.paged_attention.args import SequenceSpan
-from kvchat.engine.models.cache_stand_ins import PackedPast
-from kvchat.engine.models.hook import accepted_arguments, attach
-
-
-class PackedPass:
-    """One pass over the whole row, for models whose attention is ours.
-
-    Args:
-        past: answers layers that ask how long their past is; None where no layer does.
-    """
-
-    def __init__(self, module: nn.Module, attention: PagedAttention, past: PackedPast | None = None) -> None:
-        self.device = next(module.parameters()).device
-        self._module = module
-        self._attention = attention
-        self._past = past
-        self.follows_from_tensors = past is None
-        """Whether what is computed follows from the tensors of a row alone, so that it can be recorded."""
-        attach(module, attention)
-
-    def logits(self, row: InputBatch) -> Tensor:
-        self._attention.step = row.groups
-        cache: dict[str, Any] = {"use_cache": False}
-        if self._past is not None:
-            self._past.begin(row.positions)
-            cache = {"use_cache": True, "past_key_values": self._past}
-        out = self._module(
-            input_ids=row.token_ids[None],
-            position_ids=row.positions[None],
-            logits_to_keep=row.sampling,
-            **cache,
-        )
-        return torch.as_tensor(out.logits[0])
+from kvchat.engine.models.hook import accepted_arguments
 
 
 class SequencePass:

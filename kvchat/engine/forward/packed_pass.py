@@ -1,0 +1,42 @@
+"""A forward pass through the model's own modules over all sequences of a step, packed in one row."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from kvchat.engine.formats.format_table import PagedAttention
+from kvchat.engine.forward.runner import InputBatch
+from kvchat.engine.models.cache_stand_ins import PackedPast
+from kvchat.engine.models.hook import attach
+
+
+class PackedPass:
+    """One pass over the whole row, for models whose attention is ours.
+
+    Args:
+        past: answers layers that ask how long their past is; None where no layer does.
+    """
+
+    def __init__(self, module: nn.Module, attention: PagedAttention, past: PackedPast | None = None) -> None:
+        self.device = next(module.parameters()).device
+        self._module = module
+        self._attention = attention
+        self._past = past
+        self.follows_from_tensors = past is None
+        """Whether what is computed follows from the tensors of a row alone, so that it can be recorded."""
+        attach(module, attention)
+
+    def logits(self, row: InputBatch) -> Tensor:
+        self._attention.step = row.groups
+        cache: dict[str, Any] = {"use_cache": False}
+        if self._past is not None:
+            self._past.begin(row.positions)
+            cache = {"use_cache": True, "past_key_values": self._past}
+        out = self._module(
+            input_ids=row.token_ids[None],
+            position_ids=row.positions[None],
+            logits_to_keep=row.sampling,
+            **cache,
+        )
+        return torch.as_tensor(out.logits[0])
