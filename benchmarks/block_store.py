@@ -21,7 +21,7 @@ from kvchat.engine.memory.disk.store import BlockHeader, DiskStore
 from kvchat.engine.memory.host_pool import HostPool
 from kvchat.engine.memory.rates import Rates
 from kvchat.engine.memory.reader import Reader
-from kvchat.engine.memory.tier_mover import Mover
+from kvchat.engine.memory.tier_mover import TierMover
 from kvchat.engine.tiering.in_flight_loads import InFlightLoads
 
 BLOCK_SIZE = 64
@@ -72,7 +72,7 @@ class StoredBlocks:
         """
         places = host or HostPool({}, {})
         tier = DeviceTier(self.groups, self.num_blocks, block_size=BLOCK_SIZE, host=host_tier)
-        mover = Mover(pool or self.pool, places, self.store)
+        mover = TierMover(pool or self.pool, places, self.store)
         manager = CacheManager(tier, fingerprint=FINGERPRINT, slow=mover)
         reader = Reader(mover.fetch, max_bytes=2**40, read_ahead=mover.read_ahead)
 

@@ -15,7 +15,7 @@ from kvchat.engine.api.events import TokenEmitted
 from kvchat.engine.api.ids import BlockId, BlockKey, block_key, root_key
 from kvchat.engine.cache.block_operations import Save
 from kvchat.engine.memory.disk.open_tier import WRITE_QUEUE_BYTES
-from kvchat.engine.memory.disk.write_queue import BlockWriter
+from kvchat.engine.memory.disk.write_queue import BlockWriteQueue
 from kvchat.engine.memory.saver import Saver
 
 PAIRS, QUICK_PAIRS = 10, 5
@@ -97,7 +97,7 @@ class _Saving:
         assert engine._store is not None
         self._engine, self._store = engine, engine._store
         self._token_ids, self._name = token_ids, name
-        self._writer = BlockWriter(self._store, max_bytes=WRITE_QUEUE_BYTES)
+        self._writer = BlockWriteQueue(self._store, max_bytes=WRITE_QUEUE_BYTES)
         self._saver = Saver(engine._pool, self._store, self._writer, lambda _: True)
         self._keys: list[BlockKey] = []
         self._num_rounds = 0

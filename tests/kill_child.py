@@ -22,7 +22,7 @@ from kvchat.engine.memory.disk.cache_admin import CacheAdmin
 from kvchat.engine.memory.disk.index import IndexedBlock
 from kvchat.engine.memory.disk.offline_block_store import NewBlock, OfflineBlockStore
 from kvchat.engine.memory.disk.store import DiskStore
-from kvchat.engine.memory.disk.write_queue import BlockWriter
+from kvchat.engine.memory.disk.write_queue import BlockWriteQueue
 from kvchat.errors import StorageError
 from kvchat.platform.encryptor import Encryptor
 from kvchat.session.database.backups import backup_paths
@@ -89,7 +89,7 @@ class Places:
             encryptor=self.encryptor,
         )
 
-    def open_catalog(self) -> CacheAdmin:
+    def open_admin(self) -> CacheAdmin:
         return CacheAdmin(self.cache_dir, encryptor=self.encryptor)
 
 
@@ -113,7 +113,7 @@ class Work:
         places = self.places
         self.sessions = SessionService(places.database, places.cache_dir, places.encryptor)
         self.store = places.open_store()
-        self.writer = BlockWriter(self.store, max_bytes=1 << 20)
+        self.writer = BlockWriteQueue(self.store, max_bytes=1 << 20)
 
     def run(self) -> None:
         say("ready")
@@ -230,16 +230,16 @@ class Work:
 
     def pin(self) -> None:
         """Keep the blocks of a conversation whatever needs room, or let go of what this process kept."""
-        with closing(self.places.open_catalog()) as catalog:
-            own = [name for name in catalog.kept_names() if name.startswith(f"kept{os.getpid()}x")]
+        with closing(self.places.open_admin()) as admin:
+            own = [name for name in admin.kept_names() if name.startswith(f"kept{os.getpid()}x")]
             if own and self.random.random() < 0.4:
                 say("unkeeping", name=own[0])
-                catalog.let_go(own[0])
+                admin.let_go(own[0])
             elif self.stored:
                 keys = [block.key for block in self.random.choice(self.stored)]
                 name = f"kept{os.getpid()}x{self.random.getrandbits(32):x}"
-                catalog.keep(name, FINGERPRINT, keys)
-                there = catalog.found(FINGERPRINT, keys)
+                admin.keep(name, FINGERPRINT, keys)
+                there = admin.found(FINGERPRINT, keys)
                 say("kept", name=name, keys=[key.hex() for key in keys if key in there])
 
     def reopen(self) -> None:
@@ -254,14 +254,14 @@ class Work:
 
 
 def collect(sessions: SessionStore, cache_dir: Path, encryptor: Encryptor | None = None) -> None:
-    catalog = CacheAdmin(cache_dir, encryptor=encryptor)
+    admin = CacheAdmin(cache_dir, encryptor=encryptor)
     known = references(sessions, BLOCK_SIZE)
 
     def is_referenced(block: IndexedBlock) -> bool:
         return known.covers_tail(block.parent, block.token_ids) if block.is_tail else block.key in known.keys
 
-    catalog.collect(is_referenced)
-    catalog.close()
+    admin.collect(is_referenced)
+    admin.close()
 
 
 def _described(block: Block) -> dict[str, object]:

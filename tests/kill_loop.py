@@ -212,9 +212,9 @@ class KillLoop:
 
     def check_collection(self) -> None:
         """After a collection the files are those of referenced blocks, and nothing else."""
-        with closing(self.places.open_catalog()) as catalog:
-            for name in catalog.kept_names():
-                catalog.let_go(name)
+        with closing(self.places.open_admin()) as admin:
+            for name in admin.kept_names():
+                admin.let_go(name)
         self.ledger.kept.clear()
         sessions = SessionStore(self.places.database, self.places.encryptor)
         self.ledger.take({"what": "collecting"})

@@ -87,10 +87,10 @@ FLOWS = (
         "block to disk",
         10,
         answer,
-        "engine/memory/disk/write_queue:BlockWriter.submit",
+        "engine/memory/disk/write_queue:BlockWriteQueue.submit",
         frozenset(
             {
-                "engine/memory/disk/write_queue:BlockWriter.submit",
+                "engine/memory/disk/write_queue:BlockWriteQueue.submit",
                 "engine/memory/disk/io:SystemFiles.write",
             }
         ),

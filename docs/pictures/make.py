@@ -20,7 +20,6 @@ from kvchat.app.composition import opened
 from kvchat.app.config import read_settings
 from kvchat.app.engine_swap import EngineSwap
 from kvchat.app.interface_host import InterfaceHost
-from kvchat.engine.api.engine_phase import EnginePhase
 from kvchat.session.tree import Turn
 from kvchat.ui.app import KvchatApp
 from kvchat.ui.controllers.turn_runner import TurnRunner
@@ -71,10 +70,7 @@ class Person:
         await self._pilot.pause(0.8)
 
     async def waits_for_the_model(self) -> None:
-        engine = self._app.chat_screen.engine
-        await self._until(lambda: engine.status().phase is not EnginePhase.LOADING)
-        if engine.status().error is not None:
-            sys.exit(str(engine.status().error))
+        await self._until(lambda: self._app.chat_screen.is_engine_ready)
         await self._pilot.pause(0.8)
 
     async def looks(self, name: str) -> None:

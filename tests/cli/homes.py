@@ -10,8 +10,8 @@ from kvchat.session.tree import Session, Turn
 
 def block_bytes(home: Path) -> dict[str, int]:
     """Return the bytes of blocks on disk by the fingerprint of what computed them."""
-    with closing(CacheAdmin(home / "cache", encryptor=None)) as catalog:
-        return {name.hex(): usage.num_bytes for name, usage in catalog.usages().items()}
+    with closing(CacheAdmin(home / "cache", encryptor=None)) as admin:
+        return {name.hex(): usage.num_bytes for name, usage in admin.usages().items()}
 
 
 def session_of(home: Path, title: str = "demo") -> Session:

@@ -35,7 +35,7 @@ def kvchat(home: Path, passphrase: Give, run: Run, monkeypatch: pytest.MonkeyPat
     return call
 
 
-def catalog() -> CacheAdmin:
+def admin() -> CacheAdmin:
     """Open the encrypted blocks of the home that was used last."""
     settings = unlock.unlocked(read_settings())
     return CacheAdmin(settings.paths.cache_dir, encryptor=settings.engine.encryptor)
@@ -61,7 +61,7 @@ def test_kv_goes_from_one_encrypted_home_to_another_and_is_verified_and_kept_the
     assert verified["verified"] == verified["blocks"] > 2
     assert (verified["different"], verified["trusted"]) == (0, True)
     kvchat("sessions", "pin", "demo", at="there")
-    with closing(catalog()) as there:
+    with closing(admin()) as there:
         kept = {block.name for block in there.kept_blocks()}
         there.shrink(0)
         assert {block.name for block in there.blocks()} == kept

@@ -102,9 +102,9 @@ def _check(home: Path, name: str, text: str) -> None:
                 stored = store.all_turns(store.find(name).id)
                 assert any(turn.text.startswith(text) for turn in stored)
     if (home / "cache" / "blocks").exists():
-        with closing(CacheAdmin(home / "cache")) as catalog:
+        with closing(CacheAdmin(home / "cache")) as admin:
             sizes = [path.stat().st_size for path in (home / "cache" / "blocks").rglob("*.safetensors")]
-            assert (catalog.usage().num_blocks, catalog.usage().num_bytes) == (len(sizes), sum(sizes))
+            assert (admin.usage().num_blocks, admin.usage().num_bytes) == (len(sizes), sum(sizes))
         assert not list((home / "cache" / "quarantine").glob("*"))
         assert not list((home / "cache" / "blocks").rglob("*.tmp"))
 

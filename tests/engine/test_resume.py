@@ -15,7 +15,7 @@ from kvchat.engine.api.inspection import InspectionRequest
 from kvchat.engine.engine import Engine
 from kvchat.engine.memory.disk.io import Buffer
 from kvchat.engine.memory.disk.store import BlockHeader, DiskStore
-from kvchat.engine.memory.disk.write_queue import BlockWriter
+from kvchat.engine.memory.disk.write_queue import BlockWriteQueue
 from kvchat.engine.memory.saver import Saver
 from kvchat.engine.startup.assembly import build_parts
 from tests.engine.conftest import OpenEngine, TinyModels
@@ -183,7 +183,7 @@ def test_closing_saves_everything_however_little_the_writer_takes_at_a_time(
     assert parts.saver is not None
     assert parts.store is not None
     parts.saver.close(timeout_s=PATIENCE_S)
-    writer = BlockWriter(SlowSink(parts.store), max_bytes=1)
+    writer = BlockWriteQueue(SlowSink(parts.store), max_bytes=1)
     saver = Saver(parts.pool, parts.store, writer, parts.manager.is_resident)
     engine = Engine(replace(parts, saver=saver))
     handle = submit(engine, token_ids(150), 12)

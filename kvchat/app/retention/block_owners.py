@@ -30,8 +30,8 @@ def holders(store: SessionService, settings: Settings) -> list[BlockOwner]:
     """Return everybody who has blocks, most bytes first. Looks at every block."""
     if not settings.paths.cache_dir.is_dir():
         return []
-    with closing(CacheAdmin(settings.paths.cache_dir, encryptor=settings.engine.encryptor)) as catalog:
-        blocks = catalog.blocks()
+    with closing(CacheAdmin(settings.paths.cache_dir, encryptor=settings.engine.encryptor)) as admin:
+        blocks = admin.blocks()
     sizes = {block.block_size for block in blocks}
     held: dict[tuple[str, str, str], list[IndexedBlock]] = {}
     for summary in store.list_sessions():
@@ -72,11 +72,11 @@ def evicted(
     chosen = {store.find(name).id for name in sessions}
     if not settings.paths.cache_dir.is_dir():
         return DiskUsage(num_blocks=0, num_tails=0, num_bytes=0)
-    with closing(CacheAdmin(settings.paths.cache_dir, encryptor=settings.engine.encryptor)) as catalog:
+    with closing(CacheAdmin(settings.paths.cache_dir, encryptor=settings.engine.encryptor)) as admin:
         if to_bytes is not None:
-            return catalog.shrink(to_bytes)
-        blocks = catalog.blocks()
+            return admin.shrink(to_bytes)
+        blocks = admin.blocks()
         unchosen = [one.session.id for one in store.list_sessions() if one.session.id not in chosen]
         own = by_size(blocks, lambda size: store.references(size, chosen))
         others = by_size(blocks, lambda size: store.references(size, unchosen))
-        return catalog.collect(lambda block: not is_referenced(block, own) or is_referenced(block, others))
+        return admin.collect(lambda block: not is_referenced(block, own) or is_referenced(block, others))

@@ -156,5 +156,5 @@ def _unused(settings: Settings, store: SessionService, answered: SessionId | Non
 
 
 def _used_bytes(settings: Settings) -> int:
-    with closing(CacheAdmin(settings.paths.cache_dir, encryptor=settings.engine.encryptor)) as catalog:
-        return catalog.usage().num_bytes + catalog.aside_bytes()
+    with closing(CacheAdmin(settings.paths.cache_dir, encryptor=settings.engine.encryptor)) as admin:
+        return admin.usage().num_bytes + admin.aside_bytes()

@@ -55,12 +55,12 @@ def too_long(settings: Settings) -> tuple[PartlyStoredSession, ...]:
         return ()
     try:
         with (
-            closing(CacheAdmin(settings.paths.cache_dir, encryptor=settings.engine.encryptor)) as catalog,
+            closing(CacheAdmin(settings.paths.cache_dir, encryptor=settings.engine.encryptor)) as admin,
             closing(open_store(settings)) as store,
         ):
-            if catalog.usage().num_bytes * _FULL_SHARE < limit_bytes:
+            if admin.usage().num_bytes * _FULL_SHARE < limit_bytes:
                 return ()
-            return tuple(_Disk(store, catalog, limit_bytes).among_all())
+            return tuple(_Disk(store, admin, limit_bytes).among_all())
     except KvchatError:
         return ()
 
@@ -83,12 +83,12 @@ class _Disk:
     """What is on disk, and of whose text."""
 
     store: SessionStore
-    catalog: CacheAdmin
+    admin: CacheAdmin
     limit_bytes: int
 
     def among_all(self) -> Iterator[PartlyStoredSession]:
-        usages = self.catalog.usages()
-        sizes = {fingerprint: self.catalog.block_size(fingerprint) or 0 for fingerprint in usages}
+        usages = self.admin.usages()
+        sizes = {fingerprint: self.admin.block_size(fingerprint) or 0 for fingerprint in usages}
         for summary in self.store.list_sessions():
             session = summary.session
             num_files = {name: summary.num_tokens // size * _MARGIN for name, size in sizes.items() if size}
@@ -114,7 +114,7 @@ class _Disk:
         if root is None:
             return None
         keys = chain_keys(root, path, size)
-        there = self.catalog.found(fingerprint, keys)
+        there = self.admin.found(fingerprint, keys)
         kept = [there[key] for key in takewhile(there.__contains__, keys)]
         if not kept or len(kept) == len(keys):
             return None

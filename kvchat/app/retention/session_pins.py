@@ -66,12 +66,12 @@ class SessionPins:
         """
         if not self._cache_dir.is_dir():
             return  # there is no block, and the next answer comes here again
-        with closing(self._catalog()) as catalog:
-            wanted = self._wanted(session_id, catalog)
-            self._let_go_of_others(catalog, session_id, wanted)
-            self._refuse_too_many(catalog, session_id, wanted)
+        with closing(self._admin()) as admin:
+            wanted = self._wanted(session_id, admin)
+            self._let_go_of_others(admin, session_id, wanted)
+            self._refuse_too_many(admin, session_id, wanted)
             for fingerprint, keys in wanted.items():
-                catalog.keep(_name(session_id, fingerprint), fingerprint, keys)
+                admin.keep(_name(session_id, fingerprint), fingerprint, keys)
 
     def keep_grown(self, session_id: SessionId) -> str | None:
         """Keep what a pinned session has added. What cannot be kept is like any other.
@@ -90,39 +90,39 @@ class SessionPins:
     def let_go(self, session_ids: Iterable[SessionId]) -> None:
         """Let the blocks of sessions make room again."""
         if self._cache_dir.is_dir():
-            with closing(self._catalog()) as catalog:
-                self.let_go_in(catalog, session_ids)
+            with closing(self._admin()) as admin:
+                self.let_go_in(admin, session_ids)
 
-    def let_go_in(self, catalog: "CacheAdmin", session_ids: Iterable[SessionId]) -> None:
-        for name in pin_names(catalog, session_ids):
-            catalog.let_go(name)
+    def let_go_in(self, admin: "CacheAdmin", session_ids: Iterable[SessionId]) -> None:
+        for name in pin_names(admin, session_ids):
+            admin.let_go(name)
 
     def _let_go_of_others(
-        self, catalog: "CacheAdmin", session_id: SessionId, wanted: "dict[bytes, list[BlockKey]]"
+        self, admin: "CacheAdmin", session_id: SessionId, wanted: "dict[bytes, list[BlockKey]]"
     ) -> None:
         """Let blocks make room again that a session does not have any more: their names tell of its words."""
         lists = {_name(session_id, fingerprint): fingerprint for fingerprint in wanted}
-        for name in pin_names(catalog, [session_id]):
+        for name in pin_names(admin, [session_id]):
             if name in lists:
-                catalog.narrow(name, lists[name], wanted[lists[name]])
+                admin.narrow(name, lists[name], wanted[lists[name]])
             else:
-                catalog.let_go(name)
+                admin.let_go(name)
 
-    def let_go_of_strays(self, catalog: "CacheAdmin") -> None:
+    def let_go_of_strays(self, admin: "CacheAdmin") -> None:
         """Let blocks make room again that are kept for sessions which nobody has pinned any more."""
         pinned = {one.session.id for one in self._store.list_sessions() if one.session.pinned}
-        for name in catalog.kept_names():
+        for name in admin.kept_names():
             if name.startswith(_PREFIX) and _session_of(name) not in pinned:
-                catalog.let_go(name)
+                admin.let_go(name)
 
-    def _catalog(self) -> "CacheAdmin":
+    def _admin(self) -> "CacheAdmin":
         # Imported by whoever pins: a list of sessions is to be there at once.
         from kvchat.engine.memory.disk.cache_admin import CacheAdmin
 
         return CacheAdmin(self._cache_dir, encryptor=self._encryptor)
 
     def _refuse_too_many(
-        self, catalog: "CacheAdmin", session_id: SessionId, wanted: "dict[bytes, list[BlockKey]]"
+        self, admin: "CacheAdmin", session_id: SessionId, wanted: "dict[bytes, list[BlockKey]]"
     ) -> None:
         # Imported by whoever pins: a list of sessions is to be there at once.
         from kvchat.engine.models.checkpoints.prepared import blocks_limit
@@ -130,7 +130,7 @@ class SessionPins:
         limit_bytes = blocks_limit(self._limit_bytes, self._cache_dir)
         if limit_bytes is None:
             return
-        num_bytes = catalog.kept_bytes(but=pin_names(catalog, [session_id]), beside=wanted)
+        num_bytes = admin.kept_bytes(but=pin_names(admin, [session_id]), beside=wanted)
         if num_bytes * MOST_KEPT > limit_bytes:
             raise PinRefused(
                 f"packs and pinned sessions would keep {bytes_text(num_bytes)}, more than one byte in"
@@ -138,7 +138,7 @@ class SessionPins:
                 " session, remove a pack with `kvchat pack rm`, or give more --kv-disk-bytes"
             )
 
-    def _wanted(self, session_id: SessionId, catalog: "CacheAdmin") -> "dict[bytes, list[BlockKey]]":
+    def _wanted(self, session_id: SessionId, admin: "CacheAdmin") -> "dict[bytes, list[BlockKey]]":
         """Return the keys of a session's full blocks, by fingerprint."""
         # Imported by whoever pins: a list of sessions is to be there at once.
         from kvchat.app.retention.view_blocks import add_view_turns
@@ -153,7 +153,7 @@ class SessionPins:
             if (root := chain_root(fingerprint, session.namespace)) is None:
                 continue
             digest = bytes.fromhex(fingerprint)
-            size = catalog.block_size(digest) or self._block_size
+            size = admin.block_size(digest) or self._block_size
             referred = References()
             referred.add(runs_of(turns, root, size))
             add_view_turns(referred, session, turns, size, used_views(self._cache_dir))
@@ -161,10 +161,10 @@ class SessionPins:
         return found
 
 
-def pin_names(catalog: "CacheAdmin", session_ids: Iterable[SessionId]) -> frozenset[str]:
+def pin_names(admin: "CacheAdmin", session_ids: Iterable[SessionId]) -> frozenset[str]:
     """Return the names under which blocks are kept for some sessions."""
     chosen = set(session_ids)
-    kept = catalog.kept_names()
+    kept = admin.kept_names()
     return frozenset(name for name in kept if name.startswith(_PREFIX) and _session_of(name) in chosen)
 
 

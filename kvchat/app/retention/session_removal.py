@@ -135,7 +135,7 @@ class SessionService(SessionStore):
         return self._remove(
             lambda size: self.references(size, doomed),
             lambda: self._delete_text(doomed),
-            lambda catalog: self._pins.let_go_in(catalog, doomed),
+            lambda admin: self._pins.let_go_in(admin, doomed),
         )
 
     def remove_branch(self, session_id: SessionId, name: str) -> Removed:
@@ -191,7 +191,7 @@ class SessionService(SessionStore):
 
         return self._would_remove(lambda size: self._of_turns(own, plan.touched, size), others, [own])
 
-    def _catalog(self) -> "CacheAdmin":
+    def _admin(self) -> "CacheAdmin":
         # Imported by whoever removes: a list of sessions is to be there at once.
         from kvchat.engine.memory.disk.cache_admin import CacheAdmin
 
@@ -248,8 +248,8 @@ class SessionService(SessionStore):
             return Removed()
         with ExitStack() as opened:
             try:
-                catalog = opened.enter_context(closing(self._catalog()))
-                blocks = catalog.blocks()
+                admin = opened.enter_context(closing(self._admin()))
+                blocks = admin.blocks()
                 own = by_size(blocks, refer)
             except (StorageError, OSError) as error:
                 delete()  # text goes whatever becomes of its blocks
@@ -257,7 +257,7 @@ class SessionService(SessionStore):
                 return Removed()
             delete()
             try:
-                return self._remove_blocks(catalog, blocks, own, let_go)
+                return self._remove_blocks(admin, blocks, own, let_go)
             except (StorageError, OSError) as error:
                 self._left_in_cache = (_not_removed(error),)
                 return Removed()
@@ -270,17 +270,17 @@ class SessionService(SessionStore):
 
     def _remove_blocks(
         self,
-        catalog: "CacheAdmin",
+        admin: "CacheAdmin",
         blocks: Sequence["IndexedBlock"],
         own: dict[int, References],
         let_go: Callable[["CacheAdmin"], None],
     ) -> Removed:
         """Remove what was referred to by deleted text alone."""
-        let_go(catalog)
+        let_go(admin)
         others = by_size(blocks, self.references)
-        expected = _expected(blocks, own, others, catalog.kept_blocks())
-        freed = catalog.collect(lambda block: not is_referenced(block, own) or is_referenced(block, others))
-        self._left_in_cache = catalog.still_readable
+        expected = _expected(blocks, own, others, admin.kept_blocks())
+        freed = admin.collect(lambda block: not is_referenced(block, own) or is_referenced(block, others))
+        self._left_in_cache = admin.still_readable
         return replace(expected, freed_blocks=freed.num_blocks, freed_bytes=freed.num_bytes)
 
     def _would_remove(self, refer: Refer, refer_others: Refer, pinned: Collection[SessionId]) -> Removed:
@@ -291,9 +291,9 @@ class SessionService(SessionStore):
         """
         if not self._has_cache():
             return Removed()
-        with closing(self._catalog()) as catalog:
-            kept = catalog.kept_blocks(but=pin_names(catalog, pinned))
-            blocks = catalog.blocks()
+        with closing(self._admin()) as admin:
+            kept = admin.kept_blocks(but=pin_names(admin, pinned))
+            blocks = admin.blocks()
         return _expected(blocks, by_size(blocks, refer), by_size(blocks, refer_others), kept)
 
     def collect(self) -> Removed:
@@ -307,10 +307,10 @@ class SessionService(SessionStore):
         self._forget_stray_texts()
         if not self._has_cache():
             return Removed()
-        with closing(self._catalog()) as catalog:
-            self._pins.let_go_of_strays(catalog)
-            freed = catalog.collect_by(self._referenced)
-            self._left_in_cache = catalog.still_readable
+        with closing(self._admin()) as admin:
+            self._pins.let_go_of_strays(admin)
+            freed = admin.collect_by(self._referenced)
+            self._left_in_cache = admin.still_readable
         return Removed(freed_blocks=freed.num_blocks, freed_bytes=freed.num_bytes)
 
     def _referenced(self, blocks: Sequence["IndexedBlock"]) -> Callable[["IndexedBlock"], bool]:

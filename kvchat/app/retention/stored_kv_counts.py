@@ -50,8 +50,8 @@ class StoredKv:
         cache_dir = self._settings.paths.cache_dir
         if not cache_dir.is_dir():
             return {}
-        with closing(CacheAdmin(cache_dir, encryptor=self._settings.engine.encryptor)) as catalog:
-            blocks = catalog.blocks()
+        with closing(CacheAdmin(cache_dir, encryptor=self._settings.engine.encryptor)) as admin:
+            blocks = admin.blocks()
         full = {(block.block_size, block.key): block for block in blocks if not block.is_tail}
         tails: dict[tuple[int, BlockKey], list[IndexedBlock]] = {}
         for block in blocks:

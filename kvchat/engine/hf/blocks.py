@@ -33,7 +33,7 @@ from kvchat.engine.memory.disk.open_tier import open_saver, open_store
 from kvchat.engine.memory.host_pool import HostPool
 from kvchat.engine.memory.rates import Rates
 from kvchat.engine.memory.reader import Reader
-from kvchat.engine.memory.tier_mover import Mover
+from kvchat.engine.memory.tier_mover import TierMover
 from kvchat.engine.models.fingerprint import Checkpoint, Storage, digest_of, fields_of, meaning_of
 from kvchat.engine.models.hook import implementation_of
 from kvchat.engine.models.probing.attention_probe import probe_gathered_layers
@@ -96,7 +96,7 @@ class HFBlocks:
         self.fingerprint = digest.hex()
         self._store, self.disk_problem = open_store(config, self.pool, digest)
         rates = Rates()
-        self._mover = Mover(self.pool, HostPool({}, {}, None), self._store, rates)
+        self._mover = TierMover(self.pool, HostPool({}, {}, None), self._store, rates)
         tier = DeviceTier(self._groups, num_blocks, block_size=block_size)
         self._manager = CacheManager(tier, fingerprint=digest, slow=self._mover)
         reader = Reader(self._mover.fetch, max_bytes=_READ_QUEUE_BYTES, read_ahead=self._mover.read_ahead)

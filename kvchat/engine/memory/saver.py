@@ -22,7 +22,7 @@ from kvchat.engine.kernels.stream_protocol import Event, Stream, Streams
 from kvchat.engine.memory.aligned_memory import mapped
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.disk.store import BlockHeader, DiskStore
-from kvchat.engine.memory.disk.write_queue import BlockCopy, BlockWriter
+from kvchat.engine.memory.disk.write_queue import BlockCopy, BlockWriteQueue
 from kvchat.engine.memory.pinned import PinnedSlabs, pinned
 
 STEP_BYTES = 8 << 20
@@ -186,7 +186,7 @@ class Saver:
         self,
         pool: DevicePool,
         store: DiskStore,
-        writer: BlockWriter,
+        writer: BlockWriteQueue,
         is_resident: Callable[[Save], bool],
         transport: SaveTransport | None = None,
     ) -> None:

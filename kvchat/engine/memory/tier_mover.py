@@ -21,7 +21,7 @@ REFUSED_S = 5.0
 """How long a block that could not be read for a passing reason is not offered."""
 
 
-class Mover:
+class TierMover:
     """Moves bytes between the device pool and the store, and tells bookkeeping what the store has.
 
     A block that once failed to load is not offered again in this process, so that a request always comes to

@@ -41,7 +41,7 @@ from kvchat.engine.memory.pinned import PinnedSlabs
 from kvchat.engine.memory.rates import Rates
 from kvchat.engine.memory.reader import Reader
 from kvchat.engine.memory.saver import AsyncSaves, SaveTransport
-from kvchat.engine.memory.tier_mover import Mover
+from kvchat.engine.memory.tier_mover import TierMover
 from kvchat.engine.models.latent import projections
 from kvchat.engine.models.linear.packed import pack_linears
 from kvchat.engine.models.load import LoadedModel, choose_device
@@ -391,15 +391,15 @@ def _computing(digest: bytes, device: torch.device) -> Computing:
 
 def _movers(
     pool: DevicePool, host: HostPool, store: DiskStore | None, rates: Rates, config: EngineConfig
-) -> tuple[Mover, SaveTransport | None]:
+) -> tuple[TierMover, SaveTransport | None]:
     """Return what moves blocks between tiers, and what takes them off the device for the disk; None: the
     engine's thread does.
     """
     if pool.device.type != "cuda":
-        return Mover(pool, host, store, rates), None
+        return TierMover(pool, host, store, rates), None
     streams = CudaStreams(pool.device)
     save_transport = None if config.cache_dir is None else AsyncSaves(pool, streams, WRITE_QUEUE_BYTES)
-    return Mover(pool, host, store, rates, AsyncTransport(pool, host, rates, streams)), save_transport
+    return TierMover(pool, host, store, rates, AsyncTransport(pool, host, rates, streams)), save_transport
 
 
 def _free_bytes(device: torch.device) -> int:

@@ -11,7 +11,7 @@ from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.disk.store import DiskStore
 from kvchat.engine.memory.rates import Rates
 from kvchat.engine.memory.saver import Saver, SaveTransport
-from kvchat.engine.memory.tier_mover import Mover
+from kvchat.engine.memory.tier_mover import TierMover
 from kvchat.engine.sampling.sampler import Sampler
 from kvchat.engine.scheduling.scheduler import Drafter
 from kvchat.engine.startup.weights import EngineWeights
@@ -40,7 +40,7 @@ class EngineParts:
     sampler: Sampler
     drafter: Drafter
     pool: DevicePool
-    mover: Mover
+    mover: TierMover
     rates: Rates
     persisted_rates: PersistedRates
     idle_demote_s: float | None

@@ -161,7 +161,7 @@ def test_a_removed_branch_is_kept_by_no_list_even_where_nothing_more_may_be_kept
         SessionService(paths.sessions_db, paths.cache_dir, limit_bytes=1, block_size=chains.BLOCK_SIZE)
     ) as store:
         assert store.remove_branch(session.id, "beside").freed_blocks == 1
-    with closing(CacheAdmin(paths.cache_dir)) as catalog:
-        assert {block.token_ids for block in catalog.kept_blocks()} == {(1, 2, 3, 4), (5, 6, 7, 8)}
+    with closing(CacheAdmin(paths.cache_dir)) as admin:
+        assert {block.token_ids for block in admin.kept_blocks()} == {(1, 2, 3, 4), (5, 6, 7, 8)}
     (left,) = home.rglob("*.keep")
     assert len(left.read_bytes()) == 32 + 2 * 32 + 16

@@ -14,11 +14,11 @@ from kvchat.engine.cache.block_operations import Load, Save
 from kvchat.engine.kernels.stream_protocol import Event, Stream, Work
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.disk.block_file import BlockHeader
-from kvchat.engine.memory.disk.write_queue import BlockWriter
+from kvchat.engine.memory.disk.write_queue import BlockWriteQueue
 from kvchat.engine.memory.host_copies import AsyncTransport
 from kvchat.engine.memory.rates import Rates
 from kvchat.engine.memory.saver import AsyncCopy, AsyncSaves, Saver
-from kvchat.engine.memory.tier_mover import Mover
+from kvchat.engine.memory.tier_mover import TierMover
 from tests.engine.memory.chains import FINGERPRINT
 from tests.engine.memory.delayed_streams import DelayedStreams
 from tests.engine.memory.fake_disk import FakeDisk
@@ -151,7 +151,7 @@ def filled_pool() -> DevicePool:
 def test_a_place_of_what_was_given_up_is_used_again_once_its_copy_is_done() -> None:
     pool, streams, sink = filled_pool(), HeldStreams(), FakeDisk()
     transport = AsyncSaves(pool, streams, pool.block_bytes(GROUPS[0]), plain)
-    writer = BlockWriter(sink, max_bytes=1)
+    writer = BlockWriteQueue(sink, max_bytes=1)
     saver = Saver(pool, sink, writer, lambda _: True, transport)  # type: ignore[arg-type]
     saver.save_blocks(saves_of(GROUPS[0]))
     first = transport.take(GROUPS[0], BlockId(0), BLOCK_SIZE)
@@ -208,7 +208,7 @@ def test_a_block_goes_from_the_disk_to_the_device_on_the_lane_for_that(tmp_path:
         streams = HeldStreams()
         streams.let()
         transport = AsyncTransport(pool, make_host(pool), Rates(), streams, allocate=plain)
-        mover = Mover(pool, make_host(pool), store, transport=transport)
+        mover = TierMover(pool, make_host(pool), store, transport=transport)
         assert mover.fetch(Load(group, save.key, save.parent, save.token_ids, BlockId(5)))
         assert bytes(pool.read_block(group, BlockId(5), BLOCK_SIZE)) == bytes(data)
         assert streams.num_beside == 1

@@ -9,7 +9,7 @@ from kvchat.engine.formats.full.spec import FullSpec
 from kvchat.engine.formats.spec import Group
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.host_pool import HostPool
-from kvchat.engine.memory.tier_mover import Mover
+from kvchat.engine.memory.tier_mover import TierMover
 from kvchat.errors import OutOfMemory
 
 pytestmark = pytest.mark.cpu
@@ -27,7 +27,7 @@ def test_a_demoted_block_comes_back_bit_for_bit(dtype: str) -> None:
         for tensor in (layer.keys, layer.values):
             tensor.copy_(torch.randn(tensor.shape))
     before = [pool.read_block(GROUP, BlockId(block), 8) for block in range(4)]
-    mover = Mover(pool, host, None)
+    mover = TierMover(pool, host, None)
     mover.execute([Demote(GROUP, BlockId(1), BlockId(2)), Demote(GROUP, BlockId(3), BlockId(0))])
     assert mover.fetch(Promote(GROUP, BlockId(2), BlockId(3)))
     assert mover.fetch(Promote(GROUP, BlockId(0), BlockId(1)))

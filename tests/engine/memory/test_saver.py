@@ -12,7 +12,7 @@ from kvchat.engine.api.ids import BlockId, GroupId
 from kvchat.engine.cache.block_operations import Save
 from kvchat.engine.memory.disk.block_file import BlockHeader
 from kvchat.engine.memory.disk.io import Buffer
-from kvchat.engine.memory.disk.write_queue import BlockWriter
+from kvchat.engine.memory.disk.write_queue import BlockWriteQueue
 from kvchat.engine.memory.saver import STEP_BYTES, DirectSaves, Saver
 from tests.engine.memory.chains import FULL, Block, chain
 from tests.engine.memory.fake_disk import FakeDisk
@@ -34,7 +34,7 @@ class SlowDisk(FakeDisk):
 
 def test_a_drain_ends_in_its_time_and_drops_what_a_slow_disk_has_not_taken_by_then() -> None:
     disk = SlowDisk()
-    writer = BlockWriter(disk, max_bytes=1)
+    writer = BlockWriteQueue(disk, max_bytes=1)
     saver = Saver(NumberedPool(), disk, writer, lambda _: True)  # type: ignore[arg-type]
     saver.save_blocks(saves_of(BLOCKS))
     saver.drain(DRAIN_S)
@@ -104,7 +104,7 @@ def saves_of(blocks: list[Block]) -> list[Save]:
 
 def test_a_step_takes_a_few_blocks_off_the_device_and_later_ones_take_the_rest() -> None:
     disk, pool, saves = FakeDisk(), CountingPool(), saves_of(BLOCKS[:11])
-    saver = Saver(pool, disk, BlockWriter(disk, max_bytes=1 << 30), lambda _: True)  # type: ignore[arg-type]
+    saver = Saver(pool, disk, BlockWriteQueue(disk, max_bytes=1 << 30), lambda _: True)  # type: ignore[arg-type]
     saver.save_blocks(saves)
     assert (pool.num_read, saver.num_waiting) == (4, 7)
     saver.pump()
@@ -120,7 +120,7 @@ def test_a_block_that_waits_and_has_left_its_place_keeps_nobody_from_saving_it_w
     disk, pool, [first, stale] = FakeDisk(is_open=False), CountingPool(), saves_of(BLOCKS[:2])
     now = replace(stale, block=BlockId(7))
     there: set[BlockId] = {stale.block}
-    writer = BlockWriter(disk, max_bytes=4)  # one at a time
+    writer = BlockWriteQueue(disk, max_bytes=4)  # one at a time
     saver = Saver(pool, disk, writer, lambda save: save.block in there)  # type: ignore[arg-type]
     saver.save_blocks([first, stale])
     there = {now.block}
@@ -135,7 +135,7 @@ def test_a_block_that_waits_and_has_left_its_place_keeps_nobody_from_saving_it_w
 
 def test_a_closed_writer_gives_back_what_it_has_not_written() -> None:
     disk, reads = FakeDisk(is_open=False), DirectSaves(NumberedPool())  # type: ignore[arg-type]
-    writer = BlockWriter(disk, max_bytes=1 << 30)  # type: ignore[arg-type]
+    writer = BlockWriteQueue(disk, max_bytes=1 << 30)  # type: ignore[arg-type]
     ended: list[int] = []
     for number, block in enumerate(BLOCKS[:3]):
         taken = reads.take(FULL, BlockId(number), 8)
@@ -148,7 +148,7 @@ def test_a_closed_writer_gives_back_what_it_has_not_written() -> None:
 
 def test_what_is_on_its_way_to_the_disk_is_not_read_again_at_the_end_of_a_turn() -> None:
     disk, pool, saves = FakeDisk(is_open=False), CountingPool(), saves_of(BLOCKS[:11])
-    saver = Saver(pool, disk, BlockWriter(disk, max_bytes=1 << 30), lambda _: True)  # type: ignore[arg-type]
+    saver = Saver(pool, disk, BlockWriteQueue(disk, max_bytes=1 << 30), lambda _: True)  # type: ignore[arg-type]
     saver.save_blocks(saves[:6])
     for _ in range(2):
         saver.save_missing(saves)
@@ -163,7 +163,7 @@ def test_what_is_on_its_way_to_the_disk_is_not_read_again_at_the_end_of_a_turn()
 
 def test_a_writer_that_steps_aside_has_a_few_blocks_in_hand_and_a_turn_that_ends_gives_it_all() -> None:
     disk, pool, saves = FakeDisk(is_open=False), CountingPool(), saves_of(BLOCKS[:21])
-    saver = Saver(pool, disk, BlockWriter(disk, max_bytes=1 << 30), lambda _: True)  # type: ignore[arg-type]
+    saver = Saver(pool, disk, BlockWriteQueue(disk, max_bytes=1 << 30), lambda _: True)  # type: ignore[arg-type]
     saver.step_aside(True)
     saver.save_blocks(saves)
     for _ in range(3):
@@ -182,7 +182,7 @@ def test_a_writer_that_steps_aside_has_a_few_blocks_in_hand_and_a_turn_that_ends
 
 def test_a_writer_that_steps_aside_is_given_the_next_block_once_it_has_written_one() -> None:
     disk, pool, saves = SlowDisk(), CountingPool(), saves_of(BLOCKS[:7])
-    writer = BlockWriter(disk, max_bytes=1 << 30)
+    writer = BlockWriteQueue(disk, max_bytes=1 << 30)
     saver = Saver(pool, disk, writer, lambda _: True)  # type: ignore[arg-type]
     saver.step_aside(True)
     saver.save_blocks(saves)

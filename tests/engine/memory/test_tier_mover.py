@@ -20,7 +20,7 @@ from kvchat.engine.memory.disk.io import SYSTEM, SystemFiles
 from kvchat.engine.memory.disk.store import DiskStore
 from kvchat.engine.memory.host_pool import HostPool
 from kvchat.engine.memory.rates import Direction, Rates
-from kvchat.engine.memory.tier_mover import REFUSED_S, Mover
+from kvchat.engine.memory.tier_mover import REFUSED_S, TierMover
 from tests.engine.memory.chains import FINGERPRINT
 
 pytestmark = pytest.mark.cpu
@@ -86,7 +86,7 @@ def read(pool: DevicePool, group: GroupId, block: int) -> bytes:
 def test_a_load_brings_back_every_bit(pool: DevicePool, store: DiskStore, group: GroupId) -> None:
     data = save(pool, store, group, 0)
     assert read(pool, group, 3) != data
-    assert Mover(pool, HostPool({}, {}), store).fetch(load_into(3, group))
+    assert TierMover(pool, HostPool({}, {}), store).fetch(load_into(3, group))
     assert read(pool, group, 3) == data
 
 
@@ -100,7 +100,7 @@ def test_moves_happen_in_their_order(pool: DevicePool, store: DiskStore) -> None
         Copy(FULL, BlockId(1), BlockId(2), BLOCK_SIZE),
         Copy(FULL, BlockId(3), BlockId(0), BLOCK_SIZE),
     ]
-    mover = Mover(pool, HostPool({FULL: 1}, {FULL: size}), store)
+    mover = TierMover(pool, HostPool({FULL: 1}, {FULL: size}), store)
     mover.execute(moves)
     assert read(pool, FULL, 1) == read(pool, FULL, 2) == first
     assert read(pool, FULL, 0) == read(pool, FULL, 3)
@@ -115,7 +115,7 @@ def test_a_load_that_fails_is_not_offered_again(pool: DevicePool, store: DiskSto
     path = block_path(tmp_path / "blocks", FINGERPRINT, KEY, FULL)
     damaged = bytearray(path.read_bytes())
     damaged[-1] ^= 1
-    mover = Mover(pool, HostPool({}, {}), store)
+    mover = TierMover(pool, HostPool({}, {}), store)
     assert list(mover.has_all([KEY], FULL)) == [True]
     path.write_bytes(damaged)
     assert not mover.fetch(load_into(3))
@@ -139,7 +139,7 @@ def test_a_load_that_was_refused_in_passing_is_offered_again_later(pool: DeviceP
     files, now_s = NoDescriptors(), [0.0]
     store = store_of(pool, tmp_path, files)
     data = save(pool, store, FULL, 0)
-    mover = Mover(pool, HostPool({}, {}), store, clock=lambda: now_s[0])
+    mover = TierMover(pool, HostPool({}, {}), store, clock=lambda: now_s[0])
     files.is_refusing = True
     assert not mover.fetch(load_into(3))
     files.is_refusing = False
@@ -165,5 +165,5 @@ def test_what_demotions_take_is_measured_and_copies_count_for_nothing(pool: Devi
 
     size, rates = pool.block_bytes(FULL), Notes()
     moves = [Demote(FULL, BlockId(1), BlockId(0)), Copy(FULL, BlockId(0), BlockId(1), 2)]
-    Mover(pool, HostPool({FULL: 1}, {FULL: size}), None, rates).execute(moves)
+    TierMover(pool, HostPool({FULL: 1}, {FULL: size}), None, rates).execute(moves)
     assert rates.seen == [(Tier.HOST, Direction.STORE, size)]

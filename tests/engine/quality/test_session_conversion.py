@@ -119,9 +119,9 @@ def test_what_the_disk_has_no_room_for_is_refused_and_nothing_of_it_is_left(
     """Exact blocks that a pack keeps make no room: they are not even read, and nothing is written."""
     stored = store()
     before = stored.exact_files()
-    with closing(stored.source()) as source, closing(CacheAdmin(stored.cache_dir)) as catalog:
+    with closing(stored.source()) as source, closing(CacheAdmin(stored.cache_dir)) as admin:
         keys = [block.key for block in blocks_on(source, stored.path, stored.roots[0], stored.roots[0])]
-        catalog.keep("pack", stored.converter.exact.fingerprint, keys)
+        admin.keep("pack", stored.converter.exact.fingerprint, keys)
         with closing(stored.target(sum(map(len, before.values())) + more_bytes)) as target:
             conversion = Conversion(stored.converter, source, target, stored.roots, [stored.path])
             with pytest.raises(StorageError, match="KVCHAT_KV_DISK_BYTES"):
@@ -147,8 +147,8 @@ def test_what_has_no_room_beside_the_exact_blocks_is_refused_before_any_is_read(
 
 
 def collect(cache_dir: Path, is_referenced: IsReferenced) -> None:
-    with closing(CacheAdmin(cache_dir)) as catalog:
-        catalog.collect(is_referenced)
+    with closing(CacheAdmin(cache_dir)) as admin:
+        admin.collect(is_referenced)
 
 
 def test_converting_takes_no_room_from_what_it_still_reads_nor_others_from_it(

@@ -68,9 +68,9 @@ def keep_again(pack: Pack, settings: Settings) -> None:
     # Imported by whoever uses a pack: all other questions begin without it.
     from kvchat.engine.memory.disk.cache_admin import CacheAdmin
 
-    with closing(CacheAdmin(settings.paths.cache_dir, encryptor=settings.engine.encryptor)) as catalog:
-        if not catalog.is_kept(pack.id):
-            catalog.keep(pack.id, bytes.fromhex(pack.fingerprint), pack.keys)
+    with closing(CacheAdmin(settings.paths.cache_dir, encryptor=settings.engine.encryptor)) as admin:
+        if not admin.is_kept(pack.id):
+            admin.keep(pack.id, bytes.fromhex(pack.fingerprint), pack.keys)
 
 
 def _mismatch(pack: Pack) -> PackMismatch:

@@ -158,9 +158,9 @@ def disk_state(cache_dir: Path, encryptor: Encryptor | None) -> DiskState:
     if not cache_dir.is_dir():
         return DiskState(usages={}, written=WrittenBytes(today=0, total=0), problem=None)
     try:
-        with closing(CacheAdmin(cache_dir, encryptor=encryptor)) as catalog:
+        with closing(CacheAdmin(cache_dir, encryptor=encryptor)) as admin:
             return DiskState(
-                usages=catalog.usages(), written=catalog.written(), problem=_space_problem(cache_dir)
+                usages=admin.usages(), written=admin.written(), problem=_space_problem(cache_dir)
             )
     except StorageError as error:
         return DiskState(usages=None, written=None, problem=str(error))

@@ -72,8 +72,8 @@ def make_pack(options: MakeOptions) -> int:
                 patience_s = _SAVE_S if isinstance(kvchat.engine, EngineClientProxy) else 0.0
         except StopRequested:
             return signals.exit_code or 0
-    with closing(catalog_of(settings)) as catalog:
-        on_disk = _finish(pack, settings, catalog, patience_s)
+    with closing(catalog_of(settings)) as admin:
+        on_disk = _finish(pack, settings, admin, patience_s)
     if as_json(options):
         Output().json(values_of(pack, on_disk))
     else:
@@ -120,21 +120,21 @@ def _drawn_up(chat: Chat, name: str, text: str, sources: Sequence[str]) -> Pack:
 
 def _compute(chat: Chat, pack: Pack, settings: Settings, status: Status) -> None:
     """Compute a pack's blocks and wait until they are on disk, or until its engine is to be closed."""
-    with closing(catalog_of(settings)) as catalog:
-        catalog.keep(pack.id, bytes.fromhex(pack.fingerprint), pack.keys)
+    with closing(catalog_of(settings)) as admin:
+        admin.keep(pack.id, bytes.fromhex(pack.fingerprint), pack.keys)
         status.show(f"computing {plural(len(pack.token_ids), 'token')} …")
         reading = chat.variants.read(pack.token_ids)
         try:
             reading.run()
         except BaseException:
-            catalog.let_go(pack.id)
+            admin.let_go(pack.id)
             raise
         finally:
             reading.stop()
     status.clear()
 
 
-def _finish(pack: Pack, settings: Settings, catalog: CacheAdmin, patience_s: float) -> PackOnDisk:
+def _finish(pack: Pack, settings: Settings, admin: CacheAdmin, patience_s: float) -> PackOnDisk:
     """Write a pack whose blocks are on their way to the disk, once they are there.
 
     Args:
@@ -145,9 +145,9 @@ def _finish(pack: Pack, settings: Settings, catalog: CacheAdmin, patience_s: flo
         PinRefused: they take too much of the disk's limit.
     """
     try:
-        on_disk = _awaited(pack, catalog, patience_s)
+        on_disk = _awaited(pack, admin, patience_s)
         limit = blocks_limit(settings.engine.disk_bytes, settings.paths.cache_dir)
-        if limit is not None and (not on_disk.is_whole or catalog.kept_bytes() * MOST_KEPT > limit):
+        if limit is not None and (not on_disk.is_whole or admin.kept_bytes() * MOST_KEPT > limit):
             raise PinRefused(
                 f"the packs would keep more than one byte in {MOST_KEPT} of the {bytes_text(limit)} that"
                 " blocks may take on disk, pinned sessions counted; remove one with `kvchat pack rm`, unpin a"
@@ -162,15 +162,15 @@ def _finish(pack: Pack, settings: Settings, catalog: CacheAdmin, patience_s: flo
             replaced = [one for one in store.all() if one.name == pack.name]
             store.put(pack)
     except BaseException:
-        catalog.let_go(pack.id)
+        admin.let_go(pack.id)
         raise
     for one in replaced:
-        catalog.let_go(one.id)
+        admin.let_go(one.id)
     return on_disk
 
 
-def _awaited(pack: Pack, catalog: CacheAdmin, patience_s: float) -> PackOnDisk:
+def _awaited(pack: Pack, admin: CacheAdmin, patience_s: float) -> PackOnDisk:
     deadline_s = monotonic() + patience_s
-    while not (on_disk := on_disk_of(pack, catalog)).is_whole and monotonic() < deadline_s:
+    while not (on_disk := on_disk_of(pack, admin)).is_whole and monotonic() < deadline_s:
         sleep(_POLL_S)
     return on_disk

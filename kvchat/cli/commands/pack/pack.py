@@ -89,9 +89,9 @@ def remove_packs(options: RemovePacksOptions) -> None:
         for pack in packs:
             store.remove(pack)
     if settings.paths.cache_dir.is_dir():
-        with closing(catalog_of(settings)) as catalog:
+        with closing(catalog_of(settings)) as admin:
             for pack in packs:
-                catalog.let_go(pack.id)
+                admin.let_go(pack.id)
     if not written_as_json(options, Output(), ({"name": pack.name} for pack in packs)):
         Status(quiet=options.quiet).note(f"removed {', '.join(pack.name for pack in packs)}")
 
@@ -99,13 +99,13 @@ def remove_packs(options: RemovePacksOptions) -> None:
 def _all_on_disk(packs: Sequence[Pack], settings: Settings) -> dict[str, PackOnDisk]:
     if not settings.paths.cache_dir.is_dir():
         return {pack.id: PackOnDisk(is_whole=False, num_bytes=0) for pack in packs}
-    with closing(catalog_of(settings)) as catalog:
-        return {pack.id: on_disk_of(pack, catalog) for pack in packs}
+    with closing(catalog_of(settings)) as admin:
+        return {pack.id: on_disk_of(pack, admin) for pack in packs}
 
 
-def on_disk_of(pack: Pack, catalog: CacheAdmin) -> PackOnDisk:
+def on_disk_of(pack: Pack, admin: CacheAdmin) -> PackOnDisk:
     """Return what of a pack is on disk, by the index."""
-    found = catalog.found(bytes.fromhex(pack.fingerprint), pack.keys)
+    found = admin.found(bytes.fromhex(pack.fingerprint), pack.keys)
     return PackOnDisk(
         is_whole=len(found) == len(pack.keys), num_bytes=sum(block.num_bytes for block in found.values())
     )

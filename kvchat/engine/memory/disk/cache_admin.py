@@ -23,7 +23,7 @@ class CacheAdmin:
     def __init__(
         self, cache_dir: Path, *, encryptor: Encryptor | None = None, files: SystemFiles = SYSTEM
     ) -> None:
-        """Open the catalog and settle what a crash has left.
+        """Open the admin and settle what a crash has left.
 
         Args:
             encryptor: what the blocks are encrypted with; None: those in the clear are meant.

@@ -9,7 +9,7 @@ from kvchat.engine.cache.manager import CacheManager
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.disk.pinned_blocks import note_view
 from kvchat.engine.memory.disk.store import DiskStore
-from kvchat.engine.memory.disk.write_queue import BlockWriter
+from kvchat.engine.memory.disk.write_queue import BlockWriteQueue
 from kvchat.engine.memory.saver import Saver, SaveTransport
 from kvchat.engine.models.checkpoints.prepared import elsewhere
 from kvchat.errors import StorageError
@@ -63,5 +63,5 @@ def open_saver(
     """
     if store is None:
         return None
-    writer = BlockWriter(store, max_bytes=WRITE_QUEUE_BYTES)
+    writer = BlockWriteQueue(store, max_bytes=WRITE_QUEUE_BYTES)
     return Saver(pool, store, writer, manager.is_resident, transport)

@@ -40,7 +40,7 @@ class _Submission:
     replaces: BlockKey | None
 
 
-class BlockWriter:
+class BlockWriteQueue:
     """Makes blocks durable in the order they were submitted. Nothing here raises into the engine.
 
     While the disk refuses, the oldest block is tried again after growing pauses, and what no longer fits the

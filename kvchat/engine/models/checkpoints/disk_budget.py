@@ -49,6 +49,6 @@ class DiskBudget:
         num_bytes += num_bytes // 256 + _HEAD_BYTES
         with (
             suppress(StorageError),
-            closing(CacheAdmin(self.cache_dir, encryptor=self.encryptor)) as catalog,
+            closing(CacheAdmin(self.cache_dir, encryptor=self.encryptor)) as admin,
         ):
-            catalog.shrink(max(0, limit_bytes - num_bytes))
+            admin.shrink(max(0, limit_bytes - num_bytes))

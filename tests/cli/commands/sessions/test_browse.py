@@ -170,8 +170,8 @@ def test_removing_frees_the_blocks_of_a_session_and_keeps_those_that_others_shar
     assert asdict(before).items() <= removed.items()
     assert (removed["freed_blocks"], removed["shared_blocks"]) == (2, 1)
     assert removed["freed_bytes"] > 0
-    with closing(CacheAdmin(home / "cache")) as catalog:
-        left = sorted(block.token_ids for block in catalog.blocks())
+    with closing(CacheAdmin(home / "cache")) as admin:
+        left = sorted(block.token_ids for block in admin.blocks())
     assert left == [(1, 2, 3, 4), (5,), (7, 7, 7, 7)]
     assert [summary.session.title for summary in store.list_sessions()] == ["kept"]
 
@@ -220,8 +220,8 @@ def test_a_branch_is_removed_alone_with_what_no_other_branch_has(
     texts = [turn.text for turn in store.all_turns(session.id)]
     assert texts == ["Where to?", "To Oslo.", "By train?", "No."]
     assert store.search("boat") == ()
-    with closing(CacheAdmin(home / "cache")) as catalog:
-        assert {block.token_ids for block in catalog.blocks()} == {tuple(shared), tuple(others)}
+    with closing(CacheAdmin(home / "cache")) as admin:
+        assert {block.token_ids for block in admin.blocks()} == {tuple(shared), tuple(others)}
 
 
 def test_the_only_branch_an_unknown_one_or_one_of_several_sessions_is_not_removed(

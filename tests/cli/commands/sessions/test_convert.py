@@ -180,9 +180,9 @@ def test_a_pinned_session_keeps_what_was_converted_and_the_exact_blocks_go(
 
 def test_blocks_that_a_pack_keeps_stay(ask: Run, run: Run, home: Path) -> None:
     before = files(home)
-    with closing(CacheAdmin(home / "cache")) as catalog:
-        (fingerprint,) = catalog.usages()
-        catalog.keep("pack", fingerprint, [block.key for block in catalog.blocks()])
+    with closing(CacheAdmin(home / "cache")) as admin:
+        (fingerprint,) = admin.usages()
+        admin.keep("pack", fingerprint, [block.key for block in admin.blocks()])
     found = run.json("sessions", "convert", "demo", "int4", "--yes")["converted"]
     assert found["freed_bytes"] == 0
     assert before < files(home)

@@ -42,8 +42,8 @@ class Disk:
 
     def keep(self, blocks: Iterable[Block]) -> None:
         """Keep these, and what they stand on, as a pack does."""
-        with closing(CacheAdmin(self.directory / "cache")) as catalog:
-            catalog.keep("pack", FINGERPRINT, [block.key for block in blocks])
+        with closing(CacheAdmin(self.directory / "cache")) as admin:
+            admin.keep("pack", FINGERPRINT, [block.key for block in blocks])
 
     def another_store(self) -> DiskStore:
         return open_store(

@@ -1,4 +1,4 @@
-"""The catalog sees every model's blocks without a model, and removes what nothing refers to."""
+"""The admin sees every model's blocks without a model, and removes what nothing refers to."""
 
 from contextlib import closing
 from pathlib import Path
@@ -25,35 +25,35 @@ pytestmark = pytest.mark.pure
 def test_usage_is_told_by_fingerprint(tmp_path: Path) -> None:
     _write(tmp_path, FINGERPRINT, list(range(10)))
     _write(tmp_path, OTHER_FINGERPRINT, list(range(4)))
-    catalog = CacheAdmin(tmp_path)
-    usages = catalog.usages()
+    admin = CacheAdmin(tmp_path)
+    usages = admin.usages()
     assert {name: (usage.num_blocks, usage.num_tails) for name, usage in usages.items()} == {
         FINGERPRINT: (3, 1),
         OTHER_FINGERPRINT: (1, 0),
     }
     files = list((tmp_path / "blocks").rglob("*.safetensors"))
-    assert catalog.usage() == DiskUsage(
+    assert admin.usage() == DiskUsage(
         num_blocks=4, num_tails=1, num_bytes=sum(path.stat().st_size for path in files)
     )
-    catalog.close()
+    admin.close()
 
 
 def test_a_directory_that_never_was_is_empty(tmp_path: Path) -> None:
-    catalog = CacheAdmin(tmp_path / "none" / "yet")
-    assert catalog.usages() == {}
-    assert catalog.blocks() == []
-    catalog.close()
+    admin = CacheAdmin(tmp_path / "none" / "yet")
+    assert admin.usages() == {}
+    assert admin.blocks() == []
+    admin.close()
 
 
 def test_removing_keys_frees_all_their_groups_and_empty_directories(tmp_path: Path) -> None:
     _write(tmp_path, FINGERPRINT, list(range(8)))
-    catalog = CacheAdmin(tmp_path)
-    keys = [block.key for block in catalog.blocks()]
-    before = catalog.usage()
-    assert catalog.remove(FINGERPRINT, [*keys, BlockKey(b"\x00" * 32)]) == before
-    assert catalog.usages() == {}
+    admin = CacheAdmin(tmp_path)
+    keys = [block.key for block in admin.blocks()]
+    before = admin.usage()
+    assert admin.remove(FINGERPRINT, [*keys, BlockKey(b"\x00" * 32)]) == before
+    assert admin.usages() == {}
     assert list((tmp_path / "blocks").iterdir()) == []
-    catalog.close()
+    admin.close()
 
 
 def test_collecting_keeps_no_damaged_block_either(tmp_path: Path) -> None:
@@ -62,11 +62,11 @@ def test_collecting_keeps_no_damaged_block_either(tmp_path: Path) -> None:
     for path in (tmp_path / "blocks").rglob("*.safetensors"):
         path.write_bytes(b"damaged")
     (tmp_path / "index.db").unlink()
-    catalog = CacheAdmin(tmp_path)
+    admin = CacheAdmin(tmp_path)
     assert any((tmp_path / "quarantine").iterdir())
-    catalog.collect(lambda block: True)
+    admin.collect(lambda block: True)
     assert list((tmp_path / "quarantine").iterdir()) == []
-    catalog.close()
+    admin.close()
 
 
 def test_collecting_removes_exactly_what_nothing_refers_to(tmp_path: Path) -> None:
@@ -76,11 +76,11 @@ def test_collecting_removes_exactly_what_nothing_refers_to(tmp_path: Path) -> No
     older_tail = block_behind(kept[1].key, [11, 12])
     put_blocks(tmp_path, [*kept, *windowed, *gone[1:], older_tail])
     names = {block.key for block in kept}
-    with closing(CacheAdmin(tmp_path)) as catalog:
-        freed = catalog.collect(lambda block: block.key in names)
+    with closing(CacheAdmin(tmp_path)) as admin:
+        freed = admin.collect(lambda block: block.key in names)
         assert (freed.num_blocks, freed.num_tails) == (3, 2)
         assert freed.num_bytes > 0
-        assert catalog.collect(lambda block: block.key in names).num_blocks == 0
+        assert admin.collect(lambda block: block.key in names).num_blocks == 0
     store = open_store(tmp_path)
     for group in (FULL, SLIDING):
         assert store.has_all([block.key for block in kept], group) == [True] * 3

@@ -77,11 +77,11 @@ def _recorded(cache_dir: Path) -> Recorded:
     files.note("going", OLD[2].key)
     store.remove(OLD[2].key, FULL)
     store.close()
-    catalog = CacheAdmin(cache_dir, files=files)
+    admin = CacheAdmin(cache_dir, files=files)
     files.note("going", NEW[3].key)
-    catalog.collect(lambda block: block.key != NEW[3].key)
+    admin.collect(lambda block: block.key != NEW[3].key)
     files.note("gone", NEW[3].key)
-    catalog.close()
+    admin.close()
     return base, files.operations
 
 
@@ -144,9 +144,9 @@ def _complaints(cache_dir: Path, called: Sequence[Operation]) -> list[str]:
 
 def _leaks(cache_dir: Path, files: SystemFiles) -> list[str]:
     """Collect everything and return what is left."""
-    catalog = CacheAdmin(cache_dir, files=files)
-    catalog.collect(lambda block: False)
+    admin = CacheAdmin(cache_dir, files=files)
+    admin.collect(lambda block: False)
     left = [f"{path} is left" for path in (cache_dir / "blocks").rglob("*")]
-    left += [f"{usage} is left" for name, usage in catalog.usages().items() if name == FINGERPRINT]
-    catalog.close()
+    left += [f"{usage} is left" for name, usage in admin.usages().items() if name == FINGERPRINT]
+    admin.close()
     return left

@@ -176,10 +176,10 @@ def recorded_damage(place: Path) -> Recorded:
     with suppress(BlockDamaged):
         read(store, BLOCKS[-1])
     store.close()
-    catalog = CacheAdmin(place, files=files)
-    catalog.collect(lambda _: True)
+    admin = CacheAdmin(place, files=files)
+    admin.collect(lambda _: True)
     files.note("gone", BLOCKS[-1].key)
-    catalog.close()
+    admin.close()
     return base, files.operations
 
 
@@ -193,9 +193,9 @@ def complaints_of_damage(place: Path, called: Sequence[Operation]) -> list[str]:
         found.append("a damaged block was read")
     found += [f"{block.key.hex()} is gone" for block in BLOCKS[:-1] if not store.has(block.key, FULL)]
     store.close()
-    catalog = CacheAdmin(place, files=AnotherBoot())
-    catalog.collect(lambda _: True)
-    catalog.close()
+    admin = CacheAdmin(place, files=AnotherBoot())
+    admin.collect(lambda _: True)
+    admin.close()
     return found + [f"{path} is left" for path in places_of_damage(place)]
 
 

@@ -53,9 +53,9 @@ def test_the_count_survives_a_restart_and_other_models_write_into_it(tmp_path: P
     write_all(other, chain([1, 2, 3, 4], fingerprint=OTHER_FINGERPRINT))
     assert (other.written().today, other.written().total) == (first, 2 * first)
     other.close()
-    catalog = CacheAdmin(tmp_path)
-    assert catalog.written().total == 2 * first
-    catalog.close()
+    admin = CacheAdmin(tmp_path)
+    assert admin.written().total == 2 * first
+    admin.close()
 
 
 def test_a_day_s_limit_is_never_exceeded_and_ends_with_the_day(tmp_path: Path) -> None:

@@ -105,16 +105,16 @@ def test_a_collection_that_is_refused_anywhere_is_ended_by_the_next(tmp_path: Pa
         for block in BLOCKS:
             store.write([(block.header, block.payload)])
         store.close()
-        catalog = CacheAdmin(tmp_path, files=files)
+        admin = CacheAdmin(tmp_path, files=files)
         files.fail(at, is_passing=is_passing)
         with _refusal_told():
-            catalog.collect(lambda block: block.key == BLOCKS[0].key)
+            admin.collect(lambda block: block.key == BLOCKS[0].key)
         has_refused = files.has_refused
         files.fail(None)
-        catalog.collect(lambda block: block.key == BLOCKS[0].key)
-        assert [block.key for block in catalog.blocks()] == [BLOCKS[0].key]
-        check_totals(tmp_path, catalog.usage())
-        catalog.close()
+        admin.collect(lambda block: block.key == BLOCKS[0].key)
+        assert [block.key for block in admin.blocks()] == [BLOCKS[0].key]
+        check_totals(tmp_path, admin.usage())
+        admin.close()
         if not has_refused:
             break
     assert at == 10

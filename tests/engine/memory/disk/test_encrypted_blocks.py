@@ -157,9 +157,9 @@ def test_stores_of_several_keys_and_a_plain_one_share_a_directory_in_peace(tmp_p
     for number, store in enumerate(stores):
         write_all(store, blocks[: number + 1])
     for number, encryptor in enumerate((ENCRYPTOR, OTHER, None)):
-        catalog = CacheAdmin(tmp_path, encryptor=encryptor)
-        assert {block.key for block in catalog.blocks()} == {block.key for block in blocks[: number + 1]}
-        catalog.close()
+        admin = CacheAdmin(tmp_path, encryptor=encryptor)
+        assert {block.key for block in admin.blocks()} == {block.key for block in blocks[: number + 1]}
+        admin.close()
 
 
 def test_collecting_and_removing_know_encrypted_blocks_by_their_keys(
@@ -167,12 +167,12 @@ def test_collecting_and_removing_know_encrypted_blocks_by_their_keys(
 ) -> None:
     kept, doomed = chain(tokens(10)), chain(tokens(11))
     write_all(store, [*kept, *doomed])
-    catalog = CacheAdmin(tmp_path, encryptor=ENCRYPTOR)
+    admin = CacheAdmin(tmp_path, encryptor=ENCRYPTOR)
     wanted = {block.key for block in kept}
-    freed = catalog.collect(lambda block: block.key in wanted)
+    freed = admin.collect(lambda block: block.key in wanted)
     assert freed.num_blocks == len(doomed)
-    assert catalog.remove(FINGERPRINT, [kept[-1].key]).num_blocks == 1
-    catalog.close()
+    assert admin.remove(FINGERPRINT, [kept[-1].key]).num_blocks == 1
+    admin.close()
     assert len(files(tmp_path)) == len(kept) - 1
 
 

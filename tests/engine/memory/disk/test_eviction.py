@@ -101,9 +101,9 @@ def test_what_is_removed_by_name_goes_though_others_are_made_from_it(
     blocks = conversation(1, 3)
     disk = disk_with(make_disk, 8, blocks)
     with disk.room(NEW, blocks):
-        catalog = CacheAdmin(tmp_path / "cache")
-        assert catalog.collect(lambda block: block.key != blocks[-1].key).num_blocks == 1
-        catalog.close()
+        admin = CacheAdmin(tmp_path / "cache")
+        assert admin.collect(lambda block: block.key != blocks[-1].key).num_blocks == 1
+        admin.close()
         assert disk.found(blocks) == 2
 
 

@@ -9,7 +9,7 @@ import pytest
 from kvchat.engine.cache.eviction import Eviction
 from kvchat.engine.memory.disk.cache_admin import CacheAdmin
 from kvchat.engine.memory.disk.store import DiskStore
-from kvchat.engine.memory.disk.write_queue import BlockWriter
+from kvchat.engine.memory.disk.write_queue import BlockWriteQueue
 from tests.engine.memory.chains import (
     BLOCK_SIZE,
     FINGERPRINT,
@@ -32,8 +32,8 @@ NEW = chain(list(range(100, 100 + 2 * BLOCK_SIZE)))
 
 
 @contextmanager
-def writing(store: DiskStore) -> Iterator[BlockWriter]:
-    writer = BlockWriter(store, max_bytes=1 << 20, first_pause_s=0.01)
+def writing(store: DiskStore) -> Iterator[BlockWriteQueue]:
+    writer = BlockWriteQueue(store, max_bytes=1 << 20, first_pause_s=0.01)
     try:
         yield writer
     finally:
@@ -44,8 +44,8 @@ def writing(store: DiskStore) -> Iterator[BlockWriter]:
 def limit_bytes(tmp_path: Path) -> int:
     """What three blocks take, which are kept by name."""
     num_bytes = put_blocks(tmp_path, KEPT)
-    with closing(CacheAdmin(tmp_path)) as catalog:
-        catalog.keep("spec", FINGERPRINT, [block.key for block in KEPT])
+    with closing(CacheAdmin(tmp_path)) as admin:
+        admin.keep("spec", FINGERPRINT, [block.key for block in KEPT])
     return num_bytes
 
 
@@ -63,8 +63,8 @@ def test_what_packs_and_pins_leave_no_room_for_is_told_and_saved_when_they_go(
         for words in ("packs and pinned sessions keep", "--kv-disk-bytes", "sessions unpin", "pack rm"):
             assert words in writer.problem
         assert store.has_all([block.key for block in KEPT], FULL) == [True] * 3
-        with closing(CacheAdmin(tmp_path)) as catalog:
-            catalog.let_go("spec")
+        with closing(CacheAdmin(tmp_path)) as admin:
+            admin.let_go("spec")
         while not writer.flush(PATIENCE_S):
             pass
         assert writer.problem is None

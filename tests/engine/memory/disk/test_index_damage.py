@@ -78,8 +78,8 @@ def check(place: Path) -> list[Path]:
         for block in (*NEW, *BLOCKS):
             assert store.has(block.key, block.header.group)
         assert store.usage().num_blocks == len(BLOCKS) + len(NEW)
-    with closing(CacheAdmin(place)) as catalog:
-        catalog.collect(lambda block: False)
+    with closing(CacheAdmin(place)) as admin:
+        admin.collect(lambda block: False)
     return list((place / "blocks").rglob("*"))
 
 

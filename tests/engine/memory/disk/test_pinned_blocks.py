@@ -27,11 +27,11 @@ def test_what_is_kept_is_not_collected_and_no_newer_tail_replaces_it(tmp_path: P
     _keep(tmp_path, PACK)
     store.remove(_keys(PACK)[-1], FULL)
     assert store.has(_keys(PACK)[-1], FULL)
-    with closing(CacheAdmin(tmp_path)) as catalog:
-        assert catalog.collect(lambda block: False).num_blocks == 0
-        assert catalog.kept_bytes() == catalog.usage().num_bytes
-        catalog.let_go("spec")
-        assert catalog.collect(lambda block: False).num_blocks == 3
+    with closing(CacheAdmin(tmp_path)) as admin:
+        assert admin.collect(lambda block: False).num_blocks == 0
+        assert admin.kept_bytes() == admin.usage().num_bytes
+        admin.let_go("spec")
+        assert admin.collect(lambda block: False).num_blocks == 3
 
 
 def test_blocks_are_kept_before_they_are_there(make_disk: MakeDisk) -> None:
@@ -95,8 +95,8 @@ def test_a_failed_read_is_not_taken_for_what_is_kept(tmp_path: Path) -> None:
 
 
 def _keep(cache_dir: Path, token_ids: list[int], name: str = "spec") -> None:
-    with closing(CacheAdmin(cache_dir)) as catalog:
-        catalog.keep(name, FINGERPRINT, _keys(token_ids))
+    with closing(CacheAdmin(cache_dir)) as admin:
+        admin.keep(name, FINGERPRINT, _keys(token_ids))
 
 
 def _keys(token_ids: list[int]) -> list[BlockKey]:
@@ -119,23 +119,23 @@ def test_what_a_killed_process_has_left_half_written_goes_and_what_is_being_writ
     assert PinnedBlocks(tmp_path).names() == ["other", "spec"]
 
     os.utime(fresh, (long_ago_s, long_ago_s))
-    catalog = CacheAdmin(tmp_path)
-    catalog.collect(lambda block: True)
+    admin = CacheAdmin(tmp_path)
+    admin.collect(lambda block: True)
     assert not fresh.exists()
-    assert catalog.is_kept("spec")
-    catalog.close()
+    assert admin.is_kept("spec")
+    admin.close()
 
 
 def test_what_is_kept_is_counted_without_some_names_and_with_what_is_to_come(tmp_path: Path) -> None:
     size = put_blocks(tmp_path, chain(PACK))
     _keep(tmp_path, PACK)
-    catalog = CacheAdmin(tmp_path)
-    assert catalog.kept_bytes() == catalog.kept_bytes(beside={FINGERPRINT: _keys(PACK)}) == size
-    assert catalog.kept_bytes(but=["spec"]) == 0
-    assert catalog.kept_blocks(but=["spec"]) == []
+    admin = CacheAdmin(tmp_path)
+    assert admin.kept_bytes() == admin.kept_bytes(beside={FINGERPRINT: _keys(PACK)}) == size
+    assert admin.kept_bytes(but=["spec"]) == 0
+    assert admin.kept_blocks(but=["spec"]) == []
     more = [*PACK[:8], 30, 31, 32, 33]
-    whole = catalog.kept_bytes(but=["spec"], beside={FINGERPRINT: _keys(PACK[:8])})
+    whole = admin.kept_bytes(but=["spec"], beside={FINGERPRINT: _keys(PACK[:8])})
     assert whole < size
-    assert catalog.kept_bytes(but=["spec"], beside={FINGERPRINT: _keys(more)}) == whole * 3 // 2
-    assert (catalog.block_size(FINGERPRINT), catalog.block_size(bytes(32))) == (4, None)
-    catalog.close()
+    assert admin.kept_bytes(but=["spec"], beside={FINGERPRINT: _keys(more)}) == whole * 3 // 2
+    assert (admin.block_size(FINGERPRINT), admin.block_size(bytes(32))) == (4, None)
+    admin.close()

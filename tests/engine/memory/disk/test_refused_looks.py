@@ -109,9 +109,9 @@ def test_what_nothing_refers_to_is_collected_beside_a_directory_that_cannot_be_l
     files = Blind(errno.EACCES)
     put_blocks(tmp_path, BLOCKS)
     directory = path_of(tmp_path, BLOCKS[0]).parent
-    with closing(CacheAdmin(tmp_path, files=files)) as catalog:
+    with closing(CacheAdmin(tmp_path, files=files)) as admin:
         files.hides = lambda path: path == directory
-        assert catalog.collect(lambda block: block.key == KEYS[0]).num_blocks == len(BLOCKS) - 1
+        assert admin.collect(lambda block: block.key == KEYS[0]).num_blocks == len(BLOCKS) - 1
         assert path_of(tmp_path, BLOCKS[0]).exists()
 
 

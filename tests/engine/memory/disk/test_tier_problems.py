@@ -122,5 +122,5 @@ def _wait_until(engine, *, is_refused: bool) -> None:
 
 
 def _written(cache_dir: Path) -> int:
-    with closing(CacheAdmin(cache_dir)) as catalog:
-        return catalog.written().total
+    with closing(CacheAdmin(cache_dir)) as admin:
+        return admin.written().total

@@ -19,9 +19,9 @@ FILE_BYTES = 18_000
 
 def proven(cache_dir: Path) -> dict[BlockKey, bool]:
     """Return the full blocks on disk, and whether each was used after it was stored."""
-    catalog = CacheAdmin(cache_dir)
-    found = {block.key: block.is_proven for block in catalog.blocks() if not block.is_tail}
-    catalog.close()
+    admin = CacheAdmin(cache_dir)
+    found = {block.key: block.is_proven for block in admin.blocks() if not block.is_tail}
+    admin.close()
     return found
 
 

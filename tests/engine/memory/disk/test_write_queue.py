@@ -11,7 +11,7 @@ from kvchat.engine.memory.disk import write_queue as writer_module
 from kvchat.engine.memory.disk.block_file import BlockHeader
 from kvchat.engine.memory.disk.io import Buffer
 from kvchat.engine.memory.disk.store import DiskStore
-from kvchat.engine.memory.disk.write_queue import REST_PER_WRITE, BlockWriter
+from kvchat.engine.memory.disk.write_queue import REST_PER_WRITE, BlockWriteQueue
 from kvchat.errors import StorageError
 from tests.engine.memory.chains import Copied, chain, read
 from tests.engine.memory.fake_disk import FakeDisk
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.pure
 
 def test_everything_submitted_is_durable_after_a_flush(store: DiskStore) -> None:
     blocks = chain(list(range(22)))
-    writer = BlockWriter(store, max_bytes=1 << 20)
+    writer = BlockWriteQueue(store, max_bytes=1 << 20)
     assert all(writer.submit(block.header, Copied(block.payload)) for block in blocks)
     assert writer.flush(PATIENCE_S)
     assert [read(store, block) for block in blocks] == [block.payload for block in blocks]
@@ -34,7 +34,7 @@ def test_everything_submitted_is_durable_after_a_flush(store: DiskStore) -> None
 def test_a_new_tail_replaces_the_one_before_it_once_it_is_durable() -> None:
     disk, (older,), (newer,) = FakeDisk(), chain([1, 2]), chain([1, 2, 3])
     disk.refusal = StorageError("full")
-    writer = BlockWriter(disk, max_bytes=1 << 20)
+    writer = BlockWriteQueue(disk, max_bytes=1 << 20)
     writer.submit(newer.header, Copied(newer.payload), replaces=older.key)
     assert not writer.flush(PATIENCE_S)
     assert disk.removed == []
@@ -48,7 +48,7 @@ def test_a_full_queue_refuses_at_once_and_takes_more_later() -> None:
     disk, blocks = FakeDisk(), chain(list(range(12)))
     num_bytes = len(blocks[0].payload)
     disk.open.clear()
-    writer = BlockWriter(disk, max_bytes=2 * num_bytes)
+    writer = BlockWriteQueue(disk, max_bytes=2 * num_bytes)
     assert writer.submit(blocks[0].header, Copied(blocks[0].payload))
     assert writer.submit(blocks[1].header, Copied(blocks[1].payload))
     assert not writer.submit(blocks[2].header, Copied(blocks[2].payload))
@@ -78,7 +78,7 @@ class BusyDisk(FakeDisk):
 
 def test_the_thread_rests_behind_each_block_where_it_steps_aside() -> None:
     disk, blocks = BusyDisk(), chain(list(range(12)))
-    writer = BlockWriter(disk, max_bytes=1 << 20)
+    writer = BlockWriteQueue(disk, max_bytes=1 << 20)
     writer.step_aside(True)
     assert all(writer.submit(block.header, Copied(block.payload)) for block in blocks)
     while len(disk.times) < len(blocks):
@@ -94,7 +94,7 @@ def test_the_thread_rests_behind_each_block_where_it_steps_aside() -> None:
 def test_nobody_waits_for_a_rest(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer_module, "REST_PER_WRITE", 1e6)
     disk, blocks = BusyDisk(), chain(list(range(12)))
-    writer = BlockWriter(disk, max_bytes=1 << 20)
+    writer = BlockWriteQueue(disk, max_bytes=1 << 20)
     writer.step_aside(how != "never")
     assert all(writer.submit(block.header, Copied(block.payload)) for block in blocks)
     assert disk.attempted.wait(PATIENCE_S)
@@ -113,7 +113,7 @@ def test_a_full_disk_is_told_tried_again_and_forgotten_once_it_has_room() -> Non
     """Trap 25: a full disk never fails the chat."""
     disk, blocks = FakeDisk(), chain(list(range(8)))
     disk.refusal = StorageError("There is no room left")
-    writer = BlockWriter(disk, max_bytes=1 << 20, first_pause_s=3600.0)  # only a flush ends it
+    writer = BlockWriteQueue(disk, max_bytes=1 << 20, first_pause_s=3600.0)  # only a flush ends it
     assert writer.problem is None
     assert writer.submit(blocks[0].header, Copied(blocks[0].payload))
     assert not writer.flush(PATIENCE_S)
@@ -129,7 +129,7 @@ def test_a_full_disk_is_told_tried_again_and_forgotten_once_it_has_room() -> Non
 def test_a_disk_that_refuses_is_tried_again_without_being_asked() -> None:
     disk, (block,) = FakeDisk(), chain([1, 2, 3, 4])
     disk.refusal = StorageError("full")
-    writer = BlockWriter(disk, max_bytes=1 << 20, first_pause_s=0.01)
+    writer = BlockWriteQueue(disk, max_bytes=1 << 20, first_pause_s=0.01)
     writer.submit(block.header, Copied(block.payload))
     assert disk.attempted.wait(PATIENCE_S)
     disk.attempted.clear()
@@ -144,7 +144,7 @@ def test_a_disk_that_refuses_is_tried_again_without_being_asked() -> None:
 def test_while_the_disk_refuses_what_no_longer_fits_is_dropped_and_nobody_waits() -> None:
     disk, blocks = FakeDisk(), chain(list(range(12)))
     disk.refusal = StorageError("full")
-    writer = BlockWriter(disk, max_bytes=len(blocks[0].payload))
+    writer = BlockWriteQueue(disk, max_bytes=len(blocks[0].payload))
     assert writer.submit(blocks[0].header, Copied(blocks[0].payload))
     assert not writer.flush(PATIENCE_S)
     assert writer.submit(blocks[1].header, Copied(blocks[1].payload))
@@ -156,7 +156,7 @@ def test_while_the_disk_refuses_what_no_longer_fits_is_dropped_and_nobody_waits(
 def test_a_bug_costs_one_block_and_not_the_thread() -> None:
     disk, blocks = FakeDisk(), chain(list(range(8)))
     disk.refusal = ZeroDivisionError("a bug")
-    writer = BlockWriter(disk, max_bytes=1 << 20)
+    writer = BlockWriteQueue(disk, max_bytes=1 << 20)
     writer.submit(blocks[0].header, Copied(blocks[0].payload))
     assert writer.flush(PATIENCE_S)
     assert writer.problem is not None
@@ -170,7 +170,7 @@ def test_a_bug_costs_one_block_and_not_the_thread() -> None:
 
 def test_a_closed_writer_takes_nothing() -> None:
     disk, (block,) = FakeDisk(), chain([1, 2, 3, 4])
-    writer = BlockWriter(disk, max_bytes=1 << 20)
+    writer = BlockWriteQueue(disk, max_bytes=1 << 20)
     assert writer.close(PATIENCE_S)
     assert not writer.submit(block.header, Copied(block.payload))
     assert writer.close(PATIENCE_S)
@@ -179,7 +179,7 @@ def test_a_closed_writer_takes_nothing() -> None:
 def test_what_is_dropped_is_never_written_also_where_the_disk_refused_it_before() -> None:
     disk, blocks = FakeDisk(), chain(list(range(12)))
     disk.refusal = StorageError("full")
-    writer = BlockWriter(disk, max_bytes=1 << 20, first_pause_s=3600.0)
+    writer = BlockWriteQueue(disk, max_bytes=1 << 20, first_pause_s=3600.0)
     for block in blocks:
         writer.submit(block.header, Copied(block.payload))
     assert not writer.flush(PATIENCE_S)
@@ -195,7 +195,7 @@ def test_what_is_dropped_is_never_written_also_where_the_disk_refused_it_before(
 def test_what_is_being_written_when_it_is_dropped_is_not_tried_again() -> None:
     disk, blocks = FakeDisk(), chain(list(range(12)))
     disk.open.clear()
-    writer = BlockWriter(disk, max_bytes=1 << 20, first_pause_s=0.0)
+    writer = BlockWriteQueue(disk, max_bytes=1 << 20, first_pause_s=0.0)
     for block in blocks:
         writer.submit(block.header, Copied(block.payload))
     assert disk.attempted.wait(PATIENCE_S)
