@@ -1,4 +1,4 @@
-"""The files and the index of one cache directory, over all fingerprints: shared by store and administration."""
+"""The files and the index of one cache directory, over all fingerprints, for its store and administration."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
