@@ -199,7 +199,10 @@ class Transfers:
             return
         match, device = transfer.match, self._device
         tail = (match.partial.key,) if match.partial and match.partial.key is not None else ()
-        failed, *behind = (*match.keys, *tail)[transfer.first_failed :]
+        names = (*match.keys, *tail)[transfer.first_failed :]
+        if not names:
+            return
+        failed, *behind = names
         for group in device.groups:
             if group.spec.stands_alone or device.index.block(failed, group.id) is not None:
                 continue
@@ -224,18 +227,25 @@ class Transfers:
         numbers = {group.id: set(match.numbers(group, size)) for group in device.groups}
         if match.partial and match.partial.key is not None:
             blocks.append((match.partial.key, match.partial.token_ids))
+        if match.state is not None:
+            for group in device.groups:
+                if group.is_state:
+                    yield self._piece(group.id, match.state.start // size, match.state)
         for number, (key, token_ids) in enumerate(blocks):
             own = IndexNode(key, match.parents[number], token_ids, number * size)
             for group in device.groups:
-                if number < num_full and number not in numbers[group.id]:
+                if group.is_state or (number < num_full and number not in numbers[group.id]):
                     continue
                 if number >= group.num_blocks(match.length, size):
                     continue
                 kept = kept_name(group, number, match.kept_names) if number < num_full else None
                 node = IndexNode(*kept, token_ids, number * size) if kept else own
-                block = device.index.block(node.key, group.id)
-                place = device.host.find(node.key, group.id) if block is None else None
-                yield _Piece(number, node, group.id, block, place)
+                yield self._piece(group.id, number, node)
+
+    def _piece(self, group: GroupId, number: int, node: IndexNode) -> _Piece:
+        block = self._device.index.block(node.key, group)
+        place = self._device.host.find(node.key, group) if block is None else None
+        return _Piece(number, node, group, block, place)
 
     def _resident(self, key: BlockKey) -> Iterator[Held]:
         for group in self._device.groups:

@@ -36,7 +36,8 @@ class BlockPublisher:
         self._device.name(group.id, block, node)
         if sequence.is_saved and group.spec.lifetime is not Lifetime.SUPERSEDED:
             # Superseded blocks are stored at turns' ends alone: the tail there is the only way back to it.
-            replaced = None if self._device.has_superseded else sequence.saved_tail
+            is_way_back = self._device.has_superseded or self._device.has_states
+            replaced = None if is_way_back else sequence.saved_tail
             self._saves.append(Save(group.id, key, node.parent, node.token_ids, block, replaced))
 
     def name_tail(self, sequence: Sequence) -> None:
@@ -69,8 +70,9 @@ class BlockPublisher:
         key = block_key(sequence.last_key, ids)
         if key == sequence.saved_tail:
             return ()
+        replaced = None if self._device.has_states else sequence.saved_tail
         return tuple(
-            Save(group.id, key, sequence.last_key, ids, block, sequence.saved_tail)
+            Save(group.id, key, sequence.last_key, ids, block, replaced)
             for group in self._device.groups_with_tail
             if (block := sequence.tables[group.id][number]) is not None
         )
@@ -80,6 +82,7 @@ class BlockPublisher:
         return tuple(
             Save(group.id, *sequence.name_of(group, number), self._ids(sequence, number), block)
             for group in self._device.groups
+            if not group.is_state
             for number, (_, block) in enumerate(zip(sequence.keys, sequence.tables[group.id], strict=False))
             if block is not None
         )

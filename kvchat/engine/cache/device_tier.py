@@ -37,7 +37,10 @@ class DeviceTier:
         host: takes what is evicted; None: it is lost.
         """
         self.groups = tuple(groups)
-        self.groups_with_tail = tuple(group for group in groups if group.source is None)
+        self.groups_with_tail = tuple(
+            group for group in groups if group.source is None and not group.is_state
+        )
+        self.has_states = any(group.is_state for group in groups)
         self.has_superseded = any(group.spec.lifetime is Lifetime.SUPERSEDED for group in groups)
         self.block_size = block_size
         self.host = host or HostTier((), {})

@@ -52,6 +52,8 @@ def check_sequence(sequence: Sequence, groups: abc.Sequence[Group], pools: Pools
     for group in groups:
         num_tokens = sequence.computed_len + sequence.num_ahead
         assert len(sequence.tables[group.id]) == group.num_blocks(num_tokens, block_size)
+        if group.is_state and sequence.computed_len:
+            assert sequence.tables[group.id][0] is not None
         for number in sequence.view_schedule.numbers(group, sequence.computed_len, block_size):
             block = sequence.tables[group.id][number]
             assert block is not None, f"block {number} of group {group.id} is hidden"

@@ -19,6 +19,7 @@ from kvchat.engine.cache.pins import Pins
 from kvchat.engine.cache.prefix_matcher import PrefixMatch, PrefixMatcher
 from kvchat.engine.cache.prefix_reuse import Admission
 from kvchat.engine.cache.slow_tiers import DiskTier, NoTier, SlowTiers
+from kvchat.engine.cache.state_snapshots import StateSnapshots
 from kvchat.engine.formats.pruned.prune_planner import PrunePlanner
 from kvchat.engine.formats.spec import Group
 from kvchat.engine.formats.view_schedule import HiddenRange, ViewSchedules
@@ -89,6 +90,7 @@ class CacheManager:
         self.pins = Pins(device)
         self._publisher = BlockPublisher(device, self._log)
         self._pruning = PrunePlanner(device, self._publisher, self._log)
+        self.states = StateSnapshots(device, self._log)
         self._disk = slow or NoTier()
         self._matcher, self._resident_matcher = (
             PrefixMatcher(self.groups, self.block_size, self.index, tiers, self._tails.behind)
@@ -150,6 +152,7 @@ class CacheManager:
         """Let go of a sequence's blocks; its token ids stay, and it can be admitted again."""
         self._tails.unwatch(sequence)
         self._publisher.name_tail(sequence)
+        self.states.keep(sequence)
         for group, table in zip(self.groups, sequence.tables, strict=True):
             for block in reversed(table):
                 if block is not None:
@@ -268,7 +271,7 @@ class CacheManager:
         for group, table in zip(self.groups, sequence.tables, strict=True):
             moves += self._own_tail(sequence, group)
             start = len(table)
-            end = self._num_blocks(group, sequence.computed_len + num_tokens)
+            end = self._num_writable(sequence, group, num_tokens)
             table += [self._references.allocate(sequence, group.id) for _ in range(start, end)]
             if end > start:
                 self._log.note_from(sequence, group.id, start)
@@ -312,6 +315,7 @@ class CacheManager:
         if sequence.kept:
             self._pruning.carry_out(sequence)
         self._tails.watch(sequence)
+        self.states.advance(sequence)
         for group in self._bounded:
             self._leave_window(sequence, group, sequence.tables[group.id])
 
@@ -345,7 +349,7 @@ class CacheManager:
 
     def tail_saves(self, sequence: Sequence) -> tuple[Save, ...]:
         """Return what must be written so that the sequence's tail is stored; nothing if it is. Pure."""
-        return self._publisher.tail_saves(sequence)
+        return self._publisher.tail_saves(sequence) + self.states.saves(sequence)
 
     def block_saves(self, sequence: Sequence) -> tuple[Save, ...]:
         """Return every full block that the sequence holds, for a store that may lack some of them. Pure."""
@@ -379,7 +383,7 @@ class CacheManager:
         """Copy the tail before the first write if another table holds it too."""
         number, num_tokens = divmod(sequence.computed_len, self.block_size)
         table, pool = sequence.tables[group.id], self.pools[group.id]
-        if not num_tokens or group.source is not None:
+        if not num_tokens or group.source is not None or group.is_state:
             return
         shared = table[number]
         assert shared is not None
@@ -393,8 +397,8 @@ class CacheManager:
 
     def _num_missing(self, sequence: Sequence, group: Group, num_tokens: int) -> int:
         table = sequence.tables[group.id]
-        missing = self._num_blocks(group, sequence.computed_len + num_tokens) - len(table)
-        if sequence.computed_len % self.block_size and group.source is None:
+        missing = self._num_writable(sequence, group, num_tokens) - len(table)
+        if sequence.computed_len % self.block_size and group.source is None and not group.is_state:
             tail = table[sequence.computed_len // self.block_size]
             assert tail is not None
             missing += self.pools[group.id].count(tail) > 1
@@ -402,6 +406,8 @@ class CacheManager:
 
     def _publish(self, sequence: Sequence, group: Group, number: int) -> None:
         """Name what a group has as a whole now that block `number` is full."""
+        if group.is_state:
+            return
         start, end = (self._num_blocks(group, count * self.block_size) for count in (number, number + 1))
         for whole in range(start, end):
             self._publisher.publish(sequence, group, whole)
@@ -416,6 +422,12 @@ class CacheManager:
                 assert block is not None
                 self._references.release(sequence, group.id, block)
                 table[number] = None
+
+    def _num_writable(self, sequence: Sequence, group: Group, num_tokens: int) -> int:
+        """Return how many entries a table has while a step writes the next tokens."""
+        if group.is_state:
+            return self._num_blocks(group, sequence.computed_len) + 1
+        return self._num_blocks(group, sequence.computed_len + num_tokens)
 
     def _num_blocks(self, group: Group, num_tokens: int) -> int:
         return group.num_blocks(num_tokens, self.block_size)

@@ -2,7 +2,8 @@
 
 Full blocks are found by key. Inside the block behind them, the longest common run with any block or tail that
 hangs on the same parent is reused by copying it. Every group must be able to continue there: a full group
-needs all blocks, a sliding group those its window still covers. At least one token is left to compute.
+needs all blocks, a sliding group those its window still covers, one of states the state that stands exactly
+there. At least one token is left to compute.
 """
 
 from collections import abc
@@ -11,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
 from kvchat.engine.api.ids import BlockId, BlockKey, GroupId
-from kvchat.engine.cache.prefix_index import PrefixIndex
+from kvchat.engine.cache.prefix_index import IndexNode, PrefixIndex
 from kvchat.engine.cache.slow_tiers import SlowTiers
 from kvchat.engine.formats.spec import Group, Selection
 from kvchat.engine.formats.view_schedule import EXACT, Name, ViewSchedule, kept_name
@@ -53,6 +54,8 @@ class PrefixMatch:
         parents: of the full blocks and of what is behind them.
         kept_names: what is left of stretches has these names, by number, in the groups that are pruned.
         view_schedule: what of them is in sight.
+        state: the block or tail at whose end they end, with the states that stand there; None: there are
+            no states.
     """
 
     keys: tuple[BlockKey, ...] = ()
@@ -64,12 +67,14 @@ class PrefixMatch:
     parents: tuple[BlockKey, ...] = ()
     kept_names: Mapping[int, Name] = field(default_factory=dict)
     view_schedule: ViewSchedule = EXACT
+    state: IndexNode | None = None
 
     @property
     def all_keys(self) -> tuple[BlockKey, ...]:
         """The names of all that is matched, what is left of stretches last."""
         partial = (self.partial.key,) if self.partial and self.partial.key is not None else ()
-        return *self.keys, *partial, *(key for key, _ in self.kept_names.values())
+        state = (self.state.key,) if self.state is not None else ()
+        return *self.keys, *partial, *state, *(key for key, _ in self.kept_names.values())
 
     def key_of(self, group: Group, number: int) -> BlockKey:
         """Return the name of what a group needs of a full block. Pure."""
@@ -120,7 +125,8 @@ class PrefixMatcher:
         live_tails: Callable[[BlockKey], Iterable[Sequence]],
     ) -> None:
         self._groups = groups
-        self._with_tail = [group for group in groups if group.source is None]
+        self._with_tail = [group for group in groups if group.source is None and not group.is_state]
+        self._states = [group for group in groups if group.is_state]
         self._block_size = block_size
         self._index = index
         self._slow = slow
@@ -148,10 +154,15 @@ class PrefixMatcher:
         """Return the longest prefix that can be used once all prune points have been passed."""
         token_ids = sequence.token_ids
         chain = self._chain(sequence, view_schedule, limit)
-        partial = None
+        partial, state = None, None
         for num_blocks in range(self._num_leading(chain), -1, -1):
             start = num_blocks * self._block_size
             rest = token_ids[start : min(start + self._block_size, limit)]
+            if self._states:
+                partial, state = self._best_with_state(chain, num_blocks, rest)
+                if state or not num_blocks:
+                    break
+                continue
             partial = self._best_partial(chain, num_blocks, rest)
             if partial or self._windows_present(chain, num_blocks, 0):
                 break
@@ -164,6 +175,7 @@ class PrefixMatcher:
             length=length,
             kept_names=chain.kept_names,
             view_schedule=view_schedule,
+            state=state,
         )
         slow_len = self._num_fetched(chain, found, beyond_host=False)
         disk_len = self._num_fetched(chain, found, beyond_host=True)
@@ -214,7 +226,7 @@ class PrefixMatcher:
         """Return how many blocks from the start every group without a window has, as far as it needs them."""
         leading = len(chain.keys)
         for group in self._groups:
-            if group.spec.max_visible is None:
+            if group.spec.max_visible is None and not group.is_state:
                 flags = chain.present[group.id]
                 there = flags.index(False) if False in flags else len(flags)
                 while group.num_blocks(leading * self._block_size, self._block_size) > there:
@@ -233,6 +245,35 @@ class PrefixMatcher:
         runs = chain.runs[group.id]
         seen = group.spec.visible_blocks(position, self._block_size)
         return all(min(last, end) - first <= runs[min(last, end)] for first, last in seen)
+
+    def _best_with_state(
+        self, chain: _Chain, num_blocks: int, rest: abc.Sequence[int]
+    ) -> tuple[PartialBlock | None, IndexNode | None]:
+        """Return the source of the tokens behind `num_blocks` blocks up to the last state that stands among
+        them, and what ends there; nothing where no state stands there that can be used.
+        """
+        parent, start = chain.parents[num_blocks], num_blocks * self._block_size
+        candidates = list(self._candidates(parent, rest))
+        ends = [
+            one
+            for one in candidates
+            if one.key is not None and one.covers(self._states) and one.token_ids == tuple(rest[: len(one.token_ids)])
+        ]
+        for end in sorted(ends, key=lambda one: -len(one.token_ids)):
+            length = len(end.token_ids)
+            if end.key is None or not self._windows_present(chain, num_blocks, length):
+                continue
+            for one in sorted(candidates, key=lambda one: one is not end):
+                if common_run(one.token_ids, rest) >= length and one.covers(self._with_tail):
+                    source = PartialBlock(one.key, one.token_ids, length, one.blocks)
+                    return source, IndexNode(end.key, parent, end.token_ids, start)
+        if not num_blocks or not self._windows_present(chain, num_blocks, 0):
+            return None, None
+        if not all(chain.present[group.id][num_blocks - 1] for group in self._states):
+            return None, None
+        last = num_blocks - 1
+        ids = chain.block_ids[last]
+        return None, IndexNode(chain.keys[last], chain.parents[last], ids, last * self._block_size)
 
     def _best_partial(self, chain: _Chain, num_blocks: int, rest: abc.Sequence[int]) -> PartialBlock | None:
         # The further into the block, the less of the blocks before it is seen.
@@ -294,10 +335,18 @@ class PrefixMatcher:
                 in_host = self._slow.host.has_all([match.key_of(group, n) for n in absent], group.id)
                 absent = [n for n, flag in zip(absent, in_host, strict=True) if not flag]
             fetched.update(absent)
+        if match.state is not None and self._is_state_fetched(match.state, beyond_host=beyond_host):
+            fetched.add(match.state.start // size)
         num_tokens = len(fetched) * size
         if match.partial and self._is_fetched(match.partial, beyond_host=beyond_host):
             num_tokens += match.partial.num_tokens
         return num_tokens
+
+    def _is_state_fetched(self, state: IndexNode, *, beyond_host: bool) -> bool:
+        absent = [group.id for group in self._states if self._index.block(state.key, group.id) is None]
+        if beyond_host:
+            absent = [group for group in absent if not self._slow.host.has_all([state.key], group)[0]]
+        return bool(absent)
 
     def _is_fetched(self, partial: PartialBlock, *, beyond_host: bool) -> bool:
         absent = [group.id for group in self._with_tail if group.id not in partial.blocks]

@@ -45,6 +45,8 @@ class Admission:
         """Whether what `group` needs can be allocated without evicting a block that is matched."""
         pool, size = self._device.pools[group.id], self._device.block_size
         found = self._found(group, match)
+        if group.is_state:
+            return sum(map(pool.is_cached, found)) < pool.num_available
         num_missing = group.num_blocks(match.length + num_following, size)
         num_missing -= group.num_blocks(match.length, size)
         if match.partial and group.source is None:
@@ -54,6 +56,9 @@ class Admission:
 
     def _found(self, group: Group, match: PrefixMatch) -> list[BlockId]:
         """Return the device blocks that the group needs behind the matched tokens."""
+        if group.is_state:
+            block = match.state and self._device.index.block(match.state.key, group.id)
+            return [] if block is None else [block]
         found = []
         for number in match.numbers(group, self._device.block_size):
             block = self._device.index.block(match.key_of(group, number), group.id)
@@ -63,6 +68,11 @@ class Admission:
 
     def _hold(self, sequence: Sequence, group: Group, match: PrefixMatch) -> None:
         table, size = sequence.tables[group.id], self._device.block_size
+        if group.is_state:
+            for block in self._found(group, match):
+                self._device.references.share(sequence, group.id, block)
+                table.append(block)
+            return
         table += [None] * min(len(match.keys), group.num_blocks(match.length, size))
         for number, block in zip(match.numbers(group, size), self._found(group, match), strict=True):
             self._device.references.share(sequence, group.id, block)

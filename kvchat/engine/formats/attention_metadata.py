@@ -123,13 +123,14 @@ class LayerPool:
 def layer_pools(
     groups: Sequence[Group], parts: Mapping[GroupId, tuple[Tensor, Tensor]]
 ) -> dict[int, LayerPool]:
-    """Return each layer's part of the pool that its tokens are written to.
+    """Return each layer's part of the pool that its tokens are written to; none of layers' states.
 
     Args:
         parts: keys [L, N, H_kv, P, D_k] and values [L, N, H_kv, P, D_v] of each group.
     """
     found: dict[int, LayerPool] = {}
-    for group in sorted(groups, key=lambda group: group.source is None):  # derived ones first
+    of_tokens = [group for group in groups if not group.is_state]
+    for group in sorted(of_tokens, key=lambda group: group.source is None):  # derived ones first
         for layer, keys, values in zip(group.layers, *parts[group.id], strict=True):
             found[layer] = LayerPool(
                 group.id, group.spec, keys, values, found.get(layer), in_host_memory=group.in_host_memory

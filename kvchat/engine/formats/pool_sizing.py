@@ -16,6 +16,12 @@ LEAST_BLOCKS = 2
 """Smaller pools of a full group are refused."""
 
 
+STATE_SHARE = 4
+"""States get one of so many bytes."""
+LEAST_STATES = 4
+"""A sequence that runs holds two, and its last two snapshots are worth keeping."""
+
+
 def window_blocks(max_visible: int, block_size: int) -> int:
     """Return the most blocks a running sequence holds between steps in a group with this reach."""
     return ceil(max_visible / block_size) + 1
@@ -45,6 +51,18 @@ def pool_blocks(
     Raises:
         PoolExhausted: not even two blocks fit; the message says how many bytes would.
     """
+    states, groups = [group for group in groups if group.is_state], [one for one in groups if not one.is_state]
+    if states:
+        each = sum(group.block_bytes(block_size) for group in states)
+        num_states = max(LEAST_STATES, limit_bytes // STATE_SHARE // each)
+        rest = pool_blocks(
+            groups,
+            limit_bytes - num_states * each,
+            context_len=context_len,
+            chunk_len=chunk_len,
+            block_size=block_size,
+        )
+        return rest | {group.id: num_states for group in states}
     lengths = {"context_len": context_len, "chunk_len": chunk_len, "block_size": block_size}
     low, high = LEAST_BLOCKS, limit_bytes // min(group.block_bytes(block_size) for group in groups)
     least = full_bytes(groups, low, **lengths)
@@ -86,6 +104,14 @@ def _divisor(group: Group, groups: Sequence[Group]) -> int:
 
 
 def host_places(groups: Sequence[Group], limit_bytes: int, block_size: int) -> dict[GroupId, int]:
-    """Return how many blocks of each group fit into host memory: equally many of each, possibly none."""
-    each = limit_bytes // sum(group.block_bytes(block_size) for group in groups)
-    return {group.id: each for group in groups}
+    """Return how many blocks of each group fit into host memory: equally many of each that hold tokens, and of
+    states their share; possibly none.
+    """
+    states = [group for group in groups if group.is_state]
+    of_tokens = [group for group in groups if not group.is_state]
+    for_states = limit_bytes // STATE_SHARE if states else 0
+    return {
+        group.id: share // sum(one.block_bytes(block_size) for one in alike)
+        for alike, share in ((of_tokens, limit_bytes - for_states), (states, for_states))
+        for group in alike
+    }

@@ -11,7 +11,7 @@ bundles.
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import ClassVar
 
@@ -20,7 +20,7 @@ from kvchat.engine.kernels.attention_shapes import AttentionSizes, KernelSizes
 
 BlockRange = tuple[int, int]
 """Blocks [start, end) of a sequence, by number."""
-ITEM_BYTES = {"F32": 4, "BF16": 2, "F16": 2, "U8": 1}
+ITEM_BYTES = {"F32": 4, "BF16": 2, "F16": 2, "U8": 1, "I64": 8}
 
 
 class Lifetime(Enum):
@@ -32,6 +32,8 @@ class Lifetime(Enum):
     """Until no later query sees it."""
     SUPERSEDED = auto()
     """Until blocks of another group are made of it; it is stored where a turn ends."""
+    SNAPSHOT = auto()
+    """As long as it is worth its room: it holds all tokens before its position, and serves there alone."""
 
 
 class Selection(Enum):
@@ -212,6 +214,11 @@ class Group:
     source: GroupId | None = None
     in_host_memory: bool = False
 
+    @property
+    def is_state(self) -> bool:
+        """Whether a block is a snapshot of all tokens instead of a part of them."""
+        return self.spec.lifetime is Lifetime.SNAPSHOT
+
     def block_bytes(self, block_size: int) -> int:
         return self.spec.layer_bytes(block_size) * len(self.layers)
 
@@ -225,21 +232,24 @@ class Group:
 
 
 def group_layers(
-    specs: Mapping[int, CacheSpec], borrowed: Mapping[int, int] | None = None
+    specs: Mapping[int, CacheSpec],
+    borrowed: Mapping[int, int] | None = None,
+    states: Mapping[int, CacheSpec] | None = None,
 ) -> tuple[Group, ...]:
-    """Return the groups of a model, in the order of their first layers.
+    """Return the groups of a model, in the order of their first layers; those with states last.
 
     The order is a function of the model alone, so a group's id means the same in every process.
 
     Args:
         specs: what each layer keeps, by layer index.
         borrowed: layers without a spec of their own, each with the layer whose keys and values it reads.
+        states: what layers keep beside that, or instead.
     """
     borrowers = sorted((borrowed or {}).items())
     members: dict[CacheSpec, list[int]] = {}
     for layer in sorted(specs):
         members.setdefault(specs[layer], []).append(layer)
-    return tuple(
+    groups = tuple(
         Group(
             id=GroupId(index),
             spec=spec,
@@ -247,6 +257,11 @@ def group_layers(
             borrowers=tuple((layer, lender) for layer, lender in borrowers if lender in layers),
         )
         for index, (spec, layers) in enumerate(members.items())
+    )
+    if not states:
+        return groups
+    return groups + tuple(
+        replace(group, id=GroupId(len(groups) + group.id)) for group in group_layers(states)
     )
 
 

@@ -161,7 +161,11 @@ class ViewSchedule:
         return group.spec.hidden_blocks(num_tokens, block_size)
 
     def numbers(self, group: Group, num_tokens: int, block_size: int) -> list[int]:
-        """Return the numbers of the blocks among those of `num_tokens` tokens that are in sight. Pure."""
+        """Return the numbers of the blocks among those of `num_tokens` tokens that are in sight; of a state
+        none, which stands for all tokens. Pure.
+        """
+        if group.is_state:
+            return []
         return in_sight(
             self.hidden_ranges(group, num_tokens, block_size), group.num_blocks(num_tokens, block_size)
         )

@@ -20,18 +20,20 @@ from kvchat.engine.forward.runner import ForwardPass
 from kvchat.engine.forward.self_check import require_own_logits
 from kvchat.engine.forward.self_check_cache import SelfCheckCache, name_of
 from kvchat.engine.forward.sequence_pass import SequencePass
-from kvchat.engine.memory.device_pool import DevicePool
+from kvchat.engine.memory.device_pool import TORCH_DTYPES, DevicePool
 from kvchat.engine.models.cache_stand_ins import PackedPast
 from kvchat.engine.models.hook import IMPLEMENTATION, set_implementation
 from kvchat.engine.models.latent import expand_latents, keep_latents, latent_layers
 from kvchat.engine.models.load import LoadedModel
 from kvchat.engine.models.probing.attention_probe import (
     Contradiction,
+    ModelLayers,
     model_name,
     probe_gathered_layers,
     probe_layers,
 )
 from kvchat.engine.models.probing.latent_rope_layout import rope_layouts
+from kvchat.engine.models.state_layers import StatePast, attach_states, layer_states
 from kvchat.errors import UnsupportedModel
 
 OWN_ATTENTION = "eager"
@@ -110,8 +112,10 @@ def _by_latents(loaded: LoadedModel) -> ModelPlan:
         raise UnsupportedModel(f"{model_name(module.config)} keeps latents in a way of its own")
     return ModelPlan(
         Route.LATENT,
-        group_layers(layers.specs),
-        lambda pool: PackedPass(module, PagedAttention(pool.layers, projections=latents)),
+        group_layers(layers.specs, states=layers.states),
+        lambda pool: PackedPass(
+            module, PagedAttention(pool.layers, projections=latents), _past(layers, pool)
+        ),
     )
 
 
@@ -123,10 +127,20 @@ def _by_attention(loaded: LoadedModel) -> ModelPlan:
     layers = probe_layers(module, loaded.max_context)
 
     def make_pass(pool: DevicePool) -> PackedPass:
-        past = PackedPast() if layers.asks_past_len else None
+        past = _past(layers, pool)
         return PackedPass(module, PagedAttention(pool.layers, layers.borrowed), past)
 
-    return ModelPlan(Route.ATTENTION, group_layers(layers.specs, layers.borrowed), make_pass)
+    groups = group_layers(layers.specs, layers.borrowed, layers.states)
+    return ModelPlan(Route.ATTENTION, groups, make_pass)
+
+
+def _past(layers: ModelLayers, pool: DevicePool) -> PackedPast | None:
+    """Return what answers layers that ask their cache for something; None: none does."""
+    if layers.states:
+        past = StatePast(layer_states(pool.states, TORCH_DTYPES))
+        attach_states(layers.keepers, past)
+        return past
+    return PackedPast() if layers.asks_past_len else None
 
 
 def _by_cache(loaded: LoadedModel) -> ModelPlan:

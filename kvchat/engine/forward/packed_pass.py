@@ -15,7 +15,7 @@ class PackedPass:
     """One pass over the whole row, for models whose attention is ours.
 
     Args:
-        past: answers layers that ask how long their past is; None where no layer does.
+        past: answers layers that ask how long their past is, or for their state; None where no layer does.
     """
 
     def __init__(self, module: nn.Module, attention: PagedAttention, past: PackedPast | None = None) -> None:
@@ -31,7 +31,7 @@ class PackedPass:
         self._attention.step = row.groups
         cache: dict[str, Any] = {"use_cache": False}
         if self._past is not None:
-            self._past.begin(row.positions)
+            self._past.begin(row.positions, row.groups)
             cache = {"use_cache": True, "past_key_values": self._past}
         out = self._module(
             input_ids=row.token_ids[None],
@@ -39,4 +39,6 @@ class PackedPass:
             logits_to_keep=row.sampling,
             **cache,
         )
+        if self._past is not None:
+            self._past.end()
         return torch.as_tensor(out.logits[0])

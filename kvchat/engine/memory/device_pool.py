@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kvchat.engine.api.ids import BlockId, GroupId
-from kvchat.engine.formats.attention_metadata import layer_pools
+from kvchat.engine.formats.attention_metadata import LayerPool, layer_pools
 from kvchat.engine.formats.spec import Group
 from kvchat.engine.kernels.move_blocks import BlockMoves
 from kvchat.engine.kernels.move_blocks.reference import BlockRegions
@@ -65,6 +65,13 @@ class DevicePool:
                 f"the cache of {total} bytes does not fit into memory; give less with --kv-device-bytes"
             ) from error
         self.layers = layer_pools(groups, {group: pool.parts for group, pool in self._pools.items()})
+        self.states = {
+            layer: LayerPool(group.id, group.spec, *(part[number] for part in self._pools[group.id].parts))
+            for group in groups
+            if group.is_state
+            for number, layer in enumerate(group.layers)
+        }
+        """Each layer's part of the pool that its state lies in."""
 
     @property
     def num_bytes(self) -> int:
@@ -88,7 +95,7 @@ class DevicePool:
 
     @property
     def device(self) -> torch.device:
-        return next(iter(self.layers.values())).keys.device
+        return next(iter(self._pools.values())).parts[0].device
 
     def first_runs(self, num_bytes: int) -> list[NDArray[np.uint8]]:
         """Return the memory of the blocks that are handed out first, about so many bytes of them over all

@@ -5,12 +5,16 @@ cache something else; which of it can be answered, and which means that the mode
 here.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers.cache_utils import Cache
+
+from kvchat.engine.api.ids import GroupId
+from kvchat.engine.formats.attention_metadata import AttentionMetadata
+from kvchat.engine.models.probing.state_recorder import StateRecorder
 
 
 class PackedPast(Cache):
@@ -23,9 +27,12 @@ class PackedPast(Cache):
         super().__init__(layers=[])
         self._past_lens = torch.zeros(1, dtype=torch.long)
 
-    def begin(self, positions: Tensor) -> None:
-        """Take the positions [T] of the row that is computed next."""
+    def begin(self, positions: Tensor, groups: Mapping[GroupId, AttentionMetadata]) -> None:
+        """Take the positions [T] of the row that is computed next, and what is told of it in each group."""
         self._past_lens = positions - torch.arange(positions.numel(), device=positions.device)
+
+    def end(self) -> None:
+        """Note that the row is computed."""
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
@@ -54,11 +61,13 @@ class ProbePast(Cache):
 
     Args:
         start: the claimed length of the past; masks are built for it.
+        states: notes what layers keep besides keys and values; None: that is refused.
     """
 
-    def __init__(self, start: int) -> None:
+    def __init__(self, start: int, states: StateRecorder | None = None) -> None:
         super().__init__(layers=[])
         self.start = start
+        self._states = states
         self.asked_past_len = False
         self.updates: dict[int, tuple[Tensor, Tensor]] = {}
 
@@ -83,6 +92,37 @@ class ProbePast(Cache):
     def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = None) -> bool:
         return False
 
-    get_conv_state = update_conv_state = _refuses("the state of a convolution")
-    get_recurrent_state = update_recurrent_state = is_recording_past = _refuses("a recurrent state")
+    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> None:
+        return None
+
+    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> None:
+        return None
+
+    def update_conv_state(
+        self,
+        conv_states: Tensor,
+        layer_idx: int,
+        state_idx: int = 0,
+        conv_kernel_size: int | None = None,
+        **kwargs: Any,
+    ) -> Tensor:
+        size = conv_kernel_size or conv_states.shape[-1]
+        whole = nn.functional.pad(conv_states, (max(0, size - conv_states.shape[-1]), 0))
+        self._note((layer_idx, "conv", state_idx), whole[..., -size:])
+        return whole
+
+    def update_recurrent_state(
+        self, recurrent_states: Tensor, layer_idx: int, state_idx: int = 0, **kwargs: Any
+    ) -> Tensor:
+        self._note((layer_idx, "rec", state_idx), recurrent_states)
+        return recurrent_states
+
+    def is_recording_past(self, layer_idx: int) -> bool:
+        return False
+
+    def _note(self, name: tuple[int, str, int], tensor: Tensor) -> None:
+        if self._states is None:
+            raise KeepsState("a recurrent state")
+        self._states.note(name, tensor)
+
     update_indexer = _refuses("the keys of an index that selects tokens")

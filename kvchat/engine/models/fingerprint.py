@@ -86,6 +86,7 @@ class Storage:
     block_size: int
     layouts: Mapping[GroupId, Layout]
     rope_layouts: Mapping[GroupId, str] = field(default_factory=dict)
+    states: Mapping[GroupId, str] = field(default_factory=dict)
 
 
 def read_checkpoint(model_dir: Path, adapter_dir: Path | None, digests: WeightDigests) -> Checkpoint:
@@ -117,8 +118,12 @@ def fingerprint(checkpoint: Checkpoint, storage: Storage) -> bytes:
 
 def fields_of(checkpoint: Checkpoint, storage: Storage) -> dict[str, Any]:
     """Return what a fingerprint is taken over, by name, as JSON keeps it."""
-    ropes = {str(group): layout for group, layout in storage.rope_layouts.items()}
-    return ({"rope_layouts": ropes} if ropes else {}) | {
+    of_groups = {"rope_layouts": storage.rope_layouts, "states": storage.states}
+    return {
+        name: {str(group): text for group, text in fields.items()}
+        for name, fields in of_groups.items()
+        if fields
+    } | {
         "weights": list(checkpoint.weights),
         "config": dict(checkpoint.config),
         "adapter": checkpoint.adapter,

@@ -321,6 +321,7 @@ class OutputProcessor:
 
     def _take_out(self, completion: Completion) -> None:
         self.scheduler.remove(completion)
+        self.manager.states.keep(completion.sequence)
         self.scheduler.touch(completion.sequence.id)
         self.sampler.forget(completion.id)
         del self.completions[completion.id]

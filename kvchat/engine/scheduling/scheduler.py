@@ -98,6 +98,7 @@ class Scheduler:
         """Queue a request. A sequence that still holds its blocks needs no admission and runs at once."""
         completion.sequence.priority = completion.request.priority
         completion.sequence.idle_since_s = None
+        self.manager.states.plan(completion.sequence)
         if completion.sequence.computed_len:
             self.manager.touch(completion.sequence)
             completion.loaded = Loaded(device=completion.sequence.computed_len)

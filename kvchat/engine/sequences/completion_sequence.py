@@ -59,7 +59,7 @@ class Completion:
 
     def due_within(self, budget: int) -> int:
         """Return how many tokens it may compute in a step that has room for `budget` more."""
-        return self.sequence.view_schedule.step_len(self.sequence.computed_len, min(self.num_due, budget))
+        return self.sequence.step_len(min(self.num_due, budget), self.num_due)
 
     @property
     def most_drafted(self) -> int:

@@ -78,6 +78,24 @@ class Sequence:
     """Names of its full blocks, computed or not, as far as anybody has asked for them."""
     view_schedule: ViewSchedule = EXACT
     """What it keeps in sight."""
+    piece: int = 0
+    """Of a model with states: steps end at multiples of so many tokens, so that the same tokens are always
+    computed together."""
+    snapshot_at: int | None = None
+    """Behind how many tokens a state of its prompt is kept."""
+
+    def step_len(self, num_tokens: int, num_due: int) -> int:
+        """Return how many of the next `num_tokens` tokens one step may compute, of `num_due` that are to be
+        computed. Pure.
+        """
+        num_tokens = self.view_schedule.step_len(self.computed_len, num_tokens)
+        if not self.piece:
+            return num_tokens
+        end = self.computed_len + num_tokens
+        if self.snapshot_at is not None and self.computed_len < self.snapshot_at < end:
+            return self.snapshot_at - self.computed_len
+        whole = end // self.piece * self.piece - self.computed_len
+        return whole if whole > 0 and num_tokens < num_due else num_tokens
 
     @property
     def num_uncomputed(self) -> int:

@@ -17,7 +17,7 @@ from kvchat.engine.cache.eviction import Eviction
 from kvchat.engine.cache.host_tier import HostTier
 from kvchat.engine.cache.manager import CacheManager
 from kvchat.engine.formats.format_table import Resources, metadata_builders
-from kvchat.engine.formats.pool_sizing import host_places, pool_blocks
+from kvchat.engine.formats.pool_sizing import LEAST_STATES, host_places, pool_blocks
 from kvchat.engine.formats.shadow.memory import ShadowedMemory, divided, in_host_memory, making_bytes
 from kvchat.engine.formats.shadow.shadows import Shadows
 from kvchat.engine.formats.shadow.spec import shadow_specs
@@ -125,6 +125,7 @@ def assemble(
     manager = CacheManager(tier, fingerprint=digest, slow=mover)
     shadows = shadows_of(candidate.loaded, groups, memory.shadow_bytes)
     resources = Resources(layers=pool.layers, shadows=shadows)
+    may_draft = shadows is None and not tier.has_states
     forward, unfused = _forward(candidate, pool, fusion)
     short = short_steps(
         forward, groups, pool, Recording(lengths.context_len, activation, config.cache_dir), report
@@ -145,7 +146,8 @@ def assemble(
         runs_ahead=short is not None,
         sampler=Sampler(config.seed),
         # A draft that is not kept would have to be taken back from a shadow, which is to make it anew.
-        drafter=NgramProposer() if config.speculate == "auto" and shadows is None else NoDrafter(),
+        # And a state would have to be kept behind each of its tokens.
+        drafter=NgramProposer() if config.speculate == "auto" and may_draft else NoDrafter(),
         pool=pool,
         mover=mover,
         rates=rates,
@@ -355,9 +357,11 @@ def _device_bytes(config: EngineConfig, groups: tuple[Group, ...], max_context: 
 
 
 def _context_bytes(groups: Sequence[Group], max_context: int, block_size: int) -> int:
-    """Return what the blocks of a conversation of full length take."""
+    """Return what the blocks of a conversation of full length take, and as many states as are worth keeping."""
     kept = [group for group in groups if group.spec.lifetime is not Lifetime.SUPERSEDED]
-    return sum(group.block_bytes(block_size) for group in kept) * max_context // block_size
+    of_tokens = sum(group.block_bytes(block_size) for group in kept if not group.is_state)
+    of_states = sum(group.block_bytes(block_size) for group in kept if group.is_state)
+    return of_tokens * max_context // block_size + of_states * LEAST_STATES
 
 
 def _host_bytes(

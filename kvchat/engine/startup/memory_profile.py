@@ -139,7 +139,8 @@ def measured(
     size = lengths.block_size
     num_bytes = {group: group.block_bytes(size) * num_blocks[group.id] for group in groups}
     remote_bytes = sum(of_group for group, of_group in num_bytes.items() if group.in_host_memory)
-    unbounded = [group for group in groups if group.spec.max_visible is None] or list(groups)
+    of_tokens = [group for group in groups if not group.is_state]
+    unbounded = [group for group in of_tokens if group.spec.max_visible is None] or of_tokens
     pools = tuple(_pool(group, num_blocks[group.id], lengths) for group in groups)
     return Capacity(
         activation_bytes=activation,
@@ -154,11 +155,12 @@ def measured(
 
 def _pool(group: Group, num_blocks: int, lengths: Lengths) -> PoolCapacity:
     needed = least_blocks(group, lengths.context_len, lengths.chunk_len, lengths.block_size)
+    holds_all = group.spec.max_visible is None and not group.is_state
     return PoolCapacity(
         group=group.id,
         kind=group.spec.kind,
         num_blocks=num_blocks,
-        num_tokens=num_blocks * lengths.block_size if group.spec.max_visible is None else None,
+        num_tokens=num_blocks * lengths.block_size if holds_all else None,
         max_concurrency=num_blocks / needed,
     )
 

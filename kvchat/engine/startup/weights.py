@@ -5,7 +5,7 @@ copies alone. Blocks are named by the weights that computed them, so those of th
 the new ones, and are found again when the old ones come back.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from kvchat.engine.api.cache_format import parse_cache_format
 from kvchat.engine.api.config import EngineConfig, EngineInfo
+from kvchat.engine.api.ids import GroupId
 from kvchat.engine.formats.groups_in_format import stored_groups
 from kvchat.engine.formats.spec import Group
 from kvchat.engine.forward import self_check
@@ -123,16 +124,18 @@ def fingerprint_of(candidate: Candidate, config: EngineConfig, pool: DevicePool)
         cache_format=parse_cache_format(config.cache_format).stored,
         block_size=config.block_size,
         layouts=pool.layouts(),
-        rope_layouts={
-            group.id: fields["rope_layout"]
-            for group in candidate.served.groups
-            if (fields := group.spec.fingerprint_fields())
-        },
+        rope_layouts=_fields(candidate.served.groups, "rope_layout"),
+        states=_fields(candidate.served.groups, "state"),
     )
     fields = fields_of(candidate.checkpoint, storage)
     if config.cache_dir is not None:
         remember(config.cache_dir, fields)
     return digest_of(fields)
+
+
+def _fields(groups: Sequence[Group], name: str) -> dict[GroupId, str]:
+    fields = {group.id: group.spec.fingerprint_fields() for group in groups}
+    return {group: of_group[name] for group, of_group in fields.items() if name in of_group}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

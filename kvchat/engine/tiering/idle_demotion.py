@@ -23,7 +23,7 @@ class HostAdmission:
 
     def __init__(self, rates: Rates, groups: Sequence[Group], block_size: int) -> None:
         self._rates = rates
-        self._num_bytes = sum(group.block_bytes(block_size) for group in groups)
+        self._num_bytes = sum(group.block_bytes(block_size) for group in groups if not group.is_state)
 
     def in_host(self, node: IndexNode) -> bool:
         """Whether loading a block from host memory takes less time than computing it where it stands."""

@@ -80,8 +80,8 @@ class SavePolicy:
         self._saver.step_aside(has_more)
         self._saver.save_blocks(saves, most_bytes)
         self._note_problem(self._saver)
-        if self._manager.device.has_superseded:
-            return  # exact blocks that are quantised soon are stored where turns end
+        if self._manager.device.has_superseded or self._manager.device.has_states:
+            return  # exact blocks that are quantised soon, and states, are stored where turns end
         now_s = self._clock()
         if now_s - self._tails_saved_s >= TAIL_INTERVAL_S:
             self._tails_saved_s = now_s

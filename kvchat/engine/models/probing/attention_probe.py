@@ -6,7 +6,7 @@ shapes, arguments and the model's own masks; a recorder in place of its cache no
 What the config says beyond that (layer types) is checked against what was seen.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +20,7 @@ from kvchat.engine.formats.attention_metadata import AttentionCall
 from kvchat.engine.formats.chunked.spec import ChunkedSpec
 from kvchat.engine.formats.full.spec import FullSpec
 from kvchat.engine.formats.latent.spec import LatentSpec
+from kvchat.engine.formats.recurrent.spec import StateSpec
 from kvchat.engine.formats.sliding.spec import SlidingSpec
 from kvchat.engine.formats.spec import CacheSpec
 from kvchat.engine.memory.device_pool import DTYPE_NAMES
@@ -32,6 +33,7 @@ from kvchat.engine.models.hook import (
     set_implementation,
 )
 from kvchat.engine.models.latent import LatentLayer
+from kvchat.engine.models.probing.state_recorder import StateRecorder
 from kvchat.engine.models.probing.visible_range import VisibleRange, reach_of
 from kvchat.errors import UnsupportedModel
 
@@ -51,11 +53,15 @@ class ModelLayers:
         specs: by layer index, for the layers that store keys and values.
         borrowed: layers that read what another layer stores, each with that layer.
         asks_past_len: whether a layer asks its cache how long the past is.
+        states: by layer index, for the layers that keep a state.
+        keepers: the modules that ask for it.
     """
 
     specs: dict[int, CacheSpec]
     borrowed: dict[int, int]
     asks_past_len: bool = False
+    states: dict[int, StateSpec] = field(default_factory=dict)
+    keepers: tuple[nn.Module, ...] = ()
 
 
 class Contradiction(UnsupportedModel):
@@ -172,20 +178,24 @@ def probe_layers(
     """
     config: Any = model.config
     text_config = config.get_text_config()
-    past = ProbePast(max(0, min(max_context, LONGEST_MASK) - NUM_TOKENS))
+    states = StateRecorder()
+    past = ProbePast(max(0, min(max_context, LONGEST_MASK) - NUM_TOKENS), states)
     recorder = _Recorder(past.start, getattr(text_config, "attention_chunk_size", None), latents or {})
     attach(model, recorder)
     set_implementation(model, PROBE_IMPLEMENTATION)
-    run_probe(model, past)
+    with states.watching(model):
+        run_probe(model, past)
     set_implementation(model, IMPLEMENTATION)
-    _require_layers(text_config, recorder)
-    _check_types(text_config, recorder)
+    kept = states.specs()
+    _require_layers(text_config, recorder, kept)
+    _check_types(text_config, recorder, kept)
     _check_windows(text_config, recorder)
     if recorder.problems:
         raise UnsupportedModel(
             f"{model_name(config)} cannot be served exactly: {'; '.join(recorder.problems)}"
         )
-    return ModelLayers(recorder.specs, recorder.borrowed, past.asked_past_len)
+    keepers = tuple(states.keepers)
+    return ModelLayers(recorder.specs, recorder.borrowed, past.asked_past_len, kept, keepers)
 
 
 class _WithoutProducts(TorchFunctionMode):
@@ -246,8 +256,9 @@ def _rows(heads_first: Tensor) -> Tensor:
     return heads_first[0].transpose(0, 1)
 
 
-def _require_layers(text_config: Any, recorder: _Recorder) -> None:
-    missing = sorted(_layers_that_attend(text_config) - recorder.specs.keys() - recorder.borrowed.keys())
+def _require_layers(text_config: Any, recorder: _Recorder, states: Collection[int]) -> None:
+    known = {*recorder.specs, *recorder.borrowed, *states}
+    missing = sorted(_layers_that_attend(text_config) - known)
     if missing and not recorder.problems:
         recorder.problems.append(
             f"layers {missing} keep something other than keys and values "
@@ -260,10 +271,10 @@ def _layers_that_attend(text_config: Any) -> set[int]:
     return {layer for layer, kind in enumerate(kinds) if kind not in KEEPS_NOTHING}
 
 
-def _check_types(text_config: Any, recorder: _Recorder) -> None:
+def _check_types(text_config: Any, recorder: _Recorder, states: Collection[int]) -> None:
     """Refuse layers that attend in a way that two tokens do not show."""
     for layer, kind in enumerate(getattr(text_config, "layer_types", None) or ()):
-        if layer in recorder.specs and kind not in ATTENTION_TYPES | KEEPS_NOTHING:
+        if layer in recorder.specs and layer not in states and kind not in ATTENTION_TYPES | KEEPS_NOTHING:
             recorder.problems.append(f"layer {layer} is of type {kind}")
 
 

@@ -1,0 +1,78 @@
+"""Parts of a step that layers with a state compute by themselves: the tokens of a sequence that go together.
+
+All sequences with one token are computed together; others in pieces that end at multiples of `StateSpec.piece`
+tokens, so that the same tokens are computed together whatever a step consists of: that gives the same bits.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kvchat.engine.formats.attention_metadata import AttentionMetadata, Step
+from kvchat.engine.formats.full.attend import FullMetadataBuilder
+from kvchat.engine.formats.recurrent.spec import StateSpec
+from kvchat.engine.formats.spec import Group
+from kvchat.engine.sequences.batch_plan import Chunk
+
+
+@dataclass(frozen=True, slots=True)
+class StatePart:
+    """Rows that a layer computes in one call: n tokens of each of B sequences.
+
+    Args:
+        rows: in the step [B * n], sequence after sequence.
+        shape: (B, n).
+        reads: blocks of the states before these tokens [B]; None: there are no tokens before them.
+        writes: blocks of the states behind them [B].
+    """
+
+    rows: Tensor
+    shape: tuple[int, int]
+    reads: Tensor | None
+    writes: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class StateMetadata(AttentionMetadata):
+    """The parts of a step in one group of layers with a state."""
+
+    parts: Sequence[StatePart] = ()
+
+
+class StateMetadataBuilder(FullMetadataBuilder):
+    """Builds the parts of each step. A sequence's table has the state behind its computed tokens, if there
+    are any, and behind it the block for the next one.
+    """
+
+    def __init__(self, group: Group, block_size: int) -> None:
+        super().__init__(group, block_size)
+        assert isinstance(group.spec, StateSpec)
+        self._piece = group.spec.piece
+
+    def build(self, step: Step) -> AttentionMetadata:
+        parts: list[StatePart] = []
+        singles: list[tuple[int, Tensor]] = []
+        row = 0
+        for chunk in step.chunks:
+            table = step.tables[chunk.sequence, self.group.id]
+            if chunk.start and len(chunk.token_ids) == 1:
+                singles.append((row, table))
+            else:
+                parts += self._pieces(chunk, row, table)
+            row += len(chunk.token_ids)
+        if singles:
+            rows = torch.tensor([row for row, _ in singles], device=step.device)
+            blocks = torch.stack([table[:2] for _, table in singles])
+            parts.append(StatePart(rows, (len(singles), 1), blocks[:, 0], blocks[:, 1]))
+        return StateMetadata(torch.zeros(0, dtype=torch.long), (), parts=parts)
+
+    def _pieces(self, chunk: Chunk, row: int, table: Tensor) -> Iterator[StatePart]:
+        reads, writes = (table[:1], table[1:2]) if chunk.start else (None, table[:1])
+        start = chunk.start
+        while start < chunk.end:
+            end = min(chunk.end, start // self._piece * self._piece + self._piece)
+            rows = torch.arange(row, row + end - start, device=table.device)
+            yield StatePart(rows, (1, end - start), reads, writes)
+            row, start, reads = row + end - start, end, writes

@@ -1,0 +1,184 @@
+"""Layers with a recurrent state in an unmodified model: found by what they store, called sequence by sequence.
+
+All other modules compute a step's tokens in one row. A module that keeps a state is called once for each part
+of the row (`StatePart`), with the states of its sequences: it asks the cache for them, and gives new ones back,
+as it does when the model runs by itself. Dimensions: B sequences, n tokens of each, N blocks.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from kvchat.engine.api.ids import GroupId
+from kvchat.engine.formats.attention_metadata import AttentionMetadata, LayerPool
+from kvchat.engine.formats.recurrent.parts import StateMetadata, StatePart
+from kvchat.engine.formats.recurrent.spec import StateSpec
+from kvchat.engine.models.cache_stand_ins import PackedPast
+from kvchat.engine.models.probing.state_recorder import Name
+
+_ATTRIBUTE = "kvchat_states"
+
+
+@dataclass(frozen=True, slots=True)
+class LayerStates:
+    """The states of one layer in all blocks of its group: tensors [N, ...], by kind and number."""
+
+    group: GroupId
+    tensors: Mapping[tuple[str, int], Tensor]
+
+
+def layer_states(pools: Mapping[int, LayerPool], dtypes: Mapping[str, torch.dtype]) -> dict[int, LayerStates]:
+    """Return the states in layers' memory, [N, 1, 1, b] bytes of each."""
+    found = {}
+    for layer, pool in pools.items():
+        assert isinstance(pool.spec, StateSpec)
+        tensors = {}
+        for one, start in zip(pool.spec.tensors, pool.spec.starts, strict=True):
+            run = pool.keys[:, 0, 0, start : start + one.num_bytes].view(dtypes[one.dtype])
+            tensors[one.kind, one.number] = run.unflatten(1, one.shape)
+        found[layer] = LayerStates(pool.group, tensors)
+    return found
+
+
+class StatePast(PackedPast):
+    """The cache of a packed pass through a model whose layers keep states.
+
+    Args:
+        layers: the states of each layer that keeps one.
+    """
+
+    def __init__(self, layers: Mapping[int, LayerStates]) -> None:
+        super().__init__()
+        self._layers = layers
+        self._groups: Mapping[GroupId, AttentionMetadata] = {}
+        self._number: int | None = None
+        self._given: dict[Name, Tensor] = {}
+
+    def begin(self, positions: Tensor, groups: Mapping[GroupId, AttentionMetadata]) -> None:
+        super().begin(positions, groups)
+        self._groups = groups
+
+    def end(self) -> None:
+        self._groups = {}
+
+    @property
+    def parts(self) -> Sequence[StatePart]:
+        """Parts of the step that is computed, by those of any group; none outside of a step."""
+        own = self._groups.get(next(iter(self._layers.values())).group)
+        return own.parts if isinstance(own, StateMetadata) else ()
+
+    @contextmanager
+    def part(self, number: int) -> Iterator[None]:
+        """Answer one layer for one part, and keep the states that it gives when it is through."""
+        self._number, self._given = number, {}
+        try:
+            yield
+            for (layer, kind, index), tensor in self._given.items():
+                self._layers[layer].tensors[kind, index][self._part(layer).writes] = tensor
+        finally:
+            self._number, self._given = None, {}
+
+    def _part(self, layer: int) -> StatePart:
+        own = self._groups[self._layers[layer].group]
+        assert isinstance(own, StateMetadata)
+        assert self._number is not None, "a layer asks for its state outside of a part"
+        return own.parts[self._number]
+
+    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
+        return self._state((layer_idx, "conv", state_idx))
+
+    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
+        return self._state((layer_idx, "rec", state_idx))
+
+    def update_conv_state(
+        self, conv_states: Tensor, layer_idx: int, state_idx: int = 0, **kwargs: Any
+    ) -> Tensor:
+        """Keep the last inputs [B, C, K] of a convolution, and return them with those before [B, C, K + n]."""
+        name = layer_idx, "conv", state_idx
+        before = self._state(name)
+        size = self._layers[layer_idx].tensors["conv", state_idx].shape[-1]
+        if before is None:
+            whole = nn.functional.pad(conv_states, (max(0, size - conv_states.shape[-1]), 0))
+        else:
+            whole = torch.cat((before, conv_states), dim=-1)
+        self._given[name] = whole[..., -size:]
+        return whole
+
+    def update_recurrent_state(
+        self, recurrent_states: Tensor, layer_idx: int, state_idx: int = 0, **kwargs: Any
+    ) -> Tensor:
+        self._given[layer_idx, "rec", state_idx] = recurrent_states
+        return recurrent_states
+
+    def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = None) -> bool:
+        return self._number is not None and self.parts[self._number].reads is not None
+
+    def is_recording_past(self, layer_idx: int) -> bool:
+        return False
+
+    def _state(self, name: Name) -> Tensor | None:
+        """Return a copy of a tensor as it is before this part, or as the layer has left it; None: there are no
+        tokens before it. A copy, since some layers change it in place.
+        """
+        layer, kind, number = name
+        reads = self._part(layer).reads
+        if name not in self._given and reads is not None:
+            self._given[name] = self._layers[layer].tensors[kind, number][reads]
+        return self._given.get(name)
+
+
+def attach_states(keepers: Sequence[nn.Module], past: StatePast) -> None:
+    """Let modules compute part by part with the states of `past`; replaces what was attached before."""
+    for keeper in keepers:
+        if not hasattr(keeper, _ATTRIBUTE):
+            keeper.forward = _by_parts(keeper, keeper.forward)
+        setattr(keeper, _ATTRIBUTE, past)
+
+
+def _by_parts(keeper: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
+    def by_parts(*args: Any, **kwargs: Any) -> Any:
+        past: StatePast = getattr(keeper, _ATTRIBUTE)
+        parts = past.parts
+        if not parts:  # the model runs by itself
+            return forward(*args, **kwargs)
+        total = sum(part.rows.numel() for part in parts)
+        outs = []
+        for number, part in enumerate(parts):
+            with past.part(number):
+                own = _rows_of(args, part, total), _rows_of(kwargs, part, total)
+                outs.append(forward(*own[0], **own[1]))
+        return _joined(outs, parts, total)
+
+    return by_parts
+
+
+def _rows_of(value: Any, part: StatePart, total: int) -> Any:
+    """Return a part's rows [B, n, ...] of every tensor [1, total, ...]."""
+    if isinstance(value, Tensor):
+        is_row = value.ndim >= 2 and value.shape[:2] == (1, total)
+        return value[0].index_select(0, part.rows).unflatten(0, part.shape) if is_row else value
+    if isinstance(value, tuple | list):
+        return type(value)(_rows_of(one, part, total) for one in value)
+    if isinstance(value, dict):
+        return {name: _rows_of(one, part, total) for name, one in value.items()}
+    return value
+
+
+def _joined(outs: Sequence[Any], parts: Sequence[StatePart], total: int) -> Any:
+    """Return outputs [B, n, ...] of all parts as one row [1, total, ...]."""
+    first = outs[0]
+    if isinstance(first, tuple | list):
+        return type(first)(_joined([out[number] for out in outs], parts, total) for number in range(len(first)))
+    is_row = isinstance(first, Tensor) and all(
+        tuple(out.shape[:2]) == part.shape for out, part in zip(outs, parts, strict=True)
+    )
+    if not is_row:
+        return first  # a state, which nobody reads
+    row = first.new_empty(total, *first.shape[2:])
+    for out, part in zip(outs, parts, strict=True):
+        row[part.rows] = out.flatten(0, 1)
+    return row[None]
