@@ -350,7 +350,7 @@ class Engine:
             reused_tokens=self._output.reused_tokens,
             computed_tokens=self._output.computed_tokens,
             sampled_tokens=self._output.sampled_tokens,
-            room_tokens=usage_snapshot.room_tokens(self._manager),
+            room_tokens=usage_snapshot.room_tokens(self._manager, self.info.max_context),
             capacity=self.info.capacity,
             cache_format=self.info.cache_format,
             is_exact=self.info.is_exact,

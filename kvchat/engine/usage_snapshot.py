@@ -143,9 +143,11 @@ def moved_bytes(rates: Rates, written_bytes: int) -> MovedBytes:
     )
 
 
-def room_tokens(manager: CacheManager) -> int:
-    """Return how many tokens one more sequence can hold in blocks that are free."""
+def room_tokens(manager: CacheManager, max_context: int) -> int:
+    """Return how many tokens one more sequence can hold in blocks that are free; any number in states."""
     of_tokens = [group for group in manager.groups if not group.is_state]
+    if not of_tokens:
+        return max_context
     unbounded = [group for group in of_tokens if group.spec.max_visible is None] or of_tokens
     return min(manager.pools[group.id].num_free for group in unbounded) * manager.block_size
 

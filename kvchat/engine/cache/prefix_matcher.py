@@ -257,7 +257,9 @@ class PrefixMatcher:
         ends = [
             one
             for one in candidates
-            if one.key is not None and one.covers(self._states) and one.token_ids == tuple(rest[: len(one.token_ids)])
+            if one.key is not None
+            and one.covers(self._states)
+            and one.token_ids == tuple(rest[: len(one.token_ids)])
         ]
         for end in sorted(ends, key=lambda one: -len(one.token_ids)):
             length = len(end.token_ids)

@@ -57,8 +57,11 @@ class Admission:
     def _found(self, group: Group, match: PrefixMatch) -> list[BlockId]:
         """Return the device blocks that the group needs behind the matched tokens."""
         if group.is_state:
-            block = match.state and self._device.index.block(match.state.key, group.id)
-            return [] if block is None else [block]
+            if match.state is None:
+                return []
+            block = self._device.index.block(match.state.key, group.id)
+            assert block is not None, "a match is admitted whose state is not on the device"
+            return [block]
         found = []
         for number in match.numbers(group, self._device.block_size):
             block = self._device.index.block(match.key_of(group, number), group.id)

@@ -1,9 +1,9 @@
 """State snapshots: which states of a sequence are kept under a name, and the blocks that hold them.
 
-A sequence holds one state, behind its computed tokens; while a step runs it holds the block for the next one
-too. A state is never written twice: a fork shares it, a snapshot is the same block with a name, and a step that
-ends early leaves what was there. The name is that of the block or tail which ends where the state was taken, so
-it is found with the keys and values of the same tokens.
+A sequence holds one state, behind its computed tokens; while a step runs it holds the block for the next
+one too. A state is never written twice: a fork shares it, a snapshot is the same block with a name, and a
+step that ends early leaves what was there. The name is that of the block or tail which ends where the state
+was taken, so it is found with the keys and values of the same tokens.
 """
 
 from kvchat.engine.api.ids import block_key

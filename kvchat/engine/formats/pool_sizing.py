@@ -51,10 +51,16 @@ def pool_blocks(
     Raises:
         PoolExhausted: not even two blocks fit; the message says how many bytes would.
     """
-    states, groups = [group for group in groups if group.is_state], [one for one in groups if not one.is_state]
+    states, groups = (
+        [group for group in groups if group.is_state],
+        [one for one in groups if not one.is_state],
+    )
     if states:
         each = sum(group.block_bytes(block_size) for group in states)
-        num_states = max(LEAST_STATES, limit_bytes // STATE_SHARE // each)
+        share = limit_bytes // STATE_SHARE if groups else limit_bytes
+        num_states = max(LEAST_STATES, share // each)
+        if not groups:
+            return {group.id: num_states for group in states}
         rest = pool_blocks(
             groups,
             limit_bytes - num_states * each,
@@ -104,12 +110,14 @@ def _divisor(group: Group, groups: Sequence[Group]) -> int:
 
 
 def host_places(groups: Sequence[Group], limit_bytes: int, block_size: int) -> dict[GroupId, int]:
-    """Return how many blocks of each group fit into host memory: equally many of each that hold tokens, and of
-    states their share; possibly none.
+    """Return how many blocks of each group fit into host memory: equally many of each that hold tokens, and
+    of states their share; possibly none.
     """
     states = [group for group in groups if group.is_state]
     of_tokens = [group for group in groups if not group.is_state]
-    for_states = limit_bytes // STATE_SHARE if states else 0
+    for_states = 0
+    if states:
+        for_states = limit_bytes // STATE_SHARE if of_tokens else limit_bytes
     return {
         group.id: share // sum(one.block_bytes(block_size) for one in alike)
         for alike, share in ((of_tokens, limit_bytes - for_states), (states, for_states))

@@ -75,7 +75,7 @@ def choose_route(loaded: LoadedModel, checks: SelfCheckCache | None = None) -> M
     checks = checks or SelfCheckCache()
     reasons: list[str] = []
     by_attention = (_by_latents, _by_attention) if latent_layers(loaded.module) else (_by_attention,)
-    for try_route in (*by_attention, _by_cache):
+    for try_route in (*by_attention, _step_by_step, _by_cache):
         try:
             served = try_route(loaded)
             name = name_of("own logits", served.route, served.groups)
@@ -119,18 +119,26 @@ def _by_latents(loaded: LoadedModel) -> ModelPlan:
     )
 
 
-def _by_attention(loaded: LoadedModel) -> ModelPlan:
+def _step_by_step(loaded: LoadedModel) -> ModelPlan:
+    """For layers that take no state where they are given several tokens."""
+    return _by_attention(loaded, is_stepwise=True)
+
+
+def _by_attention(loaded: LoadedModel, *, is_stepwise: bool = False) -> ModelPlan:
     module = loaded.module
     expand_latents(module)
     if not set_implementation(module, IMPLEMENTATION):
         raise UnsupportedModel(f"{model_name(module.config)} does not let its attention be replaced")
     layers = probe_layers(module, loaded.max_context)
+    states = {layer: replace(spec, is_stepwise=is_stepwise) for layer, spec in layers.states.items()}
+    if is_stepwise and not states:
+        raise UnsupportedModel(f"{model_name(module.config)} keeps no state")
 
     def make_pass(pool: DevicePool) -> PackedPass:
         past = _past(layers, pool)
         return PackedPass(module, PagedAttention(pool.layers, layers.borrowed), past)
 
-    groups = group_layers(layers.specs, layers.borrowed, layers.states)
+    groups = group_layers(layers.specs, layers.borrowed, states)
     return ModelPlan(Route.ATTENTION, groups, make_pass)
 
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from kvchat.engine.formats.format_table import PagedAttention
 from kvchat.engine.forward.runner import InputBatch
 from kvchat.engine.models.cache_stand_ins import PackedPast
-from kvchat.engine.models.hook import attach
+from kvchat.engine.models.hook import accepted_arguments, attach, past_argument
 
 
 class PackedPass:
@@ -25,20 +25,18 @@ class PackedPass:
         self._past = past
         self.follows_from_tensors = past is None
         """Whether what is computed follows from the tensors of a row alone, so that it can be recorded."""
-        attach(module, attention)
+        self._accepted = accepted_arguments(module)
+        attach(module, attention, past)
 
     def logits(self, row: InputBatch) -> Tensor:
         self._attention.step = row.groups
-        cache: dict[str, Any] = {"use_cache": False}
+        arguments: dict[str, Any] = {"logits_to_keep": row.sampling, "use_cache": self._past is not None}
+        if "position_ids" in self._accepted:
+            arguments["position_ids"] = row.positions[None]
         if self._past is not None:
             self._past.begin(row.positions, row.groups)
-            cache = {"use_cache": True, "past_key_values": self._past}
-        out = self._module(
-            input_ids=row.token_ids[None],
-            position_ids=row.positions[None],
-            logits_to_keep=row.sampling,
-            **cache,
-        )
+            arguments[past_argument(self._accepted)] = self._past
+        out = self._module(input_ids=row.token_ids[None], **arguments)
         if self._past is not None:
             self._past.end()
         return torch.as_tensor(out.logits[0])

@@ -66,10 +66,10 @@ class DevicePool:
             ) from error
         self.layers = layer_pools(groups, {group: pool.parts for group, pool in self._pools.items()})
         self.states = {
-            layer: LayerPool(group.id, group.spec, *(part[number] for part in self._pools[group.id].parts))
+            layer: LayerPool(group.id, group.spec, keys, values)
             for group in groups
             if group.is_state
-            for number, layer in enumerate(group.layers)
+            for layer, keys, values in zip(group.layers, *self._pools[group.id].parts, strict=True)
         }
         """Each layer's part of the pool that its state lies in."""
 

@@ -25,6 +25,7 @@ class PackedPast(Cache):
 
     def __init__(self) -> None:
         super().__init__(layers=[])
+        self.updated_layer = 0
         self._past_lens = torch.zeros(1, dtype=torch.long)
 
     def begin(self, positions: Tensor, groups: Mapping[GroupId, AttentionMetadata]) -> None:
@@ -37,6 +38,7 @@ class PackedPast(Cache):
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
+        self.updated_layer = layer_idx
         return key_states, value_states
 
     def get_seq_length(self, layer_idx: int = 0) -> Any:
@@ -67,6 +69,7 @@ class ProbePast(Cache):
     def __init__(self, start: int, states: StateRecorder | None = None) -> None:
         super().__init__(layers=[])
         self.start = start
+        self.updated_layer = 0
         self._states = states
         self.asked_past_len = False
         self.updates: dict[int, tuple[Tensor, Tensor]] = {}
@@ -74,6 +77,7 @@ class ProbePast(Cache):
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
+        self.updated_layer = layer_idx
         self.updates[layer_idx] = (key_states, value_states)
         return key_states, value_states
 

@@ -19,6 +19,7 @@ IMPLEMENTATION = "kvchat"
 PROBE_IMPLEMENTATION = "kvchat-probe"
 """The same function for a model that builds its masks and hands them over."""
 _ATTRIBUTE = "kvchat_layer"
+_PAST = "kvchat_past"
 UNSUPPORTED_ARGUMENTS = ("position_bias", "indices", "block_indices", "sinks")
 """Arguments that change the scores in ways no backend here knows."""
 
@@ -37,6 +38,13 @@ class AttentionLayer(Protocol):
             [T, H, D_v].
         """
         ...
+
+
+class LayerOfUpdate(Protocol):
+    """The cache that a model is given."""
+
+    updated_layer: int
+    """The layer that has given it keys and values last: it attends next."""
 
 
 def attend(
@@ -60,6 +68,8 @@ def attend(
     )
     behind: AttentionLayer = getattr(module, _ATTRIBUTE)
     layer: Any = module.layer_idx
+    if not _has_layer(module):
+        layer = getattr(module, _PAST).updated_layer
     out = behind.attend(layer, _packed(query), _packed(key), _packed(value), call)
     return out.unsqueeze(0), None
 
@@ -70,11 +80,22 @@ def _packed(heads_first: Tensor) -> Tensor:
     return heads_first[0].transpose(0, 1)
 
 
-def attach(model: nn.Module, behind: AttentionLayer) -> None:
-    """Put `behind` on every module of the model that has a layer index; replaces what was attached before."""
+def attach(model: nn.Module, behind: AttentionLayer, past: "LayerOfUpdate | None" = None) -> None:
+    """Put `behind` on every module of the model that has a layer index; replaces what was attached before.
+
+    Args:
+        past: knows which layer a module belongs to that several layers share; None: none is shared.
+    """
     for module in model.modules():
-        if isinstance(getattr(module, "layer_idx", None), int):
+        if hasattr(module, "layer_idx"):
             setattr(module, _ATTRIBUTE, behind)
+            if not _has_layer(module):
+                setattr(module, _PAST, past)
+
+
+def _has_layer(module: nn.Module) -> bool:
+    layer: Any = module.layer_idx
+    return layer is not None and layer >= 0
 
 
 def set_implementation(model: Any, name: str) -> bool:
@@ -98,6 +119,11 @@ def implementation_of(text_config: Any) -> str | None:
 def accepted_arguments(model: nn.Module) -> frozenset[str]:
     """Return the names of the arguments of a model's forward pass."""
     return frozenset(signature(model.forward).parameters)
+
+
+def past_argument(accepted: frozenset[str]) -> str:
+    """Return the name under which a model takes its cache: models of states alone have their own."""
+    return "cache_params" if "cache_params" in accepted else "past_key_values"
 
 
 AttentionInterface.register(IMPLEMENTATION, attend)

@@ -1,8 +1,8 @@
-"""Layers with a recurrent state in an unmodified model: found by what they store, called sequence by sequence.
+"""Layers with a recurrent state in an unmodified model, called sequence by sequence.
 
-All other modules compute a step's tokens in one row. A module that keeps a state is called once for each part
-of the row (`StatePart`), with the states of its sequences: it asks the cache for them, and gives new ones back,
-as it does when the model runs by itself. Dimensions: B sequences, n tokens of each, N blocks.
+All other modules compute a step's tokens in one row. A module that keeps a state is called once for each
+part of the row (`StatePart`), with the states of its sequences: it asks the cache for them, and gives new
+ones back, as it does when the model runs by itself. Dimensions: B sequences, n tokens of each, N blocks.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -97,7 +97,7 @@ class StatePast(PackedPast):
     def update_conv_state(
         self, conv_states: Tensor, layer_idx: int, state_idx: int = 0, **kwargs: Any
     ) -> Tensor:
-        """Keep the last inputs [B, C, K] of a convolution, and return them with those before [B, C, K + n]."""
+        """Keep the last inputs [B, C, K] of a convolution; return them with those before [B, C, K + n]."""
         name = layer_idx, "conv", state_idx
         before = self._state(name)
         size = self._layers[layer_idx].tensors["conv", state_idx].shape[-1]
@@ -121,8 +121,8 @@ class StatePast(PackedPast):
         return False
 
     def _state(self, name: Name) -> Tensor | None:
-        """Return a copy of a tensor as it is before this part, or as the layer has left it; None: there are no
-        tokens before it. A copy, since some layers change it in place.
+        """Return a copy of a tensor as it is before this part, or as the layer has left it; None: there are
+        no tokens before it. A copy, since some layers change it in place.
         """
         layer, kind, number = name
         reads = self._part(layer).reads
@@ -172,7 +172,9 @@ def _joined(outs: Sequence[Any], parts: Sequence[StatePart], total: int) -> Any:
     """Return outputs [B, n, ...] of all parts as one row [1, total, ...]."""
     first = outs[0]
     if isinstance(first, tuple | list):
-        return type(first)(_joined([out[number] for out in outs], parts, total) for number in range(len(first)))
+        return type(first)(
+            _joined([out[number] for out in outs], parts, total) for number in range(len(first))
+        )
     is_row = isinstance(first, Tensor) and all(
         tuple(out.shape[:2]) == part.shape for out, part in zip(outs, parts, strict=True)
     )

@@ -357,7 +357,7 @@ def _device_bytes(config: EngineConfig, groups: tuple[Group, ...], max_context: 
 
 
 def _context_bytes(groups: Sequence[Group], max_context: int, block_size: int) -> int:
-    """Return what the blocks of a conversation of full length take, and as many states as are worth keeping."""
+    """Return what the blocks of a conversation of full length take, and its states."""
     kept = [group for group in groups if group.spec.lifetime is not Lifetime.SUPERSEDED]
     of_tokens = sum(group.block_bytes(block_size) for group in kept if not group.is_state)
     of_states = sum(group.block_bytes(block_size) for group in kept if group.is_state)

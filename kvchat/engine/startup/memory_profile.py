@@ -147,7 +147,7 @@ def measured(
         device_bytes=sum(num_bytes.values()) - remote_bytes + beside[1],
         host_bytes=beside[0] + remote_bytes,
         num_blocks=sum(num_blocks.values()),
-        num_tokens=min(num_blocks[group.id] for group in unbounded) * size,
+        num_tokens=min((num_blocks[group.id] for group in unbounded), default=lengths.context_len) * size,
         max_concurrency=min(pool.max_concurrency for pool in pools),
         pools=pools,
     )

@@ -1,4 +1,4 @@
-"""Parts of a step that layers with a state compute by themselves: the tokens of a sequence that go together.
+"""Parts of a step that layers with a state compute by themselves: tokens that go together.
 
 All sequences with one token are computed together; others in pieces that end at multiples of `StateSpec.piece`
 tokens, so that the same tokens are computed together whatever a step consists of: that gives the same bits.
@@ -50,6 +50,7 @@ class StateMetadataBuilder(FullMetadataBuilder):
         super().__init__(group, block_size)
         assert isinstance(group.spec, StateSpec)
         self._piece = group.spec.piece
+        self._is_stepwise = group.spec.is_stepwise
 
     def build(self, step: Step) -> AttentionMetadata:
         parts: list[StatePart] = []
@@ -73,6 +74,8 @@ class StateMetadataBuilder(FullMetadataBuilder):
         start = chunk.start
         while start < chunk.end:
             end = min(chunk.end, start // self._piece * self._piece + self._piece)
+            if reads is not None and self._is_stepwise:
+                end = start + 1
             rows = torch.arange(row, row + end - start, device=table.device)
             yield StatePart(rows, (1, end - start), reads, writes)
             row, start, reads = row + end - start, end, writes

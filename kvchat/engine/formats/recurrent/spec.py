@@ -40,6 +40,7 @@ class StateSpec(CacheSpec):
     Args:
         tensors: in the order of their bytes, each at the next multiple of `ALIGNMENT`.
         piece: steps compute a sequence in pieces that end at multiples of so many tokens.
+        is_stepwise: whether tokens behind a state are computed one by one, since the layer would ignore it.
     """
 
     kind: ClassVar[str] = "recurrent"
@@ -47,6 +48,7 @@ class StateSpec(CacheSpec):
 
     tensors: tuple[StateTensor, ...]
     piece: int
+    is_stepwise: bool = False
 
     @property
     def lifetime(self) -> Lifetime:
@@ -77,7 +79,8 @@ class StateSpec(CacheSpec):
 
     def fingerprint_fields(self) -> dict[str, str]:
         described = ", ".join(f"{one.kind} {one.number} {one.dtype} {one.shape}" for one in self.tensors)
-        return {"state": f"{described}; in pieces of {self.piece}"}
+        how = f"in pieces of {self.piece}" + (", then one by one" if self.is_stepwise else "")
+        return {"state": f"{described}; {how}"}
 
     @property
     def starts(self) -> tuple[int, ...]:

@@ -30,6 +30,7 @@ from kvchat.engine.models.hook import (
     PROBE_IMPLEMENTATION,
     accepted_arguments,
     attach,
+    past_argument,
     set_implementation,
 )
 from kvchat.engine.models.latent import LatentLayer
@@ -181,7 +182,7 @@ def probe_layers(
     states = StateRecorder()
     past = ProbePast(max(0, min(max_context, LONGEST_MASK) - NUM_TOKENS), states)
     recorder = _Recorder(past.start, getattr(text_config, "attention_chunk_size", None), latents or {})
-    attach(model, recorder)
+    attach(model, recorder, past)
     set_implementation(model, PROBE_IMPLEMENTATION)
     with states.watching(model):
         run_probe(model, past)
@@ -218,10 +219,12 @@ def run_probe(model: Any, past: ProbePast, positions: Sequence[int] | None = Non
     name = model_name(model.config)
     device = next(model.parameters()).device
     places = torch.tensor(positions or range(past.start, past.start + NUM_TOKENS), device=device)[None]
-    extra = {"position_ids": places} if "position_ids" in accepted_arguments(model) else {}
+    accepted = accepted_arguments(model)
+    extra: dict[str, Any] = {"position_ids": places} if "position_ids" in accepted else {}
+    extra[past_argument(accepted)] = past
     try:
         with torch.inference_mode(), _WithoutProducts():
-            model(input_ids=torch.ones_like(places), past_key_values=past, use_cache=True, **extra)
+            model(input_ids=torch.ones_like(places), use_cache=True, **extra)
     except KeepsState as error:
         raise UnsupportedModel(f"{name} keeps {error}, which kvchat does not hold") from error
     except Exception as error:  # whatever a model says to a cache that is not its own

@@ -1,0 +1,164 @@
+"""Models with recurrent layers: exact behind forks, edits and restarts, and nothing is computed twice."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from kvchat.engine.formats.recurrent.spec import StateSpec
+from tests.engine.conversations import GREEDY, Life
+from tests.engine.recurrent_models import CONFIGS, save_recurrent
+from tests.engine.test_traces_engine import expect_cold
+from tests.engine.tiny_models import (
+    RecordingRunner,
+    answer,
+    finish,
+    open_engine,
+    open_recorded,
+    reference,
+    submit,
+    token_ids,
+)
+
+pytestmark = pytest.mark.cpu
+
+SOME = ("Qwen3_5", "Mamba2", "Jamba", "Lfm2")
+"""Gated delta net, Mamba2 without attention, Mamba1 beside it, short convolutions."""
+OTHERS = sorted(CONFIGS.keys() - set(SOME))
+every_class = pytest.mark.parametrize(
+    "name", [*SOME, *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)]
+)
+some_classes = pytest.mark.parametrize("name", SOME)
+SIZES: dict[str, Any] = {"device_bytes": 3 << 20, "max_batch_tokens": 100}
+
+
+@pytest.fixture(scope="session")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    known: dict[str, Path] = {}
+
+    def find(name: str) -> Path:
+        if name not in known:
+            known[name] = save_recurrent(name, tmp_path_factory.mktemp(name))
+        return known[name]
+
+    return find
+
+
+def piece_of(recorder: RecordingRunner) -> int:
+    """Return how many tokens layers with a state compute together."""
+    spec = next(iter(recorder.device_pool.states.values())).spec
+    assert isinstance(spec, StateSpec)
+    return spec.piece
+
+
+def kept_of(prompt: list[int], piece: int) -> int:
+    """Return behind how many tokens of a prompt the state is kept from which it is answered again."""
+    return (len(prompt) - 1) // piece * piece
+
+
+@every_class
+def test_a_conversation_is_exact_through_turns_retries_edits_and_a_restart(
+    name: str, model_dir: Any, tmp_path: Path
+) -> None:
+    path = model_dir(name)
+    wanted = reference(path).generate
+    engine, recorder = open_recorded(path, cache_dir=tmp_path, **SIZES)
+    piece = piece_of(recorder)
+    first = token_ids(150, seed=1)
+    asked = submit(engine, first, 10)
+    said = finish(engine, asked).token_ids
+    assert said == wanted(first, 10)
+
+    second = [*first, *said, *token_ids(21, seed=2)]
+    turn = finish(engine, submit(engine, second, 10, asked.sequence))
+    assert turn.token_ids == wanted(second, 10)
+    assert turn.usage.cached_tokens == len(first) + len(said) - 1, (
+        "all but the last token, which was not read"
+    )
+
+    again = answer(engine, first, 10)
+    assert again.token_ids == said
+    assert again.usage.cached_tokens == kept_of(first, piece)
+
+    edited = [*first, *said, *token_ids(9, seed=3)]
+    other = answer(engine, edited, 10)
+    assert other.token_ids == wanted(edited, 10)
+    assert other.usage.cached_tokens == len(first) + len(said) - 1
+    engine.close()
+
+    engine = open_engine(path, cache_dir=tmp_path, **SIZES)
+    third = [*second, *turn.token_ids, *token_ids(5, seed=4)]
+    resumed = answer(engine, third, 10)
+    assert resumed.token_ids == wanted(third, 10)
+    assert resumed.usage.cached_tokens == len(second) + len(turn.token_ids) - 1
+    engine.close()
+
+
+@some_classes
+def test_forks_share_a_state_and_write_their_own(name: str, model_dir: Any) -> None:
+    path = model_dir(name)
+    engine = open_engine(path, **SIZES)
+    text = token_ids(70, seed=5)
+    asked = submit(engine, text, 6)
+    text += finish(engine, asked).token_ids
+    before = engine.snapshot()
+    fork = engine.fork(asked.sequence)
+    used = [group.used_blocks for group in engine.snapshot().groups]
+    assert used == [group.used_blocks for group in before.groups], "a fork takes no block"
+    left, right = ([*text, *token_ids(4, seed=seed)] for seed in (6, 7))
+    one, two = submit(engine, left, 8, asked.sequence), submit(engine, right, 8, fork)
+    answers = finish(engine, one), finish(engine, two)
+    assert [found.token_ids for found in answers] == [
+        reference(path).generate(ids, 8) for ids in (left, right)
+    ]
+    assert all(found.usage.cached_tokens == len(text) - 1 for found in answers)
+    engine.close()
+
+
+@some_classes
+def test_chunks_and_neighbours_change_no_bit_of_a_prompt(name: str, model_dir: Any) -> None:
+    """The same tokens are computed together whatever a step consists of: by itself in one step, in several
+    steps, behind a snapshot, and beside others.
+    """
+    path = model_dir(name)
+    text = token_ids(170, seed=8)
+    rows = []
+    for most in (512, 70):
+        engine, recorder = open_recorded(path, **SIZES | {"max_batch_tokens": most})
+        beside = [submit(engine, token_ids(90, seed=9), 4)] if most == 70 else []
+        asked = submit(engine, text, 1)
+        finish(engine, asked)
+        rows.append(recorder.row(asked.sequence, len(text) - 1))
+        again = submit(engine, text, 1)
+        assert finish(engine, again).usage.cached_tokens == kept_of(text, piece_of(recorder))
+        rows.append(recorder.row(again.sequence, len(text) - 1))
+        for handle in beside:
+            finish(engine, handle)
+        engine.close()
+    for row in rows[1:]:
+        torch.testing.assert_close(row, rows[0], rtol=1e-4, atol=1e-4)
+
+
+@some_classes
+@pytest.mark.parametrize("seed", [3])
+def test_after_any_life_each_answer_is_that_of_an_engine_without_a_past(
+    name: str, seed: int, model_dir: Any, tmp_path: Path
+) -> None:
+    live(model_dir(name), tmp_path, seed, num_actions=10)
+
+
+@pytest.mark.slow
+@every_class
+@pytest.mark.parametrize("seed", range(100, 104))
+def test_after_many_lives_each_answer_is_that_of_an_engine_without_a_past(
+    name: str, seed: int, model_dir: Any, tmp_path: Path
+) -> None:
+    live(model_dir(name), tmp_path, seed, num_actions=40)
+
+
+def live(model_dir: Path, cache_dir: Path, seed: int, num_actions: int) -> None:
+    life = Life(model_dir, cache_dir, seed, GREEDY)
+    life.run(num_actions)
+    for number, asked in enumerate(life.requests):
+        expect_cold(model_dir, asked, f"request {number} of seed {seed}")
