@@ -29,7 +29,8 @@ class StateSnapshots:
         one from which it can be answered again.
         """
         sequence.piece = self._piece
-        last = (len(sequence.token_ids) - 1) // self._piece * self._piece if self._piece else 0
+        most = len(sequence.token_ids) - max(1, sequence.view_schedule.num_observed)
+        last = most // self._piece * self._piece if self._piece else 0
         sequence.snapshot_at = last if last > sequence.computed_len else None
 
     def advance(self, sequence: Sequence) -> None:

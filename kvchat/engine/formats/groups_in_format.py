@@ -37,7 +37,7 @@ def register_form(kind: str, name: str, store: Store) -> None:
 
 def stored_groups(groups: Sequence[Group], text: str, block_size: int) -> tuple[Group, ...]:
     """Return the groups of a model as a format stores them: first those that tokens are written to, then
-    those whose blocks are made of theirs.
+    those whose blocks are made of theirs; states last, which stay as they are.
 
     Raises:
         ConfigError: there is no such format, or it has no form for a layer of this model.
@@ -45,6 +45,15 @@ def stored_groups(groups: Sequence[Group], text: str, block_size: int) -> tuple[
     form = parse_cache_format(text)
     if form.is_exact:
         return tuple(groups)
+    states = [group for group in groups if group.is_state]
+    of_tokens = [group for group in groups if not group.is_state]
+    if not of_tokens:
+        raise ConfigError(f"cache format '{form}': this model keeps states alone; use --cache-format exact")
+    found = _stored_groups(of_tokens, form, block_size)
+    return found + tuple(replace(group, id=GroupId(len(found) + at)) for at, group in enumerate(states))
+
+
+def _stored_groups(groups: Sequence[Group], form: CacheFormat, block_size: int) -> tuple[Group, ...]:
     if form.view is not None:
         return viewed_groups(groups, form.view, block_size)
     specs = {layer: group.spec for group in groups for layer in group.layers}

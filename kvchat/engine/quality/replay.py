@@ -17,6 +17,7 @@ from kvchat.engine.api.namespace import Namespace
 from kvchat.engine.cache.block_operations import Prune, TableChange
 from kvchat.engine.formats.format_table import Resources, codec_of, metadata_builders
 from kvchat.engine.formats.pool_sizing import window_blocks
+from kvchat.engine.formats.recurrent.spec import require_tokens_alone
 from kvchat.engine.formats.shadow.shadows import Shadows
 from kvchat.engine.formats.spec import Group, Selection
 from kvchat.engine.formats.view_schedule import HiddenRange, ViewSchedules
@@ -52,6 +53,9 @@ class Replay:
         groups: what is stored of its layers.
         device: of the model.
         shadows: through which long contexts are looked at, where groups have any.
+
+    Raises:
+        ConfigError: layers keep a state.
     """
 
     def __init__(
@@ -62,6 +66,7 @@ class Replay:
         device: torch.device,
         shadows: Shadows | None = None,
     ) -> None:
+        require_tokens_alone(groups, "measured in other formats")
         self._shadows = shadows
         self.groups = tuple(groups)
         self.size = size

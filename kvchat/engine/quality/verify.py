@@ -11,6 +11,7 @@ from torch import Tensor
 from kvchat.engine.api.ids import BlockKey, GroupId, block_key, u32le
 from kvchat.engine.formats.format_table import codec_of
 from kvchat.engine.formats.full.codec import Codec, relative
+from kvchat.engine.formats.recurrent.spec import require_tokens_alone
 from kvchat.engine.formats.spec import CacheSpec, Group
 from kvchat.engine.memory.device_pool import TORCH_DTYPES
 from kvchat.engine.memory.disk.block_file import Layout
@@ -77,7 +78,7 @@ class Verifier:
 
     Raises:
         ConfigError: the groups are those of a view. Blocks behind what it hides are not what their exact
-            names say, and none of them may be written under these.
+            names say, and none of them may be written under these. Or layers keep a state.
     """
 
     def __init__(self, recompute: Recompute, groups: Sequence[Group], block_store: OfflineBlockStore) -> None:
@@ -86,6 +87,7 @@ class Verifier:
                 "KV is verified in the format in which it is stored, and a view stores it exact; use "
                 "--cache-format exact"
             )
+        require_tokens_alone(groups, "verified")
         self._recompute = recompute
         self._groups = groups
         self._specs = {group.id: group.spec for group in groups}

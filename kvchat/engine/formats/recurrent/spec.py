@@ -7,6 +7,7 @@ from math import lcm, prod
 from typing import ClassVar
 
 from kvchat.engine.formats.spec import ITEM_BYTES, BlockRange, CacheSpec, Group, Lifetime
+from kvchat.errors import ConfigError
 
 ALIGNMENT = 64
 """Bytes at multiples of which the tensors of a state begin."""
@@ -99,6 +100,12 @@ def state_spec(tensors: Sequence[StateTensor], piece: int) -> StateSpec:
 def piece_of(groups: Sequence[Group]) -> int:
     """Return at which multiple of tokens the steps of a model's sequences end; 0: it has no states."""
     return lcm(*(group.spec.piece for group in groups if isinstance(group.spec, StateSpec))) if groups else 0
+
+
+def require_tokens_alone(groups: Sequence[Group], what: str) -> None:
+    """Raise ConfigError where layers keep a state, which is not of single tokens."""
+    if any(group.is_state for group in groups):
+        raise ConfigError(f"the cache of a model with recurrent layers cannot be {what} yet")
 
 
 def _padded(num_bytes: int) -> int:
