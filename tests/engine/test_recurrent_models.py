@@ -140,6 +140,29 @@ def test_chunks_and_neighbours_change_no_bit_of_a_prompt(name: str, model_dir: A
         torch.testing.assert_close(row, rows[0], rtol=1e-4, atol=1e-4)
 
 
+def test_where_a_prompt_leaves_a_text_that_others_share_a_state_is_kept(model_dir: Any) -> None:
+    """The second to read it finds keys and values without a state, and leaves one for the third."""
+    engine = open_engine(model_dir("Qwen3_5"), **SIZES)
+    shared = token_ids(200, seed=10)
+    found = [
+        answer(engine, [*shared, *token_ids(70, seed=seed)], 4).usage.cached_tokens for seed in (11, 12, 13)
+    ]
+    assert found == [0, 0, 192]
+    engine.close()
+
+
+def test_of_many_snapshots_those_are_kept_that_save_most_tokens(model_dir: Any) -> None:
+    """A long conversation's states outlive those of short ones that came later."""
+    engine, recorder = open_recorded(model_dir("Qwen3_5"), device_bytes=384 << 10, max_batch_tokens=100)
+    num_states = len(next(iter(recorder.device_pool.states.values())).keys)
+    long = token_ids(400, seed=14)
+    answer(engine, long, 4)
+    for seed in range(num_states):
+        answer(engine, token_ids(10, seed=seed), 2)
+    assert answer(engine, long, 4).usage.cached_tokens == 384
+    engine.close()
+
+
 @some_classes
 @pytest.mark.parametrize("seed", [3])
 def test_after_any_life_each_answer_is_that_of_an_engine_without_a_past(

@@ -12,7 +12,7 @@ from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.cache.block_holders import BlockHolders
 from kvchat.engine.cache.block_operations import Demote
 from kvchat.engine.cache.block_pool import BlockPool
-from kvchat.engine.cache.eviction import Eviction, make_order
+from kvchat.engine.cache.eviction import Eviction, SnapshotOrder, make_order
 from kvchat.engine.cache.host_tier import HostTier
 from kvchat.engine.cache.integrity import check_holders, check_index, check_sequence
 from kvchat.engine.cache.prefix_index import IndexNode, PrefixIndex
@@ -51,11 +51,15 @@ class DeviceTier:
         self._standing_alone = {group.id for group in groups if group.spec.stands_alone}
         self.block_bytes = {group.id: group.block_bytes(block_size) for group in groups}
         self.references = BlockHolders()
+        self.num_requests = 0
+        self.snapshots = {
+            group.id: SnapshotOrder(lambda: self.num_requests) for group in groups if group.is_state
+        }
         self.pools = {
             group: BlockPool(
                 count,
                 partial(self._evicted, group),
-                make_order(eviction, count),
+                self.snapshots.get(group) or make_order(eviction, count),
                 partial(self.references.note_shared, group),
             )
             for group, count in num_blocks.items()
@@ -68,11 +72,16 @@ class DeviceTier:
         self._sources: list[tuple[GroupId, BlockId]] = []
         self._demotions: list[Demote] = []
 
-    def name(self, group: GroupId, block: BlockId, node: IndexNode) -> None:
+    def name(self, group: GroupId, block: BlockId, node: IndexNode, below: BlockKey | None = None) -> None:
         """Name a held block whose bytes are written. Unless it stands alone it is worth nothing without its
         parent, which is then evicted after it.
+
+        Args:
+            below: of a state: the snapshot from which its tokens were computed.
         """
         parent = None if group in self._standing_alone else node.parent
+        if group in self.snapshots:
+            self.snapshots[group].note(block, node.key, node.start + len(node.token_ids), below)
         self.pools[group].name(block, node.key, parent)
         self.index.add(replace(node, blocks={}), group, block)
 

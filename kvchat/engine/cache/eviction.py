@@ -10,6 +10,7 @@ each time a block is spared it costs one of its uses, also on its way from the s
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, Protocol
 
@@ -244,3 +245,74 @@ class Ghosts:
 def make_order(eviction: Eviction, num_blocks: int) -> EvictionOrder:
     """Return an empty order for a pool of `num_blocks` blocks."""
     return S3Fifo(num_blocks) if eviction is Eviction.S3FIFO else LeastRecentlyUsed()
+
+
+@dataclass(slots=True)
+class _Snapshot:
+    """Args:
+    num_tokens: that it stands behind.
+    below: the next one on its path; None: none is known.
+    used: number of the request that used it last.
+    """
+
+    key: BlockKey
+    num_tokens: int
+    below: BlockKey | None
+    used: int
+
+
+class SnapshotOrder:
+    """The cached state snapshots of one pool: first goes what is least missed.
+
+    Without a snapshot a request starts at the next one below it on the same path, so what it is worth is the
+    gap between the two; it is worth less the more requests have come since one used it. None stands aside for
+    a child: one does without all others. Finding a victim looks at all of them, which are hundreds at most.
+    """
+
+    def __init__(self, now: Callable[[], int]) -> None:
+        """Args:
+        now: number of the last request.
+        """
+        self._now = now
+        self._known: dict[BlockId, _Snapshot] = {}
+        self._cached: dict[BlockId, None] = {}
+
+    def __len__(self) -> int:
+        return len(self._cached)
+
+    def __contains__(self, block: BlockId) -> bool:
+        return block in self._cached
+
+    def note(self, block: BlockId, key: BlockKey, num_tokens: int, below: BlockKey | None = None) -> None:
+        """Note behind how many tokens a named state stands, and which snapshot comes before it."""
+        self._known[block] = _Snapshot(key, num_tokens, below, self._now())
+
+    def add(self, block: BlockId, key: BlockKey) -> None:
+        self._cached[block] = None
+
+    def remove(self, block: BlockId) -> None:
+        del self._cached[block]
+
+    def touch(self, block: BlockId) -> None:
+        if block in self._known:
+            self._known[block].used = self._now()
+
+    def due(self, block: BlockId) -> None:
+        pass
+
+    def forget(self, block: BlockId) -> None:
+        """Let those above take the one below it for their own."""
+        gone = self._known.pop(block)
+        for one in self._known.values():
+            if one.below == gone.key:
+                one.below = gone.below
+
+    def victim(self, is_leaf: IsLeaf) -> BlockId:
+        lengths = {one.key: one.num_tokens for one in self._known.values()}
+        block = min(self._cached, key=lambda block: self._worth(self._known[block], lengths))
+        del self._cached[block]
+        return block
+
+    def _worth(self, one: _Snapshot, lengths: dict[BlockKey, int]) -> float:
+        below = 0 if one.below is None else lengths.get(one.below, 0)
+        return (one.num_tokens - below) / (1 + self._now() - one.used)

@@ -115,7 +115,8 @@ class HostTier:
                 *self._lent,
                 *(reserved[:2] for reserved in self._reserved),
             ]:
-                holders[place] += held_group == group
+                if held_group == group:
+                    holders[place] += 1
             pool.check_integrity(holders)
         check_index(self._index, self.pools)
 

@@ -130,6 +130,7 @@ class CacheManager:
         child.chain = sequence.chain.copy()
         child.view_schedule = sequence.view_schedule
         child.kept_names = dict(sequence.kept_names)
+        child.piece, child.snapshot = sequence.piece, sequence.snapshot
         # Blocks behind the tail belong to a step that never ended; both would write them.
         for group, table in zip(self.groups, child.tables, strict=True):
             table += sequence.tables[group.id][: self._num_blocks(group, sequence.computed_len)]
@@ -240,6 +241,8 @@ class CacheManager:
         sequence.keys = list(match.keys)
         sequence.kept_names = dict(match.kept_names)
         sequence.computed_len = match.length
+        sequence.snapshot = match.state.key if match.state is not None else None
+        self.states.plan(sequence, match.tokens_len)
         sequence.saved_tail = match.partial.key if match.partial and match.partial.is_whole else None
         if sequence.computed_len:  # nobody would forget an empty one when it is admitted again
             self._tails.watch(sequence)
@@ -248,6 +251,7 @@ class CacheManager:
     def touch(self, sequence: Sequence) -> None:
         """Note that a new request uses what the sequence holds: blocks that are used again are kept
         longer."""
+        self.device.num_requests += 1
         for group, table in zip(self.groups, sequence.tables, strict=True):
             for block in table:
                 if block is not None:

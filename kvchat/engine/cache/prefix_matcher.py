@@ -56,6 +56,7 @@ class PrefixMatch:
         view_schedule: what of them is in sight.
         state: the block or tail at whose end they end, with the states that stand there; None: there are
             no states.
+        tokens_len: tokens of whole blocks that all groups but those of states have.
     """
 
     keys: tuple[BlockKey, ...] = ()
@@ -68,6 +69,7 @@ class PrefixMatch:
     kept_names: Mapping[int, Name] = field(default_factory=dict)
     view_schedule: ViewSchedule = EXACT
     state: IndexNode | None = None
+    tokens_len: int = 0
 
     @property
     def all_keys(self) -> tuple[BlockKey, ...]:
@@ -155,7 +157,8 @@ class PrefixMatcher:
         token_ids = sequence.token_ids
         chain = self._chain(sequence, view_schedule, limit)
         partial, state = None, None
-        for num_blocks in range(self._num_leading(chain), -1, -1):
+        num_leading = self._num_leading(chain)
+        for num_blocks in range(num_leading, -1, -1):
             start = num_blocks * self._block_size
             rest = token_ids[start : min(start + self._block_size, limit)]
             if self._states:
@@ -176,6 +179,7 @@ class PrefixMatcher:
             kept_names=chain.kept_names,
             view_schedule=view_schedule,
             state=state,
+            tokens_len=num_leading * self._block_size if self._with_tail else 0,
         )
         slow_len = self._num_fetched(chain, found, beyond_host=False)
         disk_len = self._num_fetched(chain, found, beyond_host=True)

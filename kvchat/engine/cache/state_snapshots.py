@@ -24,14 +24,19 @@ class StateSnapshots:
         self._groups = [group for group in device.groups if group.is_state]
         self._piece = piece_of(self._groups)
 
-    def plan(self, sequence: Sequence) -> None:
-        """Decide where steps through a sequence's tokens end, and which state is kept of its prompt: the last
-        one from which it can be answered again.
+    def plan(self, sequence: Sequence, tokens_len: int = 0) -> None:
+        """Decide where steps through a sequence's tokens end, and which states are kept of its prompt: the
+        last one from which it can be answered again, and the one where it leaves a text that others share.
+
+        Args:
+            tokens_len: tokens of its prompt whose keys and values are there, with a state or without.
         """
+        if not self._piece:
+            return
         sequence.piece = self._piece
         most = len(sequence.token_ids) - max(1, sequence.view_schedule.num_observed)
-        last = most // self._piece * self._piece if self._piece else 0
-        sequence.snapshot_at = last if last > sequence.computed_len else None
+        ends = sorted({end // self._piece * self._piece for end in (min(tokens_len, most), most)})
+        sequence.snapshots_at = tuple(end for end in ends if end > sequence.computed_len)
 
     def advance(self, sequence: Sequence) -> None:
         """Let go of the state before the tokens that have just been computed; keep the new one if it is to be
@@ -44,7 +49,7 @@ class StateSnapshots:
                 assert before is not None
                 self._device.references.release(sequence, group.id, before)
                 self._log.note_from(sequence, group.id, 0)
-        if self._groups and sequence.computed_len == sequence.snapshot_at:
+        if self._groups and sequence.computed_len in sequence.snapshots_at:
             self.keep(sequence)
 
     def keep(self, sequence: Sequence) -> None:
@@ -57,7 +62,8 @@ class StateSnapshots:
             assert block is not None
             is_named = self._device.pools[group.id].key(block) is not None
             if not is_named and self._device.index.block(node.key, group.id) is None:
-                self._device.name(group.id, block, node)
+                self._device.name(group.id, block, node, sequence.snapshot)
+        sequence.snapshot = node.key
 
     def node(self, sequence: Sequence) -> IndexNode | None:
         """Return the block or tail behind which a sequence's state stands; None: there is none. Pure."""

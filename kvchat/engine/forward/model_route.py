@@ -14,6 +14,7 @@ from typing import Any
 
 from kvchat.engine.formats.format_table import PagedAttention
 from kvchat.engine.formats.full.transformers_cache import TransformersCache
+from kvchat.engine.formats.recurrent.parts import layer_states
 from kvchat.engine.formats.spec import Group, group_layers
 from kvchat.engine.forward.packed_pass import PackedPass
 from kvchat.engine.forward.runner import ForwardPass
@@ -33,7 +34,7 @@ from kvchat.engine.models.probing.attention_probe import (
     probe_layers,
 )
 from kvchat.engine.models.probing.latent_rope_layout import rope_layouts
-from kvchat.engine.models.state_layers import StatePast, attach_states, layer_states
+from kvchat.engine.models.state_layers import StatePast, attach_states
 from kvchat.errors import UnsupportedModel
 
 OWN_ATTENTION = "eager"

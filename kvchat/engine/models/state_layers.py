@@ -7,41 +7,18 @@ ones back, as it does when the model runs by itself. Dimensions: B sequences, n 
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from kvchat.engine.api.ids import GroupId
-from kvchat.engine.formats.attention_metadata import AttentionMetadata, LayerPool
-from kvchat.engine.formats.recurrent.parts import StateMetadata, StatePart
-from kvchat.engine.formats.recurrent.spec import StateSpec
+from kvchat.engine.formats.attention_metadata import AttentionMetadata
+from kvchat.engine.formats.recurrent.parts import LayerStates, StateMetadata, StatePart
 from kvchat.engine.models.cache_stand_ins import PackedPast
 from kvchat.engine.models.probing.state_recorder import Name
 
 _ATTRIBUTE = "kvchat_states"
-
-
-@dataclass(frozen=True, slots=True)
-class LayerStates:
-    """The states of one layer in all blocks of its group: tensors [N, ...], by kind and number."""
-
-    group: GroupId
-    tensors: Mapping[tuple[str, int], Tensor]
-
-
-def layer_states(pools: Mapping[int, LayerPool], dtypes: Mapping[str, torch.dtype]) -> dict[int, LayerStates]:
-    """Return the states in layers' memory, [N, 1, 1, b] bytes of each."""
-    found = {}
-    for layer, pool in pools.items():
-        assert isinstance(pool.spec, StateSpec)
-        tensors = {}
-        for one, start in zip(pool.spec.tensors, pool.spec.starts, strict=True):
-            run = pool.keys[:, 0, 0, start : start + one.num_bytes].view(dtypes[one.dtype])
-            tensors[one.kind, one.number] = run.unflatten(1, one.shape)
-        found[layer] = LayerStates(pool.group, tensors)
-    return found
 
 
 class StatePast(PackedPast):

@@ -81,8 +81,10 @@ class Sequence:
     piece: int = 0
     """Of a model with states: steps end at multiples of so many tokens, so that the same tokens are always
     computed together."""
-    snapshot_at: int | None = None
-    """Behind how many tokens a state of its prompt is kept."""
+    snapshots_at: tuple[int, ...] = ()
+    """Behind how many tokens states of its prompt are kept, ascending."""
+    snapshot: BlockKey | None = None
+    """Name of the last state of it that was kept, or that it began with."""
 
     def step_len(self, num_tokens: int, num_due: int) -> int:
         """Return how many of the next `num_tokens` tokens one step may compute, of `num_due` that are to be
@@ -92,8 +94,9 @@ class Sequence:
         if not self.piece:
             return num_tokens
         end = self.computed_len + num_tokens
-        if self.snapshot_at is not None and self.computed_len < self.snapshot_at < end:
-            return self.snapshot_at - self.computed_len
+        at = next((at for at in self.snapshots_at if self.computed_len < at < end), None)
+        if at is not None:
+            return at - self.computed_len
         whole = end // self.piece * self.piece - self.computed_len
         return whole if whole > 0 and num_tokens < num_due else num_tokens
 

@@ -1,16 +1,17 @@
 """Parts of a step that layers with a state compute by themselves: tokens that go together.
 
-All sequences with one token are computed together; others in pieces that end at multiples of `StateSpec.piece`
-tokens, so that the same tokens are computed together whatever a step consists of: that gives the same bits.
+All sequences with one token are computed together; others in pieces that end at multiples of
+`StateSpec.piece` tokens, so that the same tokens are computed together whatever a step consists of.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from kvchat.engine.formats.attention_metadata import AttentionMetadata, Step
+from kvchat.engine.api.ids import GroupId
+from kvchat.engine.formats.attention_metadata import AttentionMetadata, LayerPool, Step
 from kvchat.engine.formats.full.attend import FullMetadataBuilder
 from kvchat.engine.formats.recurrent.spec import StateSpec
 from kvchat.engine.formats.spec import Group
@@ -79,3 +80,24 @@ class StateMetadataBuilder(FullMetadataBuilder):
             rows = torch.arange(row, row + end - start, device=table.device)
             yield StatePart(rows, (1, end - start), reads, writes)
             row, start, reads = row + end - start, end, writes
+
+
+@dataclass(frozen=True, slots=True)
+class LayerStates:
+    """The states of one layer in all blocks of its group: tensors [N, ...], by kind and number."""
+
+    group: GroupId
+    tensors: Mapping[tuple[str, int], Tensor]
+
+
+def layer_states(pools: Mapping[int, LayerPool], dtypes: Mapping[str, torch.dtype]) -> dict[int, LayerStates]:
+    """Return the states in layers' memory, [N, 1, 1, b] bytes of each."""
+    found = {}
+    for layer, pool in pools.items():
+        assert isinstance(pool.spec, StateSpec)
+        tensors = {}
+        for one, start in zip(pool.spec.tensors, pool.spec.starts, strict=True):
+            run = pool.keys[:, 0, 0, start : start + one.num_bytes].view(dtypes[one.dtype])
+            tensors[one.kind, one.number] = run.unflatten(1, one.shape)
+        found[layer] = LayerStates(pool.group, tensors)
+    return found
