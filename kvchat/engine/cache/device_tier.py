@@ -59,7 +59,7 @@ class DeviceTier:
             group: BlockPool(
                 count,
                 partial(self._evicted, group),
-                self.snapshots.get(group) or make_order(eviction, count),
+                self.snapshots[group] if group in self.snapshots else make_order(eviction, count),
                 partial(self.references.note_shared, group),
             )
             for group, count in num_blocks.items()
