@@ -94,6 +94,15 @@ def test_a_conversation_is_exact_through_turns_retries_edits_and_a_restart(
     assert resumed.usage.cached_tokens == len(second) + len(turn.token_ids) - 1
     engine.close()
 
+    engine = open_engine(path, cache_dir=tmp_path, **SIZES)
+    for prompt, found in ((second, turn.token_ids), (first, said)):
+        retried = answer(engine, prompt, 10)
+        assert retried.token_ids == found
+        assert len(prompt) - retried.usage.cached_tokens <= piece, "no more than a piece is computed again"
+    forked = [*first, *said, *token_ids(6, seed=15)]
+    assert answer(engine, forked, 4).usage.cached_tokens == len(first) + len(said) - 1
+    engine.close()
+
 
 @some_classes
 def test_forks_share_a_state_and_write_their_own(name: str, model_dir: Any) -> None:

@@ -307,6 +307,12 @@ class SnapshotOrder:
             if one.below == gone.key:
                 one.below = gone.below
 
+    def gap(self, block: BlockId) -> tuple[int, int]:
+        """Return the tokens [start, end) that are computed again without a named state. Pure."""
+        own = self._known[block]
+        below = (one.num_tokens for one in self._known.values() if one.key == own.below)
+        return next(below, 0), own.num_tokens
+
     def victim(self, is_leaf: IsLeaf) -> BlockId:
         lengths = {one.key: one.num_tokens for one in self._known.values()}
         block = min(self._cached, key=lambda block: self._worth(self._known[block], lengths))

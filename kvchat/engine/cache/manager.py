@@ -349,7 +349,7 @@ class CacheManager:
 
     def take_saves(self) -> tuple[Save, ...]:
         """Return the blocks that were named since the last call, in order."""
-        return self._publisher.take_saves()
+        return self._publisher.take_saves() + self.states.take_saves()
 
     def tail_saves(self, sequence: Sequence) -> tuple[Save, ...]:
         """Return what must be written so that the sequence's tail is stored; nothing if it is. Pure."""

@@ -23,6 +23,12 @@ class StateSnapshots:
         self._log = log
         self._groups = [group for group in device.groups if group.is_state]
         self._piece = piece_of(self._groups)
+        self._saves: list[Save] = []
+
+    def take_saves(self) -> tuple[Save, ...]:
+        """Return the states of prompts that were kept since the last call."""
+        saves, self._saves = tuple(self._saves), []
+        return saves
 
     def plan(self, sequence: Sequence, tokens_len: int = 0) -> None:
         """Decide where steps through a sequence's tokens end, and which states are kept of its prompt: the
@@ -50,7 +56,10 @@ class StateSnapshots:
                 self._device.references.release(sequence, group.id, before)
                 self._log.note_from(sequence, group.id, 0)
         if self._groups and sequence.computed_len in sequence.snapshots_at:
+            below = sequence.snapshot
             self.keep(sequence)
+            if sequence.is_saved and sequence.snapshot != below:
+                self._saves += self.saves(sequence)
 
     def keep(self, sequence: Sequence) -> None:
         """Name the state behind a sequence's computed tokens, unless one with that name is kept."""
@@ -79,7 +88,7 @@ class StateSnapshots:
     def saves(self, sequence: Sequence) -> tuple[Save, ...]:
         """Return what must be written so that a sequence's state is stored. Pure."""
         node = self.node(sequence)
-        if node is None:
+        if node is None or node.key == sequence.saved_tail:
             return ()
         return tuple(
             Save(group.id, node.key, node.parent, node.token_ids, block)

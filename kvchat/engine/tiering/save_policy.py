@@ -10,6 +10,8 @@ of quantised layers, whose exact blocks of the moment are not stored again and a
 import logging
 from collections.abc import Callable, Iterable
 
+from kvchat.engine.api.snapshot import Tier
+from kvchat.engine.cache.block_operations import Save
 from kvchat.engine.cache.manager import CacheManager
 from kvchat.engine.memory.rates import Rates
 from kvchat.engine.memory.saver import STEP_BYTES, Saver
@@ -77,6 +79,7 @@ class SavePolicy:
         saves = self._manager.take_saves()
         if self._saver is None:
             return
+        saves = tuple(filter(self._pays, saves))
         self._saver.step_aside(has_more)
         self._saver.save_blocks(saves, most_bytes)
         self._note_problem(self._saver)
@@ -138,6 +141,15 @@ class SavePolicy:
             return True
         saver.give_up({save.key for save in self._manager.block_saves(sequence)})
         return False
+
+    def _pays(self, save: Save) -> bool:
+        """Whether a state on the way to the end of a prompt is dearer to compute than to write and read."""
+        order = self._manager.device.snapshots.get(save.group)
+        if order is None or not self._manager.is_resident(save):
+            return True
+        start, end = order.gap(save.block)
+        moved_s = 2 * self._rates.seconds_to_load(Tier.DISK, self._manager.device.block_bytes[save.group])
+        return self._rates.seconds_to_compute(end - start, start) > moved_s
 
     def _note_problem(self, saver: Saver) -> None:
         """Log once when the disk begins to refuse blocks, and once when it takes them again."""
