@@ -25,6 +25,7 @@ def tiny(kind: str, **changes: Any) -> Any:
         "phi3": transformers.Phi3Config,
         "gemma2": transformers.Gemma2Config,
         "gemma3": transformers.Gemma3TextConfig,
+        "lfm2": transformers.Lfm2Config,
     }
     sizes = {
         "vocab_size": 128,
@@ -40,6 +41,10 @@ def tiny(kind: str, **changes: Any) -> Any:
         "bos_token_id": None,
         "eos_token_id": 1,
     }
+    if kind == "lfm2":
+        sizes |= {"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False}
+        sizes |= {"norm_eps": 1e-2}
+        del sizes["head_dim"]
     model = transformers.AutoModelForCausalLM.from_config(
         classes[kind](**sizes | changes), dtype=torch.float32
     )
@@ -66,7 +71,7 @@ def write_gguf(
         stem, _, last = name.rpartition(".")
         there, back = _as_llama_cpp(kind, name, model.config)
         numbers = there(parameter.detach().numpy())
-        if numbers.ndim > 1:
+        if numbers.ndim > 1 and "conv.conv" not in name:  # three numbers of a channel are no block
             data = quants.quantize(numbers, quantized)
             writer.add_tensor(f"{names.get_name(stem)}.{last}", data, raw_dtype=quantized)
             numbers = dequantize(data, quantized)
@@ -94,6 +99,8 @@ def _as_llama_cpp(
             return lambda x: x.reshape(count, first, second, *x.shape[1:]).swapaxes(1, 2).reshape(x.shape)
 
         return turn(2, config.head_dim // 2), turn(config.head_dim // 2, 2)
+    if name.endswith("conv.conv.weight"):
+        return lambda x: x[:, 0], lambda x: x[:, None]
     if kind.startswith("gemma") and "norm" in name:
         return lambda x: x + 1, lambda x: x - 1
     return lambda x: x, lambda x: x
@@ -105,11 +112,18 @@ def _write_header(writer: GGUFWriter, config: Any) -> None:
     writer.add_embedding_length(config.hidden_size)
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_key_length(config.head_dim)
-    writer.add_value_length(config.head_dim)
-    writer.add_rope_dimension_count(config.head_dim)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    head_dim = getattr(config, "head_dim", config.hidden_size // config.num_attention_heads)
+    if config.model_type == "lfm2":
+        heads = [config.num_key_value_heads * (kind != "conv") for kind in config.layer_types]
+        writer.add_head_count_kv(heads)
+        writer.add_shortconv_l_cache(config.conv_L_cache)
+        writer.add_layer_norm_rms_eps(config.norm_eps)
+    else:
+        writer.add_head_count_kv(config.num_key_value_heads)
+        writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+        writer.add_key_length(head_dim)
+        writer.add_value_length(head_dim)
+    writer.add_rope_dimension_count(head_dim)
     theta = config.rope_parameters
     writer.add_rope_freq_base(theta.get("rope_theta") or theta["full_attention"]["rope_theta"])
     if getattr(config, "sliding_window", None):

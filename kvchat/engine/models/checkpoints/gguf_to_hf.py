@@ -33,6 +33,7 @@ _ARCHITECTURES = {
     "phi3": MODEL_ARCH.PHI3,
     "gemma2": MODEL_ARCH.GEMMA2,
     "gemma3": MODEL_ARCH.GEMMA3,
+    "lfm2": MODEL_ARCH.LFM2,
 }
 _ROPE_FACTORS = "rope_freqs.weight"
 _EMBEDDING = "token_embd.weight"
@@ -137,6 +138,8 @@ def _config(file: GgufFile) -> Any:
     architecture = file.architecture
     if (head_dim := file.value(f"{architecture}.attention.key_length")) is not None:
         config.head_dim = head_dim
+    if hasattr(config, "norm_eps"):
+        config.norm_eps = file.value(f"{architecture}.attention.layer_norm_rms_epsilon")
     if (factors := file.tensors().get(_ROPE_FACTORS)) is not None:
         _scale_rope(config, _expanded(factors))
     elif file.value(f"{architecture}.rope.scaling.type") not in (None, "none"):
@@ -181,13 +184,16 @@ def _named(file: GgufFile, module: Any, report: Report) -> Iterator[tuple[str, T
     for count, (name, parameter) in enumerate(parameters.items()):
         stem, _, kind = name.rpartition(".")
         found = there.get(f"{names.get_name(stem)}.{kind}")
-        if found is None or tuple(reversed(found.shape.tolist())) != tuple(parameter.shape):
+        # llama.cpp leaves out the one input channel of a convolution by channels.
+        shape = tuple(parameter.squeeze(1).shape if parameter.dim() == 3 else parameter.shape)
+        if found is None or tuple(reversed(found.shape.tolist())) != shape:
             what = "no tensor" if found is None else f"a tensor of {list(reversed(found.shape.tolist()))}"
             raise ModelUnreadable(
                 f"{file.path} has {what} for {name}, which has {list(parameter.shape)} numbers. {_INSTEAD}"
             )
         report(f"reading {file.path.name}, {(count + 1) / len(parameters):.0%}; only this once")
-        yield name, _converted(file, module, name, found)
+        tensor = _converted(file, module, name, found)
+        yield name, tensor.view(parameter.shape) if isinstance(tensor, Tensor) else tensor
     embedding = there[_EMBEDDING]
     if module.config.tie_word_embeddings and embedding.tensor_type in FORMATS:
         yield f"{output_name(module)}.weight", quantized(np.asarray(embedding.data), embedding.tensor_type)

@@ -32,7 +32,7 @@ def small_models(request: pytest.FixtureRequest) -> TinyModels:
 
 
 @pytest.mark.parametrize("quantized", [Kind.Q8_0, Kind.Q4_0, Kind.F16, Kind.F32], ids=lambda kind: kind.name)
-@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "gemma2", "gemma3", "phi3"])
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "lfm2"])
 def test_a_file_computes_what_transformers_computes_with_its_numbers(
     kind: str, quantized: Kind, tmp_path: Path
 ) -> None:
