@@ -13,6 +13,7 @@ from textual.geometry import Region, Size
 from textual.layout import DockArrangeResult
 from textual.message import Message
 from textual.scrollbar import ScrollBar
+from textual.style import Style
 from textual.widget import Widget
 from textual.widgets import Static
 
@@ -186,11 +187,15 @@ class Transcript(VerticalScroll):
     def last_answer(self) -> AnswerView | None:
         return next((view for view in reversed(self.views) if isinstance(view, AnswerView)), None)
 
-    def show_welcome(self, text: str) -> None:
-        """Set what stands in an empty conversation."""
-        if text != self._welcome:
-            self._welcome = text
-            self.query_one("#welcome", Static).update(Content(text))
+    def show_welcome(self, text: str, tries: Sequence[str] = ()) -> None:
+        """Set what stands in an empty conversation; a click puts what of it can be tried into the prompt."""
+        if text == self._welcome:
+            return
+        self._welcome, content = text, Content(text)
+        for words in filter(text.count, tries):
+            start, click = text.index(words), Style.from_meta({"@click": ("screen.try", (words,))})
+            content = content.stylize(click, start, start + len(words))
+        self.query_one("#welcome", Static).update(content)
 
     async def show_turns(self, turns: Sequence[Turn], session: Session | None = None) -> None:
         """Show another branch, from its end.
