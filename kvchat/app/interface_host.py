@@ -87,7 +87,7 @@ class InterfaceHost(InterfaceStorage):
 
     def models(self) -> Sequence[ModelEntry]:
         named = {summary.session.model for summary in self._kvchat.store.list_sessions()}
-        return models_here(self._engine.model, named, self._settings.paths.cache_dir, self._memory())
+        return models_here(self._engine.model, named, self._memory())
 
     def _memory(self) -> MemoryFit:
         """Return what another model has to fit into; a GPU's is asked for once the engine has begun there."""
