@@ -14,11 +14,13 @@ from kvchat.engine.models.checkpoints.model_directory_check import check_model, 
 from kvchat.engine.models.locate import GGUF_SUFFIX, STARTER, locate_model
 from kvchat.errors import KvchatError
 from kvchat.platform.host_memory import available_bytes
-from kvchat.text.figures import bytes_text, count_text
+from kvchat.text.figures import bytes_text, count_text, short_count_text
 from kvchat.text.fit_text import one_line
 
 _CONTEXT = 8192
 """A conversation of this many tokens, or of all that the model can read, has to fit beside the weights."""
+_FITS = {True: "fits:", False: "does not fit:", None: "takes"}
+_UNKNOWN_KV = "KV unknown"
 _REPO_PREFIX = "models--"
 COLUMNS_WIDTH = 31
 """Of what stands before whether a model fits."""
@@ -59,10 +61,18 @@ class Installed:
         if self.problem is not None:
             return f"cannot be loaded: {one_line(self.problem)}"
         if self.needed_bytes is None:
-            return "unknown whether it fits: its KV is known once it is loaded"
+            return _UNKNOWN_KV
         context = count_text(min(self.max_context or _CONTEXT, _CONTEXT))
         words = f"{bytes_text(self.needed_bytes)} with the KV of {context} tokens"
-        return words if self.fits is None else f"{'fits' if self.fits else 'does not fit'}: {words}"
+        return f"{_FITS[self.fits]} {words}"
+
+    @property
+    def short_line(self) -> str:
+        """The same in fewer words, for a list that says what the last figure is."""
+        context = "" if self.max_context is None else short_count_text(self.max_context)
+        is_known = self.problem is None and self.needed_bytes is not None
+        fit = f"{_FITS[self.fits]} {bytes_text(self.needed_bytes or 0)}" if is_known else self.fit_words
+        return f"{bytes_text(self.num_bytes):>8}  {context:>5}  {fit}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +112,7 @@ def models_here(current: str, named: Iterable[str], memory: MemoryFit) -> tuple[
     return tuple(
         ModelEntry(
             name=name,
-            summary=describe(name, places[name], memory.num_bytes).line,
+            summary=describe(name, places[name], memory.num_bytes).short_line,
             is_current=name == current,
         )
         for name in names

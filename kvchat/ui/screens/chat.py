@@ -21,7 +21,6 @@ from kvchat.engine.api.snapshot import CacheSnapshot
 from kvchat.errors import KvchatError
 from kvchat.session.tree import Turn
 from kvchat.text.attached_files import shown_message, words_of
-from kvchat.text.figures import plural
 from kvchat.text.fit_text import one_line
 from kvchat.ui.commands import SlashCommand
 from kvchat.ui.controllers.cache_inspector import InspectorController
@@ -44,7 +43,7 @@ from kvchat.ui.terminal.render_loop import INTERVAL_S, RenderLoop
 from kvchat.ui.widgets.cache.panel import CachePanel
 from kvchat.ui.widgets.cache.panel_rows import BranchNames
 from kvchat.ui.widgets.composer import Composer
-from kvchat.ui.widgets.heading import editing_text, heading_text, things_to_try, welcome_text
+from kvchat.ui.widgets.heading import Welcome, editing_text, heading_text
 from kvchat.ui.widgets.panes import Panes
 from kvchat.ui.widgets.prompt_input import CommandList, Prompt
 from kvchat.ui.widgets.session_list import SessionList
@@ -334,10 +333,6 @@ class ChatScreen(Screen[None]):
     def action_reasoning(self) -> None:
         self.transcript.fold_reasoning()
 
-    def action_try(self, words: str) -> None:
-        """Put a question of the welcome into the prompt."""
-        self.prompt.write(words)
-
     def action_to_prompt(self) -> None:
         self.prompt.focus()
 
@@ -500,8 +495,6 @@ class ChatScreen(Screen[None]):
     def on_resize(self, event: events.Resize) -> None:
         self.set_class(event.size.height < _SHORT_SCREEN, "-short")
         self.query_one(Panes).fit(event.size.width)
-
-    def on_panes_fitted(self) -> None:
         self.call_after_refresh(self.draw_heading)
 
     def on_screen_resume(self, event: events.ScreenResume) -> None:
@@ -520,20 +513,20 @@ class ChatScreen(Screen[None]):
     def show_theme(self, name: str) -> None:
         self.app.show_theme(name)  # type: ignore[attr-defined]
 
-    def draw_attachments(self, lines: Sequence[str]) -> None:
-        self.query_one(Composer).draw_lines("attachments", lines)
+    def draw_lines(self, place: str, lines: Sequence[str]) -> None:
+        for composer in self.query(Composer):  # none while the window is being closed
+            composer.draw_lines(place, lines)
 
     def _draw_pending(self, waiting: Sequence[str]) -> None:
         key = key_name(self.own_keys, "answer")
-        for composer in self.query(Composer):  # none while the window is being closed
-            composer.draw_lines("offers", [f"? {words} · {key} or /answer" for words in waiting])
+        self.draw_lines("offers", [f"? {words} · {key} or /answer" for words in waiting])
 
     def _draw_queue(self) -> None:
         waiting = [
             one_line(shown_message(pending.text)) or pending.kind.value for pending in self.turns.queue
         ]
         asked = [f"changed {one_line(shown_message(text))}" for text in self.revisions.asked]
-        self.query_one(Composer).draw_lines("queue", [*asked, *(f"queued  {line}" for line in waiting)])
+        self.draw_lines("queue", [*asked, *(f"queued  {line}" for line in waiting)])
 
     def _start_next(self) -> None:
         if self._watch.is_ready and self.turns.start_next():
@@ -599,14 +592,6 @@ class ChatScreen(Screen[None]):
         self._draw_welcome()
 
     def _draw_welcome(self) -> None:
-        keys, num_stored = partial(key_name, self.own_keys), len(self.sessions.sessions.entries)
-        stored = f"{plural(num_stored, 'session')} stored · {keys('sessions')} lists · " if num_stored else ""
         model = self._chat.model if self._watch.is_ready else None  # while it loads it may not be made
-        text = welcome_text(
-            self._watch.status.phase,
-            f"{stored}{keys('help')} help",
-            model=model,
-            panel_key=keys("cache") if self.query_one("#cache-pane").display else None,
-            size=self.transcript.size - (0, 1),
-        )
-        self.transcript.show_welcome(text, things_to_try(model) if model else ())
+        num_stored = len(self.sessions.sessions.entries)
+        self.query_one(Welcome).show(self._watch.status.phase, model, num_stored)

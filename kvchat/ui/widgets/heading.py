@@ -1,11 +1,18 @@
-"""Heading above a conversation, and the text of an empty one. Pure."""
+"""Heading above a conversation, and what an empty one shows."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from textual.content import Content
+from textual.style import Style
+from textual.widgets import Static
+
 from kvchat.engine.api.engine_phase import EnginePhase
 from kvchat.engine.models.locate import STARTER
+from kvchat.text.figures import plural
 from kvchat.text.fit_text import fitted, one_line
+from kvchat.ui.key_names import name_for
+from kvchat.ui.widgets.prompt_input import Prompt
 from kvchat.ui.widgets.session_rows import title_of
 
 if TYPE_CHECKING:
@@ -80,3 +87,44 @@ def welcome_text(
         if text.count("\n") < height:
             return text
     return first[0]
+
+
+class Welcome(Static):
+    """What an empty conversation shows. A click on a question puts it into the prompt."""
+
+    def __init__(self) -> None:
+        super().__init__("", markup=False)
+        self._shown: tuple[EnginePhase, str | None, int] = (EnginePhase.LOADING, None, 0)
+        self._text = ""
+
+    def show(self, phase: EnginePhase, model: str | None, num_stored: int) -> None:
+        """Draw it anew if it has changed; see `welcome_text`."""
+        self._shown = phase, model, num_stored
+        help_key, sessions_key = name_for(self, "help"), name_for(self, "sessions")
+        stored = f"{plural(num_stored, 'session')} stored · {sessions_key} lists · " if num_stored else ""
+        has_panel = self.screen.query_one("#cache-pane").display
+        width, height = self.screen.query_one("#transcript").size
+        text = welcome_text(
+            phase,
+            f"{stored}{help_key} help",
+            model=model,
+            panel_key=name_for(self, "cache") if has_panel else None,
+            size=(width, height - 1),
+        )
+        if text != self._text:
+            self._text = text
+            self.update(_with_clicks(text, things_to_try(model) if model else ()))
+
+    def on_resize(self) -> None:
+        self.show(*self._shown)
+
+    def action_try(self, words: str) -> None:
+        self.screen.query_one("#prompt", Prompt).write(words)
+
+
+def _with_clicks(text: str, questions: Sequence[str]) -> Content:
+    content = Content(text)
+    for words in filter(text.count, questions):
+        start, click = text.index(words), Style.from_meta({"@click": ("try", (words,))})
+        content = content.stylize(click, start, start + len(words))
+    return content

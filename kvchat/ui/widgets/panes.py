@@ -5,7 +5,6 @@ from dataclasses import replace
 
 from textual.app import ComposeResult
 from textual.containers import Horizontal, Vertical
-from textual.message import Message
 from textual.widgets import Static
 
 from kvchat.ui.key_names import key_name
@@ -18,9 +17,6 @@ from kvchat.ui.widgets.transcript import Transcript
 
 class Panes(Horizontal):
     """Shows and hides panes as the person asks and the width allows."""
-
-    class Fitted(Message):
-        """Other panes are shown, or with other widths."""
 
     def __init__(self, own_keys: Mapping[str, str]) -> None:
         super().__init__(id="body")
@@ -44,7 +40,6 @@ class Panes(Horizontal):
             pane.display = columns > 0
             pane.styles.width = columns
         self.query_one("#conversation-pane").display = widths.has_conversation
-        self.post_message(self.Fitted())
 
     def show_sessions(self) -> None:
         """Let the person choose a session."""

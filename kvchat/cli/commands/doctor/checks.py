@@ -14,10 +14,10 @@ from shutil import disk_usage
 from stat import S_IMODE
 
 from kvchat.app.config import Settings
+from kvchat.app.model_list import describe, hub_cache, installed_models
 from kvchat.app.model_location import located
 from kvchat.app.unlock import PassphraseMissing, key_in_use, unlocked
 from kvchat.cli.commands.cache.cache import disk_state
-from kvchat.cli.commands.models import describe, hub_cache, installed_models
 from kvchat.engine.api.config import Capacity, EngineInfo
 from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.memory.disk.block_encryption import encryption_of
