@@ -189,7 +189,7 @@ def test_a_setting_is_written_into_the_persons_file_and_counts_there(home: Path)
     settings = read_settings()
     with opened(settings, EngineSwap()) as kvchat:
         host = InterfaceHost(settings, kvchat, None, EngineSwap())  # type: ignore[arg-type]
-        assert "next start" in host.change_setting("sampling.temperature", "0.7")
+        assert "your next message" in host.change_setting("sampling.temperature", "0.7")
         assert host.change_setting("keys.help", "f9")
         assert read_settings().sampling.temperature == 0.7
         assert InterfaceHost(

@@ -88,8 +88,8 @@ def locate_model(
         raise ModelUnreadable(f"{path} is a file. Give {wanted}, or `-m starter`.")
     if not _HUB_ID.fullmatch(name):
         raise ModelNotFound(
-            f"There is no model {name!r}: {path.absolute()} is no directory, and the name is no hub id "
-            f"(owner/name). {_INSTEAD}"
+            f"There is no model {name!r}: {path.absolute()} is neither a directory nor a GGUF file, and the "
+            f"name is not a Hugging Face id (owner/name). {_INSTEAD}"
         )
     return ModelLocation(name=name, path=_from_hub(name, path.absolute(), network_timeout_s, progress))
 
@@ -135,7 +135,9 @@ def _from_hub(name: str, path: Path, timeout_s: float, progress: Progress | None
     """Return the snapshot of a hub id: the cached one if it is whole, else a download."""
     from huggingface_hub import constants, try_to_load_from_cache
 
-    tried = f"There is no directory {path}, and the hub id {name!r} is not in {constants.HF_HUB_CACHE}"
+    tried = (
+        f"There is no directory {path}, and the Hugging Face id {name!r} is not in {constants.HF_HUB_CACHE}"
+    )
     config = try_to_load_from_cache(name, "config.json")
     if isinstance(config, str):
         try:
@@ -143,7 +145,7 @@ def _from_hub(name: str, path: Path, timeout_s: float, progress: Progress | None
             return Path(config).parent
         except ModelUnreadable as error:
             # Perhaps a download that stopped half-way: going on with it mends that.
-            tried = f"The hub id {name!r} is cached, but {str(error).removesuffix('.')}"
+            tried = f"The Hugging Face id {name!r} is cached, but {str(error).removesuffix('.')}"
     if constants.HF_HUB_OFFLINE:
         raise ModelNotFound(f"{tried}. The network was not asked, because HF_HUB_OFFLINE is set. {_INSTEAD}")
     if (refusal := _ask_hub(name, timeout_s)) is not None:
@@ -166,7 +168,7 @@ def _download(name: str, tried: str, progress: Progress | None) -> Path:
         reason = str(error).strip().partition("\n")[0]
         raise ModelNotFound(
             f"{tried}. The network was reachable, but the download stopped: {reason}. "
-            f"The same command goes on with it. {_INSTEAD}"
+            f"The same command resumes it. {_INSTEAD}"
         ) from error
 
 

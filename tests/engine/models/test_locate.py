@@ -36,7 +36,7 @@ def test_a_name_that_is_nothing_says_what_was_tried_and_what_to_run(tmp_path: Pa
     with pytest.raises(ModelNotFound) as caught:
         locate_model(str(tmp_path / "nowhere"))
     assert str(tmp_path / "nowhere") in str(caught.value)
-    assert "no hub id" in str(caught.value)
+    assert "not a Hugging Face id" in str(caught.value)
     assert "-m starter" in str(caught.value)
 
 
@@ -175,7 +175,7 @@ class TestHub:
             run = _locate(self.NAME, tmp_path, endpoint=f"http://127.0.0.1:{taken.getsockname()[1]}")
         assert run["error"] == "ModelNotFound"
         assert str(ROOT / self.NAME) in run["message"]
-        assert f"hub id '{self.NAME}'" in run["message"]
+        assert f"Hugging Face id '{self.NAME}'" in run["message"]
         assert "The network was not reachable" in run["message"]
         assert "-m starter" in run["message"]
 
