@@ -177,4 +177,4 @@ class ComposerController:
         lines = [f"▤ {one_line(one.summary)}" for one in self.attachments]
         if lines and state:
             lines[-1] += f" · {state}"
-        self._screen.draw_attachments(lines)
+        self._screen.draw_lines("attachments", lines)

@@ -43,7 +43,7 @@ from kvchat.ui.terminal.render_loop import INTERVAL_S, RenderLoop
 from kvchat.ui.widgets.cache.panel import CachePanel
 from kvchat.ui.widgets.cache.panel_rows import BranchNames
 from kvchat.ui.widgets.composer import Composer
-from kvchat.ui.widgets.heading import editing_text, heading_text, welcome_text
+from kvchat.ui.widgets.heading import Welcome, editing_text, heading_text
 from kvchat.ui.widgets.panes import Panes
 from kvchat.ui.widgets.prompt_input import CommandList, Prompt
 from kvchat.ui.widgets.session_list import SessionList
@@ -513,20 +513,20 @@ class ChatScreen(Screen[None]):
     def show_theme(self, name: str) -> None:
         self.app.show_theme(name)  # type: ignore[attr-defined]
 
-    def draw_attachments(self, lines: Sequence[str]) -> None:
-        self.query_one(Composer).draw_lines("attachments", lines)
+    def draw_lines(self, place: str, lines: Sequence[str]) -> None:
+        for composer in self.query(Composer):  # none while the window is being closed
+            composer.draw_lines(place, lines)
 
     def _draw_pending(self, waiting: Sequence[str]) -> None:
         key = key_name(self.own_keys, "answer")
-        for composer in self.query(Composer):  # none while the window is being closed
-            composer.draw_lines("offers", [f"? {words} · {key} or /answer" for words in waiting])
+        self.draw_lines("offers", [f"? {words} · {key} or /answer" for words in waiting])
 
     def _draw_queue(self) -> None:
         waiting = [
             one_line(shown_message(pending.text)) or pending.kind.value for pending in self.turns.queue
         ]
         asked = [f"changed {one_line(shown_message(text))}" for text in self.revisions.asked]
-        self.query_one(Composer).draw_lines("queue", [*asked, *(f"queued  {line}" for line in waiting)])
+        self.draw_lines("queue", [*asked, *(f"queued  {line}" for line in waiting)])
 
     def _start_next(self) -> None:
         if self._watch.is_ready and self.turns.start_next():
@@ -592,5 +592,6 @@ class ChatScreen(Screen[None]):
         self._draw_welcome()
 
     def _draw_welcome(self) -> None:
-        num_stored, key = len(self.sessions.sessions.entries), key_name(self.own_keys, "help")
-        self.transcript.show_welcome(welcome_text(self._watch.status.phase, num_stored, key))
+        model = self._chat.model if self._watch.is_ready else None  # while it loads it may not be made
+        num_stored = len(self.sessions.sessions.entries)
+        self.query_one(Welcome).show(self._watch.status.phase, model, num_stored)

@@ -21,6 +21,7 @@ from kvchat.text.attached_files import shown_message
 from kvchat.text.figures import plural
 from kvchat.text.fit_text import clean_text
 from kvchat.ui.widgets.answer import AnswerView, Column
+from kvchat.ui.widgets.heading import Welcome
 from kvchat.ui.widgets.long_text import LongText
 
 BUDGET_S: Final = 0.02
@@ -150,7 +151,6 @@ class Transcript(VerticalScroll):
         self._from_end: float | None = None
         self._num_coming = 0
         self._portion = WorkSlice()
-        self._welcome = ""
         self._leaving: set[Widget] = set()
         self._shown = object()
         """Another one for each branch that is shown."""
@@ -159,7 +159,7 @@ class Transcript(VerticalScroll):
     def compose(self) -> ComposeResult:
         # As high as the window at least: an anchored scroll would push a short conversation to the bottom.
         with TranscriptPage(id="page"):
-            yield Static("", id="welcome", markup=False)
+            yield Welcome()
             yield EarlierLine()
 
     @property
@@ -185,12 +185,6 @@ class Transcript(VerticalScroll):
     @property
     def last_answer(self) -> AnswerView | None:
         return next((view for view in reversed(self.views) if isinstance(view, AnswerView)), None)
-
-    def show_welcome(self, text: str) -> None:
-        """Set what stands in an empty conversation."""
-        if text != self._welcome:
-            self._welcome = text
-            self.query_one("#welcome", Static).update(Content(text))
 
     async def show_turns(self, turns: Sequence[Turn], session: Session | None = None) -> None:
         """Show another branch, from its end.
@@ -360,4 +354,4 @@ class Transcript(VerticalScroll):
         self.query_one(EarlierLine).show(len(self._hidden))
 
     def _show_or_hide_welcome(self) -> None:
-        self.query_one("#welcome").display = not self.views
+        self.query_one(Welcome).display = not self.views

@@ -7,6 +7,8 @@ import pytest
 
 from kvchat.app.config import read_settings
 from kvchat.app.open_store import open_store
+from kvchat.engine.models.locate import STARTER
+from kvchat.ui.widgets.heading import things_to_try
 from tests.cli.command_line import Run
 from tests.terminal import terminal
 
@@ -100,3 +102,10 @@ def test_a_session_opens_by_option_or_as_the_last_one_or_under_a_new_name(
             shown.until_shown("▌ remember")
             shown.type("\x11")
             assert shown.exit_status() == 0
+
+
+@pytest.mark.parametrize("question", things_to_try(STARTER))
+def test_the_starter_answers_what_an_empty_conversation_suggests(run: Run, question: str) -> None:
+    answer = run.out("ask", "-q", "--temp", question)
+    assert answer.strip()
+    assert "cannot help" not in answer
