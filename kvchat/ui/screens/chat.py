@@ -45,7 +45,7 @@ from kvchat.ui.widgets.cache.panel_rows import BranchNames
 from kvchat.ui.widgets.composer import Composer
 from kvchat.ui.widgets.heading import editing_text, heading_text, welcome_text
 from kvchat.ui.widgets.panes import Panes
-from kvchat.ui.widgets.prompt_input import CommandList, Prompt
+from kvchat.ui.widgets.prompt_input import Prompt
 from kvchat.ui.widgets.session_list import SessionList
 from kvchat.ui.widgets.session_rows import Held, SessionListOptions, SessionWithBranches
 from kvchat.ui.widgets.sessions_pane import SessionsPane
@@ -232,12 +232,13 @@ class ChatScreen(Screen[None]):
         self.composer.detach()
 
     def on_prompt_completing(self, event: Prompt.Completing) -> None:
-        self.query_one(CommandList).show_commands(event.candidates, event.chosen)
+        self.query_one(Composer).show_commands(event.candidates, event.chosen)
 
     def on_prompt_interrupted(self) -> None:
         self.interrupt()
 
     def on_text_area_changed(self) -> None:
+        self.query_one(Panes).show_conversation()
         self.revisions.text_changed(self.prompt.text)
 
     def queue(self, pending: QueuedTurn) -> None:
