@@ -143,7 +143,7 @@ class CacheSnapshot:
     reused_tokens: int
     """Prompt tokens that were found instead of computed, since the engine started."""
     computed_tokens: int
-    """Prompt tokens that were computed, since the engine started; read ahead of a message, they count once."""
+    """Prompt tokens that were computed, since the engine started; those read ahead count once."""
     room_tokens: int
     """Tokens one more sequence can hold before a cached block must be evicted."""
     capacity: Capacity | None = None

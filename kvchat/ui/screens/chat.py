@@ -38,12 +38,14 @@ from kvchat.ui.controllers.sending import SendController
 from kvchat.ui.controllers.sessions import SessionController
 from kvchat.ui.controllers.settings import SettingsController
 from kvchat.ui.controllers.turn_runner import QueuedTurn, TurnRunner
-from kvchat.ui.key_names import key_name, leave_keys
+from kvchat.ui.key_names import Hint, hint_of, hints_of, key_name, leave_keys
 from kvchat.ui.terminal.render_loop import INTERVAL_S, RenderLoop
+from kvchat.ui.widgets.cache.compact_line import CacheLine
 from kvchat.ui.widgets.cache.panel import CachePanel
 from kvchat.ui.widgets.cache.panel_rows import BranchNames
 from kvchat.ui.widgets.composer import Composer
 from kvchat.ui.widgets.heading import editing_text, heading_text, welcome_text
+from kvchat.ui.widgets.list_search_field import FindField
 from kvchat.ui.widgets.panes import Panes
 from kvchat.ui.widgets.prompt_input import Prompt
 from kvchat.ui.widgets.session_list import SessionList
@@ -119,6 +121,7 @@ class ChatScreen(Screen[None]):
     def compose(self) -> ComposeResult:
         yield Panes(self.own_keys)
         yield Composer(id="composer")
+        yield CacheLine()
         yield StatusBar(id="status")
 
     def on_mount(self) -> None:
@@ -160,9 +163,9 @@ class ChatScreen(Screen[None]):
         )
         self.commands = CommandDispatcher(self, chat, turns, controllers)
         self._inspector = InspectorController(self, chat, self._engine, turns, self._branch_names)
-        panel, status = self.query_one(CachePanel), self.query_one(StatusBar)
-        self._watch = EngineWatch(self._engine, panel, status, self._phase_changed)
-        self.begin(self._read_history)
+        panel, line, status = (self.query_one(kind) for kind in (CachePanel, CacheLine, StatusBar))
+        self._watch = EngineWatch(self._engine, panel, line, status, self._phase_changed)
+        self.begin(self.composer.read_history)
         self.prompt.focus()
         self._render_loop = RenderLoop(self, turns.drain)
         self.set_timer(INTERVAL_S, self._look)
@@ -264,19 +267,6 @@ class ChatScreen(Screen[None]):
     def run_on(self, turn: Turn, name: str) -> None:
         self.commands.run_on(turn, name)
 
-    async def _read_history(self) -> None:
-        with suppress(KvchatError):
-            messages = await asyncio.to_thread(self._chat.store.recent_questions)
-            self.prompt.begin_history([words_of(message) for message in messages])
-
-    async def _find_message(self) -> None:
-        from kvchat.ui.screens.prompt_history import PromptHistoryScreen
-
-        message = await self.dialogs.ask(PromptHistoryScreen(self.prompt.messages))
-        if message is not None:
-            self.prompt.write(message)
-            self.prompt.note_found(message)
-
     # Keys
 
     def action_help(self) -> None:
@@ -320,7 +310,7 @@ class ChatScreen(Screen[None]):
         self._inspector.open()
 
     def action_history(self) -> None:
-        self.begin(self._find_message)
+        self.begin(self.composer.find_message)
 
     def action_new(self) -> None:
         self.commands.new()
@@ -344,6 +334,7 @@ class ChatScreen(Screen[None]):
         else:
             self.transcript.focus()
             await self.transcript.action_select(0)
+            self.draw_hints()
 
     def on_transcript_chosen(self, event: Transcript.Chosen) -> None:
         if self.transcript.selected is None:
@@ -522,6 +513,26 @@ class ChatScreen(Screen[None]):
         for composer in self.query(Composer):  # none while the window is being closed
             composer.draw_lines("offers", [f"? {words} · {key} or /answer" for words in waiting])
 
+    def on_descendant_focus(self) -> None:
+        self.draw_hints()
+
+    def draw_hints(self) -> None:
+        """Name the keys of what has the focus; in the prompt, those of the window."""
+        for status in self.query(StatusBar):
+            status.show_hints(self._hints())
+
+    def _hints(self) -> Sequence[Hint]:
+        focused, is_walking = self.focused, self.transcript.selected is not None
+        if isinstance(focused, SessionList | FindField) or (is_walking and focused is self.transcript):
+            return hints_of(focused)
+        if self._watch.status.phase is EnginePhase.FAILED:
+            return (Hint("/reload loads it again"),)
+        if self.turns.is_busy:
+            return hint_of(self.own_keys, "cache"), hint_of(self.own_keys, "stop")
+        if self.revisions.editing is not None:
+            return (hint_of(self.own_keys, "stop", "cancel"),)
+        return [hint_of(self.own_keys, name) for name in ("sessions", "cache", "help")]
+
     def _draw_queue(self) -> None:
         waiting = [
             one_line(shown_message(pending.text)) or pending.kind.value for pending in self.turns.queue
@@ -532,6 +543,7 @@ class ChatScreen(Screen[None]):
     def _start_next(self) -> None:
         if self._watch.is_ready and self.turns.start_next():
             self._render_loop.start()
+        self.draw_hints()
 
     def _look(self) -> None:
         """Draw the engine's state, and come back: often while an answer is written."""
@@ -542,7 +554,6 @@ class ChatScreen(Screen[None]):
             context_len=self.turns.context_len,
             is_running=self.turns.is_running,
             num_queued=len(self.turns.queue),
-            own_keys=self.own_keys,
             last_rate=self._last_rate,
         )
         self.set_timer(self._watch.look(shown), self._look)
@@ -560,7 +571,7 @@ class ChatScreen(Screen[None]):
         return self.sessions.sessions.branch_names(self.turns.conversation, self.conversations.opened)
 
     def _phase_changed(self, status: EngineStatus) -> None:
-        self._draw_welcome()
+        self.draw_heading()
         if status.phase is EnginePhase.READY:
             self.turns.garbage.settle()
             self.turns.forget_outgrown()
@@ -591,6 +602,7 @@ class ChatScreen(Screen[None]):
             text = heading_text(conversation, title, width, note)
         heading.update(Content(text), layout=False)
         self._draw_welcome()
+        self.draw_hints()
 
     def _draw_welcome(self) -> None:
         num_stored, key = len(self.sessions.sessions.entries), key_name(self.own_keys, "help")

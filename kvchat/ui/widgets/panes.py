@@ -42,6 +42,7 @@ class Panes(Horizontal):
         sessions = self.query_one(SessionsPane)
         if not widths.sessions and sessions.has_focus_within:
             sessions.post_message(SessionsPane.Closed())
+        self.screen.set_class(widths.cache > 0, "-cache")
         for name, columns in (("#sessions-pane", widths.sessions), ("#cache-pane", widths.cache)):
             pane = self.query_one(name)
             pane.display = columns > 0

@@ -129,9 +129,10 @@ class Transcript(VerticalScroll):
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("up", "select(-1)", "Message above", show=False),
-        Binding("down", "select(1)", "Message below", show=False),
-        Binding("enter", "choose", "Actions", show=False),
+        Binding("up", "select(-1)", "Walk", key_display="↑↓"),
+        Binding("down", "select(1)", "Walk down", show=False),
+        Binding("enter", "choose", "Actions"),
+        Binding("escape", "screen.stop", "Back", id="stop"),
         Binding("pageup", "screen.page(-1)", "Scroll up, or earlier messages", show=False),
         Binding("pagedown", "screen.page(1)", "Scroll down", show=False),
     ]
