@@ -60,9 +60,14 @@ class Hint:
         return self.does if self.name in ("", self.does) else f"{self.name} {self.does}"
 
 
-def hint_of(own_keys: Mapping[str, str], name: str, does: str = "") -> Hint:
-    """Return the hint at what has this id; `does`: where its id does not say it."""
-    return Hint(does or name, next(iter(keys_of(own_keys, name)), _USUAL[name]))
+def window_hints(own_keys: Mapping[str, str], *, is_busy: bool, is_editing: bool) -> tuple[Hint, ...]:
+    """Return the hints at keys of the window that are good to know in the prompt."""
+    names = {"cache": "cache", "stop": "stop"}
+    if not is_busy:
+        names = {"stop": "cancel"} if is_editing else {name: name for name in ("sessions", "cache", "help")}
+    return tuple(
+        Hint(does, next(iter(keys_of(own_keys, name)), _USUAL[name])) for name, does in names.items()
+    )
 
 
 def hints_of(widget: Widget) -> tuple[Hint, ...]:

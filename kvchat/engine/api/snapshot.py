@@ -147,6 +147,8 @@ class CacheSnapshot:
     room_tokens: int
     """Tokens one more sequence can hold before a cached block must be evicted."""
     capacity: Capacity | None = None
+    weights: str = ""
+    """What the weights are kept in; empty: it is not known."""
     cache_format: str = "exact"
     is_exact: bool = True
     sampled_tokens: int = 0

@@ -42,6 +42,7 @@ from kvchat.engine.memory.rates import Rates
 from kvchat.engine.memory.reader import Reader
 from kvchat.engine.memory.saver import AsyncSaves, SaveTransport
 from kvchat.engine.memory.tier_mover import TierMover
+from kvchat.engine.models.checkpoints.prepared import QUANTIZED
 from kvchat.engine.models.latent import projections
 from kvchat.engine.models.linear.packed import pack_linears
 from kvchat.engine.models.load import LoadedModel, choose_device
@@ -265,6 +266,7 @@ def _info(candidate: Candidate, config: EngineConfig, device: torch.device) -> E
         adapter=str(config.adapter.absolute()) if config.adapter else None,
         fingerprint="",
         dtype=loaded.dtype,
+        weights=config.weights if config.weights in QUANTIZED else loaded.dtype,
         device=str(device),
         block_size=config.block_size,
         max_context=min(loaded.max_context, config.max_context or loaded.max_context),

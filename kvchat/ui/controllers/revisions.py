@@ -12,7 +12,7 @@ from textual.timer import Timer
 from kvchat.chat.events import EditCost, Revision
 from kvchat.engine.api.snapshot import CacheSnapshot
 from kvchat.errors import KvchatError
-from kvchat.session.tree import Turn
+from kvchat.session.tree import Role, Turn
 from kvchat.text.attached_files import before_message
 from kvchat.text.revision import (
     COSTLY_TOKENS,
@@ -58,6 +58,13 @@ class RevisionController:
         self.costs: Sequence[str] = ()
         self.asked: list[str] = []
         self._rest: Timer | None = None
+
+    @property
+    def edited(self) -> str:
+        """Which of the person's messages is being changed, in words."""
+        asked = [turn.id for turn in self._turns.stored.turns if turn.role is Role.USER]
+        assert self.editing is not None
+        return f"message {asked.index(self.editing.id) + 1}"
 
     # Edits
 

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -38,13 +37,13 @@ from kvchat.ui.controllers.sending import SendController
 from kvchat.ui.controllers.sessions import SessionController
 from kvchat.ui.controllers.settings import SettingsController
 from kvchat.ui.controllers.turn_runner import QueuedTurn, TurnRunner
-from kvchat.ui.key_names import Hint, hint_of, hints_of, key_name, leave_keys
+from kvchat.ui.key_names import Hint, hints_of, key_name, leave_keys, window_hints
 from kvchat.ui.terminal.render_loop import INTERVAL_S, RenderLoop
 from kvchat.ui.widgets.cache.compact_line import CacheLine
 from kvchat.ui.widgets.cache.panel import CachePanel
 from kvchat.ui.widgets.cache.panel_rows import BranchNames
 from kvchat.ui.widgets.composer import Composer
-from kvchat.ui.widgets.heading import editing_text, heading_text, welcome_text
+from kvchat.ui.widgets.heading import editing_text, heading_text, model_parts, welcome_text
 from kvchat.ui.widgets.list_search_field import FindField
 from kvchat.ui.widgets.panes import Panes
 from kvchat.ui.widgets.prompt_input import Prompt
@@ -64,8 +63,6 @@ _QUIET_S = 2.0
 _TYPING_S = 0.7
 """So soon after a key the next one is expected: what can wait is not drawn."""
 _TEMPORARY = "temporary conversation"
-_TEMPORARY_NOTE = "  ·  deleted when you leave"
-_ASIDE_NOTE = "  ·  thrown away when you leave · {} goes back"
 
 
 class ChatScreen(Screen[None]):
@@ -163,7 +160,8 @@ class ChatScreen(Screen[None]):
         )
         self.commands = CommandDispatcher(self, chat, turns, controllers)
         self._inspector = InspectorController(self, chat, self._engine, turns, self._branch_names)
-        panel, line, status = (self.query_one(kind) for kind in (CachePanel, CacheLine, StatusBar))
+        panel, line = self.query_one(CachePanel), self.query_one(CacheLine)
+        status = self.query_one(StatusBar)
         self._watch = EngineWatch(self._engine, panel, line, status, self._phase_changed)
         self.begin(self.composer.read_history)
         self.prompt.focus()
@@ -424,15 +422,9 @@ class ChatScreen(Screen[None]):
 
     @work(exclusive=True, group="prefetch")
     async def on_session_list_selected(self, event: SessionList.Selected) -> None:
-        """Load ahead of use what may be opened next, but not under a dialog, which may be about to delete it;
-        whatever goes wrong shows when it is opened.
-        """
-        if not self.is_active:
-            return
-        with suppress(KvchatError):
-            await asyncio.to_thread(
-                self._chat.prefetch, event.session_id, event.branch, self.turns.conversation
-            )
+        """Load ahead of use what may be opened next, but not under a dialog, which may delete it."""
+        if self.is_active:
+            await self.conversations.prefetch(event.session_id, event.branch)
 
     def on_session_list_asked(self, event: SessionList.Asked) -> None:
         self.commands.run_on_line(event.command, event.session_id, event.branch)
@@ -527,11 +519,8 @@ class ChatScreen(Screen[None]):
             return hints_of(focused)
         if self._watch.status.phase is EnginePhase.FAILED:
             return (Hint("/reload loads it again"),)
-        if self.turns.is_busy:
-            return hint_of(self.own_keys, "cache"), hint_of(self.own_keys, "stop")
-        if self.revisions.editing is not None:
-            return (hint_of(self.own_keys, "stop", "cancel"),)
-        return [hint_of(self.own_keys, name) for name in ("sessions", "cache", "help")]
+        is_editing = self.revisions.editing is not None
+        return window_hints(self.own_keys, is_busy=self.turns.is_busy, is_editing=is_editing)
 
     def _draw_queue(self) -> None:
         waiting = [
@@ -585,24 +574,21 @@ class ChatScreen(Screen[None]):
             self.composer.give_back(self.turns.stop_all())
 
     def draw_heading(self) -> None:
-        if not self.query("#heading"):  # the window is being closed
-            return
-        conversation = self.turns.conversation
-        heading = self.query_one("#heading", Static)
-        width, stop = heading.content_size.width, key_name(self.own_keys, "stop")
-        if self.revisions.editing is not None:
-            text = editing_text(self.revisions.costs, width, stop)
-        else:
-            stored = self.sessions.sessions.title(conversation.session.id) if conversation else None
-            note = _ASIDE_NOTE.format(stop) if self.conversations.asides.shown is not None else ""
-            is_temporary = self.conversations.temporary.is_shown
-            title = stored or self.turns.draft.title or (_TEMPORARY if is_temporary else "")
-            if is_temporary and conversation is not None:
-                note = note or _TEMPORARY_NOTE
-            text = heading_text(conversation, title, width, note)
-        heading.update(Content(text), layout=False)
-        self._draw_welcome()
-        self.draw_hints()
+        for heading in self.query("#heading").results(Static):  # none while the window is being closed
+            editing, conversation = self.revisions.editing, self.turns.conversation
+            width, stop = heading.content_size.width, key_name(self.own_keys, "stop")
+            if editing is not None:
+                text = editing_text(self.revisions.edited, self.revisions.costs, width, stop)
+            else:
+                stored = self.sessions.sessions.title(conversation.session.id) if conversation else None
+                temporary = _TEMPORARY if self.conversations.temporary.is_shown else ""
+                title, note = stored or self.turns.draft.title or temporary, self.conversations.note(stop)
+                text = heading_text(conversation, title, width, note, model_parts(self.snapshot))
+            heading.update(Content(text), layout=False)
+            heading.set_class(editing is not None, "-editing")
+            self.transcript.mark_edited(editing.id if editing is not None else None)
+            self._draw_welcome()
+            self.draw_hints()
 
     def _draw_welcome(self) -> None:
         num_stored, key = len(self.sessions.sessions.entries), key_name(self.own_keys, "help")

@@ -34,11 +34,9 @@ class Composer(Vertical):
     def show_commands(self, candidates: tuple[Choice, ...], chosen: int) -> None:
         """Show what the line may become, in the rows that the other lines leave."""
         above = self.query_one("#above-prompt")
-        taken = sum(
-            one.outer_size.height for one in above.displayed_children if not isinstance(one, CommandList)
-        )
-        room = int(self.screen.size.height * _ABOVE) - taken
-        self.query_one(CommandList).show_commands(candidates, chosen, max(1, room))
+        listed = above.query_one(CommandList)
+        taken = sum(one.outer_size.height for one in above.displayed_children if one is not listed)
+        listed.show_commands(candidates, chosen, max(1, int(self.screen.size.height * _ABOVE) - taken))
 
     def draw_lines(self, place: str, lines: Sequence[str]) -> None:
         """Draw lines above the prompt. `place`: offers, queue or attachments."""

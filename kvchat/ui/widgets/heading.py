@@ -3,7 +3,11 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from rich.cells import cell_len
+
 from kvchat.engine.api.engine_phase import EnginePhase
+from kvchat.engine.api.snapshot import CacheSnapshot
+from kvchat.text.answer_footer import SEPARATOR
 from kvchat.text.figures import plural
 from kvchat.text.fit_text import fitted, one_line
 from kvchat.ui.widgets.session_rows import title_of
@@ -12,33 +16,60 @@ if TYPE_CHECKING:
     from kvchat.chat.conversation import Conversation
 
 _LEAST_TITLE = 12
+_USUAL_TITLE = 24
+"""Of a title so much is shown before anything else takes its place."""
+_GAP = 3
 _FIRST_LINES = {
     EnginePhase.LOADING: "The model is loading. You can type already.",
     EnginePhase.FAILED: "The engine has stopped. What was said is kept.\n/reload starts it again.",
 }
 
 
-def heading_text(conversation: "Conversation | None", title: str | None, width: int, note: str = "") -> str:
-    """Return the title and the branch, the title cut where there is no room.
+def heading_text(
+    conversation: "Conversation | None",
+    title: str | None,
+    width: int,
+    note: str = "",
+    model: Sequence[str] = (),
+) -> str:
+    """Return the title and the branch, the title cut where there is no room; the model where there is some.
 
     Args:
         title: as stored, or that of a draft.
-        note: what is special about the branch.
+        note: what is special about the conversation.
+        model: its name first, then what else may be said of it.
     """
     rest = ""
     if conversation is not None:
         title = title or title_of(conversation.session)
         rest = f"  ›  {one_line(conversation.branch.name)}{note}"
-    return fitted(title or "new conversation", max(_LEAST_TITLE, width - len(rest))) + rest
+    title = title or "new conversation"
+    room = width - _GAP - min(_USUAL_TITLE, cell_len(title)) - cell_len(rest)
+    while model and cell_len(SEPARATOR.join(model)) > room:
+        model = model[:-1]
+    right = SEPARATOR.join(model)
+    left_width = width - (cell_len(right) + _GAP if right else 0)
+    left = fitted(title, max(_LEAST_TITLE, left_width - cell_len(rest))) + rest
+    return left + " " * (width - cell_len(left) - cell_len(right)) + right if right else left
 
 
-def editing_text(costs: Sequence[str], width: int, key: str = "esc") -> str:
+def model_parts(snapshot: CacheSnapshot | None) -> tuple[str, ...]:
+    """Return the model's name, the format of its KV, and that of its weights; nothing while it loads."""
+    if snapshot is None:
+        return ()
+    name = one_line(snapshot.model.rstrip("/").rpartition("/")[2])
+    weights = (f"{snapshot.weights} weights",) if snapshot.weights else ()
+    return (name, f"{snapshot.cache_format} KV", *weights)
+
+
+def editing_text(message: str, costs: Sequence[str], width: int, key: str = "esc") -> str:
     """Return what stands above while an earlier message is changed.
 
     Args:
+        message: which one.
         costs: what sending it computes, in ever fewer words; none while that is not known.
     """
-    title, end = "editing", f" · {key} gives up"
+    title, end = f"editing {message}", f" · {key} cancels"
     texts = [f"{title} · {cost}{end}" for cost in costs] or [title + end]
     return next((text for text in texts if len(text) <= width), texts[-1])
 

@@ -33,7 +33,7 @@ class Panes(Horizontal):
             yield CachePanel(id="cache")
 
     def fit(self, width: int) -> None:
-        """Show the panes that fit a window of `width` columns; where only one does by now, the conversation."""
+        """Show the panes that fit a window of `width` columns; where only one does, the conversation."""
         if self.has_conversation and not pane_widths(width, self._request).has_conversation:
             self._request = self._request.withdrawn
         self._show(pane_widths(width, self._request))

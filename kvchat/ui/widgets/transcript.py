@@ -77,6 +77,7 @@ class QuestionView(LongText):
     def __init__(self, turn: Turn) -> None:
         super().__init__(shown_message(clean_text(turn.text)), classes="question")
         self.turn = turn
+        self.border_title = "editing"
 
 
 class EarlierLine(Static):
@@ -152,6 +153,7 @@ class Transcript(VerticalScroll):
         self._num_coming = 0
         self._portion = WorkSlice()
         self._welcome = ""
+        self._edited: TurnId | None = None
         self._leaving: set[Widget] = set()
         self._shown = object()
         """Another one for each branch that is shown."""
@@ -341,6 +343,16 @@ class Transcript(VerticalScroll):
     def unselect(self) -> None:
         self._select(None)
 
+    def mark_edited(self, turn_id: TurnId | None) -> None:
+        """Mark the message that is being changed in the prompt, and show it; None: there is none."""
+        if turn_id == self._edited:
+            return
+        self._edited = turn_id
+        for view in self.views:
+            view.set_class(view.turn.id == turn_id, "-edited")
+            if view.turn.id == turn_id:
+                self.call_after_refresh(self.scroll_to_widget, view, animate=False)
+
     def on_blur(self) -> None:
         self.unselect()
 
@@ -354,7 +366,9 @@ class Transcript(VerticalScroll):
 
     def _view(self, turn: Turn) -> TurnView:
         if turn.role is Role.USER:
-            return QuestionView(turn)
+            question = QuestionView(turn)
+            question.set_class(turn.id == self._edited, "-edited")
+            return question
         return AnswerView(turn, self._session, folds_reasoning=self._folds_reasoning)
 
     def _draw_earlier_line(self) -> None:

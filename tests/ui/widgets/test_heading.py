@@ -1,0 +1,45 @@
+"""What stands above a conversation: its title and branch, and the model where there is room."""
+
+from dataclasses import replace
+
+import pytest
+
+from kvchat.ui.widgets.heading import heading_text, model_parts
+from tests.ui.records import SESSION
+from tests.ui.scripted import MAIN, NOW, Branch, ScriptedConversation
+from tests.ui.scripted_engine import scripted_snapshot
+
+pytestmark = pytest.mark.pure
+
+OSLO = ScriptedConversation(
+    session=SESSION, branch=Branch(session_id=SESSION.id, name=MAIN, leaf_id=None, updated_at=NOW)
+)
+MODEL = model_parts(replace(scripted_snapshot([]), model="org/Small-1B", weights="int8"))
+
+
+def headed(title: str, width: int, note: str = "") -> str:
+    return heading_text(OSLO, title, width, note, MODEL)  # type: ignore[arg-type]
+
+
+def test_the_model_its_kv_and_its_weights_stand_at_the_right_where_there_is_room() -> None:
+    assert headed("Oslo", 60) == "Oslo  ›  main             Small-1B · exact KV · int8 weights"
+    assert headed("Oslo", 40) == "Oslo  ›  main        Small-1B · exact KV"
+    assert headed("Oslo", 24) == "Oslo  ›  main   Small-1B"
+    assert headed("Oslo", 20) == "Oslo  ›  main"
+
+
+def test_a_long_title_gives_way_to_the_model_down_to_a_readable_width_and_the_branch_never_does() -> None:
+    title = "A journey to Oslo by train, by boat and on foot"
+    line = headed(title, 60)
+    assert line.startswith("A journey to Oslo by train,…  ›  main")
+    assert line.endswith("   Small-1B · exact KV")
+    for width in range(24, 120):
+        line = headed(title, width, "  ·  own system prompt")
+        assert "  ›  main  ·  own system prompt" in line
+        if "Small" in line:
+            assert len(line) == width
+            assert title[:23] in line
+
+
+def test_no_model_is_named_before_there_is_one() -> None:
+    assert model_parts(None) == ()
