@@ -18,6 +18,7 @@ from textual.widgets import Input
 
 from kvchat.app.interface_types import EngineView
 from kvchat.errors import KvchatError
+from kvchat.session.tree import SessionId
 from kvchat.ui.commands import COMMANDS
 from kvchat.ui.screens.chat import ChatScreen
 from kvchat.ui.screens.interrupting_dialog import InterruptingDialog
@@ -117,6 +118,14 @@ class KvchatApp(App[None]):
         if self._refusal is not None:
             raise self._refusal
         return self.return_code or 0
+
+    @property
+    def session_left(self) -> SessionId | None:
+        """The session on screen, unless it is temporary; also when the window has been closed."""
+        turns = getattr(self.chat_screen, "turns", None)
+        conversation = None if turns is None else turns.conversation
+        is_to_stay = conversation is not None and conversation.session.id not in turns.temporary
+        return conversation.session.id if is_to_stay else None
 
     def thread_failed(self, error: Exception) -> None:
         """Leave because a thread that reads or draws has ended."""
