@@ -20,6 +20,7 @@ from kvchat.app.interface_types import EngineView
 from kvchat.errors import KvchatError
 from kvchat.session.tree import SessionId
 from kvchat.ui.commands import COMMANDS
+from kvchat.ui.controllers.turn_runner import TurnRunner
 from kvchat.ui.screens.chat import ChatScreen
 from kvchat.ui.screens.interrupting_dialog import InterruptingDialog
 from kvchat.ui.terminal.driver import TerminalDriver, early_events
@@ -122,10 +123,11 @@ class KvchatApp(App[None]):
     @property
     def session_left(self) -> SessionId | None:
         """The session on screen, unless it is temporary; also when the window has been closed."""
-        turns = getattr(self.chat_screen, "turns", None)
-        conversation = None if turns is None else turns.conversation
-        is_to_stay = conversation is not None and conversation.session.id not in turns.temporary
-        return conversation.session.id if is_to_stay else None
+        turns: TurnRunner | None = getattr(self.chat_screen, "turns", None)
+        if turns is None or turns.conversation is None:
+            return None
+        session_id = turns.conversation.session.id
+        return None if session_id in turns.temporary else session_id
 
     def thread_failed(self, error: Exception) -> None:
         """Leave because a thread that reads or draws has ended."""

@@ -39,7 +39,7 @@ def heading_text(
         note: what is special about the conversation.
         model: its name first, then what else may be said of it.
     """
-    rest = ""
+    rest = note
     if conversation is not None:
         title = title or title_of(conversation.session)
         rest = f"  ›  {one_line(conversation.branch.name)}{note}"

@@ -1,15 +1,16 @@
 """What stands above a conversation: its title and branch, and the model where there is room."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from kvchat.engine.api.engine_phase import EnginePhase
 from kvchat.ui.widgets.heading import heading_text, model_parts
+from tests.ui.harness import window
 from tests.ui.records import SESSION
 from tests.ui.scripted import MAIN, NOW, Branch, ScriptedConversation
-from tests.ui.scripted_engine import scripted_snapshot
-
-pytestmark = pytest.mark.pure
+from tests.ui.scripted_engine import ScriptedEngine, scripted_snapshot
 
 OSLO = ScriptedConversation(
     session=SESSION, branch=Branch(session_id=SESSION.id, name=MAIN, leaf_id=None, updated_at=NOW)
@@ -21,6 +22,7 @@ def headed(title: str, width: int, note: str = "") -> str:
     return heading_text(OSLO, title, width, note, MODEL)  # type: ignore[arg-type]
 
 
+@pytest.mark.pure
 def test_the_model_its_kv_and_its_weights_stand_at_the_right_where_there_is_room() -> None:
     assert headed("Oslo", 60) == "Oslo  ›  main             Small-1B · exact KV · int8 weights"
     assert headed("Oslo", 40) == "Oslo  ›  main        Small-1B · exact KV"
@@ -28,6 +30,7 @@ def test_the_model_its_kv_and_its_weights_stand_at_the_right_where_there_is_room
     assert headed("Oslo", 20) == "Oslo  ›  main"
 
 
+@pytest.mark.pure
 def test_a_long_title_gives_way_to_the_model_down_to_a_readable_width_and_the_branch_never_does() -> None:
     title = "A journey to Oslo by train, by boat and on foot"
     line = headed(title, 60)
@@ -41,5 +44,25 @@ def test_a_long_title_gives_way_to_the_model_down_to_a_readable_width_and_the_br
             assert title[:23] in line
 
 
+@pytest.mark.pure
 def test_no_model_is_named_before_there_is_one() -> None:
     assert model_parts(None) == ()
+
+
+@pytest.mark.tui
+async def test_the_model_is_named_once_it_is_loaded_and_what_prompt_is_in_force_where_it_is_unusual(
+    tmp_path: Path,
+) -> None:
+    engine = ScriptedEngine(phase=EnginePhase.LOADING)
+    async with window(tmp_path, engine=engine, size=(80, 24)) as shown:
+        await shown.until_shown("new conversation")
+        assert "scripted" not in shown.text.splitlines()[0]
+        engine.phase = EnginePhase.READY
+        await shown.until(lambda: shown.text.splitlines()[0].endswith("scripted · exact KV"))
+        assert "system prompt" not in shown.text
+        await shown.say("/system Be brief.")
+        await shown.until(lambda: "own system prompt" in shown.text.splitlines()[0])
+        await shown.say_and_wait("Hello?")
+        await shown.until_shown("Hello?  ›  main  ·  own system prompt")
+        await shown.pilot.press("ctrl+n")
+        await shown.until(lambda: "own system prompt" not in shown.text.splitlines()[0])
