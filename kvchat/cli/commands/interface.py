@@ -118,8 +118,7 @@ def resume(options: ResumeOptions) -> int:
         try:
             code = app.run_in_terminal()
         finally:
-            if options.new is not None:
-                _forget_unused(kvchat, reference)
+            _forget_unused(kvchat, reference if options.new is not None else None)
         if code == 0 and not options.temp:
             _tell_how_to_resume(kvchat, app.session_left)
         return code

@@ -267,7 +267,7 @@ def _info(candidate: Candidate, config: EngineConfig, device: torch.device) -> E
         adapter=str(config.adapter.absolute()) if config.adapter else None,
         fingerprint="",
         dtype=loaded.dtype,
-        weights="/".join(f"int{num}" for num in sorted(bits)) or loaded.dtype,
+        weights=f"int{min(bits)}" if bits else loaded.dtype,
         device=str(device),
         block_size=config.block_size,
         max_context=min(loaded.max_context, config.max_context or loaded.max_context),

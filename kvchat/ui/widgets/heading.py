@@ -70,7 +70,7 @@ def editing_text(message: str, costs: Sequence[str], width: int, key: str = "esc
         costs: what sending it computes, in ever fewer words; none while that is not known.
     """
     title, end = f"editing {message}", f" · {key} cancels"
-    texts = [f"{title} · {cost}{end}" for cost in costs] or [title + end]
+    texts = [*(f"{title} · {cost}{end}" for cost in costs), title + end]
     return next((text for text in texts if len(text) <= width), texts[-1])
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from kvchat.engine.api.engine_phase import EnginePhase
-from kvchat.ui.widgets.heading import heading_text, model_parts
+from kvchat.ui.widgets.heading import editing_text, heading_text, model_parts
 from tests.ui.harness import window
 from tests.ui.records import SESSION
 from tests.ui.scripted import MAIN, NOW, Branch, ScriptedConversation
@@ -42,6 +42,13 @@ def test_a_long_title_gives_way_to_the_model_down_to_a_readable_width_and_the_br
         if "Small" in line:
             assert len(line) == width
             assert title[:23] in line
+
+
+@pytest.mark.pure
+def test_the_cost_of_an_edit_gives_way_before_the_way_out() -> None:
+    costs = ("computes 9 tokens (9 KiB), 10 reused (10 KiB)", "computes 9 tokens, 10 reused")
+    assert editing_text("message 2", costs, 62).endswith("2 · computes 9 tokens, 10 reused · esc cancels")
+    assert editing_text("message 2", costs, 56) == "editing message 2 · esc cancels"
 
 
 @pytest.mark.pure
