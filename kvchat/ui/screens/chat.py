@@ -578,7 +578,7 @@ class ChatScreen(Screen[None]):
             editing, conversation = self.revisions.editing, self.turns.conversation
             width, stop = heading.content_size.width, key_name(self.own_keys, "stop")
             if editing is not None:
-                text = editing_text(self.revisions.edited, self.revisions.costs, width, stop)
+                text = editing_text(self.revisions.number, self.revisions.costs, width, stop)
             else:
                 stored = self.sessions.sessions.title(conversation.session.id) if conversation else None
                 temporary = _TEMPORARY if self.conversations.temporary.is_shown else ""

@@ -62,14 +62,14 @@ def model_parts(snapshot: CacheSnapshot | None) -> tuple[str, ...]:
     return (name, f"{snapshot.cache_format} KV", *weights)
 
 
-def editing_text(message: str, costs: Sequence[str], width: int, key: str = "esc") -> str:
+def editing_text(number: int, costs: Sequence[str], width: int, key: str = "esc") -> str:
     """Return what stands above while an earlier message is changed.
 
     Args:
-        message: which one.
+        number: which of the person's messages it is.
         costs: what sending it computes, in ever fewer words; none while that is not known.
     """
-    title, end = f"editing {message}", f" · {key} cancels"
+    title, end = f"editing message {number}", f" · {key} cancels"
     texts = [*(f"{title} · {cost}{end}" for cost in costs), title + end]
     return next((text for text in texts if len(text) <= width), texts[-1])
 

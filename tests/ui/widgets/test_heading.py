@@ -47,8 +47,8 @@ def test_a_long_title_gives_way_to_the_model_down_to_a_readable_width_and_the_br
 @pytest.mark.pure
 def test_the_cost_of_an_edit_gives_way_before_the_way_out() -> None:
     costs = ("computes 9 tokens (9 KiB), 10 reused (10 KiB)", "computes 9 tokens, 10 reused")
-    assert editing_text("message 2", costs, 62).endswith("2 · computes 9 tokens, 10 reused · esc cancels")
-    assert editing_text("message 2", costs, 56) == "editing message 2 · esc cancels"
+    assert editing_text(2, costs, 62).endswith("2 · computes 9 tokens, 10 reused · esc cancels")
+    assert editing_text(2, costs, 56) == "editing message 2 · esc cancels"
 
 
 @pytest.mark.pure
