@@ -1,130 +1,68 @@
-"""Heading above a conversation, and what an empty one shows."""
+"""Heading above a conversation: its title and branch, and the model. Pure."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from textual.content import Content
-from textual.style import Style
-from textual.widgets import Static
+from rich.cells import cell_len
 
-from kvchat.engine.api.engine_phase import EnginePhase
-from kvchat.engine.models.locate import STARTER
-from kvchat.text.figures import plural
+from kvchat.engine.api.snapshot import CacheSnapshot
+from kvchat.text.answer_footer import SEPARATOR
 from kvchat.text.fit_text import fitted, one_line
-from kvchat.ui.key_names import name_for
-from kvchat.ui.widgets.prompt_input import Prompt
 from kvchat.ui.widgets.session_rows import title_of
 
 if TYPE_CHECKING:
     from kvchat.chat.conversation import Conversation
 
 _LEAST_TITLE = 12
-_FIRST_LINES = {
-    EnginePhase.LOADING: "The model is loading. You can type already.",
-    EnginePhase.FAILED: "The engine has stopped. What was said is kept.\n/reload starts it again.",
-}
-_FOR_STARTER = ("What is a KV cache?", "My name is Ana. What is my name?", "Count from 1 to 10.")
-_FOR_OTHERS = (
-    "Explain a KV cache in two sentences.",
-    "Suggest three names for a boat.",
-    "Write a haiku about the sea.",
-)
-_OTHER_MODELS = (
-    "The starter is a small model · /model loads a real one",
-    "/model replaces the starter model",
-)
+_USUAL_TITLE = 24
+"""Of a title so much is shown before anything else takes its place."""
+_GAP = 3
 
 
-def heading_text(conversation: "Conversation | None", title: str | None, width: int, note: str = "") -> str:
-    """Return the title and the branch, the title cut where there is no room.
+def heading_text(
+    conversation: "Conversation | None",
+    title: str | None,
+    width: int,
+    note: str = "",
+    model: Sequence[str] = (),
+) -> str:
+    """Return the title and the branch, the title cut where there is no room; the model where there is some.
 
     Args:
         title: as stored, or that of a draft.
-        note: what is special about the branch.
+        note: what is special about the conversation.
+        model: its name first, then what else may be said of it.
     """
-    rest = ""
+    rest = note
     if conversation is not None:
         title = title or title_of(conversation.session)
         rest = f"  ›  {one_line(conversation.branch.name)}{note}"
-    return fitted(title or "new conversation", max(_LEAST_TITLE, width - len(rest))) + rest
+    title = title or "new conversation"
+    room = width - _GAP - min(_USUAL_TITLE, cell_len(title)) - cell_len(rest)
+    while model and cell_len(SEPARATOR.join(model)) > room:
+        model = model[:-1]
+    right = SEPARATOR.join(model)
+    left_width = width - (cell_len(right) + _GAP if right else 0)
+    left = fitted(title, max(_LEAST_TITLE, left_width - cell_len(rest))) + rest
+    return left + " " * (width - cell_len(left) - cell_len(right)) + right if right else left
 
 
-def editing_text(costs: Sequence[str], width: int, key: str = "esc") -> str:
+def model_parts(snapshot: CacheSnapshot | None) -> tuple[str, ...]:
+    """Return the model's name, the format of its KV, and that of its weights; nothing while it loads."""
+    if snapshot is None:
+        return ()
+    name = one_line(snapshot.model.rstrip("/").rpartition("/")[2])
+    weights = (f"{snapshot.weights} weights",) if snapshot.weights else ()
+    return (name, f"{snapshot.cache_format} KV", *weights)
+
+
+def editing_text(number: int, costs: Sequence[str], width: int, key: str = "esc") -> str:
     """Return what stands above while an earlier message is changed.
 
     Args:
+        number: which of the person's messages it is.
         costs: what sending it computes, in ever fewer words; none while that is not known.
     """
-    title, end = "editing", f" · {key} gives up"
-    texts = [f"{title} · {cost}{end}" for cost in costs] or [title + end]
+    title, end = f"editing message {number}", f" · {key} cancels"
+    texts = [*(f"{title} · {cost}{end}" for cost in costs), title + end]
     return next((text for text in texts if len(text) <= width), texts[-1])
-
-
-def things_to_try(model: str) -> tuple[str, ...]:
-    """Return questions that a model can answer; the starter knows little else."""
-    return _FOR_STARTER if model == STARTER else _FOR_OTHERS
-
-
-def welcome_text(
-    phase: EnginePhase, last: str, *, model: str | None, panel_key: str | None, size: tuple[int, int]
-) -> str:
-    """Return what an empty conversation shows, as much of it as `size` holds: columns and lines.
-
-    Args:
-        last: the line at the end.
-        model: that answers; None while that is not known.
-        panel_key: what hides the cache panel; None where it is hidden.
-    """
-    width, height = size
-    first = [_FIRST_LINES.get(phase, "Ask anything, or type / for commands")]
-    tries = [f"  {words}" for words in things_to_try(model)] if model else []
-    notes = [f"On the right: the cache by tier and layer ({panel_key})"] if panel_key and model else []
-    if model == STARTER:
-        notes.append(next((words for words in _OTHER_MODELS if len(words) <= width), ""))
-    notes = [note for note in (*notes, last) if 0 < len(note) <= width]
-    for parts in ([first, tries, notes], [first, tries, notes[:-1]], [first, tries], [first, notes]):
-        text = "\n\n".join("\n".join(part) for part in parts if part)
-        if text.count("\n") < height:
-            return text
-    return first[0]
-
-
-class Welcome(Static):
-    """What an empty conversation shows. A click on a question puts it into the prompt."""
-
-    def __init__(self) -> None:
-        super().__init__("", markup=False)
-        self._shown: tuple[EnginePhase, str | None, int] = (EnginePhase.LOADING, None, 0)
-        self._text = ""
-
-    def show(self, phase: EnginePhase, model: str | None, num_stored: int) -> None:
-        """Draw it anew if it has changed; see `welcome_text`."""
-        self._shown = phase, model, num_stored
-        help_key, sessions_key = name_for(self, "help"), name_for(self, "sessions")
-        stored = f"{plural(num_stored, 'session')} stored · {sessions_key} lists · " if num_stored else ""
-        has_panel = self.screen.query_one("#cache-pane").display
-        width, height = self.screen.query_one("#transcript").size
-        text = welcome_text(
-            phase,
-            f"{stored}{help_key} help",
-            model=model,
-            panel_key=name_for(self, "cache") if has_panel else None,
-            size=(width, height - 1),
-        )
-        if text != self._text:
-            self._text = text
-            self.update(_with_clicks(text, things_to_try(model) if model else ()))
-
-    def on_resize(self) -> None:
-        self.show(*self._shown)
-
-    def action_try(self, words: str) -> None:
-        self.screen.query_one("#prompt", Prompt).write(words)
-
-
-def _with_clicks(text: str, questions: Sequence[str]) -> Content:
-    content = Content(text)
-    for words in filter(text.count, questions):
-        start, click = text.index(words), Style.from_meta({"@click": ("try", (words,))})
-        content = content.stylize(click, start, start + len(words))
-    return content

@@ -7,7 +7,7 @@ from textual.color import Color
 from textual.dom import DOMNode
 
 from kvchat.app.interface_types import Appearance
-from kvchat.ui.widgets.heading import things_to_try
+from kvchat.ui.widgets.welcome import things_to_try
 from tests.ui.harness import window
 
 pytestmark = pytest.mark.tui
