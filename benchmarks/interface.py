@@ -82,7 +82,7 @@ def _first_frames(home: Path, num_frames: int) -> list[Row]:
     for _ in range(num_frames + 1):
         start_s = perf_counter()
         with pseudo_terminal(["-m", "kvchat"], variables) as shown:
-            shown.wait_for("Say something.", "You can type already.")
+            shown.wait_for("Ask anything", "You can type already.")
             times.append(perf_counter() - start_s)
             spent.append(_spent(shown.process.pid))
     return [

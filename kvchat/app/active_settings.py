@@ -24,11 +24,11 @@ from kvchat.errors import UsageError
 
 _FROM_NOW_ON = {
     "display.theme": "",
-    "system": "it counts for conversations that begin from now on, and at the next start",
+    "system": "takes effect in new conversations",
 }
-_SAMPLING = "it counts from your next message on, and at the next start"
-_ENGINE = "it counts from /reload on, and at the next start"
-_LATER = "it counts from the next start on"
+_SAMPLING = "takes effect with your next message"
+_ENGINE = "takes effect after /reload"
+_LATER = "takes effect at the next start"
 _OF_THE_MODEL = "engine.adapter"
 """Made for one model, with which it is named at the start."""
 
@@ -99,7 +99,7 @@ class ActiveSettings:
         overruling = overruling_origin(name, file, layers)
         if overruling is not None:
             by = "what the command was given" if overruling == FLAG else overruling
-            return f"{done}; {by} overrules it here"
+            return f"{done}; {by} overrides it here"
         when = self._take_up(name, reloads=reloads)
         return f"{done}; {when}" if when else done
 

@@ -288,7 +288,7 @@ def file_text(file: Path) -> str:
     """
     try:
         if file.exists() and not (file.is_file() or file.is_dir()):  # a pipe may never end
-            raise ConfigError(f"{file} is no regular file; settings are read from those alone")
+            raise ConfigError(f"{file} is not a regular file")
         return file.read_text(encoding="utf-8")
     except (FileNotFoundError, NotADirectoryError):
         return ""

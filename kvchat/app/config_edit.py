@@ -84,7 +84,7 @@ def write_private(file: Path, text: str) -> None:
     """Replace a file at once, for its owner alone; where a link leads to it, the link stays."""
     file = Path(os.path.realpath(file))
     if file.exists() and not file.is_file():
-        raise StorageError(f"{file} is no regular file, and would be replaced by one; name another")
+        raise StorageError(f"{file} is not a regular file, and would be replaced by one; name another")
     with private_files.system_errors_as(StorageError, f"cannot write {file}"):
         private_files.write_private(file, text.encode())
 

@@ -19,7 +19,7 @@ from kvchat.engine.api.cache_format import canonical_cache_format
 from kvchat.engine.api.engine_phase import EnginePhase
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.api.snapshot import Tier
-from kvchat.engine.models.locate import lasting_name
+from kvchat.engine.models.locate import Progress, lasting_name
 from kvchat.errors import EngineFailed
 from kvchat.text.shadow import is_shadow, require_exact_blocks, shadow_cost
 
@@ -87,7 +87,15 @@ class InterfaceHost(InterfaceStorage):
 
     def models(self) -> Sequence[ModelEntry]:
         named = {summary.session.model for summary in self._kvchat.store.list_sessions()}
-        return models_here(self._engine.model, named, self._settings.paths.cache_dir, self._memory())
+        return models_here(self._engine.model, named, self._memory())
+
+    def fetch(self, model: str, progress: Progress) -> None:
+        """Prepare a model for `reload`: download it, or read a GGUF file, while the engine goes on.
+
+        Raises:
+            ModelError: there is no such model. Whatever `progress` raises ends a download.
+        """
+        located(self._settings, model, progress)
 
     def _memory(self) -> MemoryFit:
         """Return what another model has to fit into; a GPU's is asked for once the engine has begun there."""

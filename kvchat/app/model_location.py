@@ -4,11 +4,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from kvchat.app.config import Settings
-from kvchat.engine.models.locate import ModelLocation, locate_model
+from kvchat.engine.models.locate import ModelLocation, Progress, locate_model
 from kvchat.session.tree import Session
 
 
-def located(settings: Settings, model: str) -> ModelLocation:
+def located(settings: Settings, model: str, progress: Progress | None = None) -> ModelLocation:
     """Return the directory of a model, as `locate_model` does. What is made of a GGUF file keeps to the limit
     of the disk from its first byte on.
 
@@ -20,6 +20,7 @@ def located(settings: Settings, model: str) -> ModelLocation:
         cache_dir=settings.paths.cache_dir,
         disk_bytes=settings.engine.disk_bytes,
         encryptor=settings.engine.encryptor,
+        progress=progress,
     )
 
 

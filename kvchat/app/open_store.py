@@ -41,7 +41,7 @@ def last_used(store: SessionStore) -> SessionId:
     """
     summaries = store.list_sessions()
     if not summaries:
-        raise SessionNotFound("there is no session to continue; ask without -c to begin one")
+        raise SessionNotFound("there is no session to continue; ask without -c to start one")
     return summaries[0].session.id
 
 

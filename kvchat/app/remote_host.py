@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from kvchat.app.interface_host import InterfaceHost
 from kvchat.app.interface_types import Gauged, ModelEntry
+from kvchat.engine.models.locate import Progress
 from kvchat.errors import UsageError
 from kvchat.remote.chat_service import RemoteChat
 
@@ -26,6 +27,9 @@ class RemoteHost(InterfaceHost):
             ModelEntry(name=name, summary=f"at {chat.endpoint.name}", is_current=name == chat.model)
             for name in chat.endpoint.models()
         ]
+
+    def fetch(self, model: str, progress: Progress) -> None:
+        """Do nothing: the model is on the server."""
 
     def gauge(self, session_id: str, branch: str, cache_format: str) -> Gauged:
         raise UsageError("the cache is the server's; measure with a model that runs here")

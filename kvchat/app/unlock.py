@@ -71,7 +71,7 @@ def ask_new() -> bytes:
     Raises: EncryptionError: there is no terminal; UsageError: it is empty, or they differ.
     """
     first = accepted(ask("new passphrase: "))
-    if ask("the same again: ") != first:
+    if ask("repeat it: ") != first:
         raise UsageError("the two passphrases differ; nothing was changed")
     return first
 
@@ -100,7 +100,9 @@ def _read_descriptor(number: str) -> str:
         with os.fdopen(int(number), "rb") as file:
             return file.read(_MAX_BYTES).decode().rstrip("\r\n")
     except (ValueError, OSError) as error:
-        raise UsageError(f"{PASSPHRASE_FD}={number} is no descriptor that text can be read from") from error
+        raise UsageError(
+            f"{PASSPHRASE_FD}={number} is not a descriptor that text can be read from"
+        ) from error
 
 
 _SERVICE = "kvchat"
@@ -218,16 +220,16 @@ def data_key_of(key: KeyFile, environ: Mapping[str, str], *, may_ask: bool = Tru
     """
     require_packages()
     if key.kind is KeyKind.KEYRING:
-        return _unwrapped(key, from_keyring(key), "the key in the system's keyring is another one")
+        return _unwrapped(key, from_keyring(key), "the key in the system's keyring does not fit")
     secret = given(environ)
     if secret is not None:
-        return _unwrapped(key, secret, "the passphrase that was given is another one")
+        return _unwrapped(key, secret, "the passphrase is wrong")
     if not may_ask:
         raise PassphraseMissing("the passphrase was not given")
     for _ in range(_MOST_TRIES - 1):
         with suppress(EncryptionError):
             return key.unwrapped(ask("passphrase: "))
-    return _unwrapped(key, ask("passphrase: "), "this is not the passphrase")
+    return _unwrapped(key, ask("passphrase: "), "wrong passphrase")
 
 
 def from_keyring(key: KeyFile) -> bytes:
@@ -246,7 +248,9 @@ def from_keyring(key: KeyFile) -> bytes:
     try:
         return bytes.fromhex(kept)
     except ValueError as error:
-        raise EncryptionError(f"what the system's keyring has under {name!r} is no key of kvchat") from error
+        raise EncryptionError(
+            f"what the system's keyring has under {name!r} is not a key of kvchat"
+        ) from error
 
 
 def put_into_keyring(key: KeyFile, secret: bytes) -> None:

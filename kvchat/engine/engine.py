@@ -352,6 +352,7 @@ class Engine:
             sampled_tokens=self._output.sampled_tokens,
             room_tokens=usage_snapshot.room_tokens(self._manager, self.info.max_context),
             capacity=self.info.capacity,
+            weights=self.info.weights,
             cache_format=self.info.cache_format,
             is_exact=self.info.is_exact,
             owners=usage_snapshot.owner_usages(self._manager),

@@ -106,7 +106,7 @@ class PackStore:
         """Raise PackExists if a name is taken."""
         if any(pack.name == name for pack in self.all()):
             raise PackExists(
-                f"there is a pack {name!r} already; --force makes it anew, `kvchat pack rm` removes it"
+                f"there is a pack {name!r} already; --force replaces it, `kvchat pack rm` removes it"
             )
 
     def put(self, pack: Pack) -> None:
@@ -140,7 +140,7 @@ class PackStore:
             raise StorageError(f"cannot read {file}: {error.strerror or error}") from error
         except (ValueError, TypeError, KeyError) as error:
             raise StorageError(
-                f"the pack in {file} is damaged; remove the file and make the pack anew"
+                f"the pack in {file} is damaged; remove the file and make the pack again"
             ) from error
 
 

@@ -54,7 +54,7 @@ def drop_words(revision: Revision, cost: EditCost, snapshot: CacheSnapshot | Non
     return _rows(
         *_cost_rows(cost, snapshot),
         ("following", followed if revision.anew else "nothing"),
-        ("as it was", f"branch {one_line(revision.stays_on)}"),
+        ("original kept", f"on {one_line(revision.stays_on)}"),
     )
 
 

@@ -18,7 +18,9 @@ from textual.widgets import Input
 
 from kvchat.app.interface_types import EngineView
 from kvchat.errors import KvchatError
+from kvchat.session.tree import SessionId
 from kvchat.ui.commands import COMMANDS
+from kvchat.ui.controllers.turn_runner import TurnRunner
 from kvchat.ui.screens.chat import ChatScreen
 from kvchat.ui.screens.interrupting_dialog import InterruptingDialog
 from kvchat.ui.terminal.driver import TerminalDriver, early_events
@@ -117,6 +119,15 @@ class KvchatApp(App[None]):
         if self._refusal is not None:
             raise self._refusal
         return self.return_code or 0
+
+    @property
+    def session_left(self) -> SessionId | None:
+        """The session on screen, unless it is temporary; also when the window has been closed."""
+        turns: TurnRunner | None = getattr(self.chat_screen, "turns", None)
+        if turns is None or turns.conversation is None:
+            return None
+        session_id = turns.conversation.session.id
+        return None if session_id in turns.temporary else session_id
 
     def thread_failed(self, error: Exception) -> None:
         """Leave because a thread that reads or draws has ended."""

@@ -100,7 +100,7 @@ COMMANDS = (
         is_for_lines=True,
     ),
     SlashCommand(name="delete", summary="delete the conversation", is_for_lines=True),
-    SlashCommand(name="model", argument="[name]", summary="choose another model; sizes and what fits"),
+    SlashCommand(name="model", argument="[name]", summary="choose or download another model; what fits"),
     SlashCommand(name="reload", summary="load the engine again"),
     SlashCommand(name="set", argument="[name value]", summary="see and change settings, in your own file"),
     SlashCommand(name="theme", argument="NAME", summary="other colours; ansi-dark has the terminal's own"),

@@ -1,6 +1,7 @@
 """Key names as shown on screen, with the person's own bindings."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from textual.widget import Widget
 
@@ -35,6 +36,44 @@ def name_for(widget: Widget, name: str) -> str:
     """
     own_keys: Mapping[str, str] = getattr(widget.screen, "own_keys", {}) if widget.is_attached else {}
     return key_name(own_keys, name)
+
+
+@dataclass(frozen=True, slots=True)
+class Hint:
+    """What a key does, as the last line says it.
+
+    Args:
+        does: a word; the key alone is shown where it says the same.
+        key: as Textual calls it; empty: `does` says all.
+        shown: what the key is called on the screen, where that is another name.
+    """
+
+    does: str
+    key: str = ""
+    shown: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.shown or ("esc" if self.key == "escape" else self.key)
+
+    def __str__(self) -> str:
+        return self.does if self.name in ("", self.does) else f"{self.name} {self.does}"
+
+
+def window_hints(own_keys: Mapping[str, str], *, is_busy: bool, is_editing: bool) -> tuple[Hint, ...]:
+    """Return the hints at keys of the window that are good to know in the prompt."""
+    names = {"cache": "cache", "stop": "stop"}
+    if not is_busy:
+        names = {"stop": "cancel"} if is_editing else {name: name for name in ("sessions", "cache", "help")}
+    return tuple(
+        Hint(does, next(iter(keys_of(own_keys, name)), _USUAL[name])) for name, does in names.items()
+    )
+
+
+def hints_of(widget: Widget) -> tuple[Hint, ...]:
+    """Return the hints at a focused widget's own keys that are to be shown, but for those taken from it."""
+    active = [one.binding for one in widget.screen.active_bindings.values() if one.node is widget]
+    return tuple(Hint(one.description.lower(), one.key, one.key_display or "") for one in active if one.show)
 
 
 def leave_keys(widget: Widget, own_keys: Mapping[str, str]) -> None:

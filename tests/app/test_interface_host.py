@@ -1,5 +1,6 @@
 """What the interface does with the machine, on the starter model and real files."""
 
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,13 +13,14 @@ from kvchat.app.engine_swap import EngineSwap
 from kvchat.app.interface_host import InterfaceHost
 from kvchat.app.ipc.client import EngineClientProxy, borrow
 from kvchat.app.ipc.socket_path import identity_of, socket_path
-from kvchat.app.model_list import MemoryFit, models_here
+from kvchat.app.model_list import MemoryFit, describe, models_here
 from kvchat.chat.service import Chat
 from kvchat.engine.api.engine_phase import EnginePhase
 from kvchat.engine.models.locate import locate_model
 from kvchat.errors import ConfigError, EngineFailed, ModelNotFound, UsageError
 from kvchat.session.kv.provenance import new_origin
 from kvchat.session.tree import Turn
+from kvchat.text.figures import bytes_text
 from tests.patience import wait_until
 
 pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("loading_pays")]
@@ -187,7 +189,7 @@ def test_a_setting_is_written_into_the_persons_file_and_counts_there(home: Path)
     settings = read_settings()
     with opened(settings, EngineSwap()) as kvchat:
         host = InterfaceHost(settings, kvchat, None, EngineSwap())  # type: ignore[arg-type]
-        assert "next start" in host.change_setting("sampling.temperature", "0.7")
+        assert "your next message" in host.change_setting("sampling.temperature", "0.7")
         assert host.change_setting("keys.help", "f9")
         assert read_settings().sampling.temperature == 0.7
         assert InterfaceHost(
@@ -225,18 +227,41 @@ def test_the_window_counts_what_its_engine_holds_as_free_for_another_model(windo
     assert memory.num_bytes == memory.free_bytes + memory.cache_bytes + weights
 
 
-def test_a_gguf_file_is_listed_by_its_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from huggingface_hub import constants
-
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-    named = tmp_path / "named.gguf"
-    cached = tmp_path / "hub" / "models--someone--some-GGUF" / "snapshots" / "1" / "q4.gguf"
-    cached.parent.mkdir(parents=True)
-    for file in (named, cached):
+def test_models_of_the_hub_of_the_directory_and_of_earlier_sessions_are_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_model: Path
+) -> None:
+    hub, here, used = tmp_path / "hub", tmp_path / "here", tmp_path / "used.gguf"
+    monkeypatch.setenv("HF_HUB_CACHE", str(hub))
+    cached = hub / "models--someone--some-GGUF" / "snapshots" / "1" / "q4.gguf"
+    whole = hub / "models--someone--whole" / "snapshots" / "1"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    for file in (used, cached, here / "local.gguf"):
+        file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(bytes(3 << 20))
-    memory = MemoryFit(free_bytes=2 << 20)
-    found = {entry.name: entry.summary for entry in models_here("starter", [str(named)], tmp_path, memory)}
-    assert found[str(named)] == found[str(cached)] == "3.0 MiB · GGUF · does not fit"
-    assert "someone/some-GGUF" not in found
-    gone = models_here("starter", [str(tmp_path / "gone.gguf")], tmp_path, memory)
-    assert not any("gone" in entry.name for entry in gone)
+    shutil.copytree(tiny_model, whole)
+    named = [str(used), str(tiny_model), str(tmp_path / "gone.gguf"), "someone/gone", ""]
+    found = {entry.name: entry for entry in models_here("starter", named, MemoryFit(free_bytes=2 << 20))}
+    assert list(found) == [
+        "starter",
+        str(here / "local.gguf"),
+        str(cached),
+        "someone/whole",
+        *sorted((str(used), str(tiny_model))),
+    ]
+    assert [name for name, entry in found.items() if entry.is_current] == ["starter"]
+    for file in (used, cached, here / "local.gguf"):
+        assert "cannot be loaded: its weights alone take 3.0 MiB" in found[str(file)].summary
+    assert found["someone/whole"].summary == found[str(tiny_model)].summary
+    assert "does not fit: " in found["starter"].summary
+
+
+def test_a_model_fits_only_with_the_kv_of_a_conversation(tiny_model: Path) -> None:
+    whole = describe("tiny", tiny_model, 1 << 40)
+    assert whole.token_bytes is not None
+    assert whole.needed_bytes is not None
+    assert whole.needed_bytes > whole.num_bytes
+    assert f"fits: {bytes_text(whole.needed_bytes)} with the KV of" in whole.line
+    assert "does not fit" in describe("tiny", tiny_model, whole.needed_bytes - 1).line
+    assert f"fits: {bytes_text(whole.needed_bytes)}" in whole.short_line
+    assert "takes" in describe("tiny", tiny_model, None).short_line

@@ -167,6 +167,25 @@ def test_what_is_read_ahead_is_not_computed_again_when_it_is_sent(chat: Chat, ta
     assert len(chat.store.all_turns(talk.session.id)) == 6
 
 
+def test_tokens_that_are_read_ahead_count_once(chat: Chat, talk: Conversation, worker: Worker) -> None:
+    def counted() -> tuple[int, int]:
+        snapshot = worker.snapshot()
+        assert snapshot is not None
+        return snapshot.reused_tokens, snapshot.computed_tokens
+
+    text = "Here is another list. " + "Each block has some tokens. " * 20
+    before = counted()
+    for more in ("", "One more file.\n"):
+        ahead = chat.variants.read_ahead(talk, "", text + more)
+        ahead.run()
+        ahead.stop()
+    ahead.hand_over(talk)
+    usage = ask(chat, talk, f"{text}One more file.\n\nWhat is it about?").usage
+    reused, computed = (after - then for after, then in zip(counted(), before, strict=True))
+    assert reused + computed == usage.prompt_tokens
+    assert computed > ahead.num_tokens / 2, "read ahead, they were computed all the same"
+
+
 def test_reading_ahead_works_before_there_is_a_session(chat: Chat) -> None:
     text = "Here is a list. " + "One block has many tokens. " * 20
     ahead = chat.variants.read_ahead(None, "Be kind.", text)

@@ -68,4 +68,4 @@ def test_a_damaged_file_is_refused_with_what_to_do(model: Path, run: Run) -> Non
     model.write_bytes(model.read_bytes()[:5000])
     assert "not a whole GGUF file" in run.err(*words(model, "hello"), code=4)
     model.write_bytes(b"something else")
-    assert "no GGUF file" in run.err(*words(model, "hello"), code=4)
+    assert "not a GGUF file" in run.err(*words(model, "hello"), code=4)

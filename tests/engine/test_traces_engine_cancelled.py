@@ -81,8 +81,12 @@ class Script:
         return number
 
     def expect_cold(self) -> None:
-        """Every answer, as far as it came, is that of an engine that computes nothing else."""
+        """Every answer, as far as it came, is that of an engine that computes nothing else. A search that is
+        cut gives what was best by then, which the whole search may have left.
+        """
         for asked in self.requests:
+            if asked.may_be_cut and asked.sampling.beam_width is not None:
+                continue
             wanted = cold(self.model_dir, asked.prompt, asked.sampling).tokens
             for sample, tokens in asked.tokens.items():
                 assert tokens == (wanted[sample][: len(tokens)] if asked.may_be_cut else wanted[sample])

@@ -47,6 +47,7 @@ def test_an_engine_answers_as_transformers_does_with_the_dequantized_numbers(
     engine = open_engine(tiny(kind), weights=form, cache_dir=tmp_path / "cache")
     expected = reference(plain).answer(PROMPT, 24)
     assert answer(engine, PROMPT, 24).token_ids == expected
+    assert engine.snapshot().weights == form
 
 
 def test_the_second_start_finds_weights_and_blocks_of_the_first(tiny: TinyModels, tmp_path: Path) -> None:

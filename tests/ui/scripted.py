@@ -148,6 +148,8 @@ class Answer:
 class ScriptedChat:
     """A chat service that gives the answers of its script, then repeats the last one."""
 
+    model = "scripted"
+
     def __init__(self, engine: ScriptedEngine, answers: Sequence[Answer] = (Answer(),)) -> None:
         self.store = ScriptedStore()
         self.variants = ScriptedVariants(self)
@@ -170,7 +172,7 @@ class ScriptedChat:
             id=SessionId(f"s{next(self._numbers)}"),
             title=title,
             system=system,
-            model="scripted",
+            model=self.model,
             created_at=NOW,
             updated_at=NOW + len(self.store.sessions),
         )

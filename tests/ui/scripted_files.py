@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import count
 from threading import Event
 
 from kvchat.app.interface_types import Appearance, Gauged, KvOnDisk, ModelEntry, SettingEntry
@@ -37,6 +38,7 @@ class ScriptedFiles:
         self.stored: dict[SessionId, KvOnDisk] = {}
         self.changing = Event()
         self.changing.set()
+        self.downloaded = Event()
 
     def appearance(self) -> Appearance:
         return self.shown_as
@@ -66,9 +68,15 @@ class ScriptedFiles:
             ModelEntry(name="large", summary="9 GiB · does not fit"),
         ]
 
-    def reload(self, model: str | None = None) -> None:
+    def fetch(self, model: str, progress: Callable[[int, int], None]) -> None:
+        """Download `big` in pieces until it is stopped or let through; the others are here."""
         if model == "nowhere":
             raise UsageError("there is no model 'nowhere'")
+        num_pieces = count(1)
+        while model == "big" and not self.downloaded.wait(0.01):
+            progress(next(num_pieces) << 20, 1 << 30)
+
+    def reload(self, model: str | None = None) -> None:
         self.loaded.append(model)
 
     def gauge(self, session_id: str, branch: str, cache_format: str) -> Gauged:

@@ -12,6 +12,7 @@ from kvchat.engine.api.engine_phase import EnginePhase, EngineStatus
 from kvchat.engine.api.ids import SequenceId
 from kvchat.engine.api.snapshot import Tier
 from kvchat.session.tree import MAIN, Branch, BranchName, Session, SessionId
+from kvchat.ui.key_names import Hint
 from kvchat.ui.state.cache_history import Recent
 from kvchat.ui.theme import KVCHAT_THEME, own_variables
 from kvchat.ui.widgets.cache.panel import CachePanel
@@ -100,10 +101,10 @@ async def test_the_last_line_says_in_the_colour_of_errors_what_failed_and_the_wa
         snapshot=None,
         context_tokens=0,
         tokens_per_s=None,
-        hint="/reload loads it again",
     )
     async with Frame(bar).run_test(size=(60, 1)) as pilot:
         bar.show_figures(figures)
+        bar.show_hints([Hint("/reload loads it again")])
         await pilot.pause()
         check_picture(pilot.app, "status_failed")
 

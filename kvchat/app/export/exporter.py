@@ -178,7 +178,9 @@ def target_of(output: Path | None, session: Session, format: Format) -> Path:
     if target.is_dir():
         target = target / file_name(session, format)
     if target.exists() and not target.is_file():
-        raise UsageError(f"{target} is no regular file, and would be replaced by one; `-o -` prints instead")
+        raise UsageError(
+            f"{target} is not a regular file, and would be replaced by one; `-o -` prints instead"
+        )
     return target
 
 

@@ -59,7 +59,7 @@ _DRAFT = "# Settings of kvchat; `kvchat config schema` lists them all.\n"
 
 
 def show_config(options: ShowOptions) -> None:
-    """Say what is set, and where each value came from."""
+    """Show all settings, and where each comes from."""
     flags = options.flags()
     layers = read_layers(flags, config_file=options.config)
     settings = read_settings(flags, config_file=options.config)
@@ -86,7 +86,7 @@ def show_config(options: ShowOptions) -> None:
     for layer in layers:
         for name in layer.values:
             if origins[name] != layer.origin:
-                status.note(f"{layer.origin} sets {name} too; {origins[name]} overrules it")
+                status.note(f"{layer.origin} sets {name} too; {origins[name]} overrides it")
 
 
 def set_value(options: SetOptions) -> None:
@@ -107,7 +107,7 @@ def set_value(options: SetOptions) -> None:
     status = Status(quiet=options.quiet)
     status.note(f"{done} in {file}")
     if overruled_by is not None:
-        status.note(f"{overruled_by} overrules it here")
+        status.note(f"{overruled_by} overrides it here")
 
 
 def edit_config(options: PlaceOptions) -> None:

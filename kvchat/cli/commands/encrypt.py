@@ -66,13 +66,13 @@ def turn_on(options: EncryptOptions) -> None:
             unlock.forget_in_keyring(key)
         raise
     status.note(f"{_num_sessions(settings, encryptor)} encrypted; {_OPENERS[key.kind]} opens them")
-    status.note("KV that lay in the clear was removed and is computed again when it is needed")
+    status.note("KV that was not encrypted was removed; it is recomputed when needed")
     if key.kind is KeyKind.PASSPHRASE:
         status.note("nobody can read them without the passphrase, not even you: keep a copy of it")
     else:
         status.note("nobody can read them without the keyring: `kvchat encrypt change` sets a passphrase")
     for copy in damaged_copies(paths.sessions_db):
-        status.note(f"still in the clear: {copy}, a damaged database that was kept; remove it if you can")
+        status.note(f"not encrypted: {copy}, a damaged database that was kept; remove it if you can")
     if as_json(options):
         Output().json(_values(key))
 
@@ -85,7 +85,7 @@ def turn_off(options: ListOptions) -> None:
     encryptor = Encryptor(unlock.data_key_of(key, os.environ))
     switch(paths, replace(key, state=KeyState.TURNING_OFF), EncryptedTables(encryptor), PLAIN)
     unlock.forget_in_keyring(key)
-    status.note(f"{_num_sessions(settings, None)} in the clear again")
+    status.note(f"{_num_sessions(settings, None)} decrypted")
     if as_json(options):
         Output().json(_values(None))
 
@@ -132,7 +132,7 @@ def show_status(options: ListOptions) -> None:
     if as_json(options):
         Output().json(_values(key))
     elif key is None:
-        Output().line("conversations and KV are in the clear; `kvchat encrypt on` encrypts them")
+        Output().line("conversations and KV are not encrypted; `kvchat encrypt on` encrypts them")
     else:
         Output().line(f"conversations and KV are encrypted; {_OPENERS[key.kind]} opens them")
 

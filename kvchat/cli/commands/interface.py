@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 from kvchat.app.composition import Kvchat, opened
 from kvchat.app.engine_swap import EngineSwap
-from kvchat.app.open_store import last_used
+from kvchat.app.open_store import last_used, short_id
 from kvchat.cli.commands.ask.pack_use import (
     begun_with,
     chosen_pack,
@@ -116,10 +116,12 @@ def resume(options: ResumeOptions) -> int:
             on_first_frame=begin,
         )
         try:
-            return app.run_in_terminal()
+            code = app.run_in_terminal()
         finally:
-            if options.new is not None:
-                _forget_unused(kvchat, reference)
+            _forget_unused(kvchat, reference if options.new is not None else None)
+        if code == 0 and not options.temp:
+            _tell_how_to_resume(kvchat, app.session_left)
+        return code
 
 
 def _forget_unused(kvchat: Kvchat, session_id: SessionId | None) -> None:
@@ -129,6 +131,16 @@ def _forget_unused(kvchat: Kvchat, session_id: SessionId | None) -> None:
         if session_id is None or store.all_turns(session_id) or store.unsent.holds(session_id):
             return
         store.delete_session(session_id)
+
+
+def _tell_how_to_resume(kvchat: Kvchat, session_id: SessionId | None) -> None:
+    """Say on a terminal how to come back to the session that was left, if it is stored."""
+    if sys.stdout is None or not sys.stdout.isatty():
+        return
+    with suppress(KvchatError):
+        ids = [summary.session.id for summary in kvchat.store.list_sessions()]
+        if session_id in ids:
+            print(f"resume with: kvchat {short_id(session_id, ids)}")
 
 
 def _session_id(kvchat: Kvchat, options: ResumeOptions) -> SessionId | None:

@@ -28,7 +28,9 @@ class PlanOptions(ListOptions):
     model: Annotated[
         str,
         Argument(
-            help="A config.json, a directory, a hub id, or `starter`.", metavar="MODEL", needs_value=True
+            help="A config.json, a directory, a Hugging Face id, or `starter`.",
+            metavar="MODEL",
+            needs_value=True,
         ),
     ]
     context: Annotated[
@@ -72,7 +74,7 @@ def plan(options: PlanOptions) -> None:
     status = Status(quiet=options.quiet)
     is_completed, config = _completed(config, status)
     if not names_dtype(config):
-        status.note(f"the config names no type of numbers; counted as {ASSUMED_DTYPE}")
+        status.note(f"the config names no dtype; counted as {ASSUMED_DTYPE}")
     shape = read_shape(config)
     sizes = cache_sizes(shape, context_len)
     formats = format_sizes(shape, context_len, options.format or ())

@@ -61,10 +61,10 @@ def _command(words: str, function: str, help: str, *examples: str, options: str 
 
 FAMILIES = {
     "sessions": "List, show, search, rename and remove sessions.",
-    "pack": "Beginnings of conversations, computed once and kept.",
-    "models": "What can be loaded without a network.",
-    "cache": "What is kept on disk.",
-    "config": "What is set, and where.",
+    "pack": "Documents and system prompts, computed once.",
+    "models": "List and show models that are here.",
+    "cache": "Show, explain, measure and remove stored KV.",
+    "config": "Show and change settings.",
     "encrypt": "Encrypt conversations and KV on disk.",
 }
 
@@ -107,13 +107,13 @@ TALKING = (
     _command(
         "doctor",
         "doctor.doctor:doctor",
-        "Say what is here, and what is wrong.",
+        "Check the installation, and say what to do.",
         "kvchat doctor --no-model",
     ),
     _command(
         "plan",
         "plan:plan",
-        "Say how many bytes a model's cache takes.",
+        "Calculate the size of a model's KV cache.",
         "kvchat plan config.json --context 128k",
         "kvchat plan starter --format int4 --format k=int8,v=int4",
     ),
@@ -167,13 +167,15 @@ SESSIONS = (
         "Print the last answer of the session used last.",
         "kvchat sessions last > answer.txt",
     ),
-    _command("sessions tree", "sessions.browse:show_tree", "Print the tree of its turns."),
-    _command("sessions fork", "sessions.revise:fork_session", "Begin a branch, also further up."),
+    _command("sessions tree", "sessions.browse:show_tree", "Print a session's branches as a tree."),
+    _command(
+        "sessions fork", "sessions.revise:fork_session", "Start a branch, here or at an earlier message."
+    ),
     _command("sessions undo", "sessions.revise:undo_messages", "Take back your last messages."),
     _command(
         "sessions drop",
         "sessions.revise:drop_message",
-        "Leave one out, keep the rest.",
+        "Remove a message and its answer, keep the rest.",
         "kvchat sessions drop demo 2 --dry-run",
     ),
     _command(
@@ -185,7 +187,7 @@ SESSIONS = (
     _command(
         "sessions rename",
         "sessions.changes:rename_session",
-        "Give it another title.",
+        "Change a session's title.",
         "kvchat sessions rename 7f3a 'Trip to Oslo'",
     ),
     _command(
@@ -196,25 +198,25 @@ SESSIONS = (
     _command(
         "sessions unpin",
         "sessions.changes:unpin_sessions",
-        "Let sessions stand where they were used last, and their KV make room.",
+        "Undo pin: sort by last use, and let KV be evicted.",
     ),
     _command(
         "sessions rm",
         "sessions.changes:remove_sessions",
-        "Remove text, and KV of its own.",
+        "Remove sessions, and KV that no other one shares.",
         "kvchat sessions rm demo 7f3a --yes",
         "kvchat sessions rm demo --branch main-2",
     ),
     _command(
         "sessions verify",
         "sessions.verify:verify_session",
-        "Compute its KV again and compare.",
+        "Recompute a session's KV and compare.",
         "kvchat sessions verify --all demo",
     ),
     _command(
         "sessions convert",
         "sessions.convert:convert_session",
-        "Keep its KV in fewer bits, or exactly again.",
+        "Store a session's KV in fewer bits, or exactly again.",
         "kvchat sessions convert demo int4    # what it saves and loses is told first",
         "kvchat sessions convert demo exact",
     ),
@@ -224,7 +226,7 @@ KEEPING = (
     _command(
         "pack make",
         "pack.make:make_pack",
-        "Compute a beginning once and keep it.",
+        "Compute a document or system prompt once.",
         "kvchat pack make spec -f rfc.txt",
         "git log -p | kvchat pack make history --system 'Answer from this log.'",
     ),
@@ -233,7 +235,7 @@ KEEPING = (
     _command(
         "pack rm",
         "pack.pack:remove_packs",
-        "Remove packs; their blocks make room again.",
+        "Remove packs, and let their blocks be evicted.",
         "kvchat pack rm spec",
     ),
     _command(
@@ -246,18 +248,18 @@ KEEPING = (
     _command(
         "models show",
         "models:show_model",
-        "Say what is known of one of them.",
+        "Show one model: place, size, context, and whether it fits.",
         "kvchat models show starter",
     ),
     _command(
         "cache status",
         "cache.cache:cache_status",
-        "Say what is kept on disk, by model.",
+        "Show what is stored on disk, by model.",
         "kvchat cache",
         "kvchat cache status --remote http://gpu-box:8000/v1    # and what that server reports",
     ),
-    _command("cache verify", "sessions.verify:verify_cache", "Hold all KV to the model."),
-    _command("cache why", "cache.why:explain_answer", "Say why an answer was not all reused."),
+    _command("cache verify", "sessions.verify:verify_cache", "Recompute all stored KV and compare."),
+    _command("cache why", "cache.why:explain_answer", "Explain what an answer reused and computed."),
     _command(
         "cache gauge",
         "cache.gauge:gauge",
@@ -275,7 +277,7 @@ KEEPING = (
     _command(
         "cache evict",
         "cache.cache:evict_blocks",
-        "Remove KV from the disk; no word goes.",
+        "Remove KV from disk; conversations stay.",
         "kvchat cache evict demo",
         "kvchat cache evict --to 2GiB",
     ),
@@ -289,7 +291,7 @@ KEEPING = (
     _command(
         "config show",
         "config:show_config",
-        "Say what is set, and where each value came from.",
+        "Show all settings, and where each comes from.",
         "kvchat config",
         "kvchat config show -m starter --json",
     ),
@@ -304,9 +306,9 @@ KEEPING = (
     _command("config path", "config:show_path", "Print where your configuration file is."),
     _command("config schema", "config:show_schema", "Print what can be set, as a JSON schema."),
     _command("encrypt on", "encrypt:turn_on", "Encrypt all conversations, and all KV."),
-    _command("encrypt off", "encrypt:turn_off", "Keep everything in the clear again."),
+    _command("encrypt off", "encrypt:turn_off", "Decrypt all conversations."),
     _command("encrypt change", "encrypt:change", "Change the passphrase."),
-    _command("encrypt status", "encrypt:show_status", "Say what is encrypted."),
+    _command("encrypt status", "encrypt:show_status", "Show what is encrypted."),
 )
 
 COMMANDS = TALKING + SESSIONS + KEEPING

@@ -19,16 +19,16 @@ SESSION_HELP = "Id, unique start of an id, or title."
 Json = Annotated[bool, Option("--json", help="Print JSON.")]
 Ndjson = Annotated[bool, Option("--ndjson", help="Print JSON, one object per line.")]
 Yes = Annotated[bool, Option("--yes", "-y", help="Do not ask.")]
-NoKv = Annotated[bool, Option("--no-kv", help="Leave the blocks out.")]
+NoKv = Annotated[bool, Option("--no-kv", help="Leave out KV blocks.")]
 NoAttach = Annotated[
-    bool, Option("--no-attach", help="Load the model here, even where a running kvchat lends it.")
+    bool, Option("--no-attach", help="Load the model here, even if a running kvchat lends it.")
 ]
 ModelName = Annotated[
     str | None,
     Option(
         "--model",
         "-m",
-        help="A directory, a GGUF file, a hub id, or `starter`.",
+        help="A directory, a GGUF file, a Hugging Face id, or `starter`.",
         metavar="MODEL",
         needs_value=True,
         setting="model",
@@ -36,7 +36,13 @@ ModelName = Annotated[
 ]
 HubModel = Annotated[
     str | None,
-    Option("--model", "-m", help="A directory, a hub id, or `starter`.", metavar="MODEL", needs_value=True),
+    Option(
+        "--model",
+        "-m",
+        help="A directory, a Hugging Face id, or `starter`.",
+        metavar="MODEL",
+        needs_value=True,
+    ),
 ]
 Device = Annotated[
     str | None, Option(help="auto, cpu, cuda or mps.", metavar="DEVICE", setting="engine.device")
@@ -47,7 +53,7 @@ Dtype = Annotated[
 Weights = Annotated[
     str | None,
     Option(
-        help="auto, fp32, bf16, fp16, int8 or int4 (quantised once, then kept).",
+        help="auto, fp32, bf16, fp16, int8 or int4 (quantized once, then stored).",
         metavar="FORM",
         setting="engine.weights",
     ),
@@ -55,7 +61,7 @@ Weights = Annotated[
 CacheFormat = Annotated[
     str | None,
     Option(
-        help="How KV is stored: exact; or, approximate, fp8, int8, int4, int2; or what of it is seen: "
+        help="How KV is stored: exact, or approximate as fp8, int8, int4, int2; or which of it is read: "
         "window, knorm, keydiff, snapkv, shadow.",
         metavar="FORMAT",
         setting="engine.cache_format",
@@ -64,17 +70,19 @@ CacheFormat = Annotated[
 WhenFull = Annotated[
     str | None,
     Option(
-        help="What becomes of KV for which there is no room: evict refuses a conversation that outgrows "
-        "memory, and lets what was used longest ago leave a full disk; compress keeps both in int8, "
-        "compress:int4 in int4; shadow lets a conversation's blocks lie in host memory, where each step "
-        "chooses what it looks at (both approximate).",
+        help="When KV has no room: evict refuses a conversation that outgrows memory, and removes the least "
+        "recently used blocks from a full disk; compress stores both as int8, compress:int4 as int4; shadow "
+        "moves a conversation's blocks to host memory, where each step reads those it chooses (both "
+        "approximate).",
         metavar="CHOICE",
         setting="when_full",
     ),
 ]
 DeviceBytes = Annotated[
     str | None,
-    Option(help="Most memory for KV blocks, as in 2GiB.", metavar="SIZE", setting="engine.device_bytes"),
+    Option(
+        help="Most device memory for KV blocks, such as 2GiB.", metavar="SIZE", setting="engine.device_bytes"
+    ),
 ]
 Files = Annotated[
     list[Path] | None,
@@ -84,7 +92,7 @@ PackName = Annotated[
     str | None,
     Option(
         "--pack",
-        help="Begin a new session with this pack; see `kvchat pack`.",
+        help="Start a new session with this pack; see `kvchat pack`.",
         metavar="NAME",
         needs_value=True,
         autocompletion=complete_pack,
@@ -93,7 +101,7 @@ PackName = Annotated[
 RemoteUrl = Annotated[
     str | None,
     Option(
-        help="Let this OpenAI-compatible server answer; `none` for here.",
+        help="Use this OpenAI-compatible server; `none` to run the model here.",
         metavar="URL",
         needs_value=True,
         setting="remote.url",
@@ -108,14 +116,16 @@ NamedSession = Annotated[
     Option(
         "--session",
         "-s",
-        help="Go on in this session.",
+        help="Continue this session.",
         metavar="SESSION",
         needs_value=True,
         autocompletion=complete_session,
     ),
 ]
-LastSession = Annotated[bool, Option("--continue", "-c", help="Go on in the session that was used last.")]
-NewSession = Annotated[str | None, Option("--new", help="Begin a new session of this name.", metavar="NAME")]
+LastSession = Annotated[bool, Option("--continue", "-c", help="Continue the session used last.")]
+NewSession = Annotated[
+    str | None, Option("--new", help="Start a new session with this name.", metavar="NAME")
+]
 SessionWord = Annotated[
     str, Argument(help=SESSION_HELP, metavar="SESSION", needs_value=True, autocompletion=complete_session)
 ]
@@ -141,15 +151,15 @@ class PlaceOptions:
 
     is_talk: ClassVar[bool] = False
     data_dir: Annotated[
-        Path | None, Option(help="Where conversations are kept.", metavar="DIR", setting="paths.data_dir")
+        Path | None, Option(help="Directory of conversations.", metavar="DIR", setting="paths.data_dir")
     ] = None
     cache_dir: Annotated[
-        Path | None, Option(help="Where KV blocks are kept.", metavar="DIR", setting="paths.cache_dir")
+        Path | None, Option(help="Directory of KV blocks.", metavar="DIR", setting="paths.cache_dir")
     ] = None
     config: Annotated[
         Path | None, Option(help="Read this configuration file instead of your own.", metavar="FILE")
     ] = None
-    quiet: Annotated[bool, Option("--quiet", "-q", help="Say nothing but what was asked for.")] = False
+    quiet: Annotated[bool, Option("--quiet", "-q", help="Print only the result.")] = False
     verbose: Annotated[bool, Option("--verbose", "-v", help="Show the log on standard error.")] = False
     no_color: Annotated[bool, Option("--no-color", help="Use no colours.")] = False
 
@@ -238,7 +248,7 @@ class EngineOptions(PlaceOptions):
     speculate: Annotated[
         str | None,
         Option(
-            help="auto computes several tokens in a step where text repeats; off never.",
+            help="auto drafts tokens where text repeats; off never does.",
             metavar="HOW",
             setting="engine.speculate",
         ),
@@ -261,7 +271,7 @@ class EngineOptions(PlaceOptions):
             setting="engine.disk_daily_bytes",
         ),
     ] = None
-    temp: Annotated[bool, Option("--temp", help="Keep nothing: neither text nor KV nor history.")] = False
+    temp: Annotated[bool, Option("--temp", help="Store nothing: no text, no KV, no history.")] = False
 
     def settings(self, *, unlock: bool = True) -> Settings:
         # Nothing that is kept is opened for `--temp`.

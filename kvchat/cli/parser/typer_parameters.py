@@ -79,7 +79,7 @@ class Parameter:
         if not written and (self.needs_value or kind is Path):
             return "it is empty; give a value."
         if kind is str and not self.any_bytes and not is_text(written):
-            return f"{written!r} is no text in UTF-8."
+            return f"{written!r} is not UTF-8 text."
         return None
 
     def _outside(self, value: Any) -> str | None:

@@ -134,6 +134,8 @@ class EngineInfo:
     route: str = "attention"
     adapter: str | None = None
     """Directory of the LoRA that is merged into the weights."""
+    weights: str = ""
+    """What the weights are kept in: their dtype, or what they are quantised to."""
     cache_format: str = "exact"
     is_exact: bool = True
     """Whether the format keeps KV as it was computed; answers are approximate otherwise."""

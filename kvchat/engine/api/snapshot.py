@@ -143,10 +143,12 @@ class CacheSnapshot:
     reused_tokens: int
     """Prompt tokens that were found instead of computed, since the engine started."""
     computed_tokens: int
-    """Prompt tokens that were computed, since the engine started."""
+    """Prompt tokens that were computed, since the engine started; those read ahead count once."""
     room_tokens: int
     """Tokens one more sequence can hold before a cached block must be evicted."""
     capacity: Capacity | None = None
+    weights: str = ""
+    """What the weights are kept in; empty: it is not known."""
     cache_format: str = "exact"
     is_exact: bool = True
     sampled_tokens: int = 0

@@ -27,14 +27,14 @@ def read_config(name: str) -> Mapping[str, Any]:
     if path.suffix == GGUF_SUFFIX:
         raise ModelUnreadable(
             f"{path} is a GGUF file, whose config is read when it is loaded. "
-            "Give the config.json, or the hub id, of the model that it was made from."
+            "Give the config.json, or the Hugging Face id, of the model that it was made from."
         )
     try:
         config = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
-        raise ModelUnreadable(f"{path} is no config: {error}") from error
+        raise ModelUnreadable(f"{path} is not a config: {error}") from error
     if not isinstance(config, dict):
-        raise ModelUnreadable(f"{path} is no config: it holds no object")
+        raise ModelUnreadable(f"{path} is not a config: not a JSON object")
     return config
 
 
@@ -61,15 +61,17 @@ def _from_hub(name: str, path: Path) -> Path:
 
     tried = f"There is no config {path}"
     if name.count("/") != 1 or name.startswith((".", "~", "/")):
-        raise ModelNotFound(f"{tried}. Give a config.json, a model's directory, a hub id, or `starter`.")
+        raise ModelNotFound(
+            f"{tried}. Give a config.json, a model's directory, a Hugging Face id, or `starter`."
+        )
     try:
         return Path(hf_hub_download(name, "config.json", etag_timeout=NETWORK_TIMEOUT_S))
     except HFValidationError:
-        raise ModelNotFound(f"{tried}, and {name!r} is no hub id (owner/name)") from None
+        raise ModelNotFound(f"{tried}, and {name!r} is not a Hugging Face id (owner/name)") from None
     except LocalEntryNotFoundError:
         raise ModelNotFound(
-            f"{tried}, the hub id {name!r} is not in the local cache, and the network was not reachable. "
-            "Give a config.json, or `starter`."
+            f"{tried}, the Hugging Face id {name!r} is not in the local cache, and the network was not "
+            "reachable. Give a config.json, or `starter`."
         ) from None
     except (HfHubHTTPError, OSError) as error:
         reason = str(error).strip().partition("\n")[0]

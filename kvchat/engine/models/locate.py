@@ -3,6 +3,7 @@ directory that can be loaded.
 """
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
 STARTER = "starter"
 GGUF_SUFFIX = ".gguf"
 NETWORK_TIMEOUT_S = 10.0
+
+Progress = Callable[[int, int], None]
+"""Takes how many bytes are here, and of how many; called in any thread."""
 
 # huggingface_hub is imported where it is needed: a command that names a directory should not wait for it.
 
@@ -50,6 +54,7 @@ def locate_model(
     disk_bytes: int | None = None,
     encryptor: "Encryptor | None" = None,
     network_timeout_s: float = NETWORK_TIMEOUT_S,
+    progress: Progress | None = None,
 ) -> ModelLocation:
     """Return the directory of a model; only for a hub id that is not in the local cache, from the network.
 
@@ -58,8 +63,9 @@ def locate_model(
         disk_bytes: most bytes of such checkpoints and of blocks, which make room for it; None: no limit.
         encryptor: what those blocks are encrypted with.
         network_timeout_s: how long to wait for the hub's first answer; a download may take longer.
+        progress: told of a download; what it raises ends that. Without one, progress is on stderr.
 
-    Effect: may download, with progress on stderr. Looks at headers and config, loads no weights.
+    Effect: may download. Looks at headers and config, loads no weights.
 
     Raises:
         ModelNotFound: no such directory or hub id, or the hub cannot be reached.
@@ -82,10 +88,10 @@ def locate_model(
         raise ModelUnreadable(f"{path} is a file. Give {wanted}, or `-m starter`.")
     if not _HUB_ID.fullmatch(name):
         raise ModelNotFound(
-            f"There is no model {name!r}: {path.absolute()} is no directory, and the name is no hub id "
-            f"(owner/name). {_INSTEAD}"
+            f"There is no model {name!r}: {path.absolute()} is neither a directory nor a GGUF file, and the "
+            f"name is not a Hugging Face id (owner/name). {_INSTEAD}"
         )
-    return ModelLocation(name=name, path=_from_hub(name, path.absolute(), network_timeout_s))
+    return ModelLocation(name=name, path=_from_hub(name, path.absolute(), network_timeout_s, progress))
 
 
 def installed_model(name: str) -> ModelLocation | None:
@@ -125,11 +131,13 @@ def _starter_dir() -> Path:
     return path
 
 
-def _from_hub(name: str, path: Path, timeout_s: float) -> Path:
+def _from_hub(name: str, path: Path, timeout_s: float, progress: Progress | None) -> Path:
     """Return the snapshot of a hub id: the cached one if it is whole, else a download."""
     from huggingface_hub import constants, try_to_load_from_cache
 
-    tried = f"There is no directory {path}, and the hub id {name!r} is not in {constants.HF_HUB_CACHE}"
+    tried = (
+        f"There is no directory {path}, and the Hugging Face id {name!r} is not in {constants.HF_HUB_CACHE}"
+    )
     config = try_to_load_from_cache(name, "config.json")
     if isinstance(config, str):
         try:
@@ -137,28 +145,49 @@ def _from_hub(name: str, path: Path, timeout_s: float) -> Path:
             return Path(config).parent
         except ModelUnreadable as error:
             # Perhaps a download that stopped half-way: going on with it mends that.
-            tried = f"The hub id {name!r} is cached, but {str(error).removesuffix('.')}"
+            tried = f"The Hugging Face id {name!r} is cached, but {str(error).removesuffix('.')}"
     if constants.HF_HUB_OFFLINE:
         raise ModelNotFound(f"{tried}. The network was not asked, because HF_HUB_OFFLINE is set. {_INSTEAD}")
     if (refusal := _ask_hub(name, timeout_s)) is not None:
         raise ModelNotFound(f"{tried}. {refusal}. {_INSTEAD}")
-    snapshot = _download(name, tried)
+    snapshot = _download(name, tried, progress)
     check_model(snapshot)
     return snapshot
 
 
-def _download(name: str, tried: str) -> Path:
+def _download(name: str, tried: str, progress: Progress | None) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError
 
+    bar = None if progress is None else _bar_that_tells(progress)
     try:
-        return Path(snapshot_download(name, allow_patterns=_WANTED, ignore_patterns=_UNWANTED))
+        return Path(
+            snapshot_download(name, allow_patterns=_WANTED, ignore_patterns=_UNWANTED, tqdm_class=bar)
+        )
     except (OSError, ValueError, RuntimeError, HfHubHTTPError) as error:
         reason = str(error).strip().partition("\n")[0]
         raise ModelNotFound(
             f"{tried}. The network was reachable, but the download stopped: {reason}. "
-            f"The same command goes on with it. {_INSTEAD}"
+            f"The same command resumes it. {_INSTEAD}"
         ) from error
+
+
+def _bar_that_tells(progress: Progress) -> type:
+    """Return a progress bar that is not drawn: it tells how many bytes are here, and of how many."""
+    from tqdm.auto import tqdm
+
+    class Bar(tqdm):
+        def update(self, n: float | None = 1) -> None:
+            super().update(n)
+            if self.unit == "B":
+                progress(int(self.n), int(self.total or 0))
+
+        def display(self, *args: object, **named: object) -> None:
+            """Draw nothing; called with a lock held, which nothing raised here would give back."""
+
+        clear = display
+
+    return Bar
 
 
 def _ask_hub(name: str, timeout_s: float) -> str | None:

@@ -59,6 +59,8 @@ class OutputProcessor:
     reused_tokens: int = 0
     computed_tokens: int = 0
     sampled_tokens: int = 0
+    _read_ahead: tuple[int, ...] = ()
+    """The last prompt of a message that was not sent yet, until one that begins with it is counted."""
     _ids: "count[int]" = field(default_factory=lambda: count(1))
 
     def open(self, request: Request, sequence: Sequence) -> Completion:
@@ -231,9 +233,18 @@ class OutputProcessor:
             return
         completion.first_token_s = self.clock()
         if completion.request_id is None:
-            self.reused_tokens += completion.cached_len
-            self.computed_tokens += completion.prompt_len - completion.cached_len
+            self._count_prompt(completion)
             self.events.append(request_events.progress(completion))
+
+    def _count_prompt(self, completion: Completion) -> None:
+        """Count a prompt's tokens. Those that were read ahead of it have been counted, as what they were."""
+        ids, ahead = completion.request.token_ids, self._read_ahead
+        has_ahead = bool(ahead) and ids[: len(ahead)] == ahead
+        num_counted = min(len(ahead), completion.cached_len) if has_ahead else 0
+        self.reused_tokens += completion.cached_len - num_counted
+        self.computed_tokens += completion.prompt_len - completion.cached_len
+        if has_ahead or not completion.request.is_saved:
+            self._read_ahead = () if completion.request.is_saved else ids
 
     def _finish_reason(self, completion: Completion, token: int) -> FinishReason | None:
         ends_turn = token in self.eos_ids and not completion.sampling.ignore_eos

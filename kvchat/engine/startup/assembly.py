@@ -44,6 +44,7 @@ from kvchat.engine.memory.saver import AsyncSaves, SaveTransport
 from kvchat.engine.memory.tier_mover import TierMover
 from kvchat.engine.models.latent import projections
 from kvchat.engine.models.linear.packed import pack_linears
+from kvchat.engine.models.linear.quantized import QuantizedLinear
 from kvchat.engine.models.load import LoadedModel, choose_device
 from kvchat.engine.models.probing.rotaries import layer_rotaries
 from kvchat.engine.models.weights_setting import WeightSource, check_weights
@@ -261,12 +262,14 @@ def check_settings(config: EngineConfig) -> None:
 def _info(candidate: Candidate, config: EngineConfig, device: torch.device) -> EngineInfo:
     """Return what is known of an engine from its model alone."""
     loaded = candidate.loaded
+    bits = {layer.coding.bits for layer in loaded.module.modules() if isinstance(layer, QuantizedLinear)}
     return EngineInfo(
         model="",
         model_dir=str(candidate.source.model_dir),
         adapter=str(config.adapter.absolute()) if config.adapter else None,
         fingerprint="",
         dtype=loaded.dtype,
+        weights=f"int{min(bits)}" if bits else loaded.dtype,
         device=str(device),
         block_size=config.block_size,
         max_context=min(loaded.max_context, config.max_context or loaded.max_context),

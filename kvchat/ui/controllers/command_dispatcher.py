@@ -166,8 +166,11 @@ class CommandDispatcher:
             self._do.conversations.asides.begin(text)
 
     def model(self, name: str = "") -> None:
-        if name:
-            self._do.settings.reload(name)
+        if name == "stop":
+            if not self._do.settings.stop_download():
+                self._screen.warn("no model is being downloaded")
+        elif name:
+            self._do.settings.use_model(name)
         else:
             self._do.settings.models()
 

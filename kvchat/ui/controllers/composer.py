@@ -1,6 +1,7 @@
 """The message being written: its text in the prompt, and files that are read while the person still types."""
 
 import asyncio
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +14,7 @@ from kvchat.text.attached_files import (
     read_attachment,
     split_message,
     take_out_files,
+    words_of,
 )
 from kvchat.text.figures import plural
 from kvchat.text.fit_text import one_line
@@ -116,6 +118,22 @@ class ComposerController:
         self._draw("")
         return before, reading
 
+    async def read_history(self) -> None:
+        """Put the messages of earlier runs a key up away."""
+        with suppress(KvchatError):
+            messages = await asyncio.to_thread(self._chat.store.recent_questions)
+            self._screen.prompt.begin_history([words_of(message) for message in messages])
+
+    async def find_message(self) -> None:
+        """Put an earlier message that the person looks for into the prompt."""
+        from kvchat.ui.screens.prompt_history import PromptHistoryScreen
+
+        prompt = self._screen.prompt
+        message = await self._screen.dialogs.ask(PromptHistoryScreen(prompt.messages))
+        if message is not None:
+            prompt.write(message)
+            prompt.note_found(message)
+
     def read_again(self) -> None:
         """Read for what is on screen now: another conversation, or an engine that has loaded."""
         if self.attachments:
@@ -177,4 +195,4 @@ class ComposerController:
         lines = [f"▤ {one_line(one.summary)}" for one in self.attachments]
         if lines and state:
             lines[-1] += f" · {state}"
-        self._screen.draw_attachments(lines)
+        self._screen.draw_lines("attachments", lines)

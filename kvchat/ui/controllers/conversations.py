@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from kvchat.app.interface_types import EngineView
 from kvchat.engine.api.snapshot import CacheSnapshot
 from kvchat.errors import KvchatError
-from kvchat.session.tree import SessionId
+from kvchat.session.tree import BranchName, SessionId
 from kvchat.ui.controllers.asides import AsideController
 from kvchat.ui.controllers.composer import ComposerController
 from kvchat.ui.controllers.drafts import DraftController
@@ -31,6 +31,8 @@ Opener = Callable[[], Awaitable["Conversation | None"]]
 
 _AT_REST_S = 0.3
 """What is good to know before the next message is told when a conversation has stood for this long."""
+_TEMPORARY_NOTE = "deleted when you leave"
+_ASIDE_NOTE = "thrown away when you leave · {} goes back"
 _BEGUN = (
     "deleted, words and KV, when you leave it; /temp again keeps it."
     " Until then it is stored: kvchat --temp writes nothing at all"
@@ -76,6 +78,17 @@ class ConversationController:
         here = self._turns.conversation
         return [*([here] if here is not None else []), *self._kept, *self._turns.behind]
 
+    def note(self, stop: str) -> str:
+        """Return what is special about the conversation on screen. `stop`: the key that leaves an aside."""
+        here = self._turns.conversation
+        system = self._turns.draft.system if here is None else here.session.system
+        notes = [_ASIDE_NOTE.format(stop)] if self.asides.shown is not None else []
+        if self.temporary.is_shown and here is not None and not notes:
+            notes = [_TEMPORARY_NOTE]
+        if system != self._turns.system:
+            notes.append("own system prompt" if system else "no system prompt")
+        return "".join(f"  ·  {note}" for note in notes)
+
     def open_temporary(self) -> None:
         """Begin a temporary conversation; keep the one on screen where it is one."""
         if self.temporary.is_shown:
@@ -83,6 +96,11 @@ class ConversationController:
         else:
             self.open_draft(Draft(system=self._turns.system, is_temporary=True))
             self._screen.tell(_BEGUN, title="temporary")
+
+    async def prefetch(self, session_id: SessionId | None, branch: BranchName | None) -> None:
+        """Load ahead of use what may be opened next; whatever goes wrong shows when it is opened."""
+        with suppress(KvchatError):
+            await asyncio.to_thread(self._chat.prefetch, session_id, branch, self._turns.conversation)
 
     def hold(self, event: Prompt.Submitted) -> bool:
         """Return whether a conversation is on its way that this was entered for, and keep it until then."""

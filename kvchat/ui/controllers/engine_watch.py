@@ -1,7 +1,7 @@
 """Reads the engine's state again and again and draws it: cache panel and status bar."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -9,11 +9,10 @@ from kvchat.app.interface_types import EngineView
 from kvchat.engine.api.engine_phase import EnginePhase, EngineStatus
 from kvchat.engine.api.snapshot import CacheSnapshot, SequenceUsage
 from kvchat.session.tree import Session
-from kvchat.text.answer_footer import SEPARATOR
 from kvchat.text.trust import trust_words
-from kvchat.ui.key_names import key_name
 from kvchat.ui.state.cache_history import History, TokenRate
 from kvchat.ui.state.conversation_tab import branch_key
+from kvchat.ui.widgets.cache.compact_line import CacheLine
 from kvchat.ui.widgets.cache.panel import CachePanel
 from kvchat.ui.widgets.cache.panel_rows import BranchNames, Live
 from kvchat.ui.widgets.session_rows import Held
@@ -38,7 +37,6 @@ class Shown:
     is_running: bool
     num_queued: int
     last_rate: float | None
-    own_keys: Mapping[str, str] = field(default_factory=dict)
 
 
 class EngineWatch:
@@ -53,6 +51,7 @@ class EngineWatch:
         self,
         engine: EngineView,
         panel: CachePanel,
+        line: CacheLine,
         status_bar: StatusBar,
         on_phase: Callable[[EngineStatus], None],
     ) -> None:
@@ -60,6 +59,7 @@ class EngineWatch:
         self.snapshot: CacheSnapshot | None = None
         self._engine = engine
         self._panel = panel
+        self._line = line
         self._status_bar = status_bar
         self._on_phase = on_phase
         self._rate = TokenRate()
@@ -88,7 +88,7 @@ class EngineWatch:
 
     def _is_to_be_drawn(self, figures: StatusFigures) -> bool:
         """Whether anything but counts has changed, or counts were drawn long enough ago."""
-        words = figures.status, figures.num_queued, figures.trust, figures.hint
+        words = figures.status, figures.num_queued, figures.trust
         is_due = words != self._words or monotonic() - self._drawn_s >= _DRAWN_S
         if is_due:
             self._words, self._drawn_s = words, monotonic()
@@ -97,8 +97,10 @@ class EngineWatch:
     def _draw(self, snapshot: CacheSnapshot | None, shown: Shown, figures: StatusFigures) -> None:
         if snapshot is not None:
             self._panel.show_snapshot(snapshot, shown.names, self._live(snapshot, shown))
+            self._line.show_snapshot(snapshot)
         elif self.is_ready:
             self._panel.show_elsewhere(self.status.detail, self.status.served)
+            self._line.display = False
         self._status_bar.show_figures(figures)
 
     def held_sessions(self) -> dict[str, Held]:
@@ -141,12 +143,6 @@ class EngineWatch:
         recent = self._history.observe(monotonic(), snapshot, rate)
         return Live(recent=recent, context_len=_context_tokens(snapshot, shown))
 
-    def _hint(self, shown: Shown) -> str:
-        if self.status.phase is EnginePhase.FAILED:
-            return "/reload loads it again"
-        names = ("cache", "stop") if shown.is_running else ("sessions", "cache", "help")
-        return SEPARATOR.join(f"{key_name(shown.own_keys, name)} {name}" for name in names)
-
     def _figures(self, snapshot: CacheSnapshot | None, shown: Shown) -> StatusFigures:
         return StatusFigures(
             status=self.status,
@@ -155,7 +151,6 @@ class EngineWatch:
             tokens_per_s=self._rate.tokens_per_s or shown.last_rate,
             num_queued=shown.num_queued,
             trust=trust_words(shown.session) if shown.session else "",
-            hint=self._hint(shown),
         )
 
 

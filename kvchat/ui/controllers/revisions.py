@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from textual.timer import Timer
@@ -12,7 +13,7 @@ from textual.timer import Timer
 from kvchat.chat.events import EditCost, Revision
 from kvchat.engine.api.snapshot import CacheSnapshot
 from kvchat.errors import KvchatError
-from kvchat.session.tree import Turn
+from kvchat.session.tree import Role, Turn
 from kvchat.text.attached_files import before_message
 from kvchat.text.revision import (
     COSTLY_TOKENS,
@@ -43,6 +44,7 @@ class RevisionController:
 
     Attributes:
         editing: the message that is being changed in the prompt, as far as it has got.
+        number: which of the person's messages that is, from 1.
         costs: what sending it would compute, in ever fewer words; empty until that is known.
         asked: changed messages whose cost is being looked up, or agreed to.
     """
@@ -55,6 +57,7 @@ class RevisionController:
         self._turns = turns
         self._composer = composer
         self.editing: Turn | None = None
+        self.number = 0
         self.costs: Sequence[str] = ()
         self.asked: list[str] = []
         self._rest: Timer | None = None
@@ -64,6 +67,8 @@ class RevisionController:
     def begin_edit(self, question: Turn) -> None:
         """Put an earlier message into the prompt; sending it goes on from there."""
         self.editing, self.costs = question, ()
+        before = takewhile(lambda turn: turn.id != question.id, self._turns.stored.turns)
+        self.number = 1 + sum(turn.role is Role.USER for turn in before)
         self._composer.begin_edit(question.text)
         self._screen.draw_heading()
 
@@ -145,7 +150,7 @@ class RevisionController:
         """Leave an exchange out and keep what follows it, if the person agrees."""
         conversation = self._turns.stored
         plan = partial(self._chat.plan_drop, conversation, question.id)
-        ask = "Leave this message and its answer out?"
+        ask = "Remove this message and its answer?"
         self._screen.begin(partial(self._revise, conversation, ask, plan, drop_words))
 
     async def _revise(self, conversation: "Conversation", ask: str, plan: Plan, words: Words) -> None:

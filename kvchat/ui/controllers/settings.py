@@ -1,13 +1,14 @@
 """Settings, models, and an engine that begins anew."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
-from kvchat.app.interface_types import SettingEntry
-from kvchat.errors import KvchatError
-from kvchat.text.figures import UNKNOWN
+from kvchat.app.interface_types import ModelEntry, SettingEntry
+from kvchat.errors import KvchatError, UsageError
+from kvchat.text.figures import UNKNOWN, bytes_text
 from kvchat.text.fit_text import one_line
 from kvchat.ui.controllers.conversations import ConversationController
 from kvchat.ui.controllers.screen_services import ScreenServices
@@ -21,7 +22,25 @@ if TYPE_CHECKING:
 _NAME_WIDTH = 30
 _VALUE_WIDTH = 26
 
+_LEAST_NAME, _MOST_NAME, _BESIDE_NAME = 12, 36, 52
+_ANOTHER = "another: a Hugging Face id, a directory or a GGUF file"
+_REDRAW_S = 0.25
+
 Result = TypeVar("Result")
+
+
+@dataclass(slots=True)
+class Fetched:
+    """How much of a model is here; `sizes` in bytes, of so many, once a download has begun."""
+
+    model: str
+    sizes: tuple[int, int] | None = None
+
+    @property
+    def line(self) -> str:
+        if self.sizes is None:
+            return f"preparing {self.model}"
+        return f"downloading {self.model} · {' of '.join(map(bytes_text, self.sizes))} · /model stop"
 
 
 class SettingsController:
@@ -40,6 +59,7 @@ class SettingsController:
         self._chat = chat
         self._host = host
         self._turns = turns
+        self._fetched: Fetched | None = None
 
     def settings(self) -> None:
         """Show all settings; what is chosen is changed and written into the person's file."""
@@ -52,12 +72,56 @@ class SettingsController:
         """Show the models that are here; the one that is chosen answers from now on."""
         self._screen.begin(self._models)
 
-    def reload(self, model: str | None = None) -> None:
-        """Begin to load the engine again, or another model in its place."""
+    def reload(self) -> None:
+        """Begin to load the engine again."""
         if self._turns.is_any_running:
             self._screen.warn("an answer is being written: esc stops it, then load again")
         else:
-            self._screen.begin(partial(self.begin_anew, partial(self._host.reload, model)))
+            self._screen.begin(partial(self.begin_anew, self._host.reload))
+
+    def use_model(self, model: str) -> None:
+        """Load another model in the place of the engine's, once it is here; the chat goes on until then."""
+        self.stop_download()
+        self._screen.begin(partial(self._use_model, model))
+
+    def stop_download(self) -> bool:
+        """Stop the download of a model, and return whether there was one."""
+        is_any, self._fetched = self._fetched is not None, None
+        return is_any
+
+    async def _use_model(self, model: str) -> None:
+        await self._fetch(model)
+        if self._turns.is_any_running:
+            self._screen.warn(f"an answer is being written: esc stops it, then /model {model} loads")
+        else:
+            await self.begin_anew(partial(self._host.reload, model))
+
+    async def _fetch(self, model: str) -> None:
+        """Wait until a model is here, with a line that says how much of it is.
+
+        Raises:
+            ModelError: there is none. UsageError: the person has stopped it.
+        """
+        fetched = self._fetched = Fetched(one_line(model))
+
+        def note(num_bytes: int, total_bytes: int) -> None:
+            if self._fetched is not fetched:
+                raise UsageError(f"download stopped; /model {model} resumes it")
+            fetched.sizes = num_bytes, total_bytes
+
+        drawing = asyncio.create_task(self._draw_download(fetched))
+        try:
+            await asyncio.to_thread(self._host.fetch, model, note)
+        finally:
+            drawing.cancel()
+            if self._fetched is fetched:
+                self._fetched = None
+            self._screen.draw_lines("download", ())
+
+    async def _draw_download(self, fetched: Fetched) -> None:
+        while True:
+            await asyncio.sleep(_REDRAW_S)
+            self._screen.draw_lines("download", [fetched.line])
 
     async def _settings(self) -> None:
         from kvchat.ui.screens.choices import ChoiceScreen
@@ -100,17 +164,21 @@ class SettingsController:
             self._chat.use_sampling(self._host.sampling())
 
     async def _models(self) -> None:
-        from kvchat.ui.screens.choices import ChoiceScreen
+        from kvchat.ui.screens.choices import ChoiceScreen, LineScreen
 
         entries = await asyncio.to_thread(self._host.models)
-        width = max((len(entry.name) for entry in entries), default=0)
-        lines = [
-            f"{'●' if entry.is_current else ' '} {entry.name:<{width}}  {entry.summary}" for entry in entries
-        ]
-        listed = partial(ChoiceScreen, "models · /model NAME loads any other", lines)
-        chosen = await self._screen.dialogs.ask_deferred("the models that are here are listed", listed)
-        if chosen is not None and not entries[chosen].is_current:
-            self.reload(entries[chosen].name)
+        lines = [*model_lines(entries, self._screen.app.size.width), f"  {_ANOTHER} …"]
+        listed = partial(ChoiceScreen, "models · size, context, memory with 8k tokens", lines)
+        chosen = await self._screen.dialogs.ask_deferred("Models are listed", listed)
+        if chosen is None:
+            return
+        if chosen == len(entries):
+            hint = "enter loads, after a download if needed · esc closes"
+            model = await self._screen.dialogs.ask(LineScreen(_ANOTHER, "", hint))
+        else:
+            model = None if entries[chosen].is_current else entries[chosen].name
+        if model:
+            self.use_model(model)
 
     async def begin_anew(self, change: Callable[[], Result]) -> Result | None:
         """Let go of the engine, change what it works with in a thread, and come back to the conversation.
@@ -149,6 +217,16 @@ class SettingsController:
         self._turns.replace(fresh)
         if self._turns.conversation is fresh:
             await self._turns.show(fresh)
+
+
+def model_lines(entries: Sequence[ModelEntry], screen_width: int) -> list[str]:
+    """Return a line for each model; the end of a long path says more than its beginning."""
+    most = max(_LEAST_NAME, min(_MOST_NAME, screen_width - _BESIDE_NAME))
+    names = [one_line(one.name) for one in entries]
+    names = [name if len(name) <= most else f"…{name[1 - most :]}" for name in names]
+    width = max(map(len, names), default=0)
+    marked = zip(entries, names, strict=True)
+    return [f"{'●' if one.is_current else ' '} {name:<{width}}  {one.summary}" for one, name in marked]
 
 
 def setting_line(entry: SettingEntry) -> str:

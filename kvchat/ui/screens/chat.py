@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -38,19 +37,22 @@ from kvchat.ui.controllers.sending import SendController
 from kvchat.ui.controllers.sessions import SessionController
 from kvchat.ui.controllers.settings import SettingsController
 from kvchat.ui.controllers.turn_runner import QueuedTurn, TurnRunner
-from kvchat.ui.key_names import key_name, leave_keys
+from kvchat.ui.key_names import Hint, hints_of, key_name, leave_keys, window_hints
 from kvchat.ui.terminal.render_loop import INTERVAL_S, RenderLoop
+from kvchat.ui.widgets.cache.compact_line import CacheLine
 from kvchat.ui.widgets.cache.panel import CachePanel
 from kvchat.ui.widgets.cache.panel_rows import BranchNames
 from kvchat.ui.widgets.composer import Composer
-from kvchat.ui.widgets.heading import editing_text, heading_text, welcome_text
+from kvchat.ui.widgets.heading import editing_text, heading_text, model_parts
+from kvchat.ui.widgets.list_search_field import FindField
 from kvchat.ui.widgets.panes import Panes
-from kvchat.ui.widgets.prompt_input import CommandList, Prompt
+from kvchat.ui.widgets.prompt_input import Prompt
 from kvchat.ui.widgets.session_list import SessionList
 from kvchat.ui.widgets.session_rows import Held, SessionListOptions, SessionWithBranches
 from kvchat.ui.widgets.sessions_pane import SessionsPane
 from kvchat.ui.widgets.status_bar import StatusBar
 from kvchat.ui.widgets.transcript import Transcript
+from kvchat.ui.widgets.welcome import Welcome
 
 if TYPE_CHECKING:
     from kvchat.app.interface_host import InterfaceHost
@@ -62,8 +64,6 @@ _QUIET_S = 2.0
 _TYPING_S = 0.7
 """So soon after a key the next one is expected: what can wait is not drawn."""
 _TEMPORARY = "temporary conversation"
-_TEMPORARY_NOTE = "  ·  deleted when you leave"
-_ASIDE_NOTE = "  ·  thrown away when you leave · {} goes back"
 
 
 class ChatScreen(Screen[None]):
@@ -119,6 +119,7 @@ class ChatScreen(Screen[None]):
     def compose(self) -> ComposeResult:
         yield Panes(self.own_keys)
         yield Composer(id="composer")
+        yield CacheLine()
         yield StatusBar(id="status")
 
     def on_mount(self) -> None:
@@ -160,9 +161,10 @@ class ChatScreen(Screen[None]):
         )
         self.commands = CommandDispatcher(self, chat, turns, controllers)
         self._inspector = InspectorController(self, chat, self._engine, turns, self._branch_names)
-        panel, status = self.query_one(CachePanel), self.query_one(StatusBar)
-        self._watch = EngineWatch(self._engine, panel, status, self._phase_changed)
-        self.begin(self._read_history)
+        panel, line = self.query_one(CachePanel), self.query_one(CacheLine)
+        status = self.query_one(StatusBar)
+        self._watch = EngineWatch(self._engine, panel, line, status, self._phase_changed)
+        self.begin(self.composer.read_history)
         self.prompt.focus()
         self._render_loop = RenderLoop(self, turns.drain)
         self.set_timer(INTERVAL_S, self._look)
@@ -232,12 +234,13 @@ class ChatScreen(Screen[None]):
         self.composer.detach()
 
     def on_prompt_completing(self, event: Prompt.Completing) -> None:
-        self.query_one(CommandList).show_commands(event.candidates, event.chosen)
+        self.query_one(Composer).show_commands(event.candidates, event.chosen)
 
     def on_prompt_interrupted(self) -> None:
         self.interrupt()
 
     def on_text_area_changed(self) -> None:
+        self.query_one(Panes).show_conversation()
         self.revisions.text_changed(self.prompt.text)
 
     def queue(self, pending: QueuedTurn) -> None:
@@ -262,19 +265,6 @@ class ChatScreen(Screen[None]):
 
     def run_on(self, turn: Turn, name: str) -> None:
         self.commands.run_on(turn, name)
-
-    async def _read_history(self) -> None:
-        with suppress(KvchatError):
-            messages = await asyncio.to_thread(self._chat.store.recent_questions)
-            self.prompt.begin_history([words_of(message) for message in messages])
-
-    async def _find_message(self) -> None:
-        from kvchat.ui.screens.prompt_history import PromptHistoryScreen
-
-        message = await self.dialogs.ask(PromptHistoryScreen(self.prompt.messages))
-        if message is not None:
-            self.prompt.write(message)
-            self.prompt.note_found(message)
 
     # Keys
 
@@ -319,7 +309,7 @@ class ChatScreen(Screen[None]):
         self._inspector.open()
 
     def action_history(self) -> None:
-        self.begin(self._find_message)
+        self.begin(self.composer.find_message)
 
     def action_new(self) -> None:
         self.commands.new()
@@ -343,6 +333,7 @@ class ChatScreen(Screen[None]):
         else:
             self.transcript.focus()
             await self.transcript.action_select(0)
+            self.draw_hints()
 
     def on_transcript_chosen(self, event: Transcript.Chosen) -> None:
         if self.transcript.selected is None:
@@ -432,15 +423,9 @@ class ChatScreen(Screen[None]):
 
     @work(exclusive=True, group="prefetch")
     async def on_session_list_selected(self, event: SessionList.Selected) -> None:
-        """Load ahead of use what may be opened next, but not under a dialog, which may be about to delete it;
-        whatever goes wrong shows when it is opened.
-        """
-        if not self.is_active:
-            return
-        with suppress(KvchatError):
-            await asyncio.to_thread(
-                self._chat.prefetch, event.session_id, event.branch, self.turns.conversation
-            )
+        """Load ahead of use what may be opened next, but not under a dialog, which may delete it."""
+        if self.is_active:
+            await self.conversations.prefetch(event.session_id, event.branch)
 
     def on_session_list_asked(self, event: SessionList.Asked) -> None:
         self.commands.run_on_line(event.command, event.session_id, event.branch)
@@ -513,24 +498,42 @@ class ChatScreen(Screen[None]):
     def show_theme(self, name: str) -> None:
         self.app.show_theme(name)  # type: ignore[attr-defined]
 
-    def draw_attachments(self, lines: Sequence[str]) -> None:
-        self.query_one(Composer).draw_lines("attachments", lines)
+    def draw_lines(self, place: str, lines: Sequence[str]) -> None:
+        for composer in self.query(Composer):  # none while the window is being closed
+            composer.draw_lines(place, lines)
 
     def _draw_pending(self, waiting: Sequence[str]) -> None:
         key = key_name(self.own_keys, "answer")
-        for composer in self.query(Composer):  # none while the window is being closed
-            composer.draw_lines("offers", [f"? {words} · {key} or /answer" for words in waiting])
+        self.draw_lines("offers", [f"? {words} · {key} or /answer" for words in waiting])
+
+    def on_descendant_focus(self) -> None:
+        self.draw_hints()
+
+    def draw_hints(self) -> None:
+        """Name the keys of what has the focus; in the prompt, those of the window."""
+        for status in self.query(StatusBar):
+            status.show_hints(self._hints())
+
+    def _hints(self) -> Sequence[Hint]:
+        focused, is_walking = self.focused, self.transcript.selected is not None
+        if isinstance(focused, SessionList | FindField) or (is_walking and focused is self.transcript):
+            return hints_of(focused)
+        if self._watch.status.phase is EnginePhase.FAILED:
+            return (Hint("/reload loads it again"),)
+        is_editing = self.revisions.editing is not None
+        return window_hints(self.own_keys, is_busy=self.turns.is_busy, is_editing=is_editing)
 
     def _draw_queue(self) -> None:
         waiting = [
             one_line(shown_message(pending.text)) or pending.kind.value for pending in self.turns.queue
         ]
         asked = [f"changed {one_line(shown_message(text))}" for text in self.revisions.asked]
-        self.query_one(Composer).draw_lines("queue", [*asked, *(f"queued  {line}" for line in waiting)])
+        self.draw_lines("queue", [*asked, *(f"queued  {line}" for line in waiting)])
 
     def _start_next(self) -> None:
         if self._watch.is_ready and self.turns.start_next():
             self._render_loop.start()
+        self.draw_hints()
 
     def _look(self) -> None:
         """Draw the engine's state, and come back: often while an answer is written."""
@@ -541,7 +544,6 @@ class ChatScreen(Screen[None]):
             context_len=self.turns.context_len,
             is_running=self.turns.is_running,
             num_queued=len(self.turns.queue),
-            own_keys=self.own_keys,
             last_rate=self._last_rate,
         )
         self.set_timer(self._watch.look(shown), self._look)
@@ -559,7 +561,7 @@ class ChatScreen(Screen[None]):
         return self.sessions.sessions.branch_names(self.turns.conversation, self.conversations.opened)
 
     def _phase_changed(self, status: EngineStatus) -> None:
-        self._draw_welcome()
+        self.draw_heading()
         if status.phase is EnginePhase.READY:
             self.turns.garbage.settle()
             self.turns.forget_outgrown()
@@ -573,24 +575,23 @@ class ChatScreen(Screen[None]):
             self.composer.give_back(self.turns.stop_all())
 
     def draw_heading(self) -> None:
-        if not self.query("#heading"):  # the window is being closed
-            return
-        conversation = self.turns.conversation
-        heading = self.query_one("#heading", Static)
-        width, stop = heading.content_size.width, key_name(self.own_keys, "stop")
-        if self.revisions.editing is not None:
-            text = editing_text(self.revisions.costs, width, stop)
-        else:
-            stored = self.sessions.sessions.title(conversation.session.id) if conversation else None
-            note = _ASIDE_NOTE.format(stop) if self.conversations.asides.shown is not None else ""
-            is_temporary = self.conversations.temporary.is_shown
-            title = stored or self.turns.draft.title or (_TEMPORARY if is_temporary else "")
-            if is_temporary and conversation is not None:
-                note = note or _TEMPORARY_NOTE
-            text = heading_text(conversation, title, width, note)
-        heading.update(Content(text), layout=False)
-        self._draw_welcome()
+        for heading in self.query("#heading").results(Static):  # none while the window is being closed
+            editing, conversation = self.revisions.editing, self.turns.conversation
+            width, stop = heading.content_size.width, key_name(self.own_keys, "stop")
+            if editing is not None:
+                text = editing_text(self.revisions.number, self.revisions.costs, width, stop)
+            else:
+                stored = self.sessions.sessions.title(conversation.session.id) if conversation else None
+                temporary = _TEMPORARY if self.conversations.temporary.is_shown else ""
+                title, note = stored or self.turns.draft.title or temporary, self.conversations.note(stop)
+                text = heading_text(conversation, title, width, note, model_parts(self.snapshot))
+            heading.update(Content(text), layout=False)
+            heading.set_class(editing is not None, "-editing")
+            self.transcript.mark_edited(editing.id if editing is not None else None)
+            self._draw_welcome()
+            self.draw_hints()
 
     def _draw_welcome(self) -> None:
-        num_stored, key = len(self.sessions.sessions.entries), key_name(self.own_keys, "help")
-        self.transcript.show_welcome(welcome_text(self._watch.status.phase, num_stored, key))
+        model = self._chat.model if self._watch.is_ready else None  # while it loads it may not be made
+        num_stored = len(self.sessions.sessions.entries)
+        self.query_one(Welcome).show(self._watch.status.phase, model, num_stored)

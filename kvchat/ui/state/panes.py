@@ -19,6 +19,11 @@ class PaneRequest:
     cache: bool | None = None
     last: str = "cache"
 
+    @property
+    def withdrawn(self) -> "PaneRequest":
+        """The same without the panes that were asked for; what was closed stays closed."""
+        return PaneRequest(sessions=self.sessions and None, cache=self.cache and None)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PaneWidths:

@@ -16,7 +16,8 @@ class FindField(Input):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("up", "move(-1)", "Up", show=False),
         Binding("down", "move(1)", "Down", show=False),
-        Binding("escape", "leave", "End", show=False),
+        Binding("enter", "submit", "Open"),
+        Binding("escape", "leave", "Back"),
     ]
 
     virtual_size = Reactive(Size(0, 0))

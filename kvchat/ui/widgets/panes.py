@@ -8,7 +8,7 @@ from textual.containers import Horizontal, Vertical
 from textual.widgets import Static
 
 from kvchat.ui.key_names import key_name
-from kvchat.ui.state.panes import PaneRequest, pane_widths
+from kvchat.ui.state.panes import PaneRequest, PaneWidths, pane_widths
 from kvchat.ui.widgets.cache.panel import CachePanel
 from kvchat.ui.widgets.session_list import SessionList
 from kvchat.ui.widgets.sessions_pane import SessionsPane
@@ -33,13 +33,31 @@ class Panes(Horizontal):
             yield CachePanel(id="cache")
 
     def fit(self, width: int) -> None:
-        """Show the panes that fit a window of `width` columns."""
-        widths = pane_widths(width, self._request)
+        """Show the panes that fit a window of `width` columns; where only one does, the conversation."""
+        if self.has_conversation and not pane_widths(width, self._request).has_conversation:
+            self._request = self._request.withdrawn
+        self._show(pane_widths(width, self._request))
+
+    def _show(self, widths: PaneWidths) -> None:
+        sessions = self.query_one(SessionsPane)
+        if not widths.sessions and sessions.has_focus_within:
+            sessions.post_message(SessionsPane.Closed())
+        self.screen.set_class(widths.cache > 0, "-cache")
         for name, columns in (("#sessions-pane", widths.sessions), ("#cache-pane", widths.cache)):
             pane = self.query_one(name)
             pane.display = columns > 0
             pane.styles.width = columns
         self.query_one("#conversation-pane").display = widths.has_conversation
+
+    @property
+    def has_conversation(self) -> bool:
+        """Whether the conversation is shown; a pane may have taken its place."""
+        return self.query_one("#conversation-pane").display
+
+    def show_conversation(self) -> None:
+        """Show the conversation again, where a pane has taken its place."""
+        if not self.has_conversation:
+            self._change(self._request.withdrawn)
 
     def show_sessions(self) -> None:
         """Let the person choose a session."""
@@ -61,12 +79,11 @@ class Panes(Horizontal):
     def leave_sessions(self) -> None:
         """Show the conversation again, which a narrow terminal shows in the place of the sessions."""
         self.query_one(SessionsPane).clear()
-        if not self.query_one("#conversation-pane").display:
-            self._change(replace(self._request, sessions=False))
+        self.show_conversation()
 
     def toggle_cache(self) -> None:
         self._change(replace(self._request, cache=not self.query_one("#cache-pane").display, last="cache"))
 
     def _change(self, request: PaneRequest) -> None:
         self._request = request
-        self.fit(self.screen.size.width)
+        self._show(pane_widths(self.screen.size.width, request))

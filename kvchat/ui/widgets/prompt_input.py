@@ -406,15 +406,16 @@ class CommandList(Static):
         super().__init__("", id=id, markup=False)
         self.display = False
 
-    def show_commands(self, candidates: tuple[Choice, ...], chosen: int) -> None:
+    def show_commands(self, candidates: tuple[Choice, ...], chosen: int, room: int) -> None:
+        """Show the lines around the chosen one, in as many rows as there is `room` for."""
         self.display = bool(candidates)
         if candidates:
-            self.update(_lines(candidates, chosen))
+            self.update(_lines(candidates, chosen, min(room, _MAX_ROWS)))
 
 
-def _lines(candidates: tuple[Choice, ...], chosen: int) -> Content:
-    start = max(0, min(chosen - _MAX_ROWS // 2, len(candidates) - _MAX_ROWS))
-    shown = candidates[start : start + _MAX_ROWS]
+def _lines(candidates: tuple[Choice, ...], chosen: int, num_rows: int) -> Content:
+    start = max(0, min(chosen - num_rows // 2, len(candidates) - num_rows))
+    shown = candidates[start : start + num_rows]
     usage_width = max(len(command.usage) for command in candidates)
     lines = [
         _line(command, usage_width, is_chosen=start + index == chosen) for index, command in enumerate(shown)

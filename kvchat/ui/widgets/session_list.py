@@ -32,10 +32,12 @@ class SessionList(OptionList):
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("delete", "ask('delete')", "Delete", show=False),
-        Binding("ctrl+r", "ask('title')", "Rename", show=False),
-        Binding("ctrl+k", "ask('pin')", "Pin", show=False),
-        Binding("ctrl+e", "ask('export')", "Export", show=False),
+        Binding("enter", "select", "Open"),
+        Binding("delete", "ask('delete')", "Delete"),
+        Binding("ctrl+r", "ask('title')", "Rename"),
+        Binding("ctrl+k", "ask('pin')", "Pin"),
+        Binding("ctrl+e", "ask('export')", "Export"),
+        Binding("escape", "screen.stop", "Back", id="stop"),
         Binding("left", "fold(True)", "Fold", show=False),
         Binding("right", "fold(False)", "Unfold", show=False),
     ]

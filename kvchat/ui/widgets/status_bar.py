@@ -1,20 +1,23 @@
 """The last line: context, reuse, room, speed, and what the engine does."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from textual.content import Content
+from textual.style import Style
 from textual.widgets import Static
 
 from kvchat.engine.api.engine_phase import EnginePhase, EngineStatus
 from kvchat.engine.api.server_cache import ServerCache
 from kvchat.engine.api.snapshot import CacheSnapshot
-from kvchat.text.answer_footer import SEPARATOR, wrap_parts
+from kvchat.text.answer_footer import SEPARATOR
 from kvchat.text.cache_usage import share_words
 from kvchat.text.figures import gauge, percent_text, rate_text, short_count_text
 from kvchat.text.fit_text import fitted, one_line
+from kvchat.ui.key_names import Hint
 
 _LEAST_REASON = 16
-_LEAST_GAP = 3
+_GAP = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,39 +30,40 @@ class StatusFigures:
     tokens_per_s: float | None
     num_queued: int = 0
     trust: str = ""
-    hint: str = ""
 
 
-def status_text(figures: StatusFigures, width: int) -> str:
-    """Return the line; parts that do not fit beside the hint are left out: the tiers' first, then from the
-    right. Of the hints, which are parts too, the first go where the first figure leaves them no room.
+def status_text(figures: StatusFigures, width: int, hints: Sequence[Hint] = ()) -> str:
+    """Return the line: what the engine says, keys at the right, and the figures for which they leave room.
+
+    Of the keys the first go where there is no room for all. Of the figures those of the tiers go first, then
+    those at the right.
     """
-    hint = figures.hint
-    parts = [*_engine_parts(figures), *_cache_parts(figures)]
-    while SEPARATOR in hint and sum(map(len, parts[:1])) + _LEAST_GAP + len(hint) > width:
-        hint = hint.partition(SEPARATOR)[2]
-    if figures.snapshot is not None:
-        with_tiers = [*parts[:-2], _tiers_part(figures.snapshot), *parts[-2:]]
-        if len(SEPARATOR.join(with_tiers)) + _LEAST_GAP + len(hint) <= width:
-            parts = with_tiers
-    room = max(_LEAST_REASON, width - len(hint) - _LEAST_GAP) if hint else width
-    if figures.status.phase is EnginePhase.FAILED:
-        parts = [fitted(parts[0], room), *parts[1:]]
-    line = "".join(wrap_parts(parts, room)[:1])
-    gap = width - len(line) - len(hint)
-    return line + " " * gap + hint if gap >= _LEAST_GAP else line
+    urgent = _engine_parts(figures)
+    needed = min(len(urgent[0]), max(_LEAST_REASON, width // 2)) + _GAP if urgent else 0
+    while len(hints) > 1 and needed + len(_joined(hints)) > width:
+        hints = hints[1:]
+    keys = _joined(hints)
+    room = max(_LEAST_REASON if urgent else 0, width - len(keys) - _GAP * bool(keys))
+    line = _fitting(figures, urgent, room)
+    return line + keys.rjust(width - len(line)) if width - len(line) - len(keys) >= _GAP else line or keys
 
 
 class StatusBar(Static):
-    """One line under the prompt."""
+    """One line under the prompt. A click on a key is as good as the key."""
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__("", id=id, markup=False)
         self._figures: StatusFigures | None = None
+        self._hints: Sequence[Hint] = ()
 
     def show_figures(self, figures: StatusFigures) -> None:
         if figures != self._figures:
             self._figures = figures
+            self._draw()
+
+    def show_hints(self, hints: Sequence[Hint]) -> None:
+        if hints != self._hints:
+            self._hints = hints
             self._draw()
 
     def on_resize(self) -> None:
@@ -69,8 +73,34 @@ class StatusBar(Static):
         if self._figures is None:
             return
         self.set_class(self._figures.status.phase is EnginePhase.FAILED, "-failed")
+        line = Content(status_text(self._figures, self.content_size.width, self._hints))
+        end = len(line)
+        for hint in reversed(self._hints):
+            start = end - len(str(hint))
+            if not hint.key or line.plain[max(0, start) : end] != str(hint):
+                break
+            press = Style.from_meta({"@click": f"app.simulate_key({hint.key!r})"})
+            line = line.stylize(press, start, end).stylize(Style(bold=True), start, start + len(hint.name))
+            end = start - len(SEPARATOR)
         # One line, whatever it says: nothing is to be laid out for it.
-        self.update(Content(status_text(self._figures, self.content_size.width)), layout=False)
+        self.update(line, layout=False)
+
+
+def _joined(hints: Sequence[Hint]) -> str:
+    return SEPARATOR.join(map(str, hints))
+
+
+def _fitting(figures: StatusFigures, urgent: Sequence[str], room: int) -> str:
+    """Return what fits in `room`; what the engine says is cut rather than left out."""
+    parts = [*(fitted(part, room) for part in urgent[:1]), *urgent[1:], *_cache_parts(figures)]
+    if figures.snapshot is not None:
+        with_tiers = [*parts[:-2], _tiers_part(figures.snapshot), *parts[-2:]]
+        if len(SEPARATOR.join(with_tiers)) <= room:
+            return SEPARATOR.join(with_tiers)
+    short = next(iter(parts), "").partition(" ▕")[0]  # without its bar
+    while parts and len(SEPARATOR.join(parts)) > room:
+        parts.pop()
+    return SEPARATOR.join(parts) or (short if len(short) <= room else "")
 
 
 def _engine_parts(figures: StatusFigures) -> list[str]:

@@ -22,6 +22,7 @@ from kvchat.text.figures import plural
 from kvchat.text.fit_text import clean_text
 from kvchat.ui.widgets.answer import AnswerView, Column
 from kvchat.ui.widgets.long_text import LongText
+from kvchat.ui.widgets.welcome import Welcome
 
 BUDGET_S: Final = 0.02
 """Of the interface's thread, for one portion with the layout that follows it."""
@@ -77,6 +78,7 @@ class QuestionView(LongText):
     def __init__(self, turn: Turn) -> None:
         super().__init__(shown_message(clean_text(turn.text)), classes="question")
         self.turn = turn
+        self.border_title = "editing"
 
 
 class EarlierLine(Static):
@@ -129,9 +131,10 @@ class Transcript(VerticalScroll):
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("up", "select(-1)", "Message above", show=False),
-        Binding("down", "select(1)", "Message below", show=False),
-        Binding("enter", "choose", "Actions", show=False),
+        Binding("up", "select(-1)", "Walk", key_display="↑↓"),
+        Binding("down", "select(1)", "Walk down", show=False),
+        Binding("enter", "choose", "Actions"),
+        Binding("escape", "screen.stop", "Back", id="stop"),
         Binding("pageup", "screen.page(-1)", "Scroll up, or earlier messages", show=False),
         Binding("pagedown", "screen.page(1)", "Scroll down", show=False),
     ]
@@ -150,7 +153,7 @@ class Transcript(VerticalScroll):
         self._from_end: float | None = None
         self._num_coming = 0
         self._portion = WorkSlice()
-        self._welcome = ""
+        self._edited: TurnId | None = None
         self._leaving: set[Widget] = set()
         self._shown = object()
         """Another one for each branch that is shown."""
@@ -159,7 +162,7 @@ class Transcript(VerticalScroll):
     def compose(self) -> ComposeResult:
         # As high as the window at least: an anchored scroll would push a short conversation to the bottom.
         with TranscriptPage(id="page"):
-            yield Static("", id="welcome", markup=False)
+            yield Welcome()
             yield EarlierLine()
 
     @property
@@ -185,12 +188,6 @@ class Transcript(VerticalScroll):
     @property
     def last_answer(self) -> AnswerView | None:
         return next((view for view in reversed(self.views) if isinstance(view, AnswerView)), None)
-
-    def show_welcome(self, text: str) -> None:
-        """Set what stands in an empty conversation."""
-        if text != self._welcome:
-            self._welcome = text
-            self.query_one("#welcome", Static).update(Content(text))
 
     async def show_turns(self, turns: Sequence[Turn], session: Session | None = None) -> None:
         """Show another branch, from its end.
@@ -340,6 +337,16 @@ class Transcript(VerticalScroll):
     def unselect(self) -> None:
         self._select(None)
 
+    def mark_edited(self, turn_id: TurnId | None) -> None:
+        """Mark the message that is being changed in the prompt, and show it; None: there is none."""
+        if turn_id == self._edited:
+            return
+        self._edited = turn_id
+        for view in self.views:
+            view.set_class(view.turn.id == turn_id, "-edited")
+            if view.turn.id == turn_id:
+                self.call_after_refresh(self.scroll_to_widget, view, animate=False)
+
     def on_blur(self) -> None:
         self.unselect()
 
@@ -353,11 +360,13 @@ class Transcript(VerticalScroll):
 
     def _view(self, turn: Turn) -> TurnView:
         if turn.role is Role.USER:
-            return QuestionView(turn)
+            question = QuestionView(turn)
+            question.set_class(turn.id == self._edited, "-edited")
+            return question
         return AnswerView(turn, self._session, folds_reasoning=self._folds_reasoning)
 
     def _draw_earlier_line(self) -> None:
         self.query_one(EarlierLine).show(len(self._hidden))
 
     def _show_or_hide_welcome(self) -> None:
-        self.query_one("#welcome").display = not self.views
+        self.query_one(Welcome).display = not self.views

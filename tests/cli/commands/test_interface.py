@@ -7,6 +7,8 @@ import pytest
 
 from kvchat.app.config import read_settings
 from kvchat.app.open_store import open_store
+from kvchat.engine.models.locate import STARTER
+from kvchat.ui.widgets.welcome import things_to_try
 from tests.cli.command_line import Run
 from tests.terminal import terminal
 
@@ -88,15 +90,42 @@ def test_a_session_opens_by_option_or_as_the_last_one_or_under_a_new_name(
         shown.until_shown("computed")
         shown.type("\x11")
         assert shown.exit_status() == 0
+        shown.until_shown("resume with: kvchat ")
+        resumed = shown.text.partition("resume with: kvchat ")[2].split()[0]
     idle = ["-c", HELD_BACK, str(tmp_path / "never"), *options]
     with terminal([*idle, "--new", "unused"]) as shown:
         shown.until_shown("f1 help")
         shown.type("\x11")
         assert shown.exit_status() == 0
+        assert b"resume with" not in shown.received, "nothing was said in it"
     with closing(open_store(read_settings())) as store:
         assert [one.session.title for one in store.list_sessions()] == ["the sea"]
-    with terminal([*idle, "-c"]) as last, terminal([*idle, "-s", "the sea"]) as named:
-        for shown in (last, named):
+    with (
+        terminal([*idle, "-c"]) as last,
+        terminal([*idle, "-s", "the sea"]) as named,
+        terminal([*idle, resumed]) as told,
+    ):
+        for shown in (last, named, told):
             shown.until_shown("▌ remember")
             shown.type("\x11")
             assert shown.exit_status() == 0
+
+
+@pytest.mark.parametrize("question", things_to_try(STARTER))
+def test_the_starter_answers_what_an_empty_conversation_suggests(run: Run, question: str) -> None:
+    answer = run.out("ask", "-q", "--temp", question)
+    assert answer.strip()
+    assert "cannot help" not in answer
+
+
+@pytest.mark.parametrize("options", [("--temp",), ()])
+def test_what_is_not_to_last_is_not_offered_to_be_resumed(tiny_model: Path, options: tuple[str, ...]) -> None:
+    with terminal(["-m", "kvchat", "-m", str(tiny_model), "--max-tokens", "5", *options]) as shown:
+        shown.until_shown("f1 help")
+        if not options:
+            shown.type("/temp\r")
+        shown.type("remember\r")
+        shown.until_shown("computed")
+        shown.type("\x11")
+        assert shown.exit_status() == 0
+        assert b"resume with" not in shown.received

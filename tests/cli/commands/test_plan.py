@@ -104,7 +104,7 @@ def test_a_type_of_numbers_that_the_config_does_not_name_is_said_to_be_assumed(
 ) -> None:
     assert "counted as" not in run.err("plan", str(config))
     config.write_text(json.dumps({"model_type": "gpt2", "n_layer": 12, "n_embd": 768, "n_head": 12}))
-    assert "names no type of numbers; counted as bfloat16" in run.err("plan", str(config))
+    assert "names no dtype; counted as bfloat16" in run.err("plan", str(config))
 
 
 def test_a_layer_that_attends_twice_keeps_two_latents(config: Path, run: Run) -> None:
@@ -134,7 +134,7 @@ def test_a_file_that_is_no_config_is_refused(text: str, config: Path, run: Run) 
 
 def test_a_gguf_file_is_told_from_a_damaged_config(tmp_path: Path, run: Run) -> None:
     (tmp_path / "tiny.gguf").write_bytes(b"GGUF\xbd")
-    assert "config.json, or the hub id, of the model that it was made from" in run.err(
+    assert "config.json, or the Hugging Face id, of the model that it was made from" in run.err(
         "plan", str(tmp_path / "tiny.gguf"), code=4
     )
 

@@ -36,7 +36,7 @@ def test_a_name_that_is_nothing_says_what_was_tried_and_what_to_run(tmp_path: Pa
     with pytest.raises(ModelNotFound) as caught:
         locate_model(str(tmp_path / "nowhere"))
     assert str(tmp_path / "nowhere") in str(caught.value)
-    assert "no hub id" in str(caught.value)
+    assert "not a Hugging Face id" in str(caught.value)
     assert "-m starter" in str(caught.value)
 
 
@@ -147,6 +147,14 @@ class TestHub:
             assert _locate(self.NAME, tmp_path, endpoint=hub.url)["path"] == str(path)
             assert hub.asked == []
 
+    def test_a_download_tells_how_much_is_here_and_ends_where_that_raises(self, tmp_path: Path) -> None:
+        model_dir = write_model(tmp_path / "served")
+        num_bytes = sum(file.stat().st_size for file in model_dir.iterdir())
+        with running({self.NAME: model_dir}) as hub:
+            stopped = _locate(self.NAME, tmp_path, endpoint=hub.url, most_bytes=0)
+            assert (stopped["error"], stopped["message"]) == ("UsageError", "enough")
+            assert "path" in _locate(self.NAME, tmp_path, endpoint=hub.url, most_bytes=num_bytes)
+
     def test_a_download_that_stopped_half_way_goes_on(self, tmp_path: Path) -> None:
         model_dir = write_model(tmp_path / "served")
         snapshot = self._cache(tmp_path)
@@ -167,7 +175,7 @@ class TestHub:
             run = _locate(self.NAME, tmp_path, endpoint=f"http://127.0.0.1:{taken.getsockname()[1]}")
         assert run["error"] == "ModelNotFound"
         assert str(ROOT / self.NAME) in run["message"]
-        assert f"hub id '{self.NAME}'" in run["message"]
+        assert f"Hugging Face id '{self.NAME}'" in run["message"]
         assert "The network was not reachable" in run["message"]
         assert "-m starter" in run["message"]
 
@@ -209,15 +217,32 @@ class TestHub:
 
 
 def _locate(
-    name: str, home: Path, *, endpoint: str, offline: bool = False, limit_s: float = PATIENCE_S
+    name: str,
+    home: Path,
+    *,
+    endpoint: str,
+    offline: bool = False,
+    limit_s: float = PATIENCE_S,
+    most_bytes: int | None = None,
 ) -> dict[str, str]:
-    """Locate a model in a process whose Hugging Face home and hub are the given ones."""
+    """Locate a model in a process whose Hugging Face home and hub are the given ones; a download of more than
+    `most_bytes` is stopped, and has to reach them.
+    """
     script = """
 import json, sys
 from kvchat.engine.models.locate import locate_model
-from kvchat.errors import KvchatError
+from kvchat.errors import KvchatError, UsageError
+most_bytes, seen = json.loads(sys.argv[3]), [0]
+def progress(num_bytes, total_bytes):
+    assert num_bytes <= total_bytes
+    seen.append(num_bytes)
+    if num_bytes > most_bytes:
+        raise UsageError("enough")
+telling = None if most_bytes is None else progress
 try:
-    answer = {"path": str(locate_model(sys.argv[1], network_timeout_s=float(sys.argv[2])).path)}
+    found = locate_model(sys.argv[1], network_timeout_s=float(sys.argv[2]), progress=telling)
+    answer = {"path": str(found.path)}
+    assert most_bytes in (None, max(seen))
 except KvchatError as error:
     answer = {"error": type(error).__name__, "message": str(error)}
 assert "torch" not in sys.modules
@@ -231,7 +256,7 @@ print(json.dumps(answer))
         "HF_HUB_DISABLE_TELEMETRY": "1",
         "NO_PROXY": "127.0.0.1",
     }
-    command = [sys.executable, "-c", script, name, str(limit_s)]
+    command = [sys.executable, "-c", script, name, str(limit_s), json.dumps(most_bytes)]
     run = subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=PATIENCE_S
     )

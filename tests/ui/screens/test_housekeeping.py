@@ -1,5 +1,6 @@
 """Colours, settings, models, and which keys can be changed."""
 
+import asyncio
 from dataclasses import fields
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from kvchat.app.config import Keys
 from kvchat.app.interface_types import Appearance
 from kvchat.ui.app import KvchatApp
 from kvchat.ui.screens.chat import ChatScreen
+from kvchat.ui.screens.choices import LineScreen
 from tests.ui.harness import window
 
 pytestmark = pytest.mark.tui
@@ -74,3 +76,47 @@ async def test_another_model_is_chosen_by_what_fits_and_not_where_there_is_none(
         await shown.until(lambda: shown.files.loaded == ["large"])
         await shown.say_and_wait("still here")
         assert shown.questions == ["hello", "still here"]
+
+
+async def test_a_model_that_is_not_listed_is_named_in_a_line(tmp_path: Path) -> None:
+    async with window(tmp_path) as shown:
+        await shown.say("/model")
+        await shown.until_shown("another: a Hugging Face id")
+        await shown.pilot.press("up", "enter")
+        await shown.until_on_top(LineScreen)
+        await shown.type("small.gguf")
+        await shown.pilot.press("enter")
+        await shown.until(lambda: shown.files.loaded == ["small.gguf"])
+
+
+async def test_a_download_shows_how_much_is_here_while_the_chat_goes_on(tmp_path: Path) -> None:
+    async with window(tmp_path) as shown:
+        await shown.say("/model big")
+        await shown.until_shown("MiB of 1.0 GiB · /model stop")
+        await shown.say_and_wait("meanwhile")
+        assert shown.files.loaded == []
+        shown.files.downloaded.set()
+        await shown.until(lambda: shown.files.loaded == ["big"])
+        await shown.until_gone("downloading big")
+
+
+async def test_a_download_can_be_stopped_and_nothing_is_loaded(tmp_path: Path) -> None:
+    async with window(tmp_path) as shown:
+        await shown.say("/model big")
+        await shown.until_shown("downloading big")
+        await shown.say("/model stop")
+        await shown.until_told("download stopped; /model big resumes it")
+        await shown.until_gone("downloading big")
+        await shown.say("/model stop")
+        await shown.until_told("no model is being downloaded")
+        assert shown.files.loaded == []
+
+
+async def test_a_window_that_is_closed_ends_its_download(tmp_path: Path) -> None:
+    async with window(tmp_path) as shown:
+        await shown.say("/model big")
+        await shown.until_shown("downloading big")
+        files = shown.files
+    await asyncio.get_running_loop().shutdown_default_executor()  # its thread has ended
+    assert not files.downloaded.is_set()
+    assert files.loaded == []

@@ -67,11 +67,11 @@ async def test_an_exchange_is_left_out_and_what_followed_is_computed_again(tmp_p
         await ask_twice(
             shown,
             "/drop 2",
-            "Leave this message and its answer out?",
+            "Remove this message and its answer?",
             "computed again  19 tokens, with your next message",
             "on the device   384 KiB computed, 384 KiB reused",
             "following       2 messages, on a branch of their own",
-            "as it was       branch main",
+            "original kept   on main",
         )
         await shown.pilot.press("y")
         await shown.until(lambda: shown.questions == [TALK[0], TALK[2]])
@@ -80,15 +80,17 @@ async def test_an_exchange_is_left_out_and_what_followed_is_computed_again(tmp_p
 
 
 async def test_the_cost_of_an_edit_is_shown_while_it_is_typed_and_when_it_is_sent(tmp_path: Path) -> None:
-    async with window(tmp_path) as shown:
+    async with window(tmp_path, size=(170, 40)) as shown:
         await shown.say_and_wait("hello")
         await shown.say("/edit")
         size = bytes_text(bytes_of(5, shown.screen.snapshot) or 0)
-        await shown.until_shown(f"editing · computes 5 tokens ({size}), 10 reused ({size}) · esc gives up")
+        await shown.until_shown(
+            f"editing message 1 · computes 5 tokens ({size}), 10 reused ({size}) · esc cancels"
+        )
         await shown.type(" again")
-        await shown.until_shown(f"editing · computes 11 tokens ({size}), 10 reused")
-        await shown.pilot.resize_terminal(64, 30)
-        await shown.until_shown("editing · computes 11 tokens, 10 reused · esc gives up")
+        await shown.until_shown(f"editing message 1 · computes 11 tokens ({size}), 10 reused")
+        await shown.pilot.resize_terminal(76, 30)
+        await shown.until_shown("editing message 1 · computes 11 tokens, 10 reused · esc cancels")
         await shown.pilot.press("escape")
         await shown.until_gone("editing")
         await shown.type("x")
@@ -98,6 +100,24 @@ async def test_the_cost_of_an_edit_is_shown_while_it_is_typed_and_when_it_is_sen
         await shown.say("/edit")
         await shown.say("!")
         await shown.until_told("as it was; on the device 384 KiB computed, 384 KiB reused")
+
+
+async def test_the_message_that_is_edited_is_framed_and_named_until_the_edit_ends(tmp_path: Path) -> None:
+    async with window(tmp_path, size=(80, 24)) as shown:
+        await say_all(shown)
+        await shown.say("/edit 2")
+        await shown.until_shown("editing message 2")
+        frame = next(line for line in shown.text.splitlines() if "─ editing ─" in line)
+        lines = shown.text.splitlines()
+        assert TALK[1] in lines[lines.index(frame) + 1]
+        heading = shown.screen.query_one("#heading")
+        assert heading.styles.color == shown.transcript.views[0].styles.color, "not dim"
+        await shown.pilot.press("escape")
+        await shown.until_gone("editing")
+        await shown.say("/edit 2")
+        await shown.until_shown("─ editing ─")
+        await shown.say("!")
+        await shown.until_gone("editing")
 
 
 async def test_an_edit_comes_back_whose_conversation_is_left_while_it_is_priced(tmp_path: Path) -> None:

@@ -42,3 +42,7 @@ def test_the_conversation_keeps_a_usable_width_beside_panes() -> None:
         shown = pane_widths(width, PaneRequest(sessions=sessions, cache=cache, last=asked))
         rest = width - shown.sessions - shown.cache
         assert rest >= 40 or not (shown.sessions or shown.cache) or (rest == 0 and not shown.has_conversation)
+
+
+def test_a_wish_that_is_withdrawn_leaves_the_pane_to_the_width_and_what_was_closed_closed() -> None:
+    assert PaneRequest(sessions=True, cache=False, last="sessions").withdrawn == PaneRequest(cache=False)

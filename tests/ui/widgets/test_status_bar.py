@@ -8,6 +8,7 @@ from kvchat.engine.api.engine_phase import EnginePhase, EngineStatus
 from kvchat.engine.api.snapshot import Tier, TierUsage
 from kvchat.errors import ModelNotFound
 from kvchat.text.figures import gauge
+from kvchat.ui.key_names import Hint
 from kvchat.ui.widgets.status_bar import StatusFigures, status_text
 from tests.ui.scripted_engine import HeldTokens, scripted_snapshot
 
@@ -19,13 +20,13 @@ BUSY = StatusFigures(
     snapshot=scripted_snapshot([HeldTokens(owner="s", num_tokens=3100)], reused=970, computed=30),
     context_tokens=3100,
     tokens_per_s=41.3,
-    hint="esc stop",
 )
+STOP = (Hint("stop", "escape"),)
 
 
 def test_it_shows_context_reuse_room_and_speed_and_the_hint_at_the_right_edge() -> None:
     figures = "ctx 3.1k/8.2k ▕███     ▏ · reuse 97 % · room for 5.1k tokens · 41 tok/s"
-    assert status_text(BUSY, 100) == f"{figures:<92}esc stop"
+    assert status_text(BUSY, 100, STOP) == f"{figures:<92}esc stop"
 
 
 def test_kv_that_is_not_exact_or_not_saved_is_told() -> None:
@@ -49,15 +50,15 @@ def test_where_there_is_room_it_counts_the_blocks_of_each_tier() -> None:
     )
     figures = replace(BUSY, snapshot=replace(BUSY.snapshot, tiers=usage))
     counted = " · reuse 97 % · device 1.2k disk 6 blocks · room for 5.1k tokens · 41 tok/s"
-    assert counted in status_text(figures, 120)
+    assert counted in status_text(figures, 120, STOP)
     for width in range(20, 120):
-        line = status_text(figures, width)
+        line = status_text(figures, width, STOP)
         assert "blocks" not in line or (counted in line and line.endswith("   esc stop"))
 
 
 @pytest.mark.parametrize("width", [36, 60, 80])
 def test_the_hint_stays_where_figures_do_not_fit(width: int) -> None:
-    line = status_text(BUSY, width)
+    line = status_text(BUSY, width, STOP)
     assert line.startswith("ctx 3.1k/8.2k")
     assert line.endswith("   esc stop")
     assert len(line) == width
@@ -65,9 +66,17 @@ def test_the_hint_stays_where_figures_do_not_fit(width: int) -> None:
 
 @pytest.mark.parametrize("width", [20, 30, 40, 60, 80])
 def test_parts_that_do_not_fit_are_left_out_whole(width: int) -> None:
-    line = status_text(BUSY, width)
-    assert len(line) <= max(width, len("ctx 3.1k/8.2k ▕███     ▏"))
-    assert line.startswith("ctx 3.1k/8.2k")
+    line = status_text(BUSY, width, STOP)
+    assert len(line) == width
+    assert line.startswith("ctx 3.1k/8.2k" if width >= 30 else " ")
+
+
+def test_keys_come_before_figures_and_behind_what_the_engine_says() -> None:
+    keys = [Hint("sessions", "f2"), Hint("cache", "f3"), Hint("help", "f1")]
+    assert status_text(BUSY, 36, keys) == "    f2 sessions · f3 cache · f1 help"
+    assert status_text(BUSY, 50, keys) == "ctx 3.1k/8.2k     f2 sessions · f3 cache · f1 help"
+    told = replace(BUSY, snapshot=replace(EMPTY, problem="There is no room left for the cache in /c."))
+    assert status_text(told, 50, keys) == "! KV is not saved: There is…    f3 cache · f1 help"
 
 
 def test_it_shows_the_loading_phase_before_there_are_figures() -> None:

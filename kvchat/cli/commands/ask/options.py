@@ -30,20 +30,20 @@ class AskOptions(TalkOptions):
     file: Files = None
     edit: Annotated[
         int | None,
-        Option(help="Ask in place of your N-th last message, on a new branch.", metavar="N", min=1),
+        Option(help="Replace your Nth message from the end, on a new branch.", metavar="N", min=1),
     ] = None
     json: Annotated[bool, Option("--json", help="Print one JSON object at the end.")] = False
     ndjson: Annotated[bool, Option("--ndjson", help="Print one JSON event per line.")] = False
     no_attach: NoAttach = False
     num: Annotated[
-        int, Option("-n", help="Give so many answers, each a branch.", metavar="N", min=1, max=8)
+        int, Option("-n", help="Number of answers, each on its own branch.", metavar="N", min=1, max=8)
     ] = 1
     strict_cache: Annotated[
         bool,
-        Option("--strict-cache", help="Exit with 7 rather than compute what was computed before."),
+        Option("--strict-cache", help="Exit with 7 instead of recomputing what was computed before."),
     ] = False
     when_full: WhenFull = None
-    no_stats: Annotated[bool, Option("--no-stats", help="Do not say what the answer cost.")] = False
+    no_stats: Annotated[bool, Option("--no-stats", help="Print no statistics.")] = False
     fail_on_length: Annotated[
         bool, Option("--fail-on-length", help="Exit with 8 if the answer was cut off by its length.")
     ] = False

@@ -77,5 +77,5 @@ def _mismatch(pack: Pack) -> PackMismatch:
     return PackMismatch(
         f"the pack {pack.name!r} was computed by {one_line(pack.model)} with KV as {pack.cache_format}, and"
         " nothing of it can be used here: give the -m, --dtype, --weights, --adapter and --cache-format with"
-        f" which it was made, or make it anew with `kvchat pack make {pack.name} --force`"
+        f" which it was made, or make it again with `kvchat pack make {pack.name} --force`"
     )

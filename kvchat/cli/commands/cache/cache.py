@@ -49,9 +49,9 @@ class EvictOptions(ListOptions):
         ),
     ] = None
     to: Annotated[
-        str | None, Option(help="Remove the longest unused until so much is left.", metavar="SIZE")
+        str | None, Option(help="Remove the least recently used, down to this size.", metavar="SIZE")
     ] = None
-    all: Annotated[bool, Option("--all", help="Remove all but what packs and pinned sessions keep.")] = False
+    all: Annotated[bool, Option("--all", help="Remove all but packs and pinned sessions.")] = False
 
     @property
     def to_bytes(self) -> int | None:
@@ -138,7 +138,7 @@ def evict_blocks(options: EvictOptions) -> None:
     """Remove KV from the disk; conversations stay, and compute it again when they go on."""
     ways = [options.sessions is not None, options.to is not None, options.all]
     if sum(map(bool, ways)) != 1:
-        raise UsageError("name sessions whose KV is to go, or --to SIZE, or --all")
+        raise UsageError("name sessions whose KV to remove, or give --to SIZE or --all")
     settings = options.settings()
     with closing(open_store(settings)) as store:
         freed = evicted(store, settings, options.sessions or (), options.to_bytes)

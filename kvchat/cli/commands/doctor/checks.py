@@ -14,10 +14,10 @@ from shutil import disk_usage
 from stat import S_IMODE
 
 from kvchat.app.config import Settings
+from kvchat.app.model_list import describe, hub_cache, installed_models
 from kvchat.app.model_location import located
 from kvchat.app.unlock import PassphraseMissing, key_in_use, unlocked
 from kvchat.cli.commands.cache.cache import disk_state
-from kvchat.cli.commands.models import describe, hub_cache, installed_models
 from kvchat.engine.api.config import Capacity, EngineInfo
 from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.memory.disk.block_encryption import encryption_of
@@ -82,7 +82,7 @@ def disk_speed(cache_dir: Path) -> CheckResult:
     words = ", ".join(f"{verb} {bytes_text(round(rate))}/s" for verb, rate in rates.items())
     return CheckResult(
         name="disk speed",
-        lines=(f"{words}, as blocks moved" if words else "not measured yet: it is while blocks are moved",),
+        lines=(f"{words}, as blocks moved" if words else "not measured yet: moving blocks measures it",),
         values={f"{verb}_bytes_per_s": rates.get(verb) for verb in _VERBS.values()},
     )
 
@@ -105,7 +105,7 @@ def find_encryption(settings: Settings) -> tuple[CheckResult, Settings | None]:
     try:
         key = key_in_use(settings.paths)
         if key is None:
-            return _finding("conversations and KV are in the clear", encrypted=False), settings
+            return _finding("conversations and KV are not encrypted", encrypted=False), settings
         words = f"conversations and KV are encrypted, {key_path(settings.paths.data_dir)}"
         try:
             opened = unlocked(settings, may_ask=False)
@@ -115,7 +115,7 @@ def find_encryption(settings: Settings) -> tuple[CheckResult, Settings | None]:
         broken = _finding("the key does not open", encrypted=True, advice=str(error), state=CheckState.BROKEN)
         return broken, None
     if left := damaged_copies(settings.paths.sessions_db):
-        advice = f"damaged databases that were kept may be in the clear; remove {', '.join(map(str, left))}"
+        advice = f"damaged databases that were kept may not be encrypted; remove {', '.join(map(str, left))}"
         return _finding(f"{words}; it opens", encrypted=True, advice=advice, state=CheckState.LOOK), opened
     return _finding(f"{words}; it opens", encrypted=True), opened
 
@@ -215,7 +215,7 @@ def _machine(paths: Paths) -> Iterator[CheckResult]:
             name="device",
             lines=(f"{device.name}: {device.description}, {bytes_text(device.free_bytes)}{of} free",),
             state=CheckState.OK if has_room else CheckState.LOOK,
-            advice=None if has_room else "there is little memory: end other programs, or take a small model",
+            advice=None if has_room else "little memory is free: end other programs, or use a smaller model",
             values={"device": device.name, "description": device.description}
             | {"free_bytes": device.free_bytes, "total_bytes": device.total_bytes},
         )
@@ -227,7 +227,7 @@ def _directory(name: str, directory: Path) -> CheckResult:
     free = disk_usage(present).free
     is_there = present == directory
     mode = S_IMODE(directory.stat().st_mode) if is_there else None
-    words = f"{directory}, {f'mode {mode:04o}' if mode is not None else 'made when it is needed'}"
+    words = f"{directory}, {f'mode {mode:04o}' if mode is not None else 'created when needed'}"
     finding = CheckResult(
         name=name,
         lines=(f"{words}, {bytes_text(free)} free",),
@@ -237,9 +237,7 @@ def _directory(name: str, directory: Path) -> CheckResult:
         advice = f"{present} cannot be written: change its owner, or choose another place with KVCHAT_HOME"
         return replace(finding, state=CheckState.BROKEN, advice=advice, exit_code=StorageError.exit_code)
     if mode is not None and mode & 0o077:
-        return replace(
-            finding, state=CheckState.LOOK, advice=f"others can look into it: chmod 700 {directory}"
-        )
+        return replace(finding, state=CheckState.LOOK, advice=f"others can read it: chmod 700 {directory}")
     if free < _LITTLE_BYTES:
         return replace(finding, state=CheckState.LOOK, advice="the disk is nearly full: free some space")
     return finding
@@ -300,7 +298,7 @@ def _extra(package: str, gives: str) -> CheckResult:
     is_there = find_spec(package) is not None
     return CheckResult(
         name="extra",
-        lines=(f"{package} {'is there' if is_there else 'is not there'} ({gives})",),
+        lines=(f"{package} {'is installed' if is_there else 'is not installed'} ({gives})",),
         values={"package": package, "present": is_there, "gives": gives},
     )
 

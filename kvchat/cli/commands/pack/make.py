@@ -38,11 +38,11 @@ from kvchat.text.fit_text import one_line
 class MakeOptions(EngineOptions):
     """Options of making a pack."""
 
-    name: Annotated[str, Argument(help="What to call it.", metavar="NAME")]
+    name: Annotated[str, Argument(help="Name of the pack.", metavar="NAME")]
     file: Files = None
     json: Json = False
     ndjson: Ndjson = False
-    force: Annotated[bool, Option("--force", help="Make it anew if it exists.")] = False
+    force: Annotated[bool, Option("--force", help="Replace it if it exists.")] = False
     no_attach: NoAttach = False
 
 
@@ -102,7 +102,7 @@ def _drawn_up(chat: Chat, name: str, text: str, sources: Sequence[str]) -> Pack:
     info, now = chat.engine.info(), time()
     token_ids = chat.variants.beginning_ids(text, now)
     if not info.disk_enabled:
-        raise StorageError("blocks are not kept on disk here, so no pack can be; see `kvchat doctor`")
+        raise StorageError("blocks are not stored on disk here, so no pack can be made; see `kvchat doctor`")
     return Pack(
         id=new_pack_id(),
         name=name,

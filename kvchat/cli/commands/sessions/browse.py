@@ -26,8 +26,8 @@ MOST_HITS = 1_000_000
 
 @option_class
 class SearchOptions(ListOptions):
-    words: Annotated[list[str], Argument(help="Words that a message must hold.", metavar="WORD...")]
-    limit: Annotated[int, Option(help="Most messages to show.", metavar="N", min=1, max=MOST_HITS)] = 20
+    words: Annotated[list[str], Argument(help="Words that a message must contain.", metavar="WORD...")]
+    limit: Annotated[int, Option(help="Show at most N messages.", metavar="N", min=1, max=MOST_HITS)] = 20
 
 
 _EXCERPT_LEN = 60
@@ -44,7 +44,7 @@ def list_sessions(options: ListOptions) -> None:
     if written_as_json(options, output, map(_summary_values, summaries)):
         return
     if not summaries:
-        Status(quiet=options.quiet).note("there is no session yet; `kvchat ask` or `kvchat` begins one")
+        Status(quiet=options.quiet).note("there is no session yet; `kvchat ask` or `kvchat` starts one")
     output.columns(_summary_rows(summaries, output.width), indent=_TITLE_COLUMN)
 
 
@@ -93,7 +93,7 @@ def show_last(options: ListOptions) -> None:
     with closing(open_to_read(options.settings())) as store:
         summaries = store.list_sessions()
         if not summaries:
-            raise SessionNotFound("there is no session yet; `kvchat ask` or `kvchat` begins one")
+            raise SessionNotFound("there is no session yet; `kvchat ask` or `kvchat` starts one")
         session = summaries[0].session
         turns = store.turns_to(store.branch(session.id, session.active_branch).leaf_id)
     answers = [turn for turn in turns if turn.role is Role.ASSISTANT]
@@ -130,7 +130,7 @@ def search_sessions(options: SearchOptions) -> None:
     if written_as_json(options, output, map(asdict, hits)):
         return
     if not hits:
-        Status(quiet=options.quiet).note("no message holds these words")
+        Status(quiet=options.quiet).note("no message contains these words")
     for hit in hits:
         output.line(
             f"{hit.session_id}  {one_line(hit.title)}  {_SPEAKERS[hit.role]}: {one_line(hit.excerpt)}"

@@ -74,7 +74,7 @@ def pin_sessions(options: PinOptions) -> None:
 
 
 def unpin_sessions(options: PinOptions) -> None:
-    """Let sessions stand where they were used last, and their KV make room."""
+    """Undo pin: sort by last use, and let KV be evicted."""
     _pin(options, is_pinned=False)
 
 

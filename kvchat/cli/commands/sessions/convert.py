@@ -50,7 +50,7 @@ class ConvertOptions(SessionOptions):
     ] = 64
     no_gauge: Annotated[bool, Option("--no-gauge", help="Do not measure the loss.")] = False
     yes: Annotated[bool, Option("--yes", "-y", help="Do not ask.")] = False
-    dry_run: Annotated[bool, Option("--dry-run", help="Only say what it would save and lose.")] = False
+    dry_run: Annotated[bool, Option("--dry-run", help="Show only what it would save and lose.")] = False
     model: HubModel = None
     device: Device = None
     dtype: Dtype = None
@@ -147,7 +147,7 @@ def _written(work: _Work, converter: "Converter", origin: Origin, status: Status
         if not conversion.planned.num_tokens:
             raise CacheError(
                 "no exact KV of this session is stored for this model, so there is nothing to convert; ask"
-                f" something in it first, or compute it anew in this format: kvchat {work.session.id}"
+                f" something in it first, or compute it again in this format: kvchat {work.session.id}"
                 f" --cache-format '{origin.cache_format}'"
             )
         done = conversion.run(status.show)

@@ -48,7 +48,7 @@ class ReviseOptions(EngineOptions):
     session: SessionWord
     number: Annotated[int, Argument(help="Messages from the end.", metavar="[N]", min=1)] = 1
     yes: Yes = False
-    dry_run: Annotated[bool, Option("--dry-run", help="Only say what it would cost.")] = False
+    dry_run: Annotated[bool, Option("--dry-run", help="Show only what it would cost.")] = False
     json: Json = False
     ndjson: Ndjson = False
 
@@ -77,7 +77,9 @@ def fork_session(options: ForkOptions) -> None:
     if as_json(options):
         Output().json({"session": session.id, "branch": branch.name, "leaf": branch.leaf_id})
     else:
-        Status(quiet=options.quiet).note(f"on branch {one_line(branch.name)}; it shares all that was said")
+        Status(quiet=options.quiet).note(
+            f"on branch {one_line(branch.name)}, which shares everything up to here"
+        )
 
 
 def undo_messages(options: ReviseOptions) -> int | None:
@@ -134,4 +136,4 @@ def _values(
 
 def _confirmed() -> bool:
     """Ask on a terminal; elsewhere there is nobody to ask, and nothing is lost."""
-    return not sys.stdin.isatty() or typer.confirm("go on like this?", err=True)
+    return not sys.stdin.isatty() or typer.confirm("continue?", err=True)

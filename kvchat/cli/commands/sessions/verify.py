@@ -50,9 +50,9 @@ class VerifyOptions(ListOptions):
 
     model: HubModel = None
     all: Annotated[bool, Option("--all", help="Compute everything again.")] = False
-    sample: Annotated[
-        int | None, Option(help="Compute N blocks again (8 if nothing is said).", metavar="N", min=1)
-    ] = None
+    sample: Annotated[int | None, Option(help="Recompute N blocks (8 by default).", metavar="N", min=1)] = (
+        None
+    )
     seed: Annotated[str | None, Option(help="Choose the same blocks again.", metavar="TEXT")] = None
     device: Device = None
     dtype: Dtype = None

@@ -43,7 +43,7 @@ def export_session(options: ExportOptions) -> None:
         session = store.find(options.session)
         if options.output == "-":
             if format is Format.BUNDLE and Output().is_terminal:
-                raise UsageError("a bundle is no text for a terminal; give a file with -o, or a pipe")
+                raise UsageError("a bundle is not text for a terminal; give a file with -o, or a pipe")
             if as_json(options):
                 raise UsageError("--json and -o - both write to standard output; choose one")
             target = None

@@ -46,7 +46,7 @@ class ImportOptions(ListOptions):
         Option(
             "--model",
             "-m",
-            help="Go on with this model, not the one it names.",
+            help="Use this model, not the one it names.",
             metavar="MODEL",
             needs_value=True,
         ),
@@ -283,7 +283,7 @@ def _tell(status: Status, imported: Imported, name: str) -> None:
     if imported.kv != "refused" and imported.reasons:
         missing = "the rest of its KV is" if imported.num_blocks else "its KV is not stored, and"
         status.note(f"{missing} computed again: {imported.reasons[0]}")
-    status.note(f"go on with: kvchat {name}")
+    status.note(f"resume with: kvchat {name}")
 
 
 def _blocks_words(imported: Imported) -> str:

@@ -33,7 +33,7 @@ def checkpoint_of(path: Path, cache_dir: Path, room: DiskBudget) -> Path:
     try:
         with open(path, "rb") as file:
             if file.read(len(_MAGIC)) != _MAGIC:
-                raise ModelUnreadable(f"{path} is no GGUF file. Fetch it again, or use `-m starter`.")
+                raise ModelUnreadable(f"{path} is not a GGUF file. Download it again, or use `-m starter`.")
         digests = WeightDigests(cache_dir / _DIGESTS_FILE)
         digest = digests.digest(path)
     except OSError as error:

@@ -148,7 +148,7 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise ModelUnreadable(f"{path.parent} is no model directory: it has no {path.name}.") from error
+        raise ModelUnreadable(f"{path.parent} is not a model directory: it has no {path.name}.") from error
     except (OSError, ValueError, RecursionError) as error:
         raise ModelUnreadable(f"{path} cannot be read: {error}.") from error
     if not isinstance(value, dict):
