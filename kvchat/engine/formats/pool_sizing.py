@@ -51,34 +51,29 @@ def pool_blocks(
     Raises:
         PoolExhausted: not even two blocks fit; the message says how many bytes would.
     """
-    states, groups = (
-        [group for group in groups if group.is_state],
-        [one for one in groups if not one.is_state],
-    )
-    if states:
-        each = sum(group.block_bytes(block_size) for group in states)
-        share = limit_bytes // STATE_SHARE if groups else limit_bytes
-        num_states = max(LEAST_STATES, share // each)
-        if not groups:
-            return {group.id: num_states for group in states}
-        rest = pool_blocks(
-            groups,
-            limit_bytes - num_states * each,
-            context_len=context_len,
-            chunk_len=chunk_len,
-            block_size=block_size,
-        )
-        return rest | {group.id: num_states for group in states}
+    counts = _state_blocks(groups, limit_bytes, block_size)
+    state_bytes = sum(group.block_bytes(block_size) * counts.get(group.id, 0) for group in groups)
+    groups = [group for group in groups if not group.is_state]
     lengths = {"context_len": context_len, "chunk_len": chunk_len, "block_size": block_size}
-    low, high = LEAST_BLOCKS, limit_bytes // min(group.block_bytes(block_size) for group in groups)
-    least = full_bytes(groups, low, **lengths)
+    least = state_bytes + (full_bytes(groups, LEAST_BLOCKS, **lengths) if groups else 0)
     if least > limit_bytes:
         raise PoolExhausted(
             f"the device pool needs at least {least} bytes for this model, but may use {limit_bytes}"
         )
-    counts = range(low, high + 1)
-    fitting = bisect_right(counts, limit_bytes, key=lambda count: full_bytes(groups, count, **lengths))
-    return _shares(groups, counts[fitting - 1], **lengths)
+    if not groups:
+        return counts
+    left = limit_bytes - state_bytes
+    sizes = range(LEAST_BLOCKS, left // min(group.block_bytes(block_size) for group in groups) + 1)
+    fitting = bisect_right(sizes, left, key=lambda count: full_bytes(groups, count, **lengths))
+    return counts | _shares(groups, sizes[fitting - 1], **lengths)
+
+
+def _state_blocks(groups: Sequence[Group], limit_bytes: int, block_size: int) -> dict[GroupId, int]:
+    """Return how many states there are for: equally many in each group that has any."""
+    states = [group for group in groups if group.is_state]
+    each = sum(group.block_bytes(block_size) for group in states)
+    share = limit_bytes // (STATE_SHARE if len(states) < len(groups) else 1)
+    return {group.id: max(LEAST_STATES, share // each) for group in states}
 
 
 def full_bytes(
