@@ -50,7 +50,7 @@ from kvchat.engine.models.probing.rotaries import layer_rotaries
 from kvchat.engine.models.weights_setting import WeightSource, check_weights
 from kvchat.engine.sampling.sampler import Sampler
 from kvchat.engine.sampling.speculative.ngram_proposer import NgramProposer
-from kvchat.engine.scheduling.scheduler import NoDrafter
+from kvchat.engine.scheduling.scheduler import Drafter, NoDrafter
 from kvchat.engine.startup.gpu import Recording, recorded_bytes, short_steps, try_shadows, unrecorded
 from kvchat.engine.startup.memory_profile import Lengths, activation_bytes, measured
 from kvchat.engine.startup.parts import EngineParts
@@ -126,7 +126,6 @@ def assemble(
     manager = CacheManager(tier, fingerprint=digest, slow=mover)
     shadows = shadows_of(candidate.loaded, groups, memory.shadow_bytes)
     resources = Resources(layers=pool.layers, shadows=shadows)
-    may_draft = shadows is None and not tier.has_states
     forward, unfused = _forward(candidate, pool, fusion)
     short = short_steps(
         forward, groups, pool, Recording(lengths.context_len, activation, config.cache_dir), report
@@ -146,9 +145,7 @@ def assemble(
         runner=Runner(forward, metadata_builders(groups, config.block_size, resources), short),
         runs_ahead=short is not None,
         sampler=Sampler(config.seed),
-        # A draft that is not kept would have to be taken back from a shadow, which is to make it anew.
-        # And a state would have to be kept behind each of its tokens.
-        drafter=NgramProposer() if config.speculate == "auto" and may_draft else NoDrafter(),
+        drafter=_drafter(config, tier, shadows),
         pool=pool,
         mover=mover,
         rates=rates,
@@ -164,6 +161,13 @@ def assemble(
         beside_bytes=memory.beside_bytes if device.type == "cpu" else None,
         weights=EngineWeights(candidate, config, pool),
     )
+
+
+def _drafter(config: EngineConfig, tier: DeviceTier, shadows: Shadows | None) -> Drafter:
+    # A draft that is not kept would have to be taken back: from a shadow, which is to make it anew; from a
+    # state, of which one would have to be kept behind each of its tokens.
+    may_draft = config.speculate == "auto" and shadows is None and not tier.has_states
+    return NgramProposer() if may_draft else NoDrafter()
 
 
 def placed(groups: Sequence[Group], device: torch.device) -> tuple[Group, ...]:
