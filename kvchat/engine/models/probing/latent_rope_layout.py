@@ -18,6 +18,7 @@ from kvchat.engine.models.cache_stand_ins import ProbePast
 from kvchat.engine.models.hook import IMPLEMENTATION, PROBE_IMPLEMENTATION, attach, set_implementation
 from kvchat.engine.models.latent import LatentLayer, latent_modules
 from kvchat.engine.models.probing.attention_probe import model_name, run_probe
+from kvchat.engine.models.probing.state_recorder import StateRecorder
 from kvchat.errors import UnsupportedModel
 
 INTERLEAVED = "interleaved"
@@ -26,6 +27,8 @@ FIRSTS_THEN_SECONDS = "firsts then seconds"
 """Neighbours turn together and are parted into two halves (DeepSeek-V3 in transformers)."""
 HALVES = "halves"
 """Each number of the first half turns with its counterpart in the second."""
+UNTURNED = "unturned"
+"""Nothing turns (Kimi-Linear, whose other layers know positions)."""
 
 _LATENTS_AND_ROPE = "kv_a_proj_with_mqa"
 """The linear layer that computes a token's latent and, behind it, its rope key."""
@@ -68,7 +71,8 @@ class _Blind:
 def _rotations(model: nn.Module, latents: Mapping[int, LatentLayer]) -> dict[int, Tensor]:
     """Return what becomes of unit vectors at position 0, and then at position 1, by layer [2 d_r, d_r]."""
     attach(model, _Blind(latents))
-    past = ProbePast(0)
+    states = StateRecorder()
+    past = ProbePast(0, states)
     longest = max(latent.rope_dim for latent in latents.values())
     set_implementation(model, PROBE_IMPLEMENTATION)  # some layers want a mask, whatever they see
     with ExitStack() as hooks:
@@ -78,6 +82,7 @@ def _rotations(model: nn.Module, latents: Mapping[int, LatentLayer]) -> dict[int
                 raise UnsupportedModel(f"{model_name(model.config)} computes its latents in a way of its own")
             hook = _unit_vectors(latents[module.layer_idx], longest)
             hooks.enter_context(projection.register_forward_hook(hook))
+        hooks.enter_context(states.watching(model))
         run_probe(model, past, [0] * longest + [1] * longest)
     set_implementation(model, IMPLEMENTATION)
     missing = sorted(latents.keys() - past.updates.keys())
@@ -102,6 +107,8 @@ def _unit_vectors(latent: LatentLayer, longest: int) -> Callable[[nn.Module, Any
 def _layout(at_zero: Tensor, at_one: Tensor) -> str | None:
     """Return the name of an order, None for an unknown one. Both are [d_r, d_r], by unit vector."""
     dim = len(at_zero)
+    if torch.equal(at_zero, at_one) and torch.equal(at_zero, torch.eye(dim).to(at_zero)):
+        return UNTURNED
     half = torch.arange(dim // 2)
     neighbours = torch.stack([2 * half, 2 * half + 1], dim=1)
     counterparts = torch.stack([half, half + dim // 2], dim=1)
