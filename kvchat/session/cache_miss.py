@@ -31,6 +31,8 @@ class MissReason(StrEnum):
     """It had been computed before, and no tier had it any more."""
     FASTER = "faster"
     """A slower tier had it, and computing was faster than loading."""
+    NO_STATE = "no state"
+    """Its keys and values were there, and no state of the recurrent layers behind them."""
     SYSTEM = "system"
     """What stands before the first message differs: the system prompt, or what the template writes there."""
     REWRITTEN = "rewritten"
@@ -137,7 +139,8 @@ def explain(
     if usage.computed_tokens <= new_tokens:
         culprit = MissReason.NONE
     elif at < min(agreeing, len(prompt) - 1):
-        culprit = _LOST.get(answer.stored, MissReason.NOT_KEPT)
+        lost = _LOST.get(answer.stored, MissReason.NOT_KEPT)
+        culprit = MissReason.NO_STATE if answer.loaded.stateless else lost
     elif by_others > max(agreeing, at):
         culprit = MissReason.MODEL
     elif has_started_over:
@@ -167,7 +170,8 @@ def _by_template(culprit: MissReason, rendering: Rendering, agreeing: int) -> Mi
     Args:
         agreeing: tokens that the same model had computed before; 0 where more than those were reused.
     """
-    may_be = culprit not in (MissReason.MODEL, *_LOST.values(), MissReason.NOT_KEPT)
+    lost = (*_LOST.values(), MissReason.NOT_KEPT, MissReason.NO_STATE)
+    may_be = culprit not in (MissReason.MODEL, *lost)
     if may_be and 0 < agreeing < rendering.system_len:
         return MissReason.SYSTEM
     if culprit is MissReason.STARTED_OVER and rendering.rewrites and agreeing:

@@ -18,6 +18,10 @@ _REASONS = {
         " never saved."
     ),
     MissReason.FASTER: "It was stored, but computing it again was faster than loading it.",
+    MissReason.NO_STATE: (
+        "Its keys and values were cached, but no state of the recurrent layers behind them: what follows the"
+        " last one was computed again."
+    ),
     MissReason.SYSTEM: (
         "Nothing that was computed before begins like this: the system prompt is another, or what the"
         " template writes before the first message."

@@ -153,10 +153,9 @@ def test_where_a_prompt_leaves_a_text_that_others_share_a_state_is_kept(model_di
     """The second to read it finds keys and values without a state, and leaves one for the third."""
     engine = open_engine(model_dir("Qwen3_5"), **SIZES)
     shared = token_ids(200, seed=10)
-    found = [
-        answer(engine, [*shared, *token_ids(70, seed=seed)], 4).usage.cached_tokens for seed in (11, 12, 13)
-    ]
-    assert found == [0, 0, 192]
+    found = [answer(engine, [*shared, *token_ids(70, seed=seed)], 4).loaded for seed in (11, 12, 13)]
+    assert [one.total for one in found] == [0, 0, 192]
+    assert [one.stateless for one in found] == [0, 192, 0]
     engine.close()
 
 

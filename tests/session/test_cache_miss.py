@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from kvchat.engine.api.events import Usage
+from kvchat.engine.api.events import Loaded, Usage
 from kvchat.errors import UsageError
 from kvchat.session.cache_miss import MissReason, Rendering, explain
 from kvchat.session.tree import Finish, Role, SessionId, Stored, Turn, TurnId, path_token_ids
@@ -88,6 +88,14 @@ def test_what_was_computed_before_and_not_reused_was_not_kept() -> None:
     second = talk.say(first, [4, 5], cached=0)
     miss = explain(talk.turns, second)
     assert (miss.culprit, miss.at, miss.here[:2], miss.there) == (MissReason.NOT_KEPT, 0, (1, 2), ())
+
+
+def test_a_state_that_is_missing_behind_what_was_cached_is_named() -> None:
+    talk = Talk()
+    first = talk.say(None, [1, 2, 3], cached=0)
+    second = replace(talk.say(first, [4, 5], cached=0), loaded=Loaded(stateless=4), stored=Stored.NOTHING)
+    talk.turns[-1] = second
+    assert explain(talk.turns, second).culprit is MissReason.NO_STATE
 
 
 @pytest.mark.parametrize(

@@ -33,11 +33,16 @@ class Usage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """Where the cached tokens of a request came from, in tokens; sums to `Usage.cached_tokens`."""
+    """Where the cached tokens of a request came from, in tokens; sums to `Usage.cached_tokens`.
+
+    Args:
+        stateless: tokens behind them whose keys and values were there, but no state of recurrent layers.
+    """
 
     device: int = 0
     host: int = 0
     disk: int = 0
+    stateless: int = 0
 
     @property
     def total(self) -> int:

@@ -231,7 +231,10 @@ class Scheduler:
             if tier is not None:
                 num_tokens[tier] += length
         return Loaded(
-            device=match.length - num_tokens.total(), host=num_tokens[Tier.HOST], disk=num_tokens[Tier.DISK]
+            device=match.length - num_tokens.total(),
+            host=num_tokens[Tier.HOST],
+            disk=num_tokens[Tier.DISK],
+            stateless=max(0, match.tokens_len - match.length) if self.manager.device.has_states else 0,
         )
 
     def _num_following(self, completion: Completion, match: PrefixMatch) -> int:

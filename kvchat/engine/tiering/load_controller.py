@@ -7,6 +7,7 @@ that turns out to be damaged is one that the next match does not find.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from enum import Enum, auto
 from typing import Final
 
@@ -134,7 +135,8 @@ class LoadController:
             self._move_front(pending)
             return
         if pending.counts:
-            completion.loaded = self._provenance(pending)
+            stateless = completion.loaded.stateless if completion.loaded else 0
+            completion.loaded = replace(self._provenance(pending), stateless=stateless)
         self._pending_loads.forget(pending)
 
     # Before it is admitted
