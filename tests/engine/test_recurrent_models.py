@@ -6,7 +6,9 @@ from typing import Any
 import pytest
 import torch
 
+from kvchat.engine.formats.kv_size import read_shape
 from kvchat.engine.formats.recurrent.spec import StateSpec
+from kvchat.engine.models.config_file import normalised, read_config
 from tests.engine.conversations import GREEDY, Life
 from tests.engine.recurrent_models import CONFIGS, save_recurrent
 from tests.engine.test_traces_engine import expect_cold
@@ -25,6 +27,8 @@ pytestmark = pytest.mark.cpu
 
 SOME = ("Qwen3_5", "Mamba2", "Jamba", "Lfm2")
 """Gated delta net, Mamba2 without attention, Mamba1 beside it, short convolutions."""
+PLANNED = sorted(CONFIGS.keys() - {"BailingHybrid", "Zaya", "Zamba", "Mamba", "FalconMamba", "Mamba2"})
+"""Those whose configs say how large a state is, and how many tokens' keys and values lie beside it."""
 OTHERS = sorted(CONFIGS.keys() - set(SOME))
 every_class = pytest.mark.parametrize(
     "name", [*SOME, *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)]
@@ -193,3 +197,15 @@ def live(model_dir: Path, cache_dir: Path, seed: int, num_actions: int) -> None:
     life.run(num_actions)
     for number, asked in enumerate(life.requests):
         expect_cold(model_dir, asked, f"request {number} of seed {seed}")
+
+
+@pytest.mark.parametrize("name", PLANNED)
+def test_the_size_of_a_state_follows_from_the_config(name: str, model_dir: Any) -> None:
+    path = model_dir(name)
+    config = normalised(read_config(str(path)))
+    assert config is not None
+    counted = read_shape(config).state_bytes
+    _, recorder = open_recorded(path, **SIZES)
+    specs = [pool.spec for pool in recorder.device_pool.states.values()]
+    kept = sum(one.num_bytes for spec in specs if isinstance(spec, StateSpec) for one in spec.tensors)
+    assert counted == kept

@@ -20,7 +20,7 @@ from kvchat.engine.formats.kv_size import (
 from kvchat.engine.models.config_file import normalised, read_config
 from kvchat.errors import UsageError
 from kvchat.platform.parsing import tokens
-from kvchat.text.figures import count_text
+from kvchat.text.figures import bytes_text, count_text
 
 
 @option_class
@@ -116,7 +116,10 @@ def _summary(shape: AttentionShape) -> str:
         for most, number in Counter(shape.visible).items()
     )
     without = shape.num_layers - len(shape.visible)
-    rest = f", {without} without a cache of their own" if without else ""
+    rest = f", {without} without keys and values" if without else ""
+    if shape.state_bytes != 0:
+        size = "an unknown number of bytes" if shape.state_bytes is None else bytes_text(shape.state_bytes)
+        rest += f"; {size} of recurrent state for a conversation and for each snapshot of it"
     return f"{shape.model_type}, {shape.num_layers} layers ({layers}{rest}), {shape.dtype}"
 
 

@@ -4,18 +4,21 @@ Notation: L layers, H query heads, H_kv key-value heads, D head size, S tokens.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from kvchat.engine.formats.recurrent.state_size import state_bytes
 from kvchat.engine.kernels.fp8_record import Fp8Record
 from kvchat.errors import ModelUnreadable
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 ASSUMED_DTYPE = "bfloat16"
 """Of a model whose config names none."""
-SEES_ALL = {"full_attention", "attention"}
+SEES_ALL = {"full_attention", "attention", "hybrid"}
+STATES = {"linear_attention", "mamba", "conv", "hybrid"}
+"""Layers with a state whose size is the same for every context; a hybrid one attends too."""
 NOT_COUNTED = {"linear_attention", "mamba", "conv", "mlp", "moe"}
-"""Layers that keep nothing, or a state whose size is the same for every context."""
+"""Layers that keep no token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +43,8 @@ class AttentionShape:
         dim_k: numbers of a key.
         dim_v: numbers of a value.
         latent: what latent attention keeps instead of keys and values.
+        state_bytes: of all recurrent layers, for a conversation and for each snapshot of it; None: they keep
+            something whose size is not known.
     """
 
     model_type: str
@@ -52,6 +57,7 @@ class AttentionShape:
     dim_v: int
     dtype: str
     latent: Latent | None = None
+    state_bytes: int | None = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +124,7 @@ def read_shape(config: Mapping[str, Any]) -> AttentionShape:
         dtype=str(fields.get("dtype", "torch_dtype", default=ASSUMED_DTYPE)).removeprefix("torch."),
         latent=latent,
     )
+    shape = replace(shape, state_bytes=_state_bytes(fields, shape))
     if shape.dtype not in DTYPE_BYTES:
         raise ModelUnreadable(f"the config's dtype {shape.dtype!r} is none of {', '.join(DTYPE_BYTES)}")
     if shape.num_kv_heads > heads or heads % shape.num_kv_heads:
@@ -228,8 +235,21 @@ def _visible(fields: "_Fields", num_layers: int) -> tuple[int | None, ...]:
     return visible
 
 
+def _state_bytes(fields: "_Fields", shape: AttentionShape) -> int | None:
+    num_states = sum(kind in STATES for kind in _layer_kinds(fields, shape.num_layers))
+    each = state_bytes(fields.get, DTYPE_BYTES.get(shape.dtype, 0)) if num_states else 0
+    return None if each is None else num_states * each
+
+
 def _layer_kinds(fields: "_Fields", num_layers: int) -> Sequence[str]:
-    kinds = fields.get("layer_types", default=None)
+    kinds = fields.get("layer_types", "layers_block_type", default=None)
+    attending = fields.get("attn_layer_indices", default=None)
+    if (period := fields.get("attn_layer_period", default=None)) is not None:
+        attending = range(fields.get("attn_layer_offset", default=0), num_layers, period)
+    if attending is not None:
+        kinds = ["attention" if layer in attending else "mamba" for layer in range(num_layers)]
+    elif fields.get("mamba_d_ssm", default=None) is not None:  # Falcon-H1: both in every layer
+        kinds = ["hybrid"] * num_layers
     if isinstance(kinds, list):
         if len(kinds) != num_layers:
             raise ModelUnreadable(f"the config names {len(kinds)} layer types for {num_layers} layers")

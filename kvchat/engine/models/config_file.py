@@ -9,6 +9,8 @@ from kvchat import starter
 from kvchat.engine.models.locate import GGUF_SUFFIX, NETWORK_TIMEOUT_S, STARTER
 from kvchat.errors import ModelNotFound, ModelUnreadable
 
+_FLOAT = "__float__"
+
 
 def read_config(name: str) -> Mapping[str, Any]:
     """Return the config of a model.
@@ -30,7 +32,7 @@ def read_config(name: str) -> Mapping[str, Any]:
             "Give the config.json, or the Hugging Face id, of the model that it was made from."
         )
     try:
-        config = json.loads(path.read_bytes())
+        config = json.loads(path.read_bytes(), object_hook=_number)
     except (OSError, ValueError, RecursionError) as error:
         raise ModelUnreadable(f"{path} is not a config: {error}") from error
     if not isinstance(config, dict):
@@ -53,6 +55,11 @@ def normalised(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
     if completed.get("dtype") is None:  # models of several parts name it once, beside the parts
         completed["dtype"] = whole.to_dict().get("dtype")
     return completed
+
+
+def _number(value: dict[str, Any]) -> Any:
+    """Read what transformers writes for a number that JSON does not have."""
+    return float(value[_FLOAT]) if value.keys() == {_FLOAT} else value
 
 
 def _from_hub(name: str, path: Path) -> Path:
