@@ -13,6 +13,7 @@ from kvchat.text.answer_footer import SEPARATOR
 from kvchat.text.trust import trust_words
 from kvchat.ui.key_names import key_name
 from kvchat.ui.state.cache_history import History, TokenRate
+from kvchat.ui.state.cached_prefix import OnScreen
 from kvchat.ui.state.conversation_tab import branch_key
 from kvchat.ui.widgets.cache.panel import CachePanel
 from kvchat.ui.widgets.cache.panel_rows import BranchNames, Live
@@ -39,6 +40,7 @@ class Shown:
     num_queued: int
     last_rate: float | None
     own_keys: Mapping[str, str] = field(default_factory=dict)
+    on_screen: OnScreen | None = None
 
 
 class EngineWatch:
@@ -139,7 +141,8 @@ class EngineWatch:
     def _live(self, snapshot: CacheSnapshot, shown: Shown) -> Live:
         rate = self._rate.tokens_per_s if snapshot.num_running else None
         recent = self._history.observe(monotonic(), snapshot, rate)
-        return Live(recent=recent, context_len=_context_tokens(snapshot, shown))
+        context_len = _context_tokens(snapshot, shown)
+        return Live(recent=recent, context_len=context_len, on_screen=shown.on_screen)
 
     def _hint(self, shown: Shown) -> str:
         if self.status.phase is EnginePhase.FAILED:

@@ -40,16 +40,16 @@ async def test_80_by_24_shows_sessions_blocks_and_in_full_the_one_that_keys_lead
         await shown.say("/cache blocks")
         await shown.until_shown("the model is not loaded yet")
         engine.phase = EnginePhase.READY
-        await shown.until_shown("blocks of Proof reading: 1")
+        await shown.until_shown("Blocks of “Proof reading”: 1")
         assert "host+disk" in shown.text
         assert "07" * 32 in shown.text
         await shown.pilot.press("right")
-        await shown.until_shown("blocks of Trip to Oslo: 2000")
+        await shown.until_shown("Blocks of “Trip to Oslo”: 2,000")
         await shown.until_shown("64–127")
         lines = shown.text.splitlines()
         assert all(len(line) <= 80 for line in lines)
         assert sum("device" in line and "×1" in line for line in lines) >= 8
-        assert "closing frees" in shown.text
+        assert "freed on close" in shown.text
         assert "00" * 32 in shown.text
         assert "esc closes" in lines[-1]
         await shown.pilot.press("down", "down", "up")
@@ -63,9 +63,9 @@ async def test_80_by_24_shows_sessions_blocks_and_in_full_the_one_that_keys_lead
         await shown.pilot.press("home")
         await shown.until_shown("00" * 32)
         await shown.pilot.press("tab")
-        await shown.until_shown("blocks of kept for nobody: 0")
+        await shown.until_shown("Unreferenced blocks: 0")
         await shown.pilot.press("left", "left", "escape")
-        await shown.until_gone("blocks of")
+        await shown.until_gone("freed on close")
         assert shown.screen.prompt.has_focus
 
 
@@ -88,7 +88,7 @@ async def test_a_block_that_moves_is_seen_and_nothing_changes_while_it_stands_st
         await shown.until(lambda: not table._moved)
         assert {*marks} == {frozenset(), frozenset({7 * 64})}
         await shown.pilot.press("f")
-        await shown.until_shown("stands still since")
+        await shown.until_shown("frozen since")
         engine.blocks[SECOND] = (block(9, place(Tier.DISK)),)
         await shown.pilot.pause(0.7)
         assert "09" * 32 not in shown.text
@@ -109,10 +109,10 @@ async def test_the_panel_shows_moves_for_a_moment_and_stands_still_at_f8(tmp_pat
         await shown.until(moves_are_shown)
         await shown.until_gone("disk ▼")
         await shown.pilot.press("f8")
-        await shown.until_shown("stands still since")
+        await shown.until_shown("frozen since")
         engine.reused, engine.computed = 70, 30
         await shown.pilot.pause(0.7)
         assert "70 of 100" not in shown.text
         await shown.say("/cache freeze")
         await shown.until_shown("70 of 100")
-        assert "stands still" not in shown.text
+        assert "frozen since" not in shown.text
