@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from kvchat.app.ipc.socket_path import is_own_user, is_private
 from kvchat.app.ipc.wire import EVENTS, VERSION, Channel, ProtocolError, plain, restored, restored_error
+from kvchat.engine.api.cache_events import CacheEvent
 from kvchat.engine.api.config import EngineInfo
 from kvchat.engine.api.engine_phase import EnginePhase, EngineStatus
 from kvchat.engine.api.event_queue import EventQueue
@@ -140,6 +141,9 @@ class EngineClientProxy:
 
     def prefetch(self, token_ids: Sequence[int], *, beside: Sequence[int] = (), namespace: str = "") -> None:
         """Begin nothing: whoever lends loads ahead for the conversation on its own screen."""
+
+    def cache_events(self, since: int = 0) -> tuple[CacheEvent, ...]:
+        return tuple(_understood(CacheEvent, event) for event in self._ask("cache_events", since=since))
 
     def inspect(self, request: InspectionRequest) -> tuple[InspectedBlock, ...]:
         """Show nothing: whoever lends has the window that looks into its cache."""
