@@ -32,10 +32,10 @@ class Admission:
         if self.lacking(match, num_following) is not None:
             return None
         kind, num_tokens = CacheEventKind.HIT, match.length
-        reason = "the prompt begins as cached blocks do"
+        reason = "its beginning is cached"
         if not num_tokens:
             kind, num_tokens = CacheEventKind.MISS, len(sequence.token_ids)
-            reason = "no cached block begins as the prompt does"
+            reason = "nothing of it is cached"
         self._device.events.note(
             kind,
             reason,
@@ -91,7 +91,7 @@ class Admission:
         sequence.tables[group.id].append(target)
         self._device.events.note(
             CacheEventKind.COPY,
-            "the prompt begins as a part of a cached block does",
+            "a cached block begins the same",
             group.id,
             partial.key,
             owner=sequence.owner,

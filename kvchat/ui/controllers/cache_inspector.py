@@ -1,12 +1,16 @@
 """Reads blocks of the cache: for the inspector, and for the conversation on screen."""
 
 import asyncio
+import json
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import asdict
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from kvchat.app.interface_types import EngineView
 from kvchat.engine.api.snapshot import CacheSnapshot
 from kvchat.errors import KvchatError
+from kvchat.ui.controllers.clipboard import named_file, write_text
 from kvchat.ui.controllers.screen_services import ScreenServices
 from kvchat.ui.controllers.turn_runner import TurnRunner
 from kvchat.ui.state.cached_prefix import OnScreen, on_screen, path_request
@@ -76,11 +80,23 @@ class InspectorController:
         self._screen.begin(self._open)
 
     async def _open(self) -> None:
-        from kvchat.ui.screens.inspector import InspectorScreen
+        from kvchat.ui.screens.inspector import CacheReader, InspectorScreen
 
-        await self._screen.dialogs.ask(
-            InspectorScreen(lambda: self._screen.snapshot, self._sources, self._blocks)
+        reader = CacheReader(
+            snapshot=lambda: self._screen.snapshot,
+            sources=self._sources,
+            blocks=lambda source: asyncio.to_thread(self._read, source),
+            events=lambda since: asyncio.to_thread(self._engine.cache_events, since),
+            titles=lambda: self._names().of_sessions,
+            write=lambda what, values: self._screen.begin(partial(self._write, what, values)),
         )
+        await self._screen.dialogs.ask(InspectorScreen(reader))
+
+    async def _write(self, what: str, values: Sequence[Any]) -> None:
+        """Write values as JSON Lines, for their owner alone."""
+        lines = "".join(f"{json.dumps(asdict(value))}\n" for value in values)
+        file = named_file(f"kvchat-{what}", ".jsonl")
+        self._screen.tell(await asyncio.to_thread(write_text, file, lines), title=what)
 
     def _sources(self) -> Sequence[RowSource]:
         """Return whose blocks can be shown, that of the conversation on screen first."""
@@ -89,9 +105,6 @@ class InspectorController:
             return ()
         found = sources(snapshot, self._names(), self.on_screen())
         return sorted(found, key=lambda source: source.mark != "●")
-
-    async def _blocks(self, source: RowSource) -> "BlocksWithWords":
-        return await asyncio.to_thread(self._read, source)
 
     def _read(self, source: RowSource) -> "BlocksWithWords":
         words: dict[tuple[int, ...], str] = {}

@@ -31,6 +31,7 @@ KEYS = (
     ("f3", "cache panel", "cache"),
     ("f4", "every layer, or alike layers as one row", "layers"),
     ("f7", "every block: whose, name, where, when last used", "inspect"),
+    ("l, e, w", "there: layers of one session or all, what moved and why, write it to a file", ""),
     ("f8", "freeze the cache panel, or follow again", "freeze"),
     ("f9", "answer a question that waited because you were typing", "answer"),
     ("f5", "go on with an interrupted answer", "go_on"),
@@ -52,6 +53,7 @@ _LEGEND = (
     ("▸  ●", "before a branch: it is being answered, it is on screen"),
     ("› #7", "a branch without a name: a file that is read ahead, an answer asked for elsewhere"),
     ("disk ▁▃█ ≤ 64M", "bytes of a tier over the last two minutes, and their highest"),
+    ("on screen, cached", "the conversation on screen: its blocks are there, and nothing is sent yet"),
     ("▼ ▲", "bytes have just gone down to a tier, come up from it"),
 )
 

@@ -1,16 +1,18 @@
 """The inspector on the screen: whose blocks, which block, standing still, in small terminals too."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from kvchat.chat.service import EnginePhase
+from kvchat.engine.api.cache_events import CacheEvent, CacheEventKind
 from kvchat.engine.api.ids import SequenceId
 from kvchat.engine.api.inspection import InspectedBlock, InspectionRequest
 from kvchat.engine.api.snapshot import MovedBytes, Tier
 from kvchat.ui.widgets.cache.block_table import BlockTable
-from tests.ui.harness import window
+from tests.ui.harness import talk, window
 from tests.ui.scripted_engine import HeldTokens, ScriptedEngine
 from tests.ui.widgets.cache.test_inspector_rows import block, place
 
@@ -116,3 +118,67 @@ async def test_the_panel_shows_moves_for_a_moment_and_stands_still_at_f8(tmp_pat
         await shown.say("/cache freeze")
         await shown.until_shown("70 of 100")
         assert "frozen since" not in shown.text
+
+
+async def test_l_shows_the_layers_of_one_session_then_of_all_and_the_title_says_whose(tmp_path: Path) -> None:
+    engine = engine_with_blocks()
+    async with window(tmp_path, engine=engine, size=(80, 24)) as shown:
+        await shown.pilot.press("f7")
+        await shown.until_shown("Blocks of “Proof reading”")
+        await shown.pilot.press("l")
+        await shown.until_shown("Layers of “Proof reading”: 384 KiB")
+        bars = [line for line in shown.text.splitlines() if line.startswith(" L") and "KiB" in line][-6:]
+        assert [line.split()[0] for line in bars] == ["L0", "L1", "L2", "L3", "L4", "L5"]
+        assert all("▓" in line and line.endswith(" 64.0 KiB") for line in bars)
+        await shown.pilot.press("right")
+        await shown.until_shown("Layers of “Trip to Oslo”: 2.8 MiB")
+        await shown.pilot.press("right")
+        await shown.until_shown("Unreferenced layers: 0 B")
+        await shown.pilot.press("l")
+        await shown.until_shown("Layers of all sessions: 3.2 MiB")
+        await shown.pilot.press("l")
+        await shown.until_shown("Unreferenced blocks")
+
+
+async def test_e_shows_what_moved_and_why_by_kind_and_w_writes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    engine = engine_with_blocks()
+
+    def event(number: int, kind: CacheEventKind, reason: str) -> CacheEvent:
+        return CacheEvent(
+            number=number, time_s=1.0, kind=kind, reason=reason, owner="s1", num_blocks=number, tier=Tier.HOST
+        )
+
+    engine.events = [event(1, CacheEventKind.SEAL, "it is full"), event(2, CacheEventKind.EVICT, "no room")]
+    async with window(tmp_path, engine=engine, prepare=talk) as shown:
+        await shown.until_shown("one cell =")
+        await shown.pilot.press("f7", "e")
+        await shown.until_shown("Events: 2")
+        rows = [line.split() for line in shown.text.splitlines() if "Oslo" in line and "·" in line]
+        assert [row[1:] for row in rows] == [
+            ["evict", "2", "host", "no", "room", "·", "Oslo"],
+            ["seal", "1", "host", "it", "is", "full", "·", "Oslo"],
+        ]
+        engine.events[-1] = event(2, CacheEventKind.EVICT, "it has grown")
+        engine.events.append(event(3, CacheEventKind.EVICT, "again"))
+        await shown.until_shown("Events: 3")
+        assert "it has grown" in shown.text
+        await shown.pilot.press("left", "left", "left")
+        await shown.until_shown("Events “seal”: 1")
+        await shown.pilot.press("left", "left", "left")
+        await shown.until_shown("Events “evict”: 2")
+        await shown.pilot.press("w")
+        await shown.until(lambda: len(list(tmp_path.glob("kvchat-events-*.jsonl"))) == 1)
+        (file,) = tmp_path.glob("kvchat-events-*.jsonl")
+        values = [json.loads(line) for line in file.read_text().splitlines()]
+        assert [(one["kind"], one["reason"]) for one in values] == [
+            ("evict", "again"),
+            ("evict", "it has grown"),
+        ]
+        assert file.stat().st_mode & 0o777 == 0o600
+        await shown.pilot.press("e", "w")
+        await shown.until(lambda: len(list(tmp_path.glob("kvchat-blocks-*.jsonl"))) == 1)
+        (file,) = tmp_path.glob("kvchat-blocks-*.jsonl")
+        assert json.loads(file.read_text())["key"] == "07" * 32

@@ -2,10 +2,10 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvchat.engine.api.inspection import BlockPlace, InspectedBlock, InspectionRequest
-from kvchat.engine.api.snapshot import CacheSnapshot, GroupUsage, SequenceUsage, Tier
+from kvchat.engine.api.snapshot import CacheSnapshot, GroupUsage, LayerUsage, SequenceUsage, Tier
 from kvchat.text.figures import UNKNOWN, age_text, bytes_text, count_text, plural
 from kvchat.text.fit_text import one_line, padded
 from kvchat.ui.state.cached_prefix import OnScreen, cached_usage
@@ -73,6 +73,24 @@ def sources(snapshot: CacheSnapshot, names: BranchNames, on_screen: OnScreen | N
         unreferenced = [max(0, num - num_shown) for num, num_shown in counted] or unreferenced
     usage = cached_usage("", unreferenced, snapshot)
     return [*found, RowSource(name=UNREFERENCED, request=InspectionRequest(), usage=usage)]
+
+
+def layers_of(source: RowSource | None, snapshot: CacheSnapshot) -> tuple[LayerUsage, ...]:
+    """Return what one source has of each layer; None: all that there is."""
+    if source is None:
+        return snapshot.layers
+    held = snapshot.layer_bytes(source.usage.blocks_per_group)
+    shared = snapshot.layer_bytes(source.usage.shared_per_group)
+    is_held = source.name != UNREFERENCED
+    return tuple(
+        replace(
+            layer,
+            used_bytes=held.get(layer.layer, 0) if is_held else 0,
+            shared_bytes=shared.get(layer.layer, 0),
+            cached_bytes=0 if is_held else held.get(layer.layer, 0),
+        )
+        for layer in snapshot.layers
+    )
 
 
 def source_heading(width: int) -> Row:
