@@ -256,6 +256,13 @@ KEEPING = (
         "kvchat cache",
         "kvchat cache status --remote http://gpu-box:8000/v1    # and what that server reports",
     ),
+    _command(
+        "cache watch",
+        "cache.watch:watch_cache",
+        "Follow the cache of a running kvchat.",
+        "kvchat cache watch    # beside `kvchat serve` or a window, in another terminal",
+        "kvchat cache watch --events | jq -r '[.kind, .reason] | @tsv'",
+    ),
     _command("cache verify", "sessions.verify:verify_cache", "Hold all KV to the model."),
     _command("cache why", "cache.why:explain_answer", "Say why an answer was not all reused."),
     _command(

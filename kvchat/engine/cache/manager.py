@@ -359,7 +359,7 @@ class CacheManager:
     def note_saved(self, save: Save) -> None:
         """Note that a block is on its way to the disk."""
         is_full = len(save.token_ids) == self.block_size
-        reason = "it is full" if is_full else "a tail that may be lost"
+        reason = "it is full" if is_full else "the tail of a branch"
         self.device.events.note(CacheEventKind.SAVE, reason, save.group, save.key, tier=Tier.DISK)
 
     def stored(self, keys: abc.Sequence[BlockKey], group: GroupId) -> abc.Sequence[bool]:

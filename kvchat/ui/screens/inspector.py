@@ -42,7 +42,7 @@ _MOST_SOURCES = 6
 BlocksWithWords = Sequence[tuple[InspectedBlock, str]]
 
 
-class View(StrEnum):
+class InspectorView(StrEnum):
     """What is shown, and below it the keys."""
 
     BLOCKS = "↑↓ block · ←→ session · l layers · e events"
@@ -51,7 +51,11 @@ class View(StrEnum):
     EVENTS = "←→ kind · e blocks · l layers"
 
 
-_AFTER = {View.BLOCKS: View.LAYERS, View.LAYERS: View.ALL_LAYERS}
+_AFTER = {
+    InspectorView.BLOCKS: InspectorView.LAYERS,
+    InspectorView.EVENTS: InspectorView.LAYERS,
+    InspectorView.LAYERS: InspectorView.ALL_LAYERS,
+}
 """What `l` leads to; to blocks from the last."""
 _KEYS = " · w write · f freeze · esc closes"
 
@@ -92,7 +96,7 @@ class InspectorScreen(Dialog[None]):
     def __init__(self, reader: CacheReader) -> None:
         super().__init__()
         self._reader = reader
-        self._view = View.BLOCKS
+        self._view = InspectorView.BLOCKS
         self._sources: Sequence[RowSource] = ()
         self._chosen = 0
         self._events: list[CacheEvent] = []
@@ -114,7 +118,7 @@ class InspectorScreen(Dialog[None]):
             yield Static("", id="inspector-keys", markup=False)
 
     def on_mount(self) -> None:
-        self._show_view(View.BLOCKS)
+        self._show_view(InspectorView.BLOCKS)
         self.set_interval(_INTERVAL_S, self._look)
 
     def on_resize(self, event: events.Resize) -> None:
@@ -122,7 +126,7 @@ class InspectorScreen(Dialog[None]):
 
     def action_source(self, step: int) -> None:
         """Show another session, or another kind of events, also while it is frozen."""
-        if self._view is View.EVENTS:
+        if self._view is InspectorView.EVENTS:
             self._kind = KINDS[(KINDS.index(self._kind) + step) % len(KINDS)]
             self._draw()
         elif self._sources:
@@ -132,16 +136,17 @@ class InspectorScreen(Dialog[None]):
             self._ask()
 
     def action_layers(self) -> None:
-        self._show_view(View.LAYERS if self._view is View.EVENTS else _AFTER.get(self._view, View.BLOCKS))
+        """Show the layers of one session, then of all, then blocks again."""
+        self._show_view(_AFTER.get(self._view, InspectorView.BLOCKS))
 
     def action_events(self) -> None:
-        self._show_view(View.BLOCKS if self._view is View.EVENTS else View.EVENTS)
+        self._show_view(InspectorView.BLOCKS if self._view is InspectorView.EVENTS else InspectorView.EVENTS)
 
     def action_write(self) -> None:
         """Write what is shown to a file."""
-        if self._view is View.EVENTS:
+        if self._view is InspectorView.EVENTS:
             self._reader.write("events", self._shown_events)
-        elif self._view is View.BLOCKS:
+        elif self._view is InspectorView.BLOCKS:
             self._reader.write("blocks", [block for block, _ in self.query_one(BlockTable).blocks])
         else:
             self._reader.write("layers", self._shown_layers)
@@ -153,14 +158,14 @@ class InspectorScreen(Dialog[None]):
     def on_block_table_moved(self) -> None:
         self._draw_detail()
 
-    def _show_view(self, view: View) -> None:
+    def _show_view(self, view: InspectorView) -> None:
         self._view = view
         table, rows = self.query_one(BlockTable), self.query_one(RowList)
-        table.display = self.query_one("#inspector-detail").display = view is View.BLOCKS
-        rows.display = view is not View.BLOCKS
+        table.display = self.query_one("#inspector-detail").display = view is InspectorView.BLOCKS
+        rows.display = view is not InspectorView.BLOCKS
         for name in ("#inspector-source-heading", "#inspector-sources"):
-            self.query_one(name).display = view is not View.EVENTS
-        (table if view is View.BLOCKS else rows).focus()
+            self.query_one(name).display = view is not InspectorView.EVENTS
+        (table if view is InspectorView.BLOCKS else rows).focus()
         self._ask()
 
     def _look(self) -> None:
@@ -182,9 +187,9 @@ class InspectorScreen(Dialog[None]):
             self._problem = "the model is not loaded yet"
         else:
             try:
-                if self._view is View.EVENTS:
+                if self._view is InspectorView.EVENTS:
                     await self._read_events()
-                elif self._view is View.BLOCKS:
+                elif self._view is InspectorView.BLOCKS:
                     self._show(await self._reader.blocks(source))
                 self._problem = ""
             except KvchatError as error:
@@ -211,7 +216,7 @@ class InspectorScreen(Dialog[None]):
         snapshot = self._reader.snapshot()
         if snapshot is None:
             return ()
-        return layers_of(self._source if self._view is View.LAYERS else None, snapshot)
+        return layers_of(self._source if self._view is InspectorView.LAYERS else None, snapshot)
 
     def _show(self, blocks: BlocksWithWords) -> None:
         """Draw the blocks; those whose place changed stand out for a moment."""
@@ -249,16 +254,16 @@ class InspectorScreen(Dialog[None]):
         """Return the title, the heading, and the rows where they are not blocks."""
         source, snapshot = self._source, self._reader.snapshot()
         room = width - 1  # beside a scrollbar
-        if self._view is View.EVENTS:
+        if self._view is InspectorView.EVENTS:
             found, titles = self._shown_events, self._reader.titles()
             rows = [event_row(one, titles, room) for one in found]
             return events_title(found, self._kind), event_heading(room), rows
-        if self._view is View.BLOCKS or snapshot is None:
+        if self._view is InspectorView.BLOCKS or snapshot is None:
             num_blocks = count_text(len(self.query_one(BlockTable).blocks))
             return f"{source.title('blocks') if source else 'Blocks'}: {num_blocks}", block_heading(width), ()
         usages = self._shown_layers
         num_bytes = bytes_text(sum(one.used_bytes + one.cached_bytes for one in usages))
-        is_one = source is not None and self._view is View.LAYERS
+        is_one = source is not None and self._view is InspectorView.LAYERS
         title = source.title("layers") if source is not None and is_one else "Layers of all sessions"
         layers = layer_rows(replace(snapshot, layers=tuple(usages)), expanded=True)
         if is_one:  # what it does not have is not free
