@@ -235,7 +235,7 @@ class InspectorScreen(Dialog[None]):
         if not (self.is_mounted and self.is_open):
             return
         width = self.query_one("#inspector-keys").content_size.width
-        title, heading, rows = self._drawn(width)
+        title, heading = self._draw_rows(width)
         still = f"frozen since {self._frozen_at}: f goes on" if self._frozen_at else ""
         shown = "  ·  ".join(filter(None, [title, self._problem or still]))
         self.query_one("#inspector-title", Static).update(Content(shown))
@@ -247,20 +247,19 @@ class InspectorScreen(Dialog[None]):
         self.query_one("#inspector-sources", Static).update(Content("\n").join(map(_content, lines)))
         self.query_one("#inspector-heading", Static).update(Content(row_text(heading)))
         self.query_one("#inspector-keys", Static).update(Content(fitted(self._view + _KEYS, width)))
-        self.query_one(RowList).show(rows)
         self._draw_detail()
 
-    def _drawn(self, width: int) -> tuple[str, Row, Sequence[Row]]:
-        """Return the title, the heading, and the rows where they are not blocks."""
+    def _draw_rows(self, width: int) -> tuple[str, Row]:
+        """Show the rows, where they are not blocks; return the title and the heading."""
         source, snapshot = self._source, self._reader.snapshot()
         room = width - 1  # beside a scrollbar
         if self._view is InspectorView.EVENTS:
             found, titles = self._shown_events, self._reader.titles()
-            rows = [event_row(one, titles, room) for one in found]
-            return events_title(found, self._kind), event_heading(room), rows
+            self.query_one(RowList).show(found, lambda one: event_row(one, titles, room))
+            return events_title(found, self._kind), event_heading(room)
         if self._view is InspectorView.BLOCKS or snapshot is None:
             num_blocks = count_text(len(self.query_one(BlockTable).blocks))
-            return f"{source.title('blocks') if source else 'Blocks'}: {num_blocks}", block_heading(width), ()
+            return f"{source.title('blocks') if source else 'Blocks'}: {num_blocks}", block_heading(width)
         usages = self._shown_layers
         num_bytes = bytes_text(sum(one.used_bytes + one.cached_bytes for one in usages))
         is_one = source is not None and self._view is InspectorView.LAYERS
@@ -269,7 +268,8 @@ class InspectorScreen(Dialog[None]):
         if is_one:  # what it does not have is not free
             layers = tuple(replace(row, num_total=0) for row in layers)
         heading, *rows = layer_section(layers, snapshot.block_size, room)
-        return f"{title}: {num_bytes}", heading, rows
+        self.query_one(RowList).show(rows, lambda row: row)
+        return f"{title}: {num_bytes}", heading
 
     def _draw_detail(self) -> None:
         place = self.query_one("#inspector-detail", Static)

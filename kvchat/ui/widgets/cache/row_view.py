@@ -1,8 +1,8 @@
 """Styled runs of text that cache displays are made of, and the widget that draws lines of them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import StrEnum
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from rich.segment import Segment
 from rich.style import Style
@@ -70,10 +70,10 @@ class RowView(ScrollView, can_focus=False):
 
 
 class RowList(RowView, can_focus=True):
-    """Rows that keys scroll.
+    """Rows that keys scroll; only those in sight are made.
 
     Attributes:
-        rows: what is drawn now.
+        values: what there is a row for.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -87,14 +87,16 @@ class RowList(RowView, can_focus=True):
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
-        self.rows: Sequence[Row] = ()
+        self.values: Sequence[Any] = ()
+        self._row_of: Callable[[Any], Row] = lambda _: ()
 
-    def show(self, rows: Sequence[Row]) -> None:
-        if rows != self.rows:
-            self.rows = rows
-            self.virtual_size = Size(0, len(rows))
+    def show(self, values: Sequence[Any], row_of: Callable[[Any], Row]) -> None:
+        self._row_of = row_of
+        if values != self.values:
+            self.values = values
+            self.virtual_size = Size(0, len(values))
             self.refresh()
 
     def render_line(self, y: int) -> Strip:
         line = y + self.scroll_offset.y
-        return self.strip_of(self.rows[line] if line < len(self.rows) else ())
+        return self.strip_of(self._row_of(self.values[line]) if line < len(self.values) else ())
