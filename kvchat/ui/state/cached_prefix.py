@@ -51,10 +51,13 @@ class OnScreen:
 
 
 def path_request(conversation: "Conversation") -> InspectionRequest:
-    """Return the wish to see a conversation's blocks, whether or not a live branch holds them."""
+    """Return the wish to see a conversation's blocks, whether or not a live branch holds them.
+
+    Of its last token nothing is computed, and a tail is named by the tokens that are.
+    """
     return InspectionRequest(
         sequence=conversation.engine_sequence,
-        token_ids=tuple(path_token_ids(conversation.turns) or ()),
+        token_ids=tuple((path_token_ids(conversation.turns) or ())[:-1]),
         namespace=namespace_of(conversation.session, conversation.turns),
     )
 
@@ -72,10 +75,12 @@ def on_screen(
         shared.append(sum(place.num_holders > 0 for place in places) if has_others else 0)
         cached.append(sum(not (place.num_holders or place.is_pinned) for place in places))
     usage = cached_usage(owner, held, snapshot, shared)
-    on_device = [
-        block for block in blocks if {place.tier for place in block.places} - {None} == {Tier.DEVICE}
-    ]
-    num_tokens = sum(len(block.token_ids) for block in on_device)
+    # A window lets go of blocks that are of use all the same.
+    whole = {group.group for group in snapshot.groups if group.window is None}
+    num_tokens = 0
+    for block in blocks:
+        tiers = {place.tier for place in block.places if place.group in whole or not whole}
+        num_tokens += len(block.token_ids) if tiers == {Tier.DEVICE} else 0
     usage = replace(usage, num_tokens=num_tokens)
     return OnScreen(request=request, usage=usage, cached_per_group=tuple(cached))
 

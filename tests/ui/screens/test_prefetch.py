@@ -72,7 +72,7 @@ async def test_a_stored_conversation_on_screen_is_named_in_the_panel_before_anyt
     """Its blocks were loaded ahead, and no branch of the engine holds them yet."""
     engine = OnDevice(kept_tokens=128)
     async with window(tmp_path, engine=engine, prepare=talk, initial="Oslo") as shown:
-        await shown.until_shown("on screen, cached: 36 tokens")
+        await shown.until_shown("on screen, cached: 35 tokens")
         panel = shown.text[shown.text.index("branches on the device") :]
         assert "● Oslo" in panel.splitlines()[1]
         await shown.pilot.press("f7")
@@ -88,7 +88,7 @@ async def test_the_engine_is_not_asked_again_for_a_conversation_and_a_cache_that
 ) -> None:
     engine = OnDevice(kept_tokens=128)
     async with window(tmp_path, engine=engine, prepare=talk, initial="Oslo") as shown:
-        await shown.until_shown("on screen, cached: 36 tokens")
+        await shown.until_shown("on screen, cached: 35 tokens")
         await shown.until_at_rest()
         asked, looked = engine.num_asked, engine.num_looked
         await shown.until(lambda: engine.num_looked > looked + 3)

@@ -95,7 +95,7 @@ def test_a_conversation_on_screen_that_no_branch_holds_is_named_with_its_tokens_
             start=64 * number,
             token_ids=(1,) * 64,
             places=tuple(
-                BlockPlace(group=GroupId(group), tier=Tier.DEVICE if number >= first else None)
+                BlockPlace(group=GroupId(group), tier=Tier.DEVICE if number >= first else Tier.DISK)
                 for group, first in ((0, 5), (1, 0))
             ),
             unused_s=1.0,
