@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from threading import Event as Flag
 from time import sleep
 
+from kvchat.engine.api.cache_events import CacheEvent
 from kvchat.engine.api.config import EngineInfo
 from kvchat.engine.api.engine_phase import EnginePhase, EngineStatus
 from kvchat.engine.api.events import (
@@ -204,6 +205,9 @@ class ScriptedEngine:
 
     def prefetch(self, token_ids: Sequence[int], *, beside: Sequence[int] = (), namespace: str = "") -> None:
         self.prefetched.append(list(token_ids))
+
+    def cache_events(self, since: int = 0) -> tuple[CacheEvent, ...]:
+        return ()
 
     def inspect(self, request: InspectionRequest) -> tuple[InspectedBlock, ...]:
         return ()

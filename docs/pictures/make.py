@@ -166,14 +166,14 @@ async def play(person: Person) -> None:
     await person.presses("f3", "f6", "up", "up", "enter")
     await person.looks("small-actions")
     await person.presses("escape", "f7")
-    await person.waits_for("blocks of")
+    await person.waits_for("Blocks of")
     await person.looks("small-blocks")
 
 
 async def play_variants(person: Person) -> None:
     """Other ways for the conversation."""
     await person.presses("f7")
-    await person.waits_for("blocks of")
+    await person.waits_for("Blocks of")
     await person.presses("down", "down")
     await person.looks("blocks")
     await person.presses("escape", "f6", "enter")

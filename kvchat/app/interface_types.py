@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from kvchat.engine.api.cache_events import CacheEvent
 from kvchat.engine.api.engine_phase import EngineStatus
 from kvchat.engine.api.inspection import InspectedBlock, InspectionRequest
 from kvchat.engine.api.snapshot import CacheSnapshot
@@ -82,6 +83,10 @@ class EngineView(Protocol):
 
     def snapshot(self) -> CacheSnapshot | None:
         """Return at once."""
+        ...
+
+    def cache_events(self, since: int = 0) -> tuple[CacheEvent, ...]:
+        """Return the newest events of the cache, from this number on; waits until the engine's step ends."""
         ...
 
     def inspect(self, request: InspectionRequest) -> tuple[InspectedBlock, ...]:

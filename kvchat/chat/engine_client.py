@@ -6,6 +6,7 @@
 from collections.abc import Sequence
 from typing import Protocol
 
+from kvchat.engine.api.cache_events import CacheEvent
 from kvchat.engine.api.config import EngineInfo
 from kvchat.engine.api.engine_phase import EngineStatus
 from kvchat.engine.api.events import Event
@@ -91,6 +92,10 @@ class EngineClient(Protocol):
         """Begin to load what is stored of a path to the device, ahead of use; replaces an earlier request,
         and without ids only ends it. Returns at once. `beside`: a path whose blocks are not evicted for it.
         """
+        ...
+
+    def cache_events(self, since: int = 0) -> tuple[CacheEvent, ...]:
+        """Return the newest events of the cache, from this number on. Waits as `inspect` does."""
         ...
 
     def inspect(self, request: InspectionRequest) -> tuple[InspectedBlock, ...]:

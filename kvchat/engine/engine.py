@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Self
 
 from kvchat.engine import usage_snapshot
+from kvchat.engine.api.cache_events import CacheEvent
 from kvchat.engine.api.config import EngineConfig, EngineInfo
 from kvchat.engine.api.events import Event, FinishReason, RequestFinished
 from kvchat.engine.api.ids import RequestId, SequenceId
@@ -370,6 +371,10 @@ class Engine:
         return inspection.inspected(
             self._manager, request, {completion.sequence.id for completion in self._scheduler.running}
         )
+
+    def cache_events(self, since: int = 0) -> tuple[CacheEvent, ...]:
+        """Return the newest events of the cache, from this number on; see `CacheEventLog.since`."""
+        return self._manager.device.events.since(since)
 
     def check_integrity(self) -> None:
         """Raise AssertionError on any broken invariant of the bookkeeping."""

@@ -221,4 +221,5 @@ def _sequence_usage(manager: CacheManager, sequence: Sequence, is_running: bool)
         own_bytes=sum((num_held[group] - num_shared[group]) * size for group, size in sizes.items()),
         shared_bytes=sum(num_shared[group] * size for group, size in sizes.items()),
         blocks_per_group=tuple(num_held.values()),
+        shared_per_group=tuple(num_shared.values()),
     )

@@ -17,6 +17,7 @@ from pathlib import Path
 from threading import Condition, Lock, Thread, get_native_id
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from kvchat.engine.api.cache_events import CacheEvent
 from kvchat.engine.api.config import EngineConfig, EngineInfo
 from kvchat.engine.api.engine_phase import EnginePhase, EngineStatus
 from kvchat.engine.api.event_queue import EventQueue
@@ -184,6 +185,14 @@ class Worker:
             EngineFailed: there is no engine any more.
         """
         return self._call(lambda engine: engine.inspect(request))
+
+    def cache_events(self, since: int = 0) -> tuple[CacheEvent, ...]:
+        """Return the newest events of the cache, from this number on; waits while the model loads.
+
+        Raises:
+            EngineFailed: there is no engine any more.
+        """
+        return self._call(lambda engine: engine.cache_events(since))
 
     def update_weights(self, source: Path) -> EngineInfo:
         """Run on other weights of the same model from now on; see `Engine.update_weights`. Waits for it.

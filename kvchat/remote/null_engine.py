@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import NoReturn
 
+from kvchat.engine.api.cache_events import CacheEvent
 from kvchat.engine.api.config import EngineInfo
 from kvchat.engine.api.engine_phase import EnginePhase, EngineStatus
 from kvchat.engine.api.ids import SequenceId
@@ -78,6 +79,9 @@ class NullEngine:
 
     def prefetch(self, token_ids: Sequence[int], *, beside: Sequence[int] = (), namespace: str = "") -> None:
         pass
+
+    def cache_events(self, since: int = 0) -> tuple[CacheEvent, ...]:
+        return ()
 
     def inspect(self, request: InspectionRequest) -> tuple[InspectedBlock, ...]:
         return ()

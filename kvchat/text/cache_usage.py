@@ -93,8 +93,8 @@ def capacity_words(snapshot: CacheSnapshot, context_len: int) -> tuple[int, str]
         return left, "before the context is full"
     if any(group.cached_blocks for group in snapshot.groups):
         host = next((tier for tier in snapshot.tiers if tier.tier is Tier.HOST), None)
-        outcome = "move to host memory" if host is not None and host.total_bytes != 0 else "are given up"
-        return snapshot.room_tokens, f"before kept blocks {outcome}"
+        outcome = "go to host memory" if host is not None and host.total_bytes != 0 else "are evicted"
+        return snapshot.room_tokens, f"before cached blocks {outcome}"
     if len(snapshot.sequences) > 1:
         return snapshot.room_tokens, "before other branches leave the device"
     return snapshot.room_tokens, "before the cache is full"

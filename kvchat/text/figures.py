@@ -41,10 +41,10 @@ def tiny_bytes_text(num_bytes: int) -> str:
 
 
 def part_text(num_bytes: int, total_bytes: int) -> str:
-    """Return a part and its whole in the whole's unit: `1.2 / 64 MiB`."""
+    """Return a part and its whole: `1.2 / 64 MiB`; a part below one of the whole's unit has its own."""
     value, unit = _scaled(total_bytes)
     part = num_bytes / 1024 ** _UNITS.index(unit)
-    shown = "<0.1" if 0 < part < 0.05 else f"{part:.1f}" if 0 < part < 99.95 else f"{part:.0f}"
+    shown = bytes_text(num_bytes) if 0 < part < 0.95 else _short_number(part, unit) if part else "0"
     return f"{shown} / {value:.4g} {unit}" if value < 99.95 else f"{shown} / {value:.0f} {unit}"
 
 

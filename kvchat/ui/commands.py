@@ -92,6 +92,9 @@ COMMANDS = (
         summary="write it to a file: .md .html .json .kvchat",
         is_for_lines=True,
     ),
+    SlashCommand(
+        name="screen", argument="[file]", summary="write what the screen shows to a file: .svg .txt"
+    ),
     SlashCommand(name="why", argument="[n]", summary="say why the n-th last answer computed what it did"),
     SlashCommand(name="title", argument="TITLE", summary="rename the conversation", is_for_lines=True),
     SlashCommand(

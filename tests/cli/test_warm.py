@@ -26,6 +26,7 @@ from tests.cli.command_line import Run
 from tests.fork_server import Forked, ForkServer
 from tests.patience import PATIENCE_S
 from tests.scripted_engine import ScriptedEngine
+from tests.terminal import terminal
 
 pytestmark = pytest.mark.cpu
 
@@ -221,6 +222,62 @@ def _close(process: "subprocess.Popen[str]") -> None:
 
 def _interrupt(process: "subprocess.Popen[str]") -> None:
     process.send_signal(signal.SIGINT)
+
+
+@contextmanager
+def watching(home: Path, *words: str) -> Iterator["subprocess.Popen[str]"]:
+    """Watch the cache of the engine that a home lends."""
+    command = [*_KVCHAT, "cache", "watch", *words]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ_of(home)
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def test_the_cache_of_a_running_engine_is_watched_from_another_process(shared: Path, ask: Asker) -> None:
+    ask("--new", "watched", "What is seen of this? " + "One more word. " * 40)
+    with watching(shared, "--json") as process:
+        assert process.stdout is not None
+        for _ in range(2):
+            snapshot = json.loads(process.stdout.readline())
+            assert snapshot["computed_tokens"] > 0
+            assert {tier["tier"] for tier in snapshot["tiers"]} == {"device", "host", "disk"}
+        _interrupt(process)
+        assert process.wait(timeout=PATIENCE_S) == 130
+    with watching(shared, "--events") as process:
+        assert process.stdout is not None
+        seen: set[tuple[str, str]] = set()
+        numbers = [0]
+        while ("seal", "it is full") not in seen or ("save", "it is full") not in seen:
+            event = json.loads(process.stdout.readline())
+            seen.add((event["kind"], event["reason"]))
+            numbers.append(event["number"])
+        assert numbers == sorted(set(numbers))
+        assert ("miss", "nothing of it is cached") in seen
+    with terminal(["-m", "kvchat", "cache", "watch"], size=(60, 30), KVCHAT_HOME=str(shared)) as panel:
+        panel.until_shown("one cell =")
+        panel.until_shown("room for")
+        panel.type("f")
+        panel.until_shown("frozen since")
+        panel.type("q")
+        assert panel.exit_status() == 0
+
+
+def test_a_watched_engine_that_ends_and_one_that_is_not_there_are_told(
+    home: Path, tiny_model: Path, run: Run, fork_server: ForkServer
+) -> None:
+    code, _, err = run("cache", "watch", "--json")
+    assert (code, "kvchat serve" in err) == (2, True)
+    with lending(home, tiny_model, fork_server) as lender, watching(home, "--json") as process:
+        assert process.stdout is not None
+        assert json.loads(process.stdout.readline())
+        lender.kill()
+        assert process.wait(timeout=PATIENCE_S) == 1
+        assert process.stderr is not None
+        assert "has ended" in process.stderr.read()
 
 
 def test_a_lender_that_is_killed_costs_no_word_and_the_next_question_is_answered_without_it(

@@ -46,9 +46,9 @@ def test_the_end_of_the_context_comes_first_where_it_is_nearer() -> None:
 
 def test_kept_blocks_are_given_up_or_move_where_there_is_host_memory() -> None:
     snapshot = scripted_snapshot(ONE, total_blocks=20, kept_tokens=128)
-    assert capacity_words(snapshot, 640) == (512, "before kept blocks are given up")
+    assert capacity_words(snapshot, 640) == (512, "before cached blocks are evicted")
     with_host = replace(snapshot, tiers=(*snapshot.tiers, HOST))
-    assert capacity_words(with_host, 640) == (512, "before kept blocks move to host memory")
+    assert capacity_words(with_host, 640) == (512, "before cached blocks go to host memory")
 
 
 def test_with_nothing_kept_other_branches_are_next_and_then_nothing_is() -> None:

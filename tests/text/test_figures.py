@@ -49,13 +49,15 @@ def test_counts_are_short(count: int, text: str) -> None:
     ("part", "whole", "text"),
     [
         (0, 64 << 20, "0 / 64 MiB"),
-        (1, 64 << 20, "<0.1 / 64 MiB"),
+        (1, 64 << 20, "1 B / 64 MiB"),
+        (41 << 20, 20 << 30, "41.0 MiB / 20 GiB"),
+        (1010 << 20, 20 << 30, "1.0 / 20 GiB"),
         (9 << 20, 96 << 20, "9.0 / 96 MiB"),
         (200 << 20, 512 << 20, "200 / 512 MiB"),
         (1 << 30, 3 << 29, "1.0 / 1.5 GiB"),
     ],
 )
-def test_a_part_is_written_in_the_unit_of_its_whole(part: int, whole: int, text: str) -> None:
+def test_a_part_below_one_of_its_wholes_unit_has_its_own(part: int, whole: int, text: str) -> None:
     assert part_text(part, whole) == text
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from math import ceil
 
 from kvchat.chat.service import EnginePhase, EngineStatus
+from kvchat.engine.api.cache_events import CacheEvent
 from kvchat.engine.api.ids import GroupId, SequenceId
 from kvchat.engine.api.inspection import InspectedBlock, InspectionRequest
 from kvchat.engine.api.snapshot import (
@@ -173,6 +174,10 @@ class ScriptedEngine:
     moved: MovedBytes = field(default_factory=MovedBytes)
     blocks: dict[InspectionRequest, tuple[InspectedBlock, ...]] = field(default_factory=dict)
     """What is inspected; nothing by default."""
+    events: list[CacheEvent] = field(default_factory=list)
+
+    def cache_events(self, since: int = 0) -> tuple[CacheEvent, ...]:
+        return tuple(event for event in self.events if event.number >= since)
 
     def inspect(self, request: InspectionRequest) -> tuple[InspectedBlock, ...]:
         return self.blocks.get(request, ())

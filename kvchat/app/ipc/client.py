@@ -10,8 +10,9 @@ from pathlib import Path
 from threading import Thread
 from typing import Any, TypeVar
 
-from kvchat.app.ipc.socket_path import is_own_user, is_private
+from kvchat.app.ipc.socket_path import is_own_user, is_private, socket_path
 from kvchat.app.ipc.wire import EVENTS, VERSION, Channel, ProtocolError, plain, restored, restored_error
+from kvchat.engine.api.cache_events import CacheEvent
 from kvchat.engine.api.config import EngineInfo
 from kvchat.engine.api.engine_phase import EnginePhase, EngineStatus
 from kvchat.engine.api.event_queue import EventQueue
@@ -61,6 +62,13 @@ def borrow(path: Path, identity: str) -> "EngineClientProxy | None":
         channel.end()
         return None
     return EngineClientProxy(channel)
+
+
+def borrow_any(runtime_dir: Path) -> "EngineClientProxy | None":
+    """Return an engine that a process of this user lends, whatever it computes with; None: nobody does."""
+    directory = socket_path(runtime_dir, "").parent
+    lent = (borrow(path, path.stem) for path in sorted(directory.glob("*.sock")))
+    return next(filter(None, lent), None)
 
 
 class IpcHandle(EventQueue):
@@ -140,6 +148,9 @@ class EngineClientProxy:
 
     def prefetch(self, token_ids: Sequence[int], *, beside: Sequence[int] = (), namespace: str = "") -> None:
         """Begin nothing: whoever lends loads ahead for the conversation on its own screen."""
+
+    def cache_events(self, since: int = 0) -> tuple[CacheEvent, ...]:
+        return tuple(_understood(CacheEvent, event) for event in self._ask("cache_events", since=since))
 
     def inspect(self, request: InspectionRequest) -> tuple[InspectedBlock, ...]:
         """Show nothing: whoever lends has the window that looks into its cache."""

@@ -278,6 +278,9 @@ _CALLS: dict[str, Callable[[ClientConnection, dict[str, Any]], object]] = {
     "status": ClientConnection._status,
     "info": lambda client, _: plain(client._engine.info()),
     "snapshot": lambda client, _: plain(client._engine.snapshot()),
+    "cache_events": lambda client, value: [
+        plain(event) for event in client._engine.cache_events(int(value["since"]))
+    ],
     "reusable_len": lambda client, value: client._engine.reusable_len(
         tuple(value["token_ids"]), str(value["namespace"])
     ),

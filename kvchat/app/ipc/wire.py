@@ -20,7 +20,7 @@ import msgspec
 from kvchat import errors
 from kvchat.engine.api.events import LoadPlanned, PrefillProgress, RequestFinished, TokenEmitted
 
-VERSION = 3
+VERSION = 4
 MAX_LINE_BYTES = 64 * 2**20
 """A prompt of a million tokens takes a tenth of it."""
 

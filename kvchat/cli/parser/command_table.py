@@ -261,6 +261,13 @@ KEEPING = (
     _command("cache verify", "sessions.verify:verify_cache", "Recompute all stored KV and compare."),
     _command("cache why", "cache.why:explain_answer", "Explain what an answer reused and computed."),
     _command(
+        "cache watch",
+        "cache.watch:watch_cache",
+        "Follow the cache of a running kvchat.",
+        "kvchat cache watch    # beside `kvchat serve` or a window, in another terminal",
+        "kvchat cache watch --events | jq -r '[.kind, .reason] | @tsv'",
+    ),
+    _command(
         "cache gauge",
         "cache.gauge:gauge",
         "Measure what smaller cache formats lose.",

@@ -1,6 +1,8 @@
 """The state of the cache at one moment, from the pools' own accounting. Immutable and JSON-serialisable."""
 
 import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 
@@ -104,6 +106,8 @@ class SequenceUsage:
     own_bytes: int
     shared_bytes: int
     blocks_per_group: tuple[int, ...]
+    shared_per_group: tuple[int, ...] = ()
+    """Those of them that have another holder."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,6 +164,14 @@ class CacheSnapshot:
 
     def tier(self, tier: Tier) -> TierUsage:
         return next(usage for usage in self.tiers if usage.tier is tier)
+
+    def layer_bytes(self, blocks_per_group: Sequence[int]) -> Mapping[int, int]:
+        """Return the bytes of each layer in so many blocks of each group. Pure."""
+        num_bytes: Counter[int] = Counter()
+        for group, num_blocks in zip(self.groups, blocks_per_group, strict=False):
+            for layer in group.layers:
+                num_bytes[layer] += num_blocks * (group.block_bytes // len(group.layers))
+        return num_bytes
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))

@@ -1,6 +1,7 @@
 """Block publisher: names blocks by content and tells the store what to write."""
 
-from kvchat.engine.api.ids import block_key
+from kvchat.engine.api.cache_events import CacheEventKind
+from kvchat.engine.api.ids import BlockKey, block_key
 from kvchat.engine.cache.block_operations import Save
 from kvchat.engine.cache.block_table_changes import TableLog
 from kvchat.engine.cache.device_tier import DeviceTier
@@ -30,10 +31,12 @@ class BlockPublisher:
             self._device.references.release(sequence, group.id, block)
             table[number] = known
             self._log.note_one(sequence, group.id, number, known)
+            self._note(CacheEventKind.SHARE, "the same block is cached already", sequence, group, key)
             return
         start = number * self._device.block_size
         node = IndexNode(key, parent, self._ids(sequence, number), start)
         self._device.name(group.id, block, node)
+        self._note(CacheEventKind.SEAL, "it is full", sequence, group, key)
         if sequence.is_saved and group.spec.lifetime is not Lifetime.SUPERSEDED:
             # Superseded blocks are stored at turns' ends alone: the tail there is the only way back to it.
             is_way_back = self._device.has_superseded or self._device.has_states
@@ -54,6 +57,7 @@ class BlockPublisher:
                 continue
             if self._device.index.block(node.key, group.id) is None:
                 self._device.name(group.id, block, node)
+                self._note(CacheEventKind.SEAL, "its branch let go of this tail", sequence, group, node.key)
 
     def take_saves(self) -> tuple[Save, ...]:
         """Return the blocks that were named since the last call, in order."""
@@ -86,6 +90,11 @@ class BlockPublisher:
             for number, (_, block) in enumerate(zip(sequence.keys, sequence.tables[group.id], strict=False))
             if block is not None
         )
+
+    def _note(
+        self, kind: CacheEventKind, reason: str, sequence: Sequence, group: Group, key: BlockKey
+    ) -> None:
+        self._device.events.note(kind, reason, group.id, key, owner=sequence.owner)
 
     def _ids(self, sequence: Sequence, number: int) -> tuple[int, ...]:
         return sequence.block_ids(number, self._device.block_size)

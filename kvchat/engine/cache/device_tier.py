@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 
+from kvchat.engine.api.cache_events import CacheEventKind, CacheEventLog
 from kvchat.engine.api.ids import BlockId, BlockKey, GroupId
 from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.cache.block_holders import BlockHolders
@@ -50,6 +51,8 @@ class DeviceTier:
         """Grows whenever a transfer begins, lets go of a block or has one landed."""
         self._standing_alone = {group.id for group in groups if group.spec.stands_alone}
         self.block_bytes = {group.id: group.block_bytes(block_size) for group in groups}
+        self.events = CacheEventLog(self.block_bytes)
+        self.host.watch(self.events)
         self.references = BlockHolders()
         self.num_requests = 0
         self.snapshots = {
@@ -108,6 +111,7 @@ class DeviceTier:
         """Give a cached block's place away; its bytes are elsewhere, or on their way there."""
         key = self.pools[group].key(block)
         assert key is not None
+        self.events.note(CacheEventKind.EVICT, "it was taken off the device", group, key)
         self._remove(group, key)
         self.pools[group].forget(block)
 
@@ -146,6 +150,8 @@ class DeviceTier:
         place = self.host.reserve(self.index.node(key), group)
         if place is not None:
             self._demotions.append(Demote(group, block, place))
+        tier = None if place is None and self.host.find(key, group) is None else Tier.HOST
+        self.events.note(CacheEventKind.EVICT, "new blocks needed its place", group, key, tier=tier)
         self._remove(group, key)
 
     def _remove(self, group: GroupId, key: BlockKey) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
+from kvchat.engine.api.cache_events import CacheEventKind, CacheEventLog
 from kvchat.engine.api.ids import BlockId, BlockKey, GroupId
 from kvchat.engine.cache.block_pool import BlockPool
 from kvchat.engine.cache.eviction import Eviction, make_order
@@ -46,6 +47,11 @@ class HostTier:
         """Parents of the blocks that have been reserved a place."""
         self._held: list[tuple[GroupId, BlockId]] = []
         self._lent: list[tuple[GroupId, BlockId]] = []
+        self._events: CacheEventLog | None = None
+
+    def watch(self, events: CacheEventLog) -> None:
+        """Note from now on what is evicted from here."""
+        self._events = events
 
     def has_all(self, keys: Sequence[BlockKey], group: GroupId) -> Sequence[bool]:
         return [self._index.block(key, group) is not None for key in keys]
@@ -128,3 +134,5 @@ class HostTier:
 
     def _evicted(self, group: GroupId, key: BlockKey) -> None:
         self._index.remove(key, group)
+        if self._events is not None:
+            self._events.note(CacheEventKind.EVICT, "host memory needed its place", group, key)

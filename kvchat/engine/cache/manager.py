@@ -9,6 +9,7 @@ from collections import abc
 from collections.abc import Iterable, Mapping
 from itertools import count
 
+from kvchat.engine.api.cache_events import CacheEventKind
 from kvchat.engine.api.ids import BlockId, BlockKey, GroupId, SequenceId, root_key
 from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.cache.block_operations import Copy, Demote, Move, Prune, Save, TableChange
@@ -363,6 +364,12 @@ class CacheManager:
         """Whether the block to be saved still has its name. Pure."""
         return self.pools[save.group].key(save.block) == save.key
 
+    def note_saved(self, save: Save) -> None:
+        """Note that a block is on its way to the disk."""
+        is_full = len(save.token_ids) == self.block_size
+        reason = "it is full" if is_full else "the tail of a branch"
+        self.device.events.note(CacheEventKind.SAVE, reason, save.group, save.key, tier=Tier.DISK)
+
     def stored(self, keys: abc.Sequence[BlockKey], group: GroupId) -> abc.Sequence[bool]:
         """For each key, whether the disk has its bytes. Pure."""
         return self._disk.has_all(keys, group)
@@ -397,6 +404,13 @@ class CacheManager:
         self._references.hand_over(sequence, group.id, shared)
         self.device.keep_source(group.id, shared)
         self._log.note_one(sequence, group.id, number, own)
+        self.device.events.note(
+            CacheEventKind.COPY,
+            "another branch holds this tail",
+            group.id,
+            owner=sequence.owner,
+            num_tokens=num_tokens,
+        )
         yield Copy(group.id, shared, own, num_tokens)
 
     def _num_missing(self, sequence: Sequence, group: Group, num_tokens: int) -> int:
@@ -426,6 +440,9 @@ class CacheManager:
                 assert block is not None
                 self._references.release(sequence, group.id, block)
                 table[number] = None
+                self.device.events.note(
+                    CacheEventKind.LEAVE, "it left the window", group.id, owner=sequence.owner
+                )
 
     def _num_writable(self, sequence: Sequence, group: Group, num_tokens: int) -> int:
         """Return how many entries a table has while a step writes the next tokens."""

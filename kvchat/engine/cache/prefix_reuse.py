@@ -3,6 +3,7 @@
 Everything that is matched is held before anything is allocated: what is allocated evicts.
 """
 
+from kvchat.engine.api.cache_events import CacheEventKind
 from kvchat.engine.api.ids import BlockId, GroupId
 from kvchat.engine.cache.block_operations import Copy
 from kvchat.engine.cache.device_tier import DeviceTier
@@ -30,6 +31,19 @@ class Admission:
         """
         if self.lacking(match, num_following) is not None:
             return None
+        kind, num_tokens = CacheEventKind.HIT, match.length
+        reason = "its beginning is cached"
+        if not num_tokens:
+            kind, num_tokens = CacheEventKind.MISS, len(sequence.token_ids)
+            reason = "nothing of it is cached"
+        self._device.events.note(
+            kind,
+            reason,
+            key=match.keys[-1] if match.keys else None,
+            owner=sequence.owner,
+            num_blocks=len(match.keys),
+            num_tokens=num_tokens,
+        )
         for group in self._device.groups:
             self._hold(sequence, group, match)
         if match.partial is None:
@@ -88,4 +102,12 @@ class Admission:
     def _copy(self, sequence: Sequence, group: Group, partial: PartialBlock) -> Copy:
         target = self._device.references.allocate(sequence, group.id)
         sequence.tables[group.id].append(target)
+        self._device.events.note(
+            CacheEventKind.COPY,
+            "a cached block begins the same",
+            group.id,
+            partial.key,
+            owner=sequence.owner,
+            num_tokens=partial.num_tokens,
+        )
         return Copy(group.id, partial.blocks[group.id], target, partial.num_tokens)

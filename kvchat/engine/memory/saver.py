@@ -189,9 +189,11 @@ class Saver:
         writer: BlockWriteQueue,
         is_resident: Callable[[Save], bool],
         transport: SaveTransport | None = None,
+        on_save: Callable[[Save], object] = lambda _: None,
     ) -> None:
         """Args:
         is_resident: whether a block still has its name.
+        on_save: told of each block that the writer has taken.
         transport: how blocks leave the device; None: in the calling thread.
         """
         self._pool = pool
@@ -200,6 +202,7 @@ class Saver:
         self._store = store
         self._writer = writer
         self._is_resident = is_resident
+        self._on_save = on_save
         self._waiting: deque[Save] = deque()
         self._steps_aside = False
 
@@ -310,4 +313,7 @@ class Saver:
             return False
         header = BlockHeader(key=save.key, parent=save.parent, group=save.group, token_ids=save.token_ids)
         payload = self._transport.take(save.group, save.block, len(save.token_ids))
-        return self._writer.submit(header, payload, replaces=save.replaces)
+        is_taken = self._writer.submit(header, payload, replaces=save.replaces)
+        if is_taken:
+            self._on_save(save)
+        return is_taken

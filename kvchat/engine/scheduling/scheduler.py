@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from kvchat.engine.api.cache_events import CacheEventKind
 from kvchat.engine.api.events import Loaded
 from kvchat.engine.api.ids import GroupId, RequestId, SequenceId
 from kvchat.engine.api.snapshot import Tier
@@ -102,6 +103,13 @@ class Scheduler:
         if completion.sequence.computed_len:
             self.manager.touch(completion.sequence)
             completion.loaded = Loaded(device=completion.sequence.computed_len)
+            self.manager.device.events.note(
+                CacheEventKind.HIT,
+                "its branch is on the device",
+                owner=completion.sequence.owner,
+                num_blocks=len(completion.sequence.keys),
+                num_tokens=completion.sequence.computed_len,
+            )
             self.running.append(completion)
         else:
             self.waiting.append(completion)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from kvchat.engine.api.cache_events import CacheEventKind
 from kvchat.engine.api.ids import BlockKey, GroupId
 from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.cache.block_loads import LoadUnit, Transfer, Transfers
@@ -136,9 +137,11 @@ class InFlightLoads:
             self._transfers.land(load.transfer, unit, landed.arrived)
             if all(landed.arrived):
                 load.landed[unit.node.key] = unit.tier
+                self._note(unit, "a request waits for it" if load.job.is_urgent else "ahead of use")
                 self._rates.observe_move(unit.tier, Direction.LOAD, unit.num_bytes, landed.seconds)
             else:
                 load.is_complete = False
+                self._note(unit, "damaged or gone: it is computed")
         for load in [load for load in self._leaving if load.is_over]:
             self._leaving.remove(load)
             self._end(load)
@@ -167,6 +170,18 @@ class InFlightLoads:
     def check_integrity(self) -> None:
         """Raise AssertionError if more or less is held than loads hold."""
         self._transfers.check_integrity(load.transfer for load in self._loads.values())
+
+    def _note(self, unit: LoadUnit, reason: str) -> None:
+        for number, move in enumerate(unit.moves):
+            num_tokens = 0 if number else len(unit.node.token_ids)
+            self._device.events.note(
+                CacheEventKind.LOAD,
+                reason,
+                move.group,
+                unit.node.key,
+                tier=unit.tier,
+                num_tokens=num_tokens,
+            )
 
     def _end(self, load: InFlightLoad) -> None:
         load.has_ended = True

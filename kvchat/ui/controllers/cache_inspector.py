@@ -1,20 +1,25 @@
-"""Opens the inspector on the cache, and reads for it."""
+"""Reads blocks of the cache: for the inspector, and for the conversation on screen."""
 
 import asyncio
+import json
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import asdict
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from kvchat.app.interface_types import EngineView
-from kvchat.engine.api.ids import SequenceId
-from kvchat.engine.api.inspection import InspectionRequest
-from kvchat.session.kv.provenance import namespace_of
-from kvchat.session.tree import path_token_ids
+from kvchat.engine.api.snapshot import CacheSnapshot
+from kvchat.errors import KvchatError
+from kvchat.ui.controllers.clipboard import named_file, write_text
 from kvchat.ui.controllers.screen_services import ScreenServices
 from kvchat.ui.controllers.turn_runner import TurnRunner
+from kvchat.ui.state.cached_prefix import OnScreen, on_screen, path_request
+from kvchat.ui.state.conversation_tab import State, state_of
 from kvchat.ui.widgets.cache.inspector_rows import RowSource, sources
 from kvchat.ui.widgets.cache.panel_rows import BranchNames
 
 if TYPE_CHECKING:
+    from kvchat.chat.conversation import Conversation
     from kvchat.chat.service import Chat
     from kvchat.ui.screens.inspector import BlocksWithWords
 
@@ -40,28 +45,66 @@ class InspectorController:
         self._turns = turns
         self._names = names
         self._words: dict[tuple[int, ...], str] = {}
+        self._found: tuple[State, OnScreen] | None = None
+        self._looked_at: object = None
+        self._is_looking = False
+
+    def on_screen(self) -> OnScreen | None:
+        """Return what the device has of the conversation on screen while no live branch holds it.
+
+        The engine is asked beside this, and only where the conversation or the cache has changed.
+        """
+        conversation, snapshot = self._turns.conversation, self._screen.snapshot
+        if conversation is None or snapshot is None or not conversation.turns:
+            return None
+        if conversation.engine_sequence in {branch.sequence for branch in snapshot.sequences}:
+            return None
+        state = state_of(conversation)
+        looked_at = state, snapshot.groups, snapshot.fingerprint
+        if looked_at != self._looked_at and not self._is_looking:
+            self._looked_at, self._is_looking = looked_at, True
+            self._screen.run_worker(self._look_for(conversation, snapshot))
+        return self._found[1] if self._found is not None and self._found[0] == state else None
+
+    async def _look_for(self, conversation: "Conversation", snapshot: CacheSnapshot) -> None:
+        state, request = state_of(conversation), path_request(conversation)
+        try:
+            blocks = await asyncio.to_thread(self._engine.inspect, request)
+            self._found = state, on_screen(request, conversation.session.id, blocks, snapshot)
+        except KvchatError:
+            self._found = None
+        finally:
+            self._is_looking = False
 
     def open(self) -> None:
         self._screen.begin(self._open)
 
     async def _open(self) -> None:
-        from kvchat.ui.screens.inspector import InspectorScreen
+        from kvchat.ui.screens.inspector import CacheReader, InspectorScreen
 
-        await self._screen.dialogs.ask(
-            InspectorScreen(lambda: self._screen.snapshot, self._sources, self._blocks)
+        reader = CacheReader(
+            snapshot=lambda: self._screen.snapshot,
+            sources=self._sources,
+            blocks=lambda source: asyncio.to_thread(self._read, source),
+            events=lambda since: asyncio.to_thread(self._engine.cache_events, since),
+            titles=lambda: self._names().of_sessions,
+            write=lambda what, values: self._screen.begin(partial(self._write, what, values)),
         )
+        await self._screen.dialogs.ask(InspectorScreen(reader))
+
+    async def _write(self, what: str, values: Sequence[Any]) -> None:
+        """Write values as JSON Lines, for their owner alone."""
+        lines = "".join(f"{json.dumps(asdict(value))}\n" for value in values)
+        file = named_file(f"kvchat-{what}", ".jsonl")
+        self._screen.tell(await asyncio.to_thread(write_text, file, lines), title=what)
 
     def _sources(self) -> Sequence[RowSource]:
         """Return whose blocks can be shown, that of the conversation on screen first."""
         snapshot = self._screen.snapshot
         if snapshot is None:
             return ()
-        names = self._names()
-        found = sources(snapshot, names, self._on_screen(names.active))
+        found = sources(snapshot, self._names(), self.on_screen())
         return sorted(found, key=lambda source: source.mark != "●")
-
-    async def _blocks(self, source: RowSource) -> "BlocksWithWords":
-        return await asyncio.to_thread(self._read, source)
 
     def _read(self, source: RowSource) -> "BlocksWithWords":
         words: dict[tuple[int, ...], str] = {}
@@ -71,13 +114,3 @@ class InspectorController:
             words[ids] = self._words.get(ids) or self._chat.variants.words(ids)
         self._words = words
         return [(block, words[block.token_ids]) for block in blocks]
-
-    def _on_screen(self, active: SequenceId | None) -> InspectionRequest | None:
-        """Return the path of the conversation on screen, for the engine to look for."""
-        conversation = self._turns.conversation
-        ids = path_token_ids(conversation.turns) if conversation is not None else None
-        if conversation is None or not ids or active is not None:
-            return None
-        return InspectionRequest(
-            token_ids=tuple(ids), namespace=namespace_of(conversation.session, conversation.turns)
-        )

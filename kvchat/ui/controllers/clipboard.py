@@ -1,15 +1,25 @@
-"""Clipboard controller: texts that leave the interface, to the clipboard or the editor."""
+"""Clipboard controller: texts that leave the interface, to the clipboard, the editor or a file."""
 
 import asyncio
 import os
+import re
 from functools import partial
+from html import unescape
+from pathlib import Path
+from time import strftime
 
 from textual.app import SuspendNotSupported
 
-from kvchat.errors import UsageError
+from kvchat.errors import FileTaken, StorageError, UsageError
+from kvchat.platform.private_files import system_errors_as, write_private
 from kvchat.session.tree import Turn
-from kvchat.text.figures import plural
+from kvchat.text.figures import bytes_text, plural
+from kvchat.text.fit_text import padded
 from kvchat.ui.controllers.screen_services import ScreenServices
+
+_CELL = 12.2
+"""Width of a cell in a picture of the screen."""
+_RUN = re.compile(r'<text [^>]*?x="([\d.]+)"[^>]*?-line-(\d+)\)">(.*?)</text>')
 
 
 class Clipboard:
@@ -68,3 +78,51 @@ def code_of(text: str) -> str:
 
     tokens = answer_parser().parse(text)
     return "\n".join(token.content for token in tokens if token.type in ("fence", "code_block"))
+
+
+def write_screen(svg: str, target: str, *, force: bool = False) -> str:
+    """Write a picture of the screen to a file, as text where its name ends in .txt, and say so.
+
+    Args:
+        target: a file, or one of the endings; empty: an SVG.
+
+    Raises:
+        FileTaken: it exists; `force` replaces it.
+        UsageError: the file's name does not say what it should hold.
+        StorageError: it cannot be written.
+    """
+    is_ending = target.lstrip(".") in ("", "svg", "txt")
+    suffix = f".{target.lstrip('.') or 'svg'}"
+    file = named_file("kvchat-screen", suffix) if is_ending else Path(target).expanduser().absolute()
+    if file.suffix not in (".svg", ".txt"):
+        raise UsageError(f"{target} does not say what to write: end it in .svg or .txt")
+    if file.exists() and not force:
+        raise FileTaken(f"{file} exists already")
+    return write_text(file, svg if file.suffix == ".svg" else screen_text(svg))
+
+
+def named_file(stem: str, suffix: str) -> Path:
+    """Return a file of the directory that kvchat was started in, named by the time."""
+    return Path.cwd() / f"{stem}-{strftime('%Y%m%d-%H%M%S')}{suffix}"
+
+
+def write_text(file: Path, text: str) -> str:
+    """Write a file for its owner alone, and say so.
+
+    Raises:
+        StorageError: it cannot be written.
+    """
+    data = text.encode()
+    with system_errors_as(StorageError, f"cannot write {file}"):
+        write_private(file, data)
+    return f"wrote {file}: {bytes_text(len(data))}"
+
+
+def screen_text(svg: str) -> str:
+    """Return the letters of a picture of the screen, each in its place."""
+    lines: dict[int, str] = {}
+    for x, number, words in _RUN.findall(svg):
+        before = padded(lines.get(int(number), ""), round(float(x) / _CELL))
+        lines[int(number)] = before + unescape(words).replace("\xa0", " ")
+    shown = (lines.get(number, "").rstrip() for number in range(max(lines, default=-1) + 1))
+    return "".join(f"{line}\n" for line in shown)

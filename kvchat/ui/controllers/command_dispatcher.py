@@ -12,7 +12,7 @@ from kvchat.text.figures import plural
 from kvchat.text.fit_text import one_line
 from kvchat.ui.commands import find_command, nearest_command, split_command
 from kvchat.ui.controllers.asides import price_so_far
-from kvchat.ui.controllers.clipboard import Clipboard
+from kvchat.ui.controllers.clipboard import Clipboard, write_screen
 from kvchat.ui.controllers.composer import ComposerController
 from kvchat.ui.controllers.conversations import ConversationController
 from kvchat.ui.controllers.formats import FormatController, GaugeController
@@ -87,6 +87,7 @@ class CommandDispatcher:
             "cache": self.cache,
             "gauge": controllers.gauge.gauge,
             "export": self.export,
+            "screen": self.screen,
             "why": self.why,
             "title": self.rename,
             "delete": self.delete,
@@ -267,6 +268,13 @@ class CommandDispatcher:
         conversation = self._stored()
         if conversation is not None:
             self._do.sessions.export(conversation.session.id, conversation.branch.name, target)
+
+    def screen(self, target: str) -> None:
+        """Write what the screen shows to a file, once the command no longer stands there."""
+        app = self._screen.app
+        app.call_after_refresh(
+            lambda: self._do.sessions.write(partial(write_screen, app.export_screenshot(), target))
+        )
 
     def pin(self, _argument: str = "") -> None:
         conversation = self._stored()

@@ -11,6 +11,7 @@ from kvchat.engine.api.snapshot import CacheSnapshot, SequenceUsage
 from kvchat.session.tree import Session
 from kvchat.text.trust import trust_words
 from kvchat.ui.state.cache_history import History, TokenRate
+from kvchat.ui.state.cached_prefix import OnScreen
 from kvchat.ui.state.conversation_tab import branch_key
 from kvchat.ui.widgets.cache.compact_line import CacheLine
 from kvchat.ui.widgets.cache.panel import CachePanel
@@ -37,6 +38,7 @@ class Shown:
     is_running: bool
     num_queued: int
     last_rate: float | None
+    on_screen: OnScreen | None = None
 
 
 class EngineWatch:
@@ -141,7 +143,8 @@ class EngineWatch:
     def _live(self, snapshot: CacheSnapshot, shown: Shown) -> Live:
         rate = self._rate.tokens_per_s if snapshot.num_running else None
         recent = self._history.observe(monotonic(), snapshot, rate)
-        return Live(recent=recent, context_len=_context_tokens(snapshot, shown))
+        context_len = _context_tokens(snapshot, shown)
+        return Live(recent=recent, context_len=context_len, on_screen=shown.on_screen)
 
     def _figures(self, snapshot: CacheSnapshot | None, shown: Shown) -> StatusFigures:
         return StatusFigures(

@@ -120,7 +120,15 @@ class SessionController:
 
     def export(self, session_id: SessionId, branch: str, target: str) -> None:
         """Write a session to a file; ask before one is replaced."""
-        self._screen.begin(partial(self._export, partial(self._files.export, session_id, branch, target)))
+        self.write(partial(self._files.export, session_id, branch, target))
+
+    def write(self, write: Callable[..., str]) -> None:
+        """Write something to a file; ask before one is replaced.
+
+        Args:
+            write: says what was written; raises FileTaken unless it is forced.
+        """
+        self._screen.begin(partial(self._export, write))
 
     def ask_to_delete(self, session_id: SessionId, branch: str | None = None) -> None:
         """Delete a session, or one of its branches, if the person means it."""

@@ -85,7 +85,7 @@ class ChatScreen(Screen[None]):
         Binding("f5", "continue", "Continue", id="go_on", show=False),
         Binding("f6", "messages", "Messages", id="messages", priority=True),
         Binding("f7", "inspect", "Blocks", id="inspect", show=False, priority=True),
-        Binding("f8", "freeze", "Stand still", id="freeze", show=False),
+        Binding("f8", "freeze", "Freeze", id="freeze", show=False),
         Binding("f9", "answer", "Answer", id="answer", show=False),
         Binding("ctrl+f", "find", "Find", id="find", priority=True),
         Binding("ctrl+g", "editor", "Editor", id="editor", show=False),
@@ -545,6 +545,7 @@ class ChatScreen(Screen[None]):
             is_running=self.turns.is_running,
             num_queued=len(self.turns.queue),
             last_rate=self._last_rate,
+            on_screen=self._inspector.on_screen(),
         )
         self.set_timer(self._watch.look(shown), self._look)
         if monotonic() - self.dialogs.typed_s > _TYPING_S:

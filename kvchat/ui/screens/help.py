@@ -31,7 +31,8 @@ KEYS = (
     ("f3", "cache panel", "cache"),
     ("f4", "every layer, or alike layers as one row", "layers"),
     ("f7", "every block: whose, name, where, when last used", "inspect"),
-    ("f8", "let the cache panel stand still, or follow again", "freeze"),
+    ("l, e, w", "there: layers of one session or all, what moved and why, write it to a file", ""),
+    ("f8", "freeze the cache panel, or follow again", "freeze"),
     ("f9", "answer a question that waited because you were typing", "answer"),
     ("f5", "go on with an interrupted answer", "go_on"),
     ("ctrl+n", "new conversation", "new"),
@@ -45,11 +46,14 @@ KEYS = (
 _LEGEND = (
     ("▒ shared", "blocks that several branches hold"),
     ("▓ own", "blocks that one branch holds; closing it frees them"),
-    ("░ kept", "blocks that no branch holds, kept for reuse until room is needed"),
+    ("░ cached", "blocks that no branch holds: reused until their room is needed"),
     ("· free", "empty blocks"),
-    ("320K+64K", "bytes of a layer that branches hold, and those kept for reuse"),
+    ("320K+64K", "bytes of a layer that branches hold, and those that are cached"),
+    ("window 256, w256", "what a layer sees: the last 256 tokens; c: of its chunk"),
     ("▸  ●", "before a branch: it is being answered, it is on screen"),
     ("› #7", "a branch without a name: a file that is read ahead, an answer asked for elsewhere"),
+    ("disk ▁▃█ ≤ 64M", "bytes of a tier over the last two minutes, and their highest"),
+    ("on screen, cached", "the conversation on screen: its blocks are there, and nothing is sent yet"),
     ("▼ ▲", "bytes have just gone down to a tier, come up from it"),
 )
 

@@ -1,8 +1,10 @@
-"""The cache from inside: whose blocks there are, and every block with its name, place and holders."""
+"""The cache from inside: whose blocks there are, each block or layer of one, and what moved and why."""
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
 from time import monotonic, strftime
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from textual import events
 from textual.app import ComposeResult
@@ -12,57 +14,93 @@ from textual.content import Content
 from textual.style import Style
 from textual.widgets import Static
 
+from kvchat.engine.api.cache_events import MOST_EVENTS, CacheEvent, CacheEventKind
 from kvchat.engine.api.inspection import InspectedBlock
-from kvchat.engine.api.snapshot import CacheSnapshot
+from kvchat.engine.api.snapshot import CacheSnapshot, LayerUsage
 from kvchat.errors import KvchatError
+from kvchat.text.figures import bytes_text, count_text
+from kvchat.text.fit_text import fitted
 from kvchat.ui.screens.dialog import Dialog
 from kvchat.ui.state.cache_history import SHOWN_S
 from kvchat.ui.widgets.cache.block_table import BlockTable
+from kvchat.ui.widgets.cache.event_rows import KINDS, event_heading, event_row, events_title
 from kvchat.ui.widgets.cache.inspector_rows import (
     RowSource,
     block_heading,
     detail_lines,
+    layers_of,
     place_text,
     source_heading,
     source_row,
 )
-from kvchat.ui.widgets.cache.row_view import Look, Row, row_text
+from kvchat.ui.widgets.cache.panel_rows import layer_rows, layer_section
+from kvchat.ui.widgets.cache.row_view import Look, Row, RowList, row_text
 
 _INTERVAL_S = 0.5
 _MOST_SOURCES = 6
-_KEYS = "↑↓ block · ←→ session · f stands still · esc closes"
 
 BlocksWithWords = Sequence[tuple[InspectedBlock, str]]
 
 
-class InspectorScreen(Dialog[None]):
-    """Follows the engine until it is told to stand still.
+class InspectorView(StrEnum):
+    """What is shown, and below it the keys."""
+
+    BLOCKS = "↑↓ block · ←→ session · l layers · e events"
+    LAYERS = "←→ session · l layers of all · e events"
+    ALL_LAYERS = "l blocks · e events"
+    EVENTS = "←→ kind · e blocks · l layers"
+
+
+_AFTER = {
+    InspectorView.BLOCKS: InspectorView.LAYERS,
+    InspectorView.EVENTS: InspectorView.LAYERS,
+    InspectorView.LAYERS: InspectorView.ALL_LAYERS,
+}
+"""What `l` leads to; to blocks from the last."""
+_KEYS = " · w write · f freeze · esc closes"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheReader:
+    """Where the inspector has it from.
 
     Args:
         snapshot: returns the cache as it was last looked at.
         sources: returns whose blocks can be shown; none while the model loads.
-        read: asks the engine for blocks; raises KvchatError where there is none.
+        blocks, events: ask the engine; raise KvchatError where there is none. Events begin with a number.
+        titles: returns those of sessions, by id.
+        write: writes values to a file with a word in its name, and tells it.
     """
 
+    snapshot: Callable[[], CacheSnapshot | None]
+    sources: Callable[[], Sequence[RowSource]]
+    blocks: Callable[[RowSource], Awaitable[BlocksWithWords]]
+    events: Callable[[int], Awaitable[Sequence[CacheEvent]]]
+    titles: Callable[[], Mapping[str, str]]
+    write: Callable[[str, Sequence[Any]], object]
+
+
+class InspectorScreen(Dialog[None]):
+    """Follows the engine until it is frozen."""
+
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("left,shift+tab", "source(-1)", "Session before"),
-        Binding("right,tab", "source(1)", "Next session"),
-        Binding("f,f8", "freeze", "Stand still"),
+        Binding("left,shift+tab", "source(-1)", "Before"),
+        Binding("right,tab", "source(1)", "Next"),
+        Binding("l", "layers", "Layers"),
+        Binding("e", "events", "Events"),
+        Binding("w", "write", "Write to a file"),
+        Binding("f,f8", "freeze", "Freeze"),
         Binding("escape,f7,q,ctrl+c", "dismiss(None)", "Close"),
     ]
 
-    def __init__(
-        self,
-        snapshot: Callable[[], CacheSnapshot | None],
-        sources: Callable[[], Sequence[RowSource]],
-        read: Callable[[RowSource], Awaitable[BlocksWithWords]],
-    ) -> None:
+    def __init__(self, reader: CacheReader) -> None:
         super().__init__()
-        self._snapshot = snapshot
-        self._list_sources = sources
-        self._read_blocks = read
+        self._reader = reader
+        self._view = InspectorView.BLOCKS
         self._sources: Sequence[RowSource] = ()
         self._chosen = 0
+        self._events: list[CacheEvent] = []
+        self._kind: CacheEventKind | None = None
         self._frozen_at = ""
         self._problem = ""
         self._places: dict[int, str] = {}
@@ -75,24 +113,43 @@ class InspectorScreen(Dialog[None]):
             yield Static("", id="inspector-sources", markup=False)
             yield Static("", id="inspector-heading", markup=False)
             yield BlockTable(id="inspector-blocks")
+            yield RowList(id="inspector-rows")
             yield Static("", id="inspector-detail", markup=False)
-            yield Static(_KEYS, id="inspector-keys", markup=False)
+            yield Static("", id="inspector-keys", markup=False)
 
     def on_mount(self) -> None:
-        self.query_one(BlockTable).focus()
+        self._show_view(InspectorView.BLOCKS)
         self.set_interval(_INTERVAL_S, self._look)
-        self._look()
 
     def on_resize(self, event: events.Resize) -> None:
         self._draw()
 
     def action_source(self, step: int) -> None:
-        """Show the blocks of another session, also while it stands still."""
-        if self._sources:
+        """Show another session, or another kind of events, also while it is frozen."""
+        if self._view is InspectorView.EVENTS:
+            self._kind = KINDS[(KINDS.index(self._kind) + step) % len(KINDS)]
+            self._draw()
+        elif self._sources:
             self._chosen = (self._chosen + step) % len(self._sources)
             self._places, self._moved_s = {}, {}
             self.query_one(BlockTable).choose(0)
             self._ask()
+
+    def action_layers(self) -> None:
+        """Show the layers of one session, then of all, then blocks again."""
+        self._show_view(_AFTER.get(self._view, InspectorView.BLOCKS))
+
+    def action_events(self) -> None:
+        self._show_view(InspectorView.BLOCKS if self._view is InspectorView.EVENTS else InspectorView.EVENTS)
+
+    def action_write(self) -> None:
+        """Write what is shown to a file."""
+        if self._view is InspectorView.EVENTS:
+            self._reader.write("events", self._shown_events)
+        elif self._view is InspectorView.BLOCKS:
+            self._reader.write("blocks", [block for block, _ in self.query_one(BlockTable).blocks])
+        else:
+            self._reader.write("layers", self._shown_layers)
 
     def action_freeze(self) -> None:
         self._frozen_at = "" if self._frozen_at else strftime("%H:%M:%S")
@@ -100,6 +157,16 @@ class InspectorScreen(Dialog[None]):
 
     def on_block_table_moved(self) -> None:
         self._draw_detail()
+
+    def _show_view(self, view: InspectorView) -> None:
+        self._view = view
+        table, rows = self.query_one(BlockTable), self.query_one(RowList)
+        table.display = self.query_one("#inspector-detail").display = view is InspectorView.BLOCKS
+        rows.display = view is not InspectorView.BLOCKS
+        for name in ("#inspector-source-heading", "#inspector-sources"):
+            self.query_one(name).display = view is not InspectorView.EVENTS
+        (table if view is InspectorView.BLOCKS else rows).focus()
+        self._ask()
 
     def _look(self) -> None:
         if not self._frozen_at:
@@ -110,7 +177,7 @@ class InspectorScreen(Dialog[None]):
 
     async def _read(self) -> None:
         before = self._source
-        self._sources = self._list_sources()
+        self._sources = self._reader.sources()
         known = [
             number for number, one in enumerate(self._sources) if before and one.request == before.request
         ]
@@ -120,15 +187,36 @@ class InspectorScreen(Dialog[None]):
             self._problem = "the model is not loaded yet"
         else:
             try:
-                self._show(await self._read_blocks(source))
+                if self._view is InspectorView.EVENTS:
+                    await self._read_events()
+                elif self._view is InspectorView.BLOCKS:
+                    self._show(await self._reader.blocks(source))
                 self._problem = ""
             except KvchatError as error:
                 self._problem = str(error)
         self._draw()
 
+    async def _read_events(self) -> None:
+        """Take the events since the last one, which may have grown."""
+        since = self._events[-1].number if self._events else 0
+        newer = await self._reader.events(since)
+        self._events = [*(one for one in self._events if one.number < since), *newer][-MOST_EVENTS:]
+
     @property
     def _source(self) -> RowSource | None:
         return self._sources[self._chosen] if self._chosen < len(self._sources) else None
+
+    @property
+    def _shown_events(self) -> Sequence[CacheEvent]:
+        """Those of the chosen kind, the newest first."""
+        return [one for one in reversed(self._events) if self._kind in (None, one.kind)]
+
+    @property
+    def _shown_layers(self) -> Sequence[LayerUsage]:
+        snapshot = self._reader.snapshot()
+        if snapshot is None:
+            return ()
+        return layers_of(self._source if self._view is InspectorView.LAYERS else None, snapshot)
 
     def _show(self, blocks: BlocksWithWords) -> None:
         """Draw the blocks; those whose place changed stand out for a moment."""
@@ -146,26 +234,47 @@ class InspectorScreen(Dialog[None]):
     def _draw(self) -> None:
         if not (self.is_mounted and self.is_open):
             return
-        table = self.query_one(BlockTable)
-        width = self.query_one("#inspector-sources").content_size.width
-        source = self._source
-        still = f"stands still since {self._frozen_at}: f goes on" if self._frozen_at else ""
-        title = f"blocks of {source.name}: {len(table.blocks)}" if source else "blocks"
+        width = self.query_one("#inspector-keys").content_size.width
+        title, heading = self._draw_rows(width)
+        still = f"frozen since {self._frozen_at}: f goes on" if self._frozen_at else ""
         shown = "  ·  ".join(filter(None, [title, self._problem or still]))
         self.query_one("#inspector-title", Static).update(Content(shown))
         self.query_one("#inspector-source-heading", Static).update(Content(row_text(source_heading(width))))
         # Those around the chosen one where there are too many.
         first = min(max(0, self._chosen - _MOST_SOURCES // 2), max(0, len(self._sources) - _MOST_SOURCES))
         listed = list(enumerate(self._sources))[first : first + _MOST_SOURCES]
-        rows = [source_row(one, width, is_chosen=number == self._chosen) for number, one in listed]
-        self.query_one("#inspector-sources", Static).update(Content("\n").join(map(_content, rows)))
-        self.query_one("#inspector-heading", Static).update(Content(row_text(block_heading(width))))
+        lines = [source_row(one, width, is_chosen=number == self._chosen) for number, one in listed]
+        self.query_one("#inspector-sources", Static).update(Content("\n").join(map(_content, lines)))
+        self.query_one("#inspector-heading", Static).update(Content(row_text(heading)))
+        self.query_one("#inspector-keys", Static).update(Content(fitted(self._view + _KEYS, width)))
         self._draw_detail()
+
+    def _draw_rows(self, width: int) -> tuple[str, Row]:
+        """Show the rows, where they are not blocks; return the title and the heading."""
+        source, snapshot = self._source, self._reader.snapshot()
+        room = width - 1  # beside a scrollbar
+        if self._view is InspectorView.EVENTS:
+            found, titles = self._shown_events, self._reader.titles()
+            self.query_one(RowList).show(found, lambda one: event_row(one, titles, room))
+            return events_title(found, self._kind), event_heading(room)
+        if self._view is InspectorView.BLOCKS or snapshot is None:
+            num_blocks = count_text(len(self.query_one(BlockTable).blocks))
+            return f"{source.title('blocks') if source else 'Blocks'}: {num_blocks}", block_heading(width)
+        usages = self._shown_layers
+        num_bytes = bytes_text(sum(one.used_bytes + one.cached_bytes for one in usages))
+        is_one = source is not None and self._view is InspectorView.LAYERS
+        title = source.title("layers") if source is not None and is_one else "Layers of all sessions"
+        layers = layer_rows(replace(snapshot, layers=tuple(usages)), expanded=True)
+        if is_one:  # what it does not have is not free
+            layers = tuple(replace(row, num_total=0) for row in layers)
+        heading, *rows = layer_section(layers, snapshot.block_size, room)
+        self.query_one(RowList).show(rows, lambda row: row)
+        return f"{title}: {num_bytes}", heading
 
     def _draw_detail(self) -> None:
         place = self.query_one("#inspector-detail", Static)
         block, words = self.query_one(BlockTable).block or (None, "")
-        snapshot = self._snapshot()
+        snapshot = self._reader.snapshot()
         groups = snapshot.groups if snapshot else ()
         place.update(Content("\n".join(detail_lines(block, groups, words, place.content_size.width))))
 

@@ -1,6 +1,6 @@
-"""Recent history of the cache: speed and reuse over time, and current moves between tiers."""
+"""Recent history of the cache: speed, reuse and bytes per tier over time, and current moves between tiers."""
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -40,6 +40,7 @@ class TokenRate:
 LENGTH = 60
 """Samples that are remembered of each sort."""
 RATE_INTERVAL_S = 0.5
+BYTES_INTERVAL_S = 2.0
 SHOWN_S = 1.5
 """How long a move is shown after it was seen."""
 
@@ -55,11 +56,13 @@ class Recent:
     Args:
         rates: tokens per second, twice a second while anything was written; oldest first.
         reuses: of each request the share of its prompt that was reused.
+        tier_bytes: what each tier held every two seconds.
         moving: for each slower tier that bytes go to or come from, which way: down to it or up from it.
     """
 
     rates: tuple[float, ...] = ()
     reuses: tuple[float, ...] = ()
+    tier_bytes: Mapping[Tier, tuple[int, ...]] = field(default_factory=dict)
     moving: Mapping[Tier, str] = field(default_factory=dict)
 
 
@@ -69,7 +72,8 @@ class History:
     def __init__(self) -> None:
         self._rates: deque[float] = deque(maxlen=LENGTH)
         self._reuses: deque[float] = deque(maxlen=LENGTH)
-        self._rated_s = float("-inf")
+        self._tier_bytes: defaultdict[Tier, deque[int]] = defaultdict(lambda: deque(maxlen=LENGTH))
+        self._rated_s = self._weighed_s = float("-inf")
         self._counts: tuple[int, int] | None = None
         self._moved: MovedBytes | None = None
         self._seen_s: dict[tuple[Tier, str], float] = {}
@@ -81,7 +85,16 @@ class History:
             self._rates.append(rate)
         self._observe_reuse(snapshot)
         self._observe_moves(now_s, snapshot.moved)
-        return Recent(rates=tuple(self._rates), reuses=tuple(self._reuses), moving=self._moving(now_s))
+        if now_s - self._weighed_s >= BYTES_INTERVAL_S:
+            self._weighed_s = now_s
+            for tier in snapshot.tiers:
+                self._tier_bytes[tier.tier].append(tier.used_bytes + tier.cached_bytes)
+        return Recent(
+            rates=tuple(self._rates),
+            reuses=tuple(self._reuses),
+            tier_bytes={tier: tuple(values) for tier, values in self._tier_bytes.items()},
+            moving=self._moving(now_s),
+        )
 
     def _observe_reuse(self, snapshot: CacheSnapshot) -> None:
         counts = snapshot.reused_tokens, snapshot.computed_tokens

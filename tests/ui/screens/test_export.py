@@ -27,3 +27,39 @@ async def test_the_branch_on_screen_is_written_and_a_file_replaced_only_after_as
             await shown.pilot.press(answer)
             await shown.until_back()
             await shown.until(lambda branch=branch: shown.files.written["notes.md"] == ("s1", branch))
+
+
+async def test_what_the_screen_shows_is_written_as_a_picture_or_as_text_for_its_owner_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    async with window(tmp_path) as shown:
+        await shown.say_and_wait("漢字 <b>")
+        await shown.say("/screen notes.md")
+        await shown.until_told("notes.md does not say what to write: end it in .svg or .txt")
+        await shown.say("/screen")
+        await shown.until_told("wrote")
+        (picture,) = tmp_path.glob("kvchat-screen-*.svg")
+        assert picture.read_text().startswith("<svg")
+        file = tmp_path / "screen.txt"
+        await shown.say("/screen screen.txt")
+        await shown.until(file.exists)
+        assert [oct(one.stat().st_mode & 0o777) for one in (picture, file)] == ["0o600"] * 2
+        written = file.read_text().splitlines()
+        assert "/screen" not in file.read_text()
+        lines = [line for line in written if "漢字 <b>" in line]
+        assert lines
+        assert set(lines) <= set(shown.text.splitlines())
+        await shown.say("/screen screen.txt")
+        await shown.until_on_top(ConfirmScreen)
+        assert "screen.txt exists already" in shown.text
+        await shown.pilot.press("escape")
+        await shown.until_back()
+
+
+async def test_a_screen_that_cannot_be_written_says_why(tmp_path: Path) -> None:
+    async with window(tmp_path) as shown:
+        await shown.until_at_rest()
+        (tmp_path / "file").touch()
+        await shown.say(f"/screen {tmp_path}/file/x.svg")
+        await shown.until_told("cannot write")

@@ -8,7 +8,7 @@ from kvchat.chat.service import EditCost
 from kvchat.engine.api.engine_phase import EnginePhase
 from kvchat.engine.api.ids import GroupId
 from kvchat.engine.api.inspection import BlockPlace, InspectedBlock, InspectionRequest
-from kvchat.engine.api.snapshot import Tier
+from kvchat.engine.api.snapshot import CacheSnapshot, Tier
 from kvchat.session.tree import SessionId
 from kvchat.ui.controllers.turn_runner import QueuedTurn, TurnKind
 from kvchat.ui.screens.confirm import ConfirmScreen
@@ -32,6 +32,27 @@ class OnDisk(ScriptedEngine):
         )
 
 
+class OnDevice(ScriptedEngine):
+    """Has every path on the device, cached for nobody, until it is evicted."""
+
+    is_evicted = False
+    num_asked = num_looked = 0
+
+    def inspect(self, request: InspectionRequest) -> tuple[InspectedBlock, ...]:
+        self.num_asked += 1
+        tier = None if self.is_evicted else Tier.DEVICE
+        places = tuple(BlockPlace(group=GroupId(group), tier=tier) for group in (0, 1))
+        return (
+            InspectedBlock(
+                key="", parent="", start=0, token_ids=request.token_ids, places=places, unused_s=1.0
+            ),
+        )
+
+    def snapshot(self) -> CacheSnapshot | None:
+        self.num_looked += 1
+        return super().snapshot()
+
+
 @pytest.mark.parametrize("phase", [EnginePhase.READY, EnginePhase.LOADING])
 async def test_a_conversation_that_comes_on_screen_says_from_which_tier_once_the_engine_can_tell(
     tmp_path: Path, phase: EnginePhase
@@ -43,6 +64,35 @@ async def test_a_conversation_that_comes_on_screen_says_from_which_tier_once_the
         engine.phase = EnginePhase.READY
         await shown.until_told("36 of 36 tokens are kept (384 KiB) on disk")
         assert shown.chat.sent == []
+
+
+async def test_a_stored_conversation_on_screen_is_named_in_the_panel_before_anything_is_sent(
+    tmp_path: Path,
+) -> None:
+    """Its blocks were loaded ahead, and no branch of the engine holds them yet."""
+    engine = OnDevice(kept_tokens=128)
+    async with window(tmp_path, engine=engine, prepare=talk, initial="Oslo") as shown:
+        await shown.until_shown("on screen, cached: 35 tokens")
+        panel = shown.text[shown.text.index("branches on the device") :]
+        assert "● Oslo" in panel.splitlines()[1]
+        await shown.pilot.press("f7")
+        await shown.until_shown("Blocks of “Oslo” (on screen): 1")
+        await shown.pilot.press("escape")
+        engine.is_evicted, engine.kept_tokens = True, 0
+        await shown.until_gone("on screen, cached")
+        assert shown.chat.sent == []
+
+
+async def test_the_engine_is_not_asked_again_for_a_conversation_and_a_cache_that_stay_as_they_are(
+    tmp_path: Path,
+) -> None:
+    engine = OnDevice(kept_tokens=128)
+    async with window(tmp_path, engine=engine, prepare=talk, initial="Oslo") as shown:
+        await shown.until_shown("on screen, cached: 35 tokens")
+        await shown.until_at_rest()
+        asked, looked = engine.num_asked, engine.num_looked
+        await shown.until(lambda: engine.num_looked > looked + 3)
+        assert engine.num_asked == asked
 
 
 async def test_nothing_is_told_of_a_conversation_that_goes_on_at_once(tmp_path: Path) -> None:

@@ -22,6 +22,13 @@ def test_reuse_has_one_sample_for_each_request_and_is_that_requests_own() -> Non
     assert history.observe(0.3, EMPTY, None).reuses == (0.0, 0.9), "the engine has begun anew"
 
 
+def test_the_bytes_of_each_tier_are_sampled_every_two_seconds() -> None:
+    history, bigger = History(), scripted_snapshot([], disk_bytes=7)
+    for step in range(50):
+        recent = history.observe(step / 10, EMPTY if step < 30 else bigger, None)
+    assert recent.tier_bytes == {Tier.DEVICE: (0, 0, 0), Tier.DISK: (0, 0, 7)}
+
+
 def test_rates_are_sampled_twice_a_second_and_only_while_anything_runs() -> None:
     history = History()
     for step in range(40):

@@ -64,4 +64,4 @@ def open_saver(
     if store is None:
         return None
     writer = BlockWriteQueue(store, max_bytes=WRITE_QUEUE_BYTES)
-    return Saver(pool, store, writer, manager.is_resident, transport)
+    return Saver(pool, store, writer, manager.is_resident, transport, manager.note_saved)

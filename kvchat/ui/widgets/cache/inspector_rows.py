@@ -1,27 +1,24 @@
 """The inspector's content: whose blocks there are, and each block in a line or in full. Pure."""
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from kvchat.engine.api.ids import SequenceId
 from kvchat.engine.api.inspection import BlockPlace, InspectedBlock, InspectionRequest
-from kvchat.engine.api.snapshot import CacheSnapshot, GroupUsage, Tier
+from kvchat.engine.api.snapshot import CacheSnapshot, GroupUsage, LayerUsage, SequenceUsage, Tier
 from kvchat.text.figures import UNKNOWN, age_text, bytes_text, count_text, plural
 from kvchat.text.fit_text import one_line, padded
+from kvchat.ui.state.cached_prefix import OnScreen, cached_usage
 from kvchat.ui.widgets.cache.panel_rows import BranchNames
-from kvchat.ui.widgets.cache.row_view import MARKS, Look, Row
+from kvchat.ui.widgets.cache.row_view import MARKS, Look, Row, Run
 
 _KEY_WIDTH = 8
-_RANGE_WIDTH = 15
-_PLACE_WIDTH = 11
 _FIGURE_WIDTH = 10
 _FREED_WIDTH = 15
-_WITH_PARENT = 100
-"""Columns from which the parent has a place of its own."""
+_WITH_USE, _WITH_KEY, _WITH_ALL_PLACES, _WITH_PARENT = 46, 56, 76, 100
+"""Columns from which there is room for these."""
 
-KEPT = "kept for nobody"
-ON_SCREEN = "on screen, not opened in the engine yet"
+UNREFERENCED = "cached, unreferenced"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,29 +26,29 @@ class RowSource:
     """Whose blocks can be shown.
 
     Args:
+        usage: what the device has of it.
         freed_bytes: what closing its session would let go of; None: it is not that session's first line.
     """
 
     name: str
     request: InspectionRequest
+    usage: SequenceUsage
     mark: str = " "
-    num_tokens: int | None = None
-    shared_bytes: int | None = None
-    own_bytes: int | None = None
     freed_bytes: int | None = None
 
-    @property
-    def branch(self) -> SequenceId | None:
-        return self.request.sequence
+    def title(self, what: str) -> str:
+        """Return what is shown, `blocks` or `layers`, and whose."""
+        if self.name == UNREFERENCED:
+            return f"Unreferenced {what}"
+        name, bracket, rest = self.name.partition(" (")
+        return f"{what.capitalize()} of “{name}”{bracket}{rest}"
 
 
-def sources(
-    snapshot: CacheSnapshot, names: BranchNames, on_screen: InspectionRequest | None
-) -> list[RowSource]:
-    """Return the live branches, session by session, and what is kept for nobody.
+def sources(snapshot: CacheSnapshot, names: BranchNames, on_screen: OnScreen | None) -> list[RowSource]:
+    """Return the live branches, session by session, and what is cached for nobody.
 
     Args:
-        on_screen: the path of the conversation on screen, where no live branch has it.
+        on_screen: the conversation on screen, where no live branch holds it.
     """
     found: list[RowSource] = []
     freed = {usage.owner: usage.freed_bytes for usage in snapshot.owners}
@@ -62,34 +59,52 @@ def sources(
             RowSource(
                 name=names.name_of(branch, among=num_live[branch.owner]),
                 request=InspectionRequest(sequence=branch.sequence),
+                usage=branch,
                 mark=mark,
-                num_tokens=branch.num_tokens,
-                shared_bytes=branch.shared_bytes,
-                own_bytes=branch.own_bytes,
                 freed_bytes=freed.pop(branch.owner, None),
             )
         )
-    if on_screen is not None and names.active not in {source.branch for source in found}:
-        found.append(
-            RowSource(name=ON_SCREEN, request=on_screen, mark="●", num_tokens=len(on_screen.token_ids))
+    unreferenced = [group.cached_blocks for group in snapshot.groups]
+    if on_screen is not None:
+        note = "on screen" if on_screen.usage.num_tokens else "not loaded yet"
+        name = f"{names.name_of(on_screen.usage)} ({note})"
+        found.append(RowSource(name=name, request=on_screen.request, usage=on_screen.usage, mark="●"))
+        counted = zip(unreferenced, on_screen.cached_per_group, strict=False)
+        unreferenced = [max(0, num - num_shown) for num, num_shown in counted] or unreferenced
+    usage = cached_usage("", unreferenced, snapshot)
+    return [*found, RowSource(name=UNREFERENCED, request=InspectionRequest(), usage=usage)]
+
+
+def layers_of(source: RowSource | None, snapshot: CacheSnapshot) -> tuple[LayerUsage, ...]:
+    """Return what one source has of each layer; None: all that there is."""
+    if source is None:
+        return snapshot.layers
+    held = snapshot.layer_bytes(source.usage.blocks_per_group)
+    shared = snapshot.layer_bytes(source.usage.shared_per_group)
+    is_held = source.name != UNREFERENCED
+    return tuple(
+        replace(
+            layer,
+            used_bytes=held.get(layer.layer, 0) if is_held else 0,
+            shared_bytes=shared.get(layer.layer, 0),
+            cached_bytes=0 if is_held else held.get(layer.layer, 0),
         )
-    kept_bytes = sum(group.cached_blocks * group.block_bytes for group in snapshot.groups)
-    found.append(RowSource(name=KEPT, request=InspectionRequest(), own_bytes=kept_bytes))
-    return found
+        for layer in snapshot.layers
+    )
 
 
 def source_heading(width: int) -> Row:
-    return _source_line(
-        "sessions on the device", ("tokens", "shared ▒", "own ▓", "closing frees"), width, Look.FAINT
-    )
+    figures = ("tokens", "shared ▒", "own ▓", "freed on close")
+    return _source_line("   sessions on the device", figures, width, Look.FAINT)
 
 
 def source_row(source: RowSource, width: int, *, is_chosen: bool) -> Row:
     """Return a source with its figures; the last is what closing all of its session would let go of."""
+    usage = source.usage
     figures = (
-        "" if source.num_tokens is None else count_text(source.num_tokens),
-        "" if not source.shared_bytes else bytes_text(source.shared_bytes),
-        "" if source.own_bytes is None else bytes_text(source.own_bytes),
+        count_text(usage.num_tokens) if usage.num_tokens else "",
+        bytes_text(usage.shared_bytes) if usage.shared_bytes else "",
+        bytes_text(usage.own_bytes),
         "" if source.freed_bytes is None else bytes_text(source.freed_bytes),
     )
     arrow = "›" if is_chosen else " "
@@ -105,12 +120,7 @@ def _source_line(name: str, figures: Sequence[str], width: int, look: Look) -> R
 
 
 def block_heading(width: int) -> Row:
-    parent = f"{'parent':<{_KEY_WIDTH + 2}}" if width >= _WITH_PARENT else ""
-    text = (
-        f"  {'tokens':<{_RANGE_WIDTH}}{'key':<{_KEY_WIDTH + 2}}{parent}"
-        f"{'held':<6}{'where':<{_PLACE_WIDTH}} {'used':>4}  text"
-    )
-    return ((padded(text, width), Look.FAINT),)
+    return _block_line("  ", {name: (name, Look.FAINT) for name in _columns(width)}, "text", width)
 
 
 def block_row(block: InspectedBlock, words: str, width: int, *, is_chosen: bool, is_moved: bool) -> Row:
@@ -120,22 +130,37 @@ def block_row(block: InspectedBlock, words: str, width: int, *, is_chosen: bool,
         is_moved: its tier is another than a moment ago.
     """
     end = block.start + len(block.token_ids) - 1
-    span = f"{count_text(block.start)}–{count_text(end)}"
-    parent = f"{block.parent[:_KEY_WIDTH]:<{_KEY_WIDTH + 2}}" if width >= _WITH_PARENT else ""
-    name = f"{'›' if is_chosen else ' '} {span:<{_RANGE_WIDTH}}"
-    key = f"{block.key[:_KEY_WIDTH] or 'written':<{_KEY_WIDTH + 2}}{parent}"
     held = f"×{block.num_holders}" if block.num_holders else UNKNOWN
-    place = f"{place_text(block):<{_PLACE_WIDTH}}"
-    used = f" {since_text(block.unused_s):>4}  "
-    taken = len(name) + len(key) + 6 + len(place) + len(used)
-    return (
-        (name, Look.DIFFERENT if is_chosen else Look.LABEL),
-        (key, Look.FAINT),
-        (f"{_shade(block)} {held:<4}", Look.SHARED if block.num_holders > 1 else Look.VALUE),
-        (place, Look.MOVED if is_moved else _tier_look(block)),
-        (used, Look.FAINT),
-        (padded(one_line(words), max(0, width - taken)), Look.LABEL),
-    )
+    cells = {
+        "tokens": (
+            f"{count_text(block.start)}–{count_text(end)}",
+            Look.DIFFERENT if is_chosen else Look.LABEL,
+        ),
+        "key": (block.key[:_KEY_WIDTH] or "filling", Look.FAINT),
+        "parent": (block.parent[:_KEY_WIDTH], Look.FAINT),
+        "held": (f"{_shade(block)} {held}", Look.SHARED if block.num_holders > 1 else Look.VALUE),
+        "where": (place_text(block), Look.MOVED if is_moved else _tier_look(block)),
+        "used": (f"{since_text(block.unused_s):>4}", Look.FAINT),
+    }
+    return _block_line("› " if is_chosen else "  ", cells, words, width)
+
+
+def _columns(width: int) -> Mapping[str, int]:
+    """Return the columns that there is room for and the cells of each; the text has the rest."""
+    is_wide = width >= _WITH_PARENT
+    columns = {"tokens": 19 if is_wide else 15, "key": _KEY_WIDTH, "parent": _KEY_WIDTH, "held": 5}
+    columns |= {"where": 15 if width >= _WITH_ALL_PLACES else 11, "used": 4}
+    has_room = {"parent": is_wide, "key": width >= _WITH_KEY, "used": width >= _WITH_USE}
+    return {name: cells for name, cells in columns.items() if has_room.get(name, True)}
+
+
+def _block_line(arrow: str, cells: Mapping[str, Run], words: str, width: int) -> Row:
+    runs: list[Run] = [(arrow, Look.LABEL)]
+    for name, num_cells in _columns(width).items():
+        text, look = cells[name]
+        runs.append((padded(text, num_cells) + (" " if width < _WITH_KEY else "  "), look))
+    taken = sum(len(text) for text, _ in runs)
+    return *runs, (padded(one_line(words), max(0, width - taken)), Look.LABEL)
 
 
 def place_text(block: InspectedBlock) -> str:
@@ -143,7 +168,7 @@ def place_text(block: InspectedBlock) -> str:
     tiers = [place.tier for place in block.places]
     fastest = next((tier for tier in Tier if tier in tiers), None)
     if fastest is None:
-        return "nowhere"
+        return "not stored"
     num_there = tiers.count(fastest)
     part = "" if num_there == len(tiers) else f" {num_there}/{len(tiers)}"
     stored = [place.is_stored for place in block.places if place.tier is not None]
@@ -211,5 +236,5 @@ def _layers_text(layers: Sequence[int]) -> str:
 
 def _place_words(place: BlockPlace) -> str:
     if place.tier is None:
-        return "nowhere (left the window, or given up)"
+        return "not stored (outside the window, or evicted)"
     return f"{place.tier.value}{', also on disk' if place.is_stored and place.tier is not Tier.DISK else ''}"

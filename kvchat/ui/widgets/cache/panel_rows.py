@@ -1,9 +1,8 @@
 """The cache panel's content: a snapshot in, rows of marked text out. Pure: tests read it as plain lines.
 
-Every layer's bar has the same scale, so many blocks per cell, and is drawn in the order shared, own, kept,
-free. A full layer shows its free blocks up to the edge of the panel. A sliding one shows those that its
-window can still take, then the window, then what is kept of the blocks that it has left behind: however much
-is said, its bar stays short.
+Every layer's bar has the same scale, so many blocks per cell, and is drawn in the order shared, own, cached,
+free. A full layer shows its free blocks up to the edge of the panel, a sliding one those that its window can
+still take: however much is said, its bar stays short. What a bar shows stands beside it, never in it.
 """
 
 from collections import Counter
@@ -13,18 +12,20 @@ from itertools import groupby
 from math import ceil
 
 from kvchat.engine.api.ids import SequenceId
-from kvchat.engine.api.snapshot import CacheSnapshot, LayerUsage, SequenceUsage, TierUsage
+from kvchat.engine.api.snapshot import CacheSnapshot, LayerUsage, SequenceUsage, Tier, TierUsage
 from kvchat.text.figures import (
     UNKNOWN,
     bytes_text,
     count_text,
     part_text,
     percent_text,
+    plural,
     short_count_text,
     tiny_bytes_text,
 )
 from kvchat.text.fit_text import STEP, path_padded
 from kvchat.ui.state.cache_history import Recent
+from kvchat.ui.state.cached_prefix import OnScreen
 from kvchat.ui.widgets.cache.row_view import MARKS, Look, Row, Run, figure_row
 from kvchat.ui.widgets.cache.row_view import row_text as row_text
 from kvchat.ui.widgets.cache.shadow_rows import shadow_rows
@@ -32,6 +33,8 @@ from kvchat.ui.widgets.cache.trend_rows import history_rows, room_rows
 
 _VALUE_WIDTH = 9
 _MIN_BAR_WIDTH = 6
+_GOOD_BAR_WIDTH = 16
+"""Less than this, and what makes a layer differ is abbreviated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,11 +89,13 @@ class Live:
     Args:
         context_len: tokens of the conversation on screen.
         frozen_at: since when, by the clock on the wall, it has stood still; empty: it follows.
+        on_screen: what the device has of the conversation on screen where no live branch holds it.
     """
 
     recent: Recent
     context_len: int = 0
     frozen_at: str = ""
+    on_screen: OnScreen | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +113,8 @@ class PanelOptions:
 
 def panel_rows(snapshot: CacheSnapshot, options: PanelOptions) -> tuple[Row, ...]:
     """Return the rows of the panel, each at most `options.width` cells wide."""
+    if options.live is not None and options.live.on_screen is not None:
+        snapshot = options.live.on_screen.counted(snapshot)
     rows = _rows(snapshot, options, layer_rows(snapshot, expanded=options.expanded))
     if options.max_rows is None or len(rows) <= options.max_rows:
         return rows
@@ -121,18 +128,18 @@ def _rows(snapshot: CacheSnapshot, options: PanelOptions, layers: Sequence[Layer
     blank: Row = ()
     live = options.live
     moving = live.recent.moving if live else {}
-    rows = [*(_tier_row(tier, options.width, moving.get(tier.tier, "")) for tier in snapshot.tiers), blank]
-    rows += [*_layer_section(layers, snapshot.block_size, options.width), blank, _legend(options.width)]
+    rows = [*_tier_section(snapshot, moving, options.width), blank]
+    rows += [*layer_section(layers, snapshot.block_size, options.width), blank, _legend(options.width)]
     if shadows := shadow_rows(snapshot.layers, options.width, expanded=options.expanded):
         rows += [blank, *shadows]
-    if snapshot.sequences:
-        rows += [blank, *_branch_section(snapshot, options)]
+    if branches := _branch_section(snapshot, options):
+        rows += [blank, *branches]
     if live is None:
         room = figure_row("room left", f"{count_text(snapshot.room_tokens)} tokens", options.width)
         return *rows, blank, _reused_row(snapshot, options.width), room
     if live.frozen_at:
-        rows[:0] = [((f"stands still since {live.frozen_at}", Look.MOVED),), blank]
-    in_all = _reused_row(snapshot, options.width, "reused in all")
+        rows[:0] = [((f"frozen since {live.frozen_at}", Look.MOVED),), blank]
+    in_all = _reused_row(snapshot, options.width, "reused (total)")
     rows += [blank, in_all, *history_rows(live.recent, options.width)]
     return *rows, blank, *room_rows(snapshot, live.context_len, options.width)
 
@@ -214,11 +221,8 @@ def _window_cells(row: LayerRow, scale: int, block_size: int) -> int:
 
 
 def _needed_cells(row: LayerRow, scale: int, block_size: int) -> int:
-    note = _kind_note(row)
-    held, kept = _held_cells(row, scale), _cells(row.num_kept, scale)
-    if not note:
-        return held + kept
-    return max(held, _window_cells(row, scale, block_size)) + len(note) + 2 + kept
+    held = max(_held_cells(row, scale), _window_cells(row, scale, block_size))
+    return held + _cells(row.num_kept, scale)
 
 
 def _kind_note(row: LayerRow) -> str:
@@ -228,23 +232,35 @@ def _kind_note(row: LayerRow) -> str:
     return "" if row.kind == "full" else row.kind
 
 
-def _tier_row(tier: TierUsage, width: int, way: str) -> Row:
-    """Return what a tier holds. `way`: marks in which direction blocks have just moved; empty: in none."""
+def _tier_section(snapshot: CacheSnapshot, moving: Mapping[Tier, str], width: int) -> list[Row]:
+    """Return what each tier holds, with bars of one length.
+
+    Args:
+        moving: marks in which direction blocks have just moved.
+    """
+    limited = [tier for tier in snapshot.tiers if tier.total_bytes]
+    value_width = max((len(_tier_value(tier)) for tier in limited), default=0)
+    return [_tier_row(tier, width, value_width, moving.get(tier.tier, "")) for tier in snapshot.tiers]
+
+
+def _tier_value(tier: TierUsage) -> str:
+    return part_text(tier.used_bytes + tier.cached_bytes, tier.total_bytes or 0)
+
+
+def _tier_row(tier: TierUsage, width: int, value_width: int, way: str) -> Row:
     name = tier.tier.value
     label_runs: tuple[Run, ...] = ((f"{name:<7}", Look.LABEL),)
     if way:
         label_runs = (f"{name} ", Look.LABEL), (f"{way:<{6 - len(name)}}", Look.MOVED)
     label = "".join(text for text, _ in label_runs)
-    held_bytes = tier.used_bytes + tier.cached_bytes
     if not tier.total_bytes:
+        held_bytes = tier.used_bytes + tier.cached_bytes
         note = "no limit" if tier.total_bytes is None else "not used"
         value = bytes_text(held_bytes).rjust(width - len(label) - len(note))
         return *label_runs, (note, Look.FAINT), (value if held_bytes else "", Look.VALUE)
-    value = part_text(held_bytes, tier.total_bytes)
-    bar_width = max(_MIN_BAR_WIDTH, width - len(label) - 16)
+    bar_width = max(_MIN_BAR_WIDTH, width - len(label) - value_width - 1)
     bar = _share_bar((tier.used_bytes, tier.cached_bytes), tier.total_bytes, bar_width)
-    gap = max(1, width - len(label) - bar_width - len(value))
-    return *label_runs, *bar, (" " * gap, Look.FAINT), (value, Look.VALUE)
+    return *label_runs, *bar, (_tier_value(tier).rjust(width - len(label) - bar_width), Look.VALUE)
 
 
 def _share_bar(parts: tuple[int, int], total: int, width: int) -> tuple[Run, ...]:
@@ -256,18 +272,35 @@ def _share_bar(parts: tuple[int, int], total: int, width: int) -> tuple[Run, ...
     return tuple((MARKS[look] * count, look) for look, count in looks if count)
 
 
-def _layer_section(layers: Sequence[LayerRow], block_size: int, width: int) -> list[Row]:
+def layer_section(layers: Sequence[LayerRow], block_size: int, width: int) -> list[Row]:
+    """Return a heading that names the scale, and each layer's label, bar and bytes."""
     digits = len(str(layers[-1].last)) if layers else 1
-    labels = [_layer_label(row, digits) for row in layers]
-    label_width = max((len(label) for label in labels), default=0)
     value_width = _VALUE_WIDTH + any(row.kept_bytes for row in layers)
-    bar_width = max(_MIN_BAR_WIDTH, width - label_width - 1 - value_width)
+    labels = [_layer_label(row, digits) for row in layers]
+    label_width = 1 + max((len(label) for label in labels), default=0)
+    notes = [_kind_note(row) for row in layers]
+    if width - label_width - _width_of(notes) - value_width < _GOOD_BAR_WIDTH:
+        notes = [note.replace("window ", "w").replace("chunk ", "c") for note in notes]
+    note_width = _width_of(notes)
+    bar_width = max(_MIN_BAR_WIDTH, width - label_width - note_width - value_width)
     scale = blocks_per_cell(layers, bar_width, block_size)
     rows: list[Row] = [_layer_heading(scale * block_size, width)]
-    for label, row in zip(labels, layers, strict=True):
-        bar = _layer_bar(row, bar_width, scale, block_size)
-        rows.append(((f"{label:<{label_width}} ", Look.LABEL), *bar, *_layer_value(row, value_width)))
+    for label, note, row in zip(labels, notes, layers, strict=True):
+        rows.append(
+            (
+                (f"{label:<{label_width}}", Look.LABEL),
+                (f"{note:<{note_width}}", Look.DIFFERENT if note else Look.FAINT),
+                *_layer_bar(row, bar_width, scale, block_size),
+                *_layer_value(row, value_width),
+            )
+        )
     return rows
+
+
+def _width_of(notes: Sequence[str]) -> int:
+    """Return the columns of notes, with a gap behind them; 0 where there are none."""
+    longest = max(map(len, notes), default=0)
+    return longest + 1 if longest else 0
 
 
 def _layer_value(row: LayerRow, width: int) -> tuple[Run, ...]:
@@ -294,17 +327,13 @@ def _layer_label(row: LayerRow, digits: int) -> str:
 
 
 def _layer_bar(row: LayerRow, bar_width: int, scale: int, block_size: int) -> tuple[Run, ...]:
-    """Return the bar, its free part and its note, padded to exactly `bar_width`."""
-    held = bar_runs(((Look.SHARED, row.num_shared), (Look.OWN, row.num_own)), scale)
-    kept = bar_runs(((Look.KEPT, row.num_kept),), scale)
-    note = _kind_note(row)
-    if note:
+    """Return the bar and its free part, padded to exactly `bar_width`."""
+    counts = (Look.SHARED, row.num_shared), (Look.OWN, row.num_own), (Look.KEPT, row.num_kept)
+    if row.window:
         num_free = _window_cells(row, scale, block_size) - _held_cells(row, scale)
-        runs = (*held, (MARKS[Look.FREE] * num_free, Look.FREE), (f" {note} ", Look.DIFFERENT), *kept)
     else:
-        num_free = min(bar_width, _cells(row.num_total, scale)) - _width((*held, *kept))
-        runs = (*held, *kept, (MARKS[Look.FREE] * num_free, Look.FREE))
-    return _padded(runs, bar_width)
+        num_free = min(bar_width, _cells(row.num_total, scale)) - sum(_cells(num, scale) for _, num in counts)
+    return _padded((*bar_runs(counts, scale), (MARKS[Look.FREE] * num_free, Look.FREE)), bar_width)
 
 
 def _width(runs: Sequence[Run]) -> int:
@@ -320,8 +349,8 @@ def _padded(runs: Sequence[Run], width: int) -> tuple[Run, ...]:
 
 
 def _legend(width: int) -> Row:
-    names = ((Look.SHARED, "shared"), (Look.OWN, "own"), (Look.KEPT, "kept"), (Look.FREE, "free"))
-    gap = "   " if width >= 34 else "  "
+    names = ((Look.SHARED, "shared"), (Look.OWN, "own"), (Look.KEPT, "cached"), (Look.FREE, "free"))
+    gap = " " * max(1, min(3, (width - 27) // 3))
     runs: list[Run] = []
     for look, name in names:
         runs += [(MARKS[look], look), (f" {name}{gap}", Look.FAINT)]
@@ -329,18 +358,30 @@ def _legend(width: int) -> Row:
 
 
 def _branch_section(snapshot: CacheSnapshot, options: PanelOptions) -> list[Row]:
+    found = options.live.on_screen if options.live else None
+    shown = [found.usage] if found is not None and found.usage.num_tokens else []
+    branches = [*shown, *snapshot.sequences]
+    if not branches:
+        return []
     rows: list[Row] = [(("branches on the device", Look.HEADING),)]
-    are_shared = any(branch.shared_bytes for branch in snapshot.sequences)
+    are_shared = any(branch.shared_bytes for branch in branches)
     num_live = Counter(branch.owner for branch in snapshot.sequences)
-    for branch in snapshot.sequences:
-        name = options.names.name_of(branch, among=num_live[branch.owner])
-        rows.append(_branch_row(branch, name, options, are_shared=are_shared))
+    for branch in branches:
+        is_cached = branch in shown
+        name = options.names.name_of(branch, among=1 if is_cached else num_live[branch.owner])
+        rows.append(_branch_row(branch, name, options, are_shared=are_shared, is_on_screen=is_cached))
+        if is_cached:
+            note = f"  on screen, cached: {plural(branch.num_tokens, 'token')}"
+            rows.append(((note, Look.FAINT),))
     return rows
 
 
-def _branch_row(branch: SequenceUsage, name: str, options: PanelOptions, *, are_shared: bool) -> Row:
+def _branch_row(
+    branch: SequenceUsage, name: str, options: PanelOptions, *, are_shared: bool, is_on_screen: bool
+) -> Row:
     """Return a branch with what closing it would leave (shared), where any has that, and free (own)."""
-    mark = "▸ " if branch.running else "● " if branch.sequence == options.names.active else "  "
+    is_on_screen = is_on_screen or branch.sequence == options.names.active
+    mark = "▸ " if branch.running else "● " if is_on_screen else "  "
     own = f"{bytes_text(branch.own_bytes):>8}"
     shared = f"{bytes_text(branch.shared_bytes):>8}" if branch.shared_bytes else " " * 8
     room = max(4, options.width - len(mark) - (1 + are_shared) * (_VALUE_WIDTH + 2))

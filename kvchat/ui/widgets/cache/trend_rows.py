@@ -1,10 +1,10 @@
-"""The part of the cache panel that has a past: speed and reuse over time, and the room that is left. Pure."""
+"""The part of the cache panel that has a past: speed, reuse and bytes over time; and the room left. Pure."""
 
 from collections.abc import Sequence
 
 from kvchat.engine.api.snapshot import CacheSnapshot
 from kvchat.text.cache_usage import capacity_words
-from kvchat.text.figures import UNKNOWN, short_count_text
+from kvchat.text.figures import UNKNOWN, short_count_text, tiny_bytes_text
 from kvchat.ui.state.cache_history import Recent
 from kvchat.ui.widgets.cache.row_view import Look, Row, figure_row
 
@@ -26,12 +26,18 @@ def sparkline(values: Sequence[float], width: int, top: float | None = None) -> 
 
 
 def history_rows(recent: Recent, width: int) -> list[Row]:
-    """Return tokens per second and reuse as lines; nothing before there was any."""
+    """Return tokens per second, reuse, and the bytes of tiers as lines; nothing of what was not.
+
+    Bytes are shown where they have changed; the figure beside them is their highest, at the full height.
+    """
     rows = []
     if recent.rates:
         rows.append(_line("tok/s", recent.rates, f"{recent.rates[-1]:.0f}", width))
     if recent.reuses:
         rows.append(_line("reuse", recent.reuses, f"{100 * recent.reuses[-1]:.0f} %", width, is_share=True))
+    for tier, values in recent.tier_bytes.items():
+        if len(set(values)) > 1:
+            rows.append(_line(tier.value, values, f"≤ {tiny_bytes_text(max(values))}", width))
     return rows
 
 

@@ -8,8 +8,8 @@ from rich.cells import cell_len
 from kvchat.engine.api.ids import GroupId, SequenceId
 from kvchat.engine.api.inspection import BlockPlace, InspectedBlock, InspectionRequest
 from kvchat.engine.api.snapshot import OwnerUsage, Tier
+from kvchat.ui.state.cached_prefix import on_screen
 from kvchat.ui.widgets.cache.inspector_rows import (
-    ON_SCREEN,
     block_heading,
     block_row,
     detail_lines,
@@ -67,17 +67,36 @@ def test_a_block_is_one_line_with_key_holders_tier_and_last_use_and_where_it_is_
         row(block(3, place(None))),
         row(replace(block(2), key="", token_ids=(1, 2, 3))),
     ] == [
-        "  tokens         key       held  where       used  text",
-        "› 64–127         01010101  ▒ ×2  device+disk  12s  What is a KV cache?",
-        "  12,800–12,863  c8c8c8c8  ▓ ×1  device       12s  words",
-        "  192–255        03030303  ░ –   nowhere      12s",
-        "  128–130        written   ▓ ×1  device       12s",
+        "  tokens           key       held   where            used  text",
+        "› 64–127           01010101  ▒ ×2   device+disk       12s  What is a KV cache?",
+        "  12,800–12,863    c8c8c8c8  ▓ ×1   device            12s  words",
+        "  192–255          03030303  ░ –    not stored        12s",
+        "  128–130          filling   ▓ ×1   device            12s",
     ]
     assert " ".join(row_text(block_heading(100)).split()) == "tokens key parent held where used text"
     assert row(block(1), width=100).split()[1:3] == ["01010101", "abababab"]
 
 
-@pytest.mark.parametrize("width", [60, 80, 99, 100, 160])
+@pytest.mark.parametrize("width", [38, 58, 78, 99, 100, 160])
+def test_a_heading_stands_above_its_column_at_every_width_whatever_the_rows_say(width: int) -> None:
+    """What is right-aligned ends where its heading ends, what is left-aligned begins where that begins."""
+    heading = row_text(block_heading(width))
+    far = replace(block(15_624, place(Tier.DEVICE, holders=12, stored=True), place(None, 1)), unused_s=12.0)
+    for one in (block(0), far):
+        line = row(one, "words", width)
+        at = {name: heading.index(name) for name in heading.split()}
+        assert line[at["tokens"] - 1] == " " != line[at["tokens"]]
+        assert line[at["where"] :].startswith("device")
+        assert line[at["held"]] in "▓▒"
+        assert "used" not in at or line[: at["used"] + 4].endswith(" 12s")
+        assert "text" not in at or line[at["text"] :] == "words"[: width - at["text"]]
+    figures = row_text(source_heading(width))
+    shown = row_text(source_row(sources(SNAPSHOT, NAMES, None)[0], width, is_chosen=False))
+    assert shown.index("Trip") == figures.index("sessions")
+    assert shown[: figures.index("tokens") + 6].endswith(" 1,260")
+
+
+@pytest.mark.parametrize("width", [38, 60, 80, 99, 100, 160])
 def test_a_line_is_as_wide_as_its_place_whatever_it_says(width: int) -> None:
     rows = [block_row(block(1), "漢字" * 60, width, is_chosen=False, is_moved=True), block_heading(width)]
     rows += [source_row(source, width, is_chosen=False) for source in sources(SNAPSHOT, NAMES, None)]
@@ -96,7 +115,7 @@ def test_a_block_that_has_moved_looks_so() -> None:
         ((place(Tier.DEVICE), place(None, 1)), "device 1/2"),
         ((place(Tier.HOST, stored=True), place(Tier.HOST, 1, stored=True)), "host+disk"),
         ((place(Tier.DISK, stored=True),), "disk"),
-        ((place(None), place(None, 1)), "nowhere"),
+        ((place(None), place(None, 1)), "not stored"),
     ],
 )
 def test_a_place_says_where_and_for_how_many_groups(places: tuple[BlockPlace, ...], words: str) -> None:
@@ -116,7 +135,7 @@ def test_all_that_is_known_of_a_block_is_told_in_full() -> None:
         f"key     {'00' * 32}",
         f"root    {'ab' * 32}",
         "block of 64 tokens · held by 2 · in use now · pinned · L0… ×3: device, also on disk · "
-        "L1… ×3: nowhere (left the window, or given up)",
+        "L1… ×3: not stored (outside the window, or evicted)",
         "“What is it?”",
     ]
     assert detail_lines(None, SNAPSHOT.groups, "", 80) == ("",) * 4
@@ -137,10 +156,10 @@ def test_sources_are_branches_by_session_with_what_closing_frees_and_what_is_kep
         row_text(source_row(one, 80, is_chosen=number == 0)).rstrip() for number, one in enumerate(found)
     ]
     assert shown == [
-        "sessions on the device                 tokens  shared ▒     own ▓  closing frees",
+        "   sessions on the device              tokens  shared ▒     own ▓ freed on close",
         "›● Trip to Oslo                         1,260   4.3 MiB   384 KiB        384 KiB",
         " ▸ 漢字の旅                             1,400   4.3 MiB   768 KiB        768 KiB",
-        "   kept for nobody                                        1.9 MiB",
+        "   cached, unreferenced                                   1.9 MiB",
     ]
     assert found[-1].request == InspectionRequest()
 
@@ -154,6 +173,13 @@ def test_a_session_with_two_branches_says_once_what_closing_it_frees() -> None:
 
 def test_a_conversation_on_screen_that_is_not_live_is_shown_by_its_path() -> None:
     request = InspectionRequest(token_ids=(1, 2, 3))
-    nowhere = replace(NAMES, active=None)
-    assert [one.name for one in sources(SNAPSHOT, nowhere, request)][2:] == [ON_SCREEN, "kept for nobody"]
-    assert ON_SCREEN not in [one.name for one in sources(SNAPSHOT, NAMES, request)]
+    blocks = [block(number, place(Tier.DEVICE), place(Tier.DEVICE, 1)) for number in range(2)]
+    cached = on_screen(request, "s3", blocks, SNAPSHOT)
+    names = replace(NAMES, active=None, of_sessions={"s3": "Rome"})
+    shown = sources(SNAPSHOT, names, cached)[2:]
+    assert [one.name for one in shown] == ["Rome (on screen)", "cached, unreferenced"]
+    assert [one.title("blocks") for one in shown] == ["Blocks of “Rome” (on screen)", "Unreferenced blocks"]
+    assert [one.usage.own_bytes for one in shown] == [768 << 10, (1920 - 768) << 10]
+    assert shown[0].request == request
+    not_there = on_screen(request, "s3", [block(0, place(Tier.DISK), place(None, 1))], SNAPSHOT)
+    assert [one.name for one in sources(SNAPSHOT, names, not_there)][2] == "Rome (not loaded yet)"

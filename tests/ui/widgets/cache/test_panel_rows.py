@@ -1,13 +1,18 @@
 """The cache panel's lines, read as text."""
 
+import re
 from dataclasses import replace
 
 import pytest
 
-from kvchat.engine.api.ids import SequenceId
-from kvchat.engine.api.snapshot import CacheSnapshot
+from kvchat.engine.api.ids import GroupId, SequenceId
+from kvchat.engine.api.inspection import BlockPlace, InspectedBlock, InspectionRequest
+from kvchat.engine.api.snapshot import CacheSnapshot, Tier
+from kvchat.ui.state.cache_history import Recent
+from kvchat.ui.state.cached_prefix import on_screen
 from kvchat.ui.widgets.cache.panel_rows import (
     BranchNames,
+    Live,
     PanelOptions,
     layer_rows,
     panel_rows,
@@ -33,18 +38,18 @@ def lines(snapshot: CacheSnapshot, width: int = 40, *, expanded: bool = False) -
 def test_interleaved_layers_each_have_a_row_and_sliding_ones_are_shorter() -> None:
     shown = lines(scripted_snapshot(FORKED, kept_tokens=300, disk_bytes=3 << 20, reused=1100, computed=160))
     assert "\n".join(shown) == (
-        "device ▓░···············    7.3 / 96 MiB\n"
+        "device ▓░·················· 7.3 / 96 MiB\n"
         "disk   no limit                  3.0 MiB\n"
         "\n"
         "layers             one cell = 128 tokens\n"
-        "L0 ▒▒ window 256 ░░            320K+320K\n"
-        "L1 ▒▒▒▒▒▒▒▒▒▓▓▓░░············· 1.5M+320K\n"
-        "L2 ▒▒ window 256 ░░            320K+320K\n"
-        "L3 ▒▒▒▒▒▒▒▒▒▓▓▓░░············· 1.5M+320K\n"
-        "L4 ▒▒ window 256 ░░            320K+320K\n"
-        "L5 ▒▒▒▒▒▒▒▒▒▓▓▓░░············· 1.5M+320K\n"
+        "L0 window 256 ▒▒░░             320K+320K\n"
+        "L1            ▒▒▒▒▒▒▒▒▒▓▓▓░░·· 1.5M+320K\n"
+        "L2 window 256 ▒▒░░             320K+320K\n"
+        "L3            ▒▒▒▒▒▒▒▒▒▓▓▓░░·· 1.5M+320K\n"
+        "L4 window 256 ▒▒░░             320K+320K\n"
+        "L5            ▒▒▒▒▒▒▒▒▒▓▓▓░░·· 1.5M+320K\n"
         "\n"
-        "▒ shared   ▓ own   ░ kept   · free\n"
+        "▒ shared   ▓ own   ░ cached   · free\n"
         "\n"
         "branches on the device\n"
         "▸ Trip to Oslo     ▒  4.3 MiB ▓  384 KiB\n"
@@ -61,7 +66,58 @@ def test_latent_layers_say_what_they_keep_and_in_which_format() -> None:
     layers = zip(snapshot.layers, kinds, strict=True)
     snapshot = replace(snapshot, layers=tuple(replace(layer, kind=kind) for layer, kind in layers))
     rows = [line for line in lines(snapshot) if line.startswith("L")]
-    assert [row.split("▓")[-1].split("  ")[0] for row in rows] == [" latent", " latent fp8"]
+    assert [row.split("▒")[0].split()[-1 - row.count("fp8") :] for row in rows] == [
+        ["latent"],
+        ["latent", "fp8"],
+    ]
+
+
+@pytest.mark.parametrize("width", [31, 36, 39, 80])
+def test_no_bar_has_a_word_in_it_and_tiers_have_bars_of_one_length(width: int) -> None:
+    snapshot = scripted_snapshot(FORKED, kept_tokens=700)
+    host = replace(snapshot.tiers[0], tier=Tier.HOST, total_bytes=20 << 30, used_bytes=0)
+    shown = lines(replace(snapshot, tiers=(snapshot.tiers[0], host)), width)
+    bars = re.findall("[▒▓░·][^▒▓░·]+[▒▓░·]", "\n".join(row for row in shown if row[0:1] in "dhL"))
+    assert all("\n" in between for between in bars)
+    assert shown[1].split("·")[-1].strip() == "3.0 MiB / 20 GiB"
+    tiers = [max(map(len, re.findall("[▒▓░·]+", row))) for row in shown[:2]]
+    assert tiers[0] == tiers[1]
+
+
+def test_a_conversation_on_screen_that_no_branch_holds_is_named_with_its_tokens_and_its_blocks_counted() -> (
+    None
+):
+    snapshot = scripted_snapshot([], kept_tokens=640)
+    blocks = [
+        InspectedBlock(
+            key="k",
+            parent="p",
+            start=64 * number,
+            token_ids=(1,) * 64,
+            places=tuple(
+                BlockPlace(group=GroupId(group), tier=Tier.DEVICE if number >= first else Tier.DISK)
+                for group, first in ((0, 5), (1, 0))
+            ),
+            unused_s=1.0,
+        )
+        for number in range(10)
+    ]
+    cached = on_screen(InspectionRequest(token_ids=(1,) * 640), "s1", blocks, snapshot)
+    names = BranchNames(of_branches={}, of_sessions={"s1": "Trip to Oslo"})
+    live = Live(recent=Recent(), on_screen=cached)
+    shown = [row_text(row) for row in panel_rows(snapshot, PanelOptions(width=40, names=names, live=live))]
+    at = shown.index("branches on the device")
+    assert [row.split() for row in shown[at + 1 : at + 3]] == [
+        ["●", "Trip", "to", "Oslo", "▓", "2.8", "MiB"],
+        ["on", "screen,", "cached:", "640", "tokens"],
+    ]
+    bars = [row for row in shown[:at] if row[0:1] in "dL" and "▓" in row]
+    assert len(bars) == 7
+    assert not any("░" in row for row in bars)
+    counted = cached.counted(snapshot)
+    assert sum(layer.used_bytes for layer in counted.layers) == counted.tiers[0].used_bytes == 45 << 16
+    part_of_it = on_screen(cached.request, "s1", blocks[:8], snapshot).counted(snapshot)
+    assert part_of_it.tiers[0].cached_bytes == 12 << 16
 
 
 @pytest.mark.parametrize("num_tokens", [1, 64, 1000, 8000, 100_000])

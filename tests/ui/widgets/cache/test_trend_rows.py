@@ -20,7 +20,10 @@ SNAPSHOT = scripted_snapshot(
 )
 SNAPSHOT = replace(SNAPSHOT, tiers=(SNAPSHOT.tiers[0], HOST, SNAPSHOT.tiers[1]))
 RECENT = Recent(
-    rates=(1.0, 20.0, 40.0, 38.0), reuses=(0.0, 0.5, 0.97), moving={Tier.HOST: "▼", Tier.DISK: "⇅"}
+    rates=(1.0, 20.0, 40.0, 38.0),
+    reuses=(0.0, 0.5, 0.97),
+    tier_bytes={Tier.DEVICE: (0, 4 << 20, 6 << 20), Tier.HOST: (1 << 20, 1 << 20)},
+    moving={Tier.HOST: "▼", Tier.DISK: "⇅"},
 )
 
 
@@ -31,35 +34,36 @@ def lines(live: Live, width: int = 40, max_rows: int | None = None) -> list[str]
 
 def test_the_panel_shows_what_moves_and_what_was() -> None:
     assert "\n".join(lines(Live(recent=RECENT, context_len=1260))) == (
-        "device ▓░···············    6.6 / 96 MiB\n"
-        "host ▼ ░░···············     1.0 / 8 MiB\n"
+        "device ▓░·················· 6.6 / 96 MiB\n"
+        "host ▼ ░░··················  1.0 / 8 MiB\n"
         "disk ⇅ no limit                  3.0 MiB\n"
         "\n"
-        "layers              one cell = 64 tokens\n"
-        "L0 ▓▓▓▓▓ window 256 ░░░░░      320K+320K\n"
-        "L1 ▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓░░░░░·· 1.2M+320K\n"
-        "L2 ▓▓▓▓▓ window 256 ░░░░░      320K+320K\n"
-        "L3 ▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓░░░░░·· 1.2M+320K\n"
-        "L4 ▓▓▓▓▓ window 256 ░░░░░      320K+320K\n"
-        "L5 ▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓░░░░░·· 1.2M+320K\n"
+        "layers             one cell = 128 tokens\n"
+        "L0 window 256 ▓▓░░             320K+320K\n"
+        "L1            ▓▓▓▓▓▓▓▓▓▓░░···· 1.2M+320K\n"
+        "L2 window 256 ▓▓░░             320K+320K\n"
+        "L3            ▓▓▓▓▓▓▓▓▓▓░░···· 1.2M+320K\n"
+        "L4 window 256 ▓▓░░             320K+320K\n"
+        "L5            ▓▓▓▓▓▓▓▓▓▓░░···· 1.2M+320K\n"
         "\n"
-        "▒ shared   ▓ own   ░ kept   · free\n"
+        "▒ shared   ▓ own   ░ cached   · free\n"
         "\n"
         "branches on the device\n"
         "  Trip to Oslo                ▓  4.7 MiB\n"
         "\n"
-        "reused in all        1.1k of 1.3k · 87 %\n"
+        "reused (total)       1.1k of 1.3k · 87 %\n"
         "tok/s                        ▁▅██     38\n"
         "reuse                         ▁▅█   97 %\n"
+        "device                        ▁▆█ ≤ 6.0M\n"
         "\n"
         "room for                6.9k more tokens\n"
         "              before the context is full"
     )
 
 
-def test_a_panel_that_stands_still_says_so_first_and_draws_nothing_of_a_past_that_was_not() -> None:
+def test_a_frozen_panel_says_so_first_and_draws_nothing_of_a_past_that_was_not() -> None:
     shown = lines(Live(recent=Recent(), frozen_at="12:00:01"))
-    assert shown[0] == "stands still since 12:00:01"
+    assert shown[0] == "frozen since 12:00:01"
     assert not any(line.startswith(("tok/s", "reuse ")) for line in shown)
 
 
@@ -81,7 +85,10 @@ def test_where_rows_are_scarce_all_alike_layers_share_one_wherever_they_are() ->
     deep = scripted_snapshot([HeldTokens(owner="s1", num_tokens=900)], layers=((SLIDING,) * 5 + (FULL,)) * 8)
     options = PanelOptions(width=40, max_rows=20, names=NAMES, live=Live(recent=RECENT))
     shown = [row_text(row) for row in panel_rows(deep, options)]
-    assert [line.split("▓")[0].strip() for line in shown if line.startswith("L")] == ["L00… ×40", "L05… ×8"]
+    assert [line.split("▓")[0].strip() for line in shown if line.startswith("L")] == [
+        "L00… ×40 w256",
+        "L05… ×8",
+    ]
     assert len(shown) <= 20
     held = sum(layer.used_bytes for layer in deep.layers if layer.window is None)
     assert f"{held / 2**20:.1f} MiB" in next(line for line in shown if line.startswith("L05"))

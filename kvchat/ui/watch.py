@@ -1,0 +1,87 @@
+"""The cache panel alone, of an engine in another process."""
+
+import asyncio
+from time import monotonic
+from typing import TYPE_CHECKING, ClassVar
+
+from textual.app import App, ComposeResult
+from textual.binding import Binding, BindingType
+from textual.widgets import Static
+
+from kvchat.app.interface_types import EngineView
+from kvchat.engine.api.engine_phase import EnginePhase
+from kvchat.ui.state.cache_history import History, TokenRate
+from kvchat.ui.state.stored_sessions import StoredSessions
+from kvchat.ui.theme import KVCHAT_THEME, own_variables
+from kvchat.ui.widgets.cache.panel import CachePanel
+from kvchat.ui.widgets.cache.panel_rows import BranchNames, Live
+
+if TYPE_CHECKING:
+    from kvchat.session.store import SessionStore
+
+_INTERVAL_S = 0.5
+_KEYS = "l layers · f freeze · q quit"
+
+
+class WatchApp(App[None]):
+    """Follows an engine until the person leaves or the engine has ended.
+
+    Args:
+        engine: asked in a thread, since it may not answer at once.
+        store: has the titles of sessions.
+    """
+
+    CSS_PATH = "kvchat.tcss"
+    ENABLE_COMMAND_PALETTE = False
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("l,f4", "layers", "Layers"),
+        Binding("f,f8", "freeze", "Freeze"),
+        Binding("q,escape,f3,ctrl+c,ctrl+q", "quit", "Quit", priority=True),
+    ]
+
+    def __init__(self, engine: EngineView, store: "SessionStore") -> None:
+        super().__init__()
+        self.register_theme(KVCHAT_THEME)
+        self.theme = KVCHAT_THEME.name
+        self._engine = engine
+        self._sessions = StoredSessions(store)
+        self._rate = TokenRate()
+        self._history = History()
+
+    def compose(self) -> ComposeResult:
+        yield CachePanel(id="panel")
+        yield Static(_KEYS, markup=False)
+
+    def on_mount(self) -> None:
+        self.run_worker(self._follow())
+
+    def get_theme_variable_defaults(self) -> dict[str, str]:
+        return own_variables(self.current_theme)
+
+    def action_layers(self) -> None:
+        self.query_one(CachePanel).toggle_expanded()
+
+    def action_freeze(self) -> None:
+        self.query_one(CachePanel).toggle_frozen()
+
+    async def _follow(self) -> None:
+        while (await asyncio.to_thread(self._engine.status)).phase is not EnginePhase.FAILED:
+            await asyncio.to_thread(self._look)
+            await asyncio.sleep(_INTERVAL_S)
+        self.exit()
+
+    def _look(self) -> None:
+        snapshot = self._engine.snapshot()
+        if snapshot is None:
+            return
+        if any(branch.owner not in self._sessions.titles for branch in snapshot.sequences):
+            self._sessions.read()
+        rate = None
+        if snapshot.num_running:
+            self._rate.observe(monotonic(), snapshot.sampled_tokens)
+            rate = self._rate.tokens_per_s
+        else:
+            self._rate.reset()
+        names = BranchNames(of_branches={}, of_sessions=self._sessions.titles)
+        live = Live(recent=self._history.observe(monotonic(), snapshot, rate))
+        self.call_from_thread(self.query_one(CachePanel).show_snapshot, snapshot, names, live)
