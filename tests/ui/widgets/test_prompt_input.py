@@ -5,7 +5,9 @@ from pathlib import Path
 import pytest
 from textual import events
 
-from tests.ui.harness import Window, window
+from kvchat.ui.screens.confirm import NoteScreen
+from kvchat.ui.widgets.prompt_input import CommandList
+from tests.ui.harness import Window, talk_window, window
 
 pytestmark = pytest.mark.tui
 
@@ -147,3 +149,22 @@ async def test_whatever_is_put_into_the_prompt_leaves_the_draft_a_key_up_away(tm
         assert shown.screen.prompt.text == "an earlier message"
         await shown.pilot.press("up")
         assert shown.screen.prompt.text == "Very well.x"
+
+
+async def test_neither_one_command_of_the_history_nor_several_catch_up_and_down(tmp_path: Path) -> None:
+    async with talk_window(tmp_path) as shown:
+        await shown.say_and_wait("hello")
+        await shown.say("/why")
+        await shown.until_on_top(NoteScreen)
+        await shown.pilot.press("escape")
+        await shown.until_back()
+        await shown.type("/s")
+        await shown.pilot.press("escape", "enter")
+        await shown.until_told("there is no /s")
+        shown.screen.prompt.set_text("")
+        walked = []
+        for key in ("up", "up", "up", "down", "down"):
+            await shown.pilot.press(key)
+            walked.append(shown.screen.prompt.text)
+        assert walked == ["/s", "/why", "hello", "/why", "/s"]
+        assert not shown.screen.query_one(CommandList).display
