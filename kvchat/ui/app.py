@@ -4,21 +4,21 @@ import asyncio
 import logging
 import signal
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from textual import events, work
-from textual.app import App, SystemCommand
+from textual.app import App
 from textual.binding import Binding, BindingType
 from textual.screen import Screen
 from textual.widgets import Input
 
 from kvchat.app.interface_types import EngineView
 from kvchat.errors import KvchatError
-from kvchat.ui.commands import COMMANDS
+from kvchat.ui.palette import Palette
 from kvchat.ui.screens.chat import ChatScreen
 from kvchat.ui.screens.interrupting_dialog import InterruptingDialog
 from kvchat.ui.terminal.driver import TerminalDriver, early_events
@@ -69,6 +69,7 @@ class KvchatApp(App[None]):
 
     TITLE = "kvchat"
     CSS_PATH = "kvchat.tcss"
+    COMMANDS: ClassVar = {Palette}
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("ctrl+q", "leave", "Quit", id="quit", priority=True),
         Binding("ctrl+p", "command_palette", "Palette", show=False, id="palette", priority=True),
@@ -225,9 +226,3 @@ class KvchatApp(App[None]):
     def action_interrupt(self) -> None:
         if self.screen is self.chat_screen:
             self.chat_screen.interrupt()
-
-    def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
-        """List kvchat's commands in the palette, then the choice of a theme."""
-        for command in COMMANDS:
-            yield SystemCommand(command.usage, command.help, partial(self.chat_screen.run_command, command))
-        yield SystemCommand("theme", "choose other colours", self.action_change_theme)

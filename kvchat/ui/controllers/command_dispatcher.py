@@ -11,7 +11,6 @@ from kvchat.text.cache_miss import why_words
 from kvchat.text.figures import plural
 from kvchat.text.fit_text import one_line
 from kvchat.ui.commands import find_command, nearest_command, split_command
-from kvchat.ui.controllers.asides import price_so_far
 from kvchat.ui.controllers.clipboard import Clipboard
 from kvchat.ui.controllers.composer import ComposerController
 from kvchat.ui.controllers.conversations import ConversationController
@@ -131,18 +130,8 @@ class CommandDispatcher:
             self._do.conversations.open_with(lambda: self._opened(reference))
 
     def fork(self, name: str = "") -> None:
-        conversation = self._stored()
-        if conversation is None or not self._is_free("fork"):
-            return
-
-        async def open_fork() -> "Conversation":
-            forked = await asyncio.to_thread(self._chat.fork, conversation, None, name or None)
-            price = price_so_far(forked, self._screen.snapshot)
-            self._screen.tell(f"on branch {one_line(forked.branch.name)}: {price}; what is new is its own")
-            return forked
-
-        self._screen.tell(price_so_far(conversation, self._screen.snapshot), title="fork")
-        self._do.conversations.open_with(open_fork)
+        if self._stored() is not None and self._is_free("fork"):
+            self._do.branching.fork(name)
 
     def retry(self, argument: str = "") -> None:
         if self._stored() is None or not self._is_free("retry"):

@@ -413,12 +413,17 @@ class CommandList(Static):
 
 
 def _lines(candidates: tuple[Choice, ...], chosen: int) -> Content:
-    start = max(0, min(chosen - _MAX_ROWS // 2, len(candidates) - _MAX_ROWS))
-    shown = candidates[start : start + _MAX_ROWS]
+    """Draw the candidates around the chosen one, and which they are where there are more."""
+    num = len(candidates) if len(candidates) <= _MAX_ROWS else _MAX_ROWS - 1
+    start = max(0, min(chosen - num // 2, len(candidates) - num))
     usage_width = max(len(command.usage) for command in candidates)
     lines = [
-        _line(command, usage_width, is_chosen=start + index == chosen) for index, command in enumerate(shown)
+        _line(command, usage_width, is_chosen=start + index == chosen)
+        for index, command in enumerate(candidates[start : start + num])
     ]
+    if num < len(candidates):
+        more = f"  ↑↓ {start + 1}–{start + num} of {len(candidates)}"
+        lines.append(Content.styled(more, Style(dim=True)))
     return Content("\n").join(lines)
 
 

@@ -67,11 +67,11 @@ async def test_an_exchange_is_left_out_and_what_followed_is_computed_again(tmp_p
         await ask_twice(
             shown,
             "/drop 2",
-            "Leave this message and its answer out?",
+            "Remove this message and its answer?",
             "computed again  19 tokens, with your next message",
             "on the device   384 KiB computed, 384 KiB reused",
             "following       2 messages, on a branch of their own",
-            "as it was       branch main",
+            "original        kept on branch main",
         )
         await shown.pilot.press("y")
         await shown.until(lambda: shown.questions == [TALK[0], TALK[2]])

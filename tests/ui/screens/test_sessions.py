@@ -225,9 +225,9 @@ async def test_a_key_in_the_list_exports_the_chosen_branch(tmp_path: Path) -> No
 
 async def run_by_palette(shown: Window, command: str, words: str) -> None:
     await shown.pilot.press("ctrl+p")
-    await shown.until_shown("/attach FILE")
+    await shown.until_shown("/new [title]")
     await shown.type(command)
-    await shown.until_gone("/attach FILE")
+    await shown.until_gone("/new [title]")
     await shown.until_shown(words)
     await shown.pilot.press("enter")
 
@@ -249,3 +249,25 @@ async def test_commands_of_the_palette_are_meant_for_the_line_only_in_the_list(t
         await shown.pilot.press("ctrl+u")
         await shown.say("/pin")
         await shown.until(lambda: names(shown) == ["· ★ Oslo", "· kv notes", "● Bergen"])
+
+
+async def test_the_palette_offers_commands_most_used_first_and_opens_sessions_by_title(
+    tmp_path: Path,
+) -> None:
+    def prepare(chat: ScriptedChat) -> None:
+        three(chat)
+        chat.add_session("[b] brackets", [("Why?", "For markup.")])
+
+    async with window(tmp_path, prepare=prepare, initial="Bergen", size=(100, 40)) as shown:
+        await shown.until(lambda: shown.questions == ["Rain?"])
+        await shown.pilot.press("ctrl+p")
+        await shown.until_shown("/new [title]")
+        offered = [shown.text.find(usage) for usage in ("/new [title]", "/switch [name]", "/fork [name]")]
+        assert -1 not in offered
+        assert offered == sorted(offered)
+        await shown.type("[b")
+        await shown.until_shown("open this session")
+        await shown.until_gone("/new [title]")
+        assert "[b] brackets" in shown.text
+        await shown.pilot.press("enter")
+        await shown.until(lambda: shown.questions == ["Why?"])

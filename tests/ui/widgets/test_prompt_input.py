@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from textual import events
 
+from kvchat.ui.commands import COMMANDS
 from kvchat.ui.screens.confirm import NoteScreen
 from kvchat.ui.widgets.prompt_input import CommandList
 from tests.ui.harness import Window, talk_window, window
@@ -95,17 +96,30 @@ async def test_a_paste_is_one_message_and_no_command_also_from_the_history(tmp_p
 async def test_commands_are_offered_chosen_completed_and_put_away_by_escape(tmp_path: Path) -> None:
     async with window(tmp_path) as shown:
         await shown.type("/s")
-        await shown.until_shown("▸ /stop")
+        await shown.until_shown("▸ /switch")
         await shown.pilot.press("escape")
-        await shown.until_gone("▸ /stop")
+        await shown.until_gone("▸ /switch")
         assert shown.screen.prompt.text == "/s"
         await shown.pilot.press("backspace")
         await shown.type("s")
-        await shown.until_shown("▸ /stop")
-        await shown.pilot.press("down")
         await shown.until_shown("▸ /switch")
+        await shown.pilot.press("down")
+        await shown.until_shown("▸ /search")
         await shown.pilot.press("tab")
-        assert shown.screen.prompt.text == "/switch"
+        assert shown.screen.prompt.text == "/search"
+
+
+async def test_a_list_of_commands_says_that_there_are_more_and_scrolls_to_them(tmp_path: Path) -> None:
+    num = len(COMMANDS)
+    async with window(tmp_path, size=(80, 24)) as shown:
+        await shown.type("/")
+        await shown.until_shown(f"↑↓ 1–5 of {num}")
+        await shown.pilot.press("up")
+        await shown.until_shown(f"↑↓ {num - 4}–{num} of {num}")
+        assert f"▸ {COMMANDS[-1].usage}" in shown.text
+        await shown.type("de")
+        await shown.until_shown("▸ /detach")
+        assert "↑↓" not in shown.text
 
 
 async def test_a_command_that_needs_a_word_waits_for_it_and_takes_a_pasted_one(tmp_path: Path) -> None:
