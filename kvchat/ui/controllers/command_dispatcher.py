@@ -1,7 +1,7 @@
 """Command dispatcher: runs slash commands."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -21,6 +21,13 @@ from kvchat.ui.controllers.screen_services import ScreenServices
 from kvchat.ui.controllers.sessions import SessionController
 from kvchat.ui.controllers.settings import SettingsController
 from kvchat.ui.controllers.turn_runner import QueuedTurn, TurnKind, TurnRunner
+from kvchat.ui.state.argument_completion import (
+    FORMATS,
+    Argument,
+    cache_arguments,
+    export_arguments,
+    switch_arguments,
+)
 from kvchat.ui.state.conversation_tab import Draft
 
 if TYPE_CHECKING:
@@ -70,7 +77,7 @@ class CommandDispatcher:
             "model": self.model,
             "reload": lambda _: controllers.settings.reload(),
             "set": self.set,
-            "theme": lambda name: controllers.settings.change("display.theme", name),
+            "theme": controllers.settings.set_theme,
             "copy": self.copy,
             "open": self.open,
             "edit": self.edit,
@@ -92,6 +99,15 @@ class CommandDispatcher:
             "quit": lambda _: screen.quit(),
         }
 
+        screen.prompt.sources = {
+            "switch": self._other_names,
+            "theme": controllers.settings.themes,
+            "set": controllers.settings.arguments,
+            "cache": cache_arguments,
+            "gauge": lambda _: (Argument(usage=name) for name in FORMATS[1:]),
+            "export": export_arguments,
+        }
+
     def run(self, line: str) -> None:
         """Run a command line, or say why not."""
         name, argument = split_command(line)
@@ -102,7 +118,8 @@ class CommandDispatcher:
             self._screen.warn(f"there is no /{name}{guess} (// sends it as text, f1 lists the commands)")
             self._screen.prompt.restore_command(line)
         elif command.needs_argument and not argument:
-            self._screen.warn(f"usage: {command.usage}")
+            if command.name not in self._screen.prompt.sources:
+                self._screen.warn(f"usage: {command.usage}")
             self._screen.prompt.restore_command(line + " ")
         elif "\n" in line and not command.takes_lines:
             self._screen.warn(f"/{command.name} takes one line; // sends this as text")
@@ -128,6 +145,11 @@ class CommandDispatcher:
             self._screen.show_sessions_pane()
         else:
             self._do.conversations.open_with(lambda: self._opened(reference))
+
+    def _other_names(self, _typed: str) -> Iterable[Argument]:
+        here = self._turns.conversation
+        place = (here.session.id, here.branch.name) if here is not None else None
+        return switch_arguments(self._do.sessions.sessions.entries, place)
 
     def fork(self, name: str = "") -> None:
         if self._stored() is not None and self._is_free("fork"):

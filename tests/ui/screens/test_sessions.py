@@ -225,9 +225,9 @@ async def test_a_key_in_the_list_exports_the_chosen_branch(tmp_path: Path) -> No
 
 async def run_by_palette(shown: Window, command: str, words: str) -> None:
     await shown.pilot.press("ctrl+p")
-    await shown.until_shown("/new [title]")
+    await shown.until_shown("/fork [name]")
     await shown.type(command)
-    await shown.until_gone("/new [title]")
+    await shown.until_gone("/fork [name]")
     await shown.until_shown(words)
     await shown.pilot.press("enter")
 
@@ -271,3 +271,19 @@ async def test_the_palette_offers_commands_most_used_first_and_opens_sessions_by
         assert "[b] brackets" in shown.text
         await shown.pilot.press("enter")
         await shown.until(lambda: shown.questions == ["Why?"])
+
+
+async def test_switch_offers_the_other_branches_here_and_the_other_titles(tmp_path: Path) -> None:
+    async with window(tmp_path, prepare=three, initial="Oslo") as shown:
+        await shown.until(lambda: bool(shown.questions))
+        await shown.say("/fork by ferry")
+        await shown.until(lambda: shown.screen.turns.conversation.branch.name == "by ferry")
+        await shown.until_shown("└ ● by ferry")
+        await shown.type("/switch ")
+        await shown.until_shown("▸ main")
+        assert "branch of this conversation" in shown.text
+        await shown.type("BER")
+        await shown.until_shown("▸ Bergen")
+        await shown.pilot.press("enter")
+        await shown.until(lambda: shown.questions == ["Rain?"])
+        assert shown.screen.prompt.text == ""
