@@ -4,7 +4,7 @@ import asyncio
 import logging
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -13,18 +13,24 @@ from typing import TYPE_CHECKING, ClassVar
 from textual import events, work
 from textual.app import App
 from textual.binding import Binding, BindingType
+from textual.command import DiscoveryHit, Hit, Hits, Provider
+from textual.content import Content
 from textual.screen import Screen
+from textual.types import IgnoreReturnCallbackType
 from textual.widgets import Input
 
 from kvchat.app.interface_types import EngineView
 from kvchat.errors import KvchatError
-from kvchat.ui.palette import Palette
+from kvchat.text.figures import plural
+from kvchat.ui.commands import COMMANDS
 from kvchat.ui.screens.chat import ChatScreen
 from kvchat.ui.screens.interrupting_dialog import InterruptingDialog
 from kvchat.ui.terminal.driver import TerminalDriver, early_events
 from kvchat.ui.terminal.stray_output import guarded_terminal, hang_up_told, key_by_key, size_of_terminal
 from kvchat.ui.theme import KVCHAT_THEME, own_variables
 from kvchat.ui.widgets.prompt_input import Prompt
+from kvchat.ui.widgets.session_list import SessionList
+from kvchat.ui.widgets.session_rows import title_of
 
 if TYPE_CHECKING:
     from kvchat.app.interface_host import InterfaceHost
@@ -49,6 +55,34 @@ _LATER_STYLES = Path(__file__).with_name("dialogs.tcss")
 
 _SIGNALS = {signal.SIGINT: 130, signal.SIGTERM: 143}
 _HUNG_UP = 129
+
+
+_Entry = tuple[str, str, IgnoreReturnCallbackType]
+
+
+class Palette(Provider):
+    """Palette of kvchat's commands, most used first, and of the sessions by title: choosing one opens it."""
+
+    async def discover(self) -> Hits:
+        for name, summary, run in self._entries():
+            yield DiscoveryHit(Content(name), run, name, summary)
+
+    async def search(self, query: str) -> Hits:
+        matcher = self.matcher(query)
+        for name, summary, run in self._entries():
+            if score := matcher.match(name):
+                yield Hit(score, Content(name), run, name, summary)
+
+    def _entries(self) -> Iterator[_Entry]:
+        """Return names and summaries, in which nothing is markup, and what choosing each does."""
+        window = self.screen
+        assert isinstance(window, ChatScreen)
+        for command in COMMANDS:
+            yield command.usage, command.help, partial(window.run_command, command)
+        for session, branches in window.sessions.sessions.entries:
+            several = f" · {plural(len(branches), 'branch', 'branches')}" if branches else ""
+            opened = SessionList.Opened(session.id, None)
+            yield title_of(session), f"open this session{several}", partial(window.post_message, opened)
 
 
 class KvchatApp(App[None]):

@@ -12,7 +12,7 @@ from kvchat.errors import (
     UsageError,
 )
 from kvchat.session.store import SessionStore
-from kvchat.session.tree import MAIN, Finish, Role
+from kvchat.session.tree import MAIN, Finish, Role, nested
 from tests.chat.desk import REPLY, Desk, shown
 from tests.session.turns import exchange
 
@@ -179,3 +179,30 @@ def test_roles_alternate_on_every_path(desk: Desk) -> None:
     assert replace(conversation.branch, updated_at=0) == replace(
         desk.store.branch(conversation.session.id, "main"), updated_at=0
     )
+
+
+def test_branches_stand_behind_the_one_that_they_leave_with_all_their_tokens(desk: Desk) -> None:
+    conversation = desk.talk("One", "Two", title="demo")
+    boat = desk.chat.fork(conversation, conversation.turns[1].id, "boat")
+    list(desk.chat.send(boat, "By boat"))
+    list(desk.chat.send(night := desk.chat.fork(boat, name="night"), "At night"))
+    list(desk.chat.send(day := desk.chat.fork(boat, name="day"), "By day"))
+    list(desk.chat.send(bus := desk.chat.fork(conversation, name="bus"), "By bus"))
+    list(desk.chat.send(empty := desk.chat.fork(bus, name="empty"), "Now"))
+    desk.chat.fork(bus, name="again")
+    session_id = conversation.session.id
+    found = list(nested(desk.store.branches(session_id), desk.store.outline(session_id)))
+    assert [(branch.name, depth) for branch, depth, _ in found] == [
+        ("bus", 0),
+        ("again", 1),
+        ("empty", 1),
+        ("boat", 0),
+        ("day", 1),
+        ("night", 1),
+        ("main", 0),
+    ]
+    for branch, _, num_tokens in found:
+        if branch.name == "again":
+            branch = bus.branch
+        known = {one.branch.name: one for one in (conversation, boat, night, day, bus, empty)}[branch.name]
+        assert num_tokens == sum(len(turn.token_ids or ()) for turn in known.turns)

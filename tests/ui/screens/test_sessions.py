@@ -7,6 +7,7 @@ import pytest
 from kvchat.app.interface_types import KvOnDisk
 from kvchat.engine.api.ids import SequenceId
 from kvchat.ui.screens.choices import LineScreen
+from kvchat.ui.screens.confirm import ConfirmScreen
 from kvchat.ui.widgets.list_search_field import FindField
 from kvchat.ui.widgets.session_list import SessionList
 from tests.ui.harness import Window, window
@@ -287,3 +288,22 @@ async def test_switch_offers_the_other_branches_here_and_the_other_titles(tmp_pa
         await shown.pilot.press("enter")
         await shown.until(lambda: shown.questions == ["Rain?"])
         assert shown.screen.prompt.text == ""
+
+
+async def test_the_tree_has_a_fork_of_a_fork_below_it_and_delete_asks_and_keeps(tmp_path: Path) -> None:
+    async with window(tmp_path, prepare=three, initial="Oslo") as shown:
+        await shown.until(lambda: bool(shown.questions))
+        for name in ("train", "night"):
+            await shown.say(f"/fork {name}")
+            await shown.until(lambda name=name: shown.screen.turns.conversation.branch.name == name)
+            await shown.say_and_wait(f"by {name}")
+        await shown.say("/tree")
+        await shown.until(lambda: "    └ ● night" in names(shown))
+        assert names(shown)[-4:-1] == ["  ├ main", "  └ train", "    └ ● night"]
+        await shown.pilot.press("up", "delete")
+        await shown.until_on_top(ConfirmScreen)
+        await shown.pilot.press("enter")
+        await shown.until_back()
+        assert len(shown.chat.store.paths) == 5
+        await shown.pilot.press("enter")
+        await shown.until(lambda: shown.screen.turns.conversation.branch.name == "train")
