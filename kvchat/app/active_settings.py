@@ -31,6 +31,42 @@ _ENGINE = "takes effect after /reload"
 _LATER = "takes effect at the next start"
 _OF_THE_MODEL = "engine.adapter"
 """Made for one model, with which it is named at the start."""
+_MEANINGS = {
+    "model": "a directory, a GGUF file, a hub id, or starter",
+    "system": "system prompt of new sessions",
+    "when_full": "evict, compress:FORMAT or shadow:N%, for KV that no longer fits",
+    "sampling.max_tokens": "longest answer in tokens; none: no limit",
+    "sampling.temperature": "0 is greedy",
+    "sampling.top_p": "nucleus sampling: probability that the likeliest tokens sum to",
+    "sampling.top_k": "choose among the k likeliest tokens",
+    "sampling.min_p": "least probability, relative to the likeliest token",
+    "sampling.repetition_penalty": "above 1, repeated tokens become less likely",
+    "sampling.seed": "seed of the sampling",
+    "display.color": "none: decided by the terminal and NO_COLOR",
+    "display.stats": "statistics under an answer",
+    "display.theme": "colours of the interface",
+    "engine.device": "what computes",
+    "engine.dtype": "type of activations and exact KV",
+    "engine.weights": "type of weights; int8 and int4 are quantised once",
+    "engine.adapter": "directory of a LoRA that is merged into the weights",
+    "engine.cache_format": "format of the KV",
+    "engine.block_size": "tokens per block",
+    "engine.device_bytes": "most memory for KV blocks; none: chosen by the machine",
+    "engine.host_bytes": "memory for blocks that a GPU evicts; none: chosen by the machine",
+    "engine.disk_bytes": "most disk space for KV blocks; none: no limit",
+    "engine.disk_daily_bytes": "most bytes of KV blocks written in a day",
+    "engine.eviction": "which cached block makes room",
+    "engine.idle_demote_s": "seconds until an idle conversation's blocks move to host memory",
+    "engine.max_batch_tokens": "most tokens computed in a step",
+    "engine.max_context": "longest context; none: the model's",
+    "engine.speculate": "draft tokens that repeat earlier ones",
+    "engine.threads": "threads of the processor; none: chosen by the model",
+    "remote.url": "server that answers in place of an engine here",
+    "remote.key_file": "file with the server's API key",
+    "paths.data_dir": "where conversations are stored",
+    "paths.cache_dir": "where KV blocks are stored",
+    **{name: "another key in the interface" for name in KEYS if name.startswith("keys.")},
+}
 
 
 class ActiveSettings:
@@ -76,6 +112,8 @@ class ActiveSettings:
                     value=_text(found.get(name, value)),
                     origin=origins.get(name, "default"),
                     in_force=None if now == value else _text(now),
+                    summary=_MEANINGS[name],
+                    choices=getattr(KEYS[name].read, "words", ()),
                 )
             )
         return entries

@@ -35,12 +35,16 @@ def appearance_of(settings: "Settings") -> Appearance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettingEntry:
-    """A setting as it stands. `origin`: who set it; `in_force`: what counts now where that is not `value`."""
+    """A setting as it stands. `origin`: who set it; `in_force`: what counts now where that is not `value`;
+    `summary`: its meaning; `choices`: all values that it takes, where these are few.
+    """
 
     name: str
     value: str
     origin: str
     in_force: str | None = None
+    summary: str = ""
+    choices: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,10 @@ from kvchat.session.database.turn_reader import TurnReader
 from kvchat.session.session_queries import SearchHit, SessionSummary
 from kvchat.session.tree import Branch, Session, SessionId, Turn, TurnId
 
+_OUTLINE = """
+    SELECT id, parent_id, coalesce(length(token_ids), 0) / 4 AS num_tokens FROM turns WHERE session_id = ?
+"""
+
 
 class SessionReader:
     """The reading half of a store of sessions.
@@ -114,6 +118,12 @@ class SessionReader:
             turns = self._reader.turns(connection, statements.path_to(connection, leaf_id))
             silent_damage.refuse_gaps(connection, turns, (leaf_id,))
             return turns
+
+    def outline(self, session_id: SessionId) -> dict[TurnId, tuple[TurnId | None, int]]:
+        """Return the parent and the number of tokens of each turn, without reading what it says."""
+        with self._database.read() as connection:
+            found = connection.execute(_OUTLINE, (session_id,))
+            return {row["id"]: (row["parent_id"], row["num_tokens"]) for row in found}
 
     def children(self, turn_id: TurnId) -> tuple[Turn, ...]:
         with self._database.read() as connection:

@@ -27,6 +27,7 @@ from kvchat.session.tree import (
     Branch,
     BranchName,
     Finish,
+    Role,
     Session,
     SessionId,
     Turn,
@@ -52,6 +53,7 @@ class SessionStore(SessionReader):
         self._writers = Writers(None if path is None else path.parent / "writers")
         super().__init__(database, TurnReader(self._writers))
         self.path = database.path
+        self._numbered: set[tuple[SessionId, BranchName]] = set()
         self.unsent = DraftStore(None if path is None else path.parent / "unsent", encryptor)
 
     def close(self) -> None:
@@ -179,7 +181,8 @@ class SessionStore(SessionReader):
         """Create a branch that ends with a turn and make it the active one.
 
         Args:
-            name: its name; empty: that of `beside` with the next free number, as in `main-2`.
+            name: its name; empty: that of `beside` with the next free number, as in `main-2`, until this
+                store adds a message to it, by whose first words it is called from then on.
 
         Raises: UsageError: the name is taken.
         """
@@ -195,6 +198,8 @@ class SessionStore(SessionReader):
                 updated_at=statements.next_timestamp(connection),
             )
             statements.insert_branch(connection, branch)
+        if not name:
+            self._numbered.add((session_id, branch.name))
         return branch
 
     def set_leaf(self, branch: Branch, leaf_id: TurnId | None) -> Branch:
@@ -247,7 +252,12 @@ class SessionStore(SessionReader):
             if not session.title:
                 title = statements.title_of(turns[0].text)
                 statements.change_session(connection, branch.session_id, title=title)
-            return statements.move(connection, branch, turns[-1].id)
+            moved = statements.move(connection, branch, turns[-1].id)
+            if turns[0].role is Role.USER and (branch.session_id, branch.name) in self._numbered:
+                moved = statements.name_branch(connection, moved, turns[0].text)
+        if moved.name != branch.name:
+            self._numbered.discard((branch.session_id, branch.name))
+        return moved
 
     def add_answers(self, turns: Sequence[Turn]) -> None:
         """Store answers that begin to grow side by side; no branch leads to them yet."""

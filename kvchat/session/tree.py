@@ -1,6 +1,6 @@
 """A conversation as a tree of turns. Values only; the store persists them, chat extends them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NewType
@@ -205,6 +205,42 @@ def path_token_ids(path: Sequence[Turn]) -> tuple[int, ...] | None:
             return None
         ids.extend(turn.token_ids)
     return tuple(ids)
+
+
+def nested(
+    branches: Sequence[Branch], outline: Mapping[TurnId, tuple[TurnId | None, int]]
+) -> Iterator[tuple[Branch, int, int]]:
+    """Yield branches with their depth and tokens, in their order but each behind the one that it leaves.
+
+    Where branches part, what stands before belongs to `main`, else to the one that ends there, else to that
+    whose next turn is the oldest, and the others leave it. Those that leave a branch that leaves none stand
+    beside it, and have no depth either.
+
+    Args:
+        branches: of one session, last used first.
+        outline: the parent and the number of tokens of each turn, oldest first.
+    """
+    age = {turn_id: at for at, turn_id in enumerate(outline)}
+    paths: dict[BranchName, list[TurnId]] = {}
+    for branch in reversed(branches):
+        path, turn_id = paths.setdefault(branch.name, []), branch.leaf_id
+        while turn_id is not None and turn_id in outline:
+            path.insert(0, turn_id)
+            turn_id, _ = outline[turn_id]
+    had: dict[TurnId, BranchName] = {}
+    left: dict[BranchName, BranchName] = {}
+    for name in sorted(paths, key=lambda one: (one != MAIN, [age[turn_id] for turn_id in paths[one]])):
+        for turn_id in paths[name]:
+            if (owner := had.setdefault(turn_id, name)) != name:
+                left[name] = owner
+
+    def at(depth: int, found: Sequence[Branch]) -> Iterator[tuple[Branch, int, int]]:
+        for branch in found:
+            yield branch, depth, sum(outline[turn_id][1] for turn_id in paths[branch.name])
+            if branch.name in left:
+                yield from at(depth + 1, [one for one in branches if left.get(one.name) == branch.name])
+
+    yield from at(0, [one for one in branches if left.get(one.name) not in left])
 
 
 def num_common(one: Sequence[object], other: Sequence[object]) -> int:

@@ -41,8 +41,10 @@ def in_bytes(num_tokens: int, snapshot: CacheSnapshot | None) -> str:
 def price_words(cost: EditCost, snapshot: CacheSnapshot | None) -> str:
     """Return what is shared and what is computed."""
     of_bytes = in_bytes(cost.reused_tokens, snapshot)
-    computed = plural(cost.computed_tokens, "token") if cost.computed_tokens else "nothing"
-    return f"shares {count_text(cost.reused_tokens)} tokens{of_bytes} · computes {computed}"
+    computed = (
+        f"computes {plural(cost.computed_tokens, 'token')}" if cost.computed_tokens else "nothing recomputed"
+    )
+    return f"shares {plural(cost.reused_tokens, 'token')}{of_bytes} · {computed}"
 
 
 def tier_words(blocks: Sequence[InspectedBlock]) -> str:

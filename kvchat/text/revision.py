@@ -63,7 +63,7 @@ def changed_words(branch: str, revision: Revision, cost: EditCost, snapshot: Cac
     here, there = one_line(branch), one_line(revision.stays_on)
     shared = plural(cost.reused_tokens, "token") + in_bytes(cost.reused_tokens, snapshot)
     reuse = f", which reuses {shared}" if cost.reused_tokens else ""
-    return f"on branch {here}{reuse}; all stays as it was on {there}: /switch {there}"
+    return f"on branch {here}{reuse} · original kept on {there}"
 
 
 def excerpt(revision: Revision) -> str:

@@ -4,21 +4,25 @@ import asyncio
 import logging
 import signal
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from textual import events, work
-from textual.app import App, SystemCommand
+from textual.app import App
 from textual.binding import Binding, BindingType
+from textual.command import DiscoveryHit, Hit, Hits, Provider
+from textual.content import Content
 from textual.screen import Screen
+from textual.types import IgnoreReturnCallbackType
 from textual.widgets import Input
 
 from kvchat.app.interface_types import EngineView
 from kvchat.errors import KvchatError
 from kvchat.session.tree import SessionId
+from kvchat.text.figures import plural
 from kvchat.ui.commands import COMMANDS
 from kvchat.ui.controllers.turn_runner import TurnRunner
 from kvchat.ui.screens.chat import ChatScreen
@@ -27,6 +31,8 @@ from kvchat.ui.terminal.driver import TerminalDriver, early_events
 from kvchat.ui.terminal.stray_output import guarded_terminal, hang_up_told, key_by_key, size_of_terminal
 from kvchat.ui.theme import KVCHAT_THEME, own_variables
 from kvchat.ui.widgets.prompt_input import Prompt
+from kvchat.ui.widgets.session_list import SessionList
+from kvchat.ui.widgets.session_rows import title_of
 
 if TYPE_CHECKING:
     from kvchat.app.interface_host import InterfaceHost
@@ -53,6 +59,34 @@ _SIGNALS = {signal.SIGINT: 130, signal.SIGTERM: 143}
 _HUNG_UP = 129
 
 
+_Entry = tuple[str, str, IgnoreReturnCallbackType]
+
+
+class Palette(Provider):
+    """Palette of kvchat's commands, most used first, and of the sessions by title: choosing one opens it."""
+
+    async def discover(self) -> Hits:
+        for name, summary, run in self._entries():
+            yield DiscoveryHit(Content(name), run, name, summary)
+
+    async def search(self, query: str) -> Hits:
+        matcher = self.matcher(query)
+        for name, summary, run in self._entries():
+            if score := matcher.match(name):
+                yield Hit(score, Content(name), run, name, summary)
+
+    def _entries(self) -> Iterator[_Entry]:
+        """Return names and summaries, in which nothing is markup, and what choosing each does."""
+        window = self.screen
+        assert isinstance(window, ChatScreen)
+        for command in COMMANDS:
+            yield command.usage, command.help, partial(window.run_command, command)
+        for session, branches in window.sessions.sessions.entries:
+            several = f" · {plural(len(branches), 'branch', 'branches')}" if branches else ""
+            opened = SessionList.Opened(session.id, None)
+            yield title_of(session), f"open this session{several}", partial(window.post_message, opened)
+
+
 class KvchatApp(App[None]):
     """A window on one chat service and the engine behind it, neither of which it owns.
 
@@ -71,6 +105,7 @@ class KvchatApp(App[None]):
 
     TITLE = "kvchat"
     CSS_PATH = "kvchat.tcss"
+    COMMANDS: ClassVar = {Palette}
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("ctrl+q", "leave", "Quit", id="quit", priority=True),
         Binding("ctrl+p", "command_palette", "Palette", show=False, id="palette", priority=True),
@@ -236,9 +271,3 @@ class KvchatApp(App[None]):
     def action_interrupt(self) -> None:
         if self.screen is self.chat_screen:
             self.chat_screen.interrupt()
-
-    def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
-        """List kvchat's commands in the palette, then the choice of a theme."""
-        for command in COMMANDS:
-            yield SystemCommand(command.usage, command.help, partial(self.chat_screen.run_command, command))
-        yield SystemCommand("theme", "choose other colours", self.action_change_theme)

@@ -37,65 +37,62 @@ class SlashCommand:
 
 
 COMMANDS = (
-    SlashCommand(name="help", summary="keys and commands"),
     SlashCommand(
         name="new",
         argument="[title]",
         summary="start a conversation; the one on screen stays",
         aliases=("clear",),
     ),
-    SlashCommand(name="temp", summary="start one that is deleted when you leave it; again: keep it"),
+    SlashCommand(name="switch", argument="[name]", summary="open another conversation or branch"),
     SlashCommand(name="fork", argument="[name]", summary="go on from here on a branch of its own"),
     SlashCommand(name="retry", argument="[n]", summary="answer again on a new branch; n answers to compare"),
-    SlashCommand(
-        name="tokens", argument="[n]", summary="open the n-th last answer as tokens, go on from another"
-    ),
-    SlashCommand(
-        name="aside",
-        argument="[text]",
-        summary="ask on a fork that is thrown away; again: go back",
-        takes_lines=True,
-    ),
-    SlashCommand(name="edit", argument="[n]", summary="change your n-th last message and go on from there"),
+    SlashCommand(name="edit", argument="[n]", summary="change your nth message from the end, on a branch"),
     SlashCommand(
         name="undo", argument="[n]", summary="take back your last n messages; they stay on their branch"
     ),
-    SlashCommand(name="drop", argument="[n]", summary="leave out your n-th last message, keep what follows"),
-    SlashCommand(name="continue", summary="go on with an interrupted answer"),
-    SlashCommand(name="stop", summary="stop the answer"),
-    SlashCommand(name="switch", argument="[name]", summary="open another conversation or branch"),
-    SlashCommand(name="tree", summary="the conversations with their branches, at this one's line"),
     SlashCommand(name="search", argument="[words]", summary="find sessions by title, and messages by words"),
+    SlashCommand(name="tree", summary="this conversation's branches: open, compare, delete"),
+    SlashCommand(name="why", argument="[n]", summary="explain what the nth answer from the end reused"),
+    SlashCommand(name="model", argument="[name]", summary="choose or download another model; what fits"),
     SlashCommand(
-        name="system",
-        argument="[text]",
-        summary="show the system prompt, or start anew with another",
-        takes_lines=True,
+        name="copy", argument="[n|code]", summary="copy the nth answer from the end, or the last code"
     ),
-    SlashCommand(
-        name="attach", argument="FILE", summary="let a text file go with your message, as @file does"
-    ),
-    SlashCommand(name="detach", summary="leave out what was attached last"),
-    SlashCommand(name="answer", summary="let a question come that waited because you were typing"),
-    SlashCommand(name="history", summary="find an earlier message"),
-    SlashCommand(
-        name="copy", argument="[n|code]", summary="copy the n-th last answer, or the last one's code"
-    ),
-    SlashCommand(name="open", argument="[n]", summary="open the n-th last answer in $EDITOR"),
-    SlashCommand(
-        name="cache", argument="[what]", summary="the cache panel; what: layers, blocks, freeze, format NAME"
-    ),
-    SlashCommand(name="gauge", argument="[format]", summary="measure what smaller cache formats lose here"),
     SlashCommand(
         name="export",
         argument="[file]",
         summary="write it to a file: .md .html .json .kvchat",
         is_for_lines=True,
     ),
+    SlashCommand(name="help", summary="keys and commands"),
+    SlashCommand(name="set", argument="[name value]", summary="see and change settings, in your own file"),
+    SlashCommand(name="theme", argument="NAME", summary="other colours; ansi-dark has the terminal's own"),
     SlashCommand(
         name="screen", argument="[file]", summary="write what the screen shows to a file: .svg .txt"
     ),
-    SlashCommand(name="why", argument="[n]", summary="say why the n-th last answer computed what it did"),
+    SlashCommand(
+        name="cache", argument="[what]", summary="the cache panel; what: layers, blocks, freeze, format NAME"
+    ),
+    SlashCommand(
+        name="attach", argument="FILE", summary="let a text file go with your message, as @file does"
+    ),
+    SlashCommand(name="detach", summary="leave out what was attached last"),
+    SlashCommand(name="continue", summary="go on with an interrupted answer"),
+    SlashCommand(name="stop", summary="stop the answer"),
+    SlashCommand(
+        name="aside",
+        argument="[text]",
+        summary="ask on a fork that is thrown away; again: go back",
+        takes_lines=True,
+    ),
+    SlashCommand(name="temp", summary="start one that is deleted when you leave it; again: keep it"),
+    SlashCommand(name="drop", argument="[n]", summary="leave out your nth message from the end"),
+    SlashCommand(name="tokens", argument="[n]", summary="open the nth answer from the end as tokens"),
+    SlashCommand(
+        name="system",
+        argument="[text]",
+        summary="show the system prompt, or start anew with another",
+        takes_lines=True,
+    ),
     SlashCommand(name="title", argument="TITLE", summary="rename the conversation", is_for_lines=True),
     SlashCommand(
         name="pin",
@@ -103,12 +100,14 @@ COMMANDS = (
         is_for_lines=True,
     ),
     SlashCommand(name="delete", summary="delete the conversation", is_for_lines=True),
-    SlashCommand(name="model", argument="[name]", summary="choose or download another model; what fits"),
+    SlashCommand(name="history", summary="find an earlier message"),
+    SlashCommand(name="open", argument="[n]", summary="open the nth answer from the end in $EDITOR"),
+    SlashCommand(name="gauge", argument="[format]", summary="measure what smaller cache formats lose here"),
+    SlashCommand(name="answer", summary="show the waiting question"),
     SlashCommand(name="reload", summary="load the engine again"),
-    SlashCommand(name="set", argument="[name value]", summary="see and change settings, in your own file"),
-    SlashCommand(name="theme", argument="NAME", summary="other colours; ansi-dark has the terminal's own"),
     SlashCommand(name="quit", summary="leave; everything is kept", aliases=("bye", "exit")),
 )
+"""Most used first, as they are offered."""
 _BY_NAME = {name: command for command in COMMANDS for name in command.names}
 
 

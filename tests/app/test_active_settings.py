@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from kvchat.app.active_settings import ActiveSettings
-from kvchat.app.config import read_settings
+from kvchat.app.config import KEYS, default_settings, read_settings
 from kvchat.app.interface_types import SettingEntry
 from kvchat.errors import ConfigError
 
@@ -98,3 +98,10 @@ def test_a_key_that_the_environment_gives_to_something_else_is_refused_and_nothi
     assert not (home / "config.toml").exists()
     changed.change("keys.find", "f8")
     assert (read_settings().keys.help, read_settings().keys.find) == ("f9", "f8")
+
+
+def test_every_setting_says_what_it_means_and_a_few_which_values_they_take(tmp_path: Path) -> None:
+    entries = {one.name: one for one in ActiveSettings(default_settings()).entries({})}
+    assert list(entries) == list(KEYS)
+    assert all(one.summary for one in entries.values())
+    assert entries["engine.eviction"].choices == ("s3fifo", "lru")

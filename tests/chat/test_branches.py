@@ -1,5 +1,6 @@
 """Continue, retry, edit and fork: what was said stays as it was."""
 
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,8 +11,10 @@ from kvchat.errors import (
     ContextOverflow,
     UsageError,
 )
-from kvchat.session.tree import Finish, Role
+from kvchat.session.store import SessionStore
+from kvchat.session.tree import MAIN, Finish, Role, nested
 from tests.chat.desk import REPLY, Desk, shown
+from tests.session.turns import exchange
 
 pytestmark = pytest.mark.pure
 
@@ -81,8 +84,8 @@ def test_edit_asks_anew_in_place_of_an_earlier_question(desk: Desk) -> None:
     assert desk.seen(conversation).startswith("<|system|>Be kind.<|end|><|user|>Eins<|end|>")
     assert {branch.name for branch in desk.store.branches(conversation.session.id)} == {
         "main",
-        "main-2",
-        "main-3",
+        "zwei",
+        "eins",
     }
     for at in (path[1].id, path[4].id):
         with pytest.raises(UsageError, match="can be edited"):
@@ -120,6 +123,34 @@ def test_a_fork_at_an_earlier_message_can_be_answered_or_asked_on(desk: Desk) ->
     )
 
 
+def test_a_fork_is_called_by_the_first_message_on_it_once_and_a_persons_own_name_stays(desk: Desk) -> None:
+    conversation = desk.talk("One", title="demo")
+    forks = [desk.chat.fork(conversation) for _ in range(3)]
+    own = desk.chat.fork(conversation, name="by boat")
+    assert [fork.branch.name for fork in forks] == ["main-2", "main-3", "main-4"]
+    for fork, text in zip((*forks, own), ("Is it far? It's by rail", "is it far", "?!", "Two"), strict=True):
+        list(desk.chat.send(fork, text))
+        list(desk.chat.send(fork, "And then?"))
+    names = [fork.branch.name for fork in (*forks, own)]
+    assert names == ["is-it-far-its-by-rail", "is-it-far", "and-then", "by boat"]
+    again = desk.chat.fork(forks[1])
+    list(desk.chat.send(again, "is it far"))
+    assert again.branch.name == "is-it-far-2"
+    assert {branch.name for branch in desk.store.branches(conversation.session.id)} == {
+        *(MAIN, again.branch.name),
+        *names,
+    }
+    assert desk.chat.open("demo").branch == again.branch
+
+
+def test_a_numbered_branch_that_another_store_goes_on_with_keeps_its_name(desk: Desk) -> None:
+    """A script that has read `main-2` finds it there also after the next message."""
+    fork = desk.chat.fork(desk.talk("One", title="demo"))
+    with closing(SessionStore(desk.store.path)) as other:
+        branch = other.branch(fork.session.id, fork.branch.name)
+        assert exchange(other, branch, "Two", "2").name == "main-2"
+
+
 def test_two_open_conversations_on_one_branch_become_two_branches(desk: Desk, tmp_path: Path) -> None:
     conversation = desk.talk("One", title="demo")
     other = desk.chat.open("demo")
@@ -148,3 +179,30 @@ def test_roles_alternate_on_every_path(desk: Desk) -> None:
     assert replace(conversation.branch, updated_at=0) == replace(
         desk.store.branch(conversation.session.id, "main"), updated_at=0
     )
+
+
+def test_branches_stand_behind_the_one_that_they_leave_with_all_their_tokens(desk: Desk) -> None:
+    conversation = desk.talk("One", "Two", title="demo")
+    boat = desk.chat.fork(conversation, conversation.turns[1].id, "boat")
+    list(desk.chat.send(boat, "By boat"))
+    list(desk.chat.send(night := desk.chat.fork(boat, name="night"), "At night"))
+    list(desk.chat.send(day := desk.chat.fork(boat, name="day"), "By day"))
+    list(desk.chat.send(bus := desk.chat.fork(conversation, name="bus"), "By bus"))
+    list(desk.chat.send(empty := desk.chat.fork(bus, name="empty"), "Now"))
+    desk.chat.fork(bus, name="again")
+    session_id = conversation.session.id
+    found = list(nested(desk.store.branches(session_id), desk.store.outline(session_id)))
+    assert [(branch.name, depth) for branch, depth, _ in found] == [
+        ("bus", 0),
+        ("again", 1),
+        ("empty", 1),
+        ("boat", 0),
+        ("day", 1),
+        ("night", 1),
+        ("main", 0),
+    ]
+    for branch, _, num_tokens in found:
+        if branch.name == "again":
+            branch = bus.branch
+        known = {one.branch.name: one for one in (conversation, boat, night, day, bus, empty)}[branch.name]
+        assert num_tokens == sum(len(turn.token_ids or ()) for turn in known.turns)

@@ -120,6 +120,7 @@ def test_the_window_talks_to_the_server_and_says_what_it_reported(
         shown.until_shown("main-2")
         shown.type("And now?\r")
         shown.until(lambda: shown.text.count(REPLY) == 2)
+        shown.until_shown("and-now")
         shown.type("/why\r")
         shown.until_shown("does not say")
         shown.type("/quit\r")

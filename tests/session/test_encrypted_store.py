@@ -253,3 +253,12 @@ def _texts_after_trouble(path: Path) -> set[str]:
             if "start kvchat again" not in str(error):
                 raise
     raise AssertionError("it does not open")
+
+
+def test_a_numbered_branch_takes_its_name_from_the_first_message_also_encrypted(path: Path) -> None:
+    with closing(SessionStore(path, ENCRYPTOR)) as store:
+        session = store.create_session(title="demo")
+        main = exchange(store, store.branch(session.id, MAIN), "One", "1")
+        exchange(store, store.create_branch(session.id, leaf_id=main.leaf_id), "By boat", "2")
+        assert {branch.name for branch in store.branches(session.id)} == {MAIN, "by-boat"}
+        assert store.session(session.id).active_branch == "by-boat"

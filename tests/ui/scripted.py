@@ -84,6 +84,14 @@ class ScriptedStore:
             if owner == session_id
         ]
 
+    def outline(self, session_id: SessionId) -> dict[TurnId, tuple[TurnId | None, int]]:
+        return {
+            turn.id: (turn.parent_id, len(turn.token_ids or ()))
+            for (owner, _), path in self.paths.items()
+            for turn in path
+            if owner == session_id
+        }
+
     def rename(self, session_id: SessionId, title: str) -> None:
         self.sessions[session_id] = replace(self.sessions[session_id], title=title)
 

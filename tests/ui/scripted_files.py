@@ -45,7 +45,14 @@ class ScriptedFiles:
 
     def settings(self) -> Sequence[SettingEntry]:
         return [
-            SettingEntry(name=name, value=value, origin="file", in_force=self.in_force.get(name))
+            SettingEntry(
+                name=name,
+                value=value,
+                origin="file",
+                in_force=self.in_force.get(name),
+                summary=f"meaning of {name}",
+                choices=("32", "64") if name == "engine.block_size" else (),
+            )
             for name, value in self.values.items()
         ]
 

@@ -1,10 +1,12 @@
 """Statements shared by several operations of the store; each runs inside its caller's transaction."""
 
+import re
 import secrets
 import sqlite3
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from itertools import chain, count
+from textwrap import wrap
 from time import time
 
 from kvchat.errors import SessionExists, SessionNotFound
@@ -27,6 +29,7 @@ from kvchat.session.tree import Branch, BranchName, MessagePart, Session, Sessio
 
 _ALPHABET = "abcdefghijklmnopqrstuvwxyz234567"
 _TITLE_LEN = 60
+_NAME_LEN = 24
 
 _PATH = """
     WITH RECURSIVE path (num, parent_id, depth) AS (
@@ -164,6 +167,21 @@ def move(connection: sqlite3.Connection, branch: Branch, leaf_id: TurnId | None)
         add_branch(connection, ours)
     _activate(connection, ours)
     return ours
+
+
+def name_branch(connection: sqlite3.Connection, branch: Branch, message: str) -> Branch:
+    """Call a branch by the first words of a message, if it has any, and return it as it is called then."""
+    words = re.findall(r"[^\W_]+", re.sub("['’]", "", title_of(message).casefold()))
+    if not words:
+        return branch
+    name = wrap(" ".join(words), _NAME_LEN)[0].replace(" ", "-")
+    taken = branch_names(connection, branch.session_id) - {branch.name}
+    named = replace(branch, name=BranchName(name if name not in taken else free_name(name, taken)))
+    connection.execute(
+        "DELETE FROM branches WHERE session_id = ? AND name = ?", (branch.session_id, branch.name)
+    )
+    insert_branch(connection, named)
+    return named
 
 
 def insert_turn(connection: sqlite3.Connection, turn: Turn, writer: str) -> None:

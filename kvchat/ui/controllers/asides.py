@@ -84,7 +84,6 @@ class AsideController:
             self._asides.append(Aside(here=here, back=back))
             await self._turns.show(here)
             self._keep_behind(back)
-            self._screen.tell("this is thrown away when you leave it: esc or /aside goes back", title=_ASIDE)
         if text:
             self._screen.queue(QueuedTurn(kind=TurnKind.SEND, text=text))
 

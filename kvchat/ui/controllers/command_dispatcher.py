@@ -1,7 +1,7 @@
 """Command dispatcher: runs slash commands."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -11,7 +11,6 @@ from kvchat.text.cache_miss import why_words
 from kvchat.text.figures import plural
 from kvchat.text.fit_text import one_line
 from kvchat.ui.commands import find_command, nearest_command, split_command
-from kvchat.ui.controllers.asides import price_so_far
 from kvchat.ui.controllers.clipboard import Clipboard, write_screen
 from kvchat.ui.controllers.composer import ComposerController
 from kvchat.ui.controllers.conversations import ConversationController
@@ -22,6 +21,13 @@ from kvchat.ui.controllers.screen_services import ScreenServices
 from kvchat.ui.controllers.sessions import SessionController
 from kvchat.ui.controllers.settings import SettingsController
 from kvchat.ui.controllers.turn_runner import QueuedTurn, TurnKind, TurnRunner
+from kvchat.ui.state.argument_completion import (
+    FORMATS,
+    Argument,
+    cache_arguments,
+    export_arguments,
+    switch_arguments,
+)
 from kvchat.ui.state.conversation_tab import Draft
 
 if TYPE_CHECKING:
@@ -71,7 +77,7 @@ class CommandDispatcher:
             "model": self.model,
             "reload": lambda _: controllers.settings.reload(),
             "set": self.set,
-            "theme": lambda name: controllers.settings.change("display.theme", name),
+            "theme": controllers.settings.set_theme,
             "copy": self.copy,
             "open": self.open,
             "edit": self.edit,
@@ -94,6 +100,15 @@ class CommandDispatcher:
             "quit": lambda _: screen.quit(),
         }
 
+        screen.prompt.sources = {
+            "switch": self._other_names,
+            "theme": controllers.settings.themes,
+            "set": controllers.settings.arguments,
+            "cache": cache_arguments,
+            "gauge": lambda _: (Argument(usage=name) for name in FORMATS[1:]),
+            "export": export_arguments,
+        }
+
     def run(self, line: str) -> None:
         """Run a command line, or say why not."""
         name, argument = split_command(line)
@@ -104,7 +119,8 @@ class CommandDispatcher:
             self._screen.warn(f"there is no /{name}{guess} (// sends it as text, f1 lists the commands)")
             self._screen.prompt.restore_command(line)
         elif command.needs_argument and not argument:
-            self._screen.warn(f"usage: {command.usage}")
+            if command.name not in self._screen.prompt.sources:
+                self._screen.warn(f"usage: {command.usage}")
             self._screen.prompt.restore_command(line + " ")
         elif "\n" in line and not command.takes_lines:
             self._screen.warn(f"/{command.name} takes one line; // sends this as text")
@@ -131,19 +147,14 @@ class CommandDispatcher:
         else:
             self._do.conversations.open_with(lambda: self._opened(reference))
 
+    def _other_names(self, _typed: str) -> Iterable[Argument]:
+        here = self._turns.conversation
+        place = (here.session.id, here.branch.name) if here is not None else None
+        return switch_arguments(self._do.sessions.sessions.entries, place)
+
     def fork(self, name: str = "") -> None:
-        conversation = self._stored()
-        if conversation is None or not self._is_free("fork"):
-            return
-
-        async def open_fork() -> "Conversation":
-            forked = await asyncio.to_thread(self._chat.fork, conversation, None, name or None)
-            price = price_so_far(forked, self._screen.snapshot)
-            self._screen.tell(f"on branch {one_line(forked.branch.name)}: {price}; what is new is its own")
-            return forked
-
-        self._screen.tell(price_so_far(conversation, self._screen.snapshot), title="fork")
-        self._do.conversations.open_with(open_fork)
+        if self._stored() is not None and self._is_free("fork"):
+            self._do.branching.fork(name)
 
     def retry(self, argument: str = "") -> None:
         if self._stored() is None or not self._is_free("retry"):

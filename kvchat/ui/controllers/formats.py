@@ -13,12 +13,12 @@ from kvchat.text.figures import plural
 from kvchat.ui.controllers.screen_services import ScreenServices
 from kvchat.ui.controllers.settings import SettingsController
 from kvchat.ui.controllers.turn_runner import TurnRunner
+from kvchat.ui.state.argument_completion import FORMATS
 
 if TYPE_CHECKING:
     from kvchat.app.interface_host import InterfaceHost
     from kvchat.chat.conversation import Conversation
 
-_THERE_ARE = "there are fp8, int8, int4, int2, k=int8,v=int4, shadow:25% and exact"
 _LOSSY = (
     "Every answer on it is approximate, and what is lost comes back only where all is computed again. "
     "The engine is loaded again, and keeps all conversations of this window in this format from then on."
@@ -57,7 +57,7 @@ class FormatController:
         elif not wanted:
             origin = origin_of(conversation.session.namespace)
             kept = "as it was computed" if origin is None else f"in {origin.cache_format}, converted"
-            self._screen.tell(f"its KV is kept {kept}; {_THERE_ARE}: /cache format int8")
+            self._screen.tell(f"its KV is kept {kept}; there are {', '.join(FORMATS)}: /cache format int8")
         elif wanted == EXACT and self._is_exact(conversation):
             self._screen.tell("its KV is kept as it was computed already")
         elif not self._is_answering():

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from kvchat.chat.events import MOST_SAMPLES, Alternative, EditCost
 from kvchat.errors import KvchatError
-from kvchat.session.tree import Role, Turn
+from kvchat.session.tree import Role, Turn, TurnId
 from kvchat.text.attached_files import shown_message
 from kvchat.text.cache_usage import price_words
 from kvchat.text.figures import plural
@@ -119,26 +119,37 @@ class MessageActionsController:
 
     async def _retry(self) -> None:
         conversation = self._turns.conversation
-        if conversation is not None and (price := await self._retry_price(conversation)):
-            self._screen.tell(price, title="answer again")
+        words = [] if conversation is None else [await self._retry_price(conversation)]
         if (temperature := self._chat.variants.retry_temperature) is not None:
-            words = f"sampled at temperature {temperature}, so that it can differ"
-            self._screen.tell(words, title="answer again")
+            words.append(f"sampled at temperature {temperature}, so that it can differ")
+        if any(words):
+            self._screen.tell(" · ".join(filter(None, words)), title="answer again")
         self._screen.queue(QueuedTurn(kind=TurnKind.RETRY))
+
+    def fork(self, name: str) -> None:
+        """Go on from here on a new branch."""
+        self._conversations.open_with(partial(self._forked, None, name))
 
     async def _fork_at(self, turn: Turn) -> "Conversation":
         """Go on behind an answer, or before a question with its text in the prompt, on a new branch."""
-        conversation = self._turns.stored
         before = turn.parent_id if turn.role is Role.USER else turn.id
         if before is None:
             self._screen.warn("nothing stands before the first message: /new begins another conversation")
-            return conversation
-        forked = await asyncio.to_thread(self._chat.fork, conversation, before)
+            return self._turns.stored
+        forked = await self._forked(before)
         if turn.role is Role.USER:
             self._composer.write_message(turn.text)
-        self._screen.tell(
-            f"on branch {one_line(forked.branch.name)}: {price_so_far(forked, self._screen.snapshot)}"
-        )
+        return forked
+
+    async def _forked(self, last: TurnId | None, name: str = "") -> "Conversation":
+        """Return a new branch that ends with a turn, by default the last, and say what it shares."""
+        original = self._turns.stored
+        kept_on = one_line(original.branch.name)
+        forked = await asyncio.to_thread(self._chat.fork, original, last, name or None)
+        self._conversations.goes_on = True  # all that is cached is said here
+        price = price_so_far(forked, self._screen.snapshot)
+        branch = one_line(forked.branch.name)
+        self._screen.tell(f"{price} · original kept on {kept_on}", title=f"branch {branch}")
         return forked
 
     # Several answers
@@ -160,7 +171,7 @@ class MessageActionsController:
         produce = partial(variants.compare, conversation, num)
         stop = partial(self._chat.stop, conversation)
         offer = f"{num} answers to compare can be written: {price}"
-        compare = partial(CompareScreen, num, produce, stop, price)
+        compare = partial(CompareScreen, num, produce, stop, price, self._screen.prompt)
         chosen = await self._screen.dialogs.ask_deferred(offer, compare)
         if chosen is None:
             self._screen.tell("the answer stays as it was; /search finds the others")
@@ -168,8 +179,8 @@ class MessageActionsController:
         await asyncio.to_thread(variants.take, conversation, chosen)
         await self._turns.show(conversation)
         self._screen.tell(
-            f"on branch {one_line(conversation.branch.name)}; the others gave their blocks back, "
-            "/search finds their words"
+            "the other answers' blocks were freed; /search finds their words",
+            title=f"branch {one_line(conversation.branch.name)}",
         )
 
     # Tokens

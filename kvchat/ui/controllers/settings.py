@@ -1,7 +1,7 @@
 """Settings, models, and an engine that begins anew."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
@@ -13,6 +13,8 @@ from kvchat.text.fit_text import one_line
 from kvchat.ui.controllers.conversations import ConversationController
 from kvchat.ui.controllers.screen_services import ScreenServices
 from kvchat.ui.controllers.turn_runner import TurnRunner
+from kvchat.ui.state.argument_completion import Argument, setting_arguments
+from kvchat.ui.theme import KVCHAT_THEME
 
 if TYPE_CHECKING:
     from kvchat.app.interface_host import InterfaceHost
@@ -60,13 +62,38 @@ class SettingsController:
         self._host = host
         self._turns = turns
         self._fetched: Fetched | None = None
+        self._entries: Sequence[SettingEntry] = ()
+        self._previewed: str | None = None
+
+    def arguments(self, typed: str) -> Iterable[Argument]:
+        """Return what the argument of `/set` may become; nothing until the settings have been read."""
+        if not self._entries:
+            self._screen.begin(self._read_entries, group="settings")
+        return setting_arguments(self._entries, typed)
+
+    def themes(self, _typed: str) -> Iterable[Argument]:
+        """Return the names of themes, that of the one that is set first."""
+        current = self._host.appearance().theme or KVCHAT_THEME.name
+        names = sorted(self._screen.app.available_themes, key=lambda name: (name != current, name))
+        return (Argument(usage=name, summary="as set" if name == current else "") for name in names)
+
+    def preview_theme(self, name: str | None) -> None:
+        """Show a theme as long as it may be chosen; None: the one that is set."""
+        if name != self._previewed:
+            self._previewed = name
+            self._screen.show_theme(name or self._host.appearance().theme)
+
+    def set_theme(self, name: str) -> None:
+        self._previewed = None  # it stays
+        self.change("display.theme", name)
 
     def settings(self) -> None:
         """Show all settings; what is chosen is changed and written into the person's file."""
         self._screen.begin(self._settings)
 
     def change(self, name: str, value: str) -> None:
-        self._screen.begin(partial(self._change, name, value))
+        """Change a setting; without a value, ask for it."""
+        self._screen.begin(partial(self._change, name, value) if value else partial(self._ask_for, name))
 
     def models(self) -> None:
         """Show the models that are here; the one that is chosen answers from now on."""
@@ -128,30 +155,42 @@ class SettingsController:
 
         at = 0
         while True:
-            entries = await asyncio.to_thread(self._host.settings)
+            await self._read_entries()
+            entries = self._entries
             lines = [setting_line(entry) for entry in entries]
-            listed = partial(ChoiceScreen, "settings", lines, highlighted=at)
-            chosen = await self._screen.dialogs.ask_deferred("the settings are listed", listed)
+            notes = [entry.summary for entry in entries]
+            listed = partial(ChoiceScreen, "settings", lines, highlighted=at, notes=notes)
+            chosen = await self._screen.dialogs.ask_deferred("Settings are ready", listed)
             if chosen is None:
                 return
             at = chosen
-            await self._ask_for(entries[at])
+            await self._ask_for(entries[at].name)
 
-    async def _ask_for(self, entry: SettingEntry) -> None:
+    async def _read_entries(self) -> None:
+        self._entries = await asyncio.to_thread(self._host.settings)
+        self._screen.prompt.complete()
+
+    async def _ask_for(self, name: str) -> None:
         from kvchat.ui.screens.choices import LineScreen
 
-        hint = "enter writes it into your file · empty takes it out · esc closes"
-        value = await self._screen.dialogs.ask(LineScreen(entry.name, entry.value, hint))
+        await self._read_entries()
+        entry = next((one for one in self._entries if one.name == name), None)
+        if entry is None:
+            await self._change(name, "")  # says that there is none
+            return
+        hint = f"{entry.summary}\nenter writes it into your file · empty takes it out · esc closes"
+        value = await self._screen.dialogs.ask(LineScreen(name, entry.value, hint))
         if value is not None and value != entry.value:
-            await self._change(entry.name, value)
+            await self._change(name, value)
 
     async def _change(self, name: str, value: str) -> None:
         try:
             words = await asyncio.to_thread(self._host.change_setting, name, value)
         except KvchatError as error:
             self._screen.warn(str(error))
-            return
-        self._screen.tell(words, title="settings")
+        else:
+            self._entries = ()
+            self._screen.tell(words, title="settings")
         self._take_up(name)
 
     def _take_up(self, name: str) -> None:

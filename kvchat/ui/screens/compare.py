@@ -8,7 +8,8 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Grid, Vertical, VerticalScroll
 from textual.content import Content
-from textual.widgets import Static
+from textual.style import Style
+from textual.widgets import Static, TextArea
 
 from kvchat.app.turn_thread import TurnFailed, TurnThread
 from kvchat.chat.events import Prefill, SampleDelta, SampleEvent, SamplesFinished
@@ -66,6 +67,7 @@ class CompareScreen(InterruptingDialog[Turn | None]):
         produce: begins to answer; runs in a thread.
         stop: ends it early, from any thread.
         price: what it costs, known before.
+        prompt: takes what is typed here, and is shown again while it holds anything.
 
     Attributes:
         answers: as they are stored; none before all have ended.
@@ -85,11 +87,13 @@ class CompareScreen(InterruptingDialog[Turn | None]):
         produce: Callable[[], Iterator[SampleEvent]],
         stop: Callable[[], None],
         price: str,
+        prompt: TextArea,
     ) -> None:
         super().__init__()
         self._num = num
         self._produce = produce
         self._stop = stop
+        self._prompt = prompt
         self._feed = TurnThread()
         self.answers: tuple[Turn, ...] = ()
         self._problem: str | None = None
@@ -105,11 +109,13 @@ class CompareScreen(InterruptingDialog[Turn | None]):
             with Grid(id="candidates"):
                 for number in range(self._num):
                     yield CandidateView(number)
+            yield Static("", id="compare-prompt", markup=False)
             yield Static("", id="compare-keys", markup=False)
 
     def on_mount(self) -> None:
         self._feed.start(self._produce, lambda: None)
         self._timer = self.set_interval(_DRAIN_S, self._drain)
+        self.watch(self._prompt, "selection", self._show_prompt)
         self._show()
 
     def on_resize(self) -> None:
@@ -186,6 +192,16 @@ class CompareScreen(InterruptingDialog[Turn | None]):
 
     def _view(self, number: int) -> CandidateView:
         return list(self.query(CandidateView))[number]
+
+    def _show_prompt(self) -> None:
+        """Show the prompt's line around its cursor."""
+        shown, (row, column) = self.query_one("#compare-prompt", Static), self._prompt.cursor_location
+        line, room = self._prompt.document.get_line(row), self.size.width // 3
+        under = Content.styled(line[column : column + 1] or " ", Style(reverse=True))
+        shown.display = bool(self._prompt.text)
+        shown.update(
+            Content(f"› {line[max(0, column - room) : column]}") + under + Content(line[column + 1 :])
+        )
 
     def _show(self) -> None:
         for number, view in enumerate(self.query(CandidateView)):

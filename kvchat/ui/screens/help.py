@@ -37,7 +37,7 @@ KEYS = (
     ("f5", "go on with an interrupted answer", "go_on"),
     ("ctrl+n", "new conversation", "new"),
     ("ctrl+t", "show or fold reasoning", "reasoning"),
-    ("ctrl+p", "command palette", "palette"),
+    ("ctrl+p", "commands, most used first, and sessions by title", "palette"),
     ("ctrl+z", "suspend", "suspend"),
     ("ctrl+l", "paint the window again", "redraw"),
     ("ctrl+q", "quit; everything is kept", "quit"),

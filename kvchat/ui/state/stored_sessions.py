@@ -6,10 +6,11 @@ from time import time
 from typing import TYPE_CHECKING
 
 from kvchat.app.interface_types import KvOnDisk
-from kvchat.session.tree import Session, SessionId
+from kvchat.session.tree import Session, SessionId, nested
 from kvchat.text.fit_text import STEP, one_line
 from kvchat.ui.widgets.cache.panel_rows import BranchNames
 from kvchat.ui.widgets.session_rows import (
+    BranchPlace,
     Held,
     SearchFinding,
     SessionListOptions,
@@ -27,6 +28,7 @@ class StoredSessions:
 
     Attributes:
         entries: newest first.
+        places: where branches stand below the one that they leave, by session and name.
         titles: what the sessions are called, by id; asked for many times a second.
         approximate: the sessions with an answer that was sampled on approximate KV.
         on_disk: what of their KV is stored, as last counted.
@@ -35,6 +37,7 @@ class StoredSessions:
     def __init__(self, store: "SessionStore") -> None:
         self.entries: tuple[SessionWithBranches, ...] = ()
         self.titles: Mapping[str, str] = {}
+        self.places: Mapping[tuple[str, str], BranchPlace] = {}
         self.approximate: frozenset[str] = frozenset()
         self.on_disk: Mapping[SessionId, KvOnDisk] = {}
         self._store = store
@@ -43,10 +46,16 @@ class StoredSessions:
         """Read the store again; from any thread."""
         store = self._store
         summaries = store.list_sessions()
-        self.entries = tuple(
-            (summary.session, store.branches(summary.session.id) if summary.num_branches > 1 else ())
-            for summary in summaries
-        )
+        entries: list[SessionWithBranches] = []
+        places: dict[tuple[str, str], BranchPlace] = {}
+        for summary in summaries:
+            session_id = summary.session.id
+            found = store.branches(session_id) if summary.num_branches > 1 else ()
+            tree = list(nested(found, store.outline(session_id))) if found else []
+            entries.append((summary.session, [branch for branch, _, _ in tree]))
+            for branch, depth, num in tree:
+                places[session_id, branch.name] = BranchPlace(depth=depth, num_tokens=num)
+        self.entries, self.places = tuple(entries), places
         self.titles = {session.id: title_of(session) for session, _ in self.entries}
         self.approximate = frozenset(summary.session.id for summary in summaries if not summary.is_exact)
 
@@ -89,6 +98,7 @@ class StoredSessions:
             active_branch=here.branch.name if here else None,
             held=held,
             held_branches=held_branches,
+            places=self.places,
             now=time(),
             approximate=self.approximate,
             on_disk=self.on_disk,

@@ -14,9 +14,10 @@ from textual.widgets import Static, TextArea
 from kvchat.text.attached_files import cleaned, is_long, looks_binary, tidy
 from kvchat.ui.commands import SlashCommand, completions, message_text
 from kvchat.ui.key_names import keys_of
+from kvchat.ui.state.argument_completion import Argument, Source, arguments
 from kvchat.ui.state.path_completion import PathChoice, path_at_end, path_choices
 
-Choice = SlashCommand | PathChoice
+Choice = SlashCommand | PathChoice | Argument
 Line = tuple[str, bool]
 """A line of the history, and whether it is a command."""
 
@@ -63,6 +64,9 @@ class Prompt(TextArea):
     """Where the person types.
 
     A line is a command only if its `/` was the first character typed; a paste is always text.
+
+    Attributes:
+        sources: what the arguments of commands may become, by their names.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -115,6 +119,7 @@ class Prompt(TextArea):
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id, soft_wrap=True, show_line_numbers=False, compact=True)
         self.highlight_cursor_line = False
+        self.sources: Mapping[str, Source] = {}
         self._has_typed_slash = False
         self._candidates: tuple[Choice, ...] = ()
         self._chosen = 0
@@ -223,7 +228,7 @@ class Prompt(TextArea):
     def mark_typed_slash(self) -> None:
         """Treat the text, which begins with `/`, as a command being typed."""
         self._has_typed_slash = True
-        self._complete()
+        self.complete()
 
     def stop_completing(self) -> None:
         """Close the list of commands until the text changes."""
@@ -243,7 +248,7 @@ class Prompt(TextArea):
             self._take(event)
         elif event.key in ("tab", "shift+tab"):
             self._take(event)  # the focus stays: what is typed next belongs here
-            self._complete()
+            self.complete()
         elif event.character is not None and event.is_printable:
             if event.character == "/" and not self.text:
                 self._has_typed_slash = True
@@ -294,8 +299,8 @@ class Prompt(TextArea):
 
     def _submit(self, pressed_s: float) -> None:
         if self.is_completing and self._is_unfinished():
-            self._accept_choice()
-            if self.is_completing or not self.text.startswith("/") or self.text.endswith(" "):
+            chosen = self._accept_choice()
+            if not isinstance(chosen, Argument) or not chosen.is_whole:
                 return
         text = self.text.rstrip()
         if not text.strip():
@@ -317,6 +322,9 @@ class Prompt(TextArea):
         chosen = self._candidates[self._chosen]
         if isinstance(chosen, PathChoice):
             return self._has_typed_slash or self._has_moved or self.text == f"@{path_at_end(self.text)}"
+        if isinstance(chosen, Argument):
+            typed = self.text.partition(" ")[2]
+            return self._has_moved or (bool(typed) and all(one.usage != typed for one in self._candidates))
         return self.text[1:] not in chosen.names
 
     def _moves_choice(self, key: str) -> bool:
@@ -331,13 +339,18 @@ class Prompt(TextArea):
             self._accept_choice()
         return key in ("up", "down", "tab")
 
-    def _accept_choice(self) -> None:
+    def _accept_choice(self) -> Choice:
         chosen = self._candidates[self._chosen]
         if isinstance(chosen, PathChoice):
             self._accept_path(chosen)
-            return
-        self.set_text(f"/{chosen.name}" + (" " if chosen.needs_argument else ""))
+            return chosen
+        if isinstance(chosen, Argument):
+            line = f"{self.text.partition(' ')[0]} {chosen.usage}{'' if chosen.is_whole else ' '}"
+        else:
+            line = f"/{chosen.name}{' ' if chosen.needs_argument else ''}"
+        self.set_text(line)
         self._has_typed_slash = True
+        return chosen
 
     def _accept_path(self, chosen: PathChoice) -> None:
         """Go into a directory; attach a file, whose path leaves the text."""
@@ -359,15 +372,18 @@ class Prompt(TextArea):
             self._has_typed_slash = False
         if not self.text and self._walk is not None and self._walk.origin[0]:
             self._end_walk()  # a line of the history was erased: nothing behind it is meant to come back
-        self._complete()
+        self.complete()
 
-    def _complete(self) -> None:
+    def complete(self) -> None:
+        """Offer what the line may become."""
         self._looked_at = (self.text, self._has_typed_slash)
         self._has_moved = False
         if self._walk is not None and self._walk.origin == self._looked_at:
             self._offer((), 0)  # it was not typed: up and down walk on
             return
-        found: tuple[Choice, ...] = completions(self.text) if self._has_typed_slash else ()
+        found: tuple[Choice, ...] = ()
+        if self._has_typed_slash:
+            found = completions(self.text) or arguments(self.text, self.sources)
         if not found and self.cursor_location == self.document.end:
             path = path_at_end(self.text)
             is_typed = path is not None and (self._has_typed_slash or not self.text.startswith("/"))
@@ -414,12 +430,17 @@ class CommandList(Static):
 
 
 def _lines(candidates: tuple[Choice, ...], chosen: int, num_rows: int) -> Content:
-    start = max(0, min(chosen - num_rows // 2, len(candidates) - num_rows))
-    shown = candidates[start : start + num_rows]
+    """Draw the candidates around the chosen one, and which they are where there are more."""
+    num = len(candidates) if len(candidates) <= num_rows else max(1, num_rows - 1)
+    start = max(0, min(chosen - num // 2, len(candidates) - num))
     usage_width = max(len(command.usage) for command in candidates)
     lines = [
-        _line(command, usage_width, is_chosen=start + index == chosen) for index, command in enumerate(shown)
+        _line(command, usage_width, is_chosen=start + index == chosen)
+        for index, command in enumerate(candidates[start : start + num])
     ]
+    if num < min(num_rows, len(candidates)):
+        more = f"  ↑↓ {start + 1}–{start + num} of {len(candidates)}"
+        lines.append(Content.styled(more, Style(dim=True)))
     return Content("\n").join(lines)
 
 

@@ -8,7 +8,7 @@ from rich.cells import cell_len
 from kvchat.app.interface_types import KvOnDisk
 from kvchat.session.session_queries import SearchHit
 from kvchat.session.tree import Branch, BranchName, Session, SessionId, TurnId
-from kvchat.text.figures import age_text, short_bytes_text, tiny_bytes_text
+from kvchat.text.figures import age_text, short_bytes_text, short_count_text, tiny_bytes_text
 from kvchat.text.fit_text import UNTITLED, one_line, padded
 from kvchat.text.trust import trust_mark
 
@@ -31,7 +31,7 @@ SessionWithBranches = tuple[Session, Sequence[Branch]]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionLine:
     """One line: a session, a branch under it, or a message found in it. `name` precedes the figures: bytes on
-    the device, or on disk where nothing is on the device.
+    the device, or on disk where nothing is on the device, or tokens of a branch that has no bytes there.
     """
 
     session_id: SessionId
@@ -41,6 +41,7 @@ class SessionLine:
     is_active: bool
     own_bytes: int = 0
     shared_bytes: int = 0
+    num_tokens: int = 0
     turn_id: TurnId | None = None
 
     @property
@@ -67,6 +68,14 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BranchPlace:
+    """How deep a branch stands below the one that it leaves, and the tokens of all that is said on it."""
+
+    depth: int = 0
+    num_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SearchFinding:
     """What is looked for, and what was found in messages."""
 
@@ -81,6 +90,7 @@ class SessionListOptions:
     Args:
         held: sessions with a live branch, by id.
         held_branches: live branches, by their session's id and their name.
+        places: where branches stand, by the same.
         approximate: sessions with an answer that was sampled on approximate KV.
         on_disk: what of sessions is stored, by id.
     """
@@ -90,6 +100,7 @@ class SessionListOptions:
     held: Mapping[str, Held]
     now: float
     held_branches: Mapping[tuple[str, str], Held] = field(default_factory=dict)
+    places: Mapping[tuple[str, str], BranchPlace] = field(default_factory=dict)
     approximate: frozenset[str] = frozenset()
     on_disk: Mapping[SessionId, KvOnDisk] = field(default_factory=dict)
     folded: frozenset[str] = frozenset()
@@ -133,6 +144,9 @@ def line_text(line: SessionLine, width: int) -> tuple[str, str]:
 def _sizes(line: SessionLine, width: int) -> str:
     """Return the bytes of a line of so many cells; columns end at the same cell in all forms."""
     room = width - min(_SHORT_NAME, cell_len(line.name))
+    if line.num_tokens and not line.own_bytes:
+        tokens = f" {short_count_text(line.num_tokens)} tok"
+        return tokens if room >= len(tokens) else ""
     own = f" {short_bytes_text(line.own_bytes):>5}" if line.own_bytes else ""
     if line.shared_bytes and room >= 13:
         return f" ▒{short_bytes_text(line.shared_bytes)}".rjust(7) + (own or " " * 6)
@@ -198,22 +212,30 @@ def _branch_lines(
     session: Session, branches: Sequence[Branch], options: SessionListOptions
 ) -> list[SessionLine]:
     lines = []
-    for index, branch in enumerate(branches):
+    places = [options.places.get((session.id, branch.name), BranchPlace()) for branch in branches]
+    for index, (branch, place) in enumerate(zip(branches, places, strict=True)):
         is_active = session.id == options.active_session and branch.name == options.active_branch
         held = options.held_branches.get((session.id, branch.name))
         mark = "● " if is_active else f"{_mark(held)} " if held else ""
-        elbow = "└" if index == len(branches) - 1 else "├"
+        above = "".join("│ " if _goes_on(places, index, depth) else "  " for depth in range(place.depth))
+        elbow = above + ("├" if _goes_on(places, index, place.depth) else "└")
         lines.append(
             SessionLine(
                 session_id=session.id,
                 branch=branch.name,
                 name=f"  {elbow} {mark}{one_line(branch.name)}",
                 own_bytes=held.own_bytes if held else 0,
+                num_tokens=place.num_tokens,
                 age=age_text(max(0.0, options.now - branch.updated_at)),
                 is_active=is_active,
             )
         )
     return lines
+
+
+def _goes_on(places: Sequence[BranchPlace], index: int, depth: int) -> bool:
+    """Return whether another branch of this depth follows, below the same one."""
+    return next((one.depth for one in places[index + 1 :] if one.depth <= depth), None) == depth
 
 
 def _hit_line(hit: SearchHit, options: SessionListOptions) -> SessionLine:

@@ -68,15 +68,20 @@ async def ask_aside(shown: Window) -> None:
     await shown.until_answered()
 
 
-async def test_a_fork_and_an_aside_say_what_they_share_before_they_are_made_and_after(tmp_path: Path) -> None:
-    price = "shares 36 tokens (384 KiB) · computes nothing"
+async def test_a_fork_and_an_aside_each_say_once_what_they_share(tmp_path: Path) -> None:
+    price = "shares 36 tokens (384 KiB) · nothing recomputed"
     async with talk_window(tmp_path, FJORD) as shown:
+        await shown.until_shown("one cell =")
+        await shown.until_told("36 of 36 tokens")
+        shown.app.clear_notifications()
         await shown.say("/fork by ferry")
-        after = ("", f"on branch by ferry: {price}; what is new is its own")
-        told = await told_until(shown, after)
-        assert ("fork", price) in told[: told.index(after)]
+        forked = ("branch by ferry", f"{price} · original kept on main")
+        await told_until(shown, forked)
+        await shown.until_at_rest()
+        assert await told_until(shown, forked) == [forked]
         await ask_aside(shown)
-        await told_until(shown, ("aside", price))
+        told = await told_until(shown, ("aside", price))
+        assert told == [forked, ("aside", price)]
         await shown.say("/aside")
         await told_until(shown, ("", "the aside is gone, with 22 tokens (384 KiB)"))
         assert shown.questions == QUESTIONS

@@ -56,6 +56,23 @@ async def test_a_text_begun_beside_the_answers_keeps_its_keys_until_one_is_taken
         await shown.until_sent("at 27:3y15")
 
 
+async def test_what_is_typed_beside_answers_that_are_written_is_seen(tmp_path: Path) -> None:
+    async with talk_window(tmp_path, size=(60, 18)) as shown:
+        shown.chat.variants.hold = Event()
+        await shown.say("/retry 3")
+        await shown.until_shown("esc stops them all")
+        assert "›" not in shown.text
+        await shown.type("seen")
+        await shown.until_shown("› seen")
+        await shown.pilot.press("left", "left", "backspace")
+        await shown.until_shown("› sen")
+        await shown.type("x" * 100 + "y")
+        await shown.until_shown("xyen")
+        shown.chat.variants.hold.set()
+        await shown.until(lambda: bool(shown.app.screen.answers))
+        assert shown.screen.prompt.text == f"s{'x' * 100}yen"
+
+
 async def test_only_a_few_answers_can_be_compared(tmp_path: Path) -> None:
     async with talk_window(tmp_path) as shown:
         for number in ("0", "9", "300"):

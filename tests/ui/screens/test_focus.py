@@ -21,7 +21,7 @@ async def test_tab_keeps_the_focus_in_the_prompt_where_nothing_completes(tmp_pat
         await shown.pilot.press("ctrl+u")
         await shown.type("/s")
         await shown.pilot.press("escape", "tab", "tab")  # offered again, and taken
-        assert shown.screen.prompt.text == "/stop"
+        assert shown.screen.prompt.text == "/switch"
 
 
 async def test_esc_in_the_list_and_on_the_walk_goes_back_and_the_answer_goes_on(tmp_path: Path) -> None:

@@ -43,6 +43,8 @@ async def test_a_theme_is_kept_for_the_next_time_and_our_colours_are_there_witho
         await shown.until(lambda: shown.app.theme == "nord")
         assert shown.files.values["display.theme"] == "nord"
         await shown.say("/set display.theme")
+        await shown.until_on_top(LineScreen)
+        await shown.pilot.press("ctrl+u", "enter")
         await shown.until(lambda: shown.app.theme == "kvchat")
         assert shown.files.values["display.theme"] == ""
 
@@ -53,15 +55,55 @@ async def test_settings_are_listed_with_what_is_in_force_and_changed_at_once(tmp
         await shown.say("/set")
         await shown.until_shown("32 (now 64)")
         assert "0.0 (now" not in shown.text
+        assert "meaning of display.theme" in shown.text
         await shown.pilot.press("down", "enter")
         await shown.until_shown("empty takes it out")
         await shown.pilot.press("0", "full_stop", "7", "enter")
         await shown.until_shown("sampling.temperature = 0.7")
         assert shown.files.values["sampling.temperature"] == "0.7"
         await shown.until(lambda: shown.chat.sampling.temperature == 0.7)
+        await shown.say("/set no.such")
+        await shown.until_shown("there is no setting 'no.such'")
+        shown.app.clear_notifications()
         await shown.say("/set no.such thing")
         await shown.until_shown("there is no setting 'no.such'")
         assert "no.such" not in shown.files.values
+
+
+async def test_a_theme_is_seen_while_its_name_is_chosen_and_gone_where_it_is_not_taken(
+    tmp_path: Path,
+) -> None:
+    async with window(tmp_path) as shown:
+        await shown.say("/theme")
+        await shown.until_shown("as set")
+        assert (shown.app.theme, shown.told) == ("kvchat", [])
+        await shown.pilot.press("down")
+        await shown.until(lambda: shown.app.theme == sorted(set(shown.app.available_themes) - {"kvchat"})[0])
+        await shown.type("nor")
+        await shown.until(lambda: shown.app.theme == "nord")
+        await shown.pilot.press("escape")
+        await shown.until(lambda: shown.app.theme == "kvchat")
+        await shown.pilot.press("backspace")
+        await shown.until(lambda: shown.app.theme == "nord")
+        seen = []
+        shown.app.theme_changed_signal.subscribe(shown.app, lambda theme: seen.append(theme.name))
+        await shown.pilot.press("enter")
+        await shown.until(lambda: shown.files.values["display.theme"] == "nord")
+        await shown.until_at_rest()
+        assert (shown.app.theme, seen, shown.screen.prompt.text) == ("nord", [], "")
+
+
+async def test_settings_are_offered_with_what_they_mean_and_take(tmp_path: Path) -> None:
+    async with window(tmp_path) as shown:
+        await shown.type("/set block")
+        await shown.until_shown("▸ engine.block_size   32 · meaning of engine.block_size")
+        await shown.pilot.press("enter")
+        assert shown.screen.prompt.text == "/set engine.block_size "
+        await shown.until_shown("engine.block_size 64")
+        await shown.pilot.press("down", "enter")
+        await shown.until(lambda: shown.files.values["engine.block_size"] == "64")
+        await shown.type("/set temp")
+        await shown.until_shown("▸ sampling.temperature   0.0 · meaning of sampling.temperature")
 
 
 async def test_another_model_is_chosen_by_what_fits_and_not_where_there_is_none(tmp_path: Path) -> None:

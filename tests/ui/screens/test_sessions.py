@@ -7,6 +7,7 @@ import pytest
 from kvchat.app.interface_types import KvOnDisk
 from kvchat.engine.api.ids import SequenceId
 from kvchat.ui.screens.choices import LineScreen
+from kvchat.ui.screens.confirm import ConfirmScreen
 from kvchat.ui.widgets.list_search_field import FindField
 from kvchat.ui.widgets.session_list import SessionList
 from tests.ui.harness import Window, window
@@ -225,9 +226,9 @@ async def test_a_key_in_the_list_exports_the_chosen_branch(tmp_path: Path) -> No
 
 async def run_by_palette(shown: Window, command: str, words: str) -> None:
     await shown.pilot.press("ctrl+p")
-    await shown.until_shown("/attach FILE")
+    await shown.until_shown("/fork [name]")
     await shown.type(command)
-    await shown.until_gone("/attach FILE")
+    await shown.until_gone("/fork [name]")
     await shown.until_shown(words)
     await shown.pilot.press("enter")
 
@@ -249,3 +250,60 @@ async def test_commands_of_the_palette_are_meant_for_the_line_only_in_the_list(t
         await shown.pilot.press("ctrl+u")
         await shown.say("/pin")
         await shown.until(lambda: names(shown) == ["· ★ Oslo", "· kv notes", "● Bergen"])
+
+
+async def test_the_palette_offers_commands_most_used_first_and_opens_sessions_by_title(
+    tmp_path: Path,
+) -> None:
+    def prepare(chat: ScriptedChat) -> None:
+        three(chat)
+        chat.add_session("[b] brackets", [("Why?", "For markup.")])
+
+    async with window(tmp_path, prepare=prepare, initial="Bergen", size=(100, 40)) as shown:
+        await shown.until(lambda: shown.questions == ["Rain?"])
+        await shown.pilot.press("ctrl+p")
+        await shown.until_shown("/new [title]")
+        offered = [shown.text.find(usage) for usage in ("/new [title]", "/switch [name]", "/fork [name]")]
+        assert -1 not in offered
+        assert offered == sorted(offered)
+        await shown.type("[b")
+        await shown.until_shown("open this session")
+        await shown.until_gone("/new [title]")
+        assert "[b] brackets" in shown.text
+        await shown.pilot.press("enter")
+        await shown.until(lambda: shown.questions == ["Why?"])
+
+
+async def test_switch_offers_the_other_branches_here_and_the_other_titles(tmp_path: Path) -> None:
+    async with window(tmp_path, prepare=three, initial="Oslo") as shown:
+        await shown.until(lambda: bool(shown.questions))
+        await shown.say("/fork by ferry")
+        await shown.until(lambda: shown.screen.turns.conversation.branch.name == "by ferry")
+        await shown.until_shown("└ ● by ferry")
+        await shown.type("/switch ")
+        await shown.until_shown("▸ main")
+        assert "branch of this conversation" in shown.text
+        await shown.type("BER")
+        await shown.until_shown("▸ Bergen")
+        await shown.pilot.press("enter")
+        await shown.until(lambda: shown.questions == ["Rain?"])
+        assert shown.screen.prompt.text == ""
+
+
+async def test_the_tree_has_a_fork_of_a_fork_below_it_and_delete_asks_and_keeps(tmp_path: Path) -> None:
+    async with window(tmp_path, prepare=three, initial="Oslo") as shown:
+        await shown.until(lambda: bool(shown.questions))
+        for name in ("train", "night"):
+            await shown.say(f"/fork {name}")
+            await shown.until(lambda name=name: shown.screen.turns.conversation.branch.name == name)
+            await shown.say_and_wait(f"by {name}")
+        await shown.say("/tree")
+        await shown.until(lambda: "    └ ● night" in names(shown))
+        assert names(shown)[-4:-1] == ["  ├ main", "  └ train", "    └ ● night"]
+        await shown.pilot.press("up", "delete")
+        await shown.until_on_top(ConfirmScreen)
+        await shown.pilot.press("enter")
+        await shown.until_back()
+        assert len(shown.chat.store.paths) == 5
+        await shown.pilot.press("enter")
+        await shown.until(lambda: shown.screen.turns.conversation.branch.name == "train")

@@ -5,7 +5,10 @@ from pathlib import Path
 import pytest
 from textual import events
 
-from tests.ui.harness import Window, window
+from kvchat.ui.commands import COMMANDS
+from kvchat.ui.screens.confirm import NoteScreen
+from kvchat.ui.widgets.prompt_input import CommandList
+from tests.ui.harness import Window, talk_window, window
 
 pytestmark = pytest.mark.tui
 
@@ -93,17 +96,30 @@ async def test_a_paste_is_one_message_and_no_command_also_from_the_history(tmp_p
 async def test_commands_are_offered_chosen_completed_and_put_away_by_escape(tmp_path: Path) -> None:
     async with window(tmp_path) as shown:
         await shown.type("/s")
-        await shown.until_shown("▸ /stop")
+        await shown.until_shown("▸ /switch")
         await shown.pilot.press("escape")
-        await shown.until_gone("▸ /stop")
+        await shown.until_gone("▸ /switch")
         assert shown.screen.prompt.text == "/s"
         await shown.pilot.press("backspace")
         await shown.type("s")
-        await shown.until_shown("▸ /stop")
-        await shown.pilot.press("down")
         await shown.until_shown("▸ /switch")
+        await shown.pilot.press("down")
+        await shown.until_shown("▸ /search")
         await shown.pilot.press("tab")
-        assert shown.screen.prompt.text == "/switch"
+        assert shown.screen.prompt.text == "/search"
+
+
+async def test_a_list_of_commands_says_that_there_are_more_and_scrolls_to_them(tmp_path: Path) -> None:
+    num = len(COMMANDS)
+    async with window(tmp_path, size=(80, 24)) as shown:
+        await shown.type("/")
+        await shown.until_shown(f"↑↓ 1–5 of {num}")
+        await shown.pilot.press("up")
+        await shown.until_shown(f"↑↓ {num - 4}–{num} of {num}")
+        assert f"▸ {COMMANDS[-1].usage}" in shown.text
+        await shown.type("de")
+        await shown.until_shown("▸ /detach")
+        assert "↑↓" not in shown.text
 
 
 async def test_a_command_that_needs_a_word_waits_for_it_and_takes_a_pasted_one(tmp_path: Path) -> None:
@@ -147,3 +163,22 @@ async def test_whatever_is_put_into_the_prompt_leaves_the_draft_a_key_up_away(tm
         assert shown.screen.prompt.text == "an earlier message"
         await shown.pilot.press("up")
         assert shown.screen.prompt.text == "Very well.x"
+
+
+async def test_neither_one_command_of_the_history_nor_several_catch_up_and_down(tmp_path: Path) -> None:
+    async with talk_window(tmp_path) as shown:
+        await shown.say_and_wait("hello")
+        await shown.say("/why")
+        await shown.until_on_top(NoteScreen)
+        await shown.pilot.press("escape")
+        await shown.until_back()
+        await shown.type("/s")
+        await shown.pilot.press("escape", "enter")
+        await shown.until_told("there is no /s")
+        shown.screen.prompt.set_text("")
+        walked = []
+        for key in ("up", "up", "up", "down", "down"):
+            await shown.pilot.press(key)
+            walked.append(shown.screen.prompt.text)
+        assert walked == ["/s", "/why", "hello", "/why", "/s"]
+        assert not shown.screen.query_one(CommandList).display

@@ -13,6 +13,7 @@ from kvchat.session.session_queries import SearchHit
 from kvchat.session.tree import MAIN, Branch, BranchName, Role, SessionId, TurnId
 from kvchat.text.figures import short_bytes_text
 from kvchat.ui.widgets.session_rows import (
+    BranchPlace,
     Held,
     SearchFinding,
     SessionLine,
@@ -207,3 +208,19 @@ def test_a_session_that_is_answered_behind_the_screen_is_marked() -> None:
     held = {"s1": Held(is_running=True), "s2": Held(is_running=True)}
     sessions = [stored(1, "here", 5, "main"), stored(2, "behind", 9, "main")]
     assert names(sessions, held=held, **HERE) == ["● here", "▸ behind"]
+
+
+def test_a_branch_stands_below_the_one_that_it_leaves_with_tokens_where_it_has_no_bytes() -> None:
+    places = {
+        ("s1", name): BranchPlace(depth=depth, num_tokens=1_200)
+        for name, depth in (("boat", 0), ("night", 1), ("day", 1), ("main", 0))
+    }
+    held = {("s1", "night"): Held(own_bytes=4 << 20)}
+    session = stored(1, "Oslo", 0, "boat", "night", "day", "main")
+    found = lines([session], places=places, held_branches=held)
+    assert ["".join(line_text(line, 26)) for line in found[1:]] == [
+        "  ├ boat      1.2k tok now",
+        "  │ ├ ○ night     4.0M now",
+        "  │ └ day     1.2k tok now",
+        "  └ main      1.2k tok now",
+    ]

@@ -88,7 +88,7 @@ def test_undo_drop_and_edit_cost_what_they_say_and_keep_the_branch_as_it_was(
     promised, _, cost = err.partition("\n")
     computed = promised.split(" token")[0].removeprefix("computes ")
     assert f"computed {computed} " in cost
-    assert branches(store)["main-4"] == ["five"]
+    assert branches(store)["five"] == ["five"]
     assert branches(store)["main"] == said
 
 

@@ -1,0 +1,83 @@
+"""Arguments of commands that a beginning may become, while it is typed."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from kvchat.app.interface_types import SettingEntry
+from kvchat.text.fit_text import UNTITLED, one_line
+from kvchat.ui.commands import find_command
+from kvchat.ui.widgets.session_rows import SessionWithBranches, title_of
+
+FORMATS = ("exact", "fp8", "int8", "int4", "int2", "k=int8,v=int4", "shadow:25%")
+_CACHE = {
+    "layers": "every layer, or alike layers as one row",
+    "blocks": "every block: whose, where, when last used",
+    "freeze": "freeze the cache panel, or follow again",
+    **{f"format {name}": "store the KV of open conversations so" for name in FORMATS},
+}
+_ENDINGS = {".md": "Markdown", ".html": "web page", ".json": "data", ".kvchat": "bundle with its KV"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Argument:
+    """What stands behind a command's name. `is_whole`: nothing need follow, the command can run."""
+
+    usage: str
+    summary: str = ""
+    is_whole: bool = True
+
+
+Source = Callable[[str], Iterable[Argument]]
+"""Returns what an argument may become, most likely first; it is asked at each key and waits for nothing."""
+
+
+def arguments(line: str, sources: Mapping[str, Source]) -> tuple[Argument, ...]:
+    """Return what the argument of a line may become: what begins with what is typed, then what has it.
+
+    Args:
+        sources: by the names of commands.
+    """
+    name, space, typed = line.partition(" ")
+    command = find_command(name[1:]) if space and "\n" not in line else None
+    if command is None or command.name not in sources:
+        return ()
+    wanted = typed.casefold()
+    found = [one for one in sources[command.name](typed) if wanted in one.usage.casefold()]
+    return tuple(sorted(found, key=lambda one: not one.usage.casefold().startswith(wanted)))
+
+
+def cache_arguments(_typed: str) -> Iterable[Argument]:
+    return (Argument(usage=name, summary=summary) for name, summary in _CACHE.items())
+
+
+def export_arguments(typed: str) -> Iterable[Argument]:
+    """Return a file's name with each ending; nothing before it has a name."""
+    stem = typed.rpartition(".")[0] or typed
+    named = _ENDINGS if stem.rpartition("/")[2] else {}
+    return (Argument(usage=stem + ending, summary=summary) for ending, summary in named.items())
+
+
+def switch_arguments(
+    sessions: Sequence[SessionWithBranches], here: tuple[str, str] | None
+) -> Iterable[Argument]:
+    """Return the other branches of the session `here` on screen, and the other sessions by title."""
+    for session, branches in sessions:
+        if here is not None and session.id == here[0]:
+            for branch in branches:
+                if branch.name != here[1]:
+                    yield Argument(usage=branch.name, summary="branch of this conversation")
+    for session, _ in sessions:
+        if here is None or session.id != here[0]:
+            title = title_of(session)
+            yield Argument(usage=session.id if title == UNTITLED else title, summary="session")
+
+
+def setting_arguments(entries: Sequence[SettingEntry], typed: str) -> Iterable[Argument]:
+    """Return settings with their values and meaning; behind the name of one, the values that it takes."""
+    name, space, _ = typed.partition(" ")
+    for entry in entries:
+        if space and entry.name == name:
+            yield from (Argument(usage=f"{name} {one}", summary=entry.summary) for one in entry.choices)
+        elif not space:
+            value = f"{one_line(entry.value)} · " if entry.value else ""
+            yield Argument(usage=entry.name, summary=value + entry.summary, is_whole=False)
