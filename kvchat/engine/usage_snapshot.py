@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from kvchat.engine.api.ids import SequenceId
 from kvchat.engine.api.snapshot import (
+    STATE_KIND,
     GroupUsage,
     LayerUsage,
     MovedBytes,
@@ -37,7 +38,8 @@ def layer_usages(manager: CacheManager, shadows: Shadows | None = None) -> tuple
     for group in group_usages(manager):
         for layer in group.layers:
             own = _layer_usage(group, layer)
-            usages[layer] = _together(usages[layer], own) if layer in usages else own
+            known = usages.get(layer)
+            usages[layer] = own if known is None else _together(known, own)
     for borrowing in manager.groups:
         for layer, lender in borrowing.borrowers:
             usages[layer] = _borrower_usage(borrowing, layer, lender)
@@ -185,9 +187,14 @@ def _layer_usage(group: GroupUsage, layer: int) -> LayerUsage:
 
 
 def _together(recent: LayerUsage, quantized: LayerUsage) -> LayerUsage:
-    """Return the usage of a quantised layer: its exact blocks and its quantised ones."""
+    """Return the usage of a quantised layer: its exact blocks and its quantised ones; or of one that attends
+    and has a state, which stands under the group of its keys and values.
+    """
+    main = quantized
+    if quantized.kind == STATE_KIND:
+        main = replace(recent, kind=f"{recent.kind} + state")
     return replace(
-        quantized,
+        main,
         used_bytes=recent.used_bytes + quantized.used_bytes,
         shared_bytes=recent.shared_bytes + quantized.shared_bytes,
         cached_bytes=recent.cached_bytes + quantized.cached_bytes,

@@ -9,6 +9,9 @@ from enum import StrEnum
 from kvchat.engine.api.config import Capacity
 from kvchat.engine.api.ids import GroupId, SequenceId
 
+STATE_KIND = "recurrent"
+"""Of groups and layers whose blocks are states."""
+
 
 class Tier(StrEnum):
     DEVICE = "device"

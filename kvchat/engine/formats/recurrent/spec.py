@@ -6,6 +6,7 @@ from itertools import accumulate
 from math import lcm, prod
 from typing import ClassVar
 
+from kvchat.engine.api.snapshot import STATE_KIND
 from kvchat.engine.formats.spec import ITEM_BYTES, BlockRange, CacheSpec, Group, Lifetime
 from kvchat.errors import ConfigError
 
@@ -44,7 +45,7 @@ class StateSpec(CacheSpec):
         is_stepwise: whether tokens behind a state are computed one by one, since the layer would ignore it.
     """
 
-    kind: ClassVar[str] = "recurrent"
+    kind: ClassVar[str] = STATE_KIND
     keeps_heads: ClassVar[bool] = False
 
     tensors: tuple[StateTensor, ...]

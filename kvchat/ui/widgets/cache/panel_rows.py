@@ -12,7 +12,7 @@ from itertools import groupby
 from math import ceil
 
 from kvchat.engine.api.ids import SequenceId
-from kvchat.engine.api.snapshot import CacheSnapshot, LayerUsage, SequenceUsage, Tier, TierUsage
+from kvchat.engine.api.snapshot import STATE_KIND, CacheSnapshot, LayerUsage, SequenceUsage, Tier, TierUsage
 from kvchat.text.figures import (
     UNKNOWN,
     bytes_text,
@@ -55,6 +55,11 @@ class LayerRow:
     num_total: int
     used_bytes: int
     kept_bytes: int
+
+    @property
+    def is_state(self) -> bool:
+        """Whether its blocks are recurrent states, each of all tokens before its place."""
+        return self.kind == STATE_KIND
 
     @property
     def are_neighbours(self) -> bool:
@@ -163,6 +168,7 @@ def gathered_rows(snapshot: CacheSnapshot) -> tuple[LayerRow, ...]:
 
 def blocks_per_cell(rows: Sequence[LayerRow], bar_width: int, block_size: int) -> int:
     """Return the finest scale, a power of two, at which every row fits its bar, if there is one."""
+    rows = [row for row in rows if not row.is_state]
     most = max((row.num_shared + row.num_own + row.num_kept for row in rows), default=0)
     scale = 1
     while scale < most and any(_needed_cells(row, scale, block_size) > bar_width for row in rows):
@@ -229,6 +235,8 @@ def _kind_note(row: LayerRow) -> str:
     """Return what makes a layer differ from a full one."""
     if row.window is not None:
         return f"{'chunk' if row.kind == 'chunked' else 'window'} {row.window}"
+    if row.is_state:
+        return "state"
     return "" if row.kind == "full" else row.kind
 
 
@@ -284,7 +292,10 @@ def layer_section(layers: Sequence[LayerRow], block_size: int, width: int) -> li
     note_width = _width_of(notes)
     bar_width = max(_MIN_BAR_WIDTH, width - label_width - note_width - value_width)
     scale = blocks_per_cell(layers, bar_width, block_size)
-    rows: list[Row] = [_layer_heading(scale * block_size, width)]
+    per_cell = f"{count_text(scale * block_size)} tokens"
+    if any(row.is_state for row in layers):
+        per_cell += " or 1 state"
+    rows: list[Row] = [_layer_heading(per_cell, width)]
     for label, note, row in zip(labels, notes, layers, strict=True):
         rows.append(
             (
@@ -312,8 +323,8 @@ def _layer_value(row: LayerRow, width: int) -> tuple[Run, ...]:
     return (used, Look.VALUE), (kept, Look.FAINT)
 
 
-def _layer_heading(tokens_per_cell: int, width: int) -> Row:
-    scale = f"one cell = {count_text(tokens_per_cell)} tokens"
+def _layer_heading(per_cell: str, width: int) -> Row:
+    scale = f"one cell = {per_cell}"
     return ("layers", Look.HEADING), (scale.rjust(width - len("layers")), Look.FAINT)
 
 
@@ -329,6 +340,7 @@ def _layer_label(row: LayerRow, digits: int) -> str:
 def _layer_bar(row: LayerRow, bar_width: int, scale: int, block_size: int) -> tuple[Run, ...]:
     """Return the bar and its free part, padded to exactly `bar_width`."""
     counts = (Look.SHARED, row.num_shared), (Look.OWN, row.num_own), (Look.KEPT, row.num_kept)
+    scale = 1 if row.is_state else scale
     if row.window:
         num_free = _window_cells(row, scale, block_size) - _held_cells(row, scale)
     else:

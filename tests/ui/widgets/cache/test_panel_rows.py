@@ -7,7 +7,7 @@ import pytest
 
 from kvchat.engine.api.ids import GroupId, SequenceId
 from kvchat.engine.api.inspection import BlockPlace, InspectedBlock, InspectionRequest
-from kvchat.engine.api.snapshot import CacheSnapshot, Tier
+from kvchat.engine.api.snapshot import STATE_KIND, CacheSnapshot, Tier
 from kvchat.ui.state.cache_history import Recent
 from kvchat.ui.state.cached_prefix import on_screen
 from kvchat.ui.widgets.cache.panel_rows import (
@@ -70,6 +70,19 @@ def test_latent_layers_say_what_they_keep_and_in_which_format() -> None:
         ["latent"],
         ["latent", "fp8"],
     ]
+
+
+def test_states_are_counted_one_by_one_beside_layers_of_tokens() -> None:
+    """A cell of the others stands for many tokens, and one of theirs for one state."""
+    snapshot = scripted_snapshot(FORKED, layers=[FULL] * 2)
+    full, state = snapshot.layers
+    size = snapshot.groups[0].block_bytes // 2
+    sizes = {"used_bytes": 2 * size, "shared_bytes": size, "cached_bytes": 3 * size}
+    snapshot = replace(snapshot, layers=(full, replace(state, kind=STATE_KIND, **sizes)))
+    rows = lines(snapshot)
+    heading = next(line for line in rows if line.startswith("layers"))
+    assert heading.endswith("tokens or 1 state")
+    assert next(line for line in rows if line.startswith("L1")).startswith("L1 state ▒▓░░░·")
 
 
 @pytest.mark.parametrize("width", [31, 36, 39, 80])
