@@ -47,7 +47,7 @@ def test_a_conversation_of_0_1_0_goes_on_from_its_stored_blocks(
     unpack("plain", home)
     done = run.json("ask", "-s", session, *flags, "What is paged attention?")
     assert (done["usage"]["cached_tokens"], done["usage"]["computed_tokens"]) == (cached, computed)
-    assert done["loaded"] == {"device": 0, "host": 0, "disk": cached}
+    assert done["loaded"] == {"device": 0, "host": 0, "disk": cached, "stateless": 0}
     assert done["exact"] is is_exact
     assert done["text"].startswith("Full attention lets every token look at all tokens before it.")
 

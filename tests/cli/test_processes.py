@@ -127,7 +127,7 @@ def test_a_session_of_2000_tokens_goes_on_in_a_new_process_without_computing_it_
     # The last sampled token was never fed; the question's ids hold the template's glue and the message.
     assert usage["computed_tokens"] == 1 + len(question["token_ids"])
     assert usage["cached_tokens"] + usage["computed_tokens"] == usage["prompt_tokens"]
-    assert warm["loaded"] == {"device": 0, "host": 0, "disk": usage["cached_tokens"]}
+    assert warm["loaded"] == {"device": 0, "host": 0, "disk": usage["cached_tokens"], "stateless": 0}
 
     cold = ask_here("-s", "demo", "And what comes next?", home=tmp_path / "cold")
     assert cold["usage"]["cached_tokens"] == 0

@@ -18,13 +18,14 @@ EXACT = {
     "DeepseekV3ForCausalLM (rope yarn)": ("latent", "4 latent"),
     "FalconForCausalLM (alibi)": ("cache", "4 full"),
     "GPTJForCausalLM": ("cache", "4 full"),
+    "JambaForCausalLM": ("attention", "2 full, 2 recurrent"),
+    "Qwen3NextForCausalLM": ("attention", "1 full, 3 recurrent"),
 }
 """One of each way to differ; plainer ones are in `test_layer_probe.py`, all of them among the slow tests."""
 REFUSED = {
-    "JambaForCausalLM": "state of a convolution",
-    "Qwen3NextForCausalLM": "state of a convolution",
     "DeepseekV32ForCausalLM": "index that selects tokens",
-    "MambaForCausalLM": "something other than keys and values",
+    "MiniMaxForCausalLM": "foreign cache",
+    "RecurrentGemmaForCausalLM": "something other than keys and values",
 }
 
 

@@ -47,7 +47,8 @@ def test_an_engine_answers_as_transformers_does_with_the_dequantized_numbers(
     engine = open_engine(tiny(kind), weights=form, cache_dir=tmp_path / "cache")
     expected = reference(plain).answer(PROMPT, 24)
     assert answer(engine, PROMPT, 24).token_ids == expected
-    assert engine.snapshot().weights == form
+    # Of GPT-2 the last layer alone is a linear one, and keeps 8 bits.
+    assert engine.snapshot().weights == ("int8" if kind == "gpt2" else form)
 
 
 def test_the_second_start_finds_weights_and_blocks_of_the_first(tiny: TinyModels, tmp_path: Path) -> None:
