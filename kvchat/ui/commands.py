@@ -77,6 +77,7 @@ COMMANDS = (
     ),
     SlashCommand(name="detach", summary="leave out what was attached last"),
     SlashCommand(name="answer", summary="let a question come that waited because you were typing"),
+    SlashCommand(name="notices", summary="show every notice of this run"),
     SlashCommand(name="history", summary="find an earlier message"),
     SlashCommand(
         name="copy", argument="[n|code]", summary="copy the n-th last answer, or the last one's code"

@@ -67,6 +67,7 @@ class CommandDispatcher:
             "attach": controllers.composer.attach,
             "detach": self.detach,
             "answer": lambda _: screen.action_answer(),
+            "notices": lambda _: screen.action_notices(),
             "history": lambda _: screen.action_history(),
             "model": self.model,
             "reload": lambda _: controllers.settings.reload(),

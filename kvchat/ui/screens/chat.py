@@ -11,6 +11,7 @@ from textual import events, work
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.content import Content
+from textual.notifications import SeverityLevel
 from textual.screen import Screen
 from textual.widget import Widget
 from textual.widgets import Static
@@ -39,6 +40,7 @@ from kvchat.ui.controllers.sessions import SessionController
 from kvchat.ui.controllers.settings import SettingsController
 from kvchat.ui.controllers.turn_runner import QueuedTurn, TurnRunner
 from kvchat.ui.key_names import key_name, leave_keys
+from kvchat.ui.screens.notices import NoticeLog, NoticesScreen
 from kvchat.ui.terminal.render_loop import INTERVAL_S, RenderLoop
 from kvchat.ui.widgets.cache.panel import CachePanel
 from kvchat.ui.widgets.cache.panel_rows import BranchNames
@@ -87,6 +89,7 @@ class ChatScreen(Screen[None]):
         Binding("f7", "inspect", "Blocks", id="inspect", show=False, priority=True),
         Binding("f8", "freeze", "Stand still", id="freeze", show=False),
         Binding("f9", "answer", "Answer", id="answer", show=False),
+        Binding("f10", "notices", "Notices", id="notices", show=False),
         Binding("ctrl+f", "find", "Find", id="find", priority=True),
         Binding("ctrl+g", "editor", "Editor", id="editor", show=False),
         Binding("ctrl+r", "history", "History", id="history", show=False),
@@ -111,6 +114,7 @@ class ChatScreen(Screen[None]):
         self._initial = initial
         self.own_keys: Mapping[str, str] = host.appearance().keys
         self.dialogs = Dialogs(self, self._draw_pending)
+        self.notices = NoticeLog(self._draw_notices)
         self._last_rate: float | None = None
         self._place: object = None
         self._queued_s = 0.0
@@ -186,13 +190,19 @@ class ChatScreen(Screen[None]):
     # Notices and work
 
     def tell(self, message: str, *, title: str = "") -> None:
-        self.notify(message, title=title, timeout=6, markup=False)
+        self._toast(message, title=title, timeout=6)
 
     def warn(self, message: str) -> None:
-        self.notify(message, severity="warning", timeout=8, markup=False)
+        self._toast(message, severity="warning", timeout=8)
 
     def fail(self, message: str, *, title: str = "") -> None:
-        self.notify(message, title=title, severity="error", timeout=15, markup=False)
+        self._toast(message, title=title, severity="error", timeout=15)
+
+    def _toast(
+        self, message: str, *, timeout: float, title: str = "", severity: SeverityLevel = "information"
+    ) -> None:
+        self.notices.add(severity, title, message)
+        self.notify(message, title=title, severity=severity, timeout=timeout, markup=False)
 
     def begin(self, work: Work, *, group: str = "", asked_s: float | None = None) -> None:
         """Run something that may wait; see `ScreenServices.begin`."""
@@ -294,6 +304,17 @@ class ChatScreen(Screen[None]):
         """Let a question come that waited because something was typed."""
         if not self.dialogs.pending.open():
             self.tell("no question waits")
+
+    def action_notices(self) -> None:
+        self.begin(self._show_notices)
+
+    async def _show_notices(self) -> None:
+        """Show what was told in this run; what stands above the prompt, or the dialog, has been read then."""
+        self.notices.dismiss()
+        self.app.clear_notifications()
+        text = await self.dialogs.ask(NoticesScreen(self.notices.text()))
+        if text is not None:
+            self.clipboard.copy(text)
 
     def action_find(self, words: str = "") -> None:
         """Let the person look for words in sessions and messages."""
@@ -471,7 +492,7 @@ class ChatScreen(Screen[None]):
 
     def warn_behind(self, conversation: "Conversation | None", message: str) -> None:
         title = "" if conversation is None else self.sessions.title(conversation.session.id)
-        self.notify(message, title=title, severity="warning", timeout=15, markup=False)
+        self._toast(message, title=title, severity="warning", timeout=15)
 
     def ended_behind(self, conversation: "Conversation") -> None:
         if self.conversations.is_thrown_away(conversation):
@@ -520,6 +541,10 @@ class ChatScreen(Screen[None]):
         key = key_name(self.own_keys, "answer")
         for composer in self.query(Composer):  # none while the window is being closed
             composer.draw_lines("offers", [f"? {words} · {key} or /answer" for words in waiting])
+
+    def _draw_notices(self, standing: Sequence[str]) -> None:
+        key = key_name(self.own_keys, "notices")
+        self.query_one(Composer).draw_lines("notices", [f"! {words} · {key} dismisses" for words in standing])
 
     def _draw_queue(self) -> None:
         waiting = [

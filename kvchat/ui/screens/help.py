@@ -33,6 +33,7 @@ KEYS = (
     ("f7", "every block: whose, name, where, when last used", "inspect"),
     ("f8", "let the cache panel stand still, or follow again", "freeze"),
     ("f9", "answer a question that waited because you were typing", "answer"),
+    ("f10", "every notice of this run; dismisses those above the prompt", "notices"),
     ("f5", "go on with an interrupted answer", "go_on"),
     ("ctrl+n", "new conversation", "new"),
     ("ctrl+t", "show or fold reasoning", "reasoning"),

@@ -16,6 +16,7 @@ class Composer(Vertical):
     """Is lower without lines above the prompt."""
 
     def compose(self) -> ComposeResult:
+        yield Static("", id="notices", markup=False)
         yield Static("", id="offers", markup=False)
         yield Static("", id="queue", markup=False)
         yield Static("", id="attachments", markup=False)
@@ -25,11 +26,11 @@ class Composer(Vertical):
             yield Prompt(id="prompt")
 
     def on_mount(self) -> None:
-        for place in ("offers", "queue", "attachments"):
+        for place in ("notices", "offers", "queue", "attachments"):
             self.draw_lines(place, ())
 
     def draw_lines(self, place: str, lines: Sequence[str]) -> None:
-        """Draw lines above the prompt. `place`: offers, queue or attachments."""
+        """Draw lines above the prompt. `place`: notices, offers, queue or attachments."""
         for widget in self.query(f"#{place}").results(Static):  # none while the window is being closed
             if lines or widget.display:
                 widget.display = bool(lines)
