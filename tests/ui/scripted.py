@@ -59,6 +59,10 @@ class ScriptedStore:
         self.sessions: dict[SessionId, Session] = {}
         self.paths: dict[tuple[SessionId, BranchName], tuple[Turn, ...]] = {}
         self.left_on_disk: Sequence[str] = ()
+        self.salvaged = None
+
+    def interrupted(self) -> Sequence[Session]:
+        return ()
 
     def list_sessions(self) -> Sequence[SessionSummary]:
         return [

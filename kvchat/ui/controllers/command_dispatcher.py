@@ -212,6 +212,11 @@ class CommandDispatcher:
         actions[name]()
 
     def go_on(self, _argument: str = "") -> None:
+        """Go on with the answer on screen; where that is complete, open one that was interrupted."""
+        shown, left = self._turns.conversation, self._do.sessions.interrupted
+        if left is not None and not (shown and shown.turns and shown.turns[-1].is_open):
+            self.switch(left)
+            return
         conversation = self._stored()
         if conversation is None or not self._is_free("continue"):
             return

@@ -146,7 +146,7 @@ class ChatScreen(Screen[None]):
             revisions=self.revisions,
             drafts=self.drafts,
         )
-        self.sessions = SessionController(self, chat.store, host, turns, self.conversations)
+        self.sessions = SessionController(self, chat.store, host, turns, self.conversations, self._initial)
         self.branching = MessageActionsController(self, chat, turns, self.conversations, self.composer)
         self.clipboard = Clipboard(self)
         self.settings = SettingsController(self, chat, host, turns, self.conversations)

@@ -1,4 +1,4 @@
-"""Notices of this run: every message that was shown, and those that stay on the screen until they are read."""
+"""Notices of this run: all that were shown, and those that stay on the screen until they are read."""
 
 from collections.abc import Callable, Sequence
 from time import localtime, strftime
@@ -35,7 +35,8 @@ class NoticeLog:
         self._lines = [*self._lines, line][-_MOST:]
 
     def stand(self, about: str, words: str) -> None:
-        """Show a line until it is dismissed; it takes the place of another about the same."""
+        """Note it, and show it until it is dismissed; it takes the place of another about the same."""
+        self.add("warning", "", words)
         self._standing[about] = one_line(words)
         self._draw([*self._standing.values()])
 

@@ -1,20 +1,16 @@
 """Two windows on one store: nothing is lost, and what the other one did is told."""
 
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager, closing
+from contextlib import AsyncExitStack, closing
 from pathlib import Path
 
 import pytest
 
-from kvchat.chat.service import Chat
 from kvchat.session.store import SessionStore
 from kvchat.session.template.chat_template import ChatTemplate
-from kvchat.ui.app import KvchatApp
 from kvchat.ui.widgets.session_list import SessionList
-from tests.scripted_engine import ScriptedEngine
 from tests.tiny_models import STARTER, write_model
 from tests.ui.harness import Window
-from tests.ui.scripted_files import ScriptedFiles
+from tests.ui.stored import window_on
 
 pytestmark = pytest.mark.tui
 
@@ -22,18 +18,6 @@ pytestmark = pytest.mark.tui
 @pytest.fixture(scope="module")
 def template(tmp_path_factory: pytest.TempPathFactory) -> ChatTemplate:
     return ChatTemplate.from_dir(write_model(tmp_path_factory.mktemp("model"), STARTER))
-
-
-@asynccontextmanager
-async def window_on(home: Path, template: ChatTemplate, initial: str | None = None) -> AsyncIterator[Window]:
-    """Open a window of its own on a store."""
-    end = min(template.end_ids)
-    engine = ScriptedEngine(lambda prompt: [*template.tokenizer.encode("Very well."), end])
-    with closing(SessionStore(home / "sessions.db")) as store:
-        chat = Chat(store=store, template=template, engine=engine, model="tiny")
-        app = KvchatApp(chat, engine, ScriptedFiles(), initial, log_path=home / "log")
-        async with app.run_test(size=(120, 30)) as pilot:
-            yield Window(app, pilot, chat, engine, app)  # type: ignore[arg-type]
 
 
 async def say(shown: Window, text: str) -> None:
