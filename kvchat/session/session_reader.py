@@ -62,6 +62,14 @@ class SessionReader:
         with self._database.read() as connection:
             return session_queries.recent_questions(connection, limit)
 
+    def version(self) -> tuple[int, int]:
+        """Return two numbers of which the first changes when another connection has written, the second when
+        this one has.
+        """
+        with self._database.read() as connection:
+            (others,) = connection.execute("PRAGMA data_version").fetchone()
+            return others, connection.total_changes
+
     # Branches
 
     def branches(self, session_id: SessionId) -> tuple[Branch, ...]:

@@ -61,6 +61,9 @@ class ScriptedStore:
         self.left_on_disk: Sequence[str] = ()
         self.salvaged = None
 
+    def version(self) -> tuple[int, int]:
+        return 0, 0
+
     def interrupted(self) -> Sequence[Session]:
         return ()
 

@@ -166,7 +166,7 @@ class SessionController:
         )
 
     async def _look_for_interrupted(self) -> None:
-        """Say once which session a killed process has left an answer in; the line stays until it is opened."""
+        """Say once in which session a killed process has left an answer, until that is opened."""
         if self._has_looked:
             return
         self._has_looked = True

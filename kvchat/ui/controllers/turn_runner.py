@@ -11,6 +11,7 @@ from kvchat.app.turn_thread import ConversationOpened, FeedEvent, Produced, Turn
 from kvchat.chat.events import LoadingStarted, Prefill, TextDelta, TurnFinished, TurnStarted
 from kvchat.errors import PoolExhausted
 from kvchat.session.tree import SessionId, Turn, TurnId, path_token_ids
+from kvchat.text.fit_text import one_line
 from kvchat.ui.controllers.screen_services import ScreenServices
 from kvchat.ui.state.conversation_tab import (
     ConversationTab,
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 _LATE_S = 0.8
 """A key this soon after the end of an answer was pressed before that was seen."""
+_OWN_BRANCH = "This message is on a branch of its own, {0}: another window has added messages to {1}"
 _LEAST_STOPPED_S = 0.5
 """Nobody sees that a shorter answer is being written, and stops it."""
 
@@ -304,7 +306,7 @@ class TurnRunner:
             if tab.draft.is_temporary:
                 self.temporary.add(conversation.session.id)
             yield ConversationOpened(conversation=conversation)
-        tab.answered = conversation
+        tab.answered, tab.sent_on = conversation, conversation.branch.name
         with conversation.stoppable():
             if tab.is_stopping:
                 self._chat.stop(conversation)
@@ -339,7 +341,16 @@ class TurnRunner:
         self._question_id = event.question.id if event.question else None
         await self._transcript.cut_after(first.parent_id)
         self._answer = await self._transcript.begin_turn(event.question, event.answer)
+        self._tell_own_branch()
         self._screen.conversation_changed()
+
+    def _tell_own_branch(self) -> None:
+        """Say that a message went to a branch of its own, since another window has moved the one it was for."""
+        tab, here, there = self._tab, self.stored.branch.name, self._tab.sent_on
+        if tab.running is not None and tab.running.kind is TurnKind.SEND and here != there:
+            tab.sent_on = here
+            here, there = one_line(here), one_line(there)
+            self._screen.warn(f"{_OWN_BRANCH.format(here, there)} · /switch {there} opens those")
 
     async def _draw_text(self, deltas: list[TextDelta]) -> None:
         if self._answer is None:

@@ -34,6 +34,7 @@ from kvchat.ui.controllers.drafts import DraftController
 from kvchat.ui.controllers.engine_watch import EngineWatch, Shown
 from kvchat.ui.controllers.formats import FormatController, GaugeController
 from kvchat.ui.controllers.message_actions import MessageActionsController
+from kvchat.ui.controllers.other_windows import OtherWindows
 from kvchat.ui.controllers.revisions import RevisionController
 from kvchat.ui.controllers.sending import SendController
 from kvchat.ui.controllers.sessions import SessionController
@@ -147,6 +148,7 @@ class ChatScreen(Screen[None]):
             drafts=self.drafts,
         )
         self.sessions = SessionController(self, chat.store, host, turns, self.conversations, self._initial)
+        self._others = OtherWindows(self, chat, turns, self.sessions.refresh)
         self.branching = MessageActionsController(self, chat, turns, self.conversations, self.composer)
         self.clipboard = Clipboard(self)
         self.settings = SettingsController(self, chat, host, turns, self.conversations)
@@ -570,6 +572,7 @@ class ChatScreen(Screen[None]):
             last_rate=self._last_rate,
         )
         self.set_timer(self._watch.look(shown), self._look)
+        self._others.look()
         if monotonic() - self.dialogs.typed_s > _TYPING_S:
             self.sessions.keep_fresh()
         # Full collections wait until no key was pressed for a while and nothing has scrolled.
