@@ -14,10 +14,18 @@ from tests.ui.scripted_files import ScriptedFiles
 
 
 @asynccontextmanager
-async def window_on(home: Path, template: ChatTemplate, initial: str | None = None) -> AsyncIterator[Window]:
+async def window_on(
+    home: Path,
+    template: ChatTemplate,
+    initial: str | None = None,
+    *,
+    max_context: int = 100_000,
+) -> AsyncIterator[Window]:
     """Open a window of its own on a store."""
     end = min(template.end_ids)
-    engine = ScriptedEngine(lambda prompt: [*template.tokenizer.encode("Very well."), end])
+    engine = ScriptedEngine(
+        lambda prompt: [*template.tokenizer.encode("Very well."), end], max_context=max_context
+    )
     with closing(SessionStore(home / "sessions.db")) as store:
         chat = Chat(store=store, template=template, engine=engine, model="tiny")
         app = KvchatApp(chat, engine, ScriptedFiles(), initial, log_path=home / "log")

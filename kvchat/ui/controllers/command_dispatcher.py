@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from kvchat.session.tree import BranchName, Role, SessionId, Turn, nth_last_question
+from kvchat.text.answer_footer import MAKE_ROOM, is_full
 from kvchat.text.cache_miss import why_words
 from kvchat.text.figures import plural
 from kvchat.text.fit_text import one_line
@@ -220,7 +221,10 @@ class CommandDispatcher:
         conversation = self._stored()
         if conversation is None or not self._is_free("continue"):
             return
-        if conversation.turns and conversation.turns[-1].is_open:
+        snapshot = self._screen.snapshot
+        if conversation.turns and is_full(conversation.turns[-1], snapshot and snapshot.max_context):
+            self._screen.warn(f"The context is full: {MAKE_ROOM}")
+        elif conversation.turns and conversation.turns[-1].is_open:
             self._screen.queue(QueuedTurn(kind=TurnKind.CONTINUE))
         else:
             self._screen.warn("the last answer is complete; there is nothing to continue")

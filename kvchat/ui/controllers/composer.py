@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvchat.errors import KvchatError
+from kvchat.errors import ContextOverflow, KvchatError
 from kvchat.text.attached_files import (
     PASTED,
     Attachment,
@@ -14,6 +14,7 @@ from kvchat.text.attached_files import (
     split_message,
     take_out_files,
 )
+from kvchat.text.answer_footer import overflow_text
 from kvchat.text.figures import plural
 from kvchat.text.fit_text import one_line
 from kvchat.ui.controllers.screen_services import ScreenServices
@@ -167,6 +168,9 @@ class ComposerController:
                 return  # the message was sent meanwhile
             self._reading = reading
             await asyncio.to_thread(reading.run)
+        except ContextOverflow as error:
+            self._draw(one_line(overflow_text(error, before, num_tokens)))
+            return
         except KvchatError as error:
             self._draw(one_line(str(error)))
             return

@@ -43,6 +43,7 @@ from kvchat.ui.controllers.turn_runner import QueuedTurn, TurnRunner
 from kvchat.ui.key_names import key_name, leave_keys
 from kvchat.ui.screens.notices import NoticeLog, NoticesScreen
 from kvchat.ui.terminal.render_loop import INTERVAL_S, RenderLoop
+from kvchat.ui.widgets.answer import EndingLine
 from kvchat.ui.widgets.cache.panel import CachePanel
 from kvchat.ui.widgets.cache.panel_rows import BranchNames
 from kvchat.ui.widgets.composer import Composer
@@ -591,6 +592,8 @@ class ChatScreen(Screen[None]):
         if status.phase is EnginePhase.READY:
             self.turns.garbage.settle()
             self.turns.forget_outgrown()
+            for line in self.query(EndingLine):
+                line.show_turn()  # whether its context is full is known now
             self.composer.read_again()
             is_answering = self.turns.is_busy
             self._start_next()
