@@ -36,7 +36,7 @@ class MemoryFit:
     def num_bytes(self) -> int | None:
         if self.free_bytes is None:
             return None
-        return self.free_bytes + self.cache_bytes + (_weight_bytes(self.running) if self.running else 0)
+        return self.free_bytes + self.cache_bytes + (weight_bytes(self.running) if self.running else 0)
 
 
 def models_here(
@@ -69,8 +69,8 @@ def free_bytes_of(device: str) -> int | None:
 
 def summary_of(place: Path, free_bytes: int | None) -> str:
     """Return the size of a model's weights, of its cache, and whether both fit into memory; None: unknown."""
-    weight_bytes = _weight_bytes(place)
-    parts = [bytes_text(weight_bytes)]
+    needed = weight_bytes(place)
+    parts = [bytes_text(needed)]
     try:
         shape = read_shape(json.loads((place / "config.json").read_text(encoding="utf-8")))
         own = cache_sizes(shape, _CONTEXT)[0]
@@ -79,7 +79,7 @@ def summary_of(place: Path, free_bytes: int | None) -> str:
     parts.append(f"{bytes_text(own.token_bytes)} per token")
     if free_bytes is None:
         return " · ".join(parts)
-    room = free_bytes - weight_bytes
+    room = free_bytes - needed
     if room <= 0:
         parts.append("does not fit")
     elif own.context_bytes <= room:
@@ -111,7 +111,7 @@ def _gguf_summary(file: Path, free_bytes: int | None) -> str | None:
     return " · ".join(parts)
 
 
-def _weight_bytes(place: Path) -> int:
+def weight_bytes(place: Path) -> int:
     return sum(file.stat().st_size for file in place.glob("*.safetensors"))
 
 

@@ -351,6 +351,8 @@ class ScriptedChat:
 
     def _keep(self, conversation: ScriptedConversation, turns: tuple[Turn, ...]) -> None:
         conversation.turns = turns
+        leaf_id = turns[-1].id if turns else None
+        conversation.branch = replace(conversation.branch, leaf_id=leaf_id)
         self.store.paths[conversation.session.id, conversation.branch.name] = turns
 
     def _question(self, conversation: ScriptedConversation, text: str) -> Turn:

@@ -66,9 +66,11 @@ class ScriptedFiles:
             ModelEntry(name="large", summary="9 GiB · does not fit"),
         ]
 
-    def reload(self, model: str | None = None) -> None:
+    def check_model(self, model: str) -> None:
         if model == "nowhere":
             raise UsageError("there is no model 'nowhere'")
+
+    def reload(self, model: str | None = None) -> None:
         self.loaded.append(model)
 
     def gauge(self, session_id: str, branch: str, cache_format: str) -> Gauged:

@@ -222,7 +222,8 @@ class CommandDispatcher:
         if conversation is None or not self._is_free("continue"):
             return
         snapshot = self._screen.snapshot
-        if conversation.turns and is_full(conversation.turns[-1], snapshot and snapshot.max_context):
+        limit = None if snapshot is None else snapshot.max_context
+        if conversation.turns and is_full(conversation.turns[-1], limit):
             self._screen.warn(f"The context is full: {MAKE_ROOM}")
         elif conversation.turns and conversation.turns[-1].is_open:
             self._screen.queue(QueuedTurn(kind=TurnKind.CONTINUE))

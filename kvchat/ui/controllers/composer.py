@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvchat.errors import ContextOverflow, KvchatError
+from kvchat.text.answer_footer import overflow_text
 from kvchat.text.attached_files import (
     PASTED,
     Attachment,
@@ -14,7 +15,6 @@ from kvchat.text.attached_files import (
     split_message,
     take_out_files,
 )
-from kvchat.text.answer_footer import overflow_text
 from kvchat.text.figures import plural
 from kvchat.text.fit_text import one_line
 from kvchat.ui.controllers.screen_services import ScreenServices

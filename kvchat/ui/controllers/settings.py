@@ -57,7 +57,20 @@ class SettingsController:
         if self._turns.is_any_running:
             self._screen.warn("an answer is being written: esc stops it, then load again")
         else:
-            self._screen.begin(partial(self.begin_anew, partial(self._host.reload, model)))
+            self._screen.begin(partial(self._reload, model))
+
+    async def _reload(self, model: str | None) -> None:
+        """Load; a model that cannot be loaded is refused while the running one keeps its cache."""
+        try:
+            if model is not None:
+                await asyncio.to_thread(self._host.check_model, model)
+        except KvchatError as error:
+            self._screen.warn(f"{error}\nThe running model goes on; its cache stays as it is.")
+            return
+        if self._turns.is_any_running:  # it has begun meanwhile
+            self.reload(model)
+        else:
+            await self.begin_anew(partial(self._host.reload, model))
 
     async def _settings(self) -> None:
         from kvchat.ui.screens.choices import ChoiceScreen
