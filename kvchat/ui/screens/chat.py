@@ -120,6 +120,7 @@ class ChatScreen(Screen[None]):
         self._last_rate: float | None = None
         self._place: object = None
         self._queued_s = 0.0
+        self._is_unsaved = False
         self._has_been_seen = False
 
     def compose(self) -> ComposeResult:
@@ -583,6 +584,16 @@ class ChatScreen(Screen[None]):
         self.turns.garbage.look(is_quiet=is_quiet and not self.turns.is_any_running)
         if self._watch.snapshot is not None:
             self.conversations.drop_for_room(self._watch.snapshot)
+            self._tell_unsaved(self._watch.snapshot.problem)
+
+    def _tell_unsaved(self, problem: str | None) -> None:
+        """Say in full, once, why KV is not saved, and once that it is again; the status bar has no room."""
+        if self._is_unsaved != (problem is not None):
+            self._is_unsaved = problem is not None
+            if problem is not None:
+                self.warn(f"KV is not saved: {problem}")
+            else:
+                self.tell("KV is saved again")
 
     def _branch_names(self) -> BranchNames:
         return self.sessions.sessions.branch_names(self.turns.conversation, self.conversations.opened)

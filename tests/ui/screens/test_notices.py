@@ -7,6 +7,7 @@ import pytest
 from kvchat.ui.screens.notices import NoticesScreen
 from tests.ui.harness import WIDE, window
 from tests.ui.scripted import Answer
+from tests.ui.scripted_engine import ScriptedEngine
 
 pytestmark = pytest.mark.tui
 
@@ -32,3 +33,15 @@ async def test_every_notice_can_be_read_again_newest_last(tmp_path: Path, size: 
         await shown.pilot.press("ctrl+u")
         await shown.say("/notices")
         await shown.until_shown("copied: ")
+
+
+async def test_why_kv_is_not_saved_is_told_in_full_once_and_that_it_is_again(tmp_path: Path) -> None:
+    engine = ScriptedEngine()
+    async with window(tmp_path, engine=engine, size=(80, 24)) as shown:
+        engine.problem = "There is no room left for the cache in /c: free some space"
+        await shown.until_told(f"KV is not saved: {engine.problem}")
+        await shown.until_shown("! KV not saved: free disk space · ctx ")
+        engine.problem = None
+        await shown.until_told("KV is saved again")
+        await shown.until_gone("! KV")
+        assert shown.screen.notices.text().count("KV is not saved") == 1
