@@ -37,7 +37,7 @@ async def test_every_notice_can_be_read_again_newest_last(tmp_path: Path, size: 
 
 async def test_why_kv_is_not_saved_is_told_in_full_once_and_that_it_is_again(tmp_path: Path) -> None:
     engine = ScriptedEngine()
-    async with window(tmp_path, engine=engine, size=(80, 24)) as shown:
+    async with window(tmp_path, engine=engine, size=(120, 30)) as shown:
         engine.problem = "There is no room left for the cache in /c: free some space"
         await shown.until_told(f"KV is not saved: {engine.problem}")
         await shown.until_shown("! KV not saved: free disk space · ctx ")
