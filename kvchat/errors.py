@@ -112,7 +112,14 @@ class CapacityError(KvchatError):
 
 
 class ContextOverflow(CapacityError):
-    pass
+    """Args:
+    num_tokens, max_context: how long the prompt is, and what the model takes; 0 where that is not known.
+    """
+
+    def __init__(self, message: str = "", num_tokens: int = 0, max_context: int = 0) -> None:
+        super().__init__(message)
+        self.num_tokens = num_tokens
+        self.max_context = max_context
 
 
 class PoolExhausted(CapacityError):

@@ -141,7 +141,7 @@ class ScriptedEngine:
         self.is_exact = True
         self.adapter: str | None = None
         self._script = script
-        self._max_context = max_context
+        self.max_context = max_context
         self._fingerprint = fingerprint
         self._next_sequence = 0
 
@@ -158,7 +158,7 @@ class ScriptedEngine:
             dtype="float32",
             device="cpu",
             block_size=16,
-            max_context=self._max_context,
+            max_context=self.max_context,
             vocab_size=100_000,
             eos_token_ids=(),
             num_layers=1,
@@ -169,8 +169,9 @@ class ScriptedEngine:
 
     def submit(self, request: Request) -> ScriptedHandle:
         self.requests.append(request)
-        if len(request.token_ids) >= self._max_context:
-            raise ContextOverflow(f"the conversation is longer than {self._max_context} tokens; shorten it")
+        if len(request.token_ids) >= self.max_context:
+            num_tokens = len(request.token_ids)
+            raise ContextOverflow("it is too long; shorten it", num_tokens, self.max_context)
         sequence = self._new_sequence([]) if request.sequence is None else request.sequence
         if sequence not in self.live:
             raise InvalidRequest(f"there is no live sequence {sequence}")

@@ -66,6 +66,7 @@ class Keys:
     freeze: str | None = None
     find: str | None = None
     answer: str | None = None
+    notices: str | None = None
     send: str | None = None
     newline: str | None = None
     palette: str | None = None

@@ -13,14 +13,15 @@ from kvchat.app.conversion.child_process import convert_words, gauged
 from kvchat.app.engine_swap import EngineSwap
 from kvchat.app.interface_storage import InterfaceStorage
 from kvchat.app.interface_types import Appearance, Gauged, ModelEntry, SettingEntry, appearance_of
-from kvchat.app.model_list import MemoryFit, free_bytes_of, models_here
+from kvchat.app.model_list import MemoryFit, free_bytes_of, models_here, weight_bytes
 from kvchat.app.model_location import located
 from kvchat.engine.api.cache_format import canonical_cache_format
 from kvchat.engine.api.engine_phase import EnginePhase
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.models.locate import Progress, lasting_name
-from kvchat.errors import EngineFailed
+from kvchat.errors import EngineFailed, ModelError
+from kvchat.text.figures import bytes_text
 from kvchat.text.shadow import is_shadow, require_exact_blocks, shadow_cost
 
 if TYPE_CHECKING:
@@ -113,6 +114,24 @@ class InterfaceHost(InterfaceStorage):
             running=Path(info.model_dir),
             cache_bytes=cache_bytes,
         )
+
+    def check_model(self, model: str) -> None:
+        """Refuse a model that cannot take the place of the running one, while that goes on.
+
+        Raises:
+            ModelError: there is no such model, it is damaged, or it does not fit.
+        """
+        location = located(self._settings, model)
+        from kvchat.session.template.chat_template import ChatTemplate
+
+        ChatTemplate.from_dir(location.path)
+        room, needed = self._memory().num_bytes, weight_bytes(location.path)
+        is_as_stored = self._settings.engine.weights == "auto"  # else it may take less
+        if is_as_stored and room is not None and needed > room:
+            raise ModelError(
+                f"{model} does not fit: it takes {bytes_text(needed)}, and {bytes_text(room)} can be had;"
+                " /model lists what fits"
+            )
 
     def reload(self, model: str | None = None) -> None:
         """Load the engine again, or another model.

@@ -93,7 +93,7 @@ class MemoryFit:
     def num_bytes(self) -> int | None:
         if self.free_bytes is None:
             return None
-        return self.free_bytes + self.cache_bytes + (_weight_bytes(self.running) if self.running else 0)
+        return self.free_bytes + self.cache_bytes + (weight_bytes(self.running) if self.running else 0)
 
 
 def models_here(current: str, named: Iterable[str], memory: MemoryFit) -> tuple[ModelEntry, ...]:
@@ -154,7 +154,7 @@ def hub_cache() -> Path:
 
 def describe(name: str, path: Path, free_bytes: int | None) -> Installed:
     """Return what files and config say of a model; nothing is loaded, and a GGUF file is not opened."""
-    found = Installed(name=name, path=str(path), num_bytes=_weight_bytes(path))
+    found = Installed(name=name, path=str(path), num_bytes=weight_bytes(path))
     if path.is_file():
         is_large = free_bytes is not None and found.num_bytes > free_bytes
         problem = f"its weights alone take {bytes_text(found.num_bytes)}" if is_large else None
@@ -190,7 +190,7 @@ def _snapshot(repo: Path) -> Path | None:
     return found[0].parent if found else None
 
 
-def _weight_bytes(path: Path) -> int:
+def weight_bytes(path: Path) -> int:
     with suppress(KvchatError, OSError):
         return sum(file.stat().st_size for file in ([path] if path.is_file() else weight_files(path)))
     return 0

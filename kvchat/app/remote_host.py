@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from kvchat.app.interface_host import InterfaceHost
 from kvchat.app.interface_types import Gauged, ModelEntry
 from kvchat.engine.models.locate import Progress
-from kvchat.errors import UsageError
+from kvchat.errors import ModelNotFound, UsageError
 from kvchat.remote.chat_service import RemoteChat
 
 
@@ -30,6 +30,10 @@ class RemoteHost(InterfaceHost):
 
     def fetch(self, model: str, progress: Progress) -> None:
         """Do nothing: the model is on the server."""
+
+    def check_model(self, model: str) -> None:
+        if model not in self._remote.endpoint.models():
+            raise ModelNotFound(f"{self._remote.endpoint.name} has no model {model!r}; /model lists its own")
 
     def gauge(self, session_id: str, branch: str, cache_format: str) -> Gauged:
         raise UsageError("the cache is the server's; measure with a model that runs here")

@@ -29,6 +29,11 @@ _SUMMARIES = """
     FROM sessions ORDER BY updated_at DESC, id
 """
 
+UNFINISHED = """
+    SELECT id FROM sessions WHERE id IN (SELECT session_id FROM turns WHERE finish = 'partial')
+    ORDER BY updated_at DESC
+"""
+
 _SEARCH = """
     SELECT turns.*, snippet(turns_fts, 0, '', '', '…', 16) AS excerpt
     FROM turns_fts JOIN turns ON turns.num = turns_fts.rowid

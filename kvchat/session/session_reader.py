@@ -47,6 +47,15 @@ class SessionReader:
         with self._database.read() as connection:
             return session_queries.summaries(connection)
 
+    def interrupted(self) -> tuple[Session, ...]:
+        """Return the sessions with an answer whose writer died and that nobody has opened since, last used
+        first.
+        """
+        with self._database.read() as connection:
+            found = connection.execute(session_queries.UNFINISHED).fetchall()
+            left = [row["id"] for row in found if self._reader.left_unfinished(connection, row["id"])]
+            return tuple(statements.session(connection, session_id) for session_id in left)
+
     def search(self, text: str, limit: int = 50) -> tuple[SearchHit, ...]:
         """Return the turns that hold every word of `text` (each may be the start of a word), best first."""
         with self._database.search() as connection:
@@ -56,6 +65,14 @@ class SessionReader:
         """Return what was asked last, over all sessions, oldest first."""
         with self._database.read() as connection:
             return session_queries.recent_questions(connection, limit)
+
+    def version(self) -> tuple[int, int]:
+        """Return two numbers of which the first changes when another connection has written, the second when
+        this one has.
+        """
+        with self._database.read() as connection:
+            (others,) = connection.execute("PRAGMA data_version").fetchone()
+            return others, connection.total_changes
 
     # Branches
 

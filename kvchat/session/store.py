@@ -21,6 +21,7 @@ from kvchat.session.database import rows, statements
 from kvchat.session.database.database import Database, MemoryDatabase
 from kvchat.session.database.turn_reader import TurnReader
 from kvchat.session.encryption.tables import tables_of
+from kvchat.session.salvage.salvage import SalvageReport
 from kvchat.session.session_reader import SessionReader
 from kvchat.session.tree import (
     MAIN,
@@ -168,6 +169,15 @@ class SessionStore(SessionReader):
     def still_readable(self) -> Sequence[str]:
         """Return in which files deleted words may still be read, each with what to do about it."""
         return self._database.remains()
+
+    @property
+    def salvaged(self) -> SalvageReport | None:
+        """What was found when this process replaced a damaged file; None: it has not."""
+        return self._database.salvaged
+
+    def restore(self) -> bool:
+        """Replace a file that was found to be damaged by what can be read of it; see `Database.restore`."""
+        return self._database.restore()
 
     def take_notices(self) -> tuple[str, ...]:
         """Return what a person should know of what was stored since the last call."""

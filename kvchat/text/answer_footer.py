@@ -5,7 +5,9 @@ from urllib.parse import urlsplit
 
 from kvchat.chat.events import Prefill
 from kvchat.engine.api.events import LoadChoice, Loaded, LoadEstimate, Usage
+from kvchat.errors import ContextOverflow
 from kvchat.session.tree import Backend, Finish, Session, Turn
+from kvchat.text.attached_files import split_message
 from kvchat.text.figures import count_text, gauge, guesses_text, rate_text, seconds_text
 from kvchat.text.fit_text import one_line
 from kvchat.text.trust import exactness_words
@@ -34,15 +36,44 @@ def footer_parts(turn: Turn, session: Session | None = None) -> tuple[str, ...]:
     return tuple(parts)
 
 
-def ending_text(finish: Finish, key: str = "f5") -> str:
+def ending_text(turn: Turn, key: str = "f5", max_context: int | None = None) -> str:
     """Return why an answer is not complete and what to do, or nothing for a complete one.
 
     Args:
         key: goes on with it.
+        max_context: most tokens of a conversation; None: that is not known yet.
     """
-    ending = _ENDINGS.get(finish)
+    if is_full(turn, max_context):
+        return f"the context is full{SEPARATOR}{MAKE_ROOM}"
+    ending = _ENDINGS.get(turn.finish)
     return f"{ending}{SEPARATOR}{key} or /continue goes on" if ending else ""
 
+
+def is_full(turn: Turn, max_context: int | None) -> bool:
+    """Return whether an answer broke off because its conversation is as long as the model takes."""
+    num_tokens = turn.usage.prompt_tokens + turn.usage.completion_tokens
+    return turn.is_open and max_context is not None and num_tokens >= max_context
+
+
+def overflow_text(error: ContextOverflow, message: str, num_tokens: int) -> str:
+    """Return why a message was refused and what to do.
+
+    Args:
+        num_tokens: of the message alone, with its files.
+    """
+    if not error.max_context:
+        return str(error)
+    limit = f"of {count_text(error.max_context)} tokens"
+    if num_tokens < error.max_context:
+        return f"The context is full: {count_text(error.num_tokens)} {limit}. {MAKE_ROOM}"
+    what = "File" if split_message(message)[0] else "Message"
+    return (
+        f"{what} is too long for this model: {count_text(num_tokens)} {limit}."
+        " Send a part of it, or choose a model with a longer context (/model)"
+    )
+
+
+MAKE_ROOM = "/undo goes back to an earlier message, /drop leaves one out, /new begins anew"
 
 _ENDINGS = {
     Finish.LENGTH: "stopped at the length limit",

@@ -101,6 +101,7 @@ COMMANDS = (
     ),
     SlashCommand(name="delete", summary="delete the conversation", is_for_lines=True),
     SlashCommand(name="history", summary="find an earlier message"),
+    SlashCommand(name="notices", summary="show every notice of this run"),
     SlashCommand(name="open", argument="[n]", summary="open the nth answer from the end in $EDITOR"),
     SlashCommand(name="gauge", argument="[format]", summary="measure what smaller cache formats lose here"),
     SlashCommand(name="answer", summary="show the waiting question"),

@@ -11,6 +11,7 @@ _USUAL = {
     "find": "ctrl+f",
     "go_on": "f5",
     "help": "f1",
+    "notices": "f10",
     "quit": "ctrl+q",
     "reasoning": "ctrl+t",
     "sessions": "f2",

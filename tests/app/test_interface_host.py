@@ -1,5 +1,7 @@
 """What the interface does with the machine, on the starter model and real files."""
 
+import json
+import os
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,7 +19,7 @@ from kvchat.app.model_list import MemoryFit, describe, models_here
 from kvchat.chat.service import Chat
 from kvchat.engine.api.engine_phase import EnginePhase
 from kvchat.engine.models.locate import locate_model
-from kvchat.errors import ConfigError, EngineFailed, ModelNotFound, UsageError
+from kvchat.errors import ConfigError, EngineFailed, ModelError, ModelNotFound, ModelUnreadable, UsageError
 from kvchat.session.kv.provenance import new_origin
 from kvchat.session.tree import Turn
 from kvchat.text.figures import bytes_text
@@ -64,6 +66,34 @@ def test_an_engine_begins_anew_with_the_same_and_with_another_model(window: Wind
     models = [turn.model for turn in conversation.turns[1::2]]
     assert models == [str(tiny_model), str(tiny_model), "starter"]
     assert [one.name for one in host.models() if one.is_current] == ["starter"]
+
+
+def test_a_model_that_cannot_be_loaded_is_refused_before_anything_is_let_go(
+    window: Window, tiny_model: Path, tmp_path: Path
+) -> None:
+    host = window.host
+    with pytest.raises(ModelNotFound):
+        host.check_model("no such model")
+    damaged = tmp_path / "damaged"
+    shutil.copytree(tiny_model, damaged)
+    weights = next(damaged.glob("*.safetensors"))
+    os.truncate(weights, weights.stat().st_size - 1)
+    with pytest.raises(ModelUnreadable, match="not a whole safetensors file"):
+        host.check_model(str(damaged))
+    wait_until(lambda: host._memory().running is not None)
+    room = host._memory().num_bytes
+    assert room is not None
+    huge = tmp_path / "huge"
+    shutil.copytree(tiny_model, huge)
+    weights = next(huge.glob("*.safetensors"))
+    num_bytes = room * 2
+    header = json.dumps({"w": {"dtype": "U8", "shape": [num_bytes], "data_offsets": [0, num_bytes]}})
+    weights.write_bytes(len(header).to_bytes(8, "little") + header.encode())
+    os.truncate(weights, 8 + len(header) + num_bytes)  # of which nothing is on the disk
+    with pytest.raises(ModelError, match="does not fit: it takes"):
+        host.check_model(str(huge))
+    host.check_model("starter")
+    assert not window.chat.engine.info().model.endswith("starter")
 
 
 def say(chat: Chat, text: str) -> Turn:

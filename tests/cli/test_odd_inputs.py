@@ -203,7 +203,7 @@ def test_a_key_that_the_environment_took_ends_no_command_and_can_be_given_back(
 
 
 @pytest.mark.parametrize(
-    ("is_terminal", "written"), [(False, b"caf\xff e... ? \n"), (True, b"caf\\xff e... ? \n")]
+    ("is_terminal", "written"), [(False, b"caf\xff e... > \n"), (True, b"caf\\xff e... > \n")]
 )
 def test_what_an_encoding_lacks_is_written_in_its_simplest_form(is_terminal: bool, written: bytes) -> None:
     class Place(io.BytesIO):
@@ -216,3 +216,17 @@ def test_what_an_encoding_lacks_is_written_in_its_simplest_form(is_terminal: boo
     stream.write("caf\udcff é… → \n")
     stream.flush()
     assert place.getvalue() == written
+
+
+def test_a_terminal_whose_locale_is_plain_gets_ascii_and_a_file_what_was_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("LC_ALL", "C")
+    for is_terminal, written in ((True, b"reused 3 . exact"), (False, "reused 3 · exact".encode())):
+        place = io.BytesIO()
+        place.isatty = lambda is_terminal=is_terminal: is_terminal  # type: ignore[method-assign]
+        stream = io.TextIOWrapper(place, encoding="utf-8")
+        soften_stream(stream)
+        stream.write("reused 3 · exact")
+        stream.flush()
+        assert place.getvalue() == written

@@ -55,7 +55,19 @@ def test_it_says_nothing_of_an_answer_that_never_reached_the_engine() -> None:
 
 def test_any_answer_that_is_not_complete_offers_to_go_on() -> None:
     for finish in Finish:
-        assert ("f5 or /continue goes on" in ending_text(finish)) is (finish is not Finish.COMPLETE)
+        ended = replace(TOLD, finish=finish)
+        assert ("f5 or /continue goes on" in ending_text(ended)) is (finish is not Finish.COMPLETE)
+
+
+def test_an_answer_that_fills_the_context_offers_what_makes_room_and_nothing_else() -> None:
+    full = replace(TOLD, finish=Finish.LENGTH)
+    limit = full.usage.prompt_tokens + full.usage.completion_tokens
+    assert "/continue" in ending_text(full, max_context=limit + 1)
+    words = ending_text(full, max_context=limit)
+    assert "/continue" not in words
+    assert "context is full" in words
+    assert "/drop" in words
+    assert ending_text(TOLD, max_context=limit) == ""
 
 
 def test_progress_counts_what_is_computed_of_what_is_new_and_has_the_time_left_once_that_is_known() -> None:

@@ -59,6 +59,13 @@ class ScriptedStore:
         self.sessions: dict[SessionId, Session] = {}
         self.paths: dict[tuple[SessionId, BranchName], tuple[Turn, ...]] = {}
         self.left_on_disk: Sequence[str] = ()
+        self.salvaged = None
+
+    def version(self) -> tuple[int, int]:
+        return 0, 0
+
+    def interrupted(self) -> Sequence[Session]:
+        return ()
 
     def list_sessions(self) -> Sequence[SessionSummary]:
         return [
@@ -354,6 +361,8 @@ class ScriptedChat:
 
     def _keep(self, conversation: ScriptedConversation, turns: tuple[Turn, ...]) -> None:
         conversation.turns = turns
+        leaf_id = turns[-1].id if turns else None
+        conversation.branch = replace(conversation.branch, leaf_id=leaf_id)
         self.store.paths[conversation.session.id, conversation.branch.name] = turns
 
     def _question(self, conversation: ScriptedConversation, text: str) -> Turn:

@@ -172,6 +172,7 @@ class ScriptedEngine:
     reused: int = 0
     computed: int = 0
     moved: MovedBytes = field(default_factory=MovedBytes)
+    problem: str | None = None
     blocks: dict[InspectionRequest, tuple[InspectedBlock, ...]] = field(default_factory=dict)
     """What is inspected; nothing by default."""
     events: list[CacheEvent] = field(default_factory=list)
@@ -197,4 +198,4 @@ class ScriptedEngine:
             reused=self.reused,
             computed=self.computed,
         )
-        return replace(snapshot, moved=self.moved)
+        return replace(snapshot, moved=self.moved, problem=self.problem)

@@ -8,7 +8,7 @@ from threading import Event
 from kvchat.app.interface_types import Appearance, Gauged, KvOnDisk, ModelEntry, SettingEntry
 from kvchat.engine.api.loss import GaugeReport
 from kvchat.engine.api.sampling_params import SamplingParams
-from kvchat.errors import EngineFailed, FileTaken, UsageError
+from kvchat.errors import EngineFailed, FileTaken, ModelNotFound, UsageError
 from kvchat.session.tree import SessionId
 from tests.ui.gate import HELD_S
 
@@ -78,10 +78,14 @@ class ScriptedFiles:
     def fetch(self, model: str, progress: Callable[[int, int], None]) -> None:
         """Download `big` in pieces until it is stopped or let through; the others are here."""
         if model == "nowhere":
-            raise UsageError("there is no model 'nowhere'")
+            raise ModelNotFound("there is no model 'nowhere'")
         num_pieces = count(1)
         while model == "big" and not self.downloaded.wait(0.01):
             progress(next(num_pieces) << 20, 1 << 30)
+
+    def check_model(self, model: str) -> None:
+        if model == "nowhere":
+            raise ModelNotFound("there is no model 'nowhere'")
 
     def reload(self, model: str | None = None) -> None:
         self.loaded.append(model)

@@ -11,6 +11,8 @@ from io import TextIOWrapper
 from typing import TextIO
 from unicodedata import normalize
 
+from kvchat.platform.ascii_stand_ins import needs_ascii, stand_in
+
 CLOSED_PIPE = 141
 
 
@@ -39,7 +41,8 @@ def soften() -> None:
 
 
 def soften_stream(stream: TextIOWrapper) -> None:
-    """Write what an encoding lacks in its simplest form: `…` as `...`, `é` as `e`, else `?`.
+    """Write what an encoding lacks in its simplest form: `…` as `...`, `é` as `e`, `─` as `-`, else `?`. A
+    terminal whose locale is not UTF-8 gets ASCII.
 
     A byte of a file's name that is no text goes into a file or a pipe as it is, and is spelt out for a
     terminal, which it might steer.
@@ -54,14 +57,15 @@ def soften_stream(stream: TextIOWrapper) -> None:
 
     name = f"kvchat-{'bytes' if keeps_bytes else 'spelt'}"
     codecs.register_error(name, simplest)
-    stream.reconfigure(errors=name)
+    is_plain = not keeps_bytes and needs_ascii(os.environ)
+    stream.reconfigure(encoding="ascii" if is_plain else None, errors=name)
 
 
 def _simplest(character: str, *, keeps_bytes: bool) -> bytes:
     if "\udc80" <= character <= "\udcff":
         raw = ord(character) - 0xDC00
         return bytes([raw]) if keeps_bytes else f"\\x{raw:02x}".encode()
-    return normalize("NFKD", character).encode("ascii", "ignore") or b"?"
+    return normalize("NFKD", character).encode("ascii", "ignore") or stand_in(character).encode()
 
 
 def is_input_closed() -> bool:

@@ -36,8 +36,10 @@ class RequestValidator:
         self.check_path(request.token_ids, request.namespace)
         if prompt_len >= self._max_context:
             raise ContextOverflow(
-                f"the conversation has {prompt_len} tokens and the model takes {self._max_context}; "
-                "start a new session, or fork at an earlier message"
+                f"the conversation has {prompt_len:,} tokens and the model takes {self._max_context:,}; "
+                "send less, start a new session, or fork at an earlier message",
+                prompt_len,
+                self._max_context,
             )
         self._capacity.check(
             request.token_ids,

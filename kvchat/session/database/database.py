@@ -15,7 +15,7 @@ from kvchat.platform.private_files import make_private
 from kvchat.session.database import backups, erasure, schema
 from kvchat.session.database.plain_tables import PLAIN, Tables
 from kvchat.session.database.silent_damage import DamageFound, damage_mark, refuse_damage
-from kvchat.session.salvage.salvage import looks_like_ours, salvage
+from kvchat.session.salvage.salvage import SalvageReport, looks_like_ours, salvage
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +53,12 @@ class Database:
 
     One connection and one lock rather than a connection per thread: every operation is short, and nothing is
     left open by threads that end.
+
+    Attributes:
+        salvaged: what a salvage by this process has found; None: there was none.
     """
+
+    salvaged: SalvageReport | None = None
 
     def __init__(self, path: Path, tables: Tables = PLAIN) -> None:
         """Open the file; one that was found to be damaged is replaced by what can be read of it.
@@ -235,9 +240,25 @@ class Database:
             self._connection, self._opened = self._open()
             self._num_changes = 0
 
+    def restore(self) -> bool:
+        """Replace the open file if it was found to be damaged, and return whether it was; see `salvaged`.
+
+        Raises: StorageError: it is damaged, and answers are being written to it.
+        """
+        with self._lock, self._errors_told():
+            if not damage_mark(self.path).exists():
+                return False
+            self._connection.close()
+            try:
+                self._salvage()
+            finally:
+                self._connection, self._opened = self._open()
+            return True
+
     def _salvage(self) -> None:
         report = salvage(self.path, self._tables)
         if report is not None:
+            self.salvaged = report
             log.warning(
                 "%s was damaged; what can be read is in a new file (%d turns, %d damaged), the old is %s",
                 self.path,

@@ -48,11 +48,12 @@ class SalvageReport:
 
     Args:
         set_aside: where the damaged file is now; its log lies beside it.
-        num_turns: turns in the new file.
+        num_sessions, num_turns: what the new file has.
         num_damaged_turns: those of them that are whole nowhere.
     """
 
     set_aside: Path
+    num_sessions: int
     num_turns: int
     num_damaged_turns: int
 
@@ -144,7 +145,13 @@ def _replace(path: Path, tables: Tables) -> SalvageReport:
 
 def _report(target: sqlite3.Connection, aside: Path) -> SalvageReport:
     turns = [rows.is_whole("turns", row) for row in target.execute("SELECT * FROM turns")]
-    return SalvageReport(set_aside=aside, num_turns=len(turns), num_damaged_turns=turns.count(False))
+    (num_sessions,) = target.execute("SELECT count(*) FROM sessions").fetchone()
+    return SalvageReport(
+        set_aside=aside,
+        num_sessions=num_sessions,
+        num_turns=len(turns),
+        num_damaged_turns=turns.count(False),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

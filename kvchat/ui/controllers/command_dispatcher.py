@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from kvchat.session.tree import BranchName, Role, SessionId, Turn, nth_last_question
+from kvchat.text.answer_footer import MAKE_ROOM, is_full
 from kvchat.text.cache_miss import why_words
 from kvchat.text.figures import plural
 from kvchat.text.fit_text import one_line
@@ -73,6 +74,7 @@ class CommandDispatcher:
             "attach": controllers.composer.attach,
             "detach": self.detach,
             "answer": lambda _: screen.action_answer(),
+            "notices": lambda _: screen.action_notices(),
             "history": lambda _: screen.action_history(),
             "model": self.model,
             "reload": lambda _: controllers.settings.reload(),
@@ -226,10 +228,19 @@ class CommandDispatcher:
         actions[name]()
 
     def go_on(self, _argument: str = "") -> None:
+        """Go on with the answer on screen; where that is complete, open one that was interrupted."""
+        shown, left = self._turns.conversation, self._do.sessions.interrupted
+        if left is not None and not (shown and shown.turns and shown.turns[-1].is_open):
+            self.switch(left)
+            return
         conversation = self._stored()
         if conversation is None or not self._is_free("continue"):
             return
-        if conversation.turns and conversation.turns[-1].is_open:
+        snapshot = self._screen.snapshot
+        limit = None if snapshot is None else snapshot.max_context
+        if conversation.turns and is_full(conversation.turns[-1], limit):
+            self._screen.warn(f"The context is full: {MAKE_ROOM}")
+        elif conversation.turns and conversation.turns[-1].is_open:
             self._screen.queue(QueuedTurn(kind=TurnKind.CONTINUE))
         else:
             self._screen.warn("the last answer is complete; there is nothing to continue")

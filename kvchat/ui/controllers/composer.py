@@ -6,7 +6,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvchat.errors import KvchatError
+from kvchat.errors import ContextOverflow, KvchatError
+from kvchat.text.answer_footer import overflow_text
 from kvchat.text.attached_files import (
     PASTED,
     Attachment,
@@ -185,6 +186,9 @@ class ComposerController:
                 return  # the message was sent meanwhile
             self._reading = reading
             await asyncio.to_thread(reading.run)
+        except ContextOverflow as error:
+            self._draw(one_line(overflow_text(error, before, num_tokens)))
+            return
         except KvchatError as error:
             self._draw(one_line(str(error)))
             return

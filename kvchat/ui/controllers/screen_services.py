@@ -13,6 +13,7 @@ from textual.timer import Timer
 from kvchat.engine.api.snapshot import CacheSnapshot
 from kvchat.session.tree import Turn
 from kvchat.ui.controllers.dialogs import Dialogs, Work
+from kvchat.ui.screens.notices import NoticeLog
 from kvchat.ui.state.queued_turn import QueuedTurn
 from kvchat.ui.widgets.prompt_input import Prompt
 from kvchat.ui.widgets.session_rows import Held, SessionListOptions, SessionWithBranches
@@ -26,6 +27,8 @@ class ScreenServices(Protocol):
 
     prompt: Prompt
     dialogs: Dialogs
+    notices: NoticeLog
+    own_keys: Mapping[str, str]
 
     @property
     def app(self) -> App[Any]: ...
@@ -111,6 +114,8 @@ class ScreenServices(Protocol):
     def action_help(self) -> None: ...
 
     def action_answer(self) -> None: ...
+
+    def action_notices(self) -> None: ...
 
     def action_find(self, words: str = "") -> None: ...
 

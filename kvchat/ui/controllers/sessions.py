@@ -13,12 +13,14 @@ from textual.timer import Timer
 from kvchat.errors import FileTaken, KvchatError
 from kvchat.session.session_queries import SearchHit
 from kvchat.session.tree import SessionId
+from kvchat.text.figures import count_text, plural
 from kvchat.text.fit_text import UNTITLED, one_line
 from kvchat.ui.controllers.conversations import ConversationController
 from kvchat.ui.controllers.screen_services import ScreenServices
 from kvchat.ui.controllers.turn_runner import TurnRunner
+from kvchat.ui.key_names import key_name
 from kvchat.ui.state.stored_sessions import StoredSessions
-from kvchat.ui.widgets.session_rows import SearchFinding
+from kvchat.ui.widgets.session_rows import SearchFinding, title_of
 
 if TYPE_CHECKING:
     from kvchat.app.interface_storage import InterfaceStorage
@@ -40,8 +42,12 @@ _COUNT_S = 2.0
 class SessionController:
     """Runs what a person asks of the stored sessions. Whatever reads a file runs in a thread.
 
+    Args:
+        initial: the session that comes on screen first.
+
     Attributes:
         sessions: what the store holds, as last read.
+        interrupted: the session with an answer that a killed process left, until it is opened.
     """
 
     def __init__(
@@ -51,6 +57,7 @@ class SessionController:
         files: "InterfaceStorage",
         turns: TurnRunner,
         conversations: ConversationController,
+        initial: str | None,
     ) -> None:
         self.sessions = StoredSessions(store)
         self._screen = screen
@@ -63,11 +70,16 @@ class SessionController:
         self._until_count: Timer | None = None
         self._is_counting = False
         self._not_before_s = 0.0
+        self._initial = initial
+        self._has_looked = False
+        self._told_salvage: object = None
+        self.interrupted: SessionId | None = None
         self._drawn_as: tuple[object, ...] = ()
         self._drawn_s = 0.0
 
     def refresh(self) -> None:
         """Read the store again and draw it."""
+        self._note_opened()
         self._screen.begin(self._refresh, group="sessions")
 
     def draw(self) -> None:
@@ -140,11 +152,47 @@ class SessionController:
     async def _refresh(self) -> None:
         try:
             await asyncio.to_thread(self.sessions.read)
+            await self._look_for_interrupted()
         except KvchatError as error:
             self._screen.warn(str(error))
+        self._tell_salvage()
         self.draw()
         self._screen.draw_heading()
         self._count_later()
+
+    def _tell_salvage(self) -> None:
+        report = self._store.salvaged
+        if report is None or report is self._told_salvage:
+            return
+        self._told_salvage = report
+        damaged = f" ({count_text(report.num_damaged_turns)} damaged)" if report.num_damaged_turns else ""
+        self._screen.notices.stand(
+            "salvage",
+            f"sessions.db was damaged: {plural(report.num_sessions, 'session')} and"
+            f" {plural(report.num_turns, 'message')}{damaged} restored,"
+            f" the damaged file is kept as {report.set_aside.name}",
+        )
+
+    async def _look_for_interrupted(self) -> None:
+        """Say once in which session a killed process has left an answer, until that is opened."""
+        if self._has_looked:
+            return
+        self._has_looked = True
+        found = await asyncio.to_thread(self._store.interrupted)
+        if left := [one for one in found if one.id != self._initial]:
+            self.interrupted = left[0].id
+            more = f" and {len(left) - 1} more" if left[1:] else ""
+            key = key_name(self._screen.own_keys, "go_on")
+            self._screen.notices.stand(
+                "interrupted", f"Interrupted: {title_of(left[0])}{more} · {key} opens it"
+            )
+            self._note_opened()
+
+    def _note_opened(self) -> None:
+        shown = self._turns.conversation
+        if shown is not None and shown.session.id == self.interrupted:
+            self.interrupted = None
+            self._screen.notices.dismiss("interrupted")
 
     def _count_later(self) -> None:
         if self._until_count is not None:

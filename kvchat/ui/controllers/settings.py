@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from kvchat.app.interface_types import ModelEntry, SettingEntry
-from kvchat.errors import KvchatError, UsageError
+from kvchat.errors import KvchatError, ModelError, UsageError
 from kvchat.text.figures import UNKNOWN, bytes_text
 from kvchat.text.fit_text import one_line
 from kvchat.ui.controllers.conversations import ConversationController
@@ -117,7 +117,12 @@ class SettingsController:
         return is_any
 
     async def _use_model(self, model: str) -> None:
-        await self._fetch(model)
+        try:
+            await self._fetch(model)
+            await asyncio.to_thread(self._host.check_model, model)
+        except ModelError as error:
+            self._screen.warn(f"{error}\nThe running model goes on; its cache stays as it is.")
+            return
         if self._turns.is_any_running:
             self._screen.warn(f"an answer is being written: esc stops it, then /model {model} loads")
         else:

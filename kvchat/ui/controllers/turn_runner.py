@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from kvchat.app.turn_thread import ConversationOpened, FeedEvent, Produced, TurnEnded, TurnFailed
 from kvchat.chat.events import LoadingStarted, Prefill, TextDelta, TurnFinished, TurnStarted
-from kvchat.errors import PoolExhausted
+from kvchat.errors import ContextOverflow, PoolExhausted
 from kvchat.session.tree import SessionId, Turn, TurnId, path_token_ids
+from kvchat.text.answer_footer import overflow_text
+from kvchat.text.fit_text import one_line
 from kvchat.ui.controllers.screen_services import ScreenServices
 from kvchat.ui.state.conversation_tab import (
     ConversationTab,
@@ -35,6 +37,10 @@ if TYPE_CHECKING:
 
 _LATE_S = 0.8
 """A key this soon after the end of an answer was pressed before that was seen."""
+_OWN_BRANCH = (
+    "This message is on a branch of its own, {0}: another window has added messages to {1}"
+    " · /switch {1} opens those"
+)
 _LEAST_STOPPED_S = 0.5
 """Nobody sees that a shorter answer is being written, and stops it."""
 
@@ -304,7 +310,7 @@ class TurnRunner:
             if tab.draft.is_temporary:
                 self.temporary.add(conversation.session.id)
             yield ConversationOpened(conversation=conversation)
-        tab.answered = conversation
+        tab.answered, tab.sent_on = conversation, conversation.branch.name
         with conversation.stoppable():
             if tab.is_stopping:
                 self._chat.stop(conversation)
@@ -339,7 +345,15 @@ class TurnRunner:
         self._question_id = event.question.id if event.question else None
         await self._transcript.cut_after(first.parent_id)
         self._answer = await self._transcript.begin_turn(event.question, event.answer)
+        self._tell_own_branch()
         self._screen.conversation_changed()
+
+    def _tell_own_branch(self) -> None:
+        """Say that a message went to a branch of its own, since another window has moved its branch."""
+        tab, here = self._tab, self.stored.branch.name
+        if tab.running is not None and tab.running.kind is TurnKind.SEND and here != tab.sent_on:
+            self._screen.warn(_OWN_BRANCH.format(one_line(here), one_line(tab.sent_on)))
+            tab.sent_on = here
 
     async def _draw_text(self, deltas: list[TextDelta]) -> None:
         if self._answer is None:
@@ -365,13 +379,20 @@ class TurnRunner:
     async def _draw_failure(self, error: Exception) -> None:
         """Show what is stored now: a question that the engine refused was taken back."""
         answer, self._answer = self._answer, None
-        if answer is not None:
-            await answer.give_up()
         kept = self.conversation.turns if self.conversation else ()
+        stored = next((turn for turn in kept if answer is not None and turn.id == answer.turn.id), None)
+        if answer is not None and stored is not None:
+            await answer.finish(stored)
+        elif answer is not None:
+            await answer.give_up()
         question_id, self._question_id = self._question_id, None
         is_kept = question_id is not None and any(turn.id == question_id for turn in kept)
         await self._transcript.cut_after(kept[-1].id if kept else None)
         pending = self._tab.running
+        if isinstance(error, ContextOverflow):
+            asked = next((one.question for one in self._tab.events if isinstance(one, TurnStarted)), None)
+            own_len = len(asked.token_ids or ()) if asked is not None else 0
+            error = ContextOverflow(overflow_text(error, pending.text if pending else "", own_len))
         self._screen.turn_failed(error, pending.text if pending and not is_kept else "")
         if isinstance(error, PoolExhausted) and error.fits_in:
             self._screen.outgrown(error.fits_in)

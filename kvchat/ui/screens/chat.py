@@ -10,6 +10,7 @@ from textual import events, work
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.content import Content
+from textual.notifications import SeverityLevel
 from textual.screen import Screen
 from textual.widget import Widget
 from textual.widgets import Static
@@ -32,13 +33,16 @@ from kvchat.ui.controllers.drafts import DraftController
 from kvchat.ui.controllers.engine_watch import EngineWatch, Shown
 from kvchat.ui.controllers.formats import FormatController, GaugeController
 from kvchat.ui.controllers.message_actions import MessageActionsController
+from kvchat.ui.controllers.other_windows import OtherWindows
 from kvchat.ui.controllers.revisions import RevisionController
 from kvchat.ui.controllers.sending import SendController
 from kvchat.ui.controllers.sessions import SessionController
 from kvchat.ui.controllers.settings import SettingsController
 from kvchat.ui.controllers.turn_runner import QueuedTurn, TurnRunner
 from kvchat.ui.key_names import Hint, hints_of, key_name, leave_keys, window_hints
+from kvchat.ui.screens.notices import NoticeLog, NoticesScreen
 from kvchat.ui.terminal.render_loop import INTERVAL_S, RenderLoop
+from kvchat.ui.widgets.answer import EndingLine
 from kvchat.ui.widgets.cache.compact_line import CacheLine
 from kvchat.ui.widgets.cache.panel import CachePanel
 from kvchat.ui.widgets.cache.panel_rows import BranchNames
@@ -87,6 +91,7 @@ class ChatScreen(Screen[None]):
         Binding("f7", "inspect", "Blocks", id="inspect", show=False, priority=True),
         Binding("f8", "freeze", "Freeze", id="freeze", show=False),
         Binding("f9", "answer", "Answer", id="answer", show=False),
+        Binding("f10", "notices", "Notices", id="notices", show=False),
         Binding("ctrl+f", "find", "Find", id="find", priority=True),
         Binding("ctrl+g", "editor", "Editor", id="editor", show=False),
         Binding("ctrl+r", "history", "History", id="history", show=False),
@@ -111,9 +116,11 @@ class ChatScreen(Screen[None]):
         self._initial = initial
         self.own_keys: Mapping[str, str] = host.appearance().keys
         self.dialogs = Dialogs(self, self._draw_pending)
+        self.notices = NoticeLog(self._draw_notices)
         self._last_rate: float | None = None
         self._place: object = None
         self._queued_s = 0.0
+        self._is_unsaved = False
         self._has_been_seen = False
 
     def compose(self) -> ComposeResult:
@@ -143,7 +150,8 @@ class ChatScreen(Screen[None]):
             revisions=self.revisions,
             drafts=self.drafts,
         )
-        self.sessions = SessionController(self, chat.store, host, turns, self.conversations)
+        self.sessions = SessionController(self, chat.store, host, turns, self.conversations, self._initial)
+        self._others = OtherWindows(self, chat, turns, self.sessions.refresh)
         self.branching = MessageActionsController(self, chat, turns, self.conversations, self.composer)
         self.clipboard = Clipboard(self)
         self.settings = SettingsController(self, chat, host, turns, self.conversations)
@@ -188,13 +196,19 @@ class ChatScreen(Screen[None]):
     # Notices and work
 
     def tell(self, message: str, *, title: str = "") -> None:
-        self.notify(message, title=title, timeout=6, markup=False)
+        self._toast(message, title=title, timeout=6)
 
     def warn(self, message: str) -> None:
-        self.notify(message, severity="warning", timeout=8, markup=False)
+        self._toast(message, severity="warning", timeout=8)
 
     def fail(self, message: str, *, title: str = "") -> None:
-        self.notify(message, title=title, severity="error", timeout=15, markup=False)
+        self._toast(message, title=title, severity="error", timeout=15)
+
+    def _toast(
+        self, message: str, *, timeout: float, title: str = "", severity: SeverityLevel = "information"
+    ) -> None:
+        self.notices.add(severity, title, message)
+        self.notify(message, title=title, severity=severity, timeout=timeout, markup=False)
 
     def begin(self, work: Work, *, group: str = "", asked_s: float | None = None) -> None:
         """Run something that may wait; see `ScreenServices.begin`."""
@@ -286,6 +300,17 @@ class ChatScreen(Screen[None]):
         """Let a question come that waited because something was typed."""
         if not self.dialogs.pending.open():
             self.tell("no question waits")
+
+    def action_notices(self) -> None:
+        self.begin(self._show_notices)
+
+    async def _show_notices(self) -> None:
+        """Show what was told in this run; what stands above the prompt, or the dialog, has been read then."""
+        self.notices.dismiss()
+        self.app.clear_notifications()
+        text = await self.dialogs.ask(NoticesScreen(self.notices.text()))
+        if text is not None:
+            self.clipboard.copy(text)
 
     def action_find(self, words: str = "") -> None:
         """Let the person look for words in sessions and messages."""
@@ -458,7 +483,7 @@ class ChatScreen(Screen[None]):
 
     def warn_behind(self, conversation: "Conversation | None", message: str) -> None:
         title = "" if conversation is None else self.sessions.title(conversation.session.id)
-        self.notify(message, title=title, severity="warning", timeout=15, markup=False)
+        self._toast(message, title=title, severity="warning", timeout=15)
 
     def ended_behind(self, conversation: "Conversation") -> None:
         if self.conversations.is_thrown_away(conversation):
@@ -525,6 +550,10 @@ class ChatScreen(Screen[None]):
         is_editing = self.revisions.editing is not None
         return window_hints(self.own_keys, is_busy=self.turns.is_busy, is_editing=is_editing)
 
+    def _draw_notices(self, standing: Sequence[str]) -> None:
+        key = key_name(self.own_keys, "notices")
+        self.query_one(Composer).draw_lines("notices", [f"! {words} · {key} dismisses" for words in standing])
+
     def _draw_queue(self) -> None:
         waiting = [
             one_line(shown_message(pending.text)) or pending.kind.value for pending in self.turns.queue
@@ -550,6 +579,7 @@ class ChatScreen(Screen[None]):
             on_screen=self._inspector.on_screen(),
         )
         self.set_timer(self._watch.look(shown), self._look)
+        self._others.look()
         if monotonic() - self.dialogs.typed_s > _TYPING_S:
             self.sessions.keep_fresh()
         # Full collections wait until no key was pressed for a while and nothing has scrolled.
@@ -559,6 +589,16 @@ class ChatScreen(Screen[None]):
         self.turns.garbage.look(is_quiet=is_quiet and not self.turns.is_any_running)
         if self._watch.snapshot is not None:
             self.conversations.drop_for_room(self._watch.snapshot)
+            self._tell_unsaved(self._watch.snapshot.problem)
+
+    def _tell_unsaved(self, problem: str | None) -> None:
+        """Say in full, once, why KV is not saved, and once that it is again; the status bar has no room."""
+        if self._is_unsaved != (problem is not None):
+            self._is_unsaved = problem is not None
+            if problem is not None:
+                self.warn(f"KV is not saved: {problem}")
+            else:
+                self.tell("KV is saved again")
 
     def _branch_names(self) -> BranchNames:
         return self.sessions.sessions.branch_names(self.turns.conversation, self.conversations.opened)
@@ -568,6 +608,8 @@ class ChatScreen(Screen[None]):
         if status.phase is EnginePhase.READY:
             self.turns.garbage.settle()
             self.turns.forget_outgrown()
+            for line in self.query(EndingLine):
+                line.show_turn()  # whether its context is full is known now
             self.composer.read_again()
             is_answering = self.turns.is_busy
             self._start_next()

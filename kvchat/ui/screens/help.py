@@ -34,6 +34,7 @@ KEYS = (
     ("l, e, w", "there: layers of one session or all, what moved and why, write it to a file", ""),
     ("f8", "freeze the cache panel, or follow again", "freeze"),
     ("f9", "answer a question that waited because you were typing", "answer"),
+    ("f10", "every notice of this run; dismisses those above the prompt", "notices"),
     ("f5", "go on with an interrupted answer", "go_on"),
     ("ctrl+n", "new conversation", "new"),
     ("ctrl+t", "show or fold reasoning", "reasoning"),

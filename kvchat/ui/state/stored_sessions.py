@@ -6,6 +6,7 @@ from time import time
 from typing import TYPE_CHECKING
 
 from kvchat.app.interface_types import KvOnDisk
+from kvchat.errors import StorageError
 from kvchat.session.tree import Session, SessionId, nested
 from kvchat.text.fit_text import STEP, one_line
 from kvchat.ui.widgets.cache.panel_rows import BranchNames
@@ -43,9 +44,14 @@ class StoredSessions:
         self._store = store
 
     def read(self) -> None:
-        """Read the store again; from any thread."""
+        """Read the store again, replaced by what can be read of it where it is damaged; from any thread."""
         store = self._store
-        summaries = store.list_sessions()
+        try:
+            summaries = store.list_sessions()
+        except StorageError:
+            if not store.restore():
+                raise
+            summaries = store.list_sessions()
         entries: list[SessionWithBranches] = []
         places: dict[tuple[str, str], BranchPlace] = {}
         for summary in summaries:

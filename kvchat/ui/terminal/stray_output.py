@@ -19,6 +19,7 @@ from pathlib import Path
 from threading import Thread
 from typing import TextIO
 
+from kvchat.platform.ascii_stand_ins import in_ascii, needs_ascii
 from kvchat.platform.private_files import make_private
 
 _STDIN_FD = 0
@@ -56,13 +57,14 @@ class _Terminal(io.TextIOWrapper):
 
     def __init__(self, fd: int, failed: Callable[[Exception], object]) -> None:
         self._failed = failed
+        self._needs_ascii = needs_ascii(os.environ)
         super().__init__(
             os.fdopen(fd, "wb"), encoding="utf-8", errors="replace", line_buffering=os.isatty(fd)
         )
 
     def write(self, text: str) -> int:
         try:
-            return super().write(text)
+            return super().write(in_ascii(text) if self._needs_ascii else text)
         except OSError:
             self._let_go()
         except Exception as error:

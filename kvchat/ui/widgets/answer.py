@@ -10,7 +10,8 @@ from textual.widgets import Static
 
 from kvchat.chat.events import Prefill
 from kvchat.engine.api.events import LoadEstimate
-from kvchat.session.tree import Finish, Session, Turn
+from kvchat.engine.api.snapshot import CacheSnapshot
+from kvchat.session.tree import Session, Turn
 from kvchat.text.answer_footer import ending_text, footer_parts, loading_parts, progress_parts, wrap_parts
 from kvchat.text.figures import plural
 from kvchat.text.fit_text import clean_text
@@ -104,16 +105,19 @@ class Reasoning(Static):
 class EndingLine(Static):
     """Why an answer is not complete, and what to do."""
 
-    def __init__(self, finish: Finish) -> None:
+    def __init__(self, turn: Turn) -> None:
         super().__init__("", markup=False, classes="ending")
-        self._finish = finish
+        self._turn = turn
 
     def on_mount(self) -> None:
-        self.show_finish(self._finish)
+        self.show_turn(self._turn)
 
-    def show_finish(self, finish: Finish) -> None:
-        self._finish = finish
-        ending = ending_text(finish, name_for(self, "go_on"))
+    def show_turn(self, turn: Turn | None = None) -> None:
+        """Say how an answer ended; without one, the same once the engine has loaded."""
+        self._turn = turn or self._turn
+        snapshot: CacheSnapshot | None = getattr(self.screen, "snapshot", None) if self.is_attached else None
+        limit = None if snapshot is None else snapshot.max_context
+        ending = ending_text(self._turn, name_for(self, "go_on"), limit)
         if ending:
             self.update(Content(f"■ {ending}"))
         self.display = bool(ending)
@@ -140,7 +144,7 @@ class AnswerView(Column):
         # What stands there when it is mounted is not drawn twice, and mostly above what is seen.
         self._reasoning = self._reasoning_of(turn.reasoning) if turn.reasoning else None
         self._footer = FooterLine(footer_parts(turn, session))
-        self._ending = EndingLine(turn.finish) if ending_text(turn.finish) else None
+        self._ending = EndingLine(turn) if ending_text(turn) else None
         self._pieces: list[str] = [turn.text]
         self._thoughts: list[str] = [turn.reasoning]
         self._pace = PrefillEta()
@@ -194,9 +198,9 @@ class AnswerView(Column):
         self._show_reasoning(clean_text(turn.reasoning))
         self._footer.show_parts(footer_parts(turn, self._session))
         if self._ending is not None:
-            self._ending.show_finish(turn.finish)
-        elif ending_text(turn.finish):
-            self._ending = EndingLine(turn.finish)
+            self._ending.show_turn(turn)
+        elif ending_text(turn):
+            self._ending = EndingLine(turn)
             self._mount(self._ending, before=self._footer)
 
     async def give_up(self) -> None:

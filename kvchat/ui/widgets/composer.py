@@ -19,6 +19,7 @@ class Composer(Vertical):
 
     def compose(self) -> ComposeResult:
         with Vertical(id="above-prompt"):
+            yield Static("", id="notices", markup=False)
             yield Static("", id="offers", markup=False)
             yield Static("", id="download", markup=False)
             yield Static("", id="queue", markup=False)
@@ -29,7 +30,7 @@ class Composer(Vertical):
             yield Prompt(id="prompt")
 
     def on_mount(self) -> None:
-        for place in ("offers", "download", "queue", "attachments"):
+        for place in ("notices", "offers", "download", "queue", "attachments"):
             self.draw_lines(place, ())
 
     def show_commands(self, candidates: tuple[Choice, ...], chosen: int) -> None:
@@ -40,7 +41,7 @@ class Composer(Vertical):
         listed.show_commands(candidates, chosen, max(1, int(self.screen.size.height * _ABOVE) - taken))
 
     def draw_lines(self, place: str, lines: Sequence[str]) -> None:
-        """Draw lines above the prompt. `place`: offers, download, queue or attachments."""
+        """Draw lines above the prompt. `place`: notices, offers, download, queue or attachments."""
         for widget in self.query(f"#{place}").results(Static):  # none while the window is being closed
             if lines or widget.display:
                 widget.display = bool(lines)

@@ -113,7 +113,8 @@ def _engine_parts(figures: StatusFigures) -> list[str]:
     elif status.phase is EnginePhase.CLOSED:
         parts.append("the engine is closed")
     elif figures.snapshot is not None and figures.snapshot.problem is not None:
-        parts.append(f"! KV is not saved: {figures.snapshot.problem}".splitlines()[0])
+        is_space = "free some" in figures.snapshot.problem
+        parts.append(f"! KV not saved{': free disk space' if is_space else SEPARATOR + '/notices says why'}")
     elif figures.snapshot is None and status.detail:
         parts.append(f"{one_line(status.detail)} · {_served_words(status.served)}")
     if figures.num_queued:

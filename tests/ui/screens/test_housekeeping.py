@@ -111,7 +111,8 @@ async def test_another_model_is_chosen_by_what_fits_and_not_where_there_is_none(
         await shown.say_and_wait("hello")
         await shown.say("/model nowhere")
         await shown.until_shown("there is no model 'nowhere'")
-        assert shown.files.loaded == []
+        await shown.until_told("The running model goes on; its cache stays as it is.")
+        assert shown.files.loaded == shown.chat.closed == []
         await shown.say("/model")
         await shown.until_shown("9 GiB · does not fit")
         await shown.pilot.press("down", "enter")

@@ -33,7 +33,7 @@ async def test_own_keys_come_before_those_of_the_text_and_stand_in_what_is_said(
         await shown.pilot.press("enter", "x", "home", "f1")
         assert shown.app.screen is shown.screen
         await shown.pilot.press("ctrl+k")
-        await shown.until_shown("// sends a line that begins with /")
+        await shown.until_shown("/set changes them")
         assert "f12 " in shown.text
         await shown.pilot.press("escape")
         assert shown.screen.prompt.text == "one\nx"

@@ -1,20 +1,16 @@
 """Two windows on one store: nothing is lost, and what the other one did is told."""
 
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager, closing
+from contextlib import AsyncExitStack, closing
 from pathlib import Path
 
 import pytest
 
-from kvchat.chat.service import Chat
 from kvchat.session.store import SessionStore
 from kvchat.session.template.chat_template import ChatTemplate
-from kvchat.ui.app import KvchatApp
 from kvchat.ui.widgets.session_list import SessionList
-from tests.scripted_engine import ScriptedEngine
 from tests.tiny_models import STARTER, write_model
 from tests.ui.harness import Window
-from tests.ui.scripted_files import ScriptedFiles
+from tests.ui.stored import window_on
 
 pytestmark = pytest.mark.tui
 
@@ -24,41 +20,10 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> ChatTemplate:
     return ChatTemplate.from_dir(write_model(tmp_path_factory.mktemp("model"), STARTER))
 
 
-@asynccontextmanager
-async def window_on(home: Path, template: ChatTemplate, initial: str | None = None) -> AsyncIterator[Window]:
-    """Open a window of its own on a store."""
-    end = min(template.end_ids)
-    engine = ScriptedEngine(lambda prompt: [*template.tokenizer.encode("Very well."), end])
-    with closing(SessionStore(home / "sessions.db")) as store:
-        chat = Chat(store=store, template=template, engine=engine, model="tiny")
-        app = KvchatApp(chat, engine, ScriptedFiles(), initial, log_path=home / "log")
-        async with app.run_test(size=(120, 30)) as pilot:
-            yield Window(app, pilot, chat, engine, app)  # type: ignore[arg-type]
-
-
 async def say(shown: Window, text: str) -> None:
     num_before = len(shown.answers)
     await shown.say(text)
     await shown.until(lambda: len(shown.answers) > num_before and not shown.screen.turns.is_running)
-
-
-async def test_two_windows_that_write_in_one_conversation_keep_both_answers(
-    tmp_path: Path, template: ChatTemplate
-) -> None:
-    async with AsyncExitStack() as stack:
-        first = await stack.enter_async_context(window_on(tmp_path, template))
-        await say(first, "One")
-        second = await stack.enter_async_context(window_on(tmp_path, template, "One"))
-        await second.until(lambda: second.questions == ["One"])
-        await say(first, "Two")
-        await say(second, "Zwei")
-        store = first.chat.store
-        [summary] = store.list_sessions()
-        paths = [
-            [turn.text for turn in store.turns_to(branch.leaf_id)][::2]
-            for branch in store.branches(summary.session.id)
-        ]
-        assert sorted(paths) == [["One", "Two"], ["One", "Zwei"]]
 
 
 async def test_a_session_that_another_window_deleted_gives_the_message_back(
@@ -87,3 +52,77 @@ async def test_what_another_window_has_begun_is_listed_when_the_list_is_opened(
         listed = shown.screen.query_one(SessionList)
         await shown.until(lambda: [line.name for line in listed.lines] == ["· from elsewhere"])
         assert listed.option_count == 1
+
+
+async def test_what_another_window_adds_to_the_branch_on_screen_is_shown(
+    tmp_path: Path, template: ChatTemplate
+) -> None:
+    async with AsyncExitStack() as stack:
+        first = await stack.enter_async_context(window_on(tmp_path, template))
+        await say(first, "One")
+        second = await stack.enter_async_context(window_on(tmp_path, template, "One"))
+        await second.until(lambda: second.questions == ["One"])
+        await say(first, "Two")
+        await second.until(lambda: second.questions == ["One", "Two"])
+        await second.until_told("Another window has added 2 messages here")
+        await say(second, "Three")
+        await first.until(lambda: first.questions == ["One", "Two", "Three"])
+        [summary] = first.chat.store.list_sessions()
+        assert summary.num_branches == 1
+
+
+async def test_two_windows_that_write_in_one_conversation_keep_both_answers_and_say_so(
+    tmp_path: Path, template: ChatTemplate
+) -> None:
+    async with AsyncExitStack() as stack:
+        first = await stack.enter_async_context(window_on(tmp_path, template))
+        await say(first, "One")
+        second = await stack.enter_async_context(window_on(tmp_path, template, "One"))
+        await second.until(lambda: second.questions == ["One"])
+        await second.type("Zwe")
+        await say(first, "Two")
+        await second.until_shown("! Another window has added 2 messages here · shown once the prompt")
+        assert second.questions == ["One"]
+        await say(second, "i")
+        await second.until_told("branch of its own, main-2: another window has added messages to main")
+        await second.until_gone("! Another")
+        await first.until_told("begun the branch main-2 · /switch main-2 opens it")
+        assert first.questions == ["One", "Two"]
+        await second.say("/switch main")
+        await second.until(lambda: second.questions == ["One", "Two"])
+        store, [summary] = first.chat.store, first.chat.store.list_sessions()
+        leaves = [branch.leaf_id for branch in store.branches(summary.session.id)]
+        paths = [[turn.text for turn in store.turns_to(leaf)][::2] for leaf in leaves]
+        assert sorted(paths) == [["One", "Two"], ["One", "Zwei"]]
+
+
+async def test_what_was_added_is_shown_once_the_prompt_is_empty(
+    tmp_path: Path, template: ChatTemplate
+) -> None:
+    async with AsyncExitStack() as stack:
+        first = await stack.enter_async_context(window_on(tmp_path, template))
+        await say(first, "One")
+        second = await stack.enter_async_context(window_on(tmp_path, template, "One"))
+        await second.until(lambda: second.questions == ["One"])
+        await second.type("Zwei")
+        await say(first, "Two")
+        await second.until_shown("! Another window has added")
+        await second.pilot.press("ctrl+u")
+        await second.until(lambda: second.questions == ["One", "Two"])
+        await second.until_gone("! Another")
+
+
+async def test_an_answer_that_another_window_is_getting_is_told_and_shown_at_its_end(
+    tmp_path: Path, template: ChatTemplate
+) -> None:
+    async with AsyncExitStack() as stack:
+        first = await stack.enter_async_context(window_on(tmp_path, template))
+        await say(first, "One")
+        second = await stack.enter_async_context(window_on(tmp_path, template, "One"))
+        await second.until(lambda: second.questions == ["One"])
+        first.engine.held_after = 1
+        await first.say("Two")
+        await second.until_shown("! Another window is being answered here")
+        await first.pilot.press("escape")
+        await second.until(lambda: second.questions == ["One", "Two"])
+        await second.until_gone("! Another")

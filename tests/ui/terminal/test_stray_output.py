@@ -88,9 +88,25 @@ def test_no_color_draws_without_colours(tmp_path: Path) -> None:
 def test_a_dumb_terminal_is_tolerated(tmp_path: Path) -> None:
     with terminal(tmp_path / "log", TERM="dumb") as shown:
         shown.type("go\r")
-        shown.until_shown("38 tok/s · exact")
+        shown.until_shown("38 tok/s . exact")
         shown.type("\x11")
         assert shown.exit_status() == 0
+
+
+@pytest.mark.parametrize("said", [{"LANG": "C", "LC_ALL": ""}, {"LC_ALL": "POSIX"}, {"TERM": "dumb"}])
+def test_a_terminal_that_shows_ascii_alone_gets_stand_ins_of_the_same_width(
+    tmp_path: Path, said: dict[str, str]
+) -> None:
+    with terminal(tmp_path / "ascii", **said) as shown:
+        shown.type("go\r")
+        shown.until_shown("38 tok/s . exact")
+        assert shown.received.isascii()
+        plain = shown.text
+    with terminal(tmp_path / "log", LC_ALL="C.UTF-8") as shown:
+        shown.type("go\r")
+        shown.until_shown("38 tok/s · exact")
+        edges = [line.index("│") for line in shown.text.splitlines() if "│" in line]
+    assert edges[0] in [line.find("|") for line in plain.splitlines()]
 
 
 def _has_hue(parameters: bytes) -> bool:

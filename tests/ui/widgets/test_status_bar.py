@@ -35,10 +35,12 @@ def test_kv_that_is_not_exact_or_not_saved_is_told() -> None:
         for what in (
             {"cache_format": "fp8", "is_exact": False},
             {"problem": "There is no room left for the cache in /c: free some."},
+            {"problem": "/c cannot be written: choose another cache directory"},
         )
     ]
     assert " · KV in fp8, approximate · " in told[0]
-    assert "! KV is not saved: There is no room left" in told[1]
+    assert told[1].startswith("! KV not saved: free disk space · ctx 3.1k")
+    assert told[2].startswith("! KV not saved · /notices says why · ctx 3.1k")
 
 
 def test_where_there_is_room_it_counts_the_blocks_of_each_tier() -> None:
@@ -76,7 +78,7 @@ def test_keys_come_before_figures_and_behind_what_the_engine_says() -> None:
     assert status_text(BUSY, 36, keys) == "    f2 sessions · f3 cache · f1 help"
     assert status_text(BUSY, 50, keys) == "ctx 3.1k/8.2k     f2 sessions · f3 cache · f1 help"
     told = replace(BUSY, snapshot=replace(EMPTY, problem="There is no room left for the cache in /c."))
-    assert status_text(told, 50, keys) == "! KV is not saved: There is…    f3 cache · f1 help"
+    assert status_text(told, 50, keys) == "! KV not saved · /notices sa…   f3 cache · f1 help"
 
 
 def test_it_shows_the_loading_phase_before_there_are_figures() -> None:

@@ -1,0 +1,70 @@
+"""A context that is full: what is offered helps, and what was written stays as it was."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kvchat.engine.api.events import Usage
+from kvchat.session.template.chat_template import ChatTemplate
+from kvchat.session.tree import Finish
+from tests.tiny_models import STARTER, write_model
+from tests.ui.harness import window
+from tests.ui.scripted import ScriptedChat
+from tests.ui.stored import window_on
+
+pytestmark = pytest.mark.tui
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> ChatTemplate:
+    return ChatTemplate.from_dir(write_model(tmp_path_factory.mktemp("model"), STARTER))
+
+
+def fill(chat: ScriptedChat) -> None:
+    """Store a conversation whose answer has filled the context."""
+    conversation = chat.add_session("Oslo", [("By boat?", "By train.")])
+    usage = Usage(prompt_tokens=8000, computed_tokens=8000, completion_tokens=192)
+    last = replace(conversation.turns[-1], finish=Finish.LENGTH, usage=usage)
+    chat.store.paths[conversation.session.id, conversation.branch.name] = (*conversation.turns[:-1], last)
+
+
+async def test_an_answer_that_filled_the_context_offers_no_going_on(tmp_path: Path) -> None:
+    async with window(tmp_path, prepare=fill, initial="Oslo") as shown:
+        await shown.until_shown("■ the context is full · /undo goes back to an earlier")
+        assert "/continue" not in shown.conversation_text
+        await shown.pilot.press("f5")
+        await shown.until_told("The context is full: /undo goes")
+        await shown.until_shown("reused 0 of 8,000")
+
+
+async def test_an_answer_that_cannot_go_on_keeps_its_footer(tmp_path: Path, template: ChatTemplate) -> None:
+    async with window_on(tmp_path, template) as shown:
+        shown.engine.held_after = 1
+        await shown.say("One")
+        await shown.until(lambda: bool(shown.engine.handles) and "reading" not in shown.conversation_text)
+        await shown.pilot.press("escape")
+        await shown.until_shown("■ interrupted")
+        footer = [line for line in shown.conversation_text.splitlines() if "↳" in line]
+        shown.engine.max_context = 5
+        await shown.pilot.press("f5")
+        await shown.until(lambda: bool(shown.told))
+        await shown.until_answered()
+        await shown.until_shown("■ interrupted")
+        assert footer == [line for line in shown.conversation_text.splitlines() if "↳" in line] != []
+
+
+async def test_a_message_that_is_longer_than_the_context_says_so_and_comes_back(
+    tmp_path: Path, template: ChatTemplate
+) -> None:
+    (tmp_path / "long.txt").write_text("a long text " * 50)
+    async with window_on(tmp_path, template, max_context=100) as shown:
+        await shown.say("one word " * 200)
+        await shown.until_told("Message is too long for this model: ")
+        await shown.until_told(" of 100 tokens. Send a part of it, or choose a model")
+        assert shown.screen.prompt.text.startswith("one word")
+        await shown.pilot.press("ctrl+u")
+        shown.app.clear_notifications()
+        await shown.say(f"@{tmp_path}/long.txt what?")
+        await shown.until_told("File is too long for this model: ")
+        await shown.until_shown("▤ long.txt")
