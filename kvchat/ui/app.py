@@ -4,20 +4,24 @@ import asyncio
 import logging
 import signal
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
+from rich.segment import Segment
 from textual import events, work
 from textual.app import App, SystemCommand
 from textual.binding import Binding, BindingType
+from textual.color import Color
+from textual.filter import LineFilter
 from textual.screen import Screen
 from textual.widgets import Input
 
 from kvchat.app.interface_types import EngineView
 from kvchat.errors import KvchatError
+from kvchat.text.fit_text import drawable
 from kvchat.ui.commands import COMMANDS
 from kvchat.ui.screens.chat import ChatScreen
 from kvchat.ui.screens.interrupting_dialog import InterruptingDialog
@@ -49,6 +53,13 @@ _LATER_STYLES = Path(__file__).with_name("dialogs.tcss")
 
 _SIGNALS = {signal.SIGINT: 130, signal.SIGTERM: 143}
 _HUNG_UP = 129
+
+
+class _EmojiFilter(LineFilter):
+    """Makes each line drawable as it is drawn: what is stored, selected and copied stays as it is."""
+
+    def apply(self, segments: list[Segment], background: Color) -> list[Segment]:
+        return [segment._replace(text=drawable(segment.text)) for segment in segments]
 
 
 class KvchatApp(App[None]):
@@ -94,6 +105,7 @@ class KvchatApp(App[None]):
         known = self._appearance.theme in self.available_themes
         self.theme = self._appearance.theme if known else KVCHAT_THEME.name
         self.chat_screen = ChatScreen(chat, engine, host, initial)
+        self._emoji = _EmojiFilter()
         self._log_path = log_path
         self._on_first_frame = on_first_frame
         self._early_input: list[events.Key | events.Paste] = []
@@ -214,6 +226,9 @@ class KvchatApp(App[None]):
             super().refresh_css(animate)
         else:
             self.stylesheet.set_variables(self.get_css_variables())
+
+    def get_line_filters(self) -> Sequence[LineFilter]:
+        return [*super().get_line_filters(), self._emoji]
 
     def get_theme_variable_defaults(self) -> dict[str, str]:
         """Give kvchat's own colours to themes that do not have them."""
