@@ -27,7 +27,7 @@ from kvchat.ui.screens.chat import ChatScreen
 from kvchat.ui.screens.interrupting_dialog import InterruptingDialog
 from kvchat.ui.terminal.driver import TerminalDriver, early_events
 from kvchat.ui.terminal.stray_output import guarded_terminal, hang_up_told, key_by_key, size_of_terminal
-from kvchat.ui.theme import KVCHAT_THEME, own_variables
+from kvchat.ui.theme import KVCHAT_THEME, legible_variables
 from kvchat.ui.widgets.prompt_input import Prompt
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class _EmojiFilter(LineFilter):
     """Makes each line drawable as it is drawn: what is stored, selected and copied stays as it is."""
 
     def apply(self, segments: list[Segment], background: Color) -> list[Segment]:
-        return [segment._replace(text=drawable(segment.text)) for segment in segments]
+        return [Segment(drawable(text), style, control) for text, style, control in segments]
 
 
 class KvchatApp(App[None]):
@@ -230,9 +230,9 @@ class KvchatApp(App[None]):
     def get_line_filters(self) -> Sequence[LineFilter]:
         return [*super().get_line_filters(), self._emoji]
 
-    def get_theme_variable_defaults(self) -> dict[str, str]:
-        """Give kvchat's own colours to themes that do not have them."""
-        return own_variables(self.current_theme)
+    def get_css_variables(self) -> dict[str, str]:
+        self.theme_variables = legible_variables(super().get_css_variables(), self.current_theme)
+        return self.theme_variables
 
     def action_leave(self) -> None:
         self.chat_screen.quit()

@@ -130,7 +130,7 @@ class TokensScreen(InterruptingDialog[TokenChoice | None]):
     def _flow(self) -> Content:
         """Return the answer with every second token shaded, so that their ends can be seen."""
         return Content("").join(
-            Content.styled(text, Style(reverse=at == self._at, dim=at % 2 == 1 and at != self._at))
+            Content.styled(text, "reverse" if at == self._at else "$faint" if at % 2 else "")
             for at, text in enumerate(self._texts)
         )
 
