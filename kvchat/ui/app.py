@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -99,7 +100,9 @@ class KvchatApp(App[None]):
         on_first_frame: Callable[[], object] = lambda: None,
     ) -> None:
         with size_of_terminal():
-            super().__init__(driver_class=TerminalDriver)
+            has_no_colours = "NO_COLOR" in os.environ
+            super().__init__(driver_class=TerminalDriver, ansi_color=has_no_colours or None)
+        self._has_few_colours = has_no_colours
         self.register_theme(KVCHAT_THEME)
         self._appearance = host.appearance()
         known = self._appearance.theme in self.available_themes
@@ -119,6 +122,7 @@ class KvchatApp(App[None]):
         Raises:
             KvchatError: what `on_first_frame` raised.
         """
+        self._has_few_colours |= self.console.color_system not in ("256", "truecolor")
         failed = partial(self.call_later, self.thread_failed)
         with hang_up_told(), guarded_terminal(self._log_path, failed), key_by_key() as typed:
             self._early_input += early_events(typed)
@@ -212,10 +216,14 @@ class KvchatApp(App[None]):
             await asyncio.to_thread(import_module, name)
 
     def show_theme(self, name: str) -> None:
-        """Take other colours; `ansi-dark` and `ansi-light` are the terminal's own, an empty name ours."""
-        name = name or KVCHAT_THEME.name
-        if name in self.available_themes:
-            self.theme = name
+        """Take other colours; `ansi-dark` and `ansi-light` are the terminal's own, an empty name ours. A
+        terminal of 16 colours shows only its own: the nearest to those of a theme are often one and the same.
+        """
+        theme = self.available_themes.get(name or KVCHAT_THEME.name)
+        if theme is not None and self._has_few_colours and not theme.ansi:
+            self.theme = "ansi-dark" if theme.dark else "ansi-light"
+        elif theme is not None:
+            self.theme = theme.name
         else:
             known = ", ".join(sorted(self.available_themes))
             self.chat_screen.warn(f"there is no theme {name!r}; there are {known}")

@@ -39,14 +39,17 @@ _ANSI = {
     "kv-kept": "ansi_default",
     "border": "ansi_default",
     "border-blurred": "ansi_bright_black",
-    "block-cursor-foreground": "ansi_default",
-    "block-cursor-background": "ansi_default",
-    "block-cursor-text-style": "reverse",
+    "note": "transparent",
+    "input-cursor-background": "ansi_default",
+    "input-cursor-foreground": "ansi_default",
+    "block-cursor-text-style": "bold underline",
     "block-cursor-blurred-foreground": "ansi_default",
     "block-cursor-blurred-background": "ansi_default",
     "block-cursor-blurred-text-style": "underline",
 }
-"""The terminal's own colours. Its grey is the background itself in some palettes."""
+"""The terminal's own colours. Its grey is the background itself in some palettes. A note has the colour of
+the line it is in, which is another one where that is chosen.
+"""
 _ANSI_DARK = {"primary": "ansi_cyan", "kv-own": "ansi_green", "kv-shared": "ansi_yellow"}
 _ANSI_LIGHT = {"warning": "ansi_magenta", "kv-own": "ansi_blue", "kv-shared": "ansi_magenta"}
 
@@ -70,13 +73,12 @@ def legible_variables(variables: Mapping[str, str], theme: Theme) -> dict[str, s
     end = WHITE if theme.dark else BLACK
     text = _legible(colours["foreground"], end, grounds, _MAIN_TEXT)
     coloured = {name: _legible(colours[name], end, grounds, _TEXT) for name in _COLOURED}
+    faint = _legible(text.blend(background, 0.6), text, grounds, _TEXT)
     found = {
         **coloured,
         **{f"text-{name}": colour for name, colour in coloured.items()},
         "foreground": text,
-        "faint": _legible(text.blend(background, 0.6), text, grounds, _TEXT),
-        "text-muted": _legible(text.blend(background, 0.6), text, grounds, _TEXT),
-        "text-disabled": _legible(text.blend(background, 0.6), text, grounds, _TEXT),
+        **dict.fromkeys(("faint", "note", "text-muted", "text-disabled"), faint),
         "kv-own": coloured["success"],
         "kv-shared": coloured["warning"],
         "kv-kept": _legible(primary.blend(background, 0.5), coloured["primary"], grounds, _TEXT),

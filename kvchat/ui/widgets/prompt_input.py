@@ -425,4 +425,4 @@ def _lines(candidates: tuple[Choice, ...], chosen: int) -> Content:
 def _line(command: Choice, usage_width: int, *, is_chosen: bool) -> Content:
     mark = "▸ " if is_chosen else "  "
     usage = Content.styled(f"{mark}{command.usage:<{usage_width}}", Style(bold=is_chosen))
-    return usage + Content.styled(f"   {command.summary}", "" if is_chosen else "$faint")
+    return usage + Content.styled(f"   {command.summary}", "" if is_chosen else "$note")
