@@ -81,6 +81,7 @@ class KvchatApp(App[None]):
 
     TITLE = "kvchat"
     CSS_PATH = "kvchat.tcss"
+    VERTICAL_BREAKPOINTS = [(0, "-short"), (18, "-high")]
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("ctrl+q", "leave", "Quit", id="quit", priority=True),
         Binding("ctrl+p", "command_palette", "Palette", show=False, id="palette", priority=True),

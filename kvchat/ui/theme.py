@@ -39,7 +39,7 @@ _ANSI = {
     "kv-kept": "ansi_default",
     "border": "ansi_default",
     "border-blurred": "ansi_bright_black",
-    "note": "transparent",
+    **dict.fromkeys(("note", "text-muted"), "transparent"),
     "input-cursor-background": "ansi_default",
     "input-cursor-foreground": "ansi_default",
     "block-cursor-text-style": "bold underline",
@@ -51,7 +51,10 @@ _ANSI = {
 the line it is in, which is another one where that is chosen.
 """
 _ANSI_DARK = {"primary": "ansi_cyan", "kv-own": "ansi_green", "kv-shared": "ansi_yellow"}
-_ANSI_LIGHT = {"warning": "ansi_magenta", "kv-own": "ansi_blue", "kv-shared": "ansi_magenta"}
+_ANSI_LIGHT = {
+    **dict.fromkeys(("secondary", "kv-own"), "ansi_blue"),
+    **dict.fromkeys(("success", "warning", "kv-shared"), "ansi_magenta"),
+}
 
 _TEXT, _MAIN_TEXT, _CELLS = 4.5, 6.0, 3.0
 """Least contrasts by WCAG 2: of text, of text beside which a fainter one stands, of what is no text."""

@@ -9,7 +9,7 @@ from rich.color import Color
 from rich.style import Style
 
 from kvchat.engine.api.engine_phase import EnginePhase
-from tests.ui.harness import Window, talk, window
+from tests.ui.harness import Window, talk, talk_window, window
 from tests.ui.screens.test_inspector import engine_with_blocks
 from tests.ui.scripted import Answer
 from tests.ui.widgets.cache.test_frontier_rows import STARTER, report
@@ -125,3 +125,28 @@ async def test_every_text_differs_enough_from_its_ground_in_every_theme(tmp_path
                 await shown.pilot.pause(0)
                 assert not list(weak(shown)), f"{name}:\n{shown.text}"
             shown.app.theme = "kvchat"
+
+
+async def test_a_chosen_message_and_the_ends_of_tokens_are_seen_without_colours(tmp_path: Path) -> None:
+    async with talk_window(tmp_path) as shown:
+        await shown.pilot.press("f6", "up")
+        await shown.until_shown("█ How long?")
+        assert "▌ By boat?" in shown.text
+        await shown.say("/tokens")
+        await shown.until_shown("75.00%")
+        flow = shown.app.screen.query_one("#tokens-flow")
+        (line,) = flow.render_lines(flow.outer_size.region)
+        looks = [(run.style.reverse, run.style.underline) for run in line if run.style and run.text.strip()]
+        assert looks == [(True, None), (None, True), (None, None), (None, True)]
+
+
+async def test_a_small_terminal_shows_all_that_can_be_done_and_help_in_columns(tmp_path: Path) -> None:
+    async with talk_window(tmp_path, size=(40, 12)) as shown:
+        await shown.pilot.press("f6", "up", "enter")
+        await shown.until_shown("change it")
+        assert "open in $EDITOR" in shown.text
+        await shown.pilot.press("escape", "escape", "f1")
+        await shown.until_shown("shift+enter")
+        lines = shown.text.splitlines()
+        first, later = (next(line for line in lines if word in line) for word in ("send", "queued"))
+        assert first.index("send") == later.index(later.split()[1])
