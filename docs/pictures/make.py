@@ -1,8 +1,10 @@
 """Draw the README's pictures: a scripted person at the real interface, engine and model.
 
     python docs/pictures/make.py [MODEL]
+    python docs/pictures/make.py --all DIRECTORY [MODEL]
 
-Keys go in, screenshots come out as SVG beside this file; the sessions of the run are thrown away.
+Keys go in, screenshots come out as SVG beside this file; the sessions of the run are thrown away. With
+`--all` every screen is drawn in all sizes and forms, to be looked at.
 """
 
 import asyncio
@@ -10,6 +12,7 @@ import os
 import re
 import sys
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import monotonic
@@ -28,6 +31,8 @@ from kvchat.ui.screens.compare import CompareScreen
 HERE = Path(__file__).parent
 SIZE = (132, 36)
 SMALL = (80, 24)
+SIZES = ((200, 60), (140, 45), (80, 24), (60, 18), (40, 12))
+FORMS = {"dark": "kvchat", "light": "solarized-light", "ansi": "ansi-dark"}
 PATIENCE_S = 120.0
 FONTS = "ui-monospace, 'DejaVu Sans Mono', Menlo, Consolas, monospace"
 
@@ -80,6 +85,19 @@ class Person:
         (HERE / f"{name}.svg").write_text(
             _tidy(self._app.export_screenshot(title="kvchat")), encoding="utf-8"
         )
+
+    async def looks_everywhere(self, directory: Path, name: str) -> None:
+        """Save what is on the screen in all sizes and forms."""
+        self._app.clear_notifications()
+        forms = {"plain": ""} if self._app.no_color else FORMS
+        for width, height in SIZES:
+            await self._pilot.resize_terminal(width, height)
+            for form, theme in forms.items():
+                self._app.show_theme(theme)
+                await self._pilot.pause(0.2)
+                picture = _tidy(self._app.export_screenshot(title="kvchat"))
+                (directory / f"{name}-{width}x{height}-{form}.svg").write_text(picture, encoding="utf-8")
+        await self.resizes(*SIZES[0])
 
     async def compares(self) -> None:
         """Let the model answer three times, again where it said the same thrice: it is a small one."""
@@ -209,6 +227,43 @@ async def play_settings(person: Person) -> None:
     await person.commands("/theme kvchat")
 
 
+async def play_all(person: Person, directory: Path) -> None:
+    """Walk through all screens."""
+
+    async def look(name: str, *keys: str) -> None:
+        await person.presses(*keys)
+        await person.looks_everywhere(directory, name)
+
+    await person.resizes(*SIZES[0])
+    await look("welcome")
+    for message in TALK[:4]:
+        await person.says(message)
+    await person.commands("/title Notes on caching")
+    await person.commands("/fork shorter answers")
+    await person.says("Show me a list, a quote and some code.")
+    await look("chat")
+    await look("sessions", "f2", "down")
+    await look("prompt", "escape", "slash")
+    await look("message", "backspace", "f6", "up")
+    await look("actions", "escape", "f6", "up", "enter")
+    await look("help", "escape", "escape", "f1")
+    await look("palette", "escape", "ctrl+p")
+    await look("inspector", "escape", "f7", "down")
+    await look("history", "escape", "ctrl+r")
+    await person.presses("escape")
+    for command in ("tokens", "model", "set", "undo", "delete", "gauge"):
+        await person.commands(f"/{command}")
+        await person.waits_for("esc ")
+        await look(command)
+        await person.presses("escape")
+    await person.commands("/retry 3")
+    await person.waits_for("enter takes it")
+    await look("compare")
+    await person.presses("escape")
+    await person.commands("Tell me a long story about a fjord.")
+    await look("streaming")
+
+
 def _said(turns: TurnRunner) -> Sequence[Turn]:
     return turns.conversation.turns if turns.conversation else ()
 
@@ -222,8 +277,20 @@ def _tidy(svg: str) -> str:
 
 
 def main() -> None:
+    arguments = sys.argv[1:]
+    if arguments[:1] != ["--all"]:
+        run(play, arguments)
+        return
+    directory = Path(arguments[1])
+    directory.mkdir(parents=True, exist_ok=True)
+    run(partial(play_all, directory=directory), arguments[2:])
+    os.environ["NO_COLOR"] = "1"
+    run(partial(play_all, directory=directory), arguments[2:])
+
+
+def run(script: Script, models: Sequence[str]) -> None:
     with TemporaryDirectory(prefix="kvchat-pictures-") as home:
-        asyncio.run(draw(sys.argv[1] if len(sys.argv) > 1 else None, Path(home), play))
+        asyncio.run(draw(models[0] if models else None, Path(home), script))
 
 
 if __name__ == "__main__":

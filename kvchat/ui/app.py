@@ -2,19 +2,23 @@
 
 import asyncio
 import logging
+import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
+from rich.segment import Segment
 from textual import events, work
 from textual.app import App
 from textual.binding import Binding, BindingType
+from textual.color import Color
 from textual.command import DiscoveryHit, Hit, Hits, Provider
 from textual.content import Content
+from textual.filter import LineFilter
 from textual.screen import Screen
 from textual.types import IgnoreReturnCallbackType
 from textual.widgets import Input
@@ -23,13 +27,14 @@ from kvchat.app.interface_types import EngineView
 from kvchat.errors import KvchatError
 from kvchat.session.tree import SessionId
 from kvchat.text.figures import plural
+from kvchat.text.fit_text import drawable
 from kvchat.ui.commands import COMMANDS
 from kvchat.ui.controllers.turn_runner import TurnRunner
 from kvchat.ui.screens.chat import ChatScreen
 from kvchat.ui.screens.interrupting_dialog import InterruptingDialog
 from kvchat.ui.terminal.driver import TerminalDriver, early_events
 from kvchat.ui.terminal.stray_output import guarded_terminal, hang_up_told, key_by_key, size_of_terminal
-from kvchat.ui.theme import KVCHAT_THEME, own_variables
+from kvchat.ui.theme import KVCHAT_THEME, legible_variables
 from kvchat.ui.widgets.prompt_input import Prompt
 from kvchat.ui.widgets.session_list import SessionList
 from kvchat.ui.widgets.session_rows import title_of
@@ -87,6 +92,13 @@ class Palette(Provider):
             yield title_of(session), f"open this session{several}", partial(window.post_message, opened)
 
 
+class _EmojiFilter(LineFilter):
+    """Makes each line drawable as it is drawn: what is stored, selected and copied stays as it is."""
+
+    def apply(self, segments: list[Segment], background: Color) -> list[Segment]:
+        return [Segment(drawable(text), style, control) for text, style, control in segments]
+
+
 class KvchatApp(App[None]):
     """A window on one chat service and the engine behind it, neither of which it owns.
 
@@ -106,6 +118,7 @@ class KvchatApp(App[None]):
     TITLE = "kvchat"
     CSS_PATH = "kvchat.tcss"
     COMMANDS: ClassVar = {Palette}
+    VERTICAL_BREAKPOINTS = [(0, "-short"), (18, "-high")]
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("ctrl+q", "leave", "Quit", id="quit", priority=True),
         Binding("ctrl+p", "command_palette", "Palette", show=False, id="palette", priority=True),
@@ -125,12 +138,15 @@ class KvchatApp(App[None]):
         on_first_frame: Callable[[], object] = lambda: None,
     ) -> None:
         with size_of_terminal():
-            super().__init__(driver_class=TerminalDriver)
+            has_no_colours = "NO_COLOR" in os.environ
+            super().__init__(driver_class=TerminalDriver, ansi_color=has_no_colours or None)
+        self._has_few_colours = has_no_colours
         self.register_theme(KVCHAT_THEME)
         self._appearance = host.appearance()
         known = self._appearance.theme in self.available_themes
         self.theme = self._appearance.theme if known else KVCHAT_THEME.name
         self.chat_screen = ChatScreen(chat, engine, host, initial)
+        self._emoji = _EmojiFilter()
         self._log_path = log_path
         self._on_first_frame = on_first_frame
         self._early_input: list[events.Key | events.Paste] = []
@@ -144,6 +160,7 @@ class KvchatApp(App[None]):
         Raises:
             KvchatError: what `on_first_frame` raised.
         """
+        self._has_few_colours |= self.console.color_system not in ("256", "truecolor")
         failed = partial(self.call_later, self.thread_failed)
         with hang_up_told(), guarded_terminal(self._log_path, failed), key_by_key() as typed:
             self._early_input += early_events(typed)
@@ -246,10 +263,14 @@ class KvchatApp(App[None]):
             await asyncio.to_thread(import_module, name)
 
     def show_theme(self, name: str) -> None:
-        """Take other colours; `ansi-dark` and `ansi-light` are the terminal's own, an empty name ours."""
-        name = name or KVCHAT_THEME.name
-        if name in self.available_themes:
-            self.theme = name
+        """Take other colours; `ansi-dark` and `ansi-light` are the terminal's own, an empty name ours. A
+        terminal of 16 colours shows only its own: the nearest to those of a theme are often one and the same.
+        """
+        theme = self.available_themes.get(name or KVCHAT_THEME.name)
+        if theme is not None and self._has_few_colours and not theme.ansi:
+            self.theme = "ansi-dark" if theme.dark else "ansi-light"
+        elif theme is not None:
+            self.theme = theme.name
         else:
             known = ", ".join(sorted(self.available_themes))
             self.chat_screen.warn(f"there is no theme {name!r}; there are {known}")
@@ -261,9 +282,12 @@ class KvchatApp(App[None]):
         else:
             self.stylesheet.set_variables(self.get_css_variables())
 
-    def get_theme_variable_defaults(self) -> dict[str, str]:
-        """Give kvchat's own colours to themes that do not have them."""
-        return own_variables(self.current_theme)
+    def get_line_filters(self) -> Sequence[LineFilter]:
+        return [*super().get_line_filters(), self._emoji]
+
+    def get_css_variables(self) -> dict[str, str]:
+        self.theme_variables = legible_variables(super().get_css_variables(), self.current_theme)
+        return self.theme_variables
 
     def action_leave(self) -> None:
         self.chat_screen.quit()

@@ -12,7 +12,7 @@ from kvchat.app.interface_types import EngineView
 from kvchat.engine.api.engine_phase import EnginePhase
 from kvchat.ui.state.cache_history import History, TokenRate
 from kvchat.ui.state.stored_sessions import StoredSessions
-from kvchat.ui.theme import KVCHAT_THEME, own_variables
+from kvchat.ui.theme import KVCHAT_THEME, legible_variables
 from kvchat.ui.widgets.cache.panel import CachePanel
 from kvchat.ui.widgets.cache.panel_rows import BranchNames, Live
 
@@ -55,8 +55,9 @@ class WatchApp(App[None]):
     def on_mount(self) -> None:
         self.run_worker(self._follow())
 
-    def get_theme_variable_defaults(self) -> dict[str, str]:
-        return own_variables(self.current_theme)
+    def get_css_variables(self) -> dict[str, str]:
+        self.theme_variables = legible_variables(super().get_css_variables(), self.current_theme)
+        return self.theme_variables
 
     def action_layers(self) -> None:
         self.query_one(CachePanel).toggle_expanded()

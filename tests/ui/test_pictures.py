@@ -14,7 +14,7 @@ from kvchat.engine.api.snapshot import Tier
 from kvchat.session.tree import MAIN, Branch, BranchName, Session, SessionId
 from kvchat.ui.key_names import Hint
 from kvchat.ui.state.cache_history import Recent
-from kvchat.ui.theme import KVCHAT_THEME, own_variables
+from kvchat.ui.theme import KVCHAT_THEME, legible_variables
 from kvchat.ui.widgets.cache.panel import CachePanel
 from kvchat.ui.widgets.cache.panel_rows import BranchNames, Live
 from kvchat.ui.widgets.session_list import SessionList
@@ -51,8 +51,8 @@ class Frame(App[None]):
         self.register_theme(KVCHAT_THEME)
         self.theme = KVCHAT_THEME.name
 
-    def get_theme_variable_defaults(self) -> dict[str, str]:
-        return own_variables(self.current_theme)
+    def get_css_variables(self) -> dict[str, str]:
+        return legible_variables(super().get_css_variables(), self.current_theme)
 
     def compose(self) -> ComposeResult:
         yield self.widget

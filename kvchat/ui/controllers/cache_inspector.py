@@ -63,7 +63,7 @@ class InspectorController:
         looked_at = state, snapshot.groups, snapshot.fingerprint
         if looked_at != self._looked_at and not self._is_looking:
             self._looked_at, self._is_looking = looked_at, True
-            self._screen.run_worker(self._look_for(conversation, snapshot))
+            self._screen.begin(partial(self._look_for, conversation, snapshot))
         return self._found[1] if self._found is not None and self._found[0] == state else None
 
     async def _look_for(self, conversation: "Conversation", snapshot: CacheSnapshot) -> None:

@@ -54,5 +54,5 @@ class ActionsScreen(InterruptingDialog[str | None]):
 
 def _line(action: Action, width: int) -> Content:
     key = Content.styled(f" {action.key}  ", Style(bold=True))
-    note = Content.styled(f"   {action.note}" if action.note else "", Style(dim=True))
+    note = Content.styled(f"   {action.note}" if action.note else "", "$note")
     return key + Content(action.label + " " * (width - cell_len(action.label))) + note

@@ -63,7 +63,6 @@ if TYPE_CHECKING:
     from kvchat.chat.conversation import Conversation
     from kvchat.chat.service import Chat
 
-_SHORT_SCREEN = 18
 _QUIET_S = 2.0
 _TYPING_S = 0.7
 """So soon after a key the next one is expected: what can wait is not drawn."""
@@ -505,7 +504,6 @@ class ChatScreen(Screen[None]):
     # Drawing
 
     def on_resize(self, event: events.Resize) -> None:
-        self.set_class(event.size.height < _SHORT_SCREEN, "-short")
         self.query_one(Panes).fit(event.size.width)
         self.call_after_refresh(self.draw_heading)
 

@@ -50,7 +50,7 @@ class CandidateView(VerticalScroll, can_focus=False):
         from kvchat.ui.widgets.answer_markdown import AnswerMarkdown
 
         self._text = clean_text(answer.text)
-        self._body.update(AnswerMarkdown(self._text) if self._text.strip() else Content("nothing"))
+        self._body.update(AnswerMarkdown(self._text, self.app) if self._text.strip() else Content("nothing"))
 
     def show(self, *, is_chosen: bool) -> None:
         mark = "▸" if is_chosen else " "

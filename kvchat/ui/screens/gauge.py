@@ -8,7 +8,6 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical, VerticalScroll
 from textual.content import Content
-from textual.style import Style
 from textual.widgets import Static
 
 from kvchat.app.interface_types import Gauged
@@ -21,10 +20,7 @@ _AROUND = 4
 """Rows of the screen that are neither plot nor table."""
 _MOST_PLOT = 24
 _LEAST_PLOT = 12
-_STYLES = {
-    Look.FAINT: Style(dim=True),
-    Look.HEADING: Style(bold=True),
-}
+_STYLES = {Look.FAINT: "$faint", Look.HEADING: "bold"}
 
 
 class GaugeScreen(InterruptingDialog[None]):
@@ -61,7 +57,7 @@ class GaugeScreen(InterruptingDialog[None]):
         rows = frontier_rows(self._found.report, self._taken, event.size.width - 4, height)
         place = self.query_one("#gauge-plot", Static)
         place.display = bool(rows)
-        legend = Content.styled(LEGEND, Style(dim=True))
+        legend = Content.styled(LEGEND, "$faint")
         place.update(Content("\n").join([*map(_content, rows), legend, Content("")]))
 
     def action_scroll(self, step: int) -> None:
@@ -69,4 +65,4 @@ class GaugeScreen(InterruptingDialog[None]):
 
 
 def _content(row: Row) -> Content:
-    return Content("").join(Content.styled(text, _STYLES.get(look, Style())) for text, look in row)
+    return Content("").join(Content.styled(text, _STYLES.get(look, "")) for text, look in row)

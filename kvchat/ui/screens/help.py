@@ -3,12 +3,12 @@
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
+from rich.table import Table
+from rich.text import Text
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
-from textual.content import Content
 from textual.screen import ModalScreen
-from textual.style import Style
 from textual.widgets import Static
 
 from kvchat.ui.commands import COMMANDS
@@ -90,8 +90,9 @@ class HelpScreen(ModalScreen[None]):
             yield Static("esc closes", classes="dialog-keys", markup=False)
 
 
-def _table(title: str, rows: Sequence[tuple[str, str]]) -> Content:
-    width = max(len(name) for name, _ in rows)
-    lines = [Content.styled(title, Style(bold=True))]
-    lines += [Content(f"  {name:<{width}}  {meaning}") for name, meaning in rows]
-    return Content("\n").join([*lines, Content("")])
+def _table(title: str, rows: Sequence[tuple[str, str]]) -> Table:
+    heading = Text(title, "bold")
+    table = Table(title=heading, title_justify="left", box=None, show_header=False, padding=(0, 1))
+    for row in rows:
+        table.add_row(*map(Text, row))
+    return table

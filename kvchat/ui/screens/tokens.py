@@ -128,9 +128,9 @@ class TokensScreen(InterruptingDialog[TokenChoice | None]):
         self.query_one("#tokens-keys", Static).update(Content(f"{self._price}\n{keys}".lstrip()))
 
     def _flow(self) -> Content:
-        """Return the answer with every second token shaded, so that their ends can be seen."""
+        """Return the answer with every second token underlined, so that their ends can be seen."""
         return Content("").join(
-            Content.styled(text, Style(reverse=at == self._at, dim=at % 2 == 1 and at != self._at))
+            Content.styled(text, "reverse" if at == self._at else "underline" if at % 2 else "")
             for at, text in enumerate(self._texts)
         )
 

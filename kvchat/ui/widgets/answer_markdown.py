@@ -2,16 +2,21 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
-from typing import ClassVar
+from functools import cache, lru_cache
+from typing import Any, ClassVar
 
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 from rich.console import Console, ConsoleOptions, RenderResult
-from rich.markdown import CodeBlock, Heading, Markdown
+from rich.markdown import CodeBlock, Heading, ListItem, Markdown
+from rich.rule import Rule
 from rich.segment import Segment
 from rich.style import Style
+from rich.syntax import ANSISyntaxTheme, Syntax
+from rich.theme import Theme
 from textual import events
+from textual.app import App
+from textual.color import Color
 from textual.geometry import Size
 from textual.message import Message
 from textual.selection import Selection
@@ -23,6 +28,61 @@ from kvchat.session.render.markdown_parser import answer_parser
 Line = Sequence[Segment]
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Look:
+    """Styles of text and of code. `ground`: behind code; None: a line above and below tells it apart."""
+
+    theme: Theme
+    code: ANSISyntaxTheme
+    ground: str | None
+
+
+def _look_of(app: App[Any]) -> _Look:
+    """Return the look of answers in an app's colours, the same object as long as those stay."""
+    variables = app.theme_variables
+    colours = tuple(variables.get(name) or variables["foreground"] for name in _COLOURS)
+    return _look(colours, is_lined=app.native_ansi_color or app.no_color, has_colours=not app.no_color)
+
+
+_COLOURS = "primary", "secondary", "success", "faint", "surface"
+
+
+@lru_cache(maxsize=8)
+def _look(colours: Sequence[str], *, is_lined: bool, has_colours: bool) -> _Look:
+    *texts, surface = (Color.parse(colour).rich_color for colour in colours)
+    primary, secondary, success, faint = (Style(color=colour) for colour in texts)
+    code = secondary + Style(bold=is_lined, reverse=not has_colours)
+    styles = {
+        "code": code if is_lined else code + Style(bgcolor=surface),
+        "block_quote": faint + Style(italic=True),
+        "item.bullet": primary,
+        "item.number": primary,
+        "hr": faint,
+        "h1": primary + Style(bold=True, underline=True),
+        "h2": primary + Style(bold=True),
+        "h3": Style(bold=True),
+        "h4": Style(bold=True, italic=True),
+        "h6": Style(italic=True),
+        "link": primary,
+        "link_url": primary + Style(underline=True),
+        "table.border": faint,
+        "table.header": Style(bold=True),
+    }
+    tokens = {
+        ("Comment",): faint + Style(italic=True),
+        ("Keyword",): primary,
+        ("Name", "Function"): Style(bold=True),
+        ("Name", "Class"): Style(bold=True),
+        ("Literal", "Number"): secondary,
+        ("Literal", "String"): success,
+    }
+    return _Look(
+        theme=Theme({f"markdown.{name}": style for name, style in styles.items()}),
+        code=ANSISyntaxTheme(tokens),
+        ground=None if is_lined else surface.name,
+    )
+
+
 class _LeftHeading(Heading):
     """A heading at the left edge."""
 
@@ -31,23 +91,78 @@ class _LeftHeading(Heading):
         yield self.text
 
 
-class _PlainFence(CodeBlock):
+class _NumberedItem(ListItem):
+    """An item whose number has a dot behind it."""
+
+    def render_number(
+        self, console: Console, options: ConsoleOptions, number: int, last_number: int
+    ) -> RenderResult:
+        mark = f"{number}.".rjust(len(f" {last_number}.")) + " "
+        style = console.get_style("markdown.item.number")
+        narrower = options.update(width=options.max_width - len(mark))
+        for line in console.render_lines(self.elements, narrower, style=self.style):
+            yield Segment(mark, style)
+            yield from line
+            yield Segment.line()
+            mark = " " * len(mark)
+
+
+class _Fence(CodeBlock):
+    """A code block in the colours of the theme."""
+
+    def __init__(self, lexer_name: str, look: _Look) -> None:
+        self.lexer_name = lexer_name
+        self._look = look
+
+    @classmethod
+    def create(cls, markdown: Markdown, token: Token) -> "_Fence":
+        assert isinstance(markdown, AnswerMarkdown)
+        return cls(token.info.partition(" ")[0] or "text", markdown.look)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        code, look = str(self.text).rstrip(), self._look
+        edges = () if look.ground else (Rule(style="markdown.hr"),)
+        yield from edges
+        yield Syntax(
+            code,
+            self.lexer_name,
+            theme=look.code,
+            word_wrap=True,
+            background_color=look.ground,
+            padding=(1 - len(edges), 1),
+        )
+        yield from edges
+
+
+class _PlainFence(_Fence):
     """A code block without highlighting: to highlight it for every append is quadratic."""
 
     @classmethod
     def create(cls, markdown: Markdown, token: Token) -> "_PlainFence":
-        return cls("text", markdown.code_theme)
+        assert isinstance(markdown, AnswerMarkdown)
+        return cls("text", markdown.look)
 
 
 class AnswerMarkdown(Markdown):
-    """An answer's text as a Rich renderable."""
+    """An answer's text as a Rich renderable, in the colours of an app."""
 
-    elements: ClassVar = {**Markdown.elements, "heading_open": _LeftHeading}
+    elements: ClassVar = {
+        **Markdown.elements,
+        "heading_open": _LeftHeading,
+        "list_item_open": _NumberedItem,
+        "fence": _Fence,
+        "code_block": _Fence,
+    }
 
-    def __init__(self, text: str) -> None:
-        super().__init__("", code_theme="ansi_dark", hyperlinks=False)
+    def __init__(self, text: str, app: App[Any]) -> None:
+        super().__init__("", hyperlinks=False)
         self.markup = text
         self.parsed = _parser().parse(text)
+        self.look = _look_of(app)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        with console.use_theme(self.look.theme):
+            yield from super().__rich_console__(console, options)
 
 
 class _GrowingMarkdown(AnswerMarkdown):
@@ -76,6 +191,7 @@ class StaticText(Static):
         self.is_streaming = False
         self._complete, self._growing = text, ""
         self._width = 0
+        self._look: _Look | None = None
         self._complete_lines: Sequence[Line] = ()
         self._rendered: Sequence[Line] = ()
 
@@ -99,7 +215,9 @@ class StaticText(Static):
             done, self._growing = self._growing[:start], self._growing[start:]
             self._complete += done
             if self._width:
-                self._complete_lines = _joined(self._complete_lines, self._render_lines(AnswerMarkdown(done)))
+                self._complete_lines = _joined(
+                    self._complete_lines, self._render_lines(AnswerMarkdown(done, self.app))
+                )
         before = len(self._rendered)
         if self._width:
             self._rendered = self._with_growing()
@@ -138,10 +256,11 @@ class StaticText(Static):
         self.refresh(layout=True)
 
     def _lines(self, width: int) -> Sequence[Line]:
-        if width != self._width:
-            self._width = width
+        look = _look_of(self.app)
+        if (width, look) != (self._width, self._look):
+            self._width, self._look = width, look
             self._complete_lines = (
-                self._render_lines(AnswerMarkdown(self._complete)) if self._complete else ()
+                self._render_lines(AnswerMarkdown(self._complete, self.app)) if self._complete else ()
             )
             self._rendered = self._with_growing()
         return self._rendered
@@ -149,7 +268,7 @@ class StaticText(Static):
     def _with_growing(self) -> Sequence[Line]:
         if not self._growing.strip():
             return self._complete_lines or ((),)
-        return _joined(self._complete_lines, self._render_lines(_GrowingMarkdown(self._growing)))
+        return _joined(self._complete_lines, self._render_lines(_GrowingMarkdown(self._growing, self.app)))
 
     def _render_lines(self, markdown: AnswerMarkdown) -> Sequence[Line]:
         if not markdown.markup.strip():
@@ -185,15 +304,15 @@ class StaticText(Static):
         for segment in line:
             end += segment.cell_length
             if x < end:
-                shown = segment.text.strip() if _is_link(self.app.console, segment.style) else ""
+                shown = segment.text.strip() if self._is_link(segment.style) else ""
                 break
         links = _links(_parser().parse(self.source)) if shown else ()
         return next((href for text, href in links if shown in text or shown in href), None)
 
-
-def _is_link(console: Console, style: Style | None) -> bool:
-    names = "markdown.link", "markdown.link_url"
-    return style is not None and any(style + console.get_style(name) == style for name in names)
+    def _is_link(self, style: Style | None) -> bool:
+        styles = _look_of(self.app).theme.styles
+        links = (styles[f"markdown.{name}"] for name in ("link", "link_url"))
+        return style is not None and any(style + link == style for link in links)
 
 
 def _links(tokens: Sequence[Token]) -> Iterator[tuple[str, str]]:

@@ -440,11 +440,11 @@ def _lines(candidates: tuple[Choice, ...], chosen: int, num_rows: int) -> Conten
     ]
     if num < min(num_rows, len(candidates)):
         more = f"  ↑↓ {start + 1}–{start + num} of {len(candidates)}"
-        lines.append(Content.styled(more, Style(dim=True)))
+        lines.append(Content.styled(more, "$note"))
     return Content("\n").join(lines)
 
 
 def _line(command: Choice, usage_width: int, *, is_chosen: bool) -> Content:
     mark = "▸ " if is_chosen else "  "
     usage = Content.styled(f"{mark}{command.usage:<{usage_width}}", Style(bold=is_chosen))
-    return usage + Content.styled(f"   {command.summary}", Style(dim=not is_chosen))
+    return usage + Content.styled(f"   {command.summary}", "" if is_chosen else "$note")

@@ -163,7 +163,7 @@ class SessionList(OptionList):
     def _prompt(self, line: SessionLine) -> Content:
         name, figures = line_text(line, max(8, self.scrollable_content_region.width - 2))
         style = Style(bold=line.is_active, italic=line.turn_id is not None)
-        return Content.styled(name, style) + Content.styled(figures, Style(dim=True))
+        return Content.styled(name, style) + Content.styled(figures, "$note")
 
 
 def _keys(lines: Sequence[SessionLine]) -> list[str]:

@@ -5,7 +5,9 @@ from contextlib import asynccontextmanager
 
 import pytest
 from rich.markdown import MarkdownContext
+from rich.style import Style
 from textual.app import App, ComposeResult
+from textual.color import Color
 from textual.containers import VerticalScroll
 from textual.geometry import Offset
 from textual.pilot import Pilot
@@ -47,7 +49,7 @@ class Beside(App[None]):
     def __init__(self) -> None:
         super().__init__()
         self.ours = StaticText(TEXT)
-        self.theirs = Static(AnswerMarkdown(TEXT), classes="still", markup=False)
+        self.theirs = Static(AnswerMarkdown(TEXT, self), classes="still", markup=False)
 
     def compose(self) -> ComposeResult:
         with VerticalScroll():
@@ -127,6 +129,47 @@ async def test_each_line_is_selected_as_it_is_drawn_also_an_empty_one_at_the_end
             "\n".join([*lines[:-1], lines[-1][:1]]),
             "\n",
         )
+
+
+MARKS = "## Two\n\n> quoted\n\nwords `code` **most**\n\n```python\nx = 1\n```\n\n9. nine\n10. ten"
+
+
+@pytest.mark.parametrize("theme", ["textual-dark", "solarized-light", "ansi-dark", "ansi-light"])
+async def test_headings_and_quotes_do_not_look_like_errors_nor_code_like_text(theme: str) -> None:
+    async with drawn_text(MARKS) as (pilot, text):
+        pilot.app.theme = theme
+        await pilot.pause()
+        error = Color.parse(pilot.app.theme_variables["error"]).rich_color
+        assert error not in {style.color for style in styles_of(text, "Two quoted")}
+        code, words, most = (styles_of(text, word) for word in ("code", "words", "most"))
+        assert len({*code, *words, *most}) == 3
+        block = styles_of(text, "x = 1")
+        assert all(style.bgcolor != words[0].bgcolor for style in block) or is_between_lines(text, "x = 1")
+
+
+async def test_without_colours_code_stands_out_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    async with drawn_text(MARKS) as (_, text):
+        assert [style.reverse for style in styles_of(text, "words code most")] == [None, True, None]
+        assert is_between_lines(text, "x = 1")
+
+
+async def test_the_numbers_of_a_list_have_a_dot() -> None:
+    async with drawn_text(MARKS) as (_, text):
+        lines = [strip.text for strip in text.render_lines(text.outer_size.region)]
+        assert [line.strip() for line in lines[-2:]] == ["9. nine", "10. ten"]
+
+
+def styles_of(text: StaticText, words: str) -> list[Style]:
+    """Return the styles of the runs in which these words are."""
+    runs = [run for strip in text.render_lines(text.outer_size.region) for run in strip]
+    return [run.style for run in runs if run.style and run.text.strip() and run.text.strip() in words]
+
+
+def is_between_lines(text: StaticText, code: str) -> bool:
+    lines = [strip.text.strip() for strip in text.render_lines(text.outer_size.region)]
+    at = lines.index(code)
+    return set(lines[at - 1] + lines[at + 1]) == {"─"}
 
 
 async def test_the_mouse_selects_words_of_it() -> None:
