@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from kvchat.app.interface_types import EngineView
 from kvchat.engine.api.snapshot import CacheSnapshot
 from kvchat.errors import KvchatError
-from kvchat.session.tree import Finish, SessionId, TurnId
+from kvchat.session.tree import Branch, Finish, SessionId, TurnId
 from kvchat.text.figures import plural
 from kvchat.text.fit_text import one_line
 from kvchat.ui.controllers.asides import AsideController
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _LOOK_S = 0.4
 _ABOUT = "other window"
-_BEGUN = "Another window has begun the branch {0} · /switch {0} opens it"
+_NEW_BRANCH = "Another window has begun the branch {0} · /switch {0} opens it"
 _ANSWERING = "Another window is being answered here; its messages are shown at the end"
 _UNSHOWN = "{} · shown once the prompt is empty; what you send before goes to a branch of its own"
 
@@ -303,17 +303,21 @@ class OtherWindows:
             shown = self._turns.conversation
             is_due = self._told is not None and not self._screen.prompt.text
             if shown is not None and (version != before or is_due or shown.session.id != self._known[0]):
-                await self._compare(shown, is_theirs=before is not None and version[0] != before[0])
-            self._version = version
+                branches = await asyncio.to_thread(self._chat.store.branches, shown.session.id)
+                if await asyncio.to_thread(self._chat.store.version) == version:  # else they may be newer
+                    is_theirs = before is not None and version[0] != before[0]
+                    await self._compare(shown, branches, is_theirs=is_theirs)
+                    self._version = version
+            else:
+                self._version = version
         self._is_looking = False
 
-    async def _compare(self, shown: "Conversation", *, is_theirs: bool) -> None:
-        branches = await asyncio.to_thread(self._chat.store.branches, shown.session.id)
+    async def _compare(self, shown: "Conversation", branches: Sequence[Branch], *, is_theirs: bool) -> None:
         (session_id, known), names = self._known, frozenset(branch.name for branch in branches)
         self._known = shown.session.id, names
         if is_theirs and session_id == shown.session.id and (begun := names - known - {shown.branch.name}):
             for name in sorted(begun):
-                self._screen.warn(_BEGUN.format(one_line(name)))
+                self._screen.warn(_NEW_BRANCH.format(one_line(name)))
             self._screen.conversation_changed()
         here = next((branch for branch in branches if branch.name == shown.branch.name), shown.branch)
         if here.leaf_id is None or here.leaf_id == shown.branch.leaf_id:

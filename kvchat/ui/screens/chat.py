@@ -490,8 +490,7 @@ class ChatScreen(Screen[None]):
         if not self.turns.is_any_running:
             self._render_loop.stop()
         self._watch.forget_rate()
-        answer = self.transcript.last_answer
-        if answer is not None:
+        if (answer := self.transcript.last_answer) is not None:
             self._last_rate = answer.turn.timings.decode_tokens_per_s
         self.conversation_changed()
         self._start_next()
@@ -528,9 +527,7 @@ class ChatScreen(Screen[None]):
             composer.draw_lines("offers", [f"? {words} · {key} or /answer" for words in waiting])
 
     def _draw_queue(self) -> None:
-        waiting = [
-            one_line(shown_message(pending.text)) or pending.kind.value for pending in self.turns.queue
-        ]
+        waiting = [one_line(shown_message(one.text)) or one.kind.value for one in self.turns.queue]
         asked = [f"changed {one_line(shown_message(text))}" for text in self.revisions.asked]
         self.query_one(Composer).draw_lines("queue", [*asked, *(f"queued  {line}" for line in waiting)])
 
