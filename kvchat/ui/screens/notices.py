@@ -1,67 +1,95 @@
-"""Notices of this run: all that were shown, and those that stay on the screen until they are read."""
+"""Notices of this run: shown for some seconds, or until they are dismissed, and kept to be read again."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import partial
 from time import localtime, strftime
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
+from textual.notifications import SeverityLevel
 from textual.widgets import Static
 
+from kvchat.engine.api.snapshot import CacheSnapshot
 from kvchat.text.fit_text import one_line
+from kvchat.ui.key_names import key_name
 from kvchat.ui.screens.dialog import Dialog
+from kvchat.ui.widgets.composer import Composer
 from kvchat.ui.widgets.long_text import LongText
+
+if TYPE_CHECKING:
+    from kvchat.ui.screens.chat import ChatScreen
 
 _MOST = 500
 _SHORT = {"information": "info"}
 
 
-class NoticeLog:
-    """Keeps the newest notices.
+class Notices:
+    """Shows notices on the chat screen, and keeps the newest."""
 
-    Args:
-        draw: shows the lines of those that stay, oldest first.
-    """
-
-    def __init__(self, draw: Callable[[Sequence[str]], None]) -> None:
-        self._draw = draw
+    def __init__(self, screen: "ChatScreen") -> None:
+        self._screen = screen
         self._lines: list[str] = []
         self._standing: dict[str, str] = {}
+        self._is_unsaved = False
 
-    def add(self, severity: str, title: str, message: str) -> None:
-        words = f"{title}: {message}" if title else message
-        line = f"{strftime('%H:%M:%S', localtime())} {_SHORT.get(severity, severity):<7} {words}"
-        self._lines = [*self._lines, line][-_MOST:]
+    def toast(self, severity: SeverityLevel, message: str, title: str, timeout: float) -> None:
+        self._note(severity, f"{title}: {message}" if title else message)
+        self._screen.notify(message, title=title, severity=severity, timeout=timeout, markup=False)
 
     def stand(self, about: str, words: str) -> None:
-        """Note it, and show it until it is dismissed; it takes the place of another about the same."""
-        self.add("warning", "", words)
+        """Show a line until it is dismissed; it takes the place of another about the same."""
+        self._note("warning", words)
         self._standing[about] = one_line(words)
-        self._draw([*self._standing.values()])
+        self._draw()
 
     def dismiss(self, about: str | None = None) -> None:
         """Take a line away; None: all of them."""
         for one in [*self._standing] if about is None else [about]:
             if self._standing.pop(one, None):
-                self._draw([*self._standing.values()])
+                self._draw()
+
+    def look(self, snapshot: CacheSnapshot | None) -> None:
+        """Say once why KV is not saved, in full, and once that it is again; None: nothing is known now."""
+        if snapshot is not None and self._is_unsaved != (snapshot.problem is not None):
+            self._is_unsaved = snapshot.problem is not None
+            told = f"KV is not saved: {snapshot.problem}" if self._is_unsaved else "KV is saved again"
+            self.toast("warning" if self._is_unsaved else "information", told, "", 8)
+
+    async def show(self, copy: Callable[[str], object]) -> None:
+        """Show all; what stands on the screen has been read then. Inside work."""
+        self.dismiss()
+        self._screen.app.clear_notifications()
+        await self._screen.dialogs.ask(NoticesScreen(self.text(), copy))
 
     def text(self) -> str:
         """Return a line for each notice, the newest last."""
         return "\n".join(self._lines) or "no notices yet"
 
+    def _note(self, severity: str, words: str) -> None:
+        line = f"{strftime('%H:%M:%S', localtime())} {_SHORT.get(severity, severity):<7} {words}"
+        self._lines = [*self._lines, line][-_MOST:]
 
-class NoticesScreen(Dialog[str | None]):
-    """Shows the log from its end; the dismissal value is a text to copy."""
+    def _draw(self) -> None:
+        key = key_name(self._screen.own_keys, "notices")
+        lines = [f"! {words} · {key} dismisses" for words in self._standing.values()]
+        for composer in self._screen.query(Composer):  # none while the window is being closed
+            composer.draw_lines("notices", lines)
+
+
+class NoticesScreen(Dialog[None]):
+    """Shows the log from its end."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("q,enter,f10", "dismiss", "Close"),
         Binding("c", "copy", "Copy"),
     ]
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, copy: Callable[[str], object]) -> None:
         super().__init__()
         self._text = text
+        self._copy = partial(copy, text)
 
     def compose(self) -> ComposeResult:
         with VerticalScroll(classes="dialog wide"):
@@ -75,4 +103,5 @@ class NoticesScreen(Dialog[str | None]):
         body.scroll_end(animate=False)
 
     def action_copy(self) -> None:
-        self.dismiss(self._text)
+        self._copy()
+        self.dismiss()

@@ -20,7 +20,7 @@ from kvchat.session.tree import Role, Session, Turn, TurnId
 from kvchat.text.attached_files import shown_message
 from kvchat.text.figures import plural
 from kvchat.text.fit_text import clean_text
-from kvchat.ui.widgets.answer import AnswerView, Column
+from kvchat.ui.widgets.answer import AnswerView, Column, EndingLine
 from kvchat.ui.widgets.long_text import LongText
 from kvchat.ui.widgets.welcome import Welcome
 
@@ -319,6 +319,11 @@ class Transcript(VerticalScroll):
         self._folds_reasoning = not self._folds_reasoning
         for view in self.query(AnswerView):
             view.fold_reasoning(self._folds_reasoning)
+
+    def show_endings(self) -> None:
+        """Say how answers ended once more: that a context is full is known once the engine has loaded."""
+        for line in self.query(EndingLine):
+            line.show_turn()
 
     async def action_select(self, step: int) -> None:
         """Walk to the message above or below; from none to the last."""

@@ -86,7 +86,8 @@ async def test_two_windows_that_write_in_one_conversation_keep_both_answers_and_
         await say(second, "i")
         await second.until_told("branch of its own, main-2: another window has added messages to main")
         await second.until_gone("! Another")
-        await first.until_told("begun the branch main-2 · /switch main-2 opens it")
+        begun = "begun the branch main-2 · /switch main-2 opens it"
+        await first.until(lambda: begun in first.screen.notices.text())
         assert first.questions == ["One", "Two"]
         await second.say("/switch main")
         await second.until(lambda: second.questions == ["One", "Two"])
