@@ -24,11 +24,11 @@ from kvchat.errors import UsageError
 
 _FROM_NOW_ON = {
     "display.theme": "",
-    "system": "it counts for conversations that begin from now on, and at the next start",
+    "system": "takes effect in new conversations, and at the next start",
 }
-_SAMPLING = "it counts from your next message on, and at the next start"
-_ENGINE = "it counts from /reload on, and at the next start"
-_LATER = "it counts from the next start on"
+_SAMPLING = "takes effect with your next message, and at the next start"
+_ENGINE = "takes effect with /reload, and at the next start"
+_LATER = "takes effect at the next start"
 _OF_THE_MODEL = "engine.adapter"
 """Made for one model, with which it is named at the start."""
 

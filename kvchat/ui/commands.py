@@ -47,20 +47,18 @@ COMMANDS = (
     SlashCommand(name="temp", summary="start one that is deleted when you leave it; again: keep it"),
     SlashCommand(name="fork", argument="[name]", summary="go on from here on a branch of its own"),
     SlashCommand(name="retry", argument="[n]", summary="answer again on a new branch; n answers to compare"),
-    SlashCommand(
-        name="tokens", argument="[n]", summary="open the n-th last answer as tokens, go on from another"
-    ),
+    SlashCommand(name="tokens", argument="[n]", summary="open the nth answer from the end as tokens"),
     SlashCommand(
         name="aside",
         argument="[text]",
         summary="ask on a fork that is thrown away; again: go back",
         takes_lines=True,
     ),
-    SlashCommand(name="edit", argument="[n]", summary="change your n-th last message and go on from there"),
+    SlashCommand(name="edit", argument="[n]", summary="change your nth message from the end and go on"),
     SlashCommand(
         name="undo", argument="[n]", summary="take back your last n messages; they stay on their branch"
     ),
-    SlashCommand(name="drop", argument="[n]", summary="leave out your n-th last message, keep what follows"),
+    SlashCommand(name="drop", argument="[n]", summary="remove your nth message from the end, keep the rest"),
     SlashCommand(name="continue", summary="go on with an interrupted answer"),
     SlashCommand(name="stop", summary="stop the answer"),
     SlashCommand(name="switch", argument="[name]", summary="open another conversation or branch"),
@@ -75,13 +73,13 @@ COMMANDS = (
     SlashCommand(
         name="attach", argument="FILE", summary="let a text file go with your message, as @file does"
     ),
-    SlashCommand(name="detach", summary="leave out what was attached last"),
-    SlashCommand(name="answer", summary="let a question come that waited because you were typing"),
+    SlashCommand(name="detach", summary="remove what was attached last"),
+    SlashCommand(name="answer", summary="show the waiting question"),
     SlashCommand(name="history", summary="find an earlier message"),
     SlashCommand(
-        name="copy", argument="[n|code]", summary="copy the n-th last answer, or the last one's code"
+        name="copy", argument="[n|code]", summary="copy the nth answer from the end, or the last one's code"
     ),
-    SlashCommand(name="open", argument="[n]", summary="open the n-th last answer in $EDITOR"),
+    SlashCommand(name="open", argument="[n]", summary="open the nth answer from the end in $EDITOR"),
     SlashCommand(
         name="cache", argument="[what]", summary="the cache panel; what: layers, blocks, freeze, format NAME"
     ),
@@ -92,7 +90,7 @@ COMMANDS = (
         summary="write it to a file: .md .html .json .kvchat",
         is_for_lines=True,
     ),
-    SlashCommand(name="why", argument="[n]", summary="say why the n-th last answer computed what it did"),
+    SlashCommand(name="why", argument="[n]", summary="explain what this answer reused and computed"),
     SlashCommand(name="title", argument="TITLE", summary="rename the conversation", is_for_lines=True),
     SlashCommand(
         name="pin",
@@ -104,7 +102,7 @@ COMMANDS = (
     SlashCommand(name="reload", summary="load the engine again"),
     SlashCommand(name="set", argument="[name value]", summary="see and change settings, in your own file"),
     SlashCommand(name="theme", argument="NAME", summary="other colours; ansi-dark has the terminal's own"),
-    SlashCommand(name="quit", summary="leave; everything is kept", aliases=("bye", "exit")),
+    SlashCommand(name="quit", summary="quit; sessions are stored", aliases=("bye", "exit")),
 )
 _BY_NAME = {name: command for command in COMMANDS for name in command.names}
 

@@ -19,7 +19,7 @@ def entry(settings: ActiveSettings, name: str) -> SettingEntry:
 def test_sampling_counts_from_the_next_message_on_and_leaves_what_else_the_run_was_given() -> None:
     changed = ActiveSettings(read_settings({"sampling.max_tokens": 4}))
     words = changed.change("sampling.temperature", "0.7")
-    assert words.startswith("sampling.temperature = 0.7; it counts from your next message on")
+    assert words.startswith("sampling.temperature = 0.7; takes effect with your next message")
     assert (changed.settings.sampling.temperature, changed.settings.sampling.max_tokens) == (0.7, 4)
     assert entry(changed, "sampling.temperature").in_force is None
     assert read_settings().sampling.temperature == 0.7
@@ -29,7 +29,7 @@ def test_sampling_counts_from_the_next_message_on_and_leaves_what_else_the_run_w
 
 def test_a_system_prompt_and_a_theme_count_from_now_on() -> None:
     changed = ActiveSettings(read_settings())
-    assert "conversations that begin from now on" in changed.change("system", "Be brief.")
+    assert "takes effect in new conversations" in changed.change("system", "Be brief.")
     assert changed.change("display.theme", "nord") == 'display.theme = "nord"'
     assert (changed.settings.system, changed.settings.display.theme) == ("Be brief.", "nord")
 
@@ -37,7 +37,7 @@ def test_a_system_prompt_and_a_theme_count_from_now_on() -> None:
 def test_what_the_engine_is_built_from_counts_from_the_next_engine_on() -> None:
     changed = ActiveSettings(read_settings())
     assert changed.engine_changes() == {}
-    assert "it counts from /reload on" in changed.change("engine.block_size", "32")
+    assert "takes effect with /reload" in changed.change("engine.block_size", "32")
     shown = entry(changed, "engine.block_size")
     assert (shown.value, shown.in_force) == ("32", "64")
     assert changed.engine_changes() == {"block_size": 32}
@@ -49,7 +49,7 @@ def test_what_the_engine_is_built_from_counts_from_the_next_engine_on() -> None:
 
 def test_keys_and_places_count_from_the_next_start_on() -> None:
     changed = ActiveSettings(read_settings())
-    assert changed.change("keys.help", "f9").endswith("it counts from the next start on")
+    assert changed.change("keys.help", "f9").endswith("takes effect at the next start")
     shown = entry(changed, "keys.help")
     assert (shown.value, shown.in_force) == ("f9", "")
 

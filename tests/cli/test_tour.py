@@ -127,7 +127,7 @@ def _talk(one: Walk) -> None:
     one.sees("/tokens\r", "↑↓ alternative")
     one.closes("↑↓ alternative")
     one.sees("/cache blocks\r", "blocks of")
-    one.sees("f", "stands still since")
+    one.sees("f", "frozen since")
     one.closes("blocks of")
     one.sees("/undo\r", "computed again")
     one.closes("computed again")

@@ -24,7 +24,7 @@ def test_ctrl_z_gives_the_terminal_back_to_the_shell_and_fg_brings_the_interface
     with terminal(["-c", SHELL]) as shown:
         shown.until_shown("shell>")
         shown.type(f"{sys.executable} -m tests.ui.run_scripted {tmp_path / 'log'}\r")
-        shown.until_shown("Say something.")
+        shown.until_shown("Ask anything")
         shown.type("half a question")
         shown.until_shown("half a question")
         shown.type("\x1a")
@@ -36,10 +36,10 @@ def test_ctrl_z_gives_the_terminal_back_to_the_shell_and_fg_brings_the_interface
         # Asked once the keys are its own again; before that its old picture may still be there.
         shown.until(lambda: shown.received.count(ASKED_LAST) == 2)
         shown.until_shown("› half a question")
-        shown.until(lambda: b"Say something." in shown.received[num_received:])
+        shown.until(lambda: b"Ask anything" in shown.received[num_received:])
         num_received = len(shown.received)
         shown.type("\x0c")
-        shown.until(lambda: b"Say something." in shown.received[num_received:])
+        shown.until(lambda: b"Ask anything" in shown.received[num_received:])
         shown.type("\r")
         shown.until_shown("By train, and then")
         shown.until_shown("38 tok/s · exact")

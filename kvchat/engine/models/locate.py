@@ -82,7 +82,7 @@ def locate_model(
         raise ModelUnreadable(f"{path} is a file. Give {wanted}, or `-m starter`.")
     if not _HUB_ID.fullmatch(name):
         raise ModelNotFound(
-            f"There is no model {name!r}: {path.absolute()} is no directory, and the name is no hub id "
+            f"There is no model {name!r}: {path.absolute()} is neither a directory nor a Hugging Face id "
             f"(owner/name). {_INSTEAD}"
         )
     return ModelLocation(name=name, path=_from_hub(name, path.absolute(), network_timeout_s))

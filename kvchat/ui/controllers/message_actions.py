@@ -168,7 +168,7 @@ class MessageActionsController:
         await asyncio.to_thread(variants.take, conversation, chosen)
         await self._turns.show(conversation)
         self._screen.tell(
-            f"on branch {one_line(conversation.branch.name)}; the others gave their blocks back, "
+            f"on branch {one_line(conversation.branch.name)}; the other answers' blocks were freed, "
             "/search finds their words"
         )
 

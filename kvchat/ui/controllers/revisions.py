@@ -145,7 +145,7 @@ class RevisionController:
         """Leave an exchange out and keep what follows it, if the person agrees."""
         conversation = self._turns.stored
         plan = partial(self._chat.plan_drop, conversation, question.id)
-        ask = "Leave this message and its answer out?"
+        ask = "Remove this message and its answer?"
         self._screen.begin(partial(self._revise, conversation, ask, plan, drop_words))
 
     async def _revise(self, conversation: "Conversation", ask: str, plan: Plan, words: Words) -> None:

@@ -67,7 +67,7 @@ class SettingsController:
             entries = await asyncio.to_thread(self._host.settings)
             lines = [setting_line(entry) for entry in entries]
             listed = partial(ChoiceScreen, "settings", lines, highlighted=at)
-            chosen = await self._screen.dialogs.ask_deferred("the settings are listed", listed)
+            chosen = await self._screen.dialogs.ask_deferred("Settings are ready", listed)
             if chosen is None:
                 return
             at = chosen
@@ -108,7 +108,7 @@ class SettingsController:
             f"{'●' if entry.is_current else ' '} {entry.name:<{width}}  {entry.summary}" for entry in entries
         ]
         listed = partial(ChoiceScreen, "models · /model NAME loads any other", lines)
-        chosen = await self._screen.dialogs.ask_deferred("the models that are here are listed", listed)
+        chosen = await self._screen.dialogs.ask_deferred("Models are ready", listed)
         if chosen is not None and not entries[chosen].is_current:
             self.reload(entries[chosen].name)
 

@@ -84,7 +84,7 @@ class ChatScreen(Screen[None]):
         Binding("f5", "continue", "Continue", id="go_on", show=False),
         Binding("f6", "messages", "Messages", id="messages", priority=True),
         Binding("f7", "inspect", "Blocks", id="inspect", show=False, priority=True),
-        Binding("f8", "freeze", "Stand still", id="freeze", show=False),
+        Binding("f8", "freeze", "Freeze", id="freeze", show=False),
         Binding("f9", "answer", "Answer", id="answer", show=False),
         Binding("ctrl+f", "find", "Find", id="find", priority=True),
         Binding("ctrl+g", "editor", "Editor", id="editor", show=False),
@@ -517,7 +517,7 @@ class ChatScreen(Screen[None]):
     def _draw_pending(self, waiting: Sequence[str]) -> None:
         key = key_name(self.own_keys, "answer")
         for composer in self.query(Composer):  # none while the window is being closed
-            composer.draw_lines("offers", [f"? {words} · {key} or /answer" for words in waiting])
+            composer.draw_lines("offers", [f"{words} · {key} opens" for words in waiting])
 
     def _draw_queue(self) -> None:
         waiting = [

@@ -30,7 +30,7 @@ from kvchat.ui.widgets.cache.row_view import Look, Row, row_text
 
 _INTERVAL_S = 0.5
 _MOST_SOURCES = 6
-_KEYS = "↑↓ block · ←→ session · f stands still · esc closes"
+_KEYS = "↑↓ block · ←→ session · f freeze · esc closes"
 
 BlocksWithWords = Sequence[tuple[InspectedBlock, str]]
 
@@ -47,7 +47,7 @@ class InspectorScreen(Dialog[None]):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("left,shift+tab", "source(-1)", "Session before"),
         Binding("right,tab", "source(1)", "Next session"),
-        Binding("f,f8", "freeze", "Stand still"),
+        Binding("f,f8", "freeze", "Freeze"),
         Binding("escape,f7,q,ctrl+c", "dismiss(None)", "Close"),
     ]
 
@@ -149,7 +149,7 @@ class InspectorScreen(Dialog[None]):
         table = self.query_one(BlockTable)
         width = self.query_one("#inspector-sources").content_size.width
         source = self._source
-        still = f"stands still since {self._frozen_at}: f goes on" if self._frozen_at else ""
+        still = f"frozen since {self._frozen_at}: f follows again" if self._frozen_at else ""
         title = f"blocks of {source.name}: {len(table.blocks)}" if source else "blocks"
         shown = "  ·  ".join(filter(None, [title, self._problem or still]))
         self.query_one("#inspector-title", Static).update(Content(shown))

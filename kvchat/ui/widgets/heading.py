@@ -44,6 +44,6 @@ def editing_text(costs: Sequence[str], width: int, key: str = "esc") -> str:
 
 
 def welcome_text(phase: EnginePhase, num_stored: int, key: str = "f1") -> str:
-    first = _FIRST_LINES.get(phase, "Say something.")
-    stored = f"{plural(num_stored, 'session')} kept · " if num_stored else ""
-    return f"{first}\n\n{stored}/ for commands · {key} help"
+    first = _FIRST_LINES.get(phase, "Ask anything, or type / for commands")
+    stored = f"{plural(num_stored, 'session')} stored · " if num_stored else ""
+    return f"{first}\n\n{stored}{key} help"

@@ -36,7 +36,7 @@ def test_a_name_that_is_nothing_says_what_was_tried_and_what_to_run(tmp_path: Pa
     with pytest.raises(ModelNotFound) as caught:
         locate_model(str(tmp_path / "nowhere"))
     assert str(tmp_path / "nowhere") in str(caught.value)
-    assert "no hub id" in str(caught.value)
+    assert "neither a directory nor a Hugging Face id" in str(caught.value)
     assert "-m starter" in str(caught.value)
 
 

@@ -75,7 +75,7 @@ async def test_what_was_kept_comes_back_with_its_files_before_what_is_typed(tmp_
     async with window(tmp_path, prepare=prepare, initial="Oslo") as shown:
         await shown.until(lambda: shown.screen.prompt.text == "look at this")
         await shown.until_shown("▤ notes.txt")
-        await shown.until_shown("what you had written and not sent")
+        await shown.until_shown("Unsent draft restored")
         await shown.pilot.press("ctrl+n")
         await shown.until(lambda: shown.screen.prompt.text == "a beginning\nlook at this")
         assert shown.chat.store.unsent.kept == {}
@@ -240,7 +240,7 @@ def test_what_was_typed_is_in_the_next_window_however_this_one_ends(tmp_path: Pa
     """Also in a session in which nothing was said; of a vanished terminal two tell: it is kept once."""
     arguments = ["-m", "kvchat", "--remote", "http://127.0.0.1:9", "-m", "none"]
     with terminal([*arguments, "--new", "demo"], KVCHAT_HOME=str(tmp_path)) as shown:
-        shown.until_shown("Say something.")
+        shown.until_shown("Ask anything")
         shown.type("half a thought")
         shown.until_shown("› half a thought")
         shown.type("\x11")

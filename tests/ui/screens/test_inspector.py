@@ -88,7 +88,7 @@ async def test_a_block_that_moves_is_seen_and_nothing_changes_while_it_stands_st
         await shown.until(lambda: not table._moved)
         assert {*marks} == {frozenset(), frozenset({7 * 64})}
         await shown.pilot.press("f")
-        await shown.until_shown("stands still since")
+        await shown.until_shown("frozen since")
         engine.blocks[SECOND] = (block(9, place(Tier.DISK)),)
         await shown.pilot.pause(0.7)
         assert "09" * 32 not in shown.text

@@ -51,7 +51,7 @@ async def test_undo_says_what_it_costs_and_where_the_rest_stays_before_it_is_don
             "reused          21 tokens",
             "on the device   0 B computed, 384 KiB reused",
             "taken back      4 messages (28 tokens), 384 KiB",
-            "kept            on branch main",
+            "original        kept on main",
         )
         await shown.pilot.press("enter")
         await shown.until_told("which reuses 21 tokens (384 KiB)")
@@ -67,11 +67,11 @@ async def test_an_exchange_is_left_out_and_what_followed_is_computed_again(tmp_p
         await ask_twice(
             shown,
             "/drop 2",
-            "Leave this message and its answer out?",
+            "Remove this message and its answer?",
             "computed again  19 tokens, with your next message",
             "on the device   384 KiB computed, 384 KiB reused",
             "following       2 messages, on a branch of their own",
-            "as it was       branch main",
+            "original        kept on main",
         )
         await shown.pilot.press("y")
         await shown.until(lambda: shown.questions == [TALK[0], TALK[2]])

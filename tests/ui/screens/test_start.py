@@ -15,7 +15,7 @@ pytestmark = pytest.mark.tui
 @pytest.mark.parametrize("theme", ["", "nord", "ansi-dark"])
 async def test_the_window_begins_with_the_styles_that_its_theme_gives(tmp_path: Path, theme: str) -> None:
     async with window(tmp_path, appearance=Appearance(theme=theme)) as shown:
-        await shown.until(lambda: "Say something." in shown.text)
+        await shown.until(lambda: "Ask anything" in shown.text)
         app = shown.app
         assert app.theme == (theme or "kvchat")
         assert app.focused is shown.screen.prompt

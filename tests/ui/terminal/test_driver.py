@@ -19,7 +19,7 @@ def test_keys_pressed_before_the_window_are_events_and_sequences_are_left_out() 
 @pytest.mark.tui
 def test_bytes_that_are_no_text_leave_the_window_open_and_the_rest_typed(tmp_path: Path) -> None:
     with open_terminal(["-m", "tests.ui.run_scripted", str(tmp_path / "log")]) as shown:
-        shown.until_shown("Say something.")
+        shown.until_shown("Ask anything")
         shown.type("half typed ")
         shown.until_shown("› half typed")
         shown.send(b"\xff")

@@ -55,7 +55,7 @@ def test_a_signal_ends_it_with_its_status_and_a_clean_terminal(
     tmp_path: Path, number: signal.Signals, status: int
 ) -> None:
     with terminal(tmp_path / "log") as shown:
-        shown.until_shown("Say something.")
+        shown.until_shown("Ask anything")
         shown.type("go\r")
         shown.until_shown("By train")
         shown.process.send_signal(number)
@@ -151,7 +151,7 @@ def test_the_editor_has_the_terminal_and_its_text_but_no_answer_comes_back(tmp_p
     editor.write_text(EDITOR)
     editor.chmod(0o700)
     with terminal(tmp_path / "log", EDITOR=str(editor), VISUAL="", TMPDIR=str(tmp_path)) as shown:
-        shown.until_shown("Say something.")
+        shown.until_shown("Ask anything")
         shown.type("typed\x07")
         shown.until_shown("› written in the editor")
         assert seen.read_text() == "typed"
@@ -171,7 +171,7 @@ def test_the_editor_has_the_terminal_and_its_text_but_no_answer_comes_back(tmp_p
 def test_a_terminal_that_goes_away_unheard_ends_it_and_keeps_nothing_running(tmp_path: Path) -> None:
     """It would read the end of its input for ever, and wait to draw."""
     with terminal(tmp_path / "log") as shown:
-        shown.until_shown("Say something.")
+        shown.until_shown("Ask anything")
         shown.type("go\r")
         shown.until_shown("By train")
         shown.hang_up(is_told=False)
@@ -180,7 +180,7 @@ def test_a_terminal_that_goes_away_unheard_ends_it_and_keeps_nothing_running(tmp
 
 def test_hearing_again_that_the_terminal_is_gone_does_not_end_a_window_that_leaves(tmp_path: Path) -> None:
     with terminal(tmp_path / "log") as shown:
-        shown.until_shown("Say something.")
+        shown.until_shown("Ask anything")
         shown.type("go\r")
         shown.until_shown("By train")
         shown.hang_up()
@@ -197,6 +197,6 @@ def test_a_window_needs_no_standard_output(tmp_path: Path) -> None:
     words = "[sys.executable, '-m', 'kvchat', '--remote', 'http://127.0.0.1:9', '-m', 'none']"
     program = f"import os, sys; os.close(1); os.execv(sys.executable, {words})"
     with open_terminal(["-c", program], KVCHAT_HOME=str(tmp_path)) as shown:
-        shown.until_shown("Say something.")
+        shown.until_shown("Ask anything")
         shown.type("\x11")
         assert shown.exit_status() == 0
