@@ -15,7 +15,7 @@ from kvchat.text.figures import bytes_text, count_text, plural, short_count_text
 
 UNTOLD = "unknown"
 _FASTEST_FIRST = (Tier.DEVICE, Tier.HOST, Tier.DISK)
-_WHERE = {Tier.DEVICE: "on the device", Tier.HOST: "in host memory", Tier.DISK: "on disk"}
+_WHERE = {Tier.HOST: "in host memory", Tier.DISK: "on disk"}
 
 
 def bytes_of(num_tokens: int, snapshot: CacheSnapshot | None) -> int | None:
@@ -48,17 +48,14 @@ def price_words(cost: EditCost, snapshot: CacheSnapshot | None) -> str:
 
 
 def tier_words(blocks: Sequence[InspectedBlock]) -> str:
-    """Return where the blocks of a path are, with the tokens in each tier where they are in several; a block
-    counts where the slowest of its groups has it.
+    """Return how many tokens of a path are in slower tiers; a block counts where the slowest of its groups
+    has it.
     """
     tokens: Counter[Tier] = Counter()
     for block in blocks:
         if tiers := [place.tier for place in block.places if place.tier is not None]:
             tokens[max(tiers, key=_FASTEST_FIRST.index)] += len(block.token_ids)
-    found = [tier for tier in _FASTEST_FIRST if tokens[tier]]
-    if len(found) < 2:
-        return "".join(f" {_WHERE[tier]}" for tier in found)
-    return ": " + ", ".join(f"{count_text(tokens[tier])} {_WHERE[tier]}" for tier in found)
+    return "".join(f", {count_text(tokens[tier])} {where}" for tier, where in _WHERE.items() if tokens[tier])
 
 
 def reach_words(
@@ -78,9 +75,9 @@ def reach_words(
         return ""
     of_bytes = in_bytes(cost.reused_tokens, snapshot)
     rest = f"; {count_text(cost.computed_tokens)} to compute" if cost.computed_tokens > 1 else ""
-    came = f"; {bytes_text(loaded_bytes)} loaded just now" if loaded_bytes else ""
-    kept = f"{count_text(cost.reused_tokens)} of {plural(total, 'token')} are kept{of_bytes}"
-    return f"{kept}{tier_words(blocks)}{came}{rest}"
+    came = f", {bytes_text(loaded_bytes)} loaded" if loaded_bytes else ""
+    ready = f"KV ready: {count_text(cost.reused_tokens)}/{plural(total, 'token')}{of_bytes}"
+    return f"{ready}{tier_words(blocks)}{came}{rest}"
 
 
 def capacity_words(snapshot: CacheSnapshot, context_len: int) -> tuple[int, str]:

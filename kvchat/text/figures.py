@@ -75,8 +75,8 @@ def rate_text(tokens_per_s: float | None) -> str:
 
 
 def guesses_text(num_right: int, num_made: int) -> str:
-    """Return how many tokens of an answer were guessed right: `12 of 30 guesses right`."""
-    return f"{count_text(num_right)} of {plural(num_made, 'guess', 'guesses')} right"
+    """Return how many tokens of an answer were guessed right: `12/30 draft tokens accepted`."""
+    return f"{count_text(num_right)}/{plural(num_made, 'draft token')} accepted"
 
 
 def percent_text(part: int, whole: int) -> str:

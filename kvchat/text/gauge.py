@@ -10,7 +10,7 @@ from kvchat.engine.quality.frontier import recommended, share_bounds
 from kvchat.engine.quality.paired_score import paired_score
 from kvchat.text.figures import bytes_text, plural
 
-_HEAD = ("format", "bytes", "of exact", "same first", "recall", "KL, nats", "perplexity")
+_HEAD = ("format", "bytes", "of exact", "top-1 match", "recall", "KL, nats", "perplexity")
 
 
 def report_lines(report: GaugeReport, kept_agreement: float) -> Iterator[str]:
@@ -26,7 +26,7 @@ def report_lines(report: GaugeReport, kept_agreement: float) -> Iterator[str]:
         yield f"one layer alone in {report.layers[0].cache_format}, the most sensitive first:"
         yield from table(
             [
-                ("layer", "same token first", "divergence"),
+                ("layer", "top-1 match", "divergence"),
                 *((str(one.layer), _percent(one.loss.agreement), _nats(one.loss)) for one in most),
             ]
         )
@@ -52,9 +52,9 @@ def suite_lines(items: Sequence[Item], marks: Sequence[FormatMarks]) -> Iterator
     kinds = tuple(dict.fromkeys(item.kind for item in items))
     exact = marks[0]
     yield (
-        "| format | bytes of a token | "
+        "| format | bytes per token | "
         + " | ".join(f"{kind}, exact → format" for kind in kinds)
-        + " | points lost, 95 % interval | same token first | divergence | perplexity |"
+        + " | points lost, 95 % interval | top-1 match | divergence | perplexity |"
     )
     yield "|" + " --- |" * (6 + len(kinds))
     for one in marks[1:]:

@@ -44,7 +44,7 @@ def undo_words(revision: Revision, cost: EditCost, snapshot: CacheSnapshot | Non
     return _rows(
         *_cost_rows(cost, snapshot),
         ("taken back", _left_words(cost) + of_bytes),
-        ("kept", f"on branch {one_line(revision.stays_on)}"),
+        ("original", f"kept on {one_line(revision.stays_on)}"),
     )
 
 

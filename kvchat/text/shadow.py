@@ -39,7 +39,7 @@ def shadow_cost(report: GaugeReport) -> str:
     loss = found.loss
     return (
         f"{bytes_text(report.exact_bytes)} of blocks stay as they are, and up to"
-        f" {bytes_text(found.num_bytes - report.exact_bytes)} come beside them; of the last"
-        f" {plural(loss.num_tokens, 'token')} of answers {100 * loss.agreement:.1f} % would be the same,"
-        f" at a divergence of {loss.divergence:.2g}"
+        f" {bytes_text(found.num_bytes - report.exact_bytes)} come beside them; last"
+        f" {plural(loss.num_tokens, 'answer token')}: {100 * loss.agreement:.0f} % same,"
+        f" divergence {loss.divergence:.2g}"
     )

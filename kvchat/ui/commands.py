@@ -75,7 +75,7 @@ COMMANDS = (
     SlashCommand(
         name="attach", argument="FILE", summary="let a text file go with your message, as @file does"
     ),
-    SlashCommand(name="detach", summary="leave out what was attached last"),
+    SlashCommand(name="detach", summary="remove what was attached last"),
     SlashCommand(name="continue", summary="go on with an interrupted answer"),
     SlashCommand(name="stop", summary="stop the answer"),
     SlashCommand(
@@ -85,7 +85,7 @@ COMMANDS = (
         takes_lines=True,
     ),
     SlashCommand(name="temp", summary="start one that is deleted when you leave it; again: keep it"),
-    SlashCommand(name="drop", argument="[n]", summary="leave out your nth message from the end"),
+    SlashCommand(name="drop", argument="[n]", summary="remove your nth message from the end"),
     SlashCommand(name="tokens", argument="[n]", summary="open the nth answer from the end as tokens"),
     SlashCommand(
         name="system",
@@ -106,7 +106,7 @@ COMMANDS = (
     SlashCommand(name="gauge", argument="[format]", summary="measure what smaller cache formats lose here"),
     SlashCommand(name="answer", summary="show the waiting question"),
     SlashCommand(name="reload", summary="load the engine again"),
-    SlashCommand(name="quit", summary="leave; everything is kept", aliases=("bye", "exit")),
+    SlashCommand(name="quit", summary="quit; sessions are stored", aliases=("bye", "exit")),
 )
 """Most used first, as they are offered."""
 _BY_NAME = {name: command for command in COMMANDS for name in command.names}

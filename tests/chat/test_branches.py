@@ -53,7 +53,7 @@ def test_a_refused_continuation_leaves_the_answer_as_it_was(desk: Desk) -> None:
     conversation = desk.chat.create()
     list(desk.chat.send(conversation, "Hello", SamplingParams(max_tokens=4)))
     cut = conversation.turns[-1]
-    desk.engine._max_context = 1
+    desk.engine.max_context = 1
     with pytest.raises(ContextOverflow):
         list(desk.chat.continue_answer(conversation))
     assert desk.store.turn(cut.id) == cut

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.pure
 def test_a_question_too_long_for_the_model_is_given_back(desk: Desk) -> None:
     conversation = desk.talk("One")
     before = (conversation.turns, conversation.branch.leaf_id, desk.store.all_turns(conversation.session.id))
-    desk.engine._max_context = 60
+    desk.engine.max_context = 60
     with pytest.raises(ContextOverflow):
         list(desk.chat.send(conversation, "word " * 200))
     assert not conversation.is_busy

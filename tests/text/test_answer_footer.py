@@ -36,7 +36,10 @@ def test_it_says_what_was_reused_loaded_and_computed_and_how_fast() -> None:
     ("changes", "words"),
     [
         ({"loaded": Loaded(device=100, host=104, disk=1000)}, "loaded 104 from host + 1,000 from disk"),
-        ({"usage": replace(USAGE, drafted_tokens=1030, accepted_tokens=612)}, "612 of 1,030 guesses right"),
+        (
+            {"usage": replace(USAGE, drafted_tokens=1030, accepted_tokens=612)},
+            "612/1,030 draft tokens accepted",
+        ),
         ({"usage": replace(USAGE, drafted_tokens=30, accepted_tokens=0)}, "38 tok/s · exact"),
         ({"exact": False}, "· approximate"),
         ({"token_ids": None}, "imported text"),

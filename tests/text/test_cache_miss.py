@@ -35,7 +35,7 @@ def test_both_sides_are_shown_from_the_first_token_that_differs() -> None:
 
 def test_guesses_are_told_where_any_were_made() -> None:
     told = words(MissReason.NONE, drafted_tokens=20, accepted_tokens=12).splitlines()
-    assert told[2] == "answer    12 of 20 guesses right"
+    assert told[2] == "answer    12/20 draft tokens accepted"
 
 
 def test_each_culprit_has_a_sentence_of_its_own() -> None:

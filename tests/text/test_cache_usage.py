@@ -23,19 +23,19 @@ def block(*tiers: Tier | None) -> InspectedBlock:
     return InspectedBlock(key="", parent="", start=0, token_ids=(1,) * 64, places=places, unused_s=None)
 
 
-def test_it_says_which_tier_a_conversation_is_in() -> None:
+def test_it_says_what_of_a_conversation_is_in_slower_tiers() -> None:
     device, disk = block(Tier.DEVICE, Tier.DEVICE), block(Tier.DISK, None)
-    kept = "1,203 of 1,204 tokens are kept"
-    assert reach_words(COST, None) == kept
-    assert reach_words(COST, None, [device, device]) == f"{kept} on the device"
-    assert reach_words(COST, None, [disk, block(None, None)]) == f"{kept} on disk"
-    assert reach_words(COST, None, [disk, device, disk]) == (f"{kept}: 64 on the device, 128 on disk")
+    ready = "KV ready: 1,203/1,204 tokens"
+    assert reach_words(COST, None) == ready
+    assert reach_words(COST, None, [device, device]) == ready
+    assert reach_words(COST, None, [disk, block(None, None)]) == f"{ready}, 64 on disk"
+    assert reach_words(COST, None, [disk, device, disk]) == f"{ready}, 128 on disk"
 
 
 def test_a_block_is_where_the_slowest_of_its_groups_has_it_and_what_came_up_is_told() -> None:
     half = block(Tier.DEVICE, Tier.HOST)
     words = reach_words(COST, None, [half], loaded_bytes=3 << 20)
-    assert words.endswith("are kept in host memory; 3.0 MiB loaded just now")
+    assert words.endswith(", 64 in host memory, 3.0 MiB loaded")
 
 
 def test_the_end_of_the_context_comes_first_where_it_is_nearer() -> None:

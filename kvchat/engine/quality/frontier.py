@@ -93,7 +93,7 @@ _STYLE = (
 
 
 def frontier_svg(formats: Sequence[FormatLoss], title: str, exact_token_bytes: float) -> str:
-    """Return an SVG document; shows losses as mean divergence in nats and sizes as bytes of a token.
+    """Return an SVG document; shows losses as mean divergence in nats and sizes as bytes per token.
 
     Args:
         exact_token_bytes: where the exact format, which loses nothing, stands.
@@ -136,7 +136,7 @@ def _axis_lines(axes: Axes, exact_token_bytes: float) -> list[str]:
         f'<line class="a" x1="{LEFT}" x2="{LEFT}" y1="{TOP}" y2="{bottom}"/>',
         f'<line class="a" stroke-dasharray="4 4" x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{bottom}"/>',
         f'<text x="{x + 6:.1f}" y="{bottom - 8}">exact, no loss</text>',
-        f'<text x="{(LEFT + right) / 2}" y="{HEIGHT - 14}" text-anchor="middle">bytes of a token</text>',
+        f'<text x="{(LEFT + right) / 2}" y="{HEIGHT - 14}" text-anchor="middle">bytes per token</text>',
         f'<text transform="translate(20 {(TOP + bottom) / 2}) rotate(-90)" text-anchor="middle">'
         "divergence, nats of a token</text>",
     ]

@@ -57,8 +57,8 @@ class Clipboard:
         if route is None:
             # Nothing says whether a terminal has taken it.
             self._screen.app.copy_to_clipboard(text)
-            route = f"{OSC_52}, if it allows that"
-        self._screen.tell(f"{plural(len(text), 'character')} by {route}", title="copied")
+            route = OSC_52
+        self._screen.tell(f"Copied {plural(len(text), 'character')} ({route})")
 
     def _edited(self, text: str) -> str | None:
         from kvchat.ui.terminal.editor import edited

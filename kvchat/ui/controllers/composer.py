@@ -103,7 +103,7 @@ class ComposerController:
         number = sum(one.name.startswith(PASTED) for one in self.attachments) + 1
         name = PASTED if number == 1 else f"{PASTED} {number}"
         self._add(Attachment(name=name, text=text))
-        self._screen.tell(f"{plural(len(text), 'character')} go with your message; /detach leaves them out")
+        self._screen.tell(f"Attached {plural(len(text), 'character')} · /detach removes")
 
     def detach(self) -> bool:
         """Leave out what was attached last, and return whether there was anything."""

@@ -95,7 +95,7 @@ class DraftController:
             self._kept = {(kept_for, text) for kept_for, text in self._kept if kept_for != owner}
             if lent.text:
                 self._composer.give_back(lent.text)
-                self._screen.tell("what you had written and not sent is in the prompt again")
+                self._screen.tell("Unsent draft restored")
             self._put_back()
 
     def _other_branches(self, conversation: "Conversation | None") -> frozenset[str]:

@@ -13,12 +13,12 @@ from kvchat.text.figures import plural
 from kvchat.ui.controllers.screen_services import ScreenServices
 from kvchat.ui.controllers.settings import SettingsController
 from kvchat.ui.controllers.turn_runner import TurnRunner
-from kvchat.ui.state.argument_completion import FORMATS
 
 if TYPE_CHECKING:
     from kvchat.app.interface_host import InterfaceHost
     from kvchat.chat.conversation import Conversation
 
+_AVAILABLE = "Available: fp8, int8, int4, int2, k=int8,v=int4, shadow:25%, exact (/cache format NAME)"
 _LOSSY = (
     "Every answer on it is approximate, and what is lost comes back only where all is computed again. "
     "The engine is loaded again, and keeps all conversations of this window in this format from then on."
@@ -56,12 +56,12 @@ class FormatController:
             self._screen.warn("nothing has been said here yet")
         elif not wanted:
             origin = origin_of(conversation.session.namespace)
-            kept = "as it was computed" if origin is None else f"in {origin.cache_format}, converted"
-            self._screen.tell(f"its KV is kept {kept}; there are {', '.join(FORMATS)}: /cache format int8")
+            kept = EXACT if origin is None else f"{origin.cache_format}, converted"
+            self._screen.tell(f"Format: {kept}. {_AVAILABLE}")
         elif wanted == EXACT and self._is_exact(conversation):
-            self._screen.tell("its KV is kept as it was computed already")
+            self._screen.tell("Format: exact already")
         elif not self._is_answering():
-            self._screen.tell(f"looking at what {wanted} saves and loses; go on meanwhile")
+            self._screen.tell(f"Measuring {wanted}; you can keep chatting")
             self._screen.begin(partial(self._choose, conversation, wanted), group="format")
 
     def offer(self, fits_in: Sequence[str], asked_s: float) -> None:
@@ -108,7 +108,7 @@ class FormatController:
         if wanted == EXACT:
             consequence = _EXACTLY.format(plural(self._turns.context_len, "token"))
         if not await self._screen.dialogs.confirm(
-            f"Keep the KV of this conversation in {wanted}?", f"{cost}\n\n{consequence}"
+            f"Store the KV of all open conversations as {wanted}?", f"{cost}\n\n{consequence}"
         ):
             return
         back = "" if wanted == EXACT else _BACK
@@ -155,7 +155,7 @@ class GaugeController:
         if conversation is None:
             self._screen.warn("nothing has been said here yet")
             return
-        self._screen.tell("measuring what formats lose; go on meanwhile")
+        self._screen.tell("Measuring what formats lose; you can keep chatting")
         self._screen.begin(partial(self._gauge, conversation, cache_format), group="gauge")
 
     async def _gauge(self, conversation: "Conversation", cache_format: str) -> None:

@@ -179,8 +179,8 @@ class MessageActionsController:
         await asyncio.to_thread(variants.take, conversation, chosen)
         await self._turns.show(conversation)
         self._screen.tell(
-            "the other answers' blocks were freed; /search finds their words",
-            title=f"branch {one_line(conversation.branch.name)}",
+            f"on branch {one_line(conversation.branch.name)}; the other answers' blocks were freed, "
+            "/search finds their words"
         )
 
     # Tokens

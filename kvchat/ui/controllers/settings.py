@@ -213,7 +213,7 @@ class SettingsController:
         entries = await asyncio.to_thread(self._host.models)
         lines = [*model_lines(entries, self._screen.app.size.width), f"  {_ANOTHER} …"]
         listed = partial(ChoiceScreen, "models · size, context, memory with 8k tokens", lines)
-        chosen = await self._screen.dialogs.ask_deferred("Models are listed", listed)
+        chosen = await self._screen.dialogs.ask_deferred("Models are ready", listed)
         if chosen is None:
             return
         if chosen == len(entries):

@@ -509,7 +509,7 @@ class ChatScreen(Screen[None]):
 
     def _draw_pending(self, waiting: Sequence[str]) -> None:
         key = key_name(self.own_keys, "answer")
-        self.draw_lines("offers", [f"? {words} · {key} or /answer" for words in waiting])
+        self.draw_lines("offers", [f"{words} · {key} opens" for words in waiting])
 
     def on_descendant_focus(self) -> None:
         self.draw_hints()

@@ -16,8 +16,8 @@ from kvchat.ui.commands import COMMANDS
 KEYS = (
     ("enter", "send", "send"),
     ("ctrl+j, shift+enter", "new line", "newline"),
-    ("esc", "to the prompt; there: stop, queued text comes back", "stop"),
-    ("@file", "attach a file: tab at once; backspace leaves it out", ""),
+    ("esc", "back to the prompt; again: stop the answer and restore queued text", "stop"),
+    ("@file", "attach a file: tab at once; backspace removes it", ""),
     ("ctrl+r", "find an earlier message", "history"),
     ("up, down", "earlier messages, from the edge of the prompt", ""),
     ("ctrl+g", "write the message in $EDITOR", "editor"),
@@ -41,7 +41,7 @@ KEYS = (
     ("ctrl+p", "commands, most used first, and sessions by title", "palette"),
     ("ctrl+z", "suspend", "suspend"),
     ("ctrl+l", "paint the window again", "redraw"),
-    ("ctrl+q", "quit; everything is kept", "quit"),
+    ("ctrl+q", "quit; sessions are stored", "quit"),
 )
 """Keys, what they do, and the ids by which a person may change them."""
 _LEGEND = (

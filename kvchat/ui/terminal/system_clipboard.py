@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from shutil import which
 
 _PATIENCE_S = 2.0
-OSC_52 = "the terminal (OSC 52)"
+OSC_52 = "OSC 52"
 
 
 def routes(environ: Mapping[str, str], platform: str = sys.platform) -> tuple[tuple[str, ...], ...]:

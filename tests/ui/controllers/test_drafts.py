@@ -75,7 +75,7 @@ async def test_what_was_kept_comes_back_with_its_files_before_what_is_typed(tmp_
     async with window(tmp_path, prepare=prepare, initial="Oslo") as shown:
         await shown.until(lambda: shown.screen.prompt.text == "look at this")
         await shown.until_shown("▤ notes.txt")
-        await shown.until_shown("what you had written and not sent")
+        await shown.until_shown("Unsent draft restored")
         await shown.pilot.press("ctrl+n")
         await shown.until(lambda: shown.screen.prompt.text == "a beginning\nlook at this")
         assert shown.chat.store.unsent.kept == {}

@@ -118,7 +118,7 @@ async def test_what_is_told_of_an_answer_is_told_of_one_behind_with_its_title(tm
         )
         assert shown.app.screen is shown.screen
         await go_back(shown)
-        await shown.until_shown("in int8? · f9 or /answer")
+        await shown.until_shown("in int8? · f9 opens")
         await shown.pilot.press("f9")
         await shown.until_shown("The cache has no room for this conversation exactly.")
         await shown.pilot.press("escape")
@@ -127,7 +127,7 @@ async def test_what_is_told_of_an_answer_is_told_of_one_behind_with_its_title(tm
         await shown.until(lambda: not shown.questions)
         await go_back(shown)
         await shown.until_at_rest()
-        assert "f9 or /answer" not in shown.text
+        assert "f9 opens" not in shown.text
         assert shown.files.formats == []
 
 
@@ -139,7 +139,7 @@ async def test_a_message_without_room_is_offered_a_format_where_it_was_said(tmp_
         await shown.until_told("go there to keep its KV in int8")
         shown.screen.prompt.set_text("")
         await go_back(shown)
-        await shown.until_shown("in int8? · f9 or /answer")
+        await shown.until_shown("in int8? · f9 opens")
         assert shown.files.formats == []
 
 
@@ -153,4 +153,4 @@ async def test_no_format_is_offered_for_an_engine_that_has_been_loaded_anew_sinc
         await shown.until(lambda: shown.screen.is_engine_ready)
         await go_back(shown)
         await shown.say_and_wait("and then?")
-        assert "f9 or /answer" not in shown.text
+        assert "f9 opens" not in shown.text

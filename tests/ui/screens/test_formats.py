@@ -22,7 +22,7 @@ async def test_it_says_what_is_saved_and_lost_and_converts_once_that_is_agreed_t
         for name, words in (("shadow:25%", "and /cache format exact goes"), ("int4", "2 MiB would be 1 MiB")):
             await shown.say(f"/cache format {name}")
             await shown.until_on_top(ConfirmScreen)
-            await shown.until_shown(f"Keep the KV of this conversation in {name}?")
+            await shown.until_shown(f"Store the KV of all open conversations as {name}?")
             assert words in shown.text
             assert "approximate" in shown.text
             await shown.pilot.press("escape")
@@ -42,12 +42,12 @@ async def test_the_way_back_says_what_is_computed_again(tmp_path: Path) -> None:
     async with window(tmp_path) as shown:
         await shown.say_and_wait("hello")
         shown.screen.commands.run("/cache format exact")
-        await shown.until_told("its KV is kept as it was computed already")
+        await shown.until_told("Format: exact already")
         conversation = shown.screen.turns.conversation
         namespace = new_origin("int4", "exact", "0" * 64).namespace
         conversation.session = replace(conversation.session, namespace=namespace)
         shown.screen.commands.run("/cache format")
-        await shown.until_told("kept in int4, converted")
+        await shown.until_told("Format: int4, converted")
         shown.screen.commands.run("/cache format exact")
         await shown.until_on_top(ConfirmScreen)
         await shown.until_shown("What is computed again: 16 tokens")
@@ -179,7 +179,7 @@ async def test_an_answer_without_room_is_offered_one_and_nothing_typed_covered(t
         await shown.until(lambda: shown.screen.turns.is_running)
         await shown.type("and the")
         gate.set()
-        await shown.until_shown("int8? · f9 or /answer")
+        await shown.until_shown("int8? · f9 opens")
         assert (shown.app.screen, shown.screen.prompt.text) == (shown.screen, "and the")
         await shown.pilot.press("f9")
         await shown.until_on_top(ConfirmScreen)

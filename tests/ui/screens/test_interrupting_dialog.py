@@ -37,7 +37,7 @@ async def test_what_is_typed_meanwhile_goes_on_and_a_key_lets_the_question_come(
             gate = hold(owner(shown), name)
             await shown.burst(f"{command}\nyes")
             gate.open()
-            await shown.until_shown("f9 or /answer")
+            await shown.until_shown("f9 opens")
             await shown.burst(" indeed")
             assert (command, shown.screen.prompt.text) == (command, "yes indeed")
             assert shown.app.screen is shown.screen
@@ -45,7 +45,7 @@ async def test_what_is_typed_meanwhile_goes_on_and_a_key_lets_the_question_come(
             await shown.until(lambda: shown.app.screen is not shown.screen)
             while shown.app.screen is not shown.screen:
                 await shown.pilot.press("escape")
-            await shown.until_gone("f9 or /answer")
+            await shown.until_gone("f9 opens")
             shown.screen.prompt.set_text("")
         assert shown.questions == ["By boat?", "How long?"]
         assert (shown.files.formats, len(shown.chat.store.paths)) == ([], 1)
@@ -59,7 +59,7 @@ async def test_a_costly_edit_that_is_asked_about_late_lets_the_next_message_be_t
         await shown.pilot.press("enter")
         await shown.type("y")
         shown.chat.hold_costs.set()
-        await shown.until_shown("? Change this message? · f9 or /answer")
+        await shown.until_shown("Change this message? · f9 opens")
         assert shown.screen.prompt.text == "y"
         await shown.pilot.press("f9", "enter")
         await shown.until(lambda: shown.questions[-1].endswith("x" * 600))
@@ -75,12 +75,12 @@ async def test_a_text_that_begins_like_an_answer_agrees_to_nothing(tmp_path: Pat
             await shown.until_on_top(ConfirmScreen)
             await shown.burst(typed)
             await shown.until(lambda typed=typed: shown.screen.prompt.text == typed)
-            await shown.until_shown("Delete “Oslo”? · f9 or /answer")
+            await shown.until_shown("Delete “Oslo”? · f9 opens")
             shown.screen.prompt.set_text("")
             await shown.burst("/answer\n")
             await shown.until_on_top(ConfirmScreen)
             await shown.burst("\n", early_s)  # as pressed before the question was there
-            await shown.until_shown("Delete “Oslo”? · f9 or /answer")
+            await shown.until_shown("Delete “Oslo”? · f9 opens")
             await shown.pilot.press("f9", "escape")
             await shown.until_gone("Delete “Oslo”?")
         assert shown.chat.store.sessions
@@ -109,7 +109,7 @@ async def test_a_question_about_what_was_said_before_the_last_message_changes_no
         await shown.say("/undo")
         await shown.say_and_wait("And back?")
         gate.open()
-        await shown.until_shown("f9 or /answer")
+        await shown.until_shown("f9 opens")
         await shown.pilot.press("f9", "y")
         await shown.until_shown("the conversation has gone on since")
         assert shown.questions == ["By boat?", "How long?", "And back?"]
@@ -136,21 +136,21 @@ async def test_a_letter_before_a_key_that_opens_something_else_agrees_to_nothing
 async def test_a_question_that_another_takes_the_place_of_goes_wherever_it_is(tmp_path: Path) -> None:
     async with talk_window(tmp_path) as shown:
         shown.screen.commands.run("/cache format int4")
-        await shown.until_shown("in int4?")
+        await shown.until_shown("as int4?")
         first = shown.app.screen
         shown.screen.commands.run("/cache format int8")
         await shown.until(lambda: first not in shown.app.screen_stack)
         await shown.until_on_top(ConfirmScreen)
-        await shown.until_shown("in int8?")
+        await shown.until_shown("as int8?")
         second = shown.app.screen
         await shown.pilot.press("ctrl+p")
         await shown.until(lambda: shown.app.screen is not second)
         shown.screen.commands.run("/cache format int4")
         await shown.pilot.press("escape")
         await shown.until(lambda: second not in shown.app.screen_stack)
-        await shown.until_shown("in int4? · f9 or /answer")
+        await shown.until_shown("as int4? · f9 opens")
         await shown.pilot.press("f9")
-        await shown.until_shown("in int4?")
+        await shown.until_shown("as int4?")
         await shown.pilot.press("escape")
         await shown.until_back()
         assert shown.files.formats == []
@@ -164,7 +164,7 @@ async def test_tokens_that_are_chosen_from_another_conversation_change_nothing(t
         await shown.pilot.press("ctrl+n")
         await shown.until(lambda: shown.questions == [])
         gate.open()
-        await shown.until_shown("an answer as tokens · f9 or /answer")
+        await shown.until_shown("an answer as tokens · f9 opens")
         await shown.pilot.press("f9")
         await shown.until_shown("75.00%")
         shown.app.simulate_key("enter")

@@ -21,8 +21,8 @@ async def copied(shown: Window, line: str) -> str:
     """Copy by a command and return what is told of it."""
     shown.app.clear_notifications()
     await shown.say(line)
-    await shown.until(lambda: any(one.title == "copied" for one in shown.app._notifications))
-    return next(one.message for one in shown.app._notifications if one.title == "copied")
+    await shown.until(lambda: any(one.message.startswith("Copied") for one in shown.app._notifications))
+    return next(one.message for one in shown.app._notifications if one.message.startswith("Copied"))
 
 
 @pytest.fixture
@@ -35,10 +35,10 @@ def over_ssh(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_answers_and_their_code_are_copied_and_the_route_is_told(tmp_path: Path) -> None:
     async with window(tmp_path, prepare=talk, initial="Oslo") as shown:
         await shown.until(lambda: len(shown.answers) == 2)
-        route = "by the terminal (OSC 52), if it allows that"
-        assert await copied(shown, "/copy") == f"13 characters {route}"
+        route = "(OSC 52)"
+        assert await copied(shown, "/copy") == f"Copied 13 characters {route}"
         assert shown.app.clipboard == "By **train**."
-        assert await copied(shown, "/copy 2") == f"{len(CODE)} characters {route}"
+        assert await copied(shown, "/copy 2") == f"Copied {len(CODE)} characters {route}"
         assert shown.app.clipboard == CODE
         await shown.say("/copy code")
         await shown.until_shown("there is no code in this answer")
@@ -56,7 +56,7 @@ async def test_a_tool_of_this_machine_is_named(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setenv("DISPLAY", ":0")
     async with window(tmp_path, prepare=talk, initial="Oslo") as shown:
         await shown.until(lambda: len(shown.answers) == 2)
-        assert await copied(shown, "/copy") == "13 characters by xclip"
+        assert await copied(shown, "/copy") == "Copied 13 characters (xclip)"
     assert Path(f"{xclip}.took").read_text() == "By **train**."
 
 

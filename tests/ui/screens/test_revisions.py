@@ -51,7 +51,7 @@ async def test_undo_says_what_it_costs_and_where_the_rest_stays_before_it_is_don
             "reused          21 tokens",
             "on the device   0 B computed, 384 KiB reused",
             "taken back      4 messages (28 tokens), 384 KiB",
-            "kept            on branch main",
+            "original        kept on main",
         )
         await shown.pilot.press("enter")
         await shown.until_told("which reuses 21 tokens (384 KiB)")

@@ -211,10 +211,12 @@ def _refuse_imported(session: Session) -> None:
 def _loss_words(report: GaugeReport) -> str:
     (found,) = report.formats
     loss = found.loss
+    before, after = bytes_text(report.exact_bytes), bytes_text(found.num_bytes)
+    if before == after:
+        return "No saving yet: conversation too short"
     return (
-        f"{bytes_text(report.exact_bytes)} would be {bytes_text(found.num_bytes)}; of the last"
-        f" {plural(loss.num_tokens, 'token')} of answers {100 * loss.agreement:.1f} % would be the same,"
-        f" at a divergence of {loss.divergence:.2g}"
+        f"{before} → {after}; last {plural(loss.num_tokens, 'answer token')}:"
+        f" {100 * loss.agreement:.0f} % same, divergence {loss.divergence:.2g}"
     )
 
 
