@@ -112,7 +112,7 @@ class ChatScreen(Screen[None]):
         self._initial = initial
         self.own_keys: Mapping[str, str] = host.appearance().keys
         self.dialogs = Dialogs(self, self._draw_pending)
-        self.notices = Notices(self)
+        self.notices = Notices(self, self.own_keys, self.dialogs)
         self._last_rate: float | None = None
         self._place: object = None
         self._queued_s = 0.0

@@ -1,35 +1,36 @@
 """Notices of this run: shown for some seconds, or until they are dismissed, and kept to be read again."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from time import localtime, strftime
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
 from textual.notifications import SeverityLevel
+from textual.screen import Screen
 from textual.widgets import Static
 
 from kvchat.engine.api.snapshot import CacheSnapshot
 from kvchat.text.fit_text import one_line
+from kvchat.ui.controllers.dialogs import Dialogs
 from kvchat.ui.key_names import key_name
 from kvchat.ui.screens.dialog import Dialog
 from kvchat.ui.widgets.composer import Composer
 from kvchat.ui.widgets.long_text import LongText
-
-if TYPE_CHECKING:
-    from kvchat.ui.screens.chat import ChatScreen
 
 _MOST = 500
 _SHORT = {"information": "info"}
 
 
 class Notices:
-    """Shows notices on the chat screen, and keeps the newest."""
+    """Shows notices on a screen, and keeps the newest."""
 
-    def __init__(self, screen: "ChatScreen") -> None:
+    def __init__(self, screen: Screen[None], own_keys: Mapping[str, str], dialogs: Dialogs) -> None:
         self._screen = screen
+        self._own_keys = own_keys
+        self._dialogs = dialogs
         self._lines: list[str] = []
         self._standing: dict[str, str] = {}
         self._is_unsaved = False
@@ -61,7 +62,7 @@ class Notices:
         """Show all; what stands on the screen has been read then. Inside work."""
         self.dismiss()
         self._screen.app.clear_notifications()
-        await self._screen.dialogs.ask(NoticesScreen(self.text(), copy))
+        await self._dialogs.ask(NoticesScreen(self.text(), copy))
 
     def text(self) -> str:
         """Return a line for each notice, the newest last."""
@@ -72,7 +73,7 @@ class Notices:
         self._lines = [*self._lines, line][-_MOST:]
 
     def _draw(self) -> None:
-        key = key_name(self._screen.own_keys, "notices")
+        key = key_name(self._own_keys, "notices")
         lines = [f"! {words} · {key} dismisses" for words in self._standing.values()]
         for composer in self._screen.query(Composer):  # none while the window is being closed
             composer.draw_lines("notices", lines)
