@@ -120,7 +120,7 @@ class Window:
         """
         deadline = monotonic() + PATIENCE_S
         while not predicate():
-            assert monotonic() < deadline, f"waited in vain; the screen shows:\n{self.text}"
+            assert monotonic() < deadline, f"waited in vain; told {self.told}; the screen shows:\n{self.text}"
             await sleep(0.02)
             if predicate():
                 await self.pilot.pause(0)

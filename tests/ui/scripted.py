@@ -91,6 +91,9 @@ class ScriptedStore:
             if owner == session_id
         ]
 
+    def turn(self, turn_id: TurnId) -> Turn:
+        return next(turn for path in self.paths.values() for turn in path if turn.id == turn_id)
+
     def outline(self, session_id: SessionId) -> dict[TurnId, tuple[TurnId | None, int]]:
         return {
             turn.id: (turn.parent_id, len(turn.token_ids or ()))

@@ -313,7 +313,7 @@ class OtherWindows:
         """Look in a thread if it is time; call it often. It reads no row where nobody has written."""
         if not (self._is_looking or self._turns.is_busy) and monotonic() - self._looked_s >= _LOOK_S:
             self._is_looking, self._looked_s = True, monotonic()
-            self._screen.run_worker(self._look())
+            self._screen.begin(self._look)
 
     async def _look(self) -> None:
         with suppress(KvchatError):  # told by whoever needs what cannot be read
@@ -322,7 +322,9 @@ class OtherWindows:
             is_due = self._told is not None and not self._screen.prompt.text
             if shown is not None and (version != before or is_due or shown.session.id != self._known[0]):
                 branches = await asyncio.to_thread(self._chat.store.branches, shown.session.id)
-                if await asyncio.to_thread(self._chat.store.version) == version:  # else they may be newer
+                is_newer = await asyncio.to_thread(self._chat.store.version) != version
+                has_moved_here = self._turns.is_busy or self._turns.conversation is not shown
+                if not is_newer and not has_moved_here:
                     is_theirs = before is not None and version[0] != before[0]
                     await self._compare(shown, branches, is_theirs=is_theirs)
                     self._version = version

@@ -13,13 +13,13 @@ from textual.timer import Timer
 from kvchat.engine.api.snapshot import CacheSnapshot
 from kvchat.session.tree import Turn
 from kvchat.ui.controllers.dialogs import Dialogs, Work
-from kvchat.ui.screens.notices import Notices
 from kvchat.ui.state.queued_turn import QueuedTurn
 from kvchat.ui.widgets.prompt_input import Prompt
 from kvchat.ui.widgets.session_rows import Held, SessionListOptions, SessionWithBranches
 
 if TYPE_CHECKING:
     from kvchat.chat.conversation import Conversation
+    from kvchat.ui.screens.notices import Notices
 
 
 class ScreenServices(Protocol):
@@ -27,7 +27,7 @@ class ScreenServices(Protocol):
 
     prompt: Prompt
     dialogs: Dialogs
-    notices: Notices
+    notices: "Notices"
     own_keys: Mapping[str, str]
 
     @property

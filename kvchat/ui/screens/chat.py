@@ -540,9 +540,8 @@ class ChatScreen(Screen[None]):
 
     def _look(self) -> None:
         """Draw the engine's state, and come back: often while an answer is written."""
-        conversation = self.turns.conversation
         shown = Shown(
-            session=conversation.session if conversation else None,
+            session=conversation.session if (conversation := self.turns.conversation) else None,
             names=self._branch_names(),
             context_len=self.turns.context_len,
             is_running=self.turns.is_running,
@@ -598,5 +597,4 @@ class ChatScreen(Screen[None]):
 
     def _draw_welcome(self) -> None:
         model = self._chat.model if self._watch.is_ready else None  # while it loads it may not be made
-        num_stored = len(self.sessions.sessions.entries)
-        self.query_one(Welcome).show(self._watch.status.phase, model, num_stored)
+        self.query_one(Welcome).show(self._watch.status.phase, model, len(self.sessions.sessions.entries))

@@ -29,10 +29,10 @@ async def test_every_notice_can_be_read_again_newest_last(tmp_path: Path, size: 
         await shown.pilot.press("home")
         await shown.until_shown("warning no answer")
         await shown.pilot.press("c")
-        await shown.until_told("characters by")
+        await shown.until_told("Copied")
         await shown.pilot.press("ctrl+u")
         await shown.say("/notices")
-        await shown.until_shown("copied: ")
+        await shown.until_shown("Copied")
 
 
 async def test_why_kv_is_not_saved_is_told_in_full_once_and_that_it_is_again(tmp_path: Path) -> None:
