@@ -18,7 +18,7 @@ async def play(person: Person) -> None:
         await person.says(message)
     await person.commands("/title A conversation in fewer bits")
     await person.commands("/cache format int4")
-    await person.waits_for("Keep the KV of this conversation in int4?")
+    await person.waits_for("Store the KV of all open conversations as int4?")
     await person.looks("format-cost")
     await agree(person, "/cache format exact goes back")
     await person.says("What is my name?")

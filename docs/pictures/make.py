@@ -261,7 +261,7 @@ async def play_all(person: Person, directory: Path) -> None:
     await look("compare")
     await person.presses("escape")
     await person.commands("Tell me a long story about a fjord.")
-    await look("streaming")
+    await look("answering")
 
 
 def _said(turns: TurnRunner) -> Sequence[Turn]:

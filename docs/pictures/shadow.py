@@ -46,7 +46,7 @@ async def play(person: Person, questions: Sequence[str]) -> None:
     await person.commands("/title A long document")
     await person.says(questions[0])
     await person.commands(f"/cache format {FORMAT}")
-    await person.waits_for(f"Keep the KV of this conversation in {FORMAT}?")
+    await person.waits_for(f"Store the KV of all open conversations as {FORMAT}?")
     await person.looks("shadow-cost")
     await person.presses("y")
     await person.hears("/cache format exact goes back")

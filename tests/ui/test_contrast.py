@@ -140,13 +140,26 @@ async def test_a_chosen_message_and_the_ends_of_tokens_are_seen_without_colours(
         assert looks == [(True, None), (None, True), (None, None), (None, True)]
 
 
-async def test_a_small_terminal_shows_all_that_can_be_done_and_help_in_columns(tmp_path: Path) -> None:
+async def test_dialogs_fit_a_small_terminal_with_their_keys(tmp_path: Path) -> None:
     async with talk_window(tmp_path, size=(40, 12)) as shown:
         await shown.pilot.press("f6", "up", "enter")
         await shown.until_shown("change it")
-        assert "open in $EDITOR" in shown.text
-        await shown.pilot.press("escape", "escape", "f1")
-        await shown.until_shown("shift+enter")
+        await shown.until_told("KV ready")  # a notice would lie over the lines
+        shown.app.clear_notifications()
+        await shown.until_shown("open in $EDITOR")
+        assert "enter or the letter" in shown.text
+        await shown.pilot.press("escape", "escape")
+        await shown.say("/undo")
+        await shown.until_shown("enter yes · esc no")
+        await shown.pilot.press("escape")
+        await shown.say("/retry 3")
+        await shown.until_shown("answer number 1")
+        await shown.pilot.press("right")
+        await shown.until_shown("answer number 2")
+        await shown.pilot.press("escape", "f1")
+        await shown.until_told("the answer stays")
+        shown.app.clear_notifications()
+        await shown.until_shown("again:")
         lines = shown.text.splitlines()
-        first, later = (next(line for line in lines if word in line) for word in ("send", "queued"))
-        assert first.index("send") == later.index(later.split()[1])
+        first, later = (next(line for line in lines if word in line) for word in ("send", "again:"))
+        assert first.index("send") == later.index("prompt;")

@@ -23,6 +23,8 @@ from kvchat.ui.screens.interrupting_dialog import InterruptingDialog, Typed
 _DRAIN_S = 1 / 20
 _LEAST_WIDTH = 32
 """Narrower columns stand on each other."""
+_LEAST_HEIGHT = 8
+"""Where they would be lower, the chosen one alone is shown."""
 
 
 class CandidateView(VerticalScroll, can_focus=False):
@@ -100,6 +102,7 @@ class CompareScreen(InterruptingDialog[Turn | None]):
         self._chosen = 0
         self._is_typing = False
         self._is_held_back = False
+        self._shows_one = False
         self._status = Static(price, id="compare-status", markup=False)
         self._pace = PrefillEta()
 
@@ -121,8 +124,11 @@ class CompareScreen(InterruptingDialog[Turn | None]):
     def on_resize(self) -> None:
         grid = self.query_one("#candidates", Grid)
         columns = max(1, min(self._num, self.size.width // _LEAST_WIDTH))
-        grid.styles.grid_size_columns = columns
-        grid.styles.grid_size_rows = -(-self._num // columns)
+        rows = -(-self._num // columns)
+        self._shows_one = self.size.height < rows * _LEAST_HEIGHT
+        grid.styles.grid_size_columns = 1 if self._shows_one else columns
+        grid.styles.grid_size_rows = 1 if self._shows_one else rows
+        self._show()
 
     def text_of(self, event: Typed) -> Sequence[Typed] | None:
         """Return what is no key of this screen, which stays: what is written here takes its time.
@@ -206,6 +212,7 @@ class CompareScreen(InterruptingDialog[Turn | None]):
     def _show(self) -> None:
         for number, view in enumerate(self.query(CandidateView)):
             view.show(is_chosen=number == self._chosen)
+            view.display = number == self._chosen or not self._shows_one
         keys = "esc stops them all" if self._feed.is_running else "esc keeps the old answer"
         take = "" if self._feed.is_running else "enter takes it · "
         problem = f"{self._problem} · " if self._problem else ""

@@ -6,7 +6,7 @@ from typing import ClassVar
 from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.containers import Vertical, VerticalScroll
+from textual.containers import VerticalScroll
 from textual.widgets import Static
 
 from kvchat.ui.screens.interrupting_dialog import InterruptingDialog, Typed
@@ -55,7 +55,7 @@ class ConfirmScreen(InterruptingDialog[bool]):
         return super().text_of(event)
 
     def compose(self) -> ComposeResult:
-        with Vertical(classes="dialog"):
+        with VerticalScroll(classes="dialog"):
             yield Static(self._question, classes="dialog-title", markup=False)
             yield Static(self._consequence, markup=False)
             keys = "enter yes · esc no" if self.answer_keys["enter"] else "y yes · enter or esc no"
