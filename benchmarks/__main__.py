@@ -43,6 +43,7 @@ SCENARIOS = (
     "latent",
     "meet",
     "native",
+    "recurrent",
     "resume",
     "saving",
     "slots",

@@ -17,8 +17,8 @@ Every causal-LM class that the installed transformers knows gets a tiny model wi
 **exact** when all greedy answers are those of transformers' `generate` in float32, tokens and
 log-probabilities: prompts of 5 to 70 tokens computed together, 24 tokens a step, past windows and chunks of
 24 tokens; a known prefix continued inside a block, or at the end of an answer where layers keep a state; two
-branches of a fork; and the same after a restart, from disk. Everything else is refused when it is loaded, with the reason given below; nothing runs that is known to
-be wrong.
+branches of a fork; and the same after a restart, from disk. Everything else is refused when it is loaded,
+with the reason given below; nothing runs that is known to be wrong.
 
 {counts}
 
@@ -27,8 +27,8 @@ be wrong.
 - **attention**: transformers lets the attention be replaced. Many sequences are computed in one packed pass.
 - **latent**: as above, for layers of latent attention: one latent and one rope key per token are kept, and
   queries are projected to them instead of expanding keys and values for all heads.
-- **recurrent** layers (gated delta net, Mamba, short convolutions) are called sequence by sequence inside such a
-  pass, with the state that each has; everything else of the model computes all tokens together.
+- **recurrent** layers (gated delta net, Mamba, short convolutions) are called sequence by sequence inside
+  such a pass, with the state that each has; everything else of the model computes all tokens together.
 - **cache**: the model attends by itself, to keys and values that its cache gathers from blocks; one pass per
   sequence, and every layer keeps all tokens.
 
