@@ -485,7 +485,6 @@ class ChatScreen(Screen[None]):
 
     def on_resize(self, event: events.Resize) -> None:
         self.query_one(Panes).fit(event.size.width)
-        self.call_after_refresh(self.draw_heading)
 
     def on_screen_resume(self, event: events.ScreenResume) -> None:
         """Come on screen. The first time every widget has just been given its styles."""

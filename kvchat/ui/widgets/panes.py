@@ -15,6 +15,13 @@ from kvchat.ui.widgets.sessions_pane import SessionsPane
 from kvchat.ui.widgets.transcript import Transcript
 
 
+class Heading(Static):
+    """What stands above the conversation: drawn for its width."""
+
+    def on_resize(self) -> None:
+        self.screen.draw_heading()  # type: ignore[attr-defined]
+
+
 class Panes(Horizontal):
     """Shows and hides panes as the person asks and the width allows."""
 
@@ -26,7 +33,7 @@ class Panes(Horizontal):
     def compose(self) -> ComposeResult:
         yield SessionsPane(key_name(self._own_keys, "find"), id="sessions-pane")
         with Vertical(id="conversation-pane"):
-            yield Static("", id="heading", markup=False)
+            yield Heading("", id="heading", markup=False)
             yield Transcript(id="transcript")
         with Vertical(id="cache-pane", classes="pane"):
             yield Static("cache", classes="pane-title", markup=False)

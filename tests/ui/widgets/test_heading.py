@@ -51,6 +51,17 @@ def test_the_cost_of_an_edit_gives_way_before_the_way_out() -> None:
     assert editing_text(2, costs, 56) == "editing message 2 · esc cancels"
 
 
+@pytest.mark.tui
+async def test_the_heading_is_drawn_again_where_a_pane_beside_it_comes_or_goes(tmp_path: Path) -> None:
+    async with window(tmp_path, size=(100, 24)) as shown:
+        await shown.until_shown("scripted · exact KV")
+        for _ in range(2):
+            await shown.pilot.press("f3")
+            await shown.pilot.pause()
+            heading = shown.screen.query_one("#heading")
+            await shown.until(lambda: len(str(heading.render()).rstrip()) == heading.content_size.width)
+
+
 @pytest.mark.pure
 def test_no_model_is_named_before_there_is_one() -> None:
     assert model_parts(None) == ()
