@@ -55,10 +55,10 @@ def test_the_cost_of_an_edit_gives_way_before_the_way_out() -> None:
 async def test_the_heading_is_drawn_again_where_a_pane_beside_it_comes_or_goes(tmp_path: Path) -> None:
     async with window(tmp_path, size=(100, 24)) as shown:
         await shown.until_shown("scripted · exact KV")
+        heading = shown.screen.query_one("#heading")
         for _ in range(2):
             await shown.pilot.press("f3")
             await shown.pilot.pause()
-            heading = shown.screen.query_one("#heading")
             await shown.until(lambda: len(str(heading.render()).rstrip()) == heading.content_size.width)
 
 
