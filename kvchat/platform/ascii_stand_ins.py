@@ -27,7 +27,7 @@ _STAND_INS = {
     **dict.fromkeys("“”", '"'),
     **dict.fromkeys("‘’", "'"),
     **dict.fromkeys("·…", "."),
-    **dict.fromkeys("←⏎", "<"),
+    **dict.fromkeys("←⏎≤", "<"),
 }
 
 
