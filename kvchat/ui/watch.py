@@ -1,6 +1,7 @@
 """The cache panel alone, of an engine in another process."""
 
 import asyncio
+from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, ClassVar
 
@@ -12,6 +13,7 @@ from kvchat.app.interface_types import EngineView
 from kvchat.engine.api.engine_phase import EnginePhase
 from kvchat.ui.state.cache_history import History, TokenRate
 from kvchat.ui.state.stored_sessions import StoredSessions
+from kvchat.ui.terminal.stray_output import guarded_terminal, hang_up_told, size_of_terminal
 from kvchat.ui.theme import KVCHAT_THEME, legible_variables
 from kvchat.ui.widgets.cache.panel import CachePanel
 from kvchat.ui.widgets.cache.panel_rows import BranchNames, Live
@@ -40,7 +42,8 @@ class WatchApp(App[None]):
     ]
 
     def __init__(self, engine: EngineView, store: "SessionStore") -> None:
-        super().__init__()
+        with size_of_terminal():
+            super().__init__()
         self.register_theme(KVCHAT_THEME)
         self.theme = KVCHAT_THEME.name
         self._engine = engine
@@ -51,6 +54,11 @@ class WatchApp(App[None]):
     def compose(self) -> ComposeResult:
         yield CachePanel(id="panel")
         yield Static(_KEYS, markup=False)
+
+    def run_in_terminal(self, log_path: Path) -> None:
+        """Run until the person leaves; what else is written goes to the log."""
+        with hang_up_told(), guarded_terminal(log_path, lambda _: self.call_later(self.exit)):
+            self.run()
 
     def on_mount(self) -> None:
         self.run_worker(self._follow())

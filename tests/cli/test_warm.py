@@ -257,7 +257,8 @@ def test_the_cache_of_a_running_engine_is_watched_from_another_process(shared: P
             numbers.append(event["number"])
         assert numbers == sorted(set(numbers))
         assert {"hit", "miss"} & {kind for kind, _ in seen}
-    with terminal(["-m", "kvchat", "cache", "watch"], size=(60, 30), KVCHAT_HOME=str(shared)) as panel:
+    environ = {"KVCHAT_HOME": str(shared), "COLUMNS": "80"}
+    with terminal(["-m", "kvchat", "cache", "watch"], size=(60, 30), **environ) as panel:
         panel.until_shown("one cell =")
         panel.until_shown("room for")
         panel.type("f")

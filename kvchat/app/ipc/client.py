@@ -24,8 +24,8 @@ from kvchat.engine.api.snapshot import CacheSnapshot
 from kvchat.errors import EngineFailed, KvchatError
 from kvchat.session.template.text_stream import StopStrings
 
-_CONNECT_S = 2.0
-"""A lender that does not answer a greeting in this time is as good as none."""
+_GREETING_S = 10.0
+"""A lender that does not answer in this time is as good as none; one that loads a model takes seconds."""
 _DRAIN_S = 15.0
 """More than an engine that runs takes to bring to disk, or to drop, what is on its way there."""
 _SILENT = "the process that lent its engine does not answer"
@@ -48,7 +48,7 @@ def borrow(path: Path, identity: str) -> "EngineClientProxy | None":
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     channel = Channel(connection)
     try:
-        connection.settimeout(_CONNECT_S)
+        connection.settimeout(_GREETING_S)
         connection.connect(str(path))
         if not is_own_user(connection):
             raise ProtocolError("another user")

@@ -42,7 +42,7 @@ def watch_cache(options: WatchOptions) -> int:
         from kvchat.ui.watch import WatchApp
 
         with closing(open_store(settings)) as store:
-            WatchApp(engine, store).run()
+            WatchApp(engine, store).run_in_terminal(settings.paths.log_file)
         _check(engine)
     return 0
 
