@@ -1,5 +1,6 @@
 """Private directories and small files, for their owner alone."""
 
+import errno
 import os
 import re
 import secrets
@@ -12,6 +13,8 @@ from kvchat.errors import KvchatError
 
 STALE_S = 60.0
 """Nobody takes so long to write a small file."""
+NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+"""Codes of errors that more room on the disk would mend."""
 _UNFINISHED = re.compile(r"\..+\.[0-9a-f]{8}")
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from kvchat.engine.api.ids import BlockKey
 from kvchat.errors import StorageError
-from kvchat.platform.private_files import sync
+from kvchat.platform.private_files import NO_ROOM, sync
 from kvchat.session.bundle.block_layout import trimmed
 from kvchat.session.bundle.container import BLOCK, END, META, TURN, RecordWriter
 from kvchat.session.bundle.manifest import Manifest, manifest_header
@@ -103,6 +103,7 @@ def new_file(path: Path) -> Iterator[Callable[[bytes], object]]:
             raise
         sync(path.parent)
     except OSError as error:
-        raise StorageError(
-            f"{path} cannot be written: {error.strerror or error}; free some space, or choose another place"
-        ) from error
+        remedy = (
+            "free some space, or choose another place" if error.errno in NO_ROOM else "choose another place"
+        )
+        raise StorageError(f"{path} cannot be written: {error.strerror or error}; {remedy}") from error

@@ -18,7 +18,7 @@ from typing import TypeVar
 
 from kvchat.engine.memory.aligned_memory import PAGE, Pages
 from kvchat.errors import StorageError
-from kvchat.platform.private_files import NamedFiles, make_private
+from kvchat.platform.private_files import NO_ROOM, NamedFiles, make_private
 
 Buffer = bytes | bytearray | memoryview
 FIRST_STEPS = (16 << 10, 48 << 10)
@@ -113,7 +113,7 @@ def storage_errors(where: Path) -> Iterator[None]:
 
 
 def _advice(where: Path, error: OSError) -> str:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+    if error.errno in NO_ROOM:
         return f"There is no room left for the cache in {where}: free some space, or give it a smaller limit."
     if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
         return f"The cache in {where} cannot be written: {error.strerror}. Choose another cache directory."

@@ -121,7 +121,7 @@ def test_a_place_that_cannot_be_written_is_told_and_nothing_is_left_there(
     store: SessionService, session: Session, run: Run
 ) -> None:
     assert run("export", "trip", "-o", "nowhere/a.md")[0] == 1
-    with pytest.raises(StorageError, match="cannot be written"):
+    with pytest.raises(StorageError, match="No such file or directory; choose another place"):
         InterfaceStorage(read_settings(), store).export(session.id, "main", "nowhere/a.md")
 
 
