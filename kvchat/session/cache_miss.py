@@ -53,8 +53,8 @@ class CacheMiss:
     """What an answer's prompt reused, and why no more.
 
     Args:
-        new_tokens: of the prompt, could not have been computed before: the question, and the token that was
-            sampled last. Where the conversation started over they cannot be told from the rest: 0.
+        new_tokens: computed, and could not have been before: the question, and the token that was sampled
+            last. Where the conversation started over they cannot be told from the rest: 0.
         at: position of the first token that was not reused.
         shared: what stands before `here` and `there` on both sides.
         here: the prompt's tokens from there, or from the first one that differs.
@@ -125,11 +125,14 @@ def explain(
     prompt = prompt[: usage.prompt_tokens]
     question = next((turn for turn in reversed(path) if turn.role is Role.USER), answer)
     has_started_over = question.starts_over and question.parent_id is not None
-    num_asked = 0 if has_started_over else len(question.token_ids or ())
-    new_tokens = min(num_asked + (len(path) > 2), len(prompt))
+    is_continued = len(prompt) > len(path_token_ids(path[:-1]) or ())
+    num_asked = 0 if has_started_over or is_continued else len(question.token_ids or ())
+    new_tokens = min(num_asked + (len(path) > 2 or is_continued), len(prompt))
     earlier = list(_computed_before(turns, tree, answer))
     if rendering is not None and question.parent_id is None:
         earlier += rendering.others
+    if is_continued:  # who wrote its beginning had computed all but the last of it
+        earlier.append((answer.fingerprint, prompt[:-1]))
     agreeing = max((num_common(ids, prompt) for by, ids in earlier if by == answer.fingerprint), default=0)
     by_others = max((num_common(ids, prompt) for _, ids in earlier), default=0)
     other = max((ids for _, ids in earlier), key=lambda ids: num_common(ids, prompt), default=())
@@ -154,7 +157,7 @@ def explain(
         culprit=culprit,
         prompt_tokens=usage.prompt_tokens,
         cached_tokens=at,
-        new_tokens=new_tokens,
+        new_tokens=min(new_tokens, usage.computed_tokens),
         at=at,
         shared=prompt[max(0, differs - num_shown) : differs] if is_shown else (),
         here=prompt[differs : differs + num_shown] if is_shown else (),

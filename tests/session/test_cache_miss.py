@@ -82,6 +82,23 @@ def test_where_something_earlier_was_changed_the_first_differing_token_is_shown_
     assert (miss.computed_tokens, miss.new_tokens) == (3, 2)
 
 
+def test_a_question_that_another_conversation_has_asked_counts_as_new_only_where_it_was_computed() -> None:
+    talk = Talk()
+    answer = talk.say(None, [1, 2, 3], cached=2)
+    assert explain(talk.turns, answer).new_tokens == 1
+
+
+def test_an_answer_that_goes_on_after_its_cache_was_lost_had_been_computed_before() -> None:
+    talk = Talk()
+    answer = talk.say(None, [1, 2, 3], cached=0)
+    answer = talk.turns[-1] = replace(
+        answer, usage=Usage(prompt_tokens=5, cached_tokens=1, computed_tokens=4)
+    )
+    miss = explain(talk.turns, answer, Rendering(system_len=1, others=((MODEL, (1, 7, 8)),)))
+    assert (miss.culprit, miss.at, miss.new_tokens) == (MissReason.NOT_KEPT, 1, 1)
+    assert (miss.here, miss.there) == ((2, 3, 900, 901), ())
+
+
 def test_what_was_computed_before_and_not_reused_was_not_kept() -> None:
     talk = Talk()
     first = talk.say(None, [1, 2, 3], cached=0)

@@ -315,8 +315,9 @@ class CommandDispatcher:
 
     async def _why(self, conversation: "Conversation", answer: Turn) -> None:
         explanation = await asyncio.to_thread(self._chat.why, conversation, answer.id)
-        computed = plural(explanation.miss.computed_tokens, "token")
-        await self._screen.dialogs.note(f"Why {computed} were computed", why_words(explanation))
+        num_computed = explanation.miss.computed_tokens
+        title = f"Why {plural(num_computed, 'token')} {'was' if num_computed == 1 else 'were'} computed"
+        await self._screen.dialogs.note(title, why_words(explanation))
 
     def rename(self, title: str) -> None:
         conversation = self._turns.conversation
