@@ -34,7 +34,7 @@ from kvchat.ui.screens.chat import ChatScreen
 from kvchat.ui.screens.interrupting_dialog import InterruptingDialog
 from kvchat.ui.terminal.driver import TerminalDriver, early_events
 from kvchat.ui.terminal.stray_output import guarded_terminal, hang_up_told, key_by_key, size_of_terminal
-from kvchat.ui.theme import KVCHAT_THEME, legible_variables
+from kvchat.ui.theme import KVCHAT_THEME, legible_variables, unknown_theme
 from kvchat.ui.widgets.prompt_input import Prompt
 from kvchat.ui.widgets.session_list import SessionList
 from kvchat.ui.widgets.session_rows import title_of
@@ -272,8 +272,7 @@ class KvchatApp(App[None]):
         elif theme is not None:
             self.theme = theme.name
         else:
-            known = ", ".join(sorted(self.available_themes))
-            self.chat_screen.warn(f"there is no theme {name!r}; there are {known}")
+            self.chat_screen.warn(unknown_theme(name))
 
     def refresh_css(self, animate: bool = True) -> None:
         """Apply the theme. Before there is a window that would read its styles twice, and change nothing."""

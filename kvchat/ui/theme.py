@@ -63,6 +63,11 @@ _PLAIN = ("background", "surface", "foreground")
 _STEPS = 20
 
 
+def unknown_theme(name: str) -> str:
+    """Return how a person is told that there is no such theme."""
+    return f"there is no theme {name!r}; type /theme and a space to choose one"
+
+
 def legible_variables(variables: Mapping[str, str], theme: Theme) -> dict[str, str]:
     """Return the variables of a theme with kvchat's own, and with texts that all its grounds let be read."""
     if theme.ansi:

@@ -14,7 +14,7 @@ from kvchat.ui.controllers.conversations import ConversationController
 from kvchat.ui.controllers.screen_services import ScreenServices
 from kvchat.ui.controllers.turn_runner import TurnRunner
 from kvchat.ui.state.argument_completion import Argument, setting_arguments
-from kvchat.ui.theme import KVCHAT_THEME
+from kvchat.ui.theme import KVCHAT_THEME, unknown_theme
 
 if TYPE_CHECKING:
     from kvchat.app.interface_host import InterfaceHost
@@ -77,8 +77,10 @@ class SettingsController:
         names = sorted(self._screen.app.available_themes, key=lambda name: (name != current, name))
         return (Argument(usage=name, summary="as set" if name == current else "") for name in names)
 
-    def preview_theme(self, name: str | None) -> None:
-        """Show a theme as long as it may be chosen; None: the one that is set."""
+    def preview_theme(self, line: str, chosen: object) -> None:
+        """Show the theme that is chosen in the completion of a line; where none is, the one that is set."""
+        is_theme = line.startswith("/theme ")
+        name = chosen.usage if is_theme and isinstance(chosen, Argument) else None
         if name != self._previewed:
             self._previewed = name
             self._screen.show_theme(name or self._host.appearance().theme)
@@ -190,6 +192,8 @@ class SettingsController:
 
     async def _change(self, name: str, value: str) -> None:
         try:
+            if name == "display.theme" and value and value not in self._screen.app.available_themes:
+                raise UsageError(unknown_theme(value))
             words = await asyncio.to_thread(self._host.change_setting, name, value)
         except KvchatError as error:
             self._screen.warn(str(error))

@@ -237,8 +237,7 @@ class ChatScreen(Screen[None]):
 
     def on_prompt_completing(self, event: Prompt.Completing) -> None:
         self.query_one(Composer).show_commands(event.candidates, event.chosen)
-        is_theme = bool(event.candidates) and self.prompt.text.startswith("/theme ")
-        self.settings.preview_theme(event.candidates[event.chosen].usage if is_theme else None)
+        self.settings.preview_theme(event.line, event.candidates[event.chosen] if event.candidates else None)
 
     def on_prompt_interrupted(self) -> None:
         self.interrupt()

@@ -93,8 +93,9 @@ class Prompt(TextArea):
 
     @dataclass
     class Completing(Message):
-        """What the line may become changed; `chosen` is the highlighted one's position."""
+        """What a line may become changed; `chosen` is the highlighted one's position."""
 
+        line: str
         candidates: tuple[Choice, ...]
         chosen: int
 
@@ -393,7 +394,7 @@ class Prompt(TextArea):
     def _offer(self, candidates: tuple[Choice, ...], chosen: int) -> None:
         if (candidates, chosen) != (self._candidates, self._chosen):
             self._candidates, self._chosen = candidates, chosen
-            self.post_message(self.Completing(candidates, chosen))
+            self.post_message(self.Completing(self.text, candidates, chosen))
 
     def _walks_history(self, key: str) -> bool:
         """Handle up and down at the edges of the text; return whether another line was shown."""

@@ -47,6 +47,16 @@ async def test_a_theme_is_kept_for_the_next_time_and_our_colours_are_there_witho
         await shown.pilot.press("ctrl+u", "enter")
         await shown.until(lambda: shown.app.theme == "kvchat")
         assert shown.files.values["display.theme"] == ""
+        await shown.say("/theme auto")
+        await shown.until(lambda: any("no theme 'auto'" in told for told in shown.told))
+        assert (shown.app.theme, shown.files.values["display.theme"]) == ("kvchat", "")
+
+
+async def test_commands_that_are_listed_while_one_types_fast_are_no_themes(tmp_path: Path) -> None:
+    async with window(tmp_path) as shown:
+        await shown.type("/theme nothing")
+        await shown.until(lambda: shown.screen.prompt.text == "/theme nothing")
+        assert shown.told == []
 
 
 async def test_settings_are_listed_with_what_is_in_force_and_changed_at_once(tmp_path: Path) -> None:
