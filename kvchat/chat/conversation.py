@@ -22,7 +22,7 @@ from kvchat.session.kv.provenance import namespace_of
 from kvchat.session.store import Outcome, SessionStore
 from kvchat.session.template.chat_template import ChatTemplate
 from kvchat.session.template.text_stream import Piece
-from kvchat.session.tree import Branch, Finish, Session, Turn, path_token_ids
+from kvchat.session.tree import Branch, BranchName, Finish, Session, Turn, path_token_ids
 
 Undo = Callable[[], None]
 
@@ -42,6 +42,8 @@ class Conversation:
         self.branch = branch
         self.turns = turns
         """The path from the first message to the branch's leaf."""
+        self.diverged_from: BranchName | None = None
+        """The branch that the message being answered was meant for, where another process had moved it."""
         self.engine_sequence: SequenceId | None = None
         """The live branch that holds this path in the engine's cache, if there is one."""
         self.is_closed = False
@@ -91,6 +93,7 @@ class Conversation:
             raise UsageError("this conversation is still being answered; stop the answer or wait for its end")
         if not self._keeps_stop:
             self._stop.clear()
+        self.diverged_from = None
         try:
             yield
         finally:

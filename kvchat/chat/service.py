@@ -408,6 +408,9 @@ class Chat:
         answer = self._empty_answer(asked[-1])
         added = (answer,) if question is None else (question, answer)
         conversation.branch = self.store.add_turns(before, added)
+        if conversation.branch.name != before.name:  # a branch beside it, or itself by the name it has got
+            names = {one.name for one in self.store.branches(before.session_id)}
+            conversation.diverged_from = before.name if before.name in names else None
         conversation.turns = (*asked, answer)
         conversation.session = self.store.session(conversation.session.id)
 

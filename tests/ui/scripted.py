@@ -39,6 +39,7 @@ class ScriptedConversation:
     branch: Branch
     turns: tuple[Turn, ...] = ()
     engine_sequence: SequenceId | None = None
+    diverged_from: str | None = None
     is_stopped: bool = False
     keeps_stop: bool = False
 

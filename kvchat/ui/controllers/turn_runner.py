@@ -310,7 +310,7 @@ class TurnRunner:
             if tab.draft.is_temporary:
                 self.temporary.add(conversation.session.id)
             yield ConversationOpened(conversation=conversation)
-        tab.answered, tab.sent_on = conversation, conversation.branch.name
+        tab.answered = conversation
         with conversation.stoppable():
             if tab.is_stopping:
                 self._chat.stop(conversation)
@@ -350,10 +350,9 @@ class TurnRunner:
 
     def _tell_own_branch(self) -> None:
         """Say that a message went to a branch of its own, since another window has moved its branch."""
-        tab, here = self._tab, self.stored.branch.name
-        if tab.running is not None and tab.running.kind is TurnKind.SEND and here != tab.sent_on:
-            self._screen.warn(_OWN_BRANCH.format(one_line(here), one_line(tab.sent_on)))
-            tab.sent_on = here
+        here, other = self.stored.branch.name, self.stored.diverged_from
+        if other is not None:
+            self._screen.warn(_OWN_BRANCH.format(one_line(here), one_line(other)))
 
     async def _draw_text(self, deltas: list[TextDelta]) -> None:
         if self._answer is None:

@@ -50,7 +50,6 @@ class ConversationTab:
         draft: what a new conversation will be made with.
         events: what the running turn has produced so far, to be drawn again when it comes back on screen.
         answered: the conversation of the running turn, once its thread has it.
-        sent_on: the branch on screen when it was sent.
         is_stopping: the running turn was asked to stop, maybe before its thread had a conversation.
         ended_s: when the end of the last turn was drawn.
     """
@@ -62,7 +61,6 @@ class ConversationTab:
     running: QueuedTurn | None = None
     events: list[FeedEvent] = field(default_factory=list)
     answered: "Conversation | None" = None
-    sent_on: str = ""
     is_stopping: bool = False
     ended_s: float | None = None
 

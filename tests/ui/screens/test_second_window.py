@@ -1,6 +1,7 @@
 """Two windows on one store: nothing is lost, and what the other one did is told."""
 
-from contextlib import AsyncExitStack, closing
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,16 @@ async def say(shown: Window, text: str) -> None:
     num_before = len(shown.answers)
     await shown.say(text)
     await shown.until(lambda: len(shown.answers) > num_before and not shown.screen.turns.is_running)
+
+
+@asynccontextmanager
+async def two_windows(home: Path, template: ChatTemplate) -> AsyncIterator[tuple[Window, Window]]:
+    """Open two windows on a conversation of one question."""
+    async with window_on(home, template) as first:
+        await say(first, "One")
+        async with window_on(home, template, "One") as second:
+            await second.until(lambda: second.questions == ["One"])
+            yield first, second
 
 
 async def test_a_session_that_another_window_deleted_gives_the_message_back(
@@ -57,11 +68,7 @@ async def test_what_another_window_has_begun_is_listed_when_the_list_is_opened(
 async def test_what_another_window_adds_to_the_branch_on_screen_is_shown(
     tmp_path: Path, template: ChatTemplate
 ) -> None:
-    async with AsyncExitStack() as stack:
-        first = await stack.enter_async_context(window_on(tmp_path, template))
-        await say(first, "One")
-        second = await stack.enter_async_context(window_on(tmp_path, template, "One"))
-        await second.until(lambda: second.questions == ["One"])
+    async with two_windows(tmp_path, template) as (first, second):
         await say(first, "Two")
         await second.until(lambda: second.questions == ["One", "Two"])
         await second.until_told("Another window has added 2 messages here")
@@ -74,11 +81,7 @@ async def test_what_another_window_adds_to_the_branch_on_screen_is_shown(
 async def test_two_windows_that_write_in_one_conversation_keep_both_answers_and_say_so(
     tmp_path: Path, template: ChatTemplate
 ) -> None:
-    async with AsyncExitStack() as stack:
-        first = await stack.enter_async_context(window_on(tmp_path, template))
-        await say(first, "One")
-        second = await stack.enter_async_context(window_on(tmp_path, template, "One"))
-        await second.until(lambda: second.questions == ["One"])
+    async with two_windows(tmp_path, template) as (first, second):
         await second.type("Zwe")
         await say(first, "Two")
         await second.until_shown("! Another window has added 2 messages here · shown once the prompt")
@@ -97,14 +100,22 @@ async def test_two_windows_that_write_in_one_conversation_keep_both_answers_and_
         assert sorted(paths) == [["One", "Two"], ["One", "Zwei"]]
 
 
+async def test_a_branch_that_got_its_name_from_its_first_message_was_moved_by_nobody(
+    tmp_path: Path, template: ChatTemplate
+) -> None:
+    async with window_on(tmp_path, template) as shown:
+        await say(shown, "One")
+        await shown.say("/fork")
+        await shown.until(lambda: shown.screen.turns.stored.branch.name == "main-2")
+        await say(shown, "Where is the ferry?")
+        assert shown.screen.turns.stored.branch.name == "where-is-the-ferry"
+        assert "another window" not in shown.screen.notices.text()
+
+
 async def test_what_was_added_is_shown_once_the_prompt_is_empty(
     tmp_path: Path, template: ChatTemplate
 ) -> None:
-    async with AsyncExitStack() as stack:
-        first = await stack.enter_async_context(window_on(tmp_path, template))
-        await say(first, "One")
-        second = await stack.enter_async_context(window_on(tmp_path, template, "One"))
-        await second.until(lambda: second.questions == ["One"])
+    async with two_windows(tmp_path, template) as (first, second):
         await second.type("Zwei")
         await say(first, "Two")
         await second.until_shown("! Another window has added")
@@ -116,11 +127,7 @@ async def test_what_was_added_is_shown_once_the_prompt_is_empty(
 async def test_an_answer_that_another_window_is_getting_is_told_and_shown_at_its_end(
     tmp_path: Path, template: ChatTemplate
 ) -> None:
-    async with AsyncExitStack() as stack:
-        first = await stack.enter_async_context(window_on(tmp_path, template))
-        await say(first, "One")
-        second = await stack.enter_async_context(window_on(tmp_path, template, "One"))
-        await second.until(lambda: second.questions == ["One"])
+    async with two_windows(tmp_path, template) as (first, second):
         first.engine.held_after = 1
         await first.say("Two")
         await second.until_shown("! Another window is being answered here")
