@@ -7,7 +7,7 @@ from textual.containers import Horizontal, Vertical
 from textual.content import Content
 from textual.widgets import Static
 
-from kvchat.ui.widgets.prompt_input import Choice, CommandList, Prompt
+from kvchat.ui.widgets.prompt_input import Choice, CompletionList, Prompt
 
 _MOST_LINES = 3
 _ABOVE = 0.3
@@ -24,7 +24,7 @@ class Composer(Vertical):
             yield Static("", id="download", markup=False)
             yield Static("", id="queue", markup=False)
             yield Static("", id="attachments", markup=False)
-            yield CommandList(id="commands")
+            yield CompletionList(id="commands")
         with Horizontal(id="prompt-row"):
             yield Static("›", id="prompt-mark", markup=False)
             yield Prompt(id="prompt")
@@ -36,7 +36,7 @@ class Composer(Vertical):
     def show_commands(self, candidates: tuple[Choice, ...], chosen: int) -> None:
         """Show what the line may become, in the rows that the other lines leave."""
         above = self.query_one("#above-prompt")
-        listed = above.query_one(CommandList)
+        listed = above.query_one(CompletionList)
         taken = sum(one.outer_size.height for one in above.displayed_children if one is not listed)
         listed.show_commands(candidates, chosen, max(1, int(self.screen.size.height * _ABOVE) - taken))
 

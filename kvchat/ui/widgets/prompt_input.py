@@ -416,7 +416,7 @@ class Prompt(TextArea):
 _MAX_ROWS = 6
 
 
-class CommandList(Static):
+class CompletionList(Static):
     """A few lines above the prompt; the prompt moves the choice."""
 
     def __init__(self, *, id: str | None = None) -> None:

@@ -7,7 +7,7 @@ from textual import events
 
 from kvchat.ui.commands import COMMANDS
 from kvchat.ui.screens.confirm import NoteScreen
-from kvchat.ui.widgets.prompt_input import CommandList
+from kvchat.ui.widgets.prompt_input import CompletionList
 from tests.ui.harness import Window, talk_window, window
 
 pytestmark = pytest.mark.tui
@@ -181,4 +181,18 @@ async def test_neither_one_command_of_the_history_nor_several_catch_up_and_down(
             await shown.pilot.press(key)
             walked.append(shown.screen.prompt.text)
         assert walked == ["/s", "/why", "hello", "/why", "/s"]
-        assert not shown.screen.query_one(CommandList).display
+        assert not shown.screen.query_one(CompletionList).display
+
+
+async def test_commands_are_listed_after_the_palette_has_been_open_too(tmp_path: Path) -> None:
+    async with window(tmp_path) as shown:
+        await shown.say_and_wait("hello")
+        await shown.pilot.press("ctrl+p")
+        await shown.until(lambda: shown.app.screen is not shown.screen)
+        await shown.pilot.press("escape")
+        await shown.until_back()
+        await shown.say("/search hello")
+        await shown.until(lambda: shown.screen.focused is not shown.screen.prompt)
+        await shown.pilot.press("escape")
+        await shown.type("/")
+        await shown.until_shown("▸ /new [title]")
