@@ -37,7 +37,6 @@ from kvchat.ui.terminal.stray_output import guarded_terminal, hang_up_told, key_
 from kvchat.ui.theme import KVCHAT_THEME, legible_variables, unknown_theme
 from kvchat.ui.widgets.prompt_input import Prompt
 from kvchat.ui.widgets.session_list import SessionList
-from kvchat.ui.widgets.session_rows import title_of
 
 if TYPE_CHECKING:
     from kvchat.app.interface_host import InterfaceHost
@@ -77,7 +76,8 @@ class Palette(Provider):
     async def search(self, query: str) -> Hits:
         matcher = self.matcher(query)
         for name, summary, run in self._entries():
-            if score := matcher.match(name):
+            score = max(matcher.match(name), matcher.match(summary) / 2)
+            if score:
                 yield Hit(score, Content(name), run, name, summary)
 
     def _entries(self) -> Iterator[_Entry]:
@@ -86,10 +86,15 @@ class Palette(Provider):
         assert isinstance(window, ChatScreen)
         for command in COMMANDS:
             yield command.usage, command.help, partial(window.run_command, command)
-        for session, branches in window.sessions.sessions.entries:
+        stored = window.sessions.sessions
+        for session, branches in stored.entries:
             several = f" · {plural(len(branches), 'branch', 'branches')}" if branches else ""
             opened = SessionList.Opened(session.id, None)
-            yield title_of(session), f"open this session{several}", partial(window.post_message, opened)
+            yield (
+                stored.titles[session.id],
+                f"open this session{several}",
+                partial(window.post_message, opened),
+            )
 
 
 class _EmojiFilter(LineFilter):

@@ -99,7 +99,9 @@ COMMANDS = (
         summary="keep the conversation on top of the list and its KV on disk, or no longer",
         is_for_lines=True,
     ),
-    SlashCommand(name="delete", summary="delete the conversation", is_for_lines=True),
+    SlashCommand(
+        name="delete", summary="delete the conversation, which frees memory and disk", is_for_lines=True
+    ),
     SlashCommand(name="history", summary="find an earlier message"),
     SlashCommand(name="notices", summary="show every notice of this run"),
     SlashCommand(name="open", argument="[n]", summary="open the nth answer from the end in $EDITOR"),

@@ -152,7 +152,8 @@ class CommandDispatcher:
     def _other_names(self, _typed: str) -> Iterable[Argument]:
         here = self._turns.conversation
         place = (here.session.id, here.branch.name) if here is not None else None
-        return switch_arguments(self._do.sessions.sessions.entries, place)
+        stored = self._do.sessions.sessions
+        return switch_arguments(stored.entries, stored.titles, place)
 
     def fork(self, name: str = "") -> None:
         if self._stored() is not None and self._is_free("fork"):
@@ -374,4 +375,6 @@ class CommandDispatcher:
             branches = await asyncio.to_thread(self._chat.store.branches, session_id)
             if any(branch.name == reference for branch in branches):
                 return await asyncio.to_thread(self._chat.open, session_id, reference)
-        return await asyncio.to_thread(self._chat.open, reference)
+        titles = self._do.sessions.sessions.titles
+        shown = (session_id for session_id, title in titles.items() if title == reference)
+        return await asyncio.to_thread(self._chat.open, next(shown, reference))

@@ -11,7 +11,7 @@ from textual.screen import ModalScreen, Screen
 from kvchat.text.fit_text import one_line
 from kvchat.ui.screens.interrupting_dialog import Deferred, InterruptingDialog, Result
 
-Work = Callable[[], Coroutine[Any, Any, None]]
+Work = Callable[[], Coroutine[Any, Any, object]]
 """Something that may wait for a file, for the engine or for the person."""
 
 _ASKED_S: ContextVar[float] = ContextVar("asked_s")

@@ -160,47 +160,49 @@ class SettingsController:
     async def _settings(self) -> None:
         from kvchat.ui.screens.choices import ChoiceScreen
 
-        at = 0
+        at, title = 0, "settings"
         while True:
             await self._read_entries()
             entries = self._entries
             lines = [setting_line(entry) for entry in entries]
             notes = [entry.summary for entry in entries]
-            listed = partial(ChoiceScreen, "settings", lines, highlighted=at, notes=notes)
+            listed = partial(ChoiceScreen, title, lines, highlighted=at, notes=notes)
             chosen = await self._screen.dialogs.ask_deferred("Settings are ready", listed)
             if chosen is None:
                 return
             at = chosen
-            await self._ask_for(entries[at].name)
+            told = await self._ask_for(entries[at].name)
+            title = f"settings · {told}" if told else "settings"
 
     async def _read_entries(self) -> None:
         self._entries = await asyncio.to_thread(self._host.settings)
         self._screen.prompt.complete()
 
-    async def _ask_for(self, name: str) -> None:
+    async def _ask_for(self, name: str) -> str:
+        """Ask for a value, and return what was told of the change; empty: nothing changed."""
         from kvchat.ui.screens.choices import LineScreen
 
         await self._read_entries()
         entry = next((one for one in self._entries if one.name == name), None)
         if entry is None:
-            await self._change(name, "")  # says that there is none
-            return
+            return await self._change(name, "")  # says that there is none
         hint = f"{entry.summary}\nenter writes it into your file · empty takes it out · esc closes"
         value = await self._screen.dialogs.ask(LineScreen(name, entry.value, hint))
-        if value is not None and value != entry.value:
-            await self._change(name, value)
+        return "" if value in (None, entry.value) else await self._change(name, value)
 
-    async def _change(self, name: str, value: str) -> None:
+    async def _change(self, name: str, value: str) -> str:
         try:
             if name == "display.theme" and value and value not in self._screen.app.available_themes:
                 raise UsageError(unknown_theme(value))
             words = await asyncio.to_thread(self._host.change_setting, name, value)
         except KvchatError as error:
-            self._screen.warn(str(error))
+            words = str(error)
+            self._screen.warn(words)
         else:
             self._entries = ()
             self._screen.tell(words, title="settings")
         self._take_up(name)
+        return words
 
     def _take_up(self, name: str) -> None:
         """Let a setting count in this window that can."""

@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from kvchat.app.interface_types import SettingEntry
-from kvchat.text.fit_text import UNTITLED, one_line
+from kvchat.text.fit_text import one_line
 from kvchat.ui.commands import find_command
-from kvchat.ui.widgets.session_rows import SessionWithBranches, title_of
+from kvchat.ui.widgets.session_rows import SessionWithBranches
 
 FORMATS = ("exact", "fp8", "int8", "int4", "int2", "k=int8,v=int4", "shadow:25%")
 _CACHE = {
@@ -58,9 +58,9 @@ def export_arguments(typed: str) -> Iterable[Argument]:
 
 
 def switch_arguments(
-    sessions: Sequence[SessionWithBranches], here: tuple[str, str] | None
+    sessions: Sequence[SessionWithBranches], titles: Mapping[str, str], here: tuple[str, str] | None
 ) -> Iterable[Argument]:
-    """Return the other branches of the session `here` on screen, and the other sessions by title."""
+    """Return the other branches of the session `here` on screen, and the other sessions by their titles."""
     for session, branches in sessions:
         if here is not None and session.id == here[0]:
             for branch in branches:
@@ -68,8 +68,7 @@ def switch_arguments(
                     yield Argument(usage=branch.name, summary="branch of this conversation")
     for session, _ in sessions:
         if here is None or session.id != here[0]:
-            title = title_of(session)
-            yield Argument(usage=session.id if title == UNTITLED else title, summary="session")
+            yield Argument(usage=titles[session.id], summary="session")
 
 
 def setting_arguments(entries: Sequence[SettingEntry], typed: str) -> Iterable[Argument]:

@@ -16,7 +16,7 @@ from kvchat.ui.widgets.session_rows import (
     SearchFinding,
     SessionListOptions,
     SessionWithBranches,
-    title_of,
+    distinct_titles,
 )
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class StoredSessions:
     Attributes:
         entries: newest first.
         places: where branches stand below the one that they leave, by session and name.
-        titles: what the sessions are called, by id; asked for many times a second.
+        titles: what the sessions are called, each differently, by id; asked for many times a second.
         approximate: the sessions with an answer that was sampled on approximate KV.
         on_disk: what of their KV is stored, as last counted.
     """
@@ -62,7 +62,7 @@ class StoredSessions:
             for branch, depth, num in tree:
                 places[session_id, branch.name] = BranchPlace(depth=depth, num_tokens=num)
         self.entries, self.places = tuple(entries), places
-        self.titles = {session.id: title_of(session) for session, _ in self.entries}
+        self.titles = distinct_titles([session for session, _ in self.entries])
         self.approximate = frozenset(summary.session.id for summary in summaries if not summary.is_exact)
 
     def session(self, session_id: SessionId) -> Session | None:

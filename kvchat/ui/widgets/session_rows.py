@@ -1,5 +1,6 @@
 """The session list's content: sessions, branches and search hits in, lines out. Pure."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -15,6 +16,8 @@ from kvchat.text.trust import trust_mark
 APPROXIMATE = " ≈"
 """Stands behind the mark of a session with approximate answers."""
 _PINNED = "★"
+_ID_LEN = 4
+"""Characters of an id that tell sessions of one title apart."""
 _MAX_HITS = 3
 """Messages shown of one session."""
 _SEEN_IN_A_HIT = 14
@@ -158,6 +161,13 @@ def _sizes(line: SessionLine, width: int) -> str:
 
 def title_of(session: Session) -> str:
     return one_line(session.title) or UNTITLED
+
+
+def distinct_titles(sessions: Sequence[Session]) -> dict[str, str]:
+    """Return titles by id; those that several sessions have with the beginning of the id."""
+    titles: dict[str, str] = {session.id: title_of(session) for session in sessions}
+    num = Counter(titles.values())
+    return {id_: f"{title} · {id_[:_ID_LEN]}" if num[title] > 1 else title for id_, title in titles.items()}
 
 
 def _newest_first(entry: SessionWithBranches) -> tuple[bool, float]:

@@ -266,6 +266,11 @@ async def test_the_palette_offers_commands_most_used_first_and_opens_sessions_by
         offered = [shown.text.find(usage) for usage in ("/new [title]", "/switch [name]", "/fork [name]")]
         assert -1 not in offered
         assert offered == sorted(offered)
+        await shown.type("frees memory")
+        await shown.until_gone("/new [title]")
+        await shown.until_shown("/delete")
+        for _ in "frees memory":
+            await shown.pilot.press("backspace")
         await shown.type("[b")
         await shown.until_shown("open this session")
         await shown.until_gone("/new [title]")
@@ -288,6 +293,20 @@ async def test_switch_offers_the_other_branches_here_and_the_other_titles(tmp_pa
         await shown.pilot.press("enter")
         await shown.until(lambda: shown.questions == ["Rain?"])
         assert shown.screen.prompt.text == ""
+
+
+async def test_sessions_of_one_title_are_told_apart_by_their_ids_and_opened_so(tmp_path: Path) -> None:
+    def prepare(chat: ScriptedChat) -> None:
+        for question in ("First?", "Second?"):
+            chat.add_session("Oslo", [(question, "Yes.")])
+
+    async with window(tmp_path, prepare=prepare) as shown:
+        await shown.until(lambda: len(shown.screen.sessions.sessions.titles) == 2)
+        for session, _ in shown.screen.sessions.sessions.entries:
+            await shown.type(f"/switch oslo · {session.id[:4]}")
+            await shown.until_shown(f"▸ Oslo · {session.id[:4]}")
+            await shown.pilot.press("enter")
+            await shown.until(lambda id_=session.id: shown.screen.turns.conversation.session.id == id_)
 
 
 async def test_the_tree_has_a_fork_of_a_fork_below_it_and_delete_asks_and_keeps(tmp_path: Path) -> None:
