@@ -76,7 +76,7 @@ def reach_words(
     of_bytes = in_bytes(cost.reused_tokens, snapshot)
     rest = f"; {count_text(cost.computed_tokens)} to compute" if cost.computed_tokens > 1 else ""
     came = f", {bytes_text(loaded_bytes)} loaded" if loaded_bytes else ""
-    ready = f"KV ready: {count_text(cost.reused_tokens)}/{plural(total, 'token')}{of_bytes}"
+    ready = f"{count_text(cost.reused_tokens)} of {plural(total, 'token')} cached{of_bytes}"
     return f"{ready}{tier_words(blocks)}{came}{rest}"
 
 

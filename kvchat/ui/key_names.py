@@ -61,11 +61,18 @@ class Hint:
         return self.does if self.name in ("", self.does) else f"{self.name} {self.does}"
 
 
-def window_hints(own_keys: Mapping[str, str], *, is_busy: bool, is_editing: bool) -> tuple[Hint, ...]:
-    """Return the hints at keys of the window that are good to know in the prompt."""
-    names = {"cache": "cache", "stop": "stop"}
+def window_hints(
+    own_keys: Mapping[str, str], *, is_busy: bool, is_editing: bool, is_covered: bool
+) -> tuple[Hint, ...]:
+    """Return the hints at keys of the window that are good to know in the prompt.
+
+    Args:
+        is_covered: the cache panel has taken the conversation's place.
+    """
+    names = {"cache": "back" if is_covered else "cache", "stop": "stop"}
     if not is_busy:
-        names = {"stop": "cancel"} if is_editing else {name: name for name in ("sessions", "cache", "help")}
+        listed = {"sessions": "sessions", "cache": names["cache"], "help": "help"}
+        names = {"stop": "cancel"} if is_editing else listed
     return tuple(
         Hint(does, next(iter(keys_of(own_keys, name)), _USUAL[name])) for name, does in names.items()
     )

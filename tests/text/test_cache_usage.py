@@ -25,7 +25,7 @@ def block(*tiers: Tier | None) -> InspectedBlock:
 
 def test_it_says_what_of_a_conversation_is_in_slower_tiers() -> None:
     device, disk = block(Tier.DEVICE, Tier.DEVICE), block(Tier.DISK, None)
-    ready = "KV ready: 1,203/1,204 tokens"
+    ready = "1,203 of 1,204 tokens cached"
     assert reach_words(COST, None) == ready
     assert reach_words(COST, None, [device, device]) == ready
     assert reach_words(COST, None, [disk, block(None, None)]) == f"{ready}, 64 on disk"

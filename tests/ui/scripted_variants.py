@@ -41,6 +41,7 @@ class ScriptedVariants:
     """Gives numbered answers, and the same alternatives everywhere."""
 
     def __init__(self, chat: "ScriptedChat") -> None:
+        self.answer = "answer number {0}"
         self.hold: Event | None = None
         self.retry_temperature: float | None = 0.8
         self.readings: list[ScriptedReading] = []
@@ -49,7 +50,7 @@ class ScriptedVariants:
     def compare(self, conversation: "ScriptedConversation", num: int) -> Iterator[SampleEvent]:
         conversation.is_stopped = False
         yield Prefill(prompt_tokens=31, cached_tokens=30, computed_tokens=1, loaded=Loaded())
-        texts = [f"answer number {number + 1}" for number in range(num)]
+        texts = [self.answer.format(number + 1) for number in range(num)]
         for at in range(0, max(map(len, texts)), 6):
             if conversation.is_stopped:
                 texts = [text[:at] for text in texts]

@@ -144,7 +144,7 @@ async def test_dialogs_fit_a_small_terminal_with_their_keys(tmp_path: Path) -> N
     async with talk_window(tmp_path, size=(40, 12)) as shown:
         await shown.pilot.press("f6", "up", "enter")
         await shown.until_shown("change it")
-        await shown.until_told("KV ready")  # a notice would lie over the lines
+        await shown.until_told("tokens cached")  # a notice would lie over the lines
         shown.app.clear_notifications()
         await shown.until_shown("open in $EDITOR")
         assert "enter or the letter" in shown.text

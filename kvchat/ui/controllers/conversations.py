@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 _LOOK_S = 0.4
 _ABOUT = "other window"
 _NEW_BRANCH = "Another window has begun the branch {0} · /switch {0} opens it"
+_DELETED = "Another window has deleted {0}; what you send begins a conversation"
 _ANSWERING = "Another window is being answered here; its messages are shown at the end"
 _UNSHOWN = "{} · shown once the prompt is empty; what you send before goes to a branch of its own"
 
@@ -339,13 +340,21 @@ class OtherWindows:
             for name in sorted(begun):
                 self._screen.warn(_NEW_BRANCH.format(one_line(name)))
             self._screen.conversation_changed()
-        here = next((branch for branch in branches if branch.name == shown.branch.name), shown.branch)
-        if here.leaf_id is None or here.leaf_id == shown.branch.leaf_id:
+        here = next((branch for branch in branches if branch.name == shown.branch.name), None)
+        if here is None:
+            await self._leave(shown, "this branch" if branches else "this conversation")
+        elif here.leaf_id is None or here.leaf_id == shown.branch.leaf_id:
             self._tell(None)
         elif (await asyncio.to_thread(self._chat.store.turn, here.leaf_id)).finish is Finish.PARTIAL:
             self._tell(here.leaf_id, _ANSWERING)
         else:
             await self._show(shown)
+
+    async def _leave(self, shown: "Conversation", what: str) -> None:
+        self._screen.warn(_DELETED.format(what))
+        await asyncio.to_thread(self._chat.close, shown)
+        await self._turns.show(None)
+        self._screen.conversation_changed()
 
     async def _show(self, shown: "Conversation") -> None:
         """Show what was added to the branch on screen, unless a message is being written here."""

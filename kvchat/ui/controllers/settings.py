@@ -123,7 +123,8 @@ class SettingsController:
             await self._fetch(model)
             await asyncio.to_thread(self._host.check_model, model)
         except ModelError as error:
-            self._screen.warn(f"{error}\nThe running model goes on; its cache stays as it is.")
+            words = str(error).replace("-m starter", "/model starter")
+            self._screen.warn(f"{words}\nThe running model goes on; its cache stays as it is.")
             return
         if self._turns.is_any_running:
             self._screen.warn(f"an answer is being written: esc stops it, then /model {model} loads")

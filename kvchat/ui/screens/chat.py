@@ -524,7 +524,9 @@ class ChatScreen(Screen[None]):
         if self._watch.status.phase is EnginePhase.FAILED:
             return (Hint("/reload loads it again"),)
         is_editing = self.revisions.editing is not None
-        return window_hints(self.own_keys, is_busy=self.turns.is_busy, is_editing=is_editing)
+        is_covered = not self.query_one(Panes).has_conversation
+        is_busy = self.turns.is_busy
+        return window_hints(self.own_keys, is_busy=is_busy, is_editing=is_editing, is_covered=is_covered)
 
     def _draw_queue(self) -> None:
         waiting = [one_line(shown_message(one.text)) or one.kind.value for one in self.turns.queue]

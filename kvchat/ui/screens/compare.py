@@ -13,7 +13,7 @@ from textual.widgets import Static, TextArea
 
 from kvchat.app.turn_thread import TurnFailed, TurnThread
 from kvchat.chat.events import Prefill, SampleDelta, SampleEvent, SamplesFinished
-from kvchat.session.tree import Turn
+from kvchat.session.tree import Finish, Turn
 from kvchat.text.answer_footer import progress_parts
 from kvchat.text.figures import count_text, plural
 from kvchat.text.fit_text import clean_text
@@ -194,7 +194,11 @@ class CompareScreen(InterruptingDialog[Turn | None]):
         if usage.prompt_tokens:
             parts = f"reused {count_text(usage.cached_tokens)} of {count_text(usage.prompt_tokens)}"
             computed = count_text(usage.computed_tokens)
-            self._status.update(Content(f"{parts} · computed {computed}, once for all {self._num} answers"))
+            words = f"{parts} · computed {computed}, once for all {self._num} answers"
+            texts = {answer.text for answer in self.answers}
+            if len(texts) == 1 and all(answer.finish is Finish.COMPLETE for answer in self.answers):
+                words += " · all alike: /set sampling.temperature 0.8 varies them"
+            self._status.update(Content(words))
 
     def _view(self, number: int) -> CandidateView:
         return list(self.query(CandidateView))[number]

@@ -46,7 +46,7 @@ KEYS = (
 """Keys, what they do, and the ids by which a person may change them."""
 _LEGEND = (
     ("▒ shared", "blocks that several branches hold"),
-    ("▓ own", "blocks that one branch holds; closing it frees them"),
+    ("▓ own", "blocks that one branch holds; deleting it frees them"),
     ("░ cached", "blocks that no branch holds: reused until their room is needed"),
     ("· free", "empty blocks"),
     ("320K+64K", "bytes of a layer that branches hold, and those that are cached"),

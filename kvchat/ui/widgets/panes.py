@@ -54,7 +54,13 @@ class Panes(Horizontal):
             pane = self.query_one(name)
             pane.display = columns > 0
             pane.styles.width = columns
-        self.query_one("#conversation-pane").display = widths.has_conversation
+        conversation = self.query_one("#conversation-pane")
+        has_changed, conversation.display = (
+            conversation.display != widths.has_conversation,
+            widths.has_conversation,
+        )
+        if has_changed:
+            self.screen.draw_hints()  # type: ignore[attr-defined]
 
     @property
     def has_conversation(self) -> bool:

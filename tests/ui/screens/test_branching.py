@@ -72,7 +72,7 @@ async def test_a_fork_and_an_aside_each_say_once_what_they_share(tmp_path: Path)
     price = "shares 36 tokens (384 KiB) · nothing recomputed"
     async with talk_window(tmp_path, FJORD) as shown:
         await shown.until_shown("one cell =")
-        await shown.until_told("KV ready: 36/36 tokens")
+        await shown.until_told("36 of 36 tokens cached")
         shown.app.clear_notifications()
         await shown.say("/fork by ferry")
         forked = ("branch by ferry", f"{price} · original kept on main")

@@ -51,7 +51,7 @@ async def test_80_by_24_shows_sessions_blocks_and_in_full_the_one_that_keys_lead
         lines = shown.text.splitlines()
         assert all(len(line) <= 80 for line in lines)
         assert sum("device" in line and "×1" in line for line in lines) >= 8
-        assert "freed on close" in shown.text
+        assert "if deleted" in shown.text
         assert "00" * 32 in shown.text
         assert "esc closes" in lines[-1]
         await shown.pilot.press("down", "down", "up")
@@ -67,7 +67,7 @@ async def test_80_by_24_shows_sessions_blocks_and_in_full_the_one_that_keys_lead
         await shown.pilot.press("tab")
         await shown.until_shown("Unreferenced blocks: 0")
         await shown.pilot.press("left", "left", "escape")
-        await shown.until_gone("freed on close")
+        await shown.until_gone("if deleted")
         assert shown.screen.prompt.has_focus
 
 

@@ -62,7 +62,7 @@ async def test_a_conversation_that_comes_on_screen_says_from_which_tier_once_the
         await shown.say("/switch Oslo")
         await shown.until(lambda: len(shown.questions) == 2)
         engine.phase = EnginePhase.READY
-        await shown.until_told("KV ready: 36/36 tokens (384 KiB), 35 on disk")
+        await shown.until_told("36 of 36 tokens cached (384 KiB), 35 on disk")
         assert shown.chat.sent == []
 
 
@@ -111,7 +111,7 @@ async def test_nothing_is_told_of_a_conversation_that_goes_on_at_once(tmp_path: 
         await shown.until_sent("And back?")
         await shown.until_at_rest()
         assert asked == []
-        assert not any("KV ready" in message for message in shown.told)
+        assert not any("tokens cached" in message for message in shown.told)
 
 
 async def test_a_session_that_is_selected_in_the_list_is_loaded_before_it_is_opened(tmp_path: Path) -> None:

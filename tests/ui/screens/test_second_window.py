@@ -37,20 +37,36 @@ async def two_windows(home: Path, template: ChatTemplate) -> AsyncIterator[tuple
             yield first, second
 
 
-async def test_a_session_that_another_window_deleted_gives_the_message_back(
+async def test_a_session_that_another_window_deleted_is_left_and_the_message_stays(
     tmp_path: Path, template: ChatTemplate
 ) -> None:
     async with window_on(tmp_path, template) as shown:
         await say(shown, "One")
+        await shown.type("Two")
         with closing(SessionStore(tmp_path / "sessions.db")) as other:
             other.delete_session(other.list_sessions()[0].session.id)
-        await shown.say("Two")
-        await shown.until(lambda: shown.screen.prompt.text == "Two")
-        await shown.pilot.press("ctrl+n")
+        await shown.until_told("Another window has deleted this conversation")
         await shown.until(lambda: shown.questions == [])
+        assert shown.screen.prompt.text == "Two"
         await shown.pilot.press("enter")
         await shown.until(lambda: shown.questions == ["Two"])
         assert len(shown.chat.store.list_sessions()) == 1
+
+
+async def test_a_branch_that_another_window_deleted_is_left(tmp_path: Path, template: ChatTemplate) -> None:
+    async with two_windows(tmp_path, template) as (first, second):
+        await second.say("/fork aside")
+        await say(second, "Two")
+        await second.say("/switch main")
+        await second.until(lambda: second.questions == ["One"])
+        await first.say("/switch aside")
+        await first.until(lambda: first.questions == ["One", "Two"])
+        store = second.chat.store
+        here = second.screen.turns.conversation.branch
+        aside = next(one for one in store.branches(here.session_id) if one.name == "aside")
+        store.delete_branch(aside, here)
+        await first.until_told("Another window has deleted this branch")
+        await first.until(lambda: first.questions == [])
 
 
 async def test_what_another_window_has_begun_is_listed_when_the_list_is_opened(

@@ -43,9 +43,10 @@ async def test_a_pane_asked_for_where_only_one_has_room_stays_until_something_is
     tmp_path: Path,
 ) -> None:
     async with talk_window(tmp_path, size=(60, 18)) as shown:
-        for key, words in (("f2", "find ·"), ("f3", "one cell =")):
+        for key, words, back in (("f2", "find ·", "esc back"), ("f3", "one cell =", "f3 back")):
             await shown.pilot.press(key)
             await shown.until_shown(words)
+            await shown.until_shown(back)
             await shown.until_gone("Seven hours or so.")
             await shown.pilot.resize_terminal(58, 18)
             await shown.until_shown(words)

@@ -94,7 +94,7 @@ def layers_of(source: RowSource | None, snapshot: CacheSnapshot) -> tuple[LayerU
 
 
 def source_heading(width: int) -> Row:
-    figures = ("tokens", "shared ▒", "own ▓", "freed on close")
+    figures = ("tokens", "shared ▒", "own ▓", "if deleted")
     return _source_line("   sessions on the device", figures, width, Look.FAINT)
 
 

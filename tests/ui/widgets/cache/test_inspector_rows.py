@@ -156,7 +156,7 @@ def test_sources_are_branches_by_session_with_what_closing_frees_and_what_is_kep
         row_text(source_row(one, 80, is_chosen=number == 0)).rstrip() for number, one in enumerate(found)
     ]
     assert shown == [
-        "   sessions on the device              tokens  shared ▒     own ▓ freed on close",
+        "   sessions on the device              tokens  shared ▒     own ▓     if deleted",
         "›● Trip to Oslo                         1,260   4.3 MiB   384 KiB        384 KiB",
         " ▸ 漢字の旅                             1,400   4.3 MiB   768 KiB        768 KiB",
         "   cached, unreferenced                                   1.9 MiB",
