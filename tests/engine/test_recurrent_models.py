@@ -49,16 +49,39 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return find
 
 
-def piece_of(recorder: RecordingRunner) -> int:
-    """Return how many tokens layers with a state compute together."""
+def state_of(recorder: RecordingRunner) -> StateSpec:
     spec = next(iter(recorder.device_pool.states.values())).spec
     assert isinstance(spec, StateSpec)
-    return spec.piece
+    return spec
+
+
+def piece_of(recorder: RecordingRunner) -> int:
+    """Return at which multiples of tokens states of a prompt are kept."""
+    return state_of(recorder).piece
 
 
 def kept_of(prompt: list[int], piece: int) -> int:
     """Return behind how many tokens of a prompt the state is kept from which it is answered again."""
     return (len(prompt) - 1) // piece * piece
+
+
+@some_classes
+def test_without_native_kernels_the_models_own_functions_compute_the_same(
+    name: str, model_dir: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = []
+    for has_kernels in (True, False):
+        if not has_kernels:
+            monkeypatch.setattr("kvchat.engine.models.native_scans.library", lambda: None)
+        engine, recorder = open_recorded(model_dir(name), cache_dir=tmp_path, **SIZES)
+        assert state_of(recorder).is_sequential == has_kernels
+        first = answer(engine, token_ids(150, seed=1), 10)
+        second = answer(engine, [*token_ids(150, seed=1), *first.token_ids, *token_ids(9, seed=2)], 10)
+        told.append((first.token_ids, second.token_ids))
+        if not has_kernels:
+            assert first.usage.cached_tokens == 0, "their numbers are others to the last bits"
+        engine.close()
+    assert told[0] == told[1]
 
 
 @every_class

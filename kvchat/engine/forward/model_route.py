@@ -15,6 +15,7 @@ from typing import Any
 from kvchat.engine.formats.format_table import PagedAttention
 from kvchat.engine.formats.full.transformers_cache import TransformersCache
 from kvchat.engine.formats.recurrent.parts import layer_states
+from kvchat.engine.formats.recurrent.spec import StateSpec
 from kvchat.engine.formats.spec import Group, group_layers
 from kvchat.engine.forward.packed_pass import PackedPass
 from kvchat.engine.forward.runner import ForwardPass
@@ -26,6 +27,7 @@ from kvchat.engine.models.cache_stand_ins import PackedPast
 from kvchat.engine.models.hook import IMPLEMENTATION, set_implementation
 from kvchat.engine.models.latent import expand_latents, keep_latents, latent_layers
 from kvchat.engine.models.load import LoadedModel
+from kvchat.engine.models.native_scans import scans_natively
 from kvchat.engine.models.probing.attention_probe import (
     Contradiction,
     ModelLayers,
@@ -113,7 +115,7 @@ def _by_latents(loaded: LoadedModel) -> ModelPlan:
         raise UnsupportedModel(f"{model_name(module.config)} keeps latents in a way of its own")
     return ModelPlan(
         Route.LATENT,
-        group_layers(layers.specs, states=layers.states),
+        group_layers(layers.specs, states=_computed(layers)),
         lambda pool: PackedPass(
             module, PagedAttention(pool.layers, projections=latents), _past(layers, pool)
         ),
@@ -131,7 +133,7 @@ def _by_attention(loaded: LoadedModel, *, is_stepwise: bool = False) -> ModelPla
     if not set_implementation(module, IMPLEMENTATION):
         raise UnsupportedModel(f"{model_name(module.config)} does not let its attention be replaced")
     layers = probe_layers(module, loaded.max_context)
-    states = {layer: replace(spec, is_stepwise=is_stepwise) for layer, spec in layers.states.items()}
+    states = _computed(layers, is_stepwise=is_stepwise)
     if is_stepwise and not states:
         raise UnsupportedModel(f"{model_name(module.config)} keeps no state")
 
@@ -143,11 +145,29 @@ def _by_attention(loaded: LoadedModel, *, is_stepwise: bool = False) -> ModelPla
     return ModelPlan(Route.ATTENTION, groups, make_pass)
 
 
+def _computed(layers: ModelLayers, *, is_stepwise: bool = False) -> dict[int, StateSpec]:
+    """Return the states of layers with how they are computed."""
+    is_sequential = _is_sequential(layers)
+    return {
+        layer: replace(spec, is_stepwise=is_stepwise and not is_sequential, is_sequential=is_sequential)
+        for layer, spec in layers.states.items()
+    }
+
+
+def _is_sequential(layers: ModelLayers) -> bool:
+    """Return whether native kernels compute all states."""
+    specs = [layers.states.get(getattr(keeper, "layer_idx", -1)) for keeper in layers.keepers]
+    return all(
+        spec is not None and scans_natively(keeper, spec)
+        for keeper, spec in zip(layers.keepers, specs, strict=True)
+    )
+
+
 def _past(layers: ModelLayers, pool: DevicePool) -> PackedPast | None:
     """Return what answers layers that ask their cache for something; None: none does."""
     if layers.states:
         past = StatePast(layer_states(pool.states, TORCH_DTYPES))
-        attach_states(layers.keepers, past)
+        attach_states(layers.keepers, past, is_sequential=_is_sequential(layers))
         return past
     return PackedPast() if layers.asks_past_len else None
 

@@ -7,6 +7,7 @@ ones back, as it does when the model runs by itself. Dimensions: B sequences, n 
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +16,9 @@ from torch import Tensor, nn
 from kvchat.engine.api.ids import GroupId
 from kvchat.engine.formats.attention_metadata import AttentionMetadata
 from kvchat.engine.formats.recurrent.parts import LayerStates, StateMetadata, StatePart
+from kvchat.engine.kernels.state_slots import StateSlots
 from kvchat.engine.models.cache_stand_ins import PackedPast
+from kvchat.engine.models.native_scans import native_forward
 from kvchat.engine.models.probing.state_recorder import Name
 
 _ATTRIBUTE = "kvchat_states"
@@ -33,6 +36,7 @@ class StatePast(PackedPast):
         self._layers = layers
         self._groups: Mapping[GroupId, AttentionMetadata] = {}
         self._number: int | None = None
+        self._has_slots: set[int] = set()
         self._given: dict[Name, Tensor] = {}
 
     def begin(self, positions: Tensor, groups: Mapping[GroupId, AttentionMetadata]) -> None:
@@ -65,10 +69,21 @@ class StatePast(PackedPast):
         assert self._number is not None, "a layer asks for its state outside of a part"
         return own.parts[self._number]
 
+    def give_slots(self, layer: int) -> None:
+        """Let a layer find and leave what it accumulates by itself, in `slots`."""
+        self._has_slots.add(layer)
+
+    def slots(self, layer: int) -> StateSlots:
+        part = self._part(layer)
+        return StateSlots(self._layers[layer].tensors["rec", 0], part.reads, part.writes)
+
     def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
         return self._state((layer_idx, "conv", state_idx))
 
     def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
+        if layer_idx in self._has_slots:
+            reads = self._part(layer_idx).reads
+            return None if reads is None else self._layers[layer_idx].tensors["rec", state_idx][:1]
         return self._state((layer_idx, "rec", state_idx))
 
     def update_conv_state(
@@ -80,15 +95,16 @@ class StatePast(PackedPast):
         size = self._layers[layer_idx].tensors["conv", state_idx].shape[-1]
         if before is None:
             whole = nn.functional.pad(conv_states, (max(0, size - conv_states.shape[-1]), 0))
-        else:
-            whole = torch.cat((before, conv_states), dim=-1)
+        else:  # channel beside channel, as projections have them
+            whole = torch.cat((before.mT, conv_states.mT), dim=1).mT
         self._given[name] = whole[..., -size:]
         return whole
 
     def update_recurrent_state(
         self, recurrent_states: Tensor, layer_idx: int, state_idx: int = 0, **kwargs: Any
     ) -> Tensor:
-        self._given[layer_idx, "rec", state_idx] = recurrent_states
+        if layer_idx not in self._has_slots:
+            self._given[layer_idx, "rec", state_idx] = recurrent_states
         return recurrent_states
 
     def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = None) -> bool:
@@ -108,26 +124,44 @@ class StatePast(PackedPast):
         return self._given.get(name)
 
 
-def attach_states(keepers: Sequence[nn.Module], past: StatePast) -> None:
-    """Let modules compute part by part with the states of `past`; replaces what was attached before."""
+def attach_states(keepers: Sequence[nn.Module], past: StatePast, *, is_sequential: bool) -> None:
+    """Let modules compute part by part with the states of `past`; replaces what was attached before.
+
+    Args:
+        is_sequential: by native kernels, token by token.
+    """
     for keeper in keepers:
+        if is_sequential:
+            past.give_slots(_layer_of(keeper))
         if not hasattr(keeper, _ATTRIBUTE):
-            keeper.forward = _by_parts(keeper, keeper.forward)
+            forward = native_forward(keeper, partial(_slots_of, keeper)) if is_sequential else keeper.forward
+            keeper.forward = _by_parts(keeper, forward, keeper.forward)
         setattr(keeper, _ATTRIBUTE, past)
 
 
-def _by_parts(keeper: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
+def _layer_of(keeper: nn.Module) -> int:
+    return keeper.layer_idx  # type: ignore[return-value]
+
+
+def _slots_of(keeper: nn.Module) -> StateSlots:
+    past: StatePast = getattr(keeper, _ATTRIBUTE)
+    return past.slots(_layer_of(keeper))
+
+
+def _by_parts(keeper: nn.Module, forward: Callable[..., Any], own: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a layer's `forward` for parts of a step; `own` is the model's, which runs by itself."""
+
     def by_parts(*args: Any, **kwargs: Any) -> Any:
         past: StatePast = getattr(keeper, _ATTRIBUTE)
         parts = past.parts
         if not parts:  # the model runs by itself
-            return forward(*args, **kwargs)
+            return own(*args, **kwargs)
         total = sum(part.rows.numel() for part in parts)
         outs = []
         for number, part in enumerate(parts):
             with past.part(number):
-                own = _rows_of(args, part, total), _rows_of(kwargs, part, total)
-                outs.append(forward(*own[0], **own[1]))
+                rows = _rows_of(args, part, total), _rows_of(kwargs, part, total)
+                outs.append(forward(*rows[0], **rows[1]))
         return _joined(outs, parts, total)
 
     return by_parts

@@ -51,7 +51,7 @@ class StateMetadataBuilder(FullMetadataBuilder):
         super().__init__(group, block_size)
         assert isinstance(group.spec, StateSpec)
         self._piece = group.spec.piece
-        self._is_stepwise = group.spec.is_stepwise
+        self._is_stepwise, self._is_sequential = group.spec.is_stepwise, group.spec.is_sequential
 
     def build(self, step: Step) -> AttentionMetadata:
         parts: list[StatePart] = []
@@ -66,8 +66,8 @@ class StateMetadataBuilder(FullMetadataBuilder):
             row += len(chunk.token_ids)
         if singles:
             rows = torch.tensor([row for row, _ in singles], device=step.device)
-            blocks = torch.stack([table[:2] for _, table in singles])
-            parts.append(StatePart(rows, (len(singles), 1), blocks[:, 0], blocks[:, 1]))
+            reads, writes = torch.stack([table[:2] for _, table in singles], dim=1)
+            parts.append(StatePart(rows, (len(singles), 1), reads, writes))
         return StateMetadata(torch.zeros(0, dtype=torch.long), (), parts=parts)
 
     def _pieces(self, chunk: Chunk, row: int, table: Tensor) -> Iterator[StatePart]:
@@ -75,7 +75,9 @@ class StateMetadataBuilder(FullMetadataBuilder):
         start = chunk.start
         while start < chunk.end:
             end = min(chunk.end, start // self._piece * self._piece + self._piece)
-            if reads is not None and self._is_stepwise:
+            if self._is_sequential:
+                end = chunk.end
+            elif reads is not None and self._is_stepwise:
                 end = start + 1
             rows = torch.arange(row, row + end - start, device=table.device)
             yield StatePart(rows, (1, end - start), reads, writes)

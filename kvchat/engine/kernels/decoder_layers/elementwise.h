@@ -82,6 +82,14 @@ INLINE void write_numbers(T* to, const float* from, int64_t count) {
   for (; i < count; i++) round_to(to + i, from[i]);
 }
 
+// A row as float32, with zeros up to a whole vector behind it.
+template <typename T>
+INLINE void widen_row(float* to, const T* from, int64_t count) {
+  const int64_t whole = count / W * W;
+  for (int64_t i = 0; i < whole; i += W) store(to + i, load(from + i));
+  if (whole < count) store(to + whole, load_part(from + whole, (int)(count - whole)));
+}
+
 enum Activation : int64_t { SILU = 0, GELU_TANH = 1 };
 
 INLINE Vec silu(Vec x) {

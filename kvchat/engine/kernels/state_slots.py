@@ -1,0 +1,25 @@
+"""Where kernels of layers with a recurrent state find their states, and leave them."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class StateSlots:
+    """States of B sequences before and behind their tokens.
+
+    Args:
+        states: float32 [N, ...], each without gaps.
+        reads: slots before the tokens, int64 [B] without gaps; None: all of those states are zero.
+        writes: slots behind them, the same; none of them is read.
+    """
+
+    states: Tensor
+    reads: Tensor | None
+    writes: Tensor
+
+    def __post_init__(self) -> None:
+        for slots in (self.reads, self.writes):
+            assert slots is None or (slots.dtype == torch.int64 and slots.is_contiguous())
