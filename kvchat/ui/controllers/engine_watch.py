@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _BUSY_POLL_S = 1 / 12
 _IDLE_POLL_S = 0.5
-_DRAWN_S = 0.25
+_DRAWN_S = 0.5
 """While an answer is written: figures change all the time, and drawing them takes time from decoding."""
 
 

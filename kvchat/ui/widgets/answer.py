@@ -5,6 +5,7 @@ from textual.containers import Vertical
 from textual.content import Content
 from textual.geometry import Size
 from textual.layout import DockArrangeResult
+from textual.reactive import Reactive
 from textual.widget import Widget
 from textual.widgets import Static
 
@@ -23,6 +24,9 @@ class Column(Vertical):
     """Widgets that are as high as what they show, however high the column is. So each is measured once, where
     Textual does so again whenever the column becomes higher, and once more to know how high it is.
     """
+
+    virtual_size = Reactive(Size(0, 0))
+    """Not scrolled: nothing has to be placed again when it becomes another."""
 
     def arrange(self, size: Size, optimal: bool = False) -> DockArrangeResult:
         return super().arrange(Size(size.width, 0), optimal)

@@ -19,6 +19,7 @@ from textual.app import App
 from textual.color import Color
 from textual.geometry import Size
 from textual.message import Message
+from textual.reactive import Reactive
 from textual.selection import Selection
 from textual.strip import Strip
 from textual.widgets import Static
@@ -179,6 +180,9 @@ class StaticText(Static):
     Attributes:
         is_streaming: whether `write` still adds text.
     """
+
+    virtual_size = Reactive(Size(0, 0))
+    """Not scrolled: nothing has to be placed again when it becomes another."""
 
     @dataclass
     class LinkClicked(Message):

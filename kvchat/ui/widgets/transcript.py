@@ -12,6 +12,7 @@ from textual.content import Content
 from textual.geometry import Region, Size
 from textual.layout import DockArrangeResult
 from textual.message import Message
+from textual.reactive import Reactive
 from textual.scrollbar import ScrollBar
 from textual.widget import Widget
 from textual.widgets import Static
@@ -138,6 +139,11 @@ class Transcript(VerticalScroll):
         Binding("pageup", "screen.page(-1)", "Scroll up, or earlier messages", show=False),
         Binding("pagedown", "screen.page(1)", "Scroll down", show=False),
     ]
+
+    virtual_size = Reactive(Size(0, 0))
+    """Its width does not depend on its height: nothing has to be placed again when it grows, but for the
+    scroll bar that comes, which sees to that itself.
+    """
 
     @dataclass
     class Chosen(Message):
