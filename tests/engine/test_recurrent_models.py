@@ -74,7 +74,7 @@ def test_without_native_kernels_the_models_own_functions_compute_the_same(
         if not has_kernels:
             monkeypatch.setattr("kvchat.engine.models.native_scans.library", lambda: None)
         engine, recorder = open_recorded(model_dir(name), cache_dir=tmp_path, **SIZES)
-        assert state_of(recorder).is_sequential == has_kernels
+        assert (state_of(recorder).piece == 1) == has_kernels
         first = answer(engine, token_ids(150, seed=1), 10)
         second = answer(engine, [*token_ids(150, seed=1), *first.token_ids, *token_ids(9, seed=2)], 10)
         told.append((first.token_ids, second.token_ids))
@@ -127,7 +127,7 @@ def test_a_conversation_is_exact_through_turns_retries_edits_and_a_restart(
         assert retried.token_ids == found
         assert len(prompt) - retried.usage.cached_tokens <= piece, "no more than a piece is computed again"
     forked = [*first, *said, *token_ids(6, seed=15)]
-    assert answer(engine, forked, 4).usage.cached_tokens == len(first) + len(said) - 1
+    assert answer(engine, forked, 4).usage.cached_tokens >= len(first) + len(said) - 1
     engine.close()
 
 
@@ -194,7 +194,7 @@ def test_of_many_snapshots_those_are_kept_that_save_most_tokens(model_dir: Any) 
     answer(engine, long, 4)
     for seed in range(num_states):
         answer(engine, token_ids(10, seed=seed), 2)
-    assert answer(engine, long, 4).usage.cached_tokens == 384
+    assert answer(engine, long, 4).usage.cached_tokens == kept_of(long, piece_of(recorder))
     engine.close()
 
 

@@ -147,11 +147,9 @@ def _by_attention(loaded: LoadedModel, *, is_stepwise: bool = False) -> ModelPla
 
 def _computed(layers: ModelLayers, *, is_stepwise: bool = False) -> dict[int, StateSpec]:
     """Return the states of layers with how they are computed."""
-    is_sequential = _is_sequential(layers)
-    return {
-        layer: replace(spec, is_stepwise=is_stepwise and not is_sequential, is_sequential=is_sequential)
-        for layer, spec in layers.states.items()
-    }
+    if _is_sequential(layers):
+        return {layer: replace(spec, piece=1) for layer, spec in layers.states.items()}
+    return {layer: replace(spec, is_stepwise=is_stepwise) for layer, spec in layers.states.items()}
 
 
 def _is_sequential(layers: ModelLayers) -> bool:

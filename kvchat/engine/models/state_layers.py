@@ -128,7 +128,7 @@ def attach_states(keepers: Sequence[nn.Module], past: StatePast, *, is_sequentia
     """Let modules compute part by part with the states of `past`; replaces what was attached before.
 
     Args:
-        is_sequential: by native kernels, token by token.
+        is_sequential: by native kernels, which find and leave what they accumulate.
     """
     for keeper in keepers:
         if is_sequential:

@@ -1,7 +1,8 @@
 """Parts of a step that layers with a state compute by themselves: tokens that go together.
 
 All sequences with one token are computed together; others in pieces that end at multiples of
-`StateSpec.piece` tokens, so that the same tokens are computed together whatever a step consists of.
+`StateSpec.piece` tokens, so that the same tokens are computed together whatever a step consists of, or, where
+that makes no difference, all at once.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -51,7 +52,7 @@ class StateMetadataBuilder(FullMetadataBuilder):
         super().__init__(group, block_size)
         assert isinstance(group.spec, StateSpec)
         self._piece = group.spec.piece
-        self._is_stepwise, self._is_sequential = group.spec.is_stepwise, group.spec.is_sequential
+        self._is_stepwise = group.spec.is_stepwise
 
     def build(self, step: Step) -> AttentionMetadata:
         parts: list[StatePart] = []
@@ -74,10 +75,10 @@ class StateMetadataBuilder(FullMetadataBuilder):
         reads, writes = (table[:1], table[1:2]) if chunk.start else (None, table[:1])
         start = chunk.start
         while start < chunk.end:
-            end = min(chunk.end, start // self._piece * self._piece + self._piece)
-            if self._is_sequential:
-                end = chunk.end
-            elif reads is not None and self._is_stepwise:
+            end = chunk.end
+            if self._piece > 1:
+                end = min(end, start // self._piece * self._piece + self._piece)
+            if reads is not None and self._is_stepwise:
                 end = start + 1
             rows = torch.arange(row, row + end - start, device=table.device)
             yield StatePart(rows, (1, end - start), reads, writes)

@@ -41,8 +41,8 @@ class StateSpec(CacheSpec):
 
     Args:
         tensors: in the order of their bytes, each at the next multiple of `ALIGNMENT`.
-        piece: steps compute a sequence in pieces that end at multiples of so many tokens.
-        is_sequential: kernels compute token by token, and tokens give the same bits however a step cuts them.
+        piece: steps compute a sequence in pieces that end at multiples of so many tokens; 1: any cut gives the
+            same bits.
         is_stepwise: whether tokens behind a state are computed one by one, since the layer would ignore it.
     """
 
@@ -52,7 +52,6 @@ class StateSpec(CacheSpec):
     tensors: tuple[StateTensor, ...]
     piece: int
     is_stepwise: bool = False
-    is_sequential: bool = False
 
     @property
     def lifetime(self) -> Lifetime:
@@ -84,7 +83,6 @@ class StateSpec(CacheSpec):
     def fingerprint_fields(self) -> dict[str, str]:
         described = ", ".join(f"{one.kind} {one.number} {one.dtype} {one.shape}" for one in self.tensors)
         how = f"in pieces of {self.piece}" + (", then one by one" if self.is_stepwise else "")
-        how = "token by token" if self.is_sequential else how
         return {"state": f"{described}; {how}"}
 
     @property
