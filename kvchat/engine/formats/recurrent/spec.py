@@ -41,8 +41,8 @@ class StateSpec(CacheSpec):
 
     Args:
         tensors: in the order of their bytes, each at the next multiple of `ALIGNMENT`.
-        piece: steps compute a sequence in pieces that end at multiples of so many tokens; 1: any cut gives the
-            same bits.
+        piece: steps compute a sequence in pieces that end at multiples of so many tokens; 1: any cut gives
+            the same bits.
         is_stepwise: whether tokens behind a state are computed one by one, since the layer would ignore it.
     """
 
