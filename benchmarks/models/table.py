@@ -28,7 +28,8 @@ with the reason given below; nothing runs that is known to be wrong.
 - **latent**: as above, for layers of latent attention: one latent and one rope key per token are kept, and
   queries are projected to them instead of expanding keys and values for all heads.
 - **recurrent** layers (gated delta net, Mamba, short convolutions) are called sequence by sequence inside
-  such a pass, with the state that each has; everything else of the model computes all tokens together.
+  such a pass, with the state that each has; everything else of the model computes all tokens together. Native
+  kernels compute what accumulates, token by token; without them transformers' own functions do.
 - **cache**: the model attends by itself, to keys and values that its cache gathers from blocks; one pass per
   sequence, and every layer keeps all tokens.
 

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from kvchat.engine.api.inspection import InspectionRequest
 from kvchat.engine.formats.kv_size import read_shape
 from kvchat.engine.formats.recurrent.spec import StateSpec
 from kvchat.engine.models.config_file import normalised, read_config
@@ -183,6 +184,25 @@ def test_where_a_prompt_leaves_a_text_that_others_share_a_state_is_kept(model_di
     found = [answer(engine, [*shared, *token_ids(70, seed=seed)], 4).loaded for seed in (11, 12, 13)]
     assert [one.total for one in found] == [0, 0, 192]
     assert [one.stateless for one in found] == [0, 192, 0]
+    engine.close()
+
+
+def test_the_states_along_a_path_are_listed_behind_their_blocks(model_dir: Any) -> None:
+    engine = open_engine(model_dir("Qwen3_5"), **SIZES)
+    text = token_ids(40, seed=16)
+    asked = submit(engine, text, 10)
+    said = finish(engine, asked).token_ids
+    live = engine.inspect(InspectionRequest(sequence=asked.sequence, with_states=True))
+    stored = engine.inspect(InspectionRequest(token_ids=(*text, *said), with_states=True))
+    for blocks in (live, stored):
+        states = [
+            (block.start + len(block.token_ids), block.num_holders) for block in blocks if block.is_state
+        ]
+        assert states == [(39, 0), (49, 1)]
+        kept = [[place.is_kept for place in block.places] for block in blocks]
+        assert all(one[0] != one[1] for one in kept), "a state, or keys and values"
+    plain = engine.inspect(InspectionRequest(sequence=asked.sequence))
+    assert not any(block.is_state for block in plain)
     engine.close()
 
 

@@ -15,12 +15,14 @@ class InspectionRequest:
         token_ids: a path. Without it and without a sequence: what is kept on the device for nobody.
         namespace: that of the path.
         most: of what is kept for nobody, at most so many blocks, those used last.
+        with_states: also name the recurrent states along a path, each behind the block in which it stands.
     """
 
     sequence: SequenceId | None = None
     token_ids: tuple[int, ...] = ()
     namespace: str = ""
     most: int = 256
+    with_states: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +33,7 @@ class BlockPlace:
         tier: the fastest that has it; None: none has it, since it left the window or was given up.
         is_stored: whether the disk has it (too).
         num_holders: sequences, copies and transfers that hold it on the device.
+        is_kept: whether the group keeps what this is: tokens, or a state behind them.
     """
 
     group: GroupId
@@ -38,6 +41,7 @@ class BlockPlace:
     is_stored: bool = False
     num_holders: int = 0
     is_pinned: bool = False
+    is_kept: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +55,7 @@ class InspectedBlock:
         places: one for each group of the snapshot, in its order.
         unused_s: how long ago the request began that used it last; 0 while one runs on it, None where only
             the disk has it.
+        is_state: it is the recurrent state behind these tokens.
     """
 
     key: str
@@ -59,6 +64,7 @@ class InspectedBlock:
     token_ids: tuple[int, ...]
     places: tuple[BlockPlace, ...]
     unused_s: float | None
+    is_state: bool = False
 
     @property
     def num_holders(self) -> int:

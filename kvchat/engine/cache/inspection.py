@@ -14,13 +14,14 @@ from kvchat.engine.sequences.sequence import Sequence
 
 @dataclass(frozen=True, slots=True)
 class _Link:
-    """A block of a path. `written`: where the groups have a tail that has no name yet."""
+    """A block of a path, or a state. `written`: where the groups have a tail that has no name yet."""
 
     key: BlockKey
     parent: BlockKey
     token_ids: tuple[int, ...]
     start: int
     written: Mapping[GroupId, BlockId]
+    is_state: bool = False
 
 
 def inspected(
@@ -33,6 +34,8 @@ def inspected(
     """
     is_path = request.sequence is not None or request.token_ids
     links = _path_links(manager, request) if is_path else _kept_links(manager, request.most)
+    if is_path and request.with_states:
+        links = [one for link in links for one in (link, *_states(manager, link))]
     keys = [link.key for link in links]
     stored = {group.id: manager.stored(keys, group.id) for group in manager.groups}
     return tuple(
@@ -68,11 +71,26 @@ def _chain(
     return links
 
 
+def _states(manager: CacheManager, link: _Link) -> list[_Link]:
+    """Return the states that stand in a block of a path, or at its end."""
+    groups = [group for group in manager.groups if group.is_state]
+    if not groups:
+        return []
+    ends = manager.states_behind(link.parent, link.token_ids)
+    states = [_Link(end.key, end.parent, end.token_ids, link.start, {}, is_state=True) for end in ends]
+    has_last = any(len(state.token_ids) == len(link.token_ids) for state in states)
+    if not has_last and any(group.id in link.written for group in groups):
+        states.append(replace(link, is_state=True))
+    return states
+
+
 def _written(manager: CacheManager, sequence: Sequence) -> dict[GroupId, BlockId]:
-    """Return where the groups have a sequence's tail."""
+    """Return where the groups have a sequence's tail, and the state behind it."""
     tables = ((group.id, sequence.tables[group.id]) for group in manager.device.groups_with_tail)
     number = sequence.computed_len // manager.block_size
-    return {group: block for group, table in tables for block in table[number:][:1] if block is not None}
+    states = [(group.id, sequence.tables[group.id][0]) for group in manager.groups if group.is_state]
+    tails = ((group, table[number]) for group, table in tables if number < len(table))
+    return {group: block for group, block in (*tails, *states) if block is not None}
 
 
 def _kept_links(manager: CacheManager, most: int) -> list[_Link]:
@@ -92,7 +110,12 @@ def _kept_links(manager: CacheManager, most: int) -> list[_Link]:
 def _block(
     manager: CacheManager, link: _Link, is_stored: Mapping[GroupId, bool], running: Collection[SequenceId]
 ) -> InspectedBlock:
-    places = tuple(_place(manager, link, group.id, is_stored=is_stored[group.id]) for group in manager.groups)
+    places = tuple(
+        _place(manager, link, group.id, is_stored=is_stored[group.id])
+        if group.is_state == link.is_state
+        else BlockPlace(group=group.id, tier=None, is_kept=False)
+        for group in manager.groups
+    )
     ages = [
         age for group in manager.groups if (age := _unused_s(manager, link, group.id, running)) is not None
     ]
@@ -103,6 +126,7 @@ def _block(
         token_ids=link.token_ids,
         places=places,
         unused_s=min(ages, default=None),
+        is_state=link.is_state,
     )
 
 

@@ -17,6 +17,7 @@ from kvchat.engine.cache.block_publisher import BlockPublisher
 from kvchat.engine.cache.block_table_changes import TableLog
 from kvchat.engine.cache.device_tier import DeviceTier
 from kvchat.engine.cache.pins import Pins
+from kvchat.engine.cache.prefix_index import IndexNode
 from kvchat.engine.cache.prefix_matcher import PrefixMatch, PrefixMatcher
 from kvchat.engine.cache.prefix_reuse import Admission
 from kvchat.engine.cache.slow_tiers import DiskTier, NoTier, SlowTiers
@@ -215,6 +216,10 @@ class CacheManager:
         """
         matcher = self._resident_matcher if resident else self._matcher
         return matcher.match(sequence, max_len)
+
+    def states_behind(self, parent: BlockKey, token_ids: abc.Sequence[int]) -> list[IndexNode]:
+        """Return where states stand in the block behind `parent`; see `PrefixMatcher.states_behind`."""
+        return self._matcher.states_behind(parent, token_ids)
 
     def lacking(self, match: PrefixMatch, num_following: int = 0) -> GroupId | None:
         """Return a group that has too few blocks for `admit`; None if there is room. Pure."""

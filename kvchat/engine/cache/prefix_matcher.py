@@ -258,18 +258,11 @@ class PrefixMatcher:
         """
         parent, start = chain.parents[num_blocks], num_blocks * self._block_size
         candidates = list(self._candidates(parent, rest))
-        ends = [
-            one
-            for one in candidates
-            if one.key is not None
-            and one.covers(self._states)
-            and one.token_ids == tuple(rest[: len(one.token_ids)])
-        ]
-        for end in sorted(ends, key=lambda one: -len(one.token_ids)):
+        for end in reversed(self._ends(candidates, parent, rest)):
             length = len(end.token_ids)
-            if end.key is None or not self._windows_present(chain, num_blocks, length):
+            if not self._windows_present(chain, num_blocks, length):
                 continue
-            for one in sorted(candidates, key=lambda one: one is not end):
+            for one in sorted(candidates, key=lambda one: one.key != end.key):
                 if common_run(one.token_ids, rest) >= length and one.covers(self._with_tail):
                     source = PartialBlock(one.key, one.token_ids, length, one.blocks)
                     return source, IndexNode(end.key, parent, end.token_ids, start)
@@ -280,6 +273,24 @@ class PrefixMatcher:
         last = num_blocks - 1
         ids = chain.block_ids[last]
         return None, IndexNode(chain.keys[last], chain.parents[last], ids, last * self._block_size)
+
+    def states_behind(self, parent: BlockKey, token_ids: abc.Sequence[int]) -> list[IndexNode]:
+        """Return the blocks and tails behind `parent`, of tokens that `token_ids` begins with, at whose end
+        states stand in any tier; the shortest first. Positions are not known. Pure.
+        """
+        return self._ends(self._candidates(parent, token_ids), parent, token_ids)
+
+    def _ends(
+        self, candidates: Iterable[_Candidate], parent: BlockKey, token_ids: abc.Sequence[int]
+    ) -> list[IndexNode]:
+        ends = [
+            IndexNode(one.key, parent, one.token_ids, 0)
+            for one in candidates
+            if one.key is not None
+            and one.covers(self._states)
+            and one.token_ids == tuple(token_ids[: len(one.token_ids)])
+        ]
+        return sorted(ends, key=lambda node: len(node.token_ids))
 
     def _best_partial(self, chain: _Chain, num_blocks: int, rest: abc.Sequence[int]) -> PartialBlock | None:
         # The further into the block, the less of the blocks before it is seen.

@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -108,7 +108,7 @@ class InspectorController:
 
     def _read(self, source: RowSource) -> "BlocksWithWords":
         words: dict[tuple[int, ...], str] = {}
-        blocks = self._engine.inspect(source.request)
+        blocks = self._engine.inspect(replace(source.request, with_states=True))
         for block in blocks:
             ids = block.token_ids
             words[ids] = self._words.get(ids) or self._chat.variants.words(ids)

@@ -5,7 +5,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from kvchat.engine.api.inspection import BlockPlace, InspectedBlock, InspectionRequest
-from kvchat.engine.api.snapshot import CacheSnapshot, GroupUsage, LayerUsage, SequenceUsage, Tier
+from kvchat.engine.api.snapshot import (
+    CacheSnapshot,
+    GroupUsage,
+    LayerUsage,
+    SequenceUsage,
+    Tier,
+)
 from kvchat.text.figures import UNKNOWN, age_text, bytes_text, count_text, plural
 from kvchat.text.fit_text import one_line, padded
 from kvchat.ui.state.cached_prefix import OnScreen, cached_usage
@@ -130,12 +136,12 @@ def block_row(block: InspectedBlock, words: str, width: int, *, is_chosen: bool,
         is_moved: its tier is another than a moment ago.
     """
     end = block.start + len(block.token_ids) - 1
+    span = f"{count_text(block.start)}–{count_text(end)}"
+    if block.is_state:
+        span, words = f"  state at {count_text(end + 1)}", "…" + one_line(words)[-width // 3 :]
     held = f"×{block.num_holders}" if block.num_holders else UNKNOWN
     cells = {
-        "tokens": (
-            f"{count_text(block.start)}–{count_text(end)}",
-            Look.DIFFERENT if is_chosen else Look.LABEL,
-        ),
+        "tokens": (span, Look.DIFFERENT if is_chosen else Look.LABEL),
         "key": (block.key[:_KEY_WIDTH] or "filling", Look.FAINT),
         "parent": (block.parent[:_KEY_WIDTH], Look.FAINT),
         "held": (f"{_shade(block)} {held}", Look.SHARED if block.num_holders > 1 else Look.VALUE),
@@ -165,7 +171,7 @@ def _block_line(arrow: str, cells: Mapping[str, Run], words: str, width: int) ->
 
 def place_text(block: InspectedBlock) -> str:
     """Return where a block is: `device`, `device 1/2` where groups differ, `+disk` where that has it too."""
-    tiers = [place.tier for place in block.places]
+    tiers = [place.tier for place in block.places if place.is_kept]
     fastest = next((tier for tier in Tier if tier in tiers), None)
     if fastest is None:
         return "not stored"
@@ -190,13 +196,16 @@ def detail_lines(
         return ("", "", "", "")
     key = block.key or "none yet: it is named when it is full, or its branch lets go"
     sort = "block" if all(place.tier is None or block.key for place in block.places) else "tail"
-    held = f"held by {block.num_holders or 'nobody'}"
-    facts = [f"{sort} of {plural(len(block.token_ids), 'token')}", held, _use_text(block)]
+    what = f"{sort} of {plural(len(block.token_ids), 'token')}"
+    if block.is_state:
+        what = f"state behind {plural(block.start + len(block.token_ids), 'token')}"
+    facts = [what, f"held by {block.num_holders or 'nobody'}", _use_text(block)]
     if any(place.is_pinned for place in block.places):
         facts.append("pinned")
     places = " · ".join(
         f"{_layers_text(group.layers)}: {_place_words(place)}"
         for group, place in zip(groups, block.places, strict=False)
+        if place.is_kept
     )
     return (
         padded(f"key     {key}", width),

@@ -145,6 +145,18 @@ def test_all_that_is_known_of_a_block_is_told_in_full() -> None:
     assert facts.startswith("tail of 3 tokens")
 
 
+def test_a_state_is_told_by_its_position_and_by_the_groups_that_keep_it() -> None:
+    elsewhere = replace(place(None, 1), is_kept=False)
+    state = replace(block(1, place(Tier.DEVICE, stored=True), elsewhere), is_state=True, token_ids=(1, 2, 3))
+    assert place_text(state) == "device+disk"
+    shown = row_text(block_row(state, "Who are you?\n", 100, is_chosen=False, is_moved=False))
+    assert "state at 67" in shown
+    assert "…Who are you?" in shown
+    facts = detail_lines(state, SNAPSHOT.groups, "", 120)[2].rstrip()
+    assert facts.startswith("state behind 67 tokens")
+    assert facts.endswith("L0… ×3: device, also on disk")
+
+
 def test_sources_are_branches_by_session_with_what_closing_frees_and_what_is_kept() -> None:
     owners = (
         OwnerUsage(owner="s1", num_sequences=1, freed_bytes=384 << 10),
