@@ -181,7 +181,7 @@ class ScriptedEngine:
         return tuple(event for event in self.events if event.number >= since)
 
     def inspect(self, request: InspectionRequest) -> tuple[InspectedBlock, ...]:
-        return self.blocks.get(request, ())
+        return self.blocks.get(replace(request, with_states=False), ())
 
     def status(self) -> EngineStatus:
         error = EngineFailed("the model file is damaged") if self.phase is EnginePhase.FAILED else None

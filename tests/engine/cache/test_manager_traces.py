@@ -31,6 +31,11 @@ token = st.integers(0, 1)
 pick = st.integers(0, 1000)
 
 
+def room_of(sequence: Sequence) -> int:
+    """Return how many tokens a sequence may grow by."""
+    return max(0, MAX_LEN - len(sequence.token_ids))
+
+
 class CacheTraces(RuleBasedStateMachine):
     @initialize(
         limited=st.sampled_from(
@@ -140,7 +145,7 @@ class CacheTraces(RuleBasedStateMachine):
         """Compute all of one sequence, and an answer of which the last token is not fed."""
         sequence = self.admitted[which % len(self.admitted)]
         self.compute(sequence)
-        sequence.token_ids += answer[: MAX_LEN - len(sequence.token_ids)]
+        sequence.token_ids += answer[: room_of(sequence)]
         self.remember(sequence)
         self.compute(sequence, leave=1)
 
@@ -163,7 +168,7 @@ class CacheTraces(RuleBasedStateMachine):
         due = [sequence for sequence in self.admitted if sequence.num_uncomputed]
         sequence = due[which % len(due)]
         self.compute(sequence, leave=1)
-        del draft[MAX_LEN - len(sequence.token_ids) :]
+        del draft[room_of(sequence) :]
         start, end = sequence.computed_len, sequence.computed_len + 1 + len(draft)
         self.cache.carry_out(self.extend(sequence, end - start, {}))
         self.device.apply(*self.manager.take_changes())
@@ -196,7 +201,7 @@ class CacheTraces(RuleBasedStateMachine):
     def append(self, which: int, tokens: list[int]) -> None:
         computed = [sequence for sequence in self.admitted if not sequence.num_uncomputed]
         sequence = computed[which % len(computed)]
-        sequence.token_ids += tokens[: MAX_LEN - len(sequence.token_ids)]
+        sequence.token_ids += tokens[: room_of(sequence)]
         self.remember(sequence)
 
     @precondition(lambda self: self.admitted)

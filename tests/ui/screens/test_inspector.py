@@ -170,7 +170,7 @@ async def test_e_shows_what_moved_and_why_by_kind_and_w_writes_it(
         await shown.pilot.press("left", "left", "left")
         await shown.until_shown("Events “evict”: 2")
         await shown.pilot.press("w")
-        await shown.until(lambda: len(list(tmp_path.glob("kvchat-events-*.jsonl"))) == 1)
+        await shown.until_told("kvchat-events")
         (file,) = tmp_path.glob("kvchat-events-*.jsonl")
         values = [json.loads(line) for line in file.read_text().splitlines()]
         assert [(one["kind"], one["reason"]) for one in values] == [
@@ -179,6 +179,6 @@ async def test_e_shows_what_moved_and_why_by_kind_and_w_writes_it(
         ]
         assert file.stat().st_mode & 0o777 == 0o600
         await shown.pilot.press("e", "w")
-        await shown.until(lambda: len(list(tmp_path.glob("kvchat-blocks-*.jsonl"))) == 1)
+        await shown.until_told("kvchat-blocks")
         (file,) = tmp_path.glob("kvchat-blocks-*.jsonl")
         assert json.loads(file.read_text())["key"] == "07" * 32
