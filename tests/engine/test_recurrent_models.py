@@ -206,6 +206,42 @@ def test_the_states_along_a_path_are_listed_behind_their_blocks(model_dir: Any) 
     engine.close()
 
 
+@pytest.mark.parametrize("num_turns", [30, pytest.param(100, marks=pytest.mark.slow)])
+def test_a_disk_of_few_states_has_those_of_the_last_ten_turns(
+    num_turns: int, model_dir: Any, tmp_path: Path
+) -> None:
+    """Resumed, forked at one of them, or asked again, a long conversation computes a message at most."""
+    path = model_dir("Qwen3_5")
+    engine, recorder = open_recorded(path, **SIZES)
+    pool = recorder.device_pool
+    state = sum(part.spec.layer_bytes(pool.block_size) for part in pool.states.values())
+    tokens = sum(part.spec.layer_bytes(pool.block_size) for part in pool.layers.values())
+    engine.close()
+    places = {
+        "cache_dir": tmp_path,
+        "disk_bytes": int(1.3 * tokens * num_turns * 20 / pool.block_size) + 22 * state,
+    }
+    engine = open_engine(path, **SIZES | places)
+    text: list[int] = []
+    asked, said, sequence = [], [], None
+    for number in range(num_turns):
+        text += token_ids(12, seed=number)
+        asked.append(list(text))
+        handle = submit(engine, text, 8, sequence)
+        sequence = handle.sequence
+        text += finish(engine, handle).token_ids
+        said.append(list(text))
+    engine.close()
+
+    engine = open_engine(path, **SIZES | places)
+    for number in range(num_turns - 10, num_turns):
+        fork = [*said[number], *token_ids(5, seed=1000 + number)]
+        assert len(fork) - engine.reusable_len(fork) <= 12
+    for prompt in asked[-3:]:
+        assert len(prompt) - engine.reusable_len(prompt) <= 12
+    engine.close()
+
+
 def test_of_many_snapshots_those_are_kept_that_save_most_tokens(model_dir: Any) -> None:
     """A long conversation's states outlive those of short ones that came later."""
     engine, recorder = open_recorded(model_dir("Qwen3_5"), device_bytes=384 << 10, max_batch_tokens=100)
