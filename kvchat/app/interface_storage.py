@@ -73,8 +73,9 @@ def _meant(destination: str) -> tuple[Path | None, Format]:
     """Return the file and the format that a person asks for in one word."""
     if not destination:
         return None, Format.BUNDLE
-    if destination in {format.value for format in Format}:
-        return None, Format(destination)
+    named = {name: format for format in Format for name in (format.value, format.suffix)}
+    if destination in named:
+        return None, named[destination]
     path = Path(destination).expanduser()
     format = format_of(path)
     if format is None:

@@ -128,7 +128,8 @@ def is_model_place(path: Path) -> bool:
 def free_bytes_of(device: str) -> int | None:
     """Return what can be allocated on a device; None for a GPU while torch is not loaded."""
     torch: Any = sys.modules.get("torch")  # a list of models must not wait for it
-    has_gpu = torch is not None and torch.cuda.is_available()
+    is_loaded = hasattr(torch, "compile")  # which it defines last; another thread may be importing it
+    has_gpu = is_loaded and torch.cuda.is_available()
     if device.startswith("cuda") or (device == "auto" and has_gpu):
         return int(torch.cuda.mem_get_info()[0]) if has_gpu else None
     return available_bytes()

@@ -77,7 +77,8 @@ def reach_words(
     rest = f"; {count_text(cost.computed_tokens)} to compute" if cost.computed_tokens > 1 else ""
     came = f", {bytes_text(loaded_bytes)} loaded" if loaded_bytes else ""
     ready = f"{count_text(cost.reused_tokens)} of {plural(total, 'token')} cached{of_bytes}"
-    return f"{ready}{tier_words(blocks)}{came}{rest}"
+    reused = [block for block in blocks if block.start < cost.reused_tokens]
+    return f"{ready}{tier_words(reused)}{came}{rest}"
 
 
 def capacity_words(snapshot: CacheSnapshot, context_len: int) -> tuple[int, str]:

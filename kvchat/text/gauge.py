@@ -37,6 +37,8 @@ def advice_line(report: GaugeReport, kept_agreement: float) -> str:
     """Say which format to take."""
     best = recommended(report.formats, kept_agreement, report.exact_bytes)
     wanted = f"{100 * kept_agreement:g} %"
+    if report.formats and all(one.num_bytes >= report.exact_bytes for one in report.formats):
+        return "no format saves bytes here yet: the conversation is too short; stay with exact"
     if best is None:
         return f"no format here keeps {wanted} of the tokens: stay with exact"
     least, _ = share_bounds(best.loss.agreement, best.loss.num_tokens)

@@ -11,12 +11,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from rich.segment import Segment
 from textual import events, work
 from textual.app import App
+from textual.await_complete import AwaitComplete
 from textual.binding import Binding, BindingType
-from textual.color import Color
-from textual.command import DiscoveryHit, Hit, Hits, Provider
+from textual.command import CommandPalette, DiscoveryHit, Hit, Hits, Provider
 from textual.content import Content
 from textual.filter import LineFilter
 from textual.screen import Screen
@@ -27,12 +26,11 @@ from kvchat.app.interface_types import EngineView
 from kvchat.errors import KvchatError
 from kvchat.session.tree import SessionId
 from kvchat.text.figures import plural
-from kvchat.text.fit_text import drawable
 from kvchat.ui.commands import COMMANDS
 from kvchat.ui.controllers.turn_runner import TurnRunner
 from kvchat.ui.screens.chat import ChatScreen
 from kvchat.ui.screens.interrupting_dialog import InterruptingDialog
-from kvchat.ui.terminal.driver import TerminalDriver, early_events
+from kvchat.ui.terminal.driver import EmojiFilter, TerminalDriver, early_events
 from kvchat.ui.terminal.stray_output import guarded_terminal, hang_up_told, key_by_key, size_of_terminal
 from kvchat.ui.theme import KVCHAT_THEME, legible_variables, unknown_theme
 from kvchat.ui.widgets.prompt_input import Prompt
@@ -97,11 +95,11 @@ class Palette(Provider):
             )
 
 
-class _EmojiFilter(LineFilter):
-    """Makes each line drawable as it is drawn: what is stored, selected and copied stays as it is."""
+class PaletteScreen(CommandPalette):
+    """Textual's, which goes once: keys that come faster than it goes dismiss it again."""
 
-    def apply(self, segments: list[Segment], background: Color) -> list[Segment]:
-        return [Segment(drawable(text), style, control) for text, style, control in segments]
+    def dismiss(self, result: None = None) -> AwaitComplete:
+        return super().dismiss(result) if self.is_active else AwaitComplete.nothing()
 
 
 class KvchatApp(App[None]):
@@ -151,7 +149,7 @@ class KvchatApp(App[None]):
         known = self._appearance.theme in self.available_themes
         self.theme = self._appearance.theme if known else KVCHAT_THEME.name
         self.chat_screen = ChatScreen(chat, engine, host, initial)
-        self._emoji = _EmojiFilter()
+        self._emoji = EmojiFilter()
         self._log_path = log_path
         self._on_first_frame = on_first_frame
         self._early_input: list[events.Key | events.Paste] = []
@@ -292,6 +290,11 @@ class KvchatApp(App[None]):
     def get_css_variables(self) -> dict[str, str]:
         self.theme_variables = legible_variables(super().get_css_variables(), self.current_theme)
         return self.theme_variables
+
+    def action_command_palette(self) -> None:
+        """Offer commands and sessions; a dialog has to go first."""
+        if self.screen is self.chat_screen:
+            self.push_screen(PaletteScreen(id="--command-palette"))
 
     def action_leave(self) -> None:
         self.chat_screen.quit()

@@ -81,7 +81,7 @@ COMMANDS = (
     SlashCommand(
         name="aside",
         argument="[text]",
-        summary="ask on a fork that is thrown away; again: go back",
+        summary="ask on a fork that is deleted afterwards; again: go back",
         takes_lines=True,
     ),
     SlashCommand(name="temp", summary="start one that is deleted when you leave it; again: keep it"),

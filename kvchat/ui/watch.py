@@ -1,18 +1,21 @@
 """The cache panel alone, of an engine in another process."""
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, ClassVar
 
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
+from textual.filter import LineFilter
 from textual.widgets import Static
 
 from kvchat.app.interface_types import EngineView
 from kvchat.engine.api.engine_phase import EnginePhase
 from kvchat.ui.state.cache_history import History, TokenRate
 from kvchat.ui.state.stored_sessions import StoredSessions
+from kvchat.ui.terminal.driver import EmojiFilter
 from kvchat.ui.terminal.stray_output import guarded_terminal, hang_up_told, size_of_terminal
 from kvchat.ui.theme import KVCHAT_THEME, legible_variables
 from kvchat.ui.widgets.cache.panel import CachePanel
@@ -50,6 +53,8 @@ class WatchApp(App[None]):
         self._sessions = StoredSessions(store)
         self._rate = TokenRate()
         self._history = History()
+        self._emoji = EmojiFilter()
+        self._owners: frozenset[str] = frozenset()
 
     def compose(self) -> ComposeResult:
         yield CachePanel(id="panel")
@@ -62,6 +67,9 @@ class WatchApp(App[None]):
 
     def on_mount(self) -> None:
         self.run_worker(self._follow())
+
+    def get_line_filters(self) -> Sequence[LineFilter]:
+        return [*super().get_line_filters(), self._emoji]
 
     def get_css_variables(self) -> dict[str, str]:
         self.theme_variables = legible_variables(super().get_css_variables(), self.current_theme)
@@ -83,7 +91,9 @@ class WatchApp(App[None]):
         snapshot = self._engine.snapshot()
         if snapshot is None:
             return
-        if any(branch.owner not in self._sessions.titles for branch in snapshot.sequences):
+        owners = frozenset(branch.owner for branch in snapshot.sequences)
+        if owners != self._owners:
+            self._owners = owners
             self._sessions.read()
         rate = None
         if snapshot.num_running:

@@ -42,7 +42,7 @@ Opener = Callable[[], Awaitable["Conversation | None"]]
 _AT_REST_S = 0.3
 """What is good to know before the next message is told when a conversation has stood for this long."""
 _TEMPORARY_NOTE = "deleted when you leave"
-_ASIDE_NOTE = "thrown away when you leave · {} goes back"
+_ASIDE_NOTE = "deleted when you leave · {} goes back"
 _BEGUN = (
     "deleted, words and KV, when you leave it; /temp again keeps it."
     " Until then it is stored: kvchat --temp writes nothing at all"

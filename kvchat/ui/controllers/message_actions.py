@@ -74,7 +74,7 @@ class MessageActionsController:
             return (
                 Action(key="e", label="change it", note="on a new branch; says what it costs"),
                 Action(key="f", label="fork before it", note=fork),
-                Action(key="d", label="leave it out", note="with its answer; asks first"),
+                Action(key="d", label="remove it", note="with its answer; asks first"),
                 Action(key="c", label="copy"),
                 Action(key="o", label="open in $EDITOR"),
             )
@@ -82,10 +82,10 @@ class MessageActionsController:
         tokens = plural(len(turn.token_ids or ()), "token")
         again = await self._again_actions(conversation) if is_last else ()
         return (
-            Action(key="f", label="fork behind it", note=fork),
+            Action(key="f", label="fork after it", note=fork),
             *again,
             Action(key="t", label="open as tokens", note=tokens),
-            Action(key="w", label="why it computed what it did"),
+            Action(key="w", label="explain its reuse"),
             Action(key="c", label="copy"),
             Action(key="k", label="copy its code"),
             Action(key="o", label="open in $EDITOR"),

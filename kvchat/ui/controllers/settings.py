@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -176,8 +176,14 @@ class SettingsController:
             title = f"settings · {told}" if told else "settings"
 
     async def _read_entries(self) -> None:
-        self._entries = await asyncio.to_thread(self._host.settings)
+        entries = await asyncio.to_thread(self._host.settings)
+        self._entries = [replace(entry, choices=entry.choices or self._choices(entry)) for entry in entries]
         self._screen.prompt.complete()
+
+    def _choices(self, entry: SettingEntry) -> tuple[str, ...]:
+        if entry.name == "display.theme":
+            return tuple(sorted(self._screen.app.available_themes))
+        return ("true", "false") if entry.value in ("True", "False") else ()
 
     async def _ask_for(self, name: str) -> str:
         """Ask for a value, and return what was told of the change; empty: nothing changed."""
@@ -187,7 +193,7 @@ class SettingsController:
         entry = next((one for one in self._entries if one.name == name), None)
         if entry is None:
             return await self._change(name, "")  # says that there is none
-        hint = f"{entry.summary}\nenter writes it into your file · empty takes it out · esc closes"
+        hint = f"{entry.summary}\nenter writes it into your file · empty resets it · esc closes"
         value = await self._screen.dialogs.ask(LineScreen(name, entry.value, hint))
         return "" if value in (None, entry.value) else await self._change(name, value)
 

@@ -197,7 +197,7 @@ class CompareScreen(InterruptingDialog[Turn | None]):
             words = f"{parts} · computed {computed}, once for all {self._num} answers"
             texts = {answer.text for answer in self.answers}
             if len(texts) == 1 and all(answer.finish is Finish.COMPLETE for answer in self.answers):
-                words += " · all alike: /set sampling.temperature 0.8 varies them"
+                words = f"all {self._num} alike, by chance · {words}"
             self._status.update(Content(words))
 
     def _view(self, number: int) -> CandidateView:
@@ -224,4 +224,5 @@ class CompareScreen(InterruptingDialog[Turn | None]):
         if self._is_typing:
             state = "not sent: take one first" if self._is_held_back else "you are typing the next message"
             choice = f"esc goes back to the answers · {state}"
-        self.query_one("#compare-keys", Static).update(Content(problem + choice))
+        for line in self.query("#compare-keys").results(Static):  # none before it is open
+            line.update(Content(problem + choice))

@@ -57,7 +57,7 @@ _AFTER = {
     InspectorView.LAYERS: InspectorView.ALL_LAYERS,
 }
 """What `l` leads to; to blocks from the last."""
-_KEYS = " · w write · f freeze · esc closes"
+_KEYS = "esc closes · {} · w write · f freeze"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,6 +122,7 @@ class InspectorScreen(Dialog[None]):
         self.set_interval(_INTERVAL_S, self._look)
 
     def on_resize(self, event: events.Resize) -> None:
+        self._show_view(self._view)
         self._draw()
 
     def action_source(self, step: int) -> None:
@@ -161,7 +162,8 @@ class InspectorScreen(Dialog[None]):
     def _show_view(self, view: InspectorView) -> None:
         self._view = view
         table, rows = self.query_one(BlockTable), self.query_one(RowList)
-        table.display = self.query_one("#inspector-detail").display = view is InspectorView.BLOCKS
+        table.display = view is InspectorView.BLOCKS
+        self.query_one("#inspector-detail").display = table.display and not self.has_class("-short")
         rows.display = view is not InspectorView.BLOCKS
         for name in ("#inspector-source-heading", "#inspector-sources"):
             self.query_one(name).display = view is not InspectorView.EVENTS
@@ -246,7 +248,7 @@ class InspectorScreen(Dialog[None]):
         lines = [source_row(one, width, is_chosen=number == self._chosen) for number, one in listed]
         self.query_one("#inspector-sources", Static).update(Content("\n").join(map(_content, lines)))
         self.query_one("#inspector-heading", Static).update(Content(row_text(heading)))
-        self.query_one("#inspector-keys", Static).update(Content(fitted(self._view + _KEYS, width)))
+        self.query_one("#inspector-keys", Static).update(Content(fitted(_KEYS.format(self._view), width)))
         self._draw_detail()
 
     def _draw_rows(self, width: int) -> tuple[str, Row]:

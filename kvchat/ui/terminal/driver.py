@@ -1,4 +1,6 @@
-"""Driver of the terminal that reads on behind bytes that cannot be read, and events of keys pressed early."""
+"""Driver of the terminal that reads on behind bytes that cannot be read, events of keys pressed early, and
+what a terminal can draw.
+"""
 
 import logging
 import re
@@ -6,9 +8,14 @@ from collections.abc import Iterator
 from time import monotonic
 from typing import Any
 
+from rich.segment import Segment
 from textual import events
 from textual.app import App
+from textual.color import Color
 from textual.drivers.linux_driver import LinuxDriver
+from textual.filter import LineFilter
+
+from kvchat.text.fit_text import drawable
 
 log = logging.getLogger(__name__)
 
@@ -53,3 +60,10 @@ def early_events(typed: str) -> Iterator[events.Key]:
             yield events.Key(_NAMED[character], character)
         elif character.isprintable():
             yield events.Key(character, character)
+
+
+class EmojiFilter(LineFilter):
+    """Makes each line drawable as it is drawn: what is stored, selected and copied stays as it is."""
+
+    def apply(self, segments: list[Segment], background: Color) -> list[Segment]:
+        return [Segment(drawable(text), style, control) for text, style, control in segments]

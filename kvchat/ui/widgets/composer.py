@@ -33,6 +33,10 @@ class Composer(Vertical):
         for place in ("notices", "offers", "download", "queue", "attachments"):
             self.draw_lines(place, ())
 
+    def on_resize(self) -> None:
+        for rack in self.screen.query("ToastRack"):
+            rack.styles.margin = (0, 0, self.screen.size.height - self.region.y, 0)
+
     def show_commands(self, candidates: tuple[Choice, ...], chosen: int) -> None:
         """Show what the line may become, in the rows that the other lines leave."""
         above = self.query_one("#above-prompt")

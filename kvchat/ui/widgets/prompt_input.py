@@ -319,13 +319,17 @@ class Prompt(TextArea):
         self.post_message(self.Submitted(sent, is_command, pressed_s, pasted, stored))
 
     def _is_unfinished(self) -> bool:
-        """Return whether enter takes the choice: a file's only if it is all that is said, or was moved to."""
+        """Return whether enter takes the choice: a file's only if it is all that is said, or was moved to; an
+        argument's only if it was, or is the only one.
+        """
         chosen = self._candidates[self._chosen]
         if isinstance(chosen, PathChoice):
             return self._has_typed_slash or self._has_moved or self.text == f"@{path_at_end(self.text)}"
         if isinstance(chosen, Argument):
             typed = self.text.partition(" ")[2]
-            return self._has_moved or (bool(typed) and all(one.usage != typed for one in self._candidates))
+            meant = [one for one in self._candidates if one.usage.casefold().startswith(typed.casefold())]
+            is_only = chosen.usage != typed and len(meant or self._candidates) == 1
+            return self._has_moved or (bool(typed) and is_only)
         return self.text[1:] not in chosen.names
 
     def _moves_choice(self, key: str) -> bool:

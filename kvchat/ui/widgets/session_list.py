@@ -126,6 +126,8 @@ class SessionList(OptionList):
         self._rest_later()
 
     def on_focus(self) -> None:
+        if self.highlighted is None and self.option_count:
+            self.highlighted = 0  # the keys that are named are meant for a line
         self._rest_later()
 
     def on_blur(self) -> None:

@@ -133,7 +133,7 @@ async def test_an_aside_is_thrown_away_however_it_is_left(tmp_path: Path) -> Non
     async with talk_window(tmp_path, FJORD) as shown:
         back = shown.screen.turns.conversation
         await ask_aside(shown)
-        await shown.until_shown("thrown away when you leave")
+        await shown.until_shown("deleted when you leave")
         assert list(shown.screen.conversations._kept) == [back]
         await shown.pilot.press("escape")
         await shown.until(lambda: shown.screen.turns.conversation is back)
@@ -157,7 +157,7 @@ async def test_an_aside_left_while_it_is_answered_goes_at_its_end_and_hinders_no
         await shown.until_shown("A fjord")
         await shown.pilot.press("ctrl+n")
         await shown.until(lambda: shown.questions == [])
-        assert "thrown away when you leave" not in shown.text.splitlines()[0]
+        assert "deleted when you leave" not in shown.text.splitlines()[0]
         await shown.pilot.press("escape")
         await shown.pilot.pause(0.1)
         assert len(shown.chat.store.paths) == 3  # its answer still writes

@@ -101,7 +101,7 @@ async def test_letters_go_to_the_prompt_from_anywhere_and_enter_opens_what_is_ch
         await shown.type(" and on the walk")
         assert shown.screen.prompt.text == "typed in the list and on the walk"
         assert shown.transcript.selected is None
-        await shown.pilot.press("f2", "down", "down", "enter")
+        await shown.pilot.press("f2", "down", "enter")
         await shown.until(lambda: shown.questions == ["Rain?"])
         assert [answer.turn.text for answer in shown.answers] == ["Yes."]
         assert shown.app.focused is shown.screen.prompt

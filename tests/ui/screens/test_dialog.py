@@ -33,7 +33,7 @@ Steps = tuple[tuple[tuple[str, ...], str], ...]
     [
         ((("ctrl+r",), "enter puts it into the prompt"),),
         ((("f6", "enter"), "enter or the letter"),),
-        ((("slash", "s", "e", "t", "enter"), "enter chooses"), (("enter",), "empty takes it out")),
+        ((("slash", "s", "e", "t", "enter"), "enter chooses"), (("enter",), "empty resets it")),
     ],
 )
 async def test_one_that_is_answered_twice_in_one_go_takes_nothing_else_away(

@@ -32,7 +32,7 @@ async def test_bytes_and_loss_are_drawn_in_one_colour_too_where_there_is_room(tm
         shown.files.more_words = "\n" + "\n".join(report_lines(shown.files.gauged, 0.99))
         await shown.say_and_wait("hello")
         await shown.say("/gauge")
-        await shown.until_shown("bytes of a token")
+        await shown.until_shown("bytes per token")
         assert f"{TAKEN} int2" in shown.text
         for name in ("k=int4,v=int2", "int4", "k=int8,v=int4", "int8"):
             assert f"{GOOD} {name}" in shown.text
@@ -41,9 +41,9 @@ async def test_bytes_and_loss_are_drawn_in_one_colour_too_where_there_is_room(tm
         await shown.until_shown("--cache-format int2 saves")
         assert all("perplexity" in line for line in shown.text.splitlines() if "of exact" in line)
         await shown.pilot.resize_terminal(40, 24)
-        await shown.until_gone("bytes of a token")
+        await shown.until_gone("bytes per token")
         await shown.until_shown("of exact")
         await shown.pilot.resize_terminal(120, 40)
-        await shown.until_shown("bytes of a token")
+        await shown.until_shown("bytes per token")
         await shown.pilot.press("escape")
-        await shown.until_gone("bytes of a token")
+        await shown.until_gone("bytes per token")

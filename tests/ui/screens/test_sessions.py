@@ -3,11 +3,13 @@
 from pathlib import Path
 
 import pytest
+from textual import events
 
 from kvchat.app.interface_types import KvOnDisk
 from kvchat.engine.api.ids import SequenceId
 from kvchat.ui.screens.choices import LineScreen
 from kvchat.ui.screens.confirm import ConfirmScreen
+from kvchat.ui.screens.help import HelpScreen
 from kvchat.ui.widgets.list_search_field import FindField
 from kvchat.ui.widgets.session_list import SessionList
 from tests.ui.harness import Window, window
@@ -153,7 +155,7 @@ async def test_a_narrow_terminal_shows_the_list_in_place_of_the_conversation(tmp
         await shown.pilot.press("ctrl+f")
         await shown.until_shown("kv notes")
         assert isinstance(shown.app.focused, FindField)
-        await shown.pilot.press("down", "enter")
+        await shown.pilot.press("enter")
         await shown.until(lambda: shown.questions == ["What is a tail?"])
         await shown.until(lambda: shown.screen.query_one("#conversation-pane").display)
 
@@ -295,6 +297,11 @@ async def test_switch_offers_the_other_branches_here_and_the_other_titles(tmp_pa
         assert shown.screen.prompt.text == ""
 
 
+def shown_id(shown: Window) -> str | None:
+    conversation = shown.screen.turns.conversation
+    return None if conversation is None else conversation.session.id
+
+
 async def test_sessions_of_one_title_are_told_apart_by_their_ids_and_opened_so(tmp_path: Path) -> None:
     def prepare(chat: ScriptedChat) -> None:
         for question in ("First?", "Second?"):
@@ -306,7 +313,7 @@ async def test_sessions_of_one_title_are_told_apart_by_their_ids_and_opened_so(t
             await shown.type(f"/switch oslo · {session.id[:4]}")
             await shown.until_shown(f"▸ Oslo · {session.id[:4]}")
             await shown.pilot.press("enter")
-            await shown.until(lambda id_=session.id: shown.screen.turns.conversation.session.id == id_)
+            await shown.until(lambda id_=session.id: shown_id(shown) == id_)
 
 
 async def test_the_tree_has_a_fork_of_a_fork_below_it_and_delete_asks_and_keeps(tmp_path: Path) -> None:
@@ -326,3 +333,27 @@ async def test_the_tree_has_a_fork_of_a_fork_below_it_and_delete_asks_and_keeps(
         assert len(shown.chat.store.paths) == 5
         await shown.pilot.press("enter")
         await shown.until(lambda: shown.screen.turns.conversation.branch.name == "train")
+
+
+async def test_two_enters_in_one_burst_choose_from_the_palette_once(tmp_path: Path) -> None:
+    async with window(tmp_path, prepare=three, initial="Bergen") as shown:
+        await shown.until(lambda: shown.questions == ["Rain?"])
+        for _ in range(3):
+            await shown.pilot.press("ctrl+p")
+            await shown.until_shown("/new [title]")
+            await shown.type("help")
+            await shown.until_gone("/new [title]")
+            shown.app.post_message(events.Key("enter", None))
+            shown.app.post_message(events.Key("enter", None))
+            await shown.until_on_top(HelpScreen)
+            await shown.pilot.press("ctrl+p")
+            assert isinstance(shown.app.screen, HelpScreen), "a dialog goes first"
+            await shown.pilot.press("escape")
+            await shown.until_back()
+
+
+async def test_a_list_that_is_opened_has_a_line_for_its_keys(tmp_path: Path) -> None:
+    async with window(tmp_path, prepare=three) as shown:
+        await shown.until(lambda: len(shown.screen.sessions.sessions.titles) == 3)
+        await shown.pilot.press("f2", "enter")
+        await shown.until(lambda: bool(shown.questions))

@@ -14,7 +14,7 @@ from kvchat.text.fit_text import fitted
 from kvchat.ui.widgets.cache.row_view import Look, Row
 
 TAKEN, GOOD, BEATEN = "◆", "●", "○"
-LEGEND = f"{TAKEN} recommended   {GOOD} nothing loses less with as few bytes   {BEATEN} another does"
+LEGEND = f"{TAKEN} recommended   {GOOD} Pareto-optimal   {BEATEN} dominated"
 
 LEAST_WIDTH, LEAST_HEIGHT = 44, 9
 _MARGIN = 7
@@ -59,7 +59,7 @@ def _framed(plot: "_Plot", labels: dict[int, str]) -> Iterator[Row]:
 def _bottom(width: int, most_bytes: float) -> tuple[Row, Row]:
     """Return the axis of bytes and its numbers."""
     axis, numbers = ["─"] * width, [" "] * (width + _MARGIN)
-    name = " bytes of a token"
+    name = " bytes per token"
     for step in range(_NUM_TICKS):
         at = round(step / _NUM_TICKS * (width - 1))
         text = f"{most_bytes * step / _NUM_TICKS:,.0f}"

@@ -194,12 +194,13 @@ def detail_lines(
     """Return all that is known of a block, four lines of at most `width` cells."""
     if block is None:
         return ("", "", "", "")
-    key = block.key or "none yet: it is named when it is full, or its branch lets go"
+    key = block.key or "filling: no key yet"
     sort = "block" if all(place.tier is None or block.key for place in block.places) else "tail"
     what = f"{sort} of {plural(len(block.token_ids), 'token')}"
     if block.is_state:
         what = f"state behind {plural(block.start + len(block.token_ids), 'token')}"
-    facts = [what, f"held by {block.num_holders or 'nobody'}", _use_text(block)]
+    held = f"held by {block.num_holders}" if block.num_holders else "unreferenced"
+    facts = [what, held, _use_text(block)]
     if any(place.is_pinned for place in block.places):
         facts.append("pinned")
     places = " · ".join(

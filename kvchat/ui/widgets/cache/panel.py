@@ -77,8 +77,14 @@ class CachePanel(RowView):
         region = self.scrollable_content_region
         if self._snapshot is None or region.width <= 0:
             return
+        self._show_rows(region, region.width)
+        if len(self.rows) > region.height and not self.show_vertical_scrollbar:
+            self._show_rows(region, region.width - self.styles.scrollbar_size_vertical)
+
+    def _show_rows(self, region: Region, width: int) -> None:
+        assert self._snapshot is not None
         options = PanelOptions(
-            width=region.width,
+            width=width,
             max_rows=region.height,
             expanded=self.is_expanded,
             names=self._names,

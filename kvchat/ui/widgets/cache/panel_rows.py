@@ -14,7 +14,6 @@ from math import ceil
 from kvchat.engine.api.ids import SequenceId
 from kvchat.engine.api.snapshot import STATE_KIND, CacheSnapshot, LayerUsage, SequenceUsage, Tier, TierUsage
 from kvchat.text.figures import (
-    UNKNOWN,
     bytes_text,
     count_text,
     part_text,
@@ -82,7 +81,9 @@ class BranchNames:
         """
         if branch.sequence in self.of_branches:
             return self.of_branches[branch.sequence]
-        of_session = self.of_sessions.get(branch.owner) or branch.owner or UNKNOWN
+        of_session = self.of_sessions.get(branch.owner) or branch.owner
+        if not of_session:
+            return f"#{branch.sequence}"
         is_known = among == 1 or branch.sequence == self.active
         return of_session if is_known else f"{of_session}{STEP}#{branch.sequence}"
 

@@ -141,7 +141,7 @@ def test_all_that_is_known_of_a_block_is_told_in_full() -> None:
     assert detail_lines(None, SNAPSHOT.groups, "", 80) == ("",) * 4
     tail = replace(block(2), key="", token_ids=(1, 2, 3))
     key, _, facts, _ = detail_lines(tail, SNAPSHOT.groups, "", 120)
-    assert "none yet" in key
+    assert "filling: no key yet" in key
     assert facts.startswith("tail of 3 tokens")
 
 
