@@ -203,6 +203,11 @@ def test_the_states_along_a_path_are_listed_behind_their_blocks(model_dir: Any) 
         assert all(one[0] != one[1] for one in kept), "a state, or keys and values"
     plain = engine.inspect(InspectionRequest(sequence=asked.sequence))
     assert not any(block.is_state for block in plain)
+    engine.release(asked.sequence)
+    engine.step()
+    kept = engine.inspect(InspectionRequest())
+    assert {block.is_state for block in kept} == {True, False}
+    assert all(any(place.tier for place in block.places) for block in kept), "none is nowhere"
     engine.close()
 
 

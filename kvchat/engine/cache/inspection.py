@@ -94,15 +94,19 @@ def _written(manager: CacheManager, sequence: Sequence) -> dict[GroupId, BlockId
 
 
 def _kept_links(manager: CacheManager, most: int) -> list[_Link]:
-    """Return the blocks on the device that no sequence holds, those used last first."""
+    """Return the blocks and states on the device that no sequence holds, those used last first."""
     found: list[tuple[float, _Link]] = []
     for node in manager.index:
-        kept = [
-            (group, block) for group, block in node.blocks.items() if manager.pools[group].is_cached(block)
-        ]
-        if len(kept) == len(node.blocks):
-            unused_s = min(manager.pools[group].unused_s(block) for group, block in kept)
-            found.append((unused_s, _Link(node.key, node.parent, node.token_ids, node.start, {})))
+        for is_state in (False, True):
+            blocks = [
+                (group.id, node.blocks[group.id])
+                for group in manager.groups
+                if group.is_state == is_state and group.id in node.blocks
+            ]
+            if blocks and all(manager.pools[group].is_cached(block) for group, block in blocks):
+                unused_s = min(manager.pools[group].unused_s(block) for group, block in blocks)
+                link = _Link(node.key, node.parent, node.token_ids, node.start, {}, is_state=is_state)
+                found.append((unused_s, link))
     found.sort(key=lambda entry: entry[0])
     return [link for _, link in found[:most]]
 
@@ -117,7 +121,10 @@ def _block(
         for group in manager.groups
     )
     ages = [
-        age for group in manager.groups if (age := _unused_s(manager, link, group.id, running)) is not None
+        age
+        for group in manager.groups
+        if group.is_state == link.is_state
+        and (age := _unused_s(manager, link, group.id, running)) is not None
     ]
     return InspectedBlock(
         key="" if link.written else link.key.hex(),

@@ -33,10 +33,11 @@ class PackedPass:
         arguments: dict[str, Any] = {"logits_to_keep": row.sampling, "use_cache": self._past is not None}
         if "position_ids" in self._accepted:
             arguments["position_ids"] = row.positions[None]
-        if self._past is not None:
-            self._past.begin(row.positions, row.groups)
+        if self._past is None:
+            return torch.as_tensor(self._module(input_ids=row.token_ids[None], **arguments).logits[0])
+        self._past.begin(row.positions, row.groups)
+        try:
             arguments[past_argument(self._accepted)] = self._past
-        out = self._module(input_ids=row.token_ids[None], **arguments)
-        if self._past is not None:
+            return torch.as_tensor(self._module(input_ids=row.token_ids[None], **arguments).logits[0])
+        finally:
             self._past.end()
-        return torch.as_tensor(out.logits[0])

@@ -1,8 +1,8 @@
 """Blocks of a bundle: the stored blocks that a session takes along, and their keys."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
-from kvchat.engine.api.ids import BlockKey, block_key, from_u32le, root_key
+from kvchat.engine.api.ids import BlockKey, GroupId, block_key, from_u32le, root_key
 from kvchat.engine.memory.disk.offline_block_store import OfflineBlockStore
 from kvchat.session.bundle.writer import SourceBlock
 from kvchat.session.kv.block_references import Run, runs_of
@@ -12,7 +12,8 @@ from kvchat.session.tree import Turn
 def session_blocks(
     source: OfflineBlockStore, turns: Sequence[Turn], fingerprint: bytes, namespace: str, block_size: int
 ) -> Iterator[SourceBlock]:
-    """Yield what is stored of a session's blocks and tails, with the names that native ones have.
+    """Yield what is stored of a session's blocks and tails, with the names that native ones have, and the
+    states of recurrent layers behind all of its tails: each is a place to go on from.
 
     Args:
         turns: a parent before its children.
@@ -26,14 +27,21 @@ def session_blocks(
         if run.key is not None:
             full.setdefault(run.parent, []).append(run.token_ids)
     seen: set[BlockKey] = set()
+    states: set[tuple[BlockKey, GroupId]] = set()
     for run, named in runs:
-        token_ids = _stored_ids(source, run, full.get(run.parent, ()))
-        if token_ids is None:
+        for token_ids, groups in source.tails_with_states(run.parent, run.token_ids):
+            key = block_key(run.parent, from_u32le(token_ids))
+            fresh = [group for group in groups if (key, group) not in states]
+            states.update((key, group) for group in fresh)
+            yield from _parts(source, run, named.parent, fresh, token_ids)
+        held = _stored_ids(source, run, full.get(run.parent, ()))
+        if held is None:
             continue
-        key = block_key(run.parent, from_u32le(token_ids))
+        key = block_key(run.parent, from_u32le(held))
         if key not in seen:
             seen.add(key)
-            yield from _parts(source, run, named.parent, key, token_ids)
+            groups = [group for group in source.groups_of(key) if (key, group) not in states]
+            yield from _parts(source, run, named.parent, groups, held)
 
 
 def _stored_ids(source: OfflineBlockStore, run: Run, full: Sequence[bytes]) -> bytes | None:
@@ -48,9 +56,9 @@ def _stored_ids(source: OfflineBlockStore, run: Run, full: Sequence[bytes]) -> b
 
 
 def _parts(
-    source: OfflineBlockStore, run: Run, parent: BlockKey, key: BlockKey, token_ids: bytes
+    source: OfflineBlockStore, run: Run, parent: BlockKey, groups: Iterable[GroupId], token_ids: bytes
 ) -> Iterator[SourceBlock]:
-    for group in source.groups_of(key):
+    for group in groups:
         payload = source.read(group, run.parent, token_ids)
         if payload is not None:
             yield SourceBlock(group=group, parent=parent, token_ids=token_ids, payload=payload)

@@ -35,6 +35,12 @@ class OfflineBlockStore:
     def __init__(self, store: DiskStore) -> None:
         self.fingerprint, self.layouts, self.block_size = store.fingerprint, store.layouts, store.block_size
         self._store = store
+        # What has no place for each of a block's tokens stands behind all of them.
+        self._state_groups = [
+            group
+            for group, regions in store.layouts.items()
+            if all(region.shape[1] != store.block_size for region in regions)
+        ]
 
     def groups_of(self, key: BlockKey) -> list[GroupId]:
         """Return the groups that have a block's bytes."""
@@ -50,6 +56,18 @@ class OfflineBlockStore:
         ]
         longest = max(tails, key=len, default=())
         return run[: 4 * len(longest)] or None
+
+    def tails_with_states(self, parent: BlockKey, run: bytes) -> Iterator[tuple[bytes, list[GroupId]]]:
+        """Yield the ids, packed, of the stored tails behind `parent` that begin a run of ids and have states
+        of recurrent layers behind them, with the groups of those.
+        """
+        if not self._state_groups:
+            return
+        ids = tuple(from_u32le(run))
+        for key, tail in self.tails_behind(parent):
+            groups = [group for group in self._state_groups if self._store.has(key, group)]
+            if groups and ids[: len(tail)] == tail:
+                yield run[: 4 * len(tail)], groups
 
     def read(self, group: GroupId, parent: BlockKey, token_ids: bytes) -> bytes | None:
         """Return the verified bytes of a block, which counts as used now; None if it is gone or damaged."""

@@ -36,13 +36,17 @@ class StateRecorder:
         hooks = []
         for module in model.modules():
             hooks.append(module.register_forward_pre_hook(lambda one, _: self._running.append(one)))
-            hooks.append(module.register_forward_hook(lambda *_: self._running.pop() and None))
+            hooks.append(module.register_forward_hook(self._leave))
         try:
             yield
         finally:
             self._running.clear()
             for hook in hooks:
                 hook.remove()
+
+    def _leave(self, *_: object) -> None:
+        """Note that a module is through; a hook that returns something replaces what it returns."""
+        self._running.pop()
 
     def specs(self) -> dict[int, StateSpec]:
         """Return what each layer keeps."""

@@ -1,0 +1,37 @@
+"""A session of a model with recurrent layers takes its states along, all of those that it could go on from."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.command_line import Run
+from tests.engine.recurrent_models import save_recurrent
+from tests.tiny_models import write_model
+
+pytestmark = pytest.mark.cpu
+
+
+def test_an_imported_session_is_forked_as_cheaply_as_the_one_that_was_exported(
+    tmp_path: Path, home: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = str(write_model(save_recurrent("Qwen3_5", tmp_path / "recurrent")))
+
+    def ask(*words: str) -> dict[str, Any]:
+        code, out, err = run("ask", "-m", model, "--max-tokens", "8", "--json", *words)
+        assert code == 0, err
+        answer: dict[str, Any] = json.loads(out)
+        return answer
+
+    ask("--new", "demo", "Hello! " + "What is a block? " * 5)
+    for number in range(3):
+        ask("-s", "demo", f"And then? {number} " + "Tell me about a cache. " * 10)
+    bundle = tmp_path / "demo.kvchat"
+    assert run("export", "demo", "-o", str(bundle))[0] == 0
+    own = ask("-s", "demo", "--edit", "2", "And now?")["usage"]
+    assert own["computed_tokens"] < 40, "it goes on behind the answer before"
+    monkeypatch.setenv("KVCHAT_HOME", str(tmp_path / "elsewhere"))
+    code, _, err = run("import", str(bundle), "-m", model)
+    assert code == 0, err
+    assert ask("-s", "demo", "--edit", "2", "And now?")["usage"] == own
