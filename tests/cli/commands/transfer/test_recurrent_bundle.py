@@ -1,4 +1,4 @@
-"""A session of a model with recurrent layers takes its states along, all of those that it could go on from."""
+"""A session of a model with recurrent layers takes its states along: each is a place to go on from."""
 
 import json
 from pathlib import Path
