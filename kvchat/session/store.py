@@ -278,12 +278,15 @@ class SessionStore(SessionReader):
                 statements.insert_turn(connection, turn, writer)
 
     def withdraw(self, branch: Branch, leaf_id: TurnId | None, turn_ids: Sequence[TurnId]) -> Branch:
-        """Take back turns that nothing hangs on, and put the branch back where it was.
+        """Take back turns that nothing hangs on, and put the branch back where it was; a title that the first
+        message of a session gave it goes with that.
 
         Effect: their words are erased when something else is deleted, or this store is closed.
         """
         with self._database.delete() if turn_ids else self._database.write() as connection:
             moved = statements.move(connection, branch, leaf_id)
+            if leaf_id is None and turn_ids:
+                statements.forget_title_of(connection, turn_ids[0])
             for turn_id in reversed(turn_ids):
                 connection.execute("DELETE FROM turns WHERE id = ?", (turn_id,))
         self._reader.writing -= set(turn_ids)

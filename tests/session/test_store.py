@@ -206,6 +206,15 @@ def test_text_that_no_database_takes_is_stored_all_the_same(store: SessionStore)
     assert (turn.text, turn.damaged) == ("a?\x00b", False)
 
 
+def test_a_first_question_that_is_withdrawn_takes_its_title_along(store: SessionStore) -> None:
+    for title in ("", "mine"):
+        session = store.create_session(title=title)
+        asked = question(session.id, "What is this?")
+        grown = store.add_turns(store.branch(session.id, MAIN), (asked,))
+        store.withdraw(grown, None, [asked.id])
+        assert store.session(session.id).title == title
+
+
 def test_a_withdrawn_question_leaves_no_trace_on_the_branch(store: SessionStore) -> None:
     session = store.create_session()
     branch = exchange(store, store.branch(session.id, MAIN), "one", "first")

@@ -49,6 +49,13 @@ def title_of(text: str) -> str:
     return line if len(line) <= _TITLE_LEN else line[: _TITLE_LEN - 1].rstrip() + "…"
 
 
+def forget_title_of(connection: sqlite3.Connection, turn_id: TurnId) -> None:
+    """Let a session have no title if a turn of it has given it the one it has."""
+    row = connection.execute("SELECT session_id, text FROM turns WHERE id = ?", (turn_id,)).fetchone()
+    if row is not None and session(connection, row["session_id"]).title == title_of(row["text"]):
+        change_session(connection, row["session_id"], title="")
+
+
 def session(connection: sqlite3.Connection, session_id: SessionId) -> Session:
     row = connection.execute("SELECT * FROM sessions WHERE id = ?", (session_id,)).fetchone()
     if row is None:
