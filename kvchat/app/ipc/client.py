@@ -10,7 +10,7 @@ from pathlib import Path
 from threading import Thread
 from typing import Any, TypeVar
 
-from kvchat.app.ipc.socket_path import is_own_user, is_private, socket_path
+from kvchat.app.ipc.socket_path import is_own_user, is_private, sockets
 from kvchat.app.ipc.wire import EVENTS, VERSION, Channel, ProtocolError, plain, restored, restored_error
 from kvchat.engine.api.cache_events import CacheEvent
 from kvchat.engine.api.config import EngineInfo
@@ -66,8 +66,7 @@ def borrow(path: Path, identity: str) -> "EngineClientProxy | None":
 
 def borrow_any(runtime_dir: Path) -> "EngineClientProxy | None":
     """Return an engine that a process of this user lends, whatever it computes with; None: nobody does."""
-    directory = socket_path(runtime_dir, "").parent
-    lent = (borrow(path, path.stem) for path in sorted(directory.glob("*.sock")))
+    lent = (borrow(path, path.stem) for path in sockets(runtime_dir))
     return next(filter(None, lent), None)
 
 

@@ -20,13 +20,14 @@ from kvchat.platform.private_files import make_private
 
 _MAX_PATH_BYTES = 100
 """The address of a socket has room for 104 bytes on macOS and 108 on Linux, the last of which is NUL."""
+_IDENTITY_BYTES = 8
 _SUFFIX = ".sock"
 _DECIDING = ("device", "dtype", "weights", "adapter", "cache_format", "block_size", "max_context", "seed")
 
 
 def identity_of(model_path: Path, config: EngineConfig) -> str:
     """Return the name of what an engine computes with: its files as they are now, and what shapes KV."""
-    digest = blake2b(digest_size=8, person=b"kvchat.lend")
+    digest = blake2b(digest_size=_IDENTITY_BYTES, person=b"kvchat.lend")
     for line in _lines(model_path, config):
         digest.update(line.encode("utf-8", "surrogateescape") + b"\n")
     return digest.hexdigest()
@@ -58,10 +59,21 @@ def _states(path: Path) -> Iterator[str]:
 
 def socket_path(runtime_dir: Path, identity: str) -> Path:
     """Return where the engine of this identity is lent; nothing is created."""
-    path = runtime_dir / (identity + _SUFFIX)
-    if len(os.fsencode(path)) <= _MAX_PATH_BYTES:
-        return path
-    return Path("/tmp") / f"kvchat-{os.getuid()}" / (identity + _SUFFIX)
+    return _directory(runtime_dir) / (identity + _SUFFIX)
+
+
+def sockets(runtime_dir: Path) -> list[Path]:
+    """Return the sockets of all engines that are lent, or were by processes that are gone."""
+    return sorted(_directory(runtime_dir).glob(f"*{_SUFFIX}"))
+
+
+def _directory(runtime_dir: Path) -> Path:
+    """Return where sockets lie: elsewhere where their addresses would be too long."""
+    longest = runtime_dir / ("0" * 2 * _IDENTITY_BYTES + _SUFFIX)
+    if len(os.fsencode(longest)) <= _MAX_PATH_BYTES:
+        return runtime_dir
+    name = blake2b(os.fsencode(runtime_dir), digest_size=4).hexdigest()
+    return Path("/tmp") / f"kvchat-{os.getuid()}-{name}"
 
 
 def make_room(path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 from kvchat.app.config import read_settings
 from kvchat.app.ipc.client import EngineClientProxy, IpcHandle, borrow
 from kvchat.app.ipc.server import EngineServer
-from kvchat.app.ipc.socket_path import identity_of, make_room, socket_path
+from kvchat.app.ipc.socket_path import identity_of, make_room, socket_path, sockets
 from kvchat.app.ipc.wire import VERSION, Channel
 from kvchat.chat.conversation import BEHIND
 from kvchat.chat.engine_client import EngineClient
@@ -270,11 +270,22 @@ def test_another_user_is_cut_off_where_modes_would_let_him_in(
     assert subprocess.run(command, capture_output=True, check=True).stdout == b"b''\n"
 
 
-def test_a_path_that_is_too_long_for_a_socket_falls_back_to_a_short_one(tmp_path: Path) -> None:
-    long = tmp_path / ("x" * 100)
-    found = socket_path(long, IDENTITY)
-    assert found == Path(f"/tmp/kvchat-{os.getuid()}") / f"{IDENTITY}.sock"
-    assert socket_path(Path("/run/user/1/kvchat"), IDENTITY).parent == Path("/run/user/1/kvchat")
+@pytest.mark.parametrize("excess", range(-17, 3))
+def test_sockets_of_a_long_path_lie_elsewhere_where_those_who_look_for_any_find_them(excess: int) -> None:
+    """What decides is the same for a socket and for whoever looks for all of them."""
+    runtime = Path("/run") / ("r" * (100 - len("/run//") - len("0123456789abcdef.sock") + excess))
+    found = socket_path(runtime, "0123456789abcdef")
+    assert len(str(found)) <= 100
+    assert (found.parent == runtime) == (excess <= 0)
+    if found.parent != runtime:
+        make_room(found)
+        found.touch()
+        try:
+            assert sockets(runtime) == [found]
+            assert sockets(runtime / "other") == [], "those of another home are not mixed up with them"
+        finally:
+            found.unlink()
+            found.parent.rmdir()
 
 
 def test_an_identity_is_the_files_and_what_shapes_kv_and_not_the_budget(tmp_path: Path) -> None:
