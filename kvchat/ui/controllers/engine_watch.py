@@ -22,7 +22,7 @@ from kvchat.ui.widgets.status_bar import StatusBar, StatusFigures
 if TYPE_CHECKING:
     from kvchat.chat.conversation import Conversation
 
-_BUSY_POLL_S = 1 / 12
+_LOADING_POLL_S, _BUSY_POLL_S = 1 / 12, 0.25
 _IDLE_POLL_S = 0.5
 _DRAWN_S = 0.5
 """While an answer is written: figures change all the time, and drawing them takes time from decoding."""
@@ -85,8 +85,9 @@ class EngineWatch:
             self._draw(snapshot, shown, figures)
         if status.phase is not before.phase:
             self._on_phase(status)
-        is_busy = shown.is_running or status.phase is EnginePhase.LOADING
-        return _BUSY_POLL_S if is_busy else _IDLE_POLL_S
+        if status.phase is EnginePhase.LOADING:
+            return _LOADING_POLL_S
+        return _BUSY_POLL_S if shown.is_running else _IDLE_POLL_S
 
     def _is_to_be_drawn(self, figures: StatusFigures) -> bool:
         """Whether anything but counts has changed, or counts were drawn long enough ago."""

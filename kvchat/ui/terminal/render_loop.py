@@ -52,7 +52,7 @@ class FrameBudget:
         self._drawn_s, self._spent_s = self._clock(), self._spent()
 
 
-INTERVAL_S = 1 / 30
+INTERVAL_S = 1 / 15
 _SOON_S = 1e-4
 """Textual has no timer of no time."""
 
