@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 from kvchat.app.interface_types import ModelEntry, SettingEntry
 from kvchat.errors import KvchatError, ModelError, UsageError
 from kvchat.text.figures import UNKNOWN, bytes_text
-from kvchat.text.fit_text import one_line
+from kvchat.text.fit_text import one_line, padded
 from kvchat.ui.controllers.conversations import ConversationController
 from kvchat.ui.controllers.screen_services import ScreenServices
 from kvchat.ui.controllers.turn_runner import TurnRunner
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 _NAME_WIDTH = 30
 _VALUE_WIDTH = 26
+_WITH_ORIGIN = 76
+"""Columns of the screen."""
 
 _LEAST_NAME, _MOST_NAME, _BESIDE_NAME = 12, 36, 52
 _ANOTHER = "another: a Hugging Face id, a directory or a GGUF file"
@@ -165,7 +167,7 @@ class SettingsController:
         while True:
             await self._read_entries()
             entries = self._entries
-            lines = [setting_line(entry) for entry in entries]
+            lines = [setting_line(entry, self._screen.app.size.width) for entry in entries]
             notes = [entry.summary for entry in entries]
             listed = partial(ChoiceScreen, title, lines, highlighted=at, notes=notes)
             chosen = await self._screen.dialogs.ask_deferred("Settings are ready", listed)
@@ -286,9 +288,13 @@ def model_lines(entries: Sequence[ModelEntry], screen_width: int) -> list[str]:
     return [f"{'●' if one.is_current else ' '} {name:<{width}}  {one.summary}" for one, name in marked]
 
 
-def setting_line(entry: SettingEntry) -> str:
-    """Return a setting with its value, the one that counts now where that is another, and its origin."""
+def setting_line(entry: SettingEntry, screen_width: int) -> str:
+    """Return a setting with its value, the one that counts now where that is another, and its origin where
+    there is room.
+    """
     value = one_line(entry.value) or UNKNOWN
     if entry.in_force is not None:
         value += f" (now {one_line(entry.in_force) or UNKNOWN})"
+    if screen_width < _WITH_ORIGIN:
+        return f"{padded(entry.name, screen_width // 2)} {value}"
     return f"{entry.name:<{_NAME_WIDTH}} {value:<{_VALUE_WIDTH}} {entry.origin}"
