@@ -154,9 +154,9 @@ def test_forks_share_a_state_and_write_their_own(name: str, model_dir: Any) -> N
 
 
 @some_classes
-def test_chunks_and_neighbours_change_no_bit_of_a_prompt(name: str, model_dir: Any) -> None:
-    """The same tokens are computed together whatever a step consists of: by itself in one step, in several
-    steps, behind a snapshot, and beside others.
+def test_chunks_and_neighbours_do_not_change_what_a_prompt_leads_to(name: str, model_dir: Any) -> None:
+    """By itself in one step, in several steps, behind a snapshot, and beside others: only products of few rows
+    differ in their last bits.
     """
     path = model_dir(name)
     text = token_ids(170, seed=8)
@@ -174,7 +174,7 @@ def test_chunks_and_neighbours_change_no_bit_of_a_prompt(name: str, model_dir: A
             finish(engine, handle)
         engine.close()
     for row in rows[1:]:
-        torch.testing.assert_close(row, rows[0], rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(row, rows[0], rtol=1e-5, atol=1e-5)
 
 
 def test_where_a_prompt_leaves_a_text_that_others_share_a_state_is_kept(model_dir: Any) -> None:

@@ -249,10 +249,12 @@ def make_order(eviction: Eviction, num_blocks: int) -> EvictionOrder:
 
 @dataclass(slots=True)
 class _Snapshot:
-    """Args:
-    num_tokens: that it stands behind.
-    below: the next one on its path; None: none is known.
-    used: number of the request that used it last.
+    """A named state and its place.
+
+    Args:
+        num_tokens: that it stands behind.
+        below: the next one on its path; None: none is known.
+        used: number of the request that used it last.
     """
 
     key: BlockKey

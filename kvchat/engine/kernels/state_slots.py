@@ -1,4 +1,4 @@
-"""Where kernels of layers with a recurrent state find their states, and leave them."""
+"""Slots of recurrent states: those that a kernel reads, and those that it writes."""
 
 from dataclasses import dataclass
 
