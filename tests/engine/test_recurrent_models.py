@@ -155,7 +155,7 @@ def test_forks_share_a_state_and_write_their_own(name: str, model_dir: Any) -> N
 
 @some_classes
 def test_chunks_and_neighbours_do_not_change_what_a_prompt_leads_to(name: str, model_dir: Any) -> None:
-    """By itself in one step, in several, behind a snapshot, and beside others: only products of few rows differ
+    """By itself in one step, in several, behind a snapshot, and beside others. Only products of few rows differ
     in their last bits.
     """
     path = model_dir(name)
