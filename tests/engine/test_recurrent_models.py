@@ -155,8 +155,8 @@ def test_forks_share_a_state_and_write_their_own(name: str, model_dir: Any) -> N
 
 @some_classes
 def test_chunks_and_neighbours_do_not_change_what_a_prompt_leads_to(name: str, model_dir: Any) -> None:
-    """By itself in one step, in several, behind a snapshot, and beside others. Only products of few rows differ
-    in their last bits.
+    """In one step by itself, in several, behind a snapshot, and beside others, it comes to the same but for
+    the last bits of products of few rows.
     """
     path = model_dir(name)
     text = token_ids(170, seed=8)
