@@ -9,6 +9,7 @@ import torch
 from kvchat.engine.api.inspection import InspectionRequest
 from kvchat.engine.formats.kv_size import read_shape
 from kvchat.engine.formats.recurrent.spec import StateSpec
+from kvchat.engine.kernels.native.library import library
 from kvchat.engine.models.config_file import normalised, read_config
 from tests.engine.conversations import GREEDY, Life
 from tests.engine.recurrent_models import CONFIGS, save_recurrent
@@ -35,6 +36,7 @@ every_class = pytest.mark.parametrize(
     "name", [*SOME, *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)]
 )
 some_classes = pytest.mark.parametrize("name", SOME)
+needs_kernels = pytest.mark.skipif(library() is None, reason="the native kernels are not built")
 SIZES: dict[str, Any] = {"device_bytes": 3 << 20, "max_batch_tokens": 100}
 
 
@@ -66,6 +68,7 @@ def kept_of(prompt: list[int], piece: int) -> int:
     return (len(prompt) - 1) // piece * piece
 
 
+@needs_kernels
 @some_classes
 def test_without_native_kernels_the_models_own_functions_compute_the_same(
     name: str, model_dir: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -187,6 +190,7 @@ def test_where_a_prompt_leaves_a_text_that_others_share_a_state_is_kept(model_di
     engine.close()
 
 
+@needs_kernels
 def test_the_states_along_a_path_are_listed_behind_their_blocks(model_dir: Any) -> None:
     engine = open_engine(model_dir("Qwen3_5"), **SIZES)
     text = token_ids(40, seed=16)
@@ -211,6 +215,7 @@ def test_the_states_along_a_path_are_listed_behind_their_blocks(model_dir: Any) 
     engine.close()
 
 
+@needs_kernels
 @pytest.mark.parametrize("num_turns", [30, pytest.param(100, marks=pytest.mark.slow)])
 def test_a_disk_of_few_states_has_those_of_the_last_ten_turns(
     num_turns: int, model_dir: Any, tmp_path: Path
