@@ -3,9 +3,11 @@
 import json
 import os
 import shutil
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -15,7 +17,7 @@ from kvchat.app.engine_swap import EngineSwap
 from kvchat.app.interface_host import InterfaceHost
 from kvchat.app.ipc.client import EngineClientProxy, borrow
 from kvchat.app.ipc.socket_path import identity_of, socket_path
-from kvchat.app.model_list import MemoryFit, describe, models_here
+from kvchat.app.model_list import MemoryFit, describe, free_bytes_of, models_here
 from kvchat.chat.service import Chat
 from kvchat.engine.api.engine_phase import EnginePhase
 from kvchat.engine.models.locate import locate_model
@@ -284,6 +286,16 @@ def test_models_of_the_hub_of_the_directory_and_of_earlier_sessions_are_listed(
         assert "cannot be loaded: its weights alone take 3.0 MiB" in found[str(file)].summary
     assert found["someone/whole"].summary == found[str(tiny_model)].summary
     assert "does not fit: " in found["starter"].summary
+
+
+def test_free_memory_is_known_while_another_thread_imports_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half imported it has some of its parts, and none of them can be relied on."""
+    half = ModuleType("torch")
+    monkeypatch.setitem(sys.modules, "torch", half)
+    assert free_bytes_of("auto")
+    assert free_bytes_of("cuda") is None
+    half.cuda = ModuleType("torch.cuda")  # type: ignore[attr-defined]
+    assert free_bytes_of("auto")
 
 
 def test_a_model_fits_only_with_the_kv_of_a_conversation(tiny_model: Path) -> None:

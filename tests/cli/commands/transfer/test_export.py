@@ -125,6 +125,14 @@ def test_a_place_that_cannot_be_written_is_told_and_nothing_is_left_there(
         InterfaceStorage(read_settings(), store).export(session.id, "main", "nowhere/a.md")
 
 
+@pytest.mark.parametrize("word", ["md", ".md"])
+def test_an_ending_alone_names_the_format_and_the_session_the_file(
+    word: str, store: SessionService, session: Session, home: Path
+) -> None:
+    InterfaceStorage(read_settings(), store).export(session.id, "main", word)
+    assert [path.name for path in Path.cwd().iterdir()] == ["trip-to-oslo.md"]
+
+
 def test_no_format_carries_what_would_steer_a_terminal(store: SessionService, run: Run) -> None:
     session = store.create_session(title="\x1b]0;owned\x07", system="\x9b2J")
     exchange(store, store.branch(session.id, "main"), "a\x1b[31mb\u202ec", "d\x1b[2Je")
