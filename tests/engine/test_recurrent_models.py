@@ -10,6 +10,7 @@ from kvchat.engine.api.inspection import InspectionRequest
 from kvchat.engine.formats.kv_size import read_shape
 from kvchat.engine.formats.recurrent.spec import StateSpec
 from kvchat.engine.kernels.native.library import library
+from kvchat.engine.models import native_scans
 from kvchat.engine.models.config_file import normalised, read_config
 from tests.engine.conversations import GREEDY, Life
 from tests.engine.recurrent_models import CONFIGS, save_recurrent
@@ -86,6 +87,21 @@ def test_without_native_kernels_the_models_own_functions_compute_the_same(
             assert first.usage.cached_tokens == 0, "their numbers are others to the last bits"
         engine.close()
     assert told[0] == told[1]
+
+
+@needs_kernels
+@some_classes
+def test_where_kernels_are_wrong_the_models_own_functions_compute(
+    name: str, model_dir: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A library may give its functions another meaning: the logits of both are compared when it is loaded."""
+    right = native_scans.causal_conv
+    monkeypatch.setattr(native_scans, "causal_conv", lambda *args, **options: 1.1 * right(*args, **options))
+    engine, recorder = open_recorded(model_dir(name), **SIZES)
+    assert state_of(recorder).piece > 1
+    text = token_ids(70, seed=1)
+    assert answer(engine, text, 6).token_ids == reference(model_dir(name)).generate(text, 6)
+    engine.close()
 
 
 @every_class

@@ -7,7 +7,7 @@ cache gathers. A model that neither runs exactly is refused, with what was found
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 from kvchat.engine.formats.format_table import PagedAttention
 from kvchat.engine.formats.full.transformers_cache import TransformersCache
 from kvchat.engine.formats.recurrent.parts import layer_states
-from kvchat.engine.formats.recurrent.spec import StateSpec
+from kvchat.engine.formats.recurrent.spec import StateSpec, piece_of
 from kvchat.engine.formats.spec import Group, group_layers
 from kvchat.engine.forward.packed_pass import PackedPass
 from kvchat.engine.forward.runner import ForwardPass
@@ -113,11 +113,12 @@ def _by_latents(loaded: LoadedModel) -> ModelPlan:
     layers = probe_layers(module, loaded.max_context, latents)
     if layers.borrowed or layers.asks_past_len:
         raise UnsupportedModel(f"{model_name(module.config)} keeps latents in a way of its own")
+    groups = group_layers(layers.specs, states=_computed(layers))
     return ModelPlan(
         Route.LATENT,
-        group_layers(layers.specs, states=_computed(layers)),
+        groups,
         lambda pool: PackedPass(
-            module, PagedAttention(pool.layers, projections=latents), _past(layers, pool)
+            module, PagedAttention(pool.layers, projections=latents), _past(layers, groups, pool)
         ),
     )
 
@@ -138,7 +139,7 @@ def _by_attention(loaded: LoadedModel, *, is_stepwise: bool = False) -> ModelPla
         raise UnsupportedModel(f"{model_name(module.config)} keeps no state")
 
     def make_pass(pool: DevicePool) -> PackedPass:
-        past = _past(layers, pool)
+        past = _past(layers, groups, pool)
         return PackedPass(module, PagedAttention(pool.layers, layers.borrowed), past)
 
     groups = group_layers(layers.specs, layers.borrowed, states)
@@ -146,8 +147,8 @@ def _by_attention(loaded: LoadedModel, *, is_stepwise: bool = False) -> ModelPla
 
 
 def _computed(layers: ModelLayers, *, is_stepwise: bool = False) -> dict[int, StateSpec]:
-    """Return the states of layers with how they are computed."""
-    if _is_sequential(layers):
+    """Return the states of layers with how they are computed: by native kernels, unless it is one by one."""
+    if not is_stepwise and _is_sequential(layers):
         return {layer: replace(spec, piece=1) for layer, spec in layers.states.items()}
     return {layer: replace(spec, is_stepwise=is_stepwise) for layer, spec in layers.states.items()}
 
@@ -161,11 +162,11 @@ def _is_sequential(layers: ModelLayers) -> bool:
     )
 
 
-def _past(layers: ModelLayers, pool: DevicePool) -> PackedPast | None:
+def _past(layers: ModelLayers, groups: Sequence[Group], pool: DevicePool) -> PackedPast | None:
     """Return what answers layers that ask their cache for something; None: none does."""
     if layers.states:
         past = StatePast(layer_states(pool.states, TORCH_DTYPES))
-        attach_states(layers.keepers, past, is_sequential=_is_sequential(layers))
+        attach_states(layers.keepers, past, is_sequential=piece_of(groups) == 1)
         return past
     return PackedPast() if layers.asks_past_len else None
 

@@ -21,7 +21,7 @@ from kvchat.engine.models.cache_stand_ins import PackedPast
 from kvchat.engine.models.native_scans import native_forward
 from kvchat.engine.models.probing.state_recorder import Name
 
-_ATTRIBUTE = "kvchat_states"
+_ATTRIBUTE, _OWN = "kvchat_states", "kvchat_own_forward"
 
 
 class StatePast(PackedPast):
@@ -131,11 +131,13 @@ def attach_states(keepers: Sequence[nn.Module], past: StatePast, *, is_sequentia
         is_sequential: by native kernels, which find and leave what they accumulate.
     """
     for keeper in keepers:
+        own = getattr(keeper, _OWN, None) or keeper.forward
+        forward = own
         if is_sequential:
             past.give_slots(_layer_of(keeper))
-        if not hasattr(keeper, _ATTRIBUTE):
-            forward = native_forward(keeper, partial(_slots_of, keeper)) if is_sequential else keeper.forward
-            keeper.forward = _by_parts(keeper, forward, keeper.forward)
+            forward = native_forward(keeper, partial(_slots_of, keeper))
+        setattr(keeper, _OWN, own)
+        keeper.forward = _by_parts(keeper, forward, own)
         setattr(keeper, _ATTRIBUTE, past)
 
 

@@ -35,11 +35,11 @@ class OfflineBlockStore:
     def __init__(self, store: DiskStore) -> None:
         self.fingerprint, self.layouts, self.block_size = store.fingerprint, store.layouts, store.block_size
         self._store = store
-        # What has no place for each of a block's tokens stands behind all of them.
+        # A state has neither values nor a place for each of a block's tokens: it stands behind all of them.
         self._state_groups = [
             group
             for group, regions in store.layouts.items()
-            if all(region.shape[1] != store.block_size for region in regions)
+            if all(one.name.endswith(".k") and one.shape[1] != store.block_size for one in regions)
         ]
 
     def groups_of(self, key: BlockKey) -> list[GroupId]:

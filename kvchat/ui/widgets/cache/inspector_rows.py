@@ -5,13 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from kvchat.engine.api.inspection import BlockPlace, InspectedBlock, InspectionRequest
-from kvchat.engine.api.snapshot import (
-    CacheSnapshot,
-    GroupUsage,
-    LayerUsage,
-    SequenceUsage,
-    Tier,
-)
+from kvchat.engine.api.snapshot import CacheSnapshot, GroupUsage, LayerUsage, SequenceUsage, Tier
 from kvchat.text.figures import UNKNOWN, age_text, bytes_text, count_text, plural
 from kvchat.text.fit_text import one_line, padded
 from kvchat.ui.state.cached_prefix import OnScreen, cached_usage
