@@ -24,7 +24,6 @@ async def test_what_is_typed_is_seen_under_the_list_of_commands(
             await shown.pilot.press("up")
         await shown.until_shown("▸ /")
         assert "› /" in shown.text
-        assert "▸ /new [title]" in shown.text
 
 
 async def test_a_list_that_was_beside_the_conversation_gives_way_when_only_one_has_room(
