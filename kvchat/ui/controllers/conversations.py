@@ -335,12 +335,16 @@ class OtherWindows:
 
     async def _compare(self, shown: "Conversation", branches: Sequence[Branch], *, is_theirs: bool) -> None:
         (session_id, known), names = self._known, frozenset(branch.name for branch in branches)
+        here = next((branch for branch in branches if branch.name == shown.branch.name), None)
+        begun = names - known - {shown.branch.name} if session_id == shown.session.id else frozenset()
+        if here is None and begun:  # it has got its name from its first message
+            here = next(branch for branch in branches if branch.name in begun)
+            names, begun = names - {here.name}, begun - {here.name}  # until it is shown by that name
         self._known = shown.session.id, names
-        if is_theirs and session_id == shown.session.id and (begun := names - known - {shown.branch.name}):
+        if is_theirs and begun:
             for name in sorted(begun):
                 self._screen.warn(_NEW_BRANCH.format(one_line(name)))
             self._screen.conversation_changed()
-        here = next((branch for branch in branches if branch.name == shown.branch.name), None)
         if here is None:
             await self._leave(shown, "this branch" if branches else "this conversation")
         elif here.leaf_id is None or here.leaf_id == shown.branch.leaf_id:
@@ -348,7 +352,7 @@ class OtherWindows:
         elif (await asyncio.to_thread(self._chat.store.turn, here.leaf_id)).finish is Finish.PARTIAL:
             self._tell(here.leaf_id, _ANSWERING)
         else:
-            await self._show(shown)
+            await self._show(shown, here.name)
 
     async def _leave(self, shown: "Conversation", what: str) -> None:
         self._screen.warn(_DELETED.format(what))
@@ -356,9 +360,9 @@ class OtherWindows:
         await self._turns.show(None)
         self._screen.conversation_changed()
 
-    async def _show(self, shown: "Conversation") -> None:
+    async def _show(self, shown: "Conversation", branch: str) -> None:
         """Show what was added to the branch on screen, unless a message is being written here."""
-        fresh = await asyncio.to_thread(self._chat.open, shown.session.id, shown.branch.name)
+        fresh = await asyncio.to_thread(self._chat.open, shown.session.id, branch)
         if self._turns.conversation is not shown or self._turns.is_busy:
             return
         words = f"Another window has added {plural(len(fresh.turns) - len(shown.turns), 'message')} here"

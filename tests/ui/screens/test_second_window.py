@@ -53,6 +53,25 @@ async def test_a_session_that_another_window_deleted_is_left_and_the_message_sta
         assert len(shown.chat.store.list_sessions()) == 1
 
 
+async def test_a_branch_that_another_window_gave_a_name_by_its_first_message_stays_on_screen(
+    tmp_path: Path, template: ChatTemplate
+) -> None:
+    async with two_windows(tmp_path, template) as (first, second):
+        await first.say("/fork")
+        await first.until(lambda: first.screen.turns.conversation.branch.name == "main-2")
+        await second.say("/switch main-2")
+        await second.until(lambda: second.screen.turns.conversation.branch.name == "main-2")
+        first.engine.held_after = 1
+        await first.say("Tell me more")
+        await second.until_shown("! Another window is being answered here")
+        await second.pilot.pause(2.5)  # several looks
+        assert second.questions == ["One"]
+        await first.pilot.press("escape")
+        await second.until(lambda: second.questions == ["One", "Tell me more"])
+        assert not any("deleted" in words for words in second.told)
+        assert second.screen.turns.conversation.branch.name == first.screen.turns.conversation.branch.name
+
+
 async def test_a_branch_that_another_window_deleted_is_left(tmp_path: Path, template: ChatTemplate) -> None:
     async with two_windows(tmp_path, template) as (first, second):
         await second.say("/fork aside")
