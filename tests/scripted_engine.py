@@ -123,6 +123,7 @@ class ScriptedEngine:
     def __init__(self, script: Script, *, max_context: int = 100_000, fingerprint: str = "ab" * 32) -> None:
         self.requests: list[Request] = []
         self.handles: list[ScriptedHandle] = []
+        self.shown: CacheSnapshot | None = None
         self.live: dict[SequenceId, list[int]] = {}
         """Live sequences and their tokens, sampled ones included."""
         self.prefetched: list[list[int]] = []
@@ -214,7 +215,7 @@ class ScriptedEngine:
         return ()
 
     def snapshot(self) -> CacheSnapshot | None:
-        return None
+        return self.shown
 
     def close(self) -> None:
         self.live.clear()

@@ -72,6 +72,7 @@ class Keys:
     palette: str | None = None
     suspend: str | None = None
     redraw: str | None = None
+    screen: str | None = None
     go_on: str | None = None
     messages: str | None = None
     editor: str | None = None

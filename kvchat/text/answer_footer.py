@@ -73,7 +73,7 @@ def overflow_text(error: ContextOverflow, message: str, num_tokens: int) -> str:
     )
 
 
-MAKE_ROOM = "/undo goes back to an earlier message, /drop leaves one out, /new begins anew"
+MAKE_ROOM = "/summary begins anew with a summary, /undo goes back, /drop leaves a message out"
 
 _ENDINGS = {
     Finish.LENGTH: "stopped at the length limit",

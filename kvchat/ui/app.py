@@ -127,6 +127,7 @@ class KvchatApp(App[None]):
         Binding("ctrl+p", "command_palette", "Palette", show=False, id="palette", priority=True),
         Binding("ctrl+z", "suspend_process", "Suspend", show=False, id="suspend", priority=True),
         Binding("ctrl+l", "redraw", "Redraw", show=False, id="redraw", priority=True),
+        Binding("ctrl+s", "save_screen", "Save screen", show=False, id="screen", priority=True),
         Binding("ctrl+c", "interrupt", "Stop", show=False, system=True),
     ]
 
@@ -207,6 +208,10 @@ class KvchatApp(App[None]):
         """Paint the whole window again: something has painted over it, or it was put to sleep."""
         for screen in self.screen_stack:
             screen.refresh(layout=True)
+
+    def action_save_screen(self) -> None:
+        """Write what the window shows to a file, dialogs too."""
+        self.chat_screen.commands.screen()
 
     def get_default_screen(self) -> Screen[None]:
         return self.chat_screen

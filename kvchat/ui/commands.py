@@ -86,6 +86,7 @@ COMMANDS = (
     ),
     SlashCommand(name="temp", summary="start one that is deleted when you leave it; again: keep it"),
     SlashCommand(name="drop", argument="[n]", summary="remove your nth message from the end"),
+    SlashCommand(name="summary", summary="sum it up on a branch; there again: begin anew with the summary"),
     SlashCommand(name="tokens", argument="[n]", summary="open the nth answer from the end as tokens"),
     SlashCommand(
         name="system",

@@ -20,7 +20,7 @@ def names(line: str) -> list[str]:
 
 def test_what_is_typed_behind_a_slash_narrows_the_offer_and_aliases_count() -> None:
     assert len(completions("/")) == len(COMMANDS)
-    assert names("/s") == ["switch", "search", "set", "screen", "stop", "system"]
+    assert names("/s") == ["switch", "search", "set", "screen", "stop", "summary", "system"]
     assert [names(line) for line in ("/by", "/cl", "/tr", "/te")] == [["quit"], ["new"], ["tree"], ["temp"]]
     assert not any(names(line) for line in ("", "hello", "//help", "/fork now", "/help\nme", "/nothing"))
 

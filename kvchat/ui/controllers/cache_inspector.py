@@ -94,6 +94,9 @@ class InspectorController:
 
     async def _write(self, what: str, values: Sequence[Any]) -> None:
         """Write values as JSON Lines, for their owner alone."""
+        if not values:
+            self._screen.warn(f"there are no {what} to write")
+            return
         lines = "".join(f"{json.dumps(asdict(value))}\n" for value in values)
         file = named_file(f"kvchat-{what}", ".jsonl")
         self._screen.tell(await asyncio.to_thread(write_text, file, lines), title=what)

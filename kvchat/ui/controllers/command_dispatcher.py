@@ -66,6 +66,7 @@ class CommandDispatcher:
         self._actions: dict[str, Callable[[str], None]] = {
             "help": lambda _: screen.action_help(),
             "new": self.new,
+            "summary": self.sum_up,
             "temp": lambda _: controllers.conversations.open_temporary(),
             "fork": self.fork,
             "retry": self.retry,
@@ -158,6 +159,10 @@ class CommandDispatcher:
     def fork(self, name: str = "") -> None:
         if self._stored() is not None and self._is_free("fork"):
             self._do.branching.fork(name)
+
+    def sum_up(self, _argument: str = "") -> None:
+        if self._stored() is not None and self._is_free("sum up"):
+            self._do.branching.sum_up()
 
     def retry(self, argument: str = "") -> None:
         if self._stored() is None or not self._is_free("retry"):
@@ -292,7 +297,7 @@ class CommandDispatcher:
         if conversation is not None:
             self._do.sessions.export(conversation.session.id, conversation.branch.name, target)
 
-    def screen(self, target: str) -> None:
+    def screen(self, target: str = "") -> None:
         """Write what the screen shows to a file, once the command no longer stands there."""
         app = self._screen.app
         app.call_after_refresh(

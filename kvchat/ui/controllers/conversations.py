@@ -364,12 +364,14 @@ class OtherWindows:
         """Show what was added to the branch on screen, unless a message is being written here."""
         fresh = await asyncio.to_thread(self._chat.open, shown.session.id, branch)
         if self._turns.conversation is not shown or self._turns.is_busy:
+            await asyncio.to_thread(self._chat.close, fresh)
             return
         words = f"Another window has added {plural(len(fresh.turns) - len(shown.turns), 'message')} here"
         if fresh.turns[: len(shown.turns)] != shown.turns:
             words = "Another window has changed this branch"
         if self._screen.prompt.text:
             self._tell(fresh.branch.leaf_id, _UNSHOWN.format(words))
+            await asyncio.to_thread(self._chat.close, fresh)
             return
         self._tell(None)
         await asyncio.to_thread(self._chat.close, shown)

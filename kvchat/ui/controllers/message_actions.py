@@ -5,6 +5,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from itertools import accumulate
+from math import inf
+from time import monotonic
 from typing import TYPE_CHECKING
 
 from kvchat.chat.events import MOST_SAMPLES, Alternative, EditCost
@@ -20,12 +23,21 @@ from kvchat.ui.controllers.conversations import ConversationController
 from kvchat.ui.controllers.screen_services import ScreenServices
 from kvchat.ui.controllers.turn_runner import QueuedTurn, TurnKind, TurnRunner
 from kvchat.ui.screens.action_menu import Action, ActionsScreen
+from kvchat.ui.state.conversation_tab import Draft
+from kvchat.ui.widgets.prompt_input import Prompt
 
 if TYPE_CHECKING:
     from kvchat.chat.conversation import Conversation
     from kvchat.chat.service import Chat
 
 _TITLE_LEN = 50
+_SUM_UP = (
+    "Sum up our conversation so far for someone who goes on with it: facts, decisions and open questions, "
+    "in at most 300 words."
+)
+_SUMMARY_TOKENS = 700
+"""Room for that and its answer."""
+_SUMMED_UP = "Summary of the conversation so far:"
 
 
 class MessageActionsController:
@@ -151,6 +163,42 @@ class MessageActionsController:
         branch = one_line(forked.branch.name)
         self._screen.tell(f"{price} · original kept on {kept_on}", title=f"branch {branch}")
         return forked
+
+    # A summary
+
+    def sum_up(self) -> None:
+        """Ask for a summary on a branch; on that, begin a conversation with it in its system prompt."""
+        conversation = self._turns.stored
+        texts = [turn.text for turn in conversation.turns]
+        if texts[-2:-1] == [_SUM_UP] and not conversation.turns[-1].is_open:
+            session = conversation.session
+            system = "\n\n".join(filter(None, (session.system, _SUMMED_UP, texts[-1].strip())))
+            is_temporary = self._conversations.temporary.is_shown
+            self._conversations.open_draft(
+                Draft(title=f"{session.title}, continued", system=system, is_temporary=is_temporary)
+            )
+            self._screen.tell("this conversation begins with the summary; /system shows it")
+            return
+        last = self._last_with_room(conversation)
+        if last is None:
+            self._screen.warn("even its first message leaves no room for a summary")
+            return
+        self._conversations.open_with(partial(self._forked, last.id))
+        self._conversations.hold(Prompt.Submitted(_SUM_UP, False, monotonic(), (), ()))
+        num_out = len(conversation.turns) - [turn.id for turn in conversation.turns].index(last.id) - 1
+        words = f"without the last {plural(num_out, 'message')}, for want of room; " if num_out else ""
+        self._screen.tell(f"{words}/summary again begins a conversation with it", title="summary")
+
+    def _last_with_room(self, conversation: "Conversation") -> Turn | None:
+        """Return the last answer behind which a summary can be asked for and written."""
+        snapshot, turns = self._screen.snapshot, conversation.turns
+        ends = accumulate(len(turn.token_ids or ()) for turn in turns)
+        limit = inf if snapshot is None else snapshot.max_context
+        room = limit - min(_SUMMARY_TOKENS, limit // 4)
+        found = [
+            turn for turn, end in zip(turns, ends, strict=True) if turn.role is Role.ASSISTANT and end <= room
+        ]
+        return found[-1] if found else None
 
     # Several answers
 

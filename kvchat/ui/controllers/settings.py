@@ -216,7 +216,9 @@ class SettingsController:
     def _take_up(self, name: str) -> None:
         """Let a setting count in this window that can."""
         if name == "display.theme":
-            self._screen.show_theme(self._host.appearance().theme)
+            self._screen.show_theme(theme := self._host.appearance().theme)
+            if self._screen.app.theme not in (theme, KVCHAT_THEME.name):
+                self._screen.tell(f"a terminal of 16 colours shows its own: {self._screen.app.theme}")
         elif name == "system":
             self._turns.system = self._host.appearance().system
         elif name.startswith("sampling."):

@@ -8,10 +8,10 @@ from rich.text import Text
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
-from textual.screen import ModalScreen
 from textual.widgets import Static
 
 from kvchat.ui.commands import COMMANDS
+from kvchat.ui.screens.dialog import Dialog
 
 KEYS = (
     ("enter", "send", "send"),
@@ -41,6 +41,7 @@ KEYS = (
     ("ctrl+p", "commands, most used first, and sessions by title", "palette"),
     ("ctrl+z", "suspend", "suspend"),
     ("ctrl+l", "paint the window again", "redraw"),
+    ("ctrl+s", "write what the window shows to a file, dialogs too", "screen"),
     ("ctrl+q", "quit; sessions are stored", "quit"),
 )
 """Keys, what they do, and the ids by which a person may change them."""
@@ -72,8 +73,8 @@ _MARKS = (
 )
 
 
-class HelpScreen(ModalScreen[None]):
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,f1,q,enter,ctrl+c", "dismiss", "Close")]
+class HelpScreen(Dialog[None]):
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("f1,q,enter", "dismiss", "Close")]
 
     def __init__(self, own_keys: Mapping[str, str]) -> None:
         super().__init__()

@@ -146,7 +146,7 @@ class InspectorScreen(Dialog[None]):
     def action_write(self) -> None:
         """Write what is shown to a file."""
         if self._view is InspectorView.EVENTS:
-            self._reader.write("events", self._shown_events)
+            self._reader.write("events", self._shown_events[::-1])
         elif self._view is InspectorView.BLOCKS:
             self._reader.write("blocks", [block for block, _ in self.query_one(BlockTable).blocks])
         else:

@@ -24,6 +24,7 @@ from kvchat.ui.widgets.session_rows import (
 )
 
 REST_S = 0.4
+_NOTHING = "no title and no message has all of these words"
 
 
 class SessionList(OptionList):
@@ -85,7 +86,7 @@ class SessionList(OptionList):
         """Draw the sessions; the highlight stays on its line."""
         self._sessions, self._drawn_as = sessions, options
         lines = session_lines(sessions, replace(options, folded=self._folded))
-        if lines != self.lines:
+        if lines != self.lines or not lines:
             before, self.lines = self.lines, lines
             self._draw(before)
 
@@ -151,13 +152,19 @@ class SessionList(OptionList):
 
     def _draw(self, before: Sequence[SessionLine]) -> None:
         """Draw what is not as it was `before`."""
-        if self.option_count == len(self.lines) and _keys(before or self.lines) == _keys(self.lines):
+        if (
+            self.lines
+            and self.option_count == len(self.lines)
+            and _keys(before or self.lines) == _keys(self.lines)
+        ):
             for index, line in enumerate(self.lines):
                 if not before or before[index] != line:
                     self.replace_option_prompt_at_index(index, self._prompt(line))
             return
         highlighted = self.highlighted_option.id if self.highlighted_option else None
         self.set_options(Option(self._prompt(line), id=line.key) for line in self.lines)
+        if self._drawn_as is not None and self._drawn_as.finding.is_in_vain and not self.lines:
+            self.add_option(Option(_NOTHING, disabled=True))
         keys = _keys(self.lines)
         if highlighted in keys:
             self.highlighted = keys.index(highlighted)

@@ -80,10 +80,15 @@ class BranchPlace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchFinding:
-    """What is looked for, and what was found in messages."""
+    """What is looked for, and what was found in messages; None: those are not searched yet."""
 
     words: str = ""
-    hits: Sequence[SearchHit] = ()
+    hits: Sequence[SearchHit] | None = None
+
+    @property
+    def is_in_vain(self) -> bool:
+        """Whether all was searched and no message found."""
+        return bool(self.words) and self.hits is not None and not self.hits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +123,7 @@ def session_lines(
     With words to look for: the sessions that have all of them in their title or a branch's name, and those
     with messages that hold them, each with these messages.
     """
-    hits = _hits_of_sessions(options.finding.hits)
+    hits = _hits_of_sessions(options.finding.hits or ())
     lines: list[SessionLine] = []
     for session, branches in sorted(sessions, key=_newest_first):
         found = hits.get(session.id, [])

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from kvchat.ui.controllers.clipboard import screen_text
 from kvchat.ui.screens.confirm import ConfirmScreen
 from tests.ui.harness import window
 
@@ -66,3 +67,16 @@ async def test_a_screen_that_cannot_be_written_says_why(tmp_path: Path) -> None:
         (tmp_path / "file").touch()
         await shown.say(f"/screen {tmp_path}/file/x.svg")
         await shown.until_told("cannot write")
+
+
+async def test_a_key_writes_what_the_window_shows_with_the_dialog_that_is_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    async with window(tmp_path) as shown:
+        await shown.pilot.press("f1")
+        await shown.until(lambda: "send" in shown.text and shown.app.screen is not shown.screen)
+        await shown.pilot.press("ctrl+s")
+        await shown.until_told("wrote ")
+        (picture,) = tmp_path.glob("kvchat-screen-*.svg")
+        assert "find an earlier message" in screen_text(picture.read_text())

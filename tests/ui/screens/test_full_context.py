@@ -11,6 +11,7 @@ from kvchat.session.tree import Finish
 from tests.tiny_models import STARTER, write_model
 from tests.ui.harness import window
 from tests.ui.scripted import ScriptedChat
+from tests.ui.scripted_engine import scripted_snapshot
 from tests.ui.stored import window_on
 
 pytestmark = pytest.mark.tui
@@ -31,10 +32,10 @@ def fill(chat: ScriptedChat) -> None:
 
 async def test_an_answer_that_filled_the_context_offers_no_going_on(tmp_path: Path) -> None:
     async with window(tmp_path, prepare=fill, initial="Oslo") as shown:
-        await shown.until_shown("■ the context is full · /undo goes back to an earlier")
+        await shown.until_shown("■ the context is full · /summary begins anew")
         assert "/continue" not in shown.conversation_text
         await shown.pilot.press("f5")
-        await shown.until_told("The context is full: /undo goes")
+        await shown.until_told("The context is full: /summary begins")
         await shown.until_shown("reused 0 of 8,000")
 
 
@@ -68,3 +69,37 @@ async def test_a_message_that_is_longer_than_the_context_says_so_and_comes_back(
         await shown.say(f"@{tmp_path}/long.txt what?")
         await shown.until_told("File is too long for this model: ")
         await shown.until_shown("▤ long.txt")
+
+
+async def test_a_summary_is_asked_for_where_there_is_room_and_begins_another_conversation(
+    tmp_path: Path, template: ChatTemplate
+) -> None:
+    async with window_on(tmp_path, template, max_context=1000) as shown:
+        shown.engine.shown = replace(scripted_snapshot(()), max_context=1000)
+        await shown.say("One")
+        await shown.until_answered()
+        await shown.say("two " * 280)
+        await shown.until_answered()
+        await shown.say("/summary")
+        await shown.until_told("without the last 2 messages")
+        await shown.until_answered()
+        assert [text[:6] for text in shown.questions] == ["One", "Sum up"]
+        await shown.say("/summary")
+        await shown.until(lambda: shown.screen.turns.conversation is None)
+        await shown.say("Three")
+        await shown.until_answered()
+        session = shown.screen.turns.stored.session
+        assert session.title == "One, continued"
+        assert session.system.endswith("Summary of the conversation so far:\n\nVery well.")
+        assert shown.questions == ["Three"]
+
+
+async def test_what_is_too_long_from_its_first_message_on_is_not_summed_up(
+    tmp_path: Path, template: ChatTemplate
+) -> None:
+    async with window_on(tmp_path, template, max_context=1000) as shown:
+        shown.engine.shown = replace(scripted_snapshot(()), max_context=1000)
+        await shown.say("two " * 280)
+        await shown.until_answered()
+        await shown.say("/summary")
+        await shown.until_told("even its first message leaves no room")

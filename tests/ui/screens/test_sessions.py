@@ -57,6 +57,14 @@ async def test_words_of_a_message_find_it_and_open_its_branch(tmp_path: Path) ->
         await shown.until(lambda: shown.questions == ["Rain?"])
 
 
+async def test_a_search_in_vain_says_so(tmp_path: Path) -> None:
+    async with window(tmp_path, prepare=three) as shown:
+        await shown.say("/search zeppelin")
+        await shown.until_shown("no title and no message")
+        await shown.pilot.press("down", "enter", "escape")
+        await shown.until(lambda: len(names(shown)) == 3)
+
+
 async def test_branches_fold_into_their_session(tmp_path: Path) -> None:
     async with window(tmp_path, prepare=three, initial="Oslo") as shown:
         await shown.until(lambda: shown.questions == ["By boat?"])
