@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from kvchat.engine.api.ids import BlockKey, block_key, chain_keys, root_key
+from kvchat.engine.api.ids import BlockKey, path_keys, root_key
 from kvchat.errors import PackExists, PackNotFound, StorageError
 from kvchat.platform.encryptor import Encryptor
 from kvchat.platform.private_files import SYSTEM_NAMES, NamedFiles, system_errors_as
@@ -54,10 +54,7 @@ class Pack:
     @property
     def keys(self) -> list[BlockKey]:
         """The keys of its blocks, that of the tail last."""
-        root = root_key(bytes.fromhex(self.fingerprint))
-        keys = chain_keys(root, self.token_ids, self.block_size)
-        rest = self.token_ids[len(keys) * self.block_size :]
-        return [*keys, block_key(keys[-1] if keys else root, rest)] if rest else keys
+        return path_keys(root_key(bytes.fromhex(self.fingerprint)), self.token_ids, self.block_size)
 
 
 class PackStore:

@@ -1,7 +1,8 @@
-"""The full blocks of pinned sessions stay on disk, in the way those of packs do.
+"""The blocks of pinned sessions stay on disk, in the way those of packs do.
 
 What is kept is named by token ids, so it is drawn up from the stored text: when a session is pinned, and
-again whenever one of its answers has ended. A tail is not kept: it is replaced as it grows.
+again whenever one of its answers has ended. Of tails, which are replaced as they grow, those are kept with
+which branches end, and with them the states of recurrent layers from which the branches go on.
 """
 
 import logging
@@ -10,16 +11,16 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kvchat.engine.api.ids import BlockKey, path_keys
 from kvchat.errors import KvchatError, PinRefused
 from kvchat.platform.encryptor import Encryptor
 from kvchat.session.kv.block_references import References, chain_root, runs_of
 from kvchat.session.kv.provenance import origin_of
 from kvchat.session.store import SessionStore
-from kvchat.session.tree import SessionId
+from kvchat.session.tree import SessionId, path_token_ids
 from kvchat.text.figures import bytes_text
 
 if TYPE_CHECKING:
-    from kvchat.engine.api.ids import BlockKey
     from kvchat.engine.memory.disk.cache_admin import CacheAdmin
 
 log = logging.getLogger(__name__)
@@ -58,7 +59,7 @@ class SessionPins:
         """Sessions of which it was said that not all is kept."""
 
     def keep(self, session_id: SessionId) -> None:
-        """Keep the full blocks that a session has by now, there or still to be written, and no others.
+        """Keep the blocks that a session has by now, there or still to be written, and no others.
 
         Raises:
             PinRefused: more would be kept than may be; what was kept of them stays so.
@@ -139,7 +140,7 @@ class SessionPins:
             )
 
     def _wanted(self, session_id: SessionId, admin: "CacheAdmin") -> "dict[bytes, list[BlockKey]]":
-        """Return the keys of a session's full blocks, by fingerprint."""
+        """Return the keys of a session's full blocks and of its branches' tails, by fingerprint."""
         # Imported by whoever pins: a list of sessions is to be there at once.
         from kvchat.app.retention.view_blocks import add_view_turns
         from kvchat.engine.memory.disk.pinned_blocks import used_views
@@ -148,6 +149,8 @@ class SessionPins:
         known = {turn.fingerprint for turn in turns}
         if (conversion := origin_of(session.namespace)) is not None:
             known.add(conversion.fingerprint)
+        branches = self._store.branches(session_id)
+        paths = [path_token_ids(self._store.turns_to(one.leaf_id)) for one in branches if one.leaf_id]
         found: dict[bytes, list[BlockKey]] = {}
         for fingerprint in sorted(known):
             if (root := chain_root(fingerprint, session.namespace)) is None:
@@ -157,7 +160,9 @@ class SessionPins:
             referred = References()
             referred.add(runs_of(turns, root, size))
             add_view_turns(referred, session, turns, size, used_views(self._cache_dir))
-            found[digest] = sorted(referred.keys)
+            # The last token of an answer is not computed before the next message.
+            ends = (path_keys(root, ids[:-1], size)[-1:] for ids in paths if ids is not None)
+            found[digest] = sorted(referred.keys.union(*ends))
         return found
 
 

@@ -55,6 +55,13 @@ def chain_keys(root: BlockKey, token_ids: Sequence[int], block_size: int) -> lis
     return keys
 
 
+def path_keys(root: BlockKey, token_ids: Sequence[int], block_size: int) -> list[BlockKey]:
+    """Return the keys of all full blocks of `token_ids`, and of the tail behind them where there is one."""
+    keys = chain_keys(root, token_ids, block_size)
+    rest = token_ids[len(keys) * block_size :]
+    return [*keys, block_key(keys[-1] if keys else root, rest)] if rest else keys
+
+
 def u32le(token_ids: Sequence[int]) -> bytes:
     """Return token ids as little-endian unsigned 32-bit integers, as they are hashed and stored."""
     ids = array("I", token_ids)

@@ -1,4 +1,4 @@
-"""A pinned session keeps its full blocks on disk: they are refused or kept, never dropped."""
+"""A pinned session keeps its blocks on disk: they are refused or kept, never dropped."""
 
 import json
 from collections.abc import Callable
@@ -18,6 +18,8 @@ from kvchat.session.tree import Role
 from tests.cli.command_line import Run
 from tests.cli.commands.sessions.test_browse import add
 from tests.engine.memory import chains
+from tests.engine.recurrent_models import save_recurrent
+from tests.tiny_models import write_model
 
 pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("loading_pays")]
 
@@ -41,12 +43,12 @@ def held(kvchat: Kvchat) -> dict[str, int]:
 
 
 def is_whole(answer: Any, before: Any) -> bool:
-    """Whether no full block of what was said up to an earlier answer was computed for another."""
+    """Whether nothing of what was computed up to an earlier answer was computed for another."""
     length = before["usage"]["prompt_tokens"] + before["usage"]["completion_tokens"]
-    return answer["usage"]["cached_tokens"] >= (length - 1) // 16 * 16
+    return answer["usage"]["cached_tokens"] >= length - 1
 
 
-def test_a_pinned_session_keeps_its_full_blocks_and_what_it_adds(kvchat: Kvchat, run: Run) -> None:
+def test_a_pinned_session_keeps_its_blocks_and_what_it_adds(kvchat: Kvchat, run: Run) -> None:
     ask(kvchat, "other", f"other: {LONG}", is_new=True)
     first = ask(kvchat, "pinned", f"pinned: {LONG}", is_new=True)
     before = held(kvchat)
@@ -62,6 +64,17 @@ def test_a_pinned_session_keeps_its_full_blocks_and_what_it_adds(kvchat: Kvchat,
     kvchat("cache", "gc")
     assert grown * 3 // 4 < held(kvchat)["pinned"] <= grown
     assert is_whole(ask(kvchat, "pinned", "and?"), second)
+
+
+def test_a_pinned_session_of_a_recurrent_model_keeps_the_state_that_it_goes_on_from(
+    kvchat: Kvchat, run: Run, tmp_path: Path
+) -> None:
+    model = str(write_model(save_recurrent("Qwen3_5", tmp_path / "recurrent")))
+    ask = ("ask", "-m", model, "--max-tokens", "4")
+    before = kvchat(*ask, "--new", "pinned", LONG)
+    assert run("sessions", "pin", "pinned")[0] == 0
+    kvchat("cache", "evict", "--all")
+    assert is_whole(kvchat(*ask, "-s", "pinned", "and?"), before)
 
 
 def test_a_limit_takes_everything_else_first(
