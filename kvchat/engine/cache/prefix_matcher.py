@@ -352,11 +352,14 @@ class PrefixMatcher:
                 in_host = self._slow.host.has_all([match.key_of(group, n) for n in absent], group.id)
                 absent = [n for n, flag in zip(absent, in_host, strict=True) if not flag]
             fetched.update(absent)
-        if match.state is not None and self._is_state_fetched(match.state, beyond_host=beyond_host):
-            fetched.add(match.state.start // size)
         num_tokens = len(fetched) * size
         if match.partial and self._is_fetched(match.partial, beyond_host=beyond_host):
-            num_tokens += match.partial.num_tokens
+            return num_tokens + match.partial.num_tokens
+        if match.state is not None and self._is_state_fetched(match.state, beyond_host=beyond_host):
+            if not self._with_tail:
+                return match.length  # it stands for all of them
+            if match.state.start // size not in fetched:
+                num_tokens += len(match.state.token_ids)
         return num_tokens
 
     def _is_state_fetched(self, state: IndexNode, *, beyond_host: bool) -> bool:

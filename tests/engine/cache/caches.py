@@ -16,6 +16,7 @@ from kvchat.engine.cache.prefix_matcher import PrefixMatch
 from kvchat.engine.formats.chunked.spec import ChunkedSpec
 from kvchat.engine.formats.full.spec import FullSpec
 from kvchat.engine.formats.quantized.spec import QuantizedSpec, ResidualSpec
+from kvchat.engine.formats.recurrent.spec import StateTensor, state_spec
 from kvchat.engine.formats.sliding.spec import SlidingSpec
 from kvchat.engine.formats.spec import Group
 from kvchat.engine.kernels.quantized_record import Code
@@ -64,6 +65,12 @@ def quantized_group(block_size: int) -> Group:
 def recent_group(block_size: int) -> Group:
     spec = ResidualSpec(num_kv_heads=1, head_dim_k=2, head_dim_v=2, dtype="F32", block_size=block_size)
     return Group(id=GroupId(1), spec=spec, layers=(0,))
+
+
+def state_group(group_id: int = 1, piece: int = 1) -> Group:
+    """A layer that keeps one state of all tokens so far."""
+    spec = state_spec([StateTensor("rec", 0, "F32", (2,))], piece)
+    return Group(id=GroupId(group_id), spec=spec, layers=(group_id,))
 
 
 def name_of(token_ids: abc.Sequence[int], block_size: int) -> BlockKey:
@@ -185,7 +192,7 @@ class FakeDevice:
     def write(self, sequence: Sequence, start: int, end: int, draft: abc.Sequence[int] = ()) -> None:
         """Write the KV of tokens `[start, end)` of a sequence and its draft through the reported tables."""
         text = [*sequence.token_ids, *draft]
-        for group in [group.id for group in self.manager.groups if group.source is None]:
+        for group in [one.id for one in self.manager.groups if one.source is None and not one.is_state]:
             pool = self.manager.pools[group]
             for position in range(start, end):
                 number, offset = divmod(position, self.manager.block_size)
@@ -194,9 +201,24 @@ class FakeDevice:
                 assert self._num_tables(group, block) == 1, "a block of several sequences is written"
                 self.slots[group, block][offset] = tuple(text[: position + 1])
 
-        for quantized in self.manager.groups:
-            if quantized.source is not None:
-                self._quantize(sequence, quantized, quantized.source, (start, end))
+        for other in self.manager.groups:
+            if other.source is not None:
+                self._quantize(sequence, other, other.source, (start, end))
+            elif other.is_state and end > start:
+                self._go_on(sequence, other.id, text, (start, end))
+
+    def _go_on(
+        self, sequence: Sequence, group: GroupId, text: abc.Sequence[int], written: tuple[int, int]
+    ) -> None:
+        """Write the state behind tokens into another block than the one that is read, which is before them."""
+        start, end = written
+        table = self.tables[sequence.id, group]
+        if start:
+            assert self.slots[group, table[0]][0] == tuple(text[:start]), "a state of other tokens is read"
+        target = table[min(start, 1)]
+        assert self.manager.pools[group].key(target) is None, "a named state is written"
+        assert self._num_tables(group, target) == 1, "a state of several sequences is written"
+        self.slots[group, target][0] = tuple(text[:end])
 
     def _quantize(
         self, sequence: Sequence, quantized: Group, recent: GroupId, written: tuple[int, int]
@@ -212,7 +234,7 @@ class FakeDevice:
     def check_seen(self, sequence: Sequence, start: int, end: int, draft: abc.Sequence[int] = ()) -> None:
         """Assert that queries `[start, end)` see the right content through the reported tables."""
         text = [*sequence.token_ids, *draft]
-        for group in self.manager.groups:
+        for group in [group for group in self.manager.groups if not group.is_state]:
             for position in range(group.spec.first_visible(start), self._end_in(group, end)):
                 number, offset = divmod(position, self.manager.block_size)
                 block = self.tables[sequence.id, group.id][number]
@@ -222,6 +244,12 @@ class FakeDevice:
     def check_held(self, sequence: Sequence) -> None:
         """Assert that all a sequence's next query sees is in its own tables."""
         for group in self.manager.groups:
+            if group.is_state:
+                for block in sequence.tables[group.id][:1]:
+                    assert block is not None
+                    right = tuple(sequence.token_ids[: sequence.computed_len])
+                    assert self.slots[group.id, block][0] == right, "a state of other tokens is held"
+                continue
             end = self._end_in(group, sequence.computed_len)
             for position in range(group.spec.first_visible(sequence.computed_len), end):
                 number, offset = divmod(position, self.manager.block_size)
@@ -236,13 +264,14 @@ class FakeDevice:
             for place in map(BlockId, range(pool.num_blocks)):
                 key = pool.key(place)
                 if key is not None:
-                    right = self._right(tokens_of, key)
+                    right = self._right(group, tokens_of[key])
                     assert self.places[group, place][: len(right)] == right
         for node in self.manager.index:
             for group, block in node.blocks.items():
-                assert self.slots[group, block][: len(node.token_ids)] == self._right(tokens_of, node.key)
-        for (key, _), contents in self.tier.contents.items():
-            assert contents == self._right(tokens_of, key)
+                right = self._right(group, tokens_of[node.key])
+                assert self.slots[group, block][: len(right)] == right
+        for (key, group), contents in self.tier.contents.items():
+            assert contents == self._right(group, tokens_of[key])
 
     def _end_in(self, group: Group, num_tokens: int) -> int:
         """Return how many of the first tokens a group has once they are computed."""
@@ -253,8 +282,10 @@ class FakeDevice:
         self.poison(group, block)
         self.slots[group, block][: len(contents)] = contents
 
-    def _right(self, tokens_of: dict[BlockKey, tuple[int, ...]], key: BlockKey) -> list[Content]:
-        tokens = tokens_of[key]
+    def _right(self, group: GroupId, tokens: Content) -> list[Content]:
+        """Return what a block or tail holds that ends with some tokens."""
+        if self.manager.groups[group].is_state:
+            return [tokens]
         start = (len(tokens) - 1) // self.manager.block_size * self.manager.block_size
         return [tokens[: end + 1] for end in range(start, len(tokens))]
 
@@ -373,7 +404,8 @@ class Cache:
     def store(self, saves: Iterable[Save]) -> None:
         for save in saves:
             slots = self.device.slots[save.group, save.block]
-            self.tier.write(save, slots[: len(save.token_ids)])
+            num = 1 if self.manager.groups[save.group].is_state else len(save.token_ids)
+            self.tier.write(save, slots[:num])
 
     def store_sequence(self, sequence: Sequence) -> None:
         """Save all that a sequence holds."""

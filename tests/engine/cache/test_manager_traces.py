@@ -133,7 +133,7 @@ class CacheTraces(RuleBasedStateMachine):
         chunks: dict[int, tuple[Sequence, int]] = {}
         moves: list[Move] = []
         for sequence, chunk_len in zip(list(self.admitted), chunk_lens, strict=False):
-            num_tokens = min(chunk_len, sequence.num_uncomputed)
+            num_tokens = self.step_len(sequence, chunk_len)
             if num_tokens and sequence in self.admitted:
                 moves += self.extend(sequence, num_tokens, chunks)
                 chunks[sequence.id] = (sequence, num_tokens)
@@ -349,9 +349,13 @@ class CacheTraces(RuleBasedStateMachine):
     def compute(self, sequence: Sequence, leave: int = 0) -> None:
         """Compute a sequence in chunks until `leave` tokens are left."""
         while sequence.num_uncomputed > leave:
-            num_tokens = min(sequence.num_uncomputed - leave, MAX_CHUNK)
+            num_tokens = self.step_len(sequence, MAX_CHUNK, leave)
             moves = self.extend(sequence, num_tokens, {})
             self.cache.run(moves, [(sequence, num_tokens)])
+
+    def step_len(self, sequence: Sequence, most: int, leave: int = 0) -> int:
+        num_due = sequence.num_uncomputed - leave
+        return sequence.step_len(min(most, num_due), num_due)
 
     def matched_len(self, sequence: Sequence) -> int:
         """Return how many of a sequence's tokens another one like it would find."""
