@@ -39,8 +39,7 @@ class BlockPublisher:
         self._note(CacheEventKind.SEAL, "it is full", sequence, group, key)
         if sequence.is_saved and group.spec.lifetime is not Lifetime.SUPERSEDED:
             # Superseded blocks are stored at turns' ends alone: the tail there is the only way back to it.
-            is_way_back = self._device.has_superseded or self._device.has_states
-            replaced = None if is_way_back else sequence.saved_tail
+            replaced = None if self._device.has_superseded else sequence.saved_tail
             self._saves.append(Save(group.id, key, node.parent, node.token_ids, block, replaced))
 
     def name_tail(self, sequence: Sequence) -> None:
@@ -74,9 +73,8 @@ class BlockPublisher:
         key = block_key(sequence.last_key, ids)
         if key == sequence.saved_tail:
             return ()
-        replaced = None if self._device.has_states else sequence.saved_tail
         return tuple(
-            Save(group.id, key, sequence.last_key, ids, block, replaced)
+            Save(group.id, key, sequence.last_key, ids, block, sequence.saved_tail)
             for group in self._device.groups_with_tail
             if (block := sequence.tables[group.id][number]) is not None
         )

@@ -40,8 +40,8 @@ def test_the_smallest_gap_to_the_one_below_goes_first() -> None:
 
 
 def test_what_stood_above_one_that_went_takes_its_place_in_the_chain() -> None:
-    order, _ = order_of(("a", 1000, None), ("b", 1100, "a"), ("c", 1190, "b"), ("d", 150, None))
-    assert victims(order)[:3] == [2, 1, 3], "c saves 90 tokens, b 100, d 150"
+    order, _ = order_of(("a", 1000, None), ("b", 1050, "a"), ("c", 1400, "b"), ("d", 500, None))
+    assert victims(order) == [1, 2, 3, 0], "b saves 50 tokens, c 400 then, d 500, a 1,000"
 
 
 def test_what_was_used_lately_stays_longer() -> None:

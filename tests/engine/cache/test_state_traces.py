@@ -77,7 +77,9 @@ class StateTraces(CacheTraces):
     def a_sequence_holds_no_more_than_its_window(self) -> None:
         """And one state, between steps."""
         for sequence in self.admitted:
-            assert len(sequence.tables[GroupId(len(self.manager.groups) - 1)]) == min(1, sequence.computed_len)
+            assert len(sequence.tables[GroupId(len(self.manager.groups) - 1)]) == min(
+                1, sequence.computed_len
+            )
 
 
 class TestTraces(StateTraces.TestCase):  # type: ignore[name-defined,misc]

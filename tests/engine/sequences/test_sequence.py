@@ -1,4 +1,4 @@
-"""Names of a sequence's full blocks are remembered, and never taken for others."""
+"""Names of a sequence's full blocks are remembered, and never taken for others; where its steps end."""
 
 import pytest
 from hypothesis import given
@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from kvchat.engine.api.ids import BlockKey, block_key, chain_keys
 from kvchat.engine.sequences.sequence import KeyChain
-from tests.engine.cache.caches import ROOT, Cache, full_group
+from tests.engine.cache.caches import ROOT, Cache, full_group, state_group
 from tests.engine.cache.counting import counted_calls
 
 pytestmark = pytest.mark.pure
@@ -61,3 +61,14 @@ def test_what_is_appended_is_all_that_is_hashed() -> None:
     with counted_calls(block_key) as calls:
         cache.manager.match(sequence)
     assert calls["block_key"] == 37 // 4 - 29 // 4
+
+
+def test_steps_end_at_snapshots_and_else_at_whole_pieces_but_for_the_last_one() -> None:
+    sequence = Cache(full_group(), state_group()).open(range(30))
+    sequence.piece, sequence.snapshots_at = 4, (6,)
+    assert sequence.step_len(20, 30) == 6, "a snapshot is taken there"
+    assert sequence.step_len(5, 30) == 4
+    assert sequence.step_len(3, 30) == 3, "less than a piece where there is room for no more"
+    sequence.computed_len = 6
+    assert sequence.step_len(20, 24) == 18
+    assert sequence.step_len(24, 24) == 24, "to the end"
