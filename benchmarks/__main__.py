@@ -49,6 +49,7 @@ SCENARIOS = (
     "slots",
     "speculation",
     "start",
+    "state_walks",
     "store",
     "switch",
     "weights",

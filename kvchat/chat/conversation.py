@@ -12,6 +12,7 @@ from threading import Lock
 from kvchat.chat.engine_client import AnswerHandle, EngineClient, RequestHandle
 from kvchat.chat.events import ChatEvent, LoadingStarted, Prefill, TextDelta, TurnFinished, TurnStarted
 from kvchat.chat.recorder import AnswerRecorder
+from kvchat.chat.revision import checkpoints
 from kvchat.engine.api.events import LoadPlanned, PrefillProgress, RequestFinished
 from kvchat.engine.api.ids import SequenceId
 from kvchat.engine.api.request import Request
@@ -219,6 +220,7 @@ class Answering:
             self.store.note_adapter(conversation.session.id, adapter)
             conversation.session = replace(conversation.session, adapter=adapter)
         so_far = tuple(answer.token_ids)
+        *path, asked, _ = conversation.turns
         return Request(
             token_ids=prompt + so_far,
             sampling=with_ends(sampling, self.template.end_ids, info.vocab_size),
@@ -227,6 +229,9 @@ class Answering:
             sequence=conversation.engine_sequence,
             stop=self.template.stop_matcher(prompt, so_far),
             namespace=namespace_of(conversation.session, conversation.turns, len(prompt)),
+            checkpoints=checkpoints(self.template, conversation.session, path, asked)
+            if info.keeps_states
+            else (),
         )
 
     def _submit(self, conversation: Conversation, request: Request) -> RequestHandle:

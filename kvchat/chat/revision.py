@@ -16,6 +16,7 @@ from kvchat.session.kv.provenance import namespace_of
 from kvchat.session.store import new_turn_id
 from kvchat.session.template import prompts
 from kvchat.session.template.chat_template import ChatTemplate
+from kvchat.session.template.message_files import split_files, with_files
 from kvchat.session.tree import (
     BranchName,
     Role,
@@ -26,6 +27,9 @@ from kvchat.session.tree import (
     num_common,
     path_token_ids,
 )
+
+_LEAST_KEPT = 64
+"""Fewer tokens are computed again as fast as a state is read."""
 
 
 def to_last_question(path: tuple[Turn, ...]) -> tuple[Turn, ...]:
@@ -116,6 +120,18 @@ def common_ids(
         prompts.question_ids(template, session, path, text, starts_over=before is None) for text in ends
     )
     return (*(before or ()), *first[: min(num_common(first, one) for one in others)])
+
+
+def checkpoints(
+    template: ChatTemplate, session: Session, path: Sequence[Turn], asked: Turn
+) -> tuple[int, ...]:
+    """Return behind how many tokens of a question's prompt other conversations may go on: behind the system
+    prompt, and behind files ahead of the question's words.
+    """
+    files, _ = split_files(asked.text)
+    beginnings = [""] * (not path) + [with_files(files)] * bool(files)
+    ends = (len(common_ids(template, session, path, one)) for one in beginnings)
+    return tuple(end for end in ends if end >= _LEAST_KEPT)
 
 
 def copy_behind(template: ChatTemplate, session: Session, path: Sequence[Turn], turn: Turn) -> Turn:

@@ -3,8 +3,10 @@
 import pytest
 
 from kvchat.chat.conversation import Conversation
+from kvchat.chat.revision import checkpoints
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.errors import UsageError
+from kvchat.session.template.message_files import with_files
 from kvchat.session.tree import Finish, Role
 from tests.chat.desk import REPLY, Desk
 
@@ -96,3 +98,19 @@ def test_what_cannot_be_left_out_is_told_and_nothing_changes(desk: Desk) -> None
         desk.chat.revise(conversation, desk.chat.plan_undo(conversation))
     list(events)
     assert paths(desk, conversation) == {"main": ["One", "Two", "Three", "Four"]}
+
+
+def test_others_may_go_on_behind_a_system_prompt_and_behind_the_files_of_a_message(desk: Desk) -> None:
+    message = with_files([("notes.txt", "A long text. " * 20)], "What does it say?")
+    conversation = desk.talk(message, "And?", system="Be brief. " * 20)
+    session, turns = conversation.session, conversation.turns
+    ids = turns[0].token_ids or ()
+    behind_system, behind_file = (
+        desk.template.tokenizer.decode(ids[:end], keep_control=True)
+        for end in checkpoints(desk.template, session, (), turns[0])
+    )
+    assert behind_system.count("Be brief.") == 20
+    assert "notes.txt" not in behind_system
+    assert behind_file.count("A long text.") == 20
+    assert "What" not in behind_file
+    assert checkpoints(desk.template, session, turns[:2], turns[2]) == ()

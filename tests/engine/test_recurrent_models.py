@@ -7,6 +7,8 @@ import pytest
 import torch
 
 from kvchat.engine.api.inspection import InspectionRequest
+from kvchat.engine.api.request import Request
+from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.formats.kv_size import read_shape
 from kvchat.engine.formats.recurrent.spec import StateSpec
 from kvchat.engine.kernels.native.library import library
@@ -207,6 +209,21 @@ def test_where_a_prompt_leaves_a_text_that_others_share_a_state_is_kept(model_di
 
 
 @needs_kernels
+def test_a_state_is_kept_where_a_request_says_that_others_may_go_on(model_dir: Any) -> None:
+    engine = open_engine(model_dir("Qwen3_5"), **SIZES)
+    shared = token_ids(128, seed=10)
+    for seed, checkpoints in ((11, (128,)), (12, ())):
+        request = Request(
+            token_ids=(*shared, *token_ids(70, seed=seed)),
+            sampling=SamplingParams(max_tokens=4),
+            checkpoints=checkpoints,
+        )
+        found = finish(engine, engine.submit(request))
+        assert found.token_ids == reference(model_dir("Qwen3_5")).generate(list(request.token_ids), 4)
+    assert found.usage.cached_tokens == 128
+    engine.close()
+
+
 def test_the_states_along_a_path_are_listed_behind_their_blocks(model_dir: Any) -> None:
     engine = open_engine(model_dir("Qwen3_5"), **SIZES)
     text = token_ids(40, seed=16)

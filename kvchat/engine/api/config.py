@@ -143,5 +143,7 @@ class EngineInfo:
     """Why all tokens go through the model's own decoder layers; None: they go through fused ones."""
     unrecorded: str | None = None
     """Why no decode step is recorded on a GPU; None: some are, or there is no GPU."""
+    keeps_states: bool = False
+    """Whether layers keep recurrent states, from which alone prompts go on."""
     capacity: Capacity | None = None
     """None for an engine that is described but not built."""

@@ -34,9 +34,11 @@ class Request:
         namespace: whose blocks may be reused and whose the new ones are: empty for native blocks; a bundle's
             are kept apart from all others until they have been verified.
         is_saved: whether what is computed goes to the disk; if not, a request that goes on from it saves it.
+        checkpoints: behind how many tokens of the prompt others may go on, besides where it ends: recurrent
+            states are kept there.
 
     Raises:
-        InvalidRequest: a token id or the priority is no whole number, or the namespace no text.
+        InvalidRequest: a token id, a checkpoint or the priority is no whole number, or the namespace no text.
     """
 
     token_ids: tuple[int, ...]
@@ -47,10 +49,12 @@ class Request:
     stop: StopMatcher | None = None
     namespace: str = ""
     is_saved: bool = True
+    checkpoints: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        if not set(map(type, self.token_ids)) <= {int}:  # a float would end every request of the step
-            raise InvalidRequest("token ids must be whole numbers (int)")
+        if not set(map(type, (*self.token_ids, *self.checkpoints))) <= {int}:
+            # A float would end every request of the step.
+            raise InvalidRequest("token ids and checkpoints must be whole numbers (int)")
         if type(self.priority) is not int:  # queues could not be sorted by it
             raise InvalidRequest(f"the priority must be a whole number (int), not {self.priority!r}")
         check_namespace(self.namespace)

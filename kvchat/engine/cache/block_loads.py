@@ -165,7 +165,8 @@ class Transfers:
                 transfer.held[unit.number].remove((move.group, move.target))
                 self._release(move.group, move.target)
             elif is_there:
-                self._device.name(move.group, move.target, unit.node)
+                path = (*transfer.match.parents[:1], *transfer.match.keys[: unit.number])
+                self._device.name(move.group, move.target, unit.node, path)
                 self._device.brought[unit.node.key] = unit.tier
             else:
                 failed = transfer.first_failed

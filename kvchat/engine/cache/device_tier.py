@@ -75,16 +75,18 @@ class DeviceTier:
         self._sources: list[tuple[GroupId, BlockId]] = []
         self._demotions: list[Demote] = []
 
-    def name(self, group: GroupId, block: BlockId, node: IndexNode, below: BlockKey | None = None) -> None:
+    def name(
+        self, group: GroupId, block: BlockId, node: IndexNode, path: abc.Sequence[BlockKey] = ()
+    ) -> None:
         """Name a held block whose bytes are written. Unless it stands alone it is worth nothing without its
         parent, which is then evicted after it.
 
         Args:
-            below: of a state: the snapshot from which its tokens were computed.
+            path: of a state: the root and the full blocks before this one.
         """
         parent = None if group in self._standing_alone else node.parent
         if group in self.snapshots:
-            self.snapshots[group].note(block, node.key, node.start + len(node.token_ids), below)
+            self.snapshots[group].note(block, node.start + len(node.token_ids), path)
         self.pools[group].name(block, node.key, parent)
         self.index.add(replace(node, blocks={}), group, block)
 

@@ -9,7 +9,7 @@ each time a block is spared it costs one of its uses, also on its way from the s
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, Protocol
@@ -253,14 +253,25 @@ class _Snapshot:
 
     Args:
         num_tokens: that it stands behind.
-        below: the next one on its path; None: none is known.
+        path: the root and the full blocks before the block that it stands in or ends.
+        below: the next one on its path; None: there is none.
         used: number of the request that used it last.
     """
 
-    key: BlockKey
     num_tokens: int
-    below: BlockKey | None
+    path: Sequence[BlockKey]
+    below: "_Snapshot | None"
     used: int
+
+    @property
+    def gap(self) -> int:
+        """Tokens that are computed again without it."""
+        return self.num_tokens - (self.below.num_tokens if self.below else 0)
+
+    def is_behind(self, other: "_Snapshot") -> bool:
+        """Whether another one is on its path, or leaves it within the block that the other stands in."""
+        num = len(other.path)
+        return other.num_tokens < self.num_tokens and other.path[-1:] == self.path[num - 1 : num]
 
 
 class SnapshotOrder:
@@ -285,9 +296,15 @@ class SnapshotOrder:
     def __contains__(self, block: BlockId) -> bool:
         return block in self._cached
 
-    def note(self, block: BlockId, key: BlockKey, num_tokens: int, below: BlockKey | None = None) -> None:
-        """Note behind how many tokens a named state stands, and which snapshot comes before it."""
-        self._known[block] = _Snapshot(key, num_tokens, below, self._now())
+    def note(self, block: BlockId, num_tokens: int, path: Sequence[BlockKey]) -> None:
+        """Note where a named state stands: see `_Snapshot`."""
+        new = _Snapshot(num_tokens, path, None, self._now())
+        for one in self._known.values():
+            if new.is_behind(one) and (new.below is None or new.below.num_tokens < one.num_tokens):
+                new.below = one
+            elif one.is_behind(new) and (one.below is None or one.below.num_tokens < num_tokens):
+                one.below = new
+        self._known[block] = new
 
     def add(self, block: BlockId, key: BlockKey) -> None:
         self._cached[block] = None
@@ -306,21 +323,18 @@ class SnapshotOrder:
         """Let those above take the one below it for their own."""
         gone = self._known.pop(block)
         for one in self._known.values():
-            if one.below == gone.key:
+            if one.below is gone:
                 one.below = gone.below
 
     def gap(self, block: BlockId) -> tuple[int, int]:
         """Return the tokens [start, end) that are computed again without a named state. Pure."""
         own = self._known[block]
-        below = (one.num_tokens for one in self._known.values() if one.key == own.below)
-        return next(below, 0), own.num_tokens
+        return own.num_tokens - own.gap, own.num_tokens
 
     def victim(self, is_leaf: IsLeaf) -> BlockId:
-        lengths = {one.key: one.num_tokens for one in self._known.values()}
-        block = min(self._cached, key=lambda block: self._worth(self._known[block], lengths))
+        block = min(self._cached, key=lambda block: self._worth(self._known[block]))
         del self._cached[block]
         return block
 
-    def _worth(self, one: _Snapshot, lengths: dict[BlockKey, int]) -> float:
-        below = 0 if one.below is None else lengths.get(one.below, 0)
-        return (one.num_tokens - below) / (1 + self._now() - one.used)
+    def _worth(self, one: _Snapshot) -> float:
+        return one.gap / (1 + self._now() - one.used)

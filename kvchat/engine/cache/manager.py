@@ -132,7 +132,7 @@ class CacheManager:
         child.chain = sequence.chain.copy()
         child.view_schedule = sequence.view_schedule
         child.kept_names = dict(sequence.kept_names)
-        child.piece, child.snapshot = sequence.piece, sequence.snapshot
+        child.piece = sequence.piece
         # Blocks behind the tail belong to a step that never ended; both would write them.
         for group, table in zip(self.groups, child.tables, strict=True):
             table += sequence.tables[group.id][: self._num_blocks(group, sequence.computed_len)]
@@ -247,8 +247,8 @@ class CacheManager:
         sequence.keys = list(match.keys)
         sequence.kept_names = dict(match.kept_names)
         sequence.computed_len = match.length
-        sequence.snapshot = match.state.key if match.state is not None else None
-        self.states.plan(sequence, match.tokens_len)
+        sequence.known_len = max(sequence.known_len, match.tokens_len)
+        self.states.plan(sequence)
         sequence.saved_tail = match.partial.key if match.partial and match.partial.is_whole else None
         if sequence.computed_len:  # nobody would forget an empty one when it is admitted again
             self._tails.watch(sequence)

@@ -30,18 +30,17 @@ class StateSnapshots:
         saves, self._saves = tuple(self._saves), []
         return saves
 
-    def plan(self, sequence: Sequence, tokens_len: int = 0) -> None:
+    def plan(self, sequence: Sequence) -> None:
         """Decide where steps through a sequence's tokens end, and which states are kept of its prompt: the
-        last one from which it can be answered again, and the one where it leaves a text that others share.
-
-        Args:
-            tokens_len: tokens of its prompt whose keys and values are there, with a state or without.
+        last one from which it can be answered again, the one where it leaves a text that others share, and
+        those at its checkpoints.
         """
         if not self._piece:
             return
         sequence.piece = self._piece
         most = len(sequence.token_ids) - max(1, sequence.view_schedule.num_observed)
-        ends = sorted({end // self._piece * self._piece for end in (min(tokens_len, most), most)})
+        wanted = (*sequence.checkpoints, sequence.known_len, most)
+        ends = sorted({min(end, most) // self._piece * self._piece for end in wanted})
         sequence.snapshots_at = tuple(end for end in ends if end > sequence.computed_len)
 
     def advance(self, sequence: Sequence) -> None:
@@ -56,9 +55,8 @@ class StateSnapshots:
                 self._device.references.release(sequence, group.id, before)
                 self._log.note_from(sequence, group.id, 0)
         if self._groups and sequence.computed_len in sequence.snapshots_at:
-            below = sequence.snapshot
             self.keep(sequence)
-            if sequence.is_saved and sequence.snapshot != below:
+            if sequence.is_saved:
                 self._saves += self.saves(sequence)
 
     def keep(self, sequence: Sequence) -> None:
@@ -71,8 +69,8 @@ class StateSnapshots:
             assert block is not None
             is_named = self._device.pools[group.id].key(block) is not None
             if not is_named and self._device.index.block(node.key, group.id) is None:
-                self._device.name(group.id, block, node, sequence.snapshot)
-        sequence.snapshot = node.key
+                number = node.start // self._device.block_size
+                self._device.name(group.id, block, node, (sequence.root, *sequence.keys[:number]))
 
     def node(self, sequence: Sequence) -> IndexNode | None:
         """Return the block or tail behind which a sequence's state stands; None: there is none. Pure."""

@@ -59,7 +59,7 @@ class RequestValidator:
         own."""
         if request.sequence is None:
             sequence = self._manager.open(request.owner, request.token_ids, request.namespace)
-            sequence.is_saved = request.is_saved
+            sequence.is_saved, sequence.checkpoints = request.is_saved, request.checkpoints
             return sequence
         sequence = self.live(request.sequence)
         if self._output.running_on(sequence.id) is not None:
@@ -72,9 +72,9 @@ class RequestValidator:
             )
         if sequence.computed_len >= len(request.token_ids) or not self._goes_on(sequence, request):
             self._manager.reset(sequence)
-        sequence.is_saved = request.is_saved
+        sequence.is_saved, sequence.checkpoints = request.is_saved, request.checkpoints
         sequence.view_schedule = self._view_schedule(sequence, request)
-        sequence.token_ids = list(request.token_ids)
+        sequence.token_ids, sequence.known_len = list(request.token_ids), 0
         return sequence
 
     def _view_schedule(self, sequence: Sequence, request: Request) -> ViewSchedule:

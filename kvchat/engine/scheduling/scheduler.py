@@ -151,7 +151,7 @@ class Scheduler:
                 return None
         self.waiting.remove(completion)
         self.running.append(completion)
-        found = self._provenance(match)
+        found = self._provenance(match, completion.sequence.known_len)
         if completion.loaded is None:
             self.manager.touch(completion.sequence)  # once per request: steps do not make a block look wanted
             completion.loaded = found
@@ -226,7 +226,7 @@ class Scheduler:
     def _match(self, completion: Completion, max_len: int | None = None) -> PrefixMatch:
         return self.manager.match(completion.sequence, max_len, resident=True)
 
-    def _provenance(self, match: PrefixMatch) -> Loaded:
+    def _provenance(self, match: PrefixMatch, known_len: int) -> Loaded:
         """Return where a match comes from. What was brought ahead of use counts once, for its first user."""
         brought = self.manager.device.brought
         num_tokens: Counter[Tier] = Counter()
@@ -242,7 +242,7 @@ class Scheduler:
             device=match.length - num_tokens.total(),
             host=num_tokens[Tier.HOST],
             disk=num_tokens[Tier.DISK],
-            stateless=max(0, match.tokens_len - match.length) if self.manager.device.has_states else 0,
+            stateless=max(0, known_len - match.length) if self.manager.device.has_states else 0,
         )
 
     def _num_following(self, completion: Completion, match: PrefixMatch) -> int:

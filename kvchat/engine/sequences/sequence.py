@@ -81,10 +81,12 @@ class Sequence:
     piece: int = 0
     """Of a model with states: steps end at multiples of so many tokens, so that the same tokens are always
     computed together."""
+    checkpoints: tuple[int, ...] = ()
+    """Behind how many tokens of its prompt others may go on."""
+    known_len: int = 0
+    """Tokens of its prompt whose keys and values were found in any tier, with a state or without."""
     snapshots_at: tuple[int, ...] = ()
     """Behind how many tokens states of its prompt are kept, ascending."""
-    snapshot: BlockKey | None = None
-    """Name of the last state of it that was kept, or that it began with."""
 
     def step_len(self, num_tokens: int, num_due: int) -> int:
         """Return how many of the next `num_tokens` tokens one step may compute, of `num_due` that are to be

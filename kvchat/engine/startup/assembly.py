@@ -136,6 +136,7 @@ def assemble(
             model=model,
             fingerprint=digest.hex(),
             capacity=capacity,
+            keeps_states=tier.has_states,
             disk_enabled=store is not None,
             unfused=unfused,
             unrecorded=unrecorded(forward, groups, short),

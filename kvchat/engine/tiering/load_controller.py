@@ -150,6 +150,7 @@ class LoadController:
         max_len = None
         while True:
             match = self._manager.match(completion.sequence, max_len)
+            completion.sequence.known_len = max(completion.sequence.known_len, match.tokens_len)
             if not match.host_len + match.disk_len:
                 if pending.blocked_by is not None and not pending.blocked_by.job.is_urgent:
                     pending.fetched |= self._brought_before(match)

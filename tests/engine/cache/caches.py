@@ -210,7 +210,7 @@ class FakeDevice:
     def _go_on(
         self, sequence: Sequence, group: GroupId, text: abc.Sequence[int], written: tuple[int, int]
     ) -> None:
-        """Write the state behind tokens into another block than that of the one before them, which is read."""
+        """Write the state behind tokens into another block than the one before them, which is read."""
         start, end = written
         table = self.tables[sequence.id, group]
         if start:

@@ -13,6 +13,28 @@ from tests.tiny_models import write_model
 pytestmark = pytest.mark.cpu
 
 
+@pytest.mark.usefixtures("loading_pays")
+def test_another_conversation_goes_on_behind_the_same_system_prompt_and_file(
+    tmp_path: Path, home: Path, run: Run
+) -> None:
+    model = str(write_model(save_recurrent("Qwen3_5", tmp_path / "recurrent")))
+    file = tmp_path / "notes.txt"
+    file.write_text("A block holds the keys and values of 64 tokens. " * 12)
+    ask = ["ask", "-m", model, "--max-tokens", "4", "--json", "--system", "Be brief. " * 30]
+
+    def cached(*words: str) -> tuple[int, int]:
+        code, out, err = run(*ask, *words)
+        assert code == 0, err
+        usage = json.loads(out)["usage"]
+        return usage["cached_tokens"], usage["computed_tokens"]
+
+    assert cached("-f", str(file), "What?")[0] == 0
+    num_cached, num_computed = cached("-f", str(file), "Why is that so?")
+    assert num_cached >= 64, "the system prompt"
+    assert num_computed > 100, "and no more"
+    assert cached("-f", str(file), "And what follows?")[1] < 100, "the one before has left the file's state"
+
+
 def test_an_imported_session_is_forked_as_cheaply_as_the_one_that_was_exported(
     tmp_path: Path, home: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
