@@ -198,6 +198,20 @@ def test_chunks_and_neighbours_do_not_change_what_a_prompt_leads_to(name: str, m
         torch.testing.assert_close(row, rows[0], rtol=1e-5, atol=1e-5)
 
 
+@needs_kernels
+def test_a_prompt_is_read_in_one_step_which_leaves_states_on_its_way(model_dir: Any) -> None:
+    engine, recorder = open_recorded(model_dir("Qwen3_5"), **SIZES | {"max_batch_tokens": 512})
+    text = token_ids(170, seed=8)
+    request = Request(token_ids=tuple(text), sampling=SamplingParams(max_tokens=2), checkpoints=(70,))
+    finish(engine, engine.submit(request))
+    chunks = [chunk for batch in recorder.batches for chunk in batch.chunks]
+    assert [(chunk.start, chunk.end, chunk.snapshots) for chunk in chunks] == [
+        (0, 170, (70, 169)),
+        (170, 171, ()),
+    ]
+    engine.close()
+
+
 def test_where_a_prompt_leaves_a_text_that_others_share_a_state_is_kept(model_dir: Any) -> None:
     """The second to read it finds keys and values without a state, and leaves one for the third."""
     engine = open_engine(model_dir("Qwen3_5"), **SIZES)

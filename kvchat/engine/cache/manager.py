@@ -272,11 +272,11 @@ class CacheManager:
             The copies a shared tail needs before it is written, or None if there is no room; then nothing has
             changed.
         """
-        if any(
-            self._num_missing(sequence, group, num_tokens) > self.pools[group.id].num_available
-            for group in self.groups
-        ):
-            return None
+        if not self._has_room(sequence, num_tokens):
+            if not sequence.snapshots_within(num_tokens):
+                return None
+            sequence.snapshots_at = ()  # the step is worth more than what it would leave
+            return self.extend(sequence, num_tokens)
         moves: list[Move] = []
         for group, table in zip(self.groups, sequence.tables, strict=True):
             moves += self._own_tail(sequence, group)
@@ -325,7 +325,7 @@ class CacheManager:
         if sequence.kept:
             self._pruning.carry_out(sequence)
         self._tails.watch(sequence)
-        self.states.advance(sequence)
+        self.states.advance(sequence, num_tokens)
         for group in self._bounded:
             self._leave_window(sequence, group, sequence.tables[group.id])
 
@@ -418,6 +418,12 @@ class CacheManager:
         )
         yield Copy(group.id, shared, own, num_tokens)
 
+    def _has_room(self, sequence: Sequence, num_tokens: int) -> bool:
+        return all(
+            self._num_missing(sequence, group, num_tokens) <= self.pools[group.id].num_available
+            for group in self.groups
+        )
+
     def _num_missing(self, sequence: Sequence, group: Group, num_tokens: int) -> int:
         table = sequence.tables[group.id]
         missing = self._num_writable(sequence, group, num_tokens) - len(table)
@@ -452,7 +458,8 @@ class CacheManager:
     def _num_writable(self, sequence: Sequence, group: Group, num_tokens: int) -> int:
         """Return how many entries a table has while a step writes the next tokens."""
         if group.is_state:
-            return self._num_blocks(group, sequence.computed_len) + 1
+            num_kept = len(sequence.snapshots_within(num_tokens))
+            return self._num_blocks(group, sequence.computed_len) + num_kept + 1
         return self._num_blocks(group, sequence.computed_len + num_tokens)
 
     def _num_blocks(self, group: Group, num_tokens: int) -> int:

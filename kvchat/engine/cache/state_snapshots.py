@@ -43,53 +43,64 @@ class StateSnapshots:
         ends = sorted({min(end, most) // self._piece * self._piece for end in wanted})
         sequence.snapshots_at = tuple(end for end in ends if end > sequence.computed_len)
 
-    def advance(self, sequence: Sequence) -> None:
-        """Let go of the state before the tokens that have just been computed; keep the new one if it is to be
-        a snapshot.
+    def advance(self, sequence: Sequence, num_tokens: int) -> None:
+        """Let go of the states before the last of the `num_tokens` tokens that have just been computed; keep
+        those that are to be snapshots.
         """
+        if not self._groups:
+            return
+        start, end = sequence.computed_len - num_tokens, sequence.computed_len
+        kept = [at for at in sequence.snapshots_at if start < at <= end]
+        for entry, at in enumerate(kept, start=bool(start)):
+            self.keep(sequence, at, entry)
+            if sequence.is_saved:
+                self._saves += self.saves(sequence, at, entry)
         for group in self._groups:
             table = sequence.tables[group.id]
-            if len(table) > 1:
+            while len(table) > 1:
                 before = table.pop(0)
                 assert before is not None
                 self._device.references.release(sequence, group.id, before)
-                self._log.note_from(sequence, group.id, 0)
-        if self._groups and sequence.computed_len in sequence.snapshots_at:
-            self.keep(sequence)
-            if sequence.is_saved:
-                self._saves += self.saves(sequence)
+            self._log.note_from(sequence, group.id, 0)
 
-    def keep(self, sequence: Sequence) -> None:
-        """Name the state behind a sequence's computed tokens, unless one with that name is kept."""
-        node = self.node(sequence)
+    def keep(self, sequence: Sequence, num_tokens: int | None = None, entry: int = 0) -> None:
+        """Name a state of a sequence, unless one with that name is kept.
+
+        Args:
+            num_tokens: that it stands behind, computed ones; None: all of them.
+            entry: where it is in the tables.
+        """
+        node = self.node(sequence, num_tokens)
         if node is None:
             return
         for group in self._groups:
-            block = sequence.tables[group.id][0]
+            block = sequence.tables[group.id][entry]
             assert block is not None
             is_named = self._device.pools[group.id].key(block) is not None
             if not is_named and self._device.index.block(node.key, group.id) is None:
                 number = node.start // self._device.block_size
                 self._device.name(group.id, block, node, (sequence.root, *sequence.keys[:number]))
 
-    def node(self, sequence: Sequence) -> IndexNode | None:
+    def node(self, sequence: Sequence, num_tokens: int | None = None) -> IndexNode | None:
         """Return the block or tail behind which a sequence's state stands; None: there is none. Pure."""
-        if not self._groups or not sequence.computed_len:
+        length = sequence.computed_len if num_tokens is None else num_tokens
+        if not self._groups or not length:
             return None
         size = self._device.block_size
-        number = (sequence.computed_len - 1) // size
-        ids = sequence.block_ids(number, size)
-        if len(ids) == size:
-            return IndexNode(sequence.keys[number], sequence.parent_of(number), ids, number * size)
-        return IndexNode(block_key(sequence.last_key, ids), sequence.last_key, ids, number * size)
+        number = (length - 1) // size
+        start, parent = number * size, sequence.parent_of(number)
+        ids = tuple(sequence.token_ids[start:length])
+        is_full = len(ids) == size
+        key = sequence.keys[number] if is_full else block_key(parent, ids)
+        return IndexNode(key, parent, ids, start)
 
-    def saves(self, sequence: Sequence) -> tuple[Save, ...]:
-        """Return what must be written so that a sequence's state is stored. Pure."""
-        node = self.node(sequence)
+    def saves(self, sequence: Sequence, num_tokens: int | None = None, entry: int = 0) -> tuple[Save, ...]:
+        """Return what must be written so that a state of a sequence is stored; see `keep`. Pure."""
+        node = self.node(sequence, num_tokens)
         if node is None or node.key == sequence.saved_tail:
             return ()
         return tuple(
             Save(group.id, node.key, node.parent, node.token_ids, block)
             for group in self._groups
-            if (block := sequence.tables[group.id][0]) is not None
+            if (block := sequence.tables[group.id][entry]) is not None
         )

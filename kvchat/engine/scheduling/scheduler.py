@@ -306,6 +306,7 @@ class Scheduler:
             samples=end == len(sequence.token_ids),
             hidden_ranges=self.manager.hidden_ranges(sequence),
             prunes=self.manager.prunes(sequence),
+            snapshots=sequence.snapshots_within(end - start),
             shadowed=self._shadowed(sequence),
         )
 

@@ -32,6 +32,7 @@ class Chunk:
             kept if the logits before it choose it.
         hidden_ranges: blocks [start, end) of each group that are out of sight, where any are.
         prunes: what happens behind the last token.
+        snapshots: positions inside of it before which states are kept, ascending.
         shadowed: of what the shadow is made through which these tokens look at what is before them; None:
             they are computed exactly.
     """
@@ -44,6 +45,7 @@ class Chunk:
     num_drafted: int = 0
     hidden_ranges: tuple[tuple[GroupId, tuple[tuple[int, int], ...]], ...] = ()
     prunes: tuple[Prune, ...] = ()
+    snapshots: tuple[int, ...] = ()
     shadowed: ShadowedPrompt | None = None
 
     @property

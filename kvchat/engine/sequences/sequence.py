@@ -96,11 +96,12 @@ class Sequence:
         if not self.piece:
             return num_tokens
         end = self.computed_len + num_tokens
-        at = next((at for at in self.snapshots_at if self.computed_len < at < end), None)
-        if at is not None:
-            return at - self.computed_len
         whole = end // self.piece * self.piece - self.computed_len
         return whole if whole > 0 and num_tokens < num_due else num_tokens
+
+    def snapshots_within(self, num_tokens: int) -> tuple[int, ...]:
+        """Return where inside a step of the next `num_tokens` tokens states are kept. Pure."""
+        return tuple(at for at in self.snapshots_at if 0 < at - self.computed_len < num_tokens)
 
     @property
     def num_uncomputed(self) -> int:

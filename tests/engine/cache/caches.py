@@ -215,10 +215,12 @@ class FakeDevice:
         table = self.tables[sequence.id, group]
         if start:
             assert self.slots[group, table[0]][0] == tuple(text[:start]), "a state of other tokens is read"
-        target = table[min(start, 1)]
-        assert self.manager.pools[group].key(target) is None, "a named state is written"
-        assert self._num_tables(group, target) == 1, "a state of several sequences is written"
-        self.slots[group, target][0] = tuple(text[:end])
+        stops = (*sequence.snapshots_within(end - start), end)
+        for number, stop in enumerate(stops, start=bool(start)):
+            target = table[number]
+            assert self.manager.pools[group].key(target) is None, "a named state is written"
+            assert self._num_tables(group, target) == 1, "a state of several sequences is written"
+            self.slots[group, target][0] = tuple(text[:stop])
 
     def _quantize(
         self, sequence: Sequence, quantized: Group, recent: GroupId, written: tuple[int, int]

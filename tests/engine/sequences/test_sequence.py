@@ -63,12 +63,14 @@ def test_what_is_appended_is_all_that_is_hashed() -> None:
     assert calls["block_key"] == 37 // 4 - 29 // 4
 
 
-def test_steps_end_at_snapshots_and_else_at_whole_pieces_but_for_the_last_one() -> None:
+def test_steps_end_at_whole_pieces_but_for_the_last_one() -> None:
     sequence = Cache(full_group(), state_group()).open(range(30))
-    sequence.piece, sequence.snapshots_at = 4, (6,)
-    assert sequence.step_len(20, 30) == 6, "a snapshot is taken there"
-    assert sequence.step_len(5, 30) == 4
+    sequence.piece, sequence.snapshots_at = 4, (8, 12, 20)
+    assert sequence.step_len(21, 30) == 20
     assert sequence.step_len(3, 30) == 3, "less than a piece where there is room for no more"
+    assert sequence.snapshots_within(20) == (8, 12), "the last one stands at its end"
+    sequence.computed_len = 8
+    assert sequence.snapshots_within(20) == (12, 20)
     sequence.computed_len = 6
     assert sequence.step_len(20, 24) == 18
     assert sequence.step_len(24, 24) == 24, "to the end"

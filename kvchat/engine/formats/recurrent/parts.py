@@ -45,7 +45,7 @@ class StateMetadata(AttentionMetadata):
 
 class StateMetadataBuilder(FullMetadataBuilder):
     """Builds the parts of each step. A sequence's table has the state behind its computed tokens, if there
-    are any, and behind it the block for the next one.
+    are any, and behind it the blocks for the next ones: those that the step keeps on its way, and its last.
     """
 
     def __init__(self, group: Group, block_size: int) -> None:
@@ -72,17 +72,19 @@ class StateMetadataBuilder(FullMetadataBuilder):
         return StateMetadata(torch.zeros(0, dtype=torch.long), (), parts=parts)
 
     def _pieces(self, chunk: Chunk, row: int, table: Tensor) -> Iterator[StatePart]:
-        reads, writes = (table[:1], table[1:2]) if chunk.start else (None, table[:1])
+        blocks = list(table.split(1))
+        reads = blocks.pop(0) if chunk.start else None
         start = chunk.start
-        while start < chunk.end:
-            end = chunk.end
-            if self._piece > 1:
-                end = min(end, start // self._piece * self._piece + self._piece)
-            if reads is not None and self._is_stepwise:
-                end = start + 1
-            rows = torch.arange(row, row + end - start, device=table.device)
-            yield StatePart(rows, (1, end - start), reads, writes)
-            row, start, reads = row + end - start, end, writes
+        for stop, writes in zip((*chunk.snapshots, chunk.end), blocks, strict=False):
+            while start < stop:
+                end = stop
+                if self._piece > 1:
+                    end = min(end, start // self._piece * self._piece + self._piece)
+                if reads is not None and self._is_stepwise:
+                    end = start + 1
+                rows = torch.arange(row, row + end - start, device=table.device)
+                yield StatePart(rows, (1, end - start), reads, writes)
+                row, start, reads = row + end - start, end, writes
 
 
 @dataclass(frozen=True, slots=True)
