@@ -27,6 +27,7 @@ from kvchat.engine.results import Handle
 from tests.engine.conftest import OpenEngine, OpenRecorded, TinyModels
 from tests.engine.latent_models import KINDS, SIZES, model_of
 from tests.engine.namespaced import name
+from tests.engine.recurrent_models import save_recurrent
 from tests.engine.tiny_models import Answer, finish, make_config, reference, save_model, token_ids
 from tests.tiny_models import write_model
 
@@ -37,6 +38,7 @@ PROMPT = 203
 WHOLE = PROMPT - PROMPT % BLOCK
 """Tokens of the full blocks of a prompt; its tail goes on with the answer."""
 LATENT = "V3, YaRN"
+RECURRENT = "Qwen3_5"
 Opened = Callable[..., Engine]
 Alone = Callable[..., list[list[int]]]
 
@@ -113,9 +115,16 @@ class Conformance:
     def latent_dir(cls, tmp_path_factory: pytest.TempPathFactory) -> Path:
         return model_of(LATENT, tmp_path_factory.mktemp("latent"))
 
+    @pytest.fixture(scope="module")
+    @classmethod
+    def recurrent_dir(cls, tmp_path_factory: pytest.TempPathFactory) -> Path:
+        return save_recurrent(RECURRENT, tmp_path_factory.mktemp("recurrent"))
+
     @pytest.fixture
-    def model_dir(self, row: Row, tiny: TinyModels, latent_dir: Path) -> Path:
-        return latent_dir if row.kind == LATENT else tiny(row.kind)
+    def model_dir(self, row: Row, tiny: TinyModels, request: pytest.FixtureRequest) -> Path:
+        own = {LATENT: "latent_dir", RECURRENT: "recurrent_dir"}
+        found: Path = request.getfixturevalue(own[row.kind]) if row.kind in own else tiny(row.kind)
+        return found
 
     @pytest.fixture
     def opened(self, row: Row, model_dir: Path, open_engine: OpenEngine) -> Opened:

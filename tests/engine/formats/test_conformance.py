@@ -7,6 +7,7 @@ import pytest
 from tests.engine.formats.conformance import (
     LATENT,
     PROMPT,
+    RECURRENT,
     WHOLE,
     Promises,
     Row,
@@ -25,6 +26,7 @@ ROWS = {
         Row(kind="gemma3", text="exact", exact=PROMPT),
         Row(kind="gpt2", text="exact", exact=PROMPT),
         Row(kind=LATENT, text="exact", exact=PROMPT),
+        Row(kind=RECURRENT, text="exact", exact=PROMPT),
         Row(kind=LATENT, text="fp8"),
         Row(kind="llama", text="int8"),
         Row(kind="llama", text="k=fp8,v=int4; layers 1=exact"),
@@ -51,6 +53,7 @@ SLOW_ROWS = {
         _PRUNED(text="keydiff:48", shared=WHOLE),
         _PRUNED(text="knorm:48", shared=WHOLE),
         Row(kind="qwen3", text="window:32", shared=64, exact=64, num_blocks=18),
+        Row(kind=RECURRENT, text="int8"),
     )
 }
 STORING_ROWS = {
