@@ -16,6 +16,9 @@ from kvchat.engine.kernels.paged_attention.args import KVPair, Prepared, Sequenc
 from kvchat.engine.kernels.paged_attention.native import span_table
 from kvchat.engine.sequences.batch_plan import Chunk
 
+TORCH_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, "U8": torch.uint8}
+"""By their names in safetensors."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionCall:

@@ -22,6 +22,7 @@ from kvchat.engine.formats.pruned.spec import PrunedSpec
 from kvchat.engine.formats.quantized.attend import QuantizedMetadataBuilder, ResidualAttention
 from kvchat.engine.formats.quantized.codec import QuantizedCodec
 from kvchat.engine.formats.quantized.spec import QuantizedSpec, ResidualSpec
+from kvchat.engine.formats.recurrent.codec import StateCodec
 from kvchat.engine.formats.recurrent.parts import StateMetadataBuilder
 from kvchat.engine.formats.recurrent.spec import StateSpec
 from kvchat.engine.formats.shadow.attend import ShadowAttention, ShadowMetadataBuilder
@@ -82,7 +83,7 @@ _BACKENDS: dict[type[CacheSpec], Backend] = {
         metadata=lambda group, size, own: PrunedMetadataBuilder(group, size, own.layers),
         is_fused=True,
     ),
-    StateSpec: Backend(metadata=lambda group, size, _: StateMetadataBuilder(group, size)),
+    StateSpec: Backend(metadata=lambda group, size, _: StateMetadataBuilder(group, size), codec=StateCodec),
     ShadowSpec: Backend(
         attention=lambda pool, _: ShadowAttention(pool),
         metadata=lambda group, size, own: ShadowMetadataBuilder(group, size, own.shadows),

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
+from kvchat.engine.formats.attention_metadata import TORCH_DTYPES
 from kvchat.engine.formats.format_table import PagedAttention
 from kvchat.engine.formats.full.transformers_cache import TransformersCache
 from kvchat.engine.formats.recurrent.parts import layer_states
@@ -22,7 +23,7 @@ from kvchat.engine.forward.runner import ForwardPass
 from kvchat.engine.forward.self_check import require_own_logits
 from kvchat.engine.forward.self_check_cache import SelfCheckCache, name_of
 from kvchat.engine.forward.sequence_pass import SequencePass
-from kvchat.engine.memory.device_pool import TORCH_DTYPES, DevicePool
+from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.models.cache_stand_ins import PackedPast
 from kvchat.engine.models.hook import IMPLEMENTATION, set_implementation
 from kvchat.engine.models.latent import expand_latents, keep_latents, latent_layers

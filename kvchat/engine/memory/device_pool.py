@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kvchat.engine.api.ids import BlockId, GroupId
-from kvchat.engine.formats.attention_metadata import LayerPool, layer_pools
+from kvchat.engine.formats.attention_metadata import TORCH_DTYPES, LayerPool, layer_pools
 from kvchat.engine.formats.spec import Group
 from kvchat.engine.kernels.move_blocks import BlockMoves
 from kvchat.engine.kernels.move_blocks.reference import BlockRegions
@@ -27,7 +27,6 @@ from kvchat.engine.memory.disk.block_file import Region
 from kvchat.engine.memory.pinned import pinned_map
 from kvchat.errors import OutOfMemory
 
-TORCH_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, "U8": torch.uint8}
 DTYPE_NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items() if dtype.is_floating_point}
 """Of the types in which models compute keys and values."""
 

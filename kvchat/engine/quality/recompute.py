@@ -2,7 +2,7 @@
 
 import secrets
 from collections import abc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -48,10 +48,18 @@ class Recompute:
         self._block_size = parts.info.block_size
         self._chunk_len = max(1, chunk_len // self._block_size) * self._block_size
 
-    def blocks(self, token_ids: abc.Sequence[int], start: int, past: ReadPast) -> Iterator[ComputedBlock]:
-        """Yield the blocks from position `start` on, a multiple of the block size, the tail included."""
+    def blocks(
+        self, token_ids: abc.Sequence[int], start: int, past: ReadPast, ends: Iterable[int] = ()
+    ) -> Iterator[ComputedBlock]:
+        """Yield the blocks from position `start` on, a multiple of the block size, the tail included.
+
+        Args:
+            ends: behind how many tokens recurrent states can be read too.
+        """
         assert start % self._block_size == 0
         sequence = self._begin(token_ids, start, past)
+        if any(group.is_state for group in self._manager.groups):
+            sequence.snapshots_at = tuple(sorted({*ends, len(token_ids)}))
         try:
             while sequence.num_uncomputed:
                 first = sequence.computed_len // self._block_size
@@ -59,7 +67,7 @@ class Recompute:
                 self._run(sequence, num_tokens, samples=False)
                 last = -(-(sequence.computed_len + num_tokens) // self._block_size)
                 for number in range(first, last):
-                    yield ComputedBlock(number, self._reader(sequence, number))
+                    yield ComputedBlock(number, self._reader(sequence, number, num_tokens))
                 self._commit(sequence, num_tokens)
         finally:
             self._manager.release(sequence)
@@ -95,6 +103,11 @@ class Recompute:
 
     def _fill(self, sequence: Sequence, group: Group, end: int, past: ReadPast) -> None:
         """Write the given past of one group, from the tokens that are computed up to `end`."""
+        if group.is_state:  # its last entry stands behind these tokens, if any state was stored there
+            state, data = sequence.tables[group.id][-1], past((end - 1) // self._block_size, group.id)
+            if state is not None and data is not None:
+                self._pool.write_block(group.id, state, bytearray(data))
+            return
         first, last = (group.num_blocks(length, self._block_size) for length in (sequence.computed_len, end))
         for number in range(first, last):
             block, data = sequence.tables[group.id][number], past(number, group.id)
@@ -110,6 +123,7 @@ class Recompute:
             start=start,
             token_ids=tuple(sequence.token_ids[start : start + num_tokens]),
             samples=samples,
+            snapshots=sequence.snapshots_within(num_tokens),
         )
         changes, dropped = self._manager.take_changes()
         return self._runner.run(Batch((chunk,), (), changes, dropped))
@@ -128,10 +142,17 @@ class Recompute:
         self._manager.commit(sequence, num_tokens)
         self._manager.take_saves()  # nobody stores these
 
-    def _reader(self, sequence: Sequence, number: int) -> Callable[[GroupId, int], bytes]:
+    def _reader(self, sequence: Sequence, number: int, num_run: int) -> Callable[[GroupId, int], bytes]:
         groups = {group.id: group for group in self._manager.groups}
+        start = sequence.computed_len
+        stops = (*sequence.snapshots_within(num_run), start + num_run)
 
         def read(group: GroupId, num_tokens: int) -> bytes:
+            if groups[group].is_state:
+                entry = stops.index(number * self._block_size + num_tokens) + bool(start)
+                state = sequence.tables[group][entry]
+                assert state is not None
+                return bytes(self._pool.read_block(group, state, self._block_size))
             source = groups[group].source
             block = sequence.tables[group if source is None else source][number]
             assert block is not None

@@ -9,11 +9,10 @@ import torch
 from torch import Tensor
 
 from kvchat.engine.api.ids import BlockKey, GroupId, block_key, u32le
+from kvchat.engine.formats.attention_metadata import TORCH_DTYPES
 from kvchat.engine.formats.format_table import codec_of
 from kvchat.engine.formats.full.codec import Codec, relative
-from kvchat.engine.formats.recurrent.spec import require_tokens_alone
 from kvchat.engine.formats.spec import CacheSpec, Group
-from kvchat.engine.memory.device_pool import TORCH_DTYPES
 from kvchat.engine.memory.disk.block_file import Layout
 from kvchat.engine.memory.disk.offline_block_store import NewBlock, OfflineBlockStore
 from kvchat.engine.quality.recompute import ComputedBlock, ReadPast, Recompute
@@ -78,7 +77,7 @@ class Verifier:
 
     Raises:
         ConfigError: the groups are those of a view. Blocks behind what it hides are not what their exact
-            names say, and none of them may be written under these. Or layers keep a state.
+            names say, and none of them may be written under these.
     """
 
     def __init__(self, recompute: Recompute, groups: Sequence[Group], block_store: OfflineBlockStore) -> None:
@@ -87,7 +86,6 @@ class Verifier:
                 "KV is verified in the format in which it is stored, and a view stores it exact; use "
                 "--cache-format exact"
             )
-        require_tokens_alone(groups, "verified")
         self._recompute = recompute
         self._groups = groups
         self._specs = {group.id: group.spec for group in groups}
@@ -107,36 +105,45 @@ class Verifier:
         todo = [target for target in targets if target.key not in self._done]
         if not todo:
             return
-        end = max(target.number * self._size + len(target.token_ids) for target in todo)
-        past = self._stored_past(targets)
-        for block in self._recompute.blocks(path[:end], 0, _nothing):
+        ends = [self._end(target) for target in todo]
+        for block in self._recompute.blocks(path[: max(ends)], 0, _nothing, ends):
             for target in [target for target in todo if target.number == block.number]:
                 self._compare(target, block, keep=True)
                 yield target
-        self._check_logits(path[:end], 0, _nothing, past)
+        self._check_logits(path, max(ends), 0, _nothing, targets)
 
     def check_block(self, path: Sequence[int], targets: Sequence[VerifyTarget], target: VerifyTarget) -> None:
         """Compute one block behind what is stored before it, and compare it."""
-        end = target.number * self._size + len(target.token_ids)
-        past = self._stored_past(targets)
+        end = self._end(target)
+        past = self._stored_past(targets, target.number * self._size)
         has_past = all(
             past(number, group.id) is not None
             for group in self._groups
             for number in self._seen(group, target.number * self._size)
         )
         start = target.number * self._size if has_past else 0
-        for block in self._recompute.blocks(path[:end], start, past):
+        for block in self._recompute.blocks(path[:end], start, past, [end]):
             if block.number == target.number:
                 self._compare(target, block, keep=False)
-        self._check_logits(path[:end], start, past, self._stored_past([*targets, target]))
+        self._check_logits(path, end, start, past, [*targets, target])
+
+    def _end(self, target: VerifyTarget) -> int:
+        return target.number * self._size + len(target.token_ids)
 
     def _seen(self, group: Group, position: int) -> range:
-        """Return the numbers of the blocks that a query sees in a group."""
+        """Return the numbers of the blocks that a query sees in a group, or behind which its state stands."""
+        if group.is_state:
+            number = (position - 1) // self._size
+            return range(max(0, number), number + 1)
         first = group.spec.first_visible(position) // self._size
         return range(first, group.num_blocks(position, self._size))
 
-    def _stored_past(self, targets: Sequence[VerifyTarget]) -> ReadPast:
-        """Return a reader of what is stored on a path; the longest at each place."""
+    def _stored_past(self, targets: Sequence[VerifyTarget], end: int) -> ReadPast:
+        """Return a reader of what is stored of a path before `end`: the longest at each place, and the state
+        that stands there.
+        """
+        states = {group.id for group in self._groups if group.is_state}
+        with_state = [one for one in targets if states & {*one.groups} and self._end(one) == end]
         best: dict[int, VerifyTarget] = {}
         for target in targets:
             known = best.get(target.number)
@@ -144,7 +151,7 @@ class Verifier:
                 best[target.number] = target
 
         def read(number: int, group: GroupId) -> bytes | None:
-            target = best.get(number)
+            target = next(iter(with_state), None) if group in states else best.get(number)
             if target is None or group not in target.groups:
                 return None
             return self._block_store.read(group, target.parent, u32le(target.token_ids))
@@ -186,9 +193,15 @@ class Verifier:
         if group not in self._block_store.groups_of(block_key(target.native_parent, target.token_ids)):
             raise StorageError(_NO_ROOM)
 
-    def _check_logits(self, path: Sequence[int], start: int, past: ReadPast, stored: ReadPast) -> None:
-        """Compare the logits behind a path with those that follow from what is stored of it."""
+    def _check_logits(
+        self, path: Sequence[int], end: int, start: int, past: ReadPast, targets: Sequence[VerifyTarget]
+    ) -> None:
+        """Compare logits at the end of a path's first `end` tokens with those that follow from what is
+        stored of it; where layers keep states, those of the next token, which goes on from the stored ones.
+        """
+        path = path[: end + any(group.is_state for group in self._groups)]
         last = len(path) - 1
+        stored = self._stored_past(targets, last)
         is_stored = all(
             stored(number, group.id) is not None
             for group in self._groups

@@ -16,6 +16,7 @@ from kvchat.engine.cache.device_tier import DeviceTier
 from kvchat.engine.cache.eviction import Eviction
 from kvchat.engine.cache.host_tier import HostTier
 from kvchat.engine.cache.manager import CacheManager
+from kvchat.engine.formats.attention_metadata import TORCH_DTYPES
 from kvchat.engine.formats.format_table import Resources, metadata_builders
 from kvchat.engine.formats.pool_sizing import LEAST_STATES, host_places, pool_blocks
 from kvchat.engine.formats.shadow.memory import ShadowedMemory, divided, in_host_memory, making_bytes
@@ -32,7 +33,7 @@ from kvchat.engine.kernels.stream_protocol import InlineStreams
 from kvchat.engine.kernels.triton_support import is_interpreted
 from kvchat.engine.memory.aligned_memory import MOST_BYTES, prefault
 from kvchat.engine.memory.cuda_streams import CudaStreams
-from kvchat.engine.memory.device_pool import TORCH_DTYPES, DevicePool
+from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.disk.open_tier import WRITE_QUEUE_BYTES, open_saver, open_store
 from kvchat.engine.memory.disk.store import DiskStore
 from kvchat.engine.memory.host_copies import AsyncTransport

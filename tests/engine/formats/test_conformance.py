@@ -71,6 +71,7 @@ TRAVELLING_ROWS = {
     for row in (
         Row(kind=LATENT, text="exact"),
         Row(kind=LATENT, text="fp8"),
+        Row(kind=RECURRENT, text="exact"),
         Row(kind="llama", text="int4; layers 0=exact"),
     )
 }

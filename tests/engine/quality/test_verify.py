@@ -2,6 +2,7 @@
 
 import struct
 from contextlib import closing
+from dataclasses import replace
 from math import inf
 from pathlib import Path
 
@@ -9,20 +10,22 @@ import pytest
 import torch
 
 from kvchat.engine.api.config import EngineConfig
-from kvchat.engine.api.ids import GroupId
+from kvchat.engine.api.ids import GroupId, root_key, u32le
 from kvchat.engine.engine import Engine
 from kvchat.engine.formats.fp8_latent.spec import Fp8LatentSpec
 from kvchat.engine.kernels.fp8_record import Fp8Record
 from kvchat.engine.kernels.latent_record.reference import pack
 from kvchat.engine.memory.disk.block_file import Region
-from kvchat.engine.memory.disk.offline_block_store import OfflineBlockStore
+from kvchat.engine.memory.disk.offline_block_store import NewBlock, OfflineBlockStore
 from kvchat.engine.memory.disk.store import DiskStore
 from kvchat.engine.quality.recompute import Recompute
 from kvchat.engine.quality.verify import Verifier, deviation, tolerance
 from kvchat.engine.startup.assembly import build_parts
 from kvchat.errors import ConfigError
+from kvchat.session.kv.stored_paths import blocks_on
 from tests.engine.conftest import TinyModels
-from tests.engine.tiny_models import KINDS, token_ids
+from tests.engine.recurrent_models import save_recurrent
+from tests.engine.tiny_models import KINDS, answer, open_engine, token_ids
 
 pytestmark = pytest.mark.cpu
 
@@ -127,3 +130,44 @@ def test_nothing_is_verified_over_a_view(view: str, tiny: TinyModels, tmp_path: 
         pytest.raises(ConfigError, match="--cache-format exact"),
     ):
         Verifier(Recompute(parts, chunk_len=64), parts.manager.groups, block_store)
+
+
+def test_a_state_is_held_to_what_its_tokens_lead_to(tmp_path: Path) -> None:
+    """One of other tokens is found, by itself and by the logits behind it; the right ones pass."""
+    model_dir = save_recurrent("Qwen3_5", tmp_path / "model")
+    config = EngineConfig(device="cpu", block_size=16, cache_dir=tmp_path / "cache")
+    engine = open_engine(model_dir, block_size=16, cache_dir=tmp_path / "cache")
+    text = token_ids(50)
+    path = (*text, *answer(engine, text, 20).token_ids)
+    engine.close()
+    parts = build_parts("tiny", model_dir, replace(config, cache_dir=None))
+    root = root_key(bytes.fromhex(parts.info.fingerprint))
+    store = DiskStore(
+        tmp_path / "cache",
+        fingerprint=bytes.fromhex(parts.info.fingerprint),
+        layouts=parts.pool.layouts(),
+        block_size=16,
+        limit_bytes=None,
+    )
+    (state,) = (group.id for group in parts.manager.groups if group.is_state)
+    with closing(Engine(parts)), closing(OfflineBlockStore(store)) as block_store:
+        targets = list(blocks_on(block_store, path, root, root))
+        ends = [16 * one.number + len(one.token_ids) for one in targets if state in one.groups]
+        assert ends[-1] == len(path) - 1, "behind all that was read"
+        right = Verifier(Recompute(parts, chunk_len=32), parts.manager.groups, block_store)
+        assert len(list(right.check_path(path, targets))) == len(targets)
+        assert (right.findings.different, right.findings.num_logits, right.findings.wrong_logits) == (
+            [],
+            1,
+            0,
+        )
+
+        last = next(one for one in targets if 16 * one.number + len(one.token_ids) == ends[-1])
+        payload = block_store.read(state, last.parent, u32le(last.token_ids))
+        assert payload is not None
+        numbers = torch.frombuffer(bytearray(payload), dtype=torch.float32)
+        store.remove(last.key, state)
+        block_store.write([NewBlock(state, last.parent, last.token_ids, (-numbers).numpy().tobytes())])
+        forged = Verifier(Recompute(parts, chunk_len=32), parts.manager.groups, block_store)
+        forged.check_block(path, targets, last)
+        assert forged.findings.different == [last.key]
