@@ -34,7 +34,7 @@ def store_kv(key: Tensor, value: Tensor, k_pool: Tensor, v_pool: Tensor, slots: 
         DIM_V=dim_v,
         BLOCK_H=triton.next_power_of_2(num_heads),
         BLOCK_K=triton.next_power_of_2(dim_k),
-        BLOCK_V=triton.next_power_of_2(max(1, dim_v)),  # latents have no values
+        BLOCK_V=triton.next_power_of_2(max(1, dim_v)),  # 0 of latents
         num_warps=4,
     )
 
