@@ -251,7 +251,7 @@ def too_long(modules: Iterable[Module]) -> list[str]:
 
 
 def _is_kernel(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
-    return any(ast.unparse(decorator) == "triton.jit" for decorator in node.decorator_list)
+    return any(ast.unparse(decorator).startswith("triton.jit") for decorator in node.decorator_list)
 
 
 def forbidden(modules: Iterable[Module]) -> list[str]:

@@ -1,32 +1,47 @@
-"""Kernels of layers with a recurrent state give what their references give, however tokens are cut."""
+"""Kernels of layers with a recurrent state give what their references give, however tokens are cut.
+
+Native kernels, or under Triton's interpreter Triton's: `test_triton_recurrences` starts these tests with it.
+"""
 
 from collections.abc import Callable
 from functools import partial
+from importlib import import_module
 
 import pytest
 import torch
 from torch import Tensor
 
-from kvchat.engine.kernels.causal_conv import native as native_conv
 from kvchat.engine.kernels.causal_conv import reference as conv
-from kvchat.engine.kernels.gated_delta import native as native_delta
 from kvchat.engine.kernels.gated_delta import reference as delta
-from kvchat.engine.kernels.native.library import Library
-from kvchat.engine.kernels.selective_scan import native as native_scan
 from kvchat.engine.kernels.selective_scan import reference as scan
 from kvchat.engine.kernels.state_slots import StateSlots
-from tests.engine.kernels.native_library import all_levels
+from kvchat.engine.kernels.triton_support import is_interpreted
+from tests.engine.kernels.interpreted import compute_directly
+from tests.engine.kernels.native_library import all_levels, native
 
 pytestmark = pytest.mark.cpu
 
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3}
-dtypes = pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+SLOW = [pytest.mark.slow] * is_interpreted()
+DTYPES = [torch.float16, pytest.param(torch.float32, marks=SLOW), torch.bfloat16]
+if is_interpreted():
+    compute_directly()
+    DTYPES.pop()  # the interpreter computes bfloat16 wrongly
+    all_levels = pytest.mark.parametrize("level", ["triton"])
+dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 STRIDE = 3
 """Slots are this many times as far apart as a state is long, as in a pool."""
 
 Rows = dict[str, Tensor]
 """What tokens bring, [B, n, ...]."""
 Kernel = Callable[[Rows, StateSlots], Tensor]
+
+
+def form_of(operation: str, level: str) -> Callable[..., Tensor]:
+    """Return an operation in Triton, or by the native kernels of a level."""
+    form = "triton" if is_interpreted() else "native"
+    kernel = getattr(import_module(f"kvchat.engine.kernels.{operation}.{form}"), operation)
+    return kernel if is_interpreted() else partial(kernel, native=native(level))
 
 
 def random(generator: torch.Generator, *size: int) -> Tensor:
@@ -61,7 +76,12 @@ def expect_the_same_in_cuts(
     assert torch.equal(after_of(rest), after)
 
 
-DELTA_SHAPES = [(1, 1, 2, 4, 16, 16), (2, 7, 1, 3, 24, 70), (1, 5, 2, 2, 128, 128), (3, 2, 2, 2, 6, 5)]
+DELTA_SHAPES = [
+    (1, 1, 2, 4, 16, 16),
+    (2, 7, 1, 3, 24, 70),
+    pytest.param((1, 5, 2, 2, 128, 128), marks=SLOW),
+    (3, 2, 2, 2, 6, 5),
+]
 
 
 @all_levels
@@ -70,8 +90,9 @@ DELTA_SHAPES = [(1, 1, 2, 4, 16, 16), (2, 7, 1, 3, 24, 70), (1, 5, 2, 2, 128, 12
 @pytest.mark.parametrize("decays_each", [False, True])
 @pytest.mark.parametrize("has_past", [False, True])
 def test_the_gated_delta_rule(
-    shape: tuple[int, ...], decays_each: bool, has_past: bool, dtype: torch.dtype, library: Library
+    shape: tuple[int, ...], decays_each: bool, has_past: bool, dtype: torch.dtype, level: str
 ) -> None:
+    form = form_of("gated_delta", level)
     sequences, tokens, key_heads, heads, key_dim, value_dim = shape
     draw = partial(random, torch.Generator().manual_seed(1))
     query, key = (draw(sequences, tokens, key_heads, key_dim).to(dtype) for _ in range(2))
@@ -86,7 +107,7 @@ def test_the_gated_delta_rule(
     before = draw(*state) if has_past else None
 
     def kernel(rows: Rows, slots: StateSlots) -> Tensor:
-        return native_delta.gated_delta(*rows.values(), slots, is_normal=True, native=library)
+        return form(*rows.values(), slots, is_normal=True)
 
     wanted, after = delta.gated_delta(*rows.values(), before, is_normal=True)
     slots = slots_of(before, state)
@@ -106,8 +127,9 @@ SCAN_SHAPES = [(1, 1, 4, 16, 1, 16), (2, 5, 6, 8, 2, 70), (1, 6, 3, 20, 1, 128),
 @pytest.mark.parametrize("decays_each", [False, True])
 @pytest.mark.parametrize("has_past", [False, True])
 def test_the_selective_scan(
-    shape: tuple[int, ...], decays_each: bool, has_past: bool, dtype: torch.dtype, library: Library
+    shape: tuple[int, ...], decays_each: bool, has_past: bool, dtype: torch.dtype, level: str
 ) -> None:
+    form = form_of("selective_scan", level)
     sequences, tokens, heads, head_dim, groups, size = shape
     draw = partial(random, torch.Generator().manual_seed(2))
     rows = {
@@ -122,7 +144,7 @@ def test_the_selective_scan(
 
     def kernel(rows: Rows, slots: StateSlots) -> Tensor:
         x, dt, b, c = rows.values()
-        return native_scan.selective_scan(x, dt, a, b, c, skip, slots, native=library)
+        return form(x, dt, a, b, c, skip, slots)
 
     x, dt, b, c = rows.values()
     wanted, after = scan.selective_scan(x, dt, a, b, c, skip, before)
@@ -150,13 +172,13 @@ def test_the_short_convolution(
     has_past: bool,
     is_activated: bool,
     dtype: torch.dtype,
-    library: Library,
+    level: str,
 ) -> None:
     draw = partial(random, torch.Generator().manual_seed(3))
     x = draw(sequences, channels, tokens).to(dtype).mT  # tokens of a channel side by side
     weight, bias = draw(channels, taps).to(dtype), draw(channels).to(dtype)
     before = draw(sequences, channels, kept).to(dtype) if has_past else None
-    convolve = partial(native_conv.causal_conv, is_activated=is_activated, native=library)
+    convolve = partial(form_of("causal_conv", level), is_activated=is_activated)
     wanted = conv.causal_conv(x, weight, bias, before, is_activated=is_activated)
     past = None if before is None else before.clone()
     found = convolve(x, weight, bias, past)
