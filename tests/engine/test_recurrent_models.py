@@ -11,8 +11,8 @@ from kvchat.engine.api.request import Request
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.formats.kv_size import read_shape
 from kvchat.engine.formats.recurrent.spec import StateSpec
+from kvchat.engine.kernels import causal_conv
 from kvchat.engine.kernels.native.library import library
-from kvchat.engine.models import native_scans
 from kvchat.engine.models.config_file import normalised, read_config
 from tests.engine.conversations import GREEDY, Life
 from tests.engine.recurrent_models import CONFIGS, save_recurrent
@@ -97,12 +97,24 @@ def test_where_kernels_are_wrong_the_models_own_functions_compute(
     name: str, model_dir: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A library may give its functions another meaning: the logits of both are compared when it is loaded."""
-    right = native_scans.causal_conv
-    monkeypatch.setattr(native_scans, "causal_conv", lambda *args, **options: 1.1 * right(*args, **options))
+    right = causal_conv.causal_conv
+    monkeypatch.setattr(causal_conv, "causal_conv", lambda *args, **options: 1.1 * right(*args, **options))
     engine, recorder = open_recorded(model_dir(name), **SIZES)
     assert state_of(recorder).piece > 1
     text = token_ids(70, seed=1)
     assert answer(engine, text, 6).token_ids == reference(model_dir(name)).generate(text, 6)
+    engine.close()
+
+
+@needs_kernels
+@pytest.mark.parametrize("refused", [None, causal_conv.OPERATION])
+def test_where_a_gpu_kernel_was_refused_the_models_own_functions_compute(
+    refused: str | None, model_dir: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvchat.engine.models.native_scans.library", lambda: None)
+    monkeypatch.setattr("kvchat.engine.models.native_scans.takes_triton", lambda _, name: name != refused)
+    engine, recorder = open_recorded(model_dir("Mamba2"), **SIZES)
+    assert (state_of(recorder).piece == 1) == (refused is None)
     engine.close()
 
 

@@ -148,14 +148,14 @@ def _by_attention(loaded: LoadedModel, *, is_stepwise: bool = False) -> ModelPla
 
 
 def _computed(layers: ModelLayers, *, is_stepwise: bool = False) -> dict[int, StateSpec]:
-    """Return the states of layers with how they are computed: by native kernels, unless it is one by one."""
+    """Return the states of layers with how they are computed: by kernels, unless it is one by one."""
     if not is_stepwise and _is_sequential(layers):
         return {layer: replace(spec, piece=1) for layer, spec in layers.states.items()}
     return {layer: replace(spec, is_stepwise=is_stepwise) for layer, spec in layers.states.items()}
 
 
 def _is_sequential(layers: ModelLayers) -> bool:
-    """Return whether native kernels compute all states."""
+    """Return whether kernels compute all states."""
     specs = [layers.states.get(getattr(keeper, "layer_idx", -1)) for keeper in layers.keepers]
     return all(
         spec is not None and scans_natively(keeper, spec)

@@ -23,3 +23,7 @@ class StateSlots:
     def __post_init__(self) -> None:
         for slots in (self.reads, self.writes):
             assert slots is None or (slots.dtype == torch.int64 and slots.is_contiguous())
+
+    def before(self) -> Tensor | None:
+        """Return a copy of the states before the tokens [B, ...]; None: all are zero."""
+        return None if self.reads is None else self.states[self.reads]

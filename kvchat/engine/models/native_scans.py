@@ -1,8 +1,9 @@
-"""Native kernels in the place of the functions by which layers of transformers compute their states.
+"""Kernels in the place of the functions by which layers of transformers compute their states.
 
-Models share these functions by name, and call them from the `forward` of the layer. The layer gets a copy of
-its `forward` that finds kernels under those names; the model's module is left alone. Kernels read and write
-what a layer accumulates in its slots: whatever the layer hands over or is given for it is not looked at.
+On GPUs they are Triton's, on processors native ones. Models share these functions by name, and call them from
+the `forward` of the layer. The layer gets a copy of its `forward` that finds kernels under those names; the
+model's module is left alone. Kernels read and write what a layer accumulates in its slots: whatever the layer
+hands over or is given for it is not looked at.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,22 +17,25 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from kvchat.engine.formats.recurrent.spec import StateSpec
-from kvchat.engine.kernels.causal_conv.native import MOST_TAPS, causal_conv
-from kvchat.engine.kernels.gated_delta.native import MOST_DIM, gated_delta
+from kvchat.engine.kernels import causal_conv, gated_delta, selective_scan
+from kvchat.engine.kernels.causal_conv.native import MOST_TAPS
+from kvchat.engine.kernels.gated_delta.native import MOST_DIM
 from kvchat.engine.kernels.linear.native import TYPES
 from kvchat.engine.kernels.native.library import library
-from kvchat.engine.kernels.selective_scan.native import MOST_SIZE, selective_scan
+from kvchat.engine.kernels.selective_scan.native import MOST_SIZE
 from kvchat.engine.kernels.state_slots import StateSlots
+from kvchat.engine.kernels.triton_support import takes_triton
 
 Slots = Callable[[], StateSlots]
 """Returns where a layer finds and leaves what it accumulates, in the part that it computes."""
 _SILU = ("silu", "swish")
+_OPERATIONS = causal_conv.OPERATION, gated_delta.OPERATION, selective_scan.OPERATION
 
 
 def scans_natively(keeper: nn.Module, spec: StateSpec) -> bool:
     """Return whether kernels compute all of a layer's states, token by token. Pure."""
     names = _known_names(keeper)
-    if not names or library() is None or any(one.device.type != "cpu" for one in keeper.parameters()):
+    if not names or not all(map(_has_kernels, keeper.parameters())):
         return False
     accumulated = [one for one in spec.tensors if one.kind == "rec"]
     if not accumulated:
@@ -44,6 +48,12 @@ def scans_natively(keeper: nn.Module, spec: StateSpec) -> bool:
         len(sizes) == _SCANS[name].num_dims and sizes[_SCANS[name].bounded] <= _SCANS[name].most
         for name in scans
     )
+
+
+def _has_kernels(weight: Tensor) -> bool:
+    """Return whether there are kernels for what lies where a weight lies."""
+    is_native = weight.device.type == "cpu" and library() is not None
+    return is_native or all(takes_triton(weight, one) for one in _OPERATIONS)
 
 
 def native_forward(keeper: nn.Module, slots: Slots) -> Callable[..., Any]:
@@ -86,7 +96,9 @@ def _conv(
     if not _takes_conv(hidden_states, weight, activation):
         return own(hidden_states, weight, bias, activation=activation, **kwargs)
     is_activated = activation is not None
-    return causal_conv(hidden_states.transpose(1, 2), weight, bias, is_activated=is_activated).transpose(1, 2)
+    return causal_conv.causal_conv(
+        hidden_states.transpose(1, 2), weight, bias, is_activated=is_activated
+    ).transpose(1, 2)
 
 
 def _conv_update(
@@ -102,7 +114,7 @@ def _conv_update(
     if not (is_plain and is_kept and _takes_conv(hidden_states, weight, activation)):
         return own(hidden_states, conv_state, weight, bias, activation)
     rows, is_activated = hidden_states.transpose(1, 2), activation is not None
-    return causal_conv(rows, weight, bias, conv_state, is_activated=is_activated).transpose(1, 2)
+    return causal_conv.causal_conv(rows, weight, bias, conv_state, is_activated=is_activated).transpose(1, 2)
 
 
 def _takes_conv(hidden_states: Tensor, weight: Tensor, activation: str | None) -> bool:
@@ -122,7 +134,9 @@ def _delta(
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor]:
     own = slots()
-    return gated_delta(query, key, value, g, beta, own, is_normal=use_qk_l2norm_in_kernel), own.states
+    return gated_delta.gated_delta(
+        query, key, value, g, beta, own, is_normal=use_qk_l2norm_in_kernel
+    ), own.states
 
 
 def _mamba2_scan(
@@ -141,7 +155,7 @@ def _mamba2_scan(
 ) -> tuple[Tensor, Tensor]:
     steps = _steps(dt, dt_bias, dt_softplus).clamp(*dt_limit)
     own = slots()
-    return selective_scan(hidden_states, steps, A, B, C, D, own), own.states
+    return selective_scan.selective_scan(hidden_states, steps, A, B, C, D, own), own.states
 
 
 def _mamba2_update(
@@ -162,7 +176,7 @@ def _mamba2_update(
     steps = _steps(dt[..., 0], None if dt_bias is None else dt_bias[..., 0], dt_softplus)
     skip = None if D is None else D[..., 0]
     one = hidden_states[:, None], steps[:, None], A[:, 0, 0], B[:, None], C[:, None]
-    out = selective_scan(*one, skip, slots())[:, 0]
+    out = selective_scan.selective_scan(*one, skip, slots())[:, 0]
     return _gated(out, z).to(hidden_states.dtype)
 
 
@@ -183,7 +197,7 @@ def _mamba_scan(
     rows, steps, b, c = (one.transpose(1, 2) for one in (hidden_states, dt, B, C))
     steps = _steps(steps, delta_bias, delta_softplus)
     own = slots()
-    out = selective_scan(rows[..., None], steps, A, b[:, :, None], c[:, :, None], D, own)
+    out = selective_scan.selective_scan(rows[..., None], steps, A, b[:, :, None], c[:, :, None], D, own)
     return _gated(out[..., 0].transpose(1, 2), z), own.states
 
 
@@ -204,7 +218,7 @@ def _mamba_update(
     """One token: x and dt [B, D], b and c [B, N]."""
     steps = _steps(dt, dt_bias, dt_softplus)
     one = hidden_states[:, None, :, None], steps[:, None], A, B[:, None, None], C[:, None, None]
-    return _gated(selective_scan(*one, D, slots())[:, 0, :, 0], z).to(hidden_states.dtype)
+    return _gated(selective_scan.selective_scan(*one, D, slots())[:, 0, :, 0], z).to(hidden_states.dtype)
 
 
 def _steps(dt: Tensor, bias: Tensor | None, is_softplus: bool) -> Tensor:

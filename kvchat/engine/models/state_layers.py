@@ -128,7 +128,7 @@ def attach_states(keepers: Sequence[nn.Module], past: StatePast, *, is_sequentia
     """Let modules compute part by part with the states of `past`; replaces what was attached before.
 
     Args:
-        is_sequential: by native kernels, which find and leave what they accumulate.
+        is_sequential: by kernels, which find and leave what they accumulate.
     """
     for keeper in keepers:
         own = getattr(keeper, _OWN, None) or keeper.forward

@@ -24,6 +24,7 @@ pytestmark = [
 
 
 KERNELS = "tests/engine/kernels/test_recurrences.py"
+ENGINE = "tests/engine/test_recurrent_models.py::test_forks_share_a_state_and_write_their_own"
 slow = pytest.mark.slow
 
 
@@ -32,6 +33,7 @@ slow = pytest.mark.slow
     [
         (KERNELS, "not slow"),
         pytest.param(KERNELS, "slow", marks=slow),
+        pytest.param(ENGINE, "not slow", marks=slow),
     ],
 )
 def test_the_kernels_equal_their_references_however_tokens_are_cut(tests: str, chosen: str) -> None:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from kvchat.engine.kernels.linear.native import TYPES
-from kvchat.engine.kernels.native.library import Library, existing, fields
+from kvchat.engine.kernels.native.library import Library, existing, fields, library
 
 MOST_TAPS = 8
 """Taps, and kept inputs, that the kernel takes."""
@@ -23,6 +23,11 @@ class _Call(ctypes.Structure):
         *fields(ctypes.c_int64, "num_threads type num_sequences num_tokens num_channels"),
         *fields(ctypes.c_int64, "num_taps num_kept is_activated"),
     ]
+
+
+def takes(x: Tensor) -> bool:
+    """Whether the kernel computes rows of this device and dtype. Pure."""
+    return library() is not None and x.device.type == "cpu" and x.dtype in TYPES
 
 
 def causal_conv(

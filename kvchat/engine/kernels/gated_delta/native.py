@@ -7,7 +7,7 @@ from torch import Tensor
 
 from kvchat.engine.kernels.gated_delta.reference import EPSILON
 from kvchat.engine.kernels.linear.native import TYPES
-from kvchat.engine.kernels.native.library import Library, existing, fields
+from kvchat.engine.kernels.native.library import Library, existing, fields, library
 from kvchat.engine.kernels.state_slots import StateSlots
 
 MOST_DIM = 256
@@ -26,6 +26,11 @@ class _Call(ctypes.Structure):
         ),
         ("epsilon", ctypes.c_double),
     ]
+
+
+def takes(query: Tensor) -> bool:
+    """Whether the kernel computes rows of this device and dtype. Pure."""
+    return library() is not None and query.device.type == "cpu" and query.dtype in TYPES
 
 
 def gated_delta(

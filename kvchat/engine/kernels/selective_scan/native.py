@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from kvchat.engine.kernels.linear.native import TYPES
-from kvchat.engine.kernels.native.library import Library, existing, fields
+from kvchat.engine.kernels.native.library import Library, existing, fields, library
 from kvchat.engine.kernels.state_slots import StateSlots
 
 MOST_SIZE = 256
@@ -22,6 +22,11 @@ class _Call(ctypes.Structure):
         *fields(ctypes.c_int64, "num_threads type num_sequences num_tokens num_heads head_dim num_groups"),
         *fields(ctypes.c_int64, "size decays_each slot_stride"),
     ]
+
+
+def takes(x: Tensor) -> bool:
+    """Whether the kernel computes rows of this device and dtype. Pure."""
+    return library() is not None and x.device.type == "cpu" and x.dtype in TYPES
 
 
 def selective_scan(
