@@ -10,15 +10,26 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import partial
 from math import inf
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from kvchat.engine.kernels import (
+    causal_conv,
+    gated_delta,
+    latent_record,
+    move_blocks,
+    paged_attention,
+    rope_and_store,
+    selective_scan,
+    store_kv,
+)
 from kvchat.engine.kernels import latent_attention as latent
-from kvchat.engine.kernels import latent_record, move_blocks, paged_attention, rope_and_store, store_kv
 from kvchat.engine.kernels.attention_shapes import AttentionSizes, KernelSizes, LatentSizes
+from kvchat.engine.kernels.causal_conv import reference as conv_reference
 from kvchat.engine.kernels.fp8_record import Fp8Record
+from kvchat.engine.kernels.gated_delta import reference as delta_reference
 from kvchat.engine.kernels.health import HEALTH, Health
 from kvchat.engine.kernels.latent_attention.args import LatentArgs
 from kvchat.engine.kernels.latent_attention.reference import latent_attention as latent_definition
@@ -28,6 +39,8 @@ from kvchat.engine.kernels.paged_attention.args import AttentionArgs, SequenceSp
 from kvchat.engine.kernels.paged_attention.reference import paged_attention as attention_definition
 from kvchat.engine.kernels.rope_and_store import reference as rope_store_reference
 from kvchat.engine.kernels.rope_and_store.args import RopeStore
+from kvchat.engine.kernels.selective_scan import reference as scan_reference
+from kvchat.engine.kernels.state_slots import StateSlots
 from kvchat.engine.kernels.store_kv import reference as store_reference
 
 log = logging.getLogger(__name__)
@@ -210,10 +223,68 @@ def rope_store_error(device: torch.device, dtype: torch.dtype, *, seed: int = 0)
     return max(errors)
 
 
+def delta_error(device: torch.device, dtype: torch.dtype, *, seed: int = 0) -> float:
+    """Two sequences, with a decay of a head and of each number of its keys."""
+    draw = _drawing(seed, dtype)
+    query, key, value = draw(2, 3, 1, 128), draw(2, 3, 1, 128), draw(2, 3, 2, 32)
+    beta = draw(2, 3, 2).sigmoid()
+    errors = []
+    for sizes in ((2, 3, 2), (2, 3, 2, 128)):
+        rows = query, key, value, -draw(*sizes).abs(), beta
+        states = draw(2, 2, 128, 32).float()
+        wanted = delta_reference.gated_delta(*rows, states, is_normal=True)
+        slots = _slots(states, device)
+        args: list[Any] = [*(one.to(device) for one in rows), slots]
+        found = gated_delta.gated_delta(*args, is_normal=True)
+        errors += [largest_error(found, wanted[0]), largest_error(slots.states[2:], wanted[1])]
+    return max(errors)
+
+
+def scan_error(device: torch.device, dtype: torch.dtype, *, seed: int = 0) -> float:
+    """Mamba2, and Mamba, whose heads have one channel and a decay for each number of its state."""
+    draw = _drawing(seed, dtype)
+    errors = []
+    for heads, dim, groups, size, rates in ((2, 8, 2, 128, (2,)), (70, 1, 1, 16, (70, 16))):
+        b, c = draw(2, 3, groups, size), draw(2, 3, groups, size)
+        rows = draw(2, 3, heads, dim), draw(2, 3, heads).abs(), -draw(*rates).abs(), b, c, draw(heads)
+        states = draw(2, heads, dim, size).float()
+        wanted = scan_reference.selective_scan(*rows, states)
+        slots = _slots(states, device)
+        args: list[Any] = [*(one.to(device) for one in rows), slots]
+        found = selective_scan.selective_scan(*args)
+        errors += [largest_error(found, wanted[0]), largest_error(slots.states[2:], wanted[1])]
+    return max(errors)
+
+
+def conv_error(device: torch.device, dtype: torch.dtype, *, seed: int = 0) -> float:
+    """Two sequences, with inputs before them; those that are kept are the last ones to the bit."""
+    draw = _drawing(seed, dtype)
+    x, weight, bias, past = draw(2, 9, 130), draw(130, 4), draw(130), draw(2, 130, 4)
+    wanted = conv_reference.causal_conv(x, weight, bias, past, is_activated=True)
+    rows: list[Any] = [one.to(device, copy=True) for one in (x, weight, bias, past)]
+    found = causal_conv.causal_conv(*rows, is_activated=True)
+    return largest_error(found, wanted) if torch.equal(rows[3].cpu(), x.mT[..., -4:]) else inf
+
+
+def _slots(states: Tensor, device: torch.device) -> StateSlots:
+    """Return slots of states before tokens, and as many of states behind them."""
+    slots = torch.arange(2 * len(states), device=device)
+    return StateSlots(torch.cat((states, states)).to(device), *slots.tensor_split(2))
+
+
+def _drawing(seed: int, dtype: torch.dtype) -> Callable[..., Tensor]:
+    """Return what draws small random numbers on the processor."""
+    generator = torch.Generator().manual_seed(seed)
+    return lambda *size: torch.randn(size, generator=generator).to(dtype) / 2
+
+
 TRIALS: dict[str, KernelCheck] = {
     paged_attention.OPERATION: partial(worst_error, attention_error, USUAL_SIZES),
     store_kv.OPERATION: partial(worst_error, store_error, USUAL_SIZES),
     move_blocks.OPERATION: move_error,
+    gated_delta.OPERATION: delta_error,
+    selective_scan.OPERATION: scan_error,
+    causal_conv.OPERATION: conv_error,
 }
 LATENT_TRIALS: dict[str, KernelCheck] = {
     latent.OPERATION: latents_error,
