@@ -12,6 +12,7 @@ from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.formats.kv_size import read_shape
 from kvchat.engine.formats.recurrent.spec import StateSpec
 from kvchat.engine.kernels import causal_conv
+from kvchat.engine.kernels.health import HEALTH
 from kvchat.engine.kernels.native.library import library
 from kvchat.engine.models.config_file import normalised, read_config
 from tests.engine.conversations import GREEDY, Life
@@ -73,13 +74,13 @@ def kept_of(prompt: list[int], piece: int) -> int:
 
 @needs_kernels
 @some_classes
-def test_without_native_kernels_the_models_own_functions_compute_the_same(
+def test_without_kernels_the_models_own_functions_compute_the_same(
     name: str, model_dir: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told = []
     for has_kernels in (True, False):
         if not has_kernels:
-            monkeypatch.setattr("kvchat.engine.models.native_scans.library", lambda: None)
+            monkeypatch.setattr("kvchat.engine.models.native_scans._has_kernels", lambda weight: False)
         engine, recorder = open_recorded(model_dir(name), cache_dir=tmp_path, **SIZES)
         assert (state_of(recorder).piece == 1) == has_kernels
         first = answer(engine, token_ids(150, seed=1), 10)
@@ -89,6 +90,7 @@ def test_without_native_kernels_the_models_own_functions_compute_the_same(
             assert first.usage.cached_tokens == 0, "their numbers are others to the last bits"
         engine.close()
     assert told[0] == told[1]
+    assert HEALTH.problems == {}
 
 
 @needs_kernels

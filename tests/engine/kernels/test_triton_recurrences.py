@@ -24,16 +24,21 @@ pytestmark = [
 
 
 KERNELS = "tests/engine/kernels/test_recurrences.py"
-ENGINE = "tests/engine/test_recurrent_models.py::test_forks_share_a_state_and_write_their_own"
+ENGINE = (
+    "tests/engine/test_recurrent_models.py::test_without_kernels_the_models_own_functions_compute_the_same"
+)
 slow = pytest.mark.slow
 
 
 @pytest.mark.parametrize(
     ("tests", "chosen"),
     [
-        (KERNELS, "not slow"),
-        pytest.param(KERNELS, "slow", marks=slow),
-        pytest.param(ENGINE, "not slow", marks=slow),
+        pytest.param(KERNELS, "not slow", id="kernels"),
+        pytest.param(KERNELS, "slow", id="more sizes and types", marks=slow),
+        *(
+            pytest.param(f"{ENGINE}[{name}]", "not slow", id=name, marks=slow)
+            for name in ("Mamba2", "Qwen3_5")
+        ),
     ],
 )
 def test_the_kernels_equal_their_references_however_tokens_are_cut(tests: str, chosen: str) -> None:

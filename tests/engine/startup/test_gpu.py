@@ -24,7 +24,8 @@ from kvchat.engine.memory.pinned import PinnedSlabs
 from kvchat.engine.memory.rates import Rates
 from tests.engine.formats.shadow.told import tell
 from tests.engine.memory import test_host_copies as staged_traces
-from tests.engine.tiny_models import token_ids
+from tests.engine.recurrent_models import save_recurrent
+from tests.engine.tiny_models import open_recorded, token_ids
 
 pytestmark = [
     pytest.mark.gpu,
@@ -60,6 +61,21 @@ def test_answers_are_those_of_a_processor(kind: str, tiny: Any) -> None:
         engine.close()
         found.append(together)
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("name", ["Qwen3_5", "KimiLinear", "Mamba2", "Mamba", "Lfm2"])
+def test_answers_of_recurrent_layers_are_those_of_a_processor(name: str, tmp_path: Path) -> None:
+    model_dir = save_recurrent(name, tmp_path)
+    prompts = [token_ids(length, seed=length) for length in (1, 64, 150)]
+    found = []
+    for device in ("cpu", "cuda"):
+        engine, recorder = open_recorded(model_dir, device=device, max_batch_tokens=64)
+        assert {pool.spec.piece for pool in recorder.device_pool.states.values()} == {1}, "kernels compute"
+        results = engine.generate(prompts, SamplingParams(max_tokens=20))
+        found.append([list(result.token_ids) for result in results])
+        engine.close()
+    assert found[0] == found[1]
+    assert HEALTH.problems == {}
 
 
 def test_a_conversation_that_is_looked_at_through_a_shadow_is_a_processors(tiny: Any, tmp_path: Path) -> None:
