@@ -53,7 +53,8 @@ def _key(path: Path, digest: str) -> str:
 
 
 def _make(path: Path, directory: Path, make_room: MakeRoom) -> None:
-    from kvchat.engine.models.checkpoints.gguf_to_hf import open_gguf, write_checkpoint
+    from kvchat.engine.models.checkpoints.gguf_file import open_gguf
+    from kvchat.engine.models.checkpoints.gguf_to_hf import write_checkpoint
 
     write_checkpoint(open_gguf(path), directory, _report, make_room)
     if sys.stderr.isatty():

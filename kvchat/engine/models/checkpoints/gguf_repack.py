@@ -29,6 +29,14 @@ class Groups:
     scales: Numbers
     minima: Numbers | None = None
 
+    def in_order(self, num_outputs: int, firsts: NDArray[np.int64]) -> "Groups":
+        """Return the groups of every output in the order of their first inputs."""
+        num_groups = len(self.codes) // num_outputs
+        group = firsts // self.codes.shape[1]
+        order = (np.arange(num_outputs)[:, None] * num_groups + group).reshape(-1)
+        minima = None if self.minima is None else self.minima[order]
+        return Groups(self.codes[order], self.scales[order], minima)
+
 
 @dataclass(frozen=True, slots=True)
 class BlockFormat:
@@ -38,12 +46,29 @@ class BlockFormat:
     read: Callable[[Bytes], Groups]
 
 
-def quantized(data: Bytes, kind: GGMLQuantizationType) -> QuantizedWeight:
-    """Return a weight [N, K] from its rows of blocks [N, bytes of K numbers]."""
+def moves_groups(columns: NDArray[np.int64], kind: GGMLQuantizationType) -> bool:
+    """Return whether an order of columns keeps every group of a format together."""
+    group = FORMATS[kind].coding.group
+    if len(columns) % group:
+        return False
+    runs = columns.reshape(-1, group)
+    return bool((runs == runs[:, :1] + np.arange(group)).all() and (runs[:, 0] % group == 0).all())
+
+
+def quantized(
+    data: Bytes, kind: GGMLQuantizationType, columns: NDArray[np.int64] | None = None
+) -> QuantizedWeight:
+    """Return a weight [N, K] from its rows of blocks [N, bytes of K numbers].
+
+    Args:
+        columns: order of the inputs, one that `moves_groups`; None: that of the file.
+    """
     block_format = FORMATS[kind]
     num_outputs = data.shape[0]
     blocks = np.array(data).reshape(-1, GGML_QUANT_SIZES[kind][1])
     groups = block_format.read(blocks)
+    if columns is not None:
+        groups = groups.in_order(num_outputs, columns[:: block_format.coding.group])
     codes = torch.from_numpy(groups.codes).reshape(num_outputs, -1)
     return QuantizedWeight(
         coding=block_format.coding,

@@ -8,14 +8,15 @@ from gguf import GGMLQuantizationType as Kind
 from safetensors.torch import load_file
 
 from kvchat.engine.kernels.quantized_linear import dequantize
-from kvchat.engine.models.checkpoints.gguf_to_hf import open_gguf, write_checkpoint
+from kvchat.engine.models.checkpoints.gguf_file import open_gguf
+from kvchat.engine.models.checkpoints.gguf_to_hf import write_checkpoint
 from kvchat.engine.models.checkpoints.prepared import WEIGHTS_FILE, prepared_bytes
 from kvchat.engine.models.linear.quantized import QuantizedLinear
 from kvchat.engine.models.load import load_model
 from kvchat.engine.models.locate import locate_model
 from kvchat.errors import KvchatError, ModelUnreadable, UnsupportedModel
 from tests.engine.conftest import OpenEngine, TinyModels
-from tests.engine.models.gguf_writer import tiny, write_gguf
+from tests.engine.models.gguf_writer import KINDS, tiny, write_gguf
 from tests.engine.tiny_models import answer, token_ids
 
 pytestmark = pytest.mark.cpu
@@ -32,7 +33,7 @@ def small_models(request: pytest.FixtureRequest) -> TinyModels:
 
 
 @pytest.mark.parametrize("quantized", [Kind.Q8_0, Kind.Q4_0, Kind.F16, Kind.F32], ids=lambda kind: kind.name)
-@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "lfm2"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_file_computes_what_transformers_computes_with_its_numbers(
     kind: str, quantized: Kind, tmp_path: Path
 ) -> None:

@@ -1,0 +1,156 @@
+"""Config of the model in a GGUF file: read by transformers, or by tables here where layers are recurrent."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+
+from kvchat.engine.models.checkpoints.gguf_file import INSTEAD, GgufFile, expanded, shape
+from kvchat.errors import ModelUnreadable, UnsupportedModel
+
+_ROPE_FACTORS = "rope_freqs.weight"
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """How an architecture's metadata becomes a config.
+
+    Args:
+        model_type: of transformers.
+        fields: names in the config, and keys of the metadata; a key with `?` may be missing.
+        derive: everything that has to be computed.
+    """
+
+    model_type: str
+    fields: dict[str, str]
+    derive: Callable[[GgufFile], dict[str, Any]]
+
+
+def read_config(file: GgufFile) -> Any:
+    """Return the config of a file's model, with the dtype of what is not quantized.
+
+    Raises:
+        ModelUnreadable: values are missing or make no config.
+        UnsupportedModel: its rotary embedding is not known.
+    """
+    try:
+        layout = RECURRENT.get(file.architecture)
+        config = _config_of_attention(file) if layout is None else _config(file, layout)
+    except UnsupportedModel:
+        raise
+    except Exception as error:  # whatever a damaged file makes the library raise
+        raise ModelUnreadable(f"{file.path} cannot be read: {type(error).__name__}: {error}") from error
+    if (factors := file.tensors().get(_ROPE_FACTORS)) is not None:
+        _scale_rope(config, expanded(factors))
+    elif file.own("rope.scaling.type") not in (None, "none"):
+        raise UnsupportedModel(
+            f"{file.path} scales its rotary embedding in a way that is not read. {INSTEAD}"
+        )
+    config.dtype = _dtype(file)
+    return config
+
+
+def _config_of_attention(file: GgufFile) -> Any:
+    config = transformers.AutoConfig.from_pretrained(
+        file.path.parent, gguf_file=file.path.name, local_files_only=True, trust_remote_code=False
+    )
+    if (head_dim := file.own("attention.key_length")) is not None:
+        config.head_dim = head_dim
+    if hasattr(config, "norm_eps"):
+        config.norm_eps = file.own("attention.layer_norm_rms_epsilon")
+    return config
+
+
+def _config(file: GgufFile, layout: _Layout) -> Any:
+    tensors = file.tensors()
+    values = {name: _field(file, key) for name, key in layout.fields.items()}
+    return transformers.AutoConfig.for_model(
+        layout.model_type,
+        **{name: value for name, value in values.items() if value is not None},
+        vocab_size=shape(tensors["token_embd.weight"])[0],
+        tie_word_embeddings="output.weight" not in tensors,
+        bos_token_id=file.value("tokenizer.ggml.bos_token_id"),
+        eos_token_id=file.value("tokenizer.ggml.eos_token_id"),
+        pad_token_id=file.value("tokenizer.ggml.padding_token_id"),
+        **layout.derive(file),
+    )
+
+
+def _field(file: GgufFile, key: str) -> Any:
+    value = file.own(key.removesuffix("?"))
+    if value is None and not key.endswith("?"):
+        raise ValueError(f"it does not say {key}")
+    return max(value) if isinstance(value, list) else value
+
+
+def _delta_net(file: GgufFile) -> dict[str, Any]:
+    """Layers behind the last one predict further tokens, and are no part of the model."""
+    num_layers = file.own("block_count") - (file.own("nextn_predict_layers") or 0)
+    interval = file.own("full_attention_interval") or 4
+    recurrent = file.own("attention.recurrent_layers") or [
+        (layer + 1) % interval != 0 for layer in range(num_layers)
+    ]
+    kinds = ("full_attention", "linear_attention")
+    return {
+        "num_hidden_layers": num_layers,
+        "layer_types": [kinds[bool(recurrent[layer])] for layer in range(num_layers)],
+        "linear_value_head_dim": file.own("ssm.inner_size") // file.own("ssm.time_step_rank"),
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": file.own("rope.freq_base"),
+            "partial_rotary_factor": file.own("rope.dimension_count") / file.own("attention.key_length"),
+        },
+    }
+
+
+_ATTENTION = {
+    "hidden_size": "embedding_length",
+    "max_position_embeddings": "context_length",
+    "intermediate_size": "feed_forward_length?",
+    "num_attention_heads": "attention.head_count",
+    "num_key_value_heads": "attention.head_count_kv",
+    "rms_norm_eps": "attention.layer_norm_rms_epsilon",
+}
+_DELTA_NET = _ATTENTION | {
+    "head_dim": "attention.key_length",
+    "linear_conv_kernel_dim": "ssm.conv_kernel",
+    "linear_key_head_dim": "ssm.state_size",
+    "linear_num_key_heads": "ssm.group_count",
+    "linear_num_value_heads": "ssm.time_step_rank",
+}
+_EXPERTS = {
+    "num_experts": "expert_count",
+    "num_experts_per_tok": "expert_used_count",
+    "moe_intermediate_size": "expert_feed_forward_length",
+    "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
+}
+RECURRENT = {
+    "qwen35": _Layout("qwen3_5_text", _DELTA_NET, _delta_net),
+    "qwen35moe": _Layout("qwen3_5_moe_text", _DELTA_NET | _EXPERTS, _delta_net),
+}
+"""Architectures with recurrent layers, which transformers reads in part or not at all."""
+
+
+def _scale_rope(config: Any, factors: Tensor) -> None:
+    """Say in transformers' words that every frequency is divided by a factor of its own, at all lengths."""
+    length = config.max_position_embeddings
+    config.rope_parameters = {
+        "rope_type": "longrope",
+        "rope_theta": config.rope_parameters["rope_theta"],
+        "short_factor": factors.tolist(),
+        "long_factor": factors.tolist(),
+        "factor": 1.0,
+        "attention_factor": 1.0,
+        "original_max_position_embeddings": length,
+    }
+
+
+def _dtype(file: GgufFile) -> torch.dtype:
+    """Return the dtype of everything that is not quantized: the file's own, bfloat16 beside codes."""
+    kinds = {tensor.tensor_type.name for tensor in file.reader.tensors if len(tensor.shape) > 1}
+    if kinds <= {"F32"}:
+        return torch.float32
+    return torch.float16 if kinds <= {"F16", "F32"} else torch.bfloat16

@@ -1,0 +1,128 @@
+"""What llama.cpp's converter writes for models with recurrent layers (conversion/ of llama.cpp)."""
+
+from collections import defaultdict
+from typing import Any
+
+import numpy as np
+from gguf import GGUFWriter
+
+Tensors = dict[str | None, np.ndarray]
+"""Tensors of the file by their names there, None: the name that the library has for the parameter."""
+
+_DELTA_NET = {
+    "layer_types": ["linear_attention", "full_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 6,
+    "linear_key_head_dim": 32,
+    "linear_value_head_dim": 32,
+    "linear_conv_kernel_dim": 3,
+    "rms_norm_eps": 1e-3,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0, "partial_rotary_factor": 0.5},
+}
+_EXPERTS = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 64,
+    "shared_expert_intermediate_size": 96,
+}
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen35": ("qwen3_5_text", _DELTA_NET),
+    "qwen35moe": ("qwen3_5_moe_text", _DELTA_NET | _EXPERTS),
+}
+"""By kind: the model type of transformers, and sizes unlike the defaults."""
+WITHOUT: dict[str, set[str]] = defaultdict(set)
+"""Names of sizes that a config does not take."""
+
+
+def architecture(kind: str) -> str:
+    """Return llama.cpp's name of a kind's architecture."""
+    return kind.partition(":")[0]
+
+
+def as_llama_cpp(kind: str, config: Any, name: str, numbers: np.ndarray) -> Tensors:
+    """Return the tensors that the converter makes of a parameter."""
+    change = {"qwen35": _qwen35, "qwen35moe": _qwen35}[architecture(kind)]
+    layer = next((part for part in name.split(".") if part.isdigit()), None)
+    return {
+        None if there is None else there if layer is None else f"blk.{layer}.{there}": tensor
+        for there, tensor in change(config, name, numbers).items()
+    }
+
+
+def permute(numbers: np.ndarray, num_heads: int) -> np.ndarray:
+    """Turn the halves of every head into neighbours."""
+    halves = numbers.reshape(num_heads, 2, numbers.shape[0] // num_heads // 2, *numbers.shape[1:])
+    return halves.swapaxes(1, 2).reshape(numbers.shape)
+
+
+def _qwen35(config: Any, name: str, numbers: np.ndarray) -> Tensors:
+    """Value heads of one key head lie apart: the first ones of all key heads come first."""
+    num_keys = config.linear_num_key_heads
+    num_per_key = config.linear_num_value_heads // num_keys
+
+    def tiled(values: np.ndarray, axis: int = 0) -> np.ndarray:
+        heads = np.split(values, config.linear_num_value_heads, axis)
+        order = [key * num_per_key + value for value in range(num_per_key) for key in range(num_keys)]
+        return np.concatenate([heads[head] for head in order], axis)
+
+    last = name.partition("linear_attn.")[2]
+    if last in ("in_proj_qkv.weight", "conv1d.weight"):
+        keys, values = np.split(numbers, [2 * num_keys * config.linear_key_head_dim])
+        numbers = np.concatenate([keys, tiled(values)])
+        return {None: numbers[:, 0] if last.startswith("conv") else numbers}
+    if last in ("in_proj_z.weight", "in_proj_a.weight", "in_proj_b.weight"):
+        return {None: tiled(numbers)}
+    if last == "A_log":
+        return {"ssm_a": -np.exp(tiled(numbers))}
+    if last == "dt_bias":
+        return {"ssm_dt.bias": tiled(numbers)}
+    if last == "out_proj.weight":
+        return {None: tiled(numbers, 1)}
+    if name.endswith("norm.weight") and last != "norm.weight":
+        return {None: numbers + 1}
+    return _experts(name, numbers)
+
+
+def _experts(name: str, numbers: np.ndarray) -> Tensors:
+    if name.endswith("experts.gate_up_proj"):
+        gate, up = np.split(numbers, 2, axis=1)
+        return {"ffn_gate_exps.weight": gate, "ffn_up_exps.weight": up}
+    if name.endswith("experts.down_proj"):
+        return {"ffn_down_exps.weight": numbers}
+    return {None: numbers}
+
+
+def write_header(writer: GGUFWriter, kind: str, config: Any) -> None:
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_embedding_length(config.hidden_size)
+    {"qwen35": _write_delta_net, "qwen35moe": _write_delta_net}[architecture(kind)](writer, config)
+
+
+def _write_attention(writer: GGUFWriter, config: Any) -> None:
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_key_length(config.head_dim)
+    writer.add_value_length(config.head_dim)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+
+
+def _write_delta_net(writer: GGUFWriter, config: Any) -> None:
+    _write_attention(writer, config)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    share = config.rope_parameters["partial_rotary_factor"]
+    writer.add_rope_dimension_count(int(config.head_dim * share))
+    writer.add_rope_dimension_sections([6, 5, 5, 0])
+    writer.add_ssm_conv_kernel(config.linear_conv_kernel_dim)
+    writer.add_ssm_state_size(config.linear_key_head_dim)
+    writer.add_ssm_group_count(config.linear_num_key_heads)
+    writer.add_ssm_time_step_rank(config.linear_num_value_heads)
+    writer.add_ssm_inner_size(config.linear_value_head_dim * config.linear_num_value_heads)
+    writer.add_full_attention_interval(config.layer_types.index("full_attention") + 1)
+    if hasattr(config, "num_experts"):
+        writer.add_expert_count(config.num_experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+        writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
+    else:
+        writer.add_feed_forward_length(config.intermediate_size)
