@@ -28,6 +28,8 @@ _EXPERTS = {
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen35": ("qwen3_5_text", _DELTA_NET),
     "qwen35moe": ("qwen3_5_moe_text", _DELTA_NET | _EXPERTS),
+    "qwen3next": ("qwen3_next", _DELTA_NET | _EXPERTS),
+    "qwen3next:first": ("qwen3_next", _DELTA_NET | _EXPERTS),
 }
 """By kind: the model type of transformers, and sizes unlike the defaults."""
 WITHOUT: dict[str, set[str]] = defaultdict(set)
@@ -41,7 +43,12 @@ def architecture(kind: str) -> str:
 
 def as_llama_cpp(kind: str, config: Any, name: str, numbers: np.ndarray) -> Tensors:
     """Return the tensors that the converter makes of a parameter."""
-    change = {"qwen35": _qwen35, "qwen35moe": _qwen35}[architecture(kind)]
+    change = {
+        "qwen35": _qwen35,
+        "qwen35moe": _qwen35,
+        "qwen3next": _qwen3next,
+        "qwen3next:first": _qwen3next_at_first,
+    }[kind]
     layer = next((part for part in name.split(".") if part.isdigit()), None)
     return {
         None if there is None else there if layer is None else f"blk.{layer}.{there}": tensor
@@ -83,6 +90,30 @@ def _qwen35(config: Any, name: str, numbers: np.ndarray) -> Tensors:
     return _experts(name, numbers)
 
 
+def _qwen3next(config: Any, name: str, numbers: np.ndarray) -> Tensors:
+    """Queries, keys, values and gates of a key head come apart."""
+    if not name.endswith("in_proj_qkvz.weight"):
+        return _qwen3next_at_first(config, name, numbers)
+    num_values = config.linear_num_value_heads // config.linear_num_key_heads * config.linear_value_head_dim
+    ends = np.cumsum([config.linear_key_head_dim, config.linear_key_head_dim, num_values])
+    heads = [np.split(head, ends) for head in np.split(numbers, config.linear_num_key_heads)]
+    queries, keys, values, gates = (np.concatenate(parts) for parts in zip(*heads, strict=True))
+    return {"attn_qkv.weight": np.concatenate([queries, keys, values]), "attn_gate.weight": gates}
+
+
+def _qwen3next_at_first(config: Any, name: str, numbers: np.ndarray) -> Tensors:
+    last = name.partition("linear_attn.")[2]
+    if last == "A_log":
+        return {"ssm_a": -np.exp(numbers)}
+    if last == "dt_bias":
+        return {"ssm_dt.bias": numbers}
+    if last == "conv1d.weight":
+        return {None: numbers[:, 0]}
+    if name.endswith("norm.weight") and last != "norm.weight":
+        return {None: numbers + 1}
+    return _experts(name, numbers)
+
+
 def _experts(name: str, numbers: np.ndarray) -> Tensors:
     if name.endswith("experts.gate_up_proj"):
         gate, up = np.split(numbers, 2, axis=1)
@@ -95,7 +126,7 @@ def _experts(name: str, numbers: np.ndarray) -> Tensors:
 def write_header(writer: GGUFWriter, kind: str, config: Any) -> None:
     writer.add_block_count(config.num_hidden_layers)
     writer.add_embedding_length(config.hidden_size)
-    {"qwen35": _write_delta_net, "qwen35moe": _write_delta_net}[architecture(kind)](writer, config)
+    _HEADERS[architecture(kind)](writer, config)
 
 
 def _write_attention(writer: GGUFWriter, config: Any) -> None:
@@ -126,3 +157,10 @@ def _write_delta_net(writer: GGUFWriter, config: Any) -> None:
         writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
     else:
         writer.add_feed_forward_length(config.intermediate_size)
+
+
+_HEADERS = {
+    "qwen35": _write_delta_net,
+    "qwen35moe": _write_delta_net,
+    "qwen3next": _write_delta_net,
+}

@@ -130,6 +130,7 @@ _EXPERTS = {
 RECURRENT = {
     "qwen35": _Layout("qwen3_5_text", _DELTA_NET, _delta_net),
     "qwen35moe": _Layout("qwen3_5_moe_text", _DELTA_NET | _EXPERTS, _delta_net),
+    "qwen3next": _Layout("qwen3_next", _DELTA_NET | _EXPERTS, _delta_net),
 }
 """Architectures with recurrent layers, which transformers reads in part or not at all."""
 

@@ -18,11 +18,12 @@ from kvchat.engine.models.checkpoints.gguf_file import GgufFile
 Order = NDArray[np.int64]
 """Positions in the file of a parameter's rows or columns."""
 
-_ABOVE_ONE = ("gemma2", "gemma3", "qwen35", "qwen35moe")
+_ABOVE_ONE = ("gemma2", "gemma3", "qwen35", "qwen35moe", "qwen3next")
 """Architectures whose classes keep what a norm's factor is above one; llama.cpp keeps all of it."""
 _NAMES: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "dt_bias": (("ssm_dt.bias",),),
     "A_log": (("ssm_a",),),
+    "linear_attn.in_proj_qkvz.weight": (("attn_qkv.weight", "attn_gate.weight"), ("ssm_in.weight",)),
     "experts.gate_up_proj": (("ffn_gate_exps.weight", "ffn_up_exps.weight"), ("ffn_gate_up_exps.weight",)),
     "experts.down_proj": (("ffn_down_exps.weight",),),
 }
@@ -57,11 +58,14 @@ class Layout:
     def source(self, name: str, num_rows: int, num_columns: int) -> Source:
         """Return the source of a parameter by its name in transformers; pure."""
         orders = _ORDERS.get(self._architecture, {})
+        names = self._tensors(name)
         make = next((make for part, make in orders.items() if part in name), None)
+        if ".in_proj_qkvz." in name and len(names) == 1:
+            make = None  # as it is in files of the first converters
         is_input = ".out_proj." in name
         order = None if make is None else make(self._config, num_columns if is_input else num_rows)
         return Source(
-            names=self._tensors(name),
+            names=names,
             rows=None if is_input else order,
             columns=order if is_input else None,
             undo=self._undo(name),
@@ -104,6 +108,15 @@ def _grouped_behind_keys(config: Any, num_rows: int) -> Order:
     return _grouped(2 * config.linear_num_key_heads * config.linear_key_head_dim, config, num_rows)
 
 
+def _by_key_head(config: Any, num_rows: int) -> Order:
+    """llama.cpp has all queries, keys, values and gates, transformers those of each key head together."""
+    num_heads = config.linear_num_key_heads
+    num_keys = num_heads * config.linear_key_head_dim
+    num_values = (num_rows - 2 * num_keys) // 2
+    parts = np.split(np.arange(num_rows), [num_keys, 2 * num_keys, 2 * num_keys + num_values])
+    return np.concatenate([part.reshape(num_heads, -1) for part in parts], axis=1).reshape(-1)
+
+
 _TURNED: Mapping[str, Callable[[Any, int], Order]] = {
     ".q_proj.": lambda config, num_rows: _halves(config.num_attention_heads, num_rows),
     ".k_proj.": lambda config, num_rows: _halves(config.num_key_value_heads, num_rows),
@@ -114,5 +127,10 @@ _TILED: Mapping[str, Callable[[Any, int], Order]] = {
     **dict.fromkeys((".in_proj_z.", ".in_proj_b.", ".in_proj_a.", ".A_log", ".dt_bias"), _grouped_values),
     ".linear_attn.out_proj.": _grouped_values,
 }
-_ORDERS = {"llama": _TURNED, "qwen35": _TILED, "qwen35moe": _TILED}
+_ORDERS = {
+    "llama": _TURNED,
+    "qwen35": _TILED,
+    "qwen35moe": _TILED,
+    "qwen3next": {".in_proj_qkvz.": _by_key_head},
+}
 """By architecture and a part of a parameter's name: of its rows, of the columns of what reads them."""
