@@ -1,6 +1,5 @@
 """What llama.cpp's converter writes for models with recurrent layers (conversion/ of llama.cpp)."""
 
-from collections import defaultdict
 from typing import Any
 
 import numpy as np
@@ -25,14 +24,37 @@ _EXPERTS = {
     "moe_intermediate_size": 64,
     "shared_expert_intermediate_size": 96,
 }
+_MAMBA2 = {
+    "mamba_n_heads": 8,
+    "mamba_d_head": 64,
+    "mamba_d_state": 32,
+    "mamba_n_groups": 2,
+    "mamba_d_conv": 3,
+    "rms_norm_eps": 1e-3,
+}
+_GRANITE = _MAMBA2 | {
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "shared_intermediate_size": 96,
+    "intermediate_size": 64,
+    "attention_multiplier": 0.1,
+    "embedding_multiplier": 3.0,
+    "residual_multiplier": 0.5,
+    "logits_scaling": 2.0,
+    "layer_types": ["linear_attention", "full_attention"],
+}
+_DENSE = {"num_local_experts": 0, "num_experts_per_tok": 0, "intermediate_size": 96}
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen35": ("qwen3_5_text", _DELTA_NET),
     "qwen35moe": ("qwen3_5_moe_text", _DELTA_NET | _EXPERTS),
     "qwen3next": ("qwen3_next", _DELTA_NET | _EXPERTS),
     "qwen3next:first": ("qwen3_next", _DELTA_NET | _EXPERTS),
+    "granitehybrid": ("granitemoehybrid", _GRANITE | _DENSE),
+    "granitehybrid:experts": ("granitemoehybrid", _GRANITE),
+    "granitehybrid:rope": ("granitemoehybrid", _GRANITE | _DENSE | {"position_embedding_type": "rope"}),
 }
 """By kind: the model type of transformers, and sizes unlike the defaults."""
-WITHOUT: dict[str, set[str]] = defaultdict(set)
+WITHOUT = {kind: {"head_dim"} if kind.startswith("granite") else set() for kind in KINDS}
 """Names of sizes that a config does not take."""
 
 
@@ -43,12 +65,7 @@ def architecture(kind: str) -> str:
 
 def as_llama_cpp(kind: str, config: Any, name: str, numbers: np.ndarray) -> Tensors:
     """Return the tensors that the converter makes of a parameter."""
-    change = {
-        "qwen35": _qwen35,
-        "qwen35moe": _qwen35,
-        "qwen3next": _qwen3next,
-        "qwen3next:first": _qwen3next_at_first,
-    }[kind]
+    change = _CHANGES.get(kind) or _CHANGES[architecture(kind)]
     layer = next((part for part in name.split(".") if part.isdigit()), None)
     return {
         None if there is None else there if layer is None else f"blk.{layer}.{there}": tensor
@@ -114,6 +131,41 @@ def _qwen3next_at_first(config: Any, name: str, numbers: np.ndarray) -> Tensors:
     return _experts(name, numbers)
 
 
+def _mamba2(config: Any, name: str, numbers: np.ndarray) -> Tensors:
+    """Vectors of heads become columns, factors of norms rows by groups."""
+    last = name.rpartition(".")[2]
+    if last == "A_log":
+        return {"ssm_a": -np.exp(numbers[:, None])}
+    if last == "D":
+        return {"ssm_d": numbers[:, None]}
+    if last == "dt_bias":
+        return {"ssm_dt.bias": numbers}
+    if name.endswith("conv1d.weight"):
+        return {None: numbers[:, 0]}
+    if name.endswith(("mamba.norm.weight", "mixer.norm.weight")):
+        num_groups = getattr(config, "mamba_n_groups", None) or config.n_groups
+        return {None: numbers.reshape(num_groups, -1)}
+    return {None: numbers}
+
+
+def _granite(config: Any, name: str, numbers: np.ndarray) -> Tensors:
+    shared = "_shexp" if config.num_local_experts else ""
+    if name.endswith("shared_mlp.input_linear.weight"):
+        gate, up = np.split(numbers, 2)
+        return {f"ffn_gate{shared}.weight": gate, f"ffn_up{shared}.weight": up}
+    if name.endswith("shared_mlp.output_linear.weight"):
+        return {f"ffn_down{shared}.weight": numbers}
+    if name.endswith("router.weight"):
+        return {"ffn_gate_inp.weight": numbers}
+    if name.endswith("q_proj.weight"):
+        return {None: permute(numbers, config.num_attention_heads)}
+    if name.endswith("k_proj.weight"):
+        return {None: permute(numbers, config.num_key_value_heads)}
+    if "experts" in name:
+        return _experts(name, numbers)
+    return _mamba2(config, name, numbers)
+
+
 def _experts(name: str, numbers: np.ndarray) -> Tensors:
     if name.endswith("experts.gate_up_proj"):
         gate, up = np.split(numbers, 2, axis=1)
@@ -129,17 +181,23 @@ def write_header(writer: GGUFWriter, kind: str, config: Any) -> None:
     _HEADERS[architecture(kind)](writer, config)
 
 
-def _write_attention(writer: GGUFWriter, config: Any) -> None:
+def _write_attention(writer: GGUFWriter, config: Any, head_counts: int | list[int]) -> None:
     writer.add_context_length(config.max_position_embeddings)
     writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_key_length(config.head_dim)
-    writer.add_value_length(config.head_dim)
+    writer.add_head_count_kv(head_counts)
+    if hasattr(config, "head_dim"):
+        writer.add_key_length(config.head_dim)
+        writer.add_value_length(config.head_dim)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
 
 
+def _head_counts(config: Any) -> list[int]:
+    """Layers without attention have no heads."""
+    return [config.num_key_value_heads * (kind == "full_attention") for kind in config.layer_types]
+
+
 def _write_delta_net(writer: GGUFWriter, config: Any) -> None:
-    _write_attention(writer, config)
+    _write_attention(writer, config, config.num_key_value_heads)
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
     share = config.rope_parameters["partial_rotary_factor"]
     writer.add_rope_dimension_count(int(config.head_dim * share))
@@ -159,8 +217,40 @@ def _write_delta_net(writer: GGUFWriter, config: Any) -> None:
         writer.add_feed_forward_length(config.intermediate_size)
 
 
+def _write_mamba2(writer: GGUFWriter, config: Any) -> None:
+    writer.add_ssm_conv_kernel(config.mamba_d_conv)
+    writer.add_ssm_state_size(config.mamba_d_state)
+    writer.add_ssm_group_count(config.mamba_n_groups)
+    writer.add_ssm_inner_size(config.mamba_n_heads * config.mamba_d_head)
+    writer.add_ssm_time_step_rank(config.mamba_n_heads)
+
+
+def _write_granite(writer: GGUFWriter, config: Any) -> None:
+    _write_attention(writer, config, _head_counts(config))
+    _write_mamba2(writer, config)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_attention_scale(config.attention_multiplier)
+    writer.add_embedding_scale(config.embedding_multiplier)
+    writer.add_residual_scale(config.residual_multiplier)
+    writer.add_logit_scale(config.logits_scaling)
+    writer.add_expert_shared_feed_forward_length(config.shared_intermediate_size)
+    writer.add_expert_count(config.num_local_experts)
+    writer.add_expert_used_count(config.num_experts_per_tok)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_rope_dimension_count(config.hidden_size // config.num_attention_heads)
+    writer.add_rope_scaling_finetuned(config.position_embedding_type == "rope")
+
+
+_CHANGES = {
+    "qwen35": _qwen35,
+    "qwen35moe": _qwen35,
+    "qwen3next": _qwen3next,
+    "qwen3next:first": _qwen3next_at_first,
+    "granitehybrid": _granite,
+}
 _HEADERS = {
     "qwen35": _write_delta_net,
     "qwen35moe": _write_delta_net,
     "qwen3next": _write_delta_net,
+    "granitehybrid": _write_granite,
 }

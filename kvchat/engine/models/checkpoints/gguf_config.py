@@ -69,6 +69,7 @@ def _config(file: GgufFile, layout: _Layout) -> Any:
     values = {name: _field(file, key) for name, key in layout.fields.items()}
     return transformers.AutoConfig.for_model(
         layout.model_type,
+        num_hidden_layers=_num_layers(file),
         **{name: value for name, value in values.items() if value is not None},
         vocab_size=shape(tensors["token_embd.weight"])[0],
         tie_word_embeddings="output.weight" not in tensors,
@@ -83,19 +84,27 @@ def _field(file: GgufFile, key: str) -> Any:
     value = file.own(key.removesuffix("?"))
     if value is None and not key.endswith("?"):
         raise ValueError(f"it does not say {key}")
-    return max(value) if isinstance(value, list) else value
+    if not isinstance(value, list):
+        return value
+    sizes = set(value) - {0}  # of layers that have it
+    if len(sizes) > 1:
+        raise ValueError(f"{key} is not the same for all layers")
+    return max(value)
+
+
+def _num_layers(file: GgufFile) -> int:
+    """Layers behind the last one, which predict further tokens, are no part of the model."""
+    return int(file.own("block_count")) - (file.own("nextn_predict_layers") or 0)
 
 
 def _delta_net(file: GgufFile) -> dict[str, Any]:
-    """Layers behind the last one predict further tokens, and are no part of the model."""
-    num_layers = file.own("block_count") - (file.own("nextn_predict_layers") or 0)
+    num_layers = _num_layers(file)
     interval = file.own("full_attention_interval") or 4
     recurrent = file.own("attention.recurrent_layers") or [
         (layer + 1) % interval != 0 for layer in range(num_layers)
     ]
     kinds = ("full_attention", "linear_attention")
     return {
-        "num_hidden_layers": num_layers,
         "layer_types": [kinds[bool(recurrent[layer])] for layer in range(num_layers)],
         "linear_value_head_dim": file.own("ssm.inner_size") // file.own("ssm.time_step_rank"),
         "rope_parameters": {
@@ -104,6 +113,26 @@ def _delta_net(file: GgufFile) -> dict[str, Any]:
             "partial_rotary_factor": file.own("rope.dimension_count") / file.own("attention.key_length"),
         },
     }
+
+
+def _granite(file: GgufFile) -> dict[str, Any]:
+    """Whether there is a rotary embedding is said where others say that one was trained longer."""
+    heads = file.own("attention.head_count_kv")
+    has_rope = file.own("rope.scaling.finetuned")
+    return {
+        "layer_types": ["full_attention" if num_heads else "linear_attention" for num_heads in heads],
+        "num_local_experts": file.own("expert_count") or 0,
+        "position_embedding_type": "rope" if has_rope is None or has_rope else None,
+        "rope_parameters": {"rope_type": "default", "rope_theta": file.own("rope.freq_base") or 10000.0},
+        "mamba_expand": file.own("ssm.inner_size") // file.own("embedding_length"),
+        "mamba_d_head": file.own("ssm.inner_size") // file.own("ssm.time_step_rank"),
+        "mamba_conv_bias": _has(file, "ssm_conv1d.bias"),
+    }
+
+
+def _has(file: GgufFile, tensor: str) -> bool:
+    """Return whether a layer has a tensor."""
+    return any(name.endswith(f".{tensor}") for name in file.tensors())
 
 
 _ATTENTION = {
@@ -127,10 +156,25 @@ _EXPERTS = {
     "moe_intermediate_size": "expert_feed_forward_length",
     "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
 }
+_MAMBA2 = {
+    "mamba_d_conv": "ssm.conv_kernel",
+    "mamba_d_state": "ssm.state_size",
+    "mamba_n_groups": "ssm.group_count",
+    "mamba_n_heads": "ssm.time_step_rank",
+}
+_GRANITE = {
+    "num_experts_per_tok": "expert_used_count?",
+    "shared_intermediate_size": "expert_shared_feed_forward_length",
+    "attention_multiplier": "attention.scale",
+    "embedding_multiplier": "embedding_scale?",
+    "residual_multiplier": "residual_scale?",
+    "logits_scaling": "logit_scale?",
+}
 RECURRENT = {
     "qwen35": _Layout("qwen3_5_text", _DELTA_NET, _delta_net),
     "qwen35moe": _Layout("qwen3_5_moe_text", _DELTA_NET | _EXPERTS, _delta_net),
     "qwen3next": _Layout("qwen3_next", _DELTA_NET | _EXPERTS, _delta_net),
+    "granitehybrid": _Layout("granitemoehybrid", _ATTENTION | _MAMBA2 | _GRANITE, _granite),
 }
 """Architectures with recurrent layers, which transformers reads in part or not at all."""
 

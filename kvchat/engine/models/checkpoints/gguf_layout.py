@@ -23,9 +23,16 @@ _ABOVE_ONE = ("gemma2", "gemma3", "qwen35", "qwen35moe", "qwen3next")
 _NAMES: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "dt_bias": (("ssm_dt.bias",),),
     "A_log": (("ssm_a",),),
+    "D": (("ssm_d",),),
     "linear_attn.in_proj_qkvz.weight": (("attn_qkv.weight", "attn_gate.weight"), ("ssm_in.weight",)),
     "experts.gate_up_proj": (("ffn_gate_exps.weight", "ffn_up_exps.weight"), ("ffn_gate_up_exps.weight",)),
     "experts.down_proj": (("ffn_down_exps.weight",),),
+    "block_sparse_moe.router.weight": (("ffn_gate_inp.weight",),),
+    "shared_mlp.input_linear.weight": (
+        ("ffn_gate_shexp.weight", "ffn_up_shexp.weight"),
+        ("ffn_gate.weight", "ffn_up.weight"),
+    ),
+    "shared_mlp.output_linear.weight": (("ffn_down_shexp.weight",), ("ffn_down.weight",)),
 }
 """By the end of a parameter's name, where the library knows none: the tensors that it may be stacked of."""
 
@@ -128,7 +135,7 @@ _TILED: Mapping[str, Callable[[Any, int], Order]] = {
     ".linear_attn.out_proj.": _grouped_values,
 }
 _ORDERS = {
-    "llama": _TURNED,
+    **dict.fromkeys(("llama", "granitehybrid"), _TURNED),
     "qwen35": _TILED,
     "qwen35moe": _TILED,
     "qwen3next": {".in_proj_qkvz.": _by_key_head},

@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.cpu, pytest.mark.slow]
 PROMPT = [number * 7 % 60 + 2 for number in range(40)]
 NUM_TOKENS = 24
 SAME_NORMS = {"rms_norm_eps": 1e-6}
-"""llama.cpp normalizes queries and keys of delta nets with the factor of the other norms, transformers with this."""
+"""With what transformers normalizes queries and keys of delta nets; llama.cpp takes what other norms have."""
 
 
 @pytest.mark.parametrize("kind", gguf_recurrent.KINDS)
