@@ -44,6 +44,23 @@ _GRANITE = _MAMBA2 | {
     "layer_types": ["linear_attention", "full_attention"],
 }
 _DENSE = {"num_local_experts": 0, "num_experts_per_tok": 0, "intermediate_size": 96}
+_FALCON = _MAMBA2 | {
+    "mamba_d_ssm": 512,
+    "mamba_norm_before_gate": False,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0},
+}
+_MULTIPLIERS: dict[str, Any] = {
+    "embedding_multiplier": 4.0,
+    "lm_head_multiplier": 0.25,
+    "key_multiplier": 0.5,
+    "attention_in_multiplier": 2.0,
+    "attention_out_multiplier": 0.5,
+    "ssm_in_multiplier": 2.0,
+    "ssm_out_multiplier": 0.5,
+    "mlp_multipliers": [0.5, 2.0],
+    "ssm_multipliers": [0.5, 1.0, 2.0, 0.25, 4.0],
+}
+"""Powers of two, by which blocks can be multiplied as well as what they are made of."""
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen35": ("qwen3_5_text", _DELTA_NET),
     "qwen35moe": ("qwen3_5_moe_text", _DELTA_NET | _EXPERTS),
@@ -52,6 +69,8 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "granitehybrid": ("granitemoehybrid", _GRANITE | _DENSE),
     "granitehybrid:experts": ("granitemoehybrid", _GRANITE),
     "granitehybrid:rope": ("granitemoehybrid", _GRANITE | _DENSE | {"position_embedding_type": "rope"}),
+    "falcon-h1": ("falcon_h1", _FALCON | _MULTIPLIERS),
+    "falcon-h1:norm": ("falcon_h1", _FALCON | _MULTIPLIERS | {"mamba_rms_norm": True}),
 }
 """By kind: the model type of transformers, and sizes unlike the defaults."""
 WITHOUT = {kind: {"head_dim"} if kind.startswith("granite") else set() for kind in KINDS}
@@ -166,6 +185,29 @@ def _granite(config: Any, name: str, numbers: np.ndarray) -> Tensors:
     return _mamba2(config, name, numbers)
 
 
+def _falcon_h1(config: Any, name: str, numbers: np.ndarray) -> Tensors:
+    if name.endswith("pre_ff_layernorm.weight"):
+        return {"ffn_norm": numbers}
+    if name.endswith("in_proj.weight"):
+        num_groups = config.mamba_n_groups * config.mamba_d_state
+        sizes = [config.mamba_d_ssm, config.mamba_d_ssm, num_groups, num_groups, config.mamba_n_heads]
+        factors = np.repeat(np.array(config.ssm_multipliers, dtype=np.float32), sizes)
+        return {None: numbers * factors[:, None] * config.ssm_in_multiplier}
+    factors = {
+        "embed_tokens": config.embedding_multiplier,
+        "lm_head": config.lm_head_multiplier,
+        "gate_proj": config.mlp_multipliers[0],
+        "down_proj": config.mlp_multipliers[1],
+        "q_proj": config.attention_in_multiplier,
+        "k_proj": config.attention_in_multiplier * config.key_multiplier,
+        "v_proj": config.attention_in_multiplier,
+        "o_proj": config.attention_out_multiplier,
+        "out_proj": config.ssm_out_multiplier,
+    }
+    factor = factors.get(name.split(".")[-2])
+    return _mamba2(config, name, numbers) if factor is None else {None: numbers * np.float32(factor)}
+
+
 def _experts(name: str, numbers: np.ndarray) -> Tensors:
     if name.endswith("experts.gate_up_proj"):
         gate, up = np.split(numbers, 2, axis=1)
@@ -241,16 +283,25 @@ def _write_granite(writer: GGUFWriter, config: Any) -> None:
     writer.add_rope_scaling_finetuned(config.position_embedding_type == "rope")
 
 
+def _write_falcon_h1(writer: GGUFWriter, config: Any) -> None:
+    _write_attention(writer, config, config.num_key_value_heads)
+    _write_mamba2(writer, config)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+
+
 _CHANGES = {
     "qwen35": _qwen35,
     "qwen35moe": _qwen35,
     "qwen3next": _qwen3next,
     "qwen3next:first": _qwen3next_at_first,
     "granitehybrid": _granite,
+    "falcon-h1": _falcon_h1,
 }
 _HEADERS = {
     "qwen35": _write_delta_net,
     "qwen35moe": _write_delta_net,
     "qwen3next": _write_delta_net,
     "granitehybrid": _write_granite,
+    "falcon-h1": _write_falcon_h1,
 }

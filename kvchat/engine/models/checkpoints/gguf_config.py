@@ -130,6 +130,18 @@ def _granite(file: GgufFile) -> dict[str, Any]:
     }
 
 
+def _falcon_h1(file: GgufFile) -> dict[str, Any]:
+    """The converter multiplies weights by the config's multipliers; those of transformers stay 1."""
+    return {
+        "rope_parameters": {"rope_type": "default", "rope_theta": file.own("rope.freq_base")},
+        "mamba_d_ssm": file.own("ssm.inner_size"),
+        "mamba_d_head": file.own("ssm.inner_size") // file.own("ssm.time_step_rank"),
+        "mamba_conv_bias": _has(file, "ssm_conv1d.bias"),
+        "mamba_rms_norm": _has(file, "ssm_norm.weight"),
+        "mamba_norm_before_gate": False,
+    }
+
+
 def _has(file: GgufFile, tensor: str) -> bool:
     """Return whether a layer has a tensor."""
     return any(name.endswith(f".{tensor}") for name in file.tensors())
@@ -175,6 +187,9 @@ RECURRENT = {
     "qwen35moe": _Layout("qwen3_5_moe_text", _DELTA_NET | _EXPERTS, _delta_net),
     "qwen3next": _Layout("qwen3_next", _DELTA_NET | _EXPERTS, _delta_net),
     "granitehybrid": _Layout("granitemoehybrid", _ATTENTION | _MAMBA2 | _GRANITE, _granite),
+    "falcon-h1": _Layout(
+        "falcon_h1", _ATTENTION | _MAMBA2 | {"head_dim": "attention.key_length"}, _falcon_h1
+    ),
 }
 """Architectures with recurrent layers, which transformers reads in part or not at all."""
 

@@ -27,6 +27,7 @@ _NAMES: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "linear_attn.in_proj_qkvz.weight": (("attn_qkv.weight", "attn_gate.weight"), ("ssm_in.weight",)),
     "experts.gate_up_proj": (("ffn_gate_exps.weight", "ffn_up_exps.weight"), ("ffn_gate_up_exps.weight",)),
     "experts.down_proj": (("ffn_down_exps.weight",),),
+    "pre_ff_layernorm.weight": (("ffn_norm",), ("ffn_norm.weight",)),
     "block_sparse_moe.router.weight": (("ffn_gate_inp.weight",),),
     "shared_mlp.input_linear.weight": (
         ("ffn_gate_shexp.weight", "ffn_up_shexp.weight"),
