@@ -49,6 +49,25 @@ _FALCON = _MAMBA2 | {
     "mamba_norm_before_gate": False,
     "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0},
 }
+_NEMOTRON: dict[str, Any] = {
+    "layers_block_type": ["linear_attention", "mlp", "full_attention"],
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 64,
+    "ssm_state_size": 32,
+    "n_groups": 2,
+    "conv_kernel": 3,
+    "head_dim": 32,
+    "layer_norm_epsilon": 1e-3,
+    "num_hidden_layers": 3,
+}
+_NEMOTRON_EXPERTS = _NEMOTRON | {
+    "layers_block_type": ["linear_attention", "moe", "full_attention"],
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 64,
+    "moe_shared_expert_intermediate_size": 96,
+    "routed_scaling_factor": 1.5,
+}
 _MULTIPLIERS: dict[str, Any] = {
     "embedding_multiplier": 4.0,
     "lm_head_multiplier": 0.25,
@@ -71,6 +90,9 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "granitehybrid:rope": ("granitemoehybrid", _GRANITE | _DENSE | {"position_embedding_type": "rope"}),
     "falcon-h1": ("falcon_h1", _FALCON | _MULTIPLIERS),
     "falcon-h1:norm": ("falcon_h1", _FALCON | _MULTIPLIERS | {"mamba_rms_norm": True}),
+    "nemotron_h": ("nemotron_h", _NEMOTRON),
+    "nemotron_h_moe": ("nemotron_h", _NEMOTRON_EXPERTS),
+    "nemotron_h_moe:latent": ("nemotron_h", _NEMOTRON_EXPERTS | {"moe_latent_size": 128}),
 }
 """By kind: the model type of transformers, and sizes unlike the defaults."""
 WITHOUT = {kind: {"head_dim"} if kind.startswith("granite") else set() for kind in KINDS}
@@ -208,6 +230,35 @@ def _falcon_h1(config: Any, name: str, numbers: np.ndarray) -> Tensors:
     return _mamba2(config, name, numbers) if factor is None else {None: numbers * np.float32(factor)}
 
 
+def _nemotron_h(config: Any, name: str, numbers: np.ndarray) -> Tensors:
+    names = {
+        "mixer.in_proj.weight": "ssm_in.weight",
+        "mixer.out_proj.weight": "ssm_out.weight",
+        "mixer.conv1d.weight": "ssm_conv1d.weight",
+        "mixer.conv1d.bias": "ssm_conv1d.bias",
+        "mixer.norm.weight": "ssm_norm.weight",
+        "mixer.up_proj.weight": "ffn_up.weight",
+        "mixer.down_proj.weight": "ffn_down.weight",
+        "mixer.q_proj.weight": "attn_q.weight",
+        "mixer.k_proj.weight": "attn_k.weight",
+        "mixer.v_proj.weight": "attn_v.weight",
+        "mixer.o_proj.weight": "attn_output.weight",
+        "mixer.gate.weight": "ffn_gate_inp.weight",
+        "mixer.gate.e_score_correction_bias": "exp_probs_b.bias",
+        "mixer.experts.up_proj": "ffn_up_exps.weight",
+        "mixer.experts.down_proj": "ffn_down_exps.weight",
+        "mixer.shared_experts.up_proj.weight": "ffn_up_shexp.weight",
+        "mixer.shared_experts.down_proj.weight": "ffn_down_shexp.weight",
+        "mixer.fc1_latent_proj.weight": "ffn_latent_down.weight",
+        "mixer.fc2_latent_proj.weight": "ffn_latent_up.weight",
+    }
+    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
+    if (count := heads.get(name.split(".")[-2])) is not None:
+        numbers = permute(numbers, count)
+    named = next((there for end, there in names.items() if name.endswith(end)), None)
+    return {there or named: tensor for there, tensor in _mamba2(config, name, numbers).items()}
+
+
 def _experts(name: str, numbers: np.ndarray) -> Tensors:
     if name.endswith("experts.gate_up_proj"):
         gate, up = np.split(numbers, 2, axis=1)
@@ -290,6 +341,34 @@ def _write_falcon_h1(writer: GGUFWriter, config: Any) -> None:
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
 
 
+def _write_nemotron_h(writer: GGUFWriter, config: Any) -> None:
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(_head_counts(config))
+    writer.add_key_length(config.head_dim)
+    writer.add_value_length(config.head_dim)
+    writer.add_layer_norm_eps(config.layer_norm_epsilon)
+    writer.add_ssm_conv_kernel(config.conv_kernel)
+    writer.add_ssm_state_size(config.ssm_state_size)
+    writer.add_ssm_group_count(config.n_groups)
+    writer.add_ssm_inner_size(config.mamba_num_heads * config.mamba_head_dim)
+    writer.add_ssm_time_step_rank(config.mamba_num_heads)
+    has_experts = "moe" in config.layers_block_type
+    width = config.moe_intermediate_size if has_experts else config.intermediate_size
+    writer.add_feed_forward_length([width * (kind in ("mlp", "moe")) for kind in config.layers_block_type])
+    if has_experts:
+        writer.add_expert_count(config.n_routed_experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
+        writer.add_expert_shared_count(config.n_shared_experts)
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+        writer.add_expert_shared_feed_forward_length(config.moe_shared_expert_intermediate_size)
+        writer.add_expert_weights_norm(config.norm_topk_prob)
+        writer.add_expert_weights_scale(config.routed_scaling_factor)
+        writer.add_expert_group_count(config.n_group)
+        if config.moe_latent_size is not None:
+            writer.add_moe_latent_size(config.moe_latent_size)
+
+
 _CHANGES = {
     "qwen35": _qwen35,
     "qwen35moe": _qwen35,
@@ -297,6 +376,8 @@ _CHANGES = {
     "qwen3next:first": _qwen3next_at_first,
     "granitehybrid": _granite,
     "falcon-h1": _falcon_h1,
+    "nemotron_h": _nemotron_h,
+    "nemotron_h_moe": _nemotron_h,
 }
 _HEADERS = {
     "qwen35": _write_delta_net,
@@ -304,4 +385,6 @@ _HEADERS = {
     "qwen3next": _write_delta_net,
     "granitehybrid": _write_granite,
     "falcon-h1": _write_falcon_h1,
+    "nemotron_h": _write_nemotron_h,
+    "nemotron_h_moe": _write_nemotron_h,
 }

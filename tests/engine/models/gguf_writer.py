@@ -46,9 +46,9 @@ def tiny(kind: str, **changes: Any) -> Any:
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(_config(kind, changes), dtype=torch.float32)
     with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() == 1:
-                parameter.add_(torch.randn_like(parameter) * 0.1)
+        for tensor in model.state_dict().values():
+            if tensor.dim() == 1:
+                tensor.add_(torch.randn_like(tensor) * 0.1)
     return model.eval()
 
 
@@ -86,7 +86,9 @@ def write_gguf(
     _write_tokenizer(writer, model.config.vocab_size)
     names = get_tensor_name_map(ARCHITECTURES[architecture], model.config.num_hidden_layers)
     expected = {}
-    for name, parameter in model.named_parameters():
+    kept = model.state_dict().keys()
+    buffers = [(name, buffer) for name, buffer in model.named_buffers() if name in kept]
+    for name, parameter in (*model.named_parameters(), *buffers):
         stem, _, last = name.rpartition(".")
         numbers = parameter.detach().numpy()
         if kind in gguf_recurrent.KINDS:

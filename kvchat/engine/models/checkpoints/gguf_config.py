@@ -20,7 +20,8 @@ class _Layout:
 
     Args:
         model_type: of transformers.
-        fields: names in the config, and keys of the metadata; a key with `?` may be missing.
+        fields: names in the config, and keys of the metadata; a key with `?` may be missing; the first of
+            several between `|` that is there counts.
         derive: everything that has to be computed.
     """
 
@@ -81,7 +82,8 @@ def _config(file: GgufFile, layout: _Layout) -> Any:
 
 
 def _field(file: GgufFile, key: str) -> Any:
-    value = file.own(key.removesuffix("?"))
+    values = (file.own(name) for name in key.removesuffix("?").split("|"))
+    value = next((value for value in values if value is not None), None)
     if value is None and not key.endswith("?"):
         raise ValueError(f"it does not say {key}")
     if not isinstance(value, list):
@@ -142,6 +144,20 @@ def _falcon_h1(file: GgufFile) -> dict[str, Any]:
     }
 
 
+def _nemotron_h(file: GgufFile) -> dict[str, Any]:
+    """A layer mixes tokens, by attention where it has heads, or is a feed-forward network."""
+    heads, widths = file.own("attention.head_count_kv"), file.own("feed_forward_length")
+    network = "moe" if file.architecture.endswith("_moe") else "mlp"
+    return {
+        "layers_block_type": [
+            network if widths[layer] else "full_attention" if heads[layer] else "linear_attention"
+            for layer in range(_num_layers(file))
+        ],
+        "mamba_head_dim": file.own("ssm.inner_size") // file.own("ssm.time_step_rank"),
+        "use_conv_bias": _has(file, "ssm_conv1d.bias"),
+    }
+
+
 def _has(file: GgufFile, tensor: str) -> bool:
     """Return whether a layer has a tensor."""
     return any(name.endswith(f".{tensor}") for name in file.tensors())
@@ -174,6 +190,30 @@ _MAMBA2 = {
     "mamba_n_groups": "ssm.group_count",
     "mamba_n_heads": "ssm.time_step_rank",
 }
+_NEMOTRON_H = {
+    "hidden_size": "embedding_length",
+    "max_position_embeddings": "context_length",
+    "intermediate_size": "feed_forward_length",
+    "num_attention_heads": "attention.head_count",
+    "num_key_value_heads": "attention.head_count_kv",
+    "head_dim": "attention.key_length",
+    "layer_norm_epsilon": "attention.layer_norm_rms_epsilon|attention.layer_norm_epsilon",
+    "conv_kernel": "ssm.conv_kernel",
+    "ssm_state_size": "ssm.state_size",
+    "n_groups": "ssm.group_count",
+    "mamba_num_heads": "ssm.time_step_rank",
+}
+_NEMOTRON_H_EXPERTS = {
+    "n_routed_experts": "expert_count",
+    "num_experts_per_tok": "expert_used_count",
+    "n_shared_experts": "expert_shared_count",
+    "moe_intermediate_size": "expert_feed_forward_length",
+    "moe_shared_expert_intermediate_size": "expert_shared_feed_forward_length",
+    "moe_latent_size": "moe_latent_size?",
+    "norm_topk_prob": "expert_weights_norm",
+    "routed_scaling_factor": "expert_weights_scale",
+    "n_group": "expert_group_count",
+}
 _GRANITE = {
     "num_experts_per_tok": "expert_used_count?",
     "shared_intermediate_size": "expert_shared_feed_forward_length",
@@ -187,6 +227,8 @@ RECURRENT = {
     "qwen35moe": _Layout("qwen3_5_moe_text", _DELTA_NET | _EXPERTS, _delta_net),
     "qwen3next": _Layout("qwen3_next", _DELTA_NET | _EXPERTS, _delta_net),
     "granitehybrid": _Layout("granitemoehybrid", _ATTENTION | _MAMBA2 | _GRANITE, _granite),
+    "nemotron_h": _Layout("nemotron_h", _NEMOTRON_H, _nemotron_h),
+    "nemotron_h_moe": _Layout("nemotron_h", _NEMOTRON_H | _NEMOTRON_H_EXPERTS, _nemotron_h),
     "falcon-h1": _Layout(
         "falcon_h1", _ATTENTION | _MAMBA2 | {"head_dim": "attention.key_length"}, _falcon_h1
     ),

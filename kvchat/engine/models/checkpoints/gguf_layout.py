@@ -27,6 +27,8 @@ _NAMES: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "linear_attn.in_proj_qkvz.weight": (("attn_qkv.weight", "attn_gate.weight"), ("ssm_in.weight",)),
     "experts.gate_up_proj": (("ffn_gate_exps.weight", "ffn_up_exps.weight"), ("ffn_gate_up_exps.weight",)),
     "experts.down_proj": (("ffn_down_exps.weight",),),
+    "experts.up_proj": (("ffn_up_exps.weight",),),
+    "e_score_correction_bias": (("exp_probs_b.bias",),),
     "pre_ff_layernorm.weight": (("ffn_norm",), ("ffn_norm.weight",)),
     "block_sparse_moe.router.weight": (("ffn_gate_inp.weight",),),
     "shared_mlp.input_linear.weight": (
@@ -86,6 +88,8 @@ class Layout:
                 found = [tuple(f"blk.{layer}.{tensor}" for tensor in tensors) for tensors in choices]
                 return next((names for names in found if names[0] in self._there), found[0])
         stem, _, kind = name.rpartition(".")
+        if self._architecture.startswith("nemotron_h"):
+            stem = stem.replace("model.layers", "backbone.layers")
         return (f"{self._names.get_name(stem)}.{kind}",)
 
     def _undo(self, name: str) -> Callable[[Tensor], Tensor] | None:
@@ -136,7 +140,7 @@ _TILED: Mapping[str, Callable[[Any, int], Order]] = {
     ".linear_attn.out_proj.": _grouped_values,
 }
 _ORDERS = {
-    **dict.fromkeys(("llama", "granitehybrid"), _TURNED),
+    **dict.fromkeys(("llama", "granitehybrid", "nemotron_h", "nemotron_h_moe"), _TURNED),
     "qwen35": _TILED,
     "qwen35moe": _TILED,
     "qwen3next": {".in_proj_qkvz.": _by_key_head},

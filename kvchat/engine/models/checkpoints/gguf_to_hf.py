@@ -29,6 +29,8 @@ from kvchat.errors import ModelUnreadable
 Report = Callable[[str], None]
 
 _EMBEDDING = "token_embd.weight"
+_IN_FLOAT32 = "e_score_correction_bias"
+"""What transformers keeps so, whatever a model's dtype: rounding it would move tokens to other experts."""
 _TOKENIZER = "tokenizer.json"
 _TOKENIZER_SHARE = 4
 """What a tokenizer takes as a file of its own, per byte of the head of a GGUF file that has it."""
@@ -57,7 +59,7 @@ def write_checkpoint(
             parts = {"codes": tensor.codes, "scales": tensor.scales, "minima": tensor.minima}
             tensors |= {f"{layer}.{part}": value for part, value in parts.items() if value is not None}
         else:
-            tensors[name] = tensor.to(config.dtype)
+            tensors[name] = tensor if name.endswith(_IN_FLOAT32) else tensor.to(config.dtype)
     make_room(sum(tensor.nbytes for tensor in tensors.values()) + _tokenizer_bytes(file))
     save_file(tensors, directory / WEIGHTS_FILE, {"format": "pt"})
     written = config.to_dict() | {"architectures": [type(module).__name__]}
@@ -87,7 +89,9 @@ def _named(file: GgufFile, module: Any, report: Report) -> Iterator[tuple[str, T
     """
     layout = Layout(file, module.config)
     there = file.tensors()
+    kept = module.state_dict().keys()
     parameters = dict(module.named_parameters())
+    parameters |= {name: buffer for name, buffer in module.named_buffers() if name in kept}
     for count, (name, parameter) in enumerate(parameters.items()):
         source = layout.source(name, parameter.shape[0], parameter.shape[-1])
         tensors = [there[tensor] for tensor in source.names if tensor in there]
