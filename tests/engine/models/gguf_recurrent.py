@@ -68,6 +68,12 @@ _NEMOTRON_EXPERTS = _NEMOTRON | {
     "moe_shared_expert_intermediate_size": 96,
     "routed_scaling_factor": 1.5,
 }
+_MAMBA: dict[str, Any] = {
+    "state_size": 32,
+    "conv_kernel": 3,
+    "layer_norm_epsilon": 1e-3,
+    "tie_word_embeddings": False,
+}
 _MULTIPLIERS: dict[str, Any] = {
     "embedding_multiplier": 4.0,
     "lm_head_multiplier": 0.25,
@@ -90,12 +96,18 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "granitehybrid:rope": ("granitemoehybrid", _GRANITE | _DENSE | {"position_embedding_type": "rope"}),
     "falcon-h1": ("falcon_h1", _FALCON | _MULTIPLIERS),
     "falcon-h1:norm": ("falcon_h1", _FALCON | _MULTIPLIERS | {"mamba_rms_norm": True}),
+    "mamba2": ("mamba2", _MAMBA | {"num_heads": 8, "head_dim": 64, "n_groups": 2}),
     "nemotron_h": ("nemotron_h", _NEMOTRON),
     "nemotron_h_moe": ("nemotron_h", _NEMOTRON_EXPERTS),
     "nemotron_h_moe:latent": ("nemotron_h", _NEMOTRON_EXPERTS | {"moe_latent_size": 128}),
 }
 """By kind: the model type of transformers, and sizes unlike the defaults."""
-WITHOUT = {kind: {"head_dim"} if kind.startswith("granite") else set() for kind in KINDS}
+_OF_ATTENTION = {
+    *("intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim"),
+    "max_position_embeddings",
+}
+_WITHOUT = {"granitehybrid": {"head_dim"}, "mamba2": _OF_ATTENTION}
+WITHOUT: dict[str, set[str]] = {kind: _WITHOUT.get(kind.partition(":")[0], set()) for kind in KINDS}
 """Names of sizes that a config does not take."""
 
 
@@ -369,6 +381,22 @@ def _write_nemotron_h(writer: GGUFWriter, config: Any) -> None:
             writer.add_moe_latent_size(config.moe_latent_size)
 
 
+def _write_mamba_alone(writer: GGUFWriter, config: Any) -> None:
+    writer.add_context_length(1 << 20)
+    writer.add_feed_forward_length(0)
+    writer.add_head_count(0)
+    writer.add_layer_norm_rms_eps(config.layer_norm_epsilon)
+    writer.add_ssm_conv_kernel(config.conv_kernel)
+    writer.add_ssm_state_size(config.state_size)
+    writer.add_ssm_inner_size(config.expand * config.hidden_size)
+    if hasattr(config, "n_groups"):
+        writer.add_ssm_group_count(config.n_groups)
+        writer.add_ssm_time_step_rank(config.num_heads)
+    else:
+        writer.add_ssm_time_step_rank(config.time_step_rank)
+        writer.add_ssm_dt_b_c_rms(config.model_type == "falcon_mamba")
+
+
 _CHANGES = {
     "qwen35": _qwen35,
     "qwen35moe": _qwen35,
@@ -378,6 +406,7 @@ _CHANGES = {
     "falcon-h1": _falcon_h1,
     "nemotron_h": _nemotron_h,
     "nemotron_h_moe": _nemotron_h,
+    "mamba2": _mamba2,
 }
 _HEADERS = {
     "qwen35": _write_delta_net,
@@ -387,4 +416,5 @@ _HEADERS = {
     "falcon-h1": _write_falcon_h1,
     "nemotron_h": _write_nemotron_h,
     "nemotron_h_moe": _write_nemotron_h,
+    "mamba2": _write_mamba_alone,
 }

@@ -158,6 +158,14 @@ def _nemotron_h(file: GgufFile) -> dict[str, Any]:
     }
 
 
+def _mamba2(file: GgufFile) -> dict[str, Any]:
+    return {
+        "expand": file.own("ssm.inner_size") // file.own("embedding_length"),
+        "head_dim": file.own("ssm.inner_size") // file.own("ssm.time_step_rank"),
+        "use_conv_bias": _has(file, "ssm_conv1d.bias"),
+    }
+
+
 def _has(file: GgufFile, tensor: str) -> bool:
     """Return whether a layer has a tensor."""
     return any(name.endswith(f".{tensor}") for name in file.tensors())
@@ -214,6 +222,13 @@ _NEMOTRON_H_EXPERTS = {
     "routed_scaling_factor": "expert_weights_scale",
     "n_group": "expert_group_count",
 }
+_MAMBA = {
+    "hidden_size": "embedding_length",
+    "layer_norm_epsilon": "attention.layer_norm_rms_epsilon",
+    "conv_kernel": "ssm.conv_kernel",
+    "state_size": "ssm.state_size",
+}
+_HEADS = {"num_heads": "ssm.time_step_rank", "n_groups": "ssm.group_count"}
 _GRANITE = {
     "num_experts_per_tok": "expert_used_count?",
     "shared_intermediate_size": "expert_shared_feed_forward_length",
@@ -229,6 +244,7 @@ RECURRENT = {
     "granitehybrid": _Layout("granitemoehybrid", _ATTENTION | _MAMBA2 | _GRANITE, _granite),
     "nemotron_h": _Layout("nemotron_h", _NEMOTRON_H, _nemotron_h),
     "nemotron_h_moe": _Layout("nemotron_h", _NEMOTRON_H | _NEMOTRON_H_EXPERTS, _nemotron_h),
+    "mamba2": _Layout("mamba2", _MAMBA | _HEADS, _mamba2),
     "falcon-h1": _Layout(
         "falcon_h1", _ATTENTION | _MAMBA2 | {"head_dim": "attention.key_length"}, _falcon_h1
     ),

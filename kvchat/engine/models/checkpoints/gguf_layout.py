@@ -40,6 +40,10 @@ _NAMES: Mapping[str, tuple[tuple[str, ...], ...]] = {
 """By the end of a parameter's name, where the library knows none: the tensors that it may be stacked of."""
 
 
+_READ_BY_OTHERS: Mapping[str, tuple[str, ...]] = {"mamba2": (".out_proj.", "lm_head.")}
+"""Linear layers whose weights the model reads by itself, and which are expanded therefore."""
+
+
 @dataclass(frozen=True, slots=True)
 class Source:
     """Where the numbers of a parameter are.
@@ -48,12 +52,14 @@ class Source:
         names: tensors of the file; their outputs follow each other.
         rows, columns: their order, None: that of the file.
         undo: gives the parameter's values.
+        stays: whether quantized numbers may stay so.
     """
 
     names: tuple[str, ...]
     rows: Order | None
     columns: Order | None
     undo: Callable[[Tensor], Tensor] | None
+    stays: bool
 
 
 class Layout:
@@ -79,7 +85,12 @@ class Layout:
             rows=None if is_input else order,
             columns=order if is_input else None,
             undo=self._undo(name),
+            stays=self.stays(name),
         )
+
+    def stays(self, name: str) -> bool:
+        """Return whether a linear layer's quantized weight may stay so; pure."""
+        return not any(part in name for part in _READ_BY_OTHERS.get(self._architecture, ()))
 
     def _tensors(self, name: str) -> tuple[str, ...]:
         for end, choices in _NAMES.items():

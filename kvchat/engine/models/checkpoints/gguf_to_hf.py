@@ -103,8 +103,9 @@ def _named(file: GgufFile, module: Any, report: Report) -> Iterator[tuple[str, T
         report(f"reading {file.path.name}, {(count + 1) / len(parameters):.0%}; only this once")
         yield name, _converted(module, name, parameter, tensors, source)
     embedding = there[_EMBEDDING]
-    if module.config.tie_word_embeddings and embedding.tensor_type in FORMATS:
-        yield f"{output_name(module)}.weight", quantized(np.asarray(embedding.data), embedding.tensor_type)
+    output = f"{output_name(module)}.weight"
+    if module.config.tie_word_embeddings and embedding.tensor_type in FORMATS and layout.stays(output):
+        yield output, quantized(np.asarray(embedding.data), embedding.tensor_type)
 
 
 def _fits(tensors: list[ReaderTensor], parameter: Tensor) -> bool:
@@ -118,7 +119,7 @@ def _converted(
 ) -> Tensor | QuantizedWeight:
     layer = module.get_submodule(name.rpartition(".")[0])
     kind = tensors[0].tensor_type
-    is_linear = type(layer) is nn.Linear and name.endswith(".weight")
+    is_linear = type(layer) is nn.Linear and name.endswith(".weight") and source.stays
     is_quantized = kind in FORMATS and all(tensor.tensor_type is kind for tensor in tensors)
     if is_linear and is_quantized and (source.columns is None or moves_groups(source.columns, kind)):
         data = np.concatenate([np.asarray(tensor.data) for tensor in tensors])
