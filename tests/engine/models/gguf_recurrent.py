@@ -96,6 +96,8 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "granitehybrid:rope": ("granitemoehybrid", _GRANITE | _DENSE | {"position_embedding_type": "rope"}),
     "falcon-h1": ("falcon_h1", _FALCON | _MULTIPLIERS),
     "falcon-h1:norm": ("falcon_h1", _FALCON | _MULTIPLIERS | {"mamba_rms_norm": True}),
+    "mamba": ("mamba", _MAMBA | {"time_step_rank": 32, "tie_word_embeddings": True}),
+    "mamba:norms": ("falcon_mamba", _MAMBA | {"time_step_rank": 32}),
     "mamba2": ("mamba2", _MAMBA | {"num_heads": 8, "head_dim": 64, "n_groups": 2}),
     "nemotron_h": ("nemotron_h", _NEMOTRON),
     "nemotron_h_moe": ("nemotron_h", _NEMOTRON_EXPERTS),
@@ -106,7 +108,7 @@ _OF_ATTENTION = {
     *("intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim"),
     "max_position_embeddings",
 }
-_WITHOUT = {"granitehybrid": {"head_dim"}, "mamba2": _OF_ATTENTION}
+_WITHOUT = {"granitehybrid": {"head_dim"}, "mamba2": _OF_ATTENTION, "mamba": _OF_ATTENTION}
 WITHOUT: dict[str, set[str]] = {kind: _WITHOUT.get(kind.partition(":")[0], set()) for kind in KINDS}
 """Names of sizes that a config does not take."""
 
@@ -199,6 +201,15 @@ def _mamba2(config: Any, name: str, numbers: np.ndarray) -> Tensors:
         num_groups = getattr(config, "mamba_n_groups", None) or config.n_groups
         return {None: numbers.reshape(num_groups, -1)}
     return {None: numbers}
+
+
+def _mamba(config: Any, name: str, numbers: np.ndarray) -> Tensors:
+    last = name.rpartition(".")[2]
+    if last == "A_log":
+        return {"ssm_a": -np.exp(numbers)}
+    if last == "D":
+        return {"ssm_d": numbers}
+    return {None: numbers[:, 0] if name.endswith("conv1d.weight") else numbers}
 
 
 def _granite(config: Any, name: str, numbers: np.ndarray) -> Tensors:
@@ -407,6 +418,7 @@ _CHANGES = {
     "nemotron_h": _nemotron_h,
     "nemotron_h_moe": _nemotron_h,
     "mamba2": _mamba2,
+    "mamba": _mamba,
 }
 _HEADERS = {
     "qwen35": _write_delta_net,
@@ -417,4 +429,5 @@ _HEADERS = {
     "nemotron_h": _write_nemotron_h,
     "nemotron_h_moe": _write_nemotron_h,
     "mamba2": _write_mamba_alone,
+    "mamba": _write_mamba_alone,
 }

@@ -114,7 +114,7 @@ def write_gguf(
 
 def _is_quantized(name: str, numbers: np.ndarray) -> bool:
     """Vectors, norms, convolutions and routers stay whole, and so does what makes no blocks."""
-    is_spared = any(part in name for part in ("norm", "conv", "ffn_gate_inp", "ssm_dt"))
+    is_spared = any(part in name for part in ("norm", "conv", "ffn_gate_inp", "ssm_a"))
     return numbers.ndim > 1 and numbers.shape[-1] % _BLOCK == 0 and not is_spared
 
 

@@ -22,7 +22,7 @@ class _Layout:
         model_type: of transformers.
         fields: names in the config, and keys of the metadata; a key with `?` may be missing; the first of
             several between `|` that is there counts.
-        derive: everything that has to be computed.
+        derive: everything that has to be computed; what it says counts.
     """
 
     model_type: str
@@ -67,18 +67,18 @@ def _config_of_attention(file: GgufFile) -> Any:
 
 def _config(file: GgufFile, layout: _Layout) -> Any:
     tensors = file.tensors()
-    values = {name: _field(file, key) for name, key in layout.fields.items()}
-    return transformers.AutoConfig.for_model(
-        layout.model_type,
-        num_hidden_layers=_num_layers(file),
-        **{name: value for name, value in values.items() if value is not None},
-        vocab_size=shape(tensors["token_embd.weight"])[0],
-        tie_word_embeddings="output.weight" not in tensors,
-        bos_token_id=file.value("tokenizer.ggml.bos_token_id"),
-        eos_token_id=file.value("tokenizer.ggml.eos_token_id"),
-        pad_token_id=file.value("tokenizer.ggml.padding_token_id"),
-        **layout.derive(file),
-    )
+    fields = {name: _field(file, key) for name, key in layout.fields.items()}
+    shared = {
+        "model_type": layout.model_type,
+        "num_hidden_layers": _num_layers(file),
+        "vocab_size": shape(tensors["token_embd.weight"])[0],
+        "tie_word_embeddings": "output.weight" not in tensors,
+        "bos_token_id": file.value("tokenizer.ggml.bos_token_id"),
+        "eos_token_id": file.value("tokenizer.ggml.eos_token_id"),
+        "pad_token_id": file.value("tokenizer.ggml.padding_token_id"),
+    }
+    known = {name: value for name, value in fields.items() if value is not None}
+    return transformers.AutoConfig.for_model(**shared | known | layout.derive(file))
 
 
 def _field(file: GgufFile, key: str) -> Any:
@@ -154,6 +154,15 @@ def _nemotron_h(file: GgufFile) -> dict[str, Any]:
             for layer in range(_num_layers(file))
         ],
         "mamba_head_dim": file.own("ssm.inner_size") // file.own("ssm.time_step_rank"),
+        "use_conv_bias": _has(file, "ssm_conv1d.bias"),
+    }
+
+
+def _mamba(file: GgufFile) -> dict[str, Any]:
+    """Falcon Mamba has Mamba's name, and norms without factors."""
+    return {
+        "model_type": "falcon_mamba" if file.own("ssm.dt_b_c_rms") else "mamba",
+        "expand": file.own("ssm.inner_size") // file.own("embedding_length"),
         "use_conv_bias": _has(file, "ssm_conv1d.bias"),
     }
 
@@ -244,6 +253,7 @@ RECURRENT = {
     "granitehybrid": _Layout("granitemoehybrid", _ATTENTION | _MAMBA2 | _GRANITE, _granite),
     "nemotron_h": _Layout("nemotron_h", _NEMOTRON_H, _nemotron_h),
     "nemotron_h_moe": _Layout("nemotron_h", _NEMOTRON_H | _NEMOTRON_H_EXPERTS, _nemotron_h),
+    "mamba": _Layout("mamba", _MAMBA | {"time_step_rank": "ssm.time_step_rank"}, _mamba),
     "mamba2": _Layout("mamba2", _MAMBA | _HEADS, _mamba2),
     "falcon-h1": _Layout(
         "falcon_h1", _ATTENTION | _MAMBA2 | {"head_dim": "attention.key_length"}, _falcon_h1

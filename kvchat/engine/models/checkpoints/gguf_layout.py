@@ -40,7 +40,10 @@ _NAMES: Mapping[str, tuple[tuple[str, ...], ...]] = {
 """By the end of a parameter's name, where the library knows none: the tensors that it may be stacked of."""
 
 
-_READ_BY_OTHERS: Mapping[str, tuple[str, ...]] = {"mamba2": (".out_proj.", "lm_head.")}
+_READ_BY_OTHERS: Mapping[str, tuple[str, ...]] = {
+    "mamba": (".dt_proj.", ".out_proj.", "lm_head."),
+    "mamba2": (".out_proj.", "lm_head."),
+}
 """Linear layers whose weights the model reads by itself, and which are expanded therefore."""
 
 

@@ -149,12 +149,12 @@ def test_a_file_that_is_cut_short_is_refused(num_bytes: int, tmp_path: Path) -> 
 def test_another_architecture_is_refused_by_name(tmp_path: Path) -> None:
     from gguf import GGUFWriter
 
-    writer = GGUFWriter(tmp_path / "model.gguf", "mamba")
+    writer = GGUFWriter(tmp_path / "model.gguf", "rwkv7")
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    with pytest.raises(UnsupportedModel, match="'mamba'"):
+    with pytest.raises(UnsupportedModel, match="'rwkv7'"):
         open_gguf(tmp_path / "model.gguf")
 
 
