@@ -74,6 +74,19 @@ _MAMBA: dict[str, Any] = {
     "layer_norm_epsilon": 1e-3,
     "tie_word_embeddings": False,
 }
+_JAMBA: dict[str, Any] = {
+    "num_hidden_layers": 3,
+    "attn_layer_period": 3,
+    "attn_layer_offset": 1,
+    "expert_layer_period": 2,
+    "expert_layer_offset": 0,
+    "num_experts": 1,
+    "num_experts_per_tok": 1,
+    "mamba_d_state": 32,
+    "mamba_d_conv": 3,
+    "mamba_dt_rank": 32,
+    "rms_norm_eps": 1e-3,
+}
 _MULTIPLIERS: dict[str, Any] = {
     "embedding_multiplier": 4.0,
     "lm_head_multiplier": 0.25,
@@ -96,6 +109,8 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "granitehybrid:rope": ("granitemoehybrid", _GRANITE | _DENSE | {"position_embedding_type": "rope"}),
     "falcon-h1": ("falcon_h1", _FALCON | _MULTIPLIERS),
     "falcon-h1:norm": ("falcon_h1", _FALCON | _MULTIPLIERS | {"mamba_rms_norm": True}),
+    "jamba": ("jamba", _JAMBA),
+    "jamba:experts": ("jamba", _JAMBA | {"num_experts": 4, "num_experts_per_tok": 2}),
     "mamba": ("mamba", _MAMBA | {"time_step_rank": 32, "tie_word_embeddings": True}),
     "mamba:norms": ("falcon_mamba", _MAMBA | {"time_step_rank": 32}),
     "mamba2": ("mamba2", _MAMBA | {"num_heads": 8, "head_dim": 64, "n_groups": 2}),
@@ -108,7 +123,12 @@ _OF_ATTENTION = {
     *("intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim"),
     "max_position_embeddings",
 }
-_WITHOUT = {"granitehybrid": {"head_dim"}, "mamba2": _OF_ATTENTION, "mamba": _OF_ATTENTION}
+_WITHOUT = {
+    "granitehybrid": {"head_dim"},
+    "jamba": {"head_dim"},
+    "mamba2": _OF_ATTENTION,
+    "mamba": _OF_ATTENTION,
+}
 WITHOUT: dict[str, set[str]] = {kind: _WITHOUT.get(kind.partition(":")[0], set()) for kind in KINDS}
 """Names of sizes that a config does not take."""
 
@@ -210,6 +230,12 @@ def _mamba(config: Any, name: str, numbers: np.ndarray) -> Tensors:
     if last == "D":
         return {"ssm_d": numbers}
     return {None: numbers[:, 0] if name.endswith("conv1d.weight") else numbers}
+
+
+def _jamba(config: Any, name: str, numbers: np.ndarray) -> Tensors:
+    if "experts" in name:
+        return _experts(name, numbers)
+    return _mamba(config, name, numbers)
 
 
 def _granite(config: Any, name: str, numbers: np.ndarray) -> Tensors:
@@ -408,6 +434,17 @@ def _write_mamba_alone(writer: GGUFWriter, config: Any) -> None:
         writer.add_ssm_dt_b_c_rms(config.model_type == "falcon_mamba")
 
 
+def _write_jamba(writer: GGUFWriter, config: Any) -> None:
+    _write_attention(writer, config, _head_counts(config))
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_ssm_conv_kernel(config.mamba_d_conv)
+    writer.add_ssm_state_size(config.mamba_d_state)
+    writer.add_ssm_inner_size(config.mamba_expand * config.hidden_size)
+    writer.add_ssm_time_step_rank(config.mamba_dt_rank)
+    writer.add_expert_count(config.num_experts)
+    writer.add_expert_used_count(config.num_experts_per_tok)
+
+
 _CHANGES = {
     "qwen35": _qwen35,
     "qwen35moe": _qwen35,
@@ -419,6 +456,7 @@ _CHANGES = {
     "nemotron_h_moe": _nemotron_h,
     "mamba2": _mamba2,
     "mamba": _mamba,
+    "jamba": _jamba,
 }
 _HEADERS = {
     "qwen35": _write_delta_net,
@@ -430,4 +468,5 @@ _HEADERS = {
     "nemotron_h_moe": _write_nemotron_h,
     "mamba2": _write_mamba_alone,
     "mamba": _write_mamba_alone,
+    "jamba": _write_jamba,
 }

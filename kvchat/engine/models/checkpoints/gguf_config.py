@@ -158,6 +158,27 @@ def _nemotron_h(file: GgufFile) -> dict[str, Any]:
     }
 
 
+def _jamba(file: GgufFile) -> dict[str, Any]:
+    heads = file.own("attention.head_count_kv")
+    attention = [layer for layer, num_heads in enumerate(heads) if num_heads]
+    routed = [layer for layer in range(len(heads)) if f"blk.{layer}.ffn_gate_inp.weight" in file.tensors()]
+    return {
+        **_every("attn_layer", attention, len(heads)),
+        **_every("expert_layer", routed, len(heads)),
+        "mamba_expand": file.own("ssm.inner_size") // file.own("embedding_length"),
+        "mamba_conv_bias": _has(file, "ssm_conv1d.bias"),
+    }
+
+
+def _every(what: str, layers: list[int], num_layers: int) -> dict[str, int]:
+    """Return the period of some layers and the first of them; both are behind the end if there are none."""
+    offset = layers[0] if layers else num_layers
+    period = layers[1] - offset if len(layers) > 1 else num_layers + 1
+    if layers != list(range(offset, num_layers, period)) or offset >= period:
+        raise ValueError(f"layers {layers} of {num_layers} have no period")
+    return {f"{what}_period": period, f"{what}_offset": offset}
+
+
 def _mamba(file: GgufFile) -> dict[str, Any]:
     """Falcon Mamba has Mamba's name, and norms without factors."""
     return {
@@ -237,6 +258,13 @@ _MAMBA = {
     "conv_kernel": "ssm.conv_kernel",
     "state_size": "ssm.state_size",
 }
+_JAMBA = {
+    "num_experts": "expert_count",
+    "num_experts_per_tok": "expert_used_count",
+    "mamba_d_conv": "ssm.conv_kernel",
+    "mamba_d_state": "ssm.state_size",
+    "mamba_dt_rank": "ssm.time_step_rank",
+}
 _HEADS = {"num_heads": "ssm.time_step_rank", "n_groups": "ssm.group_count"}
 _GRANITE = {
     "num_experts_per_tok": "expert_used_count?",
@@ -254,6 +282,7 @@ RECURRENT = {
     "nemotron_h": _Layout("nemotron_h", _NEMOTRON_H, _nemotron_h),
     "nemotron_h_moe": _Layout("nemotron_h", _NEMOTRON_H | _NEMOTRON_H_EXPERTS, _nemotron_h),
     "mamba": _Layout("mamba", _MAMBA | {"time_step_rank": "ssm.time_step_rank"}, _mamba),
+    "jamba": _Layout("jamba", _ATTENTION | _JAMBA, _jamba),
     "mamba2": _Layout("mamba2", _MAMBA | _HEADS, _mamba2),
     "falcon-h1": _Layout(
         "falcon_h1", _ATTENTION | _MAMBA2 | {"head_dim": "attention.key_length"}, _falcon_h1

@@ -14,7 +14,7 @@ from kvchat.errors import ModelUnreadable, UnsupportedModel
 _READ = (
     *("llama", "qwen2", "qwen3", "phi3", "gemma2", "gemma3", "lfm2"),
     *("qwen35", "qwen35moe", "qwen3next", "granitehybrid", "falcon-h1"),
-    *("nemotron_h", "nemotron_h_moe", "mamba2", "mamba"),
+    *("nemotron_h", "nemotron_h_moe", "mamba2", "mamba", "jamba"),
 )
 ARCHITECTURES = {name: arch for arch, name in MODEL_ARCH_NAMES.items() if name in _READ}
 """Architectures that are read, by llama.cpp's names."""

@@ -41,6 +41,7 @@ _NAMES: Mapping[str, tuple[tuple[str, ...], ...]] = {
 
 
 _READ_BY_OTHERS: Mapping[str, tuple[str, ...]] = {
+    "jamba": (".dt_proj.",),
     "mamba": (".dt_proj.", ".out_proj.", "lm_head."),
     "mamba2": (".out_proj.", "lm_head."),
 }
