@@ -118,7 +118,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "nemotron_h_moe": ("nemotron_h", _NEMOTRON_EXPERTS),
     "nemotron_h_moe:latent": ("nemotron_h", _NEMOTRON_EXPERTS | {"moe_latent_size": 128}),
 }
-"""By kind: the model type of transformers, and sizes unlike the defaults."""
+"""By kind (llama.cpp's architecture, a variant behind a colon): transformers' model type, and sizes."""
 _OF_ATTENTION = {
     *("intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim"),
     "max_position_embeddings",

@@ -37,8 +37,8 @@ _CLASSES = {
     "gemma3": transformers.Gemma3TextConfig,
     "lfm2": transformers.Lfm2Config,
 }
-KINDS = (*_CLASSES, *gguf_recurrent.KINDS)
-"""What files are written of: architectures as llama.cpp names them, with a variant behind a colon."""
+ATTENTION = tuple(_CLASSES)
+"""Kinds without recurrent layers, but for short convolutions."""
 
 
 def tiny(kind: str, **changes: Any) -> Any:

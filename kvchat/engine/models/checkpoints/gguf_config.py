@@ -102,6 +102,8 @@ def _num_layers(file: GgufFile) -> int:
 def _delta_net(file: GgufFile) -> dict[str, Any]:
     num_layers = _num_layers(file)
     interval = file.own("full_attention_interval") or 4
+    if file.own("ssm.time_step_rank") % file.own("ssm.group_count"):
+        raise ValueError("its value heads are no multiple of its key heads")
     recurrent = file.own("attention.recurrent_layers") or [
         (layer + 1) % interval != 0 for layer in range(num_layers)
     ]

@@ -38,8 +38,6 @@ _NAMES: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "shared_mlp.output_linear.weight": (("ffn_down_shexp.weight",), ("ffn_down.weight",)),
 }
 """By the end of a parameter's name, where the library knows none: the tensors that it may be stacked of."""
-
-
 _READ_BY_OTHERS: Mapping[str, tuple[str, ...]] = {
     "jamba": (".dt_proj.",),
     "mamba": (".dt_proj.", ".out_proj.", "lm_head."),

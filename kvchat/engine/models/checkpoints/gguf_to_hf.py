@@ -131,7 +131,11 @@ def _converted(
         numbers = numbers[torch.from_numpy(source.rows)]
     if source.columns is not None:
         numbers = numbers[:, torch.from_numpy(source.columns)]
-    return numbers if source.undo is None else source.undo(numbers)
+    if source.undo is not None:
+        numbers = source.undo(numbers)
+    if not numbers.isfinite().all():
+        raise ModelUnreadable(f"{name} has numbers that are not finite. Fetch the GGUF file again.")
+    return numbers
 
 
 def _tokenizer_bytes(file: GgufFile) -> int:

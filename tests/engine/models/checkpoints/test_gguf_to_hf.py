@@ -1,5 +1,6 @@
 """GGUF files become checkpoints that compute what their numbers say."""
 
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,8 @@ from kvchat.engine.models.load import load_model
 from kvchat.engine.models.locate import locate_model
 from kvchat.errors import KvchatError, ModelUnreadable, UnsupportedModel
 from tests.engine.conftest import OpenEngine, TinyModels
-from tests.engine.models.gguf_writer import KINDS, tiny, write_gguf
+from tests.engine.models import gguf_recurrent
+from tests.engine.models.gguf_writer import ATTENTION, tiny, write_gguf
 from tests.engine.tiny_models import answer, token_ids
 
 pytestmark = pytest.mark.cpu
@@ -32,8 +34,14 @@ def small_models(request: pytest.FixtureRequest) -> TinyModels:
     return found
 
 
-@pytest.mark.parametrize("quantized", [Kind.Q8_0, Kind.Q4_0, Kind.F16, Kind.F32], ids=lambda kind: kind.name)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "quantized"),
+    [
+        *product(ATTENTION, [Kind.Q8_0, Kind.Q4_0, Kind.F16, Kind.F32]),
+        *product(gguf_recurrent.KINDS, [Kind.Q8_0, Kind.F16]),
+    ],
+    ids=lambda value: getattr(value, "name", value),
+)
 def test_a_file_computes_what_transformers_computes_with_its_numbers(
     kind: str, quantized: Kind, tmp_path: Path
 ) -> None:
