@@ -155,6 +155,28 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
         _HEADS
         | {"sliding_window": 24, "layer_types": ["conv", "full_attention", "conv", "sliding_attention"]},
     ),
+    "MiniMax": (
+        "minimax",
+        _HEADS
+        | {
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "block_size": 32,
+            "layer_types": ["linear_attention", "full_attention"] * 2,
+        },
+    ),
+    "RecurrentGemma": (
+        "recurrent_gemma",
+        _ATTENTION
+        | {
+            "num_hidden_layers": 3,
+            "num_key_value_heads": 1,
+            "lru_width": 64,
+            "tie_word_embeddings": False,
+            "attention_window_size": 24,
+            "w_init_variance_scale": 1.5,
+        },
+    ),
     "Zaya": (
         "zaya",
         {name: value for name, value in _HEADS.items() if name != "intermediate_size"}

@@ -20,12 +20,14 @@ EXACT = {
     "GPTJForCausalLM": ("cache", "4 full"),
     "JambaForCausalLM": ("attention", "2 full, 2 recurrent"),
     "Qwen3NextForCausalLM": ("attention", "1 full, 3 recurrent"),
+    "MiniMaxForCausalLM": ("attention", "2 full, 2 recurrent"),
+    "RecurrentGemmaForCausalLM": ("attention", "1 sliding, 3 recurrent"),
 }
 """One of each way to differ; plainer ones are in `test_layer_probe.py`, all of them among the slow tests."""
 REFUSED = {
     "DeepseekV32ForCausalLM": "index that selects tokens",
-    "MiniMaxForCausalLM": "foreign cache",
-    "RecurrentGemmaForCausalLM": "something other than keys and values",
+    "DeepseekV4ForCausalLM": "foreign cache",
+    "XLNetLMHeadModel": "something other than keys and values",
 }
 
 

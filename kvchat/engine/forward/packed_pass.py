@@ -30,7 +30,8 @@ class PackedPass:
 
     def logits(self, row: InputBatch) -> Tensor:
         self._attention.step = row.groups
-        arguments: dict[str, Any] = {"logits_to_keep": row.sampling, "use_cache": self._past is not None}
+        # Layers get the cache either way; if it were to be used, some models would take only their own.
+        arguments: dict[str, Any] = {"logits_to_keep": row.sampling, "use_cache": False}
         if "position_ids" in self._accepted:
             arguments["position_ids"] = row.positions[None]
         if self._past is None:

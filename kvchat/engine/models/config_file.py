@@ -50,8 +50,9 @@ def normalised(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
     whole = CONFIG_MAPPING[model_type].from_dict(dict(config))
     text = whole.get_text_config()
     completed: dict[str, Any] = text.to_dict()
-    if hasattr(text, "num_hidden_layers"):  # some models derive it and do not write it down
-        completed["num_hidden_layers"] = text.num_hidden_layers
+    for name in ("num_hidden_layers", "layer_types", "sliding_window"):
+        if hasattr(text, name):  # some models derive it and do not write it down
+            completed[name] = getattr(text, name)
     if completed.get("dtype") is None:  # models of several parts name it once, beside the parts
         completed["dtype"] = whole.to_dict().get("dtype")
     return completed

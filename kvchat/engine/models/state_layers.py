@@ -20,6 +20,7 @@ from kvchat.engine.kernels.state_slots import StateSlots
 from kvchat.engine.models.cache_stand_ins import PackedPast
 from kvchat.engine.models.native_scans import native_forward
 from kvchat.engine.models.probing.state_recorder import Name
+from kvchat.engine.models.state_adapters import adapted_forward
 
 _ATTRIBUTE, _OWN = "kvchat_states", "kvchat_own_forward"
 
@@ -132,7 +133,7 @@ def attach_states(keepers: Sequence[nn.Module], past: StatePast, *, is_sequentia
     """
     for keeper in keepers:
         own = getattr(keeper, _OWN, None) or keeper.forward
-        forward = own
+        forward = adapted_forward(keeper, past) or own
         if is_sequential:
             past.give_slots(_layer_of(keeper))
             forward = native_forward(keeper, partial(_slots_of, keeper))

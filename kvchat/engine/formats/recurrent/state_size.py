@@ -18,7 +18,12 @@ def state_bytes(get: Get, item: int) -> int | None:
         item: bytes of a number of the model's dtype.
     """
     return next(
-        (size for kind in (_delta, _kda, _short, _mamba2, _mamba1) if (size := kind(get, item))), None
+        (
+            size
+            for kind in (_delta, _kda, _short, _lightning, _lru, _mamba2, _mamba1)
+            if (size := kind(get, item))
+        ),
+        None,
     )
 
 
@@ -46,6 +51,20 @@ def _short(get: Get, item: int) -> int | None:
     """Short convolution: LFM2."""
     columns = get("conv_L_cache", default=None)
     return None if columns is None else int(get("hidden_size") * columns * item)
+
+
+def _lightning(get: Get, item: int) -> int | None:
+    """Lightning attention: MiniMax, whose state is of the model's dtype."""
+    if get("linear_attn_alpha_factor", default=None) is None:
+        return None
+    heads = get("num_attention_heads")
+    return int(heads * get("head_dim", default=get("hidden_size") // heads) ** 2 * item)
+
+
+def _lru(get: Get, item: int) -> int | None:
+    """Real-gated linear recurrent unit: RecurrentGemma."""
+    width = get("lru_width", default=None)
+    return None if width is None else int(width * ((get("conv1d_width") - 1) * item + 4))
 
 
 def _mamba2(get: Get, item: int) -> int | None:

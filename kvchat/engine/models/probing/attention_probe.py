@@ -36,6 +36,7 @@ from kvchat.engine.models.hook import (
 from kvchat.engine.models.latent import LatentLayer
 from kvchat.engine.models.probing.state_recorder import StateRecorder
 from kvchat.engine.models.probing.visible_range import VisibleRange, reach_of
+from kvchat.engine.models.state_adapters import adapted
 from kvchat.errors import UnsupportedModel
 
 ATTENTION_TYPES = {"full_attention", "attention", "sliding_attention", "chunked_attention", "global", "local"}
@@ -184,7 +185,7 @@ def probe_layers(
     recorder = _Recorder(past.start, getattr(text_config, "attention_chunk_size", None), latents or {})
     attach(model, recorder, past)
     set_implementation(model, PROBE_IMPLEMENTATION)
-    with states.watching(model):
+    with states.watching(model), adapted(model, past):
         run_probe(model, past)
     set_implementation(model, IMPLEMENTATION)
     kept = states.specs()
@@ -224,7 +225,7 @@ def run_probe(model: Any, past: ProbePast, positions: Sequence[int] | None = Non
     extra[past_argument(accepted)] = past
     try:
         with torch.inference_mode(), _WithoutProducts():
-            model(input_ids=torch.ones_like(places), use_cache=True, **extra)
+            model(input_ids=torch.ones_like(places), use_cache=False, **extra)
     except KeepsState as error:
         raise UnsupportedModel(f"{name} keeps {error}, which kvchat does not hold") from error
     except Exception as error:  # whatever a model says to a cache that is not its own

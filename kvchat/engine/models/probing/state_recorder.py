@@ -60,5 +60,5 @@ class StateRecorder:
 
 def _chunk_len(keeper: nn.Module) -> int:
     """Return how many tokens a layer computes together by itself."""
-    length = getattr(keeper, "chunk_size", 1)
+    length = getattr(keeper, "chunk_size", getattr(keeper, "block_size", 1))
     return length if isinstance(length, int) and length > 0 else 1
