@@ -14,6 +14,7 @@ EXACT = {
     "Llama4ForCausalLM (temperature tuning)": ("attention", "2 chunked, 2 full"),
     "PhimoeForCausalLM": ("attention", "4 full"),
     "Gemma3nForCausalLM": ("attention", "2 sliding, 2 full, 2 borrowed"),
+    "Gemma4ForCausalLM": ("attention", "2 sliding, 2 full, 2 borrowed"),
     "Phi3ForCausalLM (rope longrope)": ("attention", "4 full"),
     "DeepseekV3ForCausalLM (rope yarn)": ("latent", "4 latent"),
     "FalconForCausalLM (alibi)": ("cache", "4 full"),

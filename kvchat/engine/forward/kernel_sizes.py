@@ -62,5 +62,8 @@ def shadow_sizes(config: Any, groups: Sequence[Group]) -> tuple[ShadowSizes, ...
 
 def _count(config: Any, name: str) -> int | None:
     """Return a number above 0 of a config; None where it has none, or one for each layer."""
-    value = getattr(config, name, None)
+    try:
+        value = getattr(config, name, None)
+    except RuntimeError:  # transformers refuses to give one number where each layer has its own
+        return None
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
