@@ -56,6 +56,18 @@ _KDA = {
 }
 _CONV = {"layer_types": ["conv", "full_attention"] * 2}
 _ZAMBA = _ATTENTION | {"num_hidden_layers": 6, "num_key_value_heads": 4, "mamba_d_state": 16}
+_INKLING = _HEADS | {
+    "num_hidden_layers": 3,
+    "swa_num_attention_heads": 4,
+    "swa_num_key_value_heads": 2,
+    "swa_head_dim": 16,
+    "sliding_window_size": 24,
+    "rel_extent": 48,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "layer_types": ["hybrid_sliding", "hybrid", "hybrid_sliding"],
+}
 
 CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "Qwen3Next": ("qwen3_next", _HEADS | _EXPERTS | _DELTA),
@@ -154,6 +166,12 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
         "lfm3",
         _HEADS
         | {"sliding_window": 24, "layer_types": ["conv", "full_attention", "conv", "sliding_attention"]},
+    ),
+    "Inkling": ("inkling_text", _INKLING | {"n_shared_experts": 1, "logits_mup_width_multiplier": 1.0}),
+    "Inkling2": (
+        "inkling2_text",
+        {name: value for name, value in _INKLING.items() if name != "intermediate_size"}
+        | {"unpadded_vocab_size": VOCAB_SIZE, "log_scaling_n_floor": 64},
     ),
     "MiniMax": (
         "minimax",

@@ -14,7 +14,6 @@ from typing import Any
 
 from kvchat.engine.formats.attention_metadata import TORCH_DTYPES
 from kvchat.engine.formats.format_table import PagedAttention
-from kvchat.engine.formats.full.transformers_cache import TransformersCache
 from kvchat.engine.formats.recurrent.parts import layer_states
 from kvchat.engine.formats.recurrent.spec import StateSpec, piece_of
 from kvchat.engine.formats.spec import Group, group_layers
@@ -37,7 +36,7 @@ from kvchat.engine.models.probing.attention_probe import (
     probe_layers,
 )
 from kvchat.engine.models.probing.latent_rope_layout import rope_layouts
-from kvchat.engine.models.state_layers import StatePast, attach_states
+from kvchat.engine.models.state_layers import SequenceStates, StatePast, attach_states
 from kvchat.errors import UnsupportedModel
 
 OWN_ATTENTION = "eager"
@@ -175,5 +174,12 @@ def _past(layers: ModelLayers, groups: Sequence[Group], pool: DevicePool) -> Pac
 def _by_cache(loaded: LoadedModel) -> ModelPlan:
     module = loaded.module
     set_implementation(module, OWN_ATTENTION)
-    groups = group_layers(probe_gathered_layers(module).specs)
-    return ModelPlan(Route.CACHE, groups, lambda pool: SequencePass(module, TransformersCache(pool.layers)))
+    layers = probe_gathered_layers(module)
+    states = {layer: replace(spec, piece=1, is_stacked=False) for layer, spec in layers.states.items()}
+    return ModelPlan(
+        Route.CACHE,
+        group_layers(layers.specs, states=states),
+        lambda pool: SequencePass(
+            module, SequenceStates(layer_states(pool.states, TORCH_DTYPES), pool.layers)
+        ),
+    )

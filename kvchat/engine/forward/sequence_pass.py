@@ -3,16 +3,16 @@
 import torch
 from torch import Tensor, nn
 
-from kvchat.engine.formats.full.transformers_cache import TransformersCache
 from kvchat.engine.forward.runner import InputBatch
 from kvchat.engine.kernels.paged_attention.args import SequenceSpan
 from kvchat.engine.models.hook import accepted_arguments
+from kvchat.engine.models.state_layers import SequenceStates
 
 
 class SequencePass:
     """One pass for each sequence of the row, for models that attend by themselves to what a cache returns."""
 
-    def __init__(self, module: nn.Module, cache: TransformersCache) -> None:
+    def __init__(self, module: nn.Module, cache: SequenceStates) -> None:
         self.device = next(module.parameters()).device
         self._module = module
         self._cache = cache
@@ -25,7 +25,8 @@ class SequencePass:
         for number, span in enumerate(spans):
             self._cache.begin(row.groups, number)
             num_rows = sum(span.q_start <= row < span.q_end for row in wanted)
-            logits = self._sequence(row, span, max(1, num_rows))
+            with self._cache.part(number):
+                logits = self._sequence(row, span, max(1, num_rows))
             rows += logits[len(logits) - num_rows :]
         return torch.stack(rows) if rows else logits[:0]
 

@@ -40,7 +40,7 @@ from kvchat.engine.models.probing.attention_probe import probe_gathered_layers
 from kvchat.engine.sequences.sequence import Sequence
 from kvchat.engine.tiering.in_flight_loads import InFlightLoads
 from kvchat.engine.tiering.save_policy import SavePolicy
-from kvchat.errors import InvalidRequest, PoolExhausted
+from kvchat.errors import InvalidRequest, PoolExhausted, UnsupportedModel
 from kvchat.platform.host_memory import available_bytes
 
 _MEMORY_SHARE = 4
@@ -89,7 +89,10 @@ class HFBlocks:
         self.block_size = block_size
         self._state = _state_of(model)
         device = next(model.parameters()).device
-        self._groups = group_layers(probe_gathered_layers(model).specs)
+        layers = probe_gathered_layers(model)
+        if layers.states:
+            raise UnsupportedModel(f"{type(model).__name__} keeps a state, which these blocks do not hold")
+        self._groups = group_layers(layers.specs)
         num_blocks = _num_blocks(self._groups, config, _context_len(model), device)
         self.pool = DevicePool(self._groups, num_blocks, block_size, device)
         digest = _fingerprint(model, self.pool, block_size)

@@ -5,7 +5,7 @@ cache something else; which of it can be answered, and which means that the mode
 here.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NoReturn
 
 import torch
@@ -46,16 +46,7 @@ class PackedPast(Cache):
 
 
 class KeepsState(Exception):
-    """The model asked its cache for something that is no key and no value."""
-
-
-def _refuses(what: str) -> Callable[..., NoReturn]:
-    """Return a method for what a cache without states cannot answer."""
-
-    def refuse(*args: Any, **kwargs: Any) -> NoReturn:
-        raise KeepsState(what)
-
-    return refuse
+    """The model asked its cache for something that is not kept."""
 
 
 class ProbePast(Cache):
@@ -63,10 +54,10 @@ class ProbePast(Cache):
 
     Args:
         start: the claimed length of the past; masks are built for it.
-        states: notes what layers keep besides keys and values; None: that is refused.
+        states: notes what layers keep besides keys and values.
     """
 
-    def __init__(self, start: int, states: StateRecorder | None = None) -> None:
+    def __init__(self, start: int, states: StateRecorder) -> None:
         super().__init__(layers=[])
         self.start = start
         self.updated_layer = 0
@@ -112,21 +103,17 @@ class ProbePast(Cache):
     ) -> Tensor:
         size = conv_kernel_size or conv_states.shape[-1]
         whole = nn.functional.pad(conv_states, (max(0, size - conv_states.shape[-1]), 0))
-        self._note((layer_idx, "conv", state_idx), whole[..., -size:])
+        self._states.note((layer_idx, "conv", state_idx), whole[..., -size:])
         return whole
 
     def update_recurrent_state(
         self, recurrent_states: Tensor, layer_idx: int, state_idx: int = 0, **kwargs: Any
     ) -> Tensor:
-        self._note((layer_idx, "rec", state_idx), recurrent_states)
+        self._states.note((layer_idx, "rec", state_idx), recurrent_states)
         return recurrent_states
 
     def is_recording_past(self, layer_idx: int) -> bool:
         return False
 
-    def _note(self, name: tuple[int, str, int], tensor: Tensor) -> None:
-        if self._states is None:
-            raise KeepsState("a recurrent state")
-        self._states.note(name, tensor)
-
-    update_indexer = _refuses("the keys of an index that selects tokens")
+    def update_indexer(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise KeepsState("the keys of an index that selects tokens")

@@ -12,9 +12,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers.cache_utils import Cache
 
 from kvchat.engine.api.ids import GroupId
 from kvchat.engine.formats.attention_metadata import AttentionMetadata
+from kvchat.engine.formats.full.transformers_cache import TransformersCache
 from kvchat.engine.formats.recurrent.parts import LayerStates, StateMetadata, StatePart
 from kvchat.engine.kernels.state_slots import StateSlots
 from kvchat.engine.models.cache_stand_ins import PackedPast
@@ -25,27 +27,20 @@ from kvchat.engine.models.state_adapters import adapted_forward
 _ATTRIBUTE, _OWN = "kvchat_states", "kvchat_own_forward"
 
 
-class StatePast(PackedPast):
-    """The cache of a packed pass through a model whose layers keep states.
+class _States(Cache):
+    """A cache that has the states of one part of a step.
 
     Args:
         layers: the states of each layer that keeps one.
+        arguments: of the cache that has keys and values.
     """
 
-    def __init__(self, layers: Mapping[int, LayerStates]) -> None:
-        super().__init__()
+    def __init__(self, layers: Mapping[int, LayerStates], *arguments: Any) -> None:
+        super().__init__(*arguments)
         self._layers = layers
         self._groups: Mapping[GroupId, AttentionMetadata] = {}
         self._number: int | None = None
-        self._has_slots: set[int] = set()
         self._given: dict[Name, Tensor] = {}
-
-    def begin(self, positions: Tensor, groups: Mapping[GroupId, AttentionMetadata]) -> None:
-        super().begin(positions, groups)
-        self._groups = groups
-
-    def end(self) -> None:
-        self._groups = {}
 
     @property
     def parts(self) -> Sequence[StatePart]:
@@ -70,21 +65,10 @@ class StatePast(PackedPast):
         assert self._number is not None, "a layer asks for its state outside of a part"
         return own.parts[self._number]
 
-    def give_slots(self, layer: int) -> None:
-        """Let a layer find and leave what it accumulates by itself, in `slots`."""
-        self._has_slots.add(layer)
-
-    def slots(self, layer: int) -> StateSlots:
-        part = self._part(layer)
-        return StateSlots(self._layers[layer].tensors["rec", 0], part.reads, part.writes)
-
     def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
         return self._state((layer_idx, "conv", state_idx))
 
     def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
-        if layer_idx in self._has_slots:
-            reads = self._part(layer_idx).reads
-            return None if reads is None else self._layers[layer_idx].tensors["rec", state_idx][:1]
         return self._state((layer_idx, "rec", state_idx))
 
     def update_conv_state(
@@ -104,8 +88,7 @@ class StatePast(PackedPast):
     def update_recurrent_state(
         self, recurrent_states: Tensor, layer_idx: int, state_idx: int = 0, **kwargs: Any
     ) -> Tensor:
-        if layer_idx not in self._has_slots:
-            self._given[layer_idx, "rec", state_idx] = recurrent_states
+        self._given[layer_idx, "rec", state_idx] = recurrent_states
         return recurrent_states
 
     def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = None) -> bool:
@@ -123,6 +106,53 @@ class StatePast(PackedPast):
         if name not in self._given and reads is not None:
             self._given[name] = self._layers[layer].tensors[kind, number][reads]
         return self._given.get(name)
+
+
+class StatePast(_States, PackedPast):
+    """The cache of a packed pass through a model whose layers keep states."""
+
+    def __init__(self, layers: Mapping[int, LayerStates]) -> None:
+        super().__init__(layers)
+        self._has_slots: set[int] = set()
+
+    def begin(self, positions: Tensor, groups: Mapping[GroupId, AttentionMetadata]) -> None:
+        super().begin(positions, groups)
+        self._groups = groups
+
+    def end(self) -> None:
+        self._groups = {}
+
+    def give_slots(self, layer: int) -> None:
+        """Let a layer find and leave what it accumulates by itself, in `slots`."""
+        self._has_slots.add(layer)
+
+    def slots(self, layer: int) -> StateSlots:
+        part = self._part(layer)
+        return StateSlots(self._layers[layer].tensors["rec", 0], part.reads, part.writes)
+
+    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
+        if layer_idx in self._has_slots:
+            reads = self._part(layer_idx).reads
+            return None if reads is None else self._layers[layer_idx].tensors["rec", state_idx][:1]
+        return super().get_recurrent_state(layer_idx, state_idx)
+
+    def update_recurrent_state(
+        self, recurrent_states: Tensor, layer_idx: int, state_idx: int = 0, **kwargs: Any
+    ) -> Tensor:
+        if layer_idx in self._has_slots:
+            return recurrent_states
+        return super().update_recurrent_state(recurrent_states, layer_idx, state_idx)
+
+
+class SequenceStates(_States, TransformersCache):
+    """The cache of one sequence, which is one part, in a model that attends by itself."""
+
+    def begin(self, step: Mapping[GroupId, AttentionMetadata], number: int) -> None:
+        super().begin(step, number)
+        self._groups = step
+
+    def get_query_offset(self, layer_idx: int = 0) -> int:
+        return self.get_seq_length()
 
 
 def attach_states(keepers: Sequence[nn.Module], past: StatePast, *, is_sequential: bool) -> None:

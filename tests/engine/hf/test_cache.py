@@ -12,7 +12,8 @@ from transformers import AutoModelForCausalLM
 
 import kvchat
 from kvchat.engine.models.locate import locate_model
-from kvchat.errors import InvalidRequest, PoolExhausted
+from kvchat.errors import InvalidRequest, PoolExhausted, UnsupportedModel
+from tests.engine.recurrent_models import save_recurrent
 from tests.engine.tiny_models import KINDS, VOCAB_SIZE, make_config
 
 pytestmark = pytest.mark.cpu
@@ -142,6 +143,12 @@ def test_what_a_cache_cannot_hold_is_refused_with_what_to_do(llama: Any, blocks:
     embeddings = llama.get_input_embeddings()(text(10))
     with pytest.raises(InvalidRequest, match="input_ids"):
         llama(inputs_embeds=embeddings, past_key_values=kvchat.HFCache(blocks))
+
+
+def test_a_model_that_keeps_a_state_beside_keys_and_values_is_refused(tmp_path: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(save_recurrent("Inkling", tmp_path))
+    with pytest.raises(UnsupportedModel, match="keeps a state"):
+        kvchat.HFBlocks(model)
 
 
 def test_a_pass_that_fails_leaves_nothing_behind(llama: Any, blocks: kvchat.HFBlocks) -> None:

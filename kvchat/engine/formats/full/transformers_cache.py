@@ -31,9 +31,10 @@ class TransformersCache(Cache):
     def begin(self, step: Mapping[GroupId, AttentionMetadata], number: int) -> None:
         """Take the batch's sequence `number`, whose tokens are computed next."""
         for group, part in step.items():
-            span = self._spans[group] = part.spans[number]
-            self._slots[group] = part.slots[span.q_start : span.q_end]
-            self._start = span.position
+            if part.spans:
+                span = self._spans[group] = part.spans[number]
+                self._slots[group] = part.slots[span.q_start : span.q_end]
+                self._start = span.position
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any

@@ -53,6 +53,7 @@ class StateMetadataBuilder(FullMetadataBuilder):
         assert isinstance(group.spec, StateSpec)
         self._piece = group.spec.piece
         self._is_stepwise = group.spec.is_stepwise
+        self._is_stacked = group.spec.is_stacked
 
     def build(self, step: Step) -> AttentionMetadata:
         parts: list[StatePart] = []
@@ -60,7 +61,7 @@ class StateMetadataBuilder(FullMetadataBuilder):
         row = 0
         for chunk in step.chunks:
             table = step.tables[chunk.sequence, self.group.id]
-            if chunk.start and len(chunk.token_ids) == 1:
+            if self._is_stacked and chunk.start and len(chunk.token_ids) == 1:
                 singles.append((row, table))
             else:
                 parts += self._pieces(chunk, row, table)

@@ -44,6 +44,7 @@ class StateSpec(CacheSpec):
         piece: steps compute a sequence in pieces that end at multiples of so many tokens; 1: any cut gives
             the same bits.
         is_stepwise: whether tokens behind a state are computed one by one, since the layer would ignore it.
+        is_stacked: whether sequences with one token each are computed together.
     """
 
     kind: ClassVar[str] = STATE_KIND
@@ -52,6 +53,7 @@ class StateSpec(CacheSpec):
     tensors: tuple[StateTensor, ...]
     piece: int
     is_stepwise: bool = False
+    is_stacked: bool = True
 
     @property
     def lifetime(self) -> Lifetime:

@@ -186,7 +186,7 @@ def probe_layers(
     attach(model, recorder, past)
     set_implementation(model, PROBE_IMPLEMENTATION)
     with states.watching(model), adapted(model, past):
-        run_probe(model, past)
+        run_probe(model, past, use_cache=False)
     set_implementation(model, IMPLEMENTATION)
     kept = states.specs()
     _require_layers(text_config, recorder, kept)
@@ -211,8 +211,13 @@ class _WithoutProducts(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def run_probe(model: Any, past: ProbePast, positions: Sequence[int] | None = None) -> None:
+def run_probe(
+    model: Any, past: ProbePast, positions: Sequence[int] | None = None, *, use_cache: bool = True
+) -> None:
     """Run a few tokens through the model; without `positions` two of them, behind `past`.
+
+    Args:
+        use_cache: what the model is told; some would then take only a cache of their own.
 
     Raises:
         UnsupportedModel: the pass does not go through.
@@ -225,7 +230,7 @@ def run_probe(model: Any, past: ProbePast, positions: Sequence[int] | None = Non
     extra[past_argument(accepted)] = past
     try:
         with torch.inference_mode(), _WithoutProducts():
-            model(input_ids=torch.ones_like(places), use_cache=False, **extra)
+            model(input_ids=torch.ones_like(places), use_cache=use_cache, **extra)
     except KeepsState as error:
         raise UnsupportedModel(f"{name} keeps {error}, which kvchat does not hold") from error
     except Exception as error:  # whatever a model says to a cache that is not its own
@@ -238,11 +243,15 @@ def probe_gathered_layers(model: nn.Module) -> ModelLayers:
     Such a model applies windows itself, so every layer keeps all tokens.
 
     Raises:
-        UnsupportedModel: a layer keeps something other than keys and values.
+        UnsupportedModel: a layer keeps something other than keys, values and the inputs of convolutions.
     """
     config: Any = model.config
-    past = ProbePast(0)
-    run_probe(model, past)
+    states = StateRecorder()
+    past = ProbePast(0, states)
+    with states.watching(model):
+        run_probe(model, past)
+    if any(kind == "rec" for _, kind, _ in states.tensors):
+        raise UnsupportedModel(f"{model_name(config)} keeps a recurrent state, and attends by itself")
     specs = {
         layer: _spec(_rows(key), _rows(value), VisibleRange()) for layer, (key, value) in past.updates.items()
     }
@@ -252,7 +261,7 @@ def probe_gathered_layers(model: nn.Module) -> ModelLayers:
             f"{model_name(config)}: layers {missing} keep something other than keys and values "
             "(recurrent state, for example), which kvchat does not hold"
         )
-    return ModelLayers(specs, {})
+    return ModelLayers(specs, {}, states=states.specs())
 
 
 def _rows(heads_first: Tensor) -> Tensor:
