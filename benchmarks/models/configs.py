@@ -153,6 +153,7 @@ _CHANGES: dict[str, dict[str, Any]] = {
     "reformer": {"is_decoder": True},
     "xlm": {"emb_dim": 64, "n_words": VOCAB_SIZE, "causal": True},
     "xmod": {"is_decoder": True, "pad_token_id": 1, "default_language": "en_XX"},
+    "xlstm": {"hidden_size": 128, "num_heads": 8, "num_blocks": 4},
     "youtu": _LATENT,
     "zamba2": {"layer_types": ["mamba", "hybrid"] * 2},
     "zaya": {"num_experts_per_tok": 1},

@@ -250,6 +250,8 @@ def _layer_kinds(fields: "_Fields", num_layers: int) -> Sequence[str]:
         kinds = ["attention" if layer in attending else "mamba" for layer in range(num_layers)]
     elif fields.get("mamba_d_ssm", default=None) is not None:  # Falcon-H1: both in every layer
         kinds = ["hybrid"] * num_layers
+    elif fields.get("mlstm_round_up_to_multiple_of", default=None) is not None:  # xLSTM
+        kinds = ["linear_attention"] * num_layers
     if isinstance(kinds, list):
         if len(kinds) != num_layers:
             raise ModelUnreadable(f"the config names {len(kinds)} layer types for {num_layers} layers")

@@ -31,14 +31,17 @@ class PackedPass:
     def logits(self, row: InputBatch) -> Tensor:
         self._attention.step = row.groups
         # Layers get the cache either way; if it were to be used, some models would take only their own.
-        arguments: dict[str, Any] = {"logits_to_keep": row.sampling, "use_cache": False}
+        arguments: dict[str, Any] = {"use_cache": False}
+        if "logits_to_keep" in self._accepted:
+            arguments["logits_to_keep"] = row.sampling
         if "position_ids" in self._accepted:
             arguments["position_ids"] = row.positions[None]
-        if self._past is None:
-            return torch.as_tensor(self._module(input_ids=row.token_ids[None], **arguments).logits[0])
-        self._past.begin(row.positions, row.groups)
-        try:
+        if self._past is not None:
+            self._past.begin(row.positions, row.groups)
             arguments[past_argument(self._accepted)] = self._past
-            return torch.as_tensor(self._module(input_ids=row.token_ids[None], **arguments).logits[0])
+        try:
+            logits = torch.as_tensor(self._module(input_ids=row.token_ids[None], **arguments).logits[0])
         finally:
-            self._past.end()
+            if self._past is not None:
+                self._past.end()
+        return logits if "logits_to_keep" in arguments else logits[row.sampling]

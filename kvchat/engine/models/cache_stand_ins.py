@@ -5,6 +5,7 @@ cache something else; which of it can be answered, and which means that the mode
 here.
 """
 
+from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
@@ -17,15 +18,25 @@ from kvchat.engine.formats.attention_metadata import AttentionMetadata
 from kvchat.engine.models.probing.state_recorder import StateRecorder
 
 
-class PackedPast(Cache):
+class StandIn(Cache):
+    """A cache without layers of its own."""
+
+    rnn_state: Mapping[int, None] = defaultdict(lambda: None)
+    """Where xLSTM looks for the states of each layer before it calls it."""
+
+    def __init__(self) -> None:
+        super().__init__(layers=[])
+        self.updated_layer = 0
+
+
+class PackedPast(StandIn):
     """For models that ask how long the past of a layer is: each token of the packed row has its own answer.
 
     `position = row + past length` holds for every token, which is what such a model computes from it.
     """
 
     def __init__(self) -> None:
-        super().__init__(layers=[])
-        self.updated_layer = 0
+        super().__init__()
         self._past_lens = torch.zeros(1, dtype=torch.long)
 
     def begin(self, positions: Tensor, groups: Mapping[GroupId, AttentionMetadata]) -> None:
@@ -49,7 +60,7 @@ class KeepsState(Exception):
     """The model asked its cache for something that is not kept."""
 
 
-class ProbePast(Cache):
+class ProbePast(StandIn):
     """Claims that `start` tokens have gone before, and notes what the model asks.
 
     Args:
@@ -58,9 +69,8 @@ class ProbePast(Cache):
     """
 
     def __init__(self, start: int, states: StateRecorder) -> None:
-        super().__init__(layers=[])
+        super().__init__()
         self.start = start
-        self.updated_layer = 0
         self._states = states
         self.asked_past_len = False
         self.updates: dict[int, tuple[Tensor, Tensor]] = {}

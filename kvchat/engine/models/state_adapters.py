@@ -78,7 +78,17 @@ def _recurrent_gemma(
     return layer.linear_out(read * layer.act_fn(layer.linear_y(input_states))), None
 
 
+def _xlstm(layer: Any, past: Any, x: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, None]:
+    """xLSTM: the model has the states of its layers, and rounds them to its dtype behind each pass."""
+    before = [past.get_recurrent_state(layer.layer_idx, number) for number in range(3)]
+    out, states = type(layer).forward(layer, x, None if before[0] is None else before)
+    for number, state in enumerate(states):
+        past.update_recurrent_state(state.to(x.dtype), layer.layer_idx, number)
+    return out, None
+
+
 _ADAPTERS: Mapping[str, Callable[..., Any]] = {
     "MiniMaxLightningAttention": _lightning_attention,
     "RecurrentGemmaRecurrentBlock": _recurrent_gemma,
+    "xLSTMLayer": _xlstm,
 }
