@@ -170,6 +170,12 @@ def test_a_conversation_is_exact_through_turns_retries_edits_and_a_restart(
     engine.close()
 
 
+def test_at_16_bits_a_layer_that_takes_states_of_its_own_dtype_alone_runs(model_dir: Any) -> None:
+    engine = open_engine(model_dir("xLSTM"), dtype="bfloat16", **SIZES)
+    assert len(answer(engine, token_ids(70, seed=1), 4).token_ids) == 4, "a whole chunk of its own"
+    engine.close()
+
+
 @some_classes
 def test_forks_share_a_state_and_write_their_own(name: str, model_dir: Any) -> None:
     path = model_dir(name)

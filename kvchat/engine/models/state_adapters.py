@@ -56,9 +56,10 @@ def _lightning_attention(
         num_tokens = block.shape[2]
         query, key, value = block.split(layer.head_dim, dim=-1)  # [B, H, n, D]
         inside = (query @ key.mT * layer.diagonal_decay[:, :, :num_tokens, :num_tokens]) @ value
-        outs.append((query * layer.query_decay[:, :num_tokens]) @ state + inside)
+        read = (query * layer.query_decay[:, :num_tokens]) @ state + inside
         added = (key * layer.key_decay[:, -num_tokens:]).mT @ value
         state = state * torch.exp(-layer.slope_rate * num_tokens) + added
+        outs.append(query @ state if num_tokens == 1 else read)  # the same, rounded as the model does
     past.update_recurrent_state(state, layer.layer_idx)
     read = layer.norm(torch.cat(outs, dim=2).transpose(1, 2).flatten(2))
     return layer.out_proj(torch.sigmoid(layer.output_gate(hidden_states)) * read), None
@@ -81,7 +82,11 @@ def _recurrent_gemma(
 def _xlstm(layer: Any, past: Any, x: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, None]:
     """xLSTM: the model has the states of its layers, and rounds them to its dtype behind each pass."""
     before = [past.get_recurrent_state(layer.layer_idx, number) for number in range(3)]
-    out, states = type(layer).forward(layer, x, None if before[0] is None else before)
+    if before[0] is None:
+        config = layer.config
+        sizes = (config.qk_head_dim, config.v_head_dim), (config.qk_head_dim,), (1,)
+        before = [x.new_zeros(len(x), config.num_heads, *size) for size in sizes]
+    out, states = type(layer).forward(layer, x, before)
     for number, state in enumerate(states):
         past.update_recurrent_state(state.to(x.dtype), layer.layer_idx, number)
     return out, None
