@@ -195,6 +195,7 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
             "w_init_variance_scale": 1.5,
         },
     ),
+    "Rwkv": ("rwkv", {"hidden_size": 64, "num_hidden_layers": 4, "rescale_every": 2}),
     "xLSTM": ("xlstm", {"hidden_size": 128, "num_hidden_layers": 4, "num_blocks": 4, "num_heads": 8}),
     "Zaya": (
         "zaya",

@@ -23,6 +23,7 @@ EXACT = {
     "Qwen3NextForCausalLM": ("attention", "1 full, 3 recurrent"),
     "MiniMaxForCausalLM": ("attention", "2 full, 2 recurrent"),
     "InklingForCausalLM": ("cache", "4 full, 4 recurrent"),
+    "RwkvForCausalLM": ("attention", "4 recurrent"),
     "xLSTMForCausalLM": ("attention", "4 recurrent"),
     "RecurrentGemmaForCausalLM": ("attention", "1 sliding, 3 recurrent"),
 }

@@ -35,7 +35,18 @@ SOME = ("Qwen3_5", "Mamba2", "Jamba", "Lfm2")
 """Gated delta net, Mamba2 without attention, Mamba1 beside it, short convolutions."""
 PLANNED = sorted(
     CONFIGS.keys()
-    - {"BailingHybrid", "Zaya", "Zamba", "Mamba", "FalconMamba", "Mamba2", "Inkling", "Inkling2", "xLSTM"}
+    - {
+        "BailingHybrid",
+        "Zaya",
+        "Zamba",
+        "Mamba",
+        "FalconMamba",
+        "Mamba2",
+        "Inkling",
+        "Inkling2",
+        "Rwkv",
+        "xLSTM",
+    }
 )
 """Those whose configs say how large a state is, and how many tokens' keys and values lie beside it."""
 OTHERS = sorted(CONFIGS.keys() - set(SOME))

@@ -36,6 +36,7 @@ from kvchat.engine.models.probing.attention_probe import (
     probe_layers,
 )
 from kvchat.engine.models.probing.latent_rope_layout import rope_layouts
+from kvchat.engine.models.state_adapters import has_adapters
 from kvchat.engine.models.state_layers import SequenceStates, StatePast, attach_states
 from kvchat.errors import UnsupportedModel
 
@@ -131,7 +132,7 @@ def _step_by_step(loaded: LoadedModel) -> ModelPlan:
 def _by_attention(loaded: LoadedModel, *, is_stepwise: bool = False) -> ModelPlan:
     module = loaded.module
     expand_latents(module)
-    if not set_implementation(module, IMPLEMENTATION):
+    if not set_implementation(module, IMPLEMENTATION) and not has_adapters(module):
         raise UnsupportedModel(f"{model_name(module.config)} does not let its attention be replaced")
     layers = probe_layers(module, loaded.max_context)
     states = _computed(layers, is_stepwise=is_stepwise)

@@ -13,7 +13,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from transformers.cache_utils import Cache
+from transformers.models.rwkv.modeling_rwkv import rwkv_linear_attention
 
 from kvchat.engine.models.probing.first_layers import layers_of
 
@@ -22,6 +24,11 @@ def adapted_forward(module: nn.Module, past: Cache) -> Callable[..., Any] | None
     """Return a `forward` that has its state in `past`; None: the model's own has."""
     adapter = _ADAPTERS.get(type(module).__name__)
     return None if adapter is None else partial(adapter, module, past)
+
+
+def has_adapters(model: nn.Module) -> bool:
+    """Return whether any layer of a model gets a `forward` of ours. Pure."""
+    return any(type(module).__name__ in _ADAPTERS for module in model.modules())
 
 
 @contextmanager
@@ -92,8 +99,45 @@ def _xlstm(layer: Any, past: Any, x: Tensor, *args: Any, **kwargs: Any) -> tuple
     return out, None
 
 
+def _rwkv_attention(layer: Any, past: Any, hidden: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, None]:
+    """RWKV: the model has the states of its layers, and decodes several sequences wrongly."""
+    before = _before(layer, past, hidden)
+    mixes = layer.time_mix_key, layer.time_mix_value, layer.time_mix_receptance
+    rows = [hidden * mix + before * (1 - mix) for mix in mixes]
+    state = [past.get_recurrent_state(layer.layer_idx, number) for number in range(3)]
+    out, state = rwkv_linear_attention(
+        layer.time_decay,
+        layer.time_first,
+        layer.key(rows[0]),
+        layer.value(rows[1]),
+        state=None if state[0] is None else state,
+        return_state=True,
+    )
+    for number, tensor in enumerate(state):
+        past.update_recurrent_state(tensor, layer.layer_idx, number)
+    return layer.output(torch.sigmoid(layer.receptance(rows[2])) * out), None
+
+
+def _rwkv_feed_forward(
+    layer: Any, past: Any, hidden: Tensor, *args: Any, **kwargs: Any
+) -> tuple[Tensor, None]:
+    before = _before(layer, past, hidden, number=1)
+    mixes = layer.time_mix_key, layer.time_mix_receptance
+    key, receptance = (hidden * mix + before * (1 - mix) for mix in mixes)
+    value = layer.value(torch.relu(layer.key(key)).square())
+    return torch.sigmoid(layer.receptance(receptance)) * value, None
+
+
+def _before(layer: Any, past: Any, hidden: Tensor, number: int = 0) -> Tensor:
+    """Return what came before each token [B, n, W]: at the beginning zeros."""
+    whole = past.update_conv_state(hidden.mT, layer.layer_idx, number, conv_kernel_size=1).mT
+    return functional.pad(whole, (0, 0, 1, 0))[:, -1 - hidden.shape[1] : -1]
+
+
 _ADAPTERS: Mapping[str, Callable[..., Any]] = {
     "MiniMaxLightningAttention": _lightning_attention,
     "RecurrentGemmaRecurrentBlock": _recurrent_gemma,
+    "RwkvFeedForward": _rwkv_feed_forward,
+    "RwkvSelfAttention": _rwkv_attention,
     "xLSTMLayer": _xlstm,
 }
