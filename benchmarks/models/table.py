@@ -31,7 +31,7 @@ with the reason given below; nothing runs that is known to be wrong.
   such a pass, with the state that each has; everything else of the model computes all tokens together. Native
   kernels compute what accumulates, token by token; without them transformers' own functions do.
 - **cache**: the model attends by itself, to keys and values that its cache gathers from blocks; one pass per
-  sequence, and every layer keeps all tokens.
+  sequence, and every layer keeps all tokens, and may keep the last inputs of convolutions.
 
 Which one it is, what each layer keeps and what it sees is found out when a model is loaded, by a pass of two
 tokens at the end of its context and by comparing its logits on two short texts with those it computes without

@@ -30,7 +30,7 @@ EXACT = {
 """One of each way to differ; plainer ones are in `test_layer_probe.py`, all of them among the slow tests."""
 REFUSED = {
     "DeepseekV32ForCausalLM": "index that selects tokens",
-    "DeepseekV4ForCausalLM": "foreign cache",
+    "DeepseekV4ForCausalLM": "layers of its own cache",
     "XLNetLMHeadModel": "something other than keys and values",
 }
 

@@ -60,6 +60,11 @@ class KeepsState(Exception):
     """The model asked its cache for something that is not kept."""
 
 
+class _NoLayers(list[Any]):
+    def __getitem__(self, index: Any) -> NoReturn:
+        raise KeepsState("something in the layers of its own cache")
+
+
 class ProbePast(StandIn):
     """Claims that `start` tokens have gone before, and notes what the model asks.
 
@@ -70,6 +75,7 @@ class ProbePast(StandIn):
 
     def __init__(self, start: int, states: StateRecorder) -> None:
         super().__init__()
+        self.layers = _NoLayers()
         self.start = start
         self._states = states
         self.asked_past_len = False
