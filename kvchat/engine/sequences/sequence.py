@@ -85,6 +85,8 @@ class Sequence:
     """Behind how many tokens of its prompt others may go on."""
     known_len: int = 0
     """Tokens of its prompt whose keys and values were found in any tier, with a state or without."""
+    ends_at_snapshots: bool = False
+    """Whether its steps end there: its model computes the tokens of a step in one call."""
     snapshots_at: tuple[int, ...] = ()
     """Behind how many tokens states of its prompt are kept, ascending."""
 
@@ -95,6 +97,8 @@ class Sequence:
         num_tokens = self.view_schedule.step_len(self.computed_len, num_tokens)
         if not self.piece:
             return num_tokens
+        if self.ends_at_snapshots and (inside := self.snapshots_within(num_tokens)):
+            return inside[0] - self.computed_len
         end = self.computed_len + num_tokens
         whole = end // self.piece * self.piece - self.computed_len
         return whole if whole > 0 and num_tokens < num_due else num_tokens
