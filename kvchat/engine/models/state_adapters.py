@@ -6,6 +6,7 @@ the logits are others, and the model is refused when it is loaded. Dimensions: B
 H heads, D head size, W width.
 """
 
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -15,7 +16,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers.cache_utils import Cache
-from transformers.models.rwkv.modeling_rwkv import rwkv_linear_attention
 
 from kvchat.engine.models.probing.first_layers import layers_of
 
@@ -105,7 +105,7 @@ def _rwkv_attention(layer: Any, past: Any, hidden: Tensor, *args: Any, **kwargs:
     mixes = layer.time_mix_key, layer.time_mix_value, layer.time_mix_receptance
     rows = [hidden * mix + before * (1 - mix) for mix in mixes]
     state = [past.get_recurrent_state(layer.layer_idx, number) for number in range(3)]
-    out, state = rwkv_linear_attention(
+    out, state = sys.modules[type(layer).__module__].rwkv_linear_attention(
         layer.time_decay,
         layer.time_first,
         layer.key(rows[0]),
