@@ -96,14 +96,15 @@ def _field(file: GgufFile, key: str) -> Any:
 
 def _num_layers(file: GgufFile) -> int:
     """Layers behind the last one, which predict further tokens, are no part of the model."""
-    return int(file.own("block_count")) - (file.own("nextn_predict_layers") or 0)
+    num_layers = int(file.own("block_count")) - (file.own("nextn_predict_layers") or 0)
+    if not 0 < num_layers < len(file.reader.tensors):
+        raise ValueError(f"it has {len(file.reader.tensors)} tensors for {num_layers} layers")
+    return num_layers
 
 
 def _delta_net(file: GgufFile) -> dict[str, Any]:
     num_layers = _num_layers(file)
     interval = file.own("full_attention_interval") or 4
-    if file.own("ssm.time_step_rank") % file.own("ssm.group_count"):
-        raise ValueError("its value heads are no multiple of its key heads")
     recurrent = file.own("attention.recurrent_layers") or [
         (layer + 1) % interval != 0 for layer in range(num_layers)
     ]

@@ -93,7 +93,10 @@ def _named(file: GgufFile, module: Any, report: Report) -> Iterator[tuple[str, T
     parameters = dict(module.named_parameters())
     parameters |= {name: buffer for name, buffer in module.named_buffers() if name in kept}
     for count, (name, parameter) in enumerate(parameters.items()):
-        source = layout.source(name, parameter.shape[0], parameter.shape[-1])
+        try:
+            source = layout.source(name, parameter.shape[0], parameter.shape[-1])
+        except ValueError as error:  # sizes of a damaged header
+            raise ModelUnreadable(f"{file.path} tells of no {name}: {error}. {INSTEAD}") from error
         tensors = [there[tensor] for tensor in source.names if tensor in there]
         if len(tensors) < len(source.names) or not _fits(tensors, parameter):
             what = "no tensor" if not tensors else f"a tensor of {list(shape(tensors[0]))}"

@@ -167,8 +167,9 @@ def test_another_architecture_is_refused_by_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_no_flipped_byte_of_a_header_ends_in_anything_but_a_message(tmp_path: Path) -> None:
-    write_gguf(tiny("llama"), tmp_path / "whole.gguf", "llama", Kind.Q4_0)
+@pytest.mark.parametrize("kind", ["llama", "nemotron_h_moe"])
+def test_no_flipped_byte_of_a_header_ends_in_anything_but_a_message(kind: str, tmp_path: Path) -> None:
+    write_gguf(tiny(kind), tmp_path / "whole.gguf", kind, Kind.Q4_0)
     whole = (tmp_path / "whole.gguf").read_bytes()
     refused = []
     for position in range(0, 4000, 7):
