@@ -102,6 +102,10 @@ _MULTIPLIERS: dict[str, Any] = {
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen35": ("qwen3_5_text", _DELTA_NET),
     "qwen35moe": ("qwen3_5_moe_text", _DELTA_NET | _EXPERTS),
+    "qwen35moe:fused": (
+        "qwen3_5_moe_text",
+        _DELTA_NET | _EXPERTS | {"layer_types": ["full_attention", "linear_attention"]},
+    ),
     "qwen3next": ("qwen3_next", _DELTA_NET | _EXPERTS),
     "qwen3next:first": ("qwen3_next", _DELTA_NET | _EXPERTS),
     "granitehybrid": ("granitemoehybrid", _GRANITE | _DENSE),
@@ -180,6 +184,12 @@ def _qwen35(config: Any, name: str, numbers: np.ndarray) -> Tensors:
     if name.endswith("norm.weight") and last != "norm.weight":
         return {None: numbers + 1}
     return _experts(name, numbers)
+
+
+def _qwen35_fused(config: Any, name: str, numbers: np.ndarray) -> Tensors:
+    if name.endswith("experts.gate_up_proj"):
+        return {"ffn_gate_up_exps.weight": numbers}
+    return _qwen35(config, name, numbers)
 
 
 def _qwen3next(config: Any, name: str, numbers: np.ndarray) -> Tensors:
@@ -349,7 +359,11 @@ def _write_delta_net(writer: GGUFWriter, config: Any) -> None:
     writer.add_ssm_group_count(config.linear_num_key_heads)
     writer.add_ssm_time_step_rank(config.linear_num_value_heads)
     writer.add_ssm_inner_size(config.linear_value_head_dim * config.linear_num_value_heads)
-    writer.add_full_attention_interval(config.layer_types.index("full_attention") + 1)
+    if config.layer_types[-1] == "full_attention":
+        writer.add_full_attention_interval(config.layer_types.index("full_attention") + 1)
+    else:
+        recurrent = [kind == "linear_attention" for kind in config.layer_types]
+        writer.add_array(f"{writer.arch}.attention.recurrent_layers", recurrent)
     if hasattr(config, "num_experts"):
         writer.add_expert_count(config.num_experts)
         writer.add_expert_used_count(config.num_experts_per_tok)
@@ -448,6 +462,7 @@ def _write_jamba(writer: GGUFWriter, config: Any) -> None:
 _CHANGES = {
     "qwen35": _qwen35,
     "qwen35moe": _qwen35,
+    "qwen35moe:fused": _qwen35_fused,
     "qwen3next": _qwen3next,
     "qwen3next:first": _qwen3next_at_first,
     "granitehybrid": _granite,

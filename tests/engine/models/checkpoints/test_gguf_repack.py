@@ -8,7 +8,7 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from numpy.typing import NDArray
 
 from kvchat.engine.kernels.quantized_linear import dequantize
-from kvchat.engine.models.checkpoints.gguf_repack import FORMATS, quantized
+from kvchat.engine.models.checkpoints.gguf_repack import FORMATS, moves_groups, quantized
 
 pytestmark = pytest.mark.cpu
 
@@ -36,6 +36,21 @@ def test_kept_blocks_take_little_more_than_the_file(kind: GGMLQuantizationType) 
     data = random_rows(kind, num_rows=4, num_inputs=512)
     growth = quantized(data, kind).nbytes / data.nbytes
     assert growth < {"Q5_0": 1.6, "Q5_1": 1.6, "Q5_K": 1.7, "Q6_K": 1.4, "Q4_K": 1.12}.get(kind.name, 1.001)
+
+
+@pytest.mark.parametrize("kind", FORMATS, ids=lambda kind: kind.name)
+def test_heads_of_inputs_move_with_their_scales(kind: GGMLQuantizationType) -> None:
+    data = random_rows(kind, num_rows=20, num_inputs=512)
+    columns = np.arange(512).reshape(4, 2, 64).swapaxes(0, 1).reshape(-1)
+    assert moves_groups(columns, kind)
+    found = dequantize(quantized(data, kind, columns))
+    assert torch.equal(found, dequantize(quantized(data, kind))[:, torch.from_numpy(columns)])
+
+
+@pytest.mark.parametrize("head", [8, 24])
+def test_an_order_of_inputs_that_cuts_groups_is_noticed(head: int) -> None:
+    columns = np.arange(768).reshape(2, -1, head).swapaxes(0, 1).reshape(-1)
+    assert not moves_groups(columns, GGMLQuantizationType.Q8_0)
 
 
 def random_rows(kind: GGMLQuantizationType, num_rows: int, num_inputs: int) -> NDArray[np.uint8]:
