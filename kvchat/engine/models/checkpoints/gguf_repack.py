@@ -52,7 +52,7 @@ def moves_groups(columns: NDArray[np.int64], kind: GGMLQuantizationType) -> bool
     if len(columns) % group:
         return False
     runs = columns.reshape(-1, group)
-    return bool((runs == runs[:, :1] + np.arange(group)).all() and (runs[:, 0] % group == 0).all())
+    return bool((runs == runs[:, :1] + np.arange(group)).all())
 
 
 def quantized(
