@@ -1,8 +1,8 @@
 """Measurements on this machine: `python -m benchmarks [SCENARIO...] [--quick] [--save] [--json FILE]
 [--svg DIR]`.
 
-`resume` also measures llama.cpp where `--llama-cpp PYTHON` names an interpreter that has `llama-cpp-python`
-and `gguf`.
+`resume` and `recurrent` also measure llama.cpp where `--llama-cpp PYTHON` names an interpreter that has
+`llama-cpp-python` and `gguf`.
 
 Each scenario measures what it claims beside a peer or a bound in the same run, in several rounds, and reports
 medians with their spread. Machines are noisy: compare the ratios.

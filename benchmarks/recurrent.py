@@ -1,6 +1,7 @@
-"""Hybrid models on the processor beside transformers, and what it takes to come back to one after a restart.
+"""Hybrid models on the processor beside transformers and llama.cpp, and coming back to one after a restart.
 
-Random weights in the shapes of Qwen3.5-0.8B and LFM2-1.2B, with small vocabularies.
+Random weights in the shapes of Qwen3.5-0.8B and LFM2-1.2B, with small vocabularies. llama.cpp takes part
+where `--llama-cpp PYTHON` names an interpreter that has `llama-cpp-python`.
 """
 
 import gc
@@ -8,11 +9,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import transformers
 
+from benchmarks.cpu.process import EngineProcess
 from benchmarks.table import Row
 from kvchat.engine import Engine, EngineConfig, SamplingParams
 from kvchat.engine.api.events import TokenEmitted
@@ -22,6 +24,9 @@ CONTEXTS = (512, 4_000)
 NUM_TOKENS = 16
 ROUNDS = 3
 VOCAB_SIZE = 32_000
+WEIGHTS = {"auto": ("F16", "BF16"), "int8": ("Q8_0",), "int4": ("Q4_0",)}
+"""Ours, as in the file or quantised, and llama.cpp's files of the same bits."""
+GGUF_KINDS = {"Qwen3.5-0.8B": "qwen35", "LFM2-1.2B": "lfm2"}
 _COMMON: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
     "max_position_embeddings": 8192,
@@ -51,7 +56,8 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
         "lfm2",
         {
             "hidden_size": 2048,
-            "intermediate_size": 12288,
+            "intermediate_size": 8192,
+            "block_auto_adjust_ff_dim": False,
             "num_hidden_layers": 16,
             "num_attention_heads": 32,
             "num_key_value_heads": 8,
@@ -61,13 +67,21 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def measure(*, quick: bool = False) -> list[Row]:
+def measure(*, quick: bool = False, llama_cpp: Path | None = None) -> list[Row]:
+    """Args:
+    llama_cpp: an interpreter that has llama-cpp-python; None: no comparison with it.
+    """
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     rows = []
+    contexts = CONTEXTS[: 1 if quick else None]
     for name in list(SHAPES)[: 1 if quick else None]:
         with TemporaryDirectory() as directory:
-            rows += _shape(name, _saved(name, Path(directory, "model")), CONTEXTS[: 1 if quick else None])
+            model_dir = _saved(name, Path(directory, "model"))
+            for weights in WEIGHTS if llama_cpp else ("auto",):
+                rows += _shape(name, model_dir, contexts, weights, llama_cpp)
+            ids = torch.arange(1, 1 + contexts[-1]).tolist()
+            rows += _resumed(name, model_dir, ids)
     return rows
 
 
@@ -80,27 +94,72 @@ def _saved(name: str, directory: Path) -> Path:
     return directory
 
 
-def _shape(name: str, model_dir: Path, contexts: Sequence[int]) -> list[Row]:
-    """Measure both in turn. They share the machine's memory, but never its processor."""
-    theirs = _Transformers(model_dir)
-    config = EngineConfig(device="cpu", device_bytes=1 << 30, cache_dir=model_dir.parent / "cache")
-    engine = Engine.load(str(model_dir), config)
+def _shape(
+    name: str, model_dir: Path, contexts: Sequence[int], weights: str, llama_cpp: Path | None
+) -> list[Row]:
+    """Measure all in turn. They share the machine's memory, but never its processor."""
+    engine = Engine.load(str(model_dir), _config(model_dir, weights))
+    peers: dict[str, Peer] = {"transformers": _Transformers(model_dir)} if weights == "auto" else {}
+    for kind in WEIGHTS[weights] if llama_cpp else ():
+        peers[f"llama.cpp {kind}"] = _LlamaCpp(name, model_dir, kind, llama_cpp)
     rows = []
     for length in contexts:
-        ours_s, theirs_s = [], []
+        ours, theirs = [], {peer: [] for peer in peers}
         for number in range(ROUNDS + 1):  # the first is not counted
             ids = torch.randint(1, VOCAB_SIZE, (length,), generator=torch.Generator().manual_seed(number))
-            theirs_s.append(theirs.answer(ids))
-            ours_s.append(_answer(engine, ids.tolist()))
+            for peer, one in peers.items():
+                theirs[peer].append(one.answer(ids))
+            ours.append(_answer(engine, ids.tolist()))
         for at, what in enumerate(("prefill", "decode")):
-            ratios = [peer[at] / own[at] for own, peer in zip(ours_s[1:], theirs_s[1:], strict=True)]
-            speeds = [(length, NUM_TOKENS)[at] / own[at] for own in ours_s[1:]]
-            rows.append(Row.of(f"{name}, {what} at {length:,}", "tokens/s", speeds))
-            rows.append(Row.of("  kvchat / transformers", "x", ratios))
-    del theirs
+            speeds = [(length, NUM_TOKENS)[at] / own[at] for own in ours[1:]]
+            bits = "" if weights == "auto" else f", {weights}"
+            rows.append(Row.of(f"{name}{bits}, {what} at {length:,}", "tokens/s", speeds))
+            for peer, found in theirs.items():
+                ratios = [there[at] / own[at] for own, there in zip(ours[1:], found[1:], strict=True)]
+                rows.append(Row.of(f"  kvchat / {peer}", "x", ratios))
+    for one in peers.values():
+        one.close()
+    del peers
     engine.close()
     gc.collect()
-    return [*rows, *_resumed(name, model_dir, config, ids.tolist())]
+    return rows
+
+
+def _config(model_dir: Path, weights: str = "auto") -> EngineConfig:
+    cache_dir = model_dir.parent / "cache"
+    return EngineConfig(device="cpu", device_bytes=1 << 30, cache_dir=cache_dir, weights=weights)
+
+
+class Peer(Protocol):
+    def answer(self, ids: torch.Tensor) -> tuple[float, float]:
+        """Return the seconds of a prompt, and of the tokens behind it."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class _LlamaCpp:
+    """A file of the model in a process of llama.cpp."""
+
+    def __init__(self, name: str, model_dir: Path, kind: str, python: Path) -> None:
+        # From the tests: it is they who know how llama.cpp's converter writes these models.
+        from gguf import GGMLQuantizationType
+
+        from tests.engine.models.gguf_writer import write_gguf
+
+        path = model_dir.parent / f"{kind}.gguf"
+        model = transformers.AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
+        write_gguf(model, path, GGUF_KINDS[name], GGMLQuantizationType[kind])
+        settings = {"max_context": 4_200, "threads": torch.get_num_threads(), "vocab_size": VOCAB_SIZE}
+        self._process = EngineProcess("llama_cpp_engine", path, settings, str(python))
+
+    def answer(self, ids: torch.Tensor) -> tuple[float, float]:
+        length = len(ids)
+        prompt_s = self._process.ask(do="prefill", length=length)["seconds"]
+        return prompt_s, self._process.ask(do="decode", length=length, tokens=NUM_TOKENS, batch=1)["seconds"]
+
+    def close(self) -> None:
+        self._process.close()
 
 
 class _Transformers:
@@ -122,6 +181,9 @@ class _Transformers:
             out = self._model(token, past_key_values=out.past_key_values, use_cache=True)
         return prompt_s, perf_counter() - start_s - prompt_s
 
+    def close(self) -> None:
+        del self._model
+
 
 def _answer(engine: Engine, ids: Sequence[int]) -> tuple[float, float]:
     sampling = SamplingParams(max_tokens=NUM_TOKENS + 1, ignore_eos=True)
@@ -132,14 +194,15 @@ def _answer(engine: Engine, ids: Sequence[int]) -> tuple[float, float]:
     return times[0], times[-1] - times[0]
 
 
-def _resumed(name: str, model_dir: Path, config: EngineConfig, ids: Sequence[int]) -> list[Row]:
-    """Measure the first token of a stored prompt after a restart, beside computing it."""
+def _resumed(name: str, model_dir: Path, ids: Sequence[int]) -> list[Row]:
+    """Measure the first token of a stored prompt after a restart."""
     load_s, found = [], 0
-    for _ in range(ROUNDS):
-        engine = Engine.load(str(model_dir), config)
+    for number in range(ROUNDS + 1):  # the first stores it
+        engine = Engine.load(str(model_dir), _config(model_dir))
         start_s = perf_counter()
         handle = engine.submit(Request(token_ids=tuple(ids), sampling=SamplingParams(max_tokens=1)))
-        load_s += [perf_counter() - start_s for event in handle if isinstance(event, TokenEmitted)]
+        first_s = [perf_counter() - start_s for event in handle if isinstance(event, TokenEmitted)]
+        load_s += first_s if number else []
         assert handle.result is not None
         found = handle.result.usage.cached_tokens
         engine.close()
