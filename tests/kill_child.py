@@ -26,7 +26,6 @@ from kvchat.engine.memory.disk.write_queue import BlockWriteQueue
 from kvchat.errors import StorageError
 from kvchat.platform.encryptor import Encryptor
 from kvchat.session.database.backups import backup_paths
-from kvchat.session.kv.block_references import references
 from kvchat.session.store import Outcome, SessionStore, new_session_id
 from kvchat.session.tree import MAIN, Branch, Finish, Session, SessionId
 from tests.engine.memory.chains import (
@@ -39,7 +38,7 @@ from tests.engine.memory.chains import (
     chain,
 )
 from tests.patience import PATIENCE_S
-from tests.session.turns import open_answer, question
+from tests.session.turns import open_answer, question, references
 
 SHARED_IDS = [1, 2, 3, 4, 5, 6, 7, 8]
 """Every other conversation begins with these, so that removal meets blocks which others still need."""

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from time import time
 
+from kvchat.session.kv.block_references import References, add_turns
 from kvchat.session.store import Outcome, SessionStore, new_turn_id
 from kvchat.session.tree import MAIN, Branch, Finish, Role, SessionId, Turn, TurnId
 
@@ -59,3 +60,11 @@ def exchange(
     store.append_to_answer(answer.id, ids, reply)
     store.finish_answer(answer.id, Outcome(finish=Finish.COMPLETE))
     return branch
+
+
+def references(store: SessionStore, block_size: int) -> References:
+    """Return what all sessions refer to."""
+    found = References()
+    for one in store.list_sessions():
+        add_turns(found, store, one.session.id, store.all_turns(one.session.id), block_size)
+    return found

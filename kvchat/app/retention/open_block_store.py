@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from kvchat.app.config import Settings
+from kvchat.app.retention.session_removal import SessionService
 from kvchat.app.retention.view_blocks import add_view_turns
 from kvchat.engine.api.ids import GroupId, root_key
 from kvchat.engine.memory.disk.block_file import Layout
@@ -11,8 +12,7 @@ from kvchat.engine.memory.disk.offline_block_store import OfflineBlockStore
 from kvchat.engine.memory.disk.pinned_blocks import used_views
 from kvchat.engine.memory.disk.store import DiskStore
 from kvchat.engine.models.checkpoints.prepared import elsewhere
-from kvchat.session.kv.block_references import References, references, runs_of
-from kvchat.session.store import SessionStore
+from kvchat.session.kv.block_references import References, runs_of
 from kvchat.session.tree import Session, Turn
 
 
@@ -21,16 +21,16 @@ def open_block_store(
     fingerprint: bytes,
     layouts: Mapping[GroupId, Layout],
     *,
-    block_size: int,
+    block_size: int | None = None,
     files: SystemFiles = SYSTEM,
 ) -> OfflineBlockStore:
-    """Open the blocks of a fingerprint; what exceeds the limits goes."""
+    """Open the blocks of a fingerprint; what exceeds the limits goes. `block_size`: None: as the engine's."""
     engine, cache_dir = settings.engine, settings.paths.cache_dir
     store = DiskStore(
         cache_dir,
         fingerprint=fingerprint,
         layouts=layouts,
-        block_size=block_size,
+        block_size=engine.block_size if block_size is None else block_size,
         limit_bytes=engine.disk_bytes,
         daily_bytes=engine.disk_daily_bytes,
         encryptor=engine.encryptor,
@@ -42,7 +42,7 @@ def open_block_store(
 
 def drop_blocks(
     settings: Settings,
-    store: SessionStore,
+    store: SessionService,
     block_store: OfflineBlockStore,
     session: Session,
     turns: Sequence[Turn],
@@ -55,7 +55,7 @@ def drop_blocks(
     Returns:
         Bytes of their numbers.
     """
-    own, others = References(), references(store, block_store.block_size)
+    own, others = References(), store.references(block_store.block_size)
     own.add(runs_of(turns, root_key(block_store.fingerprint, session.namespace), block_store.block_size))
     add_view_turns(own, session, turns, block_store.block_size, used_views(settings.paths.cache_dir))
     doomed = own.keys - others.keys

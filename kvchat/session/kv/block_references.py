@@ -53,18 +53,6 @@ class _End:
     rest: tuple[int, ...]
 
 
-def references(
-    store: SessionStore, block_size: int, sessions: Iterable[SessionId] | None = None
-) -> References:
-    """Return what some sessions (None: all) refer to. Linear in their token ids."""
-    if sessions is None:
-        sessions = [summary.session.id for summary in store.list_sessions()]
-    found = References()
-    for session_id in sessions:
-        add_turns(found, store, session_id, store.all_turns(session_id), block_size)
-    return found
-
-
 def add_turns(
     found: References, store: SessionStore, session_id: SessionId, turns: Sequence[Turn], block_size: int
 ) -> None:

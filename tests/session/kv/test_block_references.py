@@ -3,10 +3,9 @@ from dataclasses import replace
 import pytest
 
 from kvchat.engine.api.ids import chain_keys, root_key
-from kvchat.session.kv.block_references import references
 from kvchat.session.store import Outcome, SessionStore
 from kvchat.session.tree import MAIN, Finish, path_token_ids
-from tests.session.turns import FINGERPRINT, begin_answer, exchange, open_answer, question
+from tests.session.turns import FINGERPRINT, begin_answer, exchange, open_answer, question, references
 
 pytestmark = [pytest.mark.pure, pytest.mark.long]
 

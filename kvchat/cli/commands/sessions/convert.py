@@ -4,7 +4,6 @@ What it saves and what it loses is measured on the session itself and told befor
 """
 
 import sys
-from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Annotated
@@ -15,19 +14,17 @@ from kvchat.app.config import Settings
 from kvchat.app.model_location import located, with_adapter
 from kvchat.app.open_store import open_store
 from kvchat.app.retention.open_block_store import drop_blocks, open_block_store
+from kvchat.app.retention.session_removal import SessionService
 from kvchat.cli.output.streams import Output, Status, as_json
 from kvchat.cli.parser.options import Device, Dtype, HubModel, SessionOptions, Weights
 from kvchat.cli.parser.typer_parameters import Argument, Option, option_class
 from kvchat.engine.api.cache_format import EXACT, canonical_cache_format
-from kvchat.engine.api.ids import GroupId, root_key
+from kvchat.engine.api.ids import root_key
 from kvchat.engine.api.loss import GaugeReport
-from kvchat.engine.memory.disk.block_file import Layout
-from kvchat.engine.memory.disk.offline_block_store import OfflineBlockStore
 from kvchat.engine.models.known_fingerprints import layouts_of, recall
 from kvchat.errors import CacheError, UsageError
 from kvchat.session.kv.provenance import Origin, new_origin, origin_of
 from kvchat.session.kv.stored_paths import leaf_paths
-from kvchat.session.store import SessionStore
 from kvchat.session.tree import Session, Turn, answer_positions, path_token_ids
 from kvchat.text.figures import bytes_text, plural
 
@@ -62,7 +59,7 @@ class _Work:
     """What is to be converted, and with what."""
 
     settings: Settings
-    store: SessionStore
+    store: SessionService
     session: Session
     turns: tuple[Turn, ...]
 
@@ -140,8 +137,8 @@ def _written(work: _Work, converter: "Converter", origin: Origin, status: Status
         root_key(target.fingerprint, origin.namespace),
     )
     with (
-        closing(_block_store(work.settings, exact.fingerprint, exact.pool.layouts())) as source,
-        closing(_block_store(work.settings, target.fingerprint, target.pool.layouts())) as block_store,
+        closing(open_block_store(work.settings, exact.fingerprint, exact.pool.layouts())) as source,
+        closing(open_block_store(work.settings, target.fingerprint, target.pool.layouts())) as block_store,
     ):
         conversion = Conversion(converter, source, block_store, roots, leaf_paths(work.turns))
         if not conversion.planned.num_tokens:
@@ -176,18 +173,12 @@ def _back(options: ConvertOptions, work: _Work, status: Status) -> None:
         fingerprint = bytes.fromhex(origin.fingerprint)
         fields = recall(work.settings.paths.cache_dir, fingerprint)
         if fields is not None:
-            with closing(_block_store(work.settings, fingerprint, layouts_of(fields))) as block_store:
+            with closing(open_block_store(work.settings, fingerprint, layouts_of(fields))) as block_store:
                 drop_blocks(work.settings, work.store, block_store, work.session, work.turns)
     if as_json(options):
         Output().json({"session": work.session.id, "done": is_done, "cache_format": EXACT})
     else:
         status.note(words)
-
-
-def _block_store(
-    settings: Settings, fingerprint: bytes, layouts: Mapping[GroupId, Layout]
-) -> OfflineBlockStore:
-    return open_block_store(settings, fingerprint, layouts, block_size=settings.engine.block_size)
 
 
 def _refuse_converted(session: Session) -> None:

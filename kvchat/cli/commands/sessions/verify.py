@@ -204,9 +204,7 @@ def _verifier(
     fingerprint = bytes.fromhex(parts.info.fingerprint)
     with (
         closing(Engine(parts)),
-        closing(
-            open_block_store(settings, fingerprint, parts.pool.layouts(), block_size=parts.info.block_size)
-        ) as block_store,
+        closing(open_block_store(settings, fingerprint, parts.pool.layouts())) as block_store,
     ):
         status.clear()
         yield (
