@@ -13,7 +13,7 @@ from textual.widgets import Static
 
 from kvchat.app.interface_types import EngineView
 from kvchat.engine.api.engine_phase import EnginePhase
-from kvchat.ui.state.cache_history import History, TokenRate
+from kvchat.ui.state.cache_history import History
 from kvchat.ui.state.stored_sessions import StoredSessions
 from kvchat.ui.terminal.driver import EmojiFilter
 from kvchat.ui.terminal.stray_output import guarded_terminal, hang_up_told, size_of_terminal
@@ -51,7 +51,6 @@ class WatchApp(App[None]):
         self.theme = KVCHAT_THEME.name
         self._engine = engine
         self._sessions = StoredSessions(store)
-        self._rate = TokenRate()
         self._history = History()
         self._emoji = EmojiFilter()
         self._owners: frozenset[str] = frozenset()
@@ -95,12 +94,6 @@ class WatchApp(App[None]):
         if owners != self._owners:
             self._owners = owners
             self._sessions.read()
-        rate = None
-        if snapshot.num_running:
-            self._rate.observe(monotonic(), snapshot.sampled_tokens)
-            rate = self._rate.tokens_per_s
-        else:
-            self._rate.reset()
         names = BranchNames(of_branches={}, of_sessions=self._sessions.titles)
-        live = Live(recent=self._history.observe(monotonic(), snapshot, rate))
+        live = Live(recent=self._history.observe(monotonic(), snapshot))
         self.call_from_thread(self.query_one(CachePanel).show_snapshot, snapshot, names, live)

@@ -10,7 +10,7 @@ from kvchat.engine.api.engine_phase import EnginePhase, EngineStatus
 from kvchat.engine.api.snapshot import CacheSnapshot, SequenceUsage
 from kvchat.session.tree import Session
 from kvchat.text.trust import trust_words
-from kvchat.ui.state.cache_history import History, TokenRate
+from kvchat.ui.state.cache_history import History, Recent
 from kvchat.ui.state.cached_prefix import OnScreen
 from kvchat.ui.state.conversation_tab import branch_key
 from kvchat.ui.widgets.cache.compact_line import CacheLine
@@ -64,8 +64,8 @@ class EngineWatch:
         self._line = line
         self._status_bar = status_bar
         self._on_phase = on_phase
-        self._rate = TokenRate()
         self._history = History()
+        self._recent = Recent()
         self._words: tuple[object, ...] = ()
         self._drawn_s = 0.0
 
@@ -78,8 +78,8 @@ class EngineWatch:
         status, snapshot = self._engine.status(), self._engine.snapshot()
         before, self.status = self.status, status
         self.snapshot = snapshot
-        if snapshot is not None and snapshot.num_running:
-            self._rate.observe(monotonic(), snapshot.sampled_tokens)
+        if snapshot is not None:
+            self._recent = self._history.observe(monotonic(), snapshot)
         figures = self._figures(snapshot, shown)
         if self._is_to_be_drawn(figures):
             self._draw(snapshot, shown, figures)
@@ -99,7 +99,9 @@ class EngineWatch:
 
     def _draw(self, snapshot: CacheSnapshot | None, shown: Shown, figures: StatusFigures) -> None:
         if snapshot is not None:
-            self._panel.show_snapshot(snapshot, shown.names, self._live(snapshot, shown))
+            context_len = _context_tokens(snapshot, shown)
+            live = Live(recent=self._recent, context_len=context_len, on_screen=shown.on_screen)
+            self._panel.show_snapshot(snapshot, shown.names, live)
             self._line.show_snapshot(snapshot)
         elif self.is_ready:
             self._panel.show_elsewhere(self.status.detail, self.status.served)
@@ -137,22 +139,12 @@ class EngineWatch:
     def _branches(self) -> Sequence[SequenceUsage]:
         return self.snapshot.sequences if self.snapshot else ()
 
-    def forget_rate(self) -> None:
-        """Start the token rate over, because an answer has ended."""
-        self._rate.reset()
-
-    def _live(self, snapshot: CacheSnapshot, shown: Shown) -> Live:
-        rate = self._rate.tokens_per_s if snapshot.num_running else None
-        recent = self._history.observe(monotonic(), snapshot, rate)
-        context_len = _context_tokens(snapshot, shown)
-        return Live(recent=recent, context_len=context_len, on_screen=shown.on_screen)
-
     def _figures(self, snapshot: CacheSnapshot | None, shown: Shown) -> StatusFigures:
         return StatusFigures(
             status=self.status,
             snapshot=snapshot,
             context_tokens=_context_tokens(snapshot, shown),
-            tokens_per_s=self._rate.tokens_per_s or shown.last_rate,
+            tokens_per_s=self._history.tokens_per_s or shown.last_rate,
             num_queued=shown.num_queued,
             trust=trust_words(shown.session) if shown.session else "",
         )

@@ -474,7 +474,6 @@ class ChatScreen(Screen[None]):
     def turn_ended(self) -> None:
         if not self.turns.is_any_running:
             self._render_loop.stop()
-        self._watch.forget_rate()
         if (answer := self.transcript.last_answer) is not None:
             self._last_rate = answer.turn.timings.decode_tokens_per_s
         self.conversation_changed()

@@ -70,6 +70,7 @@ class History:
     """Remembers the last samples. Cheap: called with every look at the engine."""
 
     def __init__(self) -> None:
+        self._rate = TokenRate()
         self._rates: deque[float] = deque(maxlen=LENGTH)
         self._reuses: deque[float] = deque(maxlen=LENGTH)
         self._tier_bytes: defaultdict[Tier, deque[int]] = defaultdict(lambda: deque(maxlen=LENGTH))
@@ -78,8 +79,18 @@ class History:
         self._moved: MovedBytes | None = None
         self._seen_s: dict[tuple[Tier, str], float] = {}
 
-    def observe(self, now_s: float, snapshot: CacheSnapshot, rate: float | None) -> Recent:
-        """Note the cache's state and return what to show. `rate`: tokens per second, None: nothing runs."""
+    @property
+    def tokens_per_s(self) -> float | None:
+        """The speed of what runs now; None: nothing runs, or too little of it was seen."""
+        return self._rate.tokens_per_s
+
+    def observe(self, now_s: float, snapshot: CacheSnapshot) -> Recent:
+        """Note the cache's state and return what to show."""
+        if snapshot.num_running:
+            self._rate.observe(now_s, snapshot.sampled_tokens)
+        else:
+            self._rate.reset()
+        rate = self.tokens_per_s
         if rate is not None and now_s - self._rated_s >= RATE_INTERVAL_S:
             self._rated_s = now_s
             self._rates.append(rate)
