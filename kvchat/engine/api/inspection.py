@@ -1,8 +1,8 @@
-"""Inspection requests and inspected blocks. Values."""
+"""Inspection requests, inspected blocks, and stored blocks of a path. Values."""
 
 from dataclasses import dataclass
 
-from kvchat.engine.api.ids import GroupId, SequenceId
+from kvchat.engine.api.ids import BlockKey, GroupId, SequenceId
 from kvchat.engine.api.snapshot import Tier
 
 
@@ -69,3 +69,20 @@ class InspectedBlock:
     @property
     def num_holders(self) -> int:
         return max((place.num_holders for place in self.places), default=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PathBlock:
+    """A stored block or tail of a path.
+
+    Args:
+        number: of the block on its path.
+        native_parent: the name that its parent has, or would have, as a native block.
+    """
+
+    number: int
+    key: BlockKey
+    parent: BlockKey
+    native_parent: BlockKey
+    token_ids: tuple[int, ...]
+    groups: tuple[GroupId, ...]

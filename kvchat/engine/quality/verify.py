@@ -3,12 +3,12 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from math import inf
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from kvchat.engine.api.ids import BlockKey, GroupId, block_key, u32le
+from kvchat.engine.api.inspection import PathBlock
 from kvchat.engine.formats.attention_metadata import TORCH_DTYPES
 from kvchat.engine.formats.format_table import codec_of
 from kvchat.engine.formats.full.codec import Codec, relative
@@ -27,28 +27,6 @@ _NO_ROOM = (
     "the disk limit has no room for what was computed; give it more with KVCHAT_KV_DISK_BYTES, or look at a"
     " part of it with --sample"
 )
-
-
-class VerifyTarget(Protocol):
-    """A stored block or tail to be looked at."""
-
-    @property
-    def number(self) -> int: ...
-
-    @property
-    def key(self) -> BlockKey: ...
-
-    @property
-    def parent(self) -> BlockKey: ...
-
-    @property
-    def native_parent(self) -> BlockKey: ...
-
-    @property
-    def token_ids(self) -> tuple[int, ...]: ...
-
-    @property
-    def groups(self) -> tuple[GroupId, ...]: ...
 
 
 @dataclass(slots=True)
@@ -94,7 +72,7 @@ class Verifier:
         self.findings = Findings()
         self._done: set[BlockKey] = set()
 
-    def check_path(self, path: Sequence[int], targets: Sequence[VerifyTarget]) -> Iterator[VerifyTarget]:
+    def check_path(self, path: Sequence[int], targets: Sequence[PathBlock]) -> Iterator[PathBlock]:
         """Compute a whole path from nothing, compare its stored blocks, and yield them one by one.
 
         Effect: stores what was computed under the native names, whether or not the stored blocks agree.
@@ -112,7 +90,7 @@ class Verifier:
                 yield target
         self._check_logits(path, max(ends), 0, _nothing, targets)
 
-    def check_block(self, path: Sequence[int], targets: Sequence[VerifyTarget], target: VerifyTarget) -> None:
+    def check_block(self, path: Sequence[int], targets: Sequence[PathBlock], target: PathBlock) -> None:
         """Compute one block behind what is stored before it, and compare it."""
         end = self._end(target)
         past = self._stored_past(targets, target.number * self._size)
@@ -127,7 +105,7 @@ class Verifier:
                 self._compare(target, block, keep=False)
         self._check_logits(path, end, start, past, [*targets, target])
 
-    def _end(self, target: VerifyTarget) -> int:
+    def _end(self, target: PathBlock) -> int:
         return target.number * self._size + len(target.token_ids)
 
     def _seen(self, group: Group, position: int) -> range:
@@ -138,13 +116,13 @@ class Verifier:
         first = group.spec.first_visible(position) // self._size
         return range(first, group.num_blocks(position, self._size))
 
-    def _stored_past(self, targets: Sequence[VerifyTarget], end: int) -> ReadPast:
+    def _stored_past(self, targets: Sequence[PathBlock], end: int) -> ReadPast:
         """Return a reader of what is stored of a path before `end`: the longest at each place, and the state
         that stands there.
         """
         states = {group.id for group in self._groups if group.is_state}
         with_state = [one for one in targets if states & {*one.groups} and self._end(one) == end]
-        best: dict[int, VerifyTarget] = {}
+        best: dict[int, PathBlock] = {}
         for target in targets:
             known = best.get(target.number)
             if known is None or len(known.token_ids) < len(target.token_ids):
@@ -158,7 +136,7 @@ class Verifier:
 
         return read
 
-    def _compare(self, target: VerifyTarget, block: ComputedBlock, *, keep: bool) -> None:
+    def _compare(self, target: PathBlock, block: ComputedBlock, *, keep: bool) -> None:
         self._done.add(target.key)
         self.findings.num_blocks += 1
         deviations = []
@@ -185,7 +163,7 @@ class Verifier:
             self.findings.num_exact += worst == 0.0
             self.findings.worst = max(self.findings.worst, worst)
 
-    def _keep(self, group: GroupId, target: VerifyTarget, computed: bytes) -> None:
+    def _keep(self, group: GroupId, target: PathBlock, computed: bytes) -> None:
         """Store what was computed under the native name."""
         block = NewBlock(group, target.native_parent, tuple(target.token_ids), computed)
         if self._block_store.write([block], is_wanted=True):
@@ -194,7 +172,7 @@ class Verifier:
             raise StorageError(_NO_ROOM)
 
     def _check_logits(
-        self, path: Sequence[int], end: int, start: int, past: ReadPast, targets: Sequence[VerifyTarget]
+        self, path: Sequence[int], end: int, start: int, past: ReadPast, targets: Sequence[PathBlock]
     ) -> None:
         """Compare logits at the end of a path's first `end` tokens with those that follow from what is
         stored of it; where layers keep states, those of the next token, which goes on from the stored ones.

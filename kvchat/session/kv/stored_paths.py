@@ -1,28 +1,11 @@
 """Paths of a session's tree as token ids, and the stored blocks on each."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
-from kvchat.engine.api.ids import BlockKey, GroupId, block_key
+from kvchat.engine.api.ids import BlockKey, block_key
+from kvchat.engine.api.inspection import PathBlock
 from kvchat.engine.memory.disk.offline_block_store import OfflineBlockStore
 from kvchat.session.tree import Turn, TurnId
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PathBlock:
-    """A stored block or tail of a path.
-
-    Args:
-        number: of the block on its path.
-        native_parent: the name that its parent has, or would have, as a native block.
-    """
-
-    number: int
-    key: BlockKey
-    parent: BlockKey
-    native_parent: BlockKey
-    token_ids: tuple[int, ...]
-    groups: tuple[GroupId, ...]
 
 
 def leaf_paths(turns: Sequence[Turn]) -> Iterator[tuple[int, ...]]:
