@@ -28,7 +28,7 @@ from kvchat.platform.encryptor import (
     cipher_of,
     decrypted,
 )
-from kvchat.platform.private_files import make_private, sync
+from kvchat.platform.private_files import remove_private, write_private
 
 LOG_N = 17
 """Cost of a guess: 128 MiB and about half a second."""
@@ -149,10 +149,8 @@ def forget_key(path: Path) -> None:
     Raises: StorageError: they cannot be removed.
     """
     with _told(path):
-        for copy in (path, backup_path(path)):
-            copy.unlink(missing_ok=True)
-            _unfinished(copy).unlink(missing_ok=True)
-        sync(path.parent)
+        for left in (path, backup_path(path), *path.parent.glob(f".{path.name}.*")):  # also half written
+            remove_private(left)
 
 
 @contextmanager
@@ -168,18 +166,7 @@ def _told(path: Path) -> Iterator[None]:
 def _write(path: Path, key: KeyFile) -> None:
     values = asdict(key) | {"v": _VERSION, "salt": key.salt.hex(), "wrapped": key.wrapped.hex()}
     line = json.dumps(values, sort_keys=True).encode()
-    temporary = _unfinished(path)
-    make_private(path.parent)
-    with open(os.open(temporary, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600), "wb") as file:
-        file.write(line + b"\n" + _checksum(line) + b"\n")
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.rename(path)
-    sync(path.parent)
-
-
-def _unfinished(path: Path) -> Path:
-    return path.with_name(path.name + ".new")
+    write_private(path, line + b"\n" + _checksum(line) + b"\n")
 
 
 def _read(path: Path) -> KeyFile | None:
