@@ -20,27 +20,23 @@ from kvchat.text.figures import bytes_text, plural
 from kvchat.text.fit_text import fitted, one_line
 
 
+def sessions_to(verb: str) -> Argument:
+    return Argument(
+        help=f"Sessions to {verb}.",
+        metavar="SESSION...",
+        needs_value=True,
+        autocompletion=complete_session,
+    )
+
+
 @option_class
 class PinOptions(ListOptions):
-    sessions: Annotated[
-        list[str],
-        Argument(
-            help="Sessions to pin.", metavar="SESSION...", needs_value=True, autocompletion=complete_session
-        ),
-    ]
+    sessions: Annotated[list[str], sessions_to("pin")]
 
 
 @option_class
 class RemoveOptions(ListOptions):
-    sessions: Annotated[
-        list[str],
-        Argument(
-            help="Sessions to remove.",
-            metavar="SESSION...",
-            needs_value=True,
-            autocompletion=complete_session,
-        ),
-    ]
+    sessions: Annotated[list[str], sessions_to("remove")]
     branch: Annotated[
         str | None,
         Option("--branch", "-b", help="Remove this branch of the session alone.", metavar="NAME"),

@@ -16,7 +16,7 @@ from kvchat.app.open_store import open_store
 from kvchat.app.retention.open_block_store import drop_blocks, open_block_store
 from kvchat.app.retention.session_removal import SessionService
 from kvchat.cli.output.streams import Output, Status, as_json
-from kvchat.cli.parser.options import Device, Dtype, HubModel, SessionOptions, Weights
+from kvchat.cli.parser.options import Device, Dtype, HubModel, SessionOptions, Weights, Yes
 from kvchat.cli.parser.typer_parameters import Argument, Option, option_class
 from kvchat.engine.api.cache_format import EXACT, canonical_cache_format
 from kvchat.engine.api.ids import root_key
@@ -46,7 +46,7 @@ class ConvertOptions(SessionOptions):
         int, Option(help="Show the loss on the last N tokens of answers.", metavar="N", min=1)
     ] = 64
     no_gauge: Annotated[bool, Option("--no-gauge", help="Do not measure the loss.")] = False
-    yes: Annotated[bool, Option("--yes", "-y", help="Do not ask.")] = False
+    yes: Yes = False
     dry_run: Annotated[bool, Option("--dry-run", help="Show only what it would save and lose.")] = False
     model: HubModel = None
     device: Device = None
