@@ -63,8 +63,8 @@ class CommandDispatcher:
         self._chat = chat
         self._turns = turns
         self._do = controllers
-        self._actions: dict[str, Callable[[str], None]] = {
-            "help": lambda _: screen.action_help(),
+        self._actions: dict[str, Callable[[str], object]] = {
+            "help": self.help,
             "new": self.new,
             "summary": self.sum_up,
             "temp": lambda _: controllers.conversations.open_temporary(),
@@ -74,9 +74,9 @@ class CommandDispatcher:
             "aside": self.aside,
             "attach": controllers.composer.attach,
             "detach": self.detach,
-            "answer": lambda _: screen.action_answer(),
-            "notices": lambda _: screen.action_notices(),
-            "history": lambda _: screen.action_history(),
+            "answer": self.answer,
+            "notices": lambda _: screen.begin(partial(screen.notices.show, controllers.clipboard.copy)),
+            "history": lambda _: screen.begin(controllers.composer.find_message),
             "model": self.model,
             "reload": lambda _: controllers.settings.reload(),
             "set": self.set,
@@ -140,6 +140,17 @@ class CommandDispatcher:
             "delete": lambda: self._do.sessions.ask_to_delete(session_id, branch),
         }
         actions[name]()
+
+    def help(self, _argument: str) -> None:
+        from kvchat.ui.screens.help import HelpScreen
+
+        if not self._screen.dialogs.is_open:
+            self._screen.app.push_screen(HelpScreen(self._screen.own_keys))
+
+    def answer(self, _argument: str) -> None:
+        """Let a question come that waited because something was typed."""
+        if not self._screen.dialogs.pending.open():
+            self._screen.tell("no question waits")
 
     def new(self, title: str = "") -> None:
         self._do.conversations.open_draft(Draft(title=title, system=self._turns.system))

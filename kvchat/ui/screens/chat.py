@@ -78,20 +78,20 @@ class ChatScreen(Screen[None]):
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("f1", "help", "Help", id="help"),
+        Binding("f1", "run('help')", "Help", id="help"),
         Binding("f2", "sessions", "Sessions", id="sessions"),
         Binding("f3", "cache", "Cache", id="cache"),
         Binding("f4", "layers", "Layers", id="layers", show=False),
-        Binding("f5", "continue", "Continue", id="go_on", show=False),
+        Binding("f5", "run('continue')", "Continue", id="go_on", show=False),
         Binding("f6", "messages", "Messages", id="messages", priority=True),
         Binding("f7", "inspect", "Blocks", id="inspect", show=False, priority=True),
         Binding("f8", "freeze", "Freeze", id="freeze", show=False),
-        Binding("f9", "answer", "Answer", id="answer", show=False),
-        Binding("f10", "notices", "Notices", id="notices", show=False),
+        Binding("f9", "run('answer')", "Answer", id="answer", show=False),
+        Binding("f10", "run('notices')", "Notices", id="notices", show=False),
         Binding("ctrl+f", "find", "Find", id="find", priority=True),
         Binding("ctrl+g", "editor", "Editor", id="editor", show=False),
-        Binding("ctrl+r", "history", "History", id="history", show=False),
-        Binding("ctrl+n", "new", "New", id="new"),
+        Binding("ctrl+r", "run('history')", "History", id="history", show=False),
+        Binding("ctrl+n", "run('new')", "New", id="new"),
         Binding("ctrl+t", "reasoning", "Reasoning", id="reasoning", show=False),
         Binding("escape", "stop", "Stop", id="stop", show=False),
         Binding("enter", "to_prompt", "Send", id="send", show=False),
@@ -271,25 +271,15 @@ class ChatScreen(Screen[None]):
 
     # Keys
 
-    def action_help(self) -> None:
-        from kvchat.ui.screens.help import HelpScreen
-
-        if not self.dialogs.is_open:
-            self.app.push_screen(HelpScreen(self.own_keys))
+    def action_run(self, command: str) -> None:
+        """Run a command as if it had been typed without an argument."""
+        self.commands.run(f"/{command}")
 
     def action_sessions(self) -> None:
         if self.query_one(Panes).hide_sessions():
             self.prompt.focus()
         else:
             self.show_sessions_pane()
-
-    def action_answer(self) -> None:
-        """Let a question come that waited because something was typed."""
-        if not self.dialogs.pending.open():
-            self.tell("no question waits")
-
-    def action_notices(self) -> None:
-        self.begin(partial(self.notices.show, self.clipboard.copy))
 
     def action_find(self, words: str = "") -> None:
         """Let the person look for words in sessions and messages."""
@@ -313,15 +303,6 @@ class ChatScreen(Screen[None]):
 
     def action_inspect(self) -> None:
         self._inspector.open()
-
-    def action_history(self) -> None:
-        self.begin(self.composer.find_message)
-
-    def action_new(self) -> None:
-        self.commands.new()
-
-    def action_continue(self) -> None:
-        self.commands.go_on()
 
     def action_editor(self) -> None:
         self.clipboard.edit_prompt(self.prompt.text)
