@@ -226,16 +226,8 @@ class RemoteVariants(CandidateService):
     def reach(self, conversation: Conversation) -> NoReturn:
         _refuse("what is kept of a conversation")
 
-    def token_texts(self, answer: Turn) -> NoReturn:
-        _refuse("tokens")
-
-    def alternatives(self, conversation: Conversation, answer_id: TurnId, at: int) -> NoReturn:
-        _refuse("tokens")
-
-    def token_cost(self, conversation: Conversation, answer_id: TurnId, at: int) -> NoReturn:
-        _refuse("tokens")
-
-    def go_on_with(self, conversation: Conversation, answer_id: TurnId, at: int, token_id: int) -> NoReturn:
+    @property
+    def tokens(self) -> NoReturn:
         _refuse("tokens")
 
     def read_ahead(self, conversation: Conversation | None, system: str, text: str) -> NoReturn:

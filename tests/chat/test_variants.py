@@ -103,9 +103,9 @@ def test_an_answer_that_was_not_taken_can_be_opened_again(chat: Chat, talk: Conv
 def test_the_most_probable_alternative_is_what_a_greedy_answer_said(chat: Chat, talk: Conversation) -> None:
     answer = talk.turns[-1]
     assert answer.token_ids is not None
-    texts = chat.variants.token_texts(answer)
+    texts = chat.variants.tokens.texts(answer)
     for at in (0, 3, len(answer.token_ids) - 1):
-        first, *others = chat.variants.alternatives(talk, answer.id, at)
+        first, *others = chat.variants.tokens.alternatives(talk, answer.id, at)
         assert first.token_id == answer.token_ids[at]
         assert first.text == texts[at]
         assert all(0 <= other.probability <= first.probability <= 1 for other in others)
@@ -117,9 +117,9 @@ def test_going_on_from_another_token_keeps_what_came_before_and_the_old_answer(
     before = talk.turns
     answer = before[-1]
     assert answer.token_ids is not None
-    other = chat.variants.alternatives(talk, answer.id, 2)[1]
-    cost = chat.variants.token_cost(talk, answer.id, 2)
-    *_, finished = chat.variants.go_on_with(talk, answer.id, 2, other.token_id)
+    other = chat.variants.tokens.alternatives(talk, answer.id, 2)[1]
+    cost = chat.variants.tokens.cost(talk, answer.id, 2)
+    *_, finished = chat.variants.tokens.go_on(talk, answer.id, 2, other.token_id, chat.sampling)
     assert isinstance(finished, TurnFinished)
     ids_now = finished.answer.token_ids
     assert ids_now is not None
@@ -133,7 +133,7 @@ def test_going_on_from_another_token_keeps_what_came_before_and_the_old_answer(
 def test_an_answer_that_is_ended_by_the_choice_needs_no_model(chat: Chat, talk: Conversation) -> None:
     answer = talk.turns[-1]
     end = min(chat.template.end_ids)
-    *_, finished = chat.variants.go_on_with(talk, answer.id, 2, end)
+    *_, finished = chat.variants.tokens.go_on(talk, answer.id, 2, end, chat.sampling)
     assert isinstance(finished, TurnFinished)
     assert finished.answer.finish is Finish.COMPLETE
     ask(chat, talk, "How are you?")

@@ -118,8 +118,7 @@ def test_what_only_an_engine_here_can_do_is_refused_and_said(chat: RemoteChat) -
     for attempt in (
         lambda: chat.why(conversation, answer.id),
         lambda: chat.variants.compare(conversation, 2),
-        lambda: chat.variants.token_texts(answer),
-        lambda: chat.variants.alternatives(conversation, answer.id, 0),
+        lambda: chat.variants.tokens,
         lambda: next(iter(chat.continue_answer(conversation))),
     ):
         with pytest.raises(UsageError, match="server"):

@@ -9,6 +9,7 @@ from kvchat.chat.candidates.samples import SampleDelta, SampleEvent, SamplesFini
 from kvchat.chat.candidates.token_fork import Alternative
 from kvchat.chat.service import ChatEvent, EditCost, Prefill, TurnFinished, TurnStarted
 from kvchat.engine.api.events import Loaded
+from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.session.tree import BranchName, Finish, Turn, TurnId
 from tests.ui.gate import HELD_S
 
@@ -37,14 +38,54 @@ class ScriptedReading:
         self.handed_to.append(conversation.session.id)
 
 
+class ScriptedTokens:
+    """Has the same alternatives everywhere."""
+
+    def __init__(self, chat: "ScriptedChat") -> None:
+        self._chat = chat
+
+    def texts(self, answer: Turn) -> Sequence[str]:
+        return [f"{word} " for word in answer.text.split()]
+
+    def alternatives(
+        self, conversation: "ScriptedConversation", answer_id: TurnId, at: int
+    ) -> Sequence[Alternative]:
+        answer = next(turn for turn in conversation.turns if turn.id == answer_id)
+        said = (answer.token_ids or ())[at]
+        return (
+            Alternative(token_id=said, text=answer.text.split()[at], probability=0.75),
+            Alternative(token_id=900, text="boat", probability=0.2),
+            Alternative(token_id=2, text="</s>", probability=0.05, is_end=True),
+        )
+
+    def cost(self, conversation: "ScriptedConversation", answer_id: TurnId, at: int) -> EditCost:
+        return replace(COST, reused_tokens=30 + at)
+
+    def go_on(
+        self,
+        conversation: "ScriptedConversation",
+        answer_id: TurnId,
+        at: int,
+        token_id: int,
+        sampling: SamplingParams,
+    ) -> Iterator[ChatEvent]:
+        *before, answer = conversation.turns
+        words = [*answer.text.split()[:at], str(token_id)]
+        turn = replace(answer, id=TurnId("from a token"), text=" ".join(words), finish=Finish.COMPLETE)
+        self._chat.branch_off(conversation, (*before, turn), "token")
+        yield TurnStarted(question=None, answer=turn)
+        yield TurnFinished(answer=turn)
+
+
 class ScriptedVariants:
-    """Gives numbered answers, and the same alternatives everywhere."""
+    """Gives numbered answers."""
 
     def __init__(self, chat: "ScriptedChat") -> None:
         self.answer = "answer number {0}"
         self.hold: Event | None = None
         self.retry_temperature: float | None = 0.8
         self.readings: list[ScriptedReading] = []
+        self.tokens = ScriptedTokens(chat)
         self._chat = chat
 
     def compare(self, conversation: "ScriptedConversation", num: int) -> Iterator[SampleEvent]:
@@ -76,33 +117,6 @@ class ScriptedVariants:
     def reach(self, conversation: "ScriptedConversation") -> EditCost:
         num = sum(len(turn.token_ids or ()) for turn in conversation.turns)
         return EditCost(reused_tokens=num, computed_tokens=0, left_turns=0, left_tokens=0)
-
-    def token_texts(self, answer: Turn) -> Sequence[str]:
-        return [f"{word} " for word in answer.text.split()]
-
-    def alternatives(
-        self, conversation: "ScriptedConversation", answer_id: TurnId, at: int
-    ) -> Sequence[Alternative]:
-        answer = next(turn for turn in conversation.turns if turn.id == answer_id)
-        said = (answer.token_ids or ())[at]
-        return (
-            Alternative(token_id=said, text=answer.text.split()[at], probability=0.75),
-            Alternative(token_id=900, text="boat", probability=0.2),
-            Alternative(token_id=2, text="</s>", probability=0.05, is_end=True),
-        )
-
-    def token_cost(self, conversation: "ScriptedConversation", answer_id: TurnId, at: int) -> EditCost:
-        return replace(COST, reused_tokens=30 + at)
-
-    def go_on_with(
-        self, conversation: "ScriptedConversation", answer_id: TurnId, at: int, token_id: int
-    ) -> Iterator[ChatEvent]:
-        *before, answer = conversation.turns
-        words = [*answer.text.split()[:at], str(token_id)]
-        turn = replace(answer, id=TurnId("from a token"), text=" ".join(words), finish=Finish.COMPLETE)
-        self._chat.branch_off(conversation, (*before, turn), "token")
-        yield TurnStarted(question=None, answer=turn)
-        yield TurnFinished(answer=turn)
 
     def throw_away(self, aside: "ScriptedConversation", back: "ScriptedConversation") -> bool:
         del self._chat.store.paths[aside.session.id, BranchName(aside.branch.name)]

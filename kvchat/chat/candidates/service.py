@@ -8,12 +8,12 @@ from kvchat.chat.candidates.read_ahead import ReadAhead
 from kvchat.chat.candidates.samples import DIFFERING_TEMPERATURE, Candidates
 from kvchat.chat.candidates.token_fork import TokenForks
 from kvchat.chat.conversation import Answering, Conversation
-from kvchat.chat.events import Alternative, ChatEvent, EditCost, SampleEvent
+from kvchat.chat.events import EditCost, SampleEvent
 from kvchat.chat.revision import common_ids, edit_cost, to_last_question
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.session.kv.provenance import namespace_of
 from kvchat.session.store import new_session_id
-from kvchat.session.tree import Session, Turn, TurnId, path_token_ids
+from kvchat.session.tree import Session, Turn, path_token_ids
 
 
 class CandidateService:
@@ -28,7 +28,6 @@ class CandidateService:
         self._answering = answering
         self._sampling = sampling
         self._samples = Candidates(answering)
-        self._tokens = TokenForks(answering)
 
     def use_sampling(self, sampling: SamplingParams) -> None:
         """Choose tokens in another way from the next answer on."""
@@ -63,23 +62,10 @@ class CandidateService:
         reused = self._answering.engine.reusable_len(ids, namespace) if ids else 0
         return edit_cost(len(ids), reused, conversation.turns[len(path) :])
 
-    # Tokens
-
-    def token_texts(self, answer: Turn) -> tuple[str, ...]:
-        return self._tokens.texts(answer)
-
-    def alternatives(self, conversation: Conversation, answer_id: TurnId, at: int) -> tuple[Alternative, ...]:
-        """Return what else could have come at a token; see `TokenForks.alternatives`."""
-        return self._tokens.alternatives(conversation, answer_id, at)
-
-    def token_cost(self, conversation: Conversation, answer_id: TurnId, at: int) -> EditCost:
-        return self._tokens.cost(conversation, answer_id, at)
-
-    def go_on_with(
-        self, conversation: Conversation, answer_id: TurnId, at: int, token_id: int
-    ) -> Iterator[ChatEvent]:
-        """Go on from another token; see `TokenForks.go_on`."""
-        return self._tokens.go_on(conversation, answer_id, at, token_id, self._sampling)
+    @property
+    def tokens(self) -> TokenForks:
+        """What opens an answer at any of its tokens."""
+        return TokenForks(self._answering)
 
     # Asides
 

@@ -240,7 +240,7 @@ class MessageActionsController:
         if not self._screen.is_engine_ready:
             self._screen.warn("its alternatives are known when the model is loaded")
             return
-        texts = await asyncio.to_thread(self._chat.variants.token_texts, turn)
+        texts = await asyncio.to_thread(self._chat.variants.tokens.texts, turn)
         if not texts:
             self._screen.warn("this answer has no tokens")
             return
@@ -257,10 +257,10 @@ class MessageActionsController:
             self._screen.queue(QueuedTurn(kind=TurnKind.TOKEN, turn_id=turn.id, at=at, token_id=token_id))
 
     async def _alternatives(self, conversation: "Conversation", turn: Turn, at: int) -> Sequence[Alternative]:
-        return await asyncio.to_thread(self._chat.variants.alternatives, conversation, turn.id, at)
+        return await asyncio.to_thread(self._chat.variants.tokens.alternatives, conversation, turn.id, at)
 
     async def _token_price(self, conversation: "Conversation", turn: Turn, at: int) -> str:
-        cost = await asyncio.to_thread(self._chat.variants.token_cost, conversation, turn.id, at)
+        cost = await asyncio.to_thread(self._chat.variants.tokens.cost, conversation, turn.id, at)
         return price_words(cost, self._screen.snapshot)
 
 

@@ -49,4 +49,5 @@ class QueuedTurn:
                 yield from chat.continue_answer(conversation)
             case TurnKind.TOKEN:
                 assert self.turn_id is not None
-                yield from chat.variants.go_on_with(conversation, self.turn_id, self.at, self.token_id)
+                tokens = chat.variants.tokens
+                yield from tokens.go_on(conversation, self.turn_id, self.at, self.token_id, chat.sampling)

@@ -26,7 +26,7 @@ LATE: dict[str, tuple[Owner, str]] = {
     "/delete": (lambda shown: shown.files, "freed_by_deleting"),
     "/retry 2": (lambda shown: shown.chat.variants, "retry_cost"),
     "/why": (lambda shown: shown.chat, "why"),
-    "/tokens": (lambda shown: shown.chat.variants, "token_texts"),
+    "/tokens": (lambda shown: shown.chat.variants.tokens, "texts"),
     "/set": (lambda shown: shown.files, "settings"),
     "/model": (lambda shown: shown.files, "models"),
 }
@@ -160,7 +160,7 @@ async def test_a_question_that_another_takes_the_place_of_goes_wherever_it_is(tm
 async def test_tokens_that_are_chosen_from_another_conversation_change_nothing(tmp_path: Path) -> None:
     async with talk_window(tmp_path) as shown:
         await shown.until(lambda: shown.screen.is_engine_ready)
-        gate = hold(shown.chat.variants, "token_texts")
+        gate = hold(shown.chat.variants.tokens, "texts")
         await shown.burst("/tokens\n")
         await shown.pilot.press("ctrl+n")
         await shown.until(lambda: shown.questions == [])
