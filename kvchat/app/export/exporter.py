@@ -6,6 +6,8 @@ from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from msgspec import convert
+
 from kvchat.app.config import Settings
 from kvchat.app.export.formats import Format
 from kvchat.app.export.readable import portable_name, readable_text
@@ -13,12 +15,13 @@ from kvchat.engine.memory.disk.offline_block_store import OfflineBlockStore
 from kvchat.engine.memory.disk.store import DiskStore
 from kvchat.engine.models.known_fingerprints import layouts_of, recall
 from kvchat.errors import UsageError
-from kvchat.session.bundle.block_layout import BundleRegion
-from kvchat.session.bundle.manifest import BundleBranch, BundleModel, Manifest
+from kvchat.session.bundle.block_layout import BundleLayout
+from kvchat.session.bundle.manifest import FORMAT, BundleBranch, BundleGroup, BundleModel, Manifest
 from kvchat.session.bundle.session_blocks import session_blocks
 from kvchat.session.bundle.writer import SourceBlock, Written, new_file, write_bundle
 from kvchat.session.kv.block_references import chain_root
 from kvchat.session.store import SessionStore
+from kvchat.session.timestamp_limits import LATEST
 from kvchat.session.tree import Branch, Session, Turn
 from kvchat.text.figures import bytes_text, plural
 
@@ -200,15 +203,13 @@ def _model(settings: Settings, turns: Sequence[Turn], *, with_kv: bool) -> Bundl
     fields = recall(settings.paths.cache_dir, fingerprint)
     layouts = layouts_of(fields) if fields is not None and with_kv else {}
     return BundleModel(
-        fingerprint=fingerprint,
-        fields=fields,
+        digest=named[-1],
+        fields=None if fields is None else dict(fields),
         block_size=settings.engine.block_size if fields is None else fields["block_size"],
-        layouts={
-            group: tuple(
-                BundleRegion(name=region.name, dtype=region.dtype, shape=region.shape) for region in layout
-            )
-            for group, layout in layouts.items()
-        },
+        groups=tuple(
+            BundleGroup(group, convert(layout, BundleLayout, from_attributes=True))
+            for group, layout in sorted(layouts.items())
+        ),
     )
 
 
@@ -218,17 +219,18 @@ def _manifest(
     numbers = {turn.id: number for number, turn in enumerate(turns)}
     names = [branch.name for branch in branches]
     return Manifest(
+        format=FORMAT,
         title=session.title,
         system=session.system,
         model=portable_name(session.model),
-        created_at=session.created_at,
-        updated_at=session.updated_at,
+        created_at=min(session.created_at, LATEST),
+        updated_at=min(session.updated_at, LATEST),
         active_branch=session.active_branch if session.active_branch in names else names[0],
         branches=tuple(
             BundleBranch(
                 name=branch.name,
                 leaf=None if branch.leaf_id is None else numbers[branch.leaf_id],
-                updated_at=branch.updated_at,
+                updated_at=min(branch.updated_at, LATEST),
             )
             for branch in branches
         ),

@@ -1,17 +1,15 @@
 """Manifest of a bundle: the session, its branches and its model, ahead of turns and blocks."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
-from msgspec import Meta, Struct, to_builtins
+from msgspec import Meta, Struct, field, to_builtins
 
 from kvchat.errors import BundleError
 from kvchat.session.bundle.block_layout import ITEM_BYTES, BundleLayout
 from kvchat.session.bundle.fields import Digest, Name, Seconds, read_header
-from kvchat.session.timestamp_limits import LATEST
 
-FORMAT = "kvchat.bundle"
+FORMAT: Final = "kvchat.bundle"
 MAX_TURNS = 1_000_000
 MAX_BRANCHES = 100_000
 MAX_GROUPS = 256
@@ -30,69 +28,40 @@ class BundleBranch(Struct, frozen=True, kw_only=True):
     updated_at: Seconds
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BundleModel:
-    """Whose keys and values the blocks are.
+class BundleGroup(Struct, frozen=True):
+    """The tensors of one block of a group."""
 
-    Args:
-        fingerprint: digest of all that they depend on besides the token ids.
-        fields: what the digest was taken over, by name; None where the exporter did not know.
-        block_size: tokens of a full block.
-        layouts: for each group the tensors of one block; empty without blocks.
-    """
-
-    fingerprint: bytes
-    fields: Mapping[str, Any] | None
-    block_size: int
-    layouts: Mapping[int, BundleLayout] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Manifest:
-    title: str
-    system: str
-    model: str
-    created_at: float
-    updated_at: float
-    active_branch: str
-    branches: tuple[BundleBranch, ...]
-    num_turns: int
-    kv: BundleModel | None
-    """None where no answer says which model it is from."""
-
-
-def manifest_header(manifest: Manifest) -> dict[str, object]:
-    """Return the header of the META record."""
-    return {
-        "format": FORMAT,
-        "title": manifest.title,
-        "system": manifest.system,
-        "model": manifest.model,
-        "created_at": min(manifest.created_at, LATEST),
-        "updated_at": min(manifest.updated_at, LATEST),
-        "active_branch": manifest.active_branch,
-        "branches": [
-            {"name": branch.name, "leaf": branch.leaf, "updated_at": min(branch.updated_at, LATEST)}
-            for branch in manifest.branches
-        ],
-        "num_turns": manifest.num_turns,
-        "kv": None if manifest.kv is None else _model_values(manifest.kv),
-    }
-
-
-class _Group(Struct, frozen=True):
     id: Annotated[int, Meta(ge=0, lt=MAX_GROUPS)]
     regions: Annotated[BundleLayout, Meta(min_length=1, max_length=MAX_REGIONS)]
 
 
-class _Model(Struct, frozen=True, kw_only=True):
-    fingerprint: Digest
+class BundleModel(Struct, frozen=True, kw_only=True):
+    """Whose keys and values the blocks are.
+
+    Args:
+        digest: of all that they depend on besides the token ids, in hexadecimal.
+        fields: what the digest was taken over, by name; None where the exporter did not know.
+        block_size: tokens of a full block.
+        groups: none without blocks.
+    """
+
+    digest: Digest = field(name="fingerprint")
     fields: dict[str, Any] | None = None
     block_size: Annotated[int, Meta(gt=0, le=MAX_BLOCK_SIZE)]
-    groups: Annotated[tuple[_Group, ...], Meta(max_length=MAX_GROUPS)]
+    groups: Annotated[tuple[BundleGroup, ...], Meta(max_length=MAX_GROUPS)]
+
+    @property
+    def fingerprint(self) -> bytes:
+        return bytes.fromhex(self.digest)
+
+    @property
+    def layouts(self) -> Mapping[int, BundleLayout]:
+        return {group.id: group.regions for group in self.groups}
 
 
-class _Header(Struct, frozen=True, kw_only=True):
+class Manifest(Struct, frozen=True, kw_only=True):
+    """Header of the META record. `kv`: None where no answer says which model it is from."""
+
     format: Literal["kvchat.bundle"]
     title: Name
     system: Annotated[str, Meta(max_length=_MAX_SYSTEM_LEN)]
@@ -102,7 +71,13 @@ class _Header(Struct, frozen=True, kw_only=True):
     active_branch: Name
     branches: Annotated[tuple[BundleBranch, ...], Meta(max_length=MAX_BRANCHES)]
     num_turns: Annotated[int, Meta(ge=0, le=MAX_TURNS)]
-    kv: _Model | None = None
+    kv: BundleModel | None = None
+
+
+def manifest_header(manifest: Manifest) -> dict[str, Any]:
+    """Return the header of the META record as JSON has it."""
+    header: dict[str, Any] = to_builtins(manifest)
+    return header
 
 
 def read_manifest(header: Mapping[str, Any]) -> Manifest:
@@ -111,7 +86,7 @@ def read_manifest(header: Mapping[str, Any]) -> Manifest:
     Raises:
         BundleError: a field is missing or of another type or range.
     """
-    read = read_header(_Header, header, _PLACE)
+    read = read_header(Manifest, header, _PLACE)
     names = {branch.name for branch in read.branches}
     if not all(name.isprintable() for name in names):
         raise BundleError(f"{_PLACE}: a branch needs a name of visible characters")
@@ -124,51 +99,23 @@ def read_manifest(header: Mapping[str, Any]) -> Manifest:
     for branch in read.branches:
         if branch.leaf is not None and branch.leaf >= read.num_turns:
             raise BundleError(f"{_PLACE}: the leaf of branch {branch.name!r} is none of its turns")
-    return Manifest(
-        title=read.title,
-        system=read.system,
-        model=read.model,
-        created_at=read.created_at,
-        updated_at=read.updated_at,
-        active_branch=read.active_branch,
-        branches=read.branches,
-        num_turns=read.num_turns,
-        kv=None if read.kv is None else _model(read.kv),
-    )
+    if read.kv is not None:
+        _check(read.kv)
+    return read
 
 
-def _model_values(model: BundleModel) -> dict[str, object]:
-    return {
-        "fingerprint": model.fingerprint.hex(),
-        "fields": None if model.fields is None else dict(model.fields),
-        "block_size": model.block_size,
-        "groups": [
-            {"id": group, "regions": to_builtins(layout)} for group, layout in sorted(model.layouts.items())
-        ],
-    }
-
-
-def _model(read: _Model) -> BundleModel:
-    layouts = {group.id: _layout(group, read.block_size) for group in read.groups}
-    if len(layouts) != len(read.groups):
+def _check(kv: BundleModel) -> None:
+    if len(kv.layouts) != len(kv.groups):
         raise BundleError(f"{_PLACE}: a group occurs twice")
-    return BundleModel(
-        fingerprint=bytes.fromhex(read.fingerprint),
-        fields=read.fields,
-        block_size=read.block_size,
-        layouts=layouts,
-    )
-
-
-def _layout(group: _Group, block_size: int) -> BundleLayout:
-    place = f"{_PLACE}, group {group.id}"
-    if len({region.name for region in group.regions}) != len(group.regions):
-        raise BundleError(f"{place}: a group needs regions, each with a name of its own")
-    for region in group.regions:
-        if region.dtype not in ITEM_BYTES:
-            raise BundleError(f"{place}: the type {region.dtype!r} is none of {', '.join(ITEM_BYTES)}")
-        if region.shape[1] not in (1, block_size):
-            raise BundleError(f"{place}: a region has {region.shape[1]} slots, and a block {block_size}")
-    if sum(region.num_bytes for region in group.regions) > MAX_BLOCK_BYTES:
-        raise BundleError(f"{place}: a block of it would have more than {MAX_BLOCK_BYTES} bytes")
-    return group.regions
+    for group in kv.groups:
+        place = f"{_PLACE}, group {group.id}"
+        if len({region.name for region in group.regions}) != len(group.regions):
+            raise BundleError(f"{place}: a group needs regions, each with a name of its own")
+        for region in group.regions:
+            if region.dtype not in ITEM_BYTES:
+                raise BundleError(f"{place}: the type {region.dtype!r} is none of {', '.join(ITEM_BYTES)}")
+            if region.shape[1] not in (1, kv.block_size):
+                slots = region.shape[1]
+                raise BundleError(f"{place}: a region has {slots} slots, and a block {kv.block_size}")
+        if sum(region.num_bytes for region in group.regions) > MAX_BLOCK_BYTES:
+            raise BundleError(f"{place}: a block of it would have more than {MAX_BLOCK_BYTES} bytes")

@@ -5,11 +5,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from msgspec import structs
+
 from kvchat.engine.api.ids import root_key
 from kvchat.engine.models.fingerprint import digest_of
 from kvchat.session.bundle.block_layout import BundleRegion
 from kvchat.session.bundle.container import RecordWriter
-from kvchat.session.bundle.manifest import BundleBranch, BundleModel, Manifest
+from kvchat.session.bundle.manifest import FORMAT, BundleBranch, BundleGroup, BundleModel, Manifest
 from kvchat.session.bundle.writer import SourceBlock, Written, new_file, write_bundle
 from kvchat.session.kv.block_references import runs_of
 from kvchat.session.tree import Finish, Turn
@@ -24,7 +26,10 @@ LAYOUTS = {
     1: (BundleRegion(name="layers.1.k", dtype="BF16", shape=(1, BLOCK, 3)),),
 }
 KV = BundleModel(
-    fingerprint=bytes.fromhex(FINGERPRINT), fields={"dtype": "float32"}, block_size=BLOCK, layouts=LAYOUTS
+    digest=FINGERPRINT,
+    fields={"dtype": "float32"},
+    block_size=BLOCK,
+    groups=tuple(BundleGroup(group, regions) for group, regions in LAYOUTS.items()),
 )
 
 
@@ -39,6 +44,7 @@ def small_turns() -> tuple[Turn, ...]:
 
 def small_manifest(kv: BundleModel | None = KV) -> Manifest:
     return Manifest(
+        format=FORMAT,
         title="demo",
         system="Be brief.",
         model="starter",
@@ -81,7 +87,7 @@ def write_one_turn(path: Path) -> Written:
     """Write the smallest bundle with blocks: one question and its tail."""
     turns = small_turns()[:1]
     branches = (BundleBranch(name="main", leaf=0, updated_at=2.5),)
-    manifest = replace(small_manifest(), branches=branches, num_turns=1)
+    manifest = structs.replace(small_manifest(), branches=branches, num_turns=1)
     with new_file(path) as write:
         return write_bundle(write, manifest, turns, small_blocks(turns))
 
@@ -93,10 +99,10 @@ def write_storable(path: Path) -> Written:
         for group, layout in LAYOUTS.items()
     }
     fields = {"dtype": "float32", "block_size": BLOCK, "layouts": layouts}
-    kv = replace(KV, fingerprint=digest_of(fields), fields=fields)
-    turns = (replace(question("demo2345", "Grüße!", (1, 2, 3, 4)), fingerprint=kv.fingerprint.hex()),)
+    kv = structs.replace(KV, digest=digest_of(fields).hex(), fields=fields)
+    turns = (replace(question("demo2345", "Grüße!", (1, 2, 3, 4)), fingerprint=kv.digest),)
     branches = (BundleBranch(name="main", leaf=0, updated_at=2.5),)
-    manifest = replace(small_manifest(kv), branches=branches, num_turns=1)
+    manifest = structs.replace(small_manifest(kv), branches=branches, num_turns=1)
     with new_file(path) as write:
         return write_bundle(write, manifest, turns, small_blocks(turns, kv))
 

@@ -57,7 +57,7 @@ def small_records() -> Records:
     """The records of the small bundle, to be forged."""
     turns = small_turns()
     numbers = {turn.id: number for number, turn in enumerate(turns)}
-    records: Records = [(META, dict(manifest_header(small_manifest())), b"")]
+    records: Records = [(META, manifest_header(small_manifest()), b"")]
     records += [(TURN, dict(turn_header(turn, numbers)), turn_body(turn)) for turn in turns]
     for block in small_blocks(turns):
         header = {"group": block.group, "parent": block.parent.hex(), "num_tokens": block.num_tokens}
@@ -206,7 +206,7 @@ def twice(kind: str, number: int) -> Records:
 
 def group(**changes: Any) -> dict[str, Any]:
     """The manifest's `kv` with a changed first region."""
-    kv: dict[str, Any] = dict(manifest_header(small_manifest())["kv"])  # type: ignore[call-overload]
+    kv: dict[str, Any] = manifest_header(small_manifest())["kv"]
     first = kv["groups"][0]
     region = first["regions"][0] | changes
     return kv | {"groups": [first | {"regions": [region, *first["regions"][1:]]}, *kv["groups"][1:]]}
