@@ -54,24 +54,14 @@ class _Header(Struct, frozen=True, kw_only=True):
 
 def turn_header(turn: Turn, numbers: Mapping[TurnId, int]) -> dict[str, object]:
     """Return the header of a TURN record; damaged ids are left out, the text stays."""
-    written_by = {} if turn.backend is None else {"backend": asdict(turn.backend)}
-    return written_by | {
+    finish = Finish.INTERRUPTED if turn.finish is Finish.PARTIAL else turn.finish
+    values = asdict(turn) | {
         "parent": None if turn.parent_id is None else numbers[turn.parent_id],
-        "role": turn.role.value,
-        "text": turn.text,
-        "reasoning": turn.reasoning,
         "has_ids": turn.has_ids,
-        "finish": (Finish.INTERRUPTED if turn.finish is Finish.PARTIAL else turn.finish).value,
+        "finish": finish,
         "created_at": min(turn.created_at, LATEST),
-        "model": turn.model,
-        "fingerprint": turn.fingerprint,
-        "tokenizer": turn.tokenizer,
-        "exact": turn.exact,
-        "starts_over": turn.starts_over,
-        "usage": asdict(turn.usage),
-        "loaded": asdict(turn.loaded),
-        "timings": asdict(turn.timings),
     }
+    return {name: values[name] for name in _Header.__struct_fields__ if name != "backend" or turn.backend}
 
 
 def turn_body(turn: Turn) -> bytes:

@@ -13,6 +13,8 @@ from kvchat.session.tree import Branch, Session, Turn
 
 FORMAT = "kvchat.session"
 VERSION = 1
+_NOT_WRITTEN = frozenset({"session_id", "parent_id", "stored"})
+"""Of a turn."""
 
 
 def json_text(session: Session, branches: Sequence[Branch], turns: Sequence[Turn]) -> str:
@@ -47,25 +49,5 @@ def _session_values(session: Session) -> dict[str, Any]:
 
 
 def _turn_values(turn: Turn) -> dict[str, Any]:
-    return {
-        "id": turn.id,
-        "parent": turn.parent_id,
-        "role": turn.role,
-        "text": turn.text,
-        "reasoning": turn.reasoning,
-        "token_ids": turn.token_ids,
-        "finish": turn.finish,
-        "created_at": turn.created_at,
-        "model": turn.model,
-        "fingerprint": turn.fingerprint,
-        "tokenizer": turn.tokenizer,
-        "starts_over": turn.starts_over,
-        "exact": turn.exact,
-        "backend": None if turn.backend is None else asdict(turn.backend),
-        "usage": asdict(turn.usage),
-        "loaded": asdict(turn.loaded),
-        "timings": asdict(turn.timings),
-        "damaged": turn.damaged,
-        "broken": sorted(turn.broken),
-        "repaired": turn.repaired,
-    }
+    values = asdict(turn) | {"parent": turn.parent_id, "broken": sorted(turn.broken)}
+    return {name: value for name, value in values.items() if name not in _NOT_WRITTEN}
