@@ -17,6 +17,7 @@ from kvchat.cli.commands.interface import ResumeOptions
 from kvchat.cli.commands.pack.make import MakeOptions
 from kvchat.cli.commands.serve import ServeOptions
 from kvchat.cli.commands.sessions.verify import VerifyOptions
+from tests.cli.printed import run_program
 from tests.patience import PATIENCE_S
 from tests.remote.conftest import RawServer
 from tests.serving.conftest import KEY, REPLY, Served
@@ -38,14 +39,7 @@ def variables(tmp_path: Path, served: Served) -> dict[str, str]:
 
 
 def kvchat(variables: dict[str, str], *words: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [sys.executable, "-X", "importtime", "-m", "kvchat", *words],
-        capture_output=True,
-        text=True,
-        stdin=subprocess.DEVNULL,
-        env=os.environ | variables,
-        check=False,
-    )
+    return run_program(*words, **variables, PYTHONPROFILEIMPORTTIME="1")
 
 
 def test_a_question_is_answered_by_the_server_without_loading_torch(variables: dict[str, str]) -> None:
