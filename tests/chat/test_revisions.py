@@ -1,4 +1,4 @@
-"""A conversation without its end, or without its middle: what is shared, what follows, what stays."""
+"""A conversation without its end, or without its middle, or changed: what is shared, what stays, the cost."""
 
 import pytest
 
@@ -114,3 +114,27 @@ def test_others_may_go_on_behind_a_system_prompt_and_behind_the_files_of_a_messa
     assert behind_file.count("A long text.") == 20
     assert "What" not in behind_file
     assert checkpoints(desk.template, session, turns[:2], turns[2]) == ()
+
+
+def test_the_cost_of_an_edit_is_that_of_its_prompt_and_nothing_is_changed_by_asking(desk: Desk) -> None:
+    conversation = desk.talk("Hello", "What is a KV cache?", "My name is Ana.")
+    turns, branches = conversation.turns, desk.store.branches(conversation.session.id)
+    edited = turns[2]
+    cost = desk.chat.edit_cost(conversation, edited.id, "What is a block?")
+    assert (conversation.turns, desk.store.branches(conversation.session.id)) == (turns, branches)
+    assert cost.left_turns == 4
+    assert cost.left_tokens == sum(len(turn.token_ids or ()) for turn in turns[2:])
+    list(desk.chat.edit(conversation, edited.id, "What is a block?"))
+    prompt = desk.engine.requests[-1].token_ids
+    assert cost.reused_tokens + cost.computed_tokens == len(prompt)
+    num_before = sum(len(turn.token_ids or ()) for turn in turns[:2])
+    assert num_before <= cost.reused_tokens < len(prompt)
+
+
+def test_an_edit_that_cannot_be_done_has_no_cost(desk: Desk) -> None:
+    conversation = desk.talk("Hello")
+    question, answer = conversation.turns
+    with pytest.raises(UsageError, match="empty"):
+        desk.chat.edit_cost(conversation, question.id, " ")
+    with pytest.raises(UsageError, match="message of yours"):
+        desk.chat.edit_cost(conversation, answer.id, "Hello?")

@@ -1,4 +1,4 @@
-"""A turn, from the question to the end of its answer, and the next one behind it."""
+"""A turn, from the question to the end of its answer, the next one behind it, and what is loaded ahead."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -183,3 +183,17 @@ def test_an_answer_keeps_what_became_of_the_stored_part_of_its_prompt(desk: Desk
     list(desk.chat.send(conversation, "Two"))
     assert [turn.stored for turn in conversation.turns] == [None, Stored.NOTHING, None, Stored.COMPUTED]
     assert desk.store.turn(conversation.turns[-1].id).stored is Stored.COMPUTED
+
+
+def test_opening_a_session_begins_to_load_its_path(desk: Desk) -> None:
+    conversation = desk.talk("Hello")
+    opened = desk.chat.open(conversation.session.id)
+    assert desk.engine.prefetched == [list(opened.token_ids or ())]
+    assert opened.token_ids
+
+
+def test_selecting_a_session_loads_it_and_leaving_the_list_ends_that(desk: Desk) -> None:
+    conversation = desk.talk("Hello")
+    desk.chat.prefetch(conversation.session.id, None, conversation)
+    desk.chat.prefetch(None)
+    assert desk.engine.prefetched == [list(conversation.token_ids or ()), []]

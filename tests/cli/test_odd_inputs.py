@@ -12,6 +12,7 @@ import pytest
 
 from kvchat.cli.output.standard_streams import soften_stream
 from tests.cli.command_line import Run
+from tests.cli.printed import run_program
 from tests.cli.secret_home import make_talk
 
 pytestmark = pytest.mark.pure
@@ -230,3 +231,11 @@ def test_a_terminal_whose_locale_is_plain_gets_ascii_and_a_file_what_was_written
         stream.write("reused 3 · exact")
         stream.flush()
         assert place.getvalue() == written
+
+
+@pytest.mark.parametrize("name", ["pipe.kvchat", "pipe.json"])
+def test_a_pipe_that_nobody_writes_into_is_refused_and_not_waited_for(name: str) -> None:
+    os.mkfifo(name)
+    done = run_program("import", name)
+    assert done.returncode == 7
+    assert "not a regular file" in done.stderr
