@@ -28,6 +28,7 @@ from kvchat.session.tree import SessionId
 from kvchat.text.figures import plural
 from kvchat.ui.commands import COMMANDS
 from kvchat.ui.controllers.turn_runner import TurnRunner
+from kvchat.ui.key_names import APP_KEYS
 from kvchat.ui.screens.chat import ChatScreen
 from kvchat.ui.screens.interrupting_dialog import InterruptingDialog
 from kvchat.ui.terminal.driver import EmojiFilter, TerminalDriver, early_events
@@ -123,11 +124,7 @@ class KvchatApp(App[None]):
     COMMANDS: ClassVar = {Palette}
     VERTICAL_BREAKPOINTS = [(0, "-short"), (18, "-high")]
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("ctrl+q", "leave", "Quit", id="quit", priority=True),
-        Binding("ctrl+p", "command_palette", "Palette", show=False, id="palette", priority=True),
-        Binding("ctrl+z", "suspend_process", "Suspend", show=False, id="suspend", priority=True),
-        Binding("ctrl+l", "redraw", "Redraw", show=False, id="redraw", priority=True),
-        Binding("ctrl+s", "save_screen", "Save screen", show=False, id="screen", priority=True),
+        *APP_KEYS,
         Binding("ctrl+c", "interrupt", "Stop", show=False, system=True),
     ]
 

@@ -1,22 +1,40 @@
-"""Key names as shown on screen, with the person's own bindings."""
+"""Keys of the window as they are bound, and their names as shown on screen, with the person's own."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from textual.binding import Binding
 from textual.widget import Widget
 
-_USUAL = {
-    "answer": "f9",
-    "cache": "f3",
-    "find": "ctrl+f",
-    "go_on": "f5",
-    "help": "f1",
-    "notices": "f10",
-    "quit": "ctrl+q",
-    "reasoning": "ctrl+t",
-    "sessions": "f2",
-    "stop": "escape",
-}
+WINDOW_KEYS = (
+    Binding("f1", "run('help')", "Help", id="help"),
+    Binding("f2", "sessions", "Sessions", id="sessions"),
+    Binding("f3", "cache", "Cache", id="cache"),
+    Binding("f4", "layers", "Layers", id="layers", show=False),
+    Binding("f5", "run('continue')", "Continue", id="go_on", show=False),
+    Binding("f6", "messages", "Messages", id="messages", priority=True),
+    Binding("f7", "inspect", "Blocks", id="inspect", show=False, priority=True),
+    Binding("f8", "freeze", "Freeze", id="freeze", show=False),
+    Binding("f9", "run('answer')", "Answer", id="answer", show=False),
+    Binding("f10", "run('notices')", "Notices", id="notices", show=False),
+    Binding("ctrl+f", "find", "Find", id="find", priority=True),
+    Binding("ctrl+g", "editor", "Editor", id="editor", show=False),
+    Binding("ctrl+r", "run('history')", "History", id="history", show=False),
+    Binding("ctrl+n", "run('new')", "New", id="new"),
+    Binding("ctrl+t", "reasoning", "Reasoning", id="reasoning", show=False),
+    Binding("escape", "stop", "Stop", id="stop", show=False),
+    Binding("enter", "to_prompt", "Send", id="send", show=False),
+    Binding("ctrl+j,shift+enter,alt+enter", "to_prompt", "New line", id="newline", show=False),
+)
+APP_KEYS = (
+    Binding("ctrl+q", "leave", "Quit", id="quit", priority=True),
+    Binding("ctrl+p", "command_palette", "Palette", show=False, id="palette", priority=True),
+    Binding("ctrl+z", "suspend_process", "Suspend", show=False, id="suspend", priority=True),
+    Binding("ctrl+l", "redraw", "Redraw", show=False, id="redraw", priority=True),
+    Binding("ctrl+s", "save_screen", "Save screen", show=False, id="screen", priority=True),
+)
+"""Those of the window and of the application, each with the id by which a person may change it."""
+_USUAL = {binding.id: binding.key for binding in (*WINDOW_KEYS, *APP_KEYS)}
 
 
 def keys_of(own_keys: Mapping[str, str], name: str) -> Sequence[str]:

@@ -2,9 +2,9 @@
 
 import asyncio
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from kvchat.session.tree import BranchName, Role, SessionId, Turn, nth_last_question
 from kvchat.text.answer_footer import MAKE_ROOM, is_full
@@ -38,9 +38,8 @@ if TYPE_CHECKING:
 _COMPARED = 3
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Controllers:
-    """Who carries commands out."""
+class CommandScreen(ScreenServices, Protocol):
+    """The chat screen with the controllers that carry commands out."""
 
     revisions: RevisionController
     sessions: SessionController
@@ -56,31 +55,28 @@ class Controllers:
 class CommandDispatcher:
     """Runs commands for the chat screen. Anything that may read a file runs in a thread."""
 
-    def __init__(
-        self, screen: ScreenServices, chat: "Chat", turns: TurnRunner, controllers: Controllers
-    ) -> None:
+    def __init__(self, screen: CommandScreen, chat: "Chat", turns: TurnRunner) -> None:
         self._screen = screen
         self._chat = chat
         self._turns = turns
-        self._do = controllers
         self._actions: dict[str, Callable[[str], object]] = {
             "help": self.help,
             "new": self.new,
             "summary": self.sum_up,
-            "temp": lambda _: controllers.conversations.open_temporary(),
+            "temp": lambda _: screen.conversations.open_temporary(),
             "fork": self.fork,
             "retry": self.retry,
             "tokens": self.tokens,
             "aside": self.aside,
-            "attach": controllers.composer.attach,
+            "attach": screen.composer.attach,
             "detach": self.detach,
             "answer": self.answer,
-            "notices": lambda _: screen.begin(partial(screen.notices.show, controllers.clipboard.copy)),
-            "history": lambda _: screen.begin(controllers.composer.find_message),
+            "notices": lambda _: screen.begin(partial(screen.notices.show, screen.clipboard.copy)),
+            "history": lambda _: screen.begin(screen.composer.find_message),
             "model": self.model,
-            "reload": lambda _: controllers.settings.reload(),
+            "reload": lambda _: screen.settings.reload(),
             "set": self.set,
-            "theme": controllers.settings.set_theme,
+            "theme": screen.settings.set_theme,
             "copy": self.copy,
             "open": self.open,
             "edit": self.edit,
@@ -94,7 +90,7 @@ class CommandDispatcher:
             "pin": self.pin,
             "system": self.system,
             "cache": self.cache,
-            "gauge": controllers.gauge.gauge,
+            "gauge": screen.gauge.gauge,
             "export": self.export,
             "screen": self.screen,
             "why": self.why,
@@ -105,8 +101,8 @@ class CommandDispatcher:
 
         screen.prompt.sources = {
             "switch": self._other_names,
-            "theme": controllers.settings.themes,
-            "set": controllers.settings.arguments,
+            "theme": screen.settings.themes,
+            "set": screen.settings.arguments,
             "cache": cache_arguments,
             "gauge": lambda _: (Argument(usage=name) for name in FORMATS[1:]),
             "export": export_arguments,
@@ -134,10 +130,10 @@ class CommandDispatcher:
     def run_on_line(self, name: str, session_id: SessionId, branch: BranchName | None) -> None:
         """Run a command for a line of the list, whatever is on screen."""
         actions: dict[str, Callable[[], None]] = {
-            "title": lambda: self._do.sessions.ask_for_title(session_id),
-            "pin": lambda: self._do.sessions.pin(session_id),
-            "export": lambda: self._do.sessions.ask_for_file(session_id, branch),
-            "delete": lambda: self._do.sessions.ask_to_delete(session_id, branch),
+            "title": lambda: self._screen.sessions.ask_for_title(session_id),
+            "pin": lambda: self._screen.sessions.pin(session_id),
+            "export": lambda: self._screen.sessions.ask_for_file(session_id, branch),
+            "delete": lambda: self._screen.sessions.ask_to_delete(session_id, branch),
         }
         actions[name]()
 
@@ -153,100 +149,100 @@ class CommandDispatcher:
             self._screen.tell("no question waits")
 
     def new(self, title: str = "") -> None:
-        self._do.conversations.open_draft(Draft(title=title, system=self._turns.system))
+        self._screen.conversations.open_draft(Draft(title=title, system=self._turns.system))
 
     def switch(self, reference: str) -> None:
         if not reference:
             self._screen.show_sessions_pane()
         else:
-            self._do.conversations.open_with(lambda: self._opened(reference))
+            self._screen.conversations.open_with(lambda: self._opened(reference))
 
     def _other_names(self, _typed: str) -> Iterable[Argument]:
         here = self._turns.conversation
         place = (here.session.id, here.branch.name) if here is not None else None
-        stored = self._do.sessions.sessions
+        stored = self._screen.sessions.sessions
         return switch_arguments(stored.entries, stored.titles, place)
 
     def fork(self, name: str = "") -> None:
         if self._stored() is not None and self._is_free("fork"):
-            self._do.branching.fork(name)
+            self._screen.branching.fork(name)
 
     def sum_up(self, _argument: str = "") -> None:
         if self._stored() is not None and self._is_free("sum up"):
-            self._do.branching.sum_up()
+            self._screen.branching.sum_up()
 
     def retry(self, argument: str = "") -> None:
         if self._stored() is None or not self._is_free("retry"):
             return
         if argument in ("", "1"):
-            self._do.branching.retry()
+            self._screen.branching.retry()
         elif argument.isdecimal() and len(argument) < 4:
-            self._do.branching.compare(int(argument))
+            self._screen.branching.compare(int(argument))
         else:
             self._screen.warn(f"how many answers? /retry 3, not /retry {argument}")
 
     def tokens(self, argument: str = "") -> None:
         answer = self._answer("open as tokens", argument)
         if answer is not None and self._is_free("open it"):
-            self._do.branching.open_tokens(answer)
+            self._screen.branching.open_tokens(answer)
 
     def aside(self, text: str = "") -> None:
-        if self._do.conversations.asides.shown is not None and not text:
-            self._do.conversations.asides.end()
+        if self._screen.conversations.asides.shown is not None and not text:
+            self._screen.conversations.asides.end()
         elif self._stored() is not None and self._is_free("ask aside"):
-            self._do.conversations.asides.begin(text)
+            self._screen.conversations.asides.begin(text)
 
     def model(self, name: str = "") -> None:
         if name == "stop":
-            if not self._do.settings.stop_download():
+            if not self._screen.settings.stop_download():
                 self._screen.warn("no model is being downloaded")
         elif name:
-            self._do.settings.use_model(name)
+            self._screen.settings.use_model(name)
         else:
-            self._do.settings.models()
+            self._screen.settings.models()
 
     def set(self, argument: str = "") -> None:
         name, _, value = argument.partition(" ")
         if name:
-            self._do.settings.change(name, value.strip())
+            self._screen.settings.change(name, value.strip())
         else:
-            self._do.settings.settings()
+            self._screen.settings.settings()
 
     def detach(self, _argument: str = "") -> None:
-        if not self._do.composer.detach():
+        if not self._screen.composer.detach():
             self._screen.warn("nothing is attached")
 
     def copy(self, argument: str = "") -> None:
         answer = self._answer("copy", "" if argument == "code" else argument)
         if answer is not None and argument == "code":
-            self._do.clipboard.copy_code(answer)
+            self._screen.clipboard.copy_code(answer)
         elif answer is not None:
-            self._do.clipboard.copy(answer.text)
+            self._screen.clipboard.copy(answer.text)
 
     def open(self, argument: str = "") -> None:
         answer = self._answer("open", argument)
         if answer is not None:
-            self._do.clipboard.open(answer)
+            self._screen.clipboard.open(answer)
 
     def run_on(self, turn: Turn, name: str) -> None:
         """Run what was chosen for one message."""
         if name in ("edit", "drop", "retry", "compare") and not self._is_free(name):
             return
         actions: dict[str, Callable[[], object]] = {
-            "edit": lambda: self._do.revisions.begin_edit(turn),
-            "drop": lambda: self._do.revisions.drop(turn),
+            "edit": lambda: self._screen.revisions.begin_edit(turn),
+            "drop": lambda: self._screen.revisions.drop(turn),
             "retry": self.retry,
-            "compare": lambda: self._do.branching.compare(_COMPARED),
+            "compare": lambda: self._screen.branching.compare(_COMPARED),
             "why": lambda: self._explain(turn),
-            "copy": lambda: self._do.clipboard.copy(turn.text),
-            "code": lambda: self._do.clipboard.copy_code(turn),
-            "open": lambda: self._do.clipboard.open(turn),
+            "copy": lambda: self._screen.clipboard.copy(turn.text),
+            "code": lambda: self._screen.clipboard.copy_code(turn),
+            "open": lambda: self._screen.clipboard.open(turn),
         }
         actions[name]()
 
     def go_on(self, _argument: str = "") -> None:
         """Go on with the answer on screen; where that is complete, open one that was interrupted."""
-        shown, left = self._turns.conversation, self._do.sessions.interrupted
+        shown, left = self._turns.conversation, self._screen.sessions.interrupted
         if left is not None and not (shown and shown.turns and shown.turns[-1].is_open):
             self.switch(left)
             return
@@ -265,23 +261,23 @@ class CommandDispatcher:
     def edit(self, argument: str) -> None:
         question = self._question("edit", argument)
         if question is not None:
-            self._do.revisions.begin_edit(question)
+            self._screen.revisions.begin_edit(question)
 
     def undo(self, argument: str) -> None:
         if self._question("undo", argument) is not None:
-            self._do.revisions.undo(int(argument or "1"))
+            self._screen.revisions.undo(int(argument or "1"))
 
     def drop(self, argument: str) -> None:
         question = self._question("drop", argument)
         if question is not None:
-            self._do.revisions.drop(question)
+            self._screen.revisions.drop(question)
 
     def system(self, text: str) -> None:
         conversation = self._turns.conversation
         if text:
             if conversation is not None:
                 self._screen.tell("a system prompt stands before everything else: this is a new conversation")
-            self._do.conversations.open_draft(Draft(system=text))
+            self._screen.conversations.open_draft(Draft(system=text))
             return
         current = conversation.session.system if conversation else self._turns.draft.system
         self._screen.tell(one_line(current) or "there is no system prompt", title="system prompt")
@@ -289,7 +285,7 @@ class CommandDispatcher:
     def cache(self, argument: str) -> None:
         name, _, rest = argument.partition(" ")
         if name == "format":
-            self._do.formats.choose(rest.strip())
+            self._screen.formats.choose(rest.strip())
             return
         actions = {
             "": self._screen.action_cache,
@@ -306,19 +302,19 @@ class CommandDispatcher:
     def export(self, target: str) -> None:
         conversation = self._stored()
         if conversation is not None:
-            self._do.sessions.export(conversation.session.id, conversation.branch.name, target)
+            self._screen.sessions.export(conversation.session.id, conversation.branch.name, target)
 
     def screen(self, target: str = "") -> None:
         """Write what the screen shows to a file, once the command no longer stands there."""
         app = self._screen.app
         app.call_after_refresh(
-            lambda: self._do.sessions.write(partial(write_screen, app.export_screenshot(), target))
+            lambda: self._screen.sessions.write(partial(write_screen, app.export_screenshot(), target))
         )
 
     def pin(self, _argument: str = "") -> None:
         conversation = self._stored()
         if conversation is not None:
-            self._do.sessions.pin(conversation.session.id)
+            self._screen.sessions.pin(conversation.session.id)
 
     def why(self, argument: str) -> None:
         answer = self._answer("explain", argument)
@@ -342,12 +338,12 @@ class CommandDispatcher:
             self._turns.draft = replace(self._turns.draft, title=title)
             self._screen.conversation_changed()
             return
-        self._do.sessions.rename(conversation.session.id, title)
+        self._screen.sessions.rename(conversation.session.id, title)
 
     def delete(self, _argument: str = "") -> None:
         conversation = self._stored()
         if conversation is not None:
-            self._do.sessions.ask_to_delete(conversation.session.id)
+            self._screen.sessions.ask_to_delete(conversation.session.id)
 
     def _answer(self, purpose: str, argument: str) -> Turn | None:
         """Return the n-th last answer; say where there is none."""
@@ -391,6 +387,6 @@ class CommandDispatcher:
             branches = await asyncio.to_thread(self._chat.store.branches, session_id)
             if any(branch.name == reference for branch in branches):
                 return await asyncio.to_thread(self._chat.open, session_id, reference)
-        titles = self._do.sessions.sessions.titles
+        titles = self._screen.sessions.sessions.titles
         shown = (session_id for session_id, title in titles.items() if title == reference)
         return await asyncio.to_thread(self._chat.open, next(shown, reference))

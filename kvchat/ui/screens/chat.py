@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from textual import events, work
 from textual.app import ComposeResult
-from textual.binding import Binding, BindingType
+from textual.binding import BindingType
 from textual.content import Content
 from textual.screen import Screen
 from textual.widget import Widget
@@ -24,7 +24,7 @@ from kvchat.text.fit_text import one_line
 from kvchat.ui.commands import SlashCommand
 from kvchat.ui.controllers.cache_inspector import InspectorController
 from kvchat.ui.controllers.clipboard import Clipboard
-from kvchat.ui.controllers.command_dispatcher import CommandDispatcher, Controllers
+from kvchat.ui.controllers.command_dispatcher import CommandDispatcher
 from kvchat.ui.controllers.composer import ComposerController
 from kvchat.ui.controllers.conversations import ConversationController
 from kvchat.ui.controllers.dialogs import Dialogs, Work
@@ -37,7 +37,7 @@ from kvchat.ui.controllers.sending import SendController
 from kvchat.ui.controllers.sessions import SessionController
 from kvchat.ui.controllers.settings import SettingsController
 from kvchat.ui.controllers.turn_runner import QueuedTurn, TurnRunner
-from kvchat.ui.key_names import Hint, hints_of, key_name, leave_keys, window_hints
+from kvchat.ui.key_names import WINDOW_KEYS, Hint, hints_of, key_name, leave_keys, window_hints
 from kvchat.ui.screens.notices import Notices
 from kvchat.ui.terminal.render_loop import INTERVAL_S, RenderLoop
 from kvchat.ui.widgets.cache.compact_line import CacheLine
@@ -77,26 +77,7 @@ class ChatScreen(Screen[None]):
         prompt, transcript, turns and the controllers: once the screen is mounted.
     """
 
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("f1", "run('help')", "Help", id="help"),
-        Binding("f2", "sessions", "Sessions", id="sessions"),
-        Binding("f3", "cache", "Cache", id="cache"),
-        Binding("f4", "layers", "Layers", id="layers", show=False),
-        Binding("f5", "run('continue')", "Continue", id="go_on", show=False),
-        Binding("f6", "messages", "Messages", id="messages", priority=True),
-        Binding("f7", "inspect", "Blocks", id="inspect", show=False, priority=True),
-        Binding("f8", "freeze", "Freeze", id="freeze", show=False),
-        Binding("f9", "run('answer')", "Answer", id="answer", show=False),
-        Binding("f10", "run('notices')", "Notices", id="notices", show=False),
-        Binding("ctrl+f", "find", "Find", id="find", priority=True),
-        Binding("ctrl+g", "editor", "Editor", id="editor", show=False),
-        Binding("ctrl+r", "run('history')", "History", id="history", show=False),
-        Binding("ctrl+n", "run('new')", "New", id="new"),
-        Binding("ctrl+t", "reasoning", "Reasoning", id="reasoning", show=False),
-        Binding("escape", "stop", "Stop", id="stop", show=False),
-        Binding("enter", "to_prompt", "Send", id="send", show=False),
-        Binding("ctrl+j,shift+enter,alt+enter", "to_prompt", "New line", id="newline", show=False),
-    ]
+    BINDINGS: ClassVar[list[BindingType]] = [*WINDOW_KEYS]
 
     AUTO_FOCUS = "#prompt"
 
@@ -150,18 +131,8 @@ class ChatScreen(Screen[None]):
         self.clipboard = Clipboard(self)
         self.settings = SettingsController(self, chat, host, turns, self.conversations)
         self.formats = FormatController(self, host, turns, self.settings)
-        controllers = Controllers(
-            revisions=self.revisions,
-            sessions=self.sessions,
-            conversations=self.conversations,
-            branching=self.branching,
-            clipboard=self.clipboard,
-            composer=self.composer,
-            settings=self.settings,
-            gauge=GaugeController(self, host, turns),
-            formats=self.formats,
-        )
-        self.commands = CommandDispatcher(self, chat, turns, controllers)
+        self.gauge = GaugeController(self, host, turns)
+        self.commands = CommandDispatcher(self, chat, turns)
         self._inspector = InspectorController(self, chat, engine, turns, self._branch_names)
         panel, line = self.query_one(CachePanel), self.query_one(CacheLine)
         status = self.query_one(StatusBar)
