@@ -5,7 +5,7 @@ from contextlib import suppress
 
 from kvchat.errors import KvchatError
 from kvchat.session.cache_miss import Explanation, Rendering, explain, with_text
-from kvchat.session.session_reader import SessionReader
+from kvchat.session.store import SessionStore
 from kvchat.session.template import prompts
 from kvchat.session.template.chat_template import ChatTemplate
 from kvchat.session.timestamp_limits import calendar
@@ -15,7 +15,7 @@ _NUM_OTHERS = 8
 """Conversations, the newest first, whose beginnings are looked at."""
 
 
-def explained(store: SessionReader, template: ChatTemplate, session: Session, answer: Turn) -> Explanation:
+def explained(store: SessionStore, template: ChatTemplate, session: Session, answer: Turn) -> Explanation:
     """Return why an answer computed what it did; see `explain`.
 
     Raises:
@@ -48,7 +48,7 @@ def _rendering(
     return Rendering()
 
 
-def _beginnings(store: SessionReader, session: Session) -> Iterator[tuple[str, tuple[int, ...]]]:
+def _beginnings(store: SessionStore, session: Session) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Yield how other conversations, already there when this one began, began, and with which fingerprint."""
     known = [one.session for one in store.list_sessions() if one.session.id != session.id]
     # Blocks of other namespaces never serve this one.
