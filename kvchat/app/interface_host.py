@@ -1,7 +1,7 @@
 """Interface services of a local engine: files, settings, models, and restarting the engine."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,25 +11,28 @@ from kvchat.app.composition import Kvchat
 from kvchat.app.config import Settings
 from kvchat.app.conversion.child_process import convert_words, gauged
 from kvchat.app.engine_swap import EngineSwap
-from kvchat.app.interface_storage import InterfaceStorage
-from kvchat.app.interface_types import Appearance, Gauged, ModelEntry, SettingEntry, appearance_of
+from kvchat.app.export.formats import Format, format_of
+from kvchat.app.interface_types import Appearance, Gauged, KvOnDisk, ModelEntry, SettingEntry, appearance_of
 from kvchat.app.model_list import MemoryFit, free_bytes_of, models_here, weight_bytes
 from kvchat.app.model_location import located
+from kvchat.app.retention.session_removal import OTHERS, branch_words, expected_words
 from kvchat.engine.api.cache_format import canonical_cache_format
 from kvchat.engine.api.engine_phase import EnginePhase
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.models.locate import Progress, lasting_name
-from kvchat.errors import EngineFailed, ModelError
+from kvchat.errors import EngineFailed, FileTaken, ModelError, UsageError
+from kvchat.session.tree import SessionId
 from kvchat.text.figures import bytes_text
 from kvchat.text.shadow import is_shadow, require_exact_blocks, shadow_cost
 
 if TYPE_CHECKING:
+    from kvchat.app.retention.stored_kv_counts import StoredKv
     from kvchat.chat.service import Chat
 
 
-class InterfaceHost(InterfaceStorage):
-    """Implements the interface's `Host`.
+class InterfaceHost:
+    """What the interface may do with the machine behind it.
 
     Args:
         settings: as this run has them.
@@ -49,7 +52,8 @@ class InterfaceHost(InterfaceStorage):
         config_file: Path | None = None,
         flags: Mapping[str, object] | None = None,
     ) -> None:
-        super().__init__(settings, kvchat.store)
+        self._settings = settings
+        self._kept: StoredKv | None = None
         self._in_force = ActiveSettings(settings, flags, config_file)
         self._kvchat = kvchat
         self._chat = chat
@@ -232,6 +236,65 @@ class InterfaceHost(InterfaceStorage):
         changes = {"cache_format": cache_format}
         self._engine.swap(changes=changes)
         self._kvchat.use_engine(changes)  # what is lent is named by the format that it has
+
+    def on_disk(self, is_stopped: Callable[[], bool]) -> Mapping[SessionId, KvOnDisk]:
+        """Count what of each session's KV is on disk; see `StoredKv.count`.
+
+        Raises:
+            StorageError: it cannot be counted.
+        """
+        from kvchat.app.retention.stored_kv_counts import StoredKv
+
+        self._kept = self._kept or StoredKv(self._kvchat.store, self._settings)
+        return self._kept.count(is_stopped)
+
+    def export(self, session_id: SessionId, branch: str, destination: str, *, force: bool = False) -> str:
+        """Write a session to the file or in the form that is named, and say what was written.
+
+        Args:
+            branch: the one that Markdown and the web page show.
+            destination: a file, or a format; empty: a bundle.
+            force: replace the file if it exists.
+
+        Raises:
+            FileTaken: it exists.
+            UsageError: the file's name does not say what it should hold.
+            StorageError: it cannot be written.
+        """
+        # What reads blocks is imported when it is needed: the window's first frame does without.
+        from kvchat.app.export.exporter import Exporter, target_of
+
+        session = self._kvchat.store.session(session_id)
+        output, format = _meant(destination)
+        target = target_of(output, session, format).absolute()
+        if target.exists() and not force:
+            raise FileTaken(f"{target} exists already")
+        exporter = Exporter(self._settings, self._kvchat.store)
+        return exporter.write(session, branch if format.is_one_branch else None, format, target).words
+
+    def freed_by_deleting(self, session_id: SessionId, branch: str | None = None) -> str:
+        """Say what deleting a session, or one of its branches, would free on the disk, and what of it would
+        stay.
+        """
+        if branch is None:
+            return expected_words(lambda: self._kvchat.store.would_remove([session_id]))
+        plan = self._kvchat.store.removal_of(session_id, branch)
+        freed = expected_words(lambda: self._kvchat.store.would_remove_branch(plan), OTHERS)
+        return f"{branch_words(plan)}.\n{freed}"
+
+
+def _meant(destination: str) -> tuple[Path | None, Format]:
+    """Return the file and the format that a person asks for in one word."""
+    if not destination:
+        return None, Format.BUNDLE
+    named = {name: format for format in Format for name in (format.value, format.suffix)}
+    if destination in named:
+        return None, named[destination]
+    path = Path(destination).expanduser()
+    format = format_of(path)
+    if format is None:
+        raise UsageError(f"{destination} does not say what to write: end it in .md, .html, .json or .kvchat")
+    return path, format
 
 
 def _short(origin: str) -> str:

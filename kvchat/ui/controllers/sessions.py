@@ -23,7 +23,7 @@ from kvchat.ui.state.stored_sessions import StoredSessions
 from kvchat.ui.widgets.session_rows import SearchFinding, title_of
 
 if TYPE_CHECKING:
-    from kvchat.app.interface_storage import InterfaceStorage
+    from kvchat.app.interface_host import InterfaceHost
     from kvchat.session.store import SessionStore
 
 log = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ class SessionController:
         self,
         screen: ScreenServices,
         store: "SessionStore",
-        files: "InterfaceStorage",
+        files: "InterfaceHost",
         turns: TurnRunner,
         conversations: ConversationController,
         initial: str | None,

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from kvchat.app.composition import Kvchat, start_worker
 from kvchat.app.config import read_settings
-from kvchat.app.interface_storage import InterfaceStorage
+from kvchat.app.interface_host import InterfaceHost
 from kvchat.app.retention.session_removal import SessionService
 from kvchat.errors import StorageError
 from tests.cli.secret_home import files_with
@@ -59,8 +60,8 @@ def test_what_a_cache_that_cannot_be_used_would_free_is_said_before_it_is_delete
     (tmp_path / "cache" / "blocks").write_text("a file where the blocks should be")
     with closing(SessionService(tmp_path / "sessions.db", tmp_path / "cache")) as store:
         session = store.create_session(title="doomed")
-        files = InterfaceStorage(read_settings(), store)
-        told = files.freed_by_deleting(session.id)
+        host = InterfaceHost(read_settings(), Kvchat(read_settings(), store, start_worker), None, None)
+        told = host.freed_by_deleting(session.id)
         assert told.startswith("its KV would stay on disk: ")
         assert "`kvchat cache gc` removes it once the cache can be used again" in told
 

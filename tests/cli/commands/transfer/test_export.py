@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from kvchat.app.composition import Kvchat, start_worker
 from kvchat.app.config import read_settings
-from kvchat.app.interface_storage import InterfaceStorage
+from kvchat.app.interface_host import InterfaceHost
 from kvchat.app.open_store import open_store
 from kvchat.app.retention.session_removal import SessionService
 from kvchat.errors import StorageError
@@ -26,6 +27,12 @@ DOCS = Path(__file__).parents[4] / "docs" / "exports.md"
 def store() -> Iterator[SessionService]:
     with closing(open_store(read_settings())) as store:
         yield store
+
+
+@pytest.fixture
+def host(store: SessionService) -> InterfaceHost:
+    settings = read_settings()
+    return InterfaceHost(settings, Kvchat(settings, store, start_worker), None, None)
 
 
 @pytest.fixture
@@ -118,18 +125,18 @@ def test_a_file_that_exists_is_replaced_only_if_that_is_said(session: Session, r
 
 
 def test_a_place_that_cannot_be_written_is_told_and_nothing_is_left_there(
-    store: SessionService, session: Session, run: Run
+    host: InterfaceHost, session: Session, run: Run
 ) -> None:
     assert run("export", "trip", "-o", "nowhere/a.md")[0] == 1
     with pytest.raises(StorageError, match="No such file or directory; choose another place"):
-        InterfaceStorage(read_settings(), store).export(session.id, "main", "nowhere/a.md")
+        host.export(session.id, "main", "nowhere/a.md")
 
 
 @pytest.mark.parametrize("word", ["md", ".md"])
 def test_an_ending_alone_names_the_format_and_the_session_the_file(
-    word: str, store: SessionService, session: Session, home: Path
+    word: str, host: InterfaceHost, session: Session, home: Path
 ) -> None:
-    InterfaceStorage(read_settings(), store).export(session.id, "main", word)
+    host.export(session.id, "main", word)
     assert [path.name for path in Path.cwd().iterdir()] == ["trip-to-oslo.md"]
 
 
