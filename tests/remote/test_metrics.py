@@ -15,7 +15,7 @@ from kvchat.engine.api.server_cache import ServerCache
 from kvchat.errors import RemoteError
 from kvchat.remote.endpoint import RemoteServer
 from kvchat.remote.metrics import served_cache
-from kvchat.remote.metrics_poller import MetricsPoller
+from kvchat.remote.null_engine import MetricsPoller
 from kvchat.session.store import SessionStore
 from tests.patience import PATIENCE_S, wait_until
 from tests.remote.conftest import RawServer

@@ -10,8 +10,7 @@ import pytest
 
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.serving.app import make_app
-from kvchat.serving.header_timeout import HEAD_S
-from kvchat.serving.server import Server
+from kvchat.serving.server import HEAD_S, Server
 from kvchat.session.template.chat_template import ChatTemplate
 from tests.patience import PATIENCE_S
 from tests.scripted_engine import ScriptedEngine
