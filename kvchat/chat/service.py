@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
-from kvchat.chat.candidates.samples import differing
+from kvchat.chat.candidates.samples import DIFFERING_TEMPERATURE, differing
 from kvchat.chat.candidates.service import CandidateService as CandidateService
 from kvchat.chat.conversation import BEHIND, ON_SCREEN, Answering, Conversation, Undo
 from kvchat.chat.engine_client import EngineClient as EngineClient
@@ -94,12 +94,16 @@ class Chat:
         self.model = model
         self.adapter = adapter
         self._answering = Answering(store=self.store, template=template, engine=self.engine, model=model)
-        self.variants = CandidateService(self._answering, sampling=self.sampling)
+        self.variants = CandidateService(self._answering)
 
     def use_sampling(self, sampling: SamplingParams) -> None:
         """Choose tokens in another way from the next answer on."""
         self.sampling = sampling
-        self.variants.use_sampling(sampling)
+
+    @property
+    def retry_temperature(self) -> float | None:
+        """What another answer is sampled at where the settings give the same again; None: as they say."""
+        return None if self.sampling.temperature else DIFFERING_TEMPERATURE
 
     # Conversations
 

@@ -56,7 +56,7 @@ class RemoteChat(Chat):
         self.engine.use_model(model)
         answering = RemoteAnswering(self.store, self.endpoint, model)
         self._answering = answering
-        self.variants = RemoteVariants(answering, sampling=self.sampling)
+        self.variants = RemoteVariants(answering)
 
     def continue_answer(
         self, conversation: Conversation, sampling: SamplingParams | None = None
@@ -213,11 +213,7 @@ class _Growth:
 class RemoteVariants(CandidateService):
     """What a server cannot do is refused; an aside can be thrown away as ever."""
 
-    def __init__(self, answering: "RemoteAnswering", *, sampling: SamplingParams) -> None:
-        self._answering = answering
-        self._sampling = sampling
-
-    def compare(self, conversation: Conversation, num: int) -> NoReturn:
+    def compare(self, conversation: Conversation, num: int, sampling: SamplingParams) -> NoReturn:
         _refuse("several answers at once")
 
     def retry_cost(self, conversation: Conversation) -> NoReturn:

@@ -216,7 +216,7 @@ def test_another_answer_is_sampled_where_the_settings_would_give_the_same_again(
     list(desk.chat.retry(conversation, exactly_so))
     first, again, as_asked = (request.sampling for request in desk.engine.requests)
     assert (first.temperature, again.temperature, as_asked.temperature) == (0.0, DIFFERING_TEMPERATURE, 0.0)
-    assert desk.chat.variants.retry_temperature == DIFFERING_TEMPERATURE
+    assert desk.chat.retry_temperature == DIFFERING_TEMPERATURE
 
 
 def test_the_first_answer_to_a_question_is_sampled_as_the_settings_say(desk: Desk) -> None:
@@ -238,4 +238,4 @@ def test_answers_are_sampled_in_another_way_from_the_next_one_on(desk: Desk) -> 
     list(desk.chat.retry(conversation))
     first, second, again = (request.sampling for request in desk.engine.requests)
     assert (first.temperature, second.temperature, again.temperature) == (0.0, 0.3, 0.3)
-    assert desk.chat.variants.retry_temperature is None
+    assert desk.chat.retry_temperature is None

@@ -51,7 +51,7 @@ def ask(chat: Chat, conversation: Conversation, text: str) -> Turn:
 
 
 def samples(chat: Chat, conversation: Conversation, num: int) -> tuple[Turn, ...]:
-    events = list(chat.variants.compare(conversation, num))
+    events = list(chat.variants.compare(conversation, num, chat.sampling))
     assert isinstance(events[-1], SamplesFinished)
     shown = [
         "".join(event.text for event in events if isinstance(event, SampleDelta) and event.sample == number)
@@ -85,7 +85,7 @@ def test_several_answers_are_decoded_from_one_prompt_and_one_is_taken(chat: Chat
 def test_candidates_that_nobody_reads_to_the_end_are_kept_as_interrupted(
     chat: Chat, talk: Conversation
 ) -> None:
-    events = chat.variants.compare(talk, 2)
+    events = chat.variants.compare(talk, 2, chat.sampling)
     next(events)
     events.close()
     kept = [turn for turn in chat.store.all_turns(talk.session.id) if turn.id not in ids(talk)]

@@ -117,7 +117,7 @@ def test_what_only_an_engine_here_can_do_is_refused_and_said(chat: RemoteChat) -
     answer = conversation.turns[-1]
     for attempt in (
         lambda: chat.why(conversation, answer.id),
-        lambda: chat.variants.compare(conversation, 2),
+        lambda: chat.variants.compare(conversation, 2, chat.sampling),
         lambda: chat.variants.tokens,
         lambda: next(iter(chat.continue_answer(conversation))),
     ):

@@ -172,6 +172,7 @@ class ScriptedChat:
     def __init__(self, engine: ScriptedEngine, answers: Sequence[Answer] = (Answer(),)) -> None:
         self.store = ScriptedStore()
         self.variants = ScriptedVariants(self)
+        self.retry_temperature: float | None = 0.8
         self.sent: list[str] = []
         self.prefetched: list[str | None] = []
         self.closed: list[str] = []

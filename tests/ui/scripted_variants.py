@@ -83,12 +83,13 @@ class ScriptedVariants:
     def __init__(self, chat: "ScriptedChat") -> None:
         self.answer = "answer number {0}"
         self.hold: Event | None = None
-        self.retry_temperature: float | None = 0.8
         self.readings: list[ScriptedReading] = []
         self.tokens = ScriptedTokens(chat)
         self._chat = chat
 
-    def compare(self, conversation: "ScriptedConversation", num: int) -> Iterator[SampleEvent]:
+    def compare(
+        self, conversation: "ScriptedConversation", num: int, sampling: SamplingParams
+    ) -> Iterator[SampleEvent]:
         conversation.is_stopped = False
         yield Prefill(prompt_tokens=31, cached_tokens=30, computed_tokens=1, loaded=Loaded())
         texts = [self.answer.format(number + 1) for number in range(num)]

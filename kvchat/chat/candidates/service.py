@@ -5,7 +5,7 @@ from dataclasses import replace
 from time import time
 
 from kvchat.chat.candidates.read_ahead import ReadAhead
-from kvchat.chat.candidates.samples import DIFFERING_TEMPERATURE, Candidates
+from kvchat.chat.candidates.samples import Candidates
 from kvchat.chat.candidates.token_fork import TokenForks
 from kvchat.chat.conversation import Answering, Conversation
 from kvchat.chat.events import EditCost, SampleEvent
@@ -21,32 +21,22 @@ class CandidateService:
 
     Args:
         answering: what single answers are written with.
-        sampling: how tokens are chosen.
     """
 
-    def __init__(self, answering: Answering, *, sampling: SamplingParams) -> None:
+    def __init__(self, answering: Answering) -> None:
         self._answering = answering
-        self._sampling = sampling
-        self._samples = Candidates(answering)
-
-    def use_sampling(self, sampling: SamplingParams) -> None:
-        """Choose tokens in another way from the next answer on."""
-        self._sampling = sampling
 
     # Several answers
 
-    def compare(self, conversation: Conversation, num: int) -> Iterator[SampleEvent]:
+    def compare(
+        self, conversation: Conversation, num: int, sampling: SamplingParams
+    ) -> Iterator[SampleEvent]:
         """Answer the last question `num` times at once; see `Candidates.run`."""
-        return self._samples.run(conversation, num, self._sampling)
+        return Candidates(self._answering).run(conversation, num, sampling)
 
     def take(self, conversation: Conversation, answer: Turn) -> None:
         """Go on with one of the answers; see `Candidates.take`."""
-        self._samples.take(conversation, answer)
-
-    @property
-    def retry_temperature(self) -> float | None:
-        """What another answer is sampled at where the settings give the same again; None: as they say."""
-        return None if self._sampling.temperature else DIFFERING_TEMPERATURE
+        Candidates(self._answering).take(conversation, answer)
 
     def retry_cost(self, conversation: Conversation) -> EditCost:
         """Return exactly what answering the last question again costs now. Waits for the engine."""

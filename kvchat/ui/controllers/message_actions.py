@@ -105,7 +105,7 @@ class MessageActionsController:
 
     async def _again_actions(self, conversation: "Conversation") -> Sequence[Action]:
         price = await self._retry_price(conversation)
-        temperature = self._chat.variants.retry_temperature
+        temperature = self._chat.retry_temperature
         label = "answer again" if temperature is None else f"answer again, at {temperature}"
         return (
             Action(key="r", label=label, note=price or "on a new branch"),
@@ -132,7 +132,7 @@ class MessageActionsController:
     async def _retry(self) -> None:
         conversation = self._turns.conversation
         words = [] if conversation is None else [await self._retry_price(conversation)]
-        if (temperature := self._chat.variants.retry_temperature) is not None:
+        if (temperature := self._chat.retry_temperature) is not None:
             words.append(f"sampled at temperature {temperature}, so that it can differ")
         if any(words):
             self._screen.tell(" · ".join(filter(None, words)), title="answer again")
@@ -216,7 +216,7 @@ class MessageActionsController:
         variants = self._chat.variants
         cost = await asyncio.to_thread(variants.retry_cost, conversation)
         price = f"{price_words(cost, self._screen.snapshot)}, once for all {num} answers"
-        produce = partial(variants.compare, conversation, num)
+        produce = partial(variants.compare, conversation, num, self._chat.sampling)
         stop = partial(self._chat.stop, conversation)
         offer = f"{num} answers to compare can be written: {price}"
         compare = partial(CompareScreen, num, produce, stop, price, self._screen.prompt)

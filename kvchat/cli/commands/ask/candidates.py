@@ -82,7 +82,7 @@ class CandidatesWriter:
 
     def _follow(self, chat: Chat, conversation: Conversation) -> SamplesFinished:
         meter, finished = PrefillMeter(), None
-        for event in chat.variants.compare(conversation, self._options.num):
+        for event in chat.variants.compare(conversation, self._options.num, chat.sampling):
             if self._problem is None and (missed := self._find_missed(event)) is not None:
                 self._problem = missed
                 chat.stop(conversation)
