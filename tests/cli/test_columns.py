@@ -1,7 +1,9 @@
-"""`sessions list` and `config show`: columns in terminals of any width, and whole lines in a pipe."""
+"""Columns in terminals of any width, lines broken between words, and whole lines in a pipe."""
 
+import json
 import re
 from contextlib import closing
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -10,10 +12,12 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from kvchat.app.open_store import open_store
+from kvchat.cli.main import run
 from kvchat.cli.output.wrap import GAP, beside
 from kvchat.cli.parser.options import PlaceOptions
 from kvchat.session.tree import MAIN
 from tests.cli.printed import in_pipe, on_terminal
+from tests.engine.formats.test_kv_size import DEEPSEEK_V3
 from tests.session.turns import exchange
 
 pytestmark = [pytest.mark.pure, pytest.mark.long]
@@ -94,8 +98,7 @@ def test_every_setting_and_where_it_came_from_is_there_at_any_width(
     monkeypatch.setenv("KVCHAT_MODEL", f"a model called {LONG}")
     lines = on_terminal(width, "config", "show")
     assert words_of(lines) == words_of(in_pipe("config", "show"))
-    too_wide = [line for line in lines if cell_len(line) > width]
-    assert all(len(line.split()) == 1 for line in too_wide), "a path stays whole, so that it can be copied"
+    assert too_wide(lines, width) == [], "a path alone stays whole, so that it can be copied"
     if width == 200:
         long = (LONG, WIDE, "paths.")
         assert len(places([line for line in lines if not any(one in line for one in long)], "# ")) == 1
@@ -119,4 +122,43 @@ def test_a_table_loses_no_word_and_its_second_column_has_one_place(
         for line, (first, second) in zip(lines, table, strict=True):
             assert line == first + " " * (max(column, cell_len(first)) - cell_len(first)) + GAP + second
     else:
-        assert [line for line in lines if cell_len(line) > width and len(line.split()) > 1] == []
+        assert too_wide(lines, width) == []
+
+
+class Terminal(StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    (tmp_path / "config.json").write_text(json.dumps(DEEPSEEK_V3))
+    return tmp_path / "config.json"
+
+
+def shown(words: list[str], width: int | None, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return the lines that a command prints on a terminal of this width; None: into a pipe."""
+    with monkeypatch.context() as patch:
+        stream = StringIO() if width is None else Terminal()
+        patch.setenv("COLUMNS", str(width or 80))
+        patch.setattr("sys.stdout", stream)
+        assert run(words) == 0
+    return stream.getvalue().splitlines()
+
+
+def too_wide(lines: list[str], width: int) -> list[str]:
+    """Return the lines that a terminal would break inside a word, or that could have been broken."""
+    return [line for line in lines if cell_len(line) > width and len(line.split()) > 1]
+
+
+@pytest.mark.parametrize("width", [80, 60, 24, 1])
+@pytest.mark.parametrize("words", ["plan {config}", "models list", "models show starter"])
+def test_no_line_is_wider_than_the_terminal_and_no_word_is_lost(
+    words: str, width: int, config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = words.format(config=config).split()
+    piped = shown(command, None, monkeypatch)
+    assert max(map(cell_len, piped)) > 40
+    lines = shown(command, width, monkeypatch)
+    assert too_wide(lines, max(width, 20)) == []
+    assert words_of(lines) == words_of(piped)

@@ -17,44 +17,23 @@ TALK = (
 EVERYWHERE = "--data-dir --cache-dir --config --quiet -q --verbose -v --no-color"
 ASK = "--file -f -n --strict-cache --fail-on-length --json --ndjson --no-stats"
 
-PROMISED: Mapping[str, str] = {
+PRINTING = (
+    "sessions list, sessions show, sessions last, sessions search, sessions tree, sessions fork, sessions "
+    "rename, sessions verify, sessions pin, sessions unpin, sessions convert, import, pack list, pack rm, "
+    "cache status, cache ls, cache why, cache gauge, cache evict, cache gc, cache verify, cache path, "
+    "models list, models show, config path, config show, config schema, doctor"
+)
+
+PROMISED: Mapping[str, str] = dict.fromkeys(PRINTING.split(", "), "--json") | {
     "ask": f"{TALK} {ASK}",
     "resume": TALK,
-    "sessions list": "--json",
-    "sessions show": "--json",
-    "sessions last": "--json",
-    "sessions search": "--json",
-    "sessions tree": "--json",
-    "sessions fork": "--json",
-    "sessions rename": "--json",
     "sessions rm": "--json --yes",
-    "sessions verify": "--json",
-    "sessions pin": "--json",
-    "sessions unpin": "--json",
-    "sessions convert": "--json",
     "export": "--output -o --format --no-kv",
-    "import": "--json",
     "pack make": "--file -f --system",
-    "pack list": "--json",
-    "pack rm": "--json",
-    "cache status": "--json",
-    "cache ls": "--json",
-    "cache why": "--json",
-    "cache gauge": "--json",
-    "cache evict": "--json",
-    "cache gc": "--json",
-    "cache verify": "--json",
-    "cache path": "--json",
-    "models list": "--json",
-    "models show": "--json",
     "plan": "--context --format --json",
     "serve": "--socket-only --port",
     "bench": "--json --svg --quick",
-    "config path": "--json",
-    "config show": "--json",
     "config edit": "",
-    "config schema": "--json",
-    "doctor": "--json",
 }
 
 
