@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
@@ -20,6 +21,9 @@ from tests.covering import leave_the_rest_to_slow_tests
 from tests.fork_server import LOADING_PAYS, let_loading_pay
 from tests.quick_disk import quick_place
 from tests.sharing import read_a_share_first
+
+if TYPE_CHECKING:
+    from kvchat.session.template.chat_template import ChatTemplate
 
 # Examples may load a model or touch a disk under load; a deadline would only measure the machine.
 # They are the same in every run, so that a change is judged by itself; the slow tests look for new ones.
@@ -48,6 +52,15 @@ def quick_path(tmp_path: Path) -> Iterator[Path]:
         return
     with TemporaryDirectory(prefix="kvchat-test-", dir=place) as directory:
         yield Path(directory)
+
+
+@pytest.fixture(scope="session")
+def template(tmp_path_factory: pytest.TempPathFactory) -> "ChatTemplate":
+    """The starter's chat template, with a small tokenizer."""
+    from kvchat.session.template.chat_template import ChatTemplate
+    from tests.tiny_models import STARTER, write_model
+
+    return ChatTemplate.from_dir(write_model(tmp_path_factory.mktemp("model"), STARTER))
 
 
 @pytest.fixture

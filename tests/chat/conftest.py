@@ -7,12 +7,6 @@ import pytest
 
 from kvchat.session.template.chat_template import ChatTemplate
 from tests.chat.desk import Desk
-from tests.tiny_models import STARTER, write_model
-
-
-@pytest.fixture(scope="session")
-def template(tmp_path_factory: pytest.TempPathFactory) -> ChatTemplate:
-    return ChatTemplate.from_dir(write_model(tmp_path_factory.mktemp("model"), STARTER))
 
 
 @pytest.fixture

@@ -3,12 +3,16 @@
 import io
 import json
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import numpy
 import pytest
 from safetensors.numpy import save_file as save_arrays
 
+from kvchat.app.config import read_settings
+from kvchat.app.open_store import open_store
+from kvchat.app.retention.session_removal import SessionService
 from tests.cli.command_line import Run
 from tests.cli.secret_home import Give
 from tests.fork_server import ForkServer
@@ -23,6 +27,13 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path / "work")
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO()))
     return tmp_path / "home"
+
+
+@pytest.fixture
+def store() -> Iterator[SessionService]:
+    """The sessions of the home."""
+    with closing(open_store(read_settings())) as store:
+        yield store
 
 
 @pytest.fixture

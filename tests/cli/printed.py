@@ -7,8 +7,16 @@ import struct
 import subprocess
 import sys
 import termios
+from io import StringIO
 
 from tests.patience import PATIENCE_S
+
+
+class Terminal(StringIO):
+    """What is printed on a terminal by this process."""
+
+    def isatty(self) -> bool:
+        return True
 
 
 def run_program(*words: str, **environ: str) -> "subprocess.CompletedProcess[str]":

@@ -16,7 +16,7 @@ from kvchat.cli.main import run
 from kvchat.cli.output.wrap import GAP, beside
 from kvchat.cli.parser.options import PlaceOptions
 from kvchat.session.tree import MAIN
-from tests.cli.printed import in_pipe, on_terminal
+from tests.cli.printed import Terminal, in_pipe, on_terminal
 from tests.engine.formats.test_kv_size import DEEPSEEK_V3
 from tests.session.turns import exchange
 
@@ -123,11 +123,6 @@ def test_a_table_loses_no_word_and_its_second_column_has_one_place(
             assert line == first + " " * (max(column, cell_len(first)) - cell_len(first)) + GAP + second
     else:
         assert too_wide(lines, width) == []
-
-
-class Terminal(StringIO):
-    def isatty(self) -> bool:
-        return True
 
 
 @pytest.fixture

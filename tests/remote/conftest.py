@@ -91,7 +91,7 @@ def raw() -> Iterator[Callable[..., RawServer]]:
         server.close()
 
 
-template, served = serving.template, serving.served
+served = serving.served
 
 
 @pytest.fixture

@@ -14,7 +14,6 @@ from kvchat.serving.server import HEAD_S, Server
 from kvchat.session.template.chat_template import ChatTemplate
 from tests.patience import PATIENCE_S
 from tests.scripted_engine import ScriptedEngine
-from tests.tiny_models import STARTER, write_model
 
 KEY = "a-key-for-the-tests"
 REPLY = "Hello, Grüße! The answer is no."
@@ -58,11 +57,6 @@ class Served:
             connection.endheaders(data)
             response = connection.getresponse()
             return Reply(status=response.status, body=response.read(), headers=dict(response.getheaders()))
-
-
-@pytest.fixture(scope="session")
-def template(tmp_path_factory: pytest.TempPathFactory) -> ChatTemplate:
-    return ChatTemplate.from_dir(write_model(tmp_path_factory.mktemp("model"), STARTER))
 
 
 @pytest.fixture

@@ -6,13 +6,6 @@ from pathlib import Path
 import pytest
 
 from kvchat.session.store import SessionStore
-from kvchat.session.template.chat_template import ChatTemplate
-from tests.tiny_models import STARTER, write_model
-
-
-@pytest.fixture(scope="session")
-def template(tmp_path_factory: pytest.TempPathFactory) -> ChatTemplate:
-    return ChatTemplate.from_dir(write_model(tmp_path_factory.mktemp("model"), STARTER))
 
 
 @pytest.fixture

@@ -6,13 +6,9 @@ from io import StringIO
 import pytest
 
 from kvchat.cli.output.streams import Output, Status
+from tests.cli.printed import Terminal
 
 pytestmark = pytest.mark.pure
-
-
-class Terminal(StringIO):
-    def isatty(self) -> bool:
-        return True
 
 
 class ClosedEnd(StringIO):

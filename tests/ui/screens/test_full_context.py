@@ -8,18 +8,12 @@ import pytest
 from kvchat.engine.api.events import Usage
 from kvchat.session.template.chat_template import ChatTemplate
 from kvchat.session.tree import Finish
-from tests.tiny_models import STARTER, write_model
 from tests.ui.harness import window
 from tests.ui.scripted import ScriptedChat
 from tests.ui.scripted_engine import scripted_snapshot
 from tests.ui.stored import window_on
 
 pytestmark = pytest.mark.tui
-
-
-@pytest.fixture(scope="module")
-def template(tmp_path_factory: pytest.TempPathFactory) -> ChatTemplate:
-    return ChatTemplate.from_dir(write_model(tmp_path_factory.mktemp("model"), STARTER))
 
 
 def fill(chat: ScriptedChat) -> None:

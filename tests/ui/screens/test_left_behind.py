@@ -14,7 +14,6 @@ from kvchat.session.template.chat_template import ChatTemplate
 from kvchat.session.tree import MAIN
 from kvchat.ui.widgets.session_list import SessionList
 from tests.session.turns import exchange
-from tests.tiny_models import STARTER, write_model
 from tests.ui.harness import Window
 from tests.ui.stored import window_on
 
@@ -35,11 +34,6 @@ store.append_to_answer(answer.id, [1, 2], "By tra")
 print("written", flush=True)
 sys.stdin.read()
 """
-
-
-@pytest.fixture(scope="module")
-def template(tmp_path_factory: pytest.TempPathFactory) -> ChatTemplate:
-    return ChatTemplate.from_dir(write_model(tmp_path_factory.mktemp("model"), STARTER))
 
 
 def store_three(path: Path) -> None:

@@ -9,16 +9,10 @@ import pytest
 from kvchat.session.store import SessionStore
 from kvchat.session.template.chat_template import ChatTemplate
 from kvchat.ui.widgets.session_list import SessionList
-from tests.tiny_models import STARTER, write_model
 from tests.ui.harness import Window
 from tests.ui.stored import window_on
 
 pytestmark = pytest.mark.tui
-
-
-@pytest.fixture(scope="module")
-def template(tmp_path_factory: pytest.TempPathFactory) -> ChatTemplate:
-    return ChatTemplate.from_dir(write_model(tmp_path_factory.mktemp("model"), STARTER))
 
 
 async def say(shown: Window, text: str) -> None:

@@ -1,15 +1,14 @@
 """Looking at sessions, naming them, and removing them with the blocks that are theirs alone."""
 
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
-from kvchat.app.config import read_settings
-from kvchat.app.open_store import open_store, short_id, short_ids
+from kvchat.app.open_store import short_id, short_ids
 from kvchat.app.retention.session_removal import SessionService
 from kvchat.engine.memory.disk.cache_admin import CacheAdmin
 from kvchat.session.store import SessionStore, new_turn_id
@@ -19,12 +18,6 @@ from tests.cli.printed import in_pipe, on_terminal
 from tests.engine.memory import chains
 
 pytestmark = [pytest.mark.pure, pytest.mark.long]
-
-
-@pytest.fixture
-def store() -> Iterator[SessionService]:
-    with closing(open_store(read_settings())) as store:
-        yield store
 
 
 def add(

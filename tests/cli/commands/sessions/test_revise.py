@@ -1,24 +1,14 @@
 """Revisions of a conversation from the command line: what they cost is said before, and it is so."""
 
 import io
-from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from kvchat.app.config import read_settings
-from kvchat.app.open_store import open_store
 from kvchat.session.store import SessionStore
 from kvchat.session.tree import Role
 from tests.cli.command_line import Run
 from tests.session.turns import exchange
-
-
-@pytest.fixture
-def store() -> Iterator[SessionStore]:
-    with closing(open_store(read_settings())) as store:
-        yield store
 
 
 def branches(store: SessionStore) -> dict[str, list[str]]:

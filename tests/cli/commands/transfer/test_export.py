@@ -2,8 +2,6 @@
 
 import json
 import re
-from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -11,7 +9,6 @@ import pytest
 from kvchat.app.composition import Kvchat, start_worker
 from kvchat.app.config import read_settings
 from kvchat.app.interface_host import InterfaceHost
-from kvchat.app.open_store import open_store
 from kvchat.app.retention.session_removal import SessionService
 from kvchat.errors import StorageError
 from kvchat.session.tree import Session
@@ -21,12 +18,6 @@ from tests.session.turns import exchange
 pytestmark = pytest.mark.pure
 
 DOCS = Path(__file__).parents[4] / "docs" / "exports.md"
-
-
-@pytest.fixture
-def store() -> Iterator[SessionService]:
-    with closing(open_store(read_settings())) as store:
-        yield store
 
 
 @pytest.fixture
