@@ -19,6 +19,13 @@ import pyte
 from tests.patience import PATIENCE_S
 
 ROOT = Path(__file__).parents[1]
+SHELL = """
+import fcntl, os, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+os.environ["PS1"] = "shell> "
+os.execvp("bash", ["bash", "--norc", "--noprofile", "-i"])
+"""
+"""A program that becomes an interactive shell, in control of the terminal it is in."""
 
 
 class Terminal:

@@ -8,16 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.terminal import ROOT, Terminal, terminal
+from tests.terminal import ROOT, SHELL, Terminal, terminal
 
 pytestmark = pytest.mark.tui
 
-SHELL = """
-import fcntl, os, termios
-fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-os.environ["PS1"] = "shell> "
-os.execvp("bash", ["bash", "--norc", "--noprofile", "-i"])
-"""
 NOTES = (
     "The garden is quiet in the morning. The passkey is 48213.\n"
     "The gate code is 7719. My dog is called Rex.\n"

@@ -6,17 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.terminal import terminal
+from tests.terminal import SHELL, terminal
 
 pytestmark = pytest.mark.tui
 
 ASKED_LAST = b"\x1b[?2026$p"
-SHELL = """
-import fcntl, os, termios
-fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-os.environ["PS1"] = "shell> "
-os.execvp("bash", ["bash", "--norc", "--noprofile", "-i"])
-"""
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
