@@ -1,9 +1,8 @@
 """One damaged byte anywhere in a small home changes no word in silence, and the sessions go on."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from random import Random
-from typing import TypeVar
 
 import pytest
 
@@ -12,7 +11,7 @@ from kvchat.session.database.backups import backup_paths
 from kvchat.session.salvage import salvage
 from kvchat.session.template.chat_template import ChatTemplate
 from kvchat.session.tree import Finish, MessagePart, Turn
-from tests.damage import flipped
+from tests.damage import after_trouble, flipped
 from tests.session.small_home import (
     DATABASE,
     LOG,
@@ -33,7 +32,6 @@ MASKS = (0x01, 0x02, 0x04, 0x08, 0x10, 0x20, 0x40, 0x80, 0xFF, 0x21)
 NUM_PARTS = 8
 FORMAT = (18, 19)
 """Where a database's head says which version may write and read it."""
-T = TypeVar("T")
 Files = Mapping[Path, bytes]
 
 
@@ -69,7 +67,7 @@ class Home:
     def seen(self, name: Path = DATABASE, data: bytes | None = None) -> Seen:
         """Return what is seen where one file holds other bytes."""
         put_home(self._place, self.files if data is None else {**self.files, name: data})
-        return _after_trouble(lambda: look(self._place, self._template))
+        return after_trouble(lambda: look(self._place, self._template))
 
     def check(self, name: Path, data: bytes, at: object, *, may_lose_both: bool = False) -> Seen:
         """Hold what is seen then to what was there before."""
@@ -78,7 +76,7 @@ class Home:
         return found
 
     def go_on(self) -> None:
-        _after_trouble(lambda: go_on(self._place))
+        after_trouble(lambda: go_on(self._place))
 
 
 @pytest.fixture
@@ -328,14 +326,6 @@ def _complaints_of_turn(found: Turn, wanted: Turn, *, may_lose_both: bool) -> It
             yield f"{name} of {wanted.text!r} is {getattr(found, name)!r}"
     if not may_lose_both and found.broken >= {MessagePart.TEXT, MessagePart.IDS}:
         yield f"{wanted.text!r} is lost"
-
-
-def _after_trouble(action: Callable[[], T]) -> T:
-    """Return what an action gives, if needs be after the one new start that the error asks for."""
-    try:
-        return action()
-    except KvchatError:
-        return action()
 
 
 @pytest.mark.parametrize("name", [DATABASE, LOG], ids=["database", "log"])

@@ -10,24 +10,22 @@ from contextlib import closing
 from functools import partial
 from pathlib import Path
 from random import Random
-from typing import TypeVar
 
 import pytest
 
-from kvchat.errors import KvchatError, StorageError
+from kvchat.errors import StorageError
 from kvchat.session.database.backups import backup_paths
 from kvchat.session.database.silent_damage import damage_mark
 from kvchat.session.salvage.salvage import _set_aside
 from kvchat.session.store import SessionStore
 from kvchat.session.tree import MAIN, SessionId, Turn
-from tests.damage import flip, flipped
+from tests.damage import after_trouble, flip, flipped
 from tests.patience import PATIENCE_S
 from tests.session.turns import exchange
 
 pytestmark = [pytest.mark.pure, pytest.mark.long]
 
 PAGE = 4096
-T = TypeVar("T")
 ROOT = Path(__file__).parents[3]
 
 
@@ -311,7 +309,7 @@ def test_whatever_is_damaged_a_session_works_after_a_new_start(path: Path, num_t
         junk = random.choice([bytes(size), random.randbytes(size)])
         path.write_bytes((whole[:at] + junk + whole[at + size :])[: len(whole)])
         assert _words_after_trouble(path) <= before
-        _after_trouble(_go_on, path)
+        after_trouble(lambda: _go_on(path))
         left = _words_after_trouble(path)
         assert left <= before | {"Is it well?", "It is.", ""}  # an answer that was cut off there
         backup_paths(path)[0].touch()
@@ -350,18 +348,10 @@ def _damage_the_page_of(path: Path, text: bytes) -> None:
 
 def _words_after_trouble(path: Path) -> set[str]:
     try:
-        return _after_trouble(words, path)
+        return after_trouble(lambda: words(path))
     finally:
         with closing(sqlite3.connect(path)) as connection:
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-
-
-def _after_trouble(action: Callable[[Path], T], path: Path) -> T:
-    """Return what an action gives, if needs be after the one new start that the error asks for."""
-    try:
-        return action(path)
-    except KvchatError:
-        return action(path)
 
 
 def test_a_damaged_file_is_kept_for_its_owner_alone_where_there_are_no_second_names(
