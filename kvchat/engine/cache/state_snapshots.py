@@ -11,7 +11,7 @@ from kvchat.engine.cache.block_operations import Save
 from kvchat.engine.cache.block_table_changes import TableLog
 from kvchat.engine.cache.device_tier import DeviceTier
 from kvchat.engine.cache.prefix_index import IndexNode
-from kvchat.engine.formats.recurrent.spec import StateSpec, piece_of
+from kvchat.engine.formats.recurrent.spec import computes_whole_steps, piece_of
 from kvchat.engine.sequences.sequence import Sequence
 
 
@@ -23,7 +23,7 @@ class StateSnapshots:
         self._log = log
         self._groups = [group for group in device.groups if group.is_state]
         self._piece = piece_of(self._groups)
-        self._is_stacked = all(one.spec.is_stacked for one in self._groups if isinstance(one.spec, StateSpec))
+        self._ends_at_snapshots = computes_whole_steps(self._groups)
         self._saves: list[Save] = []
 
     def take_saves(self) -> tuple[Save, ...]:
@@ -38,7 +38,7 @@ class StateSnapshots:
         """
         if not self._piece:
             return
-        sequence.piece, sequence.ends_at_snapshots = self._piece, not self._is_stacked
+        sequence.piece, sequence.ends_at_snapshots = self._piece, self._ends_at_snapshots
         most = len(sequence.token_ids) - max(1, sequence.view_schedule.num_observed)
         wanted = (*sequence.checkpoints, sequence.known_len, most)
         ends = sorted({min(end, most) // self._piece * self._piece for end in wanted})

@@ -106,6 +106,11 @@ def piece_of(groups: Sequence[Group]) -> int:
     return lcm(*(group.spec.piece for group in groups if isinstance(group.spec, StateSpec))) if groups else 0
 
 
+def computes_whole_steps(groups: Sequence[Group]) -> bool:
+    """Return whether layers compute all tokens that a sequence has in a step in one call."""
+    return any(isinstance(group.spec, StateSpec) and not group.spec.is_stacked for group in groups)
+
+
 def require_tokens_alone(groups: Sequence[Group], what: str) -> None:
     """Raise ConfigError where layers keep a state, which is not of single tokens."""
     if any(group.is_state for group in groups):
