@@ -337,8 +337,10 @@ class OtherWindows:
         (session_id, known), names = self._known, frozenset(branch.name for branch in branches)
         here = next((branch for branch in branches if branch.name == shown.branch.name), None)
         begun = names - known - {shown.branch.name} if session_id == shown.session.id else frozenset()
-        if here is None and begun:  # it has got its name from its first message
-            here = next(branch for branch in branches if branch.name in begun)
+        if here is None:  # it may have got its name from its first message
+            new = [one for one in branches if one.name in begun or session_id != shown.session.id]
+            here = await asyncio.to_thread(self._gone_on, shown, new)
+        if here is not None and here.name != shown.branch.name:
             names, begun = names - {here.name}, begun - {here.name}  # until it is shown by that name
         self._known = shown.session.id, names
         if is_theirs and begun:
@@ -353,6 +355,15 @@ class OtherWindows:
             self._tell(here.leaf_id, _ANSWERING)
         else:
             await self._show(shown, here.name)
+
+    def _gone_on(self, shown: "Conversation", branches: Sequence[Branch]) -> Branch | None:
+        """Return which of some branches has all that is shown, and more."""
+        ids = [turn.id for turn in shown.turns]
+        for branch in branches:
+            path = [turn.id for turn in self._chat.store.turns_to(branch.leaf_id)]
+            if len(path) > len(ids) and path[: len(ids)] == ids:
+                return branch
+        return None
 
     async def _leave(self, shown: "Conversation", what: str) -> None:
         self._screen.warn(_DELETED.format(what))
