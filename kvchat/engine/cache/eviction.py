@@ -326,6 +326,14 @@ class SnapshotOrder:
             if one.below is gone:
                 one.below = gone.below
 
+    def on_path(self, path: Sequence[BlockKey], num_tokens: int) -> list[BlockId]:
+        """Return the states before `num_tokens` tokens behind a path's full blocks, or that leave it within
+        the block that they stand in; the longest first. Pure.
+        """
+        end = _Snapshot(num_tokens + 1, path, None, 0)
+        found = [(one.num_tokens, block) for block, one in self._known.items() if end.is_behind(one)]
+        return [block for _, block in sorted(found, reverse=True)]
+
     def gap(self, block: BlockId) -> tuple[int, int]:
         """Return the tokens [start, end) that are computed again without a named state. Pure."""
         own = self._known[block]

@@ -1,7 +1,7 @@
 """Pins: blocks that are never evicted until they are unpinned.
 
-A pin covers the full blocks of a sequence at that moment: what is needed to go on behind the last of them. It
-outlives the sequence. What the sequence computes later is covered by pinning it again. A pin is kept until
+A pin covers the full blocks of a sequence at that moment: what is needed to go on behind the last of them, of
+recurrent states the last one that is kept before their end. It outlives the sequence. What the sequence computes later is covered by pinning it again. A pin is kept until
 it is undone; one that would leave too little for everybody else is refused.
 """
 
@@ -81,6 +81,8 @@ class Pins:
         """Return what going on behind the sequence's last full block needs, as far as it is on the device:
         with a window that may begin before what the sequence holds itself, since its tail is further on.
         """
+        if group.is_state:
+            return self._last_state(sequence, group)
         size = self._device.block_size
         numbers = sequence.view_schedule.numbers(group, len(sequence.keys) * size, size)
         return tuple(
@@ -88,6 +90,18 @@ class Pins:
             for number in numbers
             if (block := self._device.index.block(sequence.name_of(group, number)[0], group.id)) is not None
         )
+
+    def _last_state(self, sequence: Sequence, group: Group) -> tuple[BlockId, ...]:
+        num_tokens = len(sequence.keys) * self._device.block_size
+        path = (sequence.root, *sequence.keys)
+        for block in self._device.snapshots[group.id].on_path(path, num_tokens):
+            key = self._device.pools[group.id].key(block)
+            assert key is not None, "a snapshot has a name"
+            node = self._device.index.node(key)
+            ids = sequence.token_ids[node.start : node.start + len(node.token_ids)]
+            if tuple(ids) == node.token_ids:
+                return (block,)
+        return ()
 
     def _check_room(
         self,

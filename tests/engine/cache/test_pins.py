@@ -4,7 +4,7 @@ import pytest
 
 from kvchat.engine.api.ids import GroupId
 from kvchat.errors import PinRefused
-from tests.engine.cache.caches import Cache, full_group, sliding_group
+from tests.engine.cache.caches import Cache, full_group, sliding_group, state_group
 
 pytestmark = pytest.mark.pure
 
@@ -27,6 +27,19 @@ def test_pinned_blocks_survive_everything_that_evicts_until_they_are_unpinned() 
     cache.forget_device()
     assert cache.matched_len([*range(14), 99]) == 0
     assert cache.num_used() == [0, 0]
+    cache.check()
+
+
+def test_the_state_before_the_end_of_pinned_blocks_is_pinned_too() -> None:
+    cache = Cache(full_group(), state_group(), num_blocks=16)
+    for last in (90, 50):  # both leave a state within the third block
+        sequence = cache.computed([*range(10), last])
+        cache.manager.release(sequence)
+    sequence = cache.computed([*range(10), 50, 60, 61, 62])
+    assert cache.manager.pins.pin(sequence) == 3 + 1
+    cache.manager.release(sequence)
+    cache.forget_device()
+    assert cache.matched_len([*range(10), 50, 60, 99]) == 11
     cache.check()
 
 
