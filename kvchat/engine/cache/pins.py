@@ -2,8 +2,8 @@
 
 A pin covers the full blocks of a sequence at that moment: what is needed to go on behind the last of them, of
 recurrent states the last one that is kept before their end. It outlives the sequence. What the sequence
-computes later is covered by pinning it again. A pin is kept until it is undone; one that would leave too little
-for everybody else is refused.
+computes later is covered by pinning it again. A pin is kept until it is undone; one that would leave too
+little for everybody else is refused.
 """
 
 from collections import Counter, abc
