@@ -23,7 +23,7 @@ from kvchat.session.kv.provenance import namespace_of
 from kvchat.session.store import Outcome, SessionStore
 from kvchat.session.template.chat_template import ChatTemplate
 from kvchat.session.template.text_stream import Piece
-from kvchat.session.tree import Branch, BranchName, Finish, Session, Turn, path_token_ids
+from kvchat.session.tree import Branch, BranchName, Finish, Role, Session, Turn, path_token_ids
 
 Undo = Callable[[], None]
 
@@ -220,7 +220,7 @@ class Answering:
             self.store.note_adapter(conversation.session.id, adapter)
             conversation.session = replace(conversation.session, adapter=adapter)
         so_far = tuple(answer.token_ids)
-        *path, asked, _ = conversation.turns
+        *path, asked = conversation.turns[:-1] or (None,)
         return Request(
             token_ids=prompt + so_far,
             sampling=with_ends(sampling, self.template.end_ids, info.vocab_size),
@@ -230,7 +230,7 @@ class Answering:
             stop=self.template.stop_matcher(prompt, so_far),
             namespace=namespace_of(conversation.session, conversation.turns, len(prompt)),
             checkpoints=checkpoints(self.template, conversation.session, path, asked)
-            if info.keeps_states
+            if info.keeps_states and asked is not None and asked.role is Role.USER
             else (),
         )
 

@@ -39,7 +39,8 @@ class BlockPublisher:
         self._note(CacheEventKind.SEAL, "it is full", sequence, group, key)
         if sequence.is_saved and group.spec.lifetime is not Lifetime.SUPERSEDED:
             # Superseded blocks are stored at turns' ends alone: the tail there is the only way back to it.
-            replaced = None if self._device.has_superseded else sequence.saved_tail
+            is_kept = self._device.has_superseded or sequence.saved_tail == node.parent
+            replaced = None if is_kept else sequence.saved_tail
             self._saves.append(Save(group.id, key, node.parent, node.token_ids, block, replaced))
 
     def name_tail(self, sequence: Sequence) -> None:
@@ -73,8 +74,10 @@ class BlockPublisher:
         key = block_key(sequence.last_key, ids)
         if key == sequence.saved_tail:
             return ()
+        # Where a state alone was saved behind a full block, that is no tail.
+        replaced = None if sequence.saved_tail == sequence.last_key else sequence.saved_tail
         return tuple(
-            Save(group.id, key, sequence.last_key, ids, block, sequence.saved_tail)
+            Save(group.id, key, sequence.last_key, ids, block, replaced)
             for group in self._device.groups_with_tail
             if (block := sequence.tables[group.id][number]) is not None
         )

@@ -272,10 +272,13 @@ class CacheManager:
             The copies a shared tail needs before it is written, or None if there is no room; then nothing has
             changed.
         """
-        if not self._has_room(sequence, num_tokens):
-            if not sequence.snapshots_within(num_tokens):
+        lacking = self._groups_without_room(sequence, num_tokens)
+        if lacking:
+            inside = sequence.snapshots_within(num_tokens)
+            if not inside or not all(group.is_state for group in lacking):
                 return None
-            sequence.snapshots_at = ()  # the step is worth more than what it would leave
+            # The step is worth more than what it would leave.
+            sequence.snapshots_at = tuple(at for at in sequence.snapshots_at if at not in inside)
             return self.extend(sequence, num_tokens)
         moves: list[Move] = []
         for group, table in zip(self.groups, sequence.tables, strict=True):
@@ -418,11 +421,12 @@ class CacheManager:
         )
         yield Copy(group.id, shared, own, num_tokens)
 
-    def _has_room(self, sequence: Sequence, num_tokens: int) -> bool:
-        return all(
-            self._num_missing(sequence, group, num_tokens) <= self.pools[group.id].num_available
+    def _groups_without_room(self, sequence: Sequence, num_tokens: int) -> list[Group]:
+        return [
+            group
             for group in self.groups
-        )
+            if self._num_missing(sequence, group, num_tokens) > self.pools[group.id].num_available
+        ]
 
     def _num_missing(self, sequence: Sequence, group: Group, num_tokens: int) -> int:
         table = sequence.tables[group.id]

@@ -129,8 +129,9 @@ class Recompute:
         return self._runner.run(Batch((chunk,), (), changes, dropped))
 
     def _extend(self, sequence: Sequence, num_tokens: int) -> None:
+        planned = sequence.snapshots_within(num_tokens)
         moves = self._manager.extend(sequence, num_tokens)
-        if moves is None:
+        if moves is None or sequence.snapshots_within(num_tokens) != planned:
             raise PoolExhausted(
                 f"{len(sequence.token_ids)} tokens do not fit into the cache; "
                 "give it more with --kv-device-bytes"

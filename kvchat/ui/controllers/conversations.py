@@ -361,7 +361,7 @@ class OtherWindows:
         ids = [turn.id for turn in shown.turns]
         for branch in branches:
             path = [turn.id for turn in self._chat.store.turns_to(branch.leaf_id)]
-            if len(path) > len(ids) and path[: len(ids)] == ids:
+            if ids and len(path) > len(ids) and path[: len(ids)] == ids:
                 return branch
         return None
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from kvchat.chat.events import MOST_SAMPLES, Alternative, EditCost
 from kvchat.errors import KvchatError
-from kvchat.session.tree import Role, Turn, TurnId
+from kvchat.session.tree import Role, Turn, TurnId, live_part
 from kvchat.text.attached_files import shown_message
 from kvchat.text.cache_usage import price_words
 from kvchat.text.figures import plural
@@ -174,9 +174,7 @@ class MessageActionsController:
             session = conversation.session
             system = "\n\n".join(filter(None, (session.system, _SUMMED_UP, texts[-1].strip())))
             is_temporary = self._conversations.temporary.is_shown
-            self._conversations.open_draft(
-                Draft(title=f"{session.title}, continued", system=system, is_temporary=is_temporary)
-            )
+            self._conversations.open_draft(Draft(system=system, is_temporary=is_temporary))
             self._screen.tell("this conversation begins with the summary; /system shows it")
             return
         last = self._last_with_room(conversation)
@@ -191,7 +189,7 @@ class MessageActionsController:
 
     def _last_with_room(self, conversation: "Conversation") -> Turn | None:
         """Return the last answer behind which a summary can be asked for and written."""
-        snapshot, turns = self._screen.snapshot, conversation.turns
+        snapshot, turns = self._screen.snapshot, live_part(conversation.turns)
         ends = accumulate(len(turn.token_ids or ()) for turn in turns)
         limit = inf if snapshot is None else snapshot.max_context
         room = limit - min(_SUMMARY_TOKENS, limit // 4)

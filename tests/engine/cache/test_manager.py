@@ -3,7 +3,7 @@
 import pytest
 
 from kvchat.engine.cache.block_operations import Move
-from tests.engine.cache.caches import Cache, full_group, sliding_group
+from tests.engine.cache.caches import Cache, full_group, sliding_group, state_group
 
 pytestmark = pytest.mark.pure
 
@@ -296,3 +296,29 @@ def test_what_was_written_behind_the_last_computed_token_is_let_go(num_kept: int
     cache.check()
     assert cache.matched_len([*sequence.token_ids, 1]) == len(sequence.token_ids)
     assert cache.matched_len([*range(8), *guess, 1]) == 7 + num_kept
+
+
+def test_a_state_that_was_saved_behind_a_full_block_is_no_tail_that_the_next_one_takes_the_place_of() -> None:
+    cache = Cache(full_group(), state_group())
+    sequence = cache.computed(LONG[:8])
+    cache.store(cache.manager.take_saves())
+    cache.store_sequence(sequence)
+    for num_more in (2, 4):  # a tail, and the block that it becomes
+        sequence.token_ids += range(num_more)
+        cache.compute(sequence)
+        cache.store(cache.manager.take_saves())
+        cache.store(cache.manager.tail_saves(sequence))
+    cache.manager.release(sequence)
+    cache.forget_device()
+    assert cache.matched_len([*LONG[:8], 0, 1, 0, 1, 2, 3, 9]) >= 8
+
+
+def test_a_step_that_other_groups_have_no_room_for_keeps_the_places_of_its_snapshots() -> None:
+    cache = Cache(full_group(), state_group(), num_blocks=[4, 8])
+    cache.computed(range(900, 909))  # holds three blocks of four
+    sequence = cache.open(LONG)
+    assert cache.admit(sequence)
+    planned = sequence.snapshots_at
+    assert planned == (10,)
+    assert cache.manager.extend(sequence, 11) is None
+    assert sequence.snapshots_at == planned

@@ -83,7 +83,7 @@ async def test_a_summary_is_asked_for_where_there_is_room_and_begins_another_con
         await shown.say("Three")
         await shown.until_answered()
         session = shown.screen.turns.stored.session
-        assert session.title == "One, continued"
+        assert session.title == "Three"
         assert session.system.endswith("Summary of the conversation so far:\n\nVery well.")
         assert shown.questions == ["Three"]
 
