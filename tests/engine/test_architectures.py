@@ -19,8 +19,6 @@ EXACT = {
     "DeepseekV3ForCausalLM (rope yarn)": ("latent", "4 latent"),
     "FalconForCausalLM (alibi)": ("cache", "4 full"),
     "GPTJForCausalLM": ("cache", "4 full"),
-    "JambaForCausalLM": ("attention", "2 full, 2 recurrent"),
-    "Qwen3NextForCausalLM": ("attention", "1 full, 3 recurrent"),
     "MiniMaxForCausalLM": ("attention", "2 full, 2 recurrent"),
     "InklingForCausalLM": ("cache", "4 full, 4 recurrent"),
     "RwkvForCausalLM": ("attention", "4 recurrent"),
