@@ -3,7 +3,7 @@
 Token ids and text are stored before they are yielded.
 """
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from threading import Event as StopFlag
@@ -220,7 +220,6 @@ class Answering:
             self.store.note_adapter(conversation.session.id, adapter)
             conversation.session = replace(conversation.session, adapter=adapter)
         so_far = tuple(answer.token_ids)
-        *path, asked = conversation.turns[:-1] or (None,)
         return Request(
             token_ids=prompt + so_far,
             sampling=with_ends(sampling, self.template.end_ids, info.vocab_size),
@@ -229,10 +228,14 @@ class Answering:
             sequence=conversation.engine_sequence,
             stop=self.template.stop_matcher(prompt, so_far),
             namespace=namespace_of(conversation.session, conversation.turns, len(prompt)),
-            checkpoints=checkpoints(self.template, conversation.session, path, asked)
-            if info.keeps_states and asked is not None and asked.role is Role.USER
-            else (),
+            checkpoints=self.checkpoints(conversation.session, conversation.turns[:-1]),
         )
+
+    def checkpoints(self, session: Session, path: Sequence[Turn]) -> tuple[int, ...]:
+        """Return where states are to be kept of a prompt that ends with a question; see `revision`."""
+        if not self.engine.info().keeps_states or not path or path[-1].role is not Role.USER:
+            return ()
+        return checkpoints(self.template, session, path[:-1], path[-1])
 
     def _submit(self, conversation: Conversation, request: Request) -> RequestHandle:
         """Hand in a request, keep its branch as the conversation's live one, and let `stop` reach it."""

@@ -1,5 +1,7 @@
 """A conversation without its end, or without its middle, or changed: what is shared, what stays, the cost."""
 
+from dataclasses import replace
+
 import pytest
 
 from kvchat.chat.conversation import Conversation
@@ -138,3 +140,12 @@ def test_an_edit_that_cannot_be_done_has_no_cost(desk: Desk) -> None:
         desk.chat.edit_cost(conversation, question.id, " ")
     with pytest.raises(UsageError, match="message of yours"):
         desk.chat.edit_cost(conversation, answer.id, "Hello?")
+
+
+def test_several_answers_to_a_first_message_keep_the_same_places_as_one(desk: Desk) -> None:
+    info = desk.engine.info()
+    desk.engine.info = lambda: replace(info, keeps_states=True)  # type: ignore[method-assign]
+    conversation = desk.talk("Hello", system="Be brief. " * 20)
+    list(desk.chat.variants.compare(conversation, 2, SamplingParams()))
+    first, second = (request.checkpoints for request in desk.engine.requests[-2:])
+    assert first == second != ()

@@ -272,6 +272,26 @@ def test_a_state_is_kept_where_a_request_says_that_others_may_go_on(model_dir: A
     engine.close()
 
 
+@pytest.mark.usefixtures("loading_pays")
+@pytest.mark.parametrize("name", ["Mamba2", "Qwen3_5"])
+def test_what_is_loaded_counts_whole_and_a_state_that_nobody_saved_is_saved_with_its_first_user(
+    name: str, model_dir: Any, tmp_path: Path
+) -> None:
+    text, places = tuple(token_ids(96, seed=18)), SIZES | {"cache_dir": tmp_path}
+    engine = open_engine(model_dir(name), **places)
+    one = SamplingParams(max_tokens=1)
+    finish(engine, engine.submit(Request(token_ids=text, sampling=one, is_saved=False)))
+    longer = (*text, *token_ids(40, seed=19))
+    finish(engine, engine.submit(Request(token_ids=longer, sampling=one)))
+    engine.close()
+    engine = open_engine(model_dir(name), **places)
+    other = (*text, *token_ids(8, seed=20))
+    found = finish(engine, engine.submit(Request(token_ids=other, sampling=one)))
+    assert found.usage.cached_tokens == found.loaded.disk == len(text)
+    assert found.token_ids == reference(model_dir(name)).generate(list(other), 1)
+    engine.close()
+
+
 def test_the_states_along_a_path_are_listed_behind_their_blocks(model_dir: Any) -> None:
     engine = open_engine(model_dir("Qwen3_5"), **SIZES)
     text = token_ids(40, seed=16)

@@ -16,8 +16,9 @@ from kvchat.errors import KvchatError, PinRefused
 from kvchat.platform.encryptor import Encryptor
 from kvchat.session.kv.block_references import References, chain_root, runs_of
 from kvchat.session.kv.provenance import origin_of
+from kvchat.session.kv.stored_paths import leaf_paths
 from kvchat.session.store import SessionStore
-from kvchat.session.tree import SessionId, path_token_ids
+from kvchat.session.tree import SessionId
 from kvchat.text.figures import bytes_text
 
 if TYPE_CHECKING:
@@ -149,8 +150,7 @@ class SessionPins:
         known = {turn.fingerprint for turn in turns}
         if (conversion := origin_of(session.namespace)) is not None:
             known.add(conversion.fingerprint)
-        branches = self._store.branches(session_id)
-        paths = [path_token_ids(self._store.turns_to(one.leaf_id)) for one in branches if one.leaf_id]
+        paths = list(leaf_paths(turns))
         found: dict[bytes, list[BlockKey]] = {}
         for fingerprint in sorted(known):
             if (root := chain_root(fingerprint, session.namespace)) is None:
@@ -161,7 +161,7 @@ class SessionPins:
             referred.add(runs_of(turns, root, size))
             add_view_turns(referred, session, turns, size, used_views(self._cache_dir))
             # The last token of an answer is not computed before the next message.
-            ends = (path_keys(root, ids[:-1], size)[-1:] for ids in paths if ids is not None)
+            ends = (path_keys(root, ids[:-1], size)[-1:] for ids in paths)
             found[digest] = sorted(referred.keys.union(*ends))
         return found
 

@@ -82,6 +82,7 @@ class Candidates:
             priority=ON_SCREEN,
             stop=self._template.stop_matcher(prompt),
             namespace=namespace_of(conversation.session, path, len(prompt)),
+            checkpoints=self._answering.checkpoints(conversation.session, path),
         )
         handle = self._engine.submit(request)
         conversation.watch(handle)

@@ -254,7 +254,7 @@ class _Snapshot:
     Args:
         num_tokens: that it stands behind.
         path: the root and the full blocks before the block that it stands in or ends.
-        below: the next one on its path; None: there is none.
+        below: the next shorter one that it is behind; None: there is none.
         used: number of the request that used it last.
     """
 
@@ -265,7 +265,7 @@ class _Snapshot:
 
     @property
     def gap(self) -> int:
-        """Tokens that are computed again without it."""
+        """Tokens that are computed again without it, to within a block."""
         return self.num_tokens - (self.below.num_tokens if self.below else 0)
 
     def is_behind(self, other: "_Snapshot") -> bool:
@@ -299,10 +299,9 @@ class SnapshotOrder:
     def note(self, block: BlockId, num_tokens: int, path: Sequence[BlockKey]) -> None:
         """Note where a named state stands: see `_Snapshot`."""
         new = _Snapshot(num_tokens, path, None, self._now())
+        new.below = self._below(new)
         for one in self._known.values():
-            if new.is_behind(one) and (new.below is None or new.below.num_tokens < one.num_tokens):
-                new.below = one
-            elif one.is_behind(new) and (one.below is None or one.below.num_tokens < num_tokens):
+            if one.is_behind(new) and (one.below is None or one.below.num_tokens < num_tokens):
                 one.below = new
         self._known[block] = new
 
@@ -320,11 +319,11 @@ class SnapshotOrder:
         pass
 
     def forget(self, block: BlockId) -> None:
-        """Let those above take the one below it for their own."""
+        """Let those above it stand above the next one."""
         gone = self._known.pop(block)
         for one in self._known.values():
             if one.below is gone:
-                one.below = gone.below
+                one.below = self._below(one)
 
     def on_path(self, path: Sequence[BlockKey], num_tokens: int) -> list[BlockId]:
         """Return the states before `num_tokens` tokens behind a path's full blocks, or that leave it within
@@ -343,6 +342,10 @@ class SnapshotOrder:
         block = min(self._cached, key=lambda block: self._worth(self._known[block]))
         del self._cached[block]
         return block
+
+    def _below(self, one: _Snapshot) -> _Snapshot | None:
+        shorter = (other for other in self._known.values() if one.is_behind(other))
+        return max(shorter, key=lambda other: other.num_tokens, default=None)
 
     def _worth(self, one: _Snapshot) -> float:
         return one.gap / (1 + self._now() - one.used)

@@ -247,6 +247,9 @@ class CacheManager:
         sequence.keys = list(match.keys)
         sequence.kept_names = dict(match.kept_names)
         sequence.computed_len = match.length
+        if match.state is not None and sequence.is_saved:
+            key = match.state.key
+            self.states.save_found(match.state, lambda group: self._disk.has_all([key], group)[0])
         sequence.known_len = max(sequence.known_len, match.tokens_len)
         self.states.plan(sequence)
         sequence.saved_tail = match.partial.key if match.partial and match.partial.is_whole else None

@@ -6,7 +6,9 @@ step that ends early leaves what was there. The name is that of the block or tai
 was taken, so it is found with the keys and values of the same tokens.
 """
 
-from kvchat.engine.api.ids import block_key
+from collections.abc import Callable
+
+from kvchat.engine.api.ids import GroupId, block_key
 from kvchat.engine.cache.block_operations import Save
 from kvchat.engine.cache.block_table_changes import TableLog
 from kvchat.engine.cache.device_tier import DeviceTier
@@ -30,6 +32,17 @@ class StateSnapshots:
         """Return the states of prompts that were kept since the last call."""
         saves, self._saves = tuple(self._saves), []
         return saves
+
+    def save_found(self, state: IndexNode, is_stored: Callable[[GroupId], bool]) -> None:
+        """Note a state that a sequence begins with for the store, unless that has it: whoever computed it may
+        not have been saved.
+        """
+        self._saves += [
+            Save(group.id, state.key, state.parent, state.token_ids, block)
+            for group in self._groups
+            if (block := self._device.index.block(state.key, group.id)) is not None
+            and not is_stored(group.id)
+        ]
 
     def plan(self, sequence: Sequence) -> None:
         """Decide where steps through a sequence's tokens end, and which states are kept of its prompt: the

@@ -234,6 +234,10 @@ class Scheduler:
         parts = [(kept.get(number, key), self.manager.block_size) for number, key in enumerate(match.keys)]
         if match.partial and match.partial.key is not None:
             parts.append((match.partial.key, match.partial.num_tokens))
+        if match.state is not None and not self.manager.device.groups_with_tail:
+            parts = [(match.state.key, match.length)]  # it stands for all of them
+        elif match.state is not None:
+            parts.append((match.state.key, 0))
         for key, length in parts:
             tier = brought.pop(key, None)
             if tier is not None:

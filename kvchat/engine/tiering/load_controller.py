@@ -269,6 +269,11 @@ class LoadController:
         """Return where the tokens of an admitted request came from that it has not computed."""
         sequence, size = pending.completion.sequence, self._manager.block_size
         fetched = pending.fetched
+        if fetched and not self._manager.device.groups_with_tail:  # a state, which stands for all tokens
+            is_stored = Tier.DISK in fetched.values()
+            return Loaded(
+                host=0 if is_stored else sequence.computed_len, disk=sequence.computed_len * is_stored
+            )
         kept = {key: sequence.keys[number] for number, (key, _) in sequence.kept_names.items()}
         by_block = {kept.get(key, key): tier for key, tier in fetched.items()}
         slowest = [by_block.get(key) for key in sequence.keys]
