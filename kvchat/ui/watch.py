@@ -6,6 +6,7 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, ClassVar
 
+from textual import work
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.filter import LineFilter
@@ -65,7 +66,7 @@ class WatchApp(App[None]):
             self.run()
 
     def on_mount(self) -> None:
-        self.run_worker(self._follow())
+        self._follow()
 
     def get_line_filters(self) -> Sequence[LineFilter]:
         return [*super().get_line_filters(), self._emoji]
@@ -80,6 +81,7 @@ class WatchApp(App[None]):
     def action_freeze(self) -> None:
         self.query_one(CachePanel).toggle_frozen()
 
+    @work
     async def _follow(self) -> None:
         while (await asyncio.to_thread(self._engine.status)).phase is not EnginePhase.FAILED:
             await asyncio.to_thread(self._look)

@@ -134,7 +134,7 @@ class ConversationController:
         """
         self._others.look()
         if snapshot is not None and (closing := self._kept.drop_for_room(snapshot)):
-            self._screen.run_worker(self._close(closing))
+            self._screen.begin(partial(self._close, closing))
 
     def is_thrown_away(self, conversation: "Conversation") -> bool:
         """Whether a conversation is not to stay once it is answered behind the screen."""
@@ -157,7 +157,7 @@ class ConversationController:
         self._give_back_entered()  # it was meant for what is opened no more
         self._drafts.leave()
         self._is_opening, self.goes_on = True, False
-        self._screen.run_worker(self._open(opener, draft), group="open", exclusive=True)
+        self._screen.begin(partial(self._open, opener, draft), group="open")
 
     def open_draft(self, draft: Draft) -> None:
         """Put a conversation on the screen that its first message will begin; see `open_with`."""
@@ -197,7 +197,7 @@ class ConversationController:
 
     def _close_unused(self, opening: "asyncio.Future[Conversation | None]") -> None:
         if not opening.cancelled() and opening.exception() is None and self._screen.is_attached:
-            self._screen.run_worker(self._close(self._unseen(opening.result())))
+            self._screen.begin(partial(self._close, self._unseen(opening.result())))
 
     def _unseen(self, conversation: "Conversation | None") -> "list[Conversation]":
         """Return a conversation that was opened and is neither on screen nor behind it, to be closed."""
@@ -270,12 +270,12 @@ class ConversationController:
 
     def keep_behind(self, conversation: "Conversation") -> None:
         """Keep a conversation open that something has come on screen for."""
-        self._screen.run_worker(self._close(self._kept.keep(conversation)))
+        self._screen.begin(partial(self._close, self._kept.keep(conversation)))
 
     def come_back_to(self, conversation: "Conversation") -> "Conversation":
         """Take a conversation from behind, as it was left unless somebody has moved it since."""
         shown, stale = self._kept.take(conversation)
-        self._screen.run_worker(self._close(stale))
+        self._screen.begin(partial(self._close, stale))
         return shown
 
     async def leave_session(self, session_id: SessionId, branch: str | None = None) -> None:

@@ -4,7 +4,7 @@ Controllers call the screen and are called by it at once: what is typed behind a
 that the command leaves, so a message in a queue would come too late.
 """
 
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from textual.app import App
@@ -58,10 +58,6 @@ class ScreenServices(Protocol):
             asked_s: when the key was pressed that led to it, where that is not the key that is answered now.
         """
         ...
-
-    def run_worker(
-        self, work: Coroutine[Any, Any, None], *, group: str = ..., exclusive: bool = ...
-    ) -> object: ...
 
     def set_timer(self, delay: float, callback: Callable[[], object]) -> Timer: ...
 

@@ -6,7 +6,7 @@ from enum import StrEnum
 from time import monotonic, strftime
 from typing import Any, ClassVar
 
-from textual import events
+from textual import events, work
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
@@ -134,7 +134,7 @@ class InspectorScreen(Dialog[None]):
             self._chosen = (self._chosen + step) % len(self._sources)
             self._places, self._moved_s = {}, {}
             self.query_one(BlockTable).choose(0)
-            self._ask()
+            self._read()
 
     def action_layers(self) -> None:
         """Show the layers of one session, then of all, then blocks again."""
@@ -168,15 +168,13 @@ class InspectorScreen(Dialog[None]):
         for name in ("#inspector-source-heading", "#inspector-sources"):
             self.query_one(name).display = view is not InspectorView.EVENTS
         (table if view is InspectorView.BLOCKS else rows).focus()
-        self._ask()
+        self._read()
 
     def _look(self) -> None:
         if not self._frozen_at:
-            self._ask()
+            self._read()
 
-    def _ask(self) -> None:
-        self.run_worker(self._read(), exclusive=True, group="inspect")
-
+    @work(exclusive=True, group="inspect")
     async def _read(self) -> None:
         before = self._source
         self._sources = self._reader.sources()

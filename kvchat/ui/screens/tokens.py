@@ -1,9 +1,9 @@
 """An answer as tokens: what else could have come, and going on from there."""
 
 from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
 from typing import ClassVar
 
+from textual import work
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical, VerticalScroll
@@ -15,7 +15,6 @@ from textual.widgets import Static
 from kvchat.chat.events import Alternative
 from kvchat.errors import KvchatError
 from kvchat.text.fit_text import clean_text, padded
-from kvchat.ui.controllers.dialogs import Work
 from kvchat.ui.screens.interrupting_dialog import InterruptingDialog
 
 _REST_S = 0.06
@@ -102,9 +101,9 @@ class TokensScreen(InterruptingDialog[TokenChoice | None]):
             self.dismiss((self._at, self.alternatives[self._chosen].token_id))
 
     def _look(self) -> None:
-        look: Work = partial(self._look_up, self._at)
-        self.run_worker(look, exclusive=True, group="look")  # type: ignore[arg-type]
+        self._look_up(self._at)
 
+    @work(exclusive=True, group="look")
     async def _look_up(self, at: int) -> None:
         try:
             if at not in self._known:

@@ -92,8 +92,8 @@ async def test_what_is_looked_up_for_a_dialog_that_has_gone_is_not_drawn(tmp_pat
         assert isinstance(inspector, InspectorScreen)
         inspector.dismiss(None)
         await shown.until(lambda: not tokens.children and not inspector.children)
-        await tokens._look_up(0)
-        await inspector._read()
+        await tokens._look_up(0).wait()
+        await inspector._read().wait()
         assert not tokens.is_open
         assert not inspector.is_open
         assert shown.app.screen is shown.screen

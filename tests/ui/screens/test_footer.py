@@ -23,6 +23,7 @@ async def until_hinted(shown: Window, words: str) -> None:
 
 
 async def click_hint(shown: Window, words: str) -> None:
+    await shown.until(lambda: words in last_line(shown))
     line = shown.text.splitlines()[-1]
     await shown.pilot.click(offset=(line.index(words) + 1, shown.app.size.height - 1))
 
