@@ -83,7 +83,9 @@ _BACKENDS: dict[type[CacheSpec], Backend] = {
         metadata=lambda group, size, own: PrunedMetadataBuilder(group, size, own.layers),
         is_fused=True,
     ),
-    StateSpec: Backend(metadata=lambda group, size, _: StateMetadataBuilder(group, size), codec=StateCodec),
+    StateSpec: Backend(
+        metadata=lambda group, size, _: StateMetadataBuilder(group, size), codec=StateCodec, is_fused=True
+    ),
     ShadowSpec: Backend(
         attention=lambda pool, _: ShadowAttention(pool),
         metadata=lambda group, size, own: ShadowMetadataBuilder(group, size, own.shadows),

@@ -101,6 +101,11 @@ class CacheSpec(ABC):
         return self
 
     @property
+    def in_float32(self) -> "CacheSpec":
+        """The same for a layer that computes in float32."""
+        return replace(self, dtype="F32")
+
+    @property
     def token_bytes(self) -> int:
         """Bytes of one token in one layer."""
         return self.num_kv_heads * (self.head_dim_k + self.head_dim_v) * ITEM_BYTES[self.dtype]

@@ -21,11 +21,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kvchat.engine.formats.attention_metadata import AttentionCall
+from kvchat.engine.formats.attention_metadata import TORCH_DTYPES, AttentionCall, LayerPool
 from kvchat.engine.formats.format_table import PagedAttention, is_fused
-from kvchat.engine.formats.spec import Group
+from kvchat.engine.formats.recurrent.parts import LayerStates, layer_states
+from kvchat.engine.formats.spec import CacheSpec, Group
 from kvchat.engine.forward.fused_pass import FusedLayers, FusedPass, FusedPools, most_short
-from kvchat.engine.forward.layer_samples import NUM_POSITIONS, SampledLayer, sample_row, scratch, watch
+from kvchat.engine.forward.layer_samples import (
+    NUM_POSITIONS,
+    SampledLayer,
+    sample_row,
+    scratch,
+    states_in,
+    watch,
+)
 from kvchat.engine.forward.model_route import ModelPlan, Route
 from kvchat.engine.forward.runner import ForwardPass, InputBatch
 from kvchat.engine.forward.self_check_cache import SelfCheckCache, name_of
@@ -35,7 +43,13 @@ from kvchat.engine.kernels.native.library import library, why_not
 from kvchat.engine.kernels.quantized_linear import QuantizedWeight
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.models.load import LoadedModel
-from kvchat.engine.models.probing.decoder_structure import Decoder, Unmatched, match_decoder, match_layer
+from kvchat.engine.models.probing.decoder_structure import (
+    Decoder,
+    Unmatched,
+    match_decoder,
+    match_layer,
+    unturned_key,
+)
 from kvchat.engine.models.probing.first_layers import (
     first_layers,
     float_copy,
@@ -43,6 +57,7 @@ from kvchat.engine.models.probing.first_layers import (
     without_products,
 )
 from kvchat.engine.models.rope_tables import RopeTables, Rotary
+from kvchat.engine.models.state_layers import StatePast
 
 log = logging.getLogger(__name__)
 
@@ -78,15 +93,18 @@ class Fusion:
 
     def on(self, pool: DevicePool) -> FusedLayers:
         """Return the layers with their keys and values in `pool`."""
-        return self._made(self.layers, sorted(pool.layers)[: len(self.layers)], pool)
+        return self._made(self.layers, range(len(self.layers)), pool)
 
-    def with_layer(self, number: int, layer: Any, call: AttentionCall, pool: DevicePool) -> FusedLayers:
+    def with_layer(
+        self, number: int, layer: Any, call: AttentionCall | None, pool: DevicePool
+    ) -> FusedLayers:
         """Return one layer alone, which stands in for layer `number`."""
-        matched = match_layer(layer, call, pool.layers[number].spec, self.layers[number].rope)
+        matched = match_layer(layer, call, _spec_of(pool, number), self.layers[number].rope)
         return self._made([matched], [number], pool)
 
     def _made(self, layers: Sequence[DecoderLayer], numbers: Sequence[int], pool: DevicePool) -> FusedLayers:
-        pools = FusedPools([pool.layers[number] for number in numbers])
+        kept: dict[int, LayerPool | LayerStates] = {**pool.layers, **layer_states(pool.states, TORCH_DTYPES)}
+        pools = FusedPools([kept[number] for number in numbers])
         native = NativeLayers(layers, pools.numbered, self.decoder.last_norm, self.decoder.head)
         ropes = RopeTables(self.rotaries, self.num_positions)
         return FusedLayers(self.embed, native, ropes, pools, self.decoder.softcap)
@@ -301,11 +319,15 @@ def _require_all(
 
 
 def _is_plain(group: Group) -> bool:
-    return group.spec.keeps_heads and not group.borrowers
+    return (group.spec.keeps_heads or group.is_state) and not group.borrowers
 
 
 def in_float32(groups: Sequence[Group]) -> list[Group]:
-    return [replace(group, spec=replace(group.spec, dtype="F32")) for group in groups]
+    return [replace(group, spec=group.spec.in_float32) for group in groups]
+
+
+def _spec_of(pool: DevicePool, layer: int) -> CacheSpec:
+    return (pool.states if layer in pool.states else pool.layers)[layer].spec
 
 
 def _matched(
@@ -319,7 +341,7 @@ def _matched(
             raise Unmatched("its layers are given no rotary embedding")
         rope = next((i for i, known in enumerate(ropes) if _is_same(known, embeddings)), len(ropes))
         ropes += [embeddings] if rope == len(ropes) else []
-        layers.append(match_layer(layer, seen.calls[number], pool.layers[number].spec, rope))
+        layers.append(match_layer(layer, seen.calls.get(number), _spec_of(pool, number), rope))
     rotaries = [_rotary(decoder, known, row.positions[None]) for known in ropes]
     return Fusion(decoder, layers, rotaries, max_context, _factor(decoder, seen, row))
 
@@ -363,16 +385,13 @@ def _unturned_layers(decoder: Decoder, seen: SampledLayer) -> list[int]:
     """
     return [
         number
-        for number, layer in enumerate(decoder.layers)
-        if _is_projected(layer, seen.inputs[number], seen.keys[number])
+        for number, key in sorted(seen.keys.items())
+        if _is_projected(decoder.layers[number], seen.inputs[number], key)
     ]
 
 
 def _is_projected(layer: Any, given: Tensor, key: Tensor) -> bool:
-    attention = layer.self_attn
-    projected = attention.k_proj(layer.input_layernorm(given)).view(key.shape)
-    norm = getattr(attention, "k_norm", None)
-    wanted = projected if norm is None else norm(projected)
+    wanted = unturned_key(layer, given, key)
     return float((key - wanted).float().norm()) <= UNTURNED * float(wanted.float().norm())
 
 
@@ -389,7 +408,7 @@ def _require_same(
 def _require_structure(fusion: Fusion, pool: DevicePool, seen: SampledLayer, row: InputBatch) -> None:
     """Compare one layer of each kind in float32, where rounding hides nothing."""
     for number, layer, given, wanted in float_layers(fusion, pool, seen, row):
-        fused = fusion.with_layer(number, layer, seen.calls[number], pool)
+        fused = fusion.with_layer(number, layer, seen.calls.get(number), pool)
         require_near(fused.hidden(given, row, 0), given, wanted, f"layer {number} in float32")
 
 
@@ -402,6 +421,10 @@ def float_layers(
     for number in fusion.first_of_each_kind():
         layer = float_copy(fusion.decoder.layers[number], attention)
         given, arguments = seen.inputs[number].float(), dict(seen.arguments[number])
+        past = states_in(pool, {number: layer} if number in pool.states else {})
+        if past is not None:
+            past.begin(row.positions, row.groups)
+            arguments |= {name: past for name, one in arguments.items() if isinstance(one, StatePast)}
         arguments.pop("hidden_states", None)
         arguments["position_embeddings"] = tuple(part.float() for part in arguments["position_embeddings"])
         out = layer(given[None], **arguments)

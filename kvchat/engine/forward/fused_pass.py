@@ -22,8 +22,15 @@ from torch import Tensor
 from kvchat.engine.api.ids import GroupId
 from kvchat.engine.formats.attention_metadata import AttentionMetadata, LayerPool
 from kvchat.engine.formats.quantized.attend import old_blocks, quantized_pool
+from kvchat.engine.formats.recurrent.parts import LayerStates, StateMetadata
 from kvchat.engine.forward.runner import ForwardPass, InputBatch
-from kvchat.engine.kernels.decoder_layers.args import FusedLayerPool, GroupRows, StepRows
+from kvchat.engine.kernels.decoder_layers.args import (
+    FusedLayerPool,
+    FusedStatePool,
+    GroupRows,
+    StateRows,
+    StepRows,
+)
 from kvchat.engine.kernels.decoder_layers.native import NativeLayers
 from kvchat.engine.kernels.paged_attention.args import SequenceSpan, SpanTable
 from kvchat.engine.kernels.paged_attention.native import span_table
@@ -35,22 +42,27 @@ MOST_ROWS = 16
 
 
 class FusedPools:
-    """Where consecutive layers keep keys and values, with groups by number.
+    """Where consecutive layers keep keys and values, or states, with groups by number.
 
     Args:
         layers: the pool of each layer.
     """
 
-    def __init__(self, layers: Sequence[LayerPool]) -> None:
-        self.groups = sorted({layer.group for layer in layers})
+    def __init__(self, layers: Sequence[LayerPool | LayerStates]) -> None:
+        attending = [layer for layer in layers if isinstance(layer, LayerPool)]
+        self.groups = sorted({layer.group for layer in attending})
+        self.states = sorted({layer.group for layer in layers if isinstance(layer, LayerStates)})
         self.old: dict[GroupId, list[LayerPool]] = {}
         """Groups of quantized blocks, each with its layers."""
-        for layer in layers:
+        for layer in attending:
             if layer.derived is not None:
                 self.old.setdefault(layer.derived.group, []).append(layer)
         self.numbered = [self._numbered(layer) for layer in layers]
 
-    def _numbered(self, layer: LayerPool) -> FusedLayerPool:
+    def _numbered(self, layer: LayerPool | LayerStates) -> FusedLayerPool | FusedStatePool:
+        if isinstance(layer, LayerStates):
+            inputs, states = layer.tensors["conv", 0], layer.tensors.get(("rec", 0))
+            return FusedStatePool(inputs=inputs, states=states, group=self.states.index(layer.group))
         pool = FusedLayerPool(keys=layer.keys, values=layer.values, group=self.groups.index(layer.group))
         if layer.derived is None:
             return pool
@@ -119,12 +131,35 @@ class FusedLayers:
             self._layers.take_ropes(self._ropes.tables)
         groups = [_group_rows(row.groups[group]) for group in self._pools.groups]
         old = [old_blocks(row.groups[group]).blocks for group in self._pools.old]
-        return StepRows(positions=row.positions, groups=groups, sampling=row.sampling, old=old)
+        states = [_state_rows(row.groups[group]) for group in self._pools.states]
+        return StepRows(positions=row.positions, groups=groups, sampling=row.sampling, old=old, states=states)
 
 
 def _group_rows(step: AttentionMetadata) -> GroupRows:
     table = step.prepared if isinstance(step.prepared, SpanTable) else span_table(step.spans)
     return GroupRows(slots=step.slots, spans=step.spans, table=table.rows)
+
+
+def _state_rows(step: AttentionMetadata) -> StateRows:
+    """Return how sequences go on from states: part after part, where one begins with what another left."""
+    assert isinstance(step, StateMetadata)
+    runs = []
+    for part in step.parts:
+        num_tokens = part.shape[1]
+        reads = [-1] * part.shape[0] if part.reads is None else part.reads.tolist()
+        for row, read, write in zip(
+            part.rows[::num_tokens].tolist(), reads, part.writes.tolist(), strict=True
+        ):
+            runs.append([row, row, row + num_tokens, read, write])
+    runs.sort()
+    offsets: list[int] = []
+    for number, run in enumerate(runs):
+        last = runs[number - 1]
+        if offsets and last[2] == run[1] and last[4] == run[3]:
+            run[0], run[3] = last[0], last[3]
+        else:
+            offsets.append(number)
+    return StateRows(runs=torch.tensor(runs), offsets=torch.tensor([*offsets, len(runs)]))
 
 
 class FusedPass:

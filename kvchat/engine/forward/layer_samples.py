@@ -1,8 +1,8 @@
 """Layer sample: inputs and outputs of a model's layers for a few tokens of two texts, one of them behind some
-keys that are zero.
+keys that are zero, and behind states that are not.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,15 +10,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kvchat.engine.formats.attention_metadata import AttentionCall, AttentionMetadata
+from kvchat.engine.formats.attention_metadata import TORCH_DTYPES, AttentionCall, AttentionMetadata
 from kvchat.engine.formats.format_table import PagedAttention
+from kvchat.engine.formats.recurrent.parts import StateMetadata, StatePart, layer_states
 from kvchat.engine.formats.spec import Group
 from kvchat.engine.forward.packed_pass import PackedPass
 from kvchat.engine.forward.runner import InputBatch
 from kvchat.engine.kernels.paged_attention import prepare
 from kvchat.engine.kernels.paged_attention.args import SequenceSpan
 from kvchat.engine.memory.device_pool import DevicePool
-from kvchat.engine.models.probing.decoder_structure import Decoder, Unmatched
+from kvchat.engine.models.probing.decoder_structure import Decoder, Unmatched, mixer_name
+from kvchat.engine.models.state_layers import StatePast, attach_states
 
 BLOCK_SIZE = 4
 TEXTS = ((0, 5), (37, 3))
@@ -58,6 +60,10 @@ def scratch(groups: Sequence[Group], device: torch.device = CPU) -> DevicePool:
     for layer in pool.layers.values():
         layer.keys.zero_()
         layer.values.zero_()
+    for number, states in layer_states(pool.states, TORCH_DTYPES).items():
+        generator = torch.Generator().manual_seed(number)
+        for tensor in states.tensors.values():
+            tensor.copy_(torch.randn(tensor.shape, generator=generator))
     return pool
 
 
@@ -79,7 +85,9 @@ def sample_row(groups: Sequence[Group], module: Any) -> InputBatch:
     vocab_size = module.config.get_text_config().vocab_size
     generator = torch.Generator().manual_seed(2)
     step = {
-        group.id: AttentionMetadata(
+        group.id: _parts(device)
+        if group.is_state
+        else AttentionMetadata(
             slots=torch.cat(slots), spans=spans, prepared=prepare(spans, group.spec.first_visible, BLOCK_SIZE)
         )
         for group in groups
@@ -92,12 +100,37 @@ def sample_row(groups: Sequence[Group], module: Any) -> InputBatch:
     )
 
 
+def _parts(device: torch.device) -> StateMetadata:
+    """Return how the texts go on from states and leave others."""
+    parts, row = [], 0
+    for slot, (start, count) in enumerate(TEXTS):
+        reads, writes = torch.tensor([[2 * slot], [2 * slot + 1]], device=device)
+        rows = torch.arange(row, row + count, device=device)
+        parts.append(StatePart(rows, (1, count), reads if start else None, writes))
+        row += count
+    return StateMetadata(torch.zeros(0, dtype=torch.long, device=device), (), parts=parts)
+
+
+def states_in(pool: DevicePool, layers: Mapping[int, nn.Module]) -> StatePast | None:
+    """Let layers that keep a state, by number, find and leave it in `pool`; return what they ask for it, None
+    where there are none.
+    """
+    if not layers:
+        return None
+    past = StatePast(layer_states(pool.states, TORCH_DTYPES))
+    keepers = [getattr(layer, mixer_name(layer)) for layer in layers.values()]
+    attach_states(keepers, past, is_sequential=True)
+    return past
+
+
 def watch(
     module: nn.Module, decoder: Decoder, pool: DevicePool, row: InputBatch
 ) -> tuple[SampledLayer, Tensor]:
     """Return what the layers got and gave, and the logits."""
     seen = SampledLayer()
-    own = PackedPass(module, _Watched(pool, seen))
+    keeping = {number: layer for number, layer in enumerate(decoder.layers) if number in pool.states}
+    past = states_in(pool, keeping)
+    own = PackedPass(module, _Watched(pool, seen), past)
 
     def before(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         seen.inputs.append((args[0] if args else kwargs["hidden_states"])[0].clone())
@@ -111,6 +144,7 @@ def watch(
             hooks.callback(layer.register_forward_pre_hook(before, with_kwargs=True).remove)
             hooks.callback(layer.register_forward_hook(after).remove)
         logits = own.logits(row)
-    if not len(seen.inputs) == len(seen.outputs) == len(seen.calls) == len(decoder.layers):
+    num_mixed = len(seen.calls) + len(keeping)
+    if not len(seen.inputs) == len(seen.outputs) == num_mixed == len(decoder.layers):
         raise Unmatched("its layers do not run one after the other")
     return seen, logits

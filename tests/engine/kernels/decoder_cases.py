@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -10,12 +11,17 @@ from kvchat.engine.kernels.decoder_layers.args import (
     Activation,
     DecoderLayer,
     FusedLayerPool,
+    FusedStatePool,
+    GatedDelta,
     GroupRows,
     Heads,
     Linear,
+    Mixer,
     Norm,
     Projections,
     RopeTable,
+    ShortConvolution,
+    StateRows,
     StepRows,
 )
 from kvchat.engine.kernels.decoder_layers.native import NativeLayers
@@ -31,6 +37,8 @@ from kvchat.engine.kernels.quantized_linear.weight import to_tiles
 NUM_POSITIONS = 400
 TEXTS = ((0, 3), (130, 1), (17, 4), (290, 1), (6, 1))
 """First position and number of the rows of each sequence of a step."""
+SLOTS = 3
+"""States of each sequence: before the step, behind its second row, and behind the step."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +47,8 @@ class Shape:
 
     Args:
         weights: plain, packed, paired, int8, int4, or a coding.
+        mixers: of all layers in turn: attention, gated attention, convolution, delta.
+        num_value_heads: of a delta rule.
     """
 
     hidden: int = 96
@@ -58,6 +68,10 @@ class Shape:
     chunk: int | None = None
     softcap: float | None = None
     activation: Activation = Activation.SILU
+    mixers: tuple[str, ...] = ("attention",)
+    num_value_heads: int = 4
+    value_dim: int = 40
+    num_taps: int = 4
     num_layers: int = 3
     vocab: int = 131
     block_size: int = 16
@@ -85,27 +99,35 @@ class Model:
     def numbers(self, *shape: int) -> Tensor:
         return torch.randn(*shape, generator=self._generator)
 
-    def pools(self, texts: Sequence[tuple[int, int]] = TEXTS) -> list[FusedLayerPool]:
-        """Return pools with old keys and values that are the same in each call."""
+    def pools(self, texts: Sequence[tuple[int, int]] = TEXTS) -> list[FusedLayerPool | FusedStatePool]:
+        """Return pools with old keys, values and states that are the same in each call."""
         generator = torch.Generator().manual_seed(4)
         s = self.shape
         num_blocks = sum(num_blocks_of(start, count, s.block_size) for start, count in texts)
         size = (num_blocks, s.num_kv_heads, s.block_size, s.dim)
-        return [
-            FusedLayerPool(
-                keys=torch.randn(size, generator=generator).to(s.dtype),
-                values=torch.randn(size, generator=generator).to(s.dtype),
-                group=number % 2,
-            )
-            for number in range(s.num_layers)
-        ]
+        pools: list[FusedLayerPool | FusedStatePool] = []
+        for number, layer in enumerate(self.layers):
+            mixer = layer.mixer
+            if isinstance(mixer, Heads):
+                keys, values = (torch.randn(size, generator=generator).to(s.dtype) for _ in range(2))
+                pools.append(FusedLayerPool(keys=keys, values=values, group=number % 2))
+                continue
+            conv = mixer if isinstance(mixer, ShortConvolution) else mixer.conv
+            num_slots, sizes = SLOTS * len(texts), (s.num_value_heads, s.dim, s.value_dim)
+            states = None
+            if isinstance(mixer, GatedDelta):
+                states = torch.randn(num_slots, *sizes, generator=generator)
+            inputs = torch.randn(num_slots, len(conv.taps), s.num_taps, generator=generator).to(s.dtype)
+            pools.append(FusedStatePool(inputs=inputs, states=states, group=number % 2))
+        return pools
 
-    def _layer(self, number: int) -> DecoderLayer:
+    def _mixer(self, kind: str) -> tuple[Mixer, list[int], int]:
+        """Return a mixer, the sizes of its inputs, and that of what it gives."""
         s = self.shape
-        query, key = s.num_heads * s.dim, s.num_kv_heads * s.dim
-        after = [self._norm(s.hidden) if s.has_after_norms else None for _ in range(2)]
-        return DecoderLayer(
-            heads=Heads(
+        if kind in ("attention", "gated attention"):
+            query, key = s.num_heads * s.dim, s.num_kv_heads * s.dim
+            is_gated = kind != "attention"
+            heads = Heads(
                 num_heads=s.num_heads,
                 num_kv_heads=s.num_kv_heads,
                 dim=s.dim,
@@ -116,12 +138,39 @@ class Model:
                 sinks=self.numbers(s.num_heads) if s.has_sinks else None,
                 query_norm=self._norm(s.dim) if s.has_head_norms else None,
                 key_norm=self._norm(s.dim) if s.has_head_norms else None,
-            ),
+                is_gated=is_gated,
+            )
+            return heads, [query * (1 + is_gated), key, key], query
+        if kind == "convolution":
+            return self._convolution(s.hidden), [3 * s.hidden], s.hidden
+        values = s.num_value_heads * s.value_dim
+        channels = 2 * s.num_kv_heads * s.dim + values
+        delta = GatedDelta(
+            num_heads=s.num_value_heads,
+            num_key_heads=s.num_kv_heads,
+            key_dim=s.dim,
+            value_dim=s.value_dim,
+            conv=self._convolution(channels),
+            decay=self.numbers(s.num_value_heads).to(s.dtype),
+            decay_bias=self.numbers(s.num_value_heads),
+            norm=self._norm(s.value_dim),
+        )
+        return delta, [channels, values, s.num_value_heads, s.num_value_heads], values
+
+    def _convolution(self, num_channels: int) -> ShortConvolution:
+        taps = self.numbers(num_channels, self.shape.num_taps).to(self.shape.dtype)
+        bias = self.numbers(num_channels).to(self.shape.dtype) if self.shape.has_bias else None
+        return ShortConvolution(taps=taps, bias=bias)
+
+    def _layer(self, number: int) -> DecoderLayer:
+        s = self.shape
+        mixer, num_inputs, num_mixed = self._mixer(s.mixers[number % len(s.mixers)])
+        after = [self._norm(s.hidden) if s.has_after_norms else None for _ in range(2)]
+        return DecoderLayer(
+            mixer=mixer,
             projections=Projections(
-                query=self._linear(query, s.hidden),
-                key=self._linear(key, s.hidden),
-                value=self._linear(key, s.hidden),
-                output=self._linear(s.hidden, query),
+                inputs=tuple(self._linear(size, s.hidden) for size in num_inputs),
+                output=self._linear(s.hidden, num_mixed),
                 gate=self._linear(s.inner, s.hidden),
                 up=self._linear(s.inner, s.hidden),
                 down=self._linear(s.hidden, s.inner),
@@ -173,10 +222,14 @@ def make_step(
     kept: Sequence[int] = range(len(TEXTS)),
     texts: Sequence[tuple[int, int]] = TEXTS,
 ) -> StepRows:
-    """Return a step of some of the texts, each in the blocks that it has among all of them."""
+    """Return a step of some of the texts, each in the blocks and slots that it has among all of them. What is
+    behind the second row of a text is kept, where it has more.
+    """
     spans: list[SequenceSpan] = []
     slots: list[Tensor] = []
     positions: list[Tensor] = []
+    runs: list[list[int]] = []
+    offsets = [0]
     row = first_block = 0
     for number, (start, count) in enumerate(texts):
         num_blocks = num_blocks_of(start, count, shape.block_size)
@@ -186,15 +239,24 @@ def make_step(
             places = torch.arange(start, start + count)
             slots.append(blocks[places // shape.block_size] * shape.block_size + places % shape.block_size)
             positions.append(places)
+            read = SLOTS * number if start else -1
+            ends = [2, count] if count > 2 else [count]
+            for slot, (begin, end) in enumerate(pairwise([0, *ends]), start=SLOTS * number + 1):
+                runs.append([row, row + begin, row + end, read, slot])
+            offsets.append(len(runs))
             row += count
         first_block += num_blocks
     group = GroupRows(slots=torch.cat(slots), spans=spans, table=span_table(spans).rows)
+    states = StateRows(runs=torch.tensor(runs), offsets=torch.tensor(offsets))
     return StepRows(
-        positions=torch.cat(positions), groups=[group, replace(group)], sampling=torch.arange(row)
+        positions=torch.cat(positions),
+        groups=[group, replace(group)],
+        sampling=torch.arange(row),
+        states=[states, states],
     )
 
 
-def native_of(model: Model, pools: list[FusedLayerPool], library: Library) -> NativeLayers:
+def native_of(model: Model, pools: list[FusedLayerPool | FusedStatePool], library: Library) -> NativeLayers:
     """Return a model's layers as the native kernels compute them."""
     layers = NativeLayers(model.layers, pools, model.last_norm, model.head, library)
     layers.take_ropes(model.ropes)

@@ -18,7 +18,7 @@ def test_layers_whose_norms_differ_are_of_two_kinds(place: str) -> None:
     layer = model.layers[0]
     norm = getattr(layer if place in PLACES else layer.heads, place)
     for other in (replace(norm, epsilon=1e-6), replace(norm, adds_one=True)):
-        parts = {place: other} if place in PLACES else {"heads": replace(layer.heads, **{place: other})}
+        parts = {place: other} if place in PLACES else {"mixer": replace(layer.heads, **{place: other})}
         assert replace(layer, **parts).kind != layer.kind
     numbers = replace(norm, weight=torch.zeros_like(norm.weight))
     if place in PLACES:

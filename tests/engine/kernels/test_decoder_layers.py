@@ -9,7 +9,14 @@ import torch
 from torch import Tensor
 
 from kvchat.engine.kernels.decoder_layers import reference
-from kvchat.engine.kernels.decoder_layers.args import Activation, GroupRows, StepRows
+from kvchat.engine.kernels.decoder_layers.args import (
+    Activation,
+    FusedLayerPool,
+    FusedStatePool,
+    GroupRows,
+    StateRows,
+    StepRows,
+)
 from kvchat.engine.kernels.decoder_layers.native import NativeLayers
 from kvchat.engine.kernels.linear import can_pack
 from kvchat.engine.kernels.native.library import Library
@@ -34,6 +41,12 @@ SHAPES = {
     "packed bfloat16": Shape(hidden=97, inner=1101, dtype=BF16, weights="packed", has_bias=True),
     "paired bfloat16": Shape(hidden=97, inner=1101, dtype=BF16, weights="paired", has_bias=True),
     "float16": Shape(dtype=FP16, inner=2500),
+    "gated": Shape(mixers=("gated attention",), has_head_norms=True, adds_one=True, rope_dim=16),
+    "convolutions": Shape(mixers=("convolution", "attention", "convolution"), num_taps=3, hidden=77),
+    "convolutions float16": Shape(mixers=("convolution",), num_taps=3, dtype=FP16, has_bias=True),
+    "delta": Shape(mixers=("delta", "gated attention", "delta")),
+    "delta bfloat16": Shape(mixers=("delta",), dtype=BF16, weights="paired", value_dim=72, dim=70),
+    "delta int8": Shape(mixers=("delta", "attention"), dtype=BF16, weights="int8"),
     "int8": Shape(weights="int8", inner=2112, has_bias=True),
     "int4": Shape(weights="int4", num_kv_heads=1),
     "int8 bfloat16": Shape(weights="int8", dtype=BF16, inner=2112, has_bias=True),
@@ -60,11 +73,17 @@ def test_they_are_the_reference(shape: Shape, library: Library) -> None:
     tolerance = 2e-5 if shape.dtype == torch.float32 else 1e-2
     torch.testing.assert_close(found, wanted, rtol=tolerance, atol=tolerance)
     for pool, own in zip(pools, own_pools, strict=True):
-        torch.testing.assert_close(own.keys, pool.keys, rtol=tolerance, atol=tolerance)
-        torch.testing.assert_close(own.values, pool.values, rtol=tolerance, atol=tolerance)
+        for kept, wanted_kept in zip(tensors_of(own), tensors_of(pool), strict=True):
+            torch.testing.assert_close(kept, wanted_kept, rtol=tolerance, atol=tolerance)
     logits = native.logits(hidden.clone(), step)
     wanted = reference.logits(wanted, model.last_norm, model.head, step)
     torch.testing.assert_close(logits, wanted, rtol=tolerance, atol=tolerance)
+
+
+def tensors_of(pool: FusedLayerPool | FusedStatePool) -> list[Tensor]:
+    if isinstance(pool, FusedLayerPool):
+        return [pool.keys, pool.values]
+    return [pool.inputs] if pool.states is None else [pool.inputs, pool.states]
 
 
 @all_shapes
@@ -104,8 +123,8 @@ def test_a_prompt_gives_each_row_the_bits_that_it_has_a_few_at_a_time(
     """More rows than one task takes, and the same in steps of one to nineteen."""
     model, text = model_of(SHAPES[name]), ((0, number),)
 
-    def logits(native: NativeLayers, start: int, end: int) -> Tensor:
-        step = part_of(make_step(model.shape, [0], text), start, end)
+    def logits(native: NativeLayers, start: int, end: int, part: int = 0) -> Tensor:
+        step = part_of(make_step(model.shape, [0], text), start, end, part)
         return native.logits(hidden_of(model, step), step)
 
     pools, own_pools = model.pools(text), model.pools(text)
@@ -113,11 +132,12 @@ def test_a_prompt_gives_each_row_the_bits_that_it_has_a_few_at_a_time(
     native, ends = native_of(model, own_pools, library), [0]
     while ends[-1] < number:
         ends.append(min(ends[-1] + 1 + ends[-1] % 19, number))
-    parts = [logits(native, start, end) for start, end in pairwise(ends)]
+    parts = [logits(native, start, end, part) for part, (start, end) in enumerate(pairwise(ends))]
     assert torch.equal(whole, torch.cat(parts))
     for pool, own in zip(pools, own_pools, strict=True):
-        assert torch.equal(pool.keys, own.keys)
-        assert torch.equal(pool.values, own.values)
+        for one, other in zip(tensors_of(pool), tensors_of(own), strict=True):
+            is_state = isinstance(pool, FusedStatePool)
+            assert torch.equal(one[1], other[len(parts) % 2]) if is_state else torch.equal(one, other)
 
 
 @all_shapes
@@ -157,13 +177,19 @@ def logits_of(model: Model, texts: range | list[int], library: Library) -> Tenso
     return native_of(model, model.pools(), library).logits(hidden_of(model, step), step)
 
 
-def part_of(step: StepRows, start: int, end: int) -> StepRows:
-    """Return some rows of a step of one text."""
+def part_of(step: StepRows, start: int, end: int, part: int = 0) -> StepRows:
+    """Return some rows of a step of one text. States go from one slot to another, and back."""
     group = step.groups[0]
     spans = [replace(group.spans[0], q_end=end - start, position=start)]
-    part = GroupRows(slots=group.slots[start:end].contiguous(), spans=spans, table=span_table(spans).rows)
-    positions = step.positions[start:end].contiguous()
-    return StepRows(positions=positions, groups=[part, replace(part)], sampling=torch.arange(end - start))
+    rows = GroupRows(slots=group.slots[start:end].contiguous(), spans=spans, table=span_table(spans).rows)
+    run = [0, 0, end - start, part % 2 if start else -1, (part + 1) % 2]
+    states = StateRows(runs=torch.tensor([run]), offsets=torch.tensor([0, 1]))
+    return StepRows(
+        positions=step.positions[start:end].contiguous(),
+        groups=[rows, replace(rows)],
+        sampling=torch.arange(end - start),
+        states=[states, states],
+    )
 
 
 def test_only_rows_that_are_wanted_have_logits(library: Library) -> None:
@@ -172,7 +198,7 @@ def test_only_rows_that_are_wanted_have_logits(library: Library) -> None:
     hidden = hidden_of(model, step)
     native = native_of(model, model.pools(), library)
     all_logits = native.logits(hidden.clone(), step)
-    some = StepRows(positions=step.positions, groups=step.groups, sampling=torch.tensor([2, 5]))
+    some = replace(step, sampling=torch.tensor([2, 5]))
     assert torch.equal(native.logits(hidden.clone(), some), all_logits[[2, 5]])
-    none = StepRows(positions=step.positions, groups=step.groups, sampling=torch.tensor([], dtype=torch.long))
+    none = replace(step, sampling=torch.tensor([], dtype=torch.long))
     assert native.logits(hidden.clone(), none).shape == (0, model.shape.vocab)

@@ -35,12 +35,26 @@ class StatePart:
     reads: Tensor | None
     writes: Tensor
 
+    def within(self, index: Tensor) -> "StatePart | None":
+        """Return the sequences whose rows are among `index`, sorted, as rows of that; None: none is."""
+        rows = self.rows.view(self.shape)
+        is_kept = torch.isin(rows[:, 0], index)
+        if not is_kept.any():
+            return None
+        rows = torch.searchsorted(index, rows[is_kept])
+        reads = None if self.reads is None else self.reads[is_kept]
+        return StatePart(rows.flatten(), (len(rows), rows.shape[1]), reads, self.writes[is_kept])
+
 
 @dataclass(frozen=True, slots=True)
 class StateMetadata(AttentionMetadata):
     """The parts of a step in one group of layers with a state."""
 
     parts: Sequence[StatePart] = ()
+
+    def part(self, numbers: Sequence[int], index: Tensor) -> "StateMetadata":
+        kept = [part.within(index) for part in self.parts]
+        return StateMetadata(self.slots, (), parts=[part for part in kept if part is not None])
 
 
 class StateMetadataBuilder(FullMetadataBuilder):

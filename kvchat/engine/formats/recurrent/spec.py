@@ -1,7 +1,7 @@
 """Recurrent state: what a layer keeps of all tokens so far, of the same size behind any of them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from math import lcm, prod
 from typing import ClassVar
@@ -58,6 +58,10 @@ class StateSpec(CacheSpec):
     @property
     def lifetime(self) -> Lifetime:
         return Lifetime.SNAPSHOT
+
+    @property
+    def in_float32(self) -> "StateSpec":
+        return state_spec([replace(one, dtype="F32") for one in self.tensors], self.piece)
 
     @property
     def token_bytes(self) -> int:

@@ -1,11 +1,13 @@
 """Arguments of fused decoder layers: their weights, and the rows of one step.
 
-Dimensions: T rows, H query heads, H_kv key-value heads, D head size, K inputs, N outputs.
+Dimensions: T rows, H query heads, H_kv key-value heads, D head size, K inputs, N outputs; of layers with a
+state C channels, L taps, P kept inputs, G key heads, K and V numbers of a key and of a value.
 """
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -68,6 +70,7 @@ class Heads:
         sinks: one more logit per query head [H], or None.
         query_norm: of each query head, before its rotary embedding; None: there is none.
         key_norm: of each key head.
+        is_gated: whether each query head has a gate [D] behind it, whose sigmoid multiplies what it reads.
     """
 
     num_heads: int
@@ -80,15 +83,95 @@ class Heads:
     sinks: Tensor | None = None
     query_norm: Norm | None = None
     key_norm: Norm | None = None
+    is_gated: bool = False
+
+    @property
+    def norms(self) -> tuple[Norm | None, ...]:
+        return self.query_norm, self.key_norm
+
+    @property
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        return (self.sinks,)
+
+    @property
+    def kind(self) -> Hashable:
+        reach = (self.window, self.chunk, self.scale, self.softcap, self.sinks is not None)
+        return "attention", self.is_gated, reach
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShortConvolution:
+    """A layer's inputs are [b | c | x]: it gives c * conv(b * x), with the last L inputs of each channel.
+
+    Args:
+        taps: [C, L], of any floating dtype.
+        bias: [C], or None.
+    """
+
+    taps: Tensor
+    bias: Tensor | None
+    norms: ClassVar[tuple[Norm | None, ...]] = ()
+
+    @property
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        return self.taps, self.bias
+
+    @property
+    def kind(self) -> Hashable:
+        return "short convolution", self.taps.shape, self.bias is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatedDelta:
+    """A layer's inputs are queries, keys and values, gates z, and of each head b and a.
+
+    The first go through a convolution and SiLU, and then through the gated delta rule with beta = sigmoid(b)
+    and decay -exp(decay) * softplus(a + decay_bias); of what comes out, each head is normed and multiplied by
+    silu(z).
+
+    Args:
+        conv: of 2 G K + H V channels.
+        decay: [H], of any floating dtype.
+        decay_bias: [H].
+        norm: of each head [V].
+    """
+
+    num_heads: int
+    num_key_heads: int
+    key_dim: int
+    value_dim: int
+    conv: ShortConvolution
+    decay: Tensor
+    decay_bias: Tensor
+    norm: Norm
+
+    @property
+    def norms(self) -> tuple[Norm | None, ...]:
+        return (self.norm,)
+
+    @property
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        return *self.conv.tensors, self.decay, self.decay_bias
+
+    @property
+    def kind(self) -> Hashable:
+        return "gated delta rule", self.conv.kind, self.num_heads, self.num_key_heads, self.key_dim
+
+
+Mixer = Heads | ShortConvolution | GatedDelta
+"""What lets tokens see those before them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Projections:
-    """The products of a layer."""
+    """The products of a layer.
 
-    query: Linear
-    key: Linear
-    value: Linear
+    Args:
+        inputs: what its mixer gets: of attention queries, keys and values.
+        output: of what the mixer gives.
+    """
+
+    inputs: tuple[Linear, ...]
     output: Linear
     gate: Linear
     up: Linear
@@ -96,12 +179,12 @@ class Projections:
 
     @property
     def all(self) -> tuple[Linear, ...]:
-        return self.query, self.key, self.value, self.output, self.gate, self.up, self.down
+        return *self.inputs, self.output, self.gate, self.up, self.down
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderLayer:
-    """h += after_attention(output(attention(before_attention(h)))), then the same with the gated MLP.
+    """h += after_attention(output(mixer(inputs(before_attention(h))))), then the same with the gated MLP.
 
     Args:
         after_attention: None: the result is added as it is.
@@ -109,7 +192,7 @@ class DecoderLayer:
         rope: number of the rotary embedding; None: queries and keys are not turned.
     """
 
-    heads: Heads
+    mixer: Mixer
     projections: Projections
     activation: Activation
     before_attention: Norm
@@ -119,16 +202,22 @@ class DecoderLayer:
     rope: int | None = 0
 
     @property
+    def heads(self) -> Heads:
+        """How a layer attends that does."""
+        assert isinstance(self.mixer, Heads)
+        return self.mixer
+
+    @property
+    def norms(self) -> tuple[Norm | None, ...]:
+        own = self.before_attention, self.before_mlp, self.after_attention, self.after_mlp
+        return *own, *self.mixer.norms
+
+    @property
     def kind(self) -> Hashable:
         """The same for layers that compute the same with other numbers."""
-        heads = self.heads
-        norms = (
-            *(self.before_attention, self.before_mlp, self.after_attention, self.after_mlp),
-            *(heads.query_norm, heads.key_norm),
-        )
         sizes = tuple((linear.num_outputs, linear.bias is not None) for linear in self.projections.all)
-        reach = (heads.window, heads.chunk, heads.scale, heads.softcap, heads.sinks is not None, self.rope)
-        return self.activation, sizes, reach, tuple(norm and (norm.epsilon, norm.adds_one) for norm in norms)
+        norms = tuple(norm and (norm.epsilon, norm.adds_one) for norm in self.norms)
+        return self.activation, sizes, self.mixer.kind, self.rope, norms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,6 +234,20 @@ class FusedLayerPool:
     group: int
     quantized: QuantizedPool | None = None
     old: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FusedStatePool:
+    """Where a layer's states lie, and in which group of those.
+
+    Args:
+        inputs: the last ones of its convolution [N, C, P], of the model's dtype.
+        states: of the gated delta rule [N, H, K, V], float32; None: it has none.
+    """
+
+    inputs: Tensor
+    states: Tensor | None
+    group: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,6 +277,21 @@ class GroupRows:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StateRows:
+    """How the rows of a step change the states of one group: runs of rows, sequence after sequence.
+
+    Args:
+        runs: of each the first row of its sequence, its own first row, the one behind its last, the slot of
+            the state before its sequence (-1: there is none) and that of the state behind the run [R, 5],
+            int64.
+        offsets: number of each sequence's first run, and of all runs [B + 1], int64.
+    """
+
+    runs: Tensor
+    offsets: Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepRows:
     """The rows of one step.
 
@@ -183,9 +301,11 @@ class StepRows:
         sampling: rows whose logits are wanted [R], int64.
         old: of each group of quantized blocks, by number: those of each sequence from the first one on, as
             many as its last row sees [n], int64. They were quantized before the step.
+        states: of each group of states, by number.
     """
 
     positions: Tensor
     groups: Sequence[GroupRows]
     sampling: Tensor
     old: Sequence[Sequence[Tensor]] = ()
+    states: Sequence[StateRows] = ()

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kvchat/engine/kernels/decoder_layers/elementwise.h"
+#include "kvchat/engine/kernels/decoder_layers/mixers.h"
 #include "kvchat/engine/kernels/decoder_layers/product.h"
 #include "kvchat/engine/kernels/linear/rounded_rows.h"
 #include "kvchat/engine/kernels/paged_attention/attention.h"
@@ -10,10 +11,18 @@
 
 namespace {
 
+constexpr int64_t MOST_INPUTS = 4;
+
 // The fields of native.py's `_Layer`, in order.
 struct Layer {
   Norm before_attention, after_attention, before_mlp, after_mlp, query_norm, key_norm;
-  Product query, key, value, output, gate, up, down;
+  // What attention, or another mixer, is given: queries, keys and values; queries, keys and values in one, gates,
+  // betas and steps; or inputs and gates in one.
+  Product inputs[MOST_INPUTS];
+  Product output, gate, up, down;
+  Mixer mixer;
+  int64_t num_inputs;  // products
+  int64_t is_gated;    // whether each query head has a gate of its attention behind it
   const float* sinks;  // [H], or null
   void* k_pool;
   void* v_pool;
@@ -44,6 +53,7 @@ struct Step {
   const Layer* layers;
   const Rope* ropes;
   const Group* groups;
+  const States* states;
   const int64_t* const* const* old;  // of each group of quantised blocks: of each span, as in `QuantizedCall`
   const Norm* last_norm;
   const Product* head;       // null: no logits

@@ -2,7 +2,8 @@
 //
 // A layer is five phases: queries, keys and values; attention; the output projection; gate and up; down. Whoever
 // ends a phase does what stands between products: norms, rotary embedding, keys and values into the pool,
-// residuals. Of many rows that is a phase of its own. Numbers between the layers stay float32.
+// residuals. Of many rows that is a phase of its own. Numbers between the layers stay float32. Layers that keep a
+// state have what mixers.h says in the place of attention.
 //
 // Every row's result is a function of that row alone, and of whether products of the step are rounded: no sum
 // depends on how many rows share the step, nor on which thread computes it. Layers with quantised blocks attend
@@ -17,10 +18,10 @@
 
 namespace {
 
-enum Kind { QKV, TURN, ATTEND, PREPARE, OUTPUT, BETWEEN, GATE_UP, DOWN, AFTER, HEAD };
+enum Kind { QKV, TURN, ATTEND, MIXED, OUTPUT, BETWEEN, GATE_UP, PREPARE, DOWN, AFTER, HEAD };
 // The phases of one layer: for few rows, and for many, where what stands between products is divided too.
 constexpr Kind OF_FEW[] = {QKV, ATTEND, OUTPUT, GATE_UP, DOWN};
-constexpr Kind OF_MANY[] = {QKV, TURN, ATTEND, PREPARE, OUTPUT, BETWEEN, GATE_UP, PREPARE, DOWN, AFTER};
+constexpr Kind OF_MANY[] = {QKV, TURN, ATTEND, MIXED, OUTPUT, BETWEEN, GATE_UP, PREPARE, DOWN, AFTER};
 constexpr int64_t ROWS_TOGETHER = 24;  // of a task between products: whole panels
 
 template <typename T>
@@ -30,7 +31,8 @@ struct Job {
   const bool has_many_rows;
   const int64_t per_layer, num_phases;
   bool failed = false;  // for lack of memory
-  Buffer normed, heads, attended, inner, added, sampled;
+  Buffer normed, heads, convolved, attended, inner, added, sampled;
+  float* rates = nullptr;          // decays [T, H] and betas [T, H] of a layer with a delta rule
   QuantizedCall* calls = nullptr;     // of each layer
   Attention<T>* exact = nullptr;   // of each layer, and used by those without quantised blocks
   OverQuantised* older = nullptr;  // the same for the others
@@ -66,7 +68,11 @@ struct Job {
     const int64_t threads = step.num_threads;
     if (kind(phase) == HEAD) return {{step.head}, 1, false, &sampled, step.num_sampling, threads};
     const Layer& layer = this->layer(phase);
-    if (kind(phase) == QKV) return {{&layer.query, &layer.key, &layer.value}, 3, false, &normed, rows, threads};
+    if (kind(phase) == QKV) {
+      Products found = {{}, layer.num_inputs, false, &normed, rows, threads};
+      for (int64_t i = 0; i < layer.num_inputs; i++) found.all[i] = layer.inputs + i;
+      return found;
+    }
     if (kind(phase) == OUTPUT) return {{&layer.output}, 1, false, &attended, rows, threads};
     if (kind(phase) == GATE_UP) return {{&layer.gate, &layer.up}, 2, true, &normed, rows, threads};
     return {{&layer.down}, 1, false, &inner, rows, threads};
@@ -75,8 +81,15 @@ struct Job {
   int64_t num_tasks(int64_t phase) const {
     if (is_product(kind(phase))) return products(phase).num_tasks();
     if (kind(phase) != ATTEND) return (step.num_rows + ROWS_TOGETHER - 1) / ROWS_TOGETHER;
-    return of_kind(phase / per_layer, [&](const auto* all) { return all[phase / per_layer].num_tasks; });
+    const int64_t number = phase / per_layer;
+    const Mixer& mixer = step.layers[number].mixer;
+    if (mixer.kind == CONVOLUTION) return 1;
+    if (mixer.kind == DELTA) return states_of(mixer).num_sequences * mixer.num_heads * delta::num_tiles(mixer.value_dim);
+    return of_kind(number, [&](const auto* all) { return all[number].num_tasks; });
   }
+
+  bool attends(int64_t number) const { return step.layers[number].mixer.kind == ATTENTION; }
+  const States& states_of(const Mixer& mixer) const { return step.states[mixer.group]; }
 
   // Calls `take` with the attention of all layers, in the form that is a layer's.
   template <typename Take>
@@ -86,9 +99,10 @@ struct Job {
 
   void run(int64_t phase, int64_t task, int64_t) {
     if (kind(phase) == ATTEND) {
-      of_kind(phase / per_layer, [&](auto* all) { all[phase / per_layer].run(task); });
+      mix(phase / per_layer, task);
     } else if (!is_product(kind(phase))) {
       const int64_t first = task * ROWS_TOGETHER, end = least(first + ROWS_TOGETHER, step.num_rows);
+      if (kind(phase) == TURN) convolve(layer(phase), first, end);
       for (int64_t t = first; t < end; t++) go_on(phase, t);
     } else {
       const Products found = products(phase);
@@ -234,7 +248,8 @@ struct Job {
 
   void finish(int64_t phase) const {
     const int64_t number = phase / per_layer;
-    if (kind(phase) == ATTEND) of_kind(number, [&](const auto* all) { all[number].reset(); });
+    if (kind(phase) == ATTEND && attends(number)) of_kind(number, [&](const auto* all) { all[number].reset(); });
+    if (kind(phase) == QKV && !has_many_rows) convolve(layer(phase), 0, step.num_rows);
     if (!has_many_rows && kind(phase) != HEAD)
       for (int64_t t = 0; t < step.num_rows; t++) go_on(phase, t);
     if (phase + 1 == step.num_layers * per_layer && step.head) {
@@ -249,7 +264,10 @@ struct Job {
     const Layer& layer = this->layer(phase);
     const Kind kind = this->kind(phase);
     if (kind == QKV || kind == TURN) {
-      place_heads(layer, t);
+      if (layer.mixer.kind == ATTENTION) place_heads(layer, t);
+      if (layer.mixer.kind == DELTA) place_rates(layer.mixer, t);
+    } else if ((kind == ATTEND && !has_many_rows) || kind == MIXED) {
+      gate_mixed(layer, t);
     } else if (kind == OUTPUT || kind == BETWEEN) {
       add_residual(layer.after_attention, t);
       apply_norm(layer.before_mlp, normed.row(t), hidden(t), step.num_hidden);
@@ -276,10 +294,10 @@ struct Job {
   // Norms and turns the heads of a row, and stores its keys and values.
   void place_heads(const Layer& layer, int64_t t) const {
     const int64_t position = step.positions[t], slot = step.groups[layer.group].slots[t];
-    float* keys = heads.row(t) + layer.num_heads * layer.dim_k;
+    float* keys = heads.row(t) + layer.num_heads * query_stride(layer);
     float* values = keys + layer.num_kv_heads * layer.dim_k;
-    turn(layer, layer.query_norm, heads.row(t), layer.num_heads, position);
-    turn(layer, layer.key_norm, keys, layer.num_kv_heads, position);
+    turn(layer, layer.query_norm, heads.row(t), layer.num_heads, query_stride(layer), position);
+    turn(layer, layer.key_norm, keys, layer.num_kv_heads, layer.dim_k, position);
     const int64_t block = slot / layer.block_size, at = slot % layer.block_size;
     T* k = (T*)layer.k_pool + block * layer.k_n + at * layer.k_p;
     T* v = (T*)layer.v_pool + block * layer.v_n + at * layer.v_p;
@@ -289,20 +307,108 @@ struct Job {
     }
   }
 
-  void turn(const Layer& layer, const Norm& norm, float* row, int64_t num_heads, int64_t position) const {
+  static int64_t query_stride(const Layer& layer) { return layer.dim_k * (layer.is_gated ? 2 : 1); }
+
+  void turn(const Layer& layer, const Norm& norm, float* row, int64_t num_heads, int64_t stride,
+            int64_t position) const {
     const Rope rope = layer.rope < 0 ? Rope{nullptr, nullptr, 0} : step.ropes[layer.rope];
     for (int64_t h = 0; h < num_heads; h++) {
-      float* head = row + h * layer.dim_k;
+      float* head = row + h * stride;
       if (norm.weight) apply_norm(norm, head, head, layer.dim_k);
       rotate(head, rope.cosines + position * rope.dim, rope.sines + position * rope.dim, rope.dim);
     }
   }
 
+  // What mixes rows of a step: attention, or states of its sequences.
+  void mix(int64_t number, int64_t task) {
+    const Mixer& mixer = step.layers[number].mixer;
+    if (mixer.kind == ATTENTION) of_kind(number, [&](auto* all) { all[number].run(task); });
+    if (mixer.kind != DELTA) return;
+    const int64_t of_sequence = mixer.num_heads * delta::num_tiles(mixer.value_dim);
+    const States& states = states_of(mixer);
+    const int64_t sequence = task / of_sequence, end = states.offsets[sequence + 1];
+    int64_t read = states.runs[states.offsets[sequence]].read;
+    for (int64_t i = states.offsets[sequence]; i < end; i++) {
+      const Run& run = states.runs[i];
+      const delta::Call call = delta_call_of(mixer, run, read);
+      delta::Tile<float>(call, task % of_sequence).run();
+      read = run.write;
+    }
+  }
+
+  delta::Call delta_call_of(const Mixer& m, const Run& run, const int64_t& read) const {
+    const float *query = convolved.row(run.begin), *key = query + m.num_key_heads * m.key_dim;
+    delta::Call call = {query, key, key + m.num_key_heads * m.key_dim};
+    call.decay = rates + run.begin * m.num_heads;
+    call.beta = call.decay + step.num_rows * m.num_heads;
+    call.states = m.states;
+    call.reads = read < 0 ? nullptr : &read;
+    call.writes = &run.write;
+    call.out = attended.row(run.begin);
+    call.query_strides[1] = call.key_strides[1] = call.value_strides[1] = convolved.stride;
+    call.query_strides[2] = call.key_strides[2] = m.key_dim;
+    call.value_strides[2] = m.value_dim;
+    call.num_sequences = 1;
+    call.num_tokens = run.end - run.begin;
+    call.num_key_heads = m.num_key_heads;
+    call.num_heads = m.num_heads;
+    call.key_dim = m.key_dim;
+    call.value_dim = m.value_dim;
+    call.is_normal = 1;
+    call.slot_stride = m.state_stride;
+    call.out_stride = attended.stride;
+    call.epsilon = delta::EPSILON;
+    return call;
+  }
+
+  // The convolutions of a layer for rows [first, end) of the step.
+  void convolve(const Layer& layer, int64_t first, int64_t end) const {
+    const Mixer& m = layer.mixer;
+    const GatedRows gated = {heads.rows, attended.rows, heads.stride, attended.stride, m.num_channels};
+    const ActivatedRows activated = {heads.rows, convolved.rows, heads.stride, convolved.stride};
+    if (m.kind == CONVOLUTION) convolve(m, gated, first, end);
+    if (m.kind == DELTA) convolve(m, activated, first, end);
+  }
+
+  template <typename Rows>
+  void convolve(const Mixer& mixer, const Rows& rows, int64_t first, int64_t end) const {
+    const States& states = states_of(mixer);
+    Convolution<T, Rows> convolution(mixer, rows);
+    for (int64_t i = 0; i < states.offsets[states.num_sequences]; i++) {
+      const Run& run = states.runs[i];
+      const int64_t begin = most(first, run.begin), behind = least(end, run.end);
+      if (begin < behind) convolution.run(run, begin, behind);
+    }
+  }
+
+  void place_rates(const Mixer& m, int64_t t) const {
+    const float* betas = heads.row(t) + m.num_channels + m.num_heads * m.value_dim;
+    float* decay = rates + t * m.num_heads;
+    take_rates(m, betas, betas + m.num_heads, decay, decay + step.num_rows * m.num_heads);
+  }
+
+  // Norms and gates what a layer has mixed for a row.
+  void gate_mixed(const Layer& layer, int64_t t) const {
+    const Mixer& m = layer.mixer;
+    if (m.kind == ATTENTION && layer.is_gated)
+      for (int64_t h = 0; h < layer.num_heads; h++)
+        gate_row(attended.row(t) + h * layer.dim_v, heads.row(t) + (2 * h + 1) * layer.dim_k, layer.dim_v);
+    for (int64_t h = 0; m.kind == DELTA && h < m.num_heads; h++) {
+      float* head = attended.row(t) + h * m.value_dim;
+      apply_norm(m.norm, head, head, m.value_dim);
+      gate_row_by_silu(head, heads.row(t) + m.num_channels + h * m.value_dim, m.value_dim);
+    }
+  }
+
   bool make_buffers() {
-    int64_t num_heads = 0, num_attended = 0, num_inner = 0, num_pieces = 0;
+    int64_t num_heads = 0, num_attended = 0, num_inner = 0, num_pieces = 0, num_convolved = 0, num_rates = 0;
     for (int64_t i = 0; i < step.num_layers; i++) {
       const Layer& l = step.layers[i];
-      num_heads = most(num_heads, l.query.num_outputs + l.key.num_outputs + l.value.num_outputs);
+      int64_t num_outputs = 0;
+      for (int64_t k = 0; k < l.num_inputs; k++) num_outputs += l.inputs[k].num_outputs;
+      num_heads = most(num_heads, num_outputs);
+      if (l.mixer.kind == DELTA) num_convolved = most(num_convolved, l.mixer.num_channels);
+      if (l.mixer.kind == DELTA) num_rates = most(num_rates, 2 * l.mixer.num_heads);
       num_attended = most(num_attended, l.output.num_inputs);
       num_inner = most(num_inner, l.down.num_inputs);
     }
@@ -317,9 +423,10 @@ struct Job {
       size = most(size, found.num_tasks() * piece_size(found.num_rows));
     }
     pieces = allocate(size);
+    rates = allocate(step.num_rows * num_rates);
     num_done = (int32_t*)calloc(num_pieces, sizeof(int32_t));
     const int64_t rows = step.num_rows, width = step.num_hidden;
-    return pieces && num_done && normed.make(rows, width, has_codes, is_fine()) &&
+    return pieces && num_done && rates && convolved.make(rows, num_convolved, false, is_fine()) && normed.make(rows, width, has_codes, is_fine()) &&
            heads.make(rows, num_heads, false, is_fine()) && added.make(rows, width, false, is_fine()) &&
            attended.make(rows, num_attended, has_codes, is_fine()) &&
            inner.make(rows, num_inner, has_codes, is_fine()) &&
@@ -339,7 +446,7 @@ struct Job {
     call.dim_v = l.dim_v;
     call.block_size = l.block_size;
     call.query_t = heads.stride;
-    call.query_h = l.dim_k;
+    call.query_h = query_stride(l);
     call.k_n = l.k_n;
     call.k_h = l.k_h;
     call.k_p = l.k_p;
@@ -366,12 +473,13 @@ struct Job {
     older = (OverQuantised*)malloc(step.num_layers * sizeof(OverQuantised));
     if (!calls || !exact || !older) return false;
     for (int64_t i = 0; i < step.num_layers; i++) {
+      if (!attends(i)) continue;
       calls[i] = quantized_call_of(step.layers[i]);
       new (exact + i) Attention<T>(calls[i].attention);
       new (older + i) OverQuantised(calls[i].attention, {calls + i});
     }
     for (int64_t i = 0; i < step.num_layers; i++)
-      if (!of_kind(i, [&](auto* all) { return cut(all, i); })) return false;
+      if (attends(i) && !of_kind(i, [&](auto* all) { return cut(all, i); })) return false;
     return true;
   }
 
@@ -388,7 +496,7 @@ struct Job {
     int64_t i = 0;
     for (; i < number; i++) {
       const Layer& other = step.layers[i];
-      if (other.group == l.group && other.num_heads == l.num_heads && other.window == l.window &&
+      if (attends(i) && other.group == l.group && other.num_heads == l.num_heads && other.window == l.window &&
           other.chunk == l.chunk && (other.old < 0) == (l.old < 0))
         break;
     }
@@ -403,7 +511,7 @@ struct Job {
       Phases<Job> phases(*this, step.num_threads);
       failed = !phases.run(step.parallel);
       for (int64_t i = 0; i < step.num_layers; i++)
-        failed = failed || of_kind(i, [&](const auto* all) { return all[i].failed; });
+        failed = failed || (attends(i) && of_kind(i, [&](const auto* all) { return all[i].failed; }));
     }
     release();
     return failed || !is_ready;
@@ -411,13 +519,14 @@ struct Job {
 
   void release() {
     for (int64_t i = 0; calls && exact && older && i < step.num_layers; i++)
-      if (first_like(i) == i) of_kind(i, [&](auto* all) { all[i].release(); });
+      if (attends(i) && first_like(i) == i) of_kind(i, [&](auto* all) { all[i].release(); });
     free(exact);
     free(older);
     free(calls);
     free(pieces);
+    free(rates);
     free(num_done);
-    const Buffer* all[] = {&normed, &heads, &attended, &inner, &added, &sampled};
+    const Buffer* all[] = {&normed, &heads, &convolved, &attended, &inner, &added, &sampled};
     for (const Buffer* buffer : all) buffer->release();
   }
 };

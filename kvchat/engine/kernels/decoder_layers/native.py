@@ -11,16 +11,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kvchat.engine.kernels.causal_conv.native import MOST_TAPS
 from kvchat.engine.kernels.cpu_dtypes import is_emulated, is_multiplied_natively
 from kvchat.engine.kernels.decoder_layers.args import (
     Activation,
     DecoderLayer,
     FusedLayerPool,
+    FusedStatePool,
+    GatedDelta,
+    Heads,
     Linear,
+    Mixer,
     Norm,
     RopeTable,
+    ShortConvolution,
     StepRows,
 )
+from kvchat.engine.kernels.gated_delta.native import MOST_DIM
 from kvchat.engine.kernels.linear.native import TYPES
 from kvchat.engine.kernels.linear.packed_layout_probe import packed_layout
 from kvchat.engine.kernels.linear.widened_layout import BLOCK, InterleavedWeight
@@ -31,6 +38,8 @@ from kvchat.engine.kernels.quantized_linear.weight import TILE
 
 _ACTIVATIONS = {Activation.SILU: 0, Activation.GELU_TANH: 1}
 _ROWS, _COLUMNS, _QUANTIZED = 0, 1, 2
+_ATTENTION, _DELTA, _CONVOLUTION = 0, 1, 2
+_MOST_INPUTS = 4
 _FINE_BYTES, _COARSE_BYTES = 5.25, 3.25
 """Most bytes of a number that quantized weights are multiplied with: its parts, and of 32 some sums."""
 
@@ -54,12 +63,33 @@ class _Product(ctypes.Structure):
     ]
 
 
+class _Mixer(ctypes.Structure):
+    """The fields of mixers.h's `Mixer`, in order."""
+
+    _fields_ = [
+        *fields(ctypes.c_void_p, "taps conv_bias decay decay_bias inputs states"),
+        *fields(ctypes.c_int64, "taps_type conv_bias_type decay_type decay_bias_type"),
+        *fields(ctypes.c_int64, "input_stride state_stride num_channels num_taps num_kept"),
+        *fields(ctypes.c_int64, "num_heads num_key_heads key_dim value_dim kind group"),
+        ("norm", _Norm),
+    ]
+
+
+class _States(ctypes.Structure):
+    """The fields of mixers.h's `States`, in order."""
+
+    _fields_ = [*fields(ctypes.c_void_p, "runs offsets"), ("num_sequences", ctypes.c_int64)]
+
+
 class _Layer(ctypes.Structure):
     """The fields of layer.h's `Layer`, in order."""
 
     _fields_ = [
         *fields(_Norm, "before_attention after_attention before_mlp after_mlp query_norm key_norm"),
-        *fields(_Product, "query key value output gate up down"),
+        ("inputs", _Product * _MOST_INPUTS),
+        *fields(_Product, "output gate up down"),
+        ("mixer", _Mixer),
+        *fields(ctypes.c_int64, "num_inputs is_gated"),
         *fields(ctypes.c_void_p, "sinks k_pool v_pool"),
         *fields(ctypes.c_int64, "k_n k_h k_p v_n v_h v_p"),
         *fields(ctypes.c_int64, "num_heads num_kv_heads dim_k dim_v block_size"),
@@ -86,7 +116,7 @@ class _Step(ctypes.Structure):
     """The fields of layer.h's `Step`, in order."""
 
     _fields_ = [
-        *fields(ctypes.c_void_p, "layers ropes groups old last_norm head hidden positions"),
+        *fields(ctypes.c_void_p, "layers ropes groups states old last_norm head hidden positions"),
         *fields(ctypes.c_void_p, "sampling logits parallel"),
         *fields(
             ctypes.c_int64, "num_threads num_layers num_rows num_hidden num_sampling pool_type is_rounded"
@@ -106,7 +136,7 @@ class NativeLayers:
     def __init__(
         self,
         layers: Sequence[DecoderLayer],
-        pools: Sequence[FusedLayerPool],
+        pools: Sequence[FusedLayerPool | FusedStatePool],
         last_norm: Norm,
         head: Linear,
         level: Library | None = None,
@@ -117,8 +147,8 @@ class NativeLayers:
         self._run = found.function("decoder_layers")
         self._parallel = found.parallel
         self._kept: list[object] = [layers, pools, last_norm, head]  # what the addresses point at
-        self._pool_type = TYPES[pools[0].keys.dtype]
-        dtype, linears = pools[0].keys.dtype, [one for layer in layers for one in layer.projections.all]
+        dtype, linears = _dtype_of(pools[0]), [one for layer in layers for one in layer.projections.all]
+        self._pool_type = TYPES[dtype]
         self.suits_rounded = all(_suits_rounded(linear, dtype, found) for linear in linears)
         """Whether nobody multiplies many rows faster with these weights, and with rounded inputs."""
         self.suits_prompts = all(_suits_prompts(linear, dtype, found) for linear in linears)
@@ -128,7 +158,8 @@ class NativeLayers:
         self._num_outputs = head.num_outputs
         self._layers = (_Layer * len(layers))(*map(self._layer, layers, pools))
         self._ropes: Any = None
-        self._groups = (_Group * (1 + max(pool.group for pool in pools)))()
+        self._groups = (_Group * len(pools))()
+        self._states = (_States * len(pools))()
 
     def take_ropes(self, ropes: Sequence[RopeTable]) -> None:
         """Take the tables of all rotary embeddings, which hold every position of the steps to come."""
@@ -164,12 +195,17 @@ class NativeLayers:
             rows = self._groups[number]
             rows.slots, rows.spans = group.slots.data_ptr(), group.table.data_ptr()
             rows.num_spans = len(group.table)
+        for number, changed in enumerate(step.states):
+            states = self._states[number]
+            states.runs, states.offsets = changed.runs.data_ptr(), changed.offsets.data_ptr()
+            states.num_sequences = len(changed.offsets) - 1
         old = [addresses_of(blocks) for blocks in step.old]
         lists = torch.tensor([listed.data_ptr() for listed in old], dtype=torch.int64)
         call = _Step(
             ctypes.addressof(self._layers) + layers.start * ctypes.sizeof(_Layer),
             ctypes.addressof(self._ropes),
             ctypes.addressof(self._groups),
+            ctypes.addressof(self._states),
             lists.data_ptr(),
             ctypes.addressof(self._last_norm),
             ctypes.addressof(self._head) if has_logits else None,
@@ -188,43 +224,30 @@ class NativeLayers:
         if self._run(ctypes.byref(call)):
             raise MemoryError("a step needs more memory than there is")
 
-    def _layer(self, layer: DecoderLayer, pool: FusedLayerPool) -> _Layer:
-        heads, products = layer.heads, layer.projections
-        if pool.keys.dtype not in TYPES or TYPES[pool.keys.dtype] != self._pool_type:
-            raise ValueError(f"pools of {pool.keys.dtype}")
+    def _layer(self, layer: DecoderLayer, pool: FusedLayerPool | FusedStatePool) -> _Layer:
+        products, dtype = layer.projections, _dtype_of(pool)
+        if dtype not in TYPES or TYPES[dtype] != self._pool_type:
+            raise ValueError(f"pools of {dtype}")
         joint = (self._product(products.gate), self._product(products.up))
         if joint[0].layout != joint[1].layout or joint[0].block != joint[1].block:
             raise ValueError("gates and ups are of different kinds")
-        sinks = heads.sinks
-        if sinks is not None and not (sinks.dtype == torch.float32 and sinks.is_contiguous()):
-            raise ValueError(
-                f"sinks of {sinks.dtype}, or with gaps"
-            )  # a copy would outlive exchanged weights
-        return _Layer(
+        assert len(products.inputs) <= _MOST_INPUTS
+        made = _Layer(
             *map(_norm, (layer.before_attention, layer.after_attention, layer.before_mlp, layer.after_mlp)),
-            *map(_norm, (heads.query_norm, heads.key_norm)),
-            *map(self._product, (products.query, products.key, products.value, products.output)),
-            *joint,
-            self._product(products.down),
-            None if sinks is None else sinks.data_ptr(),
-            pool.keys.data_ptr(),
-            pool.values.data_ptr(),
-            *pool.keys.stride()[:3],
-            *pool.values.stride()[:3],
-            heads.num_heads,
-            heads.num_kv_heads,
-            heads.dim,
-            heads.dim,
-            pool.keys.shape[2],
-            heads.window or 0,
-            heads.chunk or 0,
-            -1 if layer.rope is None else layer.rope,
-            pool.group,
-            _ACTIVATIONS[layer.activation],
-            heads.scale,
-            heads.softcap or 0.0,
-            *_old(pool),
+            num_inputs=len(products.inputs),
+            output=self._product(products.output),
+            gate=joint[0],
+            up=joint[1],
+            down=self._product(products.down),
+            rope=-1 if layer.rope is None else layer.rope,
+            activation=_ACTIVATIONS[layer.activation],
         )
+        made.inputs[: len(products.inputs)] = list(map(self._product, products.inputs))
+        if isinstance(pool, FusedStatePool):
+            made.mixer = _mixer(layer.mixer, pool)
+        else:
+            _add_heads(made, layer.heads, pool)
+        return made
 
     def _product(self, linear: Linear) -> _Product:
         bias, weight = linear.bias, linear.weight
@@ -266,9 +289,11 @@ def step_bytes(
         max(part.output.num_inputs for part in parts),
         max(part.down.num_inputs for part in parts),
     )
-    heads = max(part.query.num_outputs + part.key.num_outputs + part.value.num_outputs for part in parts)
+    heads = max(sum(linear.num_outputs for linear in part.inputs) for part in parts)
+    deltas = [layer.mixer for layer in layers if isinstance(layer.mixer, GatedDelta)]
+    convolved = max((len(mixer.conv.taps) + 2 * mixer.num_heads for mixer in deltas), default=0)
     inputs = width + attended + inner
-    num_bytes = 4 * (inputs + heads + width)
+    num_bytes = 4 * (inputs + heads + convolved + width)
     if any(isinstance(linear.weight, QuantizedWeight) for part in parts for linear in part.all):
         num_bytes += int((_FINE_BYTES if dtype == torch.float32 else _COARSE_BYTES) * inputs)
     elif (found := level or library()) and all(
@@ -307,6 +332,65 @@ def _add_codes(product: _Product, weight: QuantizedWeight) -> None:
     product.layout, product.bits, product.group = _QUANTIZED, coding.bits, coding.group
     product.weight, product.scales = weight.codes.data_ptr(), weight.scales.data_ptr()
     product.minima = None if minima is None else minima.data_ptr()
+
+
+def _dtype_of(pool: FusedLayerPool | FusedStatePool) -> torch.dtype:
+    return pool.inputs.dtype if isinstance(pool, FusedStatePool) else pool.keys.dtype
+
+
+def _add_heads(made: _Layer, heads: Heads, pool: FusedLayerPool) -> None:
+    """Add how a layer attends, and where."""
+    sinks = heads.sinks
+    if sinks is not None and not (sinks.dtype == torch.float32 and sinks.is_contiguous()):
+        # A copy would outlive exchanged weights.
+        raise ValueError(f"sinks of {sinks.dtype}, or with gaps")
+    made.query_norm, made.key_norm = _norm(heads.query_norm), _norm(heads.key_norm)
+    made.is_gated = heads.is_gated
+    made.sinks = None if sinks is None else sinks.data_ptr()
+    made.k_pool, made.v_pool = pool.keys.data_ptr(), pool.values.data_ptr()
+    made.k_n, made.k_h, made.k_p = pool.keys.stride()[:3]
+    made.v_n, made.v_h, made.v_p = pool.values.stride()[:3]
+    made.num_heads, made.num_kv_heads = heads.num_heads, heads.num_kv_heads
+    made.dim_k = made.dim_v = heads.dim
+    made.block_size, made.group = pool.keys.shape[2], pool.group
+    made.window, made.chunk = heads.window or 0, heads.chunk or 0
+    made.scale, made.softcap = heads.scale, heads.softcap or 0.0
+    made.old, made.old_keys, made.old_values = _old(pool)
+
+
+def _mixer(mixer: Mixer, pool: FusedStatePool) -> _Mixer:
+    """Return what a layer with a state has beside its products, and where the state lies."""
+    assert not isinstance(mixer, Heads)
+    conv = mixer if isinstance(mixer, ShortConvolution) else mixer.conv
+    num_channels, num_taps = conv.taps.shape
+    if not num_taps - 1 <= pool.inputs.shape[-1] <= MOST_TAPS or num_taps > MOST_TAPS:
+        raise ValueError(f"convolutions of {num_taps} taps that keep {pool.inputs.shape[-1]} inputs")
+    if not all(one is None or one.is_contiguous() for one in mixer.tensors):
+        raise ValueError("weights with gaps")
+    made = _Mixer(
+        kind=_CONVOLUTION,
+        group=pool.group,
+        taps=conv.taps.data_ptr(),
+        taps_type=TYPES[conv.taps.dtype],
+        inputs=pool.inputs.data_ptr(),
+        input_stride=pool.inputs.stride(0),
+        num_channels=num_channels,
+        num_taps=num_taps,
+        num_kept=pool.inputs.shape[-1],
+    )
+    if conv.bias is not None:
+        made.conv_bias, made.conv_bias_type = conv.bias.data_ptr(), TYPES[conv.bias.dtype]
+    if isinstance(mixer, GatedDelta):
+        assert pool.states is not None
+        if mixer.key_dim > MOST_DIM or pool.states.dtype != torch.float32:
+            raise ValueError(f"states of {pool.states.dtype} with keys of {mixer.key_dim}")
+        made.kind, made.norm = _DELTA, _norm(mixer.norm)
+        made.decay, made.decay_type = mixer.decay.data_ptr(), TYPES[mixer.decay.dtype]
+        made.decay_bias, made.decay_bias_type = mixer.decay_bias.data_ptr(), TYPES[mixer.decay_bias.dtype]
+        made.states, made.state_stride = pool.states.data_ptr(), pool.states.stride(0)
+        made.num_heads, made.num_key_heads = mixer.num_heads, mixer.num_key_heads
+        made.key_dim, made.value_dim = mixer.key_dim, mixer.value_dim
+    return made
 
 
 def _old(pool: FusedLayerPool) -> tuple[int, RecordSide, RecordSide]:

@@ -15,7 +15,7 @@ static_assert(ROUNDED_ROWS % quantised::BytePanels::ROWS == 0 && ROWS_OF_TASK % 
 
 // The products of one phase, which share their inputs.
 struct Products {
-  const Product* all[3];
+  const Product* all[MOST_INPUTS];
   int64_t num;
   bool is_joint;  // whether the same outputs of both are finished together
   const Buffer* from;

@@ -9,15 +9,22 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from kvchat.engine.kernels.causal_conv.reference import causal_conv
 from kvchat.engine.kernels.decoder_layers.args import (
     Activation,
     DecoderLayer,
     FusedLayerPool,
+    FusedStatePool,
+    GatedDelta,
     Linear,
+    Mixer,
     Norm,
     RopeTable,
+    ShortConvolution,
+    StateRows,
     StepRows,
 )
+from kvchat.engine.kernels.gated_delta.reference import gated_delta
 from kvchat.engine.kernels.linear.widened_layout import InterleavedWeight
 from kvchat.engine.kernels.paged_attention.args import AttentionArgs, KVPair
 from kvchat.engine.kernels.paged_attention.reference import paged_attention
@@ -33,13 +40,14 @@ _Multiply = Callable[[Tensor, Linear], Tensor]
 def decoder_layers(
     hidden: Tensor,
     layers: Sequence[DecoderLayer],
-    pools: Sequence[FusedLayerPool],
+    pools: Sequence[FusedLayerPool | FusedStatePool],
     ropes: Sequence[RopeTable],
     step: StepRows,
     *,
     is_rounded: bool = False,
 ) -> Tensor:
-    """Return what the last layer gives, [T, hidden] float32, computed in float32 throughout.
+    """Return what the last layer gives, [T, hidden] float32, computed in float32 throughout, but for what
+    goes into a short convolution: that is rounded to the dtype in which it is kept.
 
     Args:
         hidden: what the first layer gets [T, hidden], float32.
@@ -48,12 +56,17 @@ def decoder_layers(
             rounded if their weights are of both kinds.
 
     Effect:
-        Writes keys and values of every row into the pools, rounded to their dtype, before any is read.
+        Writes keys and values of every row into the pools, rounded to their dtype, before any is read, and
+        the states behind every run of rows.
     """
     multiply = _linear_rounded if is_rounded else _linear
     for layer, pool in zip(layers, pools, strict=True):
-        attended = _attend(_norm(hidden, layer.before_attention), layer, pool, ropes, step, multiply)
-        hidden = hidden + _norm(attended, layer.after_attention)
+        inputs = _inputs(_norm(hidden, layer.before_attention), layer, multiply)
+        if isinstance(pool, FusedStatePool):
+            mixed = _from_states(inputs, layer.mixer, pool, step.states[pool.group])
+        else:
+            mixed = _attend(inputs, layer, pool, ropes, step)
+        hidden = hidden + _norm(multiply(mixed, layer.projections.output), layer.after_attention)
         hidden = hidden + _norm(_mlp(_norm(hidden, layer.before_mlp), layer, multiply), layer.after_mlp)
     return hidden
 
@@ -96,19 +109,68 @@ def dense(weight: Tensor | InterleavedWeight | QuantizedWeight) -> Tensor:
     return weight.float()
 
 
+def _inputs(x: Tensor, layer: DecoderLayer, multiply: _Multiply) -> Sequence[Tensor]:
+    linears = layer.projections.inputs
+    is_mixed = len({isinstance(linear.weight, QuantizedWeight) for linear in linears}) > 1
+    return [(_linear if is_mixed else multiply)(x, linear) for linear in linears]
+
+
+def _from_states(inputs: Sequence[Tensor], mixer: Mixer, pool: FusedStatePool, rows: StateRows) -> Tensor:
+    """Return what comes out of a mixer, run by run; writes the state behind each."""
+    mixed: list[Tensor] = []
+    read = -1
+    for first, begin, end, before, behind in rows.runs.tolist():
+        read = before if begin == first else read
+        mixed.append(_from_state([one[begin:end] for one in inputs], mixer, pool, read, behind))
+        read = behind
+    return torch.cat(mixed)
+
+
+def _from_state(
+    inputs: Sequence[Tensor], mixer: Mixer, pool: FusedStatePool, read: int, write: int
+) -> Tensor:
+    if isinstance(mixer, ShortConvolution):
+        b, c, x = inputs[0].chunk(3, dim=-1)
+        return c * _convolved(b * x, mixer, pool, read, write)
+    assert isinstance(mixer, GatedDelta)
+    channels, z, b, a = inputs
+    channels = functional.silu(_convolved(channels, mixer.conv, pool, read, write))
+    keys, values = mixer.num_key_heads * mixer.key_dim, mixer.num_heads * mixer.value_dim
+    query, key, value = (
+        part.unflatten(1, (heads, -1))[None]
+        for part, heads in zip(
+            channels.split([keys, keys, values], dim=-1),
+            (mixer.num_key_heads, mixer.num_key_heads, mixer.num_heads),
+            strict=True,
+        )
+    )
+    decay = -mixer.decay.float().exp() * functional.softplus(a + mixer.decay_bias.float())
+    assert pool.states is not None
+    state = None if read < 0 else pool.states[read][None]
+    rates = decay[None], b.sigmoid()[None]
+    out, pool.states[write : write + 1] = gated_delta(query, key, value, *rates, state, is_normal=True)
+    gates = z.unflatten(1, (mixer.num_heads, mixer.value_dim))
+    return (_norm(out[0], mixer.norm) * functional.silu(gates)).flatten(1)
+
+
+def _convolved(x: Tensor, conv: ShortConvolution, pool: FusedStatePool, read: int, write: int) -> Tensor:
+    kept = torch.zeros_like(pool.inputs[0]) if read < 0 else pool.inputs[read]
+    x = x.to(pool.inputs.dtype)
+    pool.inputs[write] = torch.cat([kept, x.mT], dim=1)[:, -kept.shape[1] :]
+    return causal_conv(x.float()[None], conv.taps, conv.bias, kept.float()[None], is_activated=False)[0]
+
+
 def _attend(
-    x: Tensor,
+    inputs: Sequence[Tensor],
     layer: DecoderLayer,
     pool: FusedLayerPool,
     ropes: Sequence[RopeTable],
     step: StepRows,
-    multiply: _Multiply,
 ) -> Tensor:
-    heads, products, rows = layer.heads, layer.projections, step.groups[pool.group]
-    of_input = (products.query, products.key, products.value)
-    is_mixed = len({isinstance(linear.weight, QuantizedWeight) for linear in of_input}) > 1
-    query, key, value = ((_linear if is_mixed else multiply)(x, linear) for linear in of_input)
-    query = query.unflatten(1, (heads.num_heads, heads.dim))
+    heads, rows = layer.heads, step.groups[pool.group]
+    query, key, value = inputs
+    query = query.unflatten(1, (heads.num_heads, -1))
+    query, gates = query[..., : heads.dim], query[..., heads.dim :]
     key, value = (part.unflatten(1, (heads.num_kv_heads, heads.dim)) for part in (key, value))
     rope = None if layer.rope is None else ropes[layer.rope]
     query = _rotate(_norm(query, heads.query_norm), rope, step.positions)
@@ -127,7 +189,9 @@ def _attend(
     else:
         pools = KVPair(pool.keys, pool.values)
         attended = quantized_attention(query, pools, pool.quantized, args, step.old[pool.old])
-    return multiply(attended.flatten(1), products.output)
+    if heads.is_gated:
+        attended = attended * gates.sigmoid()
+    return attended.flatten(1)
 
 
 def _rotate(x: Tensor, rope: RopeTable | None, positions: Tensor) -> Tensor:

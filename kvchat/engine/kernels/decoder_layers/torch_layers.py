@@ -35,29 +35,24 @@ def weights_of(layer: DecoderLayer) -> LayerWeights:
         if not isinstance(linear.weight, Tensor) or linear.weight.is_mkldnn:
             raise ValueError("weights that are packed or quantized")
         products.append((linear.weight, linear.bias))
-    norms = (*_norms(layer), layer.heads.query_norm, layer.heads.key_norm)
-    return LayerWeights(tuple(products), tuple(norm.weight if norm is not None else None for norm in norms))
+    norms = tuple(norm.weight if norm is not None else None for norm in layer.norms)
+    return LayerWeights(tuple(products), norms)
 
 
 def with_weights(layer: DecoderLayer, weights: LayerWeights) -> DecoderLayer:
     """Return a layer that computes the same with other weights."""
-    query, key, value, output, gate, up, down = (
-        Linear(weight=weight, bias=bias) for weight, bias in weights.products
-    )
-    known = (*_norms(layer), layer.heads.query_norm, layer.heads.key_norm)
+    *inputs, output, gate, up, down = (Linear(weight=weight, bias=bias) for weight, bias in weights.products)
     norms = [
         None if norm is None or weight is None else replace(norm, weight=weight)
-        for norm, weight in zip(known, weights.norms, strict=True)
+        for norm, weight in zip(layer.norms, weights.norms, strict=True)
     ]
     before_attention, before_mlp = norms[0], norms[1]
     assert before_attention is not None
     assert before_mlp is not None
     return replace(
         layer,
-        heads=replace(layer.heads, query_norm=norms[4], key_norm=norms[5]),
-        projections=Projections(
-            query=query, key=key, value=value, output=output, gate=gate, up=up, down=down
-        ),
+        mixer=replace(layer.heads, query_norm=norms[4], key_norm=norms[5]),
+        projections=Projections(inputs=tuple(inputs), output=output, gate=gate, up=up, down=down),
         before_attention=before_attention,
         before_mlp=before_mlp,
         after_attention=norms[2],
@@ -65,17 +60,11 @@ def with_weights(layer: DecoderLayer, weights: LayerWeights) -> DecoderLayer:
     )
 
 
-def _norms(layer: DecoderLayer) -> tuple[Norm | None, ...]:
-    return layer.before_attention, layer.before_mlp, layer.after_attention, layer.after_mlp
-
-
 def before_attention(hidden: Tensor, layer: DecoderLayer) -> Projected:
     """Return what a layer projects `hidden` [T, hidden] to."""
     heads, products = layer.heads, layer.projections
     x = norm_of(hidden, layer.before_attention)
-    query = linear_of(x, products.query).unflatten(1, (heads.num_heads, heads.dim))
-    key = linear_of(x, products.key).unflatten(1, (heads.num_kv_heads, heads.dim))
-    value = linear_of(x, products.value).unflatten(1, (heads.num_kv_heads, heads.dim))
+    query, key, value = (linear_of(x, one).unflatten(1, (-1, heads.dim)) for one in products.inputs)
     return norm_of(query, heads.query_norm), norm_of(key, heads.key_norm), value
 
 

@@ -15,15 +15,14 @@ MOST_DIM = 256
 
 
 class _Call(ctypes.Structure):
-    """The fields of native.cpp's `Call`, in order."""
+    """The fields of tile.h's `Call`, in order."""
 
     _fields_ = [
         *fields(ctypes.c_void_p, "query key value decay beta states reads writes out parallel"),
         *fields(ctypes.c_int64 * 3, "query_strides key_strides value_strides"),
         *fields(ctypes.c_int64, "num_threads type num_sequences num_tokens"),
-        *fields(
-            ctypes.c_int64, "num_key_heads num_heads key_dim value_dim decays_each is_normal slot_stride"
-        ),
+        *fields(ctypes.c_int64, "num_key_heads num_heads key_dim value_dim decays_each is_normal"),
+        *fields(ctypes.c_int64, "slot_stride out_stride"),
         ("epsilon", ctypes.c_double),
     ]
 
@@ -83,6 +82,7 @@ def gated_delta(
         decay.dim() == 4,
         is_normal,
         slots.states.stride(0),
+        num_heads * value_dim,
         EPSILON,
     )
     native.function("gated_delta")(ctypes.byref(call))

@@ -1,8 +1,9 @@
 """Decoder layers of a known structure, found by what a model consists of and by how its parts behave.
 
-A layer matches if it is made of norms, linear layers, one attention and one gated MLP, under the names that
-most models give them, and of nothing else. Norms and activations are tried out. Whether the whole computes
-what the structure says is not decided here; see `engine/forward/fused_check.py`.
+A layer matches if it is made of norms, linear layers, one attention, short convolution or gated delta rule
+and one gated MLP, under the names that most models give them, and of nothing else. Norms and activations are
+tried out. Whether the whole computes what the structure says is not decided here; see
+`engine/forward/fused_check.py`.
 """
 
 from collections.abc import Callable, Collection
@@ -15,14 +16,18 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from kvchat.engine.formats.attention_metadata import AttentionCall
+from kvchat.engine.formats.recurrent.spec import StateSpec
 from kvchat.engine.formats.spec import CacheSpec
 from kvchat.engine.kernels.decoder_layers.args import (
     Activation,
     DecoderLayer,
+    GatedDelta,
     Heads,
     Linear,
+    Mixer,
     Norm,
     Projections,
+    ShortConvolution,
 )
 from kvchat.engine.kernels.quantized_linear import QuantizedWeight
 from kvchat.engine.models.linear.packed import PackedLinear
@@ -40,9 +45,13 @@ NORM_NAMES = (
         "post_feedforward_layernorm": "after_mlp",
     },
     _PLAIN | {"post_self_attn_layernorm": "after_attention", "post_mlp_layernorm": "after_mlp"},
+    {"operator_norm": "before_attention", "ffn_norm": "before_mlp"},
 )
 """How models call a layer's norms, each with what it stands before or after."""
-_PARTS = {"self_attn", "mlp"}
+_ATTENTION, _DELTA, _CONVOLUTION = "self_attn", "linear_attn", "conv"
+_MIXERS = {_ATTENTION, _DELTA, _CONVOLUTION}
+_MLPS = {"mlp": ("gate_proj", "up_proj", "down_proj"), "feed_forward": ("w1", "w3", "w2")}
+_HEAD_NORMS = {"q_norm": "k_norm", "q_layernorm": "k_layernorm"}
 _TOLERANCE = 1e-5
 
 
@@ -75,15 +84,17 @@ def match_decoder(module: Any) -> Decoder:
 
     Raises: Unmatched: it has others.
     """
-    wanted = {"embed_tokens", "layers", "norm", "rotary_emb"}
-    inner: list[Any] = [part for part in module.modules() if _child_names(part) == wanted]
+    wanted = {"embed_tokens", "layers", "rotary_emb"}
+    norms = ("norm", "embedding_norm")
+    kinds = [wanted | {norm} for norm in norms]
+    inner: list[Any] = [part for part in module.modules() if _child_names(part) in kinds]
     if len(inner) != 1 or not isinstance(inner[0].layers, nn.ModuleList):
         raise Unmatched("its parts have other names")
     text: Any = module.config.get_text_config()
     return Decoder(
         embed=inner[0].embed_tokens,
         layers=inner[0].layers,
-        last_norm=match_norm(inner[0].norm),
+        last_norm=match_norm(_part_of(inner[0], *norms)),
         head=match_linear(module.get_output_embeddings()),
         rotary=inner[0].rotary_emb,
         layer_types=set(getattr(text, "layer_types", None) or ()),
@@ -91,43 +102,120 @@ def match_decoder(module: Any) -> Decoder:
     )
 
 
-def match_layer(layer: Any, call: AttentionCall, spec: CacheSpec, rope: int | None) -> DecoderLayer:
+def match_layer(layer: Any, call: AttentionCall | None, spec: CacheSpec, rope: int | None) -> DecoderLayer:
     """Return what a layer consists of.
 
     Args:
-        call: what it passed to its attention.
+        call: what it passed to its attention; None: it keeps a state.
         spec: what it keeps.
         rope: number of its rotary embedding; None: it has none.
 
     Raises: Unmatched: it is of another structure.
     """
-    names = next((names for names in NORM_NAMES if _child_names(layer) == _PARTS | set(names)), None)
-    if names is None or not {"q_proj", "k_proj", "v_proj", "o_proj"} <= _child_names(layer.self_attn):
+    own, name = _child_names(layer), mixer_name(layer)
+    names = next((names for names in NORM_NAMES if own - {name} - set(_MLPS) == set(names)), None)
+    mlp_name = next((mlp for mlp in _MLPS if mlp in own), "")
+    if names is None or not mlp_name or (call is None) != (name != _ATTENTION):
         raise Unmatched("its layers have other parts")
-    if _child_names(layer.mlp) - {"act_fn"} != {"gate_proj", "up_proj", "down_proj"}:
+    mlp, products = getattr(layer, mlp_name), _MLPS[mlp_name]
+    if _child_names(mlp) - {"act_fn"} != set(products):
         raise Unmatched("its layers have no gated MLP")
-    attention, mlp = layer.self_attn, layer.mlp
-    if "position_ids" in signature(attention.forward).parameters:
-        # Queries may be scaled by where they stand, from a position on that no trial reaches.
-        raise Unmatched("its attention asks for positions")
+    mixer, inputs, output = _mixer(getattr(layer, name), name, call, spec)
+    gate, up, down = (match_linear(getattr(mlp, product)) for product in products)
     matched = DecoderLayer(
-        heads=_heads(attention, call, spec),
-        projections=Projections(
-            query=match_linear(attention.q_proj),
-            key=match_linear(attention.k_proj),
-            value=match_linear(attention.v_proj),
-            output=match_linear(attention.o_proj),
-            gate=match_linear(mlp.gate_proj),
-            up=match_linear(mlp.up_proj),
-            down=match_linear(mlp.down_proj),
-        ),
-        activation=_activation(mlp.act_fn),
-        rope=rope,
+        mixer=mixer,
+        projections=Projections(inputs=inputs, output=output, gate=gate, up=up, down=down),
+        activation=_activation(getattr(mlp, "act_fn", functional.silu)),
+        rope=rope if call is not None else None,
         **{place: match_norm(getattr(layer, name)) for name, place in names.items()},
     )
     _require_sizes(matched)
-    _require_all(layer, matched, call)
+    _require_all(layer, matched)
     return matched
+
+
+def mixer_name(layer: Any) -> str:
+    """Return how a layer calls what lets tokens see those before them.
+
+    Raises: Unmatched: it has none, or several.
+    """
+    found = _MIXERS & _child_names(layer)
+    if len(found) != 1:
+        raise Unmatched("its layers have other parts")
+    return found.pop()
+
+
+def unturned_key(layer: Any, given: Tensor, key: Tensor) -> Tensor:
+    """Return the keys [.., H_kv, D] of a layer that attends, of what it is given, before they are turned."""
+    attention, kept = layer.self_attn, _child_names(layer)
+    norms = next(names for names in NORM_NAMES if set(names) <= kept)
+    before = next(name for name, place in norms.items() if place == "before_attention")
+    projected: Tensor = attention.k_proj(getattr(layer, before)(given)).view(key.shape)
+    _, norm = _head_norms(attention)
+    return projected if norm is None else norm(projected)
+
+
+def _mixer(
+    part: Any, name: str, call: AttentionCall | None, spec: CacheSpec
+) -> tuple[Mixer, tuple[Linear, ...], Linear]:
+    """Return a mixer, the products of its inputs, and the one of what it gives."""
+    children = _child_names(part)
+    wanted, outputs = _MIXER_PARTS[name], {"o_proj", "out_proj"} & children
+    if not wanted <= children or len(outputs) != 1:
+        raise Unmatched("its layers have other parts")
+    output = match_linear(getattr(part, outputs.pop()))
+    if call is not None:
+        if "position_ids" in signature(part.forward).parameters:
+            # Queries may be scaled by where they stand, from a position on that no trial reaches.
+            raise Unmatched("its attention asks for positions")
+        inputs = tuple(match_linear(getattr(part, one)) for one in ("q_proj", "k_proj", "v_proj"))
+        return _heads(part, call, spec, output), inputs, output
+    assert isinstance(spec, StateSpec)
+    if spec.piece != 1 or spec.is_stepwise:
+        raise Unmatched("its states depend on how tokens are divided")
+    if name == _CONVOLUTION:
+        return _convolution(part.conv), (match_linear(part.in_proj),), output
+    inputs = tuple(match_linear(getattr(part, f"in_proj_{one}")) for one in ("qkv", "z", "b", "a"))
+    return _delta(part, spec), inputs, output
+
+
+_MIXER_PARTS = {
+    _ATTENTION: {"q_proj", "k_proj", "v_proj"},
+    _DELTA: {"in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "conv1d", "norm"},
+    _CONVOLUTION: {"in_proj", "conv"},
+}
+
+
+def _convolution(conv: nn.Conv1d) -> ShortConvolution:
+    return ShortConvolution(taps=conv.weight[:, 0], bias=conv.bias)
+
+
+def _delta(part: Any, spec: StateSpec) -> GatedDelta:
+    states = [one.shape for one in spec.tensors if one.kind == "rec"]
+    conv = _convolution(part.conv1d)
+    if len(states) != 1 or len(states[0]) != 3:
+        raise Unmatched("its states have other sizes")
+    num_heads, key_dim, value_dim = states[0]
+    return GatedDelta(
+        num_heads=num_heads,
+        num_key_heads=(len(conv.taps) - num_heads * value_dim) // (2 * key_dim),
+        key_dim=key_dim,
+        value_dim=value_dim,
+        conv=conv,
+        decay=part.A_log,
+        decay_bias=part.dt_bias,
+        norm=_gated_norm(part.norm),
+    )
+
+
+def _gated_norm(norm: Any) -> Norm:
+    """Return a norm whose result is multiplied by the SiLU of a gate."""
+    weight, epsilon = norm.weight, norm.variance_epsilon
+    x, gate = _numbers(2, 3, len(weight)).to(weight.device)
+    by_root = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + epsilon) * weight.float()
+    if not _is_near(norm(x, gate), by_root * functional.silu(gate)):
+        raise Unmatched("its norms compute something else")
+    return Norm(weight=weight, epsilon=epsilon, adds_one=False)
 
 
 def match_linear(layer: Any) -> Linear:
@@ -167,14 +255,14 @@ def _activation(function: Callable[[Tensor], Tensor]) -> Activation:
     raise Unmatched("its MLPs have another activation")
 
 
-def _heads(attention: Any, call: AttentionCall, spec: CacheSpec) -> Heads:
+def _heads(attention: Any, call: AttentionCall, spec: CacheSpec, output: Linear) -> Heads:
     dim = spec.head_dim_k
     if spec.head_dim_v != dim:
         raise Unmatched("its keys and values have different sizes")
     query, key = match_linear(attention.q_proj), match_linear(attention.k_proj)
-    norms = [getattr(attention, name, None) for name in ("q_norm", "k_norm")]
+    norms = _head_norms(attention)
     return Heads(
-        num_heads=query.num_outputs // dim,
+        num_heads=output.num_inputs // dim,
         num_kv_heads=key.num_outputs // dim,
         dim=dim,
         scale=dim**-0.5 if call.scaling is None else call.scaling,
@@ -184,48 +272,62 @@ def _heads(attention: Any, call: AttentionCall, spec: CacheSpec) -> Heads:
         sinks=call.sinks,
         query_norm=None if norms[0] is None else match_norm(norms[0]),
         key_norm=None if norms[1] is None else match_norm(norms[1]),
+        is_gated=query.num_outputs == 2 * output.num_inputs,
     )
+
+
+def _head_norms(attention: Any) -> tuple[Any, Any]:
+    """Return the norms of queries and of keys, None each where there is none."""
+    query = next((name for name in _HEAD_NORMS if hasattr(attention, name)), "q_norm")
+    return getattr(attention, query, None), getattr(attention, _HEAD_NORMS[query], None)
 
 
 def _require_sizes(layer: DecoderLayer) -> None:
-    heads, products = layer.heads, layer.projections
-    hidden, inner = products.query.num_inputs, products.gate.num_outputs
-    sizes = {
-        "query": (heads.num_heads * heads.dim, hidden),
-        "key": (heads.num_kv_heads * heads.dim, hidden),
-        "value": (heads.num_kv_heads * heads.dim, hidden),
-        "output": (hidden, heads.num_heads * heads.dim),
-        "gate": (inner, hidden),
-        "up": (inner, hidden),
-        "down": (hidden, inner),
-    }
-    for name, size in sizes.items():
-        if tuple(getattr(products, name).weight.shape) != size:
-            raise Unmatched(f"its {name} projection has another size")
-    for norm in (heads.query_norm, heads.key_norm):
-        if norm is not None and len(norm.weight) != heads.dim:
+    mixer, products = layer.mixer, layer.projections
+    hidden, inner = products.inputs[0].num_inputs, products.gate.num_outputs
+    num_inputs, num_mixed = _sizes_of(mixer, hidden)
+    sizes = [
+        *((size, hidden) for size in num_inputs),
+        *((hidden, num_mixed), (inner, hidden), (inner, hidden), (hidden, inner)),
+    ]
+    for linear, size in zip(products.all, sizes, strict=True):
+        if tuple(linear.weight.shape) != size:
+            raise Unmatched(f"a projection of its layers has other sizes than {size[1]} and {size[0]}")
+    if not isinstance(mixer, Heads):
+        return
+    for norm in mixer.norms:
+        if norm is not None and len(norm.weight) != mixer.dim:
             raise Unmatched("its heads have another norm")
-    if heads.num_heads % heads.num_kv_heads:
+    if mixer.num_heads % mixer.num_kv_heads:
         raise Unmatched("its heads do not share keys evenly")
 
 
-def _require_all(layer: nn.Module, matched: DecoderLayer, call: AttentionCall) -> None:
+def _sizes_of(mixer: Mixer, hidden: int) -> tuple[list[int], int]:
+    """Return how many numbers a mixer gets by each product, and how many it gives."""
+    if isinstance(mixer, Heads):
+        queries, keys = mixer.num_heads * mixer.dim, mixer.num_kv_heads * mixer.dim
+        return [queries * (1 + mixer.is_gated), keys, keys], queries
+    if isinstance(mixer, ShortConvolution):
+        return [3 * hidden], hidden
+    values = mixer.num_heads * mixer.value_dim
+    channels = 2 * mixer.num_key_heads * mixer.key_dim + values
+    return [channels, values, mixer.num_heads, mixer.num_heads], values
+
+
+def _require_all(layer: nn.Module, matched: DecoderLayer) -> None:
     """Refuse a layer that has tensors of which the structure says nothing."""
-    products = matched.projections
-    num_used = sum(
-        norm is not None
-        for norm in (
-            *(matched.before_attention, matched.after_attention, matched.before_mlp, matched.after_mlp),
-            *(matched.heads.query_norm, matched.heads.key_norm),
-        )
-    )
-    for linear in products.all:
+    num_used = sum(one is not None for one in (*matched.norms, *matched.mixer.tensors))
+    for linear in matched.projections.all:
         weight = linear.weight
         num_used += 2 + (weight.minima is not None) if isinstance(weight, QuantizedWeight) else 1
         num_used += linear.bias is not None
-    num_used += call.sinks is not None
     if num_used != len([*layer.parameters(), *layer.buffers()]):
         raise Unmatched("its layers have more weights")
+
+
+def _part_of(module: Any, *names: str) -> Any:
+    """Return the part of a module that goes by one of these names."""
+    return next(getattr(module, name) for name in names if hasattr(module, name))
 
 
 def _child_names(module: nn.Module) -> set[str]:
