@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import torch
 import transformers
 
+from benchmarks.cpu.bounds import Bounds
 from benchmarks.cpu.process import EngineProcess
 from benchmarks.table import Row
 from kvchat.engine import Engine, EngineConfig, SamplingParams
@@ -26,6 +27,8 @@ ROUNDS = 3
 VOCAB_SIZE = 32_000
 WEIGHTS = {"auto": ("F16", "BF16"), "int8": ("Q8_0",), "int4": ("Q4_0",)}
 """Ours, as in the file or quantised, and llama.cpp's files of the same bits."""
+NUMBER_BYTES = {"auto": 2.0, "int8": 1.0625, "int4": 0.5625}
+"""Bytes of a weight, with its share of a scale."""
 GGUF_KINDS = {"Qwen3.5-0.8B": "qwen35", "LFM2-1.2B": "lfm2"}
 _COMMON: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
@@ -99,17 +102,21 @@ def _shape(
 ) -> list[Row]:
     """Measure all in turn. They share the machine's memory, but never its processor."""
     engine = Engine.load(str(model_dir), _config(model_dir, weights))
+    bounds = Bounds(torch.get_num_threads())
+    num_weights = sum(path.stat().st_size for path in model_dir.glob("*.safetensors")) / 2
     peers: dict[str, Peer] = {"transformers": _Transformers(model_dir)} if weights == "auto" else {}
     for kind in WEIGHTS[weights] if llama_cpp else ():
         peers[f"llama.cpp {kind}"] = _LlamaCpp(name, model_dir, kind, llama_cpp)
     rows = []
     for length in contexts:
         ours, theirs = [], {peer: [] for peer in peers}
+        read_bytes_per_s: list[float] = []
         for number in range(ROUNDS + 1):  # the first is not counted
             ids = torch.randint(1, VOCAB_SIZE, (length,), generator=torch.Generator().manual_seed(number))
             for peer, one in peers.items():
                 theirs[peer].append(one.answer(ids))
             ours.append(_answer(engine, ids.tolist()))
+            read_bytes_per_s.append(bounds.read_bytes_per_s())
         for at, what in enumerate(("prefill", "decode")):
             speeds = [(length, NUM_TOKENS)[at] / own[at] for own in ours[1:]]
             bits = "" if weights == "auto" else f", {weights}"
@@ -117,6 +124,9 @@ def _shape(
             for peer, found in theirs.items():
                 ratios = [there[at] / own[at] for own, there in zip(ours[1:], found[1:], strict=True)]
                 rows.append(Row.of(f"  kvchat / {peer}", "x", ratios))
+        read = num_weights * NUMBER_BYTES[weights] * NUM_TOKENS
+        shares = [read / own[1] / most for own, most in zip(ours[1:], read_bytes_per_s[1:], strict=True)]
+        rows.append(Row.of("  share of the bound: weights read once a token", "x", shares))
     for one in peers.values():
         one.close()
     del peers

@@ -47,7 +47,22 @@ CONFIGS: dict[str, Any] = {
     ),
     "layers without rope": transformers.SmolLM3Config(**SIZES, no_rope_layers=[1, 0, 1]),
     "caps": transformers.Gemma2Config(**SIZES | {"head_dim": 16}, sliding_window=20),
+    "gated delta rules": transformers.Qwen3_5TextConfig(
+        **SIZES | {"head_dim": 16, "num_attention_heads": 2},
+        layer_types=["linear_attention", "full_attention", "linear_attention"],
+        linear_num_key_heads=2,
+        linear_num_value_heads=4,
+        linear_key_head_dim=12,
+        linear_value_head_dim=20,
+    ),
+    "short convolutions": transformers.Lfm2Config(
+        **SIZES | {"num_attention_heads": 3},
+        block_auto_adjust_ff_dim=False,
+        full_attn_idxs=[1],
+        conv_bias=True,
+    ),
 }
+HYBRIDS = ("gated delta rules", "short convolutions")
 SCALED_FROM_48_ON: Any = transformers.Ministral3Config(
     **SIZES | {"head_dim": 10},
     rope_parameters={
@@ -85,6 +100,15 @@ def test_usual_models_are_fused_in_every_dtype(
     kind: str, dtype: str, tiny: TinyModels, open_engine: OpenEngine
 ) -> None:
     assert open_engine(tiny(kind), dtype=dtype).info.unfused is None
+
+
+@pytest.mark.parametrize("name", HYBRIDS)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_hybrids_are_fused_in_every_dtype(
+    name: str, dtype: str, tmp_path: Path, open_engine: OpenEngine
+) -> None:
+    model_dir = save_model(CONFIGS[name], tmp_path / "model")
+    assert open_engine(model_dir, dtype=dtype).info.unfused is None
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -146,16 +170,24 @@ def test_a_token_decodes_to_the_same_bits_whatever_shares_its_step(
     dtype: str, cache_format: str, tiny: TinyModels, open_recorded: OpenRecorded
 ) -> None:
     """Beside seven others, short ones and prompts that go through the model itself; blocks become old."""
-    alone = decoded(tiny, open_recorded, [], dtype=dtype, cache_format=cache_format)
-    beside = decoded(tiny, open_recorded, PROMPTS[1:], dtype=dtype, cache_format=cache_format)
+    alone = decoded(tiny("qwen3"), open_recorded, [], dtype=dtype, cache_format=cache_format)
+    beside = decoded(tiny("qwen3"), open_recorded, PROMPTS[1:], dtype=dtype, cache_format=cache_format)
     assert torch.equal(beside, alone)
 
 
-def decoded(
-    tiny: TinyModels, open_recorded: OpenRecorded, others: list[list[int]], **settings: str
-) -> Tensor:
+@pytest.mark.parametrize("name", HYBRIDS)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_token_of_a_hybrid_decodes_to_the_same_bits_whatever_shares_its_step(
+    name: str, dtype: str, tmp_path: Path, open_recorded: OpenRecorded
+) -> None:
+    model_dir = save_model(CONFIGS[name], tmp_path / "model")
+    alone = decoded(model_dir, open_recorded, [], dtype=dtype)
+    assert torch.equal(decoded(model_dir, open_recorded, PROMPTS[1:], dtype=dtype), alone)
+
+
+def decoded(model_dir: Path, open_recorded: OpenRecorded, others: list[list[int]], **settings: str) -> Tensor:
     """Return the logits of one request's decode steps; the others arrive when its prompt is computed."""
-    engine, recorder = open_recorded(tiny("qwen3"), **settings)
+    engine, recorder = open_recorded(model_dir, **settings)
     assert engine.info.unfused is None
     prompt = token_ids(61, seed=9)
     handle = submit(engine, prompt, 40)
