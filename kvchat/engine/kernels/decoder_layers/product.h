@@ -221,9 +221,15 @@ void multiply_columns(const Product& product, float* out, const float* x, int64_
   for (; column + 4 * W <= product.block; column += 4 * W)
     multiply_columns<4>(out + column, x + begin, x_stride, num_rows, weight + column * V, product.block,
                         end - begin);
-  for (; column < product.block; column += W)
-    multiply_columns<1>(out + column, x + begin, x_stride, num_rows, weight + column * V, product.block,
-                        end - begin);
+  // What is left of a block goes together: lines that are read in turn come faster than every second one.
+  const T* last = weight + column * V;
+  const int64_t left = (product.block - column) / W;
+  if (left == 3)
+    multiply_columns<3>(out + column, x + begin, x_stride, num_rows, last, product.block, end - begin);
+  else if (left == 2)
+    multiply_columns<2>(out + column, x + begin, x_stride, num_rows, last, product.block, end - begin);
+  else if (left == 1)
+    multiply_columns<1>(out + column, x + begin, x_stride, num_rows, last, product.block, end - begin);
 }
 
 // Products of NUM rows and OUTS outputs, each summed lane by lane.
