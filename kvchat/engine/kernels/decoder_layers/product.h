@@ -159,8 +159,8 @@ void multiply_columns(float* out, const float* x, int64_t x_stride, int64_t num_
     const int64_t rows = HAS_EIGHT && left >= 8 ? 8 : left >= MOST ? MOST : left >= 2 ? 2 : 1;
     float* to = out + t * UNIT;
     const float* from = x + t * x_stride;
-    // Later rows find the weight in the cache: meanwhile the next one comes from memory.
-    const int64_t ahead = t && rows == left ? block * count * (int64_t)sizeof(T) : 0;
+    // The first rows bring the weight from memory; meanwhile the last ones ask for the next one.
+    const int64_t ahead = !t ? NEAR_BYTES : rows == left ? block * count * (int64_t)sizeof(T) : 0;
     if constexpr (HAS_EIGHT)
       if (rows == 8) multiply_eight<VECS>(to, from, x_stride, weight, block, count);
     if (rows == 4)
