@@ -15,8 +15,10 @@ from kvchat.engine.kernels import causal_conv
 from kvchat.engine.kernels.health import HEALTH
 from kvchat.engine.kernels.native.library import library
 from kvchat.engine.models.config_file import normalised, read_config
+from kvchat.engine.scheduling.scheduler import Drafter
 from tests.engine.conversations import GREEDY, Life
 from tests.engine.recurrent_models import CONFIGS, save_recurrent
+from tests.engine.test_speculation import as_in_a_life, expect_exact
 from tests.engine.test_traces_engine import expect_cold
 from tests.engine.tiny_models import (
     RecordingRunner,
@@ -382,8 +384,24 @@ def test_after_many_lives_each_answer_is_that_of_an_engine_without_a_past(
     live(model_dir(name), tmp_path, seed, num_actions=40)
 
 
-def live(model_dir: Path, cache_dir: Path, seed: int, num_actions: int) -> None:
-    life = Life(model_dir, cache_dir, seed, GREEDY)
+@some_classes
+def test_a_draft_that_was_partly_right_changes_no_answer(name: str, model_dir: Any) -> None:
+    """The state behind it is given up, and the next step computes again what was right."""
+    prompts = [token_ids(length, seed=1) for length in (5, 63, 150)]
+    expect_exact(model_dir(name), open_recorded, prompts, 30)
+
+
+@pytest.mark.parametrize("name", ["Qwen3_5", "Lfm2"])
+def test_after_any_life_with_drafts_each_answer_is_that_of_an_engine_without_a_past(
+    name: str, model_dir: Any, tmp_path: Path
+) -> None:
+    live(model_dir(name), tmp_path, seed=4, num_actions=10, drafter=as_in_a_life(model_dir(name)))
+
+
+def live(
+    model_dir: Path, cache_dir: Path, seed: int, num_actions: int, drafter: Drafter | None = None
+) -> None:
+    life = Life(model_dir, cache_dir, seed, GREEDY, drafter=drafter)
     life.run(num_actions)
     for number, asked in enumerate(life.requests):
         expect_cold(model_dir, asked, f"request {number} of seed {seed}")

@@ -27,11 +27,17 @@ from kvchat.engine.tiering.save_policy import SavePolicy
 
 @dataclass(frozen=True, slots=True)
 class _Due:
-    """A sequence whose next token is due: the logits [1 + D, V] behind its last token and D of a draft."""
+    """A sequence whose next token is due: the logits [1 + D, V] behind its last token and D of a draft.
+
+    Args:
+        num_open: tokens of the step that count as computed only if all of the draft is right: the state that
+            the step leaves is behind all of it.
+    """
 
     completion: Completion
     logits: Tensor
     draft: tuple[int, ...] = ()
+    num_open: int = 0
 
 
 @dataclass(slots=True)
@@ -122,10 +128,12 @@ class OutputProcessor:
         rows = logits.split([chunk.num_rows for chunk in batch.chunks])
         for chunk, own in zip(batch.chunks, rows, strict=True):
             completion = self.completions[chunk.request]
-            self.manager.commit(completion.sequence, chunk.num_certain)
+            num_open = chunk.num_certain if chunk.draft and self.manager.device.has_states else 0
+            if not num_open:
+                self.manager.commit(completion.sequence, chunk.num_certain)
             if chunk.samples:
                 due = sampled if self._state(completion).search is None else searched
-                due.append(_Due(completion, own, chunk.draft))
+                due.append(_Due(completion, own, chunk.draft, num_open))
                 # Further answers begin where the first one's prompt has just been computed.
                 missing = self._state(completion).missing_samples
                 due += [_Due(self._fork(completion, sample), own) for sample in missing]
@@ -174,7 +182,7 @@ class OutputProcessor:
         ]
         for one, chosen in zip(due, self._choose(due, rows), strict=True):
             one.completion.num_drafted += len(one.draft)
-            self._take_tokens(one.completion, chosen)
+            self._take_tokens(one, chosen)
 
     def _choose(
         self, due: abc.Sequence["_Due"], rows: abc.Sequence[SamplingRow]
@@ -195,15 +203,20 @@ class OutputProcessor:
         self.scheduler.add(sibling)
         return sibling
 
-    def _take_tokens(self, completion: Completion, chosen: abc.Sequence[SampledToken | None]) -> None:
+    def _take_tokens(self, due: "_Due", chosen: abc.Sequence[SampledToken | None]) -> None:
         """Append what was chosen, up to where the answer ends. Each token but the last is one of a draft that
         was right, and has been computed; one that ends an answer counts as not computed, as it always does.
+        Where a state has gone too far, the next step computes them again.
         """
+        completion = due.completion
         end: tuple[FinishReason, str | None] | None = None
         for number, choice in enumerate(chosen):
             if number:
-                self.manager.commit(completion.sequence, 1)
                 completion.num_accepted += 1
+            if number and not due.num_open:
+                self.manager.commit(completion.sequence, 1)
+            elif number and number == len(due.draft):
+                self.manager.commit(completion.sequence, due.num_open + number)
             end = self._take_token(completion, choice)
             if end is not None:
                 break

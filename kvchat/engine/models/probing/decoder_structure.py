@@ -171,7 +171,7 @@ def _mixer(
         inputs = tuple(match_linear(getattr(part, one)) for one in ("q_proj", "k_proj", "v_proj"))
         return _heads(part, call, spec, output), inputs, output
     assert isinstance(spec, StateSpec)
-    if spec.piece != 1 or spec.is_stepwise:
+    if not spec.may_be_cut:
         raise Unmatched("its states depend on how tokens are divided")
     if name == _CONVOLUTION:
         return _convolution(part.conv), (match_linear(part.in_proj),), output
