@@ -16,7 +16,6 @@ from kvchat.engine.api.cache_format import EXACT, parse_cache_format
 from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.api.ids import BlockId, GroupId
 from kvchat.engine.formats.format_table import codec_of
-from kvchat.engine.formats.recurrent.spec import require_tokens_alone
 from kvchat.engine.formats.spec import Group
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.models.load import choose_device
@@ -65,7 +64,8 @@ class Converter:
                 f"cache format '{cache_format}' shows a part of exact blocks, so there is nothing to "
                 f"convert; ask with --cache-format {cache_format}"
             )
-        require_tokens_alone(candidate.served.groups, "converted")
+        if any(group.is_state for group in candidate.served.groups):
+            raise ConfigError("the cache of a model with recurrent layers cannot be converted yet")
         self._size = config.block_size
         self.exact = _side_of(candidate, replace(config, cache_format=EXACT))
         self.target = _side_of(candidate, replace(config, cache_format=cache_format))

@@ -165,6 +165,7 @@ class Gauge:
         self._require(text, formats, layers_in)
         report(f"computing {len(text.token_ids)} tokens on the exact cache …")
         replay = self.replay(EXACT, len(text.token_ids), len(text.token_ids) - text.start)
+        replay.keep_state(text.start)
         truth = _Truth(replay, predict(replay, text, 0))
         losses = []
         for cache_format in formats:

@@ -1,7 +1,8 @@
 """One model on one cache format, outside of any engine: a text is computed, taken back and computed on.
 
 Every block has one place for good, so there is nothing to allocate, name or evict; a layer that sees a window
-goes around in a ring. Over a view that prunes, what is kept of a stretch takes its first places.
+goes around in a ring. Over a view that prunes, what is kept of a stretch takes its first places. Of states there
+are three: where a computation began, which may be gone back to, where it is, and where it will be.
 Dimensions: N rows, V vocabulary, P block size.
 """
 
@@ -17,7 +18,6 @@ from kvchat.engine.api.namespace import Namespace
 from kvchat.engine.cache.block_operations import Prune, TableChange
 from kvchat.engine.formats.format_table import Resources, codec_of, metadata_builders
 from kvchat.engine.formats.pool_sizing import window_blocks
-from kvchat.engine.formats.recurrent.spec import require_tokens_alone
 from kvchat.engine.formats.shadow.shadows import Shadows
 from kvchat.engine.formats.spec import Group, Selection
 from kvchat.engine.formats.view_schedule import HiddenRange, ViewSchedules
@@ -26,6 +26,7 @@ from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.sequences.batch_plan import Batch, Chunk, ShadowedPrompt
 
 _BRANCH = SequenceId(0)
+_STATES = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,9 +54,6 @@ class Replay:
         groups: what is stored of its layers.
         device: of the model.
         shadows: through which long contexts are looked at, where groups have any.
-
-    Raises:
-        ConfigError: layers keep a state.
     """
 
     def __init__(
@@ -66,7 +64,6 @@ class Replay:
         device: torch.device,
         shadows: Shadows | None = None,
     ) -> None:
-        require_tokens_alone(groups, "measured in other formats")
         self._shadows = shadows
         self.groups = tuple(groups)
         self.size = size
@@ -77,6 +74,11 @@ class Replay:
         self._pruned = [group for group in groups if group.spec.selection is Selection.PRUNED]
         self._schedules = ViewSchedules(self.groups, size.block_size)
         self._schedule = self._schedules.of("replay", "")
+        self._stateful = [group for group in groups if group.is_state]
+        self._slots: dict[int, int] = {}
+        """Of the states behind so many tokens."""
+        self._kept_at = 0
+        self._kept: dict[int, Tensor] = {}
         self._num_plans = 0
         """That were made: what is computed after another one may be another text."""
 
@@ -141,6 +143,7 @@ class Replay:
             pieces = self._cut(start, len(token_ids))
         for first, end in pieces:
             samples = end > num_silent
+            self._changes += self._state_tables(start + first)
             chunk = Chunk(
                 request=RequestId(0),
                 sequence=_BRANCH,
@@ -154,8 +157,35 @@ class Replay:
             )
             logits = self._runner.run(Batch((chunk,), (), self._changes, ()))
             self._changes = ()
+            self._advance(start, start + first, start + end)
             if samples:
                 yield start + max(first, num_silent), logits
+
+    def keep_state(self, num_tokens: int) -> None:
+        """Keep the states behind so many tokens for a replay that takes over those; a step must end there."""
+        self._kept_at, self._kept = num_tokens, {}
+
+    def _state_tables(self, start: int) -> tuple[TableChange, ...]:
+        """Say where the states are behind `start` tokens, and where those behind the next step go."""
+        if not self._stateful:
+            return ()
+        blocks = (self._slots[start], self._free_slot()) if start else (self._free_slot(),)
+        return tuple(
+            TableChange(_BRANCH, group.id, 0, tuple(map(BlockId, blocks))) for group in self._stateful
+        )
+
+    def _free_slot(self) -> int:
+        return min(set(range(_STATES)) - set(self._slots.values()))
+
+    def _advance(self, begun: int, start: int, end: int) -> None:
+        """Note that the tokens up to `end` are computed; only the states where that began are kept beside."""
+        if not self._stateful:
+            return
+        slots = {at: slot for at, slot in self._slots.items() if at == begun}
+        self._slots = slots | {end: self._free_slot()}
+        if end == self._kept_at:
+            slot = self._slots[end]
+            self._kept = {layer: pool.keys[slot].clone() for layer, pool in self.pool.states.items()}
 
     def _shadowed(self, num_computed: int) -> ShadowedPrompt | None:
         num_tokens = self._schedule.shadow_start(num_computed)
@@ -165,8 +195,13 @@ class Replay:
 
     def convert(self, exact: "Replay", num_tokens: int) -> None:
         """Take over the first `num_tokens` tokens of a replay in the exact format, quantized where this one
-        quantizes: what would have been quantized by now is, and the rest is copied.
+        quantizes: what would have been quantized by now is, and the rest is copied. States are those that
+        the other one has kept.
         """
+        if self._stateful and num_tokens:
+            self._slots = {num_tokens: 0}
+            for layer, state in exact._kept.items():
+                self.pool.states[layer].keys[0] = state
         for layer, pool in self.pool.layers.items():
             source = exact.pool.layers[layer]
             group = next(one for one in self.groups if one.id == pool.group)
@@ -191,7 +226,7 @@ class Replay:
         size = self.size.block_size
         held = (self._schedule.numbers(group, num_tokens, size) for group in self.groups)
         return sum(
-            len(numbers) * group.block_bytes(size) + group.beside_bytes(num_tokens)
+            (len(numbers) + group.is_state) * group.block_bytes(size) + group.beside_bytes(num_tokens)
             for group, numbers in zip(self.groups, held, strict=True)
         )
 
@@ -203,7 +238,8 @@ class Replay:
         kept = [
             group
             for group in self.groups
-            if group.spec.max_visible is None or group.spec.selection.has_hidden_blocks
+            if not group.is_state
+            and (group.spec.max_visible is None or group.spec.selection.has_hidden_blocks)
         ]
         whole = sum(group.block_bytes(size) for group in kept) / size
         if not self.is_view:
@@ -254,6 +290,7 @@ class Replay:
                 tuple(BlockId(number % self._rings[group.id]) for number in range(whole)),
             )
             for group in self.groups
+            if not group.is_state
         ]
 
 
@@ -267,6 +304,8 @@ def _pieces(num_silent: int, num_tokens: int, chunk_len: int) -> list[tuple[int,
 
 
 def _ring(group: Group, size: ReplaySize) -> int:
+    if group.is_state:
+        return _STATES
     whole = ceil(size.max_len / size.block_size)
     if group.spec.max_visible is None or group.spec.selection.has_hidden_blocks:
         return whole

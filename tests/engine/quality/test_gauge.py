@@ -30,7 +30,7 @@ def test_the_exact_replay_predicts_what_the_model_does(
 
 
 @pytest.mark.parametrize("is_converted", [False, True])
-@pytest.mark.parametrize("kind", ["llama", "gemma3"])
+@pytest.mark.parametrize("kind", ["llama", "gemma3", "Qwen3_5", "Jamba"])
 def test_the_exact_format_loses_nothing(kind: str, is_converted: bool, gauge_of: OpenGauge) -> None:
     report = gauge_of(kind).measure(a_text(), [EXACT], is_converted=is_converted)
     (found,) = report.formats
@@ -211,3 +211,19 @@ def test_copies_of_a_model_answer_an_exam_together_as_one_does(gauge_of: OpenGau
     together = examine(gauge_of(), exam, ["int8", "int2"], counts.append, beside=[gauge_of()])
     assert together == examine(gauge_of(), exam, ["int8", "int2"])
     assert counts == [1, 2, 3, 4]
+
+
+def test_of_a_hybrid_fewer_bits_lose_more_computed_or_converted_and_an_exam_goes_back_to_its_states(
+    gauge_of: OpenGauge,
+) -> None:
+    """What is asked twice at one place is answered alike."""
+    gauge = gauge_of("Qwen3_5")
+    for is_converted in (False, True):
+        report = gauge.measure(a_text(), ["int8", "int2"], is_converted=is_converted)
+        assert 0 < report.formats[0].loss.divergence < report.formats[1].loss.divergence
+        assert report.exact_bytes > report.formats[0].num_bytes > report.formats[1].num_bytes
+    replay = gauge.replay(EXACT, 60)
+    replay.compute(token_ids(50), 0)
+    first, other, again = (replay.compute(ids, 50, 1) for ids in ([3, 4], [5], [3, 4]))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)

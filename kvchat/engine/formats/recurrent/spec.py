@@ -8,7 +8,6 @@ from typing import ClassVar
 
 from kvchat.engine.api.snapshot import STATE_KIND
 from kvchat.engine.formats.spec import ITEM_BYTES, BlockRange, CacheSpec, Group, Lifetime
-from kvchat.errors import ConfigError
 
 ALIGNMENT = 64
 """Bytes at multiples of which the tensors of a state begin."""
@@ -118,12 +117,6 @@ def piece_of(groups: Sequence[Group]) -> int:
 def computes_whole_steps(groups: Sequence[Group]) -> bool:
     """Return whether layers compute all tokens that a sequence has in a step in one call."""
     return any(isinstance(group.spec, StateSpec) and not group.spec.is_stacked for group in groups)
-
-
-def require_tokens_alone(groups: Sequence[Group], what: str) -> None:
-    """Raise ConfigError where layers keep a state, which is not of single tokens."""
-    if any(group.is_state for group in groups):
-        raise ConfigError(f"the cache of a model with recurrent layers cannot be {what} yet")
 
 
 def _padded(num_bytes: int) -> int:
