@@ -1,8 +1,8 @@
 """One model on one cache format, outside of any engine: a text is computed, taken back and computed on.
 
 Every block has one place for good, so there is nothing to allocate, name or evict; a layer that sees a window
-goes around in a ring. Over a view that prunes, what is kept of a stretch takes its first places. There are three
-states: where a computation began, which may be gone back to, where it is, and where it will be.
+goes around in a ring. Over a view that prunes, what is kept of a stretch takes its first places. There are
+three states: where a computation began, which may be gone back to, where it is, and where it will be.
 Dimensions: N rows, V vocabulary, P block size.
 """
 
