@@ -101,6 +101,11 @@ class CacheSpec(ABC):
         return self
 
     @property
+    def may_be_cut(self) -> bool:
+        """Whether tokens give the same bits however they are divided into steps."""
+        return True
+
+    @property
     def in_float32(self) -> "CacheSpec":
         """The same for a layer that computes in float32."""
         return replace(self, dtype="F32")

@@ -19,7 +19,6 @@ from kvchat.engine.cache.manager import CacheManager
 from kvchat.engine.formats.attention_metadata import TORCH_DTYPES
 from kvchat.engine.formats.format_table import Resources, metadata_builders
 from kvchat.engine.formats.pool_sizing import LEAST_STATES, host_places, pool_blocks
-from kvchat.engine.formats.recurrent.spec import StateSpec
 from kvchat.engine.formats.shadow.memory import ShadowedMemory, divided, in_host_memory, making_bytes
 from kvchat.engine.formats.shadow.shadows import Shadows
 from kvchat.engine.formats.shadow.spec import shadow_specs
@@ -169,8 +168,8 @@ def assemble(
 def _drafter(config: EngineConfig, tier: DeviceTier, shadows: Shadows | None) -> Drafter:
     # A draft that is not kept would have to be taken back from a shadow, which is to make it anew. States are
     # computed again: in another cut.
-    states = [group.spec for group in tier.groups if isinstance(group.spec, StateSpec)]
-    may_draft = config.speculate == "auto" and shadows is None and all(one.may_be_cut for one in states)
+    may_be_cut = all(group.spec.may_be_cut for group in tier.groups)
+    may_draft = config.speculate == "auto" and shadows is None and may_be_cut
     return NgramProposer() if may_draft else NoDrafter()
 
 

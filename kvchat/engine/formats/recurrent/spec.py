@@ -56,7 +56,6 @@ class StateSpec(CacheSpec):
 
     @property
     def may_be_cut(self) -> bool:
-        """Whether tokens give the same state and the same bits however they are divided into steps."""
         return self.piece == 1 and not self.is_stepwise and self.is_stacked
 
     @property

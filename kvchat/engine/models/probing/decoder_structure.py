@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from kvchat.engine.formats.attention_metadata import AttentionCall
-from kvchat.engine.formats.recurrent.spec import StateSpec
 from kvchat.engine.formats.spec import CacheSpec
 from kvchat.engine.kernels.decoder_layers.args import (
     Activation,
@@ -170,13 +169,12 @@ def _mixer(
             raise Unmatched("its attention asks for positions")
         inputs = tuple(match_linear(getattr(part, one)) for one in ("q_proj", "k_proj", "v_proj"))
         return _heads(part, call, spec, output), inputs, output
-    assert isinstance(spec, StateSpec)
     if not spec.may_be_cut:
         raise Unmatched("its states depend on how tokens are divided")
     if name == _CONVOLUTION:
         return _convolution(part.conv), (match_linear(part.in_proj),), output
     inputs = tuple(match_linear(getattr(part, f"in_proj_{one}")) for one in ("qkv", "z", "b", "a"))
-    return _delta(part, spec), inputs, output
+    return _delta(part), inputs, output
 
 
 _MIXER_PARTS = {
@@ -190,12 +188,9 @@ def _convolution(conv: nn.Conv1d) -> ShortConvolution:
     return ShortConvolution(taps=conv.weight[:, 0], bias=conv.bias)
 
 
-def _delta(part: Any, spec: StateSpec) -> GatedDelta:
-    states = [one.shape for one in spec.tensors if one.kind == "rec"]
+def _delta(part: Any) -> GatedDelta:
     conv = _convolution(part.conv1d)
-    if len(states) != 1 or len(states[0]) != 3:
-        raise Unmatched("its states have other sizes")
-    num_heads, key_dim, value_dim = states[0]
+    num_heads, key_dim, value_dim = len(part.A_log), part.head_k_dim, len(part.norm.weight)
     return GatedDelta(
         num_heads=num_heads,
         num_key_heads=(len(conv.taps) - num_heads * value_dim) // (2 * key_dim),
