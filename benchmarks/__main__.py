@@ -67,6 +67,9 @@ def main(words: Sequence[str] | None = None) -> int:
         metavar="PYTHON",
         help="interpreter with llama-cpp-python and gguf, as a peer",
     )
+    parser.add_argument(
+        "--openvino", type=Path, metavar="PYTHON", help="interpreter with optimum-intel, as a peer"
+    )
     parser.add_argument("--json", type=Path, help="write the figures to this file too")
     parser.add_argument("--svg", type=Path, metavar="DIR", help="draw a plot of each scenario there")
     arguments = parser.parse_args(words)
@@ -107,6 +110,7 @@ def _run(name: str, arguments: argparse.Namespace, report: Report) -> None:
         options = {
             "quick": arguments.quick,
             "llama_cpp": arguments.llama_cpp,
+            "openvino": arguments.openvino,
             "svg_dir": RESULTS if arguments.save else arguments.svg,
         }
         measured = _measure(scenario, options)

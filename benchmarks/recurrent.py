@@ -1,7 +1,8 @@
-"""Hybrid models on the processor beside transformers and llama.cpp, and coming back to one after a restart.
+"""Hybrid models on the processor beside other engines, and coming back to one after a restart.
 
 Random weights in the shapes of Qwen3.5-0.8B and LFM2-1.2B, with small vocabularies. llama.cpp takes part
-where `--llama-cpp PYTHON` names an interpreter that has `llama-cpp-python`.
+where `--llama-cpp PYTHON` names an interpreter that has `llama-cpp-python`, and OpenVINO where
+`--openvino PYTHON` names one that has `optimum-intel`.
 """
 
 import gc
@@ -27,6 +28,7 @@ ROUNDS = 3
 VOCAB_SIZE = 32_000
 WEIGHTS = {"auto": ("F16", "BF16"), "int8": ("Q8_0",), "int4": ("Q4_0",)}
 """Ours, as in the file or quantised, and llama.cpp's files of the same bits."""
+BITS = {"auto": "16", "int8": "8", "int4": "4"}
 NUMBER_BYTES = {"auto": 2.0, "int8": 1.0625, "int4": 0.5625}
 """Bytes of a weight, with its share of a scale."""
 GGUF_KINDS = {"Qwen3.5-0.8B": "qwen35", "LFM2-1.2B": "lfm2"}
@@ -70,9 +72,10 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def measure(*, quick: bool = False, llama_cpp: Path | None = None) -> list[Row]:
+def measure(*, quick: bool = False, llama_cpp: Path | None = None, openvino: Path | None = None) -> list[Row]:
     """Args:
     llama_cpp: an interpreter that has llama-cpp-python; None: no comparison with it.
+    openvino: the same of optimum-intel.
     """
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
@@ -81,8 +84,8 @@ def measure(*, quick: bool = False, llama_cpp: Path | None = None) -> list[Row]:
     for name in list(SHAPES)[: 1 if quick else None]:
         with TemporaryDirectory() as directory:
             model_dir = _saved(name, Path(directory, "model"))
-            for weights in WEIGHTS if llama_cpp else ("auto",):
-                rows += _shape(name, model_dir, contexts, weights, llama_cpp)
+            for weights in WEIGHTS if llama_cpp or openvino else ("auto",):
+                rows += _shape(name, model_dir, contexts, weights, llama_cpp, openvino)
             ids = torch.arange(1, 1 + contexts[-1]).tolist()
             rows += _resumed(name, model_dir, ids)
     return rows
@@ -98,7 +101,12 @@ def _saved(name: str, directory: Path) -> Path:
 
 
 def _shape(
-    name: str, model_dir: Path, contexts: Sequence[int], weights: str, llama_cpp: Path | None
+    name: str,
+    model_dir: Path,
+    contexts: Sequence[int],
+    weights: str,
+    llama_cpp: Path | None = None,
+    openvino: Path | None = None,
 ) -> list[Row]:
     """Measure all in turn. They share the machine's memory, but never its processor."""
     engine = Engine.load(str(model_dir), _config(model_dir, weights))
@@ -107,6 +115,8 @@ def _shape(
     peers: dict[str, Peer] = {"transformers": _Transformers(model_dir)} if weights == "auto" else {}
     for kind in WEIGHTS[weights] if llama_cpp else ():
         peers[f"llama.cpp {kind}"] = _LlamaCpp(name, model_dir, kind, llama_cpp)
+    if openvino is not None:
+        peers["OpenVINO"] = _OpenVino(model_dir, weights, openvino)
     rows = []
     for length in contexts:
         ours, theirs = [], {peer: [] for peer in peers}
@@ -148,7 +158,29 @@ class Peer(Protocol):
     def close(self) -> None: ...
 
 
-class _LlamaCpp:
+class _OtherProcess:
+    """An engine in a process of its own."""
+
+    _process: EngineProcess
+
+    def answer(self, ids: torch.Tensor) -> tuple[float, float]:
+        length = len(ids)
+        prompt_s = self._process.ask(do="prefill", length=length)["seconds"]
+        return prompt_s, self._process.ask(do="decode", length=length, tokens=NUM_TOKENS, batch=1)["seconds"]
+
+    def close(self) -> None:
+        self._process.close()
+
+
+class _OpenVino(_OtherProcess):
+    """The model's own directory, exported by optimum-intel."""
+
+    def __init__(self, model_dir: Path, weights: str, python: Path) -> None:
+        settings = {"bits": BITS[weights], "threads": torch.get_num_threads(), "vocab_size": VOCAB_SIZE}
+        self._process = EngineProcess("openvino_engine", model_dir, settings, str(python))
+
+
+class _LlamaCpp(_OtherProcess):
     """A file of the model in a process of llama.cpp."""
 
     def __init__(self, name: str, model_dir: Path, kind: str, python: Path) -> None:
@@ -162,14 +194,6 @@ class _LlamaCpp:
         write_gguf(model, path, GGUF_KINDS[name], GGMLQuantizationType[kind])
         settings = {"max_context": 4_200, "threads": torch.get_num_threads(), "vocab_size": VOCAB_SIZE}
         self._process = EngineProcess("llama_cpp_engine", path, settings, str(python))
-
-    def answer(self, ids: torch.Tensor) -> tuple[float, float]:
-        length = len(ids)
-        prompt_s = self._process.ask(do="prefill", length=length)["seconds"]
-        return prompt_s, self._process.ask(do="decode", length=length, tokens=NUM_TOKENS, batch=1)["seconds"]
-
-    def close(self) -> None:
-        self._process.close()
 
 
 class _Transformers:

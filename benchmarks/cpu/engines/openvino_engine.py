@@ -51,12 +51,14 @@ class OpenVinoEngine:
         for state, kept in zip(self._request.query_state(), self._states[length], strict=True):
             state.state = openvino.Tensor(kept)
         token = torch.tensor([[following(0)]])
-        past: Any = ((),)  # what optimum hands on for a state that the request keeps
+        # What optimum hands on for a state that the request keeps.
+        name = "cache_params" if hasattr(self._model, "ssm_cache_names") else "past_key_values"
+        past: dict[str, Any] = {name: ((),)}
         self._model._past_length = length
         start_s = time.perf_counter()
         for step in range(num_tokens):
             mask = torch.ones(1, length + step + 1, dtype=torch.long)
-            out = self._model(token, attention_mask=mask, past_key_values=past)
+            out = self._model(token, attention_mask=mask, **past)
             token = out.logits[:, -1:].argmax(-1)
         return time.perf_counter() - start_s
 
