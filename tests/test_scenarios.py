@@ -53,7 +53,7 @@ def test_every_scenario_gives_figures_that_are_drawn_and_written_as_json(name: s
     """From there on all of them go through the lines that the quick ones go through below."""
     scenario = import_module(f"benchmarks.{name}")
     parameters = signature(scenario.measure).parameters
-    assert set(parameters) <= {"quick", "llama_cpp", "svg_dir"}
+    assert set(parameters) <= {"quick", "llama_cpp", "openvino", "svg_dir"}
     assert all(one.default is not Parameter.empty for one in parameters.values())
     assert get_type_hints(scenario.measure)["return"] == list[Row]
     assert (scenario.__doc__ or "").splitlines()[0].strip()

@@ -24,7 +24,6 @@ from kvchat.engine.cache.block_operations import Move
 from kvchat.engine.memory.disk.open_tier import open_saver
 from kvchat.engine.models.locate import locate_model
 from kvchat.engine.results import Handle, Result, collect
-from kvchat.engine.sampling.speculative.ngram_proposer import MOST_DRAFTED
 from kvchat.engine.scheduling import request_events
 from kvchat.engine.scheduling.capacity_check import CapacityCheck
 from kvchat.engine.scheduling.format_advisor import FormatAdvisor
@@ -435,9 +434,7 @@ class Engine:
         An accelerator is done when its logits have been read, not when the pass returns.
         """
         longest = max(batch.chunks, key=lambda chunk: chunk.num_certain)
-        # What a draft has left to be computed again is no prompt.
-        has_answered = self._output.completions[longest.request].num_generated > 0
-        is_prompt = longest.num_certain > (MOST_DRAFTED + 1 if has_answered else 1)
+        is_prompt = longest.num_certain > 1 and not self._output.completions[longest.request].is_answering
         start_s = self._clock()
         compute = self._runner.run if self._overlapped is None else self._overlapped.logits
         self._output.record(batch, compute(batch))

@@ -1,11 +1,13 @@
 """Models with recurrent layers: exact behind forks, edits and restarts, and nothing is computed twice."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from kvchat.engine.api.ids import RequestId
 from kvchat.engine.api.inspection import InspectionRequest
 from kvchat.engine.api.request import Request
 from kvchat.engine.api.sampling_params import SamplingParams
@@ -15,7 +17,8 @@ from kvchat.engine.kernels import causal_conv
 from kvchat.engine.kernels.health import HEALTH
 from kvchat.engine.kernels.native.library import library
 from kvchat.engine.models.config_file import normalised, read_config
-from kvchat.engine.scheduling.scheduler import Drafter
+from kvchat.engine.scheduling.scheduler import Drafter, NoDrafter
+from kvchat.engine.sequences.completion_sequence import Completion
 from tests.engine.conversations import GREEDY, Life
 from tests.engine.recurrent_models import CONFIGS, save_recurrent
 from tests.engine.test_speculation import as_in_a_life, expect_exact
@@ -389,6 +392,30 @@ def test_a_draft_that_was_partly_right_changes_no_answer(name: str, model_dir: A
     """The state behind it is given up, and the next step computes again what was right."""
     prompts = [token_ids(length, seed=1) for length in (5, 63, 150)]
     expect_exact(model_dir(name), open_recorded, prompts, 30)
+
+
+class Wrong(NoDrafter):
+    """Guesses a token that is never chosen."""
+
+    def propose(
+        self, due: Sequence[Completion], num_beside: int, most: int
+    ) -> Mapping[RequestId, tuple[int, ...]]:
+        return {one.id: (0,) for one in due if one.most_drafted}
+
+
+def test_an_answer_whose_draft_was_wrong_goes_on_beside_a_more_important_prompt(model_dir: Any) -> None:
+    settings = SIZES | {"max_batch_tokens": 32}
+    engine, recorder = open_recorded(model_dir("Qwen3_5"), drafter=Wrong(), **settings)
+    sampling = SamplingParams(max_tokens=60)
+    behind = engine.submit(Request(token_ids=tuple(token_ids(9)), sampling=sampling, priority=1))
+    while not any(batch.num_drafted for batch in recorder.batches):
+        engine.step()
+    submit(engine, token_ids(400, seed=3), 2)
+    num_batches = len(recorder.batches)
+    for _ in range(8):
+        engine.step()
+    beside = recorder.batches[num_batches:]
+    assert all(any(chunk.request == behind.request_id for chunk in batch.chunks) for batch in beside)
 
 
 @pytest.mark.parametrize("name", ["Qwen3_5", "Lfm2"])

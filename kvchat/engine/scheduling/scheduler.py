@@ -202,7 +202,7 @@ class Scheduler:
         moves: list[Move] = []
         budget = self.max_batch_tokens
         for completion in sorted(
-            self.running, key=lambda completion: (not completion.is_decoding, completion.rank)
+            self.running, key=lambda completion: (not completion.is_answering, completion.rank)
         ):
             if not budget or completion.is_held or completion not in self.running:
                 continue
@@ -288,7 +288,9 @@ class Scheduler:
         }
         if not due:
             return []
+        again = [one for one in served.values() if one.is_answering and not one.is_decoding]
         num_beside = sum(len(chunk.token_ids) for chunk in chunks.values()) - len(due)
+        num_beside -= sum(len(chunks[one.id].token_ids) for one in again)
         moves: list[Move] = []
         for number, draft in self.drafter.propose(tuple(due.values()), num_beside, budget).items():
             added = self.manager.extend(due[number].sequence, 1 + len(draft)) if draft else None

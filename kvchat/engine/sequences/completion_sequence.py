@@ -9,6 +9,9 @@ from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.sequences.sequence import Sequence
 from kvchat.engine.sequences.stop_matcher_guard import StopMatcherGuard
 
+MOST_OPEN = 16
+"""Tokens of an answer that are to be computed at most where it goes on: the longest draft, and one."""
+
 
 @dataclass(slots=True, eq=False)
 class Completion:
@@ -86,6 +89,11 @@ class Completion:
     @property
     def is_decoding(self) -> bool:
         return self.sequence.num_uncomputed == 1 and self.num_generated > 0
+
+    @property
+    def is_answering(self) -> bool:
+        """Whether it decodes, or computes again what a draft had right; see `OutputProcessor`."""
+        return 0 < self.sequence.num_uncomputed <= MOST_OPEN and self.num_generated > 0
 
     def append(self, token_id: int, logprob: float) -> None:
         """Add the next token. `logprob`: its log-probability, 0 where nobody asked."""
