@@ -9,9 +9,12 @@ import transformers
 from torch import Tensor
 
 from kvchat.engine.api.sampling_params import SamplingParams
+from kvchat.engine.formats.attention_metadata import AttentionMetadata
+from kvchat.engine.forward import fused_pass
 from kvchat.engine.forward.fused_check import fuse
 from kvchat.engine.forward.model_route import choose_route
 from kvchat.engine.kernels.cpu_dtypes import is_emulated
+from kvchat.engine.kernels.decoder_layers.args import StateRows
 from kvchat.engine.kernels.native.library import library
 from kvchat.engine.models.load import load_model
 from kvchat.engine.models.probing.decoder_structure import Unmatched
@@ -94,6 +97,34 @@ def native() -> None:
         pytest.skip(str(compiled()))
 
 
+def move_vectors(tensors: dict[str, Tensor]) -> None:
+    """Norms and biases are all ones or zeros in a new model."""
+    generator = torch.Generator().manual_seed(0)
+    for tensor in tensors.values():
+        if tensor.ndim == 1:
+            tensor += torch.randn(tensor.shape, generator=generator) / 8
+
+
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_a_model_whose_layers_leave_other_states_is_not_fused(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What they give now is the same."""
+    model_dir = save_model(CONFIGS[name], tmp_path / "model")
+    loaded = load_model(model_dir, dtype="float32", device=torch.device("cpu"))
+    groups = choose_route(loaded).groups
+    own = fused_pass._state_rows
+
+    def elsewhere(step: AttentionMetadata) -> StateRows:
+        rows = own(step)
+        rows.runs[:, 4] += 5
+        return rows
+
+    monkeypatch.setattr(fused_pass, "_state_rows", elsewhere)
+    with pytest.raises(Unmatched, match="another state"):
+        fuse(loaded, groups)
+
+
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma3"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_usual_models_are_fused_in_every_dtype(
@@ -113,7 +144,7 @@ def test_hybrids_are_fused_in_every_dtype(
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_fused_layers_answer_as_transformers_does(name: str, tmp_path: Path, open_engine: OpenEngine) -> None:
-    model_dir = save_model(CONFIGS[name], tmp_path / "model")
+    model_dir = rewrite(save_model(CONFIGS[name], tmp_path / "model"), move_vectors)
     engine = open_engine(model_dir)
     assert engine.info.unfused is None
     found = engine.generate(PROMPTS, SamplingParams(max_tokens=24, temperature=0.0))

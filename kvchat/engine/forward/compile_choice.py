@@ -159,8 +159,8 @@ def fingerprint_of(walk: LayerWalk, device: torch.device) -> str:
             versions.append(version(package))
         except PackageNotFoundError:
             versions.append("")
-    inputs = [layer.projections.output.num_outputs for layer in walk.layers]
-    parts = ([repr(layer.kind) for layer in walk.layers], inputs, str(walk.dtype), versions)
+    widths = [layer.projections.output.num_outputs for layer in walk.layers]
+    parts = ([repr(layer.kind) for layer in walk.layers], widths, str(walk.dtype), versions)
     return blake2b(repr((*parts, _device_name(device))).encode(), digest_size=16).hexdigest()
 
 

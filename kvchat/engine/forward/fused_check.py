@@ -32,6 +32,7 @@ from kvchat.engine.forward.layer_samples import (
     sample_row,
     scratch,
     states_in,
+    states_of,
     watch,
 )
 from kvchat.engine.forward.model_route import ModelPlan, Route
@@ -64,6 +65,9 @@ log = logging.getLogger(__name__)
 LAYER_TOLERANCE = {torch.float32: (1e-4, 1e-6)}
 COARSE_LAYER_TOLERANCE = (0.05, 0.01)
 """Most error of a layer: of what it adds, and of the sum."""
+STATE_TOLERANCE = {torch.float32: 1e-4}
+COARSE_STATE_TOLERANCE = 0.02
+"""Most error of what lies in a layer's slots, of its size."""
 _UNFUSED = (Unmatched, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 UNTURNED = 0.01
 """Keys no farther from their projection were not turned."""
@@ -302,16 +306,17 @@ def _require_all(
     fusion: Fusion, groups: Sequence[Group], seen: SampledLayer, row: InputBatch, logits: Tensor
 ) -> bool:
     """Return whether it may be rounded, too."""
+    pool = scratch(groups)
     try:
-        fused = fusion.on(scratch(groups))
+        fused = fusion.on(pool)
     except ValueError as error:
         raise Unmatched(f"there is no kernel for {error}") from error
-    _require_same(fused, seen, row, logits)
+    _require_same(fused, pool, seen, row, logits)
     if seen.outputs[0].dtype != torch.float32 or fusion.is_quantized:
         _require_structure(fusion, scratch(in_float32(groups)), seen, row)
     try:
         if fused.suits_rounded:
-            _require_same(fused, seen, row, logits, is_rounded=True)
+            _require_same(fused, pool, seen, row, logits, is_rounded=True)
     except Unmatched as error:
         log.info("prompts are not rounded: %s", error)
         return False
@@ -396,13 +401,29 @@ def _is_projected(layer: Any, given: Tensor, key: Tensor) -> bool:
 
 
 def _require_same(
-    fused: FusedLayers, seen: SampledLayer, row: InputBatch, logits: Tensor, *, is_rounded: bool = False
+    fused: FusedLayers,
+    pool: DevicePool,
+    seen: SampledLayer,
+    row: InputBatch,
+    logits: Tensor,
+    *,
+    is_rounded: bool = False,
 ) -> None:
-    """Compare every layer and the logits with the model's own."""
+    """Compare every layer, the state that it leaves and the logits with the model's own."""
     for number, (given, wanted) in enumerate(zip(seen.inputs, seen.outputs, strict=True)):
         found = fused.hidden(given.float(), row, number, is_rounded=is_rounded)
         require_near(found, given, wanted, f"layer {number}")
+        if number in seen.states:
+            _require_state(states_of(pool, number), seen.states[number], wanted.dtype, number)
     require_logits(fused.logits(row, is_rounded=is_rounded), logits, seen.inputs[0].dtype)
+
+
+def _require_state(found: Sequence[Tensor], wanted: Sequence[Tensor], dtype: torch.dtype, layer: int) -> None:
+    """Hold what lies in all slots behind a layer, also where it has no business, to the model's."""
+    for own, other in zip(found, wanted, strict=True):
+        distance = float((own - other).norm() / other.norm())
+        if not distance <= STATE_TOLERANCE.get(dtype, COARSE_STATE_TOLERANCE):
+            raise Unmatched(f"layer {layer} leaves another state ({distance:.2g} of its size away)")
 
 
 def _require_structure(fusion: Fusion, pool: DevicePool, seen: SampledLayer, row: InputBatch) -> None:

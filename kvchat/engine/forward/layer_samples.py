@@ -39,6 +39,8 @@ class SampledLayer:
     arguments: list[dict[str, Any]] = field(default_factory=list)
     calls: dict[int, AttentionCall] = field(default_factory=dict)
     keys: dict[int, Tensor] = field(default_factory=dict)
+    states: dict[int, tuple[Tensor, ...]] = field(default_factory=dict)
+    """All that lies in the slots of each layer afterwards."""
 
 
 class _Watched(PagedAttention):
@@ -111,6 +113,12 @@ def _parts(device: torch.device) -> StateMetadata:
     return StateMetadata(torch.zeros(0, dtype=torch.long, device=device), (), parts=parts)
 
 
+def states_of(pool: DevicePool, layer: int) -> tuple[Tensor, ...]:
+    """Return a copy of the states of a layer in all slots, in float32."""
+    tensors = layer_states(pool.states, TORCH_DTYPES)[layer].tensors
+    return tuple(tensors[name].float().clone() for name in sorted(tensors))
+
+
 def states_in(pool: DevicePool, layers: Mapping[int, nn.Module]) -> StatePast | None:
     """Let layers that keep a state, by number, find and leave it in `pool`; return what they ask for it, None
     where there are none.
@@ -144,6 +152,7 @@ def watch(
             hooks.callback(layer.register_forward_pre_hook(before, with_kwargs=True).remove)
             hooks.callback(layer.register_forward_hook(after).remove)
         logits = own.logits(row)
+    seen.states = {number: states_of(pool, number) for number in keeping}
     num_mixed = len(seen.calls) + len(keeping)
     if not len(seen.inputs) == len(seen.outputs) == num_mixed == len(decoder.layers):
         raise Unmatched("its layers do not run one after the other")

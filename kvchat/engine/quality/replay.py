@@ -157,7 +157,7 @@ class Replay:
             )
             logits = self._runner.run(Batch((chunk,), (), self._changes, ()))
             self._changes = ()
-            self._advance(start, start + first, start + end)
+            self._advance(start, start + end)
             if samples:
                 yield start + max(first, num_silent), logits
 
@@ -177,8 +177,8 @@ class Replay:
     def _free_slot(self) -> int:
         return min(set(range(_STATES)) - set(self._slots.values()))
 
-    def _advance(self, begun: int, start: int, end: int) -> None:
-        """Note that the tokens up to `end` are computed; only the states where that began are kept beside."""
+    def _advance(self, begun: int, end: int) -> None:
+        """Note that the tokens from `begun` to `end` are computed; the states before those stay beside."""
         if not self._stateful:
             return
         slots = {at: slot for at, slot in self._slots.items() if at == begun}

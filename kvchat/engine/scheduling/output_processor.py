@@ -30,14 +30,14 @@ class _Due:
     """A sequence whose next token is due: the logits [1 + D, V] behind its last token and D of a draft.
 
     Args:
-        num_open: tokens of the step that count as computed only if all of the draft is right: the state that
+        is_open: whether its last token counts as computed only if all of the draft is right: the state that
             the step leaves is behind all of it.
     """
 
     completion: Completion
     logits: Tensor
     draft: tuple[int, ...] = ()
-    num_open: int = 0
+    is_open: bool = False
 
 
 @dataclass(slots=True)
@@ -128,12 +128,12 @@ class OutputProcessor:
         rows = logits.split([chunk.num_rows for chunk in batch.chunks])
         for chunk, own in zip(batch.chunks, rows, strict=True):
             completion = self.completions[chunk.request]
-            num_open = chunk.num_certain if chunk.draft and self.manager.device.has_states else 0
-            if not num_open:
+            is_open = chunk.num_drafted > 0 and self.manager.device.has_states
+            if not is_open:
                 self.manager.commit(completion.sequence, chunk.num_certain)
             if chunk.samples:
                 due = sampled if self._state(completion).search is None else searched
-                due.append(_Due(completion, own, chunk.draft, num_open))
+                due.append(_Due(completion, own, chunk.draft, is_open))
                 # Further answers begin where the first one's prompt has just been computed.
                 missing = self._state(completion).missing_samples
                 due += [_Due(self._fork(completion, sample), own) for sample in missing]
@@ -206,17 +206,17 @@ class OutputProcessor:
     def _take_tokens(self, due: "_Due", chosen: abc.Sequence[SampledToken | None]) -> None:
         """Append what was chosen, up to where the answer ends. Each token but the last is one of a draft that
         was right, and has been computed; one that ends an answer counts as not computed, as it always does.
-        Where a state has gone too far, the next step computes them again.
+        Where a state has gone too far none of them counts: the next step computes them again.
         """
         completion = due.completion
         end: tuple[FinishReason, str | None] | None = None
         for number, choice in enumerate(chosen):
             if number:
                 completion.num_accepted += 1
-            if number and not due.num_open:
+            if number and not due.is_open:
                 self.manager.commit(completion.sequence, 1)
             elif number and number == len(due.draft):
-                self.manager.commit(completion.sequence, due.num_open + number)
+                self.manager.commit(completion.sequence, 1 + number)
             end = self._take_token(completion, choice)
             if end is not None:
                 break

@@ -166,8 +166,8 @@ def assemble(
 
 
 def _drafter(config: EngineConfig, tier: DeviceTier, shadows: Shadows | None) -> Drafter:
-    # A draft that is not kept would have to be taken back from a shadow, which is to make it anew. States are
-    # computed again: in another cut.
+    # A draft that is not kept would have to be taken back from a shadow, which is to make it anew. Behind a
+    # state the tokens that were right are computed again, in a step of other tokens.
     may_be_cut = all(group.spec.may_be_cut for group in tier.groups)
     may_draft = config.speculate == "auto" and shadows is None and may_be_cut
     return NgramProposer() if may_draft else NoDrafter()

@@ -30,6 +30,7 @@ SHAPES = {
     "numbers": Shape(**SIZES),  # type: ignore[arg-type]
     "int8": Shape(**SIZES, weights="int8"),  # type: ignore[arg-type]
     "int8 bfloat16": Shape(**SIZES, weights="int8", dtype=BF16),  # type: ignore[arg-type]
+    "states": Shape(**SIZES, mixers=("delta", "convolution")),  # type: ignore[arg-type]
     "paired bfloat16": Shape(**SIZES, weights="paired", dtype=BF16),  # type: ignore[arg-type]
 }
 

@@ -21,7 +21,11 @@ def causal_conv(
         is_activated: apply SiLU to the rounded sums.
     """
     num_taps = weight.shape[1]
-    before = x.new_zeros(len(x), x.shape[2], num_taps - 1) if past is None else past[..., 1 - num_taps :]
+    before = (
+        x.new_zeros(len(x), x.shape[2], num_taps - 1)
+        if past is None
+        else past[..., past.shape[-1] - num_taps + 1 :]
+    )
     rows = torch.cat((before.to(x.dtype), x.transpose(1, 2)), dim=-1).float()
     sums = functional.conv1d(
         rows, weight.float()[:, None], None if bias is None else bias.float(), groups=x.shape[2]
