@@ -53,6 +53,7 @@ class StateMetadata(AttentionMetadata):
     parts: Sequence[StatePart] = ()
 
     def part(self, numbers: Sequence[int], index: Tensor) -> "StateMetadata":
+        """Return the same for the sequences whose rows are `index`."""
         kept = [part.within(index) for part in self.parts]
         return StateMetadata(self.slots, (), parts=[part for part in kept if part is not None])
 

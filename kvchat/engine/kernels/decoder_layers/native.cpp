@@ -1,9 +1,9 @@
 // All decoder layers of a model for the tokens of a step, in one call.
 //
-// A layer is five phases: queries, keys and values; attention; the output projection; gate and up; down. Whoever
-// ends a phase does what stands between products: norms, rotary embedding, keys and values into the pool,
-// residuals. Of many rows that is a phase of its own. Numbers between the layers stay float32. Layers that keep a
-// state have what mixers.h says in the place of attention.
+// A layer is five phases: what its mixer is given; the mixer, which is attention or goes on from a state (see
+// mixers.h); the output projection; gate and up; down. Whoever ends a phase does what stands between products:
+// norms, rotary embedding, keys and values into the pool, residuals. Of many rows that is a phase of its own.
+// Numbers between the layers stay float32.
 //
 // Every row's result is a function of that row alone, and of whether products of the step are rounded: no sum
 // depends on how many rows share the step, nor on which thread computes it. Layers with quantised blocks attend
@@ -84,7 +84,8 @@ struct Job {
     const int64_t number = phase / per_layer;
     const Mixer& mixer = step.layers[number].mixer;
     if (mixer.kind == CONVOLUTION) return 1;
-    if (mixer.kind == DELTA) return states_of(mixer).num_sequences * mixer.num_heads * delta::num_tiles(mixer.value_dim);
+    if (mixer.kind == DELTA)
+      return states_of(mixer).num_sequences * mixer.num_heads * delta::num_tiles(mixer.value_dim);
     return of_kind(number, [&](const auto* all) { return all[number].num_tasks; });
   }
 
@@ -426,7 +427,8 @@ struct Job {
     rates = allocate(step.num_rows * num_rates);
     num_done = (int32_t*)calloc(num_pieces, sizeof(int32_t));
     const int64_t rows = step.num_rows, width = step.num_hidden;
-    return pieces && num_done && rates && convolved.make(rows, num_convolved, false, is_fine()) && normed.make(rows, width, has_codes, is_fine()) &&
+    return pieces && num_done && rates && convolved.make(rows, num_convolved, false, is_fine()) &&
+           normed.make(rows, width, has_codes, is_fine()) &&
            heads.make(rows, num_heads, false, is_fine()) && added.make(rows, width, false, is_fine()) &&
            attended.make(rows, num_attended, has_codes, is_fine()) &&
            inner.make(rows, num_inner, has_codes, is_fine()) &&
