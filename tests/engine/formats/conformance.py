@@ -8,6 +8,7 @@ and in the exact format by transformers.
 
 import io
 import json
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +38,8 @@ BLOCK = 16
 PROMPT = 139
 WHOLE = PROMPT - PROMPT % BLOCK
 """Tokens of the full blocks of a prompt; its tail goes on with the answer."""
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+"""Whether kernels are interpreted: a step is then seconds, so that answers are short."""
 LATENT = "V3, YaRN"
 RECURRENT = "Qwen3_5"
 Opened = Callable[..., Engine]
@@ -155,7 +158,8 @@ class Promises(Conformance):
     def test_answers_do_not_depend_on_how_a_prompt_was_cut(self, row: Row, opened: Opened) -> None:
         """Traps 20 and 32. Token by token where a format allows it, in several chunks, and at once."""
         prompt = token_ids(PROMPT * 4 // 9 if 1 in row.cuts else PROMPT)
-        found = [Conversation(opened(max_batch_tokens=size)).say(prompt, 16).token_ids for size in row.cuts]
+        cuts, num_tokens = (row.cuts[1:], 4) if INTERPRETED else (row.cuts, 16)
+        found = [Conversation(opened(max_batch_tokens=size)).say(prompt, num_tokens).token_ids for size in cuts]
         assert found.count(found[0]) == len(found)
 
     def test_conversations_in_one_batch_are_answered_as_each_alone(
@@ -204,7 +208,8 @@ class Promises(Conformance):
         """Traps 11 and 23: preempted within prompts and answers, and demoted between two."""
         prompts = [token_ids(PROMPT - 23 + 17 * seed, 20 + seed) for seed in range(4)]
         turn = token_ids(12, seed=9)
-        wanted = [alone((prompt, 24), (turn, 6)) for prompt in prompts]
+        num_tokens = 8 if INTERPRETED else 24
+        wanted = [alone((prompt, num_tokens), (turn, 4)) for prompt in prompts]
         whole = sum(group.block_bytes for group in opened().snapshot().groups)
         engine = opened(
             device_bytes=row.num_blocks * whole,
@@ -214,14 +219,14 @@ class Promises(Conformance):
             eviction="lru",
         )
         conversations = [Conversation(engine, owner) for owner in "abcd"]
-        handles = [one.submit(prompt, 24) for one, prompt in zip(conversations, prompts, strict=True)]
+        handles = [one.submit(prompt, num_tokens) for one, prompt in zip(conversations, prompts, strict=True)]
         found = [one.finish(handle).token_ids for one, handle in zip(conversations, handles, strict=True)]
         assert found == [first for first, _ in wanted]
         for one, (_, second) in zip(conversations, wanted, strict=True):
             assert one.sequence is not None
             engine.demote(one.sequence)
             engine.check_integrity()
-            assert one.say(turn, 6).token_ids == second
+            assert one.say(turn, 4).token_ids == second
 
     def test_a_prompt_that_is_cancelled_anywhere_leaves_nothing_behind(
         self, opened: Opened, alone: Alone
