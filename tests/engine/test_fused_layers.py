@@ -50,6 +50,9 @@ CONFIGS: dict[str, Any] = {
     ),
     "layers without rope": transformers.SmolLM3Config(**SIZES, no_rope_layers=[1, 0, 1]),
     "caps": transformers.Gemma2Config(**SIZES | {"head_dim": 16}, sliding_window=20),
+    "scaled residuals": transformers.GraniteConfig(
+        **SIZES, residual_multiplier=0.4, logits_scaling=3.0, embedding_multiplier=5.0
+    ),
     "gated delta rules": transformers.Qwen3_5TextConfig(
         **SIZES | {"head_dim": 16, "num_attention_heads": 2},
         layer_types=["linear_attention", "full_attention", "linear_attention"],
@@ -64,8 +67,23 @@ CONFIGS: dict[str, Any] = {
         full_attn_idxs=[1],
         conv_bias=True,
     ),
+    "selective scans": transformers.BambaConfig(
+        **SIZES, attn_layer_indices=[1], mamba_n_heads=6, mamba_d_head=20, mamba_d_state=24, mamba_n_groups=2
+    ),
+    "selective scans, no rope": transformers.GraniteMoeHybridConfig(
+        **SIZES,
+        layer_types=["mamba", "attention", "mamba"],
+        num_local_experts=0,
+        shared_intermediate_size=90,
+        mamba_n_heads=6,
+        mamba_d_head=20,
+        mamba_d_state=24,
+        mamba_n_groups=1,
+        residual_multiplier=0.4,
+        logits_scaling=3.0,
+    ),
 }
-HYBRIDS = ("gated delta rules", "short convolutions")
+HYBRIDS = ("gated delta rules", "short convolutions", "selective scans", "selective scans, no rope")
 SCALED_FROM_48_ON: Any = transformers.Ministral3Config(
     **SIZES | {"head_dim": 10},
     rope_parameters={
@@ -83,7 +101,6 @@ OTHERS: dict[str, tuple[Any, str]] = {
         ),
         "no gated MLP",
     ),
-    "scaled residuals": (transformers.GraniteConfig(**SIZES, residual_multiplier=0.9), "something else"),
     "another activation": (transformers.LlamaConfig(**SIZES, hidden_act="relu"), "activation"),
     "layer norms": (transformers.CohereConfig(**SIZES | {"hidden_size": 96}), "norms"),
     "queries scaled by position": (SCALED_FROM_48_ON, "asks for positions"),

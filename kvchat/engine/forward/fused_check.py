@@ -111,7 +111,8 @@ class Fusion:
         pools = FusedPools([kept[number] for number in numbers])
         native = NativeLayers(layers, pools.numbered, self.decoder.last_norm, self.decoder.head)
         ropes = RopeTables(self.rotaries, self.num_positions)
-        return FusedLayers(self.embed, native, ropes, pools, self.decoder.softcap)
+        decoder = self.decoder
+        return FusedLayers(self.embed, native, ropes, pools, decoder.softcap, decoder.logits_factor)
 
     def first_of_each_kind(self) -> list[int]:
         """Return the first layer of each kind: of other parts, other sizes, or another reach."""
@@ -341,11 +342,12 @@ def _matched(
     ropes: list[tuple[Tensor, Tensor]] = []
     layers: list[DecoderLayer] = []
     for number, layer in enumerate(decoder.layers):
-        embeddings = seen.arguments[number].get("position_embeddings")
-        if embeddings is None:
+        embeddings, rope = seen.arguments[number].get("position_embeddings"), None
+        if embeddings is not None:
+            rope = next((i for i, known in enumerate(ropes) if _is_same(known, embeddings)), len(ropes))
+            ropes += [embeddings] if rope == len(ropes) else []
+        elif decoder.rotary is not None:
             raise Unmatched("its layers are given no rotary embedding")
-        rope = next((i for i, known in enumerate(ropes) if _is_same(known, embeddings)), len(ropes))
-        ropes += [embeddings] if rope == len(ropes) else []
         layers.append(match_layer(layer, seen.calls.get(number), _spec_of(pool, number), rope))
     rotaries = [_rotary(decoder, known, row.positions[None]) for known in ropes]
     return Fusion(decoder, layers, rotaries, max_context, _factor(decoder, seen, row))
@@ -358,6 +360,7 @@ def _is_same(left: tuple[Tensor, Tensor], right: tuple[Tensor, Tensor]) -> bool:
 def _rotary(decoder: Decoder, known: tuple[Tensor, Tensor], positions: Tensor) -> Rotary:
     """Return the call of a model's rotary embedding that gave what a layer was given."""
     module = decoder.rotary
+    assert module is not None
     plain = partial(module, torch.empty(1, dtype=known[0].dtype, device=positions.device))
     calls = [plain]
     if "layer_type" in signature(getattr(module, "forward", module)).parameters:
@@ -447,7 +450,8 @@ def float_layers(
             past.begin(row.positions, row.groups)
             arguments |= {name: past for name, one in arguments.items() if isinstance(one, StatePast)}
         arguments.pop("hidden_states", None)
-        arguments["position_embeddings"] = tuple(part.float() for part in arguments["position_embeddings"])
+        if (embeddings := arguments.get("position_embeddings")) is not None:
+            arguments["position_embeddings"] = tuple(part.float() for part in embeddings)
         out = layer(given[None], **arguments)
         wanted = (out if isinstance(out, Tensor) else out[0])[0]
         yield number, layer, given, wanted

@@ -84,6 +84,7 @@ class FusedLayers:
     Args:
         embed: token ids [T] → what the first layer gets [T, hidden], float32.
         softcap: bound of the logits, or None.
+        logits_factor: of the logits.
     """
 
     def __init__(
@@ -93,12 +94,14 @@ class FusedLayers:
         ropes: RopeTables,
         pools: FusedPools,
         softcap: float | None,
+        logits_factor: float,
     ) -> None:
         self._embed = embed
         self._layers = layers
         self._ropes = ropes
         self._pools = pools
         self._softcap = softcap
+        self._logits_factor = logits_factor
         self.suits_prompts = layers.suits_prompts
         """Whether nobody computes many rows faster."""
         self.suits_rounded = layers.suits_rounded
@@ -115,6 +118,8 @@ class FusedLayers:
         """
         self._pools.quantize_blocks(row.groups)
         logits = self._layers.logits(self._embed(row.token_ids), self.step(row), is_rounded=is_rounded)
+        if self._logits_factor != 1.0:
+            logits = logits.mul_(self._logits_factor)
         if self._softcap is not None:
             logits = logits.div_(self._softcap).tanh_().mul_(self._softcap)
         return logits

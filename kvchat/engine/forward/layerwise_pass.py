@@ -130,7 +130,9 @@ class LayerwisePass:
         last = len(walk.layers) - 1
         hidden = after_attention(hidden, self._attend(last, projected, ropes, row), walk.layers[last])
         decoder = walk.decoder
-        logits = linear_of(norm_of(hidden[row.sampling], decoder.last_norm), decoder.head)
+        logits = (
+            linear_of(norm_of(hidden[row.sampling], decoder.last_norm), decoder.head) * decoder.logits_factor
+        )
         return logits if decoder.softcap is None else (logits / decoder.softcap).tanh() * decoder.softcap
 
     def hidden(self, hidden: Tensor, row: InputBatch, number: int) -> Tensor:

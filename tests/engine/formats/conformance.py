@@ -159,7 +159,9 @@ class Promises(Conformance):
         """Traps 20 and 32. Token by token where a format allows it, in several chunks, and at once."""
         prompt = token_ids(PROMPT * 4 // 9 if 1 in row.cuts else PROMPT)
         cuts, num_tokens = (row.cuts[1:], 4) if INTERPRETED else (row.cuts, 16)
-        found = [Conversation(opened(max_batch_tokens=size)).say(prompt, num_tokens).token_ids for size in cuts]
+        found = [
+            Conversation(opened(max_batch_tokens=size)).say(prompt, num_tokens).token_ids for size in cuts
+        ]
         assert found.count(found[0]) == len(found)
 
     def test_conversations_in_one_batch_are_answered_as_each_alone(

@@ -20,6 +20,7 @@ from kvchat.engine.kernels.decoder_layers.args import (
     Norm,
     Projections,
     RopeTable,
+    SelectiveScan,
     ShortConvolution,
     StateRows,
     StepRows,
@@ -47,8 +48,9 @@ class Shape:
 
     Args:
         weights: plain, packed, paired, int8, int4, or a coding.
-        mixers: of all layers in turn: attention, gated attention, convolution, delta.
-        num_value_heads: of a delta rule.
+        mixers: of all layers in turn: attention, gated attention, convolution, delta, scan.
+        num_value_heads: of a delta rule or a scan.
+        has_one_gate: whether one product gives gates and ups.
     """
 
     hidden: int = 96
@@ -72,6 +74,8 @@ class Shape:
     num_value_heads: int = 4
     value_dim: int = 40
     num_taps: int = 4
+    has_one_gate: bool = False
+    residual: float = 1.0
     num_layers: int = 3
     vocab: int = 131
     block_size: int = 16
@@ -113,10 +117,11 @@ class Model:
                 pools.append(FusedLayerPool(keys=keys, values=values, group=number % 2))
                 continue
             conv = mixer if isinstance(mixer, ShortConvolution) else mixer.conv
-            num_slots, sizes = SLOTS * len(texts), (s.num_value_heads, s.dim, s.value_dim)
+            num_slots, sizes = SLOTS * len(texts), (s.dim, s.value_dim)
             states = None
-            if isinstance(mixer, GatedDelta):
-                states = torch.randn(num_slots, *sizes, generator=generator)
+            if isinstance(mixer, GatedDelta | SelectiveScan):
+                sizes = sizes if isinstance(mixer, GatedDelta) else sizes[::-1]
+                states = torch.randn(num_slots, s.num_value_heads, *sizes, generator=generator)
             inputs = torch.randn(num_slots, len(conv.taps), s.num_taps, generator=generator).to(s.dtype)
             pools.append(FusedStatePool(inputs=inputs, states=states, group=number % 2))
         return pools
@@ -145,6 +150,19 @@ class Model:
             return self._convolution(s.hidden), [3 * s.hidden], s.hidden
         values = s.num_value_heads * s.value_dim
         channels = 2 * s.num_kv_heads * s.dim + values
+        if kind == "scan":
+            scan = SelectiveScan(
+                num_heads=s.num_value_heads,
+                num_groups=s.num_kv_heads,
+                key_dim=s.dim,
+                value_dim=s.value_dim,
+                conv=self._convolution(channels),
+                decay=self.numbers(s.num_value_heads).to(s.dtype),
+                step_bias=self.numbers(s.num_value_heads),
+                skip=self.numbers(s.num_value_heads).to(s.dtype),
+                norm=self._norm(values),
+            )
+            return scan, [values + channels + s.num_value_heads], values
         delta = GatedDelta(
             num_heads=s.num_value_heads,
             num_key_heads=s.num_kv_heads,
@@ -152,13 +170,13 @@ class Model:
             value_dim=s.value_dim,
             conv=self._convolution(channels),
             decay=self.numbers(s.num_value_heads).to(s.dtype),
-            decay_bias=self.numbers(s.num_value_heads),
+            step_bias=self.numbers(s.num_value_heads),
             norm=self._norm(s.value_dim),
         )
         return delta, [channels, values, s.num_value_heads, s.num_value_heads], values
 
     def _convolution(self, num_channels: int) -> ShortConvolution:
-        taps = self.numbers(num_channels, self.shape.num_taps).to(self.shape.dtype)
+        taps = (self.numbers(num_channels, self.shape.num_taps) / 2).to(self.shape.dtype)
         bias = self.numbers(num_channels).to(self.shape.dtype) if self.shape.has_bias else None
         return ShortConvolution(taps=taps, bias=bias)
 
@@ -171,8 +189,8 @@ class Model:
             projections=Projections(
                 inputs=tuple(self._linear(size, s.hidden) for size in num_inputs),
                 output=self._linear(s.hidden, num_mixed),
-                gate=self._linear(s.inner, s.hidden),
-                up=self._linear(s.inner, s.hidden),
+                gate=self._linear(s.inner * (1 + s.has_one_gate), s.hidden),
+                up=None if s.has_one_gate else self._linear(s.inner, s.hidden),
                 down=self._linear(s.hidden, s.inner),
             ),
             activation=s.activation,
@@ -181,6 +199,7 @@ class Model:
             after_attention=after[0],
             after_mlp=after[1],
             rope=number if number < 2 else None,
+            residual=s.residual,
         )
 
     def _norm(self, size: int) -> Norm:

@@ -47,6 +47,13 @@ SHAPES = {
     "delta": Shape(mixers=("delta", "gated attention", "delta")),
     "delta bfloat16": Shape(mixers=("delta",), dtype=BF16, weights="paired", value_dim=72, dim=70),
     "delta int8": Shape(mixers=("delta", "attention"), dtype=BF16, weights="int8"),
+    "scans": Shape(mixers=("scan", "attention", "scan"), residual=0.22, has_one_gate=True),
+    "scans bfloat16": Shape(
+        mixers=("scan",), dtype=BF16, weights="paired", value_dim=24, dim=70, num_kv_heads=1
+    ),
+    "scans int8": Shape(mixers=("scan",), weights="int8", has_one_gate=True, inner=96),
+    "one gate": Shape(has_one_gate=True, inner=96, residual=3.0, weights="int4", has_bias=True),
+    "one gate float16": Shape(has_one_gate=True, dtype=FP16, has_after_norms=True, residual=0.5),
     "int8": Shape(weights="int8", inner=2112, has_bias=True),
     "int4": Shape(weights="int4", num_kv_heads=1),
     "int8 bfloat16": Shape(weights="int8", dtype=BF16, inner=2112, has_bias=True),

@@ -1,7 +1,7 @@
 """Arguments of fused decoder layers: their weights, and the rows of one step.
 
 Dimensions: T rows, H query heads, H_kv key-value heads, D head size, K inputs, N outputs; of layers with a
-state C channels, L taps, P kept inputs, G key heads, K and V numbers of a key and of a value.
+state C channels, L taps, P kept inputs, G key heads or groups, K and V numbers of a key and of a value.
 """
 
 from collections.abc import Hashable, Sequence
@@ -126,13 +126,13 @@ class GatedDelta:
     """A layer's inputs are queries, keys and values, gates z, and of each head b and a.
 
     The first go through a convolution and SiLU, and then through the gated delta rule with beta = sigmoid(b)
-    and decay -exp(decay) * softplus(a + decay_bias); of what comes out, each head is normed and multiplied by
+    and decay -exp(decay) * softplus(a + step_bias); of what comes out, each head is normed and multiplied by
     silu(z).
 
     Args:
         conv: of 2 G K + H V channels.
         decay: [H], of any floating dtype.
-        decay_bias: [H].
+        step_bias: [H].
         norm: of each head [V].
     """
 
@@ -142,7 +142,7 @@ class GatedDelta:
     value_dim: int
     conv: ShortConvolution
     decay: Tensor
-    decay_bias: Tensor
+    step_bias: Tensor
     norm: Norm
 
     @property
@@ -151,14 +151,55 @@ class GatedDelta:
 
     @property
     def tensors(self) -> tuple[Tensor | None, ...]:
-        return *self.conv.tensors, self.decay, self.decay_bias
+        return *self.conv.tensors, self.decay, self.step_bias
 
     @property
     def kind(self) -> Hashable:
         return "gated delta rule", self.conv.kind, self.num_heads, self.num_key_heads, self.key_dim
 
 
-Mixer = Heads | ShortConvolution | GatedDelta
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SelectiveScan:
+    """A layer's inputs are gates z, then values, keys and queries of the scan, and of each head a step.
+
+    The values x, keys b and queries c go through a convolution and SiLU, and then through the selective scan
+    with steps softplus(step + step_bias), decays -exp(decay) and D = skip; what comes out is multiplied by
+    silu(z), and of each group normed.
+
+    Args:
+        num_groups: of heads that share keys and queries.
+        key_dim: N of the scan.
+        value_dim: P of the scan.
+        conv: of H V + 2 G K channels.
+        decay: [H], of any floating dtype.
+        step_bias, skip: the same.
+        norm: of all heads [H V]; the mean is a group's.
+    """
+
+    num_heads: int
+    num_groups: int
+    key_dim: int
+    value_dim: int
+    conv: ShortConvolution
+    decay: Tensor
+    step_bias: Tensor
+    skip: Tensor
+    norm: Norm
+
+    @property
+    def norms(self) -> tuple[Norm | None, ...]:
+        return (self.norm,)
+
+    @property
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        return *self.conv.tensors, self.decay, self.step_bias, self.skip
+
+    @property
+    def kind(self) -> Hashable:
+        return "selective scan", self.conv.kind, self.num_heads, self.num_groups, self.key_dim
+
+
+Mixer = Heads | ShortConvolution | GatedDelta | SelectiveScan
 """What lets tokens see those before them."""
 
 
@@ -169,17 +210,19 @@ class Projections:
     Args:
         inputs: what its mixer gets: of attention queries, keys and values.
         output: of what the mixer gives.
+        up: None: `gate` gives both, gates first.
     """
 
     inputs: tuple[Linear, ...]
     output: Linear
     gate: Linear
-    up: Linear
+    up: Linear | None
     down: Linear
 
     @property
     def all(self) -> tuple[Linear, ...]:
-        return *self.inputs, self.output, self.gate, self.up, self.down
+        ups = () if self.up is None else (self.up,)
+        return *self.inputs, self.output, self.gate, *ups, self.down
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,6 +233,7 @@ class DecoderLayer:
         after_attention: None: the result is added as it is.
         after_mlp: the same.
         rope: number of the rotary embedding; None: queries and keys are not turned.
+        residual: factor of what is added.
     """
 
     mixer: Mixer
@@ -200,6 +244,7 @@ class DecoderLayer:
     after_attention: Norm | None = None
     after_mlp: Norm | None = None
     rope: int | None = 0
+    residual: float = 1.0
 
     @property
     def heads(self) -> Heads:
@@ -217,7 +262,7 @@ class DecoderLayer:
         """The same for layers that compute the same with other numbers."""
         sizes = tuple((linear.num_outputs, linear.bias is not None) for linear in self.projections.all)
         norms = tuple(norm and (norm.epsilon, norm.adds_one) for norm in self.norms)
-        return self.activation, sizes, self.mixer.kind, self.rope, norms
+        return self.activation, sizes, self.mixer.kind, self.rope, self.residual, norms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -242,7 +287,8 @@ class FusedStatePool:
 
     Args:
         inputs: the last ones of its convolution [N, C, P], of the model's dtype.
-        states: of the gated delta rule [N, H, K, V], float32; None: it has none.
+        states: of the gated delta rule [N, H, K, V], or of the selective scan [N, H, V, K], float32; None: it
+            has none.
     """
 
     inputs: Tensor

@@ -50,6 +50,11 @@ INLINE void add_row(float* to, const float* from, int64_t count) {
   for (; i < count; i++) to[i] += from[i];
 }
 
+// Whole vectors.
+INLINE void scale_row(float* row, float factor, int64_t count) {
+  for (int64_t i = 0; i < count; i += W) store(row + i, mul(load(row + i), fill(factor)));
+}
+
 // Of few numbers: a call of memcpy takes longer.
 INLINE void copy_row(float* to, const float* from, int64_t count) {
   int64_t i = 0;

@@ -17,9 +17,9 @@ constexpr int64_t MOST_INPUTS = 4;
 struct Layer {
   Norm before_attention, after_attention, before_mlp, after_mlp, query_norm, key_norm;
   // What attention, or another mixer, is given: queries, keys and values; queries, keys and values in one, gates,
-  // betas and steps; or inputs and gates in one.
+  // betas and steps; inputs and gates in one; or gates, values, keys, queries and steps in one.
   Product inputs[MOST_INPUTS];
-  Product output, gate, up, down;
+  Product output, gate, up, down;  // no ups: they are what `gate` gives behind gates
   Mixer mixer;
   int64_t num_inputs;  // products
   int64_t is_gated;    // whether each query head has a gate of its attention behind it
@@ -30,6 +30,7 @@ struct Layer {
   int64_t num_heads, num_kv_heads, dim_k, dim_v, block_size;
   int64_t window, chunk, rope, group, activation;  // 0: no window, no chunk; -1: no rope
   double scale, softcap;
+  double residual;  // factor of what is added
   int64_t old;  // number of the group of its quantised blocks; -1: it has none
   Side old_keys, old_values;
 };

@@ -9,23 +9,28 @@
 
 #include "kvchat/engine/kernels/decoder_layers/elementwise.h"
 #include "kvchat/engine/kernels/gated_delta/tile.h"
+#include "kvchat/engine/kernels/selective_scan/tile.h"
 
 namespace {
 
-enum MixerKind : int64_t { ATTENTION = 0, DELTA = 1, CONVOLUTION = 2 };
+enum MixerKind : int64_t { ATTENTION = 0, DELTA = 1, CONVOLUTION = 2, SCAN = 3 };
 
 // The fields of native.py's `_Mixer`, in order. Types: 0 float, 1 bf16, 2 fp16.
 struct Mixer {
   const void *taps, *conv_bias;     // [C, L]; [C], or null
-  const void *decay, *decay_bias;   // [H]: logarithms, and what steps begin with
+  const void *decay, *step_bias;    // [H]: logarithms, and what steps begin with
+  const void* skip;                 // [H]: of a scan
   void* inputs;                     // [N, C, P]: the last inputs behind some token, of the pool's type
-  float* states;                    // [N, H, K, V]
-  int64_t taps_type, conv_bias_type, decay_type, decay_bias_type;
+  float* states;                    // [N, H, K, V]; of a scan [N, H, V, K]
+  int64_t taps_type, conv_bias_type, decay_type, step_bias_type, skip_type;
   int64_t input_stride, state_stride;  // numbers from one state to the next
   int64_t num_channels, num_taps, num_kept;
-  int64_t num_heads, num_key_heads, key_dim, value_dim;
+  int64_t num_heads, num_key_heads, key_dim, value_dim;  // of a scan: groups of heads for key heads
   int64_t kind, group;
-  Norm norm;  // [V]
+  Norm norm;  // [V]; of a scan [H, V], of which a group's heads have one mean
+
+  bool has_rates() const { return kind == DELTA || kind == SCAN; }
+  int64_t num_values() const { return num_heads * value_dim; }
 };
 
 // Rows [begin, end) of a sequence whose rows in the step begin at `first`: the state before that row lies at
@@ -181,9 +186,33 @@ INLINE void gate_row_by_silu(float* to, const float* gates, int64_t count) {
 // What a token of the gated delta rule forgets and takes in, of each head.
 INLINE void take_rates(const Mixer& mixer, const float* betas, const float* steps, float* decay, float* beta) {
   for (int64_t h = 0; h < mixer.num_heads; h++) {
-    const float step = softplus(steps[h] + number_at(mixer.decay_bias, mixer.decay_bias_type, h));
+    const float step = softplus(steps[h] + number_at(mixer.step_bias, mixer.step_bias_type, h));
     decay[h] = -expf(number_at(mixer.decay, mixer.decay_type, h)) * step;
     beta[h] = sigmoid(betas[h]);
+  }
+}
+
+// The steps of a token of the selective scan.
+INLINE void take_steps(const Mixer& mixer, const float* steps, float* to) {
+  for (int64_t h = 0; h < mixer.num_heads; h++)
+    to[h] = softplus(steps[h] + number_at(mixer.step_bias, mixer.step_bias_type, h));
+}
+
+// What heads of the selective scan decay by, and skip.
+INLINE void take_decays(const Mixer& mixer, float* decays, float* skips) {
+  for (int64_t h = 0; h < mixer.num_heads; h++) {
+    decays[h] = -expf(number_at(mixer.decay, mixer.decay_type, h));
+    skips[h] = number_at(mixer.skip, mixer.skip_type, h);
+  }
+}
+
+// Norms each group of heads of a row on its own.
+INLINE void norm_groups(const Mixer& mixer, float* row) {
+  const int64_t size = mixer.num_values() / mixer.num_key_heads, number_bytes = mixer.norm.type == 0 ? 4 : 2;
+  Norm norm = mixer.norm;
+  for (int64_t g = 0; g < mixer.num_key_heads; g++) {
+    norm.weight = (const char*)mixer.norm.weight + g * size * number_bytes;
+    apply_norm(norm, row + g * size, row + g * size, size);
   }
 }
 

@@ -32,7 +32,8 @@ struct Job {
   const int64_t per_layer, num_phases;
   bool failed = false;  // for lack of memory
   Buffer normed, heads, convolved, attended, inner, added, sampled;
-  float* rates = nullptr;          // decays [T, H] and betas [T, H] of a layer with a delta rule
+  float* rates = nullptr;          // decays [T, H] and betas [T, H] of a layer with a delta rule; steps [T, H] of a scan
+  float* decays = nullptr;         // [H] of a scan, and what it skips [H]
   QuantizedCall* calls = nullptr;     // of each layer
   Attention<T>* exact = nullptr;   // of each layer, and used by those without quantised blocks
   OverQuantised* older = nullptr;  // the same for the others
@@ -74,6 +75,7 @@ struct Job {
       return found;
     }
     if (kind(phase) == OUTPUT) return {{&layer.output}, 1, false, &attended, rows, threads};
+    if (kind(phase) == GATE_UP && !layer.up.weight) return {{&layer.gate}, 1, false, &normed, rows, threads};
     if (kind(phase) == GATE_UP) return {{&layer.gate, &layer.up}, 2, true, &normed, rows, threads};
     return {{&layer.down}, 1, false, &inner, rows, threads};
   }
@@ -86,7 +88,12 @@ struct Job {
     if (mixer.kind == CONVOLUTION) return 1;
     if (mixer.kind == DELTA)
       return states_of(mixer).num_sequences * mixer.num_heads * delta::num_tiles(mixer.value_dim);
+    if (mixer.kind == SCAN) return states_of(mixer).num_sequences * scan_tiles(mixer);
     return of_kind(number, [&](const auto* all) { return all[number].num_tasks; });
+  }
+
+  static int64_t scan_tiles(const Mixer& m) {
+    return m.num_key_heads * scan::num_tiles(m.num_values() / m.num_key_heads);
   }
 
   bool attends(int64_t number) const { return step.layers[number].mixer.kind == ATTENTION; }
@@ -250,6 +257,10 @@ struct Job {
   void finish(int64_t phase) const {
     const int64_t number = phase / per_layer;
     if (kind(phase) == ATTEND && attends(number)) of_kind(number, [&](const auto* all) { all[number].reset(); });
+    if (kind(phase) == QKV && layer(phase).mixer.kind == SCAN) {
+      const Mixer& mixer = layer(phase).mixer;
+      take_decays(mixer, decays, decays + mixer.num_heads);
+    }
     if (kind(phase) == QKV && !has_many_rows) convolve(layer(phase), 0, step.num_rows);
     if (!has_many_rows && kind(phase) != HEAD)
       for (int64_t t = 0; t < step.num_rows; t++) go_on(phase, t);
@@ -266,14 +277,16 @@ struct Job {
     const Kind kind = this->kind(phase);
     if (kind == QKV || kind == TURN) {
       if (layer.mixer.kind == ATTENTION) place_heads(layer, t);
-      if (layer.mixer.kind == DELTA) place_rates(layer.mixer, t);
+      if (layer.mixer.has_rates()) place_rates(layer.mixer, t);
     } else if ((kind == ATTEND && !has_many_rows) || kind == MIXED) {
       gate_mixed(layer, t);
     } else if (kind == OUTPUT || kind == BETWEEN) {
-      add_residual(layer.after_attention, t);
+      add_residual(layer, layer.after_attention, t);
       apply_norm(layer.before_mlp, normed.row(t), hidden(t), step.num_hidden);
+    } else if (kind == GATE_UP || kind == PREPARE) {
+      if (!layer.up.weight) activate_pair(layer, t);
     } else if (kind == DOWN || kind == AFTER) {
-      add_residual(layer.after_mlp, t);
+      add_residual(layer, layer.after_mlp, t);
       begin_layer(phase / per_layer + 1, t);
     }
     const bool is_last = phase + 1 == step.num_layers * per_layer;
@@ -287,8 +300,17 @@ struct Job {
       apply_norm(step.layers[number].before_attention, normed.row(t), hidden(t), step.num_hidden);
   }
 
-  void add_residual(const Norm& norm, int64_t t) const {
+  // Gates and ups of one product: what comes out, and zero behind it.
+  void activate_pair(const Layer& layer, int64_t t) const {
+    const int64_t count = layer.down.num_inputs;
+    float* row = inner.row(t);
+    activate(row, row + count, count, layer.activation);
+    memset(row + count, 0, (inner.stride - count) * sizeof(float));
+  }
+
+  void add_residual(const Layer& layer, const Norm& norm, int64_t t) const {
     if (norm.weight) apply_norm(norm, added.row(t), added.row(t), step.num_hidden);
+    if (layer.residual != 1.0) scale_row(added.row(t), (float)layer.residual, step.num_hidden);
     add_row(hidden(t), added.row(t), step.num_hidden);
   }
 
@@ -324,17 +346,43 @@ struct Job {
   void mix(int64_t number, int64_t task) {
     const Mixer& mixer = step.layers[number].mixer;
     if (mixer.kind == ATTENTION) of_kind(number, [&](auto* all) { all[number].run(task); });
-    if (mixer.kind != DELTA) return;
-    const int64_t of_sequence = mixer.num_heads * delta::num_tiles(mixer.value_dim);
+    if (!mixer.has_rates()) return;
+    const int64_t of_sequence =
+        mixer.kind == SCAN ? scan_tiles(mixer) : mixer.num_heads * delta::num_tiles(mixer.value_dim);
     const States& states = states_of(mixer);
     const int64_t sequence = task / of_sequence, end = states.offsets[sequence + 1];
     int64_t read = states.runs[states.offsets[sequence]].read;
     for (int64_t i = states.offsets[sequence]; i < end; i++) {
       const Run& run = states.runs[i];
-      const delta::Call call = delta_call_of(mixer, run, read);
-      delta::Tile<float>(call, task % of_sequence).run();
+      if (mixer.kind == SCAN) {
+        const scan::Call call = scan_call_of(mixer, run, read);
+        scan::Tile(call, task % of_sequence).run();
+      } else {
+        const delta::Call call = delta_call_of(mixer, run, read);
+        delta::Tile<float>(call, task % of_sequence).run();
+      }
       read = run.write;
     }
+  }
+
+  scan::Call scan_call_of(const Mixer& m, const Run& run, const int64_t& read) const {
+    const float *x = convolved.row(run.begin), *b = x + m.num_values();
+    scan::Call call = {x, rates + run.begin * m.num_heads, decays, b, b + m.num_key_heads * m.key_dim};
+    call.skip = decays + m.num_heads;
+    call.states = m.states;
+    call.reads = read < 0 ? nullptr : &read;
+    call.writes = &run.write;
+    call.out = attended.row(run.begin);
+    call.x_strides[1] = call.key_stride = convolved.stride;
+    call.num_sequences = 1;
+    call.num_tokens = run.end - run.begin;
+    call.num_heads = m.num_heads;
+    call.head_dim = m.value_dim;
+    call.num_groups = m.num_key_heads;
+    call.size = m.key_dim;
+    call.slot_stride = m.state_stride;
+    call.out_stride = attended.stride;
+    return call;
   }
 
   delta::Call delta_call_of(const Mixer& m, const Run& run, const int64_t& read) const {
@@ -367,8 +415,10 @@ struct Job {
     const Mixer& m = layer.mixer;
     const GatedRows gated = {heads.rows, attended.rows, heads.stride, attended.stride, m.num_channels};
     const ActivatedRows activated = {heads.rows, convolved.rows, heads.stride, convolved.stride};
+    const ActivatedRows behind_gates = {heads.rows + m.num_values(), convolved.rows, heads.stride, convolved.stride};
     if (m.kind == CONVOLUTION) convolve(m, gated, first, end);
     if (m.kind == DELTA) convolve(m, activated, first, end);
+    if (m.kind == SCAN) convolve(m, behind_gates, first, end);
   }
 
   template <typename Rows>
@@ -383,6 +433,8 @@ struct Job {
   }
 
   void place_rates(const Mixer& m, int64_t t) const {
+    if (m.kind == SCAN)
+      return take_steps(m, heads.row(t) + m.num_values() + m.num_channels, rates + t * m.num_heads);
     const float* betas = heads.row(t) + m.num_channels + m.num_heads * m.value_dim;
     float* decay = rates + t * m.num_heads;
     take_rates(m, betas, betas + m.num_heads, decay, decay + step.num_rows * m.num_heads);
@@ -399,6 +451,10 @@ struct Job {
       apply_norm(m.norm, head, head, m.value_dim);
       gate_row_by_silu(head, heads.row(t) + m.num_channels + h * m.value_dim, m.value_dim);
     }
+    if (m.kind == SCAN) {
+      gate_row_by_silu(attended.row(t), heads.row(t), m.num_values());
+      norm_groups(m, attended.row(t));
+    }
   }
 
   bool make_buffers() {
@@ -408,10 +464,10 @@ struct Job {
       int64_t num_outputs = 0;
       for (int64_t k = 0; k < l.num_inputs; k++) num_outputs += l.inputs[k].num_outputs;
       num_heads = most(num_heads, num_outputs);
-      if (l.mixer.kind == DELTA) num_convolved = most(num_convolved, l.mixer.num_channels);
-      if (l.mixer.kind == DELTA) num_rates = most(num_rates, 2 * l.mixer.num_heads);
+      if (l.mixer.has_rates()) num_convolved = most(num_convolved, l.mixer.num_channels);
+      if (l.mixer.has_rates()) num_rates = most(num_rates, 2 * l.mixer.num_heads);
       num_attended = most(num_attended, l.output.num_inputs);
-      num_inner = most(num_inner, l.down.num_inputs);
+      num_inner = most(num_inner, l.gate.num_outputs);
     }
     int64_t size = 0;
     bool has_codes = false;
@@ -425,9 +481,10 @@ struct Job {
     }
     pieces = allocate(size);
     rates = allocate(step.num_rows * num_rates);
+    decays = allocate(num_rates);
     num_done = (int32_t*)calloc(num_pieces, sizeof(int32_t));
     const int64_t rows = step.num_rows, width = step.num_hidden;
-    return pieces && num_done && rates && convolved.make(rows, num_convolved, false, is_fine()) &&
+    return pieces && num_done && rates && decays && convolved.make(rows, num_convolved, false, is_fine()) &&
            normed.make(rows, width, has_codes, is_fine()) &&
            heads.make(rows, num_heads, false, is_fine()) && added.make(rows, width, false, is_fine()) &&
            attended.make(rows, num_attended, has_codes, is_fine()) &&
@@ -527,6 +584,7 @@ struct Job {
     free(calls);
     free(pieces);
     free(rates);
+    free(decays);
     free(num_done);
     const Buffer* all[] = {&normed, &heads, &convolved, &attended, &inner, &added, &sampled};
     for (const Buffer* buffer : all) buffer->release();

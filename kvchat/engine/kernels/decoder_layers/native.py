@@ -24,6 +24,7 @@ from kvchat.engine.kernels.decoder_layers.args import (
     Mixer,
     Norm,
     RopeTable,
+    SelectiveScan,
     ShortConvolution,
     StepRows,
 )
@@ -35,10 +36,11 @@ from kvchat.engine.kernels.native.library import Library, fields, library
 from kvchat.engine.kernels.quantized_attention.native import RecordSide, addresses_of, side_of
 from kvchat.engine.kernels.quantized_linear import QuantizedWeight, native
 from kvchat.engine.kernels.quantized_linear.weight import TILE
+from kvchat.engine.kernels.selective_scan.native import MOST_SIZE
 
 _ACTIVATIONS = {Activation.SILU: 0, Activation.GELU_TANH: 1}
 _ROWS, _COLUMNS, _QUANTIZED = 0, 1, 2
-_ATTENTION, _DELTA, _CONVOLUTION = 0, 1, 2
+_ATTENTION, _DELTA, _CONVOLUTION, _SCAN = 0, 1, 2, 3
 _MOST_INPUTS = 4
 _FINE_BYTES, _COARSE_BYTES = 5.25, 3.25
 """Most bytes of a number that quantized weights are multiplied with: its parts, and of 32 some sums."""
@@ -67,8 +69,8 @@ class _Mixer(ctypes.Structure):
     """The fields of mixers.h's `Mixer`, in order."""
 
     _fields_ = [
-        *fields(ctypes.c_void_p, "taps conv_bias decay decay_bias inputs states"),
-        *fields(ctypes.c_int64, "taps_type conv_bias_type decay_type decay_bias_type"),
+        *fields(ctypes.c_void_p, "taps conv_bias decay step_bias skip inputs states"),
+        *fields(ctypes.c_int64, "taps_type conv_bias_type decay_type step_bias_type skip_type"),
         *fields(ctypes.c_int64, "input_stride state_stride num_channels num_taps num_kept"),
         *fields(ctypes.c_int64, "num_heads num_key_heads key_dim value_dim kind group"),
         ("norm", _Norm),
@@ -94,7 +96,7 @@ class _Layer(ctypes.Structure):
         *fields(ctypes.c_int64, "k_n k_h k_p v_n v_h v_p"),
         *fields(ctypes.c_int64, "num_heads num_kv_heads dim_k dim_v block_size"),
         *fields(ctypes.c_int64, "window chunk rope group activation"),
-        *fields(ctypes.c_double, "scale softcap"),
+        *fields(ctypes.c_double, "scale softcap residual"),
         ("old", ctypes.c_int64),
         *fields(RecordSide, "old_keys old_values"),
     ]
@@ -228,19 +230,21 @@ class NativeLayers:
         products, dtype = layer.projections, _dtype_of(pool)
         if dtype not in TYPES or TYPES[dtype] != self._pool_type:
             raise ValueError(f"pools of {dtype}")
-        joint = (self._product(products.gate), self._product(products.up))
-        if joint[0].layout != joint[1].layout or joint[0].block != joint[1].block:
+        gate = self._product(products.gate)
+        up = _Product() if products.up is None else self._product(products.up)
+        if products.up is not None and (gate.layout, gate.block) != (up.layout, up.block):
             raise ValueError("gates and ups are of different kinds")
         assert len(products.inputs) <= _MOST_INPUTS
         made = _Layer(
             *map(_norm, (layer.before_attention, layer.after_attention, layer.before_mlp, layer.after_mlp)),
             num_inputs=len(products.inputs),
             output=self._product(products.output),
-            gate=joint[0],
-            up=joint[1],
+            gate=gate,
+            up=up,
             down=self._product(products.down),
             rope=-1 if layer.rope is None else layer.rope,
             activation=_ACTIVATIONS[layer.activation],
+            residual=layer.residual,
         )
         made.inputs[: len(products.inputs)] = list(map(self._product, products.inputs))
         if isinstance(pool, FusedStatePool):
@@ -287,11 +291,11 @@ def step_bytes(
     width, attended, inner = (
         max(part.down.num_outputs for part in parts),
         max(part.output.num_inputs for part in parts),
-        max(part.down.num_inputs for part in parts),
+        max(part.gate.num_outputs for part in parts),
     )
     heads = max(sum(linear.num_outputs for linear in part.inputs) for part in parts)
-    deltas = [layer.mixer for layer in layers if isinstance(layer.mixer, GatedDelta)]
-    convolved = max((len(mixer.conv.taps) + 2 * mixer.num_heads for mixer in deltas), default=0)
+    mixers = [layer.mixer for layer in layers if isinstance(layer.mixer, GatedDelta | SelectiveScan)]
+    convolved = max((len(mixer.conv.taps) + 2 * mixer.num_heads for mixer in mixers), default=0)
     inputs = width + attended + inner
     num_bytes = 4 * (inputs + heads + convolved + width)
     if any(isinstance(linear.weight, QuantizedWeight) for part in parts for linear in part.all):
@@ -380,17 +384,27 @@ def _mixer(mixer: Mixer, pool: FusedStatePool) -> _Mixer:
     )
     if conv.bias is not None:
         made.conv_bias, made.conv_bias_type = conv.bias.data_ptr(), TYPES[conv.bias.dtype]
-    if isinstance(mixer, GatedDelta):
-        assert pool.states is not None
-        if mixer.key_dim > MOST_DIM or pool.states.dtype != torch.float32:
-            raise ValueError(f"states of {pool.states.dtype} with keys of {mixer.key_dim}")
-        made.kind, made.norm = _DELTA, _norm(mixer.norm)
-        made.decay, made.decay_type = mixer.decay.data_ptr(), TYPES[mixer.decay.dtype]
-        made.decay_bias, made.decay_bias_type = mixer.decay_bias.data_ptr(), TYPES[mixer.decay_bias.dtype]
-        made.states, made.state_stride = pool.states.data_ptr(), pool.states.stride(0)
-        made.num_heads, made.num_key_heads = mixer.num_heads, mixer.num_key_heads
-        made.key_dim, made.value_dim = mixer.key_dim, mixer.value_dim
+    if not isinstance(mixer, ShortConvolution):
+        _add_state(made, mixer, pool.states)
     return made
+
+
+def _add_state(made: _Mixer, mixer: GatedDelta | SelectiveScan, states: Tensor | None) -> None:
+    """Add what a layer has whose state is more than the last inputs."""
+    assert states is not None
+    is_scan = isinstance(mixer, SelectiveScan)
+    if mixer.key_dim > (MOST_SIZE if is_scan else MOST_DIM) or states.dtype != torch.float32:
+        raise ValueError(f"states of {states.dtype} with keys of {mixer.key_dim}")
+    made.kind, made.norm = _SCAN if is_scan else _DELTA, _norm(mixer.norm)
+    made.decay, made.decay_type = mixer.decay.data_ptr(), TYPES[mixer.decay.dtype]
+    made.step_bias, made.step_bias_type = mixer.step_bias.data_ptr(), TYPES[mixer.step_bias.dtype]
+    made.states, made.state_stride = states.data_ptr(), states.stride(0)
+    made.num_heads, made.key_dim, made.value_dim = mixer.num_heads, mixer.key_dim, mixer.value_dim
+    if isinstance(mixer, SelectiveScan):
+        made.num_key_heads = mixer.num_groups
+        made.skip, made.skip_type = mixer.skip.data_ptr(), TYPES[mixer.skip.dtype]
+    else:
+        made.num_key_heads = mixer.num_key_heads
 
 
 def _old(pool: FusedLayerPool) -> tuple[int, RecordSide, RecordSide]:

@@ -20,6 +20,7 @@ from kvchat.engine.kernels.decoder_layers.args import (
     Mixer,
     Norm,
     RopeTable,
+    SelectiveScan,
     ShortConvolution,
     StateRows,
     StepRows,
@@ -30,6 +31,7 @@ from kvchat.engine.kernels.paged_attention.args import AttentionArgs, KVPair
 from kvchat.engine.kernels.paged_attention.reference import paged_attention
 from kvchat.engine.kernels.quantized_attention.reference import quantized_attention
 from kvchat.engine.kernels.quantized_linear import QuantizedWeight, dequantize
+from kvchat.engine.kernels.selective_scan.reference import selective_scan
 from kvchat.engine.kernels.store_kv.reference import store_kv
 
 BYTE_BLOCK = 32
@@ -66,8 +68,10 @@ def decoder_layers(
             mixed = _from_states(inputs, layer.mixer, pool, step.states[pool.group])
         else:
             mixed = _attend(inputs, layer, pool, ropes, step)
-        hidden = hidden + _norm(multiply(mixed, layer.projections.output), layer.after_attention)
-        hidden = hidden + _norm(_mlp(_norm(hidden, layer.before_mlp), layer, multiply), layer.after_mlp)
+        added = _norm(multiply(mixed, layer.projections.output), layer.after_attention)
+        hidden = hidden + layer.residual * added
+        added = _norm(_mlp(_norm(hidden, layer.before_mlp), layer, multiply), layer.after_mlp)
+        hidden = hidden + layer.residual * added
     return hidden
 
 
@@ -132,6 +136,8 @@ def _from_state(
     if isinstance(mixer, ShortConvolution):
         b, c, x = inputs[0].chunk(3, dim=-1)
         return c * _convolved(b * x, mixer, pool, read, write)
+    if isinstance(mixer, SelectiveScan):
+        return _scanned(inputs[0], mixer, pool, read, write)
     assert isinstance(mixer, GatedDelta)
     channels, z, b, a = inputs
     channels = functional.silu(_convolved(channels, mixer.conv, pool, read, write))
@@ -144,13 +150,31 @@ def _from_state(
             strict=True,
         )
     )
-    decay = -mixer.decay.float().exp() * functional.softplus(a + mixer.decay_bias.float())
+    decay = -mixer.decay.float().exp() * functional.softplus(a + mixer.step_bias.float())
     assert pool.states is not None
     state = None if read < 0 else pool.states[read][None]
     rates = decay[None], b.sigmoid()[None]
     out, pool.states[write : write + 1] = gated_delta(query, key, value, *rates, state, is_normal=True)
     gates = z.unflatten(1, (mixer.num_heads, mixer.value_dim))
     return (_norm(out[0], mixer.norm) * functional.silu(gates)).flatten(1)
+
+
+def _scanned(inputs: Tensor, mixer: SelectiveScan, pool: FusedStatePool, read: int, write: int) -> Tensor:
+    values, keys = mixer.num_heads * mixer.value_dim, mixer.num_groups * mixer.key_dim
+    z, channels, steps = inputs.split([values, values + 2 * keys, mixer.num_heads], dim=-1)
+    channels = functional.silu(_convolved(channels, mixer.conv, pool, read, write))
+    x, b, c = channels.split([values, keys, keys], dim=-1)
+    x = x.unflatten(1, (mixer.num_heads, -1))
+    b, c = (one.unflatten(1, (mixer.num_groups, -1))[None] for one in (b, c))
+    steps = functional.softplus(steps + mixer.step_bias.float())
+    assert pool.states is not None
+    state = None if read < 0 else pool.states[read][None]
+    decay = -mixer.decay.float().exp()
+    out, pool.states[write : write + 1] = selective_scan(x[None], steps[None], decay, b, c, mixer.skip, state)
+    gated = out[0].flatten(1) * functional.silu(z)
+    groups = gated.unflatten(1, (mixer.num_groups, -1))
+    by_root = torch.rsqrt(groups.square().mean(-1, keepdim=True) + mixer.norm.epsilon)
+    return (groups * by_root).flatten(1) * mixer.norm.weight.float()
 
 
 def _convolved(x: Tensor, conv: ShortConvolution, pool: FusedStatePool, read: int, write: int) -> Tensor:
@@ -205,10 +229,11 @@ def _rotate(x: Tensor, rope: RopeTable | None, positions: Tensor) -> Tensor:
 
 
 def _mlp(x: Tensor, layer: DecoderLayer, multiply: _Multiply) -> Tensor:
-    gate = multiply(x, layer.projections.gate)
+    gate, up = multiply(x, layer.projections.gate), layer.projections.up
+    gate, ups = gate.chunk(2, dim=-1) if up is None else (gate, multiply(x, up))
     gate = (
         functional.silu(gate)
         if layer.activation is Activation.SILU
         else functional.gelu(gate, approximate="tanh")
     )
-    return multiply(gate * multiply(x, layer.projections.up), layer.projections.down)
+    return multiply(gate * ups, layer.projections.down)

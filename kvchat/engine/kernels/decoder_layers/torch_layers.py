@@ -41,7 +41,9 @@ def weights_of(layer: DecoderLayer) -> LayerWeights:
 
 def with_weights(layer: DecoderLayer, weights: LayerWeights) -> DecoderLayer:
     """Return a layer that computes the same with other weights."""
-    *inputs, output, gate, up, down = (Linear(weight=weight, bias=bias) for weight, bias in weights.products)
+    *others, down = (Linear(weight=weight, bias=bias) for weight, bias in weights.products)
+    up = None if layer.projections.up is None else others.pop()
+    *inputs, output, gate = others
     norms = [
         None if norm is None or weight is None else replace(norm, weight=weight)
         for norm, weight in zip(layer.norms, weights.norms, strict=True)
@@ -72,13 +74,14 @@ def after_attention(hidden: Tensor, attended: Tensor, layer: DecoderLayer) -> Te
     """Return what a layer makes of `hidden` [T, hidden] and of what it attended to [T, H, D]."""
     products = layer.projections
     added = linear_of(attended.flatten(1), products.output)
-    hidden = hidden + norm_of(added, layer.after_attention)
+    hidden = hidden + layer.residual * norm_of(added, layer.after_attention)
     x = norm_of(hidden, layer.before_mlp)
     gate = linear_of(x, products.gate)
+    gate, up = gate.chunk(2, dim=-1) if products.up is None else (gate, linear_of(x, products.up))
     is_silu = layer.activation is Activation.SILU
     gate = functional.silu(gate) if is_silu else functional.gelu(gate, approximate="tanh")
-    added = linear_of(gate * linear_of(x, products.up), products.down)
-    return hidden + norm_of(added, layer.after_mlp)
+    added = linear_of(gate * up, products.down)
+    return hidden + layer.residual * norm_of(added, layer.after_mlp)
 
 
 def norm_of(x: Tensor, norm: Norm | None) -> Tensor:

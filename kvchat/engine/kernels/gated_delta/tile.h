@@ -47,10 +47,6 @@ float dot(const float* a, const float* b, int64_t count) {
   return sum(total);
 }
 
-void scale_row(float* row, float factor, int64_t count) {
-  for (int64_t i = 0; i < count; i += W) store(row + i, mul(load(row + i), fill(factor)));
-}
-
 template <typename T>
 struct Tile {
   const Call& call;

@@ -14,13 +14,13 @@ MOST_SIZE = 256
 
 
 class _Call(ctypes.Structure):
-    """The fields of native.cpp's `Call`, in order."""
+    """The fields of tile.h's `Call`, in order."""
 
     _fields_ = [
         *fields(ctypes.c_void_p, "x dt a b c skip states reads writes out parallel"),
         ("x_strides", ctypes.c_int64 * 2),
         *fields(ctypes.c_int64, "num_threads type num_sequences num_tokens num_heads head_dim num_groups"),
-        *fields(ctypes.c_int64, "size decays_each slot_stride"),
+        *fields(ctypes.c_int64, "size decays_each slot_stride key_stride out_stride"),
     ]
 
 
@@ -79,6 +79,8 @@ def selective_scan(
         size,
         a.dim() == 2,
         slots.states.stride(0),
+        b.shape[2] * size,
+        num_heads * head_dim,
     )
     native.function("selective_scan")(ctypes.byref(call))
     return out

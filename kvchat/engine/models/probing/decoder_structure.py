@@ -1,8 +1,8 @@
 """Decoder layers of a known structure, found by what a model consists of and by how its parts behave.
 
-A layer matches if it is made of norms, linear layers, one attention, short convolution or gated delta rule
-and one gated MLP, under the names that most models give them, and of nothing else. Norms and activations are
-tried out. Whether the whole computes what the structure says is not decided here; see
+A layer matches if it is made of norms, linear layers, one gated MLP and one attention, short convolution,
+gated delta rule or selective scan, under the names that most models give them, and of nothing else. Norms
+and activations are tried out. Whether the whole computes what the structure says is not decided here; see
 `engine/forward/fused_check.py`.
 """
 
@@ -26,6 +26,7 @@ from kvchat.engine.kernels.decoder_layers.args import (
     Mixer,
     Norm,
     Projections,
+    SelectiveScan,
     ShortConvolution,
 )
 from kvchat.engine.kernels.quantized_linear import QuantizedWeight
@@ -45,13 +46,17 @@ NORM_NAMES = (
     },
     _PLAIN | {"post_self_attn_layernorm": "after_attention", "post_mlp_layernorm": "after_mlp"},
     {"operator_norm": "before_attention", "ffn_norm": "before_mlp"},
+    {"input_layernorm": "before_attention", "pre_ff_layernorm": "before_mlp"},
 )
 """How models call a layer's norms, each with what it stands before or after."""
-_ATTENTION, _DELTA, _CONVOLUTION = "self_attn", "linear_attn", "conv"
-_MIXERS = {_ATTENTION, _DELTA, _CONVOLUTION}
-_MLPS = {"mlp": ("gate_proj", "up_proj", "down_proj"), "feed_forward": ("w1", "w3", "w2")}
+_ATTENTION, _DELTA, _CONVOLUTION, _SCAN = "self_attn", "linear_attn", "conv", "mamba"
+_MIXERS = {_ATTENTION, _DELTA, _CONVOLUTION, _SCAN}
+_MLPS = {"mlp", "feed_forward", "shared_mlp"}
+_MLP_PARTS = (("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2"), ("input_linear", "output_linear"))
+"""Products of gates, ups and what is made of both; of two, the first gives both."""
 _HEAD_NORMS = {"q_norm": "k_norm", "q_layernorm": "k_layernorm"}
 _TOLERANCE = 1e-5
+_NO_LIMIT = (0.0, float("inf"))
 
 
 class Unmatched(Exception):
@@ -64,18 +69,20 @@ class Decoder:
 
     Args:
         embed: token ids → what the first layer gets, but for a factor.
-        rotary: computes cosines and sines.
+        rotary: computes cosines and sines; None: nothing is turned.
         layer_types: of which it computes some for each, where it asks for a type.
         softcap: bound of the logits, or None.
+        logits_factor: of the logits.
     """
 
     embed: nn.Module
     layers: nn.ModuleList
     last_norm: Norm
     head: Linear
-    rotary: Callable[..., tuple[Tensor, Tensor]]
+    rotary: Callable[..., tuple[Tensor, Tensor]] | None
     layer_types: Collection[str]
     softcap: float | None
+    logits_factor: float
 
 
 def match_decoder(module: Any) -> Decoder:
@@ -83,10 +90,10 @@ def match_decoder(module: Any) -> Decoder:
 
     Raises: Unmatched: it has others.
     """
-    wanted = {"embed_tokens", "layers", "rotary_emb"}
-    norms = ("norm", "embedding_norm")
+    wanted = {"embed_tokens", "layers"}
+    norms = ("norm", "embedding_norm", "final_layernorm")
     kinds = [wanted | {norm} for norm in norms]
-    inner: list[Any] = [part for part in module.modules() if _child_names(part) in kinds]
+    inner: list[Any] = [part for part in module.modules() if _child_names(part) - {"rotary_emb"} in kinds]
     if len(inner) != 1 or not isinstance(inner[0].layers, nn.ModuleList):
         raise Unmatched("its parts have other names")
     text: Any = module.config.get_text_config()
@@ -95,9 +102,10 @@ def match_decoder(module: Any) -> Decoder:
         layers=inner[0].layers,
         last_norm=match_norm(_part_of(inner[0], *norms)),
         head=match_linear(module.get_output_embeddings()),
-        rotary=inner[0].rotary_emb,
+        rotary=getattr(inner[0], "rotary_emb", None),
         layer_types=set(getattr(text, "layer_types", None) or ()),
         softcap=getattr(text, "final_logit_softcapping", None),
+        logits_factor=1.0 / getattr(text, "logits_scaling", 1.0),
     )
 
 
@@ -112,20 +120,24 @@ def match_layer(layer: Any, call: AttentionCall | None, spec: CacheSpec, rope: i
     Raises: Unmatched: it is of another structure.
     """
     own, name = _child_names(layer), mixer_name(layer)
-    names = next((names for names in NORM_NAMES if own - {name} - set(_MLPS) == set(names)), None)
-    mlp_name = next((mlp for mlp in _MLPS if mlp in own), "")
-    if names is None or not mlp_name or (call is None) != (name != _ATTENTION):
+    names = next((names for names in NORM_NAMES if own - {name} - _MLPS == set(names)), None)
+    if names is None or len(_MLPS & own) != 1 or (call is None) != (name != _ATTENTION):
         raise Unmatched("its layers have other parts")
-    mlp, products = getattr(layer, mlp_name), _MLPS[mlp_name]
-    if _child_names(mlp) - {"act_fn"} != set(products):
+    mlp = _part_of(layer, *_MLPS)
+    products = next(
+        (one for one in _MLP_PARTS if _child_names(mlp) - {"act_fn", "activation"} == set(one)), None
+    )
+    if products is None:
         raise Unmatched("its layers have no gated MLP")
     mixer, inputs, output = _mixer(getattr(layer, name), name, call, spec)
-    gate, up, down = (match_linear(getattr(mlp, product)) for product in products)
+    gate, *ups, down = (match_linear(getattr(mlp, product)) for product in products)
+    up = ups[0] if ups else None
     matched = DecoderLayer(
         mixer=mixer,
         projections=Projections(inputs=inputs, output=output, gate=gate, up=up, down=down),
-        activation=_activation(getattr(mlp, "act_fn", functional.silu)),
+        activation=_activation(_activation_of(mlp)),
         rope=rope if call is not None else None,
+        residual=getattr(layer, "residual_multiplier", 1.0),
         **{place: match_norm(getattr(layer, name)) for name, place in names.items()},
     )
     _require_sizes(matched)
@@ -173,6 +185,8 @@ def _mixer(
         raise Unmatched("its states depend on how tokens are divided")
     if name == _CONVOLUTION:
         return _convolution(part.conv), (match_linear(part.in_proj),), output
+    if name == _SCAN:
+        return _scan(part), (match_linear(part.in_proj),), output
     inputs = tuple(match_linear(getattr(part, f"in_proj_{one}")) for one in ("qkv", "z", "b", "a"))
     return _delta(part), inputs, output
 
@@ -181,6 +195,7 @@ _MIXER_PARTS = {
     _ATTENTION: {"q_proj", "k_proj", "v_proj"},
     _DELTA: {"in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "conv1d", "norm"},
     _CONVOLUTION: {"in_proj", "conv"},
+    _SCAN: {"in_proj", "conv1d", "norm"},
 }
 
 
@@ -198,19 +213,48 @@ def _delta(part: Any) -> GatedDelta:
         value_dim=value_dim,
         conv=conv,
         decay=part.A_log,
-        decay_bias=part.dt_bias,
+        step_bias=part.dt_bias,
         norm=_gated_norm(part.norm),
+    )
+
+
+def _scan(part: Any) -> SelectiveScan:
+    conv = _convolution(part.conv1d)
+    num_heads, num_values, num_groups = len(part.A_log), len(part.norm.weight), part.n_groups
+    if tuple(getattr(part, "time_step_limit", _NO_LIMIT)) != _NO_LIMIT:
+        raise Unmatched("its steps are bounded")
+    return SelectiveScan(
+        num_heads=num_heads,
+        num_groups=num_groups,
+        key_dim=(len(conv.taps) - num_values) // (2 * num_groups),
+        value_dim=num_values // num_heads,
+        conv=conv,
+        decay=part.A_log,
+        step_bias=part.dt_bias,
+        skip=part.D,
+        norm=_norm_of_gated(part.norm, num_groups),
     )
 
 
 def _gated_norm(norm: Any) -> Norm:
     """Return a norm whose result is multiplied by the SiLU of a gate."""
-    weight, epsilon = norm.weight, norm.variance_epsilon
-    x, gate = _numbers(2, 3, len(weight)).to(weight.device)
-    by_root = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + epsilon) * weight.float()
-    if not _is_near(norm(x, gate), by_root * functional.silu(gate)):
+    x, gate = _numbers(2, 3, len(norm.weight)).to(norm.weight.device)
+    normed = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + norm.variance_epsilon)
+    return _found_norm(norm, x, gate, normed * functional.silu(gate))
+
+
+def _norm_of_gated(norm: Any, num_groups: int) -> Norm:
+    """Return a norm, of each group on its own, of what the SiLU of a gate was multiplied by."""
+    x, gate = _numbers(2, 3, len(norm.weight)).to(norm.weight.device)
+    groups = (x * functional.silu(gate)).unflatten(-1, (num_groups, -1))
+    normed = groups * torch.rsqrt(groups.square().mean(-1, keepdim=True) + norm.variance_epsilon)
+    return _found_norm(norm, x, gate, normed.flatten(-2))
+
+
+def _found_norm(norm: Any, x: Tensor, gate: Tensor, wanted: Tensor) -> Norm:
+    if not _is_near(norm(x, gate), wanted * norm.weight.float()):
         raise Unmatched("its norms compute something else")
-    return Norm(weight=weight, epsilon=epsilon, adds_one=False)
+    return Norm(weight=norm.weight, epsilon=norm.variance_epsilon, adds_one=False)
 
 
 def match_linear(layer: Any) -> Linear:
@@ -250,6 +294,11 @@ def _activation(function: Callable[[Tensor], Tensor]) -> Activation:
     raise Unmatched("its MLPs have another activation")
 
 
+def _activation_of(mlp: Any) -> Callable[[Tensor], Tensor]:
+    found: Callable[[Tensor], Tensor] = getattr(mlp, "act_fn", getattr(mlp, "activation", functional.silu))
+    return found
+
+
 def _heads(attention: Any, call: AttentionCall, spec: CacheSpec, output: Linear) -> Heads:
     dim = spec.head_dim_k
     if spec.head_dim_v != dim:
@@ -279,12 +328,10 @@ def _head_norms(attention: Any) -> tuple[Any, Any]:
 
 def _require_sizes(layer: DecoderLayer) -> None:
     mixer, products = layer.mixer, layer.projections
-    hidden, inner = products.inputs[0].num_inputs, products.gate.num_outputs
+    hidden, inner = products.inputs[0].num_inputs, products.down.num_inputs
     num_inputs, num_mixed = _sizes_of(mixer, hidden)
-    sizes = [
-        *((size, hidden) for size in num_inputs),
-        *((hidden, num_mixed), (inner, hidden), (inner, hidden), (hidden, inner)),
-    ]
+    gates = [(2 * inner, hidden)] if products.up is None else [(inner, hidden)] * 2
+    sizes = [*((size, hidden) for size in num_inputs), (hidden, num_mixed), *gates, (hidden, inner)]
     for linear, size in zip(products.all, sizes, strict=True):
         if tuple(linear.weight.shape) != size:
             raise Unmatched(f"a projection of its layers has other sizes than {size[1]} and {size[0]}")
@@ -305,6 +352,8 @@ def _sizes_of(mixer: Mixer, hidden: int) -> tuple[list[int], int]:
     if isinstance(mixer, ShortConvolution):
         return [3 * hidden], hidden
     values = mixer.num_heads * mixer.value_dim
+    if isinstance(mixer, SelectiveScan):
+        return [2 * values + 2 * mixer.num_groups * mixer.key_dim + mixer.num_heads], values
     channels = 2 * mixer.num_key_heads * mixer.key_dim + values
     return [channels, values, mixer.num_heads, mixer.num_heads], values
 
