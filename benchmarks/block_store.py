@@ -1,7 +1,7 @@
-"""A stored conversation of the 360 M shape without its model: pools, store and reader as in an engine."""
+"""A stored conversation without its model: pools, store and reader as in an engine."""
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,7 +15,7 @@ from kvchat.engine.cache.host_tier import HostTier
 from kvchat.engine.cache.manager import CacheManager
 from kvchat.engine.cache.prefix_index import IndexNode
 from kvchat.engine.formats.full.spec import FullSpec
-from kvchat.engine.formats.spec import Group, group_layers
+from kvchat.engine.formats.spec import CacheSpec, Group, group_layers
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.disk.store import BlockHeader, DiskStore
 from kvchat.engine.memory.host_pool import HostPool
@@ -30,18 +30,22 @@ FINGERPRINT = bytes(32)
 PATIENCE_S = 60.0
 
 SPEC = FullSpec(num_kv_heads=5, head_dim_k=64, head_dim_v=64, dtype="BF16")
+SHAPE_360M = dict.fromkeys(range(32), SPEC)
 
 
 class StoredBlocks:
-    """A conversation of 4,096 tokens on disk, and a device pool that is large enough for it."""
+    """A conversation of 4,096 tokens on disk, and a device pool that is large enough for it.
 
-    def __init__(self, directory: Path) -> None:
-        self.groups: tuple[Group, ...] = group_layers(dict.fromkeys(range(32), SPEC))
+    Args:
+        specs: of each layer; the first group keeps every token, and others the state behind the last.
+    """
+
+    def __init__(self, directory: Path, specs: Mapping[int, CacheSpec] = SHAPE_360M) -> None:
+        self.groups: tuple[Group, ...] = group_layers(specs)
         self.group = self.groups[0]
-        self.num_blocks = {self.group.id: NUM_BLOCKS + 1}
+        self.num_blocks = {group.id: 3 if group.is_state else NUM_BLOCKS + 1 for group in self.groups}
         self.pool = self.new_pool()
         self.block_bytes = self.group.block_bytes(BLOCK_SIZE)
-        self.num_bytes = NUM_BLOCKS * self.block_bytes
         self.token_ids = [5 + 11 * index % 2500 for index in range(NUM_BLOCKS * BLOCK_SIZE + 1)]
         self.keys = chain_keys(root_key(FINGERPRINT), self.token_ids[:-1], BLOCK_SIZE)
         self.directory = directory
@@ -53,7 +57,7 @@ class StoredBlocks:
             block_size=BLOCK_SIZE,
             limit_bytes=None,
         )
-        self._fill()
+        self.num_bytes = self._fill()
 
     def new_pool(self) -> DevicePool:
         """Return a pool of which no page was ever written, as a process has that has just started."""
@@ -117,19 +121,25 @@ class StoredBlocks:
             while done < len(out):
                 done += file.readinto(out[done:]) or 0
 
-    def _fill(self) -> None:
-        for layer in self.pool.layers.values():
-            for part in (layer.keys, layer.values):
-                part.view(torch.int16).random_(-30_000, 30_000)
-        with self.plain.open("wb") as file:
-            for number, key in enumerate(self.keys):
-                payload = self.pool.read_block(self.group.id, BlockId(number), BLOCK_SIZE)
+    def blocks(self) -> Iterator[tuple[BlockHeader, bytearray]]:
+        """Yield what is stored, random bytes, each with its name."""
+        last = len(self.keys) - 1
+        for group in self.groups:
+            for number in [last] if group.is_state else range(len(self.keys)):
+                payload = bytearray(os.urandom(self.pool.block_bytes(group.id)))
                 ids = tuple(self.token_ids[number * BLOCK_SIZE : (number + 1) * BLOCK_SIZE])
-                header = BlockHeader(key=key, parent=self._parent(number), group=self.group.id, token_ids=ids)
+                key, parent = self.keys[number], self._parent(number)
+                yield BlockHeader(key=key, parent=parent, group=group.id, token_ids=ids), payload
+
+    def _fill(self) -> int:
+        num_bytes = 0
+        with self.plain.open("wb") as file:
+            for header, payload in self.blocks():
                 self.store.write([(header, payload)])
-                file.write(payload)
+                num_bytes += file.write(payload)
             file.flush()
             os.fsync(file.fileno())
+        return num_bytes
 
     def _parent(self, number: int) -> BlockKey:
         return self.keys[number - 1] if number else root_key(FINGERPRINT)
@@ -144,8 +154,8 @@ def forget(files: Iterable[Path]) -> None:
 
 
 @contextmanager
-def block_store() -> Iterator[StoredBlocks]:
+def block_store(specs: Mapping[int, CacheSpec] = SHAPE_360M) -> Iterator[StoredBlocks]:
     with TemporaryDirectory() as directory:
-        made = StoredBlocks(Path(directory))
+        made = StoredBlocks(Path(directory), specs)
         yield made
         made.store.close()

@@ -1,12 +1,16 @@
-"""Hybrid models on the processor beside other engines, and coming back to one after a restart.
+"""Hybrid models on the processor beside other engines, and their states on disk.
 
-Random weights in the shapes of Qwen3.5-0.8B and LFM2-1.2B, with small vocabularies. llama.cpp takes part
+Random weights in the shapes of Qwen3.5-0.8B and LFM2-1.2B, with small vocabularies; states alone also in that
+of Qwen3.5-4B. llama.cpp takes part
 where `--llama-cpp PYTHON` names an interpreter that has `llama-cpp-python`, and OpenVINO where
 `--openvino PYTHON` names one that has `optimum-intel`.
 """
 
 import gc
+import os
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
@@ -15,12 +19,17 @@ from typing import Any, Protocol
 import torch
 import transformers
 
+from benchmarks.block_store import block_store
 from benchmarks.cpu.bounds import Bounds
 from benchmarks.cpu.process import EngineProcess
-from benchmarks.table import Row
+from benchmarks.resume import BYTE_ROUNDS, disk_rows
+from benchmarks.saving import Session, loss_rows
+from benchmarks.table import Row, seconds
 from kvchat.engine import Engine, EngineConfig, SamplingParams
 from kvchat.engine.api.events import TokenEmitted
 from kvchat.engine.api.request import Request
+from kvchat.engine.formats.full.spec import FullSpec
+from kvchat.engine.formats.recurrent.spec import StateTensor, state_spec
 
 CONTEXTS = (512, 4_000)
 NUM_TOKENS = 16
@@ -88,7 +97,43 @@ def measure(*, quick: bool = False, llama_cpp: Path | None = None, openvino: Pat
                 rows += _shape(name, model_dir, contexts, weights, llama_cpp, openvino)
             ids = torch.arange(1, 1 + contexts[-1]).tolist()
             rows += _resumed(name, model_dir, ids)
-    return rows
+            rows += _saved_beside(name, model_dir)
+    return rows + _stored()
+
+
+def _stored() -> list[Row]:
+    """Compare a state's way to disk and back, with its conversation, with a file of the same bytes."""
+    tensors = [StateTensor("conv", 0, "BF16", (8192, 4)), StateTensor("rec", 0, "F32", (32, 128, 128))]
+    attention = FullSpec(num_kv_heads=4, head_dim_k=256, head_dim_v=256, dtype="BF16")
+    specs = {number: attention if number % 4 == 3 else state_spec(tensors, 1) for number in range(32)}
+    with block_store(specs) as stored:
+        rows = disk_rows(stored)
+        ours, plain = [], []
+        for _ in range(BYTE_ROUNDS):
+            header, payload = list(stored.blocks())[-1]
+            stored.store.remove(header.key, header.group)
+            ours.append(len(payload) / 1e6 / seconds(partial(stored.store.write, [(header, payload)])))
+            plain.append(len(payload) / 1e6 / seconds(partial(_write_plain, stored.plain, payload)))
+    about = f"Qwen3.5-4B, {len(stored.token_ids):,} tokens and a state"
+    return [
+        *(replace(row, name=f"{about}: {row.name}") for row in rows),
+        Row.of("its state, to disk", "MB/s", ours),
+        Row.of("  beside a file of the same bytes", "x", [a / b for a, b in zip(ours, plain, strict=True)]),
+    ]
+
+
+def _write_plain(path: Path, payload: bytearray) -> None:
+    with path.open("wb") as file:
+        file.write(payload)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _saved_beside(name: str, model_dir: Path) -> list[Row]:
+    engine = Engine.load(str(model_dir), _config(model_dir))
+    rows = loss_rows(Session(engine), ROUNDS)
+    engine.close()
+    return [replace(row, name=f"{name}: {row.name}") for row in rows]
 
 
 def _saved(name: str, directory: Path) -> Path:

@@ -23,7 +23,7 @@ def measure(llama_cpp: Path | None = None) -> list[Row]:
     """
     with block_store() as stored:
         rows = [
-            *_disk_rows(stored),
+            *disk_rows(stored),
             *_first_rows(stored),
             *_peer_rows(stored, llama_cpp),
             *_host_rows(stored),
@@ -31,7 +31,7 @@ def measure(llama_cpp: Path | None = None) -> list[Row]:
     return rows + [row for length in LENGTHS for row in _measure(length)]
 
 
-def _disk_rows(stored: StoredBlocks) -> list[Row]:
+def disk_rows(stored: StoredBlocks) -> list[Row]:
     """Compare with one file of the same bytes, read from its start to its end."""
     out = memoryview(bytearray(stored.num_bytes))
     rows: list[Row] = []

@@ -31,34 +31,44 @@ def measure(*, quick: bool = False) -> list[Row]:
     with TemporaryDirectory() as directory:
         model_dir = str(_write_model(Path(directory) / "model", FEWER_WEIGHTS if quick else SHAPE_360M))
         engine = Engine.load(model_dir, EngineConfig(cache_dir=Path(directory) / "cache", speculate="off"))
-        session = _Session(engine)
-        without, beside, written = [], [], []
-        for number in range(QUICK_PAIRS if quick else PAIRS):
-            for is_saved in (False, True) if number % 2 else (True, False):  # the session grows
-                if not is_saved:
-                    without.append(session.decode_rate())
-                    continue
-                with session.being_saved() as saving:
-                    beside.append(session.decode_rate(saving))
-                written.append(saving.bytes_per_s / 1e6)
+        session = Session(engine)
+        rows = loss_rows(session, QUICK_PAIRS if quick else PAIRS)
         per_bound, per_new = _written_of_turns(engine, session.text)
         engine.close()
     turn = f"of a turn of {TURN_LEN}+{NUM_TOKENS} tokens behind {SESSION_LEN:,}"
     return [
-        Row.of("decode while nothing is written", "tokens/s", without),
-        Row.of(f"decode while blocks of {SESSION_LEN:,} tokens are written all the time", "tokens/s", beside),
-        Row.of("loss", "%", [100 * (1 - b / a) for a, b in zip(without, beside, strict=True)], "less than 5"),
-        Row.of("written meanwhile", "MB/s", written),
+        *rows,
         Row.of(f"bytes written {turn}, per byte of its blocks and its tail", "x", per_bound, "at most 1"),
         Row.of(f"bytes written {turn}, per byte that is new", "x", per_new),
     ]
 
 
-class _Session:
+def loss_rows(session: "Session", num_pairs: int) -> list[Row]:
+    """Decode with and without writing, in pairs."""
+    without, beside, written = [], [], []
+    for number in range(num_pairs):
+        for is_saved in (False, True) if number % 2 else (True, False):  # the session grows
+            if not is_saved:
+                without.append(session.decode_rate())
+                continue
+            with session.being_saved() as saving:
+                beside.append(session.decode_rate(saving))
+            written.append(saving.bytes_per_s / 1e6)
+    return [
+        Row.of("decode while nothing is written", "tokens/s", without),
+        Row.of(f"decode while {session.what} are written all the time", "tokens/s", beside),
+        Row.of("loss", "%", [100 * (1 - b / a) for a, b in zip(without, beside, strict=True)], "less than 5"),
+        Row.of("written meanwhile", "MB/s", written),
+    ]
+
+
+class Session:
     """A conversation whose blocks are on the device and on disk, and that goes on."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
+        has_states = any(group.is_state for group in engine._manager.groups)
+        self.what = "states" if has_states else f"blocks of {SESSION_LEN:,} tokens"
         self.text = [5 + (11 * index) % 2500 for index in range(SESSION_LEN)]
         handle = engine.submit(Request(token_ids=tuple(self.text), sampling=SamplingParams(max_tokens=1)))
         self.text += [event.token_id for event in handle if isinstance(event, TokenEmitted)]
@@ -120,14 +130,15 @@ class _Saving:
 
     def _saves(self) -> list[Save]:
         size = self._engine.info.block_size
-        (group,) = self._engine._manager.groups
+        group = max(self._engine._manager.groups, key=lambda group: group.is_state)
         parent = root_key(bytes.fromhex(self._engine.info.fingerprint), f"{self._name}, {self._num_rounds}")
         self._num_rounds += 1
         saves = []
         for number in range(len(self._token_ids) // size):
             ids = tuple(self._token_ids[number * size : (number + 1) * size])
             key = block_key(parent, ids)
-            saves.append(Save(group=group.id, block=BlockId(number), key=key, parent=parent, token_ids=ids))
+            block = BlockId(0 if group.is_state else number)
+            saves.append(Save(group=group.id, block=block, key=key, parent=parent, token_ids=ids))
             self._keys.append(key)
             parent = key
         return saves
