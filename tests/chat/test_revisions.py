@@ -149,3 +149,12 @@ def test_several_answers_to_a_first_message_keep_the_same_places_as_one(desk: De
     list(desk.chat.variants.compare(conversation, 2, SamplingParams()))
     first, second = (request.checkpoints for request in desk.engine.requests[-2:])
     assert first == second != ()
+
+
+def test_what_is_read_ahead_keeps_the_same_places_as_the_message(desk: Desk) -> None:
+    info, system = desk.engine.info(), "Be brief. " * 20
+    desk.engine.info = lambda: replace(info, keeps_states=True)  # type: ignore[method-assign]
+    desk.chat.variants.read_ahead(None, system, "Hello").run()
+    desk.talk("Hello", system=system)
+    ahead, sent = desk.engine.requests[-2:]
+    assert ahead.checkpoints == sent.checkpoints != ()

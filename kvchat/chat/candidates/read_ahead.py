@@ -21,6 +21,7 @@ class ReadAhead:
         token_ids: what every message with this beginning begins with.
         owner: the session's id, empty for one that is not stored yet.
         is_saved: whether it goes to the disk before anybody has sent it.
+        checkpoints: see `Request`.
     """
 
     def __init__(
@@ -31,6 +32,7 @@ class ReadAhead:
         owner: str,
         namespace: str,
         is_saved: bool = False,
+        checkpoints: tuple[int, ...] = (),
     ) -> None:
         self.num_tokens = len(token_ids)
         self._answering = answering
@@ -42,6 +44,7 @@ class ReadAhead:
             priority=BEHIND,
             namespace=namespace,
             is_saved=is_saved,
+            checkpoints=checkpoints,
         )
         self._lock = Lock()
         self._is_stopped = False

@@ -13,6 +13,7 @@ from kvchat.chat.revision import common_ids, edit_cost, to_last_question
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.session.kv.provenance import namespace_of
 from kvchat.session.store import new_session_id
+from kvchat.session.template import prompts
 from kvchat.session.tree import Session, Turn, path_token_ids
 
 
@@ -93,7 +94,9 @@ class CandidateService:
         ids = common_ids(self._answering.template, session, path, text)
         owner = conversation.session.id if conversation is not None else ""
         namespace = namespace_of(session, path) if conversation is not None else session.namespace
-        return ReadAhead(self._answering, ids, owner=owner, namespace=namespace)
+        asked = prompts.question(self._answering.template, session, path, text)
+        checkpoints = self._answering.checkpoints(session, (*path, asked))
+        return ReadAhead(self._answering, ids, owner=owner, namespace=namespace, checkpoints=checkpoints)
 
     def beginning_ids(self, system: str, began_at: float) -> tuple[int, ...]:
         """Return what every conversation begins with that has this system prompt and began then."""
