@@ -82,8 +82,24 @@ CONFIGS: dict[str, Any] = {
         residual_multiplier=0.4,
         logits_scaling=3.0,
     ),
+    "selective scans, attention and MLPs one by one": transformers.NemotronHConfig(
+        **{name: value for name, value in SIZES.items() if name != "num_hidden_layers"},
+        layer_types=["linear_attention", "mlp", "full_attention", "linear_attention", "mlp"],
+        head_dim=10,
+        mamba_num_heads=6,
+        mamba_head_dim=20,
+        ssm_state_size=24,
+        n_groups=2,
+        time_step_min=0.02,
+    ),
 }
-HYBRIDS = ("gated delta rules", "short convolutions", "selective scans", "selective scans, no rope")
+HYBRIDS = (
+    "gated delta rules",
+    "short convolutions",
+    "selective scans",
+    "selective scans, no rope",
+    "selective scans, attention and MLPs one by one",
+)
 SCALED_FROM_48_ON: Any = transformers.Ministral3Config(
     **SIZES | {"head_dim": 10},
     rope_parameters={

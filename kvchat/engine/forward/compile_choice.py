@@ -137,7 +137,7 @@ def _measured(
         log.warning("layers are not compiled, which may be slower: %s", f"{error}"[:300])
         compiled_s = 0.0
     return CompileChoice(
-        model=f"{len(walk.layers)} layers of {walk.layers[0].projections.output.num_outputs}",
+        model=f"{len(walk.layers)} layers of {walk.layers[0].linears[0].num_inputs}",
         device=_device_name(forward.device),
         plain_s=plain_s,
         compiled_s=compiled_s,
@@ -159,7 +159,7 @@ def fingerprint_of(walk: LayerWalk, device: torch.device) -> str:
             versions.append(version(package))
         except PackageNotFoundError:
             versions.append("")
-    widths = [layer.projections.output.num_outputs for layer in walk.layers]
+    widths = [layer.linears[0].num_inputs for layer in walk.layers]
     parts = ([repr(layer.kind) for layer in walk.layers], widths, str(walk.dtype), versions)
     return blake2b(repr((*parts, _device_name(device))).encode(), digest_size=16).hexdigest()
 

@@ -49,6 +49,7 @@ from kvchat.engine.models.probing.decoder_structure import (
     Unmatched,
     match_decoder,
     match_layer,
+    mixes,
     unturned_key,
 )
 from kvchat.engine.models.probing.first_layers import (
@@ -108,7 +109,7 @@ class Fusion:
 
     def _made(self, layers: Sequence[DecoderLayer], numbers: Sequence[int], pool: DevicePool) -> FusedLayers:
         kept: dict[int, LayerPool | LayerStates] = {**pool.layers, **layer_states(pool.states, TORCH_DTYPES)}
-        pools = FusedPools([kept[number] for number in numbers])
+        pools = FusedPools([kept.get(number) for number in numbers])
         native = NativeLayers(layers, pools.numbered, self.decoder.last_norm, self.decoder.head)
         ropes = RopeTables(self.rotaries, self.num_positions)
         decoder = self.decoder
@@ -148,7 +149,7 @@ class Fusion:
 
     @property
     def is_quantized(self) -> bool:
-        return any(isinstance(linear.weight, QuantizedWeight) for linear in self.layers[0].projections.all)
+        return any(isinstance(linear.weight, QuantizedWeight) for linear in self.layers[0].linears)
 
     def stand_before(self, own: ForwardPass, pool: DevicePool) -> FusedPass:
         """Return a pass that computes sequences by fused layers, and by `own` what they do not."""
@@ -294,7 +295,7 @@ def take_sample(loaded: LoadedModel, groups: Sequence[Group]) -> FusionSample:
     """
     module: Any = loaded.module
     decoder = match_decoder(module)
-    if sum(len(group.layers) for group in groups) != len(decoder.layers):
+    if sum(len(group.layers) for group in groups) != sum(map(mixes, decoder.layers)):
         raise Unmatched("not every layer attends")
     pool = scratch(groups, module.device)
     row = sample_row(groups, module)
@@ -332,8 +333,9 @@ def in_float32(groups: Sequence[Group]) -> list[Group]:
     return [replace(group, spec=group.spec.in_float32) for group in groups]
 
 
-def _spec_of(pool: DevicePool, layer: int) -> CacheSpec:
-    return (pool.states if layer in pool.states else pool.layers)[layer].spec
+def _spec_of(pool: DevicePool, layer: int) -> CacheSpec | None:
+    kept = pool.states.get(layer) or pool.layers.get(layer)
+    return None if kept is None else kept.spec
 
 
 def _matched(
@@ -393,7 +395,7 @@ def _unturned_layers(decoder: Decoder, seen: SampledLayer) -> list[int]:
     """
     return [
         number
-        for number, key in sorted(seen.keys.items())
+        for number, key in sorted(seen.keys.items() if decoder.rotary is not None else ())
         if _is_projected(decoder.layers[number], seen.inputs[number], key)
     ]
 

@@ -45,10 +45,10 @@ class FusedPools:
     """Where consecutive layers keep keys and values, or states, with groups by number.
 
     Args:
-        layers: the pool of each layer.
+        layers: the pool of each layer; None: it keeps nothing.
     """
 
-    def __init__(self, layers: Sequence[LayerPool | LayerStates]) -> None:
+    def __init__(self, layers: Sequence[LayerPool | LayerStates | None]) -> None:
         attending = [layer for layer in layers if isinstance(layer, LayerPool)]
         self.groups = sorted({layer.group for layer in attending})
         self.states = sorted({layer.group for layer in layers if isinstance(layer, LayerStates)})
@@ -57,7 +57,7 @@ class FusedPools:
         for layer in attending:
             if layer.derived is not None:
                 self.old.setdefault(layer.derived.group, []).append(layer)
-        self.numbered = [self._numbered(layer) for layer in layers]
+        self.numbered = [None if layer is None else self._numbered(layer) for layer in layers]
 
     def _numbered(self, layer: LayerPool | LayerStates) -> FusedLayerPool | FusedStatePool:
         if isinstance(layer, LayerStates):

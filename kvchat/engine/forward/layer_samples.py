@@ -19,7 +19,7 @@ from kvchat.engine.forward.runner import InputBatch
 from kvchat.engine.kernels.paged_attention import prepare
 from kvchat.engine.kernels.paged_attention.args import SequenceSpan
 from kvchat.engine.memory.device_pool import DevicePool
-from kvchat.engine.models.probing.decoder_structure import Decoder, Unmatched, mixer_name
+from kvchat.engine.models.probing.decoder_structure import Decoder, Unmatched, mixer_of, mixes
 from kvchat.engine.models.state_layers import StatePast, attach_states
 
 BLOCK_SIZE = 4
@@ -126,7 +126,7 @@ def states_in(pool: DevicePool, layers: Mapping[int, nn.Module]) -> StatePast | 
     if not layers:
         return None
     past = StatePast(layer_states(pool.states, TORCH_DTYPES))
-    keepers = [getattr(layer, mixer_name(layer)) for layer in layers.values()]
+    keepers = [mixer_of(layer) for layer in layers.values()]
     attach_states(keepers, past, is_sequential=True)
     return past
 
@@ -153,7 +153,7 @@ def watch(
             hooks.callback(layer.register_forward_hook(after).remove)
         logits = own.logits(row)
     seen.states = {number: states_of(pool, number) for number in keeping}
-    num_mixed = len(seen.calls) + len(keeping)
-    if not len(seen.inputs) == len(seen.outputs) == num_mixed == len(decoder.layers):
+    is_whole = len(seen.calls) + len(keeping) == sum(map(mixes, decoder.layers))
+    if not is_whole or not len(seen.inputs) == len(seen.outputs) == len(decoder.layers):
         raise Unmatched("its layers do not run one after the other")
     return seen, logits

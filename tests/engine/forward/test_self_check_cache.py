@@ -109,7 +109,7 @@ def test_without_a_cache_directory_nothing_is_kept(tiny: TinyModels) -> None:
 
 
 def test_what_failed_fails_again_with_the_same_words(tmp_path: Path) -> None:
-    model_dir = save_model(transformers.GraniteConfig(**SIZES, residual_multiplier=0.9), tmp_path / "model")
+    model_dir = save_model(transformers.Ernie4_5Config(**SIZES), tmp_path / "model")
     said = [started(model_dir, tmp_path / "cache")[0].info.unfused for _ in range(2)]
     assert said[0] is not None
     assert "something else" in said[0]

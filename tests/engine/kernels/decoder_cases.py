@@ -17,13 +17,14 @@ from kvchat.engine.kernels.decoder_layers.args import (
     Heads,
     Linear,
     Mixer,
+    Mlp,
     Norm,
-    Projections,
     RopeTable,
     SelectiveScan,
     ShortConvolution,
     StateRows,
     StepRows,
+    TokenMixing,
 )
 from kvchat.engine.kernels.decoder_layers.native import NativeLayers
 from kvchat.engine.kernels.linear import pack
@@ -51,6 +52,8 @@ class Shape:
         mixers: of all layers in turn: attention, gated attention, convolution, delta, scan.
         num_value_heads: of a delta rule or a scan.
         has_one_gate: whether one product gives gates and ups.
+        has_gates: of MLPs.
+        are_halves: whether every second layer is an MLP alone, and the others have none.
     """
 
     hidden: int = 96
@@ -75,6 +78,8 @@ class Shape:
     value_dim: int = 40
     num_taps: int = 4
     has_one_gate: bool = False
+    has_gates: bool = True
+    are_halves: bool = False
     residual: float = 1.0
     num_layers: int = 3
     vocab: int = 131
@@ -103,15 +108,17 @@ class Model:
     def numbers(self, *shape: int) -> Tensor:
         return torch.randn(*shape, generator=self._generator)
 
-    def pools(self, texts: Sequence[tuple[int, int]] = TEXTS) -> list[FusedLayerPool | FusedStatePool]:
+    def pools(self, texts: Sequence[tuple[int, int]] = TEXTS) -> list[FusedLayerPool | FusedStatePool | None]:
         """Return pools with old keys, values and states that are the same in each call."""
         generator = torch.Generator().manual_seed(4)
         s = self.shape
         num_blocks = sum(num_blocks_of(start, count, s.block_size) for start, count in texts)
         size = (num_blocks, s.num_kv_heads, s.block_size, s.dim)
-        pools: list[FusedLayerPool | FusedStatePool] = []
+        pools: list[FusedLayerPool | FusedStatePool | None] = []
         for number, layer in enumerate(self.layers):
-            mixer = layer.mixer
+            if (mixer := layer.mixer) is None:
+                pools.append(None)
+                continue
             if isinstance(mixer, Heads):
                 keys, values = (torch.randn(size, generator=generator).to(s.dtype) for _ in range(2))
                 pools.append(FusedLayerPool(keys=keys, values=values, group=number % 2))
@@ -161,6 +168,7 @@ class Model:
                 step_bias=self.numbers(s.num_value_heads),
                 skip=self.numbers(s.num_value_heads).to(s.dtype),
                 norm=self._norm(values),
+                least_step=0.4,
             )
             return scan, [values + channels + s.num_value_heads], values
         delta = GatedDelta(
@@ -181,25 +189,35 @@ class Model:
         return ShortConvolution(taps=taps, bias=bias)
 
     def _layer(self, number: int) -> DecoderLayer:
-        s = self.shape
-        mixer, num_inputs, num_mixed = self._mixer(s.mixers[number % len(s.mixers)])
-        after = [self._norm(s.hidden) if s.has_after_norms else None for _ in range(2)]
+        s, has_mixer = self.shape, not (self.shape.are_halves and number % 2)
         return DecoderLayer(
-            mixer=mixer,
-            projections=Projections(
-                inputs=tuple(self._linear(size, s.hidden) for size in num_inputs),
-                output=self._linear(s.hidden, num_mixed),
-                gate=self._linear(s.inner * (1 + s.has_one_gate), s.hidden),
-                up=None if s.has_one_gate else self._linear(s.inner, s.hidden),
-                down=self._linear(s.hidden, s.inner),
-            ),
-            activation=s.activation,
-            before_attention=self._norm(s.hidden),
-            before_mlp=self._norm(s.hidden),
-            after_attention=after[0],
-            after_mlp=after[1],
+            mixing=self._mixing(s.mixers[number % len(s.mixers)]) if has_mixer else None,
+            mlp=self._mlp() if not (s.are_halves and has_mixer) else None,
             rope=number if number < 2 else None,
             residual=s.residual,
+        )
+
+    def _mixing(self, kind: str) -> TokenMixing:
+        hidden = self.shape.hidden
+        mixer, num_inputs, num_mixed = self._mixer(kind)
+        return TokenMixing(
+            before=self._norm(hidden),
+            inputs=tuple(self._linear(size, hidden) for size in num_inputs),
+            mixer=mixer,
+            output=self._linear(hidden, num_mixed),
+            after=self._norm(hidden) if self.shape.has_after_norms else None,
+        )
+
+    def _mlp(self) -> Mlp:
+        s = self.shape
+        has_ups = s.has_gates and not s.has_one_gate
+        return Mlp(
+            before=self._norm(s.hidden),
+            gate=self._linear(s.inner * (1 + s.has_one_gate), s.hidden),
+            up=self._linear(s.inner, s.hidden) if has_ups else None,
+            down=self._linear(s.hidden, s.inner),
+            activation=s.activation,
+            after=self._norm(s.hidden) if s.has_after_norms else None,
         )
 
     def _norm(self, size: int) -> Norm:
@@ -275,7 +293,9 @@ def make_step(
     )
 
 
-def native_of(model: Model, pools: list[FusedLayerPool | FusedStatePool], library: Library) -> NativeLayers:
+def native_of(
+    model: Model, pools: list[FusedLayerPool | FusedStatePool | None], library: Library
+) -> NativeLayers:
     """Return a model's layers as the native kernels compute them."""
     layers = NativeLayers(model.layers, pools, model.last_norm, model.head, library)
     layers.take_ropes(model.ropes)

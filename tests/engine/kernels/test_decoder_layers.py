@@ -52,6 +52,10 @@ SHAPES = {
         mixers=("scan",), dtype=BF16, weights="paired", value_dim=24, dim=70, num_kv_heads=1
     ),
     "scans int8": Shape(mixers=("scan",), weights="int8", has_one_gate=True, inner=96),
+    "halves": Shape(
+        mixers=("scan",), are_halves=True, has_gates=False, activation=Activation.RELU_SQUARED, inner=91
+    ),
+    "no gates bfloat16": Shape(dtype=BF16, weights="paired", inner=91, has_gates=False, has_bias=True),
     "one gate": Shape(has_one_gate=True, inner=96, residual=3.0, weights="int4", has_bias=True),
     "one gate float16": Shape(has_one_gate=True, dtype=FP16, has_after_norms=True, residual=0.5),
     "int8": Shape(weights="int8", inner=2112, has_bias=True),
@@ -87,7 +91,9 @@ def test_they_are_the_reference(shape: Shape, library: Library) -> None:
     torch.testing.assert_close(logits, wanted, rtol=tolerance, atol=tolerance)
 
 
-def tensors_of(pool: FusedLayerPool | FusedStatePool) -> list[Tensor]:
+def tensors_of(pool: FusedLayerPool | FusedStatePool | None) -> list[Tensor]:
+    if pool is None:
+        return []
     if isinstance(pool, FusedLayerPool):
         return [pool.keys, pool.values]
     return [pool.inputs] if pool.states is None else [pool.inputs, pool.states]

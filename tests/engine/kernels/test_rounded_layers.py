@@ -90,8 +90,10 @@ def test_inputs_of_any_size_are_rounded_alike(
     """Small ones reach products of the attention, and large ones, by the norm before it, those of the MLP."""
     model = Model(Shape(weights=weights, dtype=BF16))
     layer = model.layers[0]
-    scaled = replace(layer.before_mlp, weight=(layer.before_mlp.weight.float() * large).bfloat16())
-    model.layers[0] = replace(layer, before_mlp=scaled)
+    assert layer.mlp is not None
+    before = layer.mlp.before
+    scaled = replace(before, weight=(before.weight.float() * large).bfloat16())
+    model.layers[0] = replace(layer, mlp=replace(layer.mlp, before=scaled))
     texts = tuple((0, 1) for _ in range(40))
     step = make_step(model.shape, range(len(texts)), texts)
     hidden = hidden_of(model, step) * small

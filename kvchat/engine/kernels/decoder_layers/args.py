@@ -22,6 +22,7 @@ class Activation(StrEnum):
 
     SILU = "silu"
     GELU_TANH = "gelu_tanh"
+    RELU_SQUARED = "relu_squared"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,6 +175,7 @@ class SelectiveScan:
         decay: [H], of any floating dtype.
         step_bias, skip: the same.
         norm: of all heads [H V]; the mean is a group's.
+        least_step: steps are no shorter, but for a token on its own that goes on from a state.
     """
 
     num_heads: int
@@ -185,6 +187,7 @@ class SelectiveScan:
     step_bias: Tensor
     skip: Tensor
     norm: Norm
+    least_step: float = 0.0
 
     @property
     def norms(self) -> tuple[Norm | None, ...]:
@@ -196,7 +199,14 @@ class SelectiveScan:
 
     @property
     def kind(self) -> Hashable:
-        return "selective scan", self.conv.kind, self.num_heads, self.num_groups, self.key_dim
+        return (
+            "selective scan",
+            self.conv.kind,
+            self.num_heads,
+            self.num_groups,
+            self.key_dim,
+            self.least_step,
+        )
 
 
 Mixer = Heads | ShortConvolution | GatedDelta | SelectiveScan
@@ -204,47 +214,61 @@ Mixer = Heads | ShortConvolution | GatedDelta | SelectiveScan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Projections:
-    """The products of a layer.
+class TokenMixing:
+    """after(output(mixer(inputs(before(h))))).
 
     Args:
-        inputs: what its mixer gets: of attention queries, keys and values.
-        output: of what the mixer gives.
-        up: None: `gate` gives both, gates first.
+        inputs: what the mixer gets: of attention queries, keys and values.
+        output: of what it gives.
+        after: None: the result is added as it is.
     """
 
+    before: Norm
     inputs: tuple[Linear, ...]
+    mixer: Mixer
     output: Linear
+    after: Norm | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mlp:
+    """after(down(activation(gate(x)) * up(x))) with x = before(h), or without `up` in it.
+
+    Args:
+        up: None: `gate` gives both, gates first; or only what `down` takes, and nothing is gated.
+        after: None: the result is added as it is.
+    """
+
+    before: Norm
     gate: Linear
     up: Linear | None
     down: Linear
+    activation: Activation
+    after: Norm | None = None
 
     @property
-    def all(self) -> tuple[Linear, ...]:
-        ups = () if self.up is None else (self.up,)
-        return *self.inputs, self.output, self.gate, *ups, self.down
+    def linears(self) -> tuple[Linear, ...]:
+        return (self.gate, self.down) if self.up is None else (self.gate, self.up, self.down)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderLayer:
-    """h += after_attention(output(mixer(inputs(before_attention(h))))), then the same with the gated MLP.
+    """h += residual * mixing(h); h += residual * mlp(h).
 
     Args:
-        after_attention: None: the result is added as it is.
-        after_mlp: the same.
+        mixing, mlp: None: it has none.
         rope: number of the rotary embedding; None: queries and keys are not turned.
         residual: factor of what is added.
     """
 
-    mixer: Mixer
-    projections: Projections
-    activation: Activation
-    before_attention: Norm
-    before_mlp: Norm
-    after_attention: Norm | None = None
-    after_mlp: Norm | None = None
+    mixing: TokenMixing | None
+    mlp: Mlp | None
     rope: int | None = 0
     residual: float = 1.0
+
+    @property
+    def mixer(self) -> Mixer | None:
+        return None if self.mixing is None else self.mixing.mixer
 
     @property
     def heads(self) -> Heads:
@@ -253,16 +277,24 @@ class DecoderLayer:
         return self.mixer
 
     @property
+    def linears(self) -> tuple[Linear, ...]:
+        """All products, in order."""
+        of_mixing = () if self.mixing is None else (*self.mixing.inputs, self.mixing.output)
+        return of_mixing if self.mlp is None else of_mixing + self.mlp.linears
+
+    @property
     def norms(self) -> tuple[Norm | None, ...]:
-        own = self.before_attention, self.before_mlp, self.after_attention, self.after_mlp
-        return *own, *self.mixer.norms
+        mixing, mlp = self.mixing, self.mlp
+        of_mixing = () if mixing is None else (mixing.before, mixing.after, *mixing.mixer.norms)
+        return of_mixing if mlp is None else (*of_mixing, mlp.before, mlp.after)
 
     @property
     def kind(self) -> Hashable:
         """The same for layers that compute the same with other numbers."""
-        sizes = tuple((linear.num_outputs, linear.bias is not None) for linear in self.projections.all)
+        sizes = tuple((linear.num_outputs, linear.bias is not None) for linear in self.linears)
         norms = tuple(norm and (norm.epsilon, norm.adds_one) for norm in self.norms)
-        return self.activation, sizes, self.mixer.kind, self.rope, self.residual, norms
+        halves = self.mixer and self.mixer.kind, self.mlp and self.mlp.activation
+        return halves, sizes, self.rope, self.residual, norms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -95,7 +95,7 @@ INLINE void widen_row(float* to, const T* from, int64_t count) {
   if (whole < count) store(to + whole, load_part(from + whole, (int)(count - whole)));
 }
 
-enum Activation : int64_t { SILU = 0, GELU_TANH = 1 };
+enum Activation : int64_t { SILU = 0, GELU_TANH = 1, RELU_SQUARED = 2 };
 
 INLINE Vec silu(Vec x) {
   // exponential() takes at most 88: below -88 the result is 0 to all digits, as x / (1 + e ** 88) is.
@@ -108,11 +108,17 @@ INLINE Vec gelu_tanh(Vec x) {
   return mul(mul(x, fill(0.5f)), add(fill(1.0f), tangent(mul(cubic, fill(0.7978845608f)))));
 }
 
-// gates[i] = activation(gates[i]) * ups[i], for whole vectors.
+INLINE Vec relu_squared(Vec x) {
+  const Vec positive = max(x, zero());
+  return mul(positive, positive);
+}
+
+// gates[i] = activation(gates[i]) * ups[i], for whole vectors; no ups: they are all 1.
 INLINE void activate(float* gates, const float* ups, int64_t count, int64_t activation) {
   for (int64_t i = 0; i < count; i += W) {
     const Vec x = load(gates + i);
-    store(gates + i, mul(activation == SILU ? silu(x) : gelu_tanh(x), load(ups + i)));
+    const Vec y = activation == SILU ? silu(x) : activation == GELU_TANH ? gelu_tanh(x) : relu_squared(x);
+    store(gates + i, ups ? mul(y, load(ups + i)) : y);
   }
 }
 

@@ -19,9 +19,10 @@ struct Layer {
   // What attention, or another mixer, is given: queries, keys and values; queries, keys and values in one, gates,
   // betas and steps; inputs and gates in one; or gates, values, keys, queries and steps in one.
   Product inputs[MOST_INPUTS];
-  Product output, gate, up, down;  // no ups: they are what `gate` gives behind gates
+  // No ups: they are what `gate` gives behind gates, or there are none. No `down`: the layer has no MLP.
+  Product output, gate, up, down;
   Mixer mixer;
-  int64_t num_inputs;  // products
+  int64_t num_inputs;  // products; 0: nothing is mixed
   int64_t is_gated;    // whether each query head has a gate of its attention behind it
   const float* sinks;  // [H], or null
   void* k_pool;

@@ -13,7 +13,7 @@
 
 namespace {
 
-enum MixerKind : int64_t { ATTENTION = 0, DELTA = 1, CONVOLUTION = 2, SCAN = 3 };
+enum MixerKind : int64_t { ATTENTION = 0, DELTA = 1, CONVOLUTION = 2, SCAN = 3, NONE = 4 };
 
 // The fields of native.py's `_Mixer`, in order. Types: 0 float, 1 bf16, 2 fp16.
 struct Mixer {
@@ -27,7 +27,8 @@ struct Mixer {
   int64_t num_channels, num_taps, num_kept;
   int64_t num_heads, num_key_heads, key_dim, value_dim;  // of a scan: groups of heads for key heads
   int64_t kind, group;
-  Norm norm;  // [V]; of a scan [H, V], of which a group's heads have one mean
+  double least_step;  // of a scan, but for a token on its own behind a state
+  Norm norm;          // [V]; of a scan [H, V], of which a group's heads have one mean
 
   bool has_rates() const { return kind == DELTA || kind == SCAN; }
   int64_t num_values() const { return num_heads * value_dim; }

@@ -1,7 +1,7 @@
 // All decoder layers of a model for the tokens of a step, in one call.
 //
-// A layer is five phases: what its mixer is given; the mixer, which is attention or goes on from a state (see
-// mixers.h); the output projection; gate and up; down. Whoever ends a phase does what stands between products:
+// A layer is five phases, or those of one half: what its mixer is given; the mixer, which is attention or goes on
+// from a state (see mixers.h); the output projection; gate and up; down. Whoever ends a phase does what stands between products:
 // norms, rotary embedding, keys and values into the pool, residuals. Of many rows that is a phase of its own.
 // Numbers between the layers stay float32.
 //
@@ -18,18 +18,24 @@
 
 namespace {
 
-enum Kind { QKV, TURN, ATTEND, MIXED, OUTPUT, BETWEEN, GATE_UP, PREPARE, DOWN, AFTER, HEAD };
+enum Kind : int64_t { QKV, TURN, ATTEND, MIXED, OUTPUT, BETWEEN, GATE_UP, PREPARE, DOWN, AFTER, HEAD };
 // The phases of one layer: for few rows, and for many, where what stands between products is divided too.
 constexpr Kind OF_FEW[] = {QKV, ATTEND, OUTPUT, GATE_UP, DOWN};
 constexpr Kind OF_MANY[] = {QKV, TURN, ATTEND, MIXED, OUTPUT, BETWEEN, GATE_UP, PREPARE, DOWN, AFTER};
 constexpr int64_t ROWS_TOGETHER = 24;  // of a task between products: whole panels
+
+struct Phase {
+  int64_t layer;
+  Kind kind;
+};
 
 template <typename T>
 struct Job {
   using OverQuantised = Attention<T, Quantised<sizeof(T) == 4>>;
   const Step& step;
   const bool has_many_rows;
-  const int64_t per_layer, num_phases;
+  Phase* phases = nullptr;  // of all layers in turn, and of the head
+  int64_t num_of_layers = 0, num_phases = 0;
   bool failed = false;  // for lack of memory
   Buffer normed, heads, convolved, attended, inner, added, sampled;
   float* rates = nullptr;          // decays [T, H] and betas [T, H] of a layer with a delta rule; steps [T, H] of a scan
@@ -40,17 +46,25 @@ struct Job {
   float* pieces = nullptr;         // of the units of a phase: [T, UNIT] each
   int32_t* num_done = nullptr;     // pieces of the unit whose first one this is
 
-  explicit Job(const Step& step)
-      : step(step),
-        has_many_rows(step.num_rows >= MANY_ROWS),
-        per_layer(has_many_rows ? sizeof OF_MANY / sizeof *OF_MANY : sizeof OF_FEW / sizeof *OF_FEW),
-        num_phases(step.num_layers * per_layer + (step.head ? 1 : 0)) {}
+  explicit Job(const Step& step) : step(step), has_many_rows(step.num_rows >= MANY_ROWS) {}
 
-  const Layer& layer(int64_t phase) const { return step.layers[phase / per_layer]; }
-  Kind kind(int64_t phase) const {
-    if (phase == step.num_layers * per_layer) return HEAD;
-    return (has_many_rows ? OF_MANY : OF_FEW)[phase % per_layer];
+  bool list_phases() {
+    phases = (Phase*)malloc((step.num_layers * sizeof OF_MANY / sizeof *OF_MANY + 1) * sizeof(Phase));
+    if (!phases) return false;
+    const Kind* kinds = has_many_rows ? OF_MANY : OF_FEW;
+    const int64_t count = has_many_rows ? sizeof OF_MANY / sizeof *OF_MANY : sizeof OF_FEW / sizeof *OF_FEW;
+    for (int64_t number = 0; number < step.num_layers; number++)
+      for (int64_t i = 0; i < count; i++)
+        if (kinds[i] < GATE_UP ? mixes(number) : has_mlp(number)) phases[num_of_layers++] = {number, kinds[i]};
+    num_phases = num_of_layers + (step.head ? 1 : 0);
+    phases[num_of_layers] = {step.num_layers, HEAD};
+    return true;
   }
+
+  bool mixes(int64_t number) const { return step.layers[number].mixer.kind != NONE; }
+  bool has_mlp(int64_t number) const { return step.layers[number].down.weight; }
+  const Layer& layer(int64_t phase) const { return step.layers[phases[phase].layer]; }
+  Kind kind(int64_t phase) const { return phases[phase].kind; }
   static bool is_product(Kind kind) {
     return kind == QKV || kind == OUTPUT || kind == GATE_UP || kind == DOWN || kind == HEAD;
   }
@@ -83,7 +97,7 @@ struct Job {
   int64_t num_tasks(int64_t phase) const {
     if (is_product(kind(phase))) return products(phase).num_tasks();
     if (kind(phase) != ATTEND) return (step.num_rows + ROWS_TOGETHER - 1) / ROWS_TOGETHER;
-    const int64_t number = phase / per_layer;
+    const int64_t number = phases[phase].layer;
     const Mixer& mixer = step.layers[number].mixer;
     if (mixer.kind == CONVOLUTION) return 1;
     if (mixer.kind == DELTA)
@@ -107,7 +121,7 @@ struct Job {
 
   void run(int64_t phase, int64_t task, int64_t) {
     if (kind(phase) == ATTEND) {
-      mix(phase / per_layer, task);
+      mix(phases[phase].layer, task);
     } else if (!is_product(kind(phase))) {
       const int64_t first = task * ROWS_TOGETHER, end = least(first + ROWS_TOGETHER, step.num_rows);
       if (kind(phase) == TURN) convolve(layer(phase), first, end);
@@ -255,7 +269,7 @@ struct Job {
   }
 
   void finish(int64_t phase) const {
-    const int64_t number = phase / per_layer;
+    const int64_t number = phases[phase].layer;
     if (kind(phase) == ATTEND && attends(number)) of_kind(number, [&](const auto* all) { all[number].reset(); });
     if (kind(phase) == QKV && layer(phase).mixer.kind == SCAN) {
       const Mixer& mixer = layer(phase).mixer;
@@ -264,7 +278,7 @@ struct Job {
     if (kind(phase) == QKV && !has_many_rows) convolve(layer(phase), 0, step.num_rows);
     if (!has_many_rows && kind(phase) != HEAD)
       for (int64_t t = 0; t < step.num_rows; t++) go_on(phase, t);
-    if (phase + 1 == step.num_layers * per_layer && step.head) {
+    if (phase + 1 == num_of_layers && step.head) {
       for (int64_t i = 0; i < step.num_sampling; i++)
         apply_norm(*step.last_norm, sampled.row(i), hidden(step.sampling[i]), step.num_hidden);
       prepare_inputs(phase + 1);
@@ -282,29 +296,33 @@ struct Job {
       gate_mixed(layer, t);
     } else if (kind == OUTPUT || kind == BETWEEN) {
       add_residual(layer, layer.after_attention, t);
-      apply_norm(layer.before_mlp, normed.row(t), hidden(t), step.num_hidden);
+      if (layer.down.weight)
+        apply_norm(layer.before_mlp, normed.row(t), hidden(t), step.num_hidden);
+      else
+        begin_layer(phases[phase].layer + 1, t);
     } else if (kind == GATE_UP || kind == PREPARE) {
-      if (!layer.up.weight) activate_pair(layer, t);
+      if (!layer.up.weight) activate_inner(layer, t);
     } else if (kind == DOWN || kind == AFTER) {
       add_residual(layer, layer.after_mlp, t);
-      begin_layer(phase / per_layer + 1, t);
+      begin_layer(phases[phase].layer + 1, t);
     }
-    const bool is_last = phase + 1 == step.num_layers * per_layer;
+    const bool is_last = phase + 1 == num_of_layers;
     if (!is_last && is_product(this->kind(phase + 1))) prepare_row(phase + 1, t);
   }
 
   float* hidden(int64_t t) const { return step.hidden + t * step.num_hidden; }
 
   void begin_layer(int64_t number, int64_t t) const {
-    if (number < step.num_layers)
-      apply_norm(step.layers[number].before_attention, normed.row(t), hidden(t), step.num_hidden);
+    if (number == step.num_layers) return;
+    const Norm& before = mixes(number) ? step.layers[number].before_attention : step.layers[number].before_mlp;
+    apply_norm(before, normed.row(t), hidden(t), step.num_hidden);
   }
 
-  // Gates and ups of one product: what comes out, and zero behind it.
-  void activate_pair(const Layer& layer, int64_t t) const {
+  // What comes of one product's gates and ups, or of gates alone, and zero behind it.
+  void activate_inner(const Layer& layer, int64_t t) const {
     const int64_t count = layer.down.num_inputs;
     float* row = inner.row(t);
-    activate(row, row + count, count, layer.activation);
+    activate(row, layer.gate.num_outputs > count ? row + count : nullptr, count, layer.activation);
     memset(row + count, 0, (inner.stride - count) * sizeof(float));
   }
 
@@ -382,6 +400,7 @@ struct Job {
     call.size = m.key_dim;
     call.slot_stride = m.state_stride;
     call.out_stride = attended.stride;
+    call.least_step = m.least_step;
     return call;
   }
 
@@ -563,12 +582,12 @@ struct Job {
   }
 
   int compute() {
-    const bool is_ready = make_buffers() && cut_attention();
+    const bool is_ready = list_phases() && make_buffers() && cut_attention();
     if (is_ready) {
       for (int64_t t = 0; t < step.num_rows; t++) begin_layer(0, t);
       prepare_inputs(0);
-      Phases<Job> phases(*this, step.num_threads);
-      failed = !phases.run(step.parallel);
+      Phases<Job> work(*this, step.num_threads);
+      failed = !work.run(step.parallel);
       for (int64_t i = 0; i < step.num_layers; i++)
         failed = failed || (attends(i) && of_kind(i, [&](const auto* all) { return all[i].failed; }));
     }
@@ -582,6 +601,7 @@ struct Job {
     free(exact);
     free(older);
     free(calls);
+    free(phases);
     free(pieces);
     free(rates);
     free(decays);

@@ -21,12 +21,13 @@ from kvchat.engine.kernels.decoder_layers.args import (
     GatedDelta,
     Heads,
     Linear,
-    Mixer,
+    Mlp,
     Norm,
     RopeTable,
     SelectiveScan,
     ShortConvolution,
     StepRows,
+    TokenMixing,
 )
 from kvchat.engine.kernels.gated_delta.native import MOST_DIM
 from kvchat.engine.kernels.linear.native import TYPES
@@ -38,9 +39,9 @@ from kvchat.engine.kernels.quantized_linear import QuantizedWeight, native
 from kvchat.engine.kernels.quantized_linear.weight import TILE
 from kvchat.engine.kernels.selective_scan.native import MOST_SIZE
 
-_ACTIVATIONS = {Activation.SILU: 0, Activation.GELU_TANH: 1}
+_ACTIVATIONS = {Activation.SILU: 0, Activation.GELU_TANH: 1, Activation.RELU_SQUARED: 2}
 _ROWS, _COLUMNS, _QUANTIZED = 0, 1, 2
-_ATTENTION, _DELTA, _CONVOLUTION, _SCAN = 0, 1, 2, 3
+_ATTENTION, _DELTA, _CONVOLUTION, _SCAN, _NONE = 0, 1, 2, 3, 4
 _MOST_INPUTS = 4
 _FINE_BYTES, _COARSE_BYTES = 5.25, 3.25
 """Most bytes of a number that quantized weights are multiplied with: its parts, and of 32 some sums."""
@@ -73,6 +74,7 @@ class _Mixer(ctypes.Structure):
         *fields(ctypes.c_int64, "taps_type conv_bias_type decay_type step_bias_type skip_type"),
         *fields(ctypes.c_int64, "input_stride state_stride num_channels num_taps num_kept"),
         *fields(ctypes.c_int64, "num_heads num_key_heads key_dim value_dim kind group"),
+        ("least_step", ctypes.c_double),
         ("norm", _Norm),
     ]
 
@@ -138,7 +140,7 @@ class NativeLayers:
     def __init__(
         self,
         layers: Sequence[DecoderLayer],
-        pools: Sequence[FusedLayerPool | FusedStatePool],
+        pools: Sequence[FusedLayerPool | FusedStatePool | None],
         last_norm: Norm,
         head: Linear,
         level: Library | None = None,
@@ -149,7 +151,8 @@ class NativeLayers:
         self._run = found.function("decoder_layers")
         self._parallel = found.parallel
         self._kept: list[object] = [layers, pools, last_norm, head]  # what the addresses point at
-        dtype, linears = _dtype_of(pools[0]), [one for layer in layers for one in layer.projections.all]
+        dtype = next((_dtype_of(pool) for pool in pools if pool is not None), torch.float32)
+        linears = [one for layer in layers for one in layer.linears]
         self._pool_type = TYPES[dtype]
         self.suits_rounded = all(_suits_rounded(linear, dtype, found) for linear in linears)
         """Whether nobody multiplies many rows faster with these weights, and with rounded inputs."""
@@ -226,32 +229,40 @@ class NativeLayers:
         if self._run(ctypes.byref(call)):
             raise MemoryError("a step needs more memory than there is")
 
-    def _layer(self, layer: DecoderLayer, pool: FusedLayerPool | FusedStatePool) -> _Layer:
-        products, dtype = layer.projections, _dtype_of(pool)
+    def _layer(self, layer: DecoderLayer, pool: FusedLayerPool | FusedStatePool | None) -> _Layer:
+        made = _Layer(rope=-1 if layer.rope is None else layer.rope, residual=layer.residual)
+        made.mixer.kind = _NONE
+        if layer.mixing is not None:
+            assert pool is not None
+            self._add_mixing(made, layer.mixing, pool)
+        if layer.mlp is not None:
+            self._add_mlp(made, layer.mlp)
+        return made
+
+    def _add_mixing(self, made: _Layer, mixing: TokenMixing, pool: FusedLayerPool | FusedStatePool) -> None:
+        dtype = _dtype_of(pool)
         if dtype not in TYPES or TYPES[dtype] != self._pool_type:
             raise ValueError(f"pools of {dtype}")
-        gate = self._product(products.gate)
-        up = _Product() if products.up is None else self._product(products.up)
-        if products.up is not None and (gate.layout, gate.block) != (up.layout, up.block):
-            raise ValueError("gates and ups are of different kinds")
-        assert len(products.inputs) <= _MOST_INPUTS
-        made = _Layer(
-            *map(_norm, (layer.before_attention, layer.after_attention, layer.before_mlp, layer.after_mlp)),
-            num_inputs=len(products.inputs),
-            output=self._product(products.output),
-            gate=gate,
-            up=up,
-            down=self._product(products.down),
-            rope=-1 if layer.rope is None else layer.rope,
-            activation=_ACTIVATIONS[layer.activation],
-            residual=layer.residual,
-        )
-        made.inputs[: len(products.inputs)] = list(map(self._product, products.inputs))
-        if isinstance(pool, FusedStatePool):
-            made.mixer = _mixer(layer.mixer, pool)
+        assert len(mixing.inputs) <= _MOST_INPUTS
+        made.before_attention, made.after_attention = _norm(mixing.before), _norm(mixing.after)
+        made.num_inputs = len(mixing.inputs)
+        made.inputs[: len(mixing.inputs)] = list(map(self._product, mixing.inputs))
+        made.output = self._product(mixing.output)
+        if isinstance(mixing.mixer, Heads):
+            assert isinstance(pool, FusedLayerPool)
+            _add_heads(made, mixing.mixer, pool)
         else:
-            _add_heads(made, layer.heads, pool)
-        return made
+            assert isinstance(pool, FusedStatePool)
+            made.mixer = _mixer(mixing.mixer, pool)
+
+    def _add_mlp(self, made: _Layer, mlp: Mlp) -> None:
+        made.before_mlp, made.after_mlp = _norm(mlp.before), _norm(mlp.after)
+        made.activation = _ACTIVATIONS[mlp.activation]
+        made.gate, made.down = self._product(mlp.gate), self._product(mlp.down)
+        if mlp.up is not None:
+            made.up = self._product(mlp.up)
+            if (made.gate.layout, made.gate.block) != (made.up.layout, made.up.block):
+                raise ValueError("gates and ups are of different kinds")
 
     def _product(self, linear: Linear) -> _Product:
         bias, weight = linear.bias, linear.weight
@@ -287,22 +298,19 @@ def step_bytes(
         dtype: of the pool.
         level: another level of the library than this processor's best.
     """
-    parts = [layer.projections for layer in layers]
-    width, attended, inner = (
-        max(part.down.num_outputs for part in parts),
-        max(part.output.num_inputs for part in parts),
-        max(part.gate.num_outputs for part in parts),
-    )
-    heads = max(sum(linear.num_outputs for linear in part.inputs) for part in parts)
-    mixers = [layer.mixer for layer in layers if isinstance(layer.mixer, GatedDelta | SelectiveScan)]
+    mixings = [layer.mixing for layer in layers if layer.mixing is not None]
+    linears = [linear for layer in layers for linear in layer.linears]
+    width = layers[0].linears[0].num_inputs
+    attended = max((mixing.output.num_inputs for mixing in mixings), default=0)
+    inner = max((layer.mlp.gate.num_outputs for layer in layers if layer.mlp is not None), default=0)
+    heads = max((sum(linear.num_outputs for linear in mixing.inputs) for mixing in mixings), default=0)
+    mixers = [mixing.mixer for mixing in mixings if isinstance(mixing.mixer, GatedDelta | SelectiveScan)]
     convolved = max((len(mixer.conv.taps) + 2 * mixer.num_heads for mixer in mixers), default=0)
     inputs = width + attended + inner
     num_bytes = 4 * (inputs + heads + convolved + width)
-    if any(isinstance(linear.weight, QuantizedWeight) for part in parts for linear in part.all):
+    if any(isinstance(linear.weight, QuantizedWeight) for linear in linears):
         num_bytes += int((_FINE_BYTES if dtype == torch.float32 else _COARSE_BYTES) * inputs)
-    elif (found := level or library()) and all(
-        _suits_rounded(linear, dtype, found) for part in parts for linear in part.all
-    ):
+    elif (found := level or library()) and all(_suits_rounded(linear, dtype, found) for linear in linears):
         num_bytes += torch.bfloat16.itemsize * inputs
     return num_rows * num_bytes
 
@@ -349,7 +357,7 @@ def _add_heads(made: _Layer, heads: Heads, pool: FusedLayerPool) -> None:
         # A copy would outlive exchanged weights.
         raise ValueError(f"sinks of {sinks.dtype}, or with gaps")
     made.query_norm, made.key_norm = _norm(heads.query_norm), _norm(heads.key_norm)
-    made.is_gated = heads.is_gated
+    made.mixer.kind, made.is_gated = _ATTENTION, heads.is_gated
     made.sinks = None if sinks is None else sinks.data_ptr()
     made.k_pool, made.v_pool = pool.keys.data_ptr(), pool.values.data_ptr()
     made.k_n, made.k_h, made.k_p = pool.keys.stride()[:3]
@@ -362,9 +370,8 @@ def _add_heads(made: _Layer, heads: Heads, pool: FusedLayerPool) -> None:
     made.old, made.old_keys, made.old_values = _old(pool)
 
 
-def _mixer(mixer: Mixer, pool: FusedStatePool) -> _Mixer:
+def _mixer(mixer: ShortConvolution | GatedDelta | SelectiveScan, pool: FusedStatePool) -> _Mixer:
     """Return what a layer with a state has beside its products, and where the state lies."""
-    assert not isinstance(mixer, Heads)
     conv = mixer if isinstance(mixer, ShortConvolution) else mixer.conv
     num_channels, num_taps = conv.taps.shape
     if not num_taps - 1 <= pool.inputs.shape[-1] <= MOST_TAPS or num_taps > MOST_TAPS:
@@ -403,6 +410,7 @@ def _add_state(made: _Mixer, mixer: GatedDelta | SelectiveScan, states: Tensor |
     if isinstance(mixer, SelectiveScan):
         made.num_key_heads = mixer.num_groups
         made.skip, made.skip_type = mixer.skip.data_ptr(), TYPES[mixer.skip.dtype]
+        made.least_step = mixer.least_step
     else:
         made.num_key_heads = mixer.num_key_heads
 

@@ -18,12 +18,14 @@ from kvchat.engine.kernels.decoder_layers.args import (
     GatedDelta,
     Linear,
     Mixer,
+    Mlp,
     Norm,
     RopeTable,
     SelectiveScan,
     ShortConvolution,
     StateRows,
     StepRows,
+    TokenMixing,
 )
 from kvchat.engine.kernels.gated_delta.reference import gated_delta
 from kvchat.engine.kernels.linear.widened_layout import InterleavedWeight
@@ -42,7 +44,7 @@ _Multiply = Callable[[Tensor, Linear], Tensor]
 def decoder_layers(
     hidden: Tensor,
     layers: Sequence[DecoderLayer],
-    pools: Sequence[FusedLayerPool | FusedStatePool],
+    pools: Sequence[FusedLayerPool | FusedStatePool | None],
     ropes: Sequence[RopeTable],
     step: StepRows,
     *,
@@ -63,15 +65,19 @@ def decoder_layers(
     """
     multiply = _linear_rounded if is_rounded else _linear
     for layer, pool in zip(layers, pools, strict=True):
-        inputs = _inputs(_norm(hidden, layer.before_attention), layer, multiply)
-        if isinstance(pool, FusedStatePool):
-            mixed = _from_states(inputs, layer.mixer, pool, step.states[pool.group])
-        else:
-            mixed = _attend(inputs, layer, pool, ropes, step)
-        added = _norm(multiply(mixed, layer.projections.output), layer.after_attention)
-        hidden = hidden + layer.residual * added
-        added = _norm(_mlp(_norm(hidden, layer.before_mlp), layer, multiply), layer.after_mlp)
-        hidden = hidden + layer.residual * added
+        mixing, mlp = layer.mixing, layer.mlp
+        if mixing is not None:
+            inputs = _inputs(_norm(hidden, mixing.before), mixing, multiply)
+            if isinstance(pool, FusedStatePool):
+                mixed = _from_states(inputs, mixing.mixer, pool, step.states[pool.group])
+            else:
+                assert pool is not None
+                mixed = _attend(inputs, layer, pool, ropes, step)
+            hidden = hidden + layer.residual * _norm(multiply(mixed, mixing.output), mixing.after)
+        if mlp is not None:
+            hidden = hidden + layer.residual * _norm(
+                _mlp(_norm(hidden, mlp.before), mlp, multiply), mlp.after
+            )
     return hidden
 
 
@@ -113,8 +119,8 @@ def dense(weight: Tensor | InterleavedWeight | QuantizedWeight) -> Tensor:
     return weight.float()
 
 
-def _inputs(x: Tensor, layer: DecoderLayer, multiply: _Multiply) -> Sequence[Tensor]:
-    linears = layer.projections.inputs
+def _inputs(x: Tensor, mixing: TokenMixing, multiply: _Multiply) -> Sequence[Tensor]:
+    linears = mixing.inputs
     is_mixed = len({isinstance(linear.weight, QuantizedWeight) for linear in linears}) > 1
     return [(_linear if is_mixed else multiply)(x, linear) for linear in linears]
 
@@ -167,6 +173,8 @@ def _scanned(inputs: Tensor, mixer: SelectiveScan, pool: FusedStatePool, read: i
     x = x.unflatten(1, (mixer.num_heads, -1))
     b, c = (one.unflatten(1, (mixer.num_groups, -1))[None] for one in (b, c))
     steps = functional.softplus(steps + mixer.step_bias.float())
+    if read < 0 or len(steps) > 1:
+        steps = steps.clamp_min(mixer.least_step)
     assert pool.states is not None
     state = None if read < 0 else pool.states[read][None]
     decay = -mixer.decay.float().exp()
@@ -228,12 +236,21 @@ def _rotate(x: Tensor, rope: RopeTable | None, positions: Tensor) -> Tensor:
     return torch.cat([turned, rest], dim=-1)
 
 
-def _mlp(x: Tensor, layer: DecoderLayer, multiply: _Multiply) -> Tensor:
-    gate, up = multiply(x, layer.projections.gate), layer.projections.up
-    gate, ups = gate.chunk(2, dim=-1) if up is None else (gate, multiply(x, up))
-    gate = (
-        functional.silu(gate)
-        if layer.activation is Activation.SILU
-        else functional.gelu(gate, approximate="tanh")
-    )
-    return multiply(gate * ups, layer.projections.down)
+def _mlp(x: Tensor, mlp: Mlp, multiply: _Multiply) -> Tensor:
+    gate = multiply(x, mlp.gate)
+    if mlp.up is not None:
+        return multiply(activated(gate, mlp.activation) * multiply(x, mlp.up), mlp.down)
+    if gate.shape[1] == mlp.down.num_inputs:
+        return multiply(activated(gate, mlp.activation), mlp.down)
+    gate, up = gate.chunk(2, dim=-1)
+    return multiply(activated(gate, mlp.activation) * up, mlp.down)
+
+
+def activated(x: Tensor, activation: Activation) -> Tensor:
+    match activation:
+        case Activation.SILU:
+            return functional.silu(x)
+        case Activation.GELU_TANH:
+            return functional.gelu(x, approximate="tanh")
+        case Activation.RELU_SQUARED:
+            return functional.relu(x).square()

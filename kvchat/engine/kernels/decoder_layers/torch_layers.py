@@ -11,7 +11,8 @@ from typing import NamedTuple
 from torch import Tensor
 from torch.nn import functional
 
-from kvchat.engine.kernels.decoder_layers.args import Activation, DecoderLayer, Linear, Norm, Projections
+from kvchat.engine.kernels.decoder_layers.args import DecoderLayer, Linear, Mlp, Norm, TokenMixing
+from kvchat.engine.kernels.decoder_layers.reference import activated
 
 Projected = tuple[Tensor, Tensor, Tensor]
 """Queries [T, H, D], keys and values [T, H_kv, D], not turned yet."""
@@ -31,7 +32,7 @@ def weights_of(layer: DecoderLayer) -> LayerWeights:
         ValueError: its weights are no plain tensors.
     """
     products = []
-    for linear in layer.projections.all:
+    for linear in layer.linears:
         if not isinstance(linear.weight, Tensor) or linear.weight.is_mkldnn:
             raise ValueError("weights that are packed or quantized")
         products.append((linear.weight, linear.bias))
@@ -41,47 +42,48 @@ def weights_of(layer: DecoderLayer) -> LayerWeights:
 
 def with_weights(layer: DecoderLayer, weights: LayerWeights) -> DecoderLayer:
     """Return a layer that computes the same with other weights."""
-    *others, down = (Linear(weight=weight, bias=bias) for weight, bias in weights.products)
-    up = None if layer.projections.up is None else others.pop()
-    *inputs, output, gate = others
+    mixing, mlp = _halves(layer)
+    linears = [Linear(weight=weight, bias=bias) for weight, bias in weights.products]
     norms = [
         None if norm is None or weight is None else replace(norm, weight=weight)
         for norm, weight in zip(layer.norms, weights.norms, strict=True)
     ]
-    before_attention, before_mlp = norms[0], norms[1]
-    assert before_attention is not None
+    before, after, query_norm, key_norm, before_mlp, after_mlp = norms
+    assert before is not None
     assert before_mlp is not None
-    return replace(
-        layer,
-        mixer=replace(layer.heads, query_norm=norms[4], key_norm=norms[5]),
-        projections=Projections(inputs=tuple(inputs), output=output, gate=gate, up=up, down=down),
-        before_attention=before_attention,
-        before_mlp=before_mlp,
-        after_attention=norms[2],
-        after_mlp=norms[3],
-    )
+    *inputs, output = linears[: len(mixing.inputs) + 1]
+    gate, *ups, down = linears[len(inputs) + 1 :]
+    mixer = replace(layer.heads, query_norm=query_norm, key_norm=key_norm)
+    mixing = replace(mixing, before=before, inputs=tuple(inputs), mixer=mixer, output=output, after=after)
+    up = ups[0] if ups else None
+    mlp = replace(mlp, before=before_mlp, gate=gate, up=up, down=down, after=after_mlp)
+    return replace(layer, mixing=mixing, mlp=mlp)
 
 
 def before_attention(hidden: Tensor, layer: DecoderLayer) -> Projected:
     """Return what a layer projects `hidden` [T, hidden] to."""
-    heads, products = layer.heads, layer.projections
-    x = norm_of(hidden, layer.before_attention)
-    query, key, value = (linear_of(x, one).unflatten(1, (-1, heads.dim)) for one in products.inputs)
+    heads, (mixing, _) = layer.heads, _halves(layer)
+    x = norm_of(hidden, mixing.before)
+    query, key, value = (linear_of(x, one).unflatten(1, (-1, heads.dim)) for one in mixing.inputs)
     return norm_of(query, heads.query_norm), norm_of(key, heads.key_norm), value
 
 
 def after_attention(hidden: Tensor, attended: Tensor, layer: DecoderLayer) -> Tensor:
     """Return what a layer makes of `hidden` [T, hidden] and of what it attended to [T, H, D]."""
-    products = layer.projections
-    added = linear_of(attended.flatten(1), products.output)
-    hidden = hidden + layer.residual * norm_of(added, layer.after_attention)
-    x = norm_of(hidden, layer.before_mlp)
-    gate = linear_of(x, products.gate)
-    gate, up = gate.chunk(2, dim=-1) if products.up is None else (gate, linear_of(x, products.up))
-    is_silu = layer.activation is Activation.SILU
-    gate = functional.silu(gate) if is_silu else functional.gelu(gate, approximate="tanh")
-    added = linear_of(gate * up, products.down)
-    return hidden + layer.residual * norm_of(added, layer.after_mlp)
+    mixing, mlp = _halves(layer)
+    added = linear_of(attended.flatten(1), mixing.output)
+    hidden = hidden + layer.residual * norm_of(added, mixing.after)
+    x = norm_of(hidden, mlp.before)
+    gate = linear_of(x, mlp.gate)
+    gate, up = gate.chunk(2, dim=-1) if mlp.up is None else (gate, linear_of(x, mlp.up))
+    added = linear_of(activated(gate, mlp.activation) * up, mlp.down)
+    return hidden + layer.residual * norm_of(added, mlp.after)
+
+
+def _halves(layer: DecoderLayer) -> tuple[TokenMixing, Mlp]:
+    assert layer.mixing is not None
+    assert layer.mlp is not None
+    return layer.mixing, layer.mlp
 
 
 def norm_of(x: Tensor, norm: Norm | None) -> Tensor:

@@ -21,6 +21,7 @@ class _Call(ctypes.Structure):
         ("x_strides", ctypes.c_int64 * 2),
         *fields(ctypes.c_int64, "num_threads type num_sequences num_tokens num_heads head_dim num_groups"),
         *fields(ctypes.c_int64, "size decays_each slot_stride key_stride out_stride"),
+        ("least_step", ctypes.c_double),
     ]
 
 

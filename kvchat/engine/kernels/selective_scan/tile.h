@@ -33,6 +33,7 @@ struct Call {
   int64_t x_strides[2];
   int64_t num_threads, type, num_sequences, num_tokens, num_heads, head_dim, num_groups, size, decays_each;
   int64_t slot_stride, key_stride, out_stride;
+  double least_step;  // but for a token on its own behind a state
 
   int64_t num_channels() const { return num_heads * head_dim; }
   int64_t of_group() const { return num_channels() / num_groups; }
@@ -86,10 +87,12 @@ struct Tile {
 
   template <bool EACH>
   void step(int64_t token, int64_t t, int64_t padded) {
+    const bool is_bounded = call.least_step > 0 && !(call.reads && call.num_tokens == 1);
     alignas(64) float x[W] = {}, dt[W] = {}, a[W] = {}, skip[W] = {};
     for (int64_t i = 0; i < count; i++) {
       x[i] = number_at(call.x, call.type, sequence * call.x_strides[0] + t * call.x_strides[1] + first + i);
       dt[i] = call.dt[token * call.num_heads + head(i)];
+      if (is_bounded) dt[i] = fmaxf(dt[i], (float)call.least_step);
       if (!EACH) a[i] = call.a[head(i)];
       if (call.skip) skip[i] = call.skip[head(i)];
     }

@@ -1,14 +1,15 @@
 """Decoder layers of a known structure, found by what a model consists of and by how its parts behave.
 
-A layer matches if it is made of norms, linear layers, one gated MLP and one attention, short convolution,
-gated delta rule or selective scan, under the names that most models give them, and of nothing else. Norms
-and activations are tried out. Whether the whole computes what the structure says is not decided here; see
-`engine/forward/fused_check.py`.
+A layer matches if it is made of norms, linear layers, one MLP and one attention, short convolution, gated
+delta rule or selective scan, or one of both, under the names that most models give them, and of nothing
+else. Norms and activations are tried out. Whether the whole computes what the structure says is not decided
+here; see `engine/forward/fused_check.py`.
 """
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from inspect import signature
+from math import inf
 from typing import Any
 
 import torch
@@ -24,11 +25,13 @@ from kvchat.engine.kernels.decoder_layers.args import (
     Heads,
     Linear,
     Mixer,
+    Mlp,
     Norm,
-    Projections,
     SelectiveScan,
     ShortConvolution,
+    TokenMixing,
 )
+from kvchat.engine.kernels.decoder_layers.reference import activated
 from kvchat.engine.kernels.quantized_linear import QuantizedWeight
 from kvchat.engine.models.linear.packed import PackedLinear
 from kvchat.engine.models.linear.quantized import QuantizedLinear
@@ -49,14 +52,23 @@ NORM_NAMES = (
     {"input_layernorm": "before_attention", "pre_ff_layernorm": "before_mlp"},
 )
 """How models call a layer's norms, each with what it stands before or after."""
-_ATTENTION, _DELTA, _CONVOLUTION, _SCAN = "self_attn", "linear_attn", "conv", "mamba"
-_MIXERS = {_ATTENTION, _DELTA, _CONVOLUTION, _SCAN}
+_ONE_HALF = {"norm", "mixer"}
+"""The parts of a layer that is either a mixer or an MLP."""
+_MIXERS = {"self_attn", "linear_attn", "conv", "mamba", "mixer"}
 _MLPS = {"mlp", "feed_forward", "shared_mlp"}
-_MLP_PARTS = (("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2"), ("input_linear", "output_linear"))
-"""Products of gates, ups and what is made of both; of two, the first gives both."""
+_MLP_PARTS = (
+    ("gate_proj", "up_proj", "down_proj"),
+    ("w1", "w3", "w2"),
+    ("input_linear", "output_linear"),
+    ("up_proj", "down_proj"),
+)
+"""Products of gates, ups and what is made of both; of two, the first gives both, or there are no gates."""
+_ATTENTION = {"q_proj", "k_proj", "v_proj"}
+_DELTA = {"in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "conv1d", "norm"}
+_CONVOLUTION = {"in_proj", "conv"}
+_SCAN = {"in_proj", "conv1d", "norm"}
 _HEAD_NORMS = {"q_norm": "k_norm", "q_layernorm": "k_layernorm"}
 _TOLERANCE = 1e-5
-_NO_LIMIT = (0.0, float("inf"))
 
 
 class Unmatched(Exception):
@@ -90,15 +102,17 @@ def match_decoder(module: Any) -> Decoder:
 
     Raises: Unmatched: it has others.
     """
-    wanted = {"embed_tokens", "layers"}
-    norms = ("norm", "embedding_norm", "final_layernorm")
-    kinds = [wanted | {norm} for norm in norms]
+    norms, embeddings = (
+        ("norm", "embedding_norm", "final_layernorm", "norm_f"),
+        ("embed_tokens", "embeddings"),
+    )
+    kinds = [{"layers", norm, embed} for norm in norms for embed in embeddings]
     inner: list[Any] = [part for part in module.modules() if _child_names(part) - {"rotary_emb"} in kinds]
     if len(inner) != 1 or not isinstance(inner[0].layers, nn.ModuleList):
         raise Unmatched("its parts have other names")
     text: Any = module.config.get_text_config()
     return Decoder(
-        embed=inner[0].embed_tokens,
+        embed=_part_of(inner[0], *embeddings),
         layers=inner[0].layers,
         last_norm=match_norm(_part_of(inner[0], *norms)),
         head=match_linear(module.get_output_embeddings()),
@@ -109,70 +123,119 @@ def match_decoder(module: Any) -> Decoder:
     )
 
 
-def match_layer(layer: Any, call: AttentionCall | None, spec: CacheSpec, rope: int | None) -> DecoderLayer:
+def match_layer(
+    layer: Any, call: AttentionCall | None, spec: CacheSpec | None, rope: int | None
+) -> DecoderLayer:
     """Return what a layer consists of.
 
     Args:
-        call: what it passed to its attention; None: it keeps a state.
-        spec: what it keeps.
+        call: what it passed to its attention; None: it keeps a state, or nothing.
+        spec: what it keeps; None: nothing.
         rope: number of its rotary embedding; None: it has none.
 
     Raises: Unmatched: it is of another structure.
     """
-    own, name = _child_names(layer), mixer_name(layer)
-    names = next((names for names in NORM_NAMES if own - {name} - _MLPS == set(names)), None)
-    if names is None or len(_MLPS & own) != 1 or (call is None) != (name != _ATTENTION):
+    norms = {place: match_norm(getattr(layer, name)) for name, place in _norm_names(layer).items()}
+    mixer, mlp = _mixer_of(layer), _mlp_of(layer)
+    if (spec is None) != (mixer is None):
         raise Unmatched("its layers have other parts")
-    mlp = _part_of(layer, *_MLPS)
-    products = next(
-        (one for one in _MLP_PARTS if _child_names(mlp) - {"act_fn", "activation"} == set(one)), None
-    )
-    if products is None:
-        raise Unmatched("its layers have no gated MLP")
-    mixer, inputs, output = _mixer(getattr(layer, name), name, call, spec)
-    gate, *ups, down = (match_linear(getattr(mlp, product)) for product in products)
-    up = ups[0] if ups else None
+    mixing = None
+    if mixer is not None and spec is not None:
+        inputs, output, found = _mixer(mixer, call, spec)
+        before, after = norms["before_attention"], norms.get("after_attention")
+        mixing = TokenMixing(before=before, inputs=inputs, mixer=found, output=output, after=after)
     matched = DecoderLayer(
-        mixer=mixer,
-        projections=Projections(inputs=inputs, output=output, gate=gate, up=up, down=down),
-        activation=_activation(_activation_of(mlp)),
+        mixing=mixing,
+        mlp=None if mlp is None else _mlp(mlp, norms["before_mlp"], norms.get("after_mlp")),
         rope=rope if call is not None else None,
         residual=getattr(layer, "residual_multiplier", 1.0),
-        **{place: match_norm(getattr(layer, name)) for name, place in names.items()},
     )
     _require_sizes(matched)
     _require_all(layer, matched)
     return matched
 
 
-def mixer_name(layer: Any) -> str:
-    """Return how a layer calls what lets tokens see those before them.
+def mixes(layer: Any) -> bool:
+    """Whether a layer lets tokens see those before them.
 
-    Raises: Unmatched: it has none, or several.
+    Raises: Unmatched: it is of another structure.
     """
-    found = _MIXERS & _child_names(layer)
+    return _mixer_of(layer) is not None
+
+
+def mixer_of(layer: Any) -> nn.Module:
+    """Return what lets the tokens of a layer see those before them.
+
+    Raises: Unmatched: there is nothing, or it is unknown.
+    """
+    found = _mixer_of(layer)
+    if found is None:
+        raise Unmatched("its layers have other parts")
+    return found
+
+
+def _mixer_of(layer: Any) -> nn.Module | None:
+    names = _MIXERS & _child_names(layer)
+    part = getattr(layer, names.pop()) if len(names) == 1 else None
+    if part is None:
+        raise Unmatched("its layers have other parts")
+    return None if _child_names(layer) == _ONE_HALF and _mlp_products(part) else part
+
+
+def _mlp_of(layer: Any) -> nn.Module | None:
+    if _child_names(layer) == _ONE_HALF:
+        return layer.mixer if _mlp_products(layer.mixer) else None
+    found = [getattr(layer, name) for name in _MLPS & _child_names(layer)]
     if len(found) != 1:
         raise Unmatched("its layers have other parts")
-    return found.pop()
+    return found[0]
+
+
+def _mlp_products(mlp: nn.Module) -> tuple[str, ...]:
+    """Return the names of an MLP's products, none if it is of another structure."""
+    children = _child_names(mlp) - {"act_fn", "activation"}
+    return next((names for names in _MLP_PARTS if children == set(names)), ())
+
+
+def _norm_names(layer: Any) -> dict[str, str]:
+    """Return the names of a layer's norms, each with what it stands before or after."""
+    own = _child_names(layer)
+    if own == _ONE_HALF:
+        return {"norm": "before_attention" if _mlp_of(layer) is None else "before_mlp"}
+    names = next((names for names in NORM_NAMES if own - _MIXERS - _MLPS == set(names)), None)
+    if names is None:
+        raise Unmatched("its layers have other parts")
+    return names
+
+
+def _mlp(mlp: Any, before: Norm, after: Norm | None) -> Mlp:
+    products = _mlp_products(mlp)
+    if not products:
+        raise Unmatched("its layers have no gated MLP")
+    gate, *ups, down = (match_linear(getattr(mlp, product)) for product in products)
+    activation = _activation(getattr(mlp, "act_fn", getattr(mlp, "activation", functional.silu)))
+    return Mlp(
+        before=before, gate=gate, up=ups[0] if ups else None, down=down, activation=activation, after=after
+    )
 
 
 def unturned_key(layer: Any, given: Tensor, key: Tensor) -> Tensor:
     """Return the keys [.., H_kv, D] of a layer that attends, of what it is given, before they are turned."""
-    attention, kept = layer.self_attn, _child_names(layer)
-    norms = next(names for names in NORM_NAMES if set(names) <= kept)
-    before = next(name for name, place in norms.items() if place == "before_attention")
+    attention: Any = mixer_of(layer)
+    before = next(name for name, place in _norm_names(layer).items() if place == "before_attention")
     projected: Tensor = attention.k_proj(getattr(layer, before)(given)).view(key.shape)
     _, norm = _head_norms(attention)
     return projected if norm is None else norm(projected)
 
 
 def _mixer(
-    part: Any, name: str, call: AttentionCall | None, spec: CacheSpec
-) -> tuple[Mixer, tuple[Linear, ...], Linear]:
-    """Return a mixer, the products of its inputs, and the one of what it gives."""
+    part: Any, call: AttentionCall | None, spec: CacheSpec
+) -> tuple[tuple[Linear, ...], Linear, Mixer]:
+    """Return the products of a mixer's inputs, the one of what it gives, and itself."""
     children = _child_names(part)
-    wanted, outputs = _MIXER_PARTS[name], {"o_proj", "out_proj"} & children
-    if not wanted <= children or len(outputs) != 1:
+    outputs = {"o_proj", "out_proj"} & children
+    kind = next((kind for kind in (_ATTENTION, _DELTA, _SCAN, _CONVOLUTION) if kind <= children), None)
+    if kind is None or len(outputs) != 1 or (call is None) != (kind is not _ATTENTION):
         raise Unmatched("its layers have other parts")
     output = match_linear(getattr(part, outputs.pop()))
     if call is not None:
@@ -180,23 +243,14 @@ def _mixer(
             # Queries may be scaled by where they stand, from a position on that no trial reaches.
             raise Unmatched("its attention asks for positions")
         inputs = tuple(match_linear(getattr(part, one)) for one in ("q_proj", "k_proj", "v_proj"))
-        return _heads(part, call, spec, output), inputs, output
+        return inputs, output, _heads(part, call, spec, output)
     if not spec.may_be_cut:
         raise Unmatched("its states depend on how tokens are divided")
-    if name == _CONVOLUTION:
-        return _convolution(part.conv), (match_linear(part.in_proj),), output
-    if name == _SCAN:
-        return _scan(part), (match_linear(part.in_proj),), output
-    inputs = tuple(match_linear(getattr(part, f"in_proj_{one}")) for one in ("qkv", "z", "b", "a"))
-    return _delta(part), inputs, output
-
-
-_MIXER_PARTS = {
-    _ATTENTION: {"q_proj", "k_proj", "v_proj"},
-    _DELTA: {"in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "conv1d", "norm"},
-    _CONVOLUTION: {"in_proj", "conv"},
-    _SCAN: {"in_proj", "conv1d", "norm"},
-}
+    if kind is _DELTA:
+        inputs = tuple(match_linear(getattr(part, f"in_proj_{one}")) for one in ("qkv", "z", "b", "a"))
+        return inputs, output, _delta(part)
+    found = _convolution(part.conv) if kind is _CONVOLUTION else _scan(part)
+    return (match_linear(part.in_proj),), output, found
 
 
 def _convolution(conv: nn.Conv1d) -> ShortConvolution:
@@ -221,7 +275,8 @@ def _delta(part: Any) -> GatedDelta:
 def _scan(part: Any) -> SelectiveScan:
     conv = _convolution(part.conv1d)
     num_heads, num_values, num_groups = len(part.A_log), len(part.norm.weight), part.n_groups
-    if tuple(getattr(part, "time_step_limit", _NO_LIMIT)) != _NO_LIMIT:
+    least_step, most_step = getattr(part, "time_step_limit", (0.0, inf))
+    if most_step != inf:
         raise Unmatched("its steps are bounded")
     return SelectiveScan(
         num_heads=num_heads,
@@ -233,6 +288,7 @@ def _scan(part: Any) -> SelectiveScan:
         step_bias=part.dt_bias,
         skip=part.D,
         norm=_norm_of_gated(part.norm, num_groups),
+        least_step=least_step,
     )
 
 
@@ -287,16 +343,10 @@ def match_norm(norm: Any) -> Norm:
 
 def _activation(function: Callable[[Tensor], Tensor]) -> Activation:
     x = torch.linspace(-8, 8, 65)
-    if _is_near(function(x), functional.silu(x)):
-        return Activation.SILU
-    if _is_near(function(x), functional.gelu(x, approximate="tanh")):
-        return Activation.GELU_TANH
+    for activation in Activation:
+        if _is_near(function(x), activated(x, activation)):
+            return activation
     raise Unmatched("its MLPs have another activation")
-
-
-def _activation_of(mlp: Any) -> Callable[[Tensor], Tensor]:
-    found: Callable[[Tensor], Tensor] = getattr(mlp, "act_fn", getattr(mlp, "activation", functional.silu))
-    return found
 
 
 def _heads(attention: Any, call: AttentionCall, spec: CacheSpec, output: Linear) -> Heads:
@@ -327,14 +377,20 @@ def _head_norms(attention: Any) -> tuple[Any, Any]:
 
 
 def _require_sizes(layer: DecoderLayer) -> None:
-    mixer, products = layer.mixer, layer.projections
-    hidden, inner = products.inputs[0].num_inputs, products.down.num_inputs
-    num_inputs, num_mixed = _sizes_of(mixer, hidden)
-    gates = [(2 * inner, hidden)] if products.up is None else [(inner, hidden)] * 2
-    sizes = [*((size, hidden) for size in num_inputs), (hidden, num_mixed), *gates, (hidden, inner)]
-    for linear, size in zip(products.all, sizes, strict=True):
+    mixing, mlp = layer.mixing, layer.mlp
+    hidden = layer.linears[0].num_inputs
+    sizes: list[tuple[int, int]] = []
+    if mixing is not None:
+        num_inputs, num_mixed = _sizes_of(mixing.mixer, hidden)
+        sizes += [*((size, hidden) for size in num_inputs), (hidden, num_mixed)]
+    if mlp is not None:
+        inner, is_double = mlp.down.num_inputs, mlp.gate.num_outputs == 2 * mlp.down.num_inputs
+        gates = [(inner, hidden)] * 2 if mlp.up is not None else [(inner * (1 + is_double), hidden)]
+        sizes += [*gates, (hidden, inner)]
+    for linear, size in zip(layer.linears, sizes, strict=True):
         if tuple(linear.weight.shape) != size:
             raise Unmatched(f"a projection of its layers has other sizes than {size[1]} and {size[0]}")
+    mixer = layer.mixer
     if not isinstance(mixer, Heads):
         return
     for norm in mixer.norms:
@@ -360,8 +416,9 @@ def _sizes_of(mixer: Mixer, hidden: int) -> tuple[list[int], int]:
 
 def _require_all(layer: nn.Module, matched: DecoderLayer) -> None:
     """Refuse a layer that has tensors of which the structure says nothing."""
-    num_used = sum(one is not None for one in (*matched.norms, *matched.mixer.tensors))
-    for linear in matched.projections.all:
+    tensors = () if matched.mixer is None else matched.mixer.tensors
+    num_used = sum(one is not None for one in (*matched.norms, *tensors))
+    for linear in matched.linears:
         weight = linear.weight
         num_used += 2 + (weight.minima is not None) if isinstance(weight, QuantizedWeight) else 1
         num_used += linear.bias is not None
