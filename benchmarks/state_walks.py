@@ -24,7 +24,7 @@ from kvchat.engine.formats.spec import Group
 BLOCK_SIZE = 64
 NUM_BLOCKS = 60_000
 NUM_REQUESTS = 600
-SEEDS = range(3)
+SEEDS = range(6)
 MOST_OPEN = 12
 MOST_PER_STEP = 2048
 SIMULATED = {(12, False): 1.25, (32, False): 0.38, (128, False): 0.06, (32, True): 0.65, (128, True): 0.28}
