@@ -11,6 +11,7 @@ from itertools import count
 
 from kvchat.engine.api.cache_events import CacheEventKind
 from kvchat.engine.api.ids import BlockId, BlockKey, GroupId, SequenceId, root_key
+from kvchat.engine.api.namespace import parse_namespace
 from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.cache.block_operations import Copy, Demote, Move, Prune, Save, TableChange
 from kvchat.engine.cache.block_publisher import BlockPublisher
@@ -103,7 +104,7 @@ class CacheManager:
 
     def root_of(self, namespace: str) -> BlockKey:
         """Return the parent of the first blocks of a namespace. Pure."""
-        return root_key(self._fingerprint, self.view_schedules.parse(namespace).shared)
+        return root_key(self._fingerprint, parse_namespace(namespace).shared)
 
     def open(self, owner: str, token_ids: Iterable[int], namespace: str = "") -> Sequence:
         """Return a new live sequence that holds no block yet; it shares blocks with its namespace alone, and

@@ -12,7 +12,7 @@ from kvchat.engine.api.view import PRUNING, PYRAMID, SHADOW, SNAPKV, WINDOW
 from kvchat.engine.formats.full.spec import FullSpec
 from kvchat.engine.formats.groups_in_format import stored_groups
 from kvchat.engine.formats.kv_size import AttentionShape
-from kvchat.engine.formats.latent.spec import LatentSpec
+from kvchat.engine.formats.latent.spec import latent_spec
 from kvchat.engine.formats.shadow.memory import beside_bytes
 from kvchat.engine.formats.sliding.spec import SlidingSpec
 from kvchat.engine.formats.spec import CacheSpec, Group, group_layers
@@ -79,16 +79,7 @@ def _groups(shape: AttentionShape) -> tuple[Group, ...]:
 def _spec(shape: AttentionShape, most: int | None) -> CacheSpec:
     dtype = _DTYPES[shape.dtype]
     if shape.latent is not None:
-        rank, rope_dim = shape.latent.rank, shape.latent.rope_dim
-        return LatentSpec(
-            num_kv_heads=1,
-            head_dim_k=rank + rope_dim,
-            head_dim_v=0,
-            dtype=dtype,
-            rank=rank,
-            rope_dim=rope_dim,
-            rope_layout="",
-        )
+        return latent_spec(shape.latent.rank, shape.latent.rope_dim, "", dtype)
     heads = {"num_kv_heads": shape.num_kv_heads, "head_dim_k": shape.dim_k, "head_dim_v": shape.dim_v}
     if most is None:
         return FullSpec(**heads, dtype=dtype)

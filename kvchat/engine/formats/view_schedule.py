@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from hashlib import blake2b
 
 from kvchat.engine.api.ids import KEY_BYTES, BlockKey, GroupId, block_key, u32le
-from kvchat.engine.api.namespace import Namespace, parse_namespace
+from kvchat.engine.api.namespace import parse_namespace
 from kvchat.engine.api.view import NUM_OBSERVED, REACH, SNAPKV, View
 from kvchat.engine.formats.apply_view import viewed_groups
 from kvchat.engine.formats.full.spec import FullSpec
@@ -203,10 +203,6 @@ class ViewSchedules:
         """Whether every query sees all before it."""
         return not self._windows and not self._pruned and not self._shadowed
 
-    def parse(self, namespace: str) -> Namespace:
-        """Return what a namespace says. Pure."""
-        return parse_namespace(namespace)
-
     def of(self, owner: str, namespace: str, num_tokens: int = 0) -> ViewSchedule:
         """Return the view schedule of a new sequence.
 
@@ -217,7 +213,7 @@ class ViewSchedules:
         """
         if self.are_exact:
             return EXACT
-        name = self.parse(namespace).owner or owner
+        name = parse_namespace(namespace).owner or owner
         nonce = b"owner" + name.encode() if name else secrets.token_bytes(KEY_BYTES)
         if self._windows:
             window = self._windows[0]
@@ -247,7 +243,7 @@ class ViewSchedules:
         """
         if not self._pruned and not self._shadowed:
             return view_schedule
-        said = self.parse(namespace)
+        said = parse_namespace(namespace)
         passed = (point.at for point in view_schedule.prune_points)
         ends = said.answer_starts if said.owner else (*passed, num_tokens)
         if self._shadowed:

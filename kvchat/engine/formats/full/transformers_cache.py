@@ -42,7 +42,7 @@ class TransformersCache(Cache):
         """Store new keys and values [1, H_kv, T, D] and return all of the sequence [1, H_kv, S, D]."""
         pool = self._pools[layer_idx]
         span, slots = self._spans[pool.group], self._slots[pool.group]
-        store_kv(_rows(key_states), _rows(value_states), pool.keys, pool.values, slots)
+        store_kv(rows_of(key_states), rows_of(value_states), pool.keys, pool.values, slots)
         end = span.position + key_states.shape[2]
         keys = _gather(pool.keys, span.blocks, end).to(key_states.dtype)
         return keys, _gather(pool.values, span.blocks, end).to(value_states.dtype)
@@ -54,7 +54,7 @@ class TransformersCache(Cache):
         return self._start + query_length, 0
 
 
-def _rows(heads_first: Tensor) -> Tensor:
+def rows_of(heads_first: Tensor) -> Tensor:
     """Return [1, H, T, D] as [T, H, D]."""
     return heads_first[0].transpose(0, 1)
 

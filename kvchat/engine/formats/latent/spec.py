@@ -41,3 +41,16 @@ class LatentSpec(CacheSpec):
             block_size=block_size,
             is_packed=not self.is_exact,
         )
+
+
+def latent_spec(rank: int, rope_dim: int, rope_layout: str, dtype: str) -> LatentSpec:
+    """Return the spec of a layer whose rows are numbers."""
+    return LatentSpec(
+        num_kv_heads=1,
+        head_dim_k=rank + rope_dim,
+        head_dim_v=0,
+        dtype=dtype,
+        rank=rank,
+        rope_dim=rope_dim,
+        rope_layout=rope_layout,
+    )

@@ -10,7 +10,6 @@ chunk, C compressed chunks, a chunks that are always seen, m chunks that are cho
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -20,7 +19,13 @@ from kvchat.engine.formats.shadow.copy_on_write_rows import Rows
 from kvchat.engine.formats.shadow.gpu_resources import GpuResources
 from kvchat.engine.formats.shadow.layer_store import Budgets, LayerStore
 from kvchat.engine.formats.shadow.rotary import Rotary
-from kvchat.engine.formats.shadow.settings import PIECE_LEN, LayerShape, ShadowSettings, check_gain
+from kvchat.engine.formats.shadow.settings import (
+    CHUNK_SIZE,
+    PIECE_LEN,
+    LayerShape,
+    ShadowSettings,
+    check_gain,
+)
 from kvchat.engine.formats.shadow.working_set import EMPTY
 from kvchat.engine.kernels.paged_attention.args import KVPair
 from kvchat.engine.kernels.shadow_kv import (
@@ -55,22 +60,34 @@ class ShadowStep:
     num_fetched: int | Tensor
 
 
-class ValueSource(Protocol):
-    """All keys and values of a layer of one sequence."""
+class BlockChunks:
+    """Keys and values of chunks as they lie in the blocks of a sequence.
 
-    @property
-    def pools(self) -> KVPair:
-        """Keys [N, H_kv, P, D] and values [N, H_kv, P, D_v] of blocks of all sequences."""
-        ...
+    Args:
+        pools: keys [N, H_kv, P, D] and values [N, H_kv, P, D_v].
+        blocks: all of the sequence, in order, int64.
+    """
 
-    @property
-    def blocks(self) -> Tensor:
-        """Those of the sequence, in order [n], int64."""
-        ...
+    def __init__(self, pools: KVPair, blocks: Tensor) -> None:
+        self.pools = pools
+        self.blocks = blocks
+
+    @staticmethod
+    def takes(pools: KVPair) -> bool:
+        """Whether every chunk of a head lies in a row. Pure."""
+        return pools.keys.shape[2] % CHUNK_SIZE == 0 and all(pool.is_contiguous() for pool in pools)
 
     def take(self, heads: Tensor, chunks: Tensor) -> tuple[Tensor, Tensor]:
         """Return keys [M, c, D] and values [M, c, D_v] of one chunk [M] for each of `heads` [M]."""
-        ...
+        _, num_heads, block_size, _ = self.pools.keys.shape
+        per_block = block_size // CHUNK_SIZE
+        rows = (self.blocks[chunks // per_block] * num_heads + heads) * per_block + chunks % per_block
+        # A chunk of a head is a row: rows are copied as they lie.
+        keys, values = (
+            pool.view(-1, CHUNK_SIZE * pool.shape[3]).index_select(0, rows).view(len(rows), CHUNK_SIZE, -1)
+            for pool in self.pools
+        )
+        return keys, values
 
 
 class ShadowLayer:
@@ -90,7 +107,7 @@ class ShadowLayer:
         self.remote = remote
         self.num_tokens = num_tokens
         self.num_compressed = num_compressed
-        self._source: ValueSource | None = None
+        self._source: BlockChunks | None = None
         self._chosen_before: Tensor | None = None
 
     @classmethod
@@ -146,7 +163,7 @@ class ShadowLayer:
         keys: Tensor,
         values: Tensor,
         softmax_scale: float,
-        source: ValueSource | None = None,
+        source: BlockChunks | None = None,
     ) -> tuple[Tensor, list[ShadowStep]]:
         """Add tokens and return what their queries see [Q, H, D_v], with what each block of them saw.
 
@@ -316,7 +333,7 @@ class ShadowLayer:
         )
 
     def _read_beside(
-        self, query: Tensor, softmax_scale: float, source: ValueSource, remote: GpuResources
+        self, query: Tensor, softmax_scale: float, source: BlockChunks, remote: GpuResources
     ) -> ShadowStep:
         """Return what a block of queries is answered from, where a GPU reads missing chunks in host memory
         while it makes their keys; nothing waits for it.
@@ -342,7 +359,7 @@ class ShadowLayer:
         held = stock.working.keys[:, :num_chosen], stock.working.values[:, :num_chosen]
         return self._answered(query, softmax_scale, held, num_fetched)
 
-    def _read_in_blocks(self, query: Tensor, softmax_scale: float, source: ValueSource) -> ShadowStep | None:
+    def _read_in_blocks(self, query: Tensor, softmax_scale: float, source: BlockChunks) -> ShadowStep | None:
         """Return what a block of queries is answered from, by a kernel that reads all of it in the sequence's
         blocks; None: there is none for it.
         """

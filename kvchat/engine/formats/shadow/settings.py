@@ -124,11 +124,7 @@ class LayerShape:
 
     @property
     def token_bytes(self) -> int:
-        return self.width * self.element_size + self.value_bytes
-
-    @property
-    def value_bytes(self) -> int:
-        return self.num_kv_heads * self.value_dim * self.element_size
+        return self.num_kv_heads * (self.head_dim + self.value_dim) * self.element_size
 
 
 def check_gain(settings: ShadowSettings, shape: LayerShape, num_tokens: int) -> None:

@@ -18,10 +18,10 @@ from kvchat.engine.api.snapshot import ShadowUsage
 from kvchat.engine.api.view import View
 from kvchat.engine.formats.shadow.copy_on_write_rows import Budget
 from kvchat.engine.formats.shadow.gpu_resources import GpuResources, RotationTables
-from kvchat.engine.formats.shadow.layer import ShadowLayer, ShadowStep
+from kvchat.engine.formats.shadow.layer import BlockChunks, ShadowLayer, ShadowStep
 from kvchat.engine.formats.shadow.layer_store import Budgets
 from kvchat.engine.formats.shadow.rotary import Rotary
-from kvchat.engine.formats.shadow.settings import CHUNK_SIZE, settings_for
+from kvchat.engine.formats.shadow.settings import settings_for
 from kvchat.engine.kernels.move_blocks.bring import bring_blocks
 from kvchat.engine.kernels.paged_attention.args import KVPair
 from kvchat.engine.kernels.stream_protocol import Streams
@@ -241,36 +241,6 @@ class StepShadow:
                 raise
         layers[layer] = found
         return found
-
-
-class BlockChunks:
-    """Keys and values of chunks as they lie in the blocks of a sequence.
-
-    Args:
-        pools: keys [N, H_kv, P, D] and values [N, H_kv, P, D_v].
-        blocks: all of the sequence, in order, int64.
-    """
-
-    def __init__(self, pools: KVPair, blocks: Tensor) -> None:
-        self.pools = pools
-        self.blocks = blocks
-
-    @staticmethod
-    def takes(pools: KVPair) -> bool:
-        """Whether every chunk of a head lies in a row. Pure."""
-        return pools.keys.shape[2] % CHUNK_SIZE == 0 and all(pool.is_contiguous() for pool in pools)
-
-    def take(self, heads: Tensor, chunks: Tensor) -> tuple[Tensor, Tensor]:
-        """Return keys [M, c, D] and values [M, c, D_v] of one chunk [M] for each of `heads` [M]."""
-        _, num_heads, block_size, _ = self.pools.keys.shape
-        per_block = block_size // CHUNK_SIZE
-        rows = (self.blocks[chunks // per_block] * num_heads + heads) * per_block + chunks % per_block
-        # A chunk of a head is a row: rows are copied as they lie.
-        keys, values = (
-            pool.view(-1, CHUNK_SIZE * pool.shape[3]).index_select(0, rows).view(len(rows), CHUNK_SIZE, -1)
-            for pool in self.pools
-        )
-        return keys, values
 
 
 def _rows_of(

@@ -17,13 +17,13 @@ from torch import Tensor
 
 from kvchat.engine.models.checkpoints.model_directory_check import INDEX_FILE, read_config, weight_files
 from kvchat.engine.models.checkpoints.prepared import MakeRoom, copy_if_there
+from kvchat.engine.models.load import DTYPES
 from kvchat.errors import ModelUnreadable, UnsupportedModel
 
 FACTORS = "_scale_inv"
 """What the factors of a weight are called, behind its own name."""
 _KINDS = (torch.float8_e4m3fn, torch.float8_e5m2)
 _FACTOR_KINDS = (torch.float32, torch.bfloat16, torch.float16)
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def expand(weight: Tensor, factors: Tensor, block: tuple[int, int]) -> Tensor:
@@ -56,7 +56,7 @@ def write_expanded(
     config = read_config(model_dir)
     settings = config.pop("quantization_config")
     name = str(config.get("dtype") or config.get("torch_dtype") or "bfloat16")
-    dtype = _DTYPES.get(name.removeprefix("torch."), torch.bfloat16)
+    dtype = DTYPES.get(name.removeprefix("torch."), torch.bfloat16)
     files = weight_files(model_dir)
     places = _places(files)
     for count, file in enumerate(files):

@@ -19,7 +19,8 @@ from transformers.cache_utils import get_layer_types_and_kwargs
 from kvchat.engine.formats.attention_metadata import AttentionCall
 from kvchat.engine.formats.chunked.spec import ChunkedSpec
 from kvchat.engine.formats.full.spec import FullSpec
-from kvchat.engine.formats.latent.spec import LatentSpec
+from kvchat.engine.formats.full.transformers_cache import rows_of
+from kvchat.engine.formats.latent.spec import latent_spec
 from kvchat.engine.formats.recurrent.spec import StateSpec
 from kvchat.engine.formats.sliding.spec import SlidingSpec
 from kvchat.engine.formats.spec import CacheSpec
@@ -123,9 +124,13 @@ class _Recorder:
 
     def _note(self, layer: int, key: Tensor, value: Tensor, reach: VisibleRange) -> None:
         latent = self.latents.get(layer)
-        spec = _spec(key, value, reach) if latent is None else _latent_spec(key, value, latent.rope_layout)
-        if layer in self.latents and reach != VisibleRange():
-            self.problems.append(f"layer {layer} keeps latents and does not see all tokens")
+        if latent is None:
+            spec = _spec(key, value, reach)
+        else:
+            dtype = DTYPE_NAMES[key.dtype]
+            spec = latent_spec(key.shape[2], value.shape[2], latent.rope_layout, dtype)
+            if reach != VisibleRange():
+                self.problems.append(f"layer {layer} keeps latents and does not see all tokens")
         for lender, (known_key, known_value) in self._stored.items():
             if _is_same(key, known_key) and _is_same(value, known_value) and spec == self.specs[lender]:
                 self.borrowed[layer] = lender
@@ -148,19 +153,6 @@ def _spec(key: Tensor, value: Tensor, reach: VisibleRange) -> CacheSpec:
     if reach.window is not None:
         return SlidingSpec(**heads, dtype=dtype, window_len=reach.window)
     return FullSpec(**heads, dtype=dtype)
-
-
-def _latent_spec(latents: Tensor, rope_keys: Tensor, rope_layout: str) -> LatentSpec:
-    rank, rope_dim = latents.shape[2], rope_keys.shape[2]
-    return LatentSpec(
-        num_kv_heads=1,
-        head_dim_k=rank + rope_dim,
-        head_dim_v=0,
-        dtype=DTYPE_NAMES[latents.dtype],
-        rank=rank,
-        rope_dim=rope_dim,
-        rope_layout=rope_layout,
-    )
 
 
 def probe_layers(
@@ -189,7 +181,9 @@ def probe_layers(
         run_probe(model, past, use_cache=False)
     set_implementation(model, IMPLEMENTATION)
     kept = states.specs()
-    _require_layers(text_config, recorder, kept)
+    unknown = _unknown_layers(text_config, {*recorder.specs, *recorder.borrowed, *kept})
+    if unknown is not None and not recorder.problems:
+        recorder.problems.append(unknown)
     _check_types(text_config, recorder, kept)
     _check_windows(text_config, recorder)
     if recorder.problems:
@@ -253,35 +247,24 @@ def probe_gathered_layers(model: nn.Module) -> ModelLayers:
     if any(kind == "rec" for _, kind, _ in states.tensors):
         raise UnsupportedModel(f"{model_name(config)} keeps a recurrent state, and attends by itself")
     specs = {
-        layer: _spec(_rows(key), _rows(value), VisibleRange()) for layer, (key, value) in past.updates.items()
+        layer: _spec(rows_of(key), rows_of(value), VisibleRange())
+        for layer, (key, value) in past.updates.items()
     }
-    missing = sorted(_layers_that_attend(config.get_text_config()) - specs.keys())
-    if missing:
-        raise UnsupportedModel(
-            f"{model_name(config)}: layers {missing} keep something other than keys and values "
-            "(recurrent state, for example), which kvchat does not hold"
-        )
+    if (problem := _unknown_layers(config.get_text_config(), specs)) is not None:
+        raise UnsupportedModel(f"{model_name(config)}: {problem}")
     return ModelLayers(specs, {}, states=states.specs())
 
 
-def _rows(heads_first: Tensor) -> Tensor:
-    """Return [1, H, T, D] as [T, H, D]."""
-    return heads_first[0].transpose(0, 1)
-
-
-def _require_layers(text_config: Any, recorder: _Recorder, states: Collection[int]) -> None:
-    known = {*recorder.specs, *recorder.borrowed, *states}
-    missing = sorted(_layers_that_attend(text_config) - known)
-    if missing and not recorder.problems:
-        recorder.problems.append(
-            f"layers {missing} keep something other than keys and values "
-            "(recurrent state, for example), which kvchat does not hold"
-        )
-
-
-def _layers_that_attend(text_config: Any) -> set[int]:
+def _unknown_layers(text_config: Any, known: Collection[int]) -> str | None:
+    """Say which layers keep something of which is not known what it is; None: there are none."""
     kinds = getattr(text_config, "layer_types", None) or [""] * text_config.num_hidden_layers
-    return {layer for layer, kind in enumerate(kinds) if kind not in KEEPS_NOTHING}
+    missing = [layer for layer, kind in enumerate(kinds) if kind not in KEEPS_NOTHING and layer not in known]
+    if not missing:
+        return None
+    return (
+        f"layers {missing} keep something other than keys and values "
+        "(recurrent state, for example), which kvchat does not hold"
+    )
 
 
 def _check_types(text_config: Any, recorder: _Recorder, states: Collection[int]) -> None:

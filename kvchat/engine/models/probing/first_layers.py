@@ -18,6 +18,9 @@ from kvchat.engine.models.linear.widened_interleaved import InterleavedLinear
 from kvchat.engine.models.probing.decoder_structure import match_linear
 
 LEAST = 2
+LINEARS = (nn.Linear, PackedLinear, InterleavedLinear, WidenedLinear, QuantizedLinear)
+_PRODUCTS = {kind.forward for kind in LINEARS}
+"""What a layer does that is a product and nothing else: a router that is a linear layer too does more."""
 
 
 def layers_of(module: nn.Module) -> list[nn.Module]:
@@ -87,9 +90,8 @@ def _scalars(part: nn.Module) -> dict[str, str]:
 
 def float_copy(layer: nn.Module, behind: AttentionLayer) -> nn.Module:
     """Return a copy of a layer with plain weights in float32 and `behind` at its attention."""
-    linears = (nn.Linear, PackedLinear, InterleavedLinear, WidenedLinear, QuantizedLinear)
     known: dict[int, Any] = {
-        id(part): _float_linear(part) for part in layer.modules() if isinstance(part, linears)
+        id(part): _float_linear(part) for part in layer.modules() if isinstance(part, LINEARS)
     }
     for part in layer.modules():
         # What belongs to the whole model is shared.
@@ -109,11 +111,6 @@ def _float_linear(layer: nn.Module) -> nn.Linear:
     if bias is not None:
         plain.bias = nn.Parameter(bias.detach().float(), requires_grad=False)
     return plain
-
-
-LINEARS = (nn.Linear, PackedLinear, InterleavedLinear, WidenedLinear, QuantizedLinear)
-_PRODUCTS = {kind.forward for kind in LINEARS}
-"""What a layer does that is a product and nothing else: a router that is a linear layer too does more."""
 
 
 @contextmanager

@@ -4,10 +4,9 @@ import torch
 from torch import Tensor
 
 from kvchat.engine.formats.shadow.gpu_resources import GpuResources, RotationTables
-from kvchat.engine.formats.shadow.layer import ShadowLayer
+from kvchat.engine.formats.shadow.layer import BlockChunks, ShadowLayer
 from kvchat.engine.formats.shadow.layer_store import Budgets
 from kvchat.engine.formats.shadow.settings import ShadowSettings
-from kvchat.engine.formats.shadow.shadows import BlockChunks
 from kvchat.engine.kernels.paged_attention.args import KVPair
 from kvchat.engine.kernels.stream_protocol import InlineStreams, Streams
 from tests.engine.formats.shadow.contexts import ROTARY, Context, free

@@ -7,8 +7,9 @@ import torch
 
 from kvchat.engine.api.ids import SequenceId
 from kvchat.engine.api.view import View
+from kvchat.engine.formats.shadow.layer import BlockChunks
 from kvchat.engine.formats.shadow.settings import CODED_LEN
-from kvchat.engine.formats.shadow.shadows import BlockChunks, Shadows
+from kvchat.engine.formats.shadow.shadows import Shadows
 from kvchat.engine.kernels.paged_attention.args import KVPair
 from kvchat.engine.kernels.shadow_kv import ChunkChoice, reference
 from kvchat.engine.sequences.batch_plan import ShadowedPrompt
@@ -26,29 +27,16 @@ from tests.engine.formats.shadow.contexts import (
     make_context,
     shadow_of,
 )
+from tests.engine.formats.shadow.gpu_contexts import BLOCK_SIZE, in_blocks
 
 pytestmark = pytest.mark.cpu
 
-CHUNK, BLOCK, PROMPT = SMALL.chunk_size, 16, 403
-
-
-def in_blocks(context: Context) -> tuple[KVPair, torch.Tensor]:
-    """Return pools with a context's keys and values in blocks of a random order, and the blocks."""
-    num_blocks = -(-len(context.keys) // BLOCK)
-    blocks = torch.randperm(num_blocks + 3, generator=torch.Generator().manual_seed(1))[:num_blocks]
-    pools = []
-    for side in (context.keys, context.values):
-        pool = torch.full((num_blocks + 3, NUM_KV_HEADS, BLOCK, side.shape[2]), float("nan"))
-        whole = torch.zeros(num_blocks * BLOCK, *side.shape[1:])
-        whole[: len(side)] = side
-        pool[blocks] = whole.unflatten(0, (-1, BLOCK)).transpose(1, 2)
-        pools.append(pool)
-    return KVPair(pools[0], pools[1]), blocks
+CHUNK, PROMPT = SMALL.chunk_size, 403
 
 
 def test_a_chunk_of_a_head_is_read_where_it_lies() -> None:
     context = make_context(PROMPT)
-    source = BlockChunks(*in_blocks(context))
+    source = in_blocks(context)
     heads, chunks = torch.tensor([0, 0, 1, 1]), torch.tensor([0, 31, 7, 49])
     keys, values = source.take(heads, chunks)
     assert keys.shape == (4, CHUNK, HEAD_DIM)
@@ -60,7 +48,7 @@ def test_a_chunk_of_a_head_is_read_where_it_lies() -> None:
 
 
 def test_blocks_that_chunks_do_not_fit_into_are_not_read() -> None:
-    pool = torch.zeros(3, NUM_KV_HEADS, BLOCK, HEAD_DIM)
+    pool = torch.zeros(3, NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM)
     assert BlockChunks.takes(KVPair(pool, pool))
     assert not BlockChunks.takes(KVPair(pool[:, :, :12], pool[:, :, :12]))
     assert not BlockChunks.takes(KVPair(pool[:, :, ::2], pool))
@@ -72,7 +60,7 @@ def test_what_is_read_from_blocks_answers_as_what_was_restored_and_counts_alike(
     restored = shadow_of(context, PROMPT)
     budgets = free()
     read = shadow_of(context, PROMPT, replace(SMALL, is_sourced=True), budgets)
-    source = BlockChunks(*in_blocks(context))
+    source = in_blocks(context)
     for at in range(PROMPT, PROMPT + 60):
         part = context.part(at, at + 1)
         wanted, (kept,) = restored.attend(*part, SCALE)
@@ -96,7 +84,7 @@ def test_a_step_over_blocks_is_answered_as_the_definition_says(energy: float, st
     sizes = (1, 12, 16, 16, 40)
     context = make_context(start + sum(sizes), rank=RANK if energy < 1 else WIDTH)
     settings = replace(SMALL, is_sourced=True, energy=energy, query_block=64, exact_len=128)
-    layer, source = shadow_of(context, start, settings), BlockChunks(*in_blocks(context))
+    layer, source = shadow_of(context, start, settings), in_blocks(context)
     (segment,) = layer.segments
     assert (segment.directions is None) is (energy == 1)
     assert (segment.scales is not None) is (start > PROMPT)
@@ -135,10 +123,10 @@ def prompt(number: int, num_tokens: int = PROMPT) -> ShadowedPrompt:
 
 def say(shadows: Shadows, sequence: int, begun: ShadowedPrompt, context: Context, start: int) -> torch.Tensor:
     """Return what the rest of a context sees that a sequence has in blocks up to `start`."""
-    pools, blocks = in_blocks(context)
-    step = shadows.step(SequenceId(sequence), begun, start, blocks)
+    source = in_blocks(context)
+    step = shadows.step(SequenceId(sequence), begun, start, source.blocks)
     query, keys, values = context.part(start, len(context.keys))
-    return step.attend(0, query, KVPair(keys, values), pools, SCALE)
+    return step.attend(0, query, KVPair(keys, values), source.pools, SCALE)
 
 
 def three(limit_bytes: int) -> Shadows:
