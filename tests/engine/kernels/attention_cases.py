@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from kvchat.engine.kernels.paged_attention.args import AttentionArgs, SequenceSpan
+from kvchat.engine.kernels.paged_attention.args import AttentionArgs, SequenceSpan, StepTables
 
 torch.set_num_threads(1)
 
@@ -115,6 +115,27 @@ def fill_pool(parts: Sequence[Tensor], spans: Sequence[SequenceSpan], shape: Sha
             block = span.blocks[position // shape.block_size - span.first_block]
             pool[block, :, position % shape.block_size] = part[position]
     return pool
+
+
+def filled_up(known: StepTables, num_rows: int, most_visible: int) -> StepTables:
+    """Return the tables of single queries filled up to so many rows, and wider; poisoned behind."""
+    num = len(known.singles)
+
+    def filled(numbers: Tensor, value: int) -> Tensor:
+        more = torch.full((num_rows - num, *numbers.shape[1:]), value, dtype=torch.int32)
+        return torch.cat([numbers, more])
+
+    wide = torch.cat([known.tables, torch.full((num, 3), 2_147_480_000, dtype=torch.int32)], dim=1)
+    return StepTables(
+        q_starts=torch.arange(num_rows, dtype=torch.int32),
+        q_lens=filled(known.q_lens, 0),
+        positions=filled(known.positions, 0),
+        first_blocks=filled(known.first_blocks, 0),
+        tables=filled(wide, 2_147_480_000),
+        singles=tuple(range(num_rows)),
+        others=(),
+        most_visible=most_visible,
+    )
 
 
 def dense(case: Case) -> Tensor:

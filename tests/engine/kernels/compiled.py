@@ -8,10 +8,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+COMPILES = [
+    pytest.mark.cpu,
+    pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+]
+"""Marks of modules that compile."""
 WARP_SIZE = 32
 BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 """Bytes of a number of Triton's types."""

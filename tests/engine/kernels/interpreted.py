@@ -13,18 +13,26 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
+CONTROL = "control, "
+"""Names of cases begin so in which something is computed wrongly on purpose, and must show."""
 
-def errors_of(program: str, names: Iterable[str]) -> dict[str, float]:
-    """Return each case's error as a multiple of what is allowed, by a program of this package."""
+
+def assert_right(program: str, *names: str) -> None:
+    """Run cases by a program of this package, and hold that none is further off than is allowed but controls.
+
+    Args:
+        names: of cases; none: the program's usual ones.
+    """
     command = [sys.executable, "-m", f"tests.engine.kernels.{program}", *names]
     run = subprocess.run(command, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr[-4000:]
-    lines = [json.loads(line) for line in run.stdout.splitlines()]
-    return {line["case"]: line["error"] for line in lines}
+    errors = {line["case"]: line["error"] for line in map(json.loads, run.stdout.splitlines())}
+    assert names or any(case.startswith(CONTROL) for case in errors)
+    assert {case: error for case, error in errors.items() if (error <= 1) == case.startswith(CONTROL)} == {}
 
 
 def tell(names: Iterable[str], error_of: Callable[[str], float]) -> None:
-    """Print what `errors_of` reads."""
+    """Print each case's error as a multiple of what is allowed."""
     compute_directly()
     for name in names:
         print(json.dumps({"case": name, "error": error_of(name)}), flush=True)

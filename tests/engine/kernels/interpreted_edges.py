@@ -10,6 +10,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from kvchat.engine.kernels.kernel_checks import largest_error
 from kvchat.engine.kernels.paged_attention import reference as attention_reference
 from kvchat.engine.kernels.paged_attention import triton as attention_triton
 from kvchat.engine.kernels.rope_and_store import reference as rope_store_reference
@@ -30,7 +31,9 @@ def gaps_error() -> float:
     args = replace(case.args, sinks=with_gaps(case.args.sinks))
     got = attention_triton.paged_attention(with_gaps(case.query), case.k_pool, case.v_pool, args)
     errors = [
-        largest(got, attention_reference.paged_attention(case.query, case.k_pool, case.v_pool, case.args))
+        largest_error(
+            got, attention_reference.paged_attention(case.query, case.k_pool, case.v_pool, case.args)
+        )
         / 1e-5
     ]
 
@@ -41,7 +44,7 @@ def gaps_error() -> float:
     slots = torch.tensor([9, 0, 3, 7, 4])
     store_reference.store_kv(key, value, *wanted, slots)
     store_triton.store_kv(with_gaps(key), with_gaps(value), *pools, slots)
-    errors += [largest(*pair) for pair in zip(pools, wanted, strict=True)]
+    errors += [largest_error(*pair) for pair in zip(pools, wanted, strict=True)]
 
     query = torch.randn(5, 4, 8, generator=generator)
     angles = [torch.randn(5, 8, generator=generator) for _ in range(2)]
@@ -50,7 +53,7 @@ def gaps_error() -> float:
     mine = RopeStore(cosines=ours[0], sines=ours[1], k_pool=pools[0], v_pool=pools[1], slots=slots)
     got = rope_store_triton.rope_store(with_gaps(query), with_gaps(key), with_gaps(value), mine)
     turned = rope_store_reference.rope_store(query, key, value, theirs)
-    errors += [largest(*pair) / 1e-5 for pair in zip([got, *pools], [turned, *wanted], strict=True)]
+    errors += [largest_error(*pair) / 1e-5 for pair in zip([got, *pools], [turned, *wanted], strict=True)]
     return max(errors)
 
 
@@ -108,9 +111,3 @@ def sparse(num_numbers: int) -> Tensor:
     """Return so many numbers of float16 that take memory only where they are touched."""
     memory = mmap.mmap(-1, 2 * num_numbers, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NO_RESERVE)
     return torch.frombuffer(memory, dtype=torch.float16)
-
-
-def largest(got: Tensor, wanted: Tensor) -> float:
-    """Return the largest difference; infinite where either is not a number."""
-    error = (got.float() - wanted.float()).abs()
-    return float("inf") if error.isnan().any() else float(error.max())

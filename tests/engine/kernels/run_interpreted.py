@@ -8,7 +8,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 os.environ["TRITON_INTERPRET"] = "1"
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from kvchat.engine.kernels.fp8_record import Fp8Record
+from kvchat.engine.kernels.kernel_checks import largest_error
 from kvchat.engine.kernels.latent_attention import reference as latent_reference
 from kvchat.engine.kernels.latent_attention import torch_capturable as latent_torch_capturable
 from kvchat.engine.kernels.latent_attention import torch_fallback as latent_ops
@@ -30,7 +31,6 @@ from kvchat.engine.kernels.move_blocks import triton as move_triton
 from kvchat.engine.kernels.paged_attention import reference as attention_reference
 from kvchat.engine.kernels.paged_attention import torch_capturable
 from kvchat.engine.kernels.paged_attention import triton as attention_triton
-from kvchat.engine.kernels.paged_attention.args import StepTables
 from kvchat.engine.kernels.paged_attention.step_tables import step_tables
 from kvchat.engine.kernels.rope_and_store import reference as rope_store_reference
 from kvchat.engine.kernels.rope_and_store import triton as rope_store_triton
@@ -38,22 +38,58 @@ from kvchat.engine.kernels.rope_and_store.args import RopeStore
 from kvchat.engine.kernels.store_kv import reference as store_reference
 from kvchat.engine.kernels.store_kv import triton as store_triton
 from tests.engine.kernels import interpreted_edges as edges
-from tests.engine.kernels.attention_cases import Case, Shape, make_case
-from tests.engine.kernels.interpreted import tell
-from tests.engine.kernels.interpreted_cases import ATTENTION_CASES, CONTROLS, LENGTHS, OTHER_CASES, SLOW_CASES
+from tests.engine.kernels.attention_cases import Case, Shape, filled_up, make_case
+from tests.engine.kernels.interpreted import CONTROL, tell
 from tests.engine.kernels.test_latent_attention import Problem, make_problem, packed, single
 
 SPANS = ((0, 7), (100, 1), (3, 1), (50, 11), (0, 1), (63, 1), (64, 2))
 """Of latents; tokens before the queries, and queries, of sequences of one, two and three tiles."""
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3}
+LENGTHS = (1, 63, 64, 65, 130)
 
 
-def attention_error(shape: Shape, lengths: Sequence[int], dtype: torch.dtype, part_len: int) -> float:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionCase:
+    """One call: its sequences, dtype, and the keys of a part where queries stand alone."""
+
+    shape: Shape
+    lengths: tuple[int, ...] = LENGTHS
+    dtype: torch.dtype = torch.float32
+    part_len: int = 64
+
+
+_DECODE = {"num_new": 1}
+_CHUNK = {"num_new": 5}
+
+ATTENTION_CASES = {
+    "decode, grouped queries": AttentionCase(shape=Shape(num_heads=8, num_kv_heads=2, **_DECODE)),
+    "decode, one key-value head, float16": AttentionCase(
+        shape=Shape(num_kv_heads=1, block_size=64, **_DECODE), dtype=torch.float16
+    ),
+    "decode, window and sinks": AttentionCase(shape=Shape(window=37, has_sinks=True, **_DECODE), part_len=16),
+    "decode, chunks": AttentionCase(shape=Shape(chunk=37, **_DECODE), part_len=16),
+    "decode, soft cap, other size of values": AttentionCase(
+        shape=Shape(softcap=2.0, head_dim_k=20, head_dim_v=12, block_size=5, **_DECODE)
+    ),
+    "decode, three heads a group": AttentionCase(shape=Shape(num_heads=6, num_kv_heads=2, **_DECODE)),
+    "chunk, grouped queries": AttentionCase(shape=Shape(num_heads=8, num_kv_heads=2, **_CHUNK)),
+    "chunk, window, sinks, soft cap": AttentionCase(
+        shape=Shape(num_kv_heads=1, window=21, softcap=1.5, has_sinks=True, **_CHUNK)
+    ),
+    "chunk, chunks, blocks of five": AttentionCase(shape=Shape(chunk=21, block_size=5, **_CHUNK)),
+    "prompts over several tiles, float16": AttentionCase(
+        shape=Shape(block_size=64), lengths=(70, 1, 40), dtype=torch.float16
+    ),
+    "prompts, windows over blocks": AttentionCase(shape=Shape(window=37), lengths=(66, 3)),
+}
+
+
+def attention_error(called: AttentionCase) -> float:
     """Return the worst error over a case's result, relative to the tolerance of its dtype."""
-    attention_triton.PART_LEN = part_len
-    case = make_case(shape, lengths).to(dtype)
+    attention_triton.PART_LEN = called.part_len
+    case = make_case(called.shape, called.lengths).to(called.dtype)
     got = attention_triton.paged_attention(case.query, case.k_pool, case.v_pool, case.args)
-    return _error(got, _attention_reference(case)) / TOLERANCE[dtype]
+    return largest_error(got, _attention_reference(case)) / TOLERANCE[called.dtype]
 
 
 def latent_error() -> float:
@@ -63,7 +99,9 @@ def latent_error() -> float:
     errors = []
     for part_len in (256, 32):
         latent_triton.PART_LEN = part_len
-        errors.append(_error(latent_ops.latent_attention(*problem, latent_triton.mean_latents), wanted))
+        errors.append(
+            largest_error(latent_ops.latent_attention(*problem, latent_triton.mean_latents), wanted)
+        )
     return max(errors) / TOLERANCE[torch.float32]
 
 
@@ -81,7 +119,7 @@ def records_error(*, part_lens: Sequence[int], by_bits: bool = False) -> float:
         wanted = latent_reference.latent_attention(*problem)
         latent_triton.PART_LEN = part_len
         got = latent_ops.latent_attention(*problem, latent_triton.mean_latents)
-        worst = max(worst, _error(got, wanted) / TOLERANCE[dtype])
+        worst = max(worst, largest_error(got, wanted) / TOLERANCE[dtype])
     return worst
 
 
@@ -121,7 +159,7 @@ def parts_error() -> float:
     for part_len in (512, 65, 33, 19):
         attention_triton.PART_LEN = part_len
         got = attention_triton.paged_attention(case.query, case.k_pool, case.v_pool, case.args)
-        errors.append(_error(got, wanted))
+        errors.append(largest_error(got, wanted))
     return max(errors) / TOLERANCE[torch.float32]
 
 
@@ -173,7 +211,7 @@ def latent_padding_error() -> float:
             if not torch.equal(got[: len(wanted)], wanted) or got[len(wanted) :].any():
                 return float("inf")
         plain = latent_torch_capturable.mean_latents(absorbed, pool, args, known)
-        worst = max(worst, _error(plain, wanted) / TOLERANCE[torch.float32])
+        worst = max(worst, largest_error(plain, wanted) / TOLERANCE[torch.float32])
     return worst
 
 
@@ -186,38 +224,14 @@ def padding_error() -> float:
     attention_triton.PART_LEN = 32
     case = make_case(Shape(num_new=1), LENGTHS).to(torch.float32)
     wanted = attention_triton.paged_attention(case.query, case.k_pool, case.v_pool, case.args)
+    known = step_tables(case.args.spans, case.args.first_visible)
     query = torch.cat([case.query, torch.full_like(case.query[:3], float("nan"))])
     for most_visible in (130, 260):
-        args = replace(case.args, spans=(), prepared=padded(case, len(query), most_visible))
+        args = replace(case.args, spans=(), prepared=filled_up(known, len(query), most_visible))
         got = attention_triton.paged_attention(query, case.k_pool, case.v_pool, args)
         if not torch.equal(got[: len(wanted)], wanted) or got[len(wanted) :].any():
             return float("inf")
     return 0.0
-
-
-def padded(case: Case, num_rows: int, most_visible: int) -> StepTables:
-    """Return the tables of a case whose queries stand alone, filled up to so many rows; poisoned behind."""
-    return filled_up(step_tables(case.args.spans, case.args.first_visible), num_rows, most_visible)
-
-
-def filled_up(known: StepTables, num_rows: int, most_visible: int) -> StepTables:
-    num = len(known.singles)
-
-    def filled(numbers: Tensor, value: int) -> Tensor:
-        more = torch.full((num_rows - num, *numbers.shape[1:]), value, dtype=torch.int32)
-        return torch.cat([numbers, more])
-
-    wide = torch.cat([known.tables, torch.full((num, 3), 2_147_480_000, dtype=torch.int32)], dim=1)
-    return StepTables(
-        q_starts=torch.arange(num_rows, dtype=torch.int32),
-        q_lens=filled(known.q_lens, 0),
-        positions=filled(known.positions, 0),
-        first_blocks=filled(known.first_blocks, 0),
-        tables=filled(wide, 2_147_480_000),
-        singles=tuple(range(num_rows)),
-        others=(),
-        most_visible=most_visible,
-    )
 
 
 def recorded_step_error() -> float:
@@ -229,7 +243,7 @@ def recorded_step_error() -> float:
         tables = step_tables(case.args.spans, case.args.first_visible)
         got = torch_capturable.paged_attention(case.query, case.k_pool, case.v_pool, case.args, tables)
         wanted = attention_triton.paged_attention(case.query, case.k_pool, case.v_pool, case.args)
-        errors.append(_error(got, wanted))
+        errors.append(largest_error(got, wanted))
     return max(errors) / TOLERANCE[torch.float32]
 
 
@@ -247,8 +261,8 @@ def rope_store_error() -> float:
         args = RopeStore(cosines=cosines, sines=sines, k_pool=pools[0], v_pool=pools[1], slots=slots)
         theirs = replace(args, k_pool=others[0], v_pool=others[1])
         got = rope_store_triton.rope_store(query, key, value, args)
-        worst = max(worst, _error(got, rope_store_reference.rope_store(query, key, value, theirs)))
-        worst = max(worst, *(_error(*pair) / 100 for pair in zip(pools, others, strict=True)))
+        worst = max(worst, largest_error(got, rope_store_reference.rope_store(query, key, value, theirs)))
+        worst = max(worst, *(largest_error(*pair) / 100 for pair in zip(pools, others, strict=True)))
     return worst / TOLERANCE[torch.float32]
 
 
@@ -296,7 +310,7 @@ def merge_error() -> float:
     for row, count in enumerate(counts.tolist()):
         parts[row, count:] = lse[row, count:] = float("nan")
     wanted = merge_reference.merge_lse(parts, lse, counts)
-    return _error(merge_triton.merge_lse(parts, lse, counts), wanted) / TOLERANCE[torch.float32]
+    return largest_error(merge_triton.merge_lse(parts, lse, counts), wanted) / TOLERANCE[torch.float32]
 
 
 def move_error() -> float:
@@ -332,26 +346,20 @@ def control_error(name: str) -> float:
     case = make_case(Shape(num_new=1), LENGTHS).to(torch.float32)
     spans = list(case.args.spans)
     last = spans[-1]
-    if name == "one key too few":
+    if name.endswith("one key too few"):
         spans[-1] = replace(last, position=last.position - 1)
-    elif name == "a key of another block":
+    elif name.endswith("a key of another block"):
         spans[-1] = replace(last, blocks=last.blocks.roll(1))
     else:
         unused = sorted({*range(case.k_pool.shape[0])} - {int(b) for span in spans for b in span.blocks})
         spans[-1] = replace(last, blocks=torch.cat([torch.tensor(unused[:1]), last.blocks[1:]]))
     args = replace(case.args, spans=spans, prepared=None)
     got = attention_triton.paged_attention(case.query, case.k_pool, case.v_pool, args)
-    return _error(got, _attention_reference(case)) / TOLERANCE[torch.float32]
+    return largest_error(got, _attention_reference(case)) / TOLERANCE[torch.float32]
 
 
 def _attention_reference(case: Case) -> Tensor:
     return attention_reference.paged_attention(case.query, case.k_pool, case.v_pool, case.args)
-
-
-def _error(got: Tensor, wanted: Tensor) -> float:
-    """Return the largest difference; infinite where either is not a number."""
-    error = (got.float() - wanted.float()).abs()
-    return float("inf") if error.isnan().any() else float(error.max())
 
 
 CHECKS: dict[str, Callable[[], float]] = {
@@ -374,12 +382,16 @@ CHECKS: dict[str, Callable[[], float]] = {
     "large pools": edges.large_pools_error,
     "large strides": edges.large_strides_error,
 }
-assert tuple(CHECKS) == OTHER_CASES
+CONTROLS = (
+    f"{CONTROL}one key too few",
+    f"{CONTROL}a key of another block",
+    f"{CONTROL}a wrong block that nobody may read",
+)
+USUAL = (*ATTENTION_CASES, *CHECKS, *CONTROLS)
 CHECKS |= {
     "records in other parts": partial(records_error, part_lens=(32, 256, 32)),
     "records by bits in other parts": partial(records_error, part_lens=(256, 32, 256), by_bits=True),
 }
-assert tuple(CHECKS) == (*OTHER_CASES, *SLOW_CASES)
 
 
 def error_of(name: str) -> float:
@@ -387,11 +399,10 @@ def error_of(name: str) -> float:
         return control_error(name)
     if name in CHECKS:
         return CHECKS[name]()
-    case = ATTENTION_CASES[name]
-    return attention_error(case.shape, case.lengths, getattr(torch, case.dtype), case.part_len)
+    return attention_error(ATTENTION_CASES[name])
 
 
 if __name__ == "__main__":
     # The interpreter computes with numpy, which warns about the infinities of keys that nobody sees.
     warnings.simplefilter("ignore", RuntimeWarning)
-    tell(sys.argv[1:], error_of)
+    tell(sys.argv[1:] or USUAL, error_of)

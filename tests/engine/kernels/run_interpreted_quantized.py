@@ -16,14 +16,15 @@ os.environ["TRITON_INTERPRET"] = "1"
 import torch
 from torch import Tensor
 
-from kvchat.engine.kernels.paged_attention.args import StepTables
+from kvchat.engine.kernels.kernel_checks import largest_error
 from kvchat.engine.kernels.paged_attention.step_tables import step_tables
 from kvchat.engine.kernels.quantized_attention import reference, torch_capturable
 from kvchat.engine.kernels.quantized_attention import triton as kernels
 from kvchat.engine.kernels.quantized_attention.args import QuantizedStep
 from kvchat.engine.kernels.quantized_kv.reference import quantize
 from kvchat.engine.kernels.quantized_record import Code
-from tests.engine.kernels.interpreted import tell
+from tests.engine.kernels.attention_cases import filled_up
+from tests.engine.kernels.interpreted import CONTROL, tell
 from tests.engine.kernels.quantized_cases import QuantizedCase, QuantizedShape, make_quantized_case
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3}
@@ -36,7 +37,7 @@ def error_of(shape: QuantizedShape, sequences: Sequence[tuple[int, int]], part_l
     """Return the worst error over a case's result, relative to the tolerance of its dtype."""
     kernels.PART_LEN = part_len
     case = make_quantized_case(shape, sequences)
-    return _error(computed(case), defined(case)) / TOLERANCE[shape.dtype]
+    return largest_error(computed(case), defined(case)) / TOLERANCE[shape.dtype]
 
 
 def parts_error() -> float:
@@ -71,7 +72,7 @@ def padding_error() -> float:
     old = QuantizedStep(case.blocks, NOTHING, NOTHING).padded()
     for num_empty, num_wider in ((0, 0), (2, 4)):
         query = torch.cat([case.query, torch.full_like(case.query[:num_empty], float("nan"))])
-        tables = filled_up(known, num_empty)
+        tables = filled_up(known, len(query), known.most_visible)
         room = torch.full((len(query), old.shape[1] + num_wider), 2_147_480_000, dtype=torch.int32)
         for row, own in enumerate(case.blocks):
             room[row, : len(own)] = own
@@ -82,29 +83,10 @@ def padding_error() -> float:
             return float("inf")
     args = replace(case.args, spans=(), prepared=known)
     plain = torch_capturable.quantized_attention(case.query, case.pools, case.quantized, args, old)
-    return _error(plain, wanted) / TOLERANCE[torch.float32]
+    return largest_error(plain, wanted) / TOLERANCE[torch.float32]
 
 
-def filled_up(known: StepTables, num_empty: int) -> StepTables:
-    """Return the tables of single queries with rows behind them that have none, whose blocks mean nothing."""
-    num = len(known.singles)
-
-    def filled(numbers: Tensor, value: int) -> Tensor:
-        return torch.cat([numbers, numbers.new_full((num_empty, *numbers.shape[1:]), value)])
-
-    return StepTables(
-        q_starts=torch.arange(num + num_empty, dtype=torch.int32),
-        q_lens=filled(known.q_lens, 0),
-        positions=filled(known.positions, 0),
-        first_blocks=filled(known.first_blocks, 0),
-        tables=filled(known.tables, 2_147_480_000),
-        singles=tuple(range(num + num_empty)),
-        others=(),
-        most_visible=known.most_visible,
-    )
-
-
-def largest_error() -> float:
+def largest_numbers_error() -> float:
     """The largest numbers of float16 stay what they are, though a scale of theirs is rounded up."""
     worst = 0.0
     for code in (Code.INT8, Code.INT4):
@@ -116,7 +98,7 @@ def largest_error() -> float:
             case.quantized.values[old, :, 0] = quantize(values[0][None], case.quantized.value_record)[0]
         case.pools[1][:] = 0
         got, wanted = computed(case), defined(case)
-        worst = max(worst, _error(got / 65504, wanted / 65504) / TOLERANCE[torch.float16])
+        worst = max(worst, largest_error(got / 65504, wanted / 65504) / TOLERANCE[torch.float16])
     return worst
 
 
@@ -124,14 +106,14 @@ def control_error(name: str) -> float:
     """Attention on other blocks than those of the definition."""
     case = make_quantized_case(QuantizedShape(), ((130, 1),))
     span, old = case.args.spans[0], case.blocks[0]
-    if name == "a block twice":
+    if name.endswith("a block twice"):
         changed = replace(case, blocks=[torch.cat([old[:1], old[:-1]])])
-    elif name == "a key too few":
+    elif name.endswith("a key too few"):
         changed = replace(case, args=replace(case.args, spans=[replace(span, position=128)]))
     else:
         unused = sorted({*range(len(case.quantized.keys))} - {*old.tolist()})
         changed = replace(case, blocks=[torch.cat([torch.tensor(unused[:1]), old[1:]])])
-    return _error(computed(changed), defined(case)) / TOLERANCE[torch.float32]
+    return largest_error(computed(changed), defined(case)) / TOLERANCE[torch.float32]
 
 
 def computed(case: QuantizedCase) -> Tensor:
@@ -141,12 +123,6 @@ def computed(case: QuantizedCase) -> Tensor:
 
 def defined(case: QuantizedCase) -> Tensor:
     return reference.quantized_attention(case.query, case.pools, case.quantized, case.args, case.blocks)
-
-
-def _error(got: Tensor, wanted: Tensor) -> float:
-    """Return the largest difference; infinite where either is not a number."""
-    error = (got.float() - wanted.float()).abs()
-    return float("inf") if error.isnan().any() else float(error.max())
 
 
 def _shape(key: Code, value: Code, **sizes: object) -> QuantizedShape:
@@ -187,12 +163,14 @@ CASES: dict[str, Callable[[], float]] = {
     "chunks, fp8 and int4, float16": partial(
         error_of, _shape(FP8, INT4, num_kv_heads=1, softcap=1.5, **HALF), ((130, 3),)
     ),
-    "the largest numbers of float16": largest_error,
+    "the largest numbers of float16": largest_numbers_error,
     "parts": parts_error,
     "neighbours": neighbours_error,
     "padding": padding_error,
 }
-CONTROLS = ("a block twice", "a key too few", "a block that nobody may read")
+CONTROLS = tuple(
+    f"{CONTROL}a {name}" for name in ("block twice", "key too few", "block that nobody may read")
+)
 
 
 if __name__ == "__main__":

@@ -23,13 +23,16 @@ from kvchat.engine.kernels.paged_attention.args import AttentionArgs
 from kvchat.engine.kernels.rope_and_store import triton as rope_store_triton
 from kvchat.engine.kernels.store_kv import triton as store_triton
 from kvchat.engine.kernels.tile_config import Tiling
-from tests.engine.kernels.compiled import BYTES, SHARED_LIMITS, Compiled, assert_fits, compile_kernel
+from tests.engine.kernels.compiled import (
+    BYTES,
+    COMPILES,
+    SHARED_LIMITS,
+    Compiled,
+    assert_fits,
+    compile_kernel,
+)
 
-pytestmark = [
-    pytest.mark.cpu,
-    pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-]
+pytestmark = COMPILES
 OTHERS = ("fp16", "fp32")
 """Types of numbers that are compiled for with `-m slow`, beside bf16."""
 RECORD = Fp8Record(512, 64)

@@ -19,35 +19,17 @@ from kvchat.engine.kernels.quantized_attention import triton_dequantize as packe
 from kvchat.engine.kernels.quantized_attention.args import QuantizedPool
 from kvchat.engine.kernels.quantized_record import Code, QuantizedRecord
 from kvchat.engine.kernels.tile_config import Tiling
-from tests.engine.kernels.compiled import BYTES, SHARED_LIMITS, Compiled, assert_fits, compile_kernel
-from tests.engine.kernels.interpreted import errors_of
-
-pytestmark = [
-    pytest.mark.cpu,
-    pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-]
-CASES = (
-    "single queries, int8",
-    "single queries, fp8",
-    "single queries, int4",
-    "single queries, int2",
-    "single queries, fp8 and int4, float16",
-    "single queries, int4 and int8, float16",
-    "single queries, soft cap and sinks",
-    "tokens that are no whole words",
-    "groups over two turns",
-    "heads in several pieces, int8",
-    "heads in several pieces, int4",
-    "chunks, int8",
-    "chunks, int4 and int2, sinks",
-    "chunks, fp8 and int4, float16",
-    "the largest numbers of float16",
-    "parts",
-    "neighbours",
-    "padding",
+from tests.engine.kernels.compiled import (
+    BYTES,
+    COMPILES,
+    SHARED_LIMITS,
+    Compiled,
+    assert_fits,
+    compile_kernel,
 )
-CONTROLS = ("a block twice", "a key too few", "a block that nobody may read")
+from tests.engine.kernels.interpreted import assert_right
+
+pytestmark = COMPILES
 PLAIN = AttentionArgs((), 1.0)
 CAPPED = AttentionArgs((), 1.0, softcap=50.0)
 UNALIGNED = (
@@ -57,20 +39,8 @@ UNALIGNED = (
 """Records are whole words of four bytes and no more: a layer's, and their parts, begin anywhere."""
 
 
-@pytest.fixture(scope="module")
-def errors() -> dict[str, float]:
-    """Return each case's error as a multiple of what is allowed, under the interpreter."""
-    return errors_of("run_interpreted_quantized", (*CASES, *CONTROLS))
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_the_kernel_equals_its_definition(errors: dict[str, float], case: str) -> None:
-    assert errors[case] <= 1
-
-
-@pytest.mark.parametrize("control", CONTROLS)
-def test_other_blocks_are_noticed(errors: dict[str, float], control: str) -> None:
-    assert not errors[control] <= 1
+def test_the_kernel_equals_its_definition_and_what_reads_other_blocks_does_not() -> None:
+    assert_right("run_interpreted_quantized")
 
 
 def compile_attention(

@@ -14,13 +14,9 @@ if find_spec("triton") is None:
 from kvchat.engine.kernels.causal_conv import triton as conv
 from kvchat.engine.kernels.gated_delta import triton as delta
 from kvchat.engine.kernels.selective_scan import triton as scan
-from tests.engine.kernels.compiled import BYTES, SHARED_LIMITS, assert_fits, compile_kernel
+from tests.engine.kernels.compiled import BYTES, COMPILES, SHARED_LIMITS, assert_fits, compile_kernel
 
-pytestmark = [
-    pytest.mark.cpu,
-    pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-]
+pytestmark = COMPILES
 
 
 KERNELS = "tests/engine/kernels/test_recurrences.py"
