@@ -44,6 +44,20 @@ class Case:
     keys: tuple[Tensor, ...]
     values: tuple[Tensor, ...]
 
+    @property
+    def arguments(self) -> tuple[Tensor, Tensor, Tensor, AttentionArgs]:
+        """As every form of attention takes them."""
+        return self.query, self.k_pool, self.v_pool, self.args
+
+    def single(self, span: SequenceSpan) -> "Case":
+        """Return one of the sequences, as a step has it that computes nothing else."""
+        moved = span.moved(0)
+        return replace(
+            self,
+            query=self.query[span.q_start : span.q_end],
+            args=replace(self.args, spans=[moved]),
+        )
+
     def to(self, dtype: torch.dtype) -> "Case":
         """Return the case with inputs of another dtype, arguments included."""
         sinks = self.args.sinks
@@ -135,6 +149,21 @@ def filled_up(known: StepTables, num_rows: int, most_visible: int) -> StepTables
         singles=tuple(range(num_rows)),
         others=(),
         most_visible=most_visible,
+    )
+
+
+def tables_of(length: int, position: int, first_block: int, blocks: Sequence[int]) -> StepTables:
+    """Return the tables of one sequence: its queries, the first one's position, and its blocks."""
+    one = [torch.tensor([number], dtype=torch.int32) for number in (0, length, position, first_block)]
+    return StepTables(
+        q_starts=one[0],
+        q_lens=one[1],
+        positions=one[2],
+        first_blocks=one[3],
+        tables=torch.tensor([blocks], dtype=torch.int32),
+        singles=(0,),
+        others=(),
+        most_visible=1,
     )
 
 

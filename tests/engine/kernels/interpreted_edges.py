@@ -30,12 +30,7 @@ def gaps_error() -> float:
     case = make_case(Shape(num_new=1, has_sinks=True), (65, 63)).to(torch.float32)
     args = replace(case.args, sinks=with_gaps(case.args.sinks))
     got = attention_triton.paged_attention(with_gaps(case.query), case.k_pool, case.v_pool, args)
-    errors = [
-        largest_error(
-            got, attention_reference.paged_attention(case.query, case.k_pool, case.v_pool, case.args)
-        )
-        / 1e-5
-    ]
+    errors = [largest_error(got, attention_reference.paged_attention(*case.arguments)) / 1e-5]
 
     generator = torch.Generator().manual_seed(0)
     key, value = (torch.randn(5, 2, dim, generator=generator) for dim in (8, 12))
@@ -80,7 +75,7 @@ def large_pools_error() -> float:
         pool[behind:] = known
     spans = [replace(span, blocks=span.blocks + behind) for span in case.args.spans]
     args = replace(case.args, spans=spans)
-    wanted = attention_triton.paged_attention(case.query, case.k_pool, case.v_pool, case.args)
+    wanted = attention_triton.paged_attention(*case.arguments)
     found = attention_triton.paged_attention(case.query, pools[0], pools[1], args)
     key, value = (torch.randn(3, 1, 16, generator=torch.Generator().manual_seed(1)).half() for _ in "kv")
     slots = torch.tensor([0, 17, 5]) + behind * 16

@@ -5,7 +5,7 @@ Dimensions: T tokens in the batch, S tokens of a sequence, H query heads, H_kv k
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -45,6 +45,25 @@ class QuantizedCase:
     quantized: QuantizedPool
     args: AttentionArgs
     blocks: Sequence[Tensor]
+
+    @property
+    def arguments(self) -> tuple[Tensor, KVPair, QuantizedPool, AttentionArgs, Sequence[Tensor]]:
+        """As the definition takes them, and native kernels."""
+        return self.query, self.pools, self.quantized, self.args, self.blocks
+
+    def single(self, row: int) -> "QuantizedCase":
+        """Return one query of the case's only sequence, as a step has it that computes nothing else."""
+        (span,), (old,) = self.args.spans, self.blocks
+        block_size = self.quantized.key_record.num_tokens
+        position = span.position + row
+        first = num_quantized(position, block_size)
+        listed = span.blocks[first - span.first_block : position // block_size + 1 - span.first_block]
+        return replace(
+            self,
+            query=self.query[row : row + 1],
+            args=replace(self.args, spans=[SequenceSpan(0, 1, position, first, listed)]),
+            blocks=[old[:first]],
+        )
 
 
 def make_quantized_case(shape: QuantizedShape, sequences: Sequence[tuple[int, int]]) -> QuantizedCase:

@@ -88,7 +88,7 @@ def attention_error(called: AttentionCase) -> float:
     """Return the worst error over a case's result, relative to the tolerance of its dtype."""
     attention_triton.PART_LEN = called.part_len
     case = make_case(called.shape, called.lengths).to(called.dtype)
-    got = attention_triton.paged_attention(case.query, case.k_pool, case.v_pool, case.args)
+    got = attention_triton.paged_attention(*case.arguments)
     return largest_error(got, _attention_reference(case)) / TOLERANCE[called.dtype]
 
 
@@ -158,7 +158,7 @@ def parts_error() -> float:
     errors = []
     for part_len in (512, 65, 33, 19):
         attention_triton.PART_LEN = part_len
-        got = attention_triton.paged_attention(case.query, case.k_pool, case.v_pool, case.args)
+        got = attention_triton.paged_attention(*case.arguments)
         errors.append(largest_error(got, wanted))
     return max(errors) / TOLERANCE[torch.float32]
 
@@ -167,12 +167,9 @@ def neighbours_error() -> float:
     """A sequence alone gets the very bits that it gets in a batch; infinite if not."""
     attention_triton.PART_LEN = 32
     case = make_case(Shape(num_new=1), LENGTHS).to(torch.float32)
-    together = attention_triton.paged_attention(case.query, case.k_pool, case.v_pool, case.args)
+    together = attention_triton.paged_attention(*case.arguments)
     for span in case.args.spans:
-        args = replace(case.args, spans=[replace(span, q_start=0, q_end=1)])
-        alone = attention_triton.paged_attention(
-            case.query[span.q_start : span.q_end], case.k_pool, case.v_pool, args
-        )
+        alone = attention_triton.paged_attention(*case.single(span).arguments)
         if not torch.equal(alone[0], together[span.q_start]):
             return float("inf")
     return 0.0
@@ -223,7 +220,7 @@ def padding_error() -> float:
     """Rows without a query, wider tables and room for more parts change no bit; infinite if they do."""
     attention_triton.PART_LEN = 32
     case = make_case(Shape(num_new=1), LENGTHS).to(torch.float32)
-    wanted = attention_triton.paged_attention(case.query, case.k_pool, case.v_pool, case.args)
+    wanted = attention_triton.paged_attention(*case.arguments)
     known = step_tables(case.args.spans, case.args.first_visible)
     query = torch.cat([case.query, torch.full_like(case.query[:3], float("nan"))])
     for most_visible in (130, 260):
@@ -241,8 +238,8 @@ def recorded_step_error() -> float:
     for shape in (Shape(num_new=1), Shape(num_new=1, window=37, has_sinks=True), Shape(num_new=1, chunk=37)):
         case = make_case(shape, LENGTHS).to(torch.float32)
         tables = step_tables(case.args.spans, case.args.first_visible)
-        got = torch_capturable.paged_attention(case.query, case.k_pool, case.v_pool, case.args, tables)
-        wanted = attention_triton.paged_attention(case.query, case.k_pool, case.v_pool, case.args)
+        got = torch_capturable.paged_attention(*case.arguments, tables)
+        wanted = attention_triton.paged_attention(*case.arguments)
         errors.append(largest_error(got, wanted))
     return max(errors) / TOLERANCE[torch.float32]
 
@@ -275,7 +272,7 @@ def permutation_error() -> float:
     place[order] = torch.arange(len(order))
     spans = [replace(span, blocks=place[span.blocks]) for span in case.args.spans]
     args = replace(case.args, spans=spans)
-    first = attention_triton.paged_attention(case.query, case.k_pool, case.v_pool, case.args)
+    first = attention_triton.paged_attention(*case.arguments)
     moved = attention_triton.paged_attention(case.query, case.k_pool[order], case.v_pool[order], args)
     return 0.0 if torch.equal(first, moved) else float("inf")
 
@@ -359,7 +356,7 @@ def control_error(name: str) -> float:
 
 
 def _attention_reference(case: Case) -> Tensor:
-    return attention_reference.paged_attention(case.query, case.k_pool, case.v_pool, case.args)
+    return attention_reference.paged_attention(*case.arguments)
 
 
 CHECKS: dict[str, Callable[[], float]] = {

@@ -122,7 +122,7 @@ def computed(case: QuantizedCase) -> Tensor:
 
 
 def defined(case: QuantizedCase) -> Tensor:
-    return reference.quantized_attention(case.query, case.pools, case.quantized, case.args, case.blocks)
+    return reference.quantized_attention(*case.arguments)
 
 
 def _shape(key: Code, value: Code, **sizes: object) -> QuantizedShape:

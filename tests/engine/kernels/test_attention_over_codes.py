@@ -5,14 +5,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kvchat.engine.kernels.paged_attention.args import SequenceSpan
+from kvchat.engine.kernels.native.library import Library
 from kvchat.engine.kernels.quantized_attention import native, torch_fallback
 from kvchat.engine.kernels.quantized_record import Code
-from tests.engine.kernels import native_library
 from tests.engine.kernels.native_library import all_levels
 from tests.engine.kernels.quantized_cases import QuantizedCase, QuantizedShape, make_quantized_case
 
-pytestmark = pytest.mark.cpu
+pytestmark = [pytest.mark.cpu, all_levels]
 
 SEQUENCES = ((1, 1), (65, 65), (200, 1), (300, 40), (301, 2))
 WIDE = QuantizedShape(
@@ -30,12 +29,10 @@ def heads(num_heads: int, num_kv_heads: int, dim_k: int, dim_v: int) -> Quantize
     return replace(WIDE, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim_k=dim_k, head_dim_v=dim_v)
 
 
-def attend(case: QuantizedCase, level: str) -> torch.Tensor:
-    arguments = case.query, case.pools, case.quantized, case.args, case.blocks
-    return native.quantized_attention(*arguments, native_library.native(level))
+def attend(case: QuantizedCase, library: Library) -> torch.Tensor:
+    return native.quantized_attention(*case.arguments, library)
 
 
-@all_levels
 @pytest.mark.parametrize(
     "shape",
     [
@@ -51,43 +48,29 @@ def attend(case: QuantizedCase, level: str) -> torch.Tensor:
         heads(5, 1, 128, 96),
     ],
 )
-def test_it_computes_what_torch_operations_do(shape: QuantizedShape, level: str) -> None:
+def test_it_computes_what_torch_operations_do(shape: QuantizedShape, library: Library) -> None:
     """What no query may see, in either form, is NaN."""
     case = make_quantized_case(shape, SEQUENCES)
     tolerance = 2e-2 if shape.dtype == torch.bfloat16 else 5e-5
-    arguments = case.query, case.pools, case.quantized, case.args, case.blocks
-    torch.testing.assert_close(
-        attend(case, level), torch_fallback.quantized_attention(*arguments), rtol=tolerance, atol=tolerance
-    )
+    computed = torch_fallback.quantized_attention(*case.arguments)
+    torch.testing.assert_close(attend(case, library), computed, rtol=tolerance, atol=tolerance)
 
 
-@all_levels
 @pytest.mark.parametrize(("code", "block_size"), [(Code.INT4, 64), (Code.INT2, 64), (Code.INT4, 100)])
-def test_how_a_prompt_is_cut_changes_no_bit(code: Code, block_size: int, level: str) -> None:
+def test_how_a_prompt_is_cut_changes_no_bit(code: Code, block_size: int, library: Library) -> None:
     """Trap 32. Queries of one prompt beside each other, eight rows at a time, and each alone."""
     shape = replace(WIDE, key_code=code, value_code=code, block_size=block_size)
     case = make_quantized_case(shape, [(450, 70)])
-    whole = attend(case, level)
-    (span,), (old,) = case.args.spans, case.blocks
+    whole = attend(case, library)
     for row in range(0, 70, 5):
-        position = span.position + row
-        first, end = position // block_size - 1, position // block_size + 1
-        listed = span.blocks[first - span.first_block : end - span.first_block]
-        alone = replace(
-            case,
-            query=case.query[row : row + 1],
-            args=replace(case.args, spans=[SequenceSpan(0, 1, position, first, listed)]),
-            blocks=[old[:first]],
-        )
-        assert torch.equal(attend(alone, level)[0], whole[row])
+        assert torch.equal(attend(case.single(row), library)[0], whole[row])
 
 
-@all_levels
-def test_values_that_are_no_numbers_are_never_read_as_some(level: str) -> None:
+def test_values_that_are_no_numbers_are_never_read_as_some(library: Library) -> None:
     case = make_quantized_case(WIDE, [(300, 1)])
-    before = attend(case, level)
+    before = attend(case, library)
     record = case.quantized.values[int(case.blocks[0][1]), 1, 0]
     record[-4:] = torch.tensor([float("nan")]).view(torch.uint8)
-    after = attend(case, level)
+    after = attend(case, library)
     assert after[:, 3:].isnan().all()
     assert torch.equal(after[:, :3], before[:, :3]), "the other head has its own"

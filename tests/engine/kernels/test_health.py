@@ -8,10 +8,10 @@ import torch
 
 from kvchat.engine.kernels.bounds_checks import check_slots
 from kvchat.engine.kernels.health import EVERY, Health
-from kvchat.engine.kernels.kernel_checks import FUSED_TRIALS, LATENT_TRIALS, TRIALS, try_kernels
-from kvchat.engine.kernels.paged_attention.args import StepTables
+from kvchat.engine.kernels.kernel_checks import try_kernels
 from kvchat.engine.kernels.paged_attention.step_tables import check_tables
 from kvchat.engine.kernels.triton_support import why_unsupported
+from tests.engine.kernels.attention_cases import tables_of
 
 pytestmark = pytest.mark.cpu
 
@@ -102,13 +102,6 @@ def test_a_kernel_that_fails_its_trial_is_not_used() -> None:
     assert list(health.problems) == ["attention"]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_what_is_used_without_a_gpu_passes_every_trial(dtype: torch.dtype) -> None:
-    health = Health()
-    try_kernels(CPU, dtype, TRIALS | LATENT_TRIALS | FUSED_TRIALS, health)
-    assert health.problems == {}
-
-
 @pytest.mark.parametrize(
     ("slots", "words"), [([0, 5, 3, 99], None), ([0, -1], "negative"), ([4, 7, 4], "stored in slot 4")]
 )
@@ -136,18 +129,7 @@ def test_slots_are_looked_at_before_a_launch(slots: list[int], words: str | None
 def test_tables_are_looked_at_before_a_launch(
     row: tuple[int, int, int, list[int]], words: str | None
 ) -> None:
-    length, position, first_block, blocks = row
-    one = [torch.tensor([number]) for number in (0, length, position, first_block)]
-    tables = StepTables(
-        q_starts=one[0],
-        q_lens=one[1],
-        positions=one[2],
-        first_blocks=one[3],
-        tables=torch.tensor([blocks]),
-        singles=(0,),
-        others=(),
-        most_visible=1,
-    )
+    tables = tables_of(*row)
     pool = torch.empty(4, 2, 4, 1)
     if words is None:
         check_tables(tables, pool)

@@ -15,7 +15,7 @@ from kvchat.engine.kernels.linear import (
     widened,
     widened_layout,
 )
-from tests.engine.kernels import native_library
+from kvchat.engine.kernels.native.library import Library
 from tests.engine.kernels.native_library import all_levels
 
 pytestmark = pytest.mark.cpu
@@ -94,9 +94,8 @@ def test_widened_weights_give_the_products_of_the_reference_to_their_last_bit(
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(("num_inputs", "num_outputs"), [(640, 416), (37, 33), (2100, 17), (1, 1)])
 def test_few_rows_are_exact_to_float32_and_none_depends_on_another(
-    level: str, dtype: torch.dtype, num_inputs: int, num_outputs: int
+    library: Library, dtype: torch.dtype, num_inputs: int, num_outputs: int
 ) -> None:
-    library = native_library.native(level)
     plain, x = random(num_outputs, num_inputs).to(dtype), random(32, num_inputs)
     together = native.linear(x, plain, native=library)
     wanted = reference.linear(x.double(), plain.double(), None)
@@ -111,10 +110,10 @@ SIZES = [(640, 416), (1101, 100), (1100, 97), (512, 48), (37, 33), (1, 1)]
 @all_levels
 @pytest.mark.parametrize(("num_inputs", "num_outputs"), SIZES)
 def test_paired_weights_hold_every_number_in_the_order_of_the_definition(
-    level: str, num_inputs: int, num_outputs: int
+    library: Library, num_inputs: int, num_outputs: int
 ) -> None:
     plain = random(num_outputs, num_inputs).bfloat16()
-    paired = native.pair(plain, native_library.native(level))
+    paired = native.pair(plain, library)
     assert torch.equal(paired.numbers, widened_layout.pair(plain).numbers)
     assert torch.equal(paired.to_dense(), plain)
 
@@ -122,10 +121,9 @@ def test_paired_weights_hold_every_number_in_the_order_of_the_definition(
 @all_levels
 @pytest.mark.parametrize(("num_inputs", "num_outputs"), SIZES)
 def test_paired_weights_are_exact_to_float32_and_no_row_depends_on_another(
-    level: str, num_inputs: int, num_outputs: int
+    library: Library, num_inputs: int, num_outputs: int
 ) -> None:
     """Thirty-two rows and more read a weight that was widened for all; fewer widen it as they read."""
-    library = native_library.native(level)
     plain, x = random(num_outputs, num_inputs).bfloat16(), random(150, num_inputs)
     paired, bias = widened_layout.pair(plain), random(num_outputs)
     together = native.linear(x, paired, bias, native=library)

@@ -16,9 +16,9 @@ from kvchat.engine.kernels.kernel_checks import (
     try_kernels,
 )
 from kvchat.engine.kernels.model_shape_checks import QUANTIZED_CHECKS, trials_of
-from kvchat.engine.kernels.paged_attention.args import StepTables
 from kvchat.engine.kernels.quantized_attention.args import QuantizedStep, check_old_blocks
 from kvchat.engine.kernels.quantized_record import Code
+from tests.engine.kernels.attention_cases import tables_of
 
 pytestmark = pytest.mark.cpu
 
@@ -39,7 +39,7 @@ def test_what_is_used_without_a_gpu_passes_every_trial_in_any_size(dtype: torch.
     health = Health()
     trials = trials_of(LAYERS)
     assert len(trials) == 5
-    for tried in (trials, QUANTIZED_CHECKS):
+    for tried in (trials, EVERY_TRIAL):
         try_kernels(CPU, dtype, tried, health)
     assert health.problems == {}
 
@@ -65,20 +65,6 @@ def test_what_is_not_a_number_is_never_lost_among_errors() -> None:
     assert not health.is_well("attention")
 
 
-def tables_of(q_len: int, position: int) -> StepTables:
-    one = [torch.tensor([number], dtype=torch.int32) for number in (0, q_len, position, 0)]
-    return StepTables(
-        q_starts=one[0],
-        q_lens=one[1],
-        positions=one[2],
-        first_blocks=one[3],
-        tables=torch.zeros(1, 9, dtype=torch.int32),
-        singles=(0,),
-        others=(),
-        most_visible=1,
-    )
-
-
 @pytest.mark.parametrize(
     ("row", "blocks", "words"),
     [
@@ -97,10 +83,10 @@ def test_quantized_blocks_are_looked_at_before_a_launch(
     """Of 4 tokens: a query at 15 reads two."""
     old = torch.tensor([blocks], dtype=torch.int32)
     if words is None:
-        check_old_blocks(old, tables_of(*row), num_blocks=4, block_size=4)
+        check_old_blocks(old, tables_of(*row, 0, [0] * 9), num_blocks=4, block_size=4)
         return
     with pytest.raises(AssertionError, match=words):
-        check_old_blocks(old, tables_of(*row), num_blocks=4, block_size=4)
+        check_old_blocks(old, tables_of(*row, 0, [0] * 9), num_blocks=4, block_size=4)
 
 
 def test_the_tables_of_a_step_are_made_once() -> None:

@@ -1,6 +1,6 @@
 """Blocks moved in torch operations end up as the definition has them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import pytest
 import torch
@@ -25,6 +25,16 @@ def make_regions() -> BlockRegions:
     return BlockRegions(buffer, tuple(starts), SIZES)
 
 
+@pytest.fixture
+def debugged(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Have what is handed to kernels looked at."""
+    monkeypatch.setenv("KVCHAT_DEBUG_KERNELS", "1")
+    debugs.cache_clear()
+    yield
+    monkeypatch.undo()
+    debugs.cache_clear()
+
+
 @pytest.mark.parametrize("ids", [[5, 0, 3], [2], []])
 def test_moves_are_those_of_the_reference(ids: Sequence[int]) -> None:
     mine, wanted = make_regions(), make_regions()
@@ -40,24 +50,18 @@ def test_moves_are_those_of_the_reference(ids: Sequence[int]) -> None:
     assert torch.equal(mine.buffer, wanted.buffer)
 
 
+@pytest.mark.usefixtures("debugged")
 @pytest.mark.parametrize("ids", [[-1], [0, NUM_BLOCKS]])
-def test_blocks_outside_their_pool_are_found_before_they_move(
-    ids: Sequence[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_blocks_outside_their_pool_are_found_before_they_move(ids: Sequence[int]) -> None:
     regions = make_regions()
     assert regions.num_blocks == NUM_BLOCKS
-    monkeypatch.setenv("KVCHAT_DEBUG_KERNELS", "1")
-    debugs.cache_clear()
-    try:
-        moves = BlockMoves(regions)
-        moves.gather([0, NUM_BLOCKS - 1])
-        with pytest.raises(AssertionError, match=f"block {ids[-1]} is moved; the pool has {NUM_BLOCKS}"):
-            moves.gather(ids)
-    finally:
-        monkeypatch.undo()
-        debugs.cache_clear()
+    moves = BlockMoves(regions)
+    moves.gather([0, NUM_BLOCKS - 1])
+    with pytest.raises(AssertionError, match=f"block {ids[-1]} is moved; the pool has {NUM_BLOCKS}"):
+        moves.gather(ids)
 
 
+@pytest.mark.usefixtures("debugged")
 @pytest.mark.parametrize(
     ("sources", "targets", "words"),
     [
@@ -67,24 +71,18 @@ def test_blocks_outside_their_pool_are_found_before_they_move(
     ],
 )
 def test_moves_that_get_in_their_own_way_are_found_before(
-    sources: Sequence[int], targets: Sequence[int], words: str | None, monkeypatch: pytest.MonkeyPatch
+    sources: Sequence[int], targets: Sequence[int], words: str | None
 ) -> None:
     """Programs run in any order: which of two writes comes last, nobody knows."""
-    monkeypatch.setenv("KVCHAT_DEBUG_KERNELS", "1")
-    debugs.cache_clear()
-    try:
-        moves = BlockMoves(make_regions())
-        if words is None:
-            moves.copy(sources, targets)
-            return
+    moves = BlockMoves(make_regions())
+    if words is None:
+        moves.copy(sources, targets)
+        return
+    with pytest.raises(AssertionError, match=words):
+        moves.copy(sources, targets)
+    if "twice" in words:
         with pytest.raises(AssertionError, match=words):
-            moves.copy(sources, targets)
-        if "twice" in words:
-            with pytest.raises(AssertionError, match=words):
-                moves.scatter(targets, moves.gather(sources))
-    finally:
-        monkeypatch.undo()
-        debugs.cache_clear()
+            moves.scatter(targets, moves.gather(sources))
 
 
 def test_blocks_are_brought_from_another_memory_in_the_order_of_a_sequence() -> None:

@@ -37,7 +37,7 @@ EDGES = {
 
 
 def attend(case: Case, library: Library) -> Tensor:
-    return native.paged_attention(case.query, case.k_pool, case.v_pool, case.args, library)
+    return native.paged_attention(*case.arguments, library)
 
 
 def real_case(shape: Shape, num_new: int | None) -> Case:
@@ -49,7 +49,7 @@ def real_case(shape: Shape, num_new: int | None) -> Case:
 def test_it_equals_the_reference(shape: Shape, num_new: int | None, library: Library) -> None:
     """Slots that no query sees are NaN, so that reading one would show."""
     case = case_of(shape, num_new).to(torch.float32)
-    wanted = reference.paged_attention(case.query, case.k_pool, case.v_pool, case.args)
+    wanted = reference.paged_attention(*case.arguments)
     torch.testing.assert_close(attend(case, library), wanted, rtol=1e-5, atol=1e-5)
 
 
@@ -77,10 +77,8 @@ def test_a_sequence_alone_gets_what_it_gets_in_a_batch(shape: Shape, library: Li
     case = real_case(shape, 20).to(torch.float32)
     together = attend(case, library)
     for span in case.args.spans:
-        rows = slice(span.q_start, span.q_end)
-        moved = replace(span, q_start=0, q_end=span.q_end - span.q_start)
-        alone = replace(case, query=case.query[rows], args=replace(case.args, spans=[moved]))
-        assert torch.equal(attend(alone, library), together[rows]), f"{span.position} tokens before"
+        alone = attend(case.single(span), library)
+        assert torch.equal(alone, together[span.q_start : span.q_end]), f"{span.position} tokens before"
 
 
 @real_shapes
@@ -118,17 +116,15 @@ def test_a_query_gets_the_same_bits_beside_any_number_of_others(
         torch.testing.assert_close(found, alone[-num:], rtol=0, atol=0, equal_nan=True, msg=f"of {num}")
 
 
+@pytest.mark.usefixtures("threads")
 @real_shapes
 @pytest.mark.parametrize("num_new", [1, 40])
 def test_threads_change_no_bit(shape: Shape, num_new: int, library: Library) -> None:
     case = real_case(shape, num_new).to(torch.float32)
     alone = attend(case, library)
-    try:
-        for num_threads in (2, 5):
-            torch.set_num_threads(num_threads)
-            assert torch.equal(attend(case, library), alone)
-    finally:
-        torch.set_num_threads(1)
+    for num_threads in (2, 5):
+        torch.set_num_threads(num_threads)
+        assert torch.equal(attend(case, library), alone)
 
 
 def test_a_step_prepared_once_gives_what_it_gives_unprepared(library: Library) -> None:

@@ -71,8 +71,8 @@ def test_what_is_not_finite_shows_to_those_who_see_it_alone(
     number = wrong_at // 64 - span.first_block
     if number >= 0:
         pool[span.blocks[number], -1, wrong_at % 64, kind[0]] = kind[1]
-    found = native.paged_attention(case.query, case.k_pool, case.v_pool, case.args, library)
-    wanted = reference.paged_attention(case.query, case.k_pool, case.v_pool, case.args)
+    found = native.paged_attention(*case.arguments, library)
+    wanted = reference.paged_attention(*case.arguments)
     check(found, wanted)
     group = shape.num_heads // shape.num_kv_heads
     assert not found[:, :-group].isnan().any(), "other heads have their own"
@@ -91,9 +91,9 @@ def test_a_nan_in_any_part_of_a_long_context_shows(wrong_at: int, num_parts: int
     (span,) = case.args.spans
     for position in range(wrong_at // 256 * 256, wrong_at + 1):
         case.k_pool[span.blocks[position // 64], 0, position % 64] = NAN
-    found = native.paged_attention(case.query, case.k_pool, case.v_pool, case.args, library)
+    found = native.paged_attention(*case.arguments, library)
     assert found[-1, :3].isnan().all()
-    check(found, reference.paged_attention(case.query, case.k_pool, case.v_pool, case.args))
+    check(found, reference.paged_attention(*case.arguments))
 
 
 @pytest.mark.covering(2, each="level")
@@ -116,9 +116,7 @@ def test_a_quantized_block_that_is_no_numbers_shows(
         record = quantize(numbers, shape.records()[side])[0, 0]
         (case.quantized.keys, case.quantized.values)[side][case.blocks[0][number], 1, 0] = record
     found = attend(case, library)
-    wanted = quantized_reference.quantized_attention(
-        case.query, case.pools, case.quantized, case.args, case.blocks
-    )
+    wanted = quantized_reference.quantized_attention(*case.arguments)
     check(found, wanted, 2e-2 if shape.dtype == torch.bfloat16 else 2e-5)
     half, rows = shape.num_heads // 2, 2 * size + 5
     assert found[:rows, half:].isnan().all()
@@ -136,9 +134,7 @@ def test_a_nan_in_the_exact_blocks_behind_quantized_ones_shows(
     (span,) = case.args.spans
     case.pools[side][span.blocks[-1], 1, 9, 2] = NAN
     found = attend(case, library)
-    wanted = quantized_reference.quantized_attention(
-        case.query, case.pools, case.quantized, case.args, case.blocks
-    )
+    wanted = quantized_reference.quantized_attention(*case.arguments)
     check(found, wanted, 2e-2 if shape.dtype == torch.bfloat16 else 2e-5)
     half = shape.num_heads // 2
     assert not found[:9].isnan().any(), "those before it do not see it"
@@ -192,6 +188,4 @@ def test_a_product_of_codes_that_is_no_number_is_left_to_the_definition(
 
 
 def attend(case: QuantizedCase, library: Library) -> Tensor:
-    return quantized_native.quantized_attention(
-        case.query, case.pools, case.quantized, case.args, case.blocks, library
-    )
+    return quantized_native.quantized_attention(*case.arguments, library)

@@ -47,7 +47,7 @@ def case_of(shape: Shape, num_new: int | None) -> Case:
 @new_tokens
 def test_the_reference_equals_dense_attention_with_a_mask(shape: Shape, num_new: int | None) -> None:
     case = case_of(shape, num_new)
-    out = reference.paged_attention(case.query, case.k_pool, case.v_pool, case.args)
+    out = reference.paged_attention(*case.arguments)
     torch.testing.assert_close(out, dense(case), rtol=1e-10, atol=1e-12)
 
 
@@ -56,15 +56,15 @@ def test_the_reference_equals_dense_attention_with_a_mask(shape: Shape, num_new:
 def test_the_operations_equal_the_reference(shape: Shape, num_new: int | None) -> None:
     """Slots that no query sees are NaN, so that reading one would show."""
     case = case_of(shape, num_new).to(torch.float32)
-    out = torch_fallback.paged_attention(case.query, case.k_pool, case.v_pool, case.args)
-    wanted = reference.paged_attention(case.query, case.k_pool, case.v_pool, case.args)
+    out = torch_fallback.paged_attention(*case.arguments)
+    wanted = reference.paged_attention(*case.arguments)
     torch.testing.assert_close(out, wanted, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_sixteen_bit_inputs_are_computed_in_float32_and_rounded_once(dtype: torch.dtype) -> None:
     case = make_case(SHAPES["everything"]).to(dtype)
-    out = torch_fallback.paged_attention(case.query, case.k_pool, case.v_pool, case.args)
+    out = torch_fallback.paged_attention(*case.arguments)
     assert out.dtype == dtype
     exact = case.to(torch.float32)
     wanted = torch_fallback.paged_attention(exact.query, exact.k_pool, exact.v_pool, exact.args)
@@ -85,13 +85,10 @@ def test_prompts_longer_than_a_piece_are_cut_without_a_seam(visible: dict[str, i
 def test_a_sequence_alone_gets_what_it_gets_in_a_batch() -> None:
     """Trap 28: rows of other sequences change nothing, not even the last bit."""
     case = make_case(Shape(num_new=20)).to(torch.float32)
-    together = torch_fallback.paged_attention(case.query, case.k_pool, case.v_pool, case.args)
+    together = torch_fallback.paged_attention(*case.arguments)
     for number, span in enumerate(case.args.spans):
-        rows = slice(span.q_start, span.q_end)
-        moved = replace(span, q_start=0, q_end=span.q_end - span.q_start)
-        args = replace(case.args, spans=[moved])
-        out = torch_fallback.paged_attention(case.query[rows], case.k_pool, case.v_pool, args)
-        assert torch.equal(out, together[rows]), f"sequence of {LENGTHS[number]} tokens"
+        out = torch_fallback.paged_attention(*case.single(span).arguments)
+        assert torch.equal(out, together[span.q_start : span.q_end]), f"{LENGTHS[number]} tokens"
 
 
 def test_queries_need_not_be_contiguous() -> None:
@@ -99,4 +96,4 @@ def test_queries_need_not_be_contiguous() -> None:
     strided = case.query.transpose(0, 1).contiguous().transpose(0, 1)
     assert not strided.is_contiguous()
     out = paged_attention(strided, case.k_pool, case.v_pool, case.args)
-    assert torch.equal(out, paged_attention(case.query, case.k_pool, case.v_pool, case.args))
+    assert torch.equal(out, paged_attention(*case.arguments))

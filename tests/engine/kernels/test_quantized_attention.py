@@ -1,15 +1,12 @@
 """Attention over quantized and exact blocks: every form against the definition."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 
-from kvchat.engine.kernels.paged_attention.args import SequenceSpan
+from kvchat.engine.kernels.native.library import Library
 from kvchat.engine.kernels.quantized_attention import native, quantize_blocks, reference, torch_fallback
 from kvchat.engine.kernels.quantized_attention.args import QuantizedStep
 from kvchat.engine.kernels.quantized_record import Code
-from tests.engine.kernels import native_library
 from tests.engine.kernels.native_library import all_levels
 from tests.engine.kernels.quantized_cases import QuantizedCase, QuantizedShape, make_quantized_case
 
@@ -19,7 +16,7 @@ SEQUENCES = ((1, 1), (31, 31), (33, 1), (64, 1), (47, 47), (130, 90), (131, 1), 
 
 
 def wanted(case: QuantizedCase) -> torch.Tensor:
-    return reference.quantized_attention(case.query, case.pools, case.quantized, case.args, case.blocks)
+    return reference.quantized_attention(*case.arguments)
 
 
 @pytest.mark.parametrize(
@@ -41,7 +38,7 @@ def test_torch_operations_compute_the_definition(
     monkeypatch.setattr(torch_fallback, "PIECE_NUMBERS", 2 * shape.block_size * shape.num_kv_heads * 16)
     monkeypatch.setattr(torch_fallback, "PIECE_LEN", 40)
     case = make_quantized_case(shape, SEQUENCES)
-    found = torch_fallback.quantized_attention(case.query, case.pools, case.quantized, case.args, case.blocks)
+    found = torch_fallback.quantized_attention(*case.arguments)
     tolerance = 2e-2 if shape.dtype == torch.bfloat16 else 1e-5
     torch.testing.assert_close(found, wanted(case), rtol=tolerance, atol=tolerance)
 
@@ -50,18 +47,8 @@ def test_a_query_sees_the_same_however_its_prompt_was_cut() -> None:
     """Trap 32. The definition, to the last bit: queries of one prompt in one chunk, and each in its own."""
     case = make_quantized_case(QuantizedShape(key_code=Code.INT2, value_code=Code.INT2), [(100, 100)])
     whole = wanted(case)
-    (span,), (old,) = case.args.spans, case.blocks
     for row in (0, 15, 16, 31, 32, 47, 48, 64, 79, 80, 99):
-        first = max(0, row // 16 - 1)
-        alone = SequenceSpan(0, 1, row, first, span.blocks[first : row // 16 + 1])
-        found = reference.quantized_attention(
-            case.query[row : row + 1],
-            case.pools,
-            case.quantized,
-            replace(case.args, spans=[alone]),
-            [old[:first]],
-        )
-        assert torch.equal(found[0], whole[row])
+        assert torch.equal(wanted(case.single(row))[0], whole[row])
 
 
 def test_quantized_blocks_change_what_is_seen() -> None:
@@ -90,6 +77,13 @@ def test_only_the_blocks_of_the_step_are_written() -> None:
 CODES = ((Code.INT8, Code.INT8), (Code.FP8, Code.FP8), (Code.INT8, Code.INT4), (Code.INT4, Code.INT2))
 
 
+def assert_is_what_torch_operations_do(case: QuantizedCase, library: Library, tolerance: float) -> None:
+    tolerance = 2e-2 if case.query.dtype == torch.bfloat16 else tolerance
+    found = native.quantized_attention(*case.arguments, library)
+    computed = torch_fallback.quantized_attention(*case.arguments)
+    torch.testing.assert_close(found, computed, rtol=tolerance, atol=tolerance)
+
+
 @all_levels
 @pytest.mark.parametrize(
     "shape",
@@ -104,15 +98,10 @@ CODES = ((Code.INT8, Code.INT8), (Code.FP8, Code.FP8), (Code.INT8, Code.INT4), (
         QuantizedShape(has_sinks=True, dtype=torch.bfloat16),
     ],
 )
-def test_the_native_kernel_computes_what_torch_operations_do(shape: QuantizedShape, level: str) -> None:
+def test_the_native_kernel_computes_what_torch_operations_do(shape: QuantizedShape, library: Library) -> None:
     """What no query may see, in either form, is NaN."""
     case = make_quantized_case(shape, [*SEQUENCES, (700, 3)])
-    arguments = case.query, case.pools, case.quantized, case.args, case.blocks
-    found = native.quantized_attention(*arguments, native_library.native(level))
-    tolerance = 2e-2 if shape.dtype == torch.bfloat16 else 2e-5
-    torch.testing.assert_close(
-        found, torch_fallback.quantized_attention(*arguments), rtol=tolerance, atol=tolerance
-    )
+    assert_is_what_torch_operations_do(case, library, tolerance=2e-5)
 
 
 @all_levels
@@ -120,7 +109,7 @@ def test_the_native_kernel_computes_what_torch_operations_do(shape: QuantizedSha
 @pytest.mark.parametrize("value_code", Code)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_keys_and_values_in_any_two_codes_are_what_torch_operations_make_of_them(
-    key_code: Code, value_code: Code, dtype: torch.dtype, level: str
+    key_code: Code, value_code: Code, dtype: torch.dtype, library: Library
 ) -> None:
     shape = QuantizedShape(
         num_heads=7,
@@ -133,12 +122,7 @@ def test_keys_and_values_in_any_two_codes_are_what_torch_operations_make_of_them
         dtype=dtype,
     )
     case = make_quantized_case(shape, [(300, 20), (129, 1)])
-    arguments = case.query, case.pools, case.quantized, case.args, case.blocks
-    found = native.quantized_attention(*arguments, native_library.native(level))
-    tolerance = 2e-2 if dtype == torch.bfloat16 else 5e-5
-    torch.testing.assert_close(
-        found, torch_fallback.quantized_attention(*arguments), rtol=tolerance, atol=tolerance
-    )
+    assert_is_what_torch_operations_do(case, library, tolerance=5e-5)
 
 
 @all_levels
@@ -146,22 +130,12 @@ def test_keys_and_values_in_any_two_codes_are_what_torch_operations_make_of_them
     ("key_code", "value_code"), [*zip(Code, Code, strict=True), (Code.INT8, Code.INT4), (Code.FP8, Code.INT8)]
 )
 def test_how_a_prompt_is_cut_changes_no_bit_of_the_native_kernels_results(
-    key_code: Code, value_code: Code, level: str
+    key_code: Code, value_code: Code, library: Library
 ) -> None:
     """Trap 32. Queries of one prompt beside each other, and each alone."""
-    library = native_library.native(level)
     shape = QuantizedShape(block_size=16, key_code=key_code, value_code=value_code)
     case = make_quantized_case(shape, [(330, 70)])
-    whole = native.quantized_attention(
-        case.query, case.pools, case.quantized, case.args, case.blocks, library
-    )
-    (span,), (old,) = case.args.spans, case.blocks
+    whole = native.quantized_attention(*case.arguments, library)
     for row in range(0, 70, 3):
-        position = span.position + row
-        first, end = position // 16 - 1, position // 16 + 1
-        listed = span.blocks[first - span.first_block : end - span.first_block]
-        args = replace(case.args, spans=[SequenceSpan(0, 1, position, first, listed)])
-        alone = native.quantized_attention(
-            case.query[row : row + 1], case.pools, case.quantized, args, [old[:first]], library
-        )
+        alone = native.quantized_attention(*case.single(row).arguments, library)
         assert torch.equal(alone[0], whole[row])

@@ -21,10 +21,9 @@ from kvchat.engine.kernels.read_block.native import (
     ReadTargets,
     read_block,
 )
-from tests.engine.kernels import native_library
 from tests.engine.kernels.native_library import all_levels
 
-pytestmark = pytest.mark.cpu
+pytestmark = [pytest.mark.cpu, all_levels]
 
 HEAD_BYTES, CHECKSUM_START, NUM_BLOCKS = 312, 40, 3
 FIRST_READS = (16 << 10, 64 << 10)
@@ -94,27 +93,23 @@ def opened(path: Path) -> Iterator[int]:
         os.close(descriptor)
 
 
-def library(level: str) -> Library:
-    return native_library.native(level)
-
-
-@all_levels
 @pytest.mark.parametrize(
     "shape",
     [SMALL, (1, 1, 1), (3, 64, 0), (2, 4096, 4096), (7, 1000, 24), (32, 40960, 40960), (1, 200_001, 3)],
     ids=str,
 )
 def test_every_byte_comes_to_its_place_and_nothing_beside_it_changes(
-    tmp_path: Path, level: str, shape: tuple[int, int, int]
+    tmp_path: Path, library: Library, shape: tuple[int, int, int]
 ) -> None:
     pool = Pool(tmp_path / "block", shape)
     beside = bytes([7]) * len(pool.payload)
-    pool.read(library(level))
+    pool.read(library)
     assert pool.blocks() == [beside, pool.payload, beside]
 
 
-@all_levels
-def test_the_checksum_is_that_of_the_xxhash_library_for_every_length(tmp_path: Path, level: str) -> None:
+def test_the_checksum_is_that_of_the_xxhash_library_for_every_length(
+    tmp_path: Path, library: Library
+) -> None:
     """All lengths about a stripe, a block of the hash, each of the reads and a whole buffer."""
     edges = (HEAD_BYTES + 64, 1024, 2048, 8192, *FIRST_READS, FIRST_READS[1] + BUFFER_BYTES)
     for total in sorted(
@@ -123,56 +118,51 @@ def test_the_checksum_is_that_of_the_xxhash_library_for_every_length(tmp_path: P
         size = total - HEAD_BYTES
         if size > 0:
             pool = Pool(tmp_path / "block", (1, size, 0))
-            pool.read(library(level))
+            pool.read(library)
             assert pool.blocks()[1] == pool.payload, total
 
 
-@all_levels
 @pytest.mark.parametrize("head_bytes", [256, 16 << 10, (16 << 10) + 8, 200_000])
 def test_a_head_of_any_length_is_compared_and_goes_nowhere(
-    tmp_path: Path, level: str, head_bytes: int
+    tmp_path: Path, library: Library, head_bytes: int
 ) -> None:
     pool = Pool(tmp_path / "block", SMALL, head_bytes)
-    pool.read(library(level))
+    pool.read(library)
     assert pool.blocks()[1] == pool.payload
     with pytest.raises(HeadDiffers):
-        pool.read(library(level), _flipped(pool.file, head_bytes - 1))
+        pool.read(library, _flipped(pool.file, head_bytes - 1))
 
 
-@all_levels
 @pytest.mark.parametrize(("shape", "step"), [(SMALL, 1), ((4, 40_000, 30_000), 997)], ids=str)
 def test_any_byte_that_is_another_is_found(
-    tmp_path: Path, level: str, shape: tuple[int, int, int], step: int
+    tmp_path: Path, library: Library, shape: tuple[int, int, int], step: int
 ) -> None:
-    pool, native = Pool(tmp_path / "block", shape), library(level)
+    pool = Pool(tmp_path / "block", shape)
     pool.path.write_bytes(pool.file)
     with opened(pool.path) as descriptor:
         for at in range(0, len(pool.file), step):
             os.pwrite(descriptor, bytes([pool.file[at] ^ 1]), at)
             is_checksum = CHECKSUM_START <= at < CHECKSUM_START + 32
             with pytest.raises(BytesDiffer if is_checksum or at >= HEAD_BYTES else HeadDiffers):
-                read_block(descriptor, pool.head, pool.places(1), native)
+                read_block(descriptor, pool.head, pool.places(1), library)
             os.pwrite(descriptor, pool.file[at : at + 1], at)
-        read_block(descriptor, pool.head, pool.places(1), native)
+        read_block(descriptor, pool.head, pool.places(1), library)
     assert pool.blocks()[1] == pool.payload
 
 
-@all_levels
-def test_a_file_that_ends_early_or_cannot_be_read_says_so(tmp_path: Path, level: str) -> None:
-    pool, native = Pool(tmp_path / "block", (4, 40_000, 30_000)), library(level)
+def test_a_file_that_ends_early_or_cannot_be_read_says_so(tmp_path: Path, library: Library) -> None:
+    pool = Pool(tmp_path / "block", (4, 40_000, 30_000))
     for length in (0, 1, HEAD_BYTES, FIRST_READS[0], 100_000, len(pool.file) - 1):
         with pytest.raises(OSError, match="it ended early"):
-            pool.read(native, pool.file[:length])
+            pool.read(library, pool.file[:length])
     with opened(tmp_path) as directory, pytest.raises(IsADirectoryError):
-        read_block(directory, pool.head, pool.places(0), native)
+        read_block(directory, pool.head, pool.places(0), library)
 
 
-@all_levels
-def test_several_threads_read_at_once(tmp_path: Path, level: str) -> None:
-    native = library(level)
+def test_several_threads_read_at_once(tmp_path: Path, library: Library) -> None:
     pools = [Pool(tmp_path / str(number), (8, 9_000 + number, 8_000)) for number in range(4)]
     threads = [
-        Thread(target=lambda pool=pool: [pool.read(native, block=n) for n in range(NUM_BLOCKS)])
+        Thread(target=lambda pool=pool: [pool.read(library, block=n) for n in range(NUM_BLOCKS)])
         for pool in pools
     ]
     for thread in threads:
