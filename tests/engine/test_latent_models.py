@@ -16,7 +16,7 @@ from kvchat.engine.api.ids import BlockId, RequestId, SequenceId
 from kvchat.engine.cache.block_operations import TableChange
 from kvchat.engine.formats.format_table import PagedAttention, metadata_builders
 from kvchat.engine.formats.groups_in_format import stored_groups
-from kvchat.engine.formats.latent.spec import LatentSpec
+from kvchat.engine.formats.latent.spec import latent_spec
 from kvchat.engine.forward.activation_memory import peak_bytes
 from kvchat.engine.forward.model_route import Route, choose_route
 from kvchat.engine.forward.packed_pass import PackedPass
@@ -166,15 +166,7 @@ def test_a_token_takes_one_latent_and_one_rope_key_per_layer(tmp_path: Path, ope
     assert group.kind == "latent"
     loaded = load_model(tmp_path / "model", "float32", torch.device("cpu"))
     (served,) = choose_route(loaded).groups
-    assert served.spec == LatentSpec(
-        num_kv_heads=1,
-        head_dim_k=24,
-        head_dim_v=0,
-        dtype="F32",
-        rank=16,
-        rope_dim=8,
-        rope_layout=FIRSTS_THEN_SECONDS,
-    )
+    assert served.spec == latent_spec(16, 8, FIRSTS_THEN_SECONDS, "F32")
     assert served.block_bytes(1) == 3 * (16 + 8) * 4
     pool = DevicePool([served], {served.id: 2}, BLOCK_SIZE, torch.device("cpu"))
     assert [(region.name, region.shape) for region in pool.layouts()[served.id]] == [

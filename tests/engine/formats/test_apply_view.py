@@ -32,17 +32,18 @@ def window(budget: int = 1024) -> Group:
         ("snapkv", "snapkv:1024"),
         ("snapkv:pyramid", "snapkv:1024:pyramid"),
         ("snapkv:2048:pyramid", "snapkv:2048:pyramid"),
+        ("shadow", "shadow:1024"),
+        (" shadow : 2000 ", "shadow:2000"),
+        ("shadow:25%", "shadow:25%"),
+        ("shadow:forced", "shadow:1024:forced"),
+        ("shadow:100%:forced", "shadow:100%:forced"),
     ],
 )
 def test_a_view_is_written_in_one_way(text: str, written: str) -> None:
     assert canonical_cache_format(text) == written
     found = parse_cache_format(written)
-    assert (found, found.is_exact, found.is_stored_exact, found.stored) == (
-        parse_cache_format(text),
-        False,
-        True,
-        "exact",
-    )
+    assert found == parse_cache_format(text)
+    assert (found.is_exact, found.is_stored_exact, found.stored) == (False, True, "exact")
 
 
 @pytest.mark.parametrize(
@@ -59,7 +60,16 @@ def test_a_view_is_written_in_one_way(text: str, written: str) -> None:
         ("knorm:100:pyramid", "only snapkv keeps a pyramid"),
         ("snapkv:32", "would keep 32 tokens, and the last 32 of a prompt stay in any case"),
         ("keydiff:1", "would keep 1 tokens"),
+        ("window:64:forced", "only a shadow is forced"),
+        ("window:25%", "a whole number above 0"),
+        ("shadow:0", "a whole number above 0"),
+        ("shadow:%", "a whole number above 0"),
+        ("shadow:2.5%", "a whole number above 0"),
+        ("shadow:1024:pyramid", "only snapkv keeps a pyramid"),
+        ("shadow:26%", "looks at 26 % of a context gains nothing"),
+        ("shadow:101%:forced", "looks at 101 % of a context gains nothing"),
         ("window; layers 0=exact", "one of all layers"),
+        ("shadow; layers 0=exact", "one of all layers"),
         ("int4; layers 0=window", "'window' is unknown"),
         ("k=window,v=int8", "'window' is unknown"),
     ],

@@ -1,14 +1,12 @@
 """Formats keep their promises by Triton's kernels too, which its interpreter runs in a process of its own."""
 
-import os
-import subprocess
-import sys
 from importlib.util import find_spec
 
 import pytest
 
 from tests.engine.formats.conformance import Promises
 from tests.engine.formats.test_conformance import ROWS
+from tests.engine.kernels.interpreted import assert_tests_pass
 
 pytestmark = [
     pytest.mark.cpu,
@@ -22,10 +20,4 @@ PROMISES = [name for name in vars(Promises) if name.startswith("test_")]
 def test_every_promise_is_kept(row: str) -> None:
     """Minutes each. Every run has the kernels one by one, and an engine on shadows, in `run_interpreted*`."""
     nodes = [f"tests/engine/formats/test_conformance.py::TestFormats::{name}[{row}]" for name in PROMISES]
-    ended = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *nodes],
-        env=os.environ | {"TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-    )
-    assert ended.returncode == 0, ended.stdout[-4000:]
+    assert_tests_pass(*nodes)

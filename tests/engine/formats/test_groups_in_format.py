@@ -7,7 +7,7 @@ from kvchat.engine.formats.fp8_latent.spec import Fp8LatentSpec
 from kvchat.engine.formats.full.spec import FullSpec
 from kvchat.engine.formats.groups_in_format import stored_groups
 from kvchat.engine.formats.kv_size import Latent
-from kvchat.engine.formats.latent.spec import LatentSpec
+from kvchat.engine.formats.latent.spec import latent_spec
 from kvchat.engine.formats.quantized.spec import QuantizedSpec, ResidualSpec
 from kvchat.engine.formats.sliding.spec import SlidingSpec
 from kvchat.engine.formats.spec import CacheSpec, Group, group_layers
@@ -18,9 +18,7 @@ pytestmark = pytest.mark.pure
 P = 64
 FULL = FullSpec(num_kv_heads=2, head_dim_k=128, head_dim_v=128, dtype="BF16")
 SLIDING = SlidingSpec(num_kv_heads=2, head_dim_k=128, head_dim_v=128, dtype="BF16", window_len=40)
-LATENT = LatentSpec(
-    num_kv_heads=1, head_dim_k=576, head_dim_v=0, dtype="BF16", rank=512, rope_dim=64, rope_layout="halves"
-)
+LATENT = latent_spec(512, 64, "halves", "BF16")
 
 
 def group_of(spec: CacheSpec) -> Group:

@@ -6,6 +6,7 @@ of bounds ends the process.
 
 import gc
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
@@ -29,6 +30,14 @@ def assert_right(program: str, *names: str) -> None:
     errors = {line["case"]: line["error"] for line in map(json.loads, run.stdout.splitlines())}
     assert names or any(case.startswith(CONTROL) for case in errors)
     assert {case: error for case, error in errors.items() if (error <= 1) == case.startswith(CONTROL)} == {}
+
+
+def assert_tests_pass(*arguments: str) -> None:
+    """Run tests of this repository by pytest, with the interpreter in place of a GPU."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments]
+    environment = os.environ | {"TRITON_INTERPRET": "1"}
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stdout[-4000:]
 
 
 def tell(names: Iterable[str], error_of: Callable[[str], float]) -> None:

@@ -1,8 +1,5 @@
 """The Triton kernels of layers with a recurrent state are their references, and compile for GPUs."""
 
-import os
-import subprocess
-import sys
 from importlib.util import find_spec
 from itertools import product
 
@@ -15,6 +12,7 @@ from kvchat.engine.kernels.causal_conv import triton as conv
 from kvchat.engine.kernels.gated_delta import triton as delta
 from kvchat.engine.kernels.selective_scan import triton as scan
 from tests.engine.kernels.compiled import BYTES, COMPILES, SHARED_LIMITS, assert_fits, compile_kernel
+from tests.engine.kernels.interpreted import assert_tests_pass
 
 pytestmark = COMPILES
 
@@ -38,13 +36,7 @@ slow = pytest.mark.slow
     ],
 )
 def test_the_kernels_equal_their_references_however_tokens_are_cut(tests: str, chosen: str) -> None:
-    ended = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", chosen, tests],
-        env=os.environ | {"TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-    )
-    assert ended.returncode == 0, ended.stdout[-4000:]
+    assert_tests_pass("-m", chosen, tests)
 
 
 @pytest.mark.parametrize("kernel", [delta._scan, scan._scan], ids=["gated delta", "selective scan"])

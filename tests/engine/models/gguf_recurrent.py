@@ -171,14 +171,9 @@ def _qwen35(config: Any, name: str, numbers: np.ndarray) -> Tensors:
     last = name.partition("linear_attn.")[2]
     if last in ("in_proj_qkv.weight", "conv1d.weight"):
         keys, values = np.split(numbers, [2 * num_keys * config.linear_key_head_dim])
-        numbers = np.concatenate([keys, tiled(values)])
-        return {None: numbers[:, 0] if last.startswith("conv") else numbers}
-    if last in ("in_proj_z.weight", "in_proj_a.weight", "in_proj_b.weight"):
-        return {None: tiled(numbers)}
-    if last == "A_log":
-        return {"ssm_a": -np.exp(tiled(numbers))}
-    if last == "dt_bias":
-        return {"ssm_dt.bias": tiled(numbers)}
+        return _mamba(config, name, np.concatenate([keys, tiled(values)]))
+    if last in ("in_proj_z.weight", "in_proj_a.weight", "in_proj_b.weight", "A_log", "dt_bias"):
+        return _mamba(config, name, tiled(numbers))
     if last == "out_proj.weight":
         return {None: tiled(numbers, 1)}
     if name.endswith("norm.weight") and last != "norm.weight":
@@ -205,12 +200,8 @@ def _qwen3next(config: Any, name: str, numbers: np.ndarray) -> Tensors:
 
 def _qwen3next_at_first(config: Any, name: str, numbers: np.ndarray) -> Tensors:
     last = name.partition("linear_attn.")[2]
-    if last == "A_log":
-        return {"ssm_a": -np.exp(numbers)}
-    if last == "dt_bias":
-        return {"ssm_dt.bias": numbers}
-    if last == "conv1d.weight":
-        return {None: numbers[:, 0]}
+    if last in ("A_log", "dt_bias", "conv1d.weight"):
+        return _mamba(config, name, numbers)
     if name.endswith("norm.weight") and last != "norm.weight":
         return {None: numbers + 1}
     return _experts(name, numbers)
@@ -218,27 +209,23 @@ def _qwen3next_at_first(config: Any, name: str, numbers: np.ndarray) -> Tensors:
 
 def _mamba2(config: Any, name: str, numbers: np.ndarray) -> Tensors:
     """Vectors of heads become columns, factors of norms rows by groups."""
-    last = name.rpartition(".")[2]
-    if last == "A_log":
-        return {"ssm_a": -np.exp(numbers[:, None])}
-    if last == "D":
-        return {"ssm_d": numbers[:, None]}
-    if last == "dt_bias":
-        return {"ssm_dt.bias": numbers}
-    if name.endswith("conv1d.weight"):
-        return {None: numbers[:, 0]}
+    if name.endswith((".A_log", ".D")):
+        return _mamba(config, name, numbers[:, None])
     if name.endswith(("mamba.norm.weight", "mixer.norm.weight")):
         num_groups = getattr(config, "mamba_n_groups", None) or config.n_groups
         return {None: numbers.reshape(num_groups, -1)}
-    return {None: numbers}
+    return _mamba(config, name, numbers)
 
 
 def _mamba(config: Any, name: str, numbers: np.ndarray) -> Tensors:
+    """Rates instead of their logarithms, and convolutions without the dimension of one."""
     last = name.rpartition(".")[2]
     if last == "A_log":
         return {"ssm_a": -np.exp(numbers)}
     if last == "D":
         return {"ssm_d": numbers}
+    if last == "dt_bias":
+        return {"ssm_dt.bias": numbers}
     return {None: numbers[:, 0] if name.endswith("conv1d.weight") else numbers}
 
 

@@ -1,10 +1,9 @@
-"""Formats that look at long contexts through a shadow: how they are written, where one begins, and names."""
+"""Formats that look at long contexts through a shadow: what a step sees, where one begins, and names."""
 
 from functools import partial
 
 import pytest
 
-from kvchat.engine.api.cache_format import canonical_cache_format, parse_cache_format
 from kvchat.engine.api.ids import BlockKey, root_key
 from kvchat.engine.api.namespace import Namespace
 from kvchat.engine.api.view import View, parse_view
@@ -39,45 +38,6 @@ SHAPE = LayerShape(num_kv_heads=8, head_dim=64, value_dim=64)
 def shadowed(text: str) -> Group:
     (group,) = stored_groups([group_of(WIDE)], text, P)
     return group
-
-
-# How they are written
-
-
-@pytest.mark.parametrize(
-    ("text", "written"),
-    [
-        ("shadow", "shadow:1024"),
-        (" shadow : 2000 ", "shadow:2000"),
-        ("shadow:25%", "shadow:25%"),
-        ("shadow:forced", "shadow:1024:forced"),
-        ("shadow:100%:forced", "shadow:100%:forced"),
-    ],
-)
-def test_a_shadow_is_written_in_one_way(text: str, written: str) -> None:
-    assert canonical_cache_format(text) == written
-    found = parse_cache_format(written)
-    assert found == parse_cache_format(text)
-    assert (found.is_exact, found.is_stored_exact, found.stored) == (False, True, "exact")
-
-
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        ("shadow:0", "a whole number above 0"),
-        ("shadow:%", "a whole number above 0"),
-        ("shadow:2.5%", "a whole number above 0"),
-        ("shadow:1024:pyramid", "only snapkv keeps a pyramid"),
-        ("window:64:forced", "only a shadow is forced"),
-        ("window:25%", "a whole number above 0"),
-        ("shadow:26%", "looks at 26 % of a context gains nothing"),
-        ("shadow:101%:forced", "looks at 101 % of a context gains nothing"),
-        ("shadow; layers 0=exact", "one of all layers"),
-    ],
-)
-def test_what_is_no_shadow_is_refused_with_what_to_write(text: str, reason: str) -> None:
-    with pytest.raises(ConfigError, match=reason):
-        parse_cache_format(text)
 
 
 # What a step looks at

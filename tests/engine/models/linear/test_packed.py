@@ -43,6 +43,15 @@ def outputs(model: Model) -> torch.Tensor:
     return torch.cat(model(IDS), dim=-1)
 
 
+def write_over(model: Model, other: Model) -> None:
+    """Give a model the weights of another one, which has plain layers."""
+    present = dict(tensors_of(model))
+    assert present.keys() == dict(other.named_parameters(remove_duplicate=False)).keys()
+    for name, parameter in other.named_parameters(remove_duplicate=False):
+        assert (present[name].shape, present[name].dtype) == (parameter.shape, parameter.dtype)
+        overwrite(present[name], parameter)
+
+
 def test_large_layers_are_packed_and_compute_the_same() -> None:
     model, plain = Model(0), outputs(Model(0))
     assert pack_linears(model) == 2
@@ -55,9 +64,7 @@ def test_large_layers_are_packed_and_compute_the_same() -> None:
 def test_other_weights_can_be_written_over_packed_ones() -> None:
     model, other = Model(0), Model(1)
     pack_linears(model)
-    present = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers())
-    for name, parameter in other.named_parameters(remove_duplicate=False):
-        overwrite(present[name], parameter)
+    write_over(model, other)
     torch.testing.assert_close(outputs(model), outputs(other), rtol=1e-4, atol=1e-4)
 
 
@@ -72,9 +79,7 @@ def test_layers_whose_type_the_processor_emulates_keep_their_parameters_and_comp
     assert {type(layer) for layer in (model.large, model.head, model.small)} == {WidenedLinear}
     assert [parameter.data_ptr() for parameter in model.parameters()] == weights
     torch.testing.assert_close(outputs(model), plain, rtol=2e-2, atol=2e-2)
-    present = dict(model.named_parameters(remove_duplicate=False))
-    for name, parameter in other.named_parameters(remove_duplicate=False):
-        overwrite(present[name], parameter)
+    write_over(model, other)
     torch.testing.assert_close(outputs(model), outputs(other), rtol=2e-2, atol=2e-2)
 
 
@@ -94,11 +99,7 @@ def test_where_the_processor_emulates_their_type_inputs_lie_in_pairs_but_where_a
     assert model.head.weight is model.embedding.weight
     torch.testing.assert_close(outputs(model), plain, rtol=2e-2, atol=2e-2)
     assert torch.equal(model.large.weight, Model(0).bfloat16().large.weight), "some multiply by it themselves"
-    present = dict(tensors_of(model))
-    assert present.keys() == dict(other.named_parameters(remove_duplicate=False)).keys()
-    for name, parameter in other.named_parameters(remove_duplicate=False):
-        assert (present[name].shape, present[name].dtype) == (parameter.shape, parameter.dtype)
-        overwrite(present[name], parameter)
+    write_over(model, other)
     torch.testing.assert_close(outputs(model), outputs(other), rtol=2e-2, atol=2e-2)
     assert not is_better_paired(torch.zeros(8, 512, dtype=torch.bfloat16)), "most of a block would be padding"
     assert not is_better_paired(torch.zeros(512, 512)), "float32 is multiplied as it is"
