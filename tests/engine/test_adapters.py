@@ -2,23 +2,22 @@
 reason where it does not fit.
 """
 
-import json
 import shutil
 import sys
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-import safetensors.torch
 import torch
 import transformers
 
 from kvchat.engine.models.locate import locate_model
 from kvchat.errors import ModelError, ModelNotFound, ModelUnreadable, UnsupportedModel
 from tests.engine.conftest import OpenEngine, TinyModels
-from tests.engine.tiny_models import answer, reference, token_ids
+from tests.engine.tiny_models import answer, edit_json, edit_tensors, reference, token_ids
 
 pytest.importorskip("peft", reason="LoRA adapters are an extra: pip install 'kvchat[lora]'")
 pytestmark = [
@@ -137,23 +136,11 @@ def test_an_update_takes_an_adapter_and_leaves_it_again(
 
 
 def edit(adapter_dir: Path, **changes: object) -> None:
-    path = adapter_dir / "adapter_config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    edit_json(adapter_dir / "adapter_config.json", **changes)
 
 
 def rewrite(adapter_dir: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
-    path = adapter_dir / "adapter_model.safetensors"
-    tensors = safetensors.torch.load_file(path)
-    change(tensors)
-    safetensors.torch.save_file(tensors, path)
-
-
-def gone(adapter_dir: Path) -> None:
-    shutil.rmtree(adapter_dir)
-
-
-def without_config(adapter_dir: Path) -> None:
-    (adapter_dir / "adapter_config.json").unlink()
+    edit_tensors(adapter_dir / "adapter_model.safetensors", change)
 
 
 def cut_short(adapter_dir: Path) -> None:
@@ -161,57 +148,45 @@ def cut_short(adapter_dir: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1])
 
 
-def pickled(adapter_dir: Path) -> None:
-    (adapter_dir / "adapter_model.safetensors").rename(adapter_dir / "adapter_model.bin")
+MORE = {"base_model.model.model.layers.9.self_attn.q_proj.lora_A.weight": torch.zeros(4, 64)}
+DAMAGES: dict[str, tuple[Callable[[Path], object], type[ModelError], str]] = {
+    "no directory": (shutil.rmtree, ModelNotFound, "no adapter directory"),
+    "no config": (
+        lambda adapter: (adapter / "adapter_config.json").unlink(),
+        ModelUnreadable,
+        "no adapter_config.json",
+    ),
+    "cut short": (cut_short, ModelUnreadable, "not a whole safetensors file"),
+    "a pickle": (
+        lambda adapter: (adapter / "adapter_model.safetensors").rename(adapter / "adapter_model.bin"),
+        ModelUnreadable,
+        "pickle",
+    ),
+    "another kind": (partial(edit, peft_type="PREFIX_TUNING"), UnsupportedModel, "PREFIX_TUNING"),
+    "some tokens alone": (partial(edit, alora_invocation_tokens=[5]), UnsupportedModel, "certain tokens"),
+    "other modules": (partial(edit, target_modules=["in_proj"]), UnsupportedModel, "does not fit"),
+    "another rank": (partial(edit, r=8), UnsupportedModel, "does not fit"),
+    "a weight less": (
+        partial(rewrite, change=lambda tensors: tensors.pop(min(tensors))),
+        UnsupportedModel,
+        "lacks",
+    ),
+    "a weight more": (
+        partial(rewrite, change=lambda tensors: tensors.update(MORE)),
+        UnsupportedModel,
+        "no place for",
+    ),
+    "NaN": (
+        partial(rewrite, change=lambda tensors: tensors[min(tensors)].fill_(float("nan"))),
+        UnsupportedModel,
+        "does not fit",
+    ),
+}
 
 
-def of_another_kind(adapter_dir: Path) -> None:
-    edit(adapter_dir, peft_type="PREFIX_TUNING")
-
-
-def for_some_tokens_alone(adapter_dir: Path) -> None:
-    edit(adapter_dir, alora_invocation_tokens=[5])
-
-
-def for_modules_that_are_not_there(adapter_dir: Path) -> None:
-    edit(adapter_dir, target_modules=["in_proj"])
-
-
-def of_another_rank(adapter_dir: Path) -> None:
-    edit(adapter_dir, r=8)
-
-
-def with_a_weight_less(adapter_dir: Path) -> None:
-    rewrite(adapter_dir, lambda tensors: tensors.pop(min(tensors)))
-
-
-def with_a_weight_more(adapter_dir: Path) -> None:
-    more = {"base_model.model.model.layers.9.self_attn.q_proj.lora_A.weight": torch.zeros(4, 64)}
-    rewrite(adapter_dir, lambda tensors: tensors.update(more))
-
-
-def with_nan(adapter_dir: Path) -> None:
-    rewrite(adapter_dir, lambda tensors: tensors[min(tensors)].fill_(float("nan")))
-
-
-@pytest.mark.parametrize(
-    ("damage", "error", "says"),
-    [
-        (gone, ModelNotFound, "no adapter directory"),
-        (without_config, ModelUnreadable, "no adapter_config.json"),
-        (cut_short, ModelUnreadable, "not a whole safetensors file"),
-        (pickled, ModelUnreadable, "pickle"),
-        (of_another_kind, UnsupportedModel, "PREFIX_TUNING"),
-        (for_some_tokens_alone, UnsupportedModel, "certain tokens"),
-        (for_modules_that_are_not_there, UnsupportedModel, "does not fit"),
-        (of_another_rank, UnsupportedModel, "does not fit"),
-        (with_a_weight_less, UnsupportedModel, "lacks"),
-        (with_a_weight_more, UnsupportedModel, "no place for"),
-        (with_nan, UnsupportedModel, "does not fit"),
-    ],
-)
+@pytest.mark.parametrize(("damage", "error", "says"), DAMAGES.values(), ids=DAMAGES.keys())
 def test_an_adapter_that_cannot_be_used_is_refused_with_the_reason(
-    damage: Callable[[Path], None],
+    damage: Callable[[Path], object],
     error: type[ModelError],
     says: str,
     base: Path,

@@ -1,6 +1,5 @@
 """What makes no sense is refused with the reason, costs nobody else anything, and never ends the engine."""
 
-import json
 import math
 import shutil
 from collections.abc import Callable
@@ -8,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import safetensors.torch
 
 from kvchat.engine.api.events import FinishReason
 from kvchat.engine.api.request import Request
@@ -16,7 +14,7 @@ from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.engine import Engine
 from kvchat.errors import ContextOverflow, InvalidRequest, ModelError
 from tests.engine.conftest import OpenEngine, TinyModels
-from tests.engine.tiny_models import answer, finish, reference, submit, token_ids
+from tests.engine.tiny_models import answer, edit_json, edit_tensors, finish, reference, submit, token_ids
 
 pytestmark = pytest.mark.cpu
 
@@ -111,10 +109,8 @@ def test_parameters_that_are_extreme_and_allowed_are_answered(
 def _with_embedding(model_dir: Path, copy_dir: Path, token: int, value: float) -> Path:
     """Return a copy of a model for which a token is nothing but `value`."""
     shutil.copytree(model_dir, copy_dir)
-    weights = safetensors.torch.load_file(copy_dir / "model.safetensors")
-    weights["model.embed_tokens.weight"][token] = value
-    (copy_dir / "model.safetensors").unlink()
-    safetensors.torch.save_file(weights, copy_dir / "model.safetensors", {"format": "pt"})
+    name = "model.embed_tokens.weight"
+    edit_tensors(copy_dir / "model.safetensors", lambda weights: weights[name][token].fill_(value))
     return copy_dir
 
 
@@ -259,6 +255,5 @@ def test_a_config_that_can_be_taken_at_its_word_is_served_as_transformers_does(
 def lying(model_dir: Path, tmp_path: Path, lie: dict[str, Any]) -> Path:
     """Return a copy of a model whose config says something else of it."""
     copy = Path(shutil.copytree(model_dir, tmp_path / "model"))
-    path = copy / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | lie))
+    edit_json(copy / "config.json", **lie)
     return copy

@@ -2,14 +2,13 @@
 names with them.
 """
 
-import json
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-import safetensors.torch
 import torch
 
 from kvchat.engine.api.config import EngineConfig
@@ -20,7 +19,17 @@ from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.worker import Worker
 from kvchat.errors import InvalidRequest, ModelError, ModelNotFound, ModelUnreadable, UnsupportedModel
 from tests.engine.conftest import OpenEngine, TinyModels
-from tests.engine.tiny_models import answer, finish, make_config, reference, save_model, submit, token_ids
+from tests.engine.tiny_models import (
+    answer,
+    edit_json,
+    edit_tensors,
+    finish,
+    make_config,
+    reference,
+    save_model,
+    submit,
+    token_ids,
+)
 from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.cpu
@@ -30,12 +39,8 @@ Tensors = dict[str, torch.Tensor]
 
 
 def rewrite(model_dir: Path, change: Callable[[Tensors], object]) -> Path:
-    """Change a model's weights on disk, as a new file."""
-    path = model_dir / "model.safetensors"
-    tensors = safetensors.torch.load_file(path)
-    change(tensors)
-    path.unlink()
-    safetensors.torch.save_file(tensors, path, {"format": "pt"})
+    """Change a model's weights on disk."""
+    edit_tensors(model_dir / "model.safetensors", change)
     return model_dir
 
 
@@ -51,11 +56,6 @@ def shuffle(tensors: Tensors) -> None:
 def other_of(model_dir: Path, target: Path) -> Path:
     """Write the same model with other weights."""
     return rewrite(Path(shutil.copytree(model_dir, target)), shuffle)
-
-
-def edit_config(model_dir: Path, **changes: Any) -> None:
-    path = model_dir / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
 @pytest.fixture
@@ -174,82 +174,58 @@ def test_through_a_worker_the_new_weights_answer_and_a_refusal_reaches_the_asker
         worker.close()
 
 
-def no_such(second: Path) -> None:
-    shutil.rmtree(second)
+def cut_short(weights: Path) -> None:
+    weights.write_bytes(weights.read_bytes()[:-1])
 
 
-def no_weights(second: Path) -> None:
-    (second / "model.safetensors").unlink()
+def put(name: str, place: tuple[int, ...], number: float) -> Callable[[Path], None]:
+    """Return what puts a number into a tensor of a file."""
+    return lambda weights: edit_tensors(weights, lambda tensors: tensors[name][place].fill_(number))
 
 
-def cut_short(second: Path) -> None:
-    path = second / "model.safetensors"
-    path.write_bytes(path.read_bytes()[:-1])
+def halve(weights: Path) -> None:
+    edit_json(weights.with_name("config.json"), dtype="bfloat16")
+    edit_tensors(weights, lambda tensors: tensors.update({k: v.bfloat16() for k, v in tensors.items()}))
 
 
-def one_weight_less(second: Path) -> None:
-    rewrite(second, lambda tensors: tensors.pop("model.layers.1.mlp.up_proj.weight"))
+def turn_otherwise(weights: Path) -> None:
+    rope = {"rope_type": "default", "rope_theta": 777.0}
+    edit_json(weights.with_name("config.json"), rope_parameters=rope)
 
 
-def one_nan(second: Path) -> None:
-    def poison(tensors: Tensors) -> None:
-        tensors["model.layers.3.mlp.up_proj.weight"][5, 7] = float("nan")
+def replace_by(kind: str, **changes: Any) -> Callable[[Path], None]:
+    """Return what writes another model in the place of one."""
 
-    rewrite(second, poison)
+    def write(weights: Path) -> None:
+        shutil.rmtree(weights.parent)
+        save_model(make_config(kind, **changes), weights.parent)
 
-
-def one_infinity(second: Path) -> None:
-    def poison(tensors: Tensors) -> None:
-        tensors["model.norm.weight"][0] = float("inf")
-
-    rewrite(second, poison)
+    return write
 
 
-def half_as_precise(second: Path) -> None:
-    edit_config(second, dtype="bfloat16")
-    rewrite(second, lambda tensors: tensors.update({k: v.bfloat16() for k, v in tensors.items()}))
+UP = "model.layers.3.mlp.up_proj.weight"
+DAMAGES: dict[str, tuple[Callable[[Path], object], type[ModelError]]] = {
+    "no such": (lambda weights: shutil.rmtree(weights.parent), ModelNotFound),
+    "no weights": (Path.unlink, ModelUnreadable),
+    "cut short": (cut_short, ModelUnreadable),
+    "one weight less": (partial(edit_tensors, change=lambda tensors: tensors.pop(UP)), ModelUnreadable),
+    "one NaN": (put(UP, (5, 7), float("nan")), ModelUnreadable),
+    "one infinity": (put("model.norm.weight", (0,), float("inf")), ModelUnreadable),
+    "half as precise": (halve, UnsupportedModel),
+    "another rotary embedding": (turn_otherwise, UnsupportedModel),
+    "wider": (replace_by("qwen3", intermediate_size=64), UnsupportedModel),
+    "shapes that config denies": (
+        partial(edit_tensors, change=lambda tensors: tensors.update({UP: tensors[UP].repeat(2, 1)})),
+        ModelUnreadable,
+    ),
+    "another class": (replace_by("gpt2"), UnsupportedModel),
+}
+"""What becomes of the weights' file, or of its directory."""
 
 
-def other_rope(second: Path) -> None:
-    edit_config(second, rope_parameters={"rope_type": "default", "rope_theta": 777.0})
-
-
-def wider(second: Path) -> None:
-    shutil.rmtree(second)
-    save_model(make_config("qwen3", intermediate_size=64), second)
-
-
-def shapes_that_config_denies(second: Path) -> None:
-    def widen(tensors: Tensors) -> None:
-        name = "model.layers.0.mlp.up_proj.weight"
-        tensors[name] = torch.cat([tensors[name], tensors[name]])
-
-    rewrite(second, widen)
-
-
-def another_class(second: Path) -> None:
-    shutil.rmtree(second)
-    save_model(make_config("gpt2"), second)
-
-
-@pytest.mark.parametrize(
-    ("damage", "error"),
-    [
-        (no_such, ModelNotFound),
-        (no_weights, ModelUnreadable),
-        (cut_short, ModelUnreadable),
-        (one_weight_less, ModelUnreadable),
-        (one_nan, ModelUnreadable),
-        (one_infinity, ModelUnreadable),
-        (half_as_precise, UnsupportedModel),
-        (other_rope, UnsupportedModel),
-        (wider, UnsupportedModel),
-        (shapes_that_config_denies, ModelUnreadable),
-        (another_class, UnsupportedModel),
-    ],
-)
+@pytest.mark.parametrize(("damage", "error"), DAMAGES.values(), ids=DAMAGES.keys())
 def test_an_update_that_fails_leaves_everything_as_it_was(
-    damage: Callable[[Path], None],
+    damage: Callable[[Path], object],
     error: type[ModelError],
     first: Path,
     second: Path,
@@ -260,7 +236,7 @@ def test_an_update_that_fails_leaves_everything_as_it_was(
     handle = submit(engine, PROMPT, 12)
     text = PROMPT + finish(engine, handle).token_ids
     before = engine.snapshot(), engine.info
-    damage(second)
+    damage(second / "model.safetensors")
     with pytest.raises(error):
         engine.update_weights(second)
     assert (engine.snapshot().sequences, engine.info) == (before[0].sequences, before[1])

@@ -1,6 +1,5 @@
 """Weights in other forms: what an engine computes with them, how they are kept, and what is refused."""
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +23,7 @@ from kvchat.engine.startup.assembly import build_parts
 from kvchat.errors import ConfigError, KvchatError
 from tests.engine.conftest import OpenEngine, TinyModels
 from tests.engine.test_adapters import load, save_adapter
-from tests.engine.tiny_models import answer, reference, token_ids
+from tests.engine.tiny_models import answer, edit_json, edit_tensors, reference, token_ids
 from tools.starter.batches import Batches
 from tools.starter.corpus import GENERAL_MIX
 
@@ -187,14 +186,13 @@ def test_weights_in_blocks_of_8_bit_floats_are_expanded(
         tensors[name.replace("weight", "weight_scale_inv")] = factors
     save_file(tensors, model_dir / "model.safetensors", {"format": "pt"})
     save_file(expanded, plain / "model.safetensors", {"format": "pt"})
-    config = json.loads((model_dir / "config.json").read_text())
-    config["quantization_config"] = {
+    quantization = {
         "quant_method": "fp8",
         "activation_scheme": "dynamic",
         "fmt": "e4m3",
         "weight_block_size": [128, 128],
     }
-    (model_dir / "config.json").write_text(json.dumps(config))
+    edit_json(model_dir / "config.json", quantization_config=quantization)
     engine = open_engine(model_dir, cache_dir=tmp_path / "cache")
     assert answer(engine, PROMPT, 24).token_ids == reference(plain).answer(PROMPT, 24)
     quantized = save_dequantized(plain, 8, tmp_path / "quantised")
@@ -222,9 +220,8 @@ def test_a_checkpoint_that_is_quantized_is_not_quantized_again(tiny: TinyModels,
 
 def test_weights_that_are_not_finite_are_refused(tiny: TinyModels, tmp_path: Path) -> None:
     model_dir = Path(shutil.copytree(tiny("llama"), tmp_path / "model"))
-    tensors = load_file(model_dir / "model.safetensors")
-    tensors["model.layers.1.mlp.up_proj.weight"][3, 5] = float("nan")
-    save_file(tensors, model_dir / "model.safetensors", {"format": "pt"})
+    name = "model.layers.1.mlp.up_proj.weight"
+    edit_tensors(model_dir / "model.safetensors", lambda tensors: tensors[name][3].fill_(float("nan")))
     with pytest.raises(KvchatError, match="not finite"):
         start(model_dir, [], weights="int8", cache_dir=tmp_path / "cache")
     assert [path for path in (tmp_path / "cache" / "weights").iterdir() if path.is_dir()] == []

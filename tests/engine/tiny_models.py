@@ -3,13 +3,15 @@
 The weights are wide (std 0.15), so that greedy answers vary and a wrong key shows in them.
 """
 
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
 
+import safetensors.torch
 import torch
 import transformers
 from torch import Tensor
@@ -53,7 +55,7 @@ def make_config(kind: str, **changes: Any) -> Any:
 
 
 def _llama(**changes: Any) -> Any:
-    return transformers.LlamaConfig(**_common(num_hidden_layers=4) | changes)
+    return transformers.LlamaConfig(**common_sizes(num_hidden_layers=4) | changes)
 
 
 def _qwen3(**changes: Any) -> Any:
@@ -65,7 +67,7 @@ def _qwen3(**changes: Any) -> Any:
         "max_window_layers": 0,
         "layer_types": ["sliding_attention", "full_attention"] * 2,
     }
-    return transformers.Qwen3Config(**_common(num_hidden_layers=4) | mixed | changes)
+    return transformers.Qwen3Config(**common_sizes(num_hidden_layers=4) | mixed | changes)
 
 
 def _gemma3(**changes: Any) -> Any:
@@ -76,7 +78,7 @@ def _gemma3(**changes: Any) -> Any:
         "layer_types": ["sliding_attention"] * 5 + ["full_attention"],
         "query_pre_attn_scalar": 16,
     }
-    return transformers.Gemma3TextConfig(**_common(num_hidden_layers=6) | mixed | changes)
+    return transformers.Gemma3TextConfig(**common_sizes(num_hidden_layers=6) | mixed | changes)
 
 
 def _gpt2(**changes: Any) -> Any:
@@ -94,7 +96,8 @@ _SHARED = {
 _CONFIGS = {"llama": _llama, "qwen3": _qwen3, "gemma3": _gemma3, "gpt2": _gpt2}
 
 
-def _common(num_hidden_layers: int) -> dict[str, Any]:
+def common_sizes(num_hidden_layers: int) -> dict[str, Any]:
+    """Return arguments that most of transformers' configs take."""
     return _SHARED | {
         "hidden_size": 64,
         "intermediate_size": 128,
@@ -112,6 +115,19 @@ def save_model(config: Any, model_dir: Path, eos_token_id: list[int] | None = No
     model.generation_config.eos_token_id = eos_token_id
     model.save_pretrained(model_dir)
     return model_dir
+
+
+def edit_json(path: Path, **changes: Any) -> None:
+    """Change fields of an object in a file."""
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def edit_tensors(path: Path, change: Callable[[dict[str, Tensor]], object]) -> None:
+    """Change the tensors in a file, as a new file."""
+    tensors = safetensors.torch.load_file(path)
+    change(tensors)
+    path.unlink()
+    safetensors.torch.save_file(tensors, path, {"format": "pt"})
 
 
 def token_ids(length: int, seed: int = 0) -> list[int]:

@@ -2,21 +2,20 @@
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-import safetensors.torch
 import torch
 
 from kvchat.engine.models.load import LoadedModel, load_model
 from kvchat.errors import ModelUnreadable, UnsupportedModel
 from tests.engine.conftest import TinyModels
+from tests.engine.tiny_models import edit_json, edit_tensors
 
 pytestmark = pytest.mark.cpu
 
 CPU = torch.device("cpu")
+WEIGHTS = "model.safetensors"
 
 
 def load(model_dir: Path, dtype: str = "auto") -> LoadedModel:
@@ -27,18 +26,6 @@ def load(model_dir: Path, dtype: str = "auto") -> LoadedModel:
 def copy(tiny: TinyModels, tmp_path: Path) -> Path:
     """A Llama of one's own, to be damaged."""
     return shutil.copytree(tiny("llama"), tmp_path / "model")
-
-
-def edit_config(model_dir: Path, **changes: Any) -> None:
-    path = model_dir / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-
-
-def edit_weights(model_dir: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
-    path = model_dir / "model.safetensors"
-    weights = safetensors.torch.load_file(path)
-    change(weights)
-    safetensors.torch.save_file(weights, path, {"format": "pt"})
 
 
 def test_a_model_says_what_it_is(tiny: TinyModels) -> None:
@@ -57,7 +44,7 @@ def test_a_model_says_what_it_is(tiny: TinyModels) -> None:
 def test_every_end_id_counts_wherever_it_is_written(
     in_config: object, in_generation: object, found: set[int], copy: Path
 ) -> None:
-    edit_config(copy, eos_token_id=in_config)
+    edit_json(copy / "config.json", eos_token_id=in_config)
     (copy / "generation_config.json").write_text(json.dumps({"eos_token_id": in_generation}))
     assert load(copy).eos_token_ids == found
 
@@ -70,8 +57,11 @@ def test_weights_come_in_the_dtype_that_was_asked_for(dtype: str, tiny: TinyMode
 
 
 def test_the_dtype_of_the_checkpoint_is_kept(copy: Path) -> None:
-    edit_config(copy, dtype="bfloat16")
-    edit_weights(copy, lambda weights: weights.update({k: v.bfloat16() for k, v in weights.items()}))
+    edit_json(copy / "config.json", dtype="bfloat16")
+    edit_tensors(
+        copy / WEIGHTS,
+        lambda weights: weights.update({k: v.bfloat16() for k, v in weights.items()}),
+    )
     assert load(copy).dtype == "bfloat16"
 
 
@@ -96,14 +86,14 @@ def test_a_pickle_is_never_opened(copy: Path) -> None:
 
 
 def test_a_checkpoint_that_lacks_a_weight_is_refused_instead_of_filled_with_noise(copy: Path) -> None:
-    edit_weights(copy, lambda weights: weights.pop("model.layers.2.mlp.up_proj.weight"))
+    edit_tensors(copy / WEIGHTS, lambda weights: weights.pop("model.layers.2.mlp.up_proj.weight"))
     with pytest.raises(ModelUnreadable, match=r"lacks 1 .*layers\.2\.mlp\.up_proj"):
         load(copy)
 
 
 def test_a_weight_of_another_shape_is_refused(copy: Path) -> None:
     name = "model.layers.1.mlp.up_proj.weight"
-    edit_weights(copy, lambda weights: weights.update({name: weights[name][:-1].clone()}))
+    edit_tensors(copy / WEIGHTS, lambda weights: weights.update({name: weights[name][:-1].clone()}))
     with pytest.raises(ModelUnreadable):
         load(copy)
 
@@ -112,13 +102,13 @@ def test_a_weight_of_another_shape_is_refused(copy: Path) -> None:
 
 
 def test_an_unknown_architecture_is_refused(copy: Path) -> None:
-    edit_config(copy, model_type="perceptron9000", architectures=["Perceptron9000"])
+    edit_json(copy / "config.json", model_type="perceptron9000", architectures=["Perceptron9000"])
     with pytest.raises(UnsupportedModel, match="not a known causal language model"):
         load(copy)
 
 
 def test_an_encoder_decoder_is_refused(copy: Path) -> None:
-    edit_config(copy, model_type="t5", architectures=["T5ForConditionalGeneration"])
+    edit_json(copy / "config.json", model_type="t5", architectures=["T5ForConditionalGeneration"])
     with pytest.raises(UnsupportedModel, match="not a known causal language model"):
         load(copy)
 
@@ -129,8 +119,8 @@ def test_code_in_the_directory_is_neither_run_nor_offered(
     """Whoever sits at the terminal is not asked either: nothing may read from it but the interface."""
     witness = tmp_path / "witness"
     (copy / "code.py").write_text(f"open({str(witness)!r}, 'w')\n")
-    edit_config(
-        copy,
+    edit_json(
+        copy / "config.json",
         model_type="perceptron9000",
         auto_map={"AutoConfig": "code.Config", "AutoModelForCausalLM": "code.Model"},
     )
@@ -161,5 +151,5 @@ def test_a_conversation_ends_where_its_rotary_embedding_would_change(
         "low_freq_factor": 1.0,
         "high_freq_factor": 4.0,
     }
-    edit_config(copy, rope_parameters=rope)
+    edit_json(copy / "config.json", rope_parameters=rope)
     assert load(copy).max_context == max_context

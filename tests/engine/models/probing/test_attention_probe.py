@@ -5,7 +5,6 @@ are those of transformers.
 """
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -18,23 +17,11 @@ from kvchat.engine.forward.model_route import ModelPlan, choose_route
 from kvchat.engine.models.load import load_model
 from kvchat.errors import UnsupportedModel
 from tests.engine.conftest import OpenEngine, TinyModels
-from tests.engine.tiny_models import answer, reference, save_model, token_ids
+from tests.engine.tiny_models import answer, common_sizes, reference, save_model, token_ids
 
 pytestmark = pytest.mark.cpu
 
-COMMON = {
-    "vocab_size": 512,
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 512,
-    "initializer_range": 0.15,
-    "bos_token_id": None,
-    "eos_token_id": None,
-    "pad_token_id": None,
-}
+COMMON = common_sizes(4)
 
 
 def route(model_dir: Path, dtype: str = "float32") -> ModelPlan:
@@ -57,43 +44,27 @@ def test_heads_and_dtype_are_those_the_model_passes(tiny: TinyModels) -> None:
     assert {spec.dtype for spec in probe(tiny("llama"), "bfloat16").values()} == {"BF16"}
 
 
-def mistral() -> Any:
-    return transformers.MistralConfig(**COMMON, sliding_window=24, head_dim=16)
-
-
-def gpt_oss() -> Any:
-    """Sinks, a window on every other layer, experts."""
-    return transformers.GptOssConfig(
+BLOOM = {"vocab_size": 512, "hidden_size": 64, "n_layer": 2, "n_head": 4, "eos_token_id": None}
+FALCON = {"vocab_size": 512, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+CONFIGS = {
+    "mistral": transformers.MistralConfig(**COMMON, sliding_window=24, head_dim=16),
+    "gpt_oss": transformers.GptOssConfig(  # sinks, a window on every other layer, experts
         **COMMON | {"intermediate_size": 64}, num_local_experts=4, head_dim=16, sliding_window=24
-    )
-
-
-def gemma2() -> Any:
-    return transformers.Gemma2Config(
+    ),
+    "gemma2": transformers.Gemma2Config(
         **COMMON, head_dim=16, sliding_window=24, query_pre_attn_scalar=16, attn_logit_softcapping=5.0
-    )
+    ),
+    "stablelm": transformers.StableLmConfig(**COMMON),  # layers swallow arguments that are passed down
+    "falcon": transformers.FalconConfig(**FALCON, eos_token_id=None),
+    "bloom": transformers.BloomConfig(**BLOOM),
+}
 
 
-def stablelm() -> Any:
-    """Its decoder layers swallow the arguments that are passed down."""
-    return transformers.StableLmConfig(**COMMON)
-
-
-def falcon() -> Any:
-    return transformers.FalconConfig(
-        vocab_size=512, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, eos_token_id=None
-    )
-
-
-def bloom() -> Any:
-    return transformers.BloomConfig(vocab_size=512, hidden_size=64, n_layer=2, n_head=4, eos_token_id=None)
-
-
-@pytest.mark.parametrize("make", [mistral, gpt_oss, gemma2, stablelm, falcon, bloom])
+@pytest.mark.parametrize("kind", CONFIGS)
 def test_other_architectures_are_exact_without_code_of_their_own(
-    make: Any, tmp_path: Path, open_engine: OpenEngine
+    kind: str, tmp_path: Path, open_engine: OpenEngine
 ) -> None:
-    model_dir = save_model(make(), tmp_path / "model")
+    model_dir = save_model(CONFIGS[kind], tmp_path / "model")
     engine = open_engine(model_dir, max_batch_tokens=30)
     first = answer(engine, token_ids(50), 12)
     assert first.token_ids == reference(model_dir).answer(token_ids(50), 12)
@@ -103,16 +74,11 @@ def test_other_architectures_are_exact_without_code_of_their_own(
     assert result.token_ids == reference(model_dir).answer(again, 12)
 
 
-def bert() -> Any:
-    """Reads in both directions, and is among the causal models all the same."""
-    changes = {"num_hidden_layers": 2, "pad_token_id": 0}
-    return transformers.BertConfig(
-        **{k: v for k, v in COMMON.items() if k != "num_key_value_heads"} | changes
-    )
-
-
 def test_what_is_not_served_exactly_is_refused_with_the_reason(tmp_path: Path) -> None:
-    model_dir = save_model(bert(), tmp_path / "model")
+    """BERT reads in both directions, and is among the causal models all the same."""
+    sizes = {name: size for name, size in COMMON.items() if name != "num_key_value_heads"}
+    config = transformers.BertConfig(**sizes | {"num_hidden_layers": 2, "pad_token_id": 0})
+    model_dir = save_model(config, tmp_path / "model")
     with pytest.raises(UnsupportedModel) as refusal:
         probe(model_dir)
     assert len(str(refusal.value)) > 30

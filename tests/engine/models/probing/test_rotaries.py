@@ -12,22 +12,12 @@ from kvchat.engine.models.hook import attach
 from kvchat.engine.models.load import load_model
 from kvchat.engine.models.probing.rotaries import layer_rotaries
 from kvchat.errors import UnsupportedModel
-from tests.engine.tiny_models import make_config, save_model
+from tests.engine.tiny_models import common_sizes, make_config, save_model
 
 pytestmark = pytest.mark.cpu
 
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 256}
-SIZES = {
-    "vocab_size": 64,
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 1024,
-    "pad_token_id": None,
-    "eos_token_id": None,
-}
+SIZES = common_sizes(4)
 CONFIGS = {
     "llama": lambda: make_config("llama"),
     "yarn": lambda: make_config("llama", rope_parameters=YARN),
