@@ -117,15 +117,14 @@ def generator(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-ERRORS: dict[str, Callable[..., float]] = {
+SHADOW_TRIALS: dict[str, Callable[..., float]] = {
     shadow_kv.SCORES: scores_error,
     shadow_kv.WORKING_SET: exchange_error,
     shadow_kv.LOADS: load_error,
     shadow_kv.KEYS: keys_error,
 }
-SHADOW_TRIALS: dict[str, KernelCheck] = {**ERRORS}
 
 
 def trials_in(sizes: ShadowSizes) -> dict[str, KernelCheck]:
     """Return what is to be tried for a model that has such layers."""
-    return {operation: partial(error, sizes=sizes) for operation, error in ERRORS.items()}
+    return {operation: partial(error, sizes=sizes) for operation, error in SHADOW_TRIALS.items()}

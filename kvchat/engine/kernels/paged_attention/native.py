@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from kvchat.engine.kernels.linear.native import TYPES
 from kvchat.engine.kernels.native.library import Library, existing, fields, library
 from kvchat.engine.kernels.paged_attention.args import (
     AttentionArgs,
@@ -19,8 +20,6 @@ from kvchat.engine.kernels.paged_attention.args import (
     attended,
 )
 
-TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-"""Dtypes of queries and pools, by the kernel's numbers."""
 LEAST_BYTES = 2**18
 """A further thread computes for every so many bytes of keys and values; less is done before it has begun."""
 

@@ -8,8 +8,8 @@ import ctypes
 import torch
 from torch import Tensor
 
+from kvchat.engine.kernels.linear.native import TYPES
 from kvchat.engine.kernels.native.library import Library, existing, fields, library
-from kvchat.engine.kernels.paged_attention.native import TYPES
 from kvchat.engine.kernels.quantized_kv.reference import quantize
 from kvchat.engine.kernels.quantized_record import Code, QuantizedRecord
 

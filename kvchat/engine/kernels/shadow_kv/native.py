@@ -10,6 +10,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from kvchat.engine.kernels.linear.native import TYPES
 from kvchat.engine.kernels.native.library import Library, existing, fields
 from kvchat.engine.kernels.paged_attention import native as paged
 from kvchat.engine.kernels.paged_attention.args import KVPair
@@ -94,8 +95,8 @@ def _call_of(
         native.parallel,
         len(pieces),
         _num_threads(choice, k_pool, v_pool),
-        paged.TYPES[query.dtype],
-        paged.TYPES[k_pool.dtype],
+        TYPES[query.dtype],
+        TYPES[k_pool.dtype],
         num_queries,
         num_heads,
         num_kv_heads,
