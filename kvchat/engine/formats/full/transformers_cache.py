@@ -14,7 +14,7 @@ from transformers.cache_utils import Cache
 
 from kvchat.engine.api.ids import GroupId
 from kvchat.engine.formats.attention_metadata import AttentionMetadata, LayerPool
-from kvchat.engine.kernels.paged_attention.args import SequenceSpan
+from kvchat.engine.kernels.paged_attention.args import SequenceSpan, heads_first
 from kvchat.engine.kernels.store_kv import store_kv
 
 
@@ -44,8 +44,10 @@ class TransformersCache(Cache):
         span, slots = self._spans[pool.group], self._slots[pool.group]
         store_kv(rows_of(key_states), rows_of(value_states), pool.keys, pool.values, slots)
         end = span.position + key_states.shape[2]
-        keys = _gather(pool.keys, span.blocks, end).to(key_states.dtype)
-        return keys, _gather(pool.values, span.blocks, end).to(value_states.dtype)
+        keys, values = (
+            heads_first(part.index_select(0, span.blocks))[None, :, :end] for part in (pool.keys, pool.values)
+        )
+        return keys.to(key_states.dtype), values.to(value_states.dtype)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return self._start
@@ -57,9 +59,3 @@ class TransformersCache(Cache):
 def rows_of(heads_first: Tensor) -> Tensor:
     """Return [1, H, T, D] as [T, H, D]."""
     return heads_first[0].transpose(0, 1)
-
-
-def _gather(pool: Tensor, blocks: Tensor, end: int) -> Tensor:
-    """Return the first `end` slots of the blocks, in order, as [1, H_kv, S, D]."""
-    gathered = pool.index_select(0, blocks).transpose(0, 1)  # [H_kv, n, P, D]
-    return gathered.flatten(1, 2)[None, :, :end]

@@ -15,12 +15,11 @@ from kvchat.engine.cache.block_operations import Prune
 from kvchat.engine.formats.attention_metadata import LayerPool
 from kvchat.engine.formats.pruned.spec import PrunedSpec
 from kvchat.engine.formats.spec import Group
-from kvchat.engine.kernels.paged_attention.args import AttentionArgs, SequenceSpan
+from kvchat.engine.kernels.paged_attention.args import AttentionArgs, SequenceSpan, heads_first
 from kvchat.engine.kernels.prune_kv.reference import (
     attention_weights,
     difference_scores,
     gather_kept,
-    heads_first,
     norm_scores,
     observed_scores,
     select,
@@ -70,13 +69,13 @@ class Pruner:
     def _scores(self, pool: LayerPool, layer: int, sources: Tensor, span: SequenceSpan) -> Tensor:
         """Return how much each token of a stretch is wanted [H_kv, n]."""
         if self._rule != SNAPKV:
-            keys = heads_first(pool.keys, sources)
+            keys = heads_first(pool.keys[sources])
             return norm_scores(keys) if self._rule == "knorm" else difference_scores(keys)
         assert isinstance(span.watch, QueryWatch)
         query, args = span.watch.seen[layer]
         block_size = pool.keys.shape[2]
         end = span.position + span.q_end - span.q_start
-        keys = heads_first(pool.keys, span.blocks)[:, :end]
+        keys = heads_first(pool.keys[span.blocks])[:, :end]
         weights = attention_weights(query, keys, args)
         start = int((span.blocks == sources[0]).nonzero()[0, 0]) * block_size
         wanted = observed_scores(weights, keys.shape[0], start, start + len(sources) * block_size)

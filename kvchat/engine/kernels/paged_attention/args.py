@@ -16,6 +16,11 @@ class KVPair(NamedTuple):
     values: Tensor
 
 
+def heads_first(blocks: Tensor) -> Tensor:
+    """Return the slots of blocks [n, H_kv, P, D] in order as [H_kv, n * P, D]."""
+    return blocks.transpose(0, 1).flatten(1, 2)
+
+
 class Watch(Protocol):
     """Takes the queries of a sequence as they are attended with."""
 

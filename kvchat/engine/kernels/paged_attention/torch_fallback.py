@@ -13,7 +13,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kvchat.engine.kernels.paged_attention.args import AttentionArgs, DecodeBatch, Decodes, SequenceSpan
+from kvchat.engine.kernels.paged_attention.args import (
+    AttentionArgs,
+    DecodeBatch,
+    Decodes,
+    SequenceSpan,
+    heads_first,
+)
 from kvchat.engine.kernels.paged_attention.decode_batches import batch_decodes
 
 PIECE_LEN = 512
@@ -49,8 +55,8 @@ def _attend_piece(
     first_block = first // block_size
     blocks = span.blocks[first_block - span.first_block : -(-last // block_size) - span.first_block]
     start, end = first - first_block * block_size, last - first_block * block_size
-    keys = _gather(k_pool, blocks)[:, start:end]  # [H_kv, S, D_k]
-    values = _gather(v_pool, blocks)[:, start:end]  # [H_kv, S, D_v]
+    keys = heads_first(k_pool.index_select(0, blocks)).float()[:, start:end]  # [H_kv, S, D_k]
+    values = heads_first(v_pool.index_select(0, blocks)).float()[:, start:end]  # [H_kv, S, D_v]
     hidden = _hidden(first, position, last, args, query.device) if len(query) > 1 else None
     if hidden is not None and args.softcap is None and args.sinks is None:
         out = functional.scaled_dot_product_attention(
@@ -146,13 +152,6 @@ def _pieces(pool: Tensor, batch: DecodeBatch) -> Iterator[slice]:
     size = max(1, PIECE_BYTES // block_bytes)
     for start in range(0, len(batch.blocks), size):
         yield slice(start, min(start + size, len(batch.blocks)))
-
-
-def _gather(pool: Tensor, blocks: Tensor) -> Tensor:
-    """Return the blocks' slots in order as [H_kv, n * P, D], float32."""
-    gathered = pool.index_select(0, blocks)  # [n, H_kv, P, D]
-    num_blocks, num_heads, block_size, dim = gathered.shape
-    return gathered.transpose(0, 1).reshape(num_heads, num_blocks * block_size, dim).float()
 
 
 def _hidden(first: int, position: int, last: int, args: AttentionArgs, device: torch.device) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kvchat.engine.kernels.paged_attention.args import AttentionArgs
+from kvchat.engine.kernels.paged_attention.args import AttentionArgs, heads_first
 
 POOLED = 5
 """A token is wanted as much as the mean of so many around it: what stands beside an answer belongs to it."""
@@ -110,12 +110,7 @@ def gather_kept(pool: Tensor, sources: Tensor, targets: Tensor, kept: Tensor) ->
     Args:
         kept: tokens of the stretch, for each head [H_kv, m * P] where `targets` has m blocks.
     """
-    rows = heads_first(pool, sources)
+    rows = heads_first(pool[sources])
     dim = rows.shape[2]
     found = rows.gather(1, kept[:, :, None].expand(-1, -1, dim))
     pool[targets] = found.unflatten(1, (len(targets), pool.shape[2])).transpose(0, 1)
-
-
-def heads_first(pool: Tensor, blocks: Tensor) -> Tensor:
-    """Return all slots of blocks in order as [H_kv, n, D]."""
-    return pool[blocks].transpose(0, 1).flatten(1, 2)

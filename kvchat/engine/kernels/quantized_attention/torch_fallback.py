@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kvchat.engine.kernels.paged_attention.args import AttentionArgs, KVPair, SequenceSpan
+from kvchat.engine.kernels.paged_attention.args import AttentionArgs, KVPair, SequenceSpan, heads_first
 from kvchat.engine.kernels.quantized_attention.args import QuantizedPool
 from kvchat.engine.kernels.quantized_kv.reference import dequantize
 from kvchat.engine.kernels.quantized_record import num_quantized
@@ -60,11 +60,11 @@ def _attend_piece(
         hidden = numbers >= num_old[:, None] if first + len(part) > int(num_old[0]) else None
         keys = dequantize(quantized.keys[part, :, 0], quantized.key_record)
         values = dequantize(quantized.values[part, :, 0], quantized.value_record)
-        softmax.add(_heads_first(keys), _heads_first(values), hidden)
+        softmax.add(heads_first(keys), heads_first(values), hidden)
     first = num_quantized(span.position, block_size)
     end = span.position + len(query)
     recent = span.blocks[first - span.first_block : -(-end // block_size) - span.first_block]
-    keys, values = (_heads_first(pool[recent])[:, : end - first * block_size].float() for pool in pools)
+    keys, values = (heads_first(pool[recent])[:, : end - first * block_size].float() for pool in pools)
     at = torch.arange(first * block_size, end, device=query.device)
     softmax.add(keys, values, (at < num_old[:, None] * block_size) | (at > positions[:, None]))
     return softmax.result().to(query.dtype)
@@ -112,8 +112,3 @@ class _Softmax:
         """Return the weighted means of values [Q, H, D_v]."""
         out = (self._sum / self._total[:, :, None]).unflatten(1, self._shape[1:])
         return out.permute(2, 0, 1, 3).flatten(1, 2)
-
-
-def _heads_first(blocks: Tensor) -> Tensor:
-    """Return [n, H_kv, P, D] as [H_kv, n * P, D]."""
-    return blocks.transpose(0, 1).flatten(1, 2)
