@@ -28,7 +28,7 @@ from kvchat.engine.memory.disk.block_encryption import encryption_of
 from kvchat.engine.memory.disk.store import DiskStore
 from kvchat.session.store import SessionStore
 from kvchat.session.tree import TurnId
-from tests.engine.memory.chains import Block, payload_of, read
+from tests.engine.memory.chains import Block, block_behind, payload_of, read
 from tests.kill_child import Places, collect, described_blocks
 
 ROOT = Path(__file__).parent.parent
@@ -189,8 +189,8 @@ class KillLoop:
         there: set[BlockKey] = set()
         for found in store._index.blocks():
             (group,) = found.groups
-            payload = store.read(found.key, group, parent=found.parent, token_ids=found.token_ids)
-            assert bytes(payload) == payload_of(found.key)
+            block = block_behind(found.parent, list(found.token_ids), group)
+            assert read(store, block) == payload_of(found.key)
             there.add(found.key)
         sizes = [path.stat().st_size for path in self._directory("blocks").rglob("*.*")]
         assert (store.usage().num_blocks, store.usage().num_bytes) == (len(sizes), sum(sizes))

@@ -6,16 +6,7 @@ from dataclasses import dataclass, field
 from kvchat.engine.cache.block_loads import LoadUnit
 from kvchat.engine.cache.block_operations import Fetch
 from kvchat.engine.memory.reader import Job, Landed
-
-
-@dataclass
-class Clock:
-    """Seconds that pass only when somebody adds them."""
-
-    now_s: float = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
+from tests.hand_clock import HandClock
 
 
 @dataclass
@@ -99,7 +90,7 @@ class SteppedReader:
 class TimedReader(SteppedReader):
     """Reads one block in `block_s` of a simulated clock."""
 
-    clock: Clock = field(default_factory=Clock)
+    clock: HandClock = field(default_factory=HandClock)
     done_s: float = 0.0
     """When the block on its way lands."""
 

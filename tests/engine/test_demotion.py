@@ -13,7 +13,6 @@ from kvchat.engine.engine import Engine
 from kvchat.engine.results import Result
 from kvchat.engine.startup.assembly import build_parts
 from kvchat.errors import InvalidRequest, PinRefused, PoolExhausted
-from tests.engine.stepped_reader import Clock
 from tests.engine.tiny_models import (
     answer,
     finish,
@@ -24,6 +23,7 @@ from tests.engine.tiny_models import (
     submit,
     token_ids,
 )
+from tests.hand_clock import HandClock
 
 pytestmark = pytest.mark.cpu
 
@@ -53,7 +53,7 @@ def room_is_wanted(engine: Engine) -> None:
         engine.check_integrity()
 
 
-def engine_with_clock(model_dir: Path, idle_demote_s: float | None) -> tuple[Engine, Clock]:
+def engine_with_clock(model_dir: Path, idle_demote_s: float | None) -> tuple[Engine, HandClock]:
     config = EngineConfig(
         device="cpu",
         block_size=16,
@@ -61,7 +61,7 @@ def engine_with_clock(model_dir: Path, idle_demote_s: float | None) -> tuple[Eng
         host_bytes=600 * TOKEN_BYTES,
         idle_demote_s=idle_demote_s,
     )
-    clock = Clock()
+    clock = HandClock()
     return Engine(build_parts("tiny", model_dir, config), clock), clock
 
 

@@ -8,8 +8,8 @@ from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.engine import Engine
 from kvchat.engine.startup.assembly import build_parts
 from tests.engine.conftest import TinyModels
-from tests.engine.stepped_reader import Clock
 from tests.engine.tiny_models import submit, token_ids
+from tests.hand_clock import HandClock
 
 pytestmark = pytest.mark.cpu
 
@@ -18,10 +18,10 @@ BLOCK_SIZE = 16
 STEP_S = 3.0
 
 
-def engine_of(model_dir: Path, cache_dir: Path, token_s: float) -> tuple[Engine, Clock]:
+def engine_of(model_dir: Path, cache_dir: Path, token_s: float) -> tuple[Engine, HandClock]:
     """Return an engine that takes a token to compute in so many seconds, on a clock that a test moves."""
     config = EngineConfig(device="cpu", block_size=BLOCK_SIZE, cache_dir=cache_dir, speculate="off")
-    parts, clock = build_parts("tiny", model_dir, config), Clock()
+    parts, clock = build_parts("tiny", model_dir, config), HandClock()
     parts.rates.observe_prefill(100, 0, 100 * token_s)
     return Engine(parts, clock), clock
 

@@ -16,8 +16,9 @@ from kvchat.engine.sequences.batch_plan import Batch
 from kvchat.engine.startup.assembly import build_parts
 from kvchat.engine.tiering.load_choice import meeting
 from tests.engine.conftest import TinyModels
-from tests.engine.stepped_reader import Clock, TimedReader
+from tests.engine.stepped_reader import TimedReader
 from tests.engine.tiny_models import answer, open_engine, reference, submit, token_ids
+from tests.hand_clock import HandClock
 
 pytestmark = pytest.mark.cpu
 
@@ -30,7 +31,7 @@ class TimedRunner:
     """Computes really, and takes `first_s + growth_s * number` of the simulated clock for each block."""
 
     inner: Runner
-    clock: Clock
+    clock: HandClock
     first_s: float
     growth_s: float
     last_begun_s: float = 0.0
@@ -54,7 +55,7 @@ class Race:
     engine: Engine
     reader: TimedReader
     runner: TimedRunner
-    clock: Clock
+    clock: HandClock
     rates: Rates
 
 
@@ -73,7 +74,7 @@ class Track:
             device="cpu", block_size=BLOCK_SIZE, cache_dir=self.cache_dir, max_batch_tokens=8 * BLOCK_SIZE
         )
         parts = build_parts("tiny", self.model_dir, config)
-        clock, rates = Clock(), Rates()
+        clock, rates = HandClock(), Rates()
         reader = TimedReader(parts.mover.fetch, clock=clock, block_s=block_s)
         runner = TimedRunner(parts.runner, clock, first_s, growth_s)
         engine = Engine(replace(parts, reader=reader, runner=runner, rates=rates), clock)  # type: ignore[arg-type]

@@ -5,7 +5,7 @@ import pytest
 from kvchat.chat.service import Prefill
 from kvchat.engine.api.events import Loaded
 from kvchat.text.prefill_eta import PrefillEta
-from tests.ui.hand_clock import HandClock
+from tests.hand_clock import HandClock
 
 pytestmark = pytest.mark.pure
 

@@ -83,11 +83,8 @@ class TierMover:
     def nearest(self, parent: BlockKey, token_ids: Sequence[int], most: int) -> Sequence[TierNode]:
         if self._store is None:
             return ()
-        return [
-            TierNode(block.key, block.token_ids, block.groups)
-            for block in self._store.nearest(parent, token_ids, most)
-            if all(self._is_offered(block.key, group) for group in block.groups)
-        ]
+        found = self._store.nearest(parent, token_ids, most)
+        return [node for node in found if all(self._is_offered(node.key, group) for group in node.groups)]
 
     def touch(self, keys: Iterable[BlockKey]) -> None:
         if self._store is not None:

@@ -13,6 +13,7 @@ from kvchat.engine.cache.host_tier import HostTier
 from kvchat.engine.cache.manager import CacheManager
 from kvchat.engine.cache.prefix_index import IndexNode
 from kvchat.engine.cache.prefix_matcher import PrefixMatch
+from kvchat.engine.cache.slow_tiers import TierNode
 from kvchat.engine.formats.chunked.spec import ChunkedSpec
 from kvchat.engine.formats.full.spec import FullSpec
 from kvchat.engine.formats.quantized.spec import QuantizedSpec, ResidualSpec
@@ -80,13 +81,6 @@ def name_of(token_ids: abc.Sequence[int], block_size: int) -> BlockKey:
     return block_key(keys[-1] if keys else ROOT, token_ids[start:])
 
 
-@dataclass(frozen=True, slots=True)
-class StoredBlock:
-    key: BlockKey
-    token_ids: tuple[int, ...]
-    groups: frozenset[GroupId]
-
-
 @dataclass(slots=True)
 class FakeTier:
     """A slower tier in a dictionary. Blocks can be lost or damaged without its list of contents knowing."""
@@ -99,7 +93,7 @@ class FakeTier:
     def has_all(self, keys: abc.Sequence[BlockKey], group: GroupId) -> abc.Sequence[bool]:
         return [(key, group) in self.contents for key in keys]
 
-    def nearest(self, parent: BlockKey, token_ids: abc.Sequence[int], most: int) -> abc.Sequence[StoredBlock]:
+    def nearest(self, parent: BlockKey, token_ids: abc.Sequence[int], most: int) -> abc.Sequence[TierNode]:
         behind = sorted((ids, key) for key, (node_parent, ids) in self.nodes.items() if node_parent == parent)
         groups = {group for _, group in self.contents}
         there = {
@@ -110,7 +104,7 @@ class FakeTier:
         behind = [(ids, key) for ids, key in behind if key in there]
         place = sum(ids < tuple(token_ids) for ids, _ in behind)
         near = behind[max(0, place - most) : place + most]
-        return [StoredBlock(key, ids, there[key]) for ids, key in near]
+        return [TierNode(key, ids, there[key]) for ids, key in near]
 
     def touch(self, keys: Iterable[BlockKey]) -> None:
         self.touched += keys

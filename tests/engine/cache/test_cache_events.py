@@ -6,6 +6,7 @@ from kvchat.engine.api.cache_events import MOST_EVENTS, TOGETHER_S, CacheEventKi
 from kvchat.engine.api.ids import GroupId
 from kvchat.engine.api.snapshot import Tier
 from tests.engine.cache.caches import Cache, full_group, sliding_group
+from tests.hand_clock import HandClock
 
 pytestmark = pytest.mark.pure
 
@@ -88,12 +89,12 @@ def test_copies_windows_and_content_that_is_there_already_are_noted() -> None:
 
 
 def test_what_is_alike_and_close_together_is_one_event_and_the_oldest_give_way() -> None:
-    now = [0.0]
-    log = CacheEventLog({GroupId(0): 10}, clock=lambda: now[0])
+    clock = HandClock()
+    log = CacheEventLog({GroupId(0): 10}, clock=clock)
     for _ in range(3):
         log.note(SEAL, "full", GroupId(0))
-        now[0] += TOGETHER_S / 2
-    now[0] += TOGETHER_S * 2
+        clock.now_s += TOGETHER_S / 2
+    clock.now_s += TOGETHER_S * 2
     log.note(SEAL, "full", GroupId(0))
     assert [(one.number, one.num_blocks, one.num_bytes) for one in log.since()] == [(1, 3, 30), (2, 1, 10)]
     taken = log.since(2)

@@ -14,6 +14,7 @@ from kvchat.engine.memory.disk.index import DiskUsage
 from kvchat.engine.memory.disk.io import SystemFiles
 from kvchat.engine.memory.disk.store import BlockHeader, DiskStore
 from kvchat.errors import BlockDamaged, BlockMissing
+from tests.hand_clock import HandClock
 
 FULL, SLIDING = GroupId(0), GroupId(1)
 BLOCK_SIZE = 4
@@ -54,16 +55,6 @@ class Copied:
         pass
 
 
-class Clock:
-    """Time that passes when a test says so."""
-
-    def __init__(self) -> None:
-        self.now_s = 1_000_000.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
 class HastyFiles(SystemFiles):
     """Waits for no medium: nothing here is about a loss of power."""
 
@@ -93,7 +84,7 @@ def open_store(
         layouts=LAYOUTS,
         block_size=BLOCK_SIZE,
         limit_bytes=limit_bytes,
-        clock=clock or Clock(),
+        clock=clock or HandClock(),
         files=files,
         **settings,
     )
@@ -138,8 +129,7 @@ def put_blocks(cache_dir: Path, blocks: list[Block], fingerprint: bytes = FINGER
 
 
 def read(store: DiskStore, block: Block) -> bytes:
-    header = block.header
-    return bytes(store.read(header.key, header.group, parent=header.parent, token_ids=header.token_ids))
+    return bytes(store.read(block.header))
 
 
 def read_if_whole(store: DiskStore, block: Block) -> bytes | None:

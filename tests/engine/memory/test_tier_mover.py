@@ -21,7 +21,9 @@ from kvchat.engine.memory.disk.store import DiskStore
 from kvchat.engine.memory.host_pool import HostPool
 from kvchat.engine.memory.rates import Direction, Rates
 from kvchat.engine.memory.tier_mover import REFUSED_S, TierMover
+from tests.damage import flipped
 from tests.engine.memory.chains import FINGERPRINT
+from tests.hand_clock import HandClock
 
 pytestmark = pytest.mark.cpu
 
@@ -113,8 +115,7 @@ def test_a_load_that_fails_is_not_offered_again(pool: DevicePool, store: DiskSto
     save(pool, store, FULL, 0)
     save(pool, store, SLIDING, 0)
     path = block_path(tmp_path / "blocks", FINGERPRINT, KEY, FULL)
-    damaged = bytearray(path.read_bytes())
-    damaged[-1] ^= 1
+    damaged = flipped(path.read_bytes(), -1)
     mover = TierMover(pool, HostPool({}, {}), store)
     assert list(mover.has_all([KEY], FULL)) == [True]
     path.write_bytes(damaged)
@@ -136,16 +137,16 @@ def test_a_load_that_was_refused_in_passing_is_offered_again_later(pool: DeviceP
                 raise OSError(errno.EMFILE, "Too many open files")
             return super().open(path)
 
-    files, now_s = NoDescriptors(), [0.0]
+    files, clock = NoDescriptors(), HandClock()
     store = store_of(pool, tmp_path, files)
     data = save(pool, store, FULL, 0)
-    mover = TierMover(pool, HostPool({}, {}), store, clock=lambda: now_s[0])
+    mover = TierMover(pool, HostPool({}, {}), store, clock=clock)
     files.is_refusing = True
     assert not mover.fetch(load_into(3))
     files.is_refusing = False
     assert list(mover.has_all([KEY], FULL)) == [False]
     assert [node.key for node in mover.nearest(ROOT, (), 9)] == []
-    now_s[0] += REFUSED_S
+    clock.now_s += REFUSED_S
     assert list(mover.has_all([KEY], FULL)) == [True]
     assert [node.key for node in mover.nearest(ROOT, (), 9)] == [KEY]
     assert mover.fetch(load_into(3))

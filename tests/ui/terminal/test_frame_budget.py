@@ -3,7 +3,7 @@
 import pytest
 
 from kvchat.ui.terminal.render_loop import LONGEST_S, FrameBudget
-from tests.ui.hand_clock import HandClock
+from tests.hand_clock import HandClock
 
 pytestmark = pytest.mark.pure
 

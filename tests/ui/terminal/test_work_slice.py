@@ -3,7 +3,7 @@
 import pytest
 
 from kvchat.ui.widgets.transcript import BUDGET_S, WorkSlice
-from tests.ui.hand_clock import HandClock
+from tests.hand_clock import HandClock
 
 pytestmark = pytest.mark.pure
 

@@ -139,7 +139,7 @@ class BlockDirectory:
         if daily_bytes is not None:
             today_bytes = self.written().today
             require_allowance(today_bytes=today_bytes, num_bytes=num_bytes, daily_bytes=daily_bytes)
-        names = [self._name(block) for block in blocks]
+        names = list(map(self.index.name_of, blocks))
         with self._lock:
             writer = self._announced()
             ghosts = [name for name in names if self.order.take_ghost(name)]
@@ -236,7 +236,7 @@ class BlockDirectory:
     ) -> Iterator[None]:
         """Reserve space for blocks written inside, and pin what they are made from; see `DiskEviction`."""
         blocks = [self._planned(identity, file_bytes(identity)) for identity in due]
-        names = [self._name(block) for block in blocks]
+        names = list(map(self.index.name_of, blocks))
         with self._lock:
             writer = self._announced()
         try:
@@ -349,9 +349,6 @@ class BlockDirectory:
             raise StorageError(f"The cache in {self.blocks_dir} was closed already.")
         self.heal()
         return self._in_progress.announced()
-
-    def _name(self, block: FoundBlock) -> BlockName:
-        return block.fingerprint, self.encryption.name(block.header.key), block.header.group
 
     def _today(self) -> int:
         return date.fromtimestamp(self._clock()).toordinal()

@@ -186,7 +186,7 @@ class CacheAdmin:
 
     def _remove(self, blocks: Iterable[IndexedBlock]) -> DiskUsage:
         blocks = list(blocks)
-        names = [(block.fingerprint, block.name, group) for block in blocks for group in block.groups]
+        names = [name for block in blocks for name in block.names]
         self._directory.remove(names)
         self._directory.sync_removed()
         self._directory.remove_empty()

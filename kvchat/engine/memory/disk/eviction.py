@@ -94,8 +94,7 @@ class DiskEvictionOrder:
 
     def note_gone(self, leaves: Iterable[IndexedBlock]) -> None:
         """Remember what has to go though it was never used again."""
-        unproven = [leaf for leaf in leaves if not leaf.is_proven]
-        self.restore((leaf.fingerprint, leaf.name, group) for leaf in unproven for group in leaf.groups)
+        self.restore(name for leaf in leaves if not leaf.is_proven for name in leaf.names)
 
     def take_ghost(self, name: BlockName) -> bool:
         """Forget that a block had to go not long ago, as it is written now; return whether it had."""
@@ -337,9 +336,7 @@ class DiskEviction:
                 if not leaves:
                     return False
                 self.order.note_gone(leaves)
-                self._remove(
-                    [(leaf.fingerprint, leaf.name, group) for leaf in leaves for group in leaf.groups]
-                )
+                self._remove([name for leaf in leaves for name in leaf.names])
         return True
 
     def hold(

@@ -13,11 +13,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import inf, nextafter
 from pathlib import Path
+from typing import Any
 
 from kvchat.engine.api.ids import BlockKey, GroupId, u32le
 from kvchat.engine.memory.disk.block_encryption import PLAIN, BlockEncryption, DiskKey
 from kvchat.engine.memory.disk.block_file import BlockHeader, FoundBlock
-from kvchat.engine.memory.disk.index_file import RECOUNT, WRITTEN, IndexFile, Row, schema_of
+from kvchat.engine.memory.disk.index_file import IndexFile, Row
 from kvchat.engine.memory.disk.io import SystemFiles
 
 BlockName = tuple[bytes, DiskKey, GroupId]
@@ -81,6 +82,11 @@ class IndexedBlock:
     def is_tail(self) -> bool:
         return len(self.token_ids) < self.block_size
 
+    @property
+    def names(self) -> list[BlockName]:
+        """The names of its files, one for each group."""
+        return [(self.fingerprint, self.name, group) for group in self.groups]
+
 
 class BlockIndex:
     """The rows of one cache directory. May be called from several threads and opened by several processes."""
@@ -101,14 +107,16 @@ class BlockIndex:
         Raises: StorageError: the directory cannot be written.
         """
         self._encryption = encryption
-        functions = {"is_there": lambda *name: is_there(name)}
-        self._file = IndexFile(path, schema_of(encryption), files, functions, carried=[WRITTEN])
+        self._file = IndexFile(path, encryption, files, lambda *name: is_there(name))
 
     def take_lost(self) -> bool:
         """Return whether rows were lost since the last call, so that the files should be looked at again."""
         return self._file.take_lost()
 
     # Blocks
+
+    def name_of(self, block: FoundBlock) -> BlockName:
+        return block.fingerprint, self._encryption.name(block.header.key), block.header.group
 
     def contains(self, fingerprint: bytes, key: BlockKey, group: GroupId) -> bool:
         return bool(self.contained(fingerprint, [key], group))
@@ -172,7 +180,7 @@ class BlockIndex:
 
     def check(self) -> None:
         """Look at every row, begin again if one is damaged, and count the totals anew."""
-        self._file.check(*RECOUNT)
+        self._file.check()
 
     def erase(self) -> None:
         """Take the token ids of rows that are gone out of the file and its log; see `IndexFile.erase`."""
@@ -207,8 +215,7 @@ class BlockIndex:
 
     def num_unproven(self) -> int:
         """Return how many blocks were not used since they were stored; O(number of fingerprints)."""
-        rows = self._file.read("SELECT coalesce(sum(num_blocks - num_proven), 0) FROM totals")
-        return int(rows[0][0]) if rows else 0
+        return int(self._value("SELECT sum(num_blocks - num_proven) FROM totals") or 0)
 
     def usage(self, fingerprint: bytes | None = None) -> DiskUsage:
         """Return the totals of one fingerprint, or of all; O(number of fingerprints)."""
@@ -221,8 +228,9 @@ class BlockIndex:
 
     def block_size(self, fingerprint: bytes) -> int | None:
         """Return how many tokens a block of a fingerprint has; None if it has none."""
-        rows = self._file.read("SELECT block_size FROM blocks WHERE fingerprint=? LIMIT 1", fingerprint)
-        return int(rows[0][0]) if rows else None
+        query = "SELECT block_size FROM blocks WHERE fingerprint=? LIMIT 1"
+        block_size: int | None = self._value(query, fingerprint)
+        return block_size
 
     def num_bytes(self, names: Iterable[tuple[bytes, DiskKey]]) -> int:
         """Return what some blocks have on disk, by fingerprint and name, all groups together."""
@@ -279,8 +287,7 @@ class BlockIndex:
 
     def newest_s(self) -> float:
         """Return when a block was last used; 0 where there is none."""
-        rows = self._file.read("SELECT max(last_used) FROM blocks")
-        return float(rows[0][0] or 0.0) if rows else 0.0
+        return float(self._value("SELECT max(last_used) FROM blocks") or 0.0)
 
     def moment(self, now_s: float) -> float:
         """Return a moment, or one behind the last use of any block, where the clock was ahead then."""
@@ -303,13 +310,9 @@ class BlockIndex:
 
         Another process may have removed a file since; then its row goes.
         """
-        names = [
-            (block.fingerprint, self._encryption.name(block.header.key), block.header.group)
-            for block in blocks
-        ]
         self._file.write(
             (_SETTLE, [self._row(block) for block in blocks]),
-            (_DROP_OWN, [(*name, writer) for name in names]),
+            (_DROP_OWN, [(*self.name_of(block), writer) for block in blocks]),
             (
                 "INSERT INTO written VALUES (?,?) ON CONFLICT DO UPDATE SET bytes = bytes + excluded.bytes",
                 [(day, sum(block.num_bytes for block in blocks))],
@@ -327,8 +330,7 @@ class BlockIndex:
 
     def unsettled_bytes(self) -> int:
         """Return what is being written or removed, and what room is held for, by whatever writer."""
-        rows = self._file.read("SELECT coalesce(sum(bytes), 0) FROM blocks WHERE writer IS NOT NULL")
-        return int(rows[0][0]) if rows else 0
+        return int(self._value("SELECT sum(bytes) FROM blocks WHERE writer IS NOT NULL") or 0)
 
     def writers_at_work(self) -> list[str]:
         """Return the writers that have unsettled rows."""
@@ -359,6 +361,11 @@ class BlockIndex:
     def close(self) -> None:
         self._file.close()
 
+    def _value(self, query: str, *values: object) -> Any:
+        """Return the only value that a query asks for; None where there is none."""
+        rows = self._file.read(query, *values)
+        return rows[0][0] if rows else None
+
     def _with_name(self, fingerprint: bytes, name: DiskKey) -> IndexedBlock | None:
         return next(self._blocks("fingerprint=? AND key=?", fingerprint, name), None)
 
@@ -388,9 +395,7 @@ class BlockIndex:
     def _row(self, block: FoundBlock) -> Row:
         header: BlockHeader = block.header
         return (
-            block.fingerprint,
-            self._encryption.name(header.key),
-            header.group,
+            *self.name_of(block),
             self._encryption.name(header.parent),
             len(header.token_ids),
             block.block_size,

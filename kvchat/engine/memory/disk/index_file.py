@@ -6,7 +6,7 @@ says that the block files should be looked at again.
 
 import os
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Lock
@@ -81,7 +81,7 @@ RECOUNT: Final = (
 )
 
 
-def schema_of(encryption: BlockEncryption) -> tuple[str, ...]:
+def _schema_of(encryption: BlockEncryption) -> tuple[str, ...]:
     """Return the statements that create the tables, indexes and triggers for blocks that lie so."""
     if not encryption.entry_overhead:
         return SCHEMA
@@ -110,27 +110,20 @@ class IndexFile:
     """One database of a fixed schema. May be called from several threads and opened by several processes."""
 
     def __init__(
-        self,
-        path: Path,
-        schema: Sequence[str],
-        files: SystemFiles,
-        functions: Mapping[str, Callable[..., bool]],
-        carried: Iterable[str] = (),
+        self, path: Path, encryption: BlockEncryption, files: SystemFiles, is_there: Callable[..., bool]
     ) -> None:
-        """Open the file, or begin an empty one; tables of another version are dropped.
+        """Open the file, or begin an empty one; tables of another version are dropped, but for `written`.
 
         Args:
-            schema: the statements that create all tables, indexes and triggers.
-            functions: what statements may call by name, with any number of values; must not raise.
-            carried: those of `schema` whose tables stay as they are when the others are of another version.
+            encryption: how blocks lie that the rows are of.
+            is_there: what statements may call by this name, with any number of values; must not raise.
 
         Raises: StorageError: it can be neither opened nor created.
         """
         self._path = path
-        self._schema = tuple(schema)
-        self._carried = frozenset(carried)
+        self._schema = _schema_of(encryption)
         self._files = files
-        self._functions = functions
+        self._is_there = is_there
         self._lock = Lock()
         """Held while something is written, which may wait for other processes; taken before `_reading`."""
         self._reading = Lock()
@@ -186,12 +179,12 @@ class IndexFile:
                 self._renew()
                 self._write_once(changes, durable)
 
-    def check(self, *recount: str) -> None:
-        """Look at every page and row, begin again if one is damaged, and execute `recount`. O(all)."""
+    def check(self) -> None:
+        """Look at every page and row, begin again if one is damaged, and count the totals anew. O(all)."""
         with self._lock:
             try:
                 is_sound = self._connection.execute("PRAGMA integrity_check(1)").fetchone() == ("ok",)
-                self._write_once([(statement, [()]) for statement in recount], durable=False)
+                self._write_once([(statement, [()]) for statement in RECOUNT], durable=False)
             except _SQLITE_ERRORS as error:
                 is_sound = not _is_damage(error)
             if not is_sound:
@@ -282,8 +275,7 @@ class IndexFile:
         self._refuse_another_format()
         connection = sqlite_locks.connect(self._path, timeout_s=_BUSY_TIMEOUT_S)
         try:
-            for name, function in self._functions.items():
-                connection.create_function(name, -1, function)
+            connection.create_function("is_there", -1, self._is_there)
             connection.execute("PRAGMA journal_mode=WAL")
             connection.execute("PRAGMA secure_delete=ON")  # rows hold token ids
             if not self._has_our_tables(connection):
@@ -321,7 +313,7 @@ class IndexFile:
         connection.execute("BEGIN EXCLUSIVE")
         if not self._has_our_tables(connection):
             tables = connection.execute("SELECT name, sql FROM sqlite_master WHERE type = 'table'").fetchall()
-            carried = {statement for _, statement in tables} & self._carried
+            carried = {statement for _, statement in tables} & {WRITTEN}
             for table, statement in tables:
                 if statement not in carried:
                     connection.execute(f'DROP TABLE "{table}"')

@@ -153,14 +153,9 @@ class IndexRebuild:
         return [replace(found, modified_s=min(found.modified_s, self._clock()))]
 
     def _adopt(self, found: Sequence[FoundBlock]) -> None:
-        sync_directories(self._files, {self._path(block).parent for block in found})
+        names = map(self._index.name_of, found)
+        sync_directories(self._files, {block_path(self._blocks_dir, *name).parent for name in names})
         self._index.add(found)
-
-    def _path(self, block: FoundBlock) -> Path:
-        header = block.header
-        return block_path(
-            self._blocks_dir, block.fingerprint, self._encryption.name(header.key), header.group
-        )
 
 
 def _listing(files: SystemFiles, path: Path) -> list[Path]:

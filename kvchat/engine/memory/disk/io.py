@@ -302,7 +302,5 @@ def _begin_to_read(descriptor: int) -> bool:
 
 
 def unlink_if_there(files: SystemFiles, path: Path) -> None:
-    try:
+    with suppress(FileNotFoundError):
         files.unlink(path)
-    except FileNotFoundError:
-        pass

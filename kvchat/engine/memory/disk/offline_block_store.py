@@ -49,11 +49,7 @@ class OfflineBlockStore:
     def longest_tail(self, parent: BlockKey, run: bytes) -> bytes | None:
         """Return the ids, packed, of the longest stored tail behind `parent` that begins a run of ids."""
         ids = tuple(from_u32le(run))
-        tails = [
-            block.token_ids
-            for block in self._store.children(parent)
-            if len(block.token_ids) < self.block_size and ids[: len(block.token_ids)] == block.token_ids
-        ]
+        tails = (tail for _, tail in self.tails_behind(parent) if ids[: len(tail)] == tail)
         longest = max(tails, key=len, default=())
         return run[: 4 * len(longest)] or None
 
@@ -71,11 +67,11 @@ class OfflineBlockStore:
 
     def read(self, group: GroupId, parent: BlockKey, token_ids: bytes) -> bytes | None:
         """Return the verified bytes of a block, which counts as used now; None if it is gone or damaged."""
-        ids = from_u32le(token_ids)
-        key = block_key(parent, ids)
+        ids = tuple(from_u32le(token_ids))
+        header = BlockHeader(key=block_key(parent, ids), parent=parent, group=group, token_ids=ids)
         with suppress(BlockMissing, BlockDamaged):
-            payload = bytes(self._store.read(key, group, parent=parent, token_ids=ids))
-            self._store.touch([key])
+            payload = bytes(self._store.read(header))
+            self._store.touch([header.key])
             return payload
         return None
 

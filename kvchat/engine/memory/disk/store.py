@@ -3,12 +3,12 @@
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 
 from kvchat.engine.api.ids import KEY_BYTES, BlockKey, GroupId, block_key
 from kvchat.engine.cache.eviction import Eviction
+from kvchat.engine.cache.slow_tiers import TierNode
 from kvchat.engine.kernels.read_block.native import ReadTargets
 from kvchat.engine.memory.disk.block_directory import BlockDirectory
 from kvchat.engine.memory.disk.block_encryption import encryption_of
@@ -19,16 +19,7 @@ from kvchat.engine.memory.disk.io import SYSTEM, Buffer, SystemFiles, storage_er
 from kvchat.errors import BlockDamaged, BlockMissing, StorageError
 from kvchat.platform.encryptor import Encryptor
 
-__all__ = ["BlockHeader", "DiskStore", "DiskUsage", "Region", "StoredBlock", "WrittenBytes"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredBlock:
-    """A block or tail on disk, and the groups that have its bytes."""
-
-    key: BlockKey
-    token_ids: tuple[int, ...]
-    groups: frozenset[GroupId]
+__all__ = ["BlockHeader", "DiskStore", "DiskUsage", "Region", "WrittenBytes"]
 
 
 class DiskStore:
@@ -115,36 +106,28 @@ class DiskStore:
             indexed = self._index.contained(self.fingerprint, keys, group)
         return [key in indexed and self._directory.sees(self._name(key, group)) for key in keys]
 
-    def children(self, parent: BlockKey) -> tuple[StoredBlock, ...]:
+    def children(self, parent: BlockKey) -> tuple[TierNode, ...]:
         """Return the blocks and tails directly behind a parent, their keys recomputed. Pure."""
         return self._behind(parent, lambda: self._index.children(self.fingerprint, parent))
 
-    def nearest(self, parent: BlockKey, token_ids: Sequence[int], most: int) -> tuple[StoredBlock, ...]:
+    def nearest(self, parent: BlockKey, token_ids: Sequence[int], most: int) -> tuple[TierNode, ...]:
         """Return of the `children` those that begin most like `token_ids`, at most `most` in each direction.
         Pure; does not look at the others.
         """
         return self._behind(parent, lambda: self._index.nearest(self.fingerprint, parent, token_ids, most))
 
-    def read(
-        self,
-        key: BlockKey,
-        group: GroupId,
-        *,
-        parent: BlockKey,
-        token_ids: Sequence[int],
-    ) -> memoryview:
+    def read(self, header: BlockHeader) -> memoryview:
         """Return the verified payload of a block. Blocks until it is read.
 
         Args:
-            token_ids: all ids of the stored block, also where only some of them are wanted.
+            header: has all ids of the stored block, also where only some of them are wanted.
 
         Raises:
             BlockMissing: there is no such file; its row is gone now.
             BlockDamaged: a byte of the file is not what it must be; it was set aside and its row is gone.
             StorageError: it cannot be opened or read now; file and row stay.
         """
-        header = BlockHeader(key=key, parent=parent, group=group, token_ids=tuple(token_ids))
-        payload = memoryview(bytearray(self._payload_bytes[group]))
+        payload = memoryview(bytearray(self._payload_bytes[header.group]))
         self.read_into(header, payload)
         return payload
 
@@ -303,12 +286,12 @@ class DiskStore:
                 self._index.drop([self._name(header.key, header.group)])
             raise
 
-    def _behind(self, parent: BlockKey, look: Callable[[], list[IndexedBlock]]) -> tuple[StoredBlock, ...]:
+    def _behind(self, parent: BlockKey, look: Callable[[], list[IndexedBlock]]) -> tuple[TierNode, ...]:
         found = look()
         if self._healed():
             found = look()
         blocks = (
-            StoredBlock(key=block.key, token_ids=block.token_ids, groups=self._groups_there(block))
+            TierNode(block.key, block.token_ids, self._groups_there(block))
             for block in found
             if block.key == block_key(parent, block.token_ids)
         )

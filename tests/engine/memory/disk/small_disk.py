@@ -12,13 +12,13 @@ from tests.engine.memory.chains import (
     FINGERPRINT,
     FULL,
     Block,
-    Clock,
     HastyFiles,
     chain,
     open_store,
     path_of,
     put_blocks,
 )
+from tests.hand_clock import HandClock
 
 
 def file_bytes(directory: Path) -> int:
@@ -35,7 +35,7 @@ class Disk:
         self.directory = directory
         self.num_blocks = num_blocks
         self.eviction = eviction
-        self.clock = Clock()
+        self.clock = HandClock()
         self.bytes_each = file_bytes(directory / "sized")
         self.limit_bytes = num_blocks * self.bytes_each
         self.store = self.another_store()

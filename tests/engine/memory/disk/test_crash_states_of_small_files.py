@@ -19,6 +19,7 @@ from kvchat.engine.models.known_fingerprints import recall, remember
 from kvchat.errors import BlockDamaged, BlockMissing
 from kvchat.platform.private_files import STALE_S
 from kvchat.session.packs import Pack, PackStore
+from tests.damage import flip
 from tests.engine.memory.chains import FINGERPRINT, FULL, chain, open_store, path_of, read
 from tests.engine.memory.disk.crash_states import (
     Forget,
@@ -167,9 +168,7 @@ def recorded_damage(place: Path) -> Recorded:
     for block in BLOCKS:
         store.write([(block.header, block.payload)])
     store.close()
-    file = path_of(place, BLOCKS[-1])
-    data = file.read_bytes()
-    file.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    flip(path_of(place, BLOCKS[-1]))
     base = Tree.of(place)
     files = RecordingFiles(place)
     store = open_store(place, files=files)

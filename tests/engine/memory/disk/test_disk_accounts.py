@@ -12,7 +12,6 @@ from kvchat.errors import BlockDamaged, StorageError
 from tests.engine.memory.chains import (
     FULL,
     OTHER_FINGERPRINT,
-    Clock,
     block_behind,
     chain,
     open_store,
@@ -22,6 +21,7 @@ from tests.engine.memory.chains import (
 )
 from tests.engine.memory.disk.recorded_files import RecordingFiles
 from tests.engine.memory.disk.small_disk import file_bytes
+from tests.hand_clock import HandClock
 
 pytestmark = pytest.mark.pure
 
@@ -42,7 +42,7 @@ def test_the_bytes_written_are_those_that_went_through_the_seam(tmp_path: Path) 
 
 
 def test_the_count_survives_a_restart_and_other_models_write_into_it(tmp_path: Path) -> None:
-    clock = Clock()
+    clock = HandClock()
     store = open_store(tmp_path, clock=clock)
     write_all(store, chain([1, 2, 3, 4]))
     first = store.written().total
@@ -59,7 +59,7 @@ def test_the_count_survives_a_restart_and_other_models_write_into_it(tmp_path: P
 
 
 def test_a_day_s_limit_is_never_exceeded_and_ends_with_the_day(tmp_path: Path) -> None:
-    clock, blocks = Clock(), chain(list(range(16)))
+    clock, blocks = HandClock(), chain(list(range(16)))
     store = open_store(tmp_path, clock=clock, daily_bytes=2000)
     write_all(store, blocks[:2])
     with pytest.raises(StorageError, match=r"tomorrow.*--kv-disk-daily-bytes"):
@@ -96,7 +96,7 @@ def test_the_limit_holds_at_every_moment_of_a_write(tmp_path: Path) -> None:
 
 def test_files_from_the_future_are_not_kept_for_ever(tmp_path: Path) -> None:
     """Found again after the index was lost, a file whose time is to come counts as used now."""
-    clock = Clock()
+    clock = HandClock()
     store = open_store(tmp_path, clock=clock)
     write_all(store, ROOTS[:2])
     store.close()
@@ -117,7 +117,7 @@ def test_after_a_clock_that_ran_ahead_what_was_written_first_goes_first(
     tmp_path: Path, ahead_s: float
 ) -> None:
     """All moments were one and the same until that date: what went was chance."""
-    clock = Clock()
+    clock = HandClock()
     with closing(open_store(tmp_path, clock=clock)) as store:
         clock.now_s += ahead_s
         write_all(store, ROOTS[:1])
@@ -132,7 +132,7 @@ def test_after_a_clock_that_ran_ahead_what_was_written_first_goes_first(
 
 
 def test_after_a_clock_that_ran_ahead_what_was_used_first_goes_first(tmp_path: Path) -> None:
-    clock = Clock()
+    clock = HandClock()
     with closing(open_store(tmp_path, clock=clock)) as store:
         write_all(store, ROOTS[:11])
         each_bytes = store.total_usage().num_bytes // 11

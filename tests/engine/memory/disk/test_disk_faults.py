@@ -23,6 +23,7 @@ from tests.engine.memory.chains import (
     OTHER_FINGERPRINT,
     SLIDING,
     Block,
+    block_behind,
     chain,
     check_totals,
     open_store,
@@ -222,8 +223,8 @@ for block in chain(list(range(4000)), namespace=sys.argv[2]):
     store = open_store(tmp_path)
     indexed = store._index.blocks()
     for block in indexed:
-        payload = store.read(block.key, FULL, parent=block.parent, token_ids=block.token_ids)
-        assert bytes(payload) == payload_of(block.key)
+        (group,) = block.groups
+        assert read(store, block_behind(block.parent, list(block.token_ids), group)) == payload_of(block.key)
     files = list((tmp_path / "blocks").rglob("*.*"))
     assert len(files) == len(indexed) >= 5
     assert all(re.fullmatch(r"[0-9a-f]{64}\.0\.safetensors", path.name) for path in files)

@@ -12,7 +12,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from kvchat.engine.api.ids import BlockKey, GroupId
 from kvchat.engine.memory.disk.store import DiskStore
 from kvchat.errors import BlockDamaged, BlockMissing
-from tests.engine.memory.chains import FULL, SLIDING, Clock, chain, open_store, path_of, read
+from tests.damage import flip
+from tests.engine.memory.chains import FULL, SLIDING, chain, open_store, path_of, read
+from tests.hand_clock import HandClock
 from tests.quick_disk import quick_place
 
 pytestmark = pytest.mark.pure
@@ -33,7 +35,7 @@ class Disk(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.cache_dir = Path(mkdtemp(prefix="kvchat-disk-", dir=quick_place()))
-        self.clock = Clock()
+        self.clock = HandClock()
         self.stores = [self._open(), self._open()]
         self.present: set[tuple[BlockKey, GroupId]] = set()
 
@@ -60,10 +62,7 @@ class Disk(RuleBasedStateMachine):
     @rule(name=NAMES, position=st.integers(min_value=0, max_value=10_000), number=st.sampled_from([0, 1]))
     def damage(self, name: tuple[BlockKey, GroupId], position: int, number: int) -> None:
         if name in self.present:
-            path = path_of(self.cache_dir, BLOCKS[name])
-            data = bytearray(path.read_bytes())
-            data[position % len(data)] ^= 0x40
-            path.write_bytes(data)
+            flip(path_of(self.cache_dir, BLOCKS[name]), position, 0x40)
             with pytest.raises(BlockDamaged):
                 read(self.stores[number], BLOCKS[name])
             self.present.discard(name)

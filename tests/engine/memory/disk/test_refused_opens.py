@@ -16,7 +16,6 @@ from kvchat.errors import BlockDamaged, StorageError
 from tests.engine.memory.chains import (
     BLOCK_SIZE,
     FULL,
-    Clock,
     chain,
     lose_row,
     open_store,
@@ -24,6 +23,7 @@ from tests.engine.memory.chains import (
     read,
     write_all,
 )
+from tests.hand_clock import HandClock
 
 pytestmark = pytest.mark.pure
 
@@ -97,7 +97,7 @@ def test_a_file_that_is_not_opened_now_stays_and_what_the_medium_does_not_give_o
 
 def test_files_that_cannot_be_looked_at_stay_and_are_looked_at_later_ever_more_rarely(tmp_path: Path) -> None:
     """The index is lost while there is no descriptor for the files; whoever asks waits for the looking."""
-    clock = Clock()
+    clock = HandClock()
     store = open_store(tmp_path, clock=clock)
     write_all(store, BLOCKS)
     for block in BLOCKS:

@@ -10,13 +10,13 @@ import xxhash
 from safetensors import safe_open
 
 from kvchat.engine.cache.prefix_matcher import common_run
-from kvchat.engine.memory.disk.store import DiskStore, StoredBlock
+from kvchat.engine.cache.slow_tiers import TierNode
+from kvchat.engine.memory.disk.store import DiskStore
 from kvchat.errors import BlockDamaged, BlockMissing, StorageError
 from tests.engine.memory.chains import (
     BLOCK_SIZE,
     FULL,
     OTHER_FINGERPRINT,
-    Clock,
     block_behind,
     chain,
     open_store,
@@ -26,6 +26,7 @@ from tests.engine.memory.chains import (
     write_all,
 )
 from tests.engine.memory.disk.small_disk import file_bytes
+from tests.hand_clock import HandClock
 
 pytestmark = pytest.mark.pure
 
@@ -105,7 +106,7 @@ def test_directories_and_files_are_for_this_user_only(tmp_path: Path) -> None:
 
 
 def test_touches_reach_the_index_at_close(tmp_path: Path) -> None:
-    clock, roots = Clock(), [chain([start, 0, 0, 0])[0] for start in range(3)]
+    clock, roots = HandClock(), [chain([start, 0, 0, 0])[0] for start in range(3)]
     with closing(open_store(tmp_path / "cache", clock=clock)) as store:
         for block in roots:
             clock.now_s += 1
@@ -155,7 +156,7 @@ def test_the_stored_block_that_begins_most_like_a_prompt_is_among_the_nearest(st
     blocks = [block_behind(first.key, [one, two, 9, 9]) for one in numbers for two in numbers]
     write_all(store, [first, *blocks])
 
-    def longest(found: Sequence[StoredBlock], wanted: list[int]) -> int:
+    def longest(found: Sequence[TierNode], wanted: list[int]) -> int:
         return max(common_run(block.token_ids, wanted) for block in found)
 
     for wanted in ([7, 7, 7, 7], [300, 5, 9, 9], [300, 511, 256, 1], [0], [70000, 1]):
