@@ -99,7 +99,7 @@ class HFBlocks:
         self.fingerprint = digest.hex()
         self._store, self.disk_problem = open_store(config, self.pool, digest)
         rates = Rates()
-        self._mover = TierMover(self.pool, HostPool({}, {}, None), self._store, rates)
+        self._mover = TierMover(self.pool, HostPool({}, {}), self._store, rates)
         tier = DeviceTier(self._groups, num_blocks, block_size=block_size)
         self._manager = CacheManager(tier, fingerprint=digest, slow=self._mover)
         reader = Reader(self._mover.fetch, max_bytes=_READ_QUEUE_BYTES, read_ahead=self._mover.read_ahead)

@@ -12,6 +12,31 @@ from kvchat.engine.memory.aligned_memory import mapped
 from kvchat.errors import OutOfMemory
 
 
+class Arena(Protocol):
+    """Places of one size."""
+
+    @property
+    def num_bytes(self) -> int: ...
+
+    def view(self, place: int) -> memoryview: ...
+
+
+class MappedArena:
+    """An anonymous map."""
+
+    def __init__(self, num_places: int, place_bytes: int) -> None:
+        self._place_bytes = place_bytes
+        self._map = mapped(num_places * place_bytes)
+
+    @property
+    def num_bytes(self) -> int:
+        return len(self._map)
+
+    def view(self, place: int) -> memoryview:
+        start = place * self._place_bytes
+        return memoryview(self._map)[start : start + self._place_bytes]
+
+
 class HostPool:
     """Fixed places for blocks of each group."""
 
@@ -19,17 +44,16 @@ class HostPool:
         self,
         num_blocks: Mapping[GroupId, int],
         block_bytes: Mapping[GroupId, int],
-        make_arena: "Callable[[int, int], Arena] | None" = None,
+        make_arena: Callable[[int, int], Arena] = MappedArena,
     ) -> None:
         """Args:
         num_blocks: places of each group; groups with none have no arena.
         block_bytes: bytes of one block of each group.
-        make_arena: number and size of places → where they are; None: an anonymous map.
+        make_arena: number and size of places → where they are.
 
         Raises:
             OutOfMemory: the system refuses the memory.
         """
-        make_arena = make_arena or MappedArena
         try:
             self._arenas: dict[GroupId, Arena] = {
                 group: make_arena(count, block_bytes[group])
@@ -49,39 +73,3 @@ class HostPool:
     def view(self, group: GroupId, place: BlockId) -> memoryview:
         """Return the writable bytes of one place."""
         return self._arenas[group].view(place)
-
-    def close(self) -> None:
-        """Give the memory back; views must be gone."""
-        for arena in self._arenas.values():
-            arena.close()
-        self._arenas.clear()
-
-
-class Arena(Protocol):
-    """Places of one size."""
-
-    @property
-    def num_bytes(self) -> int: ...
-
-    def view(self, place: int) -> memoryview: ...
-
-    def close(self) -> None: ...
-
-
-class MappedArena:
-    """An anonymous map."""
-
-    def __init__(self, num_places: int, place_bytes: int) -> None:
-        self._place_bytes = place_bytes
-        self._map = mapped(num_places * place_bytes)
-
-    @property
-    def num_bytes(self) -> int:
-        return len(self._map)
-
-    def view(self, place: int) -> memoryview:
-        start = place * self._place_bytes
-        return memoryview(self._map)[start : start + self._place_bytes]
-
-    def close(self) -> None:
-        self._map.close()

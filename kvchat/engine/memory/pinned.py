@@ -126,7 +126,3 @@ class PinnedSlabs:
             self._slabs[number] = slab
         start = (place - self._starts[number]) * self._place_bytes
         return slab[start : start + self._place_bytes]
-
-    def close(self) -> None:
-        """Give the memory back; views must be gone."""
-        self._slabs.clear()

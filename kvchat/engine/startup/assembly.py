@@ -37,7 +37,7 @@ from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.disk.open_tier import WRITE_QUEUE_BYTES, open_saver, open_store
 from kvchat.engine.memory.disk.store import DiskStore
 from kvchat.engine.memory.host_copies import AsyncTransport
-from kvchat.engine.memory.host_pool import HostPool
+from kvchat.engine.memory.host_pool import HostPool, MappedArena
 from kvchat.engine.memory.pinned import PinnedSlabs
 from kvchat.engine.memory.rates import Rates
 from kvchat.engine.memory.reader import Reader
@@ -392,7 +392,7 @@ def _host_pool(
 ) -> HostPool:
     """Return the host tier, where the device copies by itself if it does."""
     sizes = {group.id: group.block_bytes(block_size) for group in groups}
-    return HostPool(places, sizes, PinnedSlabs if device.type == "cuda" else None)
+    return HostPool(places, sizes, PinnedSlabs if device.type == "cuda" else MappedArena)
 
 
 def _computing(digest: bytes, device: torch.device) -> Computing:
