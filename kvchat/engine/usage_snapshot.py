@@ -54,52 +54,42 @@ def device_usage(manager: CacheManager, shadows: Shadows | None = None) -> TierU
     Args:
         shadows: through which layers are looked at; None: through none.
     """
-    own = _pool_usage(manager, Tier.DEVICE, in_host_memory=False)
     if shadows is None or shadows.remote is None:
-        return own
-    return replace(
-        own,
-        used_bytes=own.used_bytes + shadows.used_bytes,
-        total_bytes=_pool_bytes(manager, in_host_memory=False) + shadows.limit_bytes,
-    )
+        return _pool_usage(manager, Tier.DEVICE, in_host_memory=False)
+    own = _pool_usage(manager, Tier.DEVICE, in_host_memory=False, beside_bytes=shadows.limit_bytes)
+    return replace(own, used_bytes=own.used_bytes + shadows.used_bytes)
 
 
 def host_usage(manager: CacheManager) -> TierUsage:
     """Return what host memory holds: what may be evicted, and a GPU's blocks where it has shadows of them."""
     sizes = manager.device.block_bytes
     pools = manager.host.pools
-    own = _pool_usage(manager, Tier.HOST, in_host_memory=True)
+    evictable_bytes = sum(pool.num_blocks * sizes[group] for group, pool in pools.items())
+    own = _pool_usage(manager, Tier.HOST, in_host_memory=True, beside_bytes=evictable_bytes)
     return replace(
         own,
         cached_bytes=own.cached_bytes + sum(pool.num_cached * sizes[group] for group, pool in pools.items()),
-        total_bytes=_pool_bytes(manager, in_host_memory=True)
-        + sum(pool.num_blocks * sizes[group] for group, pool in pools.items()),
         num_blocks=own.num_blocks + sum(pool.num_cached for pool in pools.values()),
     )
 
 
-def _pool_usage(manager: CacheManager, tier: Tier, *, in_host_memory: bool) -> TierUsage:
-    """Return the usage of the pools whose blocks are remote, or of the others."""
-    groups = _usages_in(manager, in_host_memory=in_host_memory)
+def _pool_usage(
+    manager: CacheManager, tier: Tier, *, in_host_memory: bool, beside_bytes: int = 0
+) -> TierUsage:
+    """Return the usage of the pools whose blocks are remote, or of the others.
+
+    Args:
+        beside_bytes: what the tier has room for beside them.
+    """
+    places = {group.id: group.in_host_memory for group in manager.groups}
+    groups = [usage for usage in group_usages(manager) if places[usage.group] is in_host_memory]
     return TierUsage(
         tier=tier,
         used_bytes=sum(group.used_blocks * group.block_bytes for group in groups),
         cached_bytes=sum(group.cached_blocks * group.block_bytes for group in groups),
-        total_bytes=_pool_bytes(manager, in_host_memory=in_host_memory),
+        total_bytes=beside_bytes + sum(group.total_blocks * group.block_bytes for group in groups),
         num_blocks=sum(group.used_blocks + group.cached_blocks for group in groups),
     )
-
-
-def _pool_bytes(manager: CacheManager, *, in_host_memory: bool) -> int:
-    return sum(
-        group.total_blocks * group.block_bytes for group in _usages_in(manager, in_host_memory=in_host_memory)
-    )
-
-
-def _usages_in(manager: CacheManager, *, in_host_memory: bool) -> list[GroupUsage]:
-    """Return the usages of groups whose blocks are remote, or of the others."""
-    places = {group.id: group.in_host_memory for group in manager.groups}
-    return [usage for usage in group_usages(manager) if places[usage.group] is in_host_memory]
 
 
 def disk_usage(store: DiskStore | None) -> TierUsage:

@@ -78,6 +78,13 @@ class PrefixMatch:
         state = (self.state.key,) if self.state is not None else ()
         return *self.keys, *partial, *state, *(key for key, _ in self.kept_names.values())
 
+    @property
+    def comes_whole(self) -> bool:
+        """Whether none of it can be computed while the rest is loaded: what was pruned, since its blocks are
+        not those that the first tokens fill, and what ends in a state.
+        """
+        return bool(self.view_schedule.prune_points) or self.state is not None
+
     def key_of(self, group: Group, number: int) -> BlockKey:
         """Return the name of what a group needs of a full block. Pure."""
         kept = kept_name(group, number, self.kept_names)
@@ -353,26 +360,26 @@ class PrefixMatcher:
                 absent = [n for n, flag in zip(absent, in_host, strict=True) if not flag]
             fetched.update(absent)
         num_tokens = len(fetched) * size
-        if match.partial and self._is_fetched(match.partial, beyond_host=beyond_host):
-            return num_tokens + match.partial.num_tokens
-        if match.state is not None and self._is_state_fetched(match.state, beyond_host=beyond_host):
+        if match.partial:
+            lacking = [group.id for group in self._with_tail if group.id not in match.partial.blocks]
+            if self._is_fetched(match.partial.key, lacking, beyond_host=beyond_host):
+                return num_tokens + match.partial.num_tokens
+        if match.state is None:
+            return num_tokens
+        key = match.state.key
+        lacking = [group.id for group in self._states if self._index.block(key, group.id) is None]
+        if self._is_fetched(key, lacking, beyond_host=beyond_host):
             if not self._with_tail:
                 return match.length  # it stands for all of them
             if match.state.start // size not in fetched:
                 num_tokens += len(match.state.token_ids)
         return num_tokens
 
-    def _is_state_fetched(self, state: IndexNode, *, beyond_host: bool) -> bool:
-        absent = [group.id for group in self._states if self._index.block(state.key, group.id) is None]
-        if beyond_host:
-            absent = [group for group in absent if not self._slow.host.has_all([state.key], group)[0]]
-        return bool(absent)
-
-    def _is_fetched(self, partial: PartialBlock, *, beyond_host: bool) -> bool:
-        absent = [group.id for group in self._with_tail if group.id not in partial.blocks]
-        if beyond_host and partial.key is not None:
-            absent = [group for group in absent if not self._slow.host.has_all([partial.key], group)[0]]
-        return bool(absent)
+    def _is_fetched(self, key: BlockKey | None, lacking: abc.Sequence[GroupId], *, beyond_host: bool) -> bool:
+        """Whether groups that lack a block on the device lack it in host memory too, if that counts."""
+        if beyond_host and key is not None:
+            return not all(self._slow.host.has_all([key], group)[0] for group in lacking)
+        return bool(lacking)
 
 
 def common_run(left: abc.Sequence[int], right: abc.Sequence[int]) -> int:

@@ -168,8 +168,7 @@ class LoadController:
             pending.load = self._loads.begin(match, completion.sequence.root)
             if pending.load is not None:
                 pending.fetched |= self._brought_before(match)
-                is_whole = match.view_schedule.prune_points or match.state is not None
-                is_both = estimate.choice is LoadChoice.BOTH and not is_whole
+                is_both = estimate.choice is LoadChoice.BOTH and not match.comes_whole
                 return None if is_both else Obstacle.LOADS
             if self._scheduler.make_room(completion):
                 continue
@@ -204,15 +203,10 @@ class LoadController:
         return estimate
 
     def _pays_to_compute(self, pending: WaitingRequest) -> bool:
-        """Whether loading has turned out so slow that the request should begin to compute beside it. What was
-        pruned comes as a whole, since its blocks are not those that the first tokens fill; so does what ends
-        in a state.
-        """
+        """Whether loading has turned out so slow that the request should begin to compute beside it."""
         load = pending.load
         assert load is not None
-        match = load.transfer.match
-        is_whole = match.view_schedule.prune_points or match.state is not None
-        if is_whole or load.job.num_landed < LEAST_LANDED:
+        if load.transfer.match.comes_whole or load.job.num_landed < LEAST_LANDED:
             return False
         estimate = weigh(
             self._rates,
