@@ -32,7 +32,6 @@ from kvchat.engine.scheduling.overlapped_decode import OverlappedDecode
 from kvchat.engine.scheduling.request_validator import RequestValidator
 from kvchat.engine.scheduling.scheduler import Scheduler
 from kvchat.engine.sequences.batch_plan import Batch
-from kvchat.engine.sequences.sequence import Sequence
 from kvchat.engine.startup.assembly import build_parts
 from kvchat.engine.startup.parts import EngineParts
 from kvchat.engine.tiering.idle_demotion import DemotionQueue
@@ -255,7 +254,8 @@ class Engine:
         live = self._validator.live(sequence)
         if self._output.running_on(sequence) is not None:
             raise InvalidRequest(f"sequence {sequence} is still answering")
-        self._take_off(live, tier)
+        if self._save_policy.save_leaving(live):
+            self._carry_out(self._manager.demote(live, tier))
 
     def pin(self, sequence: SequenceId) -> int:
         """Keep the full blocks that a live sequence has now on the device, also when it is let go.
@@ -408,10 +408,6 @@ class Engine:
                 if self._save_policy.save_leaving(sequence):
                     self._demotions.add(self._manager.leave(sequence))
         self._demotions.advance()
-
-    def _take_off(self, sequence: Sequence, tier: Tier) -> None:
-        if self._save_policy.save_leaving(sequence):
-            self._carry_out(self._manager.demote(sequence, tier))
 
     def _carry_out(self, moves: abc.Sequence[Move]) -> None:
         self._mover.execute(moves)

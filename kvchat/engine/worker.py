@@ -315,8 +315,6 @@ class Worker:
             raise self.failure
         future: Future[T] = Future()
         self._post(lambda engine: _fulfil(future, command, engine))
-        with self._changed:
-            self._changed.notify_all()
         while not future.done():
             try:
                 return future.result(timeout=IDLE_WAIT_S)

@@ -6,6 +6,7 @@ pressure idle sequences let go of their blocks first, then the least important, 
 goes back to the queue; what it had computed stays cached as long as there is room.
 """
 
+from bisect import insort
 from collections import Counter, abc
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -112,8 +113,7 @@ class Scheduler:
             )
             self.running.append(completion)
         else:
-            self.waiting.append(completion)
-            self.waiting.sort(key=lambda waiting: waiting.rank)
+            insort(self.waiting, completion, key=lambda waiting: waiting.rank)
 
     def prioritise(self, completion: Completion, priority: int) -> None:
         """Change how important a running or waiting request is, from the next step on."""
@@ -184,8 +184,7 @@ class Scheduler:
             completion.loaded = None
         self.manager.reset(completion.sequence)
         self.running.remove(completion)
-        self.waiting.append(completion)
-        self.waiting.sort(key=lambda waiting: waiting.rank)
+        insort(self.waiting, completion, key=lambda waiting: waiting.rank)
 
     def requeue_held(self) -> bool:
         """Put back the beams that wait for others of their search, and need no blocks until those have caught

@@ -42,21 +42,10 @@ class DemotionQueue:
         carry_out: executes moves, at once.
     """
 
-    def __init__(
-        self,
-        device: DeviceTier,
-        carry_out: Callable[[Sequence[Move]], None],
-        piece_bytes: int = PIECE_BYTES,
-    ) -> None:
+    def __init__(self, device: DeviceTier, carry_out: Callable[[Sequence[Move]], None]) -> None:
         self._device = device
         self._carry_out = carry_out
-        self._piece_bytes = piece_bytes
         self._waiting: deque[tuple[GroupId, BlockId, BlockKey]] = deque()
-
-    @property
-    def num_waiting(self) -> int:
-        """Blocks whose turn has not come."""
-        return len(self._waiting)
 
     def add(self, blocks: Iterable[tuple[GroupId, BlockId]]) -> None:
         """Let cached blocks leave, in this order; those without a name are nothing to keep."""
@@ -71,7 +60,7 @@ class DemotionQueue:
         while self._waiting:
             group, block, key = self._waiting[0]
             num_bytes += self._device.block_bytes[group]
-            if num_bytes > max(self._piece_bytes, self._device.block_bytes[group]):
+            if num_bytes > max(PIECE_BYTES, self._device.block_bytes[group]):
                 break
             self._waiting.popleft()
             if self._device.pools[group].key(block) == key:  # else its place was taken meanwhile

@@ -10,7 +10,6 @@ from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.engine import Engine
 from kvchat.engine.startup.assembly import build_parts
 from kvchat.engine.tiering.idle_demotion import PIECE_BYTES
-from tests.engine.stepped_reader import Clock
 from tests.engine.tiny_models import (
     answer,
     finish,
@@ -21,6 +20,7 @@ from tests.engine.tiny_models import (
     submit,
     token_ids,
 )
+from tests.hand_clock import HandClock
 
 pytestmark = pytest.mark.cpu
 
@@ -36,7 +36,7 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_model(make_config("llama", **WIDE), tmp_path_factory.mktemp("wide"))
 
 
-def engine_of(model_dir: Path, host_tokens: int = 600) -> tuple[Engine, Clock]:
+def engine_of(model_dir: Path, host_tokens: int = 600) -> tuple[Engine, HandClock]:
     config = EngineConfig(
         device="cpu",
         block_size=16,
@@ -45,12 +45,12 @@ def engine_of(model_dir: Path, host_tokens: int = 600) -> tuple[Engine, Clock]:
         idle_demote_s=IDLE_S,
         speculate="off",
     )
-    parts, clock = build_parts("tiny", model_dir, config), Clock()
+    parts, clock = build_parts("tiny", model_dir, config), HandClock()
     make_computing_slow(parts.rates)
     return Engine(parts, clock), clock
 
 
-def let_time_pass(engine: Engine, clock: Clock) -> None:
+def let_time_pass(engine: Engine, clock: HandClock) -> None:
     """Have everything that nobody uses be idle for long enough by the next step."""
     clock.now_s += 2.0
     engine.step()
