@@ -5,7 +5,7 @@ token, before it the same tokens, on the exact cache and in a format.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 
@@ -22,11 +22,11 @@ from kvchat.engine.kernels.threads import choose_threads, usable_cores
 from kvchat.engine.models.latent import projections
 from kvchat.engine.models.linear.packed import pack_linears
 from kvchat.engine.models.load import LoadedModel, choose_device
-from kvchat.engine.models.weights_setting import WeightSource
+from kvchat.engine.quality.convert import load_exact
 from kvchat.engine.quality.loss import TokenLosses, token_losses
 from kvchat.engine.quality.replay import Replay, ReplaySize
 from kvchat.engine.startup.assembly import placed, shadows_of
-from kvchat.engine.startup.weights import groups_in, load_candidate
+from kvchat.engine.startup.weights import groups_in
 from kvchat.errors import ConfigError, ContextOverflow, UsageError
 from kvchat.platform.host_memory import available_bytes
 
@@ -98,17 +98,15 @@ class Gauge:
         Raises:
             ModelError, CapacityError: it cannot be loaded.
         """
-        config = replace(config, cache_format=EXACT)
-        device = choose_device(config.device)
-        source = WeightSource(model_dir=model_dir, adapter_dir=config.adapter)
-        candidate = load_candidate(source, config, device, report)
-        pack_linears(candidate.loaded.module, projections(candidate.loaded.module))
+        candidate = load_exact(model_dir, config, report)
+        module = candidate.loaded.module
+        pack_linears(module, projections(module))
         return cls(
             candidate.loaded,
             candidate.served,
             block_size=config.block_size,
             chunk_len=config.max_batch_tokens,
-            num_copies=_num_copies(candidate.loaded, device, config.threads),
+            num_copies=_num_copies(candidate.loaded, choose_device(config.device), config.threads),
         )
 
     @property

@@ -92,20 +92,18 @@ class SuiteEncoder:
         return [ROLE_IDS[role], *self.ids(f" {text}" if role == "user" else text), END_ID]
 
 
-class RecallSuite:
-    """The built-in questions, as items for one model. Raises as `SuiteEncoder` does."""
-
-    def __init__(self, model_dir: Path) -> None:
-        self._encoder = SuiteEncoder(model_dir)
-
-    def items(self, *, num_recall: int | None = None, num_needle: int | None = None) -> list[Item]:
-        """Return the first items of each kind, conversations first; None: all of them."""
-        texts = read_texts(RECALL_FILE)
-        wanted = [
-            *[one for one in texts if one.kind == RECALL][:num_recall],
-            *[one for one in texts if one.kind == NEEDLE][:num_needle],
-        ]
-        return [self._encoder.item(one) for one in wanted]
+def suite_items(
+    model_dir: Path, *, num_recall: int | None = None, num_needle: int | None = None
+) -> list[Item]:
+    """Return the first built-in questions of each kind as items for one model, conversations first; None: all
+    of them. Raises as `SuiteEncoder` does.
+    """
+    encoder, texts = SuiteEncoder(model_dir), read_texts(RECALL_FILE)
+    wanted = [
+        *[one for one in texts if one.kind == RECALL][:num_recall],
+        *[one for one in texts if one.kind == NEEDLE][:num_needle],
+    ]
+    return [encoder.item(one) for one in wanted]
 
 
 def read_texts(file: Path) -> list[RecallTexts]:

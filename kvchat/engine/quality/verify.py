@@ -144,7 +144,7 @@ class Verifier:
     def _compare(self, target: PathBlock, block: ComputedBlock, *, keep: bool) -> None:
         self._done.add(target.key)
         self.findings.num_blocks += 1
-        deviations = []
+        worst, is_different = 0.0, False
         for group in target.groups:
             computed = block.read(group, len(target.token_ids))
             # What is kept has pushed it out, which says nothing of its bytes.
@@ -153,16 +153,13 @@ class Verifier:
             stored = self._block_store.read(group, target.parent, u32le(target.token_ids))
             layout = self._block_store.layouts[group]
             found = inf if stored is None else deviation(stored, computed, layout, self._specs[group])
-            deviations.append(found)
+            worst = max(worst, found)
             if found > tolerance(layout):
+                is_different = True
                 self._block_store.set_aside(group, target.key)
             if keep:
                 self._keep(group, target, computed)
-        worst = max(deviations, default=0.0)
-        if any(
-            found > tolerance(self._block_store.layouts[group])
-            for found, group in zip(deviations, target.groups, strict=True)
-        ):
+        if is_different:
             self.findings.different.append(target.key)
         else:
             self.findings.num_exact += worst == 0.0

@@ -1,5 +1,6 @@
 """Which format is recommended, and how losses are drawn."""
 
+from dataclasses import replace
 from xml.etree import ElementTree
 
 import pytest
@@ -56,12 +57,7 @@ def test_the_fewest_bytes_that_keep_the_stated_agreement(kept: float, name: str)
 def test_the_exact_format_stays_where_none_keeps_enough_or_none_is_smaller() -> None:
     assert recommended([measured("int2", 200, 0.5)], 0.9, 1000) is None
     assert recommended([measured("int8", 1200)], 0.9, 1000) is None
-    assert "stay with exact" in advice_line(
-        GaugeReport(
-            model="", num_tokens=1, num_replayed=1, exact_bytes=1, exact_token_bytes=1.0, formats=FOUND
-        ),
-        0.99,
-    )
+    assert "stay with exact" in advice_line(replace(REPORT, exact_bytes=1), 0.99)
 
 
 def test_the_frontier_has_no_format_that_another_beats() -> None:
@@ -78,16 +74,7 @@ def test_advice_says_what_was_asked_for_what_is_saved_and_how_sure_it_is() -> No
 
 def test_layers_are_told_from_the_most_sensitive_on() -> None:
     layers = tuple(LayerLoss(layer=n, cache_format="int4", loss=loss(1.0, 0.1 * n)) for n in (1, 3, 5))
-    report = GaugeReport(
-        model="",
-        num_tokens=9,
-        num_replayed=1,
-        exact_bytes=9,
-        exact_token_bytes=1.0,
-        formats=FOUND,
-        layers=layers,
-    )
-    lines = [line.split()[0] for line in report_lines(report, 0.5)]
+    lines = [line.split()[0] for line in report_lines(replace(REPORT, layers=layers), 0.5)]
     assert [word for word in lines if word in "135"] == ["5", "3", "1"]
 
 

@@ -14,8 +14,8 @@ from kvchat.engine.quality.recall_suite import (
     RECALL,
     RECALL_FILE,
     ROLE_IDS,
-    RecallSuite,
     read_texts,
+    suite_items,
 )
 from kvchat.errors import ModelUnreadable, UsageError
 from tests.tiny_models import write_model
@@ -46,7 +46,7 @@ def test_the_shipped_texts_are_those_of_the_generator() -> None:
     assert [one.kind for one in shipped] == [RECALL] * 100 + [NEEDLE] * 40
     size = SuiteSize(num_conversations=2, num_documents=1)
     assert [*shipped[:2], shipped[100]] == list(SuiteGenerator(MODEL).texts(size))
-    assert RecallSuite(MODEL).items(num_recall=2, num_needle=1) == list(SuiteGenerator(MODEL).items(size))
+    assert suite_items(MODEL, num_recall=2, num_needle=1) == list(SuiteGenerator(MODEL).items(size))
 
 
 @pytest.mark.slow
@@ -64,18 +64,18 @@ def test_prompts_end_where_answers_begin(items: list[Item]) -> None:
 
 def test_a_tokenizer_that_is_missing_or_another_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="starter"):
-        RecallSuite(tmp_path)
+        suite_items(tmp_path)
     file = write_model(tmp_path) / "tokenizer.json"
     file.write_text(file.read_text().replace("<|user|>", "<|human|>"))
     with pytest.raises(UsageError, match="kvchat cache gauge SESSION"):
-        RecallSuite(tmp_path)
+        suite_items(tmp_path)
 
 
 def test_a_damaged_tokenizer_is_named_with_what_to_do(tmp_path: Path) -> None:
     file = write_model(tmp_path) / "tokenizer.json"
     file.write_text(file.read_text()[:100])
     with pytest.raises(ModelUnreadable, match=r"tokenizer\.json cannot be read .*download the model again"):
-        RecallSuite(tmp_path)
+        suite_items(tmp_path)
 
 
 def test_every_answer_stands_in_its_text_once_it_was_told(items: list[Item]) -> None:

@@ -21,6 +21,7 @@ from kvchat.engine.memory.disk.store import DiskStore
 from kvchat.engine.quality.recompute import Recompute
 from kvchat.engine.quality.verify import Verifier, deviation, tolerance
 from kvchat.engine.startup.assembly import build_parts
+from kvchat.engine.startup.parts import EngineParts
 from kvchat.errors import ConfigError
 from kvchat.session.kv.stored_paths import blocks_on
 from tests.engine.conftest import TinyModels
@@ -113,20 +114,24 @@ def test_blocks_computed_behind_a_given_past_are_those_computed_from_the_beginni
     engine.close()
 
 
-@pytest.mark.parametrize("view", ["window:64", "keydiff:64"])
-def test_nothing_is_verified_over_a_view(view: str, tiny: TinyModels, tmp_path: Path) -> None:
-    """What it computes behind its hidden blocks would be written under the names of exact blocks."""
-    parts = build_parts("tiny", tiny("llama"), EngineConfig(device="cpu", block_size=16, cache_format=view))
-    store = DiskStore(
-        tmp_path,
+def store_of(parts: EngineParts, cache_dir: Path) -> DiskStore:
+    """Return the disk tier of an engine that has none itself."""
+    return DiskStore(
+        cache_dir,
         fingerprint=bytes.fromhex(parts.info.fingerprint),
         layouts=parts.pool.layouts(),
         block_size=16,
         limit_bytes=None,
     )
+
+
+@pytest.mark.parametrize("view", ["window:64", "keydiff:64"])
+def test_nothing_is_verified_over_a_view(view: str, tiny: TinyModels, tmp_path: Path) -> None:
+    """What it computes behind its hidden blocks would be written under the names of exact blocks."""
+    parts = build_parts("tiny", tiny("llama"), EngineConfig(device="cpu", block_size=16, cache_format=view))
     with (
         closing(Engine(parts)),
-        closing(OfflineBlockStore(store)) as block_store,
+        closing(OfflineBlockStore(store_of(parts, tmp_path))) as block_store,
         pytest.raises(ConfigError, match="--cache-format exact"),
     ):
         Verifier(Recompute(parts, chunk_len=64), parts.manager.groups, block_store)
@@ -142,13 +147,7 @@ def test_a_state_is_held_to_what_its_tokens_lead_to(tmp_path: Path) -> None:
     engine.close()
     parts = build_parts("tiny", model_dir, replace(config, cache_dir=None))
     root = root_key(bytes.fromhex(parts.info.fingerprint))
-    store = DiskStore(
-        tmp_path / "cache",
-        fingerprint=bytes.fromhex(parts.info.fingerprint),
-        layouts=parts.pool.layouts(),
-        block_size=16,
-        limit_bytes=None,
-    )
+    store = store_of(parts, tmp_path / "cache")
     (state,) = (group.id for group in parts.manager.groups if group.is_state)
     with closing(Engine(parts)), closing(OfflineBlockStore(store)) as block_store:
         targets = list(blocks_on(block_store, path, root, root))

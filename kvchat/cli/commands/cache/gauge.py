@@ -130,15 +130,15 @@ def _replay_session(options: GaugeOptions, reference: str) -> None:
 
 
 def _ask_suite(options: GaugeOptions) -> None:
-    from kvchat.engine.quality.recall_suite import CONTEXT_LEN, RecallSuite, num_questions
+    from kvchat.engine.quality.recall_suite import CONTEXT_LEN, num_questions, suite_items
 
     settings, status = options.settings(), Status(quiet=options.quiet)
     model = options.model or _STARTER
     location = located(settings, model)
-    suite = RecallSuite(location.path)
+    numbers = {"num_recall": 10, "num_needle": 4} if options.quick else {}
+    items = suite_items(location.path, **numbers)
     loaded, _ = _load(settings, model, status)
     beside = [_load(settings, model, status)[0] for _ in range(loaded.num_copies - 1)]
-    items = suite.items(num_recall=10, num_needle=4) if options.quick else suite.items()
     start_s = monotonic()
     marks = _examined([loaded, *beside], items, _formats(options, loaded), status)
     figures = finite(suite_values(items, marks))
