@@ -30,6 +30,10 @@ MAX_CHUNK = 9
 token = st.integers(0, 1)
 pick = st.integers(0, 1000)
 
+Policy = tuple[Eviction, bool]
+"""What makes room, and whether the host tier takes only every other block."""
+POLICIES = st.tuples(st.sampled_from(list(Eviction)), st.booleans())
+
 
 def room_of(sequence: Sequence) -> int:
     """Return how many tokens a sequence may grow by."""
@@ -44,25 +48,23 @@ class CacheTraces(RuleBasedStateMachine):
         num_full=st.integers(7, 12),
         num_sliding=st.integers(7, 9),
         num_places=st.integers(0, 8),
-        policy=st.tuples(st.sampled_from(list(Eviction)), st.booleans()),
+        policy=POLICIES,
     )
-    def build(
-        self, limited: Group, num_full: int, num_sliding: int, num_places: int, policy: tuple[Eviction, bool]
-    ) -> None:
+    def build(self, limited: Group, num_full: int, num_sliding: int, num_places: int, policy: Policy) -> None:
+        self.begin(
+            full_group(), limited, num_blocks=[num_full, num_sliding], num_places=num_places, policy=policy
+        )
+
+    def begin(self, *groups: Group, num_blocks: list[int], num_places: int, policy: Policy) -> None:
         eviction, is_choosy = policy
-        cache = Cache(
-            full_group(),
-            limited,
-            num_blocks=[num_full, num_sliding],
+        self.cache = Cache(
+            *groups,
+            num_blocks=num_blocks,
             block_size=BLOCK_SIZE,
             num_places=num_places,
             eviction=eviction,
             is_worth=lambda node: not is_choosy or node.key[0] % 2 == 0,
         )
-        self.begin(cache)
-
-    def begin(self, cache: Cache) -> None:
-        self.cache = cache
         self.manager, self.device, self.tier = self.cache.manager, self.cache.device, self.cache.tier
         self.admitted: list[Sequence] = []
         self.waiting: list[Sequence] = []

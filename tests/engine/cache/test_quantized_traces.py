@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant
 
 from kvchat.engine.api.ids import BlockId, GroupId
-from kvchat.engine.cache.eviction import Eviction
-from tests.engine.cache.caches import Cache, quantized_group, recent_group
-from tests.engine.cache.test_manager_traces import BLOCK_SIZE, FEW, MANY, CacheTraces
+from tests.engine.cache.caches import quantized_group, recent_group
+from tests.engine.cache.test_manager_traces import BLOCK_SIZE, FEW, MANY, POLICIES, CacheTraces, Policy
 
 pytestmark = [pytest.mark.pure, pytest.mark.long]
 
@@ -22,22 +21,14 @@ class QuantizedTraces(CacheTraces):
         num_quantized=st.integers(5, 10),
         num_recent=st.integers(7, 9),
         num_places=st.integers(0, 8),
-        policy=st.tuples(st.sampled_from(list(Eviction)), st.booleans()),
+        policy=POLICIES,
     )
     def build(  # type: ignore[override]
-        self, num_quantized: int, num_recent: int, num_places: int, policy: tuple[Eviction, bool]
+        self, num_quantized: int, num_recent: int, num_places: int, policy: Policy
     ) -> None:
-        eviction, is_choosy = policy
-        cache = Cache(
-            quantized_group(BLOCK_SIZE),
-            recent_group(BLOCK_SIZE),
-            num_blocks=[num_quantized, num_recent],
-            block_size=BLOCK_SIZE,
-            num_places=num_places,
-            eviction=eviction,
-            is_worth=lambda node: not is_choosy or node.key[0] % 2 == 0,
-        )
-        self.begin(cache)
+        groups = quantized_group(BLOCK_SIZE), recent_group(BLOCK_SIZE)
+        num_blocks = [num_quantized, num_recent]
+        self.begin(*groups, num_blocks=num_blocks, num_places=num_places, policy=policy)
 
     @invariant()
     def pinned_blocks_are_there(self) -> None:

@@ -11,10 +11,9 @@ from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from kvchat.engine.api.ids import GroupId
 from kvchat.engine.api.snapshot import Tier
-from kvchat.engine.cache.eviction import Eviction
 from kvchat.engine.formats.spec import Group
-from tests.engine.cache.caches import Cache, full_group, sliding_group, state_group
-from tests.engine.cache.test_manager_traces import BLOCK_SIZE, FEW, MANY, CacheTraces
+from tests.engine.cache.caches import full_group, sliding_group, state_group
+from tests.engine.cache.test_manager_traces import FEW, MANY, POLICIES, CacheTraces, Policy
 
 pytestmark = [pytest.mark.pure, pytest.mark.long]
 
@@ -28,7 +27,7 @@ class StateTraces(CacheTraces):
         num_states=st.integers(3, 12),
         num_full=st.integers(7, 12),
         num_places=st.integers(0, 8),
-        policy=st.tuples(st.sampled_from(list(Eviction)), st.booleans()),
+        policy=POLICIES,
     )
     def build(  # type: ignore[override]
         self,
@@ -37,20 +36,11 @@ class StateTraces(CacheTraces):
         num_states: int,
         num_full: int,
         num_places: int,
-        policy: tuple[Eviction, bool],
+        policy: Policy,
     ) -> None:
-        eviction, is_choosy = policy
-        self.piece = piece
-        cache = Cache(
-            *others,
-            state_group(len(others), piece),
-            num_blocks=[*(num_full for _ in others), num_states],
-            block_size=BLOCK_SIZE,
-            num_places=num_places,
-            eviction=eviction,
-            is_worth=lambda node: not is_choosy or node.key[0] % 2 == 0,
-        )
-        self.begin(cache)
+        groups = *others, state_group(len(others), piece)
+        num_blocks = [*(num_full for _ in others), num_states]
+        self.begin(*groups, num_blocks=num_blocks, num_places=num_places, policy=policy)
 
     @precondition(lambda self: self.admitted)
     @rule(which=st.integers(0, 1000), tier=st.sampled_from([Tier.HOST, Tier.DISK]))
