@@ -33,21 +33,26 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyModels:
 
 
 @pytest.fixture
-def open_recorded() -> Iterator[OpenRecorded]:
+def engines() -> "Iterator[list[Engine]]":
+    """Engines whose books are checked, and which are closed, behind the test."""
+    opened: list[Engine] = []
+    yield opened
+    for engine in opened:
+        engine.check_integrity()
+        engine.close()
+
+
+@pytest.fixture
+def open_recorded(engines: "list[Engine]") -> OpenRecorded:
     """Return a function that opens engines and their runners' records; what a test leaves open is closed."""
     from tests.engine import tiny_models
-
-    engines: list[Engine] = []
 
     def open_one(model_dir: Path, **settings: Any) -> "tuple[Engine, RecordingRunner]":
         engine, recorder = tiny_models.open_recorded(model_dir, **settings)
         engines.append(engine)
         return engine, recorder
 
-    yield open_one
-    for engine in engines:
-        engine.check_integrity()
-        engine.close()
+    return open_one
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from pathlib import Path
 from torch import Tensor
 
 from kvchat.engine.api.config import EngineConfig
-from kvchat.engine.api.events import TokenEmitted
+from kvchat.engine.api.events import FinishReason, TokenEmitted
 from kvchat.engine.api.ids import SequenceId
 from kvchat.engine.api.request import Request
 from kvchat.engine.api.sampling_params import SamplingParams
@@ -108,7 +108,7 @@ class Life:
         self.drafter = drafter
         self.model_dir, self.cache_dir, self.dtype = model_dir, cache_dir, dtype
         self.samplings = samplings or (GREEDY,)
-        self.random = random.Random(seed)
+        self.seed, self.random = seed, random.Random(seed)
         self.requests: list[Asked] = []
         self.sequences: dict[SequenceId, list[int]] = {}
         """Live sequences on which nothing runs, with the text that they stand for."""
@@ -234,3 +234,25 @@ class Life:
 
     def _words(self, least: int, most: int) -> list[int]:
         return [self.random.randrange(1, VOCAB_SIZE) for _ in range(self.random.randint(least, most))]
+
+
+def live(life: Life, num_actions: int) -> None:
+    """Run a life, and hold each of its answers to that of an engine without a past."""
+    life.run(num_actions)
+    assert life.requests
+    for number, asked in enumerate(life.requests):
+        _expect_cold(life.model_dir, asked, f"request {number} of seed {life.seed}")
+
+
+def _expect_cold(model_dir: Path, asked: Asked, name: str) -> None:
+    result = asked.handle.result
+    assert result is not None
+    reasons = {sample.reason for sample in result.samples}
+    assert reasons <= {FinishReason.LENGTH} | ({FinishReason.CANCELLED} if asked.may_be_cut else set())
+    wanted = cold(model_dir, asked.prompt, asked.sampling).tokens
+    if reasons == {FinishReason.LENGTH}:
+        assert asked.tokens == wanted, name
+    elif asked.sampling.beam_width is not None:
+        return  # a search that is cut short tells its best beam so far, which another may overtake later
+    for sample, tokens in asked.tokens.items():
+        assert tokens == wanted[sample][: len(tokens)], name

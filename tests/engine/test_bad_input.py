@@ -57,6 +57,7 @@ BAD_REQUESTS: list[tuple[type[Exception], Callable[[], Request]]] = [
     (InvalidRequest, lambda: ask(repetition_penalty=math.inf)),
     (InvalidRequest, lambda: ask(stop_token_ids=("a",))),
     (InvalidRequest, lambda: ask(n=None)),
+    (InvalidRequest, lambda: ask(n=0)),
     (InvalidRequest, lambda: ask(n=2)),
     (InvalidRequest, lambda: ask(temperature=1.0, n=3, best_of=2)),
     (InvalidRequest, lambda: ask(temperature=1.0, beam_width=2)),

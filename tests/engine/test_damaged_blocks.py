@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import safetensors.torch
 
 from kvchat.engine.api.ids import BlockKey, block_key, chain_keys, root_key
 from kvchat.engine.memory.disk.block_file import block_path
+from tests.damage import flip
 from tests.engine.conftest import OpenEngine, TinyModels
 from tests.engine.tiny_models import answer, reference, token_ids
 from tests.engine.tiny_models import open_engine as open_unmanaged
@@ -77,18 +79,6 @@ def stored(original: Stored, tmp_path: Path) -> Stored:
     return replace(original, cache_dir=tmp_path / "cache")
 
 
-def flip_a_byte(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[-5] ^= 0x10
-    path.write_bytes(data)
-
-
-def flip_a_byte_of_the_header(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[60] ^= 0x01
-    path.write_bytes(data)
-
-
 def cut_short(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-64])
 
@@ -101,12 +91,12 @@ def take_the_neighbours_bytes(path: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "number", "group", "num_left"),
     [
-        (flip_a_byte, 0, FULL, 0),
-        (flip_a_byte, 3, FULL, 48),
-        (flip_a_byte, 5, SLIDING, 80),
-        (flip_a_byte, NUM_BLOCKS, FULL, 96),
-        (flip_a_byte, NUM_BLOCKS, SLIDING, 96),
-        (flip_a_byte_of_the_header, 3, FULL, 48),
+        (flip, 0, FULL, 0),
+        (flip, 3, FULL, 48),
+        (flip, 5, SLIDING, 80),
+        (flip, NUM_BLOCKS, FULL, 96),
+        (flip, NUM_BLOCKS, SLIDING, 96),
+        (partial(flip, at=60), 3, FULL, 48),
         (cut_short, 3, FULL, 48),
         (cut_short, NUM_BLOCKS, FULL, 96),
         (take_the_neighbours_bytes, 3, FULL, 48),
@@ -153,7 +143,7 @@ def test_sliding_blocks_before_the_window_are_not_missed(stored: Stored, open_en
 
 
 def test_what_was_computed_again_is_stored_again(stored: Stored, open_engine: OpenEngine) -> None:
-    flip_a_byte(stored.path(1, FULL))
+    flip(stored.path(1, FULL))
     engine = open_unmanaged(stored.model_dir, cache_dir=stored.cache_dir)
     text = stored.prompt + answer(engine, stored.prompt).token_ids
     engine.close()
@@ -167,7 +157,7 @@ def test_blocks_damaged_together_are_all_stored_again_by_one_answer(
 ) -> None:
     """A torn stretch of the disk must not cost one long prefill per block in it."""
     for number in range(NUM_BLOCKS):
-        flip_a_byte(stored.path(number, FULL))
+        flip(stored.path(number, FULL))
     first = open_engine(stored.model_dir, cache_dir=stored.cache_dir)
     assert answer(first, stored.prompt).usage.cached_tokens == 0
     first.close()

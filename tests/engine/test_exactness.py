@@ -47,6 +47,14 @@ def expect_rows(
         assert (row - rows[position]).abs().max() < bound, f"position {position}"
 
 
+def expect_answer(
+    model_dir: Path, recorder: RecordingRunner, handle: Handle, prompt: list[int], tokens: list[int]
+) -> None:
+    """The answer is transformers' own, and so are the logits that chose it."""
+    expect(model_dir, prompt, tokens)
+    expect_rows(model_dir, recorder, handle, prompt, tokens)
+
+
 @all_kinds
 def test_a_single_prompt_gets_the_answer_and_the_logits_of_transformers(
     kind: str, tiny: TinyModels, open_recorded: OpenRecorded
@@ -57,8 +65,7 @@ def test_a_single_prompt_gets_the_answer_and_the_logits_of_transformers(
     prompt = token_ids(70)
     handle = submit(engine, prompt, 60)
     result = finish(engine, handle)
-    expect(model_dir, prompt, result.token_ids)
-    expect_rows(model_dir, recorder, handle, prompt, result.token_ids)
+    expect_answer(model_dir, recorder, handle, prompt, result.token_ids)
     assert result.finish_reason is FinishReason.LENGTH
     assert (result.usage.cached_tokens, result.usage.computed_tokens) == (0, 70)
 
@@ -90,8 +97,7 @@ def test_a_ragged_batch_that_arrives_bit_by_bit_mixes_prefill_with_decode_and_st
     handles = [_submit_and_step(engine, prompt) for prompt in prompts]
     results = [finish(engine, handle) for handle in handles]
     for prompt, handle, result in zip(prompts, handles, results, strict=True):
-        expect(model_dir, prompt, result.token_ids)
-        expect_rows(model_dir, recorder, handle, prompt, result.token_ids)
+        expect_answer(model_dir, recorder, handle, prompt, result.token_ids)
     sizes = [[len(chunk.token_ids) for chunk in batch.chunks] for batch in recorder.batches]
     assert any(1 in batch and max(batch) > 1 for batch in sizes)
     assert any(len(batch) == len(prompts) for batch in sizes)
@@ -117,8 +123,7 @@ def test_a_prefix_hit_that_ends_inside_a_block_is_exact(
     handle = submit(engine, prompt, 24)
     result = finish(engine, handle)
     assert (result.usage.cached_tokens, result.loaded.device) == (71, 71)
-    expect(model_dir, prompt, result.token_ids)
-    expect_rows(model_dir, recorder, handle, prompt, result.token_ids)
+    expect_answer(model_dir, recorder, handle, prompt, result.token_ids)
 
 
 @all_kinds
@@ -148,8 +153,7 @@ def test_contexts_far_beyond_the_window_are_exact(
     handles = [submit(engine, prompt, 40) for prompt in prompts]
     for prompt, handle in zip(prompts, handles, strict=True):
         result = finish(engine, handle)
-        expect(model_dir, prompt, result.token_ids)
-        expect_rows(model_dir, recorder, handle, prompt, result.token_ids)
+        expect_answer(model_dir, recorder, handle, prompt, result.token_ids)
     _expect_windows_held(engine, window, block_size)
 
 

@@ -17,12 +17,11 @@ from kvchat.engine.kernels import causal_conv
 from kvchat.engine.kernels.health import HEALTH
 from kvchat.engine.kernels.native.library import library
 from kvchat.engine.models.config_file import normalised, read_config
-from kvchat.engine.scheduling.scheduler import Drafter, NoDrafter
+from kvchat.engine.scheduling.scheduler import NoDrafter
 from kvchat.engine.sequences.completion_sequence import Completion
-from tests.engine.conversations import GREEDY, Life
+from tests.engine.conversations import Life, live
 from tests.engine.recurrent_models import CONFIGS, save_recurrent
 from tests.engine.test_speculation import as_in_a_life, expect_exact
-from tests.engine.test_traces_engine import expect_cold
 from tests.engine.tiny_models import (
     RecordingRunner,
     answer,
@@ -375,7 +374,7 @@ def test_of_many_snapshots_those_are_kept_that_save_most_tokens(model_dir: Any) 
 def test_after_any_life_each_answer_is_that_of_an_engine_without_a_past(
     name: str, seed: int, model_dir: Any, tmp_path: Path
 ) -> None:
-    live(model_dir(name), tmp_path, seed, num_actions=10)
+    live(Life(model_dir(name), tmp_path, seed), num_actions=10)
 
 
 @pytest.mark.slow
@@ -384,7 +383,7 @@ def test_after_any_life_each_answer_is_that_of_an_engine_without_a_past(
 def test_after_many_lives_each_answer_is_that_of_an_engine_without_a_past(
     name: str, seed: int, model_dir: Any, tmp_path: Path
 ) -> None:
-    live(model_dir(name), tmp_path, seed, num_actions=40)
+    live(Life(model_dir(name), tmp_path, seed), num_actions=40)
 
 
 @some_classes
@@ -422,16 +421,8 @@ def test_an_answer_whose_draft_was_wrong_goes_on_beside_a_more_important_prompt(
 def test_after_any_life_with_drafts_each_answer_is_that_of_an_engine_without_a_past(
     name: str, model_dir: Any, tmp_path: Path
 ) -> None:
-    live(model_dir(name), tmp_path, seed=4, num_actions=10, drafter=as_in_a_life(model_dir(name)))
-
-
-def live(
-    model_dir: Path, cache_dir: Path, seed: int, num_actions: int, drafter: Drafter | None = None
-) -> None:
-    life = Life(model_dir, cache_dir, seed, GREEDY, drafter=drafter)
-    life.run(num_actions)
-    for number, asked in enumerate(life.requests):
-        expect_cold(model_dir, asked, f"request {number} of seed {seed}")
+    drafter = as_in_a_life(model_dir(name))
+    live(Life(model_dir(name), tmp_path, seed=4, drafter=drafter), num_actions=10)
 
 
 @pytest.mark.parametrize("name", PLANNED)

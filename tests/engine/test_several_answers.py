@@ -7,7 +7,6 @@ import pytest
 from kvchat.engine.api.events import FinishReason, RequestFinished, TokenEmitted
 from kvchat.engine.api.request import Request
 from kvchat.engine.api.sampling_params import SamplingParams
-from kvchat.errors import InvalidRequest
 from tests.engine.tiny_models import make_config, open_engine, save_model, token_ids
 
 pytestmark = pytest.mark.cpu
@@ -94,9 +93,3 @@ def test_releasing_the_answers_leaves_no_block_in_use(model_dir: Path) -> None:
     engine.generate([token_ids(70)], SamplingParams(max_tokens=NUM_TOKENS, temperature=1.0, n=4))
     assert not engine.snapshot().sequences
     assert all(group.used_blocks == 0 for group in engine.snapshot().groups)
-
-
-@pytest.mark.parametrize("wrong", [{"n": 0}, {"n": 2}, {"n": 3, "best_of": 2, "temperature": 1.0}])
-def test_contradictory_numbers_of_answers_are_refused(wrong: dict[str, float]) -> None:
-    with pytest.raises(InvalidRequest):
-        SamplingParams(**wrong)

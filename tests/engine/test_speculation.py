@@ -19,12 +19,13 @@ from kvchat.engine.results import Result, collect
 from kvchat.engine.sequences.completion_sequence import Completion
 from kvchat.engine.startup.assembly import build_parts
 from tests.engine.conftest import OpenEngine, OpenRecorded, TinyModels
-from tests.engine.conversations import Asked, cold, keep_rows
+from tests.engine.conversations import Asked, Life, cold, keep_rows, live
 from tests.engine.conversations import collect as step_all
 from tests.engine.drafters import Foreseen
-from tests.engine.test_exactness import expect, expect_rows
+from tests.engine.test_engine import StopsAfter
+from tests.engine.test_exactness import expect_answer
 from tests.engine.test_traces_engine import KINDS as WINDOWED
-from tests.engine.test_traces_engine import live
+from tests.engine.test_traces_engine import SAMPLINGS
 from tests.engine.test_traces_sixteen_bits import judge
 from tests.engine.tiny_models import KINDS, finish, reference, submit, token_ids
 
@@ -69,8 +70,7 @@ def expect_exact(
     results = [finish(engine, handle) for handle in handles]
     for prompt, handle, result in zip(prompts, handles, results, strict=True):
         assert len(result.token_ids) == num_tokens
-        expect(model_dir, prompt, result.token_ids)
-        expect_rows(model_dir, recorder, handle, prompt, result.token_ids)
+        expect_answer(model_dir, recorder, handle, prompt, result.token_ids)
     drafted = sum(result.usage.drafted_tokens for result in results)
     accepted = sum(result.usage.accepted_tokens for result in results)
     assert 0 < accepted < drafted == sum(batch.num_drafted for batch in recorder.batches)
@@ -102,7 +102,7 @@ def test_after_many_lives_with_drafts_each_answer_is_that_of_an_engine_without_a
     kind: str, seed: int, tiny: TinyModels, tmp_path: Path
 ) -> None:
     model_dir = tiny(kind, **WINDOWED[kind])
-    live(model_dir, tmp_path, seed, 40, as_in_a_life(model_dir))
+    live(Life(model_dir, tmp_path, seed, *SAMPLINGS, drafter=as_in_a_life(model_dir)), 40)
 
 
 def test_sixteen_bit_answers_with_drafts_differ_only_where_two_tokens_are_equally_good(
@@ -158,21 +158,6 @@ def test_an_answer_ends_inside_a_draft_as_it_does_without(llama: Path, open_reco
     assert num_accepted
 
 
-class StopBehind:
-    """Ends an answer with its so many-th token, and counts what it is asked."""
-
-    def __init__(self, num_tokens: int) -> None:
-        self.num_tokens = num_tokens
-        self.seen: list[int] = []
-
-    def feed(self, token_id: int) -> bool:
-        self.seen.append(token_id)
-        return len(self.seen) == self.num_tokens
-
-    def fork(self) -> "StopBehind":
-        return StopBehind(self.num_tokens)
-
-
 def test_a_stop_matcher_sees_each_token_once_and_none_behind_the_end(
     llama: Path, open_recorded: OpenRecorded
 ) -> None:
@@ -180,10 +165,10 @@ def test_a_stop_matcher_sees_each_token_once_and_none_behind_the_end(
     answer = reference(llama).answer(prompt, 24)
     engine, _ = open_recorded(llama, drafter=greedy(llama))
     for num_tokens in (1, 5, 11):
-        stop = StopBehind(num_tokens)
+        stop = StopsAfter(num_tokens)
         request = Request(token_ids=tuple(prompt), sampling=SamplingParams(max_tokens=24), stop=stop)
         result = collect(engine.submit(request))
-        assert result.token_ids == stop.seen == answer[:num_tokens]
+        assert result.token_ids == stop.fed == answer[:num_tokens]
 
 
 def test_drafts_never_reach_behind_the_longest_answer_or_context(

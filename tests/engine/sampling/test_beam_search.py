@@ -12,7 +12,7 @@ from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.cache.block_operations import Copy
 from kvchat.engine.engine import Engine
 from kvchat.engine.results import collect
-from kvchat.errors import InvalidRequest, PoolExhausted
+from kvchat.errors import PoolExhausted
 from tests.engine.tiny_models import make_config, open_engine, open_recorded, save_model, token_ids
 
 pytestmark = pytest.mark.cpu
@@ -161,9 +161,3 @@ def test_searches_under_pressure_end_as_they_do_alone(model_dir: Path, num_block
     ]
     alone = [run_all(open_engine(model_dir), [request])[0] for request in requests]
     assert run_all(sized_engine(model_dir, num_blocks), requests) == alone
-
-
-@pytest.mark.parametrize("wrong", [{"n": 3}, {"temperature": 1.0}, {"best_of": 2}])
-def test_contradictory_searches_are_refused(wrong: dict[str, float]) -> None:
-    with pytest.raises(InvalidRequest):
-        SamplingParams(**{"beam_width": 2} | wrong)

@@ -17,8 +17,8 @@ PROBABILITIES = (0.4, 0.3, 0.2, 0.1)
 LOGITS = torch.tensor([log(p) for p in PROBABILITIES])
 
 
-def row(params: SamplingParams, number: int = 1, token_ids: tuple[int, ...] = (0,)) -> SamplingRow:
-    return SamplingRow(RequestId(number), params, token_ids)
+def row(params: SamplingParams, number: int = 1, draft: tuple[int, ...] = ()) -> SamplingRow:
+    return SamplingRow(RequestId(number), params, (0,), draft)
 
 
 def sample(sampler: Sampler, logits: Tensor, rows: list[SamplingRow]) -> list[SampledToken | None]:
@@ -41,13 +41,6 @@ def kept(**settings: float | int) -> set[int]:
     probabilities = distribution(LOGITS, SamplingParams(temperature=1.0, **settings))  # type: ignore[arg-type]
     assert probabilities.sum() == pytest.approx(1.0)
     return set(probabilities.nonzero().flatten().tolist())
-
-
-def test_temperature_zero_takes_the_most_probable_token() -> None:
-    logits = torch.randn(5, 100, generator=torch.Generator().manual_seed(0))
-    rows = [row(SamplingParams(), number) for number in range(5)]
-    tokens = [choice.token_id for choice in sample(Sampler(0), logits, rows) if choice]
-    assert tokens == logits.argmax(dim=1).tolist()
 
 
 @pytest.mark.parametrize("settings", [{"top_k": 1}, {"top_p": 1e-9}, {"min_p": 0.999}])
@@ -143,23 +136,6 @@ def test_tokens_that_are_ruled_out_by_the_model_are_never_drawn() -> None:
     assert 0 not in draw(Sampler(0), logits, SamplingParams(temperature=3.0, seed=0), 200)
 
 
-def test_a_repetition_penalty_weakens_what_the_text_already_has() -> None:
-    logits = torch.tensor([2.0, 1.5, -1.0])
-    params = SamplingParams(repetition_penalty=2.0)
-    choices = sample(Sampler(0), logits[None], [row(params, token_ids=(0,))])
-    assert choices[0] is not None
-    assert choices[0].token_id == 1
-
-
-def test_logprobs_are_those_of_the_model_before_temperature() -> None:
-    params = SamplingParams(temperature=3.0, top_k=1, seed=0, logprobs=2)
-    (choice,) = sample(Sampler(0), LOGITS[None], [row(params)])
-    assert choice is not None
-    assert choice.logprobs is not None
-    assert choice.logprobs.logprob == pytest.approx(log(0.4))
-    assert [token for token, _ in choice.logprobs.top] == [0, 1]
-
-
 @pytest.mark.parametrize("seed", [0, 2**63 - 1])
 def test_every_seed_that_is_taken_can_be_used(seed: int) -> None:
     assert draw(Sampler(0), LOGITS, SamplingParams(temperature=1.0, seed=seed), 1)[0] in range(4)
@@ -180,13 +156,9 @@ def test_a_draft_is_followed_up_to_the_first_token_that_is_not_chosen() -> None:
     right = logits.argmax(dim=1).tolist()
     for num_right in range(5):
         draft = (*right[:num_right], (right[num_right] + 1) % 50, *right[num_right + 1 : 4])[:5]
-        (chosen,) = Sampler(0).sample(
-            logits[: 1 + len(draft)], [SamplingRow(RequestId(1), SamplingParams(), (0,), draft)]
-        )
+        (chosen,) = Sampler(0).sample(logits[: 1 + len(draft)], [row(SamplingParams(), draft=draft)])
         assert [choice.token_id for choice in chosen if choice] == right[: num_right + 1]
-    (chosen,) = Sampler(0).sample(
-        logits, [SamplingRow(RequestId(1), SamplingParams(), (0,), tuple(right[:5]))]
-    )
+    (chosen,) = Sampler(0).sample(logits, [row(SamplingParams(), draft=tuple(right[:5]))])
     assert [choice.token_id for choice in chosen if choice] == right
 
 
@@ -199,10 +171,7 @@ def test_drafted_tokens_are_drawn_as_they_are_one_by_one_whatever_is_beside_them
     while len(tokens) < 36:
         start = len(tokens)
         draft = (*wanted[start : start + 2], 7 - wanted[start + 2])
-        rows = [
-            SamplingRow(RequestId(2), SamplingParams(), (0,)),
-            SamplingRow(RequestId(1), params, (0,), draft),
-        ]
+        rows = [row(SamplingParams(), 2), row(params, draft=draft)]
         beside, chosen = sampler.sample(torch.cat([logits[:1], logits[start : start + 4]]), rows)
         assert len(beside) == 1
         tokens += [choice.token_id for choice in chosen if choice]
@@ -213,5 +182,5 @@ def test_a_row_that_is_not_a_number_ends_a_draft() -> None:
     logits = torch.randn(4, 20, generator=torch.Generator().manual_seed(0))
     right = tuple(logits.argmax(dim=1).tolist())
     logits[2] = nan
-    (chosen,) = Sampler(0).sample(logits, [SamplingRow(RequestId(1), SamplingParams(), (0,), right[:3])])
+    (chosen,) = Sampler(0).sample(logits, [row(SamplingParams(), draft=right[:3])])
     assert [choice and choice.token_id for choice in chosen] == [*right[:2], None]

@@ -1,6 +1,6 @@
 """Steps that are handed in before the last one's tokens are known change no answer."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,9 @@ from kvchat.engine.sampling.device_sampler import Drawn
 from kvchat.engine.sampling.sampler import Sampler, SamplingRow
 from kvchat.engine.sampling.speculative.ngram_proposer import NgramProposer
 from tests.engine.conftest import TinyModels
-from tests.engine.conversations import BEAMS, GREEDY, SEVERAL, Life
+from tests.engine.conversations import BEAMS, GREEDY, SEVERAL, Life, live
 from tests.engine.overlapped_engines import AheadRunner, open_ahead
 from tests.engine.test_traces_engine import KINDS as WINDOWED
-from tests.engine.test_traces_engine import expect_cold
 from tests.engine.tiny_models import KINDS, SAID, answer, reference, submit, token_ids
 
 pytestmark = pytest.mark.cpu
@@ -31,19 +30,15 @@ SAMPLINGS = (*[GREEDY] * 7, BEAMS)
 
 
 @pytest.fixture
-def opened() -> Iterator[Any]:
+def opened(engines: list[Engine]) -> Any:
     """Return a function that opens engines; what a test leaves open is closed."""
-    engines: list[Engine] = []
 
     def open_one(model_dir: Path, **settings: Any) -> tuple[Engine, AheadRunner]:
         engine, runner = open_ahead(model_dir, **settings)
         engines.append(engine)
         return engine, runner
 
-    yield open_one
-    for engine in engines:
-        engine.check_integrity()
-        engine.close()
+    return open_one
 
 
 def held(engine: Engine) -> list[tuple[int, list[int]]]:
@@ -161,30 +156,17 @@ def test_tokens_are_read_after_the_next_step_has_been_handed_in(tiny: TinyModels
 
 
 @pytest.mark.parametrize("kind", WINDOWED)
-@pytest.mark.parametrize("seed", [5])
+@pytest.mark.parametrize(
+    ("seed", "num_actions", "least_ahead"),
+    [(5, 16, 20), *(pytest.param(seed, 40, 0, marks=pytest.mark.slow) for seed in range(400, 420))],
+)
 def test_after_any_life_with_steps_ahead_each_answer_is_that_of_an_engine_without_a_past(
-    kind: str, seed: int, tiny: TinyModels, tmp_path: Path
+    kind: str, seed: int, num_actions: int, least_ahead: int, tiny: TinyModels, tmp_path: Path
 ) -> None:
     """Traps 11, 14 and 28: with forks, cancelled answers, searches, pressure and a restart."""
-    model_dir = tiny(kind, **WINDOWED[kind])
-    life = AheadLife(model_dir, tmp_path, seed, *SAMPLINGS)
-    life.run(16)
-    assert life.num_ahead >= 20
-    for number, asked in enumerate(life.requests):
-        expect_cold(model_dir, asked, f"request {number} of seed {seed}")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", WINDOWED)
-@pytest.mark.parametrize("seed", range(400, 420))
-def test_after_many_lives_with_steps_ahead_each_answer_is_that_of_an_engine_without_a_past(
-    kind: str, seed: int, tiny: TinyModels, tmp_path: Path
-) -> None:
-    model_dir = tiny(kind, **WINDOWED[kind])
-    life = AheadLife(model_dir, tmp_path, seed, *SAMPLINGS)
-    life.run(40)
-    for number, asked in enumerate(life.requests):
-        expect_cold(model_dir, asked, f"request {number} of seed {seed}")
+    life = AheadLife(tiny(kind, **WINDOWED[kind]), tmp_path, seed, *SAMPLINGS)
+    live(life, num_actions)
+    assert life.num_ahead >= least_ahead
 
 
 class AheadLife(Life):
