@@ -15,9 +15,9 @@ from tempfile import TemporaryDirectory
 
 from make import Person, draw
 
-from kvchat.engine.quality.recall_suite import DEPTHS
 from kvchat.session.template.tokenizer import read_tokenizer
 from tools.starter.probes import Prober
+from tools.starter.recall_suite import DEPTHS
 from tools.starter.tokenizer import letter_pieces
 from tools.starter.words import Lexicon
 
