@@ -115,7 +115,7 @@ OTHERS: dict[str, tuple[Any, str]] = {
         transformers.MixtralConfig(
             **SIZES | {"hidden_size": 96, "intermediate_size": 96}, num_local_experts=2, num_experts_per_tok=1
         ),
-        "no gated MLP",
+        "MLPs have other parts",
     ),
     "another activation": (transformers.LlamaConfig(**SIZES, hidden_act="relu"), "activation"),
     "layer norms": (transformers.CohereConfig(**SIZES | {"hidden_size": 96}), "norms"),

@@ -1,11 +1,12 @@
 """Layer fusion: matches a model's decoder layers by structure, then checks them against the model itself.
 
-A few tokens of two texts run through the model, one of them behind some keys that are zero. What every layer
-gets and gives is noted and computed again by the fused layers, and so are the logits. Then the first layers,
-one of each sort among them, run once more with the last positions of the model's context, since a model may
-compute something else from a position on. Any difference that rounding does not explain leaves the model as
-it is. More rows, as prompts have, are computed to the same bits as these few, which tests hold. Where prompts
-would be rounded, these few are held to the model rounded, too; if that is too coarse for it, none is.
+A few tokens of three texts run through the model, two of them behind some keys that are zero. What every
+layer gets and gives is noted and computed again by the fused layers, and so are the logits. Then the first
+layers, one of each sort among them, run once more with the last positions of the model's context, since a
+model may compute something else from a position on. Any difference that rounding does not explain leaves the
+model as it is. More rows, as prompts have, are computed to the same bits as these few, which tests hold.
+Where prompts would be rounded, these few are held to the model rounded, too; if that is too coarse for it,
+none is.
 
 What is tried is the model's structure, on exact keys and values: layers whose older blocks are quantized are
 tried as if they kept all exact, and read both kinds in the pool that they are put on.
@@ -149,7 +150,8 @@ class Fusion:
 
     @property
     def is_quantized(self) -> bool:
-        return any(isinstance(linear.weight, QuantizedWeight) for linear in self.layers[0].linears)
+        linears = [linear for layer in self.layers for linear in layer.linears]
+        return any(isinstance(linear.weight, QuantizedWeight) for linear in linears)
 
     def stand_before(self, own: ForwardPass, pool: DevicePool) -> FusedPass:
         """Return a pass that computes sequences by fused layers, and by `own` what they do not."""
@@ -296,7 +298,7 @@ def take_sample(loaded: LoadedModel, groups: Sequence[Group]) -> FusionSample:
     module: Any = loaded.module
     decoder = match_decoder(module)
     if sum(len(group.layers) for group in groups) != sum(map(mixes, decoder.layers)):
-        raise Unmatched("not every layer attends")
+        raise Unmatched("its layers read what others keep")
     pool = scratch(groups, module.device)
     row = sample_row(groups, module)
     seen, logits = watch(module, decoder, pool, row)

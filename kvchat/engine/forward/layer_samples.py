@@ -1,5 +1,5 @@
-"""Layer sample: inputs and outputs of a model's layers for a few tokens of two texts, one of them behind some
-keys that are zero, and behind states that are not.
+"""Layer sample: inputs and outputs of a model's layers for a few tokens of three texts, two of them behind
+some keys that are zero, and behind states that are not.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,8 +23,8 @@ from kvchat.engine.models.probing.decoder_structure import Decoder, Unmatched, m
 from kvchat.engine.models.state_layers import StatePast, attach_states
 
 BLOCK_SIZE = 4
-TEXTS = ((0, 5), (37, 3))
-"""Position of the first token, and number of tokens."""
+TEXTS = ((0, 5), (37, 3), (20, 1))
+"""Position of the first token, and number of tokens: a prompt, the end of one, and what is decoded."""
 CPU = torch.device("cpu")
 NUM_POSITIONS = 40
 """Up to behind the last of them."""

@@ -291,7 +291,7 @@ class DecoderLayer:
     @property
     def kind(self) -> Hashable:
         """The same for layers that compute the same with other numbers."""
-        sizes = tuple((linear.num_outputs, linear.bias is not None) for linear in self.linears)
+        sizes = tuple((*linear.weight.shape, linear.bias is not None) for linear in self.linears)
         norms = tuple(norm and (norm.epsilon, norm.adds_one) for norm in self.norms)
         halves = self.mixer and self.mixer.kind, self.mlp and self.mlp.activation
         return halves, sizes, self.rope, self.residual, norms

@@ -69,7 +69,8 @@ struct Step {
                        // processor multiplies bfloat16
 };
 
-// Rows of one width, zero behind it: products read whole vectors, and pairs.
+// Rows for all layers. Products read whole vectors, and pairs: behind what a layer wrote lie zeros or a wider
+// layer's numbers, and weights are zero there.
 struct Buffer {
   float* rows = nullptr;
   uint8_t* codes = nullptr;  // the same as products read them, if any read another form

@@ -1,5 +1,5 @@
 // What stands between the products of a layer that keeps a state in the place of keys and values: a short
-// convolution, alone or before the gated delta rule.
+// convolution, alone or before the gated delta rule or the selective scan.
 //
 // What goes into a convolution is rounded to the type in which states keep it, so that a row's result does not
 // depend on which rows before it share its step. Dimensions: T rows, C channels, L taps, P inputs that are

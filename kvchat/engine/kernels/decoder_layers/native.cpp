@@ -1,9 +1,9 @@
 // All decoder layers of a model for the tokens of a step, in one call.
 //
-// A layer is five phases, or those of one half: what its mixer is given; the mixer, which is attention or goes on
-// from a state (see mixers.h); the output projection; gate and up; down. Whoever ends a phase does what stands between products:
-// norms, rotary embedding, keys and values into the pool, residuals. Of many rows that is a phase of its own.
-// Numbers between the layers stay float32.
+// A layer is five phases, or those of one half: what its mixer is given; the mixer, which is attention or goes
+// on from a state (see mixers.h); the output projection; gate and up; down. Whoever ends a phase does what stands
+// between products: norms, rotary embedding, keys and values into the pool, residuals. Of many rows that is a
+// phase of its own. Numbers between the layers stay float32.
 //
 // Every row's result is a function of that row alone, and of whether products of the step are rounded: no sum
 // depends on how many rows share the step, nor on which thread computes it. Layers with quantised blocks attend
@@ -38,7 +38,7 @@ struct Job {
   int64_t num_of_layers = 0, num_phases = 0;
   bool failed = false;  // for lack of memory
   Buffer normed, heads, convolved, attended, inner, added, sampled;
-  float* rates = nullptr;          // decays [T, H] and betas [T, H] of a layer with a delta rule; steps [T, H] of a scan
+  float* rates = nullptr;          // decays [T, H] and betas [T, H] of a delta rule; steps [T, H] of a scan
   float* decays = nullptr;         // [H] of a scan, and what it skips [H]
   QuantizedCall* calls = nullptr;     // of each layer
   Attention<T>* exact = nullptr;   // of each layer, and used by those without quantised blocks
@@ -318,12 +318,11 @@ struct Job {
     apply_norm(before, normed.row(t), hidden(t), step.num_hidden);
   }
 
-  // What comes of one product's gates and ups, or of gates alone, and zero behind it.
+  // What comes of one product's gates and ups, or of gates alone.
   void activate_inner(const Layer& layer, int64_t t) const {
     const int64_t count = layer.down.num_inputs;
     float* row = inner.row(t);
     activate(row, layer.gate.num_outputs > count ? row + count : nullptr, count, layer.activation);
-    memset(row + count, 0, (inner.stride - count) * sizeof(float));
   }
 
   void add_residual(const Layer& layer, const Norm& norm, int64_t t) const {

@@ -305,7 +305,8 @@ def step_bytes(
     inner = max((layer.mlp.gate.num_outputs for layer in layers if layer.mlp is not None), default=0)
     heads = max((sum(linear.num_outputs for linear in mixing.inputs) for mixing in mixings), default=0)
     mixers = [mixing.mixer for mixing in mixings if isinstance(mixing.mixer, GatedDelta | SelectiveScan)]
-    convolved = max((len(mixer.conv.taps) + 2 * mixer.num_heads for mixer in mixers), default=0)
+    convolved = max((len(mixer.conv.taps) for mixer in mixers), default=0)
+    convolved += 2 * max((mixer.num_heads for mixer in mixers), default=0)
     inputs = width + attended + inner
     num_bytes = 4 * (inputs + heads + convolved + width)
     if any(isinstance(linear.weight, QuantizedWeight) for linear in linears):

@@ -75,9 +75,8 @@ def decoder_layers(
                 mixed = _attend(inputs, layer, pool, ropes, step)
             hidden = hidden + layer.residual * _norm(multiply(mixed, mixing.output), mixing.after)
         if mlp is not None:
-            hidden = hidden + layer.residual * _norm(
-                _mlp(_norm(hidden, mlp.before), mlp, multiply), mlp.after
-            )
+            inner = inner_of(_norm(hidden, mlp.before), mlp, multiply)
+            hidden = hidden + layer.residual * _norm(multiply(inner, mlp.down), mlp.after)
     return hidden
 
 
@@ -236,14 +235,15 @@ def _rotate(x: Tensor, rope: RopeTable | None, positions: Tensor) -> Tensor:
     return torch.cat([turned, rest], dim=-1)
 
 
-def _mlp(x: Tensor, mlp: Mlp, multiply: _Multiply) -> Tensor:
+def inner_of(x: Tensor, mlp: Mlp, multiply: Callable[[Tensor, Linear], Tensor]) -> Tensor:
+    """Return what an MLP's `down` is given."""
     gate = multiply(x, mlp.gate)
     if mlp.up is not None:
-        return multiply(activated(gate, mlp.activation) * multiply(x, mlp.up), mlp.down)
+        return activated(gate, mlp.activation) * multiply(x, mlp.up)
     if gate.shape[1] == mlp.down.num_inputs:
-        return multiply(activated(gate, mlp.activation), mlp.down)
+        return activated(gate, mlp.activation)
     gate, up = gate.chunk(2, dim=-1)
-    return multiply(activated(gate, mlp.activation) * up, mlp.down)
+    return activated(gate, mlp.activation) * up
 
 
 def activated(x: Tensor, activation: Activation) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from kvchat.engine.kernels.decoder_layers.args import DecoderLayer, Linear, Mlp, Norm, TokenMixing
-from kvchat.engine.kernels.decoder_layers.reference import activated
+from kvchat.engine.kernels.decoder_layers.reference import inner_of
 
 Projected = tuple[Tensor, Tensor, Tensor]
 """Queries [T, H, D], keys and values [T, H_kv, D], not turned yet."""
@@ -73,10 +73,7 @@ def after_attention(hidden: Tensor, attended: Tensor, layer: DecoderLayer) -> Te
     mixing, mlp = _halves(layer)
     added = linear_of(attended.flatten(1), mixing.output)
     hidden = hidden + layer.residual * norm_of(added, mixing.after)
-    x = norm_of(hidden, mlp.before)
-    gate = linear_of(x, mlp.gate)
-    gate, up = gate.chunk(2, dim=-1) if mlp.up is None else (gate, linear_of(x, mlp.up))
-    added = linear_of(activated(gate, mlp.activation) * up, mlp.down)
+    added = linear_of(inner_of(norm_of(hidden, mlp.before), mlp, linear_of), mlp.down)
     return hidden + layer.residual * norm_of(added, mlp.after)
 
 

@@ -119,7 +119,7 @@ def match_decoder(module: Any) -> Decoder:
         rotary=getattr(inner[0], "rotary_emb", None),
         layer_types=set(getattr(text, "layer_types", None) or ()),
         softcap=getattr(text, "final_logit_softcapping", None),
-        logits_factor=1.0 / getattr(text, "logits_scaling", 1.0),
+        logits_factor=1.0 / (getattr(text, "logits_scaling", None) or 1.0),
     )
 
 
@@ -136,7 +136,7 @@ def match_layer(
     Raises: Unmatched: it is of another structure.
     """
     norms = {place: match_norm(getattr(layer, name)) for name, place in _norm_names(layer).items()}
-    mixer, mlp = _mixer_of(layer), _mlp_of(layer)
+    mixer, mlp = _halves(layer)
     if (spec is None) != (mixer is None):
         raise Unmatched("its layers have other parts")
     mixing = None
@@ -160,7 +160,7 @@ def mixes(layer: Any) -> bool:
 
     Raises: Unmatched: it is of another structure.
     """
-    return _mixer_of(layer) is not None
+    return _halves(layer)[0] is not None
 
 
 def mixer_of(layer: Any) -> nn.Module:
@@ -168,27 +168,21 @@ def mixer_of(layer: Any) -> nn.Module:
 
     Raises: Unmatched: there is nothing, or it is unknown.
     """
-    found = _mixer_of(layer)
-    if found is None:
+    mixer, _ = _halves(layer)
+    if mixer is None:
         raise Unmatched("its layers have other parts")
-    return found
+    return mixer
 
 
-def _mixer_of(layer: Any) -> nn.Module | None:
-    names = _MIXERS & _child_names(layer)
-    part = getattr(layer, names.pop()) if len(names) == 1 else None
-    if part is None:
+def _halves(layer: Any) -> tuple[nn.Module | None, nn.Module | None]:
+    """Return a layer's mixer and its MLP."""
+    own = _child_names(layer)
+    if own == _ONE_HALF:
+        return (None, layer.mixer) if _mlp_products(layer.mixer) else (layer.mixer, None)
+    mixers, mlps = ([getattr(layer, name) for name in names & own] for names in (_MIXERS, _MLPS))
+    if len(mixers) != 1 or len(mlps) != 1:
         raise Unmatched("its layers have other parts")
-    return None if _child_names(layer) == _ONE_HALF and _mlp_products(part) else part
-
-
-def _mlp_of(layer: Any) -> nn.Module | None:
-    if _child_names(layer) == _ONE_HALF:
-        return layer.mixer if _mlp_products(layer.mixer) else None
-    found = [getattr(layer, name) for name in _MLPS & _child_names(layer)]
-    if len(found) != 1:
-        raise Unmatched("its layers have other parts")
-    return found[0]
+    return mixers[0], mlps[0]
 
 
 def _mlp_products(mlp: nn.Module) -> tuple[str, ...]:
@@ -201,7 +195,7 @@ def _norm_names(layer: Any) -> dict[str, str]:
     """Return the names of a layer's norms, each with what it stands before or after."""
     own = _child_names(layer)
     if own == _ONE_HALF:
-        return {"norm": "before_attention" if _mlp_of(layer) is None else "before_mlp"}
+        return {"norm": "before_attention" if mixes(layer) else "before_mlp"}
     names = next((names for names in NORM_NAMES if own - _MIXERS - _MLPS == set(names)), None)
     if names is None:
         raise Unmatched("its layers have other parts")
@@ -211,7 +205,7 @@ def _norm_names(layer: Any) -> dict[str, str]:
 def _mlp(mlp: Any, before: Norm, after: Norm | None) -> Mlp:
     products = _mlp_products(mlp)
     if not products:
-        raise Unmatched("its layers have no gated MLP")
+        raise Unmatched("its MLPs have other parts")
     gate, *ups, down = (match_linear(getattr(mlp, product)) for product in products)
     activation = _activation(getattr(mlp, "act_fn", getattr(mlp, "activation", functional.silu)))
     return Mlp(
