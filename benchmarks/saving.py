@@ -131,14 +131,14 @@ class _Saving:
     def _saves(self) -> list[Save]:
         size = self._engine.info.block_size
         group = max(self._engine._manager.groups, key=lambda group: group.is_state)
+        token_ids = self._token_ids[: size if group.is_state else None]  # one state at a time, as turns end
         parent = root_key(bytes.fromhex(self._engine.info.fingerprint), f"{self._name}, {self._num_rounds}")
         self._num_rounds += 1
         saves = []
-        for number in range(len(self._token_ids) // size):
-            ids = tuple(self._token_ids[number * size : (number + 1) * size])
+        for number in range(len(token_ids) // size):
+            ids = tuple(token_ids[number * size : (number + 1) * size])
             key = block_key(parent, ids)
-            block = BlockId(0 if group.is_state else number)
-            saves.append(Save(group=group.id, block=block, key=key, parent=parent, token_ids=ids))
+            saves.append(Save(group=group.id, block=BlockId(number), key=key, parent=parent, token_ids=ids))
             self._keys.append(key)
             parent = key
         return saves
