@@ -1,9 +1,8 @@
 """Hybrid models on the processor beside other engines, and their states on disk.
 
-Random weights in the shapes of Qwen3.5-0.8B and LFM2-1.2B, with small vocabularies; states alone also in that
-of Qwen3.5-4B. llama.cpp takes part
-where `--llama-cpp PYTHON` names an interpreter that has `llama-cpp-python`, and OpenVINO where
-`--openvino PYTHON` names one that has `optimum-intel`.
+Random weights in the shapes of Qwen3.5-0.8B and LFM2-1.2B, with small vocabularies; states alone in that of
+Qwen3.5-4B. llama.cpp takes part where `--llama-cpp PYTHON` names an interpreter that has `llama-cpp-python`,
+and OpenVINO where `--openvino PYTHON` names one that has `optimum-intel`.
 """
 
 import gc

@@ -233,9 +233,15 @@ class Answering:
 
     def checkpoints(self, session: Session, path: Sequence[Turn]) -> tuple[int, ...]:
         """Return where states are to be kept of a prompt that ends with a question; see `revision`."""
-        if not self.engine.info().keeps_states or not path or path[-1].role is not Role.USER:
+        if not path or path[-1].role is not Role.USER:
             return ()
-        return checkpoints(self.template, session, path[:-1], path[-1])
+        return self.checkpoints_of(session, path[:-1], path[-1].text)
+
+    def checkpoints_of(self, session: Session, path: Sequence[Turn], text: str) -> tuple[int, ...]:
+        """Return where states are to be kept of the prompt of a question behind a path."""
+        if not self.engine.info().keeps_states:
+            return ()
+        return checkpoints(self.template, session, path, text)
 
     def _submit(self, conversation: Conversation, request: Request) -> RequestHandle:
         """Hand in a request, keep its branch as the conversation's live one, and let `stop` reach it."""

@@ -122,13 +122,11 @@ def common_ids(
     return (*(before or ()), *first[: min(num_common(first, one) for one in others)])
 
 
-def checkpoints(
-    template: ChatTemplate, session: Session, path: Sequence[Turn], asked: Turn
-) -> tuple[int, ...]:
+def checkpoints(template: ChatTemplate, session: Session, path: Sequence[Turn], text: str) -> tuple[int, ...]:
     """Return behind how many tokens of a question's prompt other conversations may go on: behind the system
     prompt, and behind files ahead of the question's words.
     """
-    files, _ = split_files(asked.text)
+    files, _ = split_files(text)
     beginnings = [""] * (not path) + [with_files(files)] * bool(files)
     ends = (len(common_ids(template, session, path, one)) for one in beginnings)
     return tuple(end for end in ends if end >= _LEAST_KEPT)

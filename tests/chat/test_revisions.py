@@ -109,13 +109,13 @@ def test_others_may_go_on_behind_a_system_prompt_and_behind_the_files_of_a_messa
     ids = turns[0].token_ids or ()
     behind_system, behind_file = (
         desk.template.tokenizer.decode(ids[:end], keep_control=True)
-        for end in checkpoints(desk.template, session, (), turns[0])
+        for end in checkpoints(desk.template, session, (), turns[0].text)
     )
     assert behind_system.count("Be brief.") == 20
     assert "notes.txt" not in behind_system
     assert behind_file.count("A long text.") == 20
     assert "What" not in behind_file
-    assert checkpoints(desk.template, session, turns[:2], turns[2]) == ()
+    assert checkpoints(desk.template, session, turns[:2], turns[2].text) == ()
 
 
 def test_the_cost_of_an_edit_is_that_of_its_prompt_and_nothing_is_changed_by_asking(desk: Desk) -> None:

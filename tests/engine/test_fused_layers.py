@@ -50,6 +50,7 @@ CONFIGS: dict[str, Any] = {
     ),
     "layers without rope": transformers.SmolLM3Config(**SIZES, no_rope_layers=[1, 0, 1]),
     "caps": transformers.Gemma2Config(**SIZES | {"head_dim": 16}, sliding_window=20),
+    "no gates": transformers.ArceeConfig(**SIZES),
     "scaled residuals": transformers.GraniteConfig(
         **SIZES, residual_multiplier=0.4, logits_scaling=3.0, embedding_multiplier=5.0
     ),

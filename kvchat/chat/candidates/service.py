@@ -13,7 +13,6 @@ from kvchat.chat.revision import common_ids, edit_cost, to_last_question
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.session.kv.provenance import namespace_of
 from kvchat.session.store import new_session_id
-from kvchat.session.template import prompts
 from kvchat.session.tree import Session, Turn, path_token_ids
 
 
@@ -94,8 +93,7 @@ class CandidateService:
         ids = common_ids(self._answering.template, session, path, text)
         owner = conversation.session.id if conversation is not None else ""
         namespace = namespace_of(session, path) if conversation is not None else session.namespace
-        asked = prompts.question(self._answering.template, session, path, text)
-        checkpoints = self._answering.checkpoints(session, (*path, asked))
+        checkpoints = self._answering.checkpoints_of(session, path, text)
         return ReadAhead(self._answering, ids, owner=owner, namespace=namespace, checkpoints=checkpoints)
 
     def beginning_ids(self, system: str, began_at: float) -> tuple[int, ...]:
