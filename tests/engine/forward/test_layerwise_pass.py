@@ -20,7 +20,8 @@ from kvchat.engine.startup.weights import Candidate, load_candidate
 from tests.engine.conftest import TinyModels
 from tests.engine.latent_models import model_of
 from tests.engine.overlapped_engines import open_ahead
-from tests.engine.tiny_models import reference, submit, token_ids
+from tests.engine.test_fused_layers import CONFIGS
+from tests.engine.tiny_models import reference, save_model, submit, token_ids
 
 pytestmark = pytest.mark.cpu
 
@@ -45,6 +46,14 @@ def test_layers_are_walked_through(kind: str, dtype: str, tiny: TinyModels) -> N
     forward, reason = walking_pass(candidate.loaded, candidate.served, pool_of(candidate))
     assert reason is None
     assert can_record(forward, candidate.served.groups)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", ["no gates", "scaled residuals"])
+def test_layers_of_rarer_structures_are_walked_through(name: str, dtype: str, tmp_path: Path) -> None:
+    candidate = load(save_model(CONFIGS[name], tmp_path / "model"), dtype)
+    _, reason = walking_pass(candidate.loaded, candidate.served, pool_of(candidate))
+    assert reason is None
 
 
 def test_models_of_another_structure_run_as_they_are(tiny: TinyModels, tmp_path: Path) -> None:
