@@ -14,7 +14,7 @@ from kvchat.engine.kernels.stream_protocol import InlineStreams
 from kvchat.engine.memory.cuda_streams import CudaStreams
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.host_copies import AsyncTransport
-from kvchat.engine.memory.host_pool import HostPool
+from kvchat.engine.memory.host_pool import HostPool, MappedArena
 from kvchat.engine.memory.pinned import PinnedSlabs
 from kvchat.engine.memory.rates import Rates
 
@@ -32,7 +32,7 @@ def move_there_and_back(stage: Stage) -> Iterator[tuple[str, str, int, Callable[
     pool = DevicePool([group], {GROUP: count}, block_size, stage.device)
     on_gpu = stage.device.type == "cuda"
     sizes = {GROUP: pool.block_bytes(GROUP)}
-    host = HostPool({GROUP: count}, sizes, PinnedSlabs if on_gpu else None)
+    host = HostPool({GROUP: count}, sizes, PinnedSlabs if on_gpu else MappedArena)
     streams = CudaStreams(stage.device) if on_gpu else InlineStreams()
     transport = AsyncTransport(pool, host, Rates(), streams)
     demotes = [Demote(GROUP, BlockId(number), BlockId(number)) for number in range(count)]

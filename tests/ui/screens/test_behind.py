@@ -67,7 +67,7 @@ async def test_two_conversations_are_answered_at_once_each_with_all_its_text(tmp
 
 async def test_what_waits_in_a_conversation_is_sent_there_after_it_is_left(tmp_path: Path) -> None:
     async with answered_behind(tmp_path, Answer(), queued="after that") as (shown, hold):
-        assert "queued" not in shown.text
+        await shown.until(lambda: "queued" not in shown.text)
         hold.set()
         await shown.until(lambda: shown.chat.sent == ["first", "after that"])
         await shown.until(lambda: not shown.screen.turns.is_any_running)
