@@ -18,11 +18,10 @@ from torch import Tensor
 from benchmarks.gpu.stage import Figure, Stage
 from kvchat.engine.formats.shadow.copy_on_write_rows import Budget
 from kvchat.engine.formats.shadow.gpu_resources import GpuResources, RotationTables
-from kvchat.engine.formats.shadow.layer import ShadowLayer
+from kvchat.engine.formats.shadow.layer import BlockChunks, ShadowLayer
 from kvchat.engine.formats.shadow.layer_store import Budgets
 from kvchat.engine.formats.shadow.rotary import Rotary
 from kvchat.engine.formats.shadow.settings import ShadowSettings
-from kvchat.engine.formats.shadow.shadows import BlockChunks
 from kvchat.engine.kernels.paged_attention import paged_attention
 from kvchat.engine.kernels.paged_attention.args import AttentionArgs, KVPair, SequenceSpan
 from kvchat.engine.kernels.paged_attention.step_tables import step_tables
