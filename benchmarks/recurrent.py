@@ -1,8 +1,9 @@
 """Hybrid models on the processor beside other engines, and their states on disk.
 
-Random weights in the shapes of Qwen3.5-0.8B and LFM2-1.2B, with small vocabularies; states alone in that of
-Qwen3.5-4B. llama.cpp takes part where `--llama-cpp PYTHON` names an interpreter that has `llama-cpp-python`,
-and OpenVINO where `--openvino PYTHON` names one that has `optimum-intel`.
+Random weights in the shapes of Qwen3.5-0.8B and LFM2-1.2B, and of some layers and experts of Qwen3-Next-80B,
+with small vocabularies; states alone in that of Qwen3.5-4B. llama.cpp takes part where `--llama-cpp PYTHON`
+names an interpreter that has `llama-cpp-python`, and OpenVINO where `--openvino PYTHON` names one that has
+`optimum-intel`; neither beside experts.
 """
 
 import gc
@@ -77,6 +78,25 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
             "full_attn_idxs": [2, 5, 8, 10, 12, 14],
         },
     ),
+    "Qwen3-Next, 8 layers, 64 experts": (
+        "qwen3_next",
+        {
+            "hidden_size": 2048,
+            "num_hidden_layers": 8,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 2,
+            "head_dim": 256,
+            "linear_num_key_heads": 16,
+            "linear_num_value_heads": 32,
+            "linear_key_head_dim": 128,
+            "linear_value_head_dim": 128,
+            "layer_types": [*["linear_attention"] * 3, "full_attention"] * 2,
+            "num_experts": 64,
+            "num_experts_per_tok": 10,
+            "moe_intermediate_size": 512,
+            "shared_expert_intermediate_size": 512,
+        },
+    ),
 }
 
 
@@ -92,7 +112,8 @@ def measure(*, quick: bool = False, llama_cpp: Path | None = None, openvino: Pat
     for name in list(SHAPES)[: 1 if quick else None]:
         with TemporaryDirectory() as directory:
             model_dir = _saved(name, Path(directory, "model"))
-            for weights in WEIGHTS if llama_cpp or openvino else ("auto",):
+            has_peers = name in GGUF_KINDS and (llama_cpp or openvino)
+            for weights in WEIGHTS if has_peers else ("auto",):
                 rows += _shape(name, model_dir, contexts, weights, llama_cpp, openvino)
             ids = torch.arange(1, 1 + contexts[-1]).tolist()
             rows += _resumed(name, model_dir, ids)
@@ -155,11 +176,11 @@ def _shape(
     """Measure all in turn. They share the machine's memory, but never its processor."""
     engine = Engine.load(str(model_dir), _config(model_dir, weights))
     bounds = Bounds(torch.get_num_threads())
-    num_weights = sum(path.stat().st_size for path in model_dir.glob("*.safetensors")) / 2
+    num_weights = sum(path.stat().st_size for path in model_dir.glob("*.safetensors")) / 2 - _num_idle(name)
     peers: dict[str, Peer] = {"transformers": _Transformers(model_dir)} if weights == "auto" else {}
-    for kind in WEIGHTS[weights] if llama_cpp else ():
+    for kind in WEIGHTS[weights] if llama_cpp and name in GGUF_KINDS else ():
         peers[f"llama.cpp {kind}"] = _LlamaCpp(name, model_dir, kind, llama_cpp)
-    if openvino is not None:
+    if openvino is not None and name in GGUF_KINDS:
         peers["OpenVINO"] = _OpenVino(model_dir, weights, openvino)
     rows = []
     for length in contexts:
@@ -193,6 +214,19 @@ def _shape(
     engine.close()
     gc.collect()
     return rows
+
+
+def _num_idle(name: str) -> int:
+    """Return how many weights a token does not use: those of the other experts."""
+    _, sizes = SHAPES[name]
+    num_idle = sizes.get("num_experts", 0) - sizes.get("num_experts_per_tok", 0)
+    return (
+        num_idle
+        * sizes["num_hidden_layers"]
+        * 3
+        * sizes.get("moe_intermediate_size", 0)
+        * sizes["hidden_size"]
+    )
 
 
 def _config(model_dir: Path, weights: str = "auto") -> EngineConfig:

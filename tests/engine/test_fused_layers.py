@@ -39,6 +39,13 @@ SIZES: dict[str, Any] = {
     "bos_token_id": None,
     "eos_token_id": None,
 }
+EXPERTS: dict[str, Any] = {
+    **SIZES | {"hidden_size": 96},
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 64,
+}
 CONFIGS: dict[str, Any] = {
     "biases, one key head": transformers.Qwen2Config(**SIZES),
     "biases everywhere": transformers.LlamaConfig(**SIZES, attention_bias=True, mlp_bias=True),
@@ -93,6 +100,27 @@ CONFIGS: dict[str, Any] = {
         n_groups=2,
         time_step_min=0.02,
     ),
+    "experts": transformers.Qwen3MoeConfig(**EXPERTS | {"head_dim": 16}, norm_topk_prob=True),
+    "experts and one that all share": transformers.Qwen2MoeConfig(**EXPERTS, decoder_sparse_step=2),
+    "gated delta rules by key head, experts": transformers.Qwen3NextConfig(
+        **EXPERTS | {"head_dim": 16, "num_attention_heads": 2},
+        layer_types=["linear_attention", "full_attention", "linear_attention"],
+        linear_num_key_heads=2,
+        linear_num_value_heads=6,
+        linear_key_head_dim=12,
+        linear_value_head_dim=20,
+    ),
+    "selective scans, experts beside MLPs": transformers.GraniteMoeHybridConfig(
+        **EXPERTS | {"intermediate_size": 32},
+        layer_types=["mamba", "attention", "mamba"],
+        num_local_experts=6,
+        shared_intermediate_size=64,
+        mamba_n_heads=12,
+        mamba_d_head=16,
+        mamba_d_state=24,
+        mamba_n_groups=1,
+        residual_multiplier=0.4,
+    ),
 }
 HYBRIDS = (
     "gated delta rules",
@@ -100,6 +128,8 @@ HYBRIDS = (
     "selective scans",
     "selective scans, no rope",
     "selective scans, attention and MLPs one by one",
+    "gated delta rules by key head, experts",
+    "selective scans, experts beside MLPs",
 )
 SCALED_FROM_48_ON: Any = transformers.Ministral3Config(
     **SIZES | {"head_dim": 10},
@@ -112,11 +142,11 @@ SCALED_FROM_48_ON: Any = transformers.Ministral3Config(
 )
 OTHERS: dict[str, tuple[Any, str]] = {
     "norms behind alone": (transformers.Olmo2Config(**SIZES), "other parts"),
-    "experts": (
-        transformers.MixtralConfig(
-            **SIZES | {"hidden_size": 96, "intermediate_size": 96}, num_local_experts=2, num_experts_per_tok=1
+    "experts chosen in another way": (
+        transformers.Glm4MoeConfig(
+            **EXPERTS, head_dim=16, n_routed_experts=6, n_group=1, topk_group=1, first_k_dense_replace=0
         ),
-        "MLPs have other parts",
+        "experts have other parts",
     ),
     "another activation": (transformers.LlamaConfig(**SIZES, hidden_act="relu"), "activation"),
     "layer norms": (transformers.CohereConfig(**SIZES | {"hidden_size": 96}), "norms"),
@@ -157,6 +187,16 @@ def test_a_model_whose_layers_leave_other_states_is_not_fused(
     monkeypatch.setattr(fused_pass, "_state_rows", elsewhere)
     with pytest.raises(Unmatched, match="another state"):
         fuse(loaded, groups)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_model_whose_last_layer_shares_out_in_another_way_is_not_fused(dtype: str, tmp_path: Path) -> None:
+    model_dir = save_model(CONFIGS["experts"], tmp_path / "model")
+    loaded = load_model(model_dir, dtype=dtype, device=torch.device("cpu"))
+    router = loaded.module.model.layers[-1].mlp.gate
+    router.register_forward_hook(lambda _, __, given: (given[0], given[1] * 0.7, given[2]))
+    with pytest.raises(Unmatched, match="layer 2 computes something else"):
+        fuse(loaded, choose_route(loaded).groups)
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma3"])

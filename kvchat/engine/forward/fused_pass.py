@@ -117,7 +117,14 @@ class FusedLayers:
             First quantizes what becomes old with the step, which no token of the step may belong to.
         """
         self._pools.quantize_blocks(row.groups)
-        logits = self._layers.logits(self._embed(row.token_ids), self.step(row), is_rounded=is_rounded)
+        hidden = self._embed(row.token_ids)
+        return self._capped(self._layers.logits(hidden, self.step(row), is_rounded=is_rounded))
+
+    def logits_behind(self, hidden: Tensor, row: InputBatch) -> Tensor:
+        """Return the logits [R, V] that the last layer makes of `hidden` [T, hidden], which it overwrites."""
+        return self._capped(self._layers.logits(hidden, self.step(row), first=-1))
+
+    def _capped(self, logits: Tensor) -> Tensor:
         if self._logits_factor != 1.0:
             logits = logits.mul_(self._logits_factor)
         if self._softcap is not None:

@@ -10,6 +10,7 @@ from torch import Tensor
 from kvchat.engine.kernels.decoder_layers.args import (
     Activation,
     DecoderLayer,
+    Experts,
     FusedLayerPool,
     FusedStatePool,
     GatedDelta,
@@ -54,6 +55,11 @@ class Shape:
         has_one_gate: whether one product gives gates and ups.
         has_gates: of MLPs.
         are_halves: whether every second layer is an MLP alone, and the others have none.
+        experts: their number; 0: there are none.
+        num_chosen: of these.
+        is_normalized: whether what they give is shared out among those that are chosen.
+        has_mlp: whether there is one beside experts, with a gate if they are normalized.
+        is_by_key_head: whether a delta rule gets the numbers of each key head together.
     """
 
     hidden: int = 96
@@ -80,6 +86,12 @@ class Shape:
     has_one_gate: bool = False
     has_gates: bool = True
     are_halves: bool = False
+    experts: int = 0
+    expert_inner: int = 40
+    num_chosen: int = 3
+    is_normalized: bool = True
+    has_mlp: bool = True
+    is_by_key_head: bool = False
     residual: float = 1.0
     num_layers: int = 3
     vocab: int = 131
@@ -190,9 +202,12 @@ class Model:
 
     def _layer(self, number: int) -> DecoderLayer:
         s, has_mixer = self.shape, not (self.shape.are_halves and number % 2)
+        has_mlp = not (s.are_halves and has_mixer)
+        mlp = self._mlp() if has_mlp and s.has_mlp else None
         return DecoderLayer(
             mixing=self._mixing(s.mixers[number % len(s.mixers)]) if has_mixer else None,
-            mlp=self._mlp() if not (s.are_halves and has_mixer) else None,
+            mlp=mlp,
+            experts=self._experts(mlp) if has_mlp and s.experts else None,
             rope=number if number < 2 else None,
             residual=s.residual,
         )
@@ -200,12 +215,31 @@ class Model:
     def _mixing(self, kind: str) -> TokenMixing:
         hidden = self.shape.hidden
         mixer, num_inputs, num_mixed = self._mixer(kind)
+        places = None
+        if self.shape.is_by_key_head and isinstance(mixer, GatedDelta):
+            num_inputs = [sum(num_inputs[:2]), sum(num_inputs[2:])]
+            places = torch.randperm(sum(num_inputs), generator=self._generator)
         return TokenMixing(
             before=self._norm(hidden),
             inputs=tuple(self._linear(size, hidden) for size in num_inputs),
             mixer=mixer,
             output=self._linear(hidden, num_mixed),
             after=self._norm(hidden) if self.shape.has_after_norms else None,
+            places=places,
+        )
+
+    def _experts(self, mlp: Mlp | None) -> Experts:
+        s, inner = self.shape, self.shape.expert_inner
+        router = self.numbers(s.experts, s.hidden).to(s.dtype)
+        return Experts(
+            before=self._norm(s.hidden) if mlp is None else mlp.before,
+            router=Linear(weight=router, bias=None),
+            gate_up=(self.numbers(s.experts, 2 * inner, s.hidden) * s.hidden**-0.5).to(s.dtype),
+            down=(self.numbers(s.experts, s.hidden, inner) * inner**-0.5).to(s.dtype),
+            activation=s.activation,
+            num_chosen=s.num_chosen,
+            is_normalized=s.is_normalized,
+            shared_gate=self._linear(1, s.hidden) if mlp is not None and s.is_normalized else None,
         )
 
     def _mlp(self) -> Mlp:

@@ -61,6 +61,13 @@ SHAPES = {
     "one gate odd bfloat16": Shape(has_one_gate=True, inner=91, dtype=BF16, weights="paired"),
     "one gate packed": Shape(has_one_gate=True, hidden=600, inner=1051, weights="packed"),
     "one gate float16": Shape(has_one_gate=True, dtype=FP16, has_after_norms=True, residual=0.5),
+    "experts": Shape(experts=7, hidden=77),
+    "experts bfloat16": Shape(
+        experts=37, num_chosen=1, is_normalized=False, has_mlp=False, dtype=BF16, weights="paired"
+    ),
+    "experts float16": Shape(experts=9, is_normalized=False, dtype=FP16, residual=0.5, mixers=("scan",)),
+    "experts int8": Shape(experts=4, num_chosen=4, mixers=("delta",), weights="int8", is_by_key_head=True),
+    "delta by key head": Shape(mixers=("delta",), is_by_key_head=True, has_bias=True),
     "int8": Shape(weights="int8", inner=2112, has_bias=True),
     "int4": Shape(weights="int4", num_kv_heads=1),
     "int8 bfloat16": Shape(weights="int8", dtype=BF16, inner=2112, has_bias=True),

@@ -32,6 +32,7 @@ SHAPES = {
     "int8": Shape(**SIZES, weights="int8"),  # type: ignore[arg-type]
     "int8 bfloat16": Shape(**SIZES, weights="int8", dtype=BF16),  # type: ignore[arg-type]
     "states": Shape(**SIZES, mixers=("delta", "convolution")),  # type: ignore[arg-type]
+    "experts": Shape(**SIZES, experts=4, expert_inner=4096, has_mlp=False),  # type: ignore[arg-type]
     "paired bfloat16": Shape(**SIZES, weights="paired", dtype=BF16),  # type: ignore[arg-type]
 }
 

@@ -1,7 +1,8 @@
 """Arguments of fused decoder layers: their weights, and the rows of one step.
 
 Dimensions: T rows, H query heads, H_kv key-value heads, D head size, K inputs, N outputs; of layers with a
-state C channels, L taps, P kept inputs, G key heads or groups, K and V numbers of a key and of a value.
+state C channels, L taps, P kept inputs, G key heads or groups, K and V numbers of a key and of a value; of
+experts E of them, I inner numbers of each.
 """
 
 from collections.abc import Hashable, Sequence
@@ -147,6 +148,11 @@ class GatedDelta:
     norm: Norm
 
     @property
+    def num_inputs(self) -> tuple[int, ...]:
+        """How many numbers it gets of each kind, in order."""
+        return len(self.conv.taps), self.num_heads * self.value_dim, self.num_heads, self.num_heads
+
+    @property
     def norms(self) -> tuple[Norm | None, ...]:
         return (self.norm,)
 
@@ -221,6 +227,8 @@ class TokenMixing:
         inputs: what the mixer gets: of attention queries, keys and values.
         output: of what it gives.
         after: None: the result is added as it is.
+        places: where the mixer finds each number that the inputs give, one after the other, int64; None:
+            they are in its order.
     """
 
     before: Norm
@@ -228,6 +236,7 @@ class TokenMixing:
     mixer: Mixer
     output: Linear
     after: Norm | None = None
+    places: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -252,17 +261,50 @@ class Mlp:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DecoderLayer:
-    """h += residual * mixing(h); h += residual * mlp(h).
+class Experts:
+    """Sum of p * down(activation(gate(x)) * up(x)) of the experts with the largest p = softmax(router(x)).
 
     Args:
-        mixing, mlp: None: it has none.
+        before: x = before(h), the same as that of an MLP beside them.
+        gate_up: gates, then ups [E, 2 I, K], of any floating dtype.
+        down: [E, N, I].
+        num_chosen: of E.
+        is_normalized: whether the p of those that are chosen are divided by their sum.
+        shared_gate: its sigmoid multiplies what an MLP beside them gives; None: nothing does.
+    """
+
+    before: Norm
+    router: Linear
+    gate_up: Tensor
+    down: Tensor
+    activation: Activation
+    num_chosen: int
+    is_normalized: bool
+    shared_gate: Linear | None = None
+
+    @property
+    def linears(self) -> tuple[Linear, ...]:
+        """What every row goes through."""
+        return (self.router,) if self.shared_gate is None else (self.router, self.shared_gate)
+
+    @property
+    def kind(self) -> Hashable:
+        return self.gate_up.shape, self.activation, self.num_chosen, self.is_normalized, len(self.linears)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderLayer:
+    """h += residual * mixing(h); h += residual * (mlp(h) + experts(h)).
+
+    Args:
+        mixing, mlp, experts: None: it has none.
         rope: number of the rotary embedding; None: queries and keys are not turned.
         residual: factor of what is added.
     """
 
     mixing: TokenMixing | None
     mlp: Mlp | None
+    experts: Experts | None = None
     rope: int | None = 0
     residual: float = 1.0
 
@@ -280,13 +322,16 @@ class DecoderLayer:
     def linears(self) -> tuple[Linear, ...]:
         """All products, in order."""
         of_mixing = () if self.mixing is None else (*self.mixing.inputs, self.mixing.output)
-        return of_mixing if self.mlp is None else of_mixing + self.mlp.linears
+        of_mlp = () if self.mlp is None else self.mlp.linears
+        return of_mixing + of_mlp + (() if self.experts is None else self.experts.linears)
 
     @property
     def norms(self) -> tuple[Norm | None, ...]:
-        mixing, mlp = self.mixing, self.mlp
+        mixing, mlp, experts = self.mixing, self.mlp, self.experts
         of_mixing = () if mixing is None else (mixing.before, mixing.after, *mixing.mixer.norms)
-        return of_mixing if mlp is None else (*of_mixing, mlp.before, mlp.after)
+        if mlp is not None:
+            return *of_mixing, mlp.before, mlp.after
+        return of_mixing if experts is None else (*of_mixing, experts.before)
 
     @property
     def kind(self) -> Hashable:
@@ -294,7 +339,7 @@ class DecoderLayer:
         sizes = tuple((*linear.weight.shape, linear.bias is not None) for linear in self.linears)
         norms = tuple(norm and (norm.epsilon, norm.adds_one) for norm in self.norms)
         halves = self.mixer and self.mixer.kind, self.mlp and self.mlp.activation
-        return halves, sizes, self.rope, self.residual, norms
+        return halves, self.experts and self.experts.kind, sizes, self.rope, self.residual, norms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

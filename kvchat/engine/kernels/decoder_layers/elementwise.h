@@ -50,6 +50,12 @@ INLINE void add_row(float* to, const float* from, int64_t count) {
   for (; i < count; i++) to[i] += from[i];
 }
 
+INLINE void add_scaled_row(float* to, const float* from, float factor, int64_t count) {
+  int64_t i = 0;
+  for (; i + W <= count; i += W) store(to + i, fma(load(from + i), fill(factor), load(to + i)));
+  for (; i < count; i++) to[i] += from[i] * factor;
+}
+
 // Whole vectors.
 INLINE void scale_row(float* row, float factor, int64_t count) {
   for (int64_t i = 0; i < count; i += W) store(row + i, mul(load(row + i), fill(factor)));

@@ -13,6 +13,16 @@ namespace {
 
 constexpr int64_t MOST_INPUTS = 4;
 
+// The fields of native.py's `_Experts`, in order. No `router`: the layer has none.
+struct Experts {
+  Product router;
+  Product shared_gate;    // of what the layer's MLP gives; no weight: nothing multiplies it
+  Product gate_up, down;  // of the first expert; the others lie behind it
+  int64_t num_experts, num_chosen, is_normalized;
+
+  int64_t num_inner() const { return down.num_inputs; }
+};
+
 // The fields of native.py's `_Layer`, in order.
 struct Layer {
   Norm before_attention, after_attention, before_mlp, after_mlp, query_norm, key_norm;
@@ -21,9 +31,11 @@ struct Layer {
   Product inputs[MOST_INPUTS];
   // No ups: they are what `gate` gives behind gates, or there are none. No `down`: the layer has no MLP.
   Product output, gate, up, down;
+  Experts experts;
   Mixer mixer;
   int64_t num_inputs;  // products; 0: nothing is mixed
   int64_t is_gated;    // whether each query head has a gate of its attention behind it
+  const int64_t* places;  // where a mixer finds each number of its inputs, or null: as they come
   const float* sinks;  // [H], or null
   void* k_pool;
   void* v_pool;

@@ -1,7 +1,8 @@
 // All decoder layers of a model for the tokens of a step, in one call.
 //
 // A layer is five phases, or those of one half: what its mixer is given; the mixer, which is attention or goes
-// on from a state (see mixers.h); the output projection; gate and up; down. Whoever ends a phase does what stands
+// on from a state (see mixers.h); the output projection; gate and up; down. Experts are three more: which ones a
+// row goes through (see experts.h), their gates and ups, and their downs. Whoever ends a phase does what stands
 // between products: norms, rotary embedding, keys and values into the pool, residuals. Of many rows that is a
 // phase of its own. Numbers between the layers stay float32.
 //
@@ -12,16 +13,22 @@
 
 #include <new>
 
+#include "kvchat/engine/kernels/decoder_layers/experts.h"
 #include "kvchat/engine/kernels/decoder_layers/layer.h"
 #include "kvchat/engine/kernels/decoder_layers/phases.h"
 #include "kvchat/engine/kernels/decoder_layers/products.h"
 
 namespace {
 
-enum Kind : int64_t { QKV, TURN, ATTEND, MIXED, OUTPUT, BETWEEN, GATE_UP, PREPARE, DOWN, AFTER, HEAD };
+enum Kind : int64_t {
+  QKV, TURN, ATTEND, MIXED, OUTPUT, BETWEEN,
+  ROUTE, CHOOSE, GATE_UP, PREPARE, DOWN, EXPERTS_UP, EXPERTS_DOWN, AFTER,
+  HEAD,
+};
 // The phases of one layer: for few rows, and for many, where what stands between products is divided too.
-constexpr Kind OF_FEW[] = {QKV, ATTEND, OUTPUT, GATE_UP, DOWN};
-constexpr Kind OF_MANY[] = {QKV, TURN, ATTEND, MIXED, OUTPUT, BETWEEN, GATE_UP, PREPARE, DOWN, AFTER};
+constexpr Kind OF_FEW[] = {QKV, ATTEND, OUTPUT, ROUTE, GATE_UP, DOWN, EXPERTS_UP, EXPERTS_DOWN};
+constexpr Kind OF_MANY[] = {QKV,    TURN,    ATTEND,  MIXED, OUTPUT,     BETWEEN,      ROUTE,
+                            CHOOSE, GATE_UP, PREPARE, DOWN,  EXPERTS_UP, EXPERTS_DOWN, AFTER};
 constexpr int64_t ROWS_TOGETHER = 24;  // of a task between products: whole panels
 
 struct Phase {
@@ -38,6 +45,8 @@ struct Job {
   int64_t num_of_layers = 0, num_phases = 0;
   bool failed = false;  // for lack of memory
   Buffer normed, heads, convolved, attended, inner, added, sampled;
+  Buffer routed, expert_inner, expert_out;  // the router's logits [T, E + 1]; of each pair [T * C]
+  Choices choices;
   float* rates = nullptr;          // decays [T, H] and betas [T, H] of a delta rule; steps [T, H] of a scan
   float* decays = nullptr;         // [H] of a scan, and what it skips [H]
   QuantizedCall* calls = nullptr;     // of each layer
@@ -55,18 +64,23 @@ struct Job {
     const int64_t count = has_many_rows ? sizeof OF_MANY / sizeof *OF_MANY : sizeof OF_FEW / sizeof *OF_FEW;
     for (int64_t number = 0; number < step.num_layers; number++)
       for (int64_t i = 0; i < count; i++)
-        if (kinds[i] < GATE_UP ? mixes(number) : has_mlp(number)) phases[num_of_layers++] = {number, kinds[i]};
+        if (has(number, kinds[i])) phases[num_of_layers++] = {number, kinds[i]};
     num_phases = num_of_layers + (step.head ? 1 : 0);
     phases[num_of_layers] = {step.num_layers, HEAD};
     return true;
   }
 
   bool mixes(int64_t number) const { return step.layers[number].mixer.kind != NONE; }
-  bool has_mlp(int64_t number) const { return step.layers[number].down.weight; }
+  bool has(int64_t number, Kind kind) const {
+    const bool has_mlp = step.layers[number].down.weight, has_experts = step.layers[number].experts.router.weight;
+    if (kind < ROUTE) return mixes(number);
+    if (kind == AFTER) return has_mlp || has_experts;
+    return kind == GATE_UP || kind == PREPARE || kind == DOWN ? has_mlp : has_experts;
+  }
   const Layer& layer(int64_t phase) const { return step.layers[phases[phase].layer]; }
   Kind kind(int64_t phase) const { return phases[phase].kind; }
   static bool is_product(Kind kind) {
-    return kind == QKV || kind == OUTPUT || kind == GATE_UP || kind == DOWN || kind == HEAD;
+    return kind == QKV || kind == OUTPUT || kind == ROUTE || kind == GATE_UP || kind == DOWN || kind == HEAD;
   }
 
   Products products(int64_t phase) const {
@@ -89,6 +103,10 @@ struct Job {
       return found;
     }
     if (kind(phase) == OUTPUT) return {{&layer.output}, 1, false, &attended, rows, threads};
+    if (kind(phase) == ROUTE) {
+      const Experts& e = layer.experts;
+      return {{&e.router, &e.shared_gate}, e.shared_gate.weight ? 2 : 1, false, &normed, rows, threads};
+    }
     if (kind(phase) == GATE_UP && !layer.up.weight) return {{&layer.gate}, 1, false, &normed, rows, threads};
     if (kind(phase) == GATE_UP) return {{&layer.gate, &layer.up}, 2, true, &normed, rows, threads};
     return {{&layer.down}, 1, false, &inner, rows, threads};
@@ -96,6 +114,8 @@ struct Job {
 
   int64_t num_tasks(int64_t phase) const {
     if (is_product(kind(phase))) return products(phase).num_tasks();
+    if (kind(phase) == EXPERTS_UP || kind(phase) == EXPERTS_DOWN)
+      return num_pairs(layer(phase)) * expert_product(phase, 0, 0).num_units();
     if (kind(phase) != ATTEND) return (step.num_rows + ROWS_TOGETHER - 1) / ROWS_TOGETHER;
     const int64_t number = phases[phase].layer;
     const Mixer& mixer = step.layers[number].mixer;
@@ -122,6 +142,8 @@ struct Job {
   void run(int64_t phase, int64_t task, int64_t) {
     if (kind(phase) == ATTEND) {
       mix(phases[phase].layer, task);
+    } else if (kind(phase) == EXPERTS_UP || kind(phase) == EXPERTS_DOWN) {
+      multiply_expert(phase, task);
     } else if (!is_product(kind(phase))) {
       const int64_t first = task * ROWS_TOGETHER, end = least(first + ROWS_TOGETHER, step.num_rows);
       if (kind(phase) == TURN) convolve(layer(phase), first, end);
@@ -130,6 +152,36 @@ struct Job {
       const Products found = products(phase);
       found.are_whole() ? multiply_whole(phase, found, task) : multiply_piece(phase, found, task);
     }
+  }
+
+  int64_t num_pairs(const Layer& layer) const { return step.num_rows * layer.experts.num_chosen; }
+
+  // An expert's gates, its ups behind them, or its downs.
+  Product expert_product(int64_t phase, int64_t expert, int64_t first) const {
+    const Experts& e = layer(phase).experts;
+    if (kind(phase) == EXPERTS_DOWN) return product_of(e.down, expert, 0, e.down.num_outputs);
+    return product_of(e.gate_up, expert, first, e.num_inner());
+  }
+
+  // Some outputs of the expert of a pair, for all rows that chose it, if it is the first of these.
+  void multiply_expert(int64_t phase, int64_t task) const {
+    const Experts& e = layer(phase).experts;
+    const int64_t units = expert_product(phase, 0, 0).num_units(), unit = task % units;
+    int64_t place = task / units;
+    if (!choices.is_first(place)) return;
+    const int64_t expert = choices.experts[choices.order[place]];
+    const Product product = expert_product(phase, expert, 0), up = expert_product(phase, expert, e.num_inner());
+    const int64_t begin = unit * product.unit(), count = least(product.unit(), product.num_outputs - begin);
+    const bool is_down = kind(phase) == EXPERTS_DOWN;
+    alignas(64) float sums[UNIT], ups[UNIT];
+    do {
+      const int64_t pair = choices.order[place];
+      const float* from = is_down ? expert_inner.row(pair) : normed.row(pair / e.num_chosen);
+      multiply_dense(product, sums, from, 0, 1, unit, 0);
+      if (!is_down) multiply_dense(up, ups, from, 0, 1, unit, 0);
+      if (!is_down) activate(sums, ups, count, layer(phase).activation);
+      copy_row((is_down ? expert_out : expert_inner).row(pair) + begin, sums, count);
+    } while (++place < num_pairs(layer(phase)) && !choices.is_first(place));
   }
 
   // A piece of some outputs of all rows.
@@ -253,8 +305,14 @@ struct Job {
         add_bias(*found.all[1], ups + t * UNIT, begin, count);
         activate(row, ups + t * UNIT, count, layer(phase).activation);
       }
-      copy_row(output_row(phase, outputs.first + t) + place.column + begin, row, count);
+      put_row(phase, output_row(phase, outputs.first + t), place.column + begin, row, count);
     }
+  }
+
+  void put_row(int64_t phase, float* to, int64_t first, const float* from, int64_t count) const {
+    const int64_t* places = kind(phase) == QKV ? layer(phase).places : nullptr;
+    if (!places) return copy_row(to + first, from, count);
+    for (int64_t n = 0; n < count; n++) to[places[first + n]] = from[n];
   }
 
   static void add_bias(const Product& product, float* row, int64_t begin, int64_t count) {
@@ -265,6 +323,7 @@ struct Job {
   float* output_row(int64_t phase, int64_t t) const {
     if (kind(phase) == HEAD) return step.logits + t * step.head->num_outputs;
     if (kind(phase) == QKV) return heads.row(t);
+    if (kind(phase) == ROUTE) return routed.row(t);
     return (kind(phase) == GATE_UP ? inner : added).row(t);
   }
 
@@ -278,6 +337,7 @@ struct Job {
     if (kind(phase) == QKV && !has_many_rows) convolve(layer(phase), 0, step.num_rows);
     if (!has_many_rows && kind(phase) != HEAD)
       for (int64_t t = 0; t < step.num_rows; t++) go_on(phase, t);
+    if (kind(phase) == (has_many_rows ? CHOOSE : ROUTE)) choices.sort(layer(phase).experts, step.num_rows);
     if (phase + 1 == num_of_layers && step.head) {
       for (int64_t i = 0; i < step.num_sampling; i++)
         apply_norm(*step.last_norm, sampled.row(i), hidden(step.sampling[i]), step.num_hidden);
@@ -296,13 +356,16 @@ struct Job {
       gate_mixed(layer, t);
     } else if (kind == OUTPUT || kind == BETWEEN) {
       add_residual(layer, layer.after_attention, t);
-      if (layer.down.weight)
+      if (has(phases[phase].layer, AFTER))
         apply_norm(layer.before_mlp, normed.row(t), hidden(t), step.num_hidden);
       else
         begin_layer(phases[phase].layer + 1, t);
+    } else if ((kind == ROUTE && !has_many_rows) || kind == CHOOSE) {
+      choices.choose(layer.experts, routed.row(t), t);
     } else if (kind == GATE_UP || kind == PREPARE) {
       if (!layer.up.weight) activate_inner(layer, t);
-    } else if (kind == DOWN || kind == AFTER) {
+    } else if (kind == (layer.experts.router.weight ? EXPERTS_DOWN : DOWN) || kind == AFTER) {
+      if (layer.experts.router.weight) add_experts(layer, t);
       add_residual(layer, layer.after_mlp, t);
       begin_layer(phases[phase].layer + 1, t);
     }
@@ -323,6 +386,19 @@ struct Job {
     const int64_t count = layer.down.num_inputs;
     float* row = inner.row(t);
     activate(row, layer.gate.num_outputs > count ? row + count : nullptr, count, layer.activation);
+  }
+
+  // Adds what a row's experts give to what the layer's MLP does.
+  void add_experts(const Layer& layer, int64_t t) const {
+    const Experts& e = layer.experts;
+    float* sum = added.row(t);
+    if (!layer.down.weight) memset(sum, 0, step.num_hidden * sizeof(float));
+    if (e.shared_gate.weight) {
+      const float gate = routed.row(t)[e.num_experts];
+      scale_row(sum, 1.0f / (1.0f + exponential(fminf(fmaxf(-gate, -88.0f), 88.0f))), step.num_hidden);
+    }
+    for (int64_t pair = t * e.num_chosen; pair < (t + 1) * e.num_chosen; pair++)
+      add_scaled_row(sum, expert_out.row(pair), choices.shares[pair], step.num_hidden);
   }
 
   void add_residual(const Layer& layer, const Norm& norm, int64_t t) const {
@@ -477,6 +553,7 @@ struct Job {
 
   bool make_buffers() {
     int64_t num_heads = 0, num_attended = 0, num_inner = 0, num_pieces = 0, num_convolved = 0, num_rates = 0;
+    int64_t num_pairs = 0, num_experts = 0, num_expert_inner = 0;
     for (int64_t i = 0; i < step.num_layers; i++) {
       const Layer& l = step.layers[i];
       int64_t num_outputs = 0;
@@ -486,6 +563,9 @@ struct Job {
       if (l.mixer.has_rates()) num_rates = most(num_rates, 2 * l.mixer.num_heads);
       num_attended = most(num_attended, l.output.num_inputs);
       num_inner = most(num_inner, l.gate.num_outputs);
+      num_pairs = most(num_pairs, this->num_pairs(l));
+      num_experts = most(num_experts, l.experts.num_experts);
+      num_expert_inner = most(num_expert_inner, l.experts.num_inner());
     }
     int64_t size = 0;
     bool has_codes = false;
@@ -506,7 +586,10 @@ struct Job {
            normed.make(rows, width, has_codes, is_fine()) &&
            heads.make(rows, num_heads, false, is_fine()) && added.make(rows, width, false, is_fine()) &&
            attended.make(rows, num_attended, has_codes, is_fine()) &&
-           inner.make(rows, num_inner, has_codes, is_fine()) &&
+           inner.make(rows, num_inner, has_codes, is_fine()) && choices.make(num_pairs, num_experts) &&
+           routed.make(num_pairs ? rows : 0, num_experts + 1, false, is_fine()) &&
+           expert_inner.make(num_pairs, num_expert_inner, false, is_fine()) &&
+           expert_out.make(num_pairs, width, false, is_fine()) &&
            sampled.make(step.num_sampling, width, has_codes, is_fine());
   }
 
@@ -605,7 +688,9 @@ struct Job {
     free(rates);
     free(decays);
     free(num_done);
-    const Buffer* all[] = {&normed, &heads, &convolved, &attended, &inner, &added, &sampled};
+    choices.release();
+    const Buffer* all[] = {&normed, &heads,   &convolved, &attended,     &inner,
+                           &added,  &sampled, &routed,    &expert_inner, &expert_out};
     for (const Buffer* buffer : all) buffer->release();
   }
 };

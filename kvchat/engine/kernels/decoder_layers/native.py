@@ -16,6 +16,7 @@ from kvchat.engine.kernels.cpu_dtypes import is_emulated, is_multiplied_natively
 from kvchat.engine.kernels.decoder_layers.args import (
     Activation,
     DecoderLayer,
+    Experts,
     FusedLayerPool,
     FusedStatePool,
     GatedDelta,
@@ -43,6 +44,8 @@ _ACTIVATIONS = {Activation.SILU: 0, Activation.GELU_TANH: 1, Activation.RELU_SQU
 _ROWS, _COLUMNS, _QUANTIZED = 0, 1, 2
 _ATTENTION, _DELTA, _CONVOLUTION, _SCAN, _NONE = 0, 1, 2, 3, 4
 _MOST_INPUTS = 4
+_EXPERT_PLACES = 3
+"""Numbers that are kept of each expert of a row: itself, its share, and its place among those of all rows."""
 _FINE_BYTES, _COARSE_BYTES = 5.25, 3.25
 """Most bytes of a number that quantized weights are multiplied with: its parts, and of 32 some sums."""
 
@@ -85,6 +88,15 @@ class _States(ctypes.Structure):
     _fields_ = [*fields(ctypes.c_void_p, "runs offsets"), ("num_sequences", ctypes.c_int64)]
 
 
+class _Experts(ctypes.Structure):
+    """The fields of layer.h's `Experts`, in order."""
+
+    _fields_ = [
+        *fields(_Product, "router shared_gate gate_up down"),
+        *fields(ctypes.c_int64, "num_experts num_chosen is_normalized"),
+    ]
+
+
 class _Layer(ctypes.Structure):
     """The fields of layer.h's `Layer`, in order."""
 
@@ -92,9 +104,10 @@ class _Layer(ctypes.Structure):
         *fields(_Norm, "before_attention after_attention before_mlp after_mlp query_norm key_norm"),
         ("inputs", _Product * _MOST_INPUTS),
         *fields(_Product, "output gate up down"),
+        ("experts", _Experts),
         ("mixer", _Mixer),
         *fields(ctypes.c_int64, "num_inputs is_gated"),
-        *fields(ctypes.c_void_p, "sinks k_pool v_pool"),
+        *fields(ctypes.c_void_p, "places sinks k_pool v_pool"),
         *fields(ctypes.c_int64, "k_n k_h k_p v_n v_h v_p"),
         *fields(ctypes.c_int64, "num_heads num_kv_heads dim_k dim_v block_size"),
         *fields(ctypes.c_int64, "window chunk rope group activation"),
@@ -156,7 +169,8 @@ class NativeLayers:
         self._pool_type = TYPES[dtype]
         self.suits_rounded = all(_suits_rounded(linear, dtype, found) for linear in linears)
         """Whether nobody multiplies many rows faster with these weights, and with rounded inputs."""
-        self.suits_prompts = all(_suits_prompts(linear, dtype, found) for linear in linears)
+        has_experts = any(layer.experts is not None for layer in layers)
+        self.suits_prompts = not has_experts and all(_suits_prompts(one, dtype, found) for one in linears)
         """Whether nobody multiplies many rows with these weights faster, as they are."""
         self._last_norm = _norm(last_norm)
         self._head = self._product(head)
@@ -171,18 +185,19 @@ class NativeLayers:
         self._kept_ropes = ropes
         self._ropes = (_Rope * len(ropes))(*map(_rope, ropes))
 
-    def logits(self, hidden: Tensor, step: StepRows, *, is_rounded: bool = False) -> Tensor:
+    def logits(self, hidden: Tensor, step: StepRows, *, is_rounded: bool = False, first: int = 0) -> Tensor:
         """Run all layers and return the logits [R, V] of the sampling rows, float32.
 
         Args:
             hidden: what the first layer gets [T, hidden], float32 and contiguous; it is overwritten by what
                 the last one gives.
+            first: run this layer and those behind it; negative: so many of the last ones.
             is_rounded: whether what weights of layers are multiplied with is rounded: to bfloat16, or to
                 8 bits if they are quantized; not what weights of both kinds share. Only where
                 `suits_rounded` says so.
         """
         out = torch.empty(len(step.sampling), self._num_outputs)
-        self._compute(hidden, step, slice(0, len(self._layers)), out, is_rounded)
+        self._compute(hidden, step, slice(first % len(self._layers), len(self._layers)), out, is_rounded)
         return out
 
     def hidden(self, hidden: Tensor, step: StepRows, layers: slice, *, is_rounded: bool = False) -> Tensor:
@@ -237,6 +252,12 @@ class NativeLayers:
             self._add_mixing(made, layer.mixing, pool)
         if layer.mlp is not None:
             self._add_mlp(made, layer.mlp)
+        if layer.experts is not None:
+            made.before_mlp, made.activation = (
+                _norm(layer.experts.before),
+                _ACTIVATIONS[layer.experts.activation],
+            )
+            made.experts = self._experts(layer.experts)
         return made
 
     def _add_mixing(self, made: _Layer, mixing: TokenMixing, pool: FusedLayerPool | FusedStatePool) -> None:
@@ -248,6 +269,7 @@ class NativeLayers:
         made.num_inputs = len(mixing.inputs)
         made.inputs[: len(mixing.inputs)] = list(map(self._product, mixing.inputs))
         made.output = self._product(mixing.output)
+        made.places = None if mixing.places is None else mixing.places.data_ptr()
         if isinstance(mixing.mixer, Heads):
             assert isinstance(pool, FusedLayerPool)
             _add_heads(made, mixing.mixer, pool)
@@ -263,6 +285,20 @@ class NativeLayers:
             made.up = self._product(mlp.up)
             if (made.gate.layout, made.gate.block) != (made.up.layout, made.up.block):
                 raise ValueError("gates and ups are of different kinds")
+
+    def _experts(self, experts: Experts) -> _Experts:
+        gate_up, down = experts.gate_up, experts.down
+        if not (gate_up.is_contiguous() and down.is_contiguous()):
+            raise ValueError("experts with gaps")
+        return _Experts(
+            router=self._product(experts.router),
+            shared_gate=_Product() if experts.shared_gate is None else self._product(experts.shared_gate),
+            gate_up=self._product(Linear(weight=gate_up[0], bias=None)),
+            down=self._product(Linear(weight=down[0], bias=None)),
+            num_experts=len(gate_up),
+            num_chosen=experts.num_chosen,
+            is_normalized=experts.is_normalized,
+        )
 
     def _product(self, linear: Linear) -> _Product:
         bias, weight = linear.bias, linear.weight
@@ -307,8 +343,12 @@ def step_bytes(
     mixers = [mixing.mixer for mixing in mixings if isinstance(mixing.mixer, GatedDelta | SelectiveScan)]
     convolved = max((len(mixer.conv.taps) for mixer in mixers), default=0)
     convolved += 2 * max((mixer.num_heads for mixer in mixers), default=0)
+    experts = [layer.experts for layer in layers if layer.experts is not None]
+    routed = max((1 + len(one.gate_up) + one.num_chosen * _EXPERT_PLACES for one in experts), default=0)
+    routed += max((one.num_chosen * one.down.shape[2] for one in experts), default=0)
+    routed += max((one.num_chosen * width for one in experts), default=0)
     inputs = width + attended + inner
-    num_bytes = 4 * (inputs + heads + convolved + width)
+    num_bytes = 4 * (inputs + heads + convolved + width + routed)
     if any(isinstance(linear.weight, QuantizedWeight) for linear in linears):
         num_bytes += int((_FINE_BYTES if dtype == torch.float32 else _COARSE_BYTES) * inputs)
     elif (found := level or library()) and all(_suits_rounded(linear, dtype, found) for linear in linears):

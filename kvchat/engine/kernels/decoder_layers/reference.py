@@ -13,6 +13,7 @@ from kvchat.engine.kernels.causal_conv.reference import causal_conv
 from kvchat.engine.kernels.decoder_layers.args import (
     Activation,
     DecoderLayer,
+    Experts,
     FusedLayerPool,
     FusedStatePool,
     GatedDelta,
@@ -74,10 +75,28 @@ def decoder_layers(
                 assert pool is not None
                 mixed = _attend(inputs, layer, pool, ropes, step)
             hidden = hidden + layer.residual * _norm(multiply(mixed, mixing.output), mixing.after)
+        added = None
         if mlp is not None:
             inner = inner_of(_norm(hidden, mlp.before), mlp, multiply)
-            hidden = hidden + layer.residual * _norm(multiply(inner, mlp.down), mlp.after)
+            added = _norm(multiply(inner, mlp.down), mlp.after)
+        if layer.experts is not None:
+            added = _beside_experts(_norm(hidden, layer.experts.before), layer.experts, added)
+        if added is not None:
+            hidden = hidden + layer.residual * added
     return hidden
+
+
+def _beside_experts(x: Tensor, experts: Experts, added: Tensor | None) -> Tensor:
+    """Return what experts make of rows `x`, and what an MLP beside them adds."""
+    given = torch.zeros_like(x) if added is None else added
+    if experts.shared_gate is not None:
+        given = given * _linear(x, experts.shared_gate).sigmoid()
+    shares, chosen = _linear(x, experts.router).softmax(-1).topk(experts.num_chosen)
+    if experts.is_normalized:
+        shares = shares / shares.sum(-1, keepdim=True)
+    gate, up = torch.einsum("tk,tcnk->tcn", x, experts.gate_up.float()[chosen]).chunk(2, dim=-1)
+    inner = activated(gate, experts.activation) * up
+    return given + torch.einsum("tci,tcni,tc->tn", inner, experts.down.float()[chosen], shares)
 
 
 def logits(hidden: Tensor, last_norm: Norm, head: Linear, step: StepRows) -> Tensor:
@@ -121,7 +140,14 @@ def dense(weight: Tensor | InterleavedWeight | QuantizedWeight) -> Tensor:
 def _inputs(x: Tensor, mixing: TokenMixing, multiply: _Multiply) -> Sequence[Tensor]:
     linears = mixing.inputs
     is_mixed = len({isinstance(linear.weight, QuantizedWeight) for linear in linears}) > 1
-    return [(_linear if is_mixed else multiply)(x, linear) for linear in linears]
+    given = [(_linear if is_mixed else multiply)(x, linear) for linear in linears]
+    if mixing.places is None:
+        return given
+    mixer = mixing.mixer
+    assert isinstance(mixer, GatedDelta)
+    in_order = torch.empty(len(x), len(mixing.places))
+    in_order[:, mixing.places] = torch.cat(given, dim=1)
+    return in_order.split(mixer.num_inputs, dim=1)
 
 
 def _from_states(inputs: Sequence[Tensor], mixer: Mixer, pool: FusedStatePool, rows: StateRows) -> Tensor:

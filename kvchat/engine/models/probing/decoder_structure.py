@@ -1,9 +1,9 @@
 """Decoder layers of a known structure, found by what a model consists of and by how its parts behave.
 
-A layer matches if it is made of norms, linear layers, one MLP and one attention, short convolution, gated
-delta rule or selective scan, or one of both, under the names that most models give them, and of nothing
-else. Norms and activations are tried out. Whether the whole computes what the structure says is not decided
-here; see `engine/forward/fused_check.py`.
+A layer matches if it is made of norms, linear layers, one MLP, experts or both, and one attention, short
+convolution, gated delta rule or selective scan, or one half of these, under the names that most models give
+them, and of nothing else. Norms and activations are tried out. Whether the whole computes what the structure
+says is not decided here; see `engine/forward/fused_check.py`.
 """
 
 from collections.abc import Callable, Collection
@@ -21,6 +21,7 @@ from kvchat.engine.formats.spec import CacheSpec
 from kvchat.engine.kernels.decoder_layers.args import (
     Activation,
     DecoderLayer,
+    Experts,
     GatedDelta,
     Heads,
     Linear,
@@ -63,8 +64,13 @@ _MLP_PARTS = (
     ("up_proj", "down_proj"),
 )
 """Products of gates, ups and what is made of both; of two, the first gives both, or there are no gates."""
+_EXPERTS = "block_sparse_moe"
+"""Experts that stand beside an MLP; others are in its place, and may have one among them."""
+_ROUTERS = {"gate", "router"}
+_SHARED = {"shared_expert", "shared_expert_gate"}
 _ATTENTION = {"q_proj", "k_proj", "v_proj"}
 _DELTA = {"in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "conv1d", "norm"}
+_DELTA_BY_KEY_HEAD = {"in_proj_qkvz", "in_proj_ba", "conv1d", "norm"}
 _CONVOLUTION = {"in_proj", "conv"}
 _SCAN = {"in_proj", "conv1d", "norm"}
 _HEAD_NORMS = {"q_norm": "k_norm", "q_layernorm": "k_layernorm"}
@@ -136,17 +142,28 @@ def match_layer(
     Raises: Unmatched: it is of another structure.
     """
     norms = {place: match_norm(getattr(layer, name)) for name, place in _norm_names(layer).items()}
-    mixer, mlp = _halves(layer)
+    mixer, _ = _halves(layer)
     if (spec is None) != (mixer is None):
         raise Unmatched("its layers have other parts")
     mixing = None
     if mixer is not None and spec is not None:
         inputs, output, found = _mixer(mixer, call, spec)
         before, after = norms["before_attention"], norms.get("after_attention")
-        mixing = TokenMixing(before=before, inputs=inputs, mixer=found, output=output, after=after)
+        mixing = TokenMixing(
+            before=before,
+            inputs=inputs,
+            mixer=found,
+            output=output,
+            after=after,
+            places=_places(mixer, found),
+        )
+    mlp, experts = _mlp_and_experts(layer)
+    if experts is not None and "after_mlp" in norms:
+        raise Unmatched("what its experts give is normed")
     matched = DecoderLayer(
         mixing=mixing,
         mlp=None if mlp is None else _mlp(mlp, norms["before_mlp"], norms.get("after_mlp")),
+        experts=None if experts is None else _experts(experts, norms["before_mlp"]),
         rope=rope if call is not None else None,
         residual=getattr(layer, "residual_multiplier", 1.0),
     )
@@ -185,6 +202,49 @@ def _halves(layer: Any) -> tuple[nn.Module | None, nn.Module | None]:
     return mixers[0], mlps[0]
 
 
+def _mlp_and_experts(layer: Any) -> tuple[nn.Module | None, nn.Module | None]:
+    """Return a layer's MLP, which may be one that all experts share, and what has its experts."""
+    _, mlp = _halves(layer)
+    if mlp is None or not hasattr(mlp, "experts"):
+        return mlp, getattr(layer, _EXPERTS, None)
+    return getattr(mlp, "shared_expert", None), mlp
+
+
+def router_and_experts(layer: Any) -> tuple[Any, Any] | None:
+    """Return what chooses a layer's experts, and these; None: it has none.
+
+    Raises: Unmatched: they are of another structure.
+    """
+    _, found = _mlp_and_experts(layer)
+    return None if found is None else _parts_of_experts(found)
+
+
+def _parts_of_experts(found: Any) -> tuple[Any, Any]:
+    children = _child_names(found)
+    routers = _ROUTERS & children
+    if len(routers) != 1 or children - routers - _SHARED != {"experts"} or len(children & _SHARED) == 1:
+        raise Unmatched("its experts have other parts")
+    return getattr(found, routers.pop()), found.experts
+
+
+def _experts(found: Any, before: Norm) -> Experts:
+    router, experts = _parts_of_experts(found)
+    gate_up, down = experts.gate_up_proj, experts.down_proj
+    num_experts, hidden, inner = down.shape
+    if router.weight.shape != (num_experts, hidden) or gate_up.shape != (num_experts, 2 * inner, hidden):
+        raise Unmatched("its experts have other sizes")
+    return Experts(
+        before=before,
+        router=Linear(weight=router.weight, bias=None),
+        gate_up=gate_up,
+        down=down,
+        activation=_activation(experts.act_fn),
+        num_chosen=router.top_k,
+        is_normalized=getattr(router, "norm_topk_prob", True),
+        shared_gate=match_linear(found.shared_expert_gate) if hasattr(found, "shared_expert_gate") else None,
+    )
+
+
 def _mlp_products(mlp: nn.Module) -> tuple[str, ...]:
     """Return the names of an MLP's products, none if it is of another structure."""
     children = _child_names(mlp) - {"act_fn", "activation"}
@@ -196,7 +256,8 @@ def _norm_names(layer: Any) -> dict[str, str]:
     own = _child_names(layer)
     if own == _ONE_HALF:
         return {"norm": "before_attention" if mixes(layer) else "before_mlp"}
-    names = next((names for names in NORM_NAMES if own - _MIXERS - _MLPS == set(names)), None)
+    own -= {*_MIXERS, *_MLPS, _EXPERTS}
+    names = next((names for names in NORM_NAMES if own == set(names)), None)
     if names is None:
         raise Unmatched("its layers have other parts")
     return names
@@ -228,7 +289,8 @@ def _mixer(
     """Return the products of a mixer's inputs, the one of what it gives, and itself."""
     children = _child_names(part)
     outputs = {"o_proj", "out_proj"} & children
-    kind = next((kind for kind in (_ATTENTION, _DELTA, _SCAN, _CONVOLUTION) if kind <= children), None)
+    kinds = (_ATTENTION, _DELTA, _DELTA_BY_KEY_HEAD, _SCAN, _CONVOLUTION)
+    kind = next((kind for kind in kinds if kind <= children), None)
     if kind is None or len(outputs) != 1 or (call is None) != (kind is not _ATTENTION):
         raise Unmatched("its layers have other parts")
     output = match_linear(getattr(part, outputs.pop()))
@@ -240,8 +302,9 @@ def _mixer(
         return inputs, output, _heads(part, call, spec, output)
     if not spec.may_be_cut:
         raise Unmatched("its states depend on how tokens are divided")
-    if kind is _DELTA:
-        inputs = tuple(match_linear(getattr(part, f"in_proj_{one}")) for one in ("qkv", "z", "b", "a"))
+    if kind is _DELTA or kind is _DELTA_BY_KEY_HEAD:
+        names = ("qkv", "z", "b", "a") if kind is _DELTA else ("qkvz", "ba")
+        inputs = tuple(match_linear(getattr(part, f"in_proj_{one}")) for one in names)
         return inputs, output, _delta(part)
     found = _convolution(part.conv) if kind is _CONVOLUTION else _scan(part)
     return (match_linear(part.in_proj),), output, found
@@ -264,6 +327,22 @@ def _delta(part: Any) -> GatedDelta:
         step_bias=part.dt_bias,
         norm=_gated_norm(part.norm),
     )
+
+
+def _places(part: Any, mixer: Mixer) -> Tensor | None:
+    """Return where numbers go that a mixer gets with those of each key head together, None if it does not."""
+    if not isinstance(mixer, GatedDelta) or not hasattr(part, "in_proj_qkvz"):
+        return None
+    num_keys, each = mixer.num_key_heads, mixer.num_heads // mixer.num_key_heads
+    keys, values = mixer.key_dim, each * mixer.value_dim
+    # Of all heads' numbers in the order in which the mixer wants them, those of each key head.
+    sizes = (keys, keys, values, values, each, each)
+    starts = torch.tensor((0, *sizes)).cumsum(0)[:-1] * num_keys
+    places = [
+        (start + torch.arange(num_keys * size)).view(num_keys, size)
+        for start, size in zip(starts, sizes, strict=True)
+    ]
+    return torch.cat([torch.cat(places[:4], dim=1).flatten(), torch.cat(places[4:], dim=1).flatten()])
 
 
 def _scan(part: Any) -> SelectiveScan:
@@ -376,11 +455,19 @@ def _require_sizes(layer: DecoderLayer) -> None:
     sizes: list[tuple[int, int]] = []
     if mixing is not None:
         num_inputs, num_mixed = _sizes_of(mixing.mixer, hidden)
+        if mixing.places is not None:
+            num_inputs = [sum(num_inputs[:2]), sum(num_inputs[2:])]
         sizes += [*((size, hidden) for size in num_inputs), (hidden, num_mixed)]
     if mlp is not None:
         inner, is_double = mlp.down.num_inputs, mlp.gate.num_outputs == 2 * mlp.down.num_inputs
         gates = [(inner, hidden)] * 2 if mlp.up is not None else [(inner * (1 + is_double), hidden)]
         sizes += [*gates, (hidden, inner)]
+    if (experts := layer.experts) is not None:
+        if mlp is not None and mlp.activation != experts.activation:
+            raise Unmatched("its experts have another activation than the MLP beside them")
+        if mlp is None and experts.shared_gate is not None:
+            raise Unmatched("its experts have other parts")
+        sizes += [(len(experts.down), hidden), *([(1, hidden)] if experts.shared_gate is not None else [])]
     for linear, size in zip(layer.linears, sizes, strict=True):
         if tuple(linear.weight.shape) != size:
             raise Unmatched(f"a projection of its layers has other sizes than {size[1]} and {size[0]}")
@@ -404,14 +491,14 @@ def _sizes_of(mixer: Mixer, hidden: int) -> tuple[list[int], int]:
     values = mixer.num_heads * mixer.value_dim
     if isinstance(mixer, SelectiveScan):
         return [2 * values + 2 * mixer.num_groups * mixer.key_dim + mixer.num_heads], values
-    channels = 2 * mixer.num_key_heads * mixer.key_dim + values
-    return [channels, values, mixer.num_heads, mixer.num_heads], values
+    return list(mixer.num_inputs), values
 
 
 def _require_all(layer: nn.Module, matched: DecoderLayer) -> None:
     """Refuse a layer that has tensors of which the structure says nothing."""
     tensors = () if matched.mixer is None else matched.mixer.tensors
     num_used = sum(one is not None for one in (*matched.norms, *tensors))
+    num_used += 0 if matched.experts is None else 2
     for linear in matched.linears:
         weight = linear.weight
         num_used += 2 + (weight.minima is not None) if isinstance(weight, QuantizedWeight) else 1

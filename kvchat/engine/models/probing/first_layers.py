@@ -15,7 +15,7 @@ from kvchat.engine.models.linear.packed import PackedLinear
 from kvchat.engine.models.linear.quantized import QuantizedLinear
 from kvchat.engine.models.linear.widened import WidenedLinear
 from kvchat.engine.models.linear.widened_interleaved import InterleavedLinear
-from kvchat.engine.models.probing.decoder_structure import match_linear
+from kvchat.engine.models.probing.decoder_structure import match_linear, router_and_experts
 
 LEAST = 2
 LINEARS = (nn.Linear, PackedLinear, InterleavedLinear, WidenedLinear, QuantizedLinear)
@@ -89,7 +89,9 @@ def _scalars(part: nn.Module) -> dict[str, str]:
 
 
 def float_copy(layer: nn.Module, behind: AttentionLayer) -> nn.Module:
-    """Return a copy of a layer with plain weights in float32 and `behind` at its attention."""
+    """Return a copy of a layer with plain weights in float32 and `behind` at its attention. Of experts it has
+    the first ones, twice as many as a token goes through.
+    """
     known: dict[int, Any] = {
         id(part): _float_linear(part) for part in layer.modules() if isinstance(part, LINEARS)
     }
@@ -98,9 +100,21 @@ def float_copy(layer: nn.Module, behind: AttentionLayer) -> nn.Module:
         known |= {
             id(value): value for name, value in vars(part).items() if name.startswith(("config", "kvchat"))
         }
+    experts = router_and_experts(layer)
+    if experts is not None:
+        known |= _few_experts(*experts)
     copy = deepcopy(layer, known).float()
+    for part in router_and_experts(copy) or ():
+        part.num_experts = len(part.weight if hasattr(part, "weight") else part.down_proj)
     attach(copy, behind)
     return copy
+
+
+def _few_experts(router: Any, experts: Any) -> dict[int, nn.Parameter]:
+    """Return the parameters of the first experts by the identity of all: these may be too many in float32."""
+    number = 2 * router.top_k
+    cut = (router.weight, experts.gate_up_proj, experts.down_proj)
+    return {id(one): nn.Parameter(one[:number].float(), requires_grad=False) for one in cut}
 
 
 def _float_linear(layer: nn.Module) -> nn.Linear:
