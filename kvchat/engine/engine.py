@@ -432,6 +432,7 @@ class Engine:
         longest = max(batch.chunks, key=lambda chunk: chunk.num_certain)
         is_prompt = longest.num_certain > 1 and not self._output.completions[longest.request].is_answering
         start_s = self._clock()
+        self._output.note_start(batch, start_s)
         compute = self._runner.run if self._overlapped is None else self._overlapped.logits
         self._output.record(batch, compute(batch))
         seconds = self._clock() - start_s

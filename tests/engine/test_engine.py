@@ -205,6 +205,24 @@ def test_events_come_in_order_and_progress_reaches_the_whole_prompt(
     assert {event.request_id for event in events} == {handle.request_id}
 
 
+def test_a_request_has_waited_until_something_of_it_is_computed(
+    model_dir: Path, open_engine: OpenEngine
+) -> None:
+    engine = open_engine(model_dir, max_batch_tokens=16)
+    handles = [submit(engine, token_ids(60, seed=seed), 2) for seed in range(3)]
+    engine.step()
+    handles[2].cancel()
+    first, second, cancelled = [list(handle)[-1] for handle in handles]
+    assert isinstance(first, RequestFinished)
+    assert isinstance(second, RequestFinished)
+    assert isinstance(cancelled, RequestFinished)
+    assert first.timings.ttft_s is not None
+    assert second.timings.ttft_s is not None
+    assert 0 < first.timings.queued_s < first.timings.ttft_s
+    assert first.timings.queued_s < second.timings.queued_s < second.timings.ttft_s
+    assert cancelled.timings.queued_s == cancelled.timings.total_s
+
+
 def test_generate_answers_all_prompts_and_keeps_only_their_blocks(engine: Engine, model_dir: Path) -> None:
     prompts = [token_ids(length, seed=2) for length in (3, 16, 50)]
     results = engine.generate(prompts, SamplingParams(max_tokens=8))

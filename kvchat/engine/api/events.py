@@ -53,7 +53,8 @@ class Loaded:
 class Timings:
     """Seconds since the request was submitted, and the decode rate.
 
-    `ttft_s` is the time to the first token; None where no token came.
+    `queued_s` is the time until something of it was computed, all of it where nothing was; `ttft_s` that to
+    the first token, None where none came.
     """
 
     queued_s: float = 0.0

@@ -121,6 +121,13 @@ class OutputProcessor:
             if completion.id in self.completions:  # a search ends with its first beam
                 self.finish(completion, FinishReason.CANCELLED)
 
+    def note_start(self, batch: Batch, now_s: float) -> None:
+        """Note for which requests a batch is the first that computes something of them."""
+        for chunk in batch.chunks:
+            completion = self.completions[chunk.request]
+            if completion.started_s is None:
+                completion.started_s = now_s
+
     def record(self, batch: Batch, logits: Tensor) -> None:
         """Note what a batch has computed and append the tokens that follow from its logits [R, V]."""
         sampled: list[_Due] = []

@@ -88,7 +88,9 @@ def _timings(state: RequestState, now_s: float) -> Timings:
     completion = state.first
     first_s = completion.first_token_s
     decode_s = now_s - first_s if first_s is not None else 0.0
+    started_s = now_s if completion.started_s is None else completion.started_s
     return Timings(
+        queued_s=started_s - completion.submitted_s,
         ttft_s=first_s - completion.submitted_s if first_s is not None else None,
         total_s=now_s - completion.submitted_s,
         decode_tokens_per_s=(state.num_generated - 1) / decode_s if decode_s > 0 else None,

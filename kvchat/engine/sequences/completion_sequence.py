@@ -44,6 +44,8 @@ class Completion:
     num_drafted: int = 0
     num_accepted: int = 0
     """Of the drafted tokens, those that were chosen."""
+    started_s: float | None = None
+    """When the first step began that computed something of it."""
     first_token_s: float | None = None
     is_cancelled: bool = False
     is_held: bool = False
