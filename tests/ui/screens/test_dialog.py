@@ -87,7 +87,7 @@ async def test_what_is_looked_up_for_a_dialog_that_has_gone_is_not_drawn(tmp_pat
         assert isinstance(tokens, TokensScreen)
         tokens.dismiss(None)
         shown.screen.commands.run("/cache blocks")
-        await shown.until_shown("Unreferenced blocks")
+        await shown.until_shown("sessions on the device")
         inspector = shown.app.screen
         assert isinstance(inspector, InspectorScreen)
         inspector.dismiss(None)
