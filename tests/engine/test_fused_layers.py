@@ -1,12 +1,13 @@
 """Which models decode by fused layers, and that nobody can tell by the answers."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers
-from torch import Tensor
+from torch import Tensor, nn
 
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.formats.attention_metadata import AttentionMetadata
@@ -106,7 +107,7 @@ CONFIGS: dict[str, Any] = {
         **EXPERTS | {"head_dim": 16, "num_attention_heads": 2},
         layer_types=["linear_attention", "full_attention", "linear_attention"],
         linear_num_key_heads=2,
-        linear_num_value_heads=6,
+        linear_num_value_heads=4,
         linear_key_head_dim=12,
         linear_value_head_dim=20,
     ),
@@ -190,13 +191,42 @@ def test_a_model_whose_layers_leave_other_states_is_not_fused(
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_model_whose_last_layer_shares_out_in_another_way_is_not_fused(dtype: str, tmp_path: Path) -> None:
-    model_dir = save_model(CONFIGS["experts"], tmp_path / "model")
+@pytest.mark.parametrize("name", ["experts", "layers without rope"])
+def test_a_model_that_computes_something_else_anywhere_is_not_fused(
+    name: str, dtype: str, tmp_path: Path
+) -> None:
+    """Also where rounding may lead rows to other experts."""
+    model_dir = save_model(CONFIGS[name], tmp_path / "model")
     loaded = load_model(model_dir, dtype=dtype, device=torch.device("cpu"))
-    router = loaded.module.model.layers[-1].mlp.gate
-    router.register_forward_hook(lambda _, __, given: (given[0], given[1] * 0.7, given[2]))
-    with pytest.raises(Unmatched, match="layer 2 computes something else"):
-        fuse(loaded, choose_route(loaded).groups)
+    groups, layers = choose_route(loaded).groups, loaded.module.model.layers
+    changes: dict[str, tuple[nn.Module, Callable[..., Any]]] = {
+        "layer 2 computes something else": (layers[2].mlp, less),
+        "layer 1 computes something else": (layers[1].self_attn.o_proj, behind_a_past),
+        "its logits are others": (loaded.module.lm_head, less),
+    }
+    for reason, (part, change) in changes.items():
+        hook = part.register_forward_hook(change)
+        with pytest.raises(Unmatched, match=reason):
+            fuse(loaded, groups)
+        hook.remove()
+    before = layers[1].register_forward_pre_hook(less_before, with_kwargs=True)
+    with pytest.raises(Unmatched, match="something stands between"):
+        fuse(loaded, groups)
+    before.remove()
+    fuse(loaded, groups)
+
+
+def less(_: Any, args: tuple[Any, ...], out: Tensor) -> Tensor:
+    return out * 0.7
+
+
+def less_before(_: Any, args: tuple[Tensor, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+    return (args[0] * 0.7, *args[1:]), kwargs
+
+
+def behind_a_past(_: Any, args: tuple[Tensor, ...], out: Tensor) -> Tensor:
+    """Return something else for a text's rows behind others, of three texts that begin with 5 rows."""
+    return torch.cat([out[:, :5], -out[:, 5:]], dim=1)
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma3"])
@@ -280,9 +310,9 @@ def test_a_token_decodes_to_the_same_bits_whatever_shares_its_step(
     assert torch.equal(beside, alone)
 
 
-@pytest.mark.parametrize("name", HYBRIDS)
+@pytest.mark.parametrize("name", [*HYBRIDS, "experts", "experts and one that all share"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_token_of_a_hybrid_decodes_to_the_same_bits_whatever_shares_its_step(
+def test_a_token_of_other_layers_decodes_to_the_same_bits_whatever_shares_its_step(
     name: str, dtype: str, tmp_path: Path, open_recorded: OpenRecorded
 ) -> None:
     model_dir = save_model(CONFIGS[name], tmp_path / "model")

@@ -73,6 +73,8 @@ COARSE_STATE_TOLERANCE = 0.02
 _UNFUSED = (Unmatched, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 UNTURNED = 0.01
 """Keys no farther from their projection were not turned."""
+UNDECIDED = 0.05
+"""Experts whose logits lie closer may change places in 16 bits: of the spread of all of a row."""
 LOGITS_TOLERANCE = 1e-3
 COARSE_LOGITS_TOLERANCE = 0.1
 
@@ -315,12 +317,12 @@ def _require_all(
         fused = fusion.on(pool)
     except ValueError as error:
         raise Unmatched(f"there is no kernel for {error}") from error
-    _require_same(fusion, fused, pool, seen, row, logits)
+    _require_same(fused, pool, seen, row, logits)
     if seen.outputs[0].dtype != torch.float32 or fusion.is_quantized:
         _require_structure(fusion, scratch(in_float32(groups)), seen, row)
     try:
         if fused.suits_rounded:
-            _require_same(fusion, fused, pool, seen, row, logits, is_rounded=True)
+            _require_same(fused, pool, seen, row, logits, is_rounded=True)
     except Unmatched as error:
         log.info("prompts are not rounded: %s", error)
         return False
@@ -408,7 +410,6 @@ def _is_projected(layer: Any, given: Tensor, key: Tensor) -> bool:
 
 
 def _require_same(
-    fusion: Fusion,
     fused: FusedLayers,
     pool: DevicePool,
     seen: SampledLayer,
@@ -419,21 +420,29 @@ def _require_same(
 ) -> None:
     """Compare every layer, the state that it leaves and the logits with the model's own.
 
-    In 16 bits two experts may come out equally good for a row. So most rows of a layer decide there, and
-    logits are those behind the last layer alone.
+    In 16 bits two experts may come out equally good for a row. Such rows are left to the others of a layer,
+    and logits are those behind the last layer alone.
     """
     is_coarse = seen.inputs[0].dtype != torch.float32
-    chooses = [layer.experts is not None and is_coarse for layer in fusion.layers]
     for number, (given, wanted) in enumerate(zip(seen.inputs, seen.outputs, strict=True)):
         found = fused.hidden(given.float(), row, number, is_rounded=is_rounded)
-        require_near(found, given, wanted, f"layer {number}", most_rows=chooses[number])
+        undecided = _undecided(*seen.routed[number]) if is_coarse and number in seen.routed else None
+        require_near(found, given, wanted, f"layer {number}", undecided)
         if number in seen.states:
             _require_state(states_of(pool, number), seen.states[number], wanted.dtype, number)
-    if any(chooses):
+    if is_coarse and seen.routed:
         found = fused.logits_behind(seen.inputs[-1].float(), row)
     else:
         found = fused.logits(row, is_rounded=is_rounded)
     require_logits(found, logits, seen.inputs[0].dtype)
+
+
+def _undecided(logits: Tensor, num_chosen: int) -> Tensor:
+    """Return for which rows the last expert that is chosen is hardly better than the next [T], bool."""
+    if num_chosen == logits.shape[1]:
+        return torch.zeros(len(logits), dtype=torch.bool)
+    best = logits.topk(num_chosen + 1).values
+    return best[:, -2] - best[:, -1] < UNDECIDED * logits.std(1)
 
 
 def _require_state(found: Sequence[Tensor], wanted: Sequence[Tensor], dtype: torch.dtype, layer: int) -> None:
@@ -481,11 +490,18 @@ def require_logits(found: Tensor, wanted: Tensor, dtype: torch.dtype) -> None:
         raise Unmatched(f"its logits are others ({float(distance.median()):.2g} of their size away)")
 
 
-def require_near(found: Tensor, given: Tensor, wanted: Tensor, name: str, *, most_rows: bool = False) -> None:
-    """Hold what a layer makes of `given` to what the model makes of it: of all rows, or of most."""
+def require_near(
+    found: Tensor, given: Tensor, wanted: Tensor, name: str, undecided: Tensor | None = None
+) -> None:
+    """Hold what a layer makes of `given` to what the model makes of it.
+
+    Args:
+        undecided: rows [T] that may be others, as long as most of all are not; None: none may.
+    """
     distances = _distances(found, given, wanted)
-    distance = float(distances.median() if most_rows else distances.max())
-    if not distance <= 1:
+    if undecided is not None:
+        distances = torch.cat([distances[~undecided], distances.median()[None]])
+    if not (distance := float(distances.max())) <= 1:
         raise Unmatched(f"{name} computes something else ({distance:.2g} times the tolerance)")
 
 

@@ -5,6 +5,7 @@ some keys that are zero, and behind states that are not.
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,7 +20,13 @@ from kvchat.engine.forward.runner import InputBatch
 from kvchat.engine.kernels.paged_attention import prepare
 from kvchat.engine.kernels.paged_attention.args import SequenceSpan
 from kvchat.engine.memory.device_pool import DevicePool
-from kvchat.engine.models.probing.decoder_structure import Decoder, Unmatched, mixer_of, mixes
+from kvchat.engine.models.probing.decoder_structure import (
+    Decoder,
+    Unmatched,
+    mixer_of,
+    mixes,
+    router_and_experts,
+)
 from kvchat.engine.models.state_layers import StatePast, attach_states
 
 BLOCK_SIZE = 4
@@ -41,6 +48,8 @@ class SampledLayer:
     keys: dict[int, Tensor] = field(default_factory=dict)
     states: dict[int, tuple[Tensor, ...]] = field(default_factory=dict)
     """All that lies in the slots of each layer afterwards."""
+    routed: dict[int, tuple[Tensor, int]] = field(default_factory=dict)
+    """Logits [T, E] of a layer's experts, and how many of them a token goes through."""
 
 
 class _Watched(PagedAttention):
@@ -147,13 +156,19 @@ def watch(
     def after(layer: Any, args: tuple[Any, ...], out: Any) -> None:
         seen.outputs.append((out if isinstance(out, Tensor) else out[0])[0].clone())
 
+    def route(number: int, router: Any, _: Any, out: Any) -> None:
+        seen.routed[number] = out[0].float().clone(), router.top_k
+
     with ExitStack() as hooks:
-        for layer in decoder.layers:
+        for number, layer in enumerate(decoder.layers):
+            if (choosing := router_and_experts(layer)) is not None:
+                hooks.callback(choosing[0].register_forward_hook(partial(route, number)).remove)
             hooks.callback(layer.register_forward_pre_hook(before, with_kwargs=True).remove)
             hooks.callback(layer.register_forward_hook(after).remove)
         logits = own.logits(row)
     seen.states = {number: states_of(pool, number) for number in keeping}
     is_whole = len(seen.calls) + len(keeping) == sum(map(mixes, decoder.layers))
-    if not is_whole or not len(seen.inputs) == len(seen.outputs) == len(decoder.layers):
-        raise Unmatched("its layers do not run one after the other")
+    is_whole &= len(seen.inputs) == len(seen.outputs) == len(decoder.layers)
+    if not is_whole or not all(map(torch.equal, seen.inputs[1:], seen.outputs)):
+        raise Unmatched("its layers do not run one after the other, or something stands between them")
     return seen, logits

@@ -63,7 +63,9 @@ def walk_through(loaded: LoadedModel, served: ModelPlan) -> LayerWalk:
         raise Unmatched(f"it runs by its {served.route}, on a cache of {', '.join(kinds)}")
     sample = take_sample(loaded, groups)
     fusion = sample.fusion
-    if any(layer.mlp is None or layer.mixing is None or layer.experts for layer in fusion.layers):
+    if any(layer.experts is not None for layer in fusion.layers):
+        raise Unmatched("its layers have experts")
+    if any(layer.mlp is None or layer.mixing is None for layer in fusion.layers):
         raise Unmatched("its layers have no attention or no MLP")
     if any(layer.heads.is_gated for layer in fusion.layers):
         raise Unmatched("its attention is gated")

@@ -101,6 +101,39 @@ def test_they_are_the_reference(shape: Shape, library: Library) -> None:
     torch.testing.assert_close(logits, wanted, rtol=tolerance, atol=tolerance)
 
 
+def test_layers_of_a_model_may_have_other_experts_or_none(library: Library) -> None:
+    model = Model(Shape(experts=7, has_mlp=False))
+    others = Model(Shape(experts=300, num_chosen=8, expert_inner=99, has_mlp=False)).layers
+    model.layers[1:] = [others[1], Model(Shape()).layers[2]]
+    step = make_step(model.shape)
+    hidden = hidden_of(model, step)
+    wanted = reference.decoder_layers(hidden, model.layers, model.pools(), model.ropes, step)
+    found = native_of(model, model.pools(), library).hidden(hidden, step, slice(0, 3))
+    torch.testing.assert_close(found, wanted, rtol=2e-5, atol=2e-5)
+
+
+def test_experts_of_which_it_is_not_known_which_are_best_give_no_numbers(library: Library) -> None:
+    model = Model(Shape(experts=7, has_mlp=False))
+    experts = model.layers[0].experts
+    assert experts is not None
+    assert isinstance(experts.router.weight, Tensor)
+    experts.router.weight[3] = torch.nan
+    step = make_step(model.shape)
+    found = native_of(model, model.pools(), library).hidden(hidden_of(model, step), step, slice(0, 1))
+    assert found.isnan().all()
+
+
+def test_experts_beside_an_mlp_of_another_kind_are_refused(library: Library) -> None:
+    for shape in (Shape(experts=5, has_after_norms=True), Shape(experts=5)):
+        model = Model(shape)
+        mlp = model.layers[0].mlp
+        assert mlp is not None
+        if mlp.after is None:
+            model.layers[0] = replace(model.layers[0], mlp=replace(mlp, activation=Activation.GELU_TANH))
+        with pytest.raises(ValueError, match="experts beside an MLP"):
+            native_of(model, model.pools(), library)
+
+
 def tensors_of(pool: FusedLayerPool | FusedStatePool | None) -> list[Tensor]:
     if pool is None:
         return []
@@ -135,7 +168,15 @@ def test_any_number_of_rows_gives_each_the_bits_that_it_has_alone(name: str, lib
     ("name", "number"),
     [
         (name, 245)
-        for name in ("biases", "four norms", "odd", "paired bfloat16", "int8 bfloat16", "int4 float16")
+        for name in (
+            "biases",
+            "four norms",
+            "odd",
+            "paired bfloat16",
+            "int8 bfloat16",
+            "int4 float16",
+            "experts bfloat16",
+        )
     ]
     + [(name, 33) for name in SHAPES]
     + [("paired bfloat16", number) for number in (31, 32, 240, 241)],
@@ -177,7 +218,7 @@ def test_a_row_has_the_same_bits_with_any_number_of_threads(
         assert torch.equal(logits_of(model, range(len(TEXTS)), library), alone)
 
 
-@pytest.mark.parametrize("name", ["paired bfloat16", "int8 bfloat16", "biases", "head norms"])
+@pytest.mark.parametrize("name", ["paired bfloat16", "int8 bfloat16", "biases", "head norms", "experts int8"])
 def test_prompts_and_answers_have_the_same_bits_in_one_step_with_any_number_of_threads(
     name: str, library: Library, level: str, threads: None
 ) -> None:

@@ -1,8 +1,8 @@
 // Which experts the rows of a step go through.
 //
-// A pair is a row and one of its experts: pair t * C + i is that of row t with its i-th expert. Whoever computes an
-// expert does so for all rows that chose it, one after the other, while its weights are near; no row's numbers
-// depend on who else is there. Dimensions: T rows, E experts, C that each row chooses.
+// A pair is a row and one of its experts: pair t * C + i is that of row t with its i-th expert. Pairs lie in places,
+// those of one expert together, and whoever computes an expert does so for all of them: its weights are read once,
+// and no row's numbers depend on who else is there. Dimensions: T rows, E experts, C that each row chooses.
 
 #pragma once
 
@@ -13,30 +13,35 @@ namespace {
 struct Choices {
   int32_t* experts = nullptr;  // [T, C]
   float* shares = nullptr;     // [T, C]
-  int32_t* order = nullptr;    // all pairs, by expert and row [T * C]
-  int32_t* places = nullptr;   // while they are put in order: of each expert's next pair [E]
+  int32_t* pairs = nullptr;    // that of each place, by expert and row [T * C]
+  int32_t* places = nullptr;   // that of each pair [T * C]
+  int32_t* ends = nullptr;     // behind the places of each expert's pairs, while these are given [E]
 
   bool make(int64_t num_pairs, int64_t num_experts) {
     experts = (int32_t*)allocate(num_pairs);
     shares = allocate(num_pairs);
-    order = (int32_t*)allocate(num_pairs);
-    places = (int32_t*)allocate(num_experts);
-    return experts && shares && order && places;
+    pairs = (int32_t*)allocate(num_pairs);
+    places = (int32_t*)allocate(num_pairs);
+    ends = (int32_t*)allocate(num_experts);
+    return experts && shares && pairs && places && ends;
   }
 
   void release() const {
     free(experts);
     free(shares);
-    free(order);
+    free(pairs);
     free(places);
+    free(ends);
   }
 
-  // Chooses the largest logits of row t, the first of equal ones.
+  // Chooses the largest logits of row t, the first of equal ones. Where one is no number, no share is.
   void choose(const Experts& e, const float* logits, int64_t t) const {
     int32_t* chosen = experts + t * e.num_chosen;
     float* share = shares + t * e.num_chosen;
-    float last = INFINITY;
+    float last = INFINITY, none = 0.0f;
     int64_t at = -1;
+    for (int64_t n = 0; n < e.num_experts; n++)
+      if (logits[n] != logits[n]) none = NAN;
     for (int64_t i = 0; i < e.num_chosen; i++) {
       int64_t best = -1;
       for (int64_t n = 0; n < e.num_experts; n++) {
@@ -52,21 +57,23 @@ struct Choices {
     const float total = e.is_normalized ? exponentials(share, share, e.num_chosen, largest)
                                         : exponentials(nullptr, logits, e.num_experts, largest);
     if (!e.is_normalized) exponentials(share, share, e.num_chosen, largest);
-    for (int64_t i = 0; i < e.num_chosen; i++) share[i] /= total;
+    for (int64_t i = 0; i < e.num_chosen; i++) share[i] = share[i] / total + none;
   }
 
-  // Puts the pairs of all rows in order.
+  // Gives the pairs of all rows their places.
   void sort(const Experts& e, int64_t num_rows) const {
     const int64_t num_pairs = num_rows * e.num_chosen;
-    memset(places, 0, e.num_experts * sizeof(int32_t));
-    for (int64_t pair = 0; pair < num_pairs; pair++) places[experts[pair]]++;
-    for (int64_t n = 1; n < e.num_experts; n++) places[n] += places[n - 1];
-    for (int64_t pair = num_pairs - 1; pair >= 0; pair--) order[--places[experts[pair]]] = (int32_t)pair;
+    memset(ends, 0, e.num_experts * sizeof(int32_t));
+    for (int64_t pair = 0; pair < num_pairs; pair++) ends[experts[pair]]++;
+    for (int64_t n = 1; n < e.num_experts; n++) ends[n] += ends[n - 1];
+    for (int64_t pair = num_pairs - 1; pair >= 0; pair--) {
+      places[pair] = --ends[experts[pair]];
+      pairs[places[pair]] = (int32_t)pair;
+    }
   }
 
-  bool is_first(int64_t place) const {
-    return place == 0 || experts[order[place - 1]] != experts[order[place]];
-  }
+  int64_t expert_at(int64_t place) const { return experts[pairs[place]]; }
+  bool is_first(int64_t place) const { return place == 0 || expert_at(place - 1) != expert_at(place); }
 
   // Writes e ** (x - largest), if anywhere, and returns their sum, from the first to the last.
   static float exponentials(float* to, const float* x, int64_t count, float largest) {

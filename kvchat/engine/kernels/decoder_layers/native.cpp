@@ -30,6 +30,7 @@ constexpr Kind OF_FEW[] = {QKV, ATTEND, OUTPUT, ROUTE, GATE_UP, DOWN, EXPERTS_UP
 constexpr Kind OF_MANY[] = {QKV,    TURN,    ATTEND,  MIXED, OUTPUT,     BETWEEN,      ROUTE,
                             CHOOSE, GATE_UP, PREPARE, DOWN,  EXPERTS_UP, EXPERTS_DOWN, AFTER};
 constexpr int64_t ROWS_TOGETHER = 24;  // of a task between products: whole panels
+constexpr int64_t PAIRS_AT_ONCE = 8;   // of an expert
 
 struct Phase {
   int64_t layer;
@@ -45,7 +46,7 @@ struct Job {
   int64_t num_of_layers = 0, num_phases = 0;
   bool failed = false;  // for lack of memory
   Buffer normed, heads, convolved, attended, inner, added, sampled;
-  Buffer routed, expert_inner, expert_out;  // the router's logits [T, E + 1]; of each pair [T * C]
+  Buffer routed, expert_in, expert_inner, expert_out;  // the router's logits [T, E + 1]; of each place [T * C]
   Choices choices;
   float* rates = nullptr;          // decays [T, H] and betas [T, H] of a delta rule; steps [T, H] of a scan
   float* decays = nullptr;         // [H] of a scan, and what it skips [H]
@@ -163,25 +164,36 @@ struct Job {
     return product_of(e.gate_up, expert, first, e.num_inner());
   }
 
-  // Some outputs of the expert of a pair, for all rows that chose it, if it is the first of these.
+  // Some outputs of an expert for all its pairs, if the task is that of the first of their places.
   void multiply_expert(int64_t phase, int64_t task) const {
     const Experts& e = layer(phase).experts;
     const int64_t units = expert_product(phase, 0, 0).num_units(), unit = task % units;
-    int64_t place = task / units;
-    if (!choices.is_first(place)) return;
-    const int64_t expert = choices.experts[choices.order[place]];
+    const int64_t first = task / units, expert = choices.expert_at(first);
+    if (!choices.is_first(first)) return;
+    int64_t end = first + 1;
+    while (end < num_pairs(layer(phase)) && !choices.is_first(end)) end++;
     const Product product = expert_product(phase, expert, 0), up = expert_product(phase, expert, e.num_inner());
     const int64_t begin = unit * product.unit(), count = least(product.unit(), product.num_outputs - begin);
     const bool is_down = kind(phase) == EXPERTS_DOWN;
-    alignas(64) float sums[UNIT], ups[UNIT];
-    do {
-      const int64_t pair = choices.order[place];
-      const float* from = is_down ? expert_inner.row(pair) : normed.row(pair / e.num_chosen);
-      multiply_dense(product, sums, from, 0, 1, unit, 0);
-      if (!is_down) multiply_dense(up, ups, from, 0, 1, unit, 0);
-      if (!is_down) activate(sums, ups, count, layer(phase).activation);
-      copy_row((is_down ? expert_out : expert_inner).row(pair) + begin, sums, count);
-    } while (++place < num_pairs(layer(phase)) && !choices.is_first(place));
+    const Buffer& from = is_down ? expert_inner : expert_in;
+    const Buffer& to = is_down ? expert_out : expert_inner;
+    alignas(64) float sums[PAIRS_AT_ONCE * UNIT], ups[PAIRS_AT_ONCE * UNIT];
+    for (int64_t place = first; place < end; place += PAIRS_AT_ONCE) {
+      const int64_t num = least(PAIRS_AT_ONCE, end - place);
+      multiply_dense(product, sums, from.row(place), from.stride, num, unit, 0);
+      if (!is_down) multiply_dense(up, ups, from.row(place), from.stride, num, unit, 0);
+      for (int64_t i = 0; i < num; i++) {
+        if (!is_down) activate(sums + i * UNIT, ups + i * UNIT, count, layer(phase).activation);
+        copy_row(to.row(place + i) + begin, sums + i * UNIT, count);
+      }
+    }
+  }
+
+  // Gives all pairs of a layer their places, and their experts what they read.
+  void place_pairs(const Layer& layer) const {
+    choices.sort(layer.experts, step.num_rows);
+    for (int64_t place = 0; place < num_pairs(layer); place++)
+      copy_row(expert_in.row(place), normed.row(choices.pairs[place] / layer.experts.num_chosen), step.num_hidden);
   }
 
   // A piece of some outputs of all rows.
@@ -337,7 +349,7 @@ struct Job {
     if (kind(phase) == QKV && !has_many_rows) convolve(layer(phase), 0, step.num_rows);
     if (!has_many_rows && kind(phase) != HEAD)
       for (int64_t t = 0; t < step.num_rows; t++) go_on(phase, t);
-    if (kind(phase) == (has_many_rows ? CHOOSE : ROUTE)) choices.sort(layer(phase).experts, step.num_rows);
+    if (kind(phase) == (has_many_rows ? CHOOSE : ROUTE)) place_pairs(layer(phase));
     if (phase + 1 == num_of_layers && step.head) {
       for (int64_t i = 0; i < step.num_sampling; i++)
         apply_norm(*step.last_norm, sampled.row(i), hidden(step.sampling[i]), step.num_hidden);
@@ -398,7 +410,7 @@ struct Job {
       scale_row(sum, 1.0f / (1.0f + exponential(fminf(fmaxf(-gate, -88.0f), 88.0f))), step.num_hidden);
     }
     for (int64_t pair = t * e.num_chosen; pair < (t + 1) * e.num_chosen; pair++)
-      add_scaled_row(sum, expert_out.row(pair), choices.shares[pair], step.num_hidden);
+      add_scaled_row(sum, expert_out.row(choices.places[pair]), choices.shares[pair], step.num_hidden);
   }
 
   void add_residual(const Layer& layer, const Norm& norm, int64_t t) const {
@@ -588,6 +600,7 @@ struct Job {
            attended.make(rows, num_attended, has_codes, is_fine()) &&
            inner.make(rows, num_inner, has_codes, is_fine()) && choices.make(num_pairs, num_experts) &&
            routed.make(num_pairs ? rows : 0, num_experts + 1, false, is_fine()) &&
+           expert_in.make(num_pairs, width, false, is_fine()) &&
            expert_inner.make(num_pairs, num_expert_inner, false, is_fine()) &&
            expert_out.make(num_pairs, width, false, is_fine()) &&
            sampled.make(step.num_sampling, width, has_codes, is_fine());
@@ -689,8 +702,8 @@ struct Job {
     free(decays);
     free(num_done);
     choices.release();
-    const Buffer* all[] = {&normed, &heads,   &convolved, &attended,     &inner,
-                           &added,  &sampled, &routed,    &expert_inner, &expert_out};
+    const Buffer* all[] = {&normed,  &heads,  &convolved, &attended,     &inner,     &added,
+                           &sampled, &routed, &expert_in, &expert_inner, &expert_out};
     for (const Buffer* buffer : all) buffer->release();
   }
 };

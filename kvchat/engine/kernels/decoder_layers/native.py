@@ -44,8 +44,8 @@ _ACTIVATIONS = {Activation.SILU: 0, Activation.GELU_TANH: 1, Activation.RELU_SQU
 _ROWS, _COLUMNS, _QUANTIZED = 0, 1, 2
 _ATTENTION, _DELTA, _CONVOLUTION, _SCAN, _NONE = 0, 1, 2, 3, 4
 _MOST_INPUTS = 4
-_EXPERT_PLACES = 3
-"""Numbers that are kept of each expert of a row: itself, its share, and its place among those of all rows."""
+_NUMBERS_OF_PAIR = 4
+"""What is kept of a row's expert: itself, its share, its place, and the pair that is at one."""
 _FINE_BYTES, _COARSE_BYTES = 5.25, 3.25
 """Most bytes of a number that quantized weights are multiplied with: its parts, and of 32 some sums."""
 
@@ -253,11 +253,7 @@ class NativeLayers:
         if layer.mlp is not None:
             self._add_mlp(made, layer.mlp)
         if layer.experts is not None:
-            made.before_mlp, made.activation = (
-                _norm(layer.experts.before),
-                _ACTIVATIONS[layer.experts.activation],
-            )
-            made.experts = self._experts(layer.experts)
+            self._add_experts(made, layer.experts, layer.mlp)
         return made
 
     def _add_mixing(self, made: _Layer, mixing: TokenMixing, pool: FusedLayerPool | FusedStatePool) -> None:
@@ -286,11 +282,15 @@ class NativeLayers:
             if (made.gate.layout, made.gate.block) != (made.up.layout, made.up.block):
                 raise ValueError("gates and ups are of different kinds")
 
-    def _experts(self, experts: Experts) -> _Experts:
+    def _add_experts(self, made: _Layer, experts: Experts, mlp: Mlp | None) -> None:
+        if mlp is not None and (mlp.after is not None or mlp.activation is not experts.activation):
+            raise ValueError("experts beside an MLP of another activation, or whose result is normed")
+        made.before_mlp = _norm(experts.before)
+        made.activation = _ACTIVATIONS[experts.activation]
         gate_up, down = experts.gate_up, experts.down
         if not (gate_up.is_contiguous() and down.is_contiguous()):
             raise ValueError("experts with gaps")
-        return _Experts(
+        made.experts = _Experts(
             router=self._product(experts.router),
             shared_gate=_Product() if experts.shared_gate is None else self._product(experts.shared_gate),
             gate_up=self._product(Linear(weight=gate_up[0], bias=None)),
@@ -344,9 +344,10 @@ def step_bytes(
     convolved = max((len(mixer.conv.taps) for mixer in mixers), default=0)
     convolved += 2 * max((mixer.num_heads for mixer in mixers), default=0)
     experts = [layer.experts for layer in layers if layer.experts is not None]
-    routed = max((1 + len(one.gate_up) + one.num_chosen * _EXPERT_PLACES for one in experts), default=0)
-    routed += max((one.num_chosen * one.down.shape[2] for one in experts), default=0)
-    routed += max((one.num_chosen * width for one in experts), default=0)
+    num_experts = max((1 + len(one.down) for one in experts), default=0)
+    num_chosen = max((one.num_chosen for one in experts), default=0)
+    expert_inner = max((one.down.shape[2] for one in experts), default=0)
+    routed = num_experts + num_chosen * (2 * width + expert_inner + _NUMBERS_OF_PAIR)
     inputs = width + attended + inner
     num_bytes = 4 * (inputs + heads + convolved + width + routed)
     if any(isinstance(linear.weight, QuantizedWeight) for linear in linears):

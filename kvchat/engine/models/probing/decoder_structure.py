@@ -64,7 +64,7 @@ _MLP_PARTS = (
     ("up_proj", "down_proj"),
 )
 """Products of gates, ups and what is made of both; of two, the first gives both, or there are no gates."""
-_EXPERTS = "block_sparse_moe"
+_BESIDE_MLP = "block_sparse_moe"
 """Experts that stand beside an MLP; others are in its place, and may have one among them."""
 _ROUTERS = {"gate", "router"}
 _SHARED = {"shared_expert", "shared_expert_gate"}
@@ -195,6 +195,8 @@ def _halves(layer: Any) -> tuple[nn.Module | None, nn.Module | None]:
     """Return a layer's mixer and its MLP."""
     own = _child_names(layer)
     if own == _ONE_HALF:
+        if hasattr(layer.mixer, "experts"):
+            raise Unmatched("its experts have other parts")
         return (None, layer.mixer) if _mlp_products(layer.mixer) else (layer.mixer, None)
     mixers, mlps = ([getattr(layer, name) for name in names & own] for names in (_MIXERS, _MLPS))
     if len(mixers) != 1 or len(mlps) != 1:
@@ -206,7 +208,7 @@ def _mlp_and_experts(layer: Any) -> tuple[nn.Module | None, nn.Module | None]:
     """Return a layer's MLP, which may be one that all experts share, and what has its experts."""
     _, mlp = _halves(layer)
     if mlp is None or not hasattr(mlp, "experts"):
-        return mlp, getattr(layer, _EXPERTS, None)
+        return mlp, getattr(layer, _BESIDE_MLP, None)
     return getattr(mlp, "shared_expert", None), mlp
 
 
@@ -224,7 +226,10 @@ def _parts_of_experts(found: Any) -> tuple[Any, Any]:
     routers = _ROUTERS & children
     if len(routers) != 1 or children - routers - _SHARED != {"experts"} or len(children & _SHARED) == 1:
         raise Unmatched("its experts have other parts")
-    return getattr(found, routers.pop()), found.experts
+    router, experts = getattr(found, routers.pop()), found.experts
+    if not isinstance(getattr(router, "top_k", None), int) or not hasattr(experts, "gate_up_proj"):
+        raise Unmatched("its experts are chosen or computed in another way")
+    return router, experts
 
 
 def _experts(found: Any, before: Norm) -> Experts:
@@ -256,7 +261,7 @@ def _norm_names(layer: Any) -> dict[str, str]:
     own = _child_names(layer)
     if own == _ONE_HALF:
         return {"norm": "before_attention" if mixes(layer) else "before_mlp"}
-    own -= {*_MIXERS, *_MLPS, _EXPERTS}
+    own -= {*_MIXERS, *_MLPS, _BESIDE_MLP}
     names = next((names for names in NORM_NAMES if own == set(names)), None)
     if names is None:
         raise Unmatched("its layers have other parts")

@@ -90,7 +90,7 @@ def _scalars(part: nn.Module) -> dict[str, str]:
 
 def float_copy(layer: nn.Module, behind: AttentionLayer) -> nn.Module:
     """Return a copy of a layer with plain weights in float32 and `behind` at its attention. Of experts it has
-    the first ones, twice as many as a token goes through.
+    the first ones, one more than a token goes through.
     """
     known: dict[int, Any] = {
         id(part): _float_linear(part) for part in layer.modules() if isinstance(part, LINEARS)
@@ -111,8 +111,8 @@ def float_copy(layer: nn.Module, behind: AttentionLayer) -> nn.Module:
 
 
 def _few_experts(router: Any, experts: Any) -> dict[int, nn.Parameter]:
-    """Return the parameters of the first experts by the identity of all: these may be too many in float32."""
-    number = 2 * router.top_k
+    """Return the parameters of the first experts by the identity of all: all may be too many in float32."""
+    number = router.top_k + 1
     cut = (router.weight, experts.gate_up_proj, experts.down_proj)
     return {id(one): nn.Parameter(one[:number].float(), requires_grad=False) for one in cut}
 
