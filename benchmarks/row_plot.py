@@ -1,18 +1,19 @@
 """A plot of any scenario's figures as SVG: a bar for each row, and how far its rounds lie apart."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from html import escape
 
 from benchmarks.table import Row
 
-_WIDTH, _LABELS, _VALUES = 960, 430, 130
+_WIDTH, _LABELS, _VALUES = 1200, 640, 130
 _TOP, _LINE, _GAP = 40, 18, 14
 _BAR_WIDTH = _WIDTH - _LABELS - _VALUES
 _COLOUR, _SPREAD = "#2a6fdb", "#222"
 
 
 def row_plot(title: str, rows: Sequence[Row]) -> str:
-    """Return a plot in which rows of one unit that follow each other share a scale, which begins at 0."""
+    """Return a plot in which rows of one unit stand together and share a scale, which begins at 0."""
     parts, y = [_text(10, 22, title, weight="bold")], float(_TOP)
     for group in _groups(rows):
         most = max(max(row.high for row in group), 0.0)
@@ -28,13 +29,17 @@ def row_plot(title: str, rows: Sequence[Row]) -> str:
 
 
 def _groups(rows: Sequence[Row]) -> list[list[Row]]:
-    groups: list[list[Row]] = []
+    """Return rows unit by unit; what stands below a row of another unit says that one's name, too."""
+    groups: dict[str, list[Row]] = {}
+    above = None
     for row in rows:
-        if groups and groups[-1][-1].unit == row.unit:
-            groups[-1].append(row)
-        else:
-            groups.append([row])
-    return groups
+        name = row.name.strip()
+        if not row.name.startswith(" "):
+            above = row
+        elif above is not None and above.unit != row.unit:
+            name = f"{above.name.strip()}: {name}"
+        groups.setdefault(row.unit, []).append(replace(row, name=name))
+    return list(groups.values())
 
 
 def _bar(row: Row, most: float, y: float) -> list[str]:
@@ -43,7 +48,7 @@ def _bar(row: Row, most: float, y: float) -> list[str]:
 
     middle, end = y + _LINE / 2, at(row.median)
     return [
-        _text(_LABELS - 8, middle + 4, row.name.strip(), anchor="end"),
+        _text(_LABELS - 8, middle + 4, row.name, anchor="end"),
         f'<rect x="{_LABELS}" y="{y + 3:.1f}" width="{end - _LABELS:.1f}" height="{_LINE - 6}"'
         f' fill="{_COLOUR}"/>',
         f'<line x1="{at(row.low):.1f}" y1="{middle:.1f}" x2="{at(row.high):.1f}" y2="{middle:.1f}"'

@@ -261,10 +261,7 @@ def _unknown_layers(text_config: Any, known: Collection[int]) -> str | None:
     missing = [layer for layer, kind in enumerate(kinds) if kind not in KEEPS_NOTHING and layer not in known]
     if not missing:
         return None
-    return (
-        f"layers {missing} keep something other than keys and values "
-        "(recurrent state, for example), which kvchat does not hold"
-    )
+    return f"layers {missing} keep something other than keys and values, which kvchat does not hold"
 
 
 def _check_types(text_config: Any, recorder: _Recorder, states: Collection[int]) -> None:
