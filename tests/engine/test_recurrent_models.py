@@ -334,7 +334,7 @@ def test_a_disk_of_few_states_has_those_of_the_last_ten_turns(
     engine.close()
     places = {
         "cache_dir": tmp_path,
-        "disk_bytes": int(1.3 * tokens * num_turns * 20 / pool.block_size) + 22 * state,
+        "disk_bytes": int(1.3 * tokens * num_turns * 20 / pool.block_size) + 20 * state,
     }
     engine = open_engine(path, **SIZES | places)
     text: list[int] = []
