@@ -30,7 +30,6 @@ constexpr Kind OF_FEW[] = {QKV, ATTEND, OUTPUT, ROUTE, GATE_UP, DOWN, EXPERTS_UP
 constexpr Kind OF_MANY[] = {QKV,    TURN,    ATTEND,  MIXED, OUTPUT,     BETWEEN,      ROUTE,
                             CHOOSE, GATE_UP, PREPARE, DOWN,  EXPERTS_UP, EXPERTS_DOWN, AFTER};
 constexpr int64_t ROWS_TOGETHER = 24;  // of a task between products: whole panels
-constexpr int64_t PAIRS_AT_ONCE = 8;   // of an expert
 
 struct Phase {
   int64_t layer;
@@ -46,8 +45,7 @@ struct Job {
   int64_t num_of_layers = 0, num_phases = 0;
   bool failed = false;  // for lack of memory
   Buffer normed, heads, convolved, attended, inner, added, sampled;
-  Buffer routed, expert_in, expert_inner, expert_out;  // the router's logits [T, E + 1]; of each place [T * C]
-  Choices choices;
+  ExpertRows experts;
   float* rates = nullptr;          // decays [T, H] and betas [T, H] of a delta rule; steps [T, H] of a scan
   float* decays = nullptr;         // [H] of a scan, and what it skips [H]
   QuantizedCall* calls = nullptr;     // of each layer
@@ -116,7 +114,7 @@ struct Job {
   int64_t num_tasks(int64_t phase) const {
     if (is_product(kind(phase))) return products(phase).num_tasks();
     if (kind(phase) == EXPERTS_UP || kind(phase) == EXPERTS_DOWN)
-      return num_pairs(layer(phase)) * expert_product(phase, 0, 0).num_units();
+      return ExpertRows::num_tasks(layer(phase).experts, kind(phase) == EXPERTS_DOWN, step.num_rows);
     if (kind(phase) != ATTEND) return (step.num_rows + ROWS_TOGETHER - 1) / ROWS_TOGETHER;
     const int64_t number = phases[phase].layer;
     const Mixer& mixer = step.layers[number].mixer;
@@ -144,7 +142,8 @@ struct Job {
     if (kind(phase) == ATTEND) {
       mix(phases[phase].layer, task);
     } else if (kind(phase) == EXPERTS_UP || kind(phase) == EXPERTS_DOWN) {
-      multiply_expert(phase, task);
+      const Layer& layer = this->layer(phase);
+      experts.multiply(layer.experts, kind(phase) == EXPERTS_DOWN, task, step.num_rows, layer.activation);
     } else if (!is_product(kind(phase))) {
       const int64_t first = task * ROWS_TOGETHER, end = least(first + ROWS_TOGETHER, step.num_rows);
       if (kind(phase) == TURN) convolve(layer(phase), first, end);
@@ -153,47 +152,6 @@ struct Job {
       const Products found = products(phase);
       found.are_whole() ? multiply_whole(phase, found, task) : multiply_piece(phase, found, task);
     }
-  }
-
-  int64_t num_pairs(const Layer& layer) const { return step.num_rows * layer.experts.num_chosen; }
-
-  // An expert's gates, its ups behind them, or its downs.
-  Product expert_product(int64_t phase, int64_t expert, int64_t first) const {
-    const Experts& e = layer(phase).experts;
-    if (kind(phase) == EXPERTS_DOWN) return product_of(e.down, expert, 0, e.down.num_outputs);
-    return product_of(e.gate_up, expert, first, e.num_inner());
-  }
-
-  // Some outputs of an expert for all its pairs, if the task is that of the first of their places.
-  void multiply_expert(int64_t phase, int64_t task) const {
-    const Experts& e = layer(phase).experts;
-    const int64_t units = expert_product(phase, 0, 0).num_units(), unit = task % units;
-    const int64_t first = task / units, expert = choices.expert_at(first);
-    if (!choices.is_first(first)) return;
-    int64_t end = first + 1;
-    while (end < num_pairs(layer(phase)) && !choices.is_first(end)) end++;
-    const Product product = expert_product(phase, expert, 0), up = expert_product(phase, expert, e.num_inner());
-    const int64_t begin = unit * product.unit(), count = least(product.unit(), product.num_outputs - begin);
-    const bool is_down = kind(phase) == EXPERTS_DOWN;
-    const Buffer& from = is_down ? expert_inner : expert_in;
-    const Buffer& to = is_down ? expert_out : expert_inner;
-    alignas(64) float sums[PAIRS_AT_ONCE * UNIT], ups[PAIRS_AT_ONCE * UNIT];
-    for (int64_t place = first; place < end; place += PAIRS_AT_ONCE) {
-      const int64_t num = least(PAIRS_AT_ONCE, end - place);
-      multiply_dense(product, sums, from.row(place), from.stride, num, unit, 0);
-      if (!is_down) multiply_dense(up, ups, from.row(place), from.stride, num, unit, 0);
-      for (int64_t i = 0; i < num; i++) {
-        if (!is_down) activate(sums + i * UNIT, ups + i * UNIT, count, layer(phase).activation);
-        copy_row(to.row(place + i) + begin, sums + i * UNIT, count);
-      }
-    }
-  }
-
-  // Gives all pairs of a layer their places, and their experts what they read.
-  void place_pairs(const Layer& layer) const {
-    choices.sort(layer.experts, step.num_rows);
-    for (int64_t place = 0; place < num_pairs(layer); place++)
-      copy_row(expert_in.row(place), normed.row(choices.pairs[place] / layer.experts.num_chosen), step.num_hidden);
   }
 
   // A piece of some outputs of all rows.
@@ -335,7 +293,7 @@ struct Job {
   float* output_row(int64_t phase, int64_t t) const {
     if (kind(phase) == HEAD) return step.logits + t * step.head->num_outputs;
     if (kind(phase) == QKV) return heads.row(t);
-    if (kind(phase) == ROUTE) return routed.row(t);
+    if (kind(phase) == ROUTE) return experts.logits.row(t);
     return (kind(phase) == GATE_UP ? inner : added).row(t);
   }
 
@@ -349,7 +307,8 @@ struct Job {
     if (kind(phase) == QKV && !has_many_rows) convolve(layer(phase), 0, step.num_rows);
     if (!has_many_rows && kind(phase) != HEAD)
       for (int64_t t = 0; t < step.num_rows; t++) go_on(phase, t);
-    if (kind(phase) == (has_many_rows ? CHOOSE : ROUTE)) place_pairs(layer(phase));
+    if (kind(phase) == (has_many_rows ? CHOOSE : ROUTE))
+      experts.place(layer(phase).experts, normed, step.num_rows, step.num_hidden);
     if (phase + 1 == num_of_layers && step.head) {
       for (int64_t i = 0; i < step.num_sampling; i++)
         apply_norm(*step.last_norm, sampled.row(i), hidden(step.sampling[i]), step.num_hidden);
@@ -373,11 +332,11 @@ struct Job {
       else
         begin_layer(phases[phase].layer + 1, t);
     } else if ((kind == ROUTE && !has_many_rows) || kind == CHOOSE) {
-      choices.choose(layer.experts, routed.row(t), t);
+      experts.choose(layer.experts, t);
     } else if (kind == GATE_UP || kind == PREPARE) {
       if (!layer.up.weight) activate_inner(layer, t);
     } else if (kind == (layer.experts.router.weight ? EXPERTS_DOWN : DOWN) || kind == AFTER) {
-      if (layer.experts.router.weight) add_experts(layer, t);
+      if (layer.experts.router.weight) experts.add(layer, t, added.row(t), step.num_hidden);
       add_residual(layer, layer.after_mlp, t);
       begin_layer(phases[phase].layer + 1, t);
     }
@@ -398,19 +357,6 @@ struct Job {
     const int64_t count = layer.down.num_inputs;
     float* row = inner.row(t);
     activate(row, layer.gate.num_outputs > count ? row + count : nullptr, count, layer.activation);
-  }
-
-  // Adds what a row's experts give to what the layer's MLP does.
-  void add_experts(const Layer& layer, int64_t t) const {
-    const Experts& e = layer.experts;
-    float* sum = added.row(t);
-    if (!layer.down.weight) memset(sum, 0, step.num_hidden * sizeof(float));
-    if (e.shared_gate.weight) {
-      const float gate = routed.row(t)[e.num_experts];
-      scale_row(sum, 1.0f / (1.0f + exponential(fminf(fmaxf(-gate, -88.0f), 88.0f))), step.num_hidden);
-    }
-    for (int64_t pair = t * e.num_chosen; pair < (t + 1) * e.num_chosen; pair++)
-      add_scaled_row(sum, expert_out.row(choices.places[pair]), choices.shares[pair], step.num_hidden);
   }
 
   void add_residual(const Layer& layer, const Norm& norm, int64_t t) const {
@@ -565,7 +511,6 @@ struct Job {
 
   bool make_buffers() {
     int64_t num_heads = 0, num_attended = 0, num_inner = 0, num_pieces = 0, num_convolved = 0, num_rates = 0;
-    int64_t num_pairs = 0, num_experts = 0, num_expert_inner = 0;
     for (int64_t i = 0; i < step.num_layers; i++) {
       const Layer& l = step.layers[i];
       int64_t num_outputs = 0;
@@ -575,9 +520,6 @@ struct Job {
       if (l.mixer.has_rates()) num_rates = most(num_rates, 2 * l.mixer.num_heads);
       num_attended = most(num_attended, l.output.num_inputs);
       num_inner = most(num_inner, l.gate.num_outputs);
-      num_pairs = most(num_pairs, this->num_pairs(l));
-      num_experts = most(num_experts, l.experts.num_experts);
-      num_expert_inner = most(num_expert_inner, l.experts.num_inner());
     }
     int64_t size = 0;
     bool has_codes = false;
@@ -598,11 +540,7 @@ struct Job {
            normed.make(rows, width, has_codes, is_fine()) &&
            heads.make(rows, num_heads, false, is_fine()) && added.make(rows, width, false, is_fine()) &&
            attended.make(rows, num_attended, has_codes, is_fine()) &&
-           inner.make(rows, num_inner, has_codes, is_fine()) && choices.make(num_pairs, num_experts) &&
-           routed.make(num_pairs ? rows : 0, num_experts + 1, false, is_fine()) &&
-           expert_in.make(num_pairs, width, false, is_fine()) &&
-           expert_inner.make(num_pairs, num_expert_inner, false, is_fine()) &&
-           expert_out.make(num_pairs, width, false, is_fine()) &&
+           inner.make(rows, num_inner, has_codes, is_fine()) && experts.make(step, is_fine()) &&
            sampled.make(step.num_sampling, width, has_codes, is_fine());
   }
 
@@ -701,9 +639,8 @@ struct Job {
     free(rates);
     free(decays);
     free(num_done);
-    choices.release();
-    const Buffer* all[] = {&normed,  &heads,  &convolved, &attended,     &inner,     &added,
-                           &sampled, &routed, &expert_in, &expert_inner, &expert_out};
+    experts.release();
+    const Buffer* all[] = {&normed, &heads, &convolved, &attended, &inner, &added, &sampled};
     for (const Buffer* buffer : all) buffer->release();
   }
 };
