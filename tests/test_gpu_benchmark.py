@@ -91,7 +91,7 @@ def test_every_part_runs_without_a_gpu(tmp_path: Path) -> None:
     plot = ElementTree.parse(tmp_path / "plots" / "gpu.svg").getroot()
     told = [text.text for text in plot.iter("{http://www.w3.org/2000/svg}text")]
     assert len(told) == 1 + 2 * len(figures), "a title, and of each figure its name and its number"
-    assert {figure["name"].strip() for figure in figures} <= set(told)
+    assert all(any(text.endswith(figure["name"].strip()) for text in told if text) for figure in figures)
 
 
 @pytest.mark.slow
