@@ -145,10 +145,6 @@ class Worker:
         if self._info is not None and self.failure is None:
             self._call(lambda engine: engine.drain_saves())
 
-    def demote(self, sequence: SequenceId) -> None:
-        """Take a live sequence off the device; see `Engine.demote`. Waits for the copies."""
-        self._call(lambda engine: engine.demote(sequence))
-
     def pin(self, sequence: SequenceId) -> int:
         """Keep what a live sequence has on the device; see `Engine.pin`.
 
@@ -193,16 +189,6 @@ class Worker:
             EngineFailed: there is no engine any more.
         """
         return self._call(lambda engine: engine.cache_events(since))
-
-    def update_weights(self, source: Path) -> EngineInfo:
-        """Run on other weights of the same model from now on; see `Engine.update_weights`. Waits for it.
-
-        Raises:
-            InvalidRequest: a request runs or waits.
-            ModelError, CapacityError: the weights cannot be used; everything is as it was.
-            EngineFailed: there is no engine any more.
-        """
-        return self._call(lambda engine: self._update_weights(engine, source))
 
     def snapshot(self) -> CacheSnapshot | None:
         return self._snapshot
@@ -285,13 +271,6 @@ class Worker:
         with self._handles_lock:
             self._handles[inner.request_id] = handle
         return handle
-
-    def _update_weights(self, engine: "Engine", source: Path) -> EngineInfo:
-        info = engine.update_weights(source)
-        self._snapshot = engine.snapshot()
-        with self._changed:
-            self._info = info
-        return info
 
     def _dispatch(self, events: tuple[Event, ...]) -> None:
         for event in events:
