@@ -18,7 +18,7 @@ from kvchat.engine.api.ids import RequestId, SequenceId
 from kvchat.engine.api.inspection import InspectedBlock, InspectionRequest
 from kvchat.engine.api.request import Request
 from kvchat.engine.api.sampling_params import SamplingParams
-from kvchat.engine.api.snapshot import CacheSnapshot, Tier
+from kvchat.engine.api.snapshot import CacheSnapshot
 from kvchat.engine.cache import inspection
 from kvchat.engine.cache.block_operations import Move
 from kvchat.engine.memory.disk.open_tier import open_saver
@@ -40,7 +40,6 @@ from kvchat.engine.tiering.in_flight_loads import InFlightLoads
 from kvchat.engine.tiering.load_controller import LoadController
 from kvchat.engine.tiering.prefetcher import Prefetcher, PrefetchRequest
 from kvchat.engine.tiering.save_policy import SavePolicy
-from kvchat.engine.tiering.waiting_requests import WaitingRequests
 from kvchat.errors import InvalidRequest, PoolExhausted
 
 LOAD_WAIT_S = 0.02
@@ -67,11 +66,8 @@ class Engine:
         self._clock = clock
         self._loads = InFlightLoads(parts.manager.device, parts.reader, parts.rates, self._carry_out)
         self._prefetcher = Prefetcher(parts.manager, self._loads)
-        pending_loads = WaitingRequests(self._loads)
         self._drafter = parts.drafter
-        self._scheduler = Scheduler(
-            parts.manager, parts.max_batch_tokens, pending_loads.let_go, parts.drafter
-        )
+        self._scheduler = Scheduler(parts.manager, parts.max_batch_tokens, parts.drafter)
         self._overlapped: OverlappedDecode | None = None
         if parts.runs_ahead:
             self._overlapped = OverlappedDecode(parts.manager, self._scheduler, parts.runner, self._carry_out)
@@ -87,7 +83,7 @@ class Engine:
         )
         self._handles: dict[RequestId, Handle] = {}
         self._load_controller = LoadController(
-            self._scheduler, pending_loads, self._loads, parts.rates, self._output.tell, self._carry_out
+            self._scheduler, self._loads, parts.rates, self._output.tell, self._carry_out
         )
         self._shadows = parts.shadows
         self._capacity = CapacityCheck(
@@ -238,15 +234,12 @@ class Engine:
             )
             self._advance_loads()
 
-    def demote(self, sequence: SequenceId, tier: Tier = Tier.HOST) -> None:
+    def demote(self, sequence: SequenceId) -> None:
         """Take a live sequence that is not answering off the device.
 
         What no other sequence needs moves to host memory, as far as loading it from there is faster than
         computing it. The rest stays cached until its place is needed. The next request on the sequence finds
         all of it.
-
-        Args:
-            tier: with the disk, instead of moving anything, what it has already is taken off the device.
 
         Raises:
             InvalidRequest: no such live sequence, or it is answering.
@@ -255,7 +248,7 @@ class Engine:
         if self._output.running_on(sequence) is not None:
             raise InvalidRequest(f"sequence {sequence} is still answering")
         if self._save_policy.save_leaving(live):
-            self._carry_out(self._manager.demote(live, tier))
+            self._carry_out(self._manager.demote(live))
 
     def pin(self, sequence: SequenceId) -> int:
         """Keep the full blocks that a live sequence has now on the device, also when it is let go.

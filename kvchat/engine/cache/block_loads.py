@@ -97,9 +97,11 @@ class Transfers:
         """Return a transfer that is bringing a block of the match and has not brought it yet. Pure."""
         return next((self._flying[key] for key in match.all_keys if key in self._flying), None)
 
-    def missing_bytes(self, match: PrefixMatch, root: BlockKey) -> dict[Tier, int]:
-        """Return what a match lacks on the device, by the tier it comes from. Pure."""
-        num_bytes = {Tier.HOST: 0, Tier.DISK: 0}
+    def missing_bytes(self, match: PrefixMatch, root: BlockKey) -> Counter[Tier]:
+        """Return what a match lacks on the device, by the tier it comes from; nothing where it lacks none.
+        Pure.
+        """
+        num_bytes: Counter[Tier] = Counter()
         for piece in self._pieces(match, root):
             if piece.block is None:
                 tier = Tier.DISK if piece.place is None else Tier.HOST

@@ -6,7 +6,7 @@ returned, before the next step writes. What comes from slower tiers is brought b
 """
 
 from collections import abc
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from itertools import count
 
 from kvchat.engine.api.cache_events import CacheEventKind
@@ -27,42 +27,6 @@ from kvchat.engine.formats.pruned.prune_planner import PrunePlanner
 from kvchat.engine.formats.spec import Group
 from kvchat.engine.formats.view_schedule import HiddenRange, ViewSchedules
 from kvchat.engine.sequences.sequence import BlockTable, Sequence
-
-
-class LiveTails:
-    """Live sequences by the key of their last full block."""
-
-    def __init__(self, block_size: int) -> None:
-        self._block_size = block_size
-        self._sequences: dict[BlockKey, dict[SequenceId, Sequence]] = {}
-
-    def watch(self, sequence: Sequence) -> None:
-        self._sequences.setdefault(sequence.last_key, {})[sequence.id] = sequence
-
-    def unwatch(self, sequence: Sequence) -> None:
-        """Forget a sequence, before its last key changes; nothing happens if it is not known."""
-        watched = self._sequences.get(sequence.last_key, {})
-        watched.pop(sequence.id, None)
-        if not watched:
-            self._sequences.pop(sequence.last_key, None)
-
-    def behind(self, parent: BlockKey) -> list[Sequence]:
-        """Return the sequences with a tail behind `parent`. Pure."""
-        return [
-            sequence
-            for sequence in self._sequences.get(parent, {}).values()
-            if sequence.computed_len % self._block_size
-        ]
-
-    def check_integrity(self, sequences: Mapping[SequenceId, Sequence]) -> None:
-        """Assert that only live sequences are known, each behind its last full block, and all with a tail."""
-        ids = set()
-        for parent, watched in self._sequences.items():
-            for sequence in watched.values():
-                assert sequences.get(sequence.id) is sequence
-                assert sequence.last_key == parent
-                ids.add(sequence.id)
-        assert all(sequence.id in ids for sequence in sequences.values() if sequence.computed_len)
 
 
 class CacheManager:
@@ -87,7 +51,6 @@ class CacheManager:
         self.sequences: dict[SequenceId, Sequence] = {}
         self._ids = count(1)
         self._bounded = [group for group in device.groups if group.spec.max_visible is not None]
-        self._tails = LiveTails(device.block_size)
         self._log = TableLog()
         self._admission = Admission(device)
         self.pins = Pins(device)
@@ -96,7 +59,7 @@ class CacheManager:
         self.states = StateSnapshots(device, self._log)
         self._disk = slow or NoTier()
         self._matcher, self._resident_matcher = (
-            PrefixMatcher(self.groups, self.block_size, self.index, tiers, self._tails.behind)
+            PrefixMatcher(self.groups, self.block_size, self.index, tiers, self.sequences)
             for tiers in (SlowTiers(self.host, self._disk), SlowTiers(NoTier(), NoTier()))
         )
 
@@ -141,8 +104,6 @@ class CacheManager:
                 if block is not None:
                     self._references.share(child, group.id, block)
             self._log.note_from(child, group.id, 0)
-        if child.computed_len:  # nobody would forget an empty one when it is admitted
-            self._tails.watch(child)
         return child
 
     def release(self, sequence: Sequence) -> None:
@@ -154,7 +115,6 @@ class CacheManager:
 
     def reset(self, sequence: Sequence) -> None:
         """Let go of a sequence's blocks; its token ids stay, and it can be admitted again."""
-        self._tails.unwatch(sequence)
         self._publisher.name_tail(sequence)
         self.states.keep(sequence)
         for group, table in zip(self.groups, sequence.tables, strict=True):
@@ -167,20 +127,12 @@ class CacheManager:
         sequence.computed_len = sequence.num_ahead = 0
         sequence.keys.clear()
 
-    def demote(self, sequence: Sequence, tier: Tier = Tier.HOST) -> tuple[Demote, ...]:
-        """Let go of a sequence's blocks, and take those that nobody else holds off the device.
-
-        Args:
-            tier: host memory, as far as it takes them; or the disk, which must have them already.
-
-        Returns:
-            The moves to host memory. What the tier does not take stays cached.
+    def demote(self, sequence: Sequence) -> tuple[Demote, ...]:
+        """Let go of a sequence's blocks, and return the moves that bring those that nobody else holds to host
+        memory. What it does not take stays cached.
         """
         for name in self.leave(sequence):
-            if tier is Tier.HOST:
-                self.device.demote(*name)
-            elif self._is_stored(*name):
-                self.device.forget(*name)
+            self.device.demote(*name)
         return self.take_demotions()
 
     def leave(self, sequence: Sequence) -> list[tuple[GroupId, BlockId]]:
@@ -254,8 +206,6 @@ class CacheManager:
         sequence.known_len = max(sequence.known_len, match.tokens_len)
         self.states.plan(sequence)
         sequence.saved_tail = match.partial.key if match.partial and match.partial.is_whole else None
-        if sequence.computed_len:  # nobody would forget an empty one when it is admitted again
-            self._tails.watch(sequence)
         return self.take_demotions() + moves
 
     def touch(self, sequence: Sequence) -> None:
@@ -317,8 +267,6 @@ class CacheManager:
         first, last = len(sequence.keys), (sequence.computed_len + num_tokens) // self.block_size
         prune_point = sequence.view_schedule.next_prune_point(sequence.computed_len)
         is_renamed = prune_point is not None and prune_point.at <= sequence.computed_len + num_tokens
-        if last > first or is_renamed:
-            self._tails.unwatch(sequence)
         sequence.computed_len += num_tokens
         sequence.num_ahead = max(0, sequence.num_ahead - num_tokens)
         for number in range(first, last):
@@ -331,7 +279,6 @@ class CacheManager:
             sequence.saved_tail = None
         if sequence.kept:
             self._pruning.carry_out(sequence)
-        self._tails.watch(sequence)
         self.states.advance(sequence, num_tokens)
         for group in self._bounded:
             self._leave_window(sequence, group, sequence.tables[group.id])
@@ -390,17 +337,8 @@ class CacheManager:
         """Raise AssertionError on any broken invariant."""
         pins = {group: self.pins.counts(group) for group in self.pools}
         self.device.check_integrity(self.sequences.values(), pins)
-        self._tails.check_integrity(self.sequences)
 
     # Parts of the above
-
-    def _is_stored(self, group: GroupId, block: BlockId) -> bool:
-        """Whether a block that nobody needs on the device is on disk."""
-        pool = self.pools[group]
-        key = pool.key(block)
-        if key is None or not pool.is_cached(block) or not pool.is_leaf(block):
-            return False
-        return self._disk.has_all([key], group)[0]
 
     def _own_tail(self, sequence: Sequence, group: Group) -> Iterable[Move]:
         """Copy the tail before the first write if another table holds it too."""

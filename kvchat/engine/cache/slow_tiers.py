@@ -38,18 +38,18 @@ class SlowTiers:
     """Host memory and the disk, seen as one slower tier."""
 
     def __init__(self, host: SlowTier, disk: SlowTier) -> None:
-        self.host = host
+        self._host = host
         self._disk = disk
 
     def has_all(self, keys: Sequence[BlockKey], group: GroupId) -> Sequence[bool]:
-        there = list(self.host.has_all(keys, group))
+        there = list(self._host.has_all(keys, group))
         absent = [key for key, flag in zip(keys, there, strict=True) if not flag]
         stored = iter(self._disk.has_all(absent, group) if absent else ())
         return [flag or next(stored) for flag in there]
 
     def nearest(self, parent: BlockKey, token_ids: Sequence[int], most: int) -> Sequence[TierNode]:
         nodes = {node.key: node for node in self._disk.nearest(parent, token_ids, most)}
-        for node in self.host.nearest(parent, token_ids, most):
+        for node in self._host.nearest(parent, token_ids, most):
             stored = nodes.get(node.key)
             groups = node.groups | stored.groups if stored else node.groups
             nodes[node.key] = TierNode(node.key, node.token_ids, groups)

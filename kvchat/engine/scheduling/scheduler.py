@@ -76,15 +76,15 @@ class Scheduler:
 
     Args:
         max_batch_tokens: most tokens computed in one step.
-        free_reserved: gives up blocks that are held for requests less important than this one, before a
-            running request must; False if that gives none back now.
         drafter: guesses tokens to compute with the room that a step has left.
+        free_reserved: gives up blocks that are held for requests less important than this one, before a
+            running request must; False if that gives none back now. Set by who holds any.
     """
 
     manager: CacheManager
     max_batch_tokens: int
-    free_reserved: Callable[[Completion], bool] = lambda _: False
     drafter: Drafter = field(default_factory=NoDrafter)
+    free_reserved: Callable[[Completion], bool] = field(default=lambda _: False, init=False)
     waiting: list[Completion] = field(default_factory=list, init=False)
     running: list[Completion] = field(default_factory=list, init=False)
     _backoff: AdmissionBackoff = field(init=False)

@@ -61,7 +61,7 @@ class Prefetcher:
         max_len: int | None = None
         while max_len != 0:
             match = self._manager.match(sequence, max_len)
-            if not match.host_len + match.disk_len:
+            if not self._loads.transfers.missing_bytes(match, request.root):
                 return None
             load = self._loads.begin(match, request.root, spared=spared, is_urgent=False)
             if load is not None:

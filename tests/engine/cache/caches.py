@@ -1,6 +1,6 @@
 """Small caches to test bookkeeping with: groups, a slower tier, a device whose slots know their content."""
 
-from collections import abc
+from collections import Counter, abc
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
@@ -334,7 +334,7 @@ class Cache:
         cannot be read makes it match again.
         """
         flight: InFlightLoad | None = None
-        while (match := self.manager.match(sequence)).host_len + match.disk_len:
+        while self.missing_bytes(match := self.manager.match(sequence), sequence):
             flight = self.bring(match, sequence)
             if flight is None:
                 return False
@@ -347,6 +347,10 @@ class Cache:
         if flight is not None:
             self.flights.leave(flight)
         return moves is not None
+
+    def missing_bytes(self, match: PrefixMatch, sequence: Sequence) -> Counter[Tier]:
+        """Return what of a match is not on the device, by the tier that has it."""
+        return self.flights.transfers.missing_bytes(match, sequence.root)
 
     def bring(self, match: PrefixMatch, sequence: Sequence) -> InFlightLoad | None:
         """Bring a match to the device, where it is held until somebody leaves the flight; None: no room."""
@@ -390,9 +394,9 @@ class Cache:
         self.manager.release(sequence)
         return length
 
-    def demote(self, sequence: Sequence, tier: Tier = Tier.HOST) -> None:
-        """Take a sequence's blocks off the device, as far as the tier takes them."""
-        moves = self.manager.demote(sequence, tier)
+    def demote(self, sequence: Sequence) -> None:
+        """Take a sequence's blocks off the device, as far as host memory takes them."""
+        moves = self.manager.demote(sequence)
         self.device.plan(moves)
         self.device.poison_free_blocks()
         self.carry_out(moves)

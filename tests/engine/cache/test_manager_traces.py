@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from kvchat.engine.api.ids import BlockKey, GroupId, SequenceId
-from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.cache.block_operations import Move, Save
 from kvchat.engine.cache.eviction import Eviction
 from kvchat.engine.formats.pool_sizing import window_blocks
@@ -233,13 +232,13 @@ class CacheTraces(RuleBasedStateMachine):
         self.manager.pins.unpin(sequence)
 
     @precondition(lambda self: self.admitted)
-    @rule(which=pick, tier=st.sampled_from([Tier.HOST, Tier.DISK]))
-    def demote(self, which: int, tier: Tier) -> None:
+    @rule(which=pick)
+    def demote(self, which: int) -> None:
         sequence = self.admitted[which % len(self.admitted)]
         self.admitted.remove(sequence)
         self.waiting.append(sequence)
         length = self.matched_len(sequence)
-        self.cache.demote(sequence, tier)
+        self.cache.demote(sequence)
         assert self.manager.match(sequence).length >= length, "what is demoted is lost"
 
     @rule(num_lost=st.integers(0, 2))
@@ -320,7 +319,6 @@ class CacheTraces(RuleBasedStateMachine):
         match = self.manager.match(sequence)
         assert match == self.manager.match(sequence)
         assert match.length < len(sequence.token_ids)
-        assert 0 <= match.disk_len + match.host_len <= match.length
         num_stored = len(self.tier.contents)
         if self.cache.admit(sequence):
             was_damaged = len(self.tier.contents) < num_stored
