@@ -24,8 +24,6 @@ from kvchat.engine.cache.block_operations import Move
 from kvchat.engine.memory.disk.open_tier import open_saver
 from kvchat.engine.models.locate import locate_model
 from kvchat.engine.results import Handle, Result, collect
-from kvchat.engine.scheduling import request_events
-from kvchat.engine.scheduling.capacity_check import CapacityCheck
 from kvchat.engine.scheduling.format_advisor import FormatAdvisor
 from kvchat.engine.scheduling.output_processor import OutputProcessor
 from kvchat.engine.scheduling.overlapped_decode import OverlappedDecode
@@ -34,8 +32,7 @@ from kvchat.engine.scheduling.scheduler import Scheduler
 from kvchat.engine.sequences.batch_plan import Batch
 from kvchat.engine.startup.assembly import build_parts
 from kvchat.engine.startup.parts import EngineParts
-from kvchat.engine.tiering.idle_demotion import DemotionQueue
-from kvchat.engine.tiering.idle_detector import IdleDetector
+from kvchat.engine.tiering.idle_demotion import IdleDemotion
 from kvchat.engine.tiering.in_flight_loads import InFlightLoads
 from kvchat.engine.tiering.load_controller import LoadController
 from kvchat.engine.tiering.prefetcher import Prefetcher, PrefetchRequest
@@ -86,18 +83,19 @@ class Engine:
             self._scheduler, self._loads, parts.rates, self._output.tell, self._carry_out
         )
         self._shadows = parts.shadows
-        self._capacity = CapacityCheck(
-            parts.manager,
-            parts.max_batch_tokens,
-            parts.info.max_context,
-            None if parts.shadows is None else parts.shadows.limit_bytes,
-        )
         self._format_advisor = FormatAdvisor(
             parts.manager, parts.info, parts.max_batch_tokens, parts.beside_bytes
         )
-        self._validator = RequestValidator(parts.manager, self._output, self._capacity, parts.info)
-        self._idle = IdleDetector(self._scheduler, clock, parts.idle_demote_s)
-        self._demotions = DemotionQueue(parts.manager.device, self._carry_out)
+        self._validator = RequestValidator(
+            parts.manager,
+            self._output,
+            parts.info,
+            parts.max_batch_tokens,
+            None if parts.shadows is None else parts.shadows.limit_bytes,
+        )
+        self._idle_demotion = IdleDemotion(
+            self._scheduler, self._save_policy, clock, parts.idle_demote_s, self._carry_out
+        )
 
     @classmethod
     def load(cls, model: str, config: EngineConfig | None = None) -> Self:
@@ -154,7 +152,7 @@ class Engine:
         elif not self._scheduler.requeue_held():
             self._refuse_stuck()
         self._save_policy.after_step(has_more=self._scheduler.has_work)
-        self._demote_idle()
+        self._idle_demotion.advance()
         return self._deliver()
 
     def cancel(self, request_id: RequestId) -> None:
@@ -264,7 +262,7 @@ class Engine:
         if not live.computed_len:
             raise InvalidRequest(f"sequence {sequence} is not on the device; ask on it first")
         busy = [*self._scheduler.running, *self._scheduler.waiting]
-        return self._manager.pins.pin(live, self._capacity.needs_of(busy))
+        return self._manager.pins.pin(live, self._validator.needs_of(busy))
 
     def unpin(self, sequence: SequenceId) -> None:
         """Undo the pin of a sequence, live or not; nothing happens if there is none."""
@@ -378,7 +376,7 @@ class Engine:
         """Go on with saving and loading while there is nothing to compute."""
         self._advance_loads()
         self._save_policy.after_step(most_bytes=None)
-        self._demote_idle()
+        self._idle_demotion.advance()
 
     def close(self) -> None:
         """Save every live sequence and end the writer. May be called twice."""
@@ -394,14 +392,6 @@ class Engine:
             self._store.close()
         self._persisted_rates.save(self._rates)
 
-    def _demote_idle(self) -> None:
-        """Take sequences off the device that nobody has used for long, unless the disk still reads them."""
-        if not self._save_policy.is_behind:
-            for sequence in self._idle.due():
-                if self._save_policy.save_leaving(sequence):
-                    self._demotions.add(self._manager.leave(sequence))
-        self._demotions.advance()
-
     def _carry_out(self, moves: abc.Sequence[Move]) -> None:
         self._mover.execute(moves)
         self._manager.finish_moves()
@@ -415,7 +405,7 @@ class Engine:
         """Give waiting requests the blocks they can reuse, and tell how far that brings them."""
         for completion in self._load_controller.admit_waiting():
             if completion.num_generated == 0:
-                self._output.events.append(request_events.progress(completion))
+                self._output.events.append(completion.progress())
 
     def _compute(self, batch: Batch) -> None:
         """Compute a batch and choose tokens, and note how long it took.

@@ -15,7 +15,6 @@ from kvchat.engine.cache.block_operations import Demote
 from kvchat.engine.cache.block_pool import BlockPool
 from kvchat.engine.cache.eviction import Eviction, SnapshotOrder, make_order
 from kvchat.engine.cache.host_tier import HostTier
-from kvchat.engine.cache.integrity import check_holders, check_index, check_sequence
 from kvchat.engine.cache.prefix_index import IndexNode, PrefixIndex
 from kvchat.engine.formats.spec import Group, Lifetime
 from kvchat.engine.sequences.sequence import Sequence
@@ -138,12 +137,30 @@ class DeviceTier:
         sequences = list(sequences)
         held = [*self._sources, *self.held.elements()]
         for group in self.groups:
-            check_holders(group, self.pools[group.id], sequences, held, pins.get(group.id))
-        check_index(self.index, self.pools)
+            _check_holders(group, self.pools[group.id], sequences, held, pins.get(group.id))
+        self.index.check_integrity(self.pools)
         self.references.check_integrity(sequences)
         for sequence in sequences:
-            check_sequence(sequence, self.groups, self.pools, self.block_size)
+            self._check_sequence(sequence)
         self.host.check_integrity()
+
+    def _check_sequence(self, sequence: Sequence) -> None:
+        """Assert that a sequence holds all that its next query sees and nothing behind it, full blocks named,
+        the tail not.
+        """
+        size = self.block_size
+        assert 0 <= sequence.computed_len <= len(sequence.token_ids)
+        assert len(sequence.keys) == sequence.computed_len // size
+        for group in self.groups:
+            table = sequence.tables[group.id]
+            assert len(table) == group.num_blocks(sequence.computed_len + sequence.num_ahead, size)
+            if group.is_state and sequence.computed_len:
+                assert table[0] is not None
+            for number in sequence.view_schedule.numbers(group, sequence.computed_len, size):
+                block = table[number]
+                assert block is not None, f"block {number} of group {group.id} is hidden"
+                key = self.pools[group.id].key(block)
+                assert key == (sequence.name_of(group, number)[0] if number < len(sequence.keys) else None)
 
     def _evicted(self, group: GroupId, key: BlockKey) -> None:
         """Forget a block that is losing its place, and keep its bytes in host memory if there is room."""
@@ -159,3 +176,22 @@ class DeviceTier:
     def _remove(self, group: GroupId, key: BlockKey) -> None:
         self.index.remove(key, group)
         self.brought.pop(key, None)
+
+
+def _check_holders(
+    group: Group,
+    pool: BlockPool,
+    sequences: Iterable[Sequence],
+    moving: Iterable[tuple[GroupId, BlockId]],
+    pins: Counter[BlockId] | None = None,
+) -> None:
+    """Assert that a block's count is the number of tables and moves that hold it, and its pins are `pins`."""
+    holders = [0] * pool.num_blocks
+    for sequence in sequences:
+        for block in sequence.tables[group.id]:
+            if block is not None:
+                holders[block] += 1
+    for moved_group, block in moving:
+        if moved_group == group.id:
+            holders[block] += 1
+    pool.check_integrity(holders, pins)
