@@ -137,8 +137,7 @@ class BlockDirectory:
         if limit_bytes is not None and num_bytes > limit_bytes:
             return False
         if daily_bytes is not None:
-            today_bytes = self.written().today
-            require_allowance(today_bytes=today_bytes, num_bytes=num_bytes, daily_bytes=daily_bytes)
+            require_allowance(self.written().today, num_bytes, daily_bytes)
         names = list(map(self.index.name_of, blocks))
         with self._lock:
             writer = self._announced()

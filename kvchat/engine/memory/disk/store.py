@@ -208,7 +208,8 @@ class DiskStore:
         """
         due, encryption = list(map(self._identity, headers)), self._directory.encryption
         num_bytes = sum(file_bytes(identity) + encryption.file_overhead for identity in due)
-        require_allowance(today_bytes=self.written().today, num_bytes=num_bytes, daily_bytes=self.daily_bytes)
+        if self.daily_bytes is not None:
+            require_allowance(self.written().today, num_bytes, self.daily_bytes)
         self.flush_touched()
         names = made_from, list(map(encryption.name, sources))
         with self._directory.room_for(due, names, self.limit_bytes, self.elsewhere_bytes):
