@@ -35,7 +35,7 @@ from kvchat.engine.startup.parts import EngineParts
 from kvchat.engine.tiering.idle_demotion import IdleDemotion
 from kvchat.engine.tiering.in_flight_loads import InFlightLoads
 from kvchat.engine.tiering.load_controller import LoadController
-from kvchat.engine.tiering.prefetcher import Prefetcher, PrefetchRequest
+from kvchat.engine.tiering.prefetcher import Prefetcher
 from kvchat.engine.tiering.save_policy import SavePolicy
 from kvchat.errors import InvalidRequest, PoolExhausted
 
@@ -80,7 +80,7 @@ class Engine:
         )
         self._handles: dict[RequestId, Handle] = {}
         self._load_controller = LoadController(
-            self._scheduler, self._loads, parts.rates, self._output.tell, self._carry_out
+            self._scheduler, self._loads, parts.rates, self._output.events.append, self._carry_out
         )
         self._shadows = parts.shadows
         self._format_advisor = FormatAdvisor(
@@ -227,9 +227,7 @@ class Engine:
         self._validator.check_path((*token_ids, *beside), namespace)
         self._prefetcher.stop()
         if token_ids:
-            self._prefetcher.want(
-                PrefetchRequest(tuple(token_ids), tuple(beside), self._manager.root_of(namespace))
-            )
+            self._prefetcher.want(token_ids, beside, self._manager.root_of(namespace))
             self._advance_loads()
 
     def demote(self, sequence: SequenceId) -> None:
@@ -435,7 +433,8 @@ class Engine:
             self._output.finish(stuck[0], FinishReason.ERROR, str(full), full.fits_in)
 
     def _deliver(self) -> tuple[Event, ...]:
-        events, self._output.events = tuple(self._output.events), []
+        events = tuple(self._output.events)
+        self._output.events.clear()
         for event in events:
             handle = self._handles.get(event.request_id)
             if handle is not None:

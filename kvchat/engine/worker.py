@@ -59,7 +59,11 @@ class WorkerHandle(EventQueue):
 
 
 class Worker:
-    """Loads a model in its own thread and serves requests from any thread."""
+    """Loads a model in its own thread and serves requests from any thread.
+
+    Whoever waits for an answer waits while the model loads, and gets what the method of `Engine` raises, or
+    EngineFailed where there is no engine any more.
+    """
 
     def __init__(
         self, model: str, model_dir: Path, config: EngineConfig, *, steps_aside: bool = False
@@ -114,12 +118,6 @@ class Worker:
         return self._info
 
     def submit(self, request: Request) -> WorkerHandle:
-        """Hand in a request; waits while the model loads.
-
-        Raises:
-            InvalidRequest, CapacityError: the engine refuses this request.
-            EngineFailed: there is no engine any more.
-        """
         return self._call(lambda engine: self._submit(engine, request))
 
     def cancel(self, request_id: RequestId) -> None:
@@ -145,26 +143,7 @@ class Worker:
         if self._info is not None and self.failure is None:
             self._call(lambda engine: engine.drain_saves())
 
-    def pin(self, sequence: SequenceId) -> int:
-        """Keep what a live sequence has on the device; see `Engine.pin`.
-
-        Raises:
-            InvalidRequest: no such live sequence, or nothing of it is on the device.
-            PinRefused: too few blocks would be left.
-        """
-        return self._call(lambda engine: engine.pin(sequence))
-
-    def unpin(self, sequence: SequenceId) -> None:
-        """Undo a pin; nothing happens if there is none."""
-        self._post(lambda engine: engine.unpin(sequence))
-
     def reusable_len(self, token_ids: Sequence[int], namespace: str = "") -> int:
-        """Return how many tokens of a prompt need not be computed; waits while the model loads.
-
-        Raises:
-            InvalidRequest: an id outside the vocabulary.
-            EngineFailed: there is no engine any more.
-        """
         return self._call(lambda engine: engine.reusable_len(token_ids, namespace))
 
     def prefetch(self, token_ids: Sequence[int], *, beside: Sequence[int] = (), namespace: str = "") -> None:
@@ -174,20 +153,9 @@ class Worker:
         self._post(lambda engine: _promote(engine, token_ids, beside, namespace))
 
     def inspect(self, request: InspectionRequest) -> tuple[InspectedBlock, ...]:
-        """Return the blocks of a path, or what is kept for nobody; waits while the model loads.
-
-        Raises:
-            InvalidRequest: an id outside the vocabulary.
-            EngineFailed: there is no engine any more.
-        """
         return self._call(lambda engine: engine.inspect(request))
 
     def cache_events(self, since: int = 0) -> tuple[CacheEvent, ...]:
-        """Return the newest events of the cache, from this number on; waits while the model loads.
-
-        Raises:
-            EngineFailed: there is no engine any more.
-        """
         return self._call(lambda engine: engine.cache_events(since))
 
     def snapshot(self) -> CacheSnapshot | None:

@@ -93,20 +93,14 @@ class DeviceTier:
         """Take over one of a block's holders until `finish_moves`: the block is going to be copied."""
         self._sources.append((group, block))
 
-    def demote(self, group: GroupId, block: BlockId) -> bool:
-        """Move a cached block to host memory; False if it stays, because others need it or the host tier
-        does not take it.
+    def demote(self, group: GroupId, block: BlockId) -> None:
+        """Move a cached block to host memory; it stays where others need it or the host tier does not take
+        it.
         """
         pool, key = self.pools[group], self.pools[group].key(block)
-        if key is None or not pool.is_cached(block) or not pool.is_leaf(block):
-            return False
-        place = self.host.reserve(self.index.node(key), group)
-        if place is not None:
-            self._demotions.append(Demote(group, block, place))
-        elif self.host.find(key, group) is None:
-            return False
-        self.forget(group, block)
-        return True
+        is_needed = key is None or not pool.is_cached(block) or not pool.is_leaf(block)
+        if key is not None and not is_needed and self._keep_in_host(group, block, key):
+            self.forget(group, block)
 
     def forget(self, group: GroupId, block: BlockId) -> None:
         """Give a cached block's place away; its bytes are elsewhere, or on their way there."""
@@ -166,12 +160,16 @@ class DeviceTier:
         """Forget a block that is losing its place, and keep its bytes in host memory if there is room."""
         block = self.index.block(key, group)
         assert block is not None
+        tier = Tier.HOST if self._keep_in_host(group, block, key) else None
+        self.events.note(CacheEventKind.EVICT, "new blocks needed its place", group, key, tier=tier)
+        self._remove(group, key)
+
+    def _keep_in_host(self, group: GroupId, block: BlockId, key: BlockKey) -> bool:
+        """Plan to copy a block to host memory, unless it is there; False if that does not take it."""
         place = self.host.reserve(self.index.node(key), group)
         if place is not None:
             self._demotions.append(Demote(group, block, place))
-        tier = None if place is None and self.host.find(key, group) is None else Tier.HOST
-        self.events.note(CacheEventKind.EVICT, "new blocks needed its place", group, key, tier=tier)
-        self._remove(group, key)
+        return place is not None or self.host.find(key, group) is not None
 
     def _remove(self, group: GroupId, key: BlockKey) -> None:
         self.index.remove(key, group)

@@ -5,7 +5,6 @@ changes and blocks to save; others move the bytes. Moves must be executed in the
 returned, before the next step writes. What comes from slower tiers is brought by transfers, not by moves.
 """
 
-from collections import abc
 from collections.abc import Iterable
 from itertools import count
 
@@ -13,12 +12,10 @@ from kvchat.engine.api.cache_events import CacheEventKind
 from kvchat.engine.api.ids import BlockId, BlockKey, GroupId, SequenceId, root_key
 from kvchat.engine.api.namespace import parse_namespace
 from kvchat.engine.api.snapshot import Tier
-from kvchat.engine.cache.block_operations import Copy, Demote, Move, Prune, Save, TableChange
+from kvchat.engine.cache.block_operations import Copy, Demote, Move, Save, TableChange, TableLog
 from kvchat.engine.cache.block_publisher import BlockPublisher
-from kvchat.engine.cache.block_table_changes import TableLog
 from kvchat.engine.cache.device_tier import DeviceTier
 from kvchat.engine.cache.pins import Pins
-from kvchat.engine.cache.prefix_index import IndexNode
 from kvchat.engine.cache.prefix_matcher import PrefixMatch, PrefixMatcher
 from kvchat.engine.cache.prefix_reuse import Admission
 from kvchat.engine.cache.slow_tiers import DiskTier, NoTier, SlowTiers
@@ -55,12 +52,12 @@ class CacheManager:
         self._admission = Admission(device)
         self.pins = Pins(device)
         self._publisher = BlockPublisher(device, self._log)
-        self._pruning = PrunePlanner(device, self._publisher, self._log)
+        self.pruning = PrunePlanner(device, self._publisher, self._log)
         self.states = StateSnapshots(device, self._log)
-        self._disk = slow or NoTier()
-        self._matcher, self._resident_matcher = (
+        self.disk = slow or NoTier()
+        self.matcher, self._resident_matcher = (
             PrefixMatcher(self.groups, self.block_size, self.index, tiers, self.sequences)
-            for tiers in (SlowTiers(self.host, self._disk), SlowTiers(NoTier(), NoTier()))
+            for tiers in (SlowTiers(self.host, self.disk), SlowTiers(NoTier(), NoTier()))
         )
 
     # Sequences
@@ -122,7 +119,7 @@ class CacheManager:
                 if block is not None:
                     self._references.release(sequence, group.id, block)
             table.clear()
-        self._pruning.give_up(sequence)
+        self.pruning.give_up(sequence)
         sequence.kept_names.clear()
         sequence.computed_len = sequence.num_ahead = 0
         sequence.keys.clear()
@@ -133,7 +130,7 @@ class CacheManager:
         """
         for name in self.leave(sequence):
             self.device.demote(*name)
-        return self.take_demotions()
+        return self.device.take_demotions()
 
     def leave(self, sequence: Sequence) -> list[tuple[GroupId, BlockId]]:
         """Let go of a sequence's blocks, which stay cached, and return them: children before their
@@ -167,12 +164,8 @@ class CacheManager:
         """Return what of an empty sequence's tokens can be reused (`resident`: on the device alone), at most
         `max_len` tokens. Pure.
         """
-        matcher = self._resident_matcher if resident else self._matcher
+        matcher = self._resident_matcher if resident else self.matcher
         return matcher.match(sequence, max_len)
-
-    def states_behind(self, parent: BlockKey, token_ids: abc.Sequence[int]) -> list[IndexNode]:
-        """Return where states stand in the block behind `parent`; see `PrefixMatcher.states_behind`."""
-        return self._matcher.states_behind(parent, token_ids)
 
     def lacking(self, match: PrefixMatch, num_following: int = 0) -> GroupId | None:
         """Return a group that has too few blocks for `admit`; None if there is room. Pure."""
@@ -202,11 +195,11 @@ class CacheManager:
         sequence.computed_len = match.length
         if match.state is not None and sequence.is_saved:
             key = match.state.key
-            self.states.save_found(match.state, lambda group: self._disk.has_all([key], group)[0])
+            self.states.save_found(match.state, lambda group: self.disk.has_all([key], group)[0])
         sequence.known_len = max(sequence.known_len, match.tokens_len)
         self.states.plan(sequence)
         sequence.saved_tail = match.partial.key if match.partial and match.partial.is_whole else None
-        return self.take_demotions() + moves
+        return self.device.take_demotions() + moves
 
     def touch(self, sequence: Sequence) -> None:
         """Note that a new request uses what the sequence holds: blocks that are used again are kept
@@ -217,7 +210,7 @@ class CacheManager:
                 if block is not None:
                     self.pools[group.id].touch(block)
         tail = () if sequence.saved_tail is None else (sequence.saved_tail,)
-        self._disk.touch((*sequence.keys, *(key for key, _ in sequence.kept_names.values()), *tail))
+        self.disk.touch((*sequence.keys, *(key for key, _ in sequence.kept_names.values()), *tail))
 
     def extend(self, sequence: Sequence, num_tokens: int) -> tuple[Move, ...] | None:
         """Make the slots of the next `num_tokens` tokens writable.
@@ -242,8 +235,8 @@ class CacheManager:
             table += [self._references.allocate(sequence, group.id) for _ in range(start, end)]
             if end > start:
                 self._log.note_from(sequence, group.id, start)
-        self._pruning.prepare(sequence, num_tokens)
-        return self.take_demotions() + tuple(moves)
+        self.pruning.prepare(sequence, num_tokens)
+        return self.device.take_demotions() + tuple(moves)
 
     def hidden_ranges(self, sequence: Sequence) -> tuple[tuple[GroupId, tuple[HiddenRange, ...]], ...]:
         """Return what a pruned sequence has lost from sight, in the groups where it has. Pure."""
@@ -255,10 +248,6 @@ class CacheManager:
             for group in self.groups
             if (hidden_ranges := view_schedule.hidden_ranges(group, length, self.block_size))
         )
-
-    def prunes(self, sequence: Sequence) -> tuple[Prune, ...]:
-        """Return what is to be pruned behind the tokens that `extend` has made room for. Pure."""
-        return self._pruning.planned(sequence)
 
     def commit(self, sequence: Sequence, num_tokens: int) -> None:
         """Record that the next `num_tokens` tokens have been written: name full blocks, drop what left a
@@ -278,7 +267,7 @@ class CacheManager:
         if last > first or is_renamed:
             sequence.saved_tail = None
         if sequence.kept:
-            self._pruning.carry_out(sequence)
+            self.pruning.carry_out(sequence)
         self.states.advance(sequence, num_tokens)
         for group in self._bounded:
             self._leave_window(sequence, group, sequence.tables[group.id])
@@ -290,7 +279,7 @@ class CacheManager:
                 block = table.pop()
                 assert block is not None
                 self._references.release(sequence, group.id, block)
-        self._pruning.give_up(sequence)
+        self.pruning.give_up(sequence)
         sequence.num_ahead = 0
 
     # What others carry out
@@ -298,10 +287,6 @@ class CacheManager:
     def finish_moves(self) -> None:
         """Note that all moves have been executed: let go of sources, name what was demoted."""
         self.device.finish_moves()
-
-    def take_demotions(self) -> tuple[Demote, ...]:
-        """Return the moves that bring evicted blocks to host memory, due before anything is overwritten."""
-        return self.device.take_demotions()
 
     def take_changes(self) -> tuple[tuple[TableChange, ...], tuple[SequenceId, ...]]:
         """Return the table changes and the released sequences since the last call."""
@@ -328,10 +313,6 @@ class CacheManager:
         is_full = len(save.token_ids) == self.block_size
         reason = "it is full" if is_full else "the tail of a branch"
         self.device.events.note(CacheEventKind.SAVE, reason, save.group, save.key, tier=Tier.DISK)
-
-    def stored(self, keys: abc.Sequence[BlockKey], group: GroupId) -> abc.Sequence[bool]:
-        """For each key, whether the disk has its bytes. Pure."""
-        return self._disk.has_all(keys, group)
 
     def check_integrity(self) -> None:
         """Raise AssertionError on any broken invariant."""
@@ -377,7 +358,7 @@ class CacheManager:
             tail = table[sequence.computed_len // self.block_size]
             assert tail is not None
             missing += self.pools[group.id].count(tail) > 1
-        return missing + self._pruning.num_kept(sequence, group, num_tokens)
+        return missing + self.pruning.num_kept(sequence, group, num_tokens)
 
     def _publish(self, sequence: Sequence, group: Group, number: int) -> None:
         """Name what a group has as a whole now that block `number` is full."""

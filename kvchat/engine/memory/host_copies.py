@@ -3,7 +3,6 @@
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from threading import local
 from time import perf_counter
 from typing import Protocol
 
@@ -14,7 +13,7 @@ from kvchat.engine.api.ids import BlockId, GroupId
 from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.cache.block_operations import Copy, Demote, Move, Promote
 from kvchat.engine.kernels.stream_protocol import Event, Stream, Streams
-from kvchat.engine.memory.aligned_memory import Pages
+from kvchat.engine.memory.aligned_memory import ThreadRun
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.host_pool import HostPool
 from kvchat.engine.memory.pinned import pinned
@@ -57,7 +56,7 @@ class DirectTransport:
         self._pool = pool
         self._host = host
         self._rates = rates
-        self._pages = Pages()
+        self._run = ThreadRun()
 
     def execute(self, moves: Iterable[Move]) -> None:
         for move in moves:
@@ -75,7 +74,7 @@ class DirectTransport:
     def bring(self, group: GroupId, target: BlockId, fill: Callable[[memoryview], None]) -> None:
         # Not in the pool itself, where a block has a piece per layer: verifying it piece by piece would
         # change between threads that often.
-        data = self._pages.take(self._pool.block_bytes(group))
+        data = self._run.take(self._pool.block_bytes(group))
         fill(data)
         self._pool.write_block(group, target, data)
 
@@ -91,20 +90,6 @@ class _Leaving:
     gathered: Sequence[Tensor]
     num_bytes: int
     places: Sequence[tuple[GroupId, BlockId]]
-
-
-class _Landing(local):
-    """One run of host memory for each thread, used again: it waits until a block is on the device."""
-
-    def __init__(self, allocate: Callable[[int], Tensor]) -> None:
-        self._allocate = allocate
-        self._run: Tensor | None = None
-
-    def take(self, num_bytes: int) -> Tensor:
-        """Return the first bytes of this thread's run; what was there before is lost."""
-        if self._run is None or len(self._run) < num_bytes:
-            self._run = self._allocate(num_bytes)
-        return self._run[:num_bytes]
 
 
 class AsyncTransport:
@@ -129,7 +114,7 @@ class AsyncTransport:
         self._rates = rates
         self._streams = streams
         self._most_bytes = most_bytes
-        self._landing = _Landing(allocate)
+        self._landing = ThreadRun(lambda num_bytes: allocate(num_bytes).numpy().data)
         self._leaving: deque[_Leaving] = deque()
         self._filled: dict[tuple[GroupId, BlockId], Event] = {}
         """Places in host memory that are being written, each with the event of its last copy."""
@@ -148,8 +133,8 @@ class AsyncTransport:
 
     def bring(self, group: GroupId, target: BlockId, fill: Callable[[memoryview], None]) -> None:
         run = self._landing.take(self._pool.block_bytes(group))
-        fill(run.numpy().data)
-        self._land(group, target, run, ())
+        fill(run)
+        self._land(group, target, _bytes(run), ())
 
     def _land(self, group: GroupId, target: BlockId, run: Tensor, after: Sequence[Event]) -> None:
         """Copy a block's bytes to the device and wait for that, in the calling thread alone."""

@@ -200,21 +200,11 @@ class Saver:
         self._pool_bytes = pool.num_bytes
         self._transport = transport or DirectSaves(pool)
         self._store = store
-        self._writer = writer
+        self.writer = writer
         self._is_resident = is_resident
         self._on_save = on_save
         self._waiting: deque[Save] = deque()
         self._steps_aside = False
-
-    @property
-    def problem(self) -> str | None:
-        """Why the last write failed (disk full, read-only), None when all is well."""
-        return self._writer.problem
-
-    @property
-    def written_bytes(self) -> int:
-        """Bytes of blocks that are durable since this saver began."""
-        return self._writer.written_bytes
 
     @property
     def num_waiting(self) -> int:
@@ -232,11 +222,11 @@ class Saver:
         """
         waiting_bytes = self.num_waiting and self.num_waiting * self._pool.block_bytes(self._waiting[0].group)
         self._steps_aside = wanted and 2 * waiting_bytes <= self._pool_bytes
-        self._writer.step_aside(self._steps_aside)
+        self.writer.step_aside(self._steps_aside)
 
     def save_missing(self, saves: Sequence[Save]) -> None:
         """Queue those full blocks that the store lacks, and that are not on their way to it."""
-        under_way = self._writer.queued() | {
+        under_way = self.writer.queued() | {
             (save.key, save.group) for save in self._waiting if self._is_resident(save)
         }
         saves = [save for save in saves if (save.key, save.group) not in under_way]
@@ -260,7 +250,7 @@ class Saver:
         """
         num_bytes = 0
         while self._waiting and (most_bytes is None or num_bytes < most_bytes):
-            if self._steps_aside and most_bytes is not None and self._writer.queued_bytes >= STEP_BYTES:
+            if self._steps_aside and most_bytes is not None and self.writer.queued_bytes >= STEP_BYTES:
                 return
             save = self._waiting[0]
             if self._is_resident(save):
@@ -274,17 +264,17 @@ class Saver:
         done = True
         while self._waiting and done:
             self.pump(None)
-            done = self._writer.flush(timeout_s)
+            done = self.writer.flush(timeout_s)
             num_waiting = len(self._waiting)
             self.pump(None)
             if done and self._waiting and len(self._waiting) == num_waiting:
                 return False  # all that was taken is written, and yet there is no room
-        return self._writer.flush(timeout_s) and done
+        return self.writer.flush(timeout_s) and done
 
     def give_up(self, keys: Collection[BlockKey] | None = None) -> None:
         """Drop what waits to be written: these blocks, or all."""
         self._waiting = deque(save for save in self._waiting if keys is not None and save.key not in keys)
-        self._writer.drop(keys)
+        self.writer.drop(keys)
 
     def drain(self, timeout_s: float) -> None:
         """Wait until nothing is on its way to the disk; what it does not take in time is dropped.
@@ -294,26 +284,26 @@ class Saver:
         until_s = monotonic() + timeout_s
         while self._waiting and monotonic() < until_s:
             self.pump(None)
-            if not self._writer.flush(max(0.0, until_s - monotonic())):
+            if not self.writer.flush(max(0.0, until_s - monotonic())):
                 break
-        if self._waiting or not self._writer.flush(max(0.0, until_s - monotonic())):
+        if self._waiting or not self.writer.flush(max(0.0, until_s - monotonic())):
             self.give_up()
-            self._writer.rest(timeout_s)
+            self.writer.rest(timeout_s)
 
     def close(self, timeout_s: float) -> bool:
         """Do as `flush`, then end the writer."""
         done = self.flush(timeout_s)
-        self._writer.close()
+        self.writer.close()
         return done
 
     def _submit(self, save: Save) -> bool:
         # Asked first: reading a block for a queue that has no room for it would cost every step a copy.
         block_bytes = self._pool.block_bytes(save.group)
-        if not self._writer.has_room(block_bytes) or not self._transport.has_room(save.group):
+        if not self.writer.has_room(block_bytes) or not self._transport.has_room(save.group):
             return False
         header = BlockHeader(key=save.key, parent=save.parent, group=save.group, token_ids=save.token_ids)
         payload = self._transport.take(save.group, save.block, len(save.token_ids))
-        is_taken = self._writer.submit(header, payload, replaces=save.replaces)
+        is_taken = self.writer.submit(header, payload, replaces=save.replaces)
         if is_taken:
             self._on_save(save)
         return is_taken

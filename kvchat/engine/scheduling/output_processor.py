@@ -99,9 +99,6 @@ class OutputProcessor:
             None,
         )
 
-    def tell(self, event: Event) -> None:
-        self.events.append(event)
-
     def cancel(self, request_id: RequestId) -> None:
         """Mark a request's answers; `finish_cancelled` ends them."""
         state = self.requests.get(request_id)

@@ -310,7 +310,7 @@ class Scheduler:
             token_ids=tuple(sequence.token_ids[start:end]),
             samples=end == len(sequence.token_ids),
             hidden_ranges=self.manager.hidden_ranges(sequence),
-            prunes=self.manager.prunes(sequence),
+            prunes=self.manager.pruning.planned(sequence),
             snapshots=sequence.snapshots_within(end - start),
             shadowed=self._shadowed(sequence),
         )

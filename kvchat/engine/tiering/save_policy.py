@@ -62,7 +62,7 @@ class SavePolicy:
     @property
     def written_bytes(self) -> int:
         """Bytes of blocks that went to disk since the engine, or other weights, began; 0 without a disk."""
-        return self._saver.written_bytes if self._saver is not None else 0
+        return self._saver.writer.written_bytes if self._saver is not None else 0
 
     @property
     def is_behind(self) -> bool:
@@ -153,8 +153,8 @@ class SavePolicy:
 
     def _note_problem(self, saver: Saver) -> None:
         """Log once when the disk begins to refuse blocks, and once when it takes them again."""
-        if saver.problem != self._problem:
-            self._problem = saver.problem
+        if saver.writer.problem != self._problem:
+            self._problem = saver.writer.problem
             if self._problem is None:
                 log.info("blocks are saved again")
             else:

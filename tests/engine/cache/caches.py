@@ -433,7 +433,7 @@ class Cache:
         for pool in self.manager.pools.values():
             for block in [pool.allocate() for _ in range(pool.num_available)]:
                 pool.release(block)
-        self.device.execute(self.manager.take_demotions())
+        self.device.execute(self.manager.device.take_demotions())
         self.device.poison_free_blocks()
 
     def num_used(self) -> list[int]:

@@ -31,7 +31,7 @@ def test_an_evicted_block_is_copied_before_its_place_is_given_away_and_has_no_na
     moves = cache.manager.extend(other, 16)
     assert moves is not None
     assert [type(move).__name__ for move in moves] == ["Demote"] * 4
-    assert not cache.manager.take_demotions(), "they were handed out with the step's moves"
+    assert not cache.manager.device.take_demotions(), "they were handed out with the step's moves"
     assert not any(pool.num_cached for pool in cache.manager.host.pools.values())
     cache.run(moves, [(other, 16)])
     cache.manager.release(other)
