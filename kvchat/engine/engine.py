@@ -392,7 +392,7 @@ class Engine:
 
     def _carry_out(self, moves: abc.Sequence[Move]) -> None:
         self._mover.execute(moves)
-        self._manager.finish_moves()
+        self._manager.device.finish_moves()
 
     def _advance_loads(self) -> None:
         self._loads.collect()

@@ -213,7 +213,11 @@ class Worker:
 
     def _serve(self, engine: "Engine") -> None:
         snapshot_s = 0.0
-        while self._obey(engine):
+        while True:
+            while self._commands:
+                self._commands.popleft()(engine)
+            if self._closing:
+                return
             self._dispatch(engine.step() if engine.has_work else ())
             now_s = time.monotonic()
             if now_s - snapshot_s >= SNAPSHOT_INTERVAL_S or not engine.has_work:
@@ -221,17 +225,9 @@ class Worker:
                 self._snapshot = engine.snapshot()
             if not engine.has_work:
                 engine.tick()
-                self._wait(LOADING_WAIT_S if engine.is_loading else IDLE_WAIT_S)
-
-    def _obey(self, engine: "Engine") -> bool:
-        """Carry out the commands that came in; False when it is time to close."""
-        while self._commands:
-            self._commands.popleft()(engine)
-        return not self._closing
-
-    def _wait(self, timeout_s: float) -> None:
-        with self._changed:
-            self._changed.wait_for(lambda: self._commands or self._closing, timeout_s)
+                timeout_s = LOADING_WAIT_S if engine.is_loading else IDLE_WAIT_S
+                with self._changed:
+                    self._changed.wait_for(lambda: self._commands or self._closing, timeout_s)
 
     def _submit(self, engine: "Engine", request: Request) -> WorkerHandle:
         inner = engine.submit(request)

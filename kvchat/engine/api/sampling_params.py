@@ -1,7 +1,7 @@
 """Sampling parameters of one request."""
 
 from dataclasses import dataclass
-from math import isfinite
+from math import inf, isfinite
 
 from kvchat.errors import InvalidRequest
 
@@ -56,22 +56,19 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         self._check_types()
-        if self.max_tokens is not None and self.max_tokens < 1:
-            raise InvalidRequest(f"max_tokens must be at least 1, not {self.max_tokens}")
-        if not isfinite(self.temperature) or self.temperature < 0:
-            raise InvalidRequest(f"temperature must be 0 or more, not {self.temperature}")
-        if self.top_k is not None and self.top_k < 1:
-            raise InvalidRequest(f"top_k must be at least 1, not {self.top_k}")
-        if not 0 < self.top_p <= 1:
-            raise InvalidRequest(f"top_p must be above 0 and at most 1, not {self.top_p}")
-        if not 0 <= self.min_p < 1:
-            raise InvalidRequest(f"min_p must be at least 0 and below 1, not {self.min_p}")
-        if not isfinite(self.repetition_penalty) or self.repetition_penalty <= 0:
-            raise InvalidRequest(f"repetition_penalty must be above 0, not {self.repetition_penalty}")
-        if self.logprobs is not None and self.logprobs < 0:
-            raise InvalidRequest(f"logprobs must be 0 or more, not {self.logprobs}")
-        if self.seed is not None and not 0 <= self.seed < NUM_SEEDS:
-            raise InvalidRequest(f"seed must be at least 0 and below {NUM_SEEDS}, not {self.seed}")
+        limits = {
+            "max_tokens": (self.max_tokens is None or self.max_tokens >= 1, "at least 1"),
+            "temperature": (isfinite(self.temperature) and self.temperature >= 0, "0 or more"),
+            "top_k": (self.top_k is None or self.top_k >= 1, "at least 1"),
+            "top_p": (0 < self.top_p <= 1, "above 0 and at most 1"),
+            "min_p": (0 <= self.min_p < 1, "at least 0 and below 1"),
+            "repetition_penalty": (0 < self.repetition_penalty < inf, "above 0"),
+            "logprobs": (self.logprobs is None or self.logprobs >= 0, "0 or more"),
+            "seed": (self.seed is None or 0 <= self.seed < NUM_SEEDS, f"at least 0 and below {NUM_SEEDS}"),
+        }
+        for name, (is_within, words) in limits.items():
+            if not is_within:
+                raise InvalidRequest(f"{name} must be {words}, not {getattr(self, name)}")
         self._check_samples()
 
     def _check_types(self) -> None:

@@ -12,7 +12,7 @@ from kvchat.engine.api.cache_events import CacheEventKind
 from kvchat.engine.api.ids import BlockId, BlockKey, GroupId, SequenceId, root_key
 from kvchat.engine.api.namespace import parse_namespace
 from kvchat.engine.api.snapshot import Tier
-from kvchat.engine.cache.block_operations import Copy, Demote, Move, Save, TableChange, TableLog
+from kvchat.engine.cache.block_operations import Copy, Demote, Move, Save, TableLog
 from kvchat.engine.cache.block_publisher import BlockPublisher
 from kvchat.engine.cache.device_tier import DeviceTier
 from kvchat.engine.cache.pins import Pins
@@ -23,7 +23,7 @@ from kvchat.engine.cache.state_snapshots import StateSnapshots
 from kvchat.engine.formats.pruned.prune_planner import PrunePlanner
 from kvchat.engine.formats.spec import Group
 from kvchat.engine.formats.view_schedule import HiddenRange, ViewSchedules
-from kvchat.engine.sequences.sequence import BlockTable, Sequence
+from kvchat.engine.sequences.sequence import BlockTable, KeyChain, Sequence
 
 
 class CacheManager:
@@ -48,12 +48,12 @@ class CacheManager:
         self.sequences: dict[SequenceId, Sequence] = {}
         self._ids = count(1)
         self._bounded = [group for group in device.groups if group.spec.max_visible is not None]
-        self._log = TableLog()
-        self._admission = Admission(device)
+        self.log = TableLog()
+        self.admission = Admission(device)
         self.pins = Pins(device)
-        self._publisher = BlockPublisher(device, self._log)
-        self.pruning = PrunePlanner(device, self._publisher, self._log)
-        self.states = StateSnapshots(device, self._log)
+        self.publisher = BlockPublisher(device, self.log)
+        self.pruning = PrunePlanner(device, self.publisher, self.log)
+        self.states = StateSnapshots(device, self.log)
         self.disk = slow or NoTier()
         self.matcher, self._resident_matcher = (
             PrefixMatcher(self.groups, self.block_size, self.index, tiers, self.sequences)
@@ -90,7 +90,7 @@ class CacheManager:
         child.is_saved = sequence.is_saved
         child.computed_len = sequence.computed_len
         child.keys = list(sequence.keys)
-        child.chain = sequence.chain.copy()
+        child.chain = KeyChain(list(sequence.chain.names))
         child.view_schedule = sequence.view_schedule
         child.kept_names = dict(sequence.kept_names)
         child.piece = sequence.piece
@@ -100,7 +100,7 @@ class CacheManager:
             for block in table:
                 if block is not None:
                     self._references.share(child, group.id, block)
-            self._log.note_from(child, group.id, 0)
+            self.log.note_from(child, group.id, 0)
         return child
 
     def release(self, sequence: Sequence) -> None:
@@ -108,11 +108,11 @@ class CacheManager:
         self.reset(sequence)
         del self.sequences[sequence.id]
         self._references.forget(sequence.id)
-        self._log.drop(sequence.id)
+        self.log.drop(sequence.id)
 
     def reset(self, sequence: Sequence) -> None:
         """Let go of a sequence's blocks; its token ids stay, and it can be admitted again."""
-        self._publisher.name_tail(sequence)
+        self.publisher.name_tail(sequence)
         self.states.keep(sequence)
         for group, table in zip(self.groups, sequence.tables, strict=True):
             for block in reversed(table):
@@ -167,10 +167,6 @@ class CacheManager:
         matcher = self._resident_matcher if resident else self.matcher
         return matcher.match(sequence, max_len)
 
-    def lacking(self, match: PrefixMatch, num_following: int = 0) -> GroupId | None:
-        """Return a group that has too few blocks for `admit`; None if there is room. Pure."""
-        return self._admission.lacking(match, num_following)
-
     def admit(
         self, sequence: Sequence, match: PrefixMatch, num_following: int = 0
     ) -> tuple[Move, ...] | None:
@@ -185,11 +181,11 @@ class CacheManager:
         """
         assert sequence.computed_len == 0
         assert not any(sequence.tables)
-        moves = self._admission.take(sequence, match, num_following)
+        moves = self.admission.take(sequence, match, num_following)
         if moves is None:
             return None
         for group in self.groups:
-            self._log.note_from(sequence, group.id, 0)
+            self.log.note_from(sequence, group.id, 0)
         sequence.keys = list(match.keys)
         sequence.kept_names = dict(match.kept_names)
         sequence.computed_len = match.length
@@ -234,7 +230,7 @@ class CacheManager:
             end = self._num_writable(sequence, group, num_tokens)
             table += [self._references.allocate(sequence, group.id) for _ in range(start, end)]
             if end > start:
-                self._log.note_from(sequence, group.id, start)
+                self.log.note_from(sequence, group.id, start)
         self.pruning.prepare(sequence, num_tokens)
         return self.device.take_demotions() + tuple(moves)
 
@@ -284,25 +280,13 @@ class CacheManager:
 
     # What others carry out
 
-    def finish_moves(self) -> None:
-        """Note that all moves have been executed: let go of sources, name what was demoted."""
-        self.device.finish_moves()
-
-    def take_changes(self) -> tuple[tuple[TableChange, ...], tuple[SequenceId, ...]]:
-        """Return the table changes and the released sequences since the last call."""
-        return self._log.take()
-
     def take_saves(self) -> tuple[Save, ...]:
         """Return the blocks that were named since the last call, in order."""
-        return self._publisher.take_saves() + self.states.take_saves()
+        return self.publisher.take_saves() + self.states.take_saves()
 
     def tail_saves(self, sequence: Sequence) -> tuple[Save, ...]:
         """Return what must be written so that the sequence's tail is stored; nothing if it is. Pure."""
-        return self._publisher.tail_saves(sequence) + self.states.saves(sequence)
-
-    def block_saves(self, sequence: Sequence) -> tuple[Save, ...]:
-        """Return every full block that the sequence holds, for a store that may lack some of them. Pure."""
-        return self._publisher.block_saves(sequence)
+        return self.publisher.tail_saves(sequence) + self.states.saves(sequence)
 
     def is_resident(self, save: Save) -> bool:
         """Whether the block to be saved still has its name. Pure."""
@@ -334,7 +318,7 @@ class CacheManager:
         own = table[number] = self._references.allocate(sequence, group.id)
         self._references.hand_over(sequence, group.id, shared)
         self.device.keep_source(group.id, shared)
-        self._log.note_one(sequence, group.id, number, own)
+        self.log.note_one(sequence, group.id, number, own)
         self.device.events.note(
             CacheEventKind.COPY,
             "another branch holds this tail",
@@ -366,7 +350,7 @@ class CacheManager:
             return
         start, end = (self._num_blocks(group, count * self.block_size) for count in (number, number + 1))
         for whole in range(start, end):
-            self._publisher.publish(sequence, group, whole)
+            self.publisher.publish(sequence, group, whole)
 
     def _leave_window(self, sequence: Sequence, group: Group, table: BlockTable) -> None:
         for first, hidden in group.spec.hidden_blocks(sequence.computed_len, self.block_size):

@@ -155,7 +155,7 @@ class HFBlocks:
                 " are not needed any more"
             )
         self._carry_out(moves)
-        self._manager.take_changes()  # nobody else keeps tables
+        self._manager.log.take()  # nobody else keeps tables
         return {group.id: self._step(sequence, group, start, end) for group in self._groups}
 
     def commit(self, sequence: Sequence) -> None:
@@ -174,7 +174,7 @@ class HFBlocks:
             self.take_back(sequence)
             self._save_policy.save_sequence(sequence)
             self._manager.release(sequence)
-            self._manager.take_changes()
+            self._manager.log.take()
 
     def close(self) -> None:
         """Wait until everything is on disk. May be called twice; caches over these blocks end with it."""
@@ -205,7 +205,7 @@ class HFBlocks:
 
     def _carry_out(self, moves: abc.Sequence[Move]) -> None:
         self._mover.execute(moves)
-        self._manager.finish_moves()
+        self._manager.device.finish_moves()
 
 
 def _state_of(model: nn.Module) -> tuple[tuple[int, int], ...]:

@@ -290,11 +290,10 @@ class Saver:
             self.give_up()
             self.writer.rest(timeout_s)
 
-    def close(self, timeout_s: float) -> bool:
+    def close(self, timeout_s: float) -> None:
         """Do as `flush`, then end the writer."""
-        done = self.flush(timeout_s)
+        self.flush(timeout_s)
         self.writer.close()
-        return done
 
     def _submit(self, save: Save) -> bool:
         # Asked first: reading a block for a queue that has no room for it would cost every step a copy.

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from math import inf
 from time import monotonic
 
 from kvchat.engine.api.ids import BlockId, BlockKey, GroupId
@@ -45,9 +46,8 @@ class TierMover:
         self._store = store
         self._transport = transport or DirectTransport(pool, host, rates or Rates())
         self._clock = clock
-        self._unreadable: set[tuple[BlockKey, GroupId]] = set()
-        self._refused_s: dict[tuple[BlockKey, GroupId], float] = {}
-        """When blocks could not be read for a passing reason."""
+        self._refused_until_s: dict[tuple[BlockKey, GroupId], float] = {}
+        """Blocks that could not be read, and when they are offered again: never, if damaged or gone."""
 
     def use(self, store: DiskStore | None) -> None:
         """Load from another store from now on."""
@@ -91,10 +91,8 @@ class TierMover:
             self._store.touch(keys)
 
     def _is_offered(self, key: BlockKey, group: GroupId) -> bool:
-        if (key, group) in self._unreadable:
-            return False
-        refused_s = self._refused_s.get((key, group))
-        return refused_s is None or self._clock() - refused_s >= REFUSED_S
+        until_s = self._refused_until_s.get((key, group))
+        return until_s is None or self._clock() >= until_s
 
     def _load(self, load: Load) -> bool:
         assert self._store is not None
@@ -103,12 +101,11 @@ class TierMover:
             self._read(self._store, header, load.target)
         except (BlockMissing, BlockDamaged, StorageError, OSError) as error:
             log.warning("a stored block is not used and will be computed again: %s", error)
-            if isinstance(error, BlockMissing | BlockDamaged):
-                self._unreadable.add((load.key, load.group))
-            else:
-                self._refused_s[load.key, load.group] = self._clock()
+            is_lost = isinstance(error, BlockMissing | BlockDamaged)
+            until_s = inf if is_lost else self._clock() + REFUSED_S
+            self._refused_until_s[load.key, load.group] = until_s
             return False
-        self._refused_s.pop((load.key, load.group), None)
+        self._refused_until_s.pop((load.key, load.group), None)
         self._store.touch([load.key])
         return True
 

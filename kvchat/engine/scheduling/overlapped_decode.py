@@ -116,7 +116,7 @@ class OverlappedDecode:
             Chunk(one.id, one.sequence.id, one.sequence.computed_len, (0,), samples=True)
             for one in completions
         )
-        changes, dropped = self._manager.take_changes()
+        changes, dropped = self._manager.log.take()
         batch = Batch(chunks, (), changes, dropped)
         logits = self._runner.run_ahead(batch, _picked(tokens, numbers))
         if logits is None:

@@ -147,7 +147,9 @@ class Scheduler:
                 num_whole = len(match.keys) * self.manager.block_size
                 match = self._match(completion, num_whole)
             else:
-                self.refuse(completion, self.manager.lacking(match, self._num_following(completion, match)))
+                self.refuse(
+                    completion, self.manager.admission.lacking(match, self._num_following(completion, match))
+                )
                 return None
         self.waiting.remove(completion)
         self.running.append(completion)
@@ -219,7 +221,7 @@ class Scheduler:
             chunks[completion.id] = self._chunk(completion, num_tokens)
         moves += self._add_drafts(chunks, budget)
         # An empty batch reaches no runner, so what changed must wait for the next one.
-        changes, dropped = self.manager.take_changes() if chunks else ((), ())
+        changes, dropped = self.manager.log.take() if chunks else ((), ())
         return Batch(tuple(chunks.values()), tuple(moves), changes, dropped)
 
     def _match(self, completion: Completion, max_len: int | None = None) -> PrefixMatch:

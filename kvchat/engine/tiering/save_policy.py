@@ -95,7 +95,7 @@ class SavePolicy:
     def save_sequence(self, sequence: Sequence) -> None:
         """Queue everything of a sequence that the store lacks; nothing, where nobody wants it any more."""
         if self._saver is not None and self._is_wanted(self._saver, sequence):
-            self._saver.save_missing(self._manager.block_saves(sequence))
+            self._saver.save_missing(self._manager.publisher.block_saves(sequence))
             self._save_tail(self._saver, sequence)
 
     def save_leaving(self, sequence: Sequence) -> bool:
@@ -121,7 +121,7 @@ class SavePolicy:
             return
         live = tuple(sequence for sequence in sequences if self._is_wanted(saver, sequence))
         for sequence in live:
-            saver.save_missing(self._manager.block_saves(sequence))
+            saver.save_missing(self._manager.publisher.block_saves(sequence))
         for sequence in live:
             saver.flush(CLOSE_TIMEOUT_S)  # a tail does not wait in line: it needs room in the queue
             self._save_tail(saver, sequence)
@@ -139,7 +139,7 @@ class SavePolicy:
             return False
         if not self._is_gone(sequence.owner):
             return True
-        saver.give_up({save.key for save in self._manager.block_saves(sequence)})
+        saver.give_up({save.key for save in self._manager.publisher.block_saves(sequence)})
         return False
 
     def _pays(self, save: Save) -> bool:

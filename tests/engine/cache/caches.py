@@ -327,7 +327,7 @@ class Cache:
 
     def carry_out(self, moves: Iterable[Move]) -> None:
         self.device.execute(moves)
-        self.manager.finish_moves()
+        self.manager.device.finish_moves()
 
     def admit(self, sequence: Sequence) -> bool:
         """Fill a sequence's tables with what is cached, after bringing all of it to the device; a block that
@@ -372,7 +372,7 @@ class Cache:
     def run(self, moves: Iterable[Move], chunks: abc.Sequence[tuple[Sequence, int]]) -> None:
         """Carry out a step whose slots are writable: move, write, look, commit."""
         self.carry_out(moves)
-        self.device.apply(*self.manager.take_changes())
+        self.device.apply(*self.manager.log.take())
         for sequence, num_tokens in chunks:
             self.device.write(sequence, sequence.computed_len, sequence.computed_len + num_tokens)
         for sequence, num_tokens in chunks:
@@ -409,7 +409,7 @@ class Cache:
 
     def store_sequence(self, sequence: Sequence) -> None:
         """Save all that a sequence holds."""
-        self.store(self.manager.block_saves(sequence))
+        self.store(self.manager.publisher.block_saves(sequence))
         tails = self.manager.tail_saves(sequence)
         self.store(tails)
         if tails:
@@ -426,7 +426,7 @@ class Cache:
     def forget_device(self) -> None:
         """Evict every block that no sequence holds."""
         self.evict_unheld()
-        self.manager.finish_moves()
+        self.manager.device.finish_moves()
 
     def evict_unheld(self) -> None:
         """Evict every block that no sequence and no planned move holds."""

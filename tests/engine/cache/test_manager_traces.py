@@ -157,7 +157,7 @@ class CacheTraces(RuleBasedStateMachine):
         num_tokens = min(num_tokens, sequence.num_uncomputed)
         moves = self.extend(sequence, num_tokens, {})
         self.cache.carry_out(moves)
-        self.device.apply(*self.manager.take_changes())
+        self.device.apply(*self.manager.log.take())
         start = sequence.computed_len
         self.device.write(sequence, start, start + min(num_written, num_tokens))
         self.take_back(sequence)
@@ -172,7 +172,7 @@ class CacheTraces(RuleBasedStateMachine):
         del draft[room_of(sequence) :]
         start, end = sequence.computed_len, sequence.computed_len + 1 + len(draft)
         self.cache.carry_out(self.extend(sequence, end - start, {}))
-        self.device.apply(*self.manager.take_changes())
+        self.device.apply(*self.manager.log.take())
         self.device.write(sequence, start, end, draft)
         self.device.check_seen(sequence, start, end, draft)
         self.manager.commit(sequence, 1)

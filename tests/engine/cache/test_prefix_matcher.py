@@ -16,10 +16,10 @@ def test_a_window_that_is_gone_leaves_the_tail_of_an_earlier_turn() -> None:
     """The full group still has everything; the sliding group has a window only where the first turn ended."""
     cache = Cache(full_group(), sliding_group(4))
     turn = cache.computed(PROMPT[:10])
-    cache.store(cache.manager.block_saves(turn))
+    cache.store(cache.manager.publisher.block_saves(turn))
     cache.store(cache.manager.tail_saves(turn))
     later = cache.computed(PROMPT[:24])
-    cache.store([save for save in cache.manager.block_saves(later) if save.group == 0])
+    cache.store([save for save in cache.manager.publisher.block_saves(later) if save.group == 0])
     for sequence in (turn, later):
         cache.manager.release(sequence)
     cache.forget_device()
@@ -74,7 +74,13 @@ def test_the_match_ends_where_one_full_group_ends() -> None:
     cache = Cache(full_group(), full_group(1))
     sequence = cache.computed(PROMPT[:12])
     keep = sequence.keys[1]
-    cache.store([save for save in cache.manager.block_saves(sequence) if save.group == 0 or save.key != keep])
+    cache.store(
+        [
+            save
+            for save in cache.manager.publisher.block_saves(sequence)
+            if save.group == 0 or save.key != keep
+        ]
+    )
     cache.manager.release(sequence)
     cache.forget_device()
     assert cache.matched_len(PROMPT) == 4
@@ -84,7 +90,7 @@ def test_the_match_ends_where_a_sliding_group_lacks_a_block_of_its_window() -> N
     """Trap 19: an unaligned window needs one block more."""
     cache = Cache(full_group(), sliding_group(6))
     sequence = cache.computed(PROMPT[:16])
-    saves = cache.manager.block_saves(sequence)
+    saves = cache.manager.publisher.block_saves(sequence)
     in_window = [save for save in saves if save.group == 1]
     assert len(in_window) == 2
     cache.store([save for save in saves if save != in_window[0]])

@@ -7,8 +7,6 @@ from pathlib import Path
 from threading import Lock, RLock
 
 from kvchat.engine.api.ids import GroupId
-from kvchat.engine.kernels.native.library import library
-from kvchat.engine.kernels.read_block.native import ReadTargets
 from kvchat.engine.memory.disk.block_encryption import PLAIN, BlockEncryption, DiskKey
 from kvchat.engine.memory.disk.block_file import (
     DueFile,
@@ -17,9 +15,7 @@ from kvchat.engine.memory.disk.block_file import (
     block_path,
     create_files,
     file_bytes,
-    read_file,
     render_head,
-    scatter_file,
     temporary_path,
 )
 from kvchat.engine.memory.disk.eviction import DiskEviction, Sources, require_allowance
@@ -68,7 +64,8 @@ class BlockDirectory:
         self._clock = clock
         self._is_closed = False
         self._lock = RLock()
-        self._reading = Lock()
+        self.reading = Lock()
+        """Taken by whoever reads from the medium: threads take turns there."""
         self._unsynced: set[Path] = set()
         with storage_errors(cache_dir):
             make_private(self.blocks_dir, files)
@@ -96,19 +93,6 @@ class BlockDirectory:
         return self.index.written(self._today())
 
     # Reading and writing
-
-    def read(self, path: Path, identity: FileIdentity, payload: memoryview) -> None:
-        """Fill `payload` with verified bytes; see `read_file`. Threads take turns at the medium."""
-        read_file(self.files, path, identity, payload, self._reading, self.encryption)
-
-    @property
-    def can_scatter(self) -> bool:
-        """Whether `scatter` works: blocks are in the clear, and there are native kernels to read them."""
-        return self.encryption is PLAIN and self.files.gives_descriptors and library() is not None
-
-    def scatter(self, path: Path, identity: FileIdentity, places: ReadTargets) -> None:
-        """Fill a block's places in a pool with verified bytes; see `scatter_file`."""
-        scatter_file(self.files, path, identity, places)
 
     def add(
         self,
@@ -305,11 +289,6 @@ class BlockDirectory:
         with self._lock, storage_errors(self.blocks_dir):
             sync_directories(self.files, self._unsynced)
             self._unsynced.clear()
-
-    def empty_quarantine(self) -> None:
-        """Remove what was set aside: its headers hold token ids."""
-        with storage_errors(self.quarantine.directory):
-            self.quarantine.empty()
 
     def close(self) -> None:
         with self._lock:

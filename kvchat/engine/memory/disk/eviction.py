@@ -13,7 +13,7 @@ from kvchat.engine.cache.eviction import SMALL_SHARE, Eviction, Ghosts
 from kvchat.engine.memory.disk.block_encryption import DiskKey
 from kvchat.engine.memory.disk.block_file import FoundBlock
 from kvchat.engine.memory.disk.index import BlockIndex, BlockName, IndexedBlock
-from kvchat.engine.memory.disk.io import SystemFiles, storage_errors
+from kvchat.engine.memory.disk.io import SystemFiles
 from kvchat.engine.memory.disk.pinned_blocks import Kept, PinnedBlocks
 from kvchat.engine.memory.disk.quarantine import Quarantine
 from kvchat.engine.memory.disk.write_intents import WriteIntents
@@ -343,8 +343,7 @@ class DiskEviction:
         """
         usage = self._index.usage()  # first: what is just being set aside counts twice then, and not never
         if self._quarantine.num_bytes() > limit_bytes // 2:
-            with storage_errors(self._quarantine.directory):
-                self._quarantine.empty()
+            self._quarantine.empty()
         excess_bytes = usage.num_bytes - self._quarantine.beside(limit_bytes)
         if excess_bytes <= 0:
             return 0

@@ -9,10 +9,19 @@ from threading import Lock
 from kvchat.engine.api.ids import KEY_BYTES, BlockKey, GroupId, block_key
 from kvchat.engine.cache.eviction import Eviction
 from kvchat.engine.cache.slow_tiers import TierNode
+from kvchat.engine.kernels.native.library import library
 from kvchat.engine.kernels.read_block.native import ReadTargets
 from kvchat.engine.memory.disk.block_directory import BlockDirectory
-from kvchat.engine.memory.disk.block_encryption import encryption_of
-from kvchat.engine.memory.disk.block_file import BlockHeader, FileIdentity, Layout, Region, file_bytes
+from kvchat.engine.memory.disk.block_encryption import PLAIN, encryption_of
+from kvchat.engine.memory.disk.block_file import (
+    BlockHeader,
+    FileIdentity,
+    Layout,
+    Region,
+    file_bytes,
+    read_file,
+    scatter_file,
+)
 from kvchat.engine.memory.disk.eviction import no_room, require_allowance, too_long
 from kvchat.engine.memory.disk.index import BlockName, DiskUsage, IndexedBlock, WrittenBytes
 from kvchat.engine.memory.disk.io import SYSTEM, Buffer, SystemFiles, storage_errors
@@ -135,7 +144,8 @@ class DiskStore:
         """Fill `out` with the verified payload of a block; otherwise as `read`."""
         assert len(out) == self._payload_bytes[header.group]
         with self._lost_if_unusable(header) as path:
-            self._directory.read(path, self._identity(header), out)
+            directory, identity = self._directory, self._identity(header)
+            read_file(directory.files, path, identity, out, directory.reading, directory.encryption)
 
     def scatter(self, header: BlockHeader, places: ReadTargets) -> bool:
         """Fill a block's places in a pool, which are worthless after an error; otherwise as `read_into`.
@@ -143,10 +153,11 @@ class DiskStore:
         Returns: False if it can only be read in one run; nothing was read then.
         """
         assert places.num_bytes == self._payload_bytes[header.group]
-        if not self._directory.can_scatter:
+        files = self._directory.files
+        if self._directory.encryption is not PLAIN or not files.gives_descriptors or library() is None:
             return False
         with self._lost_if_unusable(header) as path:
-            self._directory.scatter(path, self._identity(header), places)
+            scatter_file(files, path, self._identity(header), places)
         return True
 
     def read_ahead(self, key: BlockKey, group: GroupId) -> bool:
