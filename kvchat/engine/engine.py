@@ -52,7 +52,7 @@ class Engine:
         self._runner = parts.runner
         self._mover = parts.mover
         self._save_policy = SavePolicy(
-            parts.manager, parts.saver, clock, parts.disk_problem, parts.is_gone, parts.rates
+            parts.manager, parts.saver, clock, parts.disk_problem, parts.rates, parts.is_gone
         )
         self._store = parts.store
         self._pool = parts.pool

@@ -27,7 +27,7 @@ def group_usages(manager: CacheManager) -> tuple[GroupUsage, ...]:
     return tuple(_group_usage(manager, group) for group in manager.groups)
 
 
-def layer_usages(manager: CacheManager, shadows: Shadows | None = None) -> tuple[LayerUsage, ...]:
+def layer_usages(manager: CacheManager, shadows: Shadows | None) -> tuple[LayerUsage, ...]:
     """Return each layer's part of its group's pool, in the order of layers; a quantised layer has parts of
     two, and stands under the group of its quantised blocks.
 
@@ -48,7 +48,7 @@ def layer_usages(manager: CacheManager, shadows: Shadows | None = None) -> tuple
     return tuple(usages[layer] for layer in sorted(usages))
 
 
-def device_usage(manager: CacheManager, shadows: Shadows | None = None) -> TierUsage:
+def device_usage(manager: CacheManager, shadows: Shadows | None) -> TierUsage:
     """Return what the device holds: blocks, or shadows of those that a GPU has in host memory.
 
     Args:

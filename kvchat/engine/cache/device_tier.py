@@ -124,14 +124,13 @@ class DeviceTier:
         self.host.finish_moves()
 
     def check_integrity(
-        self, sequences: Iterable[Sequence], pins: Mapping[GroupId, Counter[BlockId]] | None = None
+        self, sequences: Iterable[Sequence], pins: Mapping[GroupId, Counter[BlockId]]
     ) -> None:
         """Raise AssertionError on any broken invariant."""
-        pins = pins or {}
         sequences = list(sequences)
         held = [*self._sources, *self.held.elements()]
         for group in self.groups:
-            _check_holders(group, self.pools[group.id], sequences, held, pins.get(group.id))
+            _check_holders(group, self.pools[group.id], sequences, held, pins[group.id])
         self.index.check_integrity(self.pools)
         self.references.check_integrity(sequences)
         for sequence in sequences:
@@ -181,7 +180,7 @@ def _check_holders(
     pool: BlockPool,
     sequences: Iterable[Sequence],
     moving: Iterable[tuple[GroupId, BlockId]],
-    pins: Counter[BlockId] | None = None,
+    pins: Counter[BlockId],
 ) -> None:
     """Assert that a block's count is the number of tables and moves that hold it, and its pins are `pins`."""
     holders = [0] * pool.num_blocks

@@ -14,11 +14,11 @@ from kvchat.engine.api.ids import BlockId, BlockKey, GroupId
 from kvchat.engine.cache.block_pool import BlockPool
 from kvchat.engine.cache.eviction import Eviction, make_order
 from kvchat.engine.cache.prefix_index import IndexNode, PrefixIndex
-from kvchat.engine.cache.slow_tiers import TierNode
+from kvchat.engine.cache.slow_tiers import SlowTier, TierNode
 from kvchat.engine.formats.spec import Group
 
 
-class HostTier:
+class HostTier(SlowTier):
     """Places of a fixed number of blocks per group in host memory."""
 
     def __init__(

@@ -18,7 +18,7 @@ from kvchat.engine.cache.device_tier import DeviceTier
 from kvchat.engine.cache.pins import Pins
 from kvchat.engine.cache.prefix_matcher import PrefixMatch, PrefixMatcher
 from kvchat.engine.cache.prefix_reuse import Admission
-from kvchat.engine.cache.slow_tiers import DiskTier, NoTier, SlowTiers
+from kvchat.engine.cache.slow_tiers import SlowTier, SlowTiers
 from kvchat.engine.cache.state_snapshots import StateSnapshots
 from kvchat.engine.formats.pruned.prune_planner import PrunePlanner
 from kvchat.engine.formats.spec import Group
@@ -29,7 +29,7 @@ from kvchat.engine.sequences.sequence import BlockTable, KeyChain, Sequence
 class CacheManager:
     """Owns the block tables of every live sequence."""
 
-    def __init__(self, device: DeviceTier, *, fingerprint: bytes, slow: DiskTier | None = None) -> None:
+    def __init__(self, device: DeviceTier, *, fingerprint: bytes, slow: SlowTier | None = None) -> None:
         """Args:
         device: pools and names; its groups are those of the model.
         fingerprint: root of all names.
@@ -54,10 +54,10 @@ class CacheManager:
         self.publisher = BlockPublisher(device, self.log)
         self.pruning = PrunePlanner(device, self.publisher, self.log)
         self.states = StateSnapshots(device, self.log)
-        self.disk = slow or NoTier()
+        self.disk = slow or SlowTier()
         self.matcher, self._resident_matcher = (
             PrefixMatcher(self.groups, self.block_size, self.index, tiers, self.sequences)
-            for tiers in (SlowTiers(self.host, self.disk), SlowTiers(NoTier(), NoTier()))
+            for tiers in (SlowTiers(self.host, self.disk), SlowTiers(SlowTier(), SlowTier()))
         )
 
     # Sequences

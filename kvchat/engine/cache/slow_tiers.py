@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from kvchat.engine.api.ids import BlockKey, GroupId
 
@@ -16,22 +15,21 @@ class TierNode:
     groups: frozenset[GroupId]
 
 
-class SlowTier(Protocol):
+class SlowTier:
+    """What is to be known of a slower tier. This one is absent: it has nothing."""
+
     def has_all(self, keys: Sequence[BlockKey], group: GroupId) -> Sequence[bool]:
         """For each key, whether the tier has its bytes for `group`. Pure."""
-        ...
+        return [False] * len(keys)
 
     def nearest(self, parent: BlockKey, token_ids: Sequence[int], most: int) -> Sequence[TierNode]:
         """Return full blocks and tails directly behind `parent`: those that begin most like `token_ids`, at
         most `most` in each direction of an order in which like stands beside like. Pure.
         """
-        ...
+        return ()
 
-
-class DiskTier(SlowTier, Protocol):
     def touch(self, keys: Iterable[BlockKey]) -> None:
         """Note that a request uses blocks, whether they are there or not. Never waits for a medium."""
-        ...
 
 
 class SlowTiers:
@@ -54,16 +52,3 @@ class SlowTiers:
             groups = node.groups | stored.groups if stored else node.groups
             nodes[node.key] = TierNode(node.key, node.token_ids, groups)
         return list(nodes.values())
-
-
-class NoTier:
-    """The absent tier: it has nothing."""
-
-    def has_all(self, keys: Sequence[BlockKey], group: GroupId) -> Sequence[bool]:
-        return [False] * len(keys)
-
-    def nearest(self, parent: BlockKey, token_ids: Sequence[int], most: int) -> Sequence[TierNode]:
-        return ()
-
-    def touch(self, keys: Iterable[BlockKey]) -> None:
-        pass

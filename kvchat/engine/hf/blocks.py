@@ -105,7 +105,7 @@ class HFBlocks:
         reader = Reader(self._mover.fetch, max_bytes=_READ_QUEUE_BYTES, read_ahead=self._mover.read_ahead)
         self._loads = InFlightLoads(tier, reader, rates, self._carry_out)
         saver = open_saver(self.pool, self._store, self._manager)
-        self._save_policy = SavePolicy(self._manager, saver, time.monotonic, self.disk_problem, rates=rates)
+        self._save_policy = SavePolicy(self._manager, saver, time.monotonic, self.disk_problem, rates)
         self._is_closed = False
 
     def __enter__(self) -> Self:

@@ -4,7 +4,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -23,34 +22,10 @@ MOST_BYTES = 2**28
 """Gathered on the device and not yet in host memory. A launch gathers at most half of it."""
 
 
-class Transport(Protocol):
-    """Carries out moves between the device and host memory."""
-
-    def execute(self, moves: Iterable[Move]) -> None:
-        """Carry out moves in their order, as far as anybody can tell: whatever is computed, moved or read
-        afterwards finds them done. Never waits for the device but when too much is under way.
-        """
-        ...
-
-    def promote(self, move: Promote) -> None:
-        """Bring a block to the device, in any thread; it is there on return."""
-        ...
-
-    def bring(self, group: GroupId, target: BlockId, fill: Callable[[memoryview], None]) -> None:
-        """Fill a block of the device, in any thread; it is there on return.
-
-        Args:
-            fill: puts its bytes into a run of its size; where it raises, the block is not filled.
-        """
-        ...
-
-    def settle(self) -> None:
-        """Wait until host memory holds all that was moved there."""
-        ...
-
-
-class DirectTransport:
-    """In the calling thread, byte by byte: where the device is the processor, or one without streams."""
+class Transport:
+    """Carries out moves between the device and host memory in the calling thread, byte by byte: where the
+    device is the processor, or one without streams.
+    """
 
     def __init__(self, pool: DevicePool, host: HostPool, rates: Rates) -> None:
         self._pool = pool
@@ -59,6 +34,9 @@ class DirectTransport:
         self._run = ThreadRun()
 
     def execute(self, moves: Iterable[Move]) -> None:
+        """Carry out moves in their order, as far as anybody can tell: whatever is computed, moved or read
+        afterwards finds them done. Never waits for the device but when too much is under way.
+        """
         for move in moves:
             start_s = perf_counter()
             if isinstance(move, Copy):
@@ -69,9 +47,15 @@ class DirectTransport:
             self._rates.observe_move(Tier.HOST, Direction.STORE, num_bytes, perf_counter() - start_s)
 
     def promote(self, move: Promote) -> None:
+        """Bring a block to the device, in any thread; it is there on return."""
         self._pool.write_block(move.group, move.target, self._host.view(move.group, move.place))
 
     def bring(self, group: GroupId, target: BlockId, fill: Callable[[memoryview], None]) -> None:
+        """Fill a block of the device, in any thread; it is there on return.
+
+        Args:
+            fill: puts its bytes into a run of its size; where it raises, the block is not filled.
+        """
         # Not in the pool itself, where a block has a piece per layer: verifying it piece by piece would
         # change between threads that often.
         data = self._run.take(self._pool.block_bytes(group))
@@ -79,7 +63,7 @@ class DirectTransport:
         self._pool.write_block(group, target, data)
 
     def settle(self) -> None:
-        pass
+        """Wait until host memory holds all that was moved there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +76,7 @@ class _Leaving:
     places: Sequence[tuple[GroupId, BlockId]]
 
 
-class AsyncTransport:
+class AsyncTransport(Transport):
     """Carries out moves on streams.
 
     Args:
@@ -109,12 +93,10 @@ class AsyncTransport:
         most_bytes: int = MOST_BYTES,
         allocate: Callable[[int], Tensor] = pinned,
     ) -> None:
-        self._pool = pool
-        self._host = host
-        self._rates = rates
+        super().__init__(pool, host, rates)
         self._streams = streams
         self._most_bytes = most_bytes
-        self._landing = ThreadRun(lambda num_bytes: allocate(num_bytes).numpy().data)
+        self._run = ThreadRun(lambda num_bytes: allocate(num_bytes).numpy().data)
         self._leaving: deque[_Leaving] = deque()
         self._filled: dict[tuple[GroupId, BlockId], Event] = {}
         """Places in host memory that are being written, each with the event of its last copy."""
@@ -132,7 +114,7 @@ class AsyncTransport:
         self._land(move.group, move.target, _bytes(place), [filled] if filled else [])
 
     def bring(self, group: GroupId, target: BlockId, fill: Callable[[memoryview], None]) -> None:
-        run = self._landing.take(self._pool.block_bytes(group))
+        run = self._run.take(self._pool.block_bytes(group))
         fill(run)
         self._land(group, target, _bytes(run), ())
 

@@ -11,7 +11,6 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from time import monotonic
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -33,20 +32,6 @@ MOST_FREE = 4
 """Runs of each group that are kept for the next blocks; what is decoded fills one at a time."""
 
 
-class SaveTransport(Protocol):
-    """Brings a block's bytes from the device to host memory."""
-
-    def has_room(self, group: GroupId) -> bool:
-        """Whether a block can be taken now. Waits for nothing."""
-        ...
-
-    def take(self, group: GroupId, block: BlockId, num_tokens: int) -> BlockCopy:
-        """Return a block's bytes as they are after all computation handed in so far, slots behind the first
-        `num_tokens` zero; they may be on their way.
-        """
-        ...
-
-
 class DirectCopy:
     """A block's bytes in a run that is used again once they are written."""
 
@@ -63,8 +48,9 @@ class DirectCopy:
         self._free.append(self._run)
 
 
-class DirectSaves:
-    """Reads blocks in the calling thread: where the device is the processor, or one without streams.
+class SaveTransport:
+    """Brings blocks' bytes to host memory in the calling thread: where the device is the processor, or one
+    without streams.
 
     A few runs are used again and again. The system clears the pages of a new one as they are written, which
     takes as long as copying a block.
@@ -75,9 +61,13 @@ class DirectSaves:
         self._free: dict[GroupId, deque[memoryview]] = {}
 
     def has_room(self, group: GroupId) -> bool:
+        """Whether a block can be taken now. Waits for nothing."""
         return True
 
-    def take(self, group: GroupId, block: BlockId, num_tokens: int) -> DirectCopy:
+    def take(self, group: GroupId, block: BlockId, num_tokens: int) -> BlockCopy:
+        """Return a block's bytes as they are after all computation handed in so far, slots behind the first
+        `num_tokens` zero; they may be on their way.
+        """
         free = self._free.setdefault(group, deque(maxlen=MOST_FREE))
         run = free.pop() if free else memoryview(mapped(self._pool.block_bytes(group)))
         self._pool.read_into(group, block, run)
@@ -118,7 +108,7 @@ class AsyncCopy:
         self.is_released = True
 
 
-class AsyncSaves:
+class AsyncSaves(SaveTransport):
     """Takes blocks off the device on streams.
 
     Args:
@@ -134,16 +124,16 @@ class AsyncSaves:
         most_bytes: int,
         allocate: Callable[[int], Tensor] = pinned,
     ) -> None:
-        self._pool = pool
+        super().__init__(pool)
         self._streams = streams
         self._under_way: list[AsyncCopy] = []
         self._slabs: dict[GroupId, PinnedSlabs] = {}
-        self._free: dict[GroupId, list[int]] = {}
+        self._places: dict[GroupId, list[int]] = {}
         for group in pool.layouts():
             block_bytes = pool.block_bytes(group)
             num_places = max(1, most_bytes // block_bytes) + 1
             self._slabs[group] = PinnedSlabs(num_places, block_bytes, allocate)
-            self._free[group] = list(range(num_places))
+            self._places[group] = list(range(num_places))
             for place in range(num_places):
                 self._slabs[group].view(place)  # now: pinning takes its time, and a step has none
 
@@ -151,12 +141,12 @@ class AsyncSaves:
         over = [taken for taken in self._under_way if taken.is_released and taken.event.is_done]
         for taken in over:
             self._under_way.remove(taken)
-            self._free[taken.group].append(taken.place)
-        return bool(self._free[group])
+            self._places[taken.group].append(taken.place)
+        return bool(self._places[group])
 
     def take(self, group: GroupId, block: BlockId, num_tokens: int) -> AsyncCopy:
         """Begin to copy a block; waits for nothing."""
-        place = self._free[group].pop()
+        place = self._places[group].pop()
         data = self._slabs[group].view(place)
         target = torch.frombuffer(data, dtype=torch.uint8)
         gathered: list[Tensor] = []
@@ -198,7 +188,7 @@ class Saver:
         """
         self._pool = pool
         self._pool_bytes = pool.num_bytes
-        self._transport = transport or DirectSaves(pool)
+        self._transport = transport or SaveTransport(pool)
         self._store = store
         self.writer = writer
         self._is_resident = is_resident

@@ -8,10 +8,10 @@ from time import monotonic
 
 from kvchat.engine.api.ids import BlockId, BlockKey, GroupId
 from kvchat.engine.cache.block_operations import Fetch, Load, Move
-from kvchat.engine.cache.slow_tiers import TierNode
+from kvchat.engine.cache.slow_tiers import SlowTier, TierNode
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.disk.store import BlockHeader, DiskStore
-from kvchat.engine.memory.host_copies import DirectTransport, Transport
+from kvchat.engine.memory.host_copies import Transport
 from kvchat.engine.memory.host_pool import HostPool
 from kvchat.engine.memory.rates import Rates
 from kvchat.errors import BlockDamaged, BlockMissing, StorageError
@@ -22,7 +22,7 @@ REFUSED_S = 5.0
 """How long a block that could not be read for a passing reason is not offered."""
 
 
-class TierMover:
+class TierMover(SlowTier):
     """Moves bytes between the device pool and the store, and tells bookkeeping what the store has.
 
     A block that once failed to load is not offered again in this process, so that a request always comes to
@@ -44,7 +44,7 @@ class TierMover:
         """
         self._pool = pool
         self._store = store
-        self._transport = transport or DirectTransport(pool, host, rates or Rates())
+        self._transport = transport or Transport(pool, host, rates or Rates())
         self._clock = clock
         self._refused_until_s: dict[tuple[BlockKey, GroupId], float] = {}
         """Blocks that could not be read, and when they are offered again: never, if damaged or gone."""
@@ -76,7 +76,7 @@ class TierMover:
 
     def has_all(self, keys: Sequence[BlockKey], group: GroupId) -> Sequence[bool]:
         if self._store is None:
-            return [False] * len(keys)
+            return super().has_all(keys, group)
         there = self._store.has_all(keys, group)
         return [flag and self._is_offered(key, group) for key, flag in zip(keys, there, strict=True)]
 

@@ -33,8 +33,8 @@ class SavePolicy:
 
     Args:
         problem: why there is no disk tier although one was wanted.
-        is_gone: whether an owner of sequences is gone, so that nothing is saved for him; None: nobody is.
         rates: how long a tail takes to compute.
+        is_gone: whether an owner of sequences is gone, so that nothing is saved for him; None: nobody is.
     """
 
     def __init__(
@@ -42,9 +42,9 @@ class SavePolicy:
         manager: CacheManager,
         saver: Saver | None,
         clock: Callable[[], float],
-        problem: str | None = None,
+        problem: str | None,
+        rates: Rates,
         is_gone: Callable[[str], bool] | None = None,
-        rates: Rates | None = None,
     ) -> None:
         self._manager = manager
         self._saver = saver
@@ -52,7 +52,7 @@ class SavePolicy:
         self._tails_saved_s = clock()
         self._problem = problem
         self._is_gone = is_gone or (lambda owner: False)
-        self._rates = rates or Rates()
+        self._rates = rates
 
     @property
     def problem(self) -> str | None:

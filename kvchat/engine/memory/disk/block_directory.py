@@ -7,7 +7,7 @@ from pathlib import Path
 from threading import Lock, RLock
 
 from kvchat.engine.api.ids import GroupId
-from kvchat.engine.memory.disk.block_encryption import PLAIN, BlockEncryption, DiskKey
+from kvchat.engine.memory.disk.block_encryption import BlockEncryption, DiskKey
 from kvchat.engine.memory.disk.block_file import (
     DueFile,
     FileIdentity,
@@ -47,7 +47,7 @@ class BlockDirectory:
         cache_dir: Path,
         files: SystemFiles,
         clock: Callable[[], float],
-        encryption: BlockEncryption = PLAIN,
+        encryption: BlockEncryption,
     ) -> None:
         """Open the directory and settle what a crash has left.
 

@@ -25,10 +25,8 @@ MAX_GHOSTS: Final = 8192
 class DiskEvictionOrder:
     """The order of one cache directory, over all fingerprints. Called under the directory's lock."""
 
-    def __init__(
-        self, index: BlockIndex, kept: Sequence[PinnedBlocks], eviction: Eviction = Eviction.S3FIFO
-    ) -> None:
-        self.eviction = eviction
+    def __init__(self, index: BlockIndex, kept: Sequence[PinnedBlocks]) -> None:
+        self.eviction = Eviction.S3FIFO
         self._index = index
         self._kept_lists = tuple(kept)
         self._ghosts = Ghosts(MAX_GHOSTS)
@@ -143,7 +141,7 @@ def require_allowance(today_bytes: int, num_bytes: int, daily_bytes: int) -> Non
 
 
 def no_room(
-    *, limit_bytes: int, kept_bytes: int, elsewhere_bytes: int, block_bytes: int, aside_bytes: int = 0
+    *, limit_bytes: int, kept_bytes: int, elsewhere_bytes: int, block_bytes: int, aside_bytes: int
 ) -> str:
     """Return what holds the room although all that may go has gone, and what to do.
 

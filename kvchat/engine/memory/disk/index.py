@@ -186,7 +186,7 @@ class BlockIndex:
         """Take the token ids of rows that are gone out of the file and its log; see `IndexFile.erase`."""
         self._file.erase()
 
-    def oldest_leaves(self, limit: int, *, is_proven: bool | None = None) -> list[IndexedBlock]:
+    def oldest_leaves(self, limit: int, *, is_proven: bool | None) -> list[IndexedBlock]:
         """Return blocks that no block on disk has as its parent, and that nobody writes or removes in any
         group, longest unused first; fewer than `limit` only where there are no more.
 
