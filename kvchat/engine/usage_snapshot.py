@@ -30,9 +30,6 @@ def group_usages(manager: CacheManager) -> tuple[GroupUsage, ...]:
 def layer_usages(manager: CacheManager, shadows: Shadows | None) -> tuple[LayerUsage, ...]:
     """Return each layer's part of its group's pool, in the order of layers; a quantised layer has parts of
     two, and stands under the group of its quantised blocks.
-
-    Args:
-        shadows: through which layers are looked at; None: through none.
     """
     usages: dict[int, LayerUsage] = {}
     for group in group_usages(manager):
@@ -49,11 +46,7 @@ def layer_usages(manager: CacheManager, shadows: Shadows | None) -> tuple[LayerU
 
 
 def device_usage(manager: CacheManager, shadows: Shadows | None) -> TierUsage:
-    """Return what the device holds: blocks, or shadows of those that a GPU has in host memory.
-
-    Args:
-        shadows: through which layers are looked at; None: through none.
-    """
+    """Return what the device holds: blocks, or shadows of those that a GPU has in host memory."""
     if shadows is None or shadows.remote is None:
         return _pool_usage(manager, Tier.DEVICE, in_host_memory=False)
     own = _pool_usage(manager, Tier.DEVICE, in_host_memory=False, beside_bytes=shadows.limit_bytes)

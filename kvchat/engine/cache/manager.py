@@ -30,11 +30,7 @@ class CacheManager:
     """Owns the block tables of every live sequence."""
 
     def __init__(self, device: DeviceTier, *, fingerprint: bytes, slow: SlowTier | None = None) -> None:
-        """Args:
-        device: pools and names; its groups are those of the model.
-        fingerprint: root of all names.
-        slow: what the disk has.
-        """
+        """`slow`: what the disk has; None: there is none."""
         self.device = device
         self.groups = device.groups
         self.block_size = device.block_size
@@ -173,7 +169,6 @@ class CacheManager:
         """Take the matched blocks into an empty sequence's tables.
 
         Args:
-            match: what of the sequence's tokens is on the device.
             num_following: tokens behind the matched ones for which there must be room too.
 
         Returns:

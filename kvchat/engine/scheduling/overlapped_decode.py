@@ -50,11 +50,7 @@ class _Launched:
 
 
 class OverlappedDecode:
-    """Hands in steps ahead of one engine's, and gives them back as their turn comes.
-
-    Args:
-        carry_out: executes what moves before a step.
-    """
+    """Hands in steps ahead of one engine's, and gives them back as their turn comes."""
 
     def __init__(
         self,

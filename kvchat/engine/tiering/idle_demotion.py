@@ -43,7 +43,6 @@ class IdleDemotion:
 
     Args:
         limit_s: a sequence that holds blocks and is idle for longer is due; None: none ever is.
-        carry_out: executes moves, at once.
     """
 
     def __init__(

@@ -35,11 +35,7 @@ class InFlightLoad:
 
 
 class InFlightLoads:
-    """Owned by the engine's thread; only the reader behind it has one of its own.
-
-    Args:
-        carry_out: executes moves, at once.
-    """
+    """Owned by the engine's thread; only the reader behind it has one of its own."""
 
     def __init__(
         self,
@@ -93,10 +89,8 @@ class InFlightLoads:
         return self._loads[job]
 
     def claim(self, load: InFlightLoad, end: int) -> int:
-        """Let the blocks before number `end` be computed instead, as far as none of them is being read.
-
-        Returns:
-            Number of the first block that is not claimed.
+        """Let the blocks before number `end` be computed instead, as far as none of them is being read, and
+        return the number of the first that is not.
         """
         before = load.job.front
         front = self._reader.claim(load.job, end)

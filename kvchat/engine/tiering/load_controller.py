@@ -71,7 +71,6 @@ class LoadController:
 
     Args:
         tell: takes the estimates that are to be shown.
-        carry_out: executes moves, at once.
     """
 
     def __init__(
@@ -116,11 +115,7 @@ class LoadController:
                 yield completion
 
     def admit(self, completion: Completion) -> Obstacle | None:
-        """Admit one waiting request, or begin to load what it lacks.
-
-        Returns:
-            Why it still waits; None if it was admitted.
-        """
+        """Admit one waiting request, or begin to load what it lacks. Returns why it still waits."""
         obstacle = self._prepare(completion)
         if obstacle is not None:
             return obstacle
@@ -173,10 +168,8 @@ class LoadController:
             self._loads.leave(pending.load)
 
     def _let_go(self, completion: Completion) -> bool:
-        """Give up blocks that are held for less important requests, the least important first.
-
-        Returns:
-            False if that gives no block back now.
+        """Give up blocks that are held for less important requests, the least important first; False if that
+        gives none back now.
         """
         self._loads.leave_promotions()
         for pending in sorted(

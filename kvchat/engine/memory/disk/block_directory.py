@@ -51,9 +51,6 @@ class BlockDirectory:
     ) -> None:
         """Open the directory and settle what a crash has left.
 
-        Args:
-            encryption: how blocks lie in it.
-
         Raises: StorageError: it cannot be created or written.
         """
         cache_dir = encryption.home(cache_dir)
@@ -109,8 +106,7 @@ class BlockDirectory:
             is_wanted: they count as used again.
 
         Returns: False if there can be no room for them under the limit; none is there then.
-        Raises: StorageError: the disk is full, cannot be written, or was written enough today. Nothing of the
-            only block is left; of several, any may be there, whole.
+        Raises: StorageError: see `DiskStore.write`.
         """
         heads = [render_head(identity, payload) for identity, payload in due]
         blocks = [

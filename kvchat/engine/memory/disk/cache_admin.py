@@ -145,11 +145,7 @@ class CacheAdmin:
         return self._directory.kept.names()
 
     def kept_blocks(self, but: Collection[str] = ()) -> list[IndexedBlock]:
-        """Return which blocks on disk are kept, under whatever name.
-
-        Args:
-            but: names that do not count.
-        """
+        """Return which blocks on disk are kept, under whatever name; those in `but` do not count."""
         kept = self._kept(but)
         return [block for block in self.blocks() if (block.fingerprint, block.name) in kept]
 

@@ -77,11 +77,7 @@ class OfflineBlockStore:
         return None
 
     def touch(self, keys: Iterable[BlockKey]) -> None:
-        """Have blocks count as used now, for all who make room from here on.
-
-        Raises:
-            StorageError: the index cannot be written.
-        """
+        """Have blocks count as used now, for all who make room from here on."""
         self._store.touch(keys)
         self._store.flush_touched()
 
@@ -104,9 +100,6 @@ class OfflineBlockStore:
     ) -> AbstractContextManager[None]:
         """Hold room for blocks that are written inside, and keep the blocks of `source` that they are made
         from; see `DiskStore.room_for`.
-
-        Raises:
-            StorageError: there is no room for them beside those, or the disk refuses; nothing has gone.
         """
         return self._store.room_for(headers, source.fingerprint, keys)
 
