@@ -210,7 +210,7 @@ class Engine:
         self._manager.release(sequence)
         return length
 
-    def promote(
+    def prefetch(
         self, token_ids: abc.Sequence[int], beside: abc.Sequence[int] = (), namespace: str = ""
     ) -> None:
         """Begin to bring what is stored of a path to the device, ahead of the request that will use it.

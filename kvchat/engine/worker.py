@@ -147,10 +147,10 @@ class Worker:
         return self._call(lambda engine: engine.reusable_len(token_ids, namespace))
 
     def prefetch(self, token_ids: Sequence[int], *, beside: Sequence[int] = (), namespace: str = "") -> None:
-        """Begin to bring what is stored of a path to the device; see `Engine.promote`. Nobody waits for it:
+        """Begin to bring what is stored of a path to the device; see `Engine.prefetch`. Nobody waits for it:
         ids that the engine refuses are logged.
         """
-        self._post(lambda engine: _promote(engine, token_ids, beside, namespace))
+        self._post(lambda engine: _prefetch(engine, token_ids, beside, namespace))
 
     def inspect(self, request: InspectionRequest) -> tuple[InspectedBlock, ...]:
         return self._call(lambda engine: engine.inspect(request))
@@ -286,9 +286,9 @@ def _release(engine: Any, sequence: SequenceId) -> None:
         log.debug("sequence %s was released before", sequence)
 
 
-def _promote(engine: Any, token_ids: Sequence[int], beside: Sequence[int], namespace: str) -> None:
+def _prefetch(engine: Any, token_ids: Sequence[int], beside: Sequence[int], namespace: str) -> None:
     try:
-        engine.promote(token_ids, beside, namespace)
+        engine.prefetch(token_ids, beside, namespace)
     except InvalidRequest as error:
         log.info("nothing is loaded ahead: %s", error)
 

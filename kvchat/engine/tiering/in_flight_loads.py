@@ -67,7 +67,7 @@ class InFlightLoads:
         transfer = self.transfers.in_the_way(match)
         return next((load for load in self._loads.values() if load.transfer is transfer), None)
 
-    def leave_promotions(self) -> None:
+    def leave_prefetches(self) -> None:
         """Let go of the loads that no request waits for."""
         for load in list(self._loads.values()):
             if not load.job.is_urgent:

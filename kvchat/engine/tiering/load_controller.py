@@ -171,7 +171,7 @@ class LoadController:
         """Give up blocks that are held for less important requests, the least important first; False if that
         gives none back now.
         """
-        self._loads.leave_promotions()
+        self._loads.leave_prefetches()
         for pending in sorted(
             self._pending_loads.values(), key=lambda each: each.completion.rank, reverse=True
         ):
@@ -228,7 +228,7 @@ class LoadController:
             max_len = len(match.keys) * self._manager.block_size
 
     def _brought_before(self, match: PrefixMatch) -> dict[BlockKey, Tier]:
-        """Return where blocks came from that a promotion has brought for the path of this request."""
+        """Return where blocks came from that were prefetched for the path of this request."""
         brought = self._manager.device.brought
         return {key: brought[key] for key in match.all_keys if key in brought}
 
