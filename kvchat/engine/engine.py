@@ -48,22 +48,16 @@ class Engine:
 
     def __init__(self, parts: EngineParts, clock: Callable[[], float] = time.monotonic) -> None:
         self.info = parts.info
+        self._parts = parts
         self._manager = parts.manager
         self._runner = parts.runner
-        self._mover = parts.mover
         self._save_policy = SavePolicy(
             parts.manager, parts.saver, clock, parts.disk_problem, parts.rates, parts.is_gone
         )
         self._store = parts.store
-        self._pool = parts.pool
-        self._save_transport = parts.save_transport
-        self._weights = parts.weights
-        self._rates = parts.rates
-        self._persisted_rates = parts.persisted_rates
         self._clock = clock
         self._loads = InFlightLoads(parts.manager.device, parts.reader, parts.rates, self._carry_out)
         self._prefetcher = Prefetcher(parts.manager, self._loads)
-        self._drafter = parts.drafter
         self._scheduler = Scheduler(parts.manager, parts.max_batch_tokens, parts.drafter)
         self._overlapped: OverlappedDecode | None = None
         if parts.runs_ahead:
@@ -297,7 +291,7 @@ class Engine:
             raise InvalidRequest(
                 "weights cannot change while requests run or wait; let them end, or cancel them"
             )
-        update = self._weights.prepare(Path(source))
+        update = self._parts.weights.prepare(Path(source))
         self._prefetcher.stop()
         if self._overlapped is not None:
             self._overlapped.drop()
@@ -307,13 +301,13 @@ class Engine:
         self._save_policy.close(self._manager.sequences.values())
         if self._store is not None:
             self._store.close()
-        self._weights.exchange(update.candidate)
+        self._parts.weights.exchange(update.candidate)
         self._manager.rename(update.fingerprint)
-        self._persisted_rates.save(self._rates)
-        self._persisted_rates.rename(update.fingerprint.hex())
+        self._parts.persisted_rates.save(self._parts.rates)
+        self._parts.persisted_rates.rename(update.fingerprint.hex())
         self._store = update.store
-        self._mover.use(update.store)
-        saver = open_saver(self._pool, update.store, self._manager, self._save_transport)
+        self._parts.mover.use(update.store)
+        saver = open_saver(self._parts.pool, update.store, self._manager, self._parts.save_transport)
         self._save_policy.use(saver, update.disk_problem)
         self.info = update.describe(self.info, Path(source))
         self._output.eos_ids = frozenset(self.info.eos_token_ids)
@@ -346,7 +340,7 @@ class Engine:
             cache_format=self.info.cache_format,
             is_exact=self.info.is_exact,
             owners=usage_snapshot.owner_usages(self._manager),
-            moved=usage_snapshot.moved_bytes(self._rates, self._save_policy.written_bytes),
+            moved=usage_snapshot.moved_bytes(self._parts.rates, self._save_policy.written_bytes),
             problem=self._save_policy.problem,
         )
 
@@ -384,14 +378,14 @@ class Engine:
         self._prefetcher.stop()
         self._load_controller.advance()
         self._loads.close()
-        self._mover.settle()
+        self._parts.mover.settle()
         self._save_policy.close(self._manager.sequences.values())
         if self._store is not None:
             self._store.close()
-        self._persisted_rates.save(self._rates)
+        self._parts.persisted_rates.save(self._parts.rates)
 
     def _carry_out(self, moves: abc.Sequence[Move]) -> None:
-        self._mover.execute(moves)
+        self._parts.mover.execute(moves)
         self._manager.device.finish_moves()
 
     def _advance_loads(self) -> None:
@@ -418,9 +412,9 @@ class Engine:
         self._output.record(batch, compute(batch))
         seconds = self._clock() - start_s
         if is_prompt:
-            self._rates.observe_prefill(batch.num_tokens, longest.start, seconds)
+            self._parts.rates.observe_prefill(batch.num_tokens, longest.start, seconds)
         elif longest.num_certain == 1:
-            self._drafter.observe(batch, seconds)
+            self._parts.drafter.observe(batch, seconds)
 
     def _refuse_stuck(self) -> None:
         """End the request that cannot get a block though nobody else holds one."""
