@@ -65,11 +65,22 @@ class SamplingParams:
             "repetition_penalty": (0 < self.repetition_penalty < inf, "above 0"),
             "logprobs": (self.logprobs is None or self.logprobs >= 0, "0 or more"),
             "seed": (self.seed is None or 0 <= self.seed < NUM_SEEDS, f"at least 0 and below {NUM_SEEDS}"),
+            "n": (self.n >= 1, "at least 1"),
+            "best_of": (self.best_of is None or self.best_of >= self.n, f"at least n ({self.n})"),
+            "length_penalty": (
+                self.beam_width is None or -MOST_LENGTH_PENALTY <= self.length_penalty <= MOST_LENGTH_PENALTY,
+                f"from -{MOST_LENGTH_PENALTY} to {MOST_LENGTH_PENALTY}",
+            ),
+            "beam_width": (self.beam_width is None or self.beam_width >= self.n, f"at least n ({self.n})"),
         }
         for name, (is_within, words) in limits.items():
             if not is_within:
                 raise InvalidRequest(f"{name} must be {words}, not {getattr(self, name)}")
-        self._check_samples()
+        if self.beam_width is None:
+            if self.num_samples > 1 and self.is_greedy:
+                raise InvalidRequest("greedy answers are all the same; set a temperature above 0, or n to 1")
+        elif not self.is_greedy or self.best_of is not None or self.repetition_penalty != 1:
+            raise InvalidRequest("a beam search takes no temperature, best_of or repetition_penalty")
 
     def _check_types(self) -> None:
         """Refuse what is no number here, where it was said: in the engine it would end every request."""
@@ -83,27 +94,6 @@ class SamplingParams:
                 raise InvalidRequest(f"{name} must be a number, not {value!r}")
         if not all(map(_is_whole, self.stop_token_ids)):
             raise InvalidRequest(f"stop_token_ids must be whole numbers, not {self.stop_token_ids!r}")
-
-    def _check_samples(self) -> None:
-        if self.n < 1:
-            raise InvalidRequest(f"n must be at least 1, not {self.n}")
-        if self.best_of is not None and self.best_of < self.n:
-            raise InvalidRequest(f"best_of must be at least n ({self.n}), not {self.best_of}")
-        if self.beam_width is not None:
-            self._check_beams(self.beam_width)
-        elif self.num_samples > 1 and self.is_greedy:
-            raise InvalidRequest("greedy answers are all the same; set a temperature above 0, or n to 1")
-
-    def _check_beams(self, beam_width: int) -> None:
-        if not -MOST_LENGTH_PENALTY <= self.length_penalty <= MOST_LENGTH_PENALTY:
-            raise InvalidRequest(
-                f"length_penalty must be from -{MOST_LENGTH_PENALTY} to {MOST_LENGTH_PENALTY}, "
-                f"not {self.length_penalty}"
-            )
-        if beam_width < self.n:
-            raise InvalidRequest(f"beam_width must be at least n ({self.n}), not {beam_width}")
-        if not self.is_greedy or self.best_of is not None or self.repetition_penalty != 1:
-            raise InvalidRequest("a beam search takes no temperature, best_of or repetition_penalty")
 
     @property
     def num_samples(self) -> int:
