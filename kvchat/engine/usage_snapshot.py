@@ -39,7 +39,9 @@ def layer_usages(manager: CacheManager, shadows: Shadows | None) -> tuple[LayerU
             usages[layer] = own if known is None else _together(known, own)
     for borrowing in manager.groups:
         for layer, lender in borrowing.borrowers:
-            usages[layer] = _borrower_usage(borrowing, layer, lender)
+            usages[layer] = LayerUsage(
+                layer=layer, group=borrowing.id, kind="borrowed", window=None, lender=lender
+            )
     if shadows is not None:
         usages = {layer: replace(usage, shadow=shadows.usage(layer)) for layer, usage in usages.items()}
     return tuple(usages[layer] for layer in sorted(usages))
@@ -182,20 +184,6 @@ def _together(recent: LayerUsage, quantized: LayerUsage) -> LayerUsage:
         shared_bytes=recent.shared_bytes + quantized.shared_bytes,
         cached_bytes=recent.cached_bytes + quantized.cached_bytes,
         total_bytes=recent.total_bytes + quantized.total_bytes,
-    )
-
-
-def _borrower_usage(group: Group, layer: int, lender: int) -> LayerUsage:
-    return LayerUsage(
-        layer=layer,
-        group=group.id,
-        kind="borrowed",
-        window=None,
-        used_bytes=0,
-        shared_bytes=0,
-        cached_bytes=0,
-        total_bytes=0,
-        lender=lender,
     )
 
 
