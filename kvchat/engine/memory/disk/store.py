@@ -68,8 +68,7 @@ class DiskStore:
         Raises: StorageError: the directory cannot be created or written.
         """
         assert len(fingerprint) == KEY_BYTES
-        self.given_bytes = limit_bytes
-        """What a person gave to blocks and what is elsewhere together; None: no limit."""
+        self._given_bytes = limit_bytes
         self.daily_bytes = daily_bytes
         self._elsewhere = elsewhere
         self.shortage: str | None = None
@@ -92,14 +91,9 @@ class DiskStore:
             self._directory.enforce(most_bytes)
 
     @property
-    def elsewhere_bytes(self) -> int:
-        """What prepared weights take of the limit that a person gave: other processes prepare some too."""
-        return self._elsewhere()
-
-    @property
     def limit_bytes(self) -> int | None:
-        """What blocks may take now; None: there is no limit."""
-        return None if self.given_bytes is None else max(0, self.given_bytes - self.elsewhere_bytes)
+        """What blocks may take now, since other processes prepare weights too; None: there is no limit."""
+        return None if self._given_bytes is None else max(0, self._given_bytes - self._elsewhere())
 
     def has(self, key: BlockKey, group: GroupId) -> bool:
         """Whether a block is there. Pure; one look-up in the index and one at the file. What cannot be told
@@ -223,7 +217,7 @@ class DiskStore:
             require_allowance(self.written().today, num_bytes, self.daily_bytes)
         self.flush_touched()
         names = made_from, list(map(encryption.name, sources))
-        with self._directory.room_for(due, names, self.limit_bytes, self.elsewhere_bytes):
+        with self._directory.room_for(due, names, self.limit_bytes, self._elsewhere()):
             yield
 
     def remove(self, key: BlockKey, group: GroupId) -> None:
@@ -354,7 +348,7 @@ class DiskStore:
         self.shortage = no_room(
             limit_bytes=limit_bytes,
             kept_bytes=self._index.num_bytes(self._directory.kept.all()),
-            elsewhere_bytes=self.elsewhere_bytes,
+            elsewhere_bytes=self._elsewhere(),
             block_bytes=block_bytes,
             aside_bytes=self._directory.quarantine.num_bytes(),
         )
