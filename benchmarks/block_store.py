@@ -82,7 +82,7 @@ class StoredBlocks:
 
         def carry_out(moves: Iterable[Move]) -> None:
             mover.execute(moves)
-            manager.finish_moves()
+            manager.device.finish_moves()
 
         flights = InFlightLoads(tier, reader, Rates(), carry_out)
         branch = manager.open("", self.token_ids)

@@ -88,7 +88,7 @@ def _step(scheduler: Scheduler, random: Random) -> None:
     if scheduler.waiting:
         scheduler.admit(scheduler.waiting[0])
     batch = scheduler.schedule()
-    scheduler.manager.finish_moves()
+    scheduler.manager.device.finish_moves()
     entries = {entry.id: entry for entry in scheduler.running}
     for chunk in batch.chunks:
         entry = entries[chunk.request]
@@ -127,10 +127,10 @@ def _children_rows(num_children: int) -> list[Row]:
         manager.admit(sequence, match)
         manager.extend(sequence, sequence.num_uncomputed)
         manager.commit(sequence, sequence.num_uncomputed)
-        manager.finish_moves()
+        manager.device.finish_moves()
         manager.release(sequence)
         manager.take_saves()
-        manager.take_changes()
+        manager.log.take()
     probe = manager.open("", [*first, *(random.randrange(32000) for _ in range(BLOCK_SIZE))])
     costs = [cost_of(lambda: manager.match(probe)) for _ in range(4 * ROUNDS)]
     assert manager.match(probe).length >= len(first)

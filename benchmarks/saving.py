@@ -108,7 +108,7 @@ class _Saving:
         self._engine, self._store = engine, engine._store
         self._token_ids, self._name = token_ids, name
         self._writer = BlockWriteQueue(self._store, max_bytes=WRITE_QUEUE_BYTES)
-        self._saver = Saver(engine._pool, self._store, self._writer, lambda _: True)
+        self._saver = Saver(engine._parts.pool, self._store, self._writer, lambda _: True)
         self._keys: list[BlockKey] = []
         self._num_rounds = 0
         self._start_s = perf_counter()

@@ -130,10 +130,10 @@ class _Walk:
             while num_due > 0:
                 num = sequence.step_len(min(num_due, MOST_PER_STEP), num_due)
                 assert manager.extend(sequence, num) is not None
-                manager.finish_moves()
+                manager.device.finish_moves()
                 manager.commit(sequence, num)
                 num_due -= num
-        manager.take_changes()
+        manager.log.take()
         manager.take_saves()
         manager.release(sequence)
         self._learn([*text, answer])

@@ -226,10 +226,10 @@ def memory_row(num_sessions: int = NUM_SESSIONS) -> Row:
     for token_ids in prompts(num_sessions):
         branch = manager.open("", token_ids)
         assert manager.admit(branch, manager.match(branch)) is not None
-        manager.finish_moves()
+        manager.device.finish_moves()
         num_left = len(token_ids) - branch.computed_len
         assert manager.extend(branch, num_left) is not None
-        manager.finish_moves()
+        manager.device.finish_moves()
         manager.commit(branch, num_left)
     pool = manager.device.pools[GROUP]
     own = num_sessions * (-(-(SHARED_LEN + 63) // BLOCK_SIZE) - SHARED_LEN // BLOCK_SIZE)

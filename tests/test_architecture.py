@@ -69,7 +69,6 @@ WITHOUT_TORCH = (
     "kvchat.engine.scheduling.scheduler",
     "kvchat.engine.tiering.in_flight_loads",
     "kvchat.engine.tiering.load_controller",
-    "kvchat.engine.tiering.waiting_requests",
     "kvchat.engine.tiering.persisted_rates",
     "kvchat.engine.tiering.prefetcher",
     "kvchat.engine.worker",

@@ -11,7 +11,7 @@ from kvchat.engine.formats.spec import Group
 from kvchat.engine.kernels.stream_protocol import InlineStreams
 from kvchat.engine.memory.cuda_streams import CudaStreams
 from kvchat.engine.memory.device_pool import DevicePool
-from kvchat.engine.memory.saver import AsyncCopy, AsyncSaves, DirectSaves
+from kvchat.engine.memory.saver import AsyncCopy, AsyncSaves, SaveTransport
 
 GROUP = GroupId(0)
 
@@ -25,7 +25,7 @@ def saving(stage: Stage) -> Iterator[Figure]:
     pool = DevicePool([group], {GROUP: count}, block_size, stage.device)
     streams = CudaStreams(stage.device) if stage.device.type == "cuda" else InlineStreams()
     block_bytes = pool.block_bytes(GROUP)
-    staged, at_once = AsyncSaves(pool, streams, count * block_bytes), DirectSaves(pool)
+    staged, at_once = AsyncSaves(pool, streams, count * block_bytes), SaveTransport(pool)
     taken: list[AsyncCopy] = []
 
     def take() -> None:

@@ -18,14 +18,12 @@ from kvchat.engine.api.ids import RequestId, SequenceId
 from kvchat.engine.api.inspection import InspectedBlock, InspectionRequest
 from kvchat.engine.api.request import Request
 from kvchat.engine.api.sampling_params import SamplingParams
-from kvchat.engine.api.snapshot import CacheSnapshot, Tier
+from kvchat.engine.api.snapshot import CacheSnapshot
 from kvchat.engine.cache import inspection
 from kvchat.engine.cache.block_operations import Move
 from kvchat.engine.memory.disk.open_tier import open_saver
 from kvchat.engine.models.locate import locate_model
 from kvchat.engine.results import Handle, Result, collect
-from kvchat.engine.scheduling import request_events
-from kvchat.engine.scheduling.capacity_check import CapacityCheck
 from kvchat.engine.scheduling.format_advisor import FormatAdvisor
 from kvchat.engine.scheduling.output_processor import OutputProcessor
 from kvchat.engine.scheduling.overlapped_decode import OverlappedDecode
@@ -34,13 +32,11 @@ from kvchat.engine.scheduling.scheduler import Scheduler
 from kvchat.engine.sequences.batch_plan import Batch
 from kvchat.engine.startup.assembly import build_parts
 from kvchat.engine.startup.parts import EngineParts
-from kvchat.engine.tiering.idle_demotion import DemotionQueue
-from kvchat.engine.tiering.idle_detector import IdleDetector
+from kvchat.engine.tiering.idle_demotion import IdleDemotion
 from kvchat.engine.tiering.in_flight_loads import InFlightLoads
 from kvchat.engine.tiering.load_controller import LoadController
-from kvchat.engine.tiering.prefetcher import Prefetcher, PrefetchRequest
+from kvchat.engine.tiering.prefetcher import Prefetcher
 from kvchat.engine.tiering.save_policy import SavePolicy
-from kvchat.engine.tiering.waiting_requests import WaitingRequests
 from kvchat.errors import InvalidRequest, PoolExhausted
 
 LOAD_WAIT_S = 0.02
@@ -52,26 +48,17 @@ class Engine:
 
     def __init__(self, parts: EngineParts, clock: Callable[[], float] = time.monotonic) -> None:
         self.info = parts.info
+        self._parts = parts
         self._manager = parts.manager
         self._runner = parts.runner
-        self._mover = parts.mover
         self._save_policy = SavePolicy(
-            parts.manager, parts.saver, clock, parts.disk_problem, parts.is_gone, parts.rates
+            parts.manager, parts.saver, clock, parts.disk_problem, parts.rates, parts.is_gone
         )
         self._store = parts.store
-        self._pool = parts.pool
-        self._save_transport = parts.save_transport
-        self._weights = parts.weights
-        self._rates = parts.rates
-        self._persisted_rates = parts.persisted_rates
         self._clock = clock
         self._loads = InFlightLoads(parts.manager.device, parts.reader, parts.rates, self._carry_out)
         self._prefetcher = Prefetcher(parts.manager, self._loads)
-        pending_loads = WaitingRequests(self._loads)
-        self._drafter = parts.drafter
-        self._scheduler = Scheduler(
-            parts.manager, parts.max_batch_tokens, pending_loads.let_go, parts.drafter
-        )
+        self._scheduler = Scheduler(parts.manager, parts.max_batch_tokens, parts.drafter)
         self._overlapped: OverlappedDecode | None = None
         if parts.runs_ahead:
             self._overlapped = OverlappedDecode(parts.manager, self._scheduler, parts.runner, self._carry_out)
@@ -87,21 +74,22 @@ class Engine:
         )
         self._handles: dict[RequestId, Handle] = {}
         self._load_controller = LoadController(
-            self._scheduler, pending_loads, self._loads, parts.rates, self._output.tell, self._carry_out
+            self._scheduler, self._loads, parts.rates, self._output.events.append, self._carry_out
         )
         self._shadows = parts.shadows
-        self._capacity = CapacityCheck(
-            parts.manager,
-            parts.max_batch_tokens,
-            parts.info.max_context,
-            None if parts.shadows is None else parts.shadows.limit_bytes,
-        )
         self._format_advisor = FormatAdvisor(
             parts.manager, parts.info, parts.max_batch_tokens, parts.beside_bytes
         )
-        self._validator = RequestValidator(parts.manager, self._output, self._capacity, parts.info)
-        self._idle = IdleDetector(self._scheduler, clock, parts.idle_demote_s)
-        self._demotions = DemotionQueue(parts.manager.device, self._carry_out)
+        self._validator = RequestValidator(
+            parts.manager,
+            self._output,
+            parts.info,
+            parts.max_batch_tokens,
+            None if parts.shadows is None else parts.shadows.limit_bytes,
+        )
+        self._idle_demotion = IdleDemotion(
+            self._scheduler, self._save_policy, clock, parts.idle_demote_s, self._carry_out
+        )
 
     @classmethod
     def load(cls, model: str, config: EngineConfig | None = None) -> Self:
@@ -158,7 +146,7 @@ class Engine:
         elif not self._scheduler.requeue_held():
             self._refuse_stuck()
         self._save_policy.after_step(has_more=self._scheduler.has_work)
-        self._demote_idle()
+        self._idle_demotion.advance()
         return self._deliver()
 
     def cancel(self, request_id: RequestId) -> None:
@@ -216,7 +204,7 @@ class Engine:
         self._manager.release(sequence)
         return length
 
-    def promote(
+    def prefetch(
         self, token_ids: abc.Sequence[int], beside: abc.Sequence[int] = (), namespace: str = ""
     ) -> None:
         """Begin to bring what is stored of a path to the device, ahead of the request that will use it.
@@ -233,20 +221,15 @@ class Engine:
         self._validator.check_path((*token_ids, *beside), namespace)
         self._prefetcher.stop()
         if token_ids:
-            self._prefetcher.want(
-                PrefetchRequest(tuple(token_ids), tuple(beside), self._manager.root_of(namespace))
-            )
+            self._prefetcher.want(token_ids, beside, self._manager.root_of(namespace))
             self._advance_loads()
 
-    def demote(self, sequence: SequenceId, tier: Tier = Tier.HOST) -> None:
+    def demote(self, sequence: SequenceId) -> None:
         """Take a live sequence that is not answering off the device.
 
         What no other sequence needs moves to host memory, as far as loading it from there is faster than
         computing it. The rest stays cached until its place is needed. The next request on the sequence finds
         all of it.
-
-        Args:
-            tier: with the disk, instead of moving anything, what it has already is taken off the device.
 
         Raises:
             InvalidRequest: no such live sequence, or it is answering.
@@ -255,7 +238,7 @@ class Engine:
         if self._output.running_on(sequence) is not None:
             raise InvalidRequest(f"sequence {sequence} is still answering")
         if self._save_policy.save_leaving(live):
-            self._carry_out(self._manager.demote(live, tier))
+            self._carry_out(self._manager.demote(live))
 
     def pin(self, sequence: SequenceId) -> int:
         """Keep the full blocks that a live sequence has now on the device, also when it is let go.
@@ -271,7 +254,7 @@ class Engine:
         if not live.computed_len:
             raise InvalidRequest(f"sequence {sequence} is not on the device; ask on it first")
         busy = [*self._scheduler.running, *self._scheduler.waiting]
-        return self._manager.pins.pin(live, self._capacity.needs_of(busy))
+        return self._manager.pins.pin(live, self._validator.needs_of(busy))
 
     def unpin(self, sequence: SequenceId) -> None:
         """Undo the pin of a sequence, live or not; nothing happens if there is none."""
@@ -308,7 +291,7 @@ class Engine:
             raise InvalidRequest(
                 "weights cannot change while requests run or wait; let them end, or cancel them"
             )
-        update = self._weights.prepare(Path(source))
+        update = self._parts.weights.prepare(Path(source))
         self._prefetcher.stop()
         if self._overlapped is not None:
             self._overlapped.drop()
@@ -318,13 +301,13 @@ class Engine:
         self._save_policy.close(self._manager.sequences.values())
         if self._store is not None:
             self._store.close()
-        self._weights.exchange(update.candidate)
+        self._parts.weights.exchange(update.candidate)
         self._manager.rename(update.fingerprint)
-        self._persisted_rates.save(self._rates)
-        self._persisted_rates.rename(update.fingerprint.hex())
+        self._parts.persisted_rates.save(self._parts.rates)
+        self._parts.persisted_rates.rename(update.fingerprint.hex())
         self._store = update.store
-        self._mover.use(update.store)
-        saver = open_saver(self._pool, update.store, self._manager, self._save_transport)
+        self._parts.mover.use(update.store)
+        saver = open_saver(self._parts.pool, update.store, self._manager, self._parts.save_transport)
         self._save_policy.use(saver, update.disk_problem)
         self.info = update.describe(self.info, Path(source))
         self._output.eos_ids = frozenset(self.info.eos_token_ids)
@@ -357,7 +340,7 @@ class Engine:
             cache_format=self.info.cache_format,
             is_exact=self.info.is_exact,
             owners=usage_snapshot.owner_usages(self._manager),
-            moved=usage_snapshot.moved_bytes(self._rates, self._save_policy.written_bytes),
+            moved=usage_snapshot.moved_bytes(self._parts.rates, self._save_policy.written_bytes),
             problem=self._save_policy.problem,
         )
 
@@ -385,7 +368,7 @@ class Engine:
         """Go on with saving and loading while there is nothing to compute."""
         self._advance_loads()
         self._save_policy.after_step(most_bytes=None)
-        self._demote_idle()
+        self._idle_demotion.advance()
 
     def close(self) -> None:
         """Save every live sequence and end the writer. May be called twice."""
@@ -395,23 +378,15 @@ class Engine:
         self._prefetcher.stop()
         self._load_controller.advance()
         self._loads.close()
-        self._mover.settle()
+        self._parts.mover.settle()
         self._save_policy.close(self._manager.sequences.values())
         if self._store is not None:
             self._store.close()
-        self._persisted_rates.save(self._rates)
-
-    def _demote_idle(self) -> None:
-        """Take sequences off the device that nobody has used for long, unless the disk still reads them."""
-        if not self._save_policy.is_behind:
-            for sequence in self._idle.due():
-                if self._save_policy.save_leaving(sequence):
-                    self._demotions.add(self._manager.leave(sequence))
-        self._demotions.advance()
+        self._parts.persisted_rates.save(self._parts.rates)
 
     def _carry_out(self, moves: abc.Sequence[Move]) -> None:
-        self._mover.execute(moves)
-        self._manager.finish_moves()
+        self._parts.mover.execute(moves)
+        self._manager.device.finish_moves()
 
     def _advance_loads(self) -> None:
         self._loads.collect()
@@ -422,7 +397,7 @@ class Engine:
         """Give waiting requests the blocks they can reuse, and tell how far that brings them."""
         for completion in self._load_controller.admit_waiting():
             if completion.num_generated == 0:
-                self._output.events.append(request_events.progress(completion))
+                self._output.events.append(completion.progress())
 
     def _compute(self, batch: Batch) -> None:
         """Compute a batch and choose tokens, and note how long it took.
@@ -437,9 +412,9 @@ class Engine:
         self._output.record(batch, compute(batch))
         seconds = self._clock() - start_s
         if is_prompt:
-            self._rates.observe_prefill(batch.num_tokens, longest.start, seconds)
+            self._parts.rates.observe_prefill(batch.num_tokens, longest.start, seconds)
         elif longest.num_certain == 1:
-            self._drafter.observe(batch, seconds)
+            self._parts.drafter.observe(batch, seconds)
 
     def _refuse_stuck(self) -> None:
         """End the request that cannot get a block though nobody else holds one."""
@@ -452,7 +427,8 @@ class Engine:
             self._output.finish(stuck[0], FinishReason.ERROR, str(full), full.fits_in)
 
     def _deliver(self) -> tuple[Event, ...]:
-        events, self._output.events = tuple(self._output.events), []
+        events = tuple(self._output.events)
+        self._output.events.clear()
         for event in events:
             handle = self._handles.get(event.request_id)
             if handle is not None:

@@ -27,12 +27,9 @@ def group_usages(manager: CacheManager) -> tuple[GroupUsage, ...]:
     return tuple(_group_usage(manager, group) for group in manager.groups)
 
 
-def layer_usages(manager: CacheManager, shadows: Shadows | None = None) -> tuple[LayerUsage, ...]:
+def layer_usages(manager: CacheManager, shadows: Shadows | None) -> tuple[LayerUsage, ...]:
     """Return each layer's part of its group's pool, in the order of layers; a quantised layer has parts of
     two, and stands under the group of its quantised blocks.
-
-    Args:
-        shadows: through which layers are looked at; None: through none.
     """
     usages: dict[int, LayerUsage] = {}
     for group in group_usages(manager):
@@ -42,18 +39,16 @@ def layer_usages(manager: CacheManager, shadows: Shadows | None = None) -> tuple
             usages[layer] = own if known is None else _together(known, own)
     for borrowing in manager.groups:
         for layer, lender in borrowing.borrowers:
-            usages[layer] = _borrower_usage(borrowing, layer, lender)
+            usages[layer] = LayerUsage(
+                layer=layer, group=borrowing.id, kind="borrowed", window=None, lender=lender
+            )
     if shadows is not None:
         usages = {layer: replace(usage, shadow=shadows.usage(layer)) for layer, usage in usages.items()}
     return tuple(usages[layer] for layer in sorted(usages))
 
 
-def device_usage(manager: CacheManager, shadows: Shadows | None = None) -> TierUsage:
-    """Return what the device holds: blocks, or shadows of those that a GPU has in host memory.
-
-    Args:
-        shadows: through which layers are looked at; None: through none.
-    """
+def device_usage(manager: CacheManager, shadows: Shadows | None) -> TierUsage:
+    """Return what the device holds: blocks, or shadows of those that a GPU has in host memory."""
     if shadows is None or shadows.remote is None:
         return _pool_usage(manager, Tier.DEVICE, in_host_memory=False)
     own = _pool_usage(manager, Tier.DEVICE, in_host_memory=False, beside_bytes=shadows.limit_bytes)
@@ -189,20 +184,6 @@ def _together(recent: LayerUsage, quantized: LayerUsage) -> LayerUsage:
         shared_bytes=recent.shared_bytes + quantized.shared_bytes,
         cached_bytes=recent.cached_bytes + quantized.cached_bytes,
         total_bytes=recent.total_bytes + quantized.total_bytes,
-    )
-
-
-def _borrower_usage(group: Group, layer: int, lender: int) -> LayerUsage:
-    return LayerUsage(
-        layer=layer,
-        group=group.id,
-        kind="borrowed",
-        window=None,
-        used_bytes=0,
-        shared_bytes=0,
-        cached_bytes=0,
-        total_bytes=0,
-        lender=lender,
     )
 
 

@@ -59,7 +59,11 @@ class WorkerHandle(EventQueue):
 
 
 class Worker:
-    """Loads a model in its own thread and serves requests from any thread."""
+    """Loads a model in its own thread and serves requests from any thread.
+
+    Whoever waits for an answer waits while the model loads, and gets what the method of `Engine` raises, or
+    EngineFailed where there is no engine any more.
+    """
 
     def __init__(
         self, model: str, model_dir: Path, config: EngineConfig, *, steps_aside: bool = False
@@ -114,12 +118,6 @@ class Worker:
         return self._info
 
     def submit(self, request: Request) -> WorkerHandle:
-        """Hand in a request; waits while the model loads.
-
-        Raises:
-            InvalidRequest, CapacityError: the engine refuses this request.
-            EngineFailed: there is no engine any more.
-        """
         return self._call(lambda engine: self._submit(engine, request))
 
     def cancel(self, request_id: RequestId) -> None:
@@ -145,64 +143,20 @@ class Worker:
         if self._info is not None and self.failure is None:
             self._call(lambda engine: engine.drain_saves())
 
-    def demote(self, sequence: SequenceId) -> None:
-        """Take a live sequence off the device; see `Engine.demote`. Waits for the copies."""
-        self._call(lambda engine: engine.demote(sequence))
-
-    def pin(self, sequence: SequenceId) -> int:
-        """Keep what a live sequence has on the device; see `Engine.pin`.
-
-        Raises:
-            InvalidRequest: no such live sequence, or nothing of it is on the device.
-            PinRefused: too few blocks would be left.
-        """
-        return self._call(lambda engine: engine.pin(sequence))
-
-    def unpin(self, sequence: SequenceId) -> None:
-        """Undo a pin; nothing happens if there is none."""
-        self._post(lambda engine: engine.unpin(sequence))
-
     def reusable_len(self, token_ids: Sequence[int], namespace: str = "") -> int:
-        """Return how many tokens of a prompt need not be computed; waits while the model loads.
-
-        Raises:
-            InvalidRequest: an id outside the vocabulary.
-            EngineFailed: there is no engine any more.
-        """
         return self._call(lambda engine: engine.reusable_len(token_ids, namespace))
 
     def prefetch(self, token_ids: Sequence[int], *, beside: Sequence[int] = (), namespace: str = "") -> None:
-        """Begin to bring what is stored of a path to the device; see `Engine.promote`. Nobody waits for it:
+        """Begin to bring what is stored of a path to the device; see `Engine.prefetch`. Nobody waits for it:
         ids that the engine refuses are logged.
         """
-        self._post(lambda engine: _promote(engine, token_ids, beside, namespace))
+        self._post(lambda engine: _prefetch(engine, token_ids, beside, namespace))
 
     def inspect(self, request: InspectionRequest) -> tuple[InspectedBlock, ...]:
-        """Return the blocks of a path, or what is kept for nobody; waits while the model loads.
-
-        Raises:
-            InvalidRequest: an id outside the vocabulary.
-            EngineFailed: there is no engine any more.
-        """
         return self._call(lambda engine: engine.inspect(request))
 
     def cache_events(self, since: int = 0) -> tuple[CacheEvent, ...]:
-        """Return the newest events of the cache, from this number on; waits while the model loads.
-
-        Raises:
-            EngineFailed: there is no engine any more.
-        """
         return self._call(lambda engine: engine.cache_events(since))
-
-    def update_weights(self, source: Path) -> EngineInfo:
-        """Run on other weights of the same model from now on; see `Engine.update_weights`. Waits for it.
-
-        Raises:
-            InvalidRequest: a request runs or waits.
-            ModelError, CapacityError: the weights cannot be used; everything is as it was.
-            EngineFailed: there is no engine any more.
-        """
-        return self._call(lambda engine: self._update_weights(engine, source))
 
     def snapshot(self) -> CacheSnapshot | None:
         return self._snapshot
@@ -259,7 +213,11 @@ class Worker:
 
     def _serve(self, engine: "Engine") -> None:
         snapshot_s = 0.0
-        while self._obey(engine):
+        while True:
+            while self._commands:
+                self._commands.popleft()(engine)
+            if self._closing:
+                return
             self._dispatch(engine.step() if engine.has_work else ())
             now_s = time.monotonic()
             if now_s - snapshot_s >= SNAPSHOT_INTERVAL_S or not engine.has_work:
@@ -267,17 +225,9 @@ class Worker:
                 self._snapshot = engine.snapshot()
             if not engine.has_work:
                 engine.tick()
-                self._wait(LOADING_WAIT_S if engine.is_loading else IDLE_WAIT_S)
-
-    def _obey(self, engine: "Engine") -> bool:
-        """Carry out the commands that came in; False when it is time to close."""
-        while self._commands:
-            self._commands.popleft()(engine)
-        return not self._closing
-
-    def _wait(self, timeout_s: float) -> None:
-        with self._changed:
-            self._changed.wait_for(lambda: self._commands or self._closing, timeout_s)
+                timeout_s = LOADING_WAIT_S if engine.is_loading else IDLE_WAIT_S
+                with self._changed:
+                    self._changed.wait_for(lambda: self._commands or self._closing, timeout_s)
 
     def _submit(self, engine: "Engine", request: Request) -> WorkerHandle:
         inner = engine.submit(request)
@@ -285,13 +235,6 @@ class Worker:
         with self._handles_lock:
             self._handles[inner.request_id] = handle
         return handle
-
-    def _update_weights(self, engine: "Engine", source: Path) -> EngineInfo:
-        info = engine.update_weights(source)
-        self._snapshot = engine.snapshot()
-        with self._changed:
-            self._info = info
-        return info
 
     def _dispatch(self, events: tuple[Event, ...]) -> None:
         for event in events:
@@ -343,9 +286,9 @@ def _release(engine: Any, sequence: SequenceId) -> None:
         log.debug("sequence %s was released before", sequence)
 
 
-def _promote(engine: Any, token_ids: Sequence[int], beside: Sequence[int], namespace: str) -> None:
+def _prefetch(engine: Any, token_ids: Sequence[int], beside: Sequence[int], namespace: str) -> None:
     try:
-        engine.promote(token_ids, beside, namespace)
+        engine.prefetch(token_ids, beside, namespace)
     except InvalidRequest as error:
         log.info("nothing is loaded ahead: %s", error)
 

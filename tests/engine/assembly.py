@@ -11,7 +11,6 @@ from kvchat.engine.scheduling.scheduler import Drafter, NoDrafter, Scheduler
 from kvchat.engine.sequences.completion_sequence import Completion
 from kvchat.engine.sequences.sequence import Sequence
 from kvchat.engine.tiering.load_controller import LoadController
-from kvchat.engine.tiering.waiting_requests import WaitingRequests
 from tests.engine.cache.caches import Cache
 
 
@@ -29,12 +28,9 @@ class Assembly:
 
     def __post_init__(self) -> None:
         flights = self.cache.flights
-        resumptions = WaitingRequests(flights)
-        self.scheduler = Scheduler(
-            self.cache.manager, self.max_batch_tokens, resumptions.let_go, self.drafter
-        )
+        self.scheduler = Scheduler(self.cache.manager, self.max_batch_tokens, self.drafter)
         self.loading = LoadController(
-            self.scheduler, resumptions, flights, self.rates, self.planned.append, self.cache.carry_out
+            self.scheduler, flights, self.rates, self.planned.append, self.cache.carry_out
         )
 
     def advance_loads(self) -> None:

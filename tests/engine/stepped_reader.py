@@ -11,7 +11,7 @@ from tests.hand_clock import HandClock
 
 @dataclass
 class SteppedReader:
-    """Implements `BlockReader`; one block is on its way at any time, as with the real one.
+    """Stands in for `Reader`; one block is on its way at any time, as with the real one.
 
     Args:
         fetch: carries out one move.

@@ -158,7 +158,7 @@ def test_a_namespace_that_is_no_text_is_refused_wherever_it_is_asked_about(
     with pytest.raises(InvalidRequest, match="namespace"):
         engine.reusable_len(PROMPT, namespace)
     with pytest.raises(InvalidRequest, match="namespace"):
-        engine.promote(PROMPT, namespace=namespace)
+        engine.prefetch(PROMPT, namespace=namespace)
 
 
 @pytest.mark.parametrize("ids", [(-1,) * 40, (2**40,) * 40])
@@ -169,7 +169,7 @@ def test_ids_outside_the_vocabulary_are_refused_wherever_they_are_asked_about(
     with pytest.raises(InvalidRequest, match="vocabulary"):
         engine.reusable_len(ids)
     with pytest.raises(InvalidRequest, match="vocabulary"):
-        engine.promote(PROMPT, beside=ids)
+        engine.prefetch(PROMPT, beside=ids)
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3"])

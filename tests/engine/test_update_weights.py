@@ -11,12 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from kvchat.engine.api.config import EngineConfig
-from kvchat.engine.api.events import FinishReason, Loaded, TokenEmitted
-from kvchat.engine.api.request import Request
-from kvchat.engine.api.sampling_params import SamplingParams
+from kvchat.engine.api.events import FinishReason, Loaded
 from kvchat.engine.api.snapshot import Tier
-from kvchat.engine.worker import Worker
 from kvchat.errors import InvalidRequest, ModelError, ModelNotFound, ModelUnreadable, UnsupportedModel
 from tests.engine.conftest import OpenEngine, TinyModels
 from tests.engine.tiny_models import (
@@ -30,7 +26,6 @@ from tests.engine.tiny_models import (
     submit,
     token_ids,
 )
-from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.cpu
 
@@ -148,30 +143,6 @@ def test_a_file_that_is_overwritten_under_an_engine_changes_nothing(
         file.write(bytes(path.stat().st_size))
         file.truncate(1000)
     assert answer(engine, PROMPT, 12).token_ids == expected
-
-
-def test_through_a_worker_the_new_weights_answer_and_a_refusal_reaches_the_asker_alone(
-    first: Path, second: Path
-) -> None:
-    worker = Worker("tiny", first, EngineConfig(device="cpu", block_size=16))
-    worker.start()
-    try:
-        before = worker.info()
-        with pytest.raises(ModelNotFound):
-            worker.update_weights(first / "nowhere")
-        assert worker.info() == before
-        after = worker.update_weights(second)
-        snapshot = worker.snapshot()
-        assert snapshot is not None
-        assert before.fingerprint != after.fingerprint == worker.info().fingerprint == snapshot.fingerprint
-        handle = worker.submit(Request(token_ids=tuple(PROMPT), sampling=SamplingParams(max_tokens=8)))
-        tokens: list[int] = []
-        while len(tokens) < 8:
-            events = handle.take_events(timeout_s=PATIENCE_S)
-            tokens += [event.token_id for event in events if isinstance(event, TokenEmitted)]
-        assert tokens == reference(second).answer(PROMPT, 8)
-    finally:
-        worker.close()
 
 
 def cut_short(weights: Path) -> None:

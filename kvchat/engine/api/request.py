@@ -26,11 +26,9 @@ class Request:
 
     Args:
         token_ids: the whole prompt, from the first token of the conversation.
-        sampling: how to choose tokens.
         owner: whose blocks these are, for display and fairness (a session's id).
         priority: smaller runs first; the session on screen has 0.
         sequence: a live sequence to continue; its tokens must begin `token_ids`. None: find what is cached.
-        stop: matcher of stop strings.
         namespace: whose blocks may be reused and whose the new ones are: empty for native blocks; a bundle's
             are kept apart from all others until they have been verified.
         is_saved: whether what is computed goes to the disk; if not, a request that goes on from it saves it.

@@ -1,7 +1,7 @@
 """Sampling parameters of one request."""
 
 from dataclasses import dataclass
-from math import isfinite
+from math import inf, isfinite
 
 from kvchat.errors import InvalidRequest
 
@@ -56,23 +56,31 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         self._check_types()
-        if self.max_tokens is not None and self.max_tokens < 1:
-            raise InvalidRequest(f"max_tokens must be at least 1, not {self.max_tokens}")
-        if not isfinite(self.temperature) or self.temperature < 0:
-            raise InvalidRequest(f"temperature must be 0 or more, not {self.temperature}")
-        if self.top_k is not None and self.top_k < 1:
-            raise InvalidRequest(f"top_k must be at least 1, not {self.top_k}")
-        if not 0 < self.top_p <= 1:
-            raise InvalidRequest(f"top_p must be above 0 and at most 1, not {self.top_p}")
-        if not 0 <= self.min_p < 1:
-            raise InvalidRequest(f"min_p must be at least 0 and below 1, not {self.min_p}")
-        if not isfinite(self.repetition_penalty) or self.repetition_penalty <= 0:
-            raise InvalidRequest(f"repetition_penalty must be above 0, not {self.repetition_penalty}")
-        if self.logprobs is not None and self.logprobs < 0:
-            raise InvalidRequest(f"logprobs must be 0 or more, not {self.logprobs}")
-        if self.seed is not None and not 0 <= self.seed < NUM_SEEDS:
-            raise InvalidRequest(f"seed must be at least 0 and below {NUM_SEEDS}, not {self.seed}")
-        self._check_samples()
+        limits = {
+            "max_tokens": (self.max_tokens is None or self.max_tokens >= 1, "at least 1"),
+            "temperature": (isfinite(self.temperature) and self.temperature >= 0, "0 or more"),
+            "top_k": (self.top_k is None or self.top_k >= 1, "at least 1"),
+            "top_p": (0 < self.top_p <= 1, "above 0 and at most 1"),
+            "min_p": (0 <= self.min_p < 1, "at least 0 and below 1"),
+            "repetition_penalty": (0 < self.repetition_penalty < inf, "above 0"),
+            "logprobs": (self.logprobs is None or self.logprobs >= 0, "0 or more"),
+            "seed": (self.seed is None or 0 <= self.seed < NUM_SEEDS, f"at least 0 and below {NUM_SEEDS}"),
+            "n": (self.n >= 1, "at least 1"),
+            "best_of": (self.best_of is None or self.best_of >= self.n, f"at least n ({self.n})"),
+            "length_penalty": (
+                self.beam_width is None or -MOST_LENGTH_PENALTY <= self.length_penalty <= MOST_LENGTH_PENALTY,
+                f"from -{MOST_LENGTH_PENALTY} to {MOST_LENGTH_PENALTY}",
+            ),
+            "beam_width": (self.beam_width is None or self.beam_width >= self.n, f"at least n ({self.n})"),
+        }
+        for name, (is_within, words) in limits.items():
+            if not is_within:
+                raise InvalidRequest(f"{name} must be {words}, not {getattr(self, name)}")
+        if self.beam_width is None:
+            if self.num_samples > 1 and self.is_greedy:
+                raise InvalidRequest("greedy answers are all the same; set a temperature above 0, or n to 1")
+        elif not self.is_greedy or self.best_of is not None or self.repetition_penalty != 1:
+            raise InvalidRequest("a beam search takes no temperature, best_of or repetition_penalty")
 
     def _check_types(self) -> None:
         """Refuse what is no number here, where it was said: in the engine it would end every request."""
@@ -86,27 +94,6 @@ class SamplingParams:
                 raise InvalidRequest(f"{name} must be a number, not {value!r}")
         if not all(map(_is_whole, self.stop_token_ids)):
             raise InvalidRequest(f"stop_token_ids must be whole numbers, not {self.stop_token_ids!r}")
-
-    def _check_samples(self) -> None:
-        if self.n < 1:
-            raise InvalidRequest(f"n must be at least 1, not {self.n}")
-        if self.best_of is not None and self.best_of < self.n:
-            raise InvalidRequest(f"best_of must be at least n ({self.n}), not {self.best_of}")
-        if self.beam_width is not None:
-            self._check_beams(self.beam_width)
-        elif self.num_samples > 1 and self.is_greedy:
-            raise InvalidRequest("greedy answers are all the same; set a temperature above 0, or n to 1")
-
-    def _check_beams(self, beam_width: int) -> None:
-        if not -MOST_LENGTH_PENALTY <= self.length_penalty <= MOST_LENGTH_PENALTY:
-            raise InvalidRequest(
-                f"length_penalty must be from -{MOST_LENGTH_PENALTY} to {MOST_LENGTH_PENALTY}, "
-                f"not {self.length_penalty}"
-            )
-        if beam_width < self.n:
-            raise InvalidRequest(f"beam_width must be at least n ({self.n}), not {beam_width}")
-        if not self.is_greedy or self.best_of is not None or self.repetition_penalty != 1:
-            raise InvalidRequest("a beam search takes no temperature, best_of or repetition_penalty")
 
     @property
     def num_samples(self) -> int:

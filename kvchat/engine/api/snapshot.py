@@ -88,10 +88,10 @@ class LayerUsage:
     kind: str
     """That of its group, or `borrowed`."""
     window: int | None
-    used_bytes: int
-    shared_bytes: int
-    cached_bytes: int
-    total_bytes: int
+    used_bytes: int = 0
+    shared_bytes: int = 0
+    cached_bytes: int = 0
+    total_bytes: int = 0
     lender: int | None = None
     """The layer whose keys and values this one reads; then it has no bytes."""
     shadow: ShadowUsage | None = None

@@ -1,8 +1,8 @@
 """Block pool of one group: free, cached and used blocks with their reference counts."""
 
-import time
 from collections import Counter
 from collections.abc import Callable
+from time import monotonic
 
 from kvchat.engine.api.ids import BlockId, BlockKey
 from kvchat.engine.cache.eviction import EvictionOrder, S3Fifo
@@ -50,20 +50,17 @@ class BlockPool:
         on_evict: Callable[[BlockKey], None],
         order: EvictionOrder | None = None,
         on_share: Callable[[BlockId, bool], None] = lambda *_: None,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Args:
         num_blocks: size of the pool, > 0.
         on_evict: told the key of each block that is evicted.
         order: which cached block gives way first; None: S3-FIFO.
         on_share: told of each block that gets a second holder (True), or loses all but one (False).
-        clock: what time it is, for whoever asks when a block was used.
         """
         assert num_blocks > 0
         self.num_blocks = num_blocks
         self._on_evict = on_evict
         self._on_share = on_share
-        self._clock = clock
         self._used_s = [0.0] * num_blocks
         self._free = [BlockId(index) for index in reversed(range(num_blocks))]
         self._cached = S3Fifo(num_blocks) if order is None else order
@@ -108,7 +105,7 @@ class BlockPool:
 
     def unused_s(self, block: BlockId) -> float:
         """Return for how long nobody has taken, let go of or asked for a block that is not free."""
-        return self._clock() - self._used_s[block]
+        return monotonic() - self._used_s[block]
 
     def num_children(self, key: BlockKey) -> int:
         """Return how many blocks here name this one as their parent, whether or not it is here."""
@@ -131,7 +128,7 @@ class BlockPool:
             block = self._cached.victim(self.is_leaf)
             self._on_evict(self._take_name(block))
         self._counts[block] = 1
-        self._used_s[block] = self._clock()
+        self._used_s[block] = monotonic()
         return block
 
     def share(self, block: BlockId) -> None:
@@ -140,7 +137,7 @@ class BlockPool:
             self._cached.remove(block)
             self.num_claimed += 1
         self._counts[block] += 1
-        self._used_s[block] = self._clock()
+        self._used_s[block] = monotonic()
         if self._counts[block] == 2:
             self.num_shared += 1
             self._on_share(block, True)
@@ -149,7 +146,7 @@ class BlockPool:
         """Take a holder away; without holders a named block is cached and another one free."""
         assert self._counts[block] > 0
         self._counts[block] -= 1
-        self._used_s[block] = self._clock()
+        self._used_s[block] = monotonic()
         if self._counts[block] == 1:
             self.num_shared -= 1
             self._on_share(block, False)
@@ -172,7 +169,7 @@ class BlockPool:
 
     def touch(self, block: BlockId) -> None:
         """Note that a request uses a block; what is used again is kept longer, if it has a name."""
-        self._used_s[block] = self._clock()
+        self._used_s[block] = monotonic()
         if self._keys[block] is not None:
             self._cached.touch(block)
 

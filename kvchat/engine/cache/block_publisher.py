@@ -2,8 +2,7 @@
 
 from kvchat.engine.api.cache_events import CacheEventKind
 from kvchat.engine.api.ids import BlockKey, block_key
-from kvchat.engine.cache.block_operations import Save
-from kvchat.engine.cache.block_table_changes import TableLog
+from kvchat.engine.cache.block_operations import Save, TableLog
 from kvchat.engine.cache.device_tier import DeviceTier
 from kvchat.engine.cache.prefix_index import IndexNode
 from kvchat.engine.formats.spec import Group, Lifetime

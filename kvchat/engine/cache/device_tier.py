@@ -15,7 +15,6 @@ from kvchat.engine.cache.block_operations import Demote
 from kvchat.engine.cache.block_pool import BlockPool
 from kvchat.engine.cache.eviction import Eviction, SnapshotOrder, make_order
 from kvchat.engine.cache.host_tier import HostTier
-from kvchat.engine.cache.integrity import check_holders, check_index, check_sequence
 from kvchat.engine.cache.prefix_index import IndexNode, PrefixIndex
 from kvchat.engine.formats.spec import Group, Lifetime
 from kvchat.engine.sequences.sequence import Sequence
@@ -94,20 +93,14 @@ class DeviceTier:
         """Take over one of a block's holders until `finish_moves`: the block is going to be copied."""
         self._sources.append((group, block))
 
-    def demote(self, group: GroupId, block: BlockId) -> bool:
-        """Move a cached block to host memory; False if it stays, because others need it or the host tier
-        does not take it.
+    def demote(self, group: GroupId, block: BlockId) -> None:
+        """Move a cached block to host memory; it stays where others need it or the host tier does not take
+        it.
         """
         pool, key = self.pools[group], self.pools[group].key(block)
-        if key is None or not pool.is_cached(block) or not pool.is_leaf(block):
-            return False
-        place = self.host.reserve(self.index.node(key), group)
-        if place is not None:
-            self._demotions.append(Demote(group, block, place))
-        elif self.host.find(key, group) is None:
-            return False
-        self.forget(group, block)
-        return True
+        is_needed = key is None or not pool.is_cached(block) or not pool.is_leaf(block)
+        if key is not None and not is_needed and self._keep_in_host(group, block, key):
+            self.forget(group, block)
 
     def forget(self, group: GroupId, block: BlockId) -> None:
         """Give a cached block's place away; its bytes are elsewhere, or on their way there."""
@@ -131,31 +124,71 @@ class DeviceTier:
         self.host.finish_moves()
 
     def check_integrity(
-        self, sequences: Iterable[Sequence], pins: Mapping[GroupId, Counter[BlockId]] | None = None
+        self, sequences: Iterable[Sequence], pins: Mapping[GroupId, Counter[BlockId]]
     ) -> None:
         """Raise AssertionError on any broken invariant."""
-        pins = pins or {}
         sequences = list(sequences)
         held = [*self._sources, *self.held.elements()]
         for group in self.groups:
-            check_holders(group, self.pools[group.id], sequences, held, pins.get(group.id))
-        check_index(self.index, self.pools)
+            _check_holders(group, self.pools[group.id], sequences, held, pins[group.id])
+        self.index.check_integrity(self.pools)
         self.references.check_integrity(sequences)
         for sequence in sequences:
-            check_sequence(sequence, self.groups, self.pools, self.block_size)
+            self._check_sequence(sequence)
         self.host.check_integrity()
+
+    def _check_sequence(self, sequence: Sequence) -> None:
+        """Assert that a sequence holds all that its next query sees and nothing behind it, full blocks named,
+        the tail not.
+        """
+        size = self.block_size
+        assert 0 <= sequence.computed_len <= len(sequence.token_ids)
+        assert len(sequence.keys) == sequence.computed_len // size
+        for group in self.groups:
+            table = sequence.tables[group.id]
+            assert len(table) == group.num_blocks(sequence.computed_len + sequence.num_ahead, size)
+            if group.is_state and sequence.computed_len:
+                assert table[0] is not None
+            for number in sequence.view_schedule.numbers(group, sequence.computed_len, size):
+                block = table[number]
+                assert block is not None, f"block {number} of group {group.id} is hidden"
+                key = self.pools[group.id].key(block)
+                assert key == (sequence.name_of(group, number)[0] if number < len(sequence.keys) else None)
 
     def _evicted(self, group: GroupId, key: BlockKey) -> None:
         """Forget a block that is losing its place, and keep its bytes in host memory if there is room."""
         block = self.index.block(key, group)
         assert block is not None
+        tier = Tier.HOST if self._keep_in_host(group, block, key) else None
+        self.events.note(CacheEventKind.EVICT, "new blocks needed its place", group, key, tier=tier)
+        self._remove(group, key)
+
+    def _keep_in_host(self, group: GroupId, block: BlockId, key: BlockKey) -> bool:
+        """Plan to copy a block to host memory, unless it is there; False if that does not take it."""
         place = self.host.reserve(self.index.node(key), group)
         if place is not None:
             self._demotions.append(Demote(group, block, place))
-        tier = None if place is None and self.host.find(key, group) is None else Tier.HOST
-        self.events.note(CacheEventKind.EVICT, "new blocks needed its place", group, key, tier=tier)
-        self._remove(group, key)
+        return place is not None or self.host.find(key, group) is not None
 
     def _remove(self, group: GroupId, key: BlockKey) -> None:
         self.index.remove(key, group)
         self.brought.pop(key, None)
+
+
+def _check_holders(
+    group: Group,
+    pool: BlockPool,
+    sequences: Iterable[Sequence],
+    moving: Iterable[tuple[GroupId, BlockId]],
+    pins: Counter[BlockId],
+) -> None:
+    """Assert that a block's count is the number of tables and moves that hold it, and its pins are `pins`."""
+    holders = [0] * pool.num_blocks
+    for sequence in sequences:
+        for block in sequence.tables[group.id]:
+            if block is not None:
+                holders[block] += 1
+    for moved_group, block in moving:
+        if moved_group == group.id:
+            holders[block] += 1
+    pool.check_integrity(holders, pins)

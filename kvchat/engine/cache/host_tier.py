@@ -13,13 +13,12 @@ from kvchat.engine.api.cache_events import CacheEventKind, CacheEventLog
 from kvchat.engine.api.ids import BlockId, BlockKey, GroupId
 from kvchat.engine.cache.block_pool import BlockPool
 from kvchat.engine.cache.eviction import Eviction, make_order
-from kvchat.engine.cache.integrity import check_index
 from kvchat.engine.cache.prefix_index import IndexNode, PrefixIndex
-from kvchat.engine.cache.slow_tiers import TierNode
+from kvchat.engine.cache.slow_tiers import SlowTier, TierNode
 from kvchat.engine.formats.spec import Group
 
 
-class HostTier:
+class HostTier(SlowTier):
     """Places of a fixed number of blocks per group in host memory."""
 
     def __init__(
@@ -124,7 +123,7 @@ class HostTier:
                 if held_group == group:
                     holders[place] += 1
             pool.check_integrity(holders)
-        check_index(self._index, self.pools)
+        self._index.check_integrity(self.pools)
 
     def _has_child(self, key: BlockKey, group: GroupId) -> bool:
         """Whether a block that is worth nothing without this one is here or on its way."""

@@ -37,7 +37,7 @@ def inspected(
     if is_path and request.with_states:
         links = [one for link in links for one in (link, *_states(manager, link))]
     keys = [link.key for link in links]
-    stored = {group.id: manager.stored(keys, group.id) for group in manager.groups}
+    stored = {group.id: manager.disk.has_all(keys, group.id) for group in manager.groups}
     return tuple(
         _block(manager, link, {group: flags[number] for group, flags in stored.items()}, running)
         for number, link in enumerate(links)
@@ -76,7 +76,7 @@ def _states(manager: CacheManager, link: _Link) -> list[_Link]:
     groups = [group for group in manager.groups if group.is_state]
     if not groups:
         return []
-    ends = manager.states_behind(link.parent, link.token_ids)
+    ends = manager.matcher.states_behind(link.parent, link.token_ids)
     states = [_Link(end.key, end.parent, end.token_ids, link.start, {}, is_state=True) for end in ends]
     has_last = any(len(state.token_ids) == len(link.token_ids) for state in states)
     if not has_last and any(group.id in link.written for group in groups):

@@ -5,75 +5,32 @@ changes and blocks to save; others move the bytes. Moves must be executed in the
 returned, before the next step writes. What comes from slower tiers is brought by transfers, not by moves.
 """
 
-from collections import abc
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from itertools import count
 
 from kvchat.engine.api.cache_events import CacheEventKind
 from kvchat.engine.api.ids import BlockId, BlockKey, GroupId, SequenceId, root_key
 from kvchat.engine.api.namespace import parse_namespace
 from kvchat.engine.api.snapshot import Tier
-from kvchat.engine.cache.block_operations import Copy, Demote, Move, Prune, Save, TableChange
+from kvchat.engine.cache.block_operations import Copy, Demote, Move, Save, TableLog
 from kvchat.engine.cache.block_publisher import BlockPublisher
-from kvchat.engine.cache.block_table_changes import TableLog
 from kvchat.engine.cache.device_tier import DeviceTier
 from kvchat.engine.cache.pins import Pins
-from kvchat.engine.cache.prefix_index import IndexNode
 from kvchat.engine.cache.prefix_matcher import PrefixMatch, PrefixMatcher
 from kvchat.engine.cache.prefix_reuse import Admission
-from kvchat.engine.cache.slow_tiers import DiskTier, NoTier, SlowTiers
+from kvchat.engine.cache.slow_tiers import SlowTier, SlowTiers
 from kvchat.engine.cache.state_snapshots import StateSnapshots
 from kvchat.engine.formats.pruned.prune_planner import PrunePlanner
 from kvchat.engine.formats.spec import Group
 from kvchat.engine.formats.view_schedule import HiddenRange, ViewSchedules
-from kvchat.engine.sequences.sequence import BlockTable, Sequence
-
-
-class LiveTails:
-    """Live sequences by the key of their last full block."""
-
-    def __init__(self, block_size: int) -> None:
-        self._block_size = block_size
-        self._sequences: dict[BlockKey, dict[SequenceId, Sequence]] = {}
-
-    def watch(self, sequence: Sequence) -> None:
-        self._sequences.setdefault(sequence.last_key, {})[sequence.id] = sequence
-
-    def unwatch(self, sequence: Sequence) -> None:
-        """Forget a sequence, before its last key changes; nothing happens if it is not known."""
-        watched = self._sequences.get(sequence.last_key, {})
-        watched.pop(sequence.id, None)
-        if not watched:
-            self._sequences.pop(sequence.last_key, None)
-
-    def behind(self, parent: BlockKey) -> list[Sequence]:
-        """Return the sequences with a tail behind `parent`. Pure."""
-        return [
-            sequence
-            for sequence in self._sequences.get(parent, {}).values()
-            if sequence.computed_len % self._block_size
-        ]
-
-    def check_integrity(self, sequences: Mapping[SequenceId, Sequence]) -> None:
-        """Assert that only live sequences are known, each behind its last full block, and all with a tail."""
-        ids = set()
-        for parent, watched in self._sequences.items():
-            for sequence in watched.values():
-                assert sequences.get(sequence.id) is sequence
-                assert sequence.last_key == parent
-                ids.add(sequence.id)
-        assert all(sequence.id in ids for sequence in sequences.values() if sequence.computed_len)
+from kvchat.engine.sequences.sequence import BlockTable, KeyChain, Sequence
 
 
 class CacheManager:
     """Owns the block tables of every live sequence."""
 
-    def __init__(self, device: DeviceTier, *, fingerprint: bytes, slow: DiskTier | None = None) -> None:
-        """Args:
-        device: pools and names; its groups are those of the model.
-        fingerprint: root of all names.
-        slow: what the disk has.
-        """
+    def __init__(self, device: DeviceTier, *, fingerprint: bytes, slow: SlowTier | None = None) -> None:
+        """`slow`: what the disk has; None: there is none."""
         self.device = device
         self.groups = device.groups
         self.block_size = device.block_size
@@ -87,17 +44,16 @@ class CacheManager:
         self.sequences: dict[SequenceId, Sequence] = {}
         self._ids = count(1)
         self._bounded = [group for group in device.groups if group.spec.max_visible is not None]
-        self._tails = LiveTails(device.block_size)
-        self._log = TableLog()
-        self._admission = Admission(device)
+        self.log = TableLog()
+        self.admission = Admission(device)
         self.pins = Pins(device)
-        self._publisher = BlockPublisher(device, self._log)
-        self._pruning = PrunePlanner(device, self._publisher, self._log)
-        self.states = StateSnapshots(device, self._log)
-        self._disk = slow or NoTier()
-        self._matcher, self._resident_matcher = (
-            PrefixMatcher(self.groups, self.block_size, self.index, tiers, self._tails.behind)
-            for tiers in (SlowTiers(self.host, self._disk), SlowTiers(NoTier(), NoTier()))
+        self.publisher = BlockPublisher(device, self.log)
+        self.pruning = PrunePlanner(device, self.publisher, self.log)
+        self.states = StateSnapshots(device, self.log)
+        self.disk = slow or SlowTier()
+        self.matcher, self._resident_matcher = (
+            PrefixMatcher(self.groups, self.block_size, self.index, tiers, self.sequences)
+            for tiers in (SlowTiers(self.host, self.disk), SlowTiers(SlowTier(), SlowTier()))
         )
 
     # Sequences
@@ -130,7 +86,7 @@ class CacheManager:
         child.is_saved = sequence.is_saved
         child.computed_len = sequence.computed_len
         child.keys = list(sequence.keys)
-        child.chain = sequence.chain.copy()
+        child.chain = KeyChain(list(sequence.chain.names))
         child.view_schedule = sequence.view_schedule
         child.kept_names = dict(sequence.kept_names)
         child.piece = sequence.piece
@@ -140,9 +96,7 @@ class CacheManager:
             for block in table:
                 if block is not None:
                     self._references.share(child, group.id, block)
-            self._log.note_from(child, group.id, 0)
-        if child.computed_len:  # nobody would forget an empty one when it is admitted
-            self._tails.watch(child)
+            self.log.note_from(child, group.id, 0)
         return child
 
     def release(self, sequence: Sequence) -> None:
@@ -150,38 +104,29 @@ class CacheManager:
         self.reset(sequence)
         del self.sequences[sequence.id]
         self._references.forget(sequence.id)
-        self._log.drop(sequence.id)
+        self.log.drop(sequence.id)
 
     def reset(self, sequence: Sequence) -> None:
         """Let go of a sequence's blocks; its token ids stay, and it can be admitted again."""
-        self._tails.unwatch(sequence)
-        self._publisher.name_tail(sequence)
+        self.publisher.name_tail(sequence)
         self.states.keep(sequence)
         for group, table in zip(self.groups, sequence.tables, strict=True):
             for block in reversed(table):
                 if block is not None:
                     self._references.release(sequence, group.id, block)
             table.clear()
-        self._pruning.give_up(sequence)
+        self.pruning.give_up(sequence)
         sequence.kept_names.clear()
         sequence.computed_len = sequence.num_ahead = 0
         sequence.keys.clear()
 
-    def demote(self, sequence: Sequence, tier: Tier = Tier.HOST) -> tuple[Demote, ...]:
-        """Let go of a sequence's blocks, and take those that nobody else holds off the device.
-
-        Args:
-            tier: host memory, as far as it takes them; or the disk, which must have them already.
-
-        Returns:
-            The moves to host memory. What the tier does not take stays cached.
+    def demote(self, sequence: Sequence) -> tuple[Demote, ...]:
+        """Let go of a sequence's blocks, and return the moves that bring those that nobody else holds to host
+        memory. What it does not take stays cached.
         """
         for name in self.leave(sequence):
-            if tier is Tier.HOST:
-                self.device.demote(*name)
-            elif self._is_stored(*name):
-                self.device.forget(*name)
-        return self.take_demotions()
+            self.device.demote(*name)
+        return self.device.take_demotions()
 
     def leave(self, sequence: Sequence) -> list[tuple[GroupId, BlockId]]:
         """Let go of a sequence's blocks, which stay cached, and return them: children before their
@@ -215,16 +160,8 @@ class CacheManager:
         """Return what of an empty sequence's tokens can be reused (`resident`: on the device alone), at most
         `max_len` tokens. Pure.
         """
-        matcher = self._resident_matcher if resident else self._matcher
+        matcher = self._resident_matcher if resident else self.matcher
         return matcher.match(sequence, max_len)
-
-    def states_behind(self, parent: BlockKey, token_ids: abc.Sequence[int]) -> list[IndexNode]:
-        """Return where states stand in the block behind `parent`; see `PrefixMatcher.states_behind`."""
-        return self._matcher.states_behind(parent, token_ids)
-
-    def lacking(self, match: PrefixMatch, num_following: int = 0) -> GroupId | None:
-        """Return a group that has too few blocks for `admit`; None if there is room. Pure."""
-        return self._admission.lacking(match, num_following)
 
     def admit(
         self, sequence: Sequence, match: PrefixMatch, num_following: int = 0
@@ -232,7 +169,6 @@ class CacheManager:
         """Take the matched blocks into an empty sequence's tables.
 
         Args:
-            match: what of the sequence's tokens is on the device.
             num_following: tokens behind the matched ones for which there must be room too.
 
         Returns:
@@ -240,23 +176,21 @@ class CacheManager:
         """
         assert sequence.computed_len == 0
         assert not any(sequence.tables)
-        moves = self._admission.take(sequence, match, num_following)
+        moves = self.admission.take(sequence, match, num_following)
         if moves is None:
             return None
         for group in self.groups:
-            self._log.note_from(sequence, group.id, 0)
+            self.log.note_from(sequence, group.id, 0)
         sequence.keys = list(match.keys)
         sequence.kept_names = dict(match.kept_names)
         sequence.computed_len = match.length
         if match.state is not None and sequence.is_saved:
             key = match.state.key
-            self.states.save_found(match.state, lambda group: self._disk.has_all([key], group)[0])
+            self.states.save_found(match.state, lambda group: self.disk.has_all([key], group)[0])
         sequence.known_len = max(sequence.known_len, match.tokens_len)
         self.states.plan(sequence)
         sequence.saved_tail = match.partial.key if match.partial and match.partial.is_whole else None
-        if sequence.computed_len:  # nobody would forget an empty one when it is admitted again
-            self._tails.watch(sequence)
-        return self.take_demotions() + moves
+        return self.device.take_demotions() + moves
 
     def touch(self, sequence: Sequence) -> None:
         """Note that a new request uses what the sequence holds: blocks that are used again are kept
@@ -267,7 +201,7 @@ class CacheManager:
                 if block is not None:
                     self.pools[group.id].touch(block)
         tail = () if sequence.saved_tail is None else (sequence.saved_tail,)
-        self._disk.touch((*sequence.keys, *(key for key, _ in sequence.kept_names.values()), *tail))
+        self.disk.touch((*sequence.keys, *(key for key, _ in sequence.kept_names.values()), *tail))
 
     def extend(self, sequence: Sequence, num_tokens: int) -> tuple[Move, ...] | None:
         """Make the slots of the next `num_tokens` tokens writable.
@@ -291,9 +225,9 @@ class CacheManager:
             end = self._num_writable(sequence, group, num_tokens)
             table += [self._references.allocate(sequence, group.id) for _ in range(start, end)]
             if end > start:
-                self._log.note_from(sequence, group.id, start)
-        self._pruning.prepare(sequence, num_tokens)
-        return self.take_demotions() + tuple(moves)
+                self.log.note_from(sequence, group.id, start)
+        self.pruning.prepare(sequence, num_tokens)
+        return self.device.take_demotions() + tuple(moves)
 
     def hidden_ranges(self, sequence: Sequence) -> tuple[tuple[GroupId, tuple[HiddenRange, ...]], ...]:
         """Return what a pruned sequence has lost from sight, in the groups where it has. Pure."""
@@ -306,10 +240,6 @@ class CacheManager:
             if (hidden_ranges := view_schedule.hidden_ranges(group, length, self.block_size))
         )
 
-    def prunes(self, sequence: Sequence) -> tuple[Prune, ...]:
-        """Return what is to be pruned behind the tokens that `extend` has made room for. Pure."""
-        return self._pruning.planned(sequence)
-
     def commit(self, sequence: Sequence, num_tokens: int) -> None:
         """Record that the next `num_tokens` tokens have been written: name full blocks, drop what left a
         window.
@@ -317,8 +247,6 @@ class CacheManager:
         first, last = len(sequence.keys), (sequence.computed_len + num_tokens) // self.block_size
         prune_point = sequence.view_schedule.next_prune_point(sequence.computed_len)
         is_renamed = prune_point is not None and prune_point.at <= sequence.computed_len + num_tokens
-        if last > first or is_renamed:
-            self._tails.unwatch(sequence)
         sequence.computed_len += num_tokens
         sequence.num_ahead = max(0, sequence.num_ahead - num_tokens)
         for number in range(first, last):
@@ -330,8 +258,7 @@ class CacheManager:
         if last > first or is_renamed:
             sequence.saved_tail = None
         if sequence.kept:
-            self._pruning.carry_out(sequence)
-        self._tails.watch(sequence)
+            self.pruning.carry_out(sequence)
         self.states.advance(sequence, num_tokens)
         for group in self._bounded:
             self._leave_window(sequence, group, sequence.tables[group.id])
@@ -343,34 +270,18 @@ class CacheManager:
                 block = table.pop()
                 assert block is not None
                 self._references.release(sequence, group.id, block)
-        self._pruning.give_up(sequence)
+        self.pruning.give_up(sequence)
         sequence.num_ahead = 0
 
     # What others carry out
 
-    def finish_moves(self) -> None:
-        """Note that all moves have been executed: let go of sources, name what was demoted."""
-        self.device.finish_moves()
-
-    def take_demotions(self) -> tuple[Demote, ...]:
-        """Return the moves that bring evicted blocks to host memory, due before anything is overwritten."""
-        return self.device.take_demotions()
-
-    def take_changes(self) -> tuple[tuple[TableChange, ...], tuple[SequenceId, ...]]:
-        """Return the table changes and the released sequences since the last call."""
-        return self._log.take()
-
     def take_saves(self) -> tuple[Save, ...]:
         """Return the blocks that were named since the last call, in order."""
-        return self._publisher.take_saves() + self.states.take_saves()
+        return self.publisher.take_saves() + self.states.take_saves()
 
     def tail_saves(self, sequence: Sequence) -> tuple[Save, ...]:
         """Return what must be written so that the sequence's tail is stored; nothing if it is. Pure."""
-        return self._publisher.tail_saves(sequence) + self.states.saves(sequence)
-
-    def block_saves(self, sequence: Sequence) -> tuple[Save, ...]:
-        """Return every full block that the sequence holds, for a store that may lack some of them. Pure."""
-        return self._publisher.block_saves(sequence)
+        return self.publisher.tail_saves(sequence) + self.states.saves(sequence)
 
     def is_resident(self, save: Save) -> bool:
         """Whether the block to be saved still has its name. Pure."""
@@ -382,25 +293,12 @@ class CacheManager:
         reason = "it is full" if is_full else "the tail of a branch"
         self.device.events.note(CacheEventKind.SAVE, reason, save.group, save.key, tier=Tier.DISK)
 
-    def stored(self, keys: abc.Sequence[BlockKey], group: GroupId) -> abc.Sequence[bool]:
-        """For each key, whether the disk has its bytes. Pure."""
-        return self._disk.has_all(keys, group)
-
     def check_integrity(self) -> None:
         """Raise AssertionError on any broken invariant."""
         pins = {group: self.pins.counts(group) for group in self.pools}
         self.device.check_integrity(self.sequences.values(), pins)
-        self._tails.check_integrity(self.sequences)
 
     # Parts of the above
-
-    def _is_stored(self, group: GroupId, block: BlockId) -> bool:
-        """Whether a block that nobody needs on the device is on disk."""
-        pool = self.pools[group]
-        key = pool.key(block)
-        if key is None or not pool.is_cached(block) or not pool.is_leaf(block):
-            return False
-        return self._disk.has_all([key], group)[0]
 
     def _own_tail(self, sequence: Sequence, group: Group) -> Iterable[Move]:
         """Copy the tail before the first write if another table holds it too."""
@@ -415,7 +313,7 @@ class CacheManager:
         own = table[number] = self._references.allocate(sequence, group.id)
         self._references.hand_over(sequence, group.id, shared)
         self.device.keep_source(group.id, shared)
-        self._log.note_one(sequence, group.id, number, own)
+        self.log.note_one(sequence, group.id, number, own)
         self.device.events.note(
             CacheEventKind.COPY,
             "another branch holds this tail",
@@ -439,7 +337,7 @@ class CacheManager:
             tail = table[sequence.computed_len // self.block_size]
             assert tail is not None
             missing += self.pools[group.id].count(tail) > 1
-        return missing + self._pruning.num_kept(sequence, group, num_tokens)
+        return missing + self.pruning.num_kept(sequence, group, num_tokens)
 
     def _publish(self, sequence: Sequence, group: Group, number: int) -> None:
         """Name what a group has as a whole now that block `number` is full."""
@@ -447,7 +345,7 @@ class CacheManager:
             return
         start, end = (self._num_blocks(group, count * self.block_size) for count in (number, number + 1))
         for whole in range(start, end):
-            self._publisher.publish(sequence, group, whole)
+            self.publisher.publish(sequence, group, whole)
 
     def _leave_window(self, sequence: Sequence, group: Group, table: BlockTable) -> None:
         for first, hidden in group.spec.hidden_blocks(sequence.computed_len, self.block_size):

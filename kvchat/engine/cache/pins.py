@@ -54,19 +54,16 @@ class Pins:
         self._blocks[sequence.id] = blocks
         return sum(map(len, blocks.values()))
 
-    def unpin(self, sequence: SequenceId) -> bool:
-        """Undo a pin; False if there is none under this name."""
-        for group, blocks in (pinned := self._blocks.pop(sequence, {})).items():
+    def unpin(self, sequence: SequenceId) -> None:
+        """Undo a pin; nothing happens if there is none under this name."""
+        for group, blocks in self._blocks.pop(sequence, {}).items():
             for block in reversed(blocks):
                 self._device.pools[group].unpin(block)
-        return bool(pinned)
 
-    def clear(self) -> int:
-        """Undo all pins and return how many there were."""
-        names = tuple(self._blocks)
-        for name in names:
+    def clear(self) -> None:
+        """Undo all pins."""
+        for name in tuple(self._blocks):
             self.unpin(name)
-        return len(names)
 
     def num_others(self, group: GroupId, keys: abc.Sequence[BlockKey]) -> int:
         """Return how many pinned blocks of a group are not among `keys`. Pure."""

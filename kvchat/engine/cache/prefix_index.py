@@ -7,11 +7,12 @@ have fewer tokens.
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import islice
 
-from kvchat.engine.api.ids import BlockId, BlockKey, GroupId
+from kvchat.engine.api.ids import BlockId, BlockKey, GroupId, block_key
+from kvchat.engine.cache.block_pool import BlockPool
 
 
 class Siblings:
@@ -130,3 +131,14 @@ class PrefixIndex:
         siblings.remove(node.token_ids, key)
         if not siblings:
             del self._children[node.parent]
+
+    def check_integrity(self, pools: Mapping[GroupId, BlockPool]) -> None:
+        """Assert that names recompute, and that index and pools agree on who has which."""
+        for node in self:
+            assert block_key(node.parent, node.token_ids) == node.key
+            for group, block in node.blocks.items():
+                assert pools[group].key(block) == node.key
+        for group, pool in pools.items():
+            for block in map(BlockId, range(pool.num_blocks)):
+                key = pool.key(block)
+                assert key is None or self.block(key, group) == block

@@ -7,11 +7,11 @@ there. At least one token is left to compute.
 """
 
 from collections import abc
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from itertools import accumulate
 
-from kvchat.engine.api.ids import BlockId, BlockKey, GroupId
+from kvchat.engine.api.ids import BlockId, BlockKey, GroupId, SequenceId
 from kvchat.engine.cache.prefix_index import IndexNode, PrefixIndex
 from kvchat.engine.cache.slow_tiers import SlowTiers
 from kvchat.engine.formats.spec import Group, Selection
@@ -48,8 +48,6 @@ class PrefixMatch:
         keys: the full blocks, first block first.
         partial: source of the tokens behind them.
         length: tokens reused in all.
-        host_len: how many of them some group has to bring from host memory, and none from disk.
-        disk_len: how many of them some group has to load from disk.
         block_ids: token ids of the full blocks.
         parents: of the full blocks and of what is behind them.
         kept_names: what is left of stretches has these names, by number, in the groups that are pruned.
@@ -63,8 +61,6 @@ class PrefixMatch:
     block_ids: tuple[tuple[int, ...], ...] = ()
     partial: PartialBlock | None = None
     length: int = 0
-    host_len: int = 0
-    disk_len: int = 0
     parents: tuple[BlockKey, ...] = ()
     kept_names: Mapping[int, Name] = field(default_factory=dict)
     view_schedule: ViewSchedule = EXACT
@@ -109,14 +105,13 @@ class _Candidate:
 
 @dataclass(frozen=True, slots=True)
 class _Chain:
-    """The prompt's full blocks: where each group has them."""
+    """The prompt's full blocks, and which of them each group has."""
 
     keys: list[BlockKey]
     block_ids: list[tuple[int, ...]]
     parents: list[BlockKey]
     """Of the full blocks, and of what comes behind the last of them."""
     kept_names: dict[int, Name]
-    device: dict[GroupId, list[BlockId | None]]
     present: dict[GroupId, list[bool]]
     runs: dict[GroupId, list[int]]
     """runs[g][n]: how many blocks directly before block n are present."""
@@ -131,15 +126,18 @@ class PrefixMatcher:
         block_size: int,
         index: PrefixIndex,
         slow: SlowTiers,
-        live_tails: Callable[[BlockKey], Iterable[Sequence]],
+        sequences: Mapping[SequenceId, Sequence],
     ) -> None:
+        """Args:
+        sequences: the live ones, whose tails have no names.
+        """
         self._groups = groups
         self._with_tail = [group for group in groups if group.source is None and not group.is_state]
         self._states = [group for group in groups if group.is_state]
         self._block_size = block_size
         self._index = index
         self._slow = slow
-        self._live_tails = live_tails
+        self._sequences = sequences
 
     def match(self, sequence: Sequence, max_len: int | None = None) -> PrefixMatch:
         """Return the longest usable prefix of all but the last token, of at most `max_len` tokens. Pure,
@@ -177,7 +175,7 @@ class PrefixMatcher:
             if partial or self._windows_present(chain, num_blocks, 0):
                 break
         length = num_blocks * self._block_size + (partial.num_tokens if partial else 0)
-        found = PrefixMatch(
+        return PrefixMatch(
             keys=tuple(chain.keys[:num_blocks]),
             block_ids=tuple(chain.block_ids[:num_blocks]),
             partial=partial,
@@ -188,9 +186,6 @@ class PrefixMatcher:
             state=state,
             tokens_len=num_leading * self._block_size if self._with_tail else 0,
         )
-        slow_len = self._num_fetched(chain, found, beyond_host=False)
-        disk_len = self._num_fetched(chain, found, beyond_host=True)
-        return replace(found, host_len=slow_len - disk_len, disk_len=disk_len)
 
     def _chain(self, sequence: Sequence, view_schedule: ViewSchedule, limit: int) -> _Chain:
         size = self._block_size
@@ -206,7 +201,6 @@ class PrefixMatcher:
         for prune_point in view_schedule.prune_points:
             kept |= view_schedule.kept_names(prune_point, keys, sequence.token_ids)
         pruned_keys = [kept[number][0] if number in kept else key for number, key in enumerate(keys)]
-        device: dict[GroupId, list[BlockId | None]] = {}
         present: dict[GroupId, list[bool]] = {}
         for group in self._groups:
             names = pruned_keys if group.spec.selection is Selection.PRUNED else keys
@@ -214,7 +208,6 @@ class PrefixMatcher:
             blocks = [node.blocks.get(group.id) if node else None for node in nodes]
             absent = [key for key, block in zip(names, blocks, strict=True) if block is None]
             stored = iter(self._slow.has_all(absent, group.id) if absent else ())
-            device[group.id] = blocks
             present[group.id] = [block is not None or next(stored) for block in blocks]
             if group.spec.selection is Selection.PRUNED:
                 for first, end in view_schedule.hidden_ranges(group, limit, size):
@@ -228,7 +221,6 @@ class PrefixMatcher:
             block_ids=ids,
             parents=parents,
             kept_names=kept,
-            device=device,
             present=present,
             runs=runs,
         )
@@ -319,8 +311,9 @@ class PrefixMatcher:
         """
         if not rest:
             return
-        for sequence in self._live_tails(parent):
-            yield self._live_candidate(sequence)
+        for sequence in self._sequences.values():
+            if sequence.computed_len % self._block_size and sequence.last_key == parent:
+                yield self._live_candidate(sequence)
         named = {
             node.key: _Candidate(node.key, node.token_ids, dict(node.blocks))
             for node in self._index.nearest(parent, rest, MOST_SIBLINGS)
@@ -344,42 +337,6 @@ class PrefixMatcher:
         }
         tail_ids = tuple(sequence.token_ids[number * self._block_size : sequence.computed_len])
         return _Candidate(None, tail_ids, blocks)
-
-    def _num_fetched(self, chain: _Chain, match: PrefixMatch, *, beyond_host: bool) -> int:
-        """Return how many of the reused tokens lie in blocks that some group lacks on the device.
-
-        `beyond_host`: count only blocks that it lacks in host memory too.
-        """
-        size = self._block_size
-        fetched: set[int] = set()
-        for group in self._groups:
-            needed = match.numbers(group, size)
-            absent = [n for n in needed if chain.device[group.id][n] is None]
-            if beyond_host and absent:
-                in_host = self._slow.host.has_all([match.key_of(group, n) for n in absent], group.id)
-                absent = [n for n, flag in zip(absent, in_host, strict=True) if not flag]
-            fetched.update(absent)
-        num_tokens = len(fetched) * size
-        if match.partial:
-            lacking = [group.id for group in self._with_tail if group.id not in match.partial.blocks]
-            if self._is_fetched(match.partial.key, lacking, beyond_host=beyond_host):
-                return num_tokens + match.partial.num_tokens
-        if match.state is None:
-            return num_tokens
-        key = match.state.key
-        lacking = [group.id for group in self._states if self._index.block(key, group.id) is None]
-        if self._is_fetched(key, lacking, beyond_host=beyond_host):
-            if not self._with_tail:
-                return match.length  # it stands for all of them
-            if match.state.start // size not in fetched:
-                num_tokens += len(match.state.token_ids)
-        return num_tokens
-
-    def _is_fetched(self, key: BlockKey | None, lacking: abc.Sequence[GroupId], *, beyond_host: bool) -> bool:
-        """Whether groups that lack a block on the device lack it in host memory too, if that counts."""
-        if beyond_host and key is not None:
-            return not all(self._slow.host.has_all([key], group)[0] for group in lacking)
-        return bool(lacking)
 
 
 def common_run(left: abc.Sequence[int], right: abc.Sequence[int]) -> int:

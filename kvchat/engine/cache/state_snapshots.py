@@ -9,8 +9,7 @@ was taken, so it is found with the keys and values of the same tokens.
 from collections.abc import Callable
 
 from kvchat.engine.api.ids import GroupId, block_key
-from kvchat.engine.cache.block_operations import Save
-from kvchat.engine.cache.block_table_changes import TableLog
+from kvchat.engine.cache.block_operations import Save, TableLog
 from kvchat.engine.cache.device_tier import DeviceTier
 from kvchat.engine.cache.prefix_index import IndexNode
 from kvchat.engine.formats.recurrent.spec import computes_whole_steps, piece_of

@@ -105,7 +105,7 @@ class HFBlocks:
         reader = Reader(self._mover.fetch, max_bytes=_READ_QUEUE_BYTES, read_ahead=self._mover.read_ahead)
         self._loads = InFlightLoads(tier, reader, rates, self._carry_out)
         saver = open_saver(self.pool, self._store, self._manager)
-        self._save_policy = SavePolicy(self._manager, saver, time.monotonic, self.disk_problem, rates=rates)
+        self._save_policy = SavePolicy(self._manager, saver, time.monotonic, self.disk_problem, rates)
         self._is_closed = False
 
     def __enter__(self) -> Self:
@@ -130,7 +130,8 @@ class HFBlocks:
             )
         sequence = self._manager.open("", token_ids)
         match = self._manager.match(sequence)
-        load = self._loads.begin(match, sequence.root) if match.disk_len else None
+        is_here = not self._loads.transfers.missing_bytes(match, sequence.root)
+        load = None if is_here else self._loads.begin(match, sequence.root)
         while load is not None and not load.is_over:
             self._loads.wait(_WAIT_S)
             self._loads.collect()
@@ -154,7 +155,7 @@ class HFBlocks:
                 " are not needed any more"
             )
         self._carry_out(moves)
-        self._manager.take_changes()  # nobody else keeps tables
+        self._manager.log.take()  # nobody else keeps tables
         return {group.id: self._step(sequence, group, start, end) for group in self._groups}
 
     def commit(self, sequence: Sequence) -> None:
@@ -173,7 +174,7 @@ class HFBlocks:
             self.take_back(sequence)
             self._save_policy.save_sequence(sequence)
             self._manager.release(sequence)
-            self._manager.take_changes()
+            self._manager.log.take()
 
     def close(self) -> None:
         """Wait until everything is on disk. May be called twice; caches over these blocks end with it."""
@@ -204,7 +205,7 @@ class HFBlocks:
 
     def _carry_out(self, moves: abc.Sequence[Move]) -> None:
         self._mover.execute(moves)
-        self._manager.finish_moves()
+        self._manager.device.finish_moves()
 
 
 def _state_of(model: nn.Module) -> tuple[tuple[int, int], ...]:

@@ -6,7 +6,7 @@ written past the system's cache.
 
 import mmap as maps
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 from threading import Thread, local
@@ -33,17 +33,22 @@ def mapped(num_bytes: int, kind: type[mmap] = mmap) -> mmap:
     return run
 
 
-class Pages(local):
-    """One run for each thread, which it uses again."""
+def _pages(num_bytes: int) -> memoryview:
+    return memoryview(mmap(-1, num_bytes, flags=MAP_PRIVATE | MAP_ANONYMOUS))
 
-    def __init__(self) -> None:
-        self._map = mmap(-1, PAGE, flags=MAP_PRIVATE | MAP_ANONYMOUS)
+
+class ThreadRun(local):
+    """One run for each thread, which it uses again; it begins with a page."""
+
+    def __init__(self, allocate: Callable[[int], memoryview] = _pages) -> None:
+        self._allocate = allocate
+        self._run = memoryview(b"")
 
     def take(self, num_bytes: int) -> memoryview:
         """Return the first bytes of this thread's run; what was there before is lost."""
-        if len(self._map) < num_bytes:
-            self._map = mmap(-1, num_bytes, flags=MAP_PRIVATE | MAP_ANONYMOUS)
-        return memoryview(self._map)[:num_bytes]
+        if len(self._run) < num_bytes:
+            self._run = self._allocate(num_bytes)
+        return self._run[:num_bytes]
 
 
 MOST_BYTES: Final = 256 << 20

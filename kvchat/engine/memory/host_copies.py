@@ -3,9 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from threading import local
 from time import perf_counter
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -14,7 +12,7 @@ from kvchat.engine.api.ids import BlockId, GroupId
 from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.cache.block_operations import Copy, Demote, Move, Promote
 from kvchat.engine.kernels.stream_protocol import Event, Stream, Streams
-from kvchat.engine.memory.aligned_memory import Pages
+from kvchat.engine.memory.aligned_memory import ThreadRun
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.host_pool import HostPool
 from kvchat.engine.memory.pinned import pinned
@@ -24,42 +22,21 @@ MOST_BYTES = 2**28
 """Gathered on the device and not yet in host memory. A launch gathers at most half of it."""
 
 
-class Transport(Protocol):
-    """Carries out moves between the device and host memory."""
-
-    def execute(self, moves: Iterable[Move]) -> None:
-        """Carry out moves in their order, as far as anybody can tell: whatever is computed, moved or read
-        afterwards finds them done. Never waits for the device but when too much is under way.
-        """
-        ...
-
-    def promote(self, move: Promote) -> None:
-        """Bring a block to the device, in any thread; it is there on return."""
-        ...
-
-    def bring(self, group: GroupId, target: BlockId, fill: Callable[[memoryview], None]) -> None:
-        """Fill a block of the device, in any thread; it is there on return.
-
-        Args:
-            fill: puts its bytes into a run of its size; where it raises, the block is not filled.
-        """
-        ...
-
-    def settle(self) -> None:
-        """Wait until host memory holds all that was moved there."""
-        ...
-
-
-class DirectTransport:
-    """In the calling thread, byte by byte: where the device is the processor, or one without streams."""
+class Transport:
+    """Carries out moves between the device and host memory in the calling thread, byte by byte: where the
+    device is the processor, or one without streams.
+    """
 
     def __init__(self, pool: DevicePool, host: HostPool, rates: Rates) -> None:
         self._pool = pool
         self._host = host
         self._rates = rates
-        self._pages = Pages()
+        self._run = ThreadRun()
 
     def execute(self, moves: Iterable[Move]) -> None:
+        """Carry out moves in their order, as far as anybody can tell: whatever is computed, moved or read
+        afterwards finds them done. Never waits for the device but when too much is under way.
+        """
         for move in moves:
             start_s = perf_counter()
             if isinstance(move, Copy):
@@ -70,17 +47,23 @@ class DirectTransport:
             self._rates.observe_move(Tier.HOST, Direction.STORE, num_bytes, perf_counter() - start_s)
 
     def promote(self, move: Promote) -> None:
+        """Bring a block to the device, in any thread; it is there on return."""
         self._pool.write_block(move.group, move.target, self._host.view(move.group, move.place))
 
     def bring(self, group: GroupId, target: BlockId, fill: Callable[[memoryview], None]) -> None:
+        """Fill a block of the device, in any thread; it is there on return.
+
+        Args:
+            fill: puts its bytes into a run of its size; where it raises, the block is not filled.
+        """
         # Not in the pool itself, where a block has a piece per layer: verifying it piece by piece would
         # change between threads that often.
-        data = self._pages.take(self._pool.block_bytes(group))
+        data = self._run.take(self._pool.block_bytes(group))
         fill(data)
         self._pool.write_block(group, target, data)
 
     def settle(self) -> None:
-        pass
+        """Wait until host memory holds all that was moved there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,21 +76,7 @@ class _Leaving:
     places: Sequence[tuple[GroupId, BlockId]]
 
 
-class _Landing(local):
-    """One run of host memory for each thread, used again: it waits until a block is on the device."""
-
-    def __init__(self, allocate: Callable[[int], Tensor]) -> None:
-        self._allocate = allocate
-        self._run: Tensor | None = None
-
-    def take(self, num_bytes: int) -> Tensor:
-        """Return the first bytes of this thread's run; what was there before is lost."""
-        if self._run is None or len(self._run) < num_bytes:
-            self._run = self._allocate(num_bytes)
-        return self._run[:num_bytes]
-
-
-class AsyncTransport:
+class AsyncTransport(Transport):
     """Carries out moves on streams.
 
     Args:
@@ -124,12 +93,10 @@ class AsyncTransport:
         most_bytes: int = MOST_BYTES,
         allocate: Callable[[int], Tensor] = pinned,
     ) -> None:
-        self._pool = pool
-        self._host = host
-        self._rates = rates
+        super().__init__(pool, host, rates)
         self._streams = streams
         self._most_bytes = most_bytes
-        self._landing = _Landing(allocate)
+        self._run = ThreadRun(lambda num_bytes: allocate(num_bytes).numpy().data)
         self._leaving: deque[_Leaving] = deque()
         self._filled: dict[tuple[GroupId, BlockId], Event] = {}
         """Places in host memory that are being written, each with the event of its last copy."""
@@ -147,9 +114,9 @@ class AsyncTransport:
         self._land(move.group, move.target, _bytes(place), [filled] if filled else [])
 
     def bring(self, group: GroupId, target: BlockId, fill: Callable[[memoryview], None]) -> None:
-        run = self._landing.take(self._pool.block_bytes(group))
-        fill(run.numpy().data)
-        self._land(group, target, run, ())
+        run = self._run.take(self._pool.block_bytes(group))
+        fill(run)
+        self._land(group, target, _bytes(run), ())
 
     def _land(self, group: GroupId, target: BlockId, run: Tensor, after: Sequence[Event]) -> None:
         """Copy a block's bytes to the device and wait for that, in the calling thread alone."""

@@ -48,7 +48,6 @@ class HostPool:
     ) -> None:
         """Args:
         num_blocks: places of each group; groups with none have no arena.
-        block_bytes: bytes of one block of each group.
         make_arena: number and size of places → where they are.
 
         Raises:

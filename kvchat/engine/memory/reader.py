@@ -129,10 +129,8 @@ class Reader:
         return job
 
     def claim(self, job: Job, end: int) -> int:
-        """Keep the blocks before `end` to be computed; what is being read already is not among them.
-
-        Returns:
-            Number of the first block that is not claimed, at most `end`.
+        """Keep the blocks before `end` to be computed, but for what is being read already; return the number
+        of the first that is not kept, at most `end`.
         """
         with self._lock:
             job.front = max(job.front, min(end, job.lowest_taken))

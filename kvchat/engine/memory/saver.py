@@ -11,7 +11,6 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from time import monotonic
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -33,20 +32,6 @@ MOST_FREE = 4
 """Runs of each group that are kept for the next blocks; what is decoded fills one at a time."""
 
 
-class SaveTransport(Protocol):
-    """Brings a block's bytes from the device to host memory."""
-
-    def has_room(self, group: GroupId) -> bool:
-        """Whether a block can be taken now. Waits for nothing."""
-        ...
-
-    def take(self, group: GroupId, block: BlockId, num_tokens: int) -> BlockCopy:
-        """Return a block's bytes as they are after all computation handed in so far, slots behind the first
-        `num_tokens` zero; they may be on their way.
-        """
-        ...
-
-
 class DirectCopy:
     """A block's bytes in a run that is used again once they are written."""
 
@@ -63,8 +48,9 @@ class DirectCopy:
         self._free.append(self._run)
 
 
-class DirectSaves:
-    """Reads blocks in the calling thread: where the device is the processor, or one without streams.
+class SaveTransport:
+    """Brings blocks' bytes to host memory in the calling thread: where the device is the processor, or one
+    without streams.
 
     A few runs are used again and again. The system clears the pages of a new one as they are written, which
     takes as long as copying a block.
@@ -75,9 +61,13 @@ class DirectSaves:
         self._free: dict[GroupId, deque[memoryview]] = {}
 
     def has_room(self, group: GroupId) -> bool:
+        """Whether a block can be taken now. Waits for nothing."""
         return True
 
-    def take(self, group: GroupId, block: BlockId, num_tokens: int) -> DirectCopy:
+    def take(self, group: GroupId, block: BlockId, num_tokens: int) -> BlockCopy:
+        """Return a block's bytes as they are after all computation handed in so far, slots behind the first
+        `num_tokens` zero; they may be on their way.
+        """
         free = self._free.setdefault(group, deque(maxlen=MOST_FREE))
         run = free.pop() if free else memoryview(mapped(self._pool.block_bytes(group)))
         self._pool.read_into(group, block, run)
@@ -118,7 +108,7 @@ class AsyncCopy:
         self.is_released = True
 
 
-class AsyncSaves:
+class AsyncSaves(SaveTransport):
     """Takes blocks off the device on streams.
 
     Args:
@@ -134,16 +124,16 @@ class AsyncSaves:
         most_bytes: int,
         allocate: Callable[[int], Tensor] = pinned,
     ) -> None:
-        self._pool = pool
+        super().__init__(pool)
         self._streams = streams
         self._under_way: list[AsyncCopy] = []
         self._slabs: dict[GroupId, PinnedSlabs] = {}
-        self._free: dict[GroupId, list[int]] = {}
+        self._places: dict[GroupId, list[int]] = {}
         for group in pool.layouts():
             block_bytes = pool.block_bytes(group)
             num_places = max(1, most_bytes // block_bytes) + 1
             self._slabs[group] = PinnedSlabs(num_places, block_bytes, allocate)
-            self._free[group] = list(range(num_places))
+            self._places[group] = list(range(num_places))
             for place in range(num_places):
                 self._slabs[group].view(place)  # now: pinning takes its time, and a step has none
 
@@ -151,12 +141,12 @@ class AsyncSaves:
         over = [taken for taken in self._under_way if taken.is_released and taken.event.is_done]
         for taken in over:
             self._under_way.remove(taken)
-            self._free[taken.group].append(taken.place)
-        return bool(self._free[group])
+            self._places[taken.group].append(taken.place)
+        return bool(self._places[group])
 
     def take(self, group: GroupId, block: BlockId, num_tokens: int) -> AsyncCopy:
         """Begin to copy a block; waits for nothing."""
-        place = self._free[group].pop()
+        place = self._places[group].pop()
         data = self._slabs[group].view(place)
         target = torch.frombuffer(data, dtype=torch.uint8)
         gathered: list[Tensor] = []
@@ -198,23 +188,13 @@ class Saver:
         """
         self._pool = pool
         self._pool_bytes = pool.num_bytes
-        self._transport = transport or DirectSaves(pool)
+        self._transport = transport or SaveTransport(pool)
         self._store = store
-        self._writer = writer
+        self.writer = writer
         self._is_resident = is_resident
         self._on_save = on_save
         self._waiting: deque[Save] = deque()
         self._steps_aside = False
-
-    @property
-    def problem(self) -> str | None:
-        """Why the last write failed (disk full, read-only), None when all is well."""
-        return self._writer.problem
-
-    @property
-    def written_bytes(self) -> int:
-        """Bytes of blocks that are durable since this saver began."""
-        return self._writer.written_bytes
 
     @property
     def num_waiting(self) -> int:
@@ -232,11 +212,11 @@ class Saver:
         """
         waiting_bytes = self.num_waiting and self.num_waiting * self._pool.block_bytes(self._waiting[0].group)
         self._steps_aside = wanted and 2 * waiting_bytes <= self._pool_bytes
-        self._writer.step_aside(self._steps_aside)
+        self.writer.step_aside(self._steps_aside)
 
     def save_missing(self, saves: Sequence[Save]) -> None:
         """Queue those full blocks that the store lacks, and that are not on their way to it."""
-        under_way = self._writer.queued() | {
+        under_way = self.writer.queued() | {
             (save.key, save.group) for save in self._waiting if self._is_resident(save)
         }
         saves = [save for save in saves if (save.key, save.group) not in under_way]
@@ -260,7 +240,7 @@ class Saver:
         """
         num_bytes = 0
         while self._waiting and (most_bytes is None or num_bytes < most_bytes):
-            if self._steps_aside and most_bytes is not None and self._writer.queued_bytes >= STEP_BYTES:
+            if self._steps_aside and most_bytes is not None and self.writer.queued_bytes >= STEP_BYTES:
                 return
             save = self._waiting[0]
             if self._is_resident(save):
@@ -274,17 +254,17 @@ class Saver:
         done = True
         while self._waiting and done:
             self.pump(None)
-            done = self._writer.flush(timeout_s)
+            done = self.writer.flush(timeout_s)
             num_waiting = len(self._waiting)
             self.pump(None)
             if done and self._waiting and len(self._waiting) == num_waiting:
                 return False  # all that was taken is written, and yet there is no room
-        return self._writer.flush(timeout_s) and done
+        return self.writer.flush(timeout_s) and done
 
     def give_up(self, keys: Collection[BlockKey] | None = None) -> None:
         """Drop what waits to be written: these blocks, or all."""
         self._waiting = deque(save for save in self._waiting if keys is not None and save.key not in keys)
-        self._writer.drop(keys)
+        self.writer.drop(keys)
 
     def drain(self, timeout_s: float) -> None:
         """Wait until nothing is on its way to the disk; what it does not take in time is dropped.
@@ -294,26 +274,25 @@ class Saver:
         until_s = monotonic() + timeout_s
         while self._waiting and monotonic() < until_s:
             self.pump(None)
-            if not self._writer.flush(max(0.0, until_s - monotonic())):
+            if not self.writer.flush(max(0.0, until_s - monotonic())):
                 break
-        if self._waiting or not self._writer.flush(max(0.0, until_s - monotonic())):
+        if self._waiting or not self.writer.flush(max(0.0, until_s - monotonic())):
             self.give_up()
-            self._writer.rest(timeout_s)
+            self.writer.rest(timeout_s)
 
-    def close(self, timeout_s: float) -> bool:
+    def close(self, timeout_s: float) -> None:
         """Do as `flush`, then end the writer."""
-        done = self.flush(timeout_s)
-        self._writer.close()
-        return done
+        self.flush(timeout_s)
+        self.writer.close()
 
     def _submit(self, save: Save) -> bool:
         # Asked first: reading a block for a queue that has no room for it would cost every step a copy.
         block_bytes = self._pool.block_bytes(save.group)
-        if not self._writer.has_room(block_bytes) or not self._transport.has_room(save.group):
+        if not self.writer.has_room(block_bytes) or not self._transport.has_room(save.group):
             return False
         header = BlockHeader(key=save.key, parent=save.parent, group=save.group, token_ids=save.token_ids)
         payload = self._transport.take(save.group, save.block, len(save.token_ids))
-        is_taken = self._writer.submit(header, payload, replaces=save.replaces)
+        is_taken = self.writer.submit(header, payload, replaces=save.replaces)
         if is_taken:
             self._on_save(save)
         return is_taken

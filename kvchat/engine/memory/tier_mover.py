@@ -3,14 +3,15 @@
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from math import inf
 from time import monotonic
 
 from kvchat.engine.api.ids import BlockId, BlockKey, GroupId
 from kvchat.engine.cache.block_operations import Fetch, Load, Move
-from kvchat.engine.cache.slow_tiers import TierNode
+from kvchat.engine.cache.slow_tiers import SlowTier, TierNode
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.disk.store import BlockHeader, DiskStore
-from kvchat.engine.memory.host_copies import DirectTransport, Transport
+from kvchat.engine.memory.host_copies import Transport
 from kvchat.engine.memory.host_pool import HostPool
 from kvchat.engine.memory.rates import Rates
 from kvchat.errors import BlockDamaged, BlockMissing, StorageError
@@ -21,7 +22,7 @@ REFUSED_S = 5.0
 """How long a block that could not be read for a passing reason is not offered."""
 
 
-class TierMover:
+class TierMover(SlowTier):
     """Moves bytes between the device pool and the store, and tells bookkeeping what the store has.
 
     A block that once failed to load is not offered again in this process, so that a request always comes to
@@ -43,11 +44,10 @@ class TierMover:
         """
         self._pool = pool
         self._store = store
-        self._transport = transport or DirectTransport(pool, host, rates or Rates())
+        self._transport = transport or Transport(pool, host, rates or Rates())
         self._clock = clock
-        self._unreadable: set[tuple[BlockKey, GroupId]] = set()
-        self._refused_s: dict[tuple[BlockKey, GroupId], float] = {}
-        """When blocks could not be read for a passing reason."""
+        self._refused_until_s: dict[tuple[BlockKey, GroupId], float] = {}
+        """Blocks that could not be read, and when they are offered again: never, if damaged or gone."""
 
     def use(self, store: DiskStore | None) -> None:
         """Load from another store from now on."""
@@ -76,7 +76,7 @@ class TierMover:
 
     def has_all(self, keys: Sequence[BlockKey], group: GroupId) -> Sequence[bool]:
         if self._store is None:
-            return [False] * len(keys)
+            return super().has_all(keys, group)
         there = self._store.has_all(keys, group)
         return [flag and self._is_offered(key, group) for key, flag in zip(keys, there, strict=True)]
 
@@ -91,10 +91,8 @@ class TierMover:
             self._store.touch(keys)
 
     def _is_offered(self, key: BlockKey, group: GroupId) -> bool:
-        if (key, group) in self._unreadable:
-            return False
-        refused_s = self._refused_s.get((key, group))
-        return refused_s is None or self._clock() - refused_s >= REFUSED_S
+        until_s = self._refused_until_s.get((key, group))
+        return until_s is None or self._clock() >= until_s
 
     def _load(self, load: Load) -> bool:
         assert self._store is not None
@@ -103,12 +101,11 @@ class TierMover:
             self._read(self._store, header, load.target)
         except (BlockMissing, BlockDamaged, StorageError, OSError) as error:
             log.warning("a stored block is not used and will be computed again: %s", error)
-            if isinstance(error, BlockMissing | BlockDamaged):
-                self._unreadable.add((load.key, load.group))
-            else:
-                self._refused_s[load.key, load.group] = self._clock()
+            is_lost = isinstance(error, BlockMissing | BlockDamaged)
+            until_s = inf if is_lost else self._clock() + REFUSED_S
+            self._refused_until_s[load.key, load.group] = until_s
             return False
-        self._refused_s.pop((load.key, load.group), None)
+        self._refused_until_s.pop((load.key, load.group), None)
         self._store.touch([load.key])
         return True
 

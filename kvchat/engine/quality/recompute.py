@@ -125,7 +125,7 @@ class Recompute:
             samples=samples,
             snapshots=sequence.snapshots_within(num_tokens),
         )
-        changes, dropped = self._manager.take_changes()
+        changes, dropped = self._manager.log.take()
         return self._runner.run(Batch((chunk,), (), changes, dropped))
 
     def _extend(self, sequence: Sequence, num_tokens: int) -> None:
@@ -137,7 +137,7 @@ class Recompute:
                 "give it more with --kv-device-bytes"
             )
         self._mover.execute(moves)
-        self._manager.finish_moves()
+        self._manager.device.finish_moves()
 
     def _commit(self, sequence: Sequence, num_tokens: int) -> None:
         self._manager.commit(sequence, num_tokens)

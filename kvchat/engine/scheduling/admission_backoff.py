@@ -9,11 +9,9 @@ it is copied, so what it saves in tokens it takes in the block of the copy.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvchat.engine.api.ids import BlockKey, GroupId, RequestId
+from kvchat.engine.api.ids import BlockKey, GroupId
 from kvchat.engine.cache.manager import CacheManager
 from kvchat.engine.sequences.completion_sequence import Completion
-
-Rank = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,16 +21,14 @@ class _Refusal:
     Args:
         lacking: a group with too few blocks.
         num_available: how many blocks of it could be had.
+        others: the rest that must be as it was: see `AdmissionBackoff._others`.
+        change_log_lens: of the indexes of device and host memory.
         parents: the root and the prompt's full blocks: names behind them are what a match can find.
     """
 
-    request: RequestId
-    num_tokens: int
-    ranks: tuple[Rank, ...]
     lacking: GroupId
     num_available: int
-    num_claimed: int
-    num_transfer_changes: int
+    others: tuple[object, ...]
     change_log_lens: tuple[int, ...]
     parents: frozenset[BlockKey]
 
@@ -53,17 +49,13 @@ class AdmissionBackoff:
         self._last = None
         if lacking is None:
             return
-        pool, sequence = self._manager.pools[lacking], completion.sequence
+        sequence, change_logs = completion.sequence, self._manager.device.change_logs
         self._last = _Refusal(
-            request=completion.id,
-            num_tokens=len(sequence.token_ids),
-            ranks=_ranks(completion, running),
             lacking=lacking,
-            num_available=pool.num_available,
-            num_claimed=pool.num_claimed,
-            num_transfer_changes=self._manager.device.num_transfer_changes,
-            change_log_lens=tuple(change_log.length for change_log in self._manager.device.change_logs),
-            parents=frozenset((sequence.root, *sequence.chain.keys)),
+            num_available=self._manager.pools[lacking].num_available,
+            others=self._others(completion, running, lacking),
+            change_log_lens=tuple(change_log.length for change_log in change_logs),
+            parents=frozenset((sequence.root, *(key for key, _, _ in sequence.chain.names))),
         )
 
     def forget(self) -> None:
@@ -73,21 +65,21 @@ class AdmissionBackoff:
     def stands(self, completion: Completion, running: Sequence[Completion]) -> bool:
         """Whether trying again can only end as it did before; never if nothing runs. Pure."""
         last = self._last
-        if last is None or last.request != completion.id or not running:
+        if last is None or not running or last.others != self._others(completion, running, last.lacking):
             return False
-        pool, device = self._manager.pools[last.lacking], self._manager.device
+        if self._manager.pools[last.lacking].num_available > last.num_available:
+            return False
+        change_logs = zip(self._manager.device.change_logs, last.change_log_lens, strict=True)
+        return not any(change_log.has_touched(last.parents, since) for change_log, since in change_logs)
+
+    def _others(
+        self, completion: Completion, running: Sequence[Completion], lacking: GroupId
+    ) -> tuple[object, ...]:
+        """Return what a refusal is of: the request, who runs, and what has become of blocks."""
         return (
-            pool.num_available <= last.num_available
-            and pool.num_claimed == last.num_claimed
-            and device.num_transfer_changes == last.num_transfer_changes
-            and len(completion.sequence.token_ids) == last.num_tokens
-            and _ranks(completion, running) == last.ranks
-            and not any(
-                change_log.has_touched(last.parents, since)
-                for change_log, since in zip(device.change_logs, last.change_log_lens, strict=True)
-            )
+            completion.id,
+            len(completion.sequence.token_ids),
+            (completion.rank, *(other.rank for other in running)),
+            self._manager.pools[lacking].num_claimed,
+            self._manager.device.num_transfer_changes,
         )
-
-
-def _ranks(completion: Completion, running: Sequence[Completion]) -> tuple[Rank, ...]:
-    return (completion.rank, *(other.rank for other in running))

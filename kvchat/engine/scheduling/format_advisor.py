@@ -24,7 +24,7 @@ class FormatAdvisor:
     """Knows what the present pools' bytes would hold in another format."""
 
     def __init__(
-        self, manager: CacheManager, info: EngineInfo, chunk_len: int, host_bytes: int | None = None
+        self, manager: CacheManager, info: EngineInfo, chunk_len: int, host_bytes: int | None
     ) -> None:
         """Args:
         chunk_len: most tokens computed in one step.

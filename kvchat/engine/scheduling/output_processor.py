@@ -8,20 +8,18 @@ from itertools import count
 import torch
 from torch import Tensor
 
-from kvchat.engine.api.events import Event, FinishReason
+from kvchat.engine.api.events import Event, FinishReason, TokenEmitted
 from kvchat.engine.api.ids import RequestId, SequenceId
 from kvchat.engine.api.request import Request
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.cache.manager import CacheManager
 from kvchat.engine.sampling.beam_search import Advance, BeamSearch, Continuation
 from kvchat.engine.sampling.sampler import SampledToken, Sampler, SamplingRow, choices
-from kvchat.engine.scheduling import request_events
 from kvchat.engine.scheduling.request_state import Hypothesis, RequestState, seeded
 from kvchat.engine.scheduling.scheduler import Scheduler
 from kvchat.engine.sequences.batch_plan import Batch
-from kvchat.engine.sequences.completion_sequence import Completion
+from kvchat.engine.sequences.completion_sequence import Completion, StopMatcherGuard
 from kvchat.engine.sequences.sequence import Sequence
-from kvchat.engine.sequences.stop_matcher_guard import StopMatcherGuard
 from kvchat.engine.tiering.save_policy import SavePolicy
 
 
@@ -101,9 +99,6 @@ class OutputProcessor:
             None,
         )
 
-    def tell(self, event: Event) -> None:
-        self.events.append(event)
-
     def cancel(self, request_id: RequestId) -> None:
         """Mark a request's answers; `finish_cancelled` ends them."""
         state = self.requests.get(request_id)
@@ -145,7 +140,7 @@ class OutputProcessor:
                 missing = self._state(completion).missing_samples
                 due += [_Due(self._fork(completion, sample), own) for sample in missing]
             elif completion.num_generated == 0:
-                self.events.append(request_events.progress(completion))
+                self.events.append(completion.progress())
         self._sample(sampled)
         self._search(searched)
 
@@ -167,7 +162,10 @@ class OutputProcessor:
         state.fits_in = fits_in
         if state.search is not None:
             completion = state.running[0]
-            self.events += request_events.beam_tokens(completion)
+            self.events += [
+                TokenEmitted(request_id=state.first.id, sequence=completion.sequence.id, token_id=token_id)
+                for token_id in completion.sequence.token_ids[completion.prompt_len :]
+            ]
             self._drop(state, state.running[1:])
             self._release(state.take_hypotheses())
         self._take_out(completion)
@@ -240,7 +238,15 @@ class OutputProcessor:
             return FinishReason.ERROR, "the model's output is not a number (NaN or infinite)"
         self._note_first_token(completion)
         completion.append(choice.token_id, choice.logprobs.logprob if choice.logprobs else 0.0)
-        self.events.append(request_events.token(completion, choice))
+        self.events.append(
+            TokenEmitted(
+                request_id=completion.request_id or completion.id,
+                sequence=completion.sequence.id,
+                token_id=choice.token_id,
+                sample=completion.sample,
+                logprobs=choice.logprobs if completion.request.sampling.logprobs is not None else None,
+            )
+        )
         self.sampled_tokens += 1
         reason = self._finish_reason(completion, choice.token_id)
         error = completion.stop.error if completion.stop is not None else None
@@ -254,7 +260,7 @@ class OutputProcessor:
         completion.first_token_s = self.clock()
         if completion.request_id is None:
             self._count_prompt(completion)
-            self.events.append(request_events.progress(completion))
+            self.events.append(completion.progress())
 
     def _count_prompt(self, completion: Completion) -> None:
         """Count a prompt's tokens. Those that were read ahead of it have been counted, as what they were."""
@@ -313,7 +319,7 @@ class OutputProcessor:
         if advance.is_over:
             self._drop(state, state.running)
             self._release(state.end_search())
-            self.events += request_events.hypothesis_tokens(state)
+            self.events += state.hypothesis_tokens()
             self._tell_end(state)
 
     def _keep_hypothesis(self, state: RequestState, end: Continuation) -> None:
@@ -348,7 +354,7 @@ class OutputProcessor:
         for sequence in state.untold_sequences:
             if sequence in self.manager.sequences:  # nobody has let go of it by its place in a snapshot
                 self.manager.release(self.manager.sequences[sequence])
-        self.events.append(request_events.finished(state, self.clock()))
+        self.events.append(state.finished(self.clock()))
 
     def _take_out(self, completion: Completion) -> None:
         self.scheduler.remove(completion)

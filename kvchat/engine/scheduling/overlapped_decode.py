@@ -50,11 +50,7 @@ class _Launched:
 
 
 class OverlappedDecode:
-    """Hands in steps ahead of one engine's, and gives them back as their turn comes.
-
-    Args:
-        carry_out: executes what moves before a step.
-    """
+    """Hands in steps ahead of one engine's, and gives them back as their turn comes."""
 
     def __init__(
         self,
@@ -116,7 +112,7 @@ class OverlappedDecode:
             Chunk(one.id, one.sequence.id, one.sequence.computed_len, (0,), samples=True)
             for one in completions
         )
-        changes, dropped = self._manager.take_changes()
+        changes, dropped = self._manager.log.take()
         batch = Batch(chunks, (), changes, dropped)
         logits = self._runner.run_ahead(batch, _picked(tokens, numbers))
         if logits is None:

@@ -2,7 +2,15 @@
 
 from dataclasses import dataclass, field, replace
 
-from kvchat.engine.api.events import FinishReason, SampleEnd
+from kvchat.engine.api.events import (
+    FinishReason,
+    Loaded,
+    RequestFinished,
+    SampleEnd,
+    Timings,
+    TokenEmitted,
+    Usage,
+)
 from kvchat.engine.api.ids import RequestId, SequenceId
 from kvchat.engine.api.sampling_params import NUM_SEEDS, SamplingParams
 from kvchat.engine.sampling.beam_search import BeamSearch
@@ -129,6 +137,49 @@ class RequestState:
         if sampling.num_samples > sampling.n:
             ends.sort(key=lambda end: -(end.mean_logprob if end.mean_logprob is not None else float("-inf")))
         return tuple(ends[: sampling.n])
+
+    def hypothesis_tokens(self) -> list[TokenEmitted]:
+        """Return the tokens of a search's answers, which are known only at its end."""
+        return [
+            TokenEmitted(
+                request_id=self.first.id, sequence=hypothesis.sequence.id, token_id=token_id, sample=sample
+            )
+            for sample, hypothesis in enumerate(self.hypotheses)
+            for token_id in hypothesis.sequence.token_ids[-hypothesis.num_tokens :]
+        ]
+
+    def finished(self, now_s: float) -> RequestFinished:
+        """Return the last event of the request."""
+        first, samples = self.first, self.ranked()
+        return RequestFinished(
+            request_id=first.id,
+            sequence=samples[0].sequence,
+            reason=samples[0].reason,
+            usage=Usage(
+                prompt_tokens=first.prompt_len,
+                cached_tokens=first.cached_len,
+                computed_tokens=first.prompt_computed_len,
+                completion_tokens=self.num_generated,
+                drafted_tokens=self.num_drafted,
+                accepted_tokens=self.num_accepted,
+            ),
+            loaded=first.loaded or Loaded(),
+            timings=self._timings(now_s),
+            error=samples[0].error,
+            fits_in=self.fits_in,
+            samples=samples,
+        )
+
+    def _timings(self, now_s: float) -> Timings:
+        submitted_s, first_s = self.first.submitted_s, self.first.first_token_s
+        decode_s = now_s - first_s if first_s is not None else 0.0
+        started_s = now_s if self.first.started_s is None else self.first.started_s
+        return Timings(
+            queued_s=started_s - submitted_s,
+            ttft_s=first_s - submitted_s if first_s is not None else None,
+            total_s=now_s - submitted_s,
+            decode_tokens_per_s=(self.num_generated - 1) / decode_s if decode_s > 0 else None,
+        )
 
 
 def seeded(sampling: SamplingParams, sample: int) -> SamplingParams:

@@ -3,28 +3,40 @@
 from collections.abc import Iterable
 
 from kvchat.engine.api.config import EngineInfo
-from kvchat.engine.api.ids import SequenceId
+from kvchat.engine.api.ids import GroupId, SequenceId, chain_keys
 from kvchat.engine.api.request import Request, check_namespace
 from kvchat.engine.cache.manager import CacheManager
+from kvchat.engine.formats.pool_sizing import least_blocks
+from kvchat.engine.formats.shadow.memory import beside_bytes
 from kvchat.engine.formats.view_schedule import ViewSchedule
-from kvchat.engine.scheduling.capacity_check import CapacityCheck
 from kvchat.engine.scheduling.output_processor import OutputProcessor
+from kvchat.engine.sequences.completion_sequence import Completion
 from kvchat.engine.sequences.sequence import Sequence
-from kvchat.errors import ContextOverflow, InvalidRequest
+from kvchat.errors import ContextOverflow, InvalidRequest, PoolExhausted
+
+MIB = 2**20
 
 
 class RequestValidator:
     """Refuses what can never be answered, before anything of the engine has changed for it."""
 
     def __init__(
-        self, manager: CacheManager, answers: OutputProcessor, room: CapacityCheck, info: EngineInfo
+        self,
+        manager: CacheManager,
+        output: OutputProcessor,
+        info: EngineInfo,
+        chunk_len: int,
+        shadow_bytes: int | None,
     ) -> None:
         """Args:
         info: what the model takes, which stays when its weights are exchanged.
+        chunk_len: most tokens computed in one step.
+        shadow_bytes: that shadows may take; None: there are none.
         """
         self._manager = manager
-        self._output = answers
-        self._capacity = room
+        self._output = output
+        self._chunk_len = chunk_len
+        self._shadow_bytes = shadow_bytes
         self._vocab_size = info.vocab_size
         self._max_context = info.max_context
 
@@ -41,11 +53,7 @@ class RequestValidator:
                 prompt_len,
                 self._max_context,
             )
-        self._capacity.check(
-            request.token_ids,
-            self._manager.root_of(request.namespace),
-            self._output.least_tokens(request),
-        )
+        self._check_capacity(request)
 
     def check_path(self, token_ids: Iterable[int], namespace: str) -> None:
         """Raise InvalidRequest on an id outside the vocabulary, or a namespace that is no text. Pure."""
@@ -98,3 +106,60 @@ class RequestValidator:
         if live is None:
             raise InvalidRequest(f"there is no live sequence {sequence}")
         return live
+
+    # Capacity
+
+    def needs_of(self, completions: Iterable[Completion]) -> list[tuple[Sequence, dict[GroupId, int]]]:
+        """Return what each request needs when it has generated all that it may, its sequence first. Pure."""
+        return [
+            (
+                completion.sequence,
+                self._needs(min(completion.prompt_len + completion.max_tokens, self._max_context)),
+            )
+            for completion in completions
+        ]
+
+    def _check_capacity(self, request: Request) -> None:
+        """Raise PoolExhausted if a prompt can never be answered with the blocks that may be had for it.
+
+        The answers to a request, and the beams of a search, take turns if need be: what one of them needs
+        is enough for all. The last of its tokens takes no place.
+        """
+        num_tokens = len(request.token_ids)
+        self._check_shadow(num_tokens)
+        least_new = max(1, self._output.least_tokens(request) - 1)
+        for group, needed in self._needs(num_tokens + least_new).items():
+            pool = self._manager.pools[group]
+            if needed > pool.num_blocks:
+                raise PoolExhausted(
+                    f"the conversation of {num_tokens} tokens does not fit into the cache; its answer "
+                    f"needs {needed} blocks and there are {pool.num_blocks}, so give it more with "
+                    "--kv-device-bytes"
+                )
+            if needed > pool.num_blocks - pool.num_pinned:
+                root = self._manager.root_of(request.namespace)
+                keys = chain_keys(root, request.token_ids, self._manager.block_size)
+                num_pinned = self._manager.pins.num_others(group, keys)
+                if needed > pool.num_blocks - num_pinned:
+                    raise PoolExhausted(
+                        f"the conversation of {num_tokens} tokens needs {needed} of the cache's "
+                        f"{pool.num_blocks} blocks, and {num_pinned} are pinned for others; unpin something, "
+                        "or give the cache more with --kv-device-bytes"
+                    )
+
+    def _check_shadow(self, num_tokens: int) -> None:
+        needed = beside_bytes(self._manager.groups, num_tokens)
+        if self._shadow_bytes is not None and needed > self._shadow_bytes:
+            in_host_memory = any(group.in_host_memory for group in self._manager.groups)
+            place = "the device" if in_host_memory else "host memory beside its blocks"
+            raise PoolExhausted(
+                f"the shadow of a conversation of {num_tokens} tokens may take {needed / MIB:,.1f} MiB of "
+                f"{place}, and {self._shadow_bytes / MIB:,.1f} are allowed; give it more with "
+                f"--kv-{'device' if in_host_memory else 'host'}-bytes, or use --cache-format exact"
+            )
+
+    def _needs(self, num_tokens: int) -> dict[GroupId, int]:
+        size = self._manager.block_size
+        return {
+            group.id: least_blocks(group, num_tokens, self._chunk_len, size) for group in self._manager.groups
+        }

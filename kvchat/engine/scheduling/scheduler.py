@@ -76,15 +76,15 @@ class Scheduler:
 
     Args:
         max_batch_tokens: most tokens computed in one step.
-        free_reserved: gives up blocks that are held for requests less important than this one, before a
-            running request must; False if that gives none back now.
         drafter: guesses tokens to compute with the room that a step has left.
+        free_reserved: gives up blocks that are held for requests less important than this one, before a
+            running request must; False if that gives none back now. Set by who holds any.
     """
 
     manager: CacheManager
     max_batch_tokens: int
-    free_reserved: Callable[[Completion], bool] = lambda _: False
     drafter: Drafter = field(default_factory=NoDrafter)
+    free_reserved: Callable[[Completion], bool] = field(default=lambda _: False, init=False)
     waiting: list[Completion] = field(default_factory=list, init=False)
     running: list[Completion] = field(default_factory=list, init=False)
     _backoff: AdmissionBackoff = field(init=False)
@@ -147,7 +147,9 @@ class Scheduler:
                 num_whole = len(match.keys) * self.manager.block_size
                 match = self._match(completion, num_whole)
             else:
-                self.refuse(completion, self.manager.lacking(match, self._num_following(completion, match)))
+                self.refuse(
+                    completion, self.manager.admission.lacking(match, self._num_following(completion, match))
+                )
                 return None
         self.waiting.remove(completion)
         self.running.append(completion)
@@ -219,7 +221,7 @@ class Scheduler:
             chunks[completion.id] = self._chunk(completion, num_tokens)
         moves += self._add_drafts(chunks, budget)
         # An empty batch reaches no runner, so what changed must wait for the next one.
-        changes, dropped = self.manager.take_changes() if chunks else ((), ())
+        changes, dropped = self.manager.log.take() if chunks else ((), ())
         return Batch(tuple(chunks.values()), tuple(moves), changes, dropped)
 
     def _match(self, completion: Completion, max_len: int | None = None) -> PrefixMatch:
@@ -310,7 +312,7 @@ class Scheduler:
             token_ids=tuple(sequence.token_ids[start:end]),
             samples=end == len(sequence.token_ids),
             hidden_ranges=self.manager.hidden_ranges(sequence),
-            prunes=self.manager.prunes(sequence),
+            prunes=self.manager.pruning.planned(sequence),
             snapshots=sequence.snapshots_within(end - start),
             shadowed=self._shadowed(sequence),
         )

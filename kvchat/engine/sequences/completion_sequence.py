@@ -1,16 +1,58 @@
 """Completion: one sequence that is being computed for a request."""
 
+import logging
 from dataclasses import dataclass, field
 
-from kvchat.engine.api.events import Loaded
+from kvchat.engine.api.events import Loaded, PrefillProgress
 from kvchat.engine.api.ids import RequestId
-from kvchat.engine.api.request import Request
+from kvchat.engine.api.request import Request, StopMatcher
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.sequences.sequence import Sequence
-from kvchat.engine.sequences.stop_matcher_guard import StopMatcherGuard
 
 MOST_OPEN = 16
 """Tokens of an answer that are to be computed at most where it goes on: the longest draft, and one."""
+
+log = logging.getLogger(__name__)
+
+
+class StopMatcherGuard:
+    """Asks a matcher of the request's, whose failure ends its answer and not the engine; `error` says why.
+
+    A matcher that cannot be forked fails with the first token of the fork.
+    """
+
+    def __init__(self, inner: StopMatcher | None, error: str | None = None) -> None:
+        """Args:
+        inner: None if it has failed already.
+        """
+        self._inner = inner
+        self.error = error
+
+    def feed(self, token_id: int) -> bool:
+        """Take the next token and return whether the answer ends with it."""
+        if self._inner is None:
+            return True
+        try:
+            return bool(self._inner.feed(token_id))
+        except Exception as error:
+            self._fail(error)
+            return True
+
+    def fork(self) -> "StopMatcherGuard":
+        """Return a guard of the matcher's fork."""
+        if self._inner is None:
+            return StopMatcherGuard(None, self.error)
+        try:
+            return StopMatcherGuard(self._inner.fork())
+        except Exception as error:
+            fork = StopMatcherGuard(None)
+            fork._fail(error)
+            return fork
+
+    def _fail(self, error: Exception) -> None:
+        log.warning("a stop matcher failed", exc_info=error)
+        self._inner = None
+        self.error = f"what looks for stop strings failed: {error!r}"
 
 
 @dataclass(slots=True, eq=False)
@@ -87,6 +129,24 @@ class Completion:
     def cached_len(self) -> int:
         """Prompt tokens that were found instead of computed."""
         return self.loaded.total if self.loaded else 0
+
+    @property
+    def prompt_computed_len(self) -> int:
+        """Prompt tokens that were computed by now."""
+        if self.first_token_s is not None:
+            return self.prompt_len - self.cached_len
+        return max(0, self.sequence.computed_len - self.cached_len)
+
+    def progress(self) -> PrefillProgress:
+        """Return how much of the prompt is there by now."""
+        return PrefillProgress(
+            request_id=self.id,
+            sequence=self.sequence.id,
+            prompt_tokens=self.prompt_len,
+            cached_tokens=self.cached_len,
+            computed_tokens=self.prompt_computed_len,
+            loaded=self.loaded or Loaded(),
+        )
 
     @property
     def is_decoding(self) -> bool:

@@ -15,26 +15,20 @@ class KeyChain:
     remembered for anything else is not found, and it is forgotten with all behind it.
     """
 
-    keys: list[BlockKey] = field(default_factory=list)
-    parents: list[BlockKey] = field(default_factory=list)
-    block_ids: list[tuple[int, ...]] = field(default_factory=list)
+    names: list[tuple[BlockKey, BlockKey, tuple[int, ...]]] = field(default_factory=list)
+    """Key, parent and token ids of each block."""
 
     def name(self, number: int, parent: BlockKey, token_ids: tuple[int, ...]) -> BlockKey:
         """Return the key of a full block; hashes at most once for each block of an unchanged sequence."""
-        if number < len(self.keys):
-            if self.block_ids[number] == token_ids and self.parents[number] == parent:
-                return self.keys[number]
-            for names in (self.keys, self.parents, self.block_ids):
-                del names[number:]
+        if number < len(self.names):
+            key, *of = self.names[number]
+            if of == [parent, token_ids]:
+                return key
+            del self.names[number:]
         key = block_key(parent, token_ids)
-        if number == len(self.keys):
-            self.keys.append(key)
-            self.parents.append(parent)
-            self.block_ids.append(token_ids)
+        if number == len(self.names):
+            self.names.append((key, parent, token_ids))
         return key
-
-    def copy(self) -> "KeyChain":
-        return KeyChain(list(self.keys), list(self.parents), list(self.block_ids))
 
 
 BlockTable = list[BlockId | None]

@@ -10,12 +10,12 @@ from kvchat.engine.forward.runner import Runner
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.disk.store import DiskStore
 from kvchat.engine.memory.rates import Rates
+from kvchat.engine.memory.reader import Reader
 from kvchat.engine.memory.saver import Saver, SaveTransport
 from kvchat.engine.memory.tier_mover import TierMover
 from kvchat.engine.sampling.sampler import Sampler
 from kvchat.engine.scheduling.scheduler import Drafter
 from kvchat.engine.startup.weights import EngineWeights
-from kvchat.engine.tiering.in_flight_loads import BlockReader
 from kvchat.engine.tiering.persisted_rates import PersistedRates
 
 
@@ -45,7 +45,7 @@ class EngineParts:
     persisted_rates: PersistedRates
     idle_demote_s: float | None
     runs_ahead: bool = False
-    reader: BlockReader
+    reader: Reader
     saver: Saver | None
     save_transport: SaveTransport | None = None
     store: DiskStore | None

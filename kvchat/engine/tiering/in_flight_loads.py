@@ -2,33 +2,16 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from kvchat.engine.api.cache_events import CacheEventKind
-from kvchat.engine.api.ids import BlockKey, GroupId
+from kvchat.engine.api.ids import BlockKey
 from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.cache.block_loads import LoadUnit, Transfer, Transfers
 from kvchat.engine.cache.block_operations import Move
 from kvchat.engine.cache.device_tier import DeviceTier
 from kvchat.engine.cache.prefix_matcher import PrefixMatch
 from kvchat.engine.memory.rates import Direction, Rates
-from kvchat.engine.memory.reader import Job, Landed
-
-
-class BlockReader(Protocol):
-    """What is needed of the reader; see `memory.reader.Reader`."""
-
-    def submit(self, units: Sequence[LoadUnit], *, is_urgent: bool) -> Job | None: ...
-
-    def claim(self, job: Job, end: int) -> int: ...
-
-    def cancel(self, job: Job) -> None: ...
-
-    def collect(self) -> Sequence[Landed]: ...
-
-    def wait(self, timeout_s: float) -> None: ...
-
-    def close(self) -> None: ...
+from kvchat.engine.memory.reader import Job, Reader
 
 
 @dataclass(slots=True, eq=False)
@@ -52,21 +35,17 @@ class InFlightLoad:
 
 
 class InFlightLoads:
-    """Owned by the engine's thread; only the reader behind it has one of its own.
-
-    Args:
-        carry_out: executes moves, at once.
-    """
+    """Owned by the engine's thread; only the reader behind it has one of its own."""
 
     def __init__(
         self,
         device: DeviceTier,
-        reader: BlockReader,
+        reader: Reader,
         rates: Rates,
         carry_out: Callable[[Sequence[Move]], None],
     ) -> None:
         self._device = device
-        self._transfers = Transfers(device)
+        self.transfers = Transfers(device)
         self._reader = reader
         self._rates = rates
         self._carry_out = carry_out
@@ -85,48 +64,38 @@ class InFlightLoads:
 
     def in_the_way(self, match: PrefixMatch) -> InFlightLoad | None:
         """Return a load that is bringing a block of the match and has not brought it yet. Pure."""
-        transfer = self._transfers.in_the_way(match)
+        transfer = self.transfers.in_the_way(match)
         return next((load for load in self._loads.values() if load.transfer is transfer), None)
 
-    def leave_promotions(self) -> None:
+    def leave_prefetches(self) -> None:
         """Let go of the loads that no request waits for."""
         for load in list(self._loads.values()):
             if not load.job.is_urgent:
                 self.leave(load)
 
-    def missing_bytes(self, match: PrefixMatch, root: BlockKey) -> dict[Tier, int]:
-        """Return what a match would have to load, by the tier it comes from. Pure."""
-        return self._transfers.missing_bytes(match, root)
-
-    def lacking(self, match: PrefixMatch, root: BlockKey) -> GroupId | None:
-        """Return a group with too few blocks for a match; None if there is room. Pure."""
-        return self._transfers.lacking(match, root)
-
     def begin(
         self, match: PrefixMatch, root: BlockKey, *, spared: Sequence[BlockKey] = (), is_urgent: bool = True
     ) -> InFlightLoad | None:
         """Begin to bring a match to the device; None if there is no room, there or in the reader's queue."""
-        transfer = self._transfers.begin(match, root, spared)
+        transfer = self.transfers.begin(match, root, spared)
         self._carry_out(self._device.take_demotions())
         if transfer is None:
             return None
         job = self._reader.submit(transfer.units, is_urgent=is_urgent)
         if job is None:
-            self._transfers.end(transfer)
+            self.transfers.end(transfer)
             return None
         self._loads[job] = InFlightLoad(transfer, job)
         return self._loads[job]
 
     def claim(self, load: InFlightLoad, end: int) -> int:
-        """Let the blocks before number `end` be computed instead, as far as none of them is being read.
-
-        Returns:
-            Number of the first block that is not claimed.
+        """Let the blocks before number `end` be computed instead, as far as none of them is being read, and
+        return the number of the first that is not.
         """
         before = load.job.front
         front = self._reader.claim(load.job, end)
         for number in range(before, front):
-            self._transfers.give_up(load.transfer, number)
+            self.transfers.give_up(load.transfer, number)
         return front
 
     def collect(self) -> None:
@@ -134,7 +103,7 @@ class InFlightLoads:
         for landed in self._reader.collect():
             load = self._loads[landed.job]
             unit = landed.unit
-            self._transfers.land(load.transfer, unit, landed.arrived)
+            self.transfers.land(load.transfer, unit, landed.arrived)
             if all(landed.arrived):
                 load.landed[unit.node.key] = unit.tier
                 self._note(unit, "a request waits for it" if load.job.is_urgent else "ahead of use")
@@ -169,7 +138,7 @@ class InFlightLoads:
 
     def check_integrity(self) -> None:
         """Raise AssertionError if more or less is held than loads hold."""
-        self._transfers.check_integrity(load.transfer for load in self._loads.values())
+        self.transfers.check_integrity(load.transfer for load in self._loads.values())
 
     def _note(self, unit: LoadUnit, reason: str) -> None:
         for number, move in enumerate(unit.moves):
@@ -185,5 +154,5 @@ class InFlightLoads:
 
     def _end(self, load: InFlightLoad) -> None:
         load.has_ended = True
-        self._transfers.end(load.transfer)
+        self.transfers.end(load.transfer)
         del self._loads[load.job]

@@ -6,22 +6,21 @@ meet. In the end it is matched again and finds everything on the device, as any 
 that turns out to be damaged is one that the next match does not find.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import Final
 
 from kvchat.engine.api.events import LoadChoice, Loaded, LoadEstimate, LoadPlanned
-from kvchat.engine.api.ids import BlockKey
+from kvchat.engine.api.ids import BlockKey, RequestId
 from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.cache.block_operations import Move
 from kvchat.engine.cache.prefix_matcher import PrefixMatch
 from kvchat.engine.memory.rates import Rates
 from kvchat.engine.scheduling.scheduler import Scheduler
 from kvchat.engine.sequences.completion_sequence import Completion
-from kvchat.engine.tiering.in_flight_loads import InFlightLoads
+from kvchat.engine.tiering.in_flight_loads import InFlightLoad, InFlightLoads
 from kvchat.engine.tiering.load_choice import meeting, weigh
-from kvchat.engine.tiering.waiting_requests import WaitingRequest, WaitingRequests
 
 LEAST_LANDED: Final = 3
 """Units of a load that say something about its pace. The first of a process bears what happens once, and a
@@ -38,19 +37,45 @@ class Obstacle(Enum):
     """Neither it nor anybody behind it can be admitted."""
 
 
-class LoadController:
-    """Admits waiting requests, with all that they can reuse.
+@dataclass(slots=True, eq=False)
+class WaitingRequest:
+    """One request's way to its stored blocks, until it is admitted with them.
 
     Args:
-        pending_loads: the same that the scheduler lets go of.
+        counts: whether the request tells what it finds now as what it has reused.
+    """
+
+    completion: Completion
+    counts: bool
+    load: InFlightLoad | None = None
+    blocked_by: InFlightLoad | None = None
+    """Another load that brings blocks which this one needs."""
+    estimate: LoadEstimate | None = None
+    start_len: int = 0
+    """Tokens that were on the device when it was weighed."""
+    fetched: dict[BlockKey, Tier] = field(default_factory=dict)
+    """Where the blocks came from that were brought for it."""
+    present_len: int | None = None
+    """Tokens that were on the device when computing began beside the load; None: it did not."""
+    front_len: int = 0
+    """Tokens computed beside the load."""
+
+    @property
+    def is_landing(self) -> bool:
+        return self.load is not None and not self.load.is_over
+
+
+class LoadController:
+    """Admits waiting requests, with all that they can reuse. Gives up what it holds for them where the
+    scheduler needs room.
+
+    Args:
         tell: takes the estimates that are to be shown.
-        carry_out: executes moves, at once.
     """
 
     def __init__(
         self,
         scheduler: Scheduler,
-        pending_loads: WaitingRequests,
         loads: InFlightLoads,
         rates: Rates,
         tell: Callable[[LoadPlanned], None],
@@ -58,21 +83,21 @@ class LoadController:
     ) -> None:
         self._scheduler = scheduler
         self._manager = scheduler.manager
-        self._pending_loads = pending_loads
+        self._pending_loads: dict[RequestId, WaitingRequest] = {}
         self._loads = loads
         self._rates = rates
         self._tell = tell
         self._carry_out = carry_out
+        scheduler.free_reserved = self._let_go
 
     def advance(self) -> None:
         """Follow what has landed: forget requests that are gone, move fronts. Never waits."""
-        pending_loads = tuple(self._pending_loads)
-        if not pending_loads:
+        if not self._pending_loads:
             return
         alive = {completion.id for completion in [*self._scheduler.waiting, *self._scheduler.running]}
-        for pending in pending_loads:
+        for pending in tuple(self._pending_loads.values()):
             if pending.completion.id not in alive:
-                self._pending_loads.forget(pending)
+                self._forget(pending)
             elif pending.present_len is not None and pending.completion in self._scheduler.running:
                 self._follow_front(pending)
 
@@ -90,11 +115,7 @@ class LoadController:
                 yield completion
 
     def admit(self, completion: Completion) -> Obstacle | None:
-        """Admit one waiting request, or begin to load what it lacks.
-
-        Returns:
-            Why it still waits; None if it was admitted.
-        """
+        """Admit one waiting request, or begin to load what it lacks. Returns why it still waits."""
         obstacle = self._prepare(completion)
         if obstacle is not None:
             return obstacle
@@ -109,7 +130,7 @@ class LoadController:
         """Begin to load what a request lacks; None if nothing stands in its way any more."""
         if self._scheduler.is_refused(completion):
             return Obstacle.NO_ROOM
-        pending = self._pending_loads.of(completion)
+        pending = self._pending_loads.get(completion.id)
         if pending is None:
             pending = WaitingRequest(completion, counts=completion.loaded is None)
         elif pending.is_landing:
@@ -122,12 +143,12 @@ class LoadController:
                 return None
         obstacle = self._begin(pending)
         if pending.estimate is not None or pending.blocked_by is not None:
-            self._pending_loads.keep(pending)
+            self._pending_loads[completion.id] = pending
         return obstacle
 
     def _settle(self, completion: Completion) -> None:
         """Note that a request was admitted: with all it can reuse, or to compute beside its load."""
-        pending = self._pending_loads.of(completion)
+        pending = self._pending_loads.get(completion.id)
         if pending is None:
             return
         if pending.is_landing:
@@ -137,7 +158,31 @@ class LoadController:
         if pending.counts:
             stateless = completion.loaded.stateless if completion.loaded else 0
             completion.loaded = replace(self._provenance(pending), stateless=stateless)
-        self._pending_loads.forget(pending)
+        self._forget(pending)
+
+    def _forget(self, pending: WaitingRequest) -> None:
+        """Let go of what is held for a request, and let it compute wherever it likes."""
+        pending.completion.limit = None
+        self._pending_loads.pop(pending.completion.id, None)
+        if pending.load is not None:
+            self._loads.leave(pending.load)
+
+    def _let_go(self, completion: Completion) -> bool:
+        """Give up blocks that are held for less important requests, the least important first; False if that
+        gives none back now.
+        """
+        self._loads.leave_prefetches()
+        for pending in sorted(
+            self._pending_loads.values(), key=lambda each: each.completion.rank, reverse=True
+        ):
+            load = pending.load
+            if pending.completion.rank <= completion.rank:
+                return False
+            if load is not None and not load.has_ended:
+                self._forget(pending)
+                if load.has_ended:
+                    return True
+        return False
 
     # Before it is admitted
 
@@ -151,7 +196,8 @@ class LoadController:
         while True:
             match = self._manager.match(completion.sequence, max_len)
             completion.sequence.known_len = max(completion.sequence.known_len, match.tokens_len)
-            if not match.host_len + match.disk_len:
+            missing_bytes = self._loads.transfers.missing_bytes(match, completion.sequence.root)
+            if not missing_bytes:
                 if pending.blocked_by is not None and not pending.blocked_by.job.is_urgent:
                     pending.fetched |= self._brought_before(match)
                 return None
@@ -162,7 +208,7 @@ class LoadController:
                 if pending.blocked_by.has_ended:
                     continue
                 return Obstacle.LOADS
-            estimate = self._estimate(pending, match)
+            estimate = self._estimate(pending, match, missing_bytes)
             if estimate.choice is LoadChoice.COMPUTE:
                 return None
             pending.load = self._loads.begin(match, completion.sequence.root)
@@ -173,7 +219,8 @@ class LoadController:
             if self._scheduler.make_room(completion):
                 continue
             if self._scheduler.running or self._loads.is_busy:
-                self._scheduler.refuse(completion, self._loads.lacking(match, completion.sequence.root))
+                lacking = self._loads.transfers.lacking(match, completion.sequence.root)
+                self._scheduler.refuse(completion, lacking)
                 return Obstacle.NO_ROOM
             if not match.partial:
                 return None  # alone and still too much: what is on the device must do
@@ -181,11 +228,13 @@ class LoadController:
             max_len = len(match.keys) * self._manager.block_size
 
     def _brought_before(self, match: PrefixMatch) -> dict[BlockKey, Tier]:
-        """Return where blocks came from that a promotion has brought for the path of this request."""
+        """Return where blocks came from that were prefetched for the path of this request."""
         brought = self._manager.device.brought
         return {key: brought[key] for key in match.all_keys if key in brought}
 
-    def _estimate(self, pending: WaitingRequest, match: PrefixMatch) -> LoadEstimate:
+    def _estimate(
+        self, pending: WaitingRequest, match: PrefixMatch, missing_bytes: Mapping[Tier, int]
+    ) -> LoadEstimate:
         """Weigh loading against computing, and tell it once."""
         sequence = pending.completion.sequence
         pending.start_len = self._manager.match(sequence, match.length, resident=True).length
@@ -193,7 +242,7 @@ class LoadController:
             self._rates,
             present_len=pending.start_len,
             prefix_len=match.length,
-            num_bytes=self._loads.missing_bytes(match, sequence.root),
+            num_bytes=missing_bytes,
             block_size=self._manager.block_size,
         )
         if pending.estimate is None and pending.counts:
@@ -235,7 +284,7 @@ class LoadController:
             pending.front_len += completion.sequence.computed_len - pending.present_len
             self._scheduler.requeue(completion)
         else:
-            self._pending_loads.forget(pending)
+            self._forget(pending)
 
     def _move_front(self, pending: WaitingRequest) -> None:
         """Claim the next blocks to compute: as many as keep computing and loading equally long."""

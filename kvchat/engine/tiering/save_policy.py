@@ -33,8 +33,8 @@ class SavePolicy:
 
     Args:
         problem: why there is no disk tier although one was wanted.
-        is_gone: whether an owner of sequences is gone, so that nothing is saved for him; None: nobody is.
         rates: how long a tail takes to compute.
+        is_gone: whether an owner of sequences is gone, so that nothing is saved for him; None: nobody is.
     """
 
     def __init__(
@@ -42,9 +42,9 @@ class SavePolicy:
         manager: CacheManager,
         saver: Saver | None,
         clock: Callable[[], float],
-        problem: str | None = None,
+        problem: str | None,
+        rates: Rates,
         is_gone: Callable[[str], bool] | None = None,
-        rates: Rates | None = None,
     ) -> None:
         self._manager = manager
         self._saver = saver
@@ -52,7 +52,7 @@ class SavePolicy:
         self._tails_saved_s = clock()
         self._problem = problem
         self._is_gone = is_gone or (lambda owner: False)
-        self._rates = rates or Rates()
+        self._rates = rates
 
     @property
     def problem(self) -> str | None:
@@ -62,7 +62,7 @@ class SavePolicy:
     @property
     def written_bytes(self) -> int:
         """Bytes of blocks that went to disk since the engine, or other weights, began; 0 without a disk."""
-        return self._saver.written_bytes if self._saver is not None else 0
+        return self._saver.writer.written_bytes if self._saver is not None else 0
 
     @property
     def is_behind(self) -> bool:
@@ -95,7 +95,7 @@ class SavePolicy:
     def save_sequence(self, sequence: Sequence) -> None:
         """Queue everything of a sequence that the store lacks; nothing, where nobody wants it any more."""
         if self._saver is not None and self._is_wanted(self._saver, sequence):
-            self._saver.save_missing(self._manager.block_saves(sequence))
+            self._saver.save_missing(self._manager.publisher.block_saves(sequence))
             self._save_tail(self._saver, sequence)
 
     def save_leaving(self, sequence: Sequence) -> bool:
@@ -121,7 +121,7 @@ class SavePolicy:
             return
         live = tuple(sequence for sequence in sequences if self._is_wanted(saver, sequence))
         for sequence in live:
-            saver.save_missing(self._manager.block_saves(sequence))
+            saver.save_missing(self._manager.publisher.block_saves(sequence))
         for sequence in live:
             saver.flush(CLOSE_TIMEOUT_S)  # a tail does not wait in line: it needs room in the queue
             self._save_tail(saver, sequence)
@@ -139,7 +139,7 @@ class SavePolicy:
             return False
         if not self._is_gone(sequence.owner):
             return True
-        saver.give_up({save.key for save in self._manager.block_saves(sequence)})
+        saver.give_up({save.key for save in self._manager.publisher.block_saves(sequence)})
         return False
 
     def _pays(self, save: Save) -> bool:
@@ -153,8 +153,8 @@ class SavePolicy:
 
     def _note_problem(self, saver: Saver) -> None:
         """Log once when the disk begins to refuse blocks, and once when it takes them again."""
-        if saver.problem != self._problem:
-            self._problem = saver.problem
+        if saver.writer.problem != self._problem:
+            self._problem = saver.writer.problem
             if self._problem is None:
                 log.info("blocks are saved again")
             else:

@@ -1,6 +1,6 @@
 """Small caches to test bookkeeping with: groups, a slower tier, a device whose slots know their content."""
 
-from collections import abc
+from collections import Counter, abc
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
@@ -327,14 +327,14 @@ class Cache:
 
     def carry_out(self, moves: Iterable[Move]) -> None:
         self.device.execute(moves)
-        self.manager.finish_moves()
+        self.manager.device.finish_moves()
 
     def admit(self, sequence: Sequence) -> bool:
         """Fill a sequence's tables with what is cached, after bringing all of it to the device; a block that
         cannot be read makes it match again.
         """
         flight: InFlightLoad | None = None
-        while (match := self.manager.match(sequence)).host_len + match.disk_len:
+        while self.missing_bytes(match := self.manager.match(sequence), sequence):
             flight = self.bring(match, sequence)
             if flight is None:
                 return False
@@ -347,6 +347,10 @@ class Cache:
         if flight is not None:
             self.flights.leave(flight)
         return moves is not None
+
+    def missing_bytes(self, match: PrefixMatch, sequence: Sequence) -> Counter[Tier]:
+        """Return what of a match is not on the device, by the tier that has it."""
+        return self.flights.transfers.missing_bytes(match, sequence.root)
 
     def bring(self, match: PrefixMatch, sequence: Sequence) -> InFlightLoad | None:
         """Bring a match to the device, where it is held until somebody leaves the flight; None: no room."""
@@ -368,7 +372,7 @@ class Cache:
     def run(self, moves: Iterable[Move], chunks: abc.Sequence[tuple[Sequence, int]]) -> None:
         """Carry out a step whose slots are writable: move, write, look, commit."""
         self.carry_out(moves)
-        self.device.apply(*self.manager.take_changes())
+        self.device.apply(*self.manager.log.take())
         for sequence, num_tokens in chunks:
             self.device.write(sequence, sequence.computed_len, sequence.computed_len + num_tokens)
         for sequence, num_tokens in chunks:
@@ -390,9 +394,9 @@ class Cache:
         self.manager.release(sequence)
         return length
 
-    def demote(self, sequence: Sequence, tier: Tier = Tier.HOST) -> None:
-        """Take a sequence's blocks off the device, as far as the tier takes them."""
-        moves = self.manager.demote(sequence, tier)
+    def demote(self, sequence: Sequence) -> None:
+        """Take a sequence's blocks off the device, as far as host memory takes them."""
+        moves = self.manager.demote(sequence)
         self.device.plan(moves)
         self.device.poison_free_blocks()
         self.carry_out(moves)
@@ -405,7 +409,7 @@ class Cache:
 
     def store_sequence(self, sequence: Sequence) -> None:
         """Save all that a sequence holds."""
-        self.store(self.manager.block_saves(sequence))
+        self.store(self.manager.publisher.block_saves(sequence))
         tails = self.manager.tail_saves(sequence)
         self.store(tails)
         if tails:
@@ -422,14 +426,14 @@ class Cache:
     def forget_device(self) -> None:
         """Evict every block that no sequence holds."""
         self.evict_unheld()
-        self.manager.finish_moves()
+        self.manager.device.finish_moves()
 
     def evict_unheld(self) -> None:
         """Evict every block that no sequence and no planned move holds."""
         for pool in self.manager.pools.values():
             for block in [pool.allocate() for _ in range(pool.num_available)]:
                 pool.release(block)
-        self.device.execute(self.manager.take_demotions())
+        self.device.execute(self.manager.device.take_demotions())
         self.device.poison_free_blocks()
 
     def num_used(self) -> list[int]:

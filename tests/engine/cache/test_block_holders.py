@@ -66,16 +66,3 @@ def test_asking_for_a_long_sequence_costs_no_more_than_for_a_short_one() -> None
             usages(cache)
         num_calls.append(calls.total())
     assert num_calls[0] == num_calls[1]
-
-
-def test_what_a_transfer_has_left_to_move_is_what_its_units_say() -> None:
-    cache = Cache(full_group(), num_blocks=16, num_places=4)
-    cache.leave_on_disk(range(30))
-    other = cache.open([*range(30), 7])
-    flight = cache.flights.begin(cache.manager.match(other), other.root)
-    assert flight is not None
-    units = flight.transfer.units
-    assert len({unit.tier for unit in units}) == 2
-    for num_taken in range(len(units) + 1):
-        for tier, num_bytes in flight.transfer.bytes_left(num_taken).items():
-            assert num_bytes == sum(unit.num_bytes for unit in units[num_taken:] if unit.tier is tier)

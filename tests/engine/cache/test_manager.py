@@ -163,7 +163,7 @@ def test_the_same_content_computed_twice_becomes_one_block_and_the_tables_change
     assert apart == ()
     own = [tuple(table) for table in second.tables]
     cache.run(apart, [(second, 8)])
-    changes, _ = cache.manager.take_changes()
+    changes, _ = cache.manager.log.take()
     assert [table[:2] for table in second.tables] == [table[:2] for table in first.tables]
     told = {
         (change.group, change.start + offset): block
@@ -185,7 +185,7 @@ def test_a_full_block_is_named_when_it_is_committed_and_not_before() -> None:
     assert cache.admit(sequence)
     cache.manager.extend(sequence, 8)
     assert len(cache.manager.index) == 0
-    cache.device.apply(*cache.manager.take_changes())
+    cache.device.apply(*cache.manager.log.take())
     cache.device.write(sequence, 0, 8)
     cache.manager.commit(sequence, 8)
     assert {node.key for node in cache.manager.index} == set(sequence.keys)
@@ -262,13 +262,13 @@ def test_an_admission_can_ask_for_room_behind_what_it_finds() -> None:
 def test_sequences_that_come_and_go_between_two_batches_leave_nothing_to_tell() -> None:
     cache = Cache(full_group(), sliding_group(5))
     sequence = cache.computed(range(10))
-    cache.manager.take_changes()
+    cache.manager.log.take()
     for _ in range(100):
         cache.manager.release(cache.manager.fork(sequence))
         cache.matched_len(range(10))
-    assert cache.manager.take_changes() == ((), ())
+    assert cache.manager.log.take() == ((), ())
     cache.manager.release(sequence)
-    assert cache.manager.take_changes() == ((), (sequence.id,))
+    assert cache.manager.log.take() == ((), (sequence.id,))
 
 
 @pytest.mark.parametrize("num_kept", range(1, 8))
@@ -283,7 +283,7 @@ def test_what_was_written_behind_the_last_computed_token_is_let_go(num_kept: int
     moves = manager.extend(sequence, 1 + len(guess))
     assert moves is not None
     cache.carry_out(moves)
-    cache.device.apply(*manager.take_changes())
+    cache.device.apply(*manager.log.take())
     cache.device.write(sequence, 7, 8 + len(guess), guess)
     sequence.token_ids += guess[: num_kept - 1]
     manager.commit(sequence, num_kept)

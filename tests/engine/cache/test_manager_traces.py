@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from kvchat.engine.api.ids import BlockKey, GroupId, SequenceId
-from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.cache.block_operations import Move, Save
 from kvchat.engine.cache.eviction import Eviction
 from kvchat.engine.formats.pool_sizing import window_blocks
@@ -158,7 +157,7 @@ class CacheTraces(RuleBasedStateMachine):
         num_tokens = min(num_tokens, sequence.num_uncomputed)
         moves = self.extend(sequence, num_tokens, {})
         self.cache.carry_out(moves)
-        self.device.apply(*self.manager.take_changes())
+        self.device.apply(*self.manager.log.take())
         start = sequence.computed_len
         self.device.write(sequence, start, start + min(num_written, num_tokens))
         self.take_back(sequence)
@@ -173,7 +172,7 @@ class CacheTraces(RuleBasedStateMachine):
         del draft[room_of(sequence) :]
         start, end = sequence.computed_len, sequence.computed_len + 1 + len(draft)
         self.cache.carry_out(self.extend(sequence, end - start, {}))
-        self.device.apply(*self.manager.take_changes())
+        self.device.apply(*self.manager.log.take())
         self.device.write(sequence, start, end, draft)
         self.device.check_seen(sequence, start, end, draft)
         self.manager.commit(sequence, 1)
@@ -233,13 +232,13 @@ class CacheTraces(RuleBasedStateMachine):
         self.manager.pins.unpin(sequence)
 
     @precondition(lambda self: self.admitted)
-    @rule(which=pick, tier=st.sampled_from([Tier.HOST, Tier.DISK]))
-    def demote(self, which: int, tier: Tier) -> None:
+    @rule(which=pick)
+    def demote(self, which: int) -> None:
         sequence = self.admitted[which % len(self.admitted)]
         self.admitted.remove(sequence)
         self.waiting.append(sequence)
         length = self.matched_len(sequence)
-        self.cache.demote(sequence, tier)
+        self.cache.demote(sequence)
         assert self.manager.match(sequence).length >= length, "what is demoted is lost"
 
     @rule(num_lost=st.integers(0, 2))
@@ -320,7 +319,6 @@ class CacheTraces(RuleBasedStateMachine):
         match = self.manager.match(sequence)
         assert match == self.manager.match(sequence)
         assert match.length < len(sequence.token_ids)
-        assert 0 <= match.disk_len + match.host_len <= match.length
         num_stored = len(self.tier.contents)
         if self.cache.admit(sequence):
             was_damaged = len(self.tier.contents) < num_stored

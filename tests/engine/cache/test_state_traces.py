@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from kvchat.engine.api.ids import GroupId
-from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.formats.spec import Group
 from tests.engine.cache.caches import full_group, sliding_group, state_group
 from tests.engine.cache.test_manager_traces import FEW, MANY, POLICIES, CacheTraces, Policy
@@ -43,14 +42,14 @@ class StateTraces(CacheTraces):
         self.begin(*groups, num_blocks=num_blocks, num_places=num_places, policy=policy)
 
     @precondition(lambda self: self.admitted)
-    @rule(which=st.integers(0, 1000), tier=st.sampled_from([Tier.HOST, Tier.DISK]))
-    def demote(self, which: int, tier: Tier) -> None:
+    @rule(which=st.integers(0, 1000))
+    def demote(self, which: int) -> None:
         """What is moved makes others go, but what was held goes on where it stopped."""
         sequence = self.admitted[which % len(self.admitted)]
         self.admitted.remove(sequence)
         self.waiting.append(sequence)
         read = sequence.token_ids[: sequence.computed_len]
-        self.cache.demote(sequence, tier)
+        self.cache.demote(sequence)
         assert self.cache.matched_len([*read, 0]) >= len(read), "what is demoted is lost"
 
     @invariant()

@@ -3,6 +3,7 @@
 import pytest
 
 from kvchat.engine.api.ids import GroupId
+from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.cache.block_operations import Load
 from tests.engine.cache.caches import Cache, full_group, name_of, sliding_group
 
@@ -73,8 +74,9 @@ def test_a_matched_block_is_not_evicted_to_load_another() -> None:
     cache.store_sequence(stored)
     cache.manager.release(stored)
     cache.computed([50] * 4)
-    assert cache.manager.match(cache.open(range(17))).disk_len == 4
     sequence = cache.open(range(17))
+    match = cache.manager.match(sequence)
+    assert cache.missing_bytes(match, sequence) == {Tier.DISK: full_group().block_bytes(4)}
     for _ in range(2):
         assert cache.bring(cache.manager.match(sequence), sequence) is None
         cache.check()

@@ -11,7 +11,7 @@ from kvchat.engine.formats.full.spec import FullSpec
 from kvchat.engine.formats.spec import Group
 from kvchat.engine.kernels.stream_protocol import Stream
 from kvchat.engine.memory.device_pool import DevicePool
-from kvchat.engine.memory.host_copies import AsyncTransport, DirectTransport, runs_of
+from kvchat.engine.memory.host_copies import AsyncTransport, Transport, runs_of
 from kvchat.engine.memory.host_pool import HostPool
 from kvchat.engine.memory.pinned import PinnedSlabs
 from kvchat.engine.memory.rates import Rates
@@ -81,7 +81,7 @@ def differs(seed: int, *, forgets: Stream | None = None, num_steps: int = 30) ->
     """Run one random trace on streams and at once, and return whether any byte differs in the end."""
     random, pool, direct_pool = Random(seed), make_pool(), make_pool()
     host, direct_host = make_host(pool), make_host(direct_pool)
-    direct = DirectTransport(direct_pool, direct_host, Rates())
+    direct = Transport(direct_pool, direct_host, Rates())
     streams = DelayedStreams(seed, forgets=forgets)
     staged = AsyncTransport(pool, host, Rates(), streams, most_bytes=6 * pool.block_bytes(GROUPS[0]))
     for number in range(1, num_steps):

@@ -13,7 +13,7 @@ from kvchat.engine.cache.block_operations import Save
 from kvchat.engine.memory.disk.block_file import BlockHeader
 from kvchat.engine.memory.disk.io import Buffer
 from kvchat.engine.memory.disk.write_queue import BlockWriteQueue
-from kvchat.engine.memory.saver import STEP_BYTES, DirectSaves, Saver
+from kvchat.engine.memory.saver import STEP_BYTES, Saver, SaveTransport
 from tests.engine.memory.chains import FULL, Block, chain
 from tests.engine.memory.fake_disk import FakeDisk
 from tests.patience import PATIENCE_S
@@ -61,7 +61,7 @@ class NumberedPool:
 
 
 def test_memory_of_blocks_that_were_written_holds_the_next_ones_and_that_of_others_is_left_alone() -> None:
-    reads = DirectSaves(NumberedPool())  # type: ignore[arg-type]
+    reads = SaveTransport(NumberedPool())  # type: ignore[arg-type]
     first, second = (reads.take(FULL, BlockId(number), 8) for number in (1, 2))
     run = first.wait()
     assert (bytes(run), bytes(second.wait())) == (b"\1" * 8, b"\2" * 8)
@@ -134,7 +134,7 @@ def test_a_block_that_waits_and_has_left_its_place_keeps_nobody_from_saving_it_w
 
 
 def test_a_closed_writer_gives_back_what_it_has_not_written() -> None:
-    disk, reads = FakeDisk(is_open=False), DirectSaves(NumberedPool())  # type: ignore[arg-type]
+    disk, reads = FakeDisk(is_open=False), SaveTransport(NumberedPool())  # type: ignore[arg-type]
     writer = BlockWriteQueue(disk, max_bytes=1 << 30)  # type: ignore[arg-type]
     ended: list[int] = []
     for number, block in enumerate(BLOCKS[:3]):

@@ -18,7 +18,7 @@ from kvchat.engine.kernels.model_shape_checks import QUANTIZED_CHECKS
 from kvchat.engine.kernels.shadow_checks import SHADOW_TRIALS
 from kvchat.engine.memory.cuda_streams import CudaStreams
 from kvchat.engine.memory.device_pool import DevicePool
-from kvchat.engine.memory.host_copies import AsyncTransport, DirectTransport
+from kvchat.engine.memory.host_copies import AsyncTransport, Transport
 from kvchat.engine.memory.host_pool import HostPool
 from kvchat.engine.memory.pinned import PinnedSlabs
 from kvchat.engine.memory.rates import Rates
@@ -99,7 +99,7 @@ def test_blocks_that_move_beside_computation_hold_what_they_should(seed: int) ->
     for group in sizes:
         for place in range(staged_traces.NUM_PLACES):
             host.view(group, BlockId(place))[:] = bytes(sizes[group])
-    direct = DirectTransport(direct_pool, direct_host, Rates())
+    direct = Transport(direct_pool, direct_host, Rates())
     staged = AsyncTransport(pool, host, Rates(), CudaStreams(device), most_bytes=6 * max(sizes.values()))
     for number in range(1, 60):
         group, block = random.choice(staged_traces.GROUPS), random.randrange(staged_traces.NUM_BLOCKS)

@@ -235,7 +235,7 @@ def test_the_estimate_is_told_before_the_wait(stage: Stage) -> None:
 def test_a_path_that_was_promoted_is_on_the_device_when_its_request_comes(stage: Stage) -> None:
     text = stage.text
     engine, reader = stage.stepped()
-    engine.promote(text)
+    engine.prefetch(text)
     load_all(engine)
     num_read = reader.num_read
     usage = engine.snapshot().tier(Tier.DEVICE)
@@ -257,11 +257,11 @@ def test_a_request_brings_what_the_promotion_of_its_path_has_not_and_both_count_
 ) -> None:
     text = stage.text
     engine, reader = stage.stepped()
-    engine.promote(text)
+    engine.prefetch(text)
     while reader.num_read < num_promoted:
         engine.tick()
     if not goes_on:
-        engine.promote(())
+        engine.prefetch(())
         load_all(engine)
     prompt = text + token_ids(4, seed=5)
     result = answer(engine, prompt, 8)
@@ -274,17 +274,17 @@ def test_a_request_brings_what_the_promotion_of_its_path_has_not_and_both_count_
 def test_a_promotion_ends_when_the_wish_changes_and_what_has_arrived_stays(stage: Stage) -> None:
     first, second = (stage.say(token_ids(150, seed=seed)) for seed in (6, 7))
     engine, reader = stage.stepped()
-    engine.promote(first)
+    engine.prefetch(first)
     for _ in range(3):
         engine.tick()
-    engine.promote(second)
+    engine.prefetch(second)
     load_all(engine)
     assert reader.num_read < 2 * (len(first) // BLOCK_SIZE)
     num_read = reader.num_read
     assert answer(engine, second, 4).loaded.disk == len(second) - 1
     assert reader.num_read == num_read
-    engine.promote(first)
-    engine.promote(())
+    engine.prefetch(first)
+    engine.prefetch(())
     assert not engine.is_loading or reader.jobs
 
 
@@ -293,7 +293,7 @@ def test_a_promotion_takes_no_room_from_the_session_on_screen(stage: Stage) -> N
     shown, other = (stage.say(token_ids(100, seed=seed)) for seed in (8, 9))
     engine, reader = stage.stepped(device_bytes=160 * 4 * 2 * 2 * 16 * 4)
     for path, beside in ((shown, ()), (other, shown), (other, shown)):
-        engine.promote(path, beside)
+        engine.prefetch(path, beside)
         load_all(engine)
     assert engine.snapshot().tier(Tier.DEVICE).num_blocks == 10
     num_read = reader.num_read
@@ -322,7 +322,7 @@ def test_many_sessions_that_come_and_go_in_a_small_pool_are_answered_as_by_an_en
             prompt = prompts.pop()
             handles.append((prompt, submit(engine, prompt, rng.randrange(2, 12))))
         if rng.random() < 0.1:
-            engine.promote(rng.choice(texts), rng.choice(texts))
+            engine.prefetch(rng.choice(texts), rng.choice(texts))
         if handles and rng.random() < 0.05:
             rng.choice(handles)[1].cancel()
         reader.per_step = rng.randrange(3)

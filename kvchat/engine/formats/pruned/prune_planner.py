@@ -5,9 +5,8 @@ asks without a view finds them there. Blocks that are to be filled are the seque
 reads the end of the prompt, and have their place in its tables once that step has been computed.
 """
 
-from kvchat.engine.cache.block_operations import Prune
+from kvchat.engine.cache.block_operations import Prune, TableLog
 from kvchat.engine.cache.block_publisher import BlockPublisher
-from kvchat.engine.cache.block_table_changes import TableLog
 from kvchat.engine.cache.device_tier import DeviceTier
 from kvchat.engine.formats.spec import Group, Selection
 from kvchat.engine.formats.view_schedule import PrunePoint

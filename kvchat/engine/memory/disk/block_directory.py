@@ -7,9 +7,7 @@ from pathlib import Path
 from threading import Lock, RLock
 
 from kvchat.engine.api.ids import GroupId
-from kvchat.engine.kernels.native.library import library
-from kvchat.engine.kernels.read_block.native import ReadTargets
-from kvchat.engine.memory.disk.block_encryption import PLAIN, BlockEncryption, DiskKey
+from kvchat.engine.memory.disk.block_encryption import BlockEncryption, DiskKey
 from kvchat.engine.memory.disk.block_file import (
     DueFile,
     FileIdentity,
@@ -17,9 +15,7 @@ from kvchat.engine.memory.disk.block_file import (
     block_path,
     create_files,
     file_bytes,
-    read_file,
     render_head,
-    scatter_file,
     temporary_path,
 )
 from kvchat.engine.memory.disk.eviction import DiskEviction, Sources, require_allowance
@@ -51,12 +47,9 @@ class BlockDirectory:
         cache_dir: Path,
         files: SystemFiles,
         clock: Callable[[], float],
-        encryption: BlockEncryption = PLAIN,
+        encryption: BlockEncryption,
     ) -> None:
         """Open the directory and settle what a crash has left.
-
-        Args:
-            encryption: how blocks lie in it.
 
         Raises: StorageError: it cannot be created or written.
         """
@@ -68,7 +61,8 @@ class BlockDirectory:
         self._clock = clock
         self._is_closed = False
         self._lock = RLock()
-        self._reading = Lock()
+        self.reading = Lock()
+        """Taken by whoever reads from the medium: threads take turns there."""
         self._unsynced: set[Path] = set()
         with storage_errors(cache_dir):
             make_private(self.blocks_dir, files)
@@ -97,19 +91,6 @@ class BlockDirectory:
 
     # Reading and writing
 
-    def read(self, path: Path, identity: FileIdentity, payload: memoryview) -> None:
-        """Fill `payload` with verified bytes; see `read_file`. Threads take turns at the medium."""
-        read_file(self.files, path, identity, payload, self._reading, self.encryption)
-
-    @property
-    def can_scatter(self) -> bool:
-        """Whether `scatter` works: blocks are in the clear, and there are native kernels to read them."""
-        return self.encryption is PLAIN and self.files.gives_descriptors and library() is not None
-
-    def scatter(self, path: Path, identity: FileIdentity, places: ReadTargets) -> None:
-        """Fill a block's places in a pool with verified bytes; see `scatter_file`."""
-        scatter_file(self.files, path, identity, places)
-
     def add(
         self,
         due: Sequence[tuple[FileIdentity, memoryview]],
@@ -125,8 +106,7 @@ class BlockDirectory:
             is_wanted: they count as used again.
 
         Returns: False if there can be no room for them under the limit; none is there then.
-        Raises: StorageError: the disk is full, cannot be written, or was written enough today. Nothing of the
-            only block is left; of several, any may be there, whole.
+        Raises: StorageError: see `DiskStore.write`.
         """
         heads = [render_head(identity, payload) for identity, payload in due]
         blocks = [
@@ -137,8 +117,7 @@ class BlockDirectory:
         if limit_bytes is not None and num_bytes > limit_bytes:
             return False
         if daily_bytes is not None:
-            today_bytes = self.written().today
-            require_allowance(today_bytes=today_bytes, num_bytes=num_bytes, daily_bytes=daily_bytes)
+            require_allowance(self.written().today, num_bytes, daily_bytes)
         names = list(map(self.index.name_of, blocks))
         with self._lock:
             writer = self._announced()
@@ -306,11 +285,6 @@ class BlockDirectory:
         with self._lock, storage_errors(self.blocks_dir):
             sync_directories(self.files, self._unsynced)
             self._unsynced.clear()
-
-    def empty_quarantine(self) -> None:
-        """Remove what was set aside: its headers hold token ids."""
-        with storage_errors(self.quarantine.directory):
-            self.quarantine.empty()
 
     def close(self) -> None:
         with self._lock:

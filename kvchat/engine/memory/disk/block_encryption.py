@@ -15,7 +15,7 @@ verified as such.
 import struct
 from collections.abc import Sequence
 from pathlib import Path
-from typing import BinaryIO, NewType, Protocol
+from typing import BinaryIO, NewType
 
 from kvchat.engine.api.ids import KEY_BYTES, BlockKey, from_u32le, u32le
 from kvchat.engine.memory.disk.io import Buffer
@@ -43,99 +43,65 @@ _HEAD_START = _SALT_END + _LENGTH.size
 _HEAD_NONCE, _PAYLOAD_NONCE = bytes(12), bytes(11) + b"\1"
 
 
-class BlockEncryption(Protocol):
-    """One way in which blocks lie on disk.
+class BlockEncryption:
+    """How blocks lie on disk: in the clear. Others lie otherwise, see `EncryptedBlocks`.
 
-    Args:
+    Attributes:
         keeps_order: whether entries of the index stand in the order of the token ids in them.
         entry_overhead: bytes of an entry beside four for each token.
         file_overhead: bytes of a file beside head and payload.
     """
-
-    keeps_order: bool
-    entry_overhead: int
-    file_overhead: int
-
-    def home(self, cache_dir: Path) -> Path:
-        """Return where files and index are."""
-        ...
-
-    def name(self, key: BlockKey) -> DiskKey: ...
-
-    def entry(self, key: BlockKey, parent: BlockKey, token_ids: Sequence[int]) -> bytes:
-        """Return what the index keeps of a block."""
-        ...
-
-    def entry_of(
-        self, name: DiskKey, parent: DiskKey, entry: bytes
-    ) -> tuple[BlockKey, BlockKey, tuple[int, ...]]:
-        """Return key, parent and token ids of an entry; no token ids where it is not what was written."""
-        ...
-
-    def encrypted(self, path: Path, head: bytes, payload: memoryview) -> Sequence[Buffer]:
-        """Return the bytes of a file."""
-        ...
-
-    def landing(self, parts: Sequence[memoryview]) -> Sequence[memoryview]:
-        """Return where a file's bytes are read to, of which `open` makes `parts`: head and payload."""
-        ...
-
-    def open(self, path: Path, landed: Sequence[memoryview], parts: Sequence[memoryview]) -> None:
-        """Fill `parts` from what was read.
-
-        Raises: ValueError: a byte is not what it must be.
-        """
-        ...
-
-    def read_head(self, path: Path, file: BinaryIO, num_bytes: int) -> tuple[bytes, int]:
-        """Read a file's head; return it, and how long the payload is if the whole file has `num_bytes`.
-
-        Raises: ValueError, struct.error: it has none.
-        """
-        ...
-
-
-class PlainBlocks:
-    """Blocks in the clear."""
 
     keeps_order = True
     entry_overhead = 0
     file_overhead = 0
 
     def home(self, cache_dir: Path) -> Path:
+        """Return where files and index are."""
         return cache_dir
 
     def name(self, key: BlockKey) -> DiskKey:
         return DiskKey(key)
 
     def entry(self, key: BlockKey, parent: BlockKey, token_ids: Sequence[int]) -> bytes:
+        """Return what the index keeps of a block."""
         return u32le(token_ids)
 
     def entry_of(
         self, name: DiskKey, parent: DiskKey, entry: bytes
     ) -> tuple[BlockKey, BlockKey, tuple[int, ...]]:
+        """Return key, parent and token ids of an entry; no token ids where it is not what was written."""
         ids = () if len(entry) % 4 else tuple(from_u32le(entry))
         return BlockKey(name), BlockKey(parent), ids
 
     def encrypted(self, path: Path, head: bytes, payload: memoryview) -> Sequence[Buffer]:
+        """Return the bytes of a file."""
         return head, payload
 
     def landing(self, parts: Sequence[memoryview]) -> Sequence[memoryview]:
+        """Return where a file's bytes are read to, of which `open` makes `parts`: head and payload."""
         return parts
 
     def open(self, path: Path, landed: Sequence[memoryview], parts: Sequence[memoryview]) -> None:
-        pass
+        """Fill `parts` from what was read.
+
+        Raises: ValueError: a byte is not what it must be.
+        """
 
     def read_head(self, path: Path, file: BinaryIO, num_bytes: int) -> tuple[bytes, int]:
+        """Read a file's head; return it, and how long the payload is if the whole file has `num_bytes`.
+
+        Raises: ValueError, struct.error: it has none.
+        """
         length = file.read(_LENGTH.size)
         num_head_bytes = _bounded(length, num_bytes)
         return length + file.read(num_head_bytes), num_bytes - _LENGTH.size - num_head_bytes
 
 
-PLAIN = PlainBlocks()
+PLAIN = BlockEncryption()
 
 
-class EncryptedBlocks:
+class EncryptedBlocks(BlockEncryption):
     """Blocks encrypted with one key, in a directory of its own: other stores may share the cache
     directory."""
 

@@ -35,7 +35,7 @@ from kvchat.engine.kernels.read_block.native import (
     ReadTargets,
     read_block,
 )
-from kvchat.engine.memory.disk.block_encryption import PLAIN, BlockEncryption, DiskKey
+from kvchat.engine.memory.disk.block_encryption import BlockEncryption, DiskKey
 from kvchat.engine.memory.disk.io import (
     Buffer,
     SystemFiles,
@@ -220,7 +220,7 @@ def read_file(
     identity: FileIdentity,
     payload: memoryview,
     turn: Lock,
-    encryption: BlockEncryption = PLAIN,
+    encryption: BlockEncryption,
 ) -> None:
     """Fill `payload` and verify all of the file. Not mapped: a truncated map kills.
 
@@ -297,7 +297,7 @@ def _unread(path: Path, verb: str, error: OSError) -> BlockDamaged | StorageErro
     return BlockDamaged(words) if error.errno in _DAMAGE else StorageError(words)
 
 
-def parse_header(path: Path, encryption: BlockEncryption = PLAIN) -> FoundBlock:
+def parse_header(path: Path, encryption: BlockEncryption) -> FoundBlock:
     """Read what a file says it is. The payload is not read; `read_file` verifies it before use.
 
     Raises:

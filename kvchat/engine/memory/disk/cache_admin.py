@@ -56,9 +56,7 @@ class CacheAdmin:
 
     def remove(self, fingerprint: bytes, keys: Iterable[BlockKey]) -> DiskUsage:
         """Remove blocks with all their groups; return what was freed."""
-        index = self._directory.index
-        found = (index.with_key(fingerprint, key) for key in keys)
-        return self._remove(block for block in found if block is not None)
+        return self._remove(self.found(fingerprint, keys).values())
 
     def collect(self, is_referenced: IsReferenced) -> DiskUsage:
         """Remove every block that nothing refers to, as `collect_by` does.
@@ -81,7 +79,7 @@ class CacheAdmin:
                 a block that is written meanwhile stays, whoever writes it.
         """
         self._directory.rebuild()
-        self._directory.empty_quarantine()
+        self._directory.quarantine.empty()
         self._directory.remove_unfinished()
         blocks = self.blocks()
         is_referenced = judge(blocks)
@@ -147,11 +145,7 @@ class CacheAdmin:
         return self._directory.kept.names()
 
     def kept_blocks(self, but: Collection[str] = ()) -> list[IndexedBlock]:
-        """Return which blocks on disk are kept, under whatever name.
-
-        Args:
-            but: names that do not count.
-        """
+        """Return which blocks on disk are kept, under whatever name; those in `but` do not count."""
         kept = self._kept(but)
         return [block for block in self.blocks() if (block.fingerprint, block.name) in kept]
 

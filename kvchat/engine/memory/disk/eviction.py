@@ -4,7 +4,6 @@ import fcntl
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Final
@@ -14,7 +13,7 @@ from kvchat.engine.cache.eviction import SMALL_SHARE, Eviction, Ghosts
 from kvchat.engine.memory.disk.block_encryption import DiskKey
 from kvchat.engine.memory.disk.block_file import FoundBlock
 from kvchat.engine.memory.disk.index import BlockIndex, BlockName, IndexedBlock
-from kvchat.engine.memory.disk.io import SystemFiles, storage_errors
+from kvchat.engine.memory.disk.io import SystemFiles
 from kvchat.engine.memory.disk.pinned_blocks import Kept, PinnedBlocks
 from kvchat.engine.memory.disk.quarantine import Quarantine
 from kvchat.engine.memory.disk.write_intents import WriteIntents
@@ -26,10 +25,8 @@ MAX_GHOSTS: Final = 8192
 class DiskEvictionOrder:
     """The order of one cache directory, over all fingerprints. Called under the directory's lock."""
 
-    def __init__(
-        self, index: BlockIndex, kept: Sequence[PinnedBlocks], eviction: Eviction = Eviction.S3FIFO
-    ) -> None:
-        self.eviction = eviction
+    def __init__(self, index: BlockIndex, kept: Sequence[PinnedBlocks]) -> None:
+        self.eviction = Eviction.S3FIFO
         self._index = index
         self._kept_lists = tuple(kept)
         self._ghosts = Ghosts(MAX_GHOSTS)
@@ -134,70 +131,17 @@ def _name(fingerprint: bytes, name: DiskKey, group: GroupId | None = None) -> Bl
 _KIB, _MIB = 2**10, 2**20
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BudgetNotices:
-    """What has a claim on the room for blocks, beside what may go.
-
-    Args:
-        new_bytes: of blocks that are to be written.
-        source_bytes: of blocks that they are made from, and of which nothing else may let go meanwhile.
-        kept_bytes: what packs and pinned sessions have of the rest.
-        writing_bytes: of blocks that others are at work on.
-        aside_bytes: of damaged blocks that were set aside.
-    """
-
-    new_bytes: int
-    source_bytes: int
-    kept_bytes: int
-    writing_bytes: int
-    aside_bytes: int
-
-    @property
-    def num_bytes(self) -> int:
-        return self.new_bytes + self.source_bytes + self.kept_bytes + self.writing_bytes + self.aside_bytes
-
-
-def require_allowance(*, today_bytes: int, num_bytes: int, daily_bytes: int | None) -> None:
-    """Raise StorageError if so many bytes more would be written on one day than may be.
-
-    Args:
-        daily_bytes: most bytes of one day; None: any number.
-    """
-    if daily_bytes is not None and today_bytes + num_bytes > daily_bytes:
+def require_allowance(today_bytes: int, num_bytes: int, daily_bytes: int) -> None:
+    """Raise StorageError if so many bytes more would be written on one day than may be."""
+    if today_bytes + num_bytes > daily_bytes:
         raise StorageError(
             f"The cache has written its {daily_bytes:,} bytes of today; blocks are saved again tomorrow. "
             "Give it more with --kv-disk-daily-bytes."
         )
 
 
-def require_room(demand: BudgetNotices, *, limit_bytes: int, elsewhere_bytes: int) -> None:
-    """Raise StorageError, with the numbers, where blocks and what they are made from have no room together.
-
-    Args:
-        limit_bytes: what blocks may take.
-        elsewhere_bytes: what prepared weights take of the limit that a person gave.
-    """
-    if demand.num_bytes <= limit_bytes:
-        return
-    told = (
-        f"new blocks of {_size(demand.new_bytes)} have no room beside those of {_size(demand.source_bytes)}"
-        " that they are made from"
-    )
-    others = (
-        (demand.kept_bytes, "packs and pinned sessions keep"),
-        (demand.writing_bytes, "others are just writing"),
-        (demand.aside_bytes, "damaged blocks that were set aside hold"),
-        (elsewhere_bytes, "prepared weights hold"),
-    )
-    told += "".join(f", {words} {_size(num_bytes)}" for num_bytes, words in others if num_bytes)
-    raise StorageError(
-        f"{told}, and the disk limit is {_size(limit_bytes + elsewhere_bytes)}; nothing was changed: give it"
-        " more with KVCHAT_KV_DISK_BYTES for as long as this takes"
-    )
-
-
 def no_room(
-    *, limit_bytes: int, kept_bytes: int, elsewhere_bytes: int, block_bytes: int, aside_bytes: int = 0
+    *, limit_bytes: int, kept_bytes: int, elsewhere_bytes: int, block_bytes: int, aside_bytes: int
 ) -> str:
     """Return what holds the room although all that may go has gone, and what to do.
 
@@ -242,50 +186,6 @@ def _size(num_bytes: int) -> str:
 PATIENCE_S = 5.0
 _POLL_S = 0.002
 
-
-class EvictionLock:
-    """A lock (flock) on a file beside the blocks, of which the kernel lets go when its process ends.
-
-    It may be taken again by whoever has it. Called under the directory's lock. Two who make room at once for
-    the same bytes would let go of twice as much, no more than that: so where the lock cannot be had, since a
-    process was stopped that has it or the directory is read-only, things go on without.
-    """
-
-    def __init__(self, path: Path, patience_s: float = PATIENCE_S) -> None:
-        self._path = path
-        self._patience_s = patience_s
-        self._is_held = False
-
-    @contextmanager
-    def held(self) -> Iterator[None]:
-        """Have the lock inside."""
-        with ExitStack() as end:
-            if not self._is_held:
-                with suppress(OSError):
-                    self._take(end)
-                self._is_held = True
-                end.callback(self._note_free)
-            yield
-
-    def _take(self, end: ExitStack) -> None:
-        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        end.callback(os.close, descriptor)
-        until_s = monotonic() + self._patience_s
-        while not _is_taken(descriptor) and monotonic() < until_s:
-            sleep(_POLL_S)
-
-    def _note_free(self) -> None:
-        self._is_held = False
-
-
-def _is_taken(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
 Sources = tuple[bytes, Collection[DiskKey]]
 """A fingerprint, and names of blocks from which others are made."""
 
@@ -318,7 +218,7 @@ class DiskEviction:
         self._quarantine = quarantine
         self._in_progress = in_progress
         self._remove = remove
-        self._lock = EvictionLock(home / "room.lock")
+        self._lock_path = home / "room.lock"
         self.order = DiskEvictionOrder(index, [self.kept, self._held])
 
     def enforce(self, limit_bytes: int) -> bool:
@@ -329,15 +229,36 @@ class DiskEviction:
         """
         if not self._num_due(limit_bytes):
             return True
-        with self._lock.held():
+        with self._alone():
             self.settle_dead()
-            while num_due := self._num_due(limit_bytes):
-                leaves = self.order.due(num_due)
-                if not leaves:
-                    return False
-                self.order.note_gone(leaves)
-                self._remove([name for leaf in leaves for name in leaf.names])
+            return self._evict(limit_bytes)
+
+    def _evict(self, limit_bytes: int) -> bool:
+        while num_due := self._num_due(limit_bytes):
+            leaves = self.order.due(num_due)
+            if not leaves:
+                return False
+            self.order.note_gone(leaves)
+            self._remove([name for leaf in leaves for name in leaf.names])
         return True
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Have a lock (flock) on a file beside the blocks, of which the kernel lets go when its process ends.
+
+        Two who make room at once for the same bytes would let go of twice as much, no more than that: so
+        where the lock cannot be had, since a process was stopped that has it or the directory is read-only,
+        things go on without.
+        """
+        with ExitStack() as end:
+            with suppress(OSError):
+                flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+                descriptor = os.open(self._lock_path, flags, 0o600)
+                end.callback(os.close, descriptor)
+                until_s = monotonic() + PATIENCE_S
+                while not _is_taken(descriptor) and monotonic() < until_s:
+                    sleep(_POLL_S)
+            yield
 
     def hold(
         self,
@@ -358,16 +279,16 @@ class DiskEviction:
         Raises: StorageError: they have no room beside what may not go, with the numbers; nothing has gone.
             Or the disk refuses.
         """
-        with self._lock.held():
+        with self._alone():
             self.settle_dead()
             if limit_bytes is not None:
-                demand = self._demand(sum(block.num_bytes for block in blocks), sources, limit_bytes)
-                require_room(demand, limit_bytes=limit_bytes, elsewhere_bytes=elsewhere_bytes)
+                new_bytes = sum(block.num_bytes for block in blocks)
+                self._require_room(new_bytes, sources, limit_bytes, elsewhere_bytes)
             self._held.keep(writer, *sources)
             self._in_progress.hold(names)
             self._index.reserve(blocks, writer, [True] * len(blocks))
             if limit_bytes is not None:
-                self.enforce(limit_bytes)
+                self._evict(limit_bytes)
 
     def let_go(self, writer: str, names: Sequence[BlockName]) -> None:
         """Hold room no longer for those of some blocks that were not written."""
@@ -388,16 +309,30 @@ class DiskEviction:
         self.kept.remove_unfinished()
         self._held.remove_unfinished()
 
-    def _demand(self, new_bytes: int, sources: Sources, limit_bytes: int) -> BudgetNotices:
+    def _require_room(self, new_bytes: int, sources: Sources, limit_bytes: int, elsewhere_bytes: int) -> None:
+        """Raise StorageError, with the numbers, where blocks and what they are made from have no room
+        together, beside what may not go either.
+        """
         fingerprint, keys = sources
         made_from = frozenset((fingerprint, key) for key in keys)
-        kept = self.kept.all() | self._held.all()
-        return BudgetNotices(
-            new_bytes=new_bytes,
-            source_bytes=self._index.num_bytes(made_from),
-            kept_bytes=self._index.num_bytes(kept - made_from),
-            writing_bytes=self._index.unsettled_bytes(),
-            aside_bytes=limit_bytes - self._quarantine.beside(limit_bytes),
+        source_bytes = self._index.num_bytes(made_from)
+        kept = (self.kept.all() | self._held.all()) - made_from
+        others = (
+            (self._index.num_bytes(kept), "packs and pinned sessions keep"),
+            (self._index.unsettled_bytes(), "others are just writing"),
+            (limit_bytes - self._quarantine.beside(limit_bytes), "damaged blocks that were set aside hold"),
+        )
+        if new_bytes + source_bytes + sum(num_bytes for num_bytes, _ in others) <= limit_bytes:
+            return
+        told = (
+            f"new blocks of {_size(new_bytes)} have no room beside those of {_size(source_bytes)}"
+            " that they are made from"
+        )
+        claims = (*others, (elsewhere_bytes, "prepared weights hold"))
+        told += "".join(f", {words} {_size(num_bytes)}" for num_bytes, words in claims if num_bytes)
+        raise StorageError(
+            f"{told}, and the disk limit is {_size(limit_bytes + elsewhere_bytes)}; nothing was changed: give"
+            " it more with KVCHAT_KV_DISK_BYTES for as long as this takes"
         )
 
     def _num_due(self, limit_bytes: int) -> int:
@@ -406,9 +341,16 @@ class DiskEviction:
         """
         usage = self._index.usage()  # first: what is just being set aside counts twice then, and not never
         if self._quarantine.num_bytes() > limit_bytes // 2:
-            with storage_errors(self._quarantine.directory):
-                self._quarantine.empty()
+            self._quarantine.empty()
         excess_bytes = usage.num_bytes - self._quarantine.beside(limit_bytes)
         if excess_bytes <= 0:
             return 0
         return 1 + excess_bytes * usage.num_blocks // usage.num_bytes // 8
+
+
+def _is_taken(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

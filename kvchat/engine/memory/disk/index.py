@@ -61,10 +61,7 @@ class WrittenBytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexedBlock:
-    """A block in the words of the index, all its groups together; `last_used_s` is the latest of them.
-
-    `name` is its key as it is on disk.
-    """
+    """A block in the words of the index, all its groups together. `name` is its key as it is on disk."""
 
     fingerprint: bytes
     name: DiskKey
@@ -74,7 +71,6 @@ class IndexedBlock:
     block_size: int
     groups: frozenset[GroupId]
     num_bytes: int
-    last_used_s: float
     is_proven: bool = False
     """Whether a request has used it since it was stored."""
 
@@ -102,7 +98,6 @@ class BlockIndex:
 
         Args:
             is_there: whether a block's file has its name; must not raise.
-            encryption: how keys and token ids lie in it.
 
         Raises: StorageError: the directory cannot be written.
         """
@@ -186,7 +181,7 @@ class BlockIndex:
         """Take the token ids of rows that are gone out of the file and its log; see `IndexFile.erase`."""
         self._file.erase()
 
-    def oldest_leaves(self, limit: int, *, is_proven: bool | None = None) -> list[IndexedBlock]:
+    def oldest_leaves(self, limit: int, *, is_proven: bool | None) -> list[IndexedBlock]:
         """Return blocks that no block on disk has as its parent, and that nobody writes or removes in any
         group, longest unused first; fewer than `limit` only where there are no more.
 
@@ -371,13 +366,13 @@ class BlockIndex:
 
     def _blocks(self, where: str, *values: object) -> Iterator[IndexedBlock]:
         columns = "fingerprint, key, parent, token_ids, block_size"
-        merged = "group_concat(grp), sum(bytes), max(last_used), max(proven)"
+        merged = "group_concat(grp), sum(bytes), max(proven)"
         rows = self._file.read(
             f"SELECT {columns}, {merged} FROM blocks WHERE writer IS NULL AND {where}"
             " GROUP BY fingerprint, key",
             *values,
         )
-        for fingerprint, name, parent_name, entry, block_size, groups, num_bytes, last_used_s, proven in rows:
+        for fingerprint, name, parent_name, entry, block_size, groups, num_bytes, proven in rows:
             key, parent, token_ids = self._encryption.entry_of(name, parent_name, entry)
             yield IndexedBlock(
                 fingerprint=fingerprint,
@@ -388,7 +383,6 @@ class BlockIndex:
                 block_size=block_size,
                 groups=frozenset(GroupId(int(group)) for group in groups.split(",")),
                 num_bytes=num_bytes,
-                last_used_s=last_used_s,
                 is_proven=bool(proven),
             )
 

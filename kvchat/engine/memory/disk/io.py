@@ -16,7 +16,7 @@ from itertools import chain, islice, repeat
 from pathlib import Path
 from typing import TypeVar
 
-from kvchat.engine.memory.aligned_memory import PAGE, Pages
+from kvchat.engine.memory.aligned_memory import PAGE, ThreadRun
 from kvchat.errors import StorageError
 from kvchat.platform.private_files import NO_ROOM, NamedFiles, make_private
 
@@ -100,7 +100,7 @@ class SystemFiles(NamedFiles):
 
 
 SYSTEM = SystemFiles()
-_pages = Pages()
+_gather_run = ThreadRun()
 
 
 @contextmanager
@@ -276,7 +276,7 @@ def _gathered(parts: Iterable[memoryview], num_bytes: int) -> memoryview:
     """
     import numpy as np  # by who writes large files: most commands write none
 
-    run = _pages.take(num_bytes)
+    run = _gather_run.take(num_bytes)
     target = np.frombuffer(run, np.uint8)
     start = 0
     for part in parts:

@@ -48,9 +48,7 @@ class OfflineBlockStore:
 
     def longest_tail(self, parent: BlockKey, run: bytes) -> bytes | None:
         """Return the ids, packed, of the longest stored tail behind `parent` that begins a run of ids."""
-        ids = tuple(from_u32le(run))
-        tails = (tail for _, tail in self.tails_behind(parent) if ids[: len(tail)] == tail)
-        longest = max(tails, key=len, default=())
+        longest = max((tail for _, tail in self._beginning(parent, run)), key=len, default=())
         return run[: 4 * len(longest)] or None
 
     def tails_with_states(self, parent: BlockKey, run: bytes) -> Iterator[tuple[bytes, list[GroupId]]]:
@@ -59,11 +57,14 @@ class OfflineBlockStore:
         """
         if not self._state_groups:
             return
-        ids = tuple(from_u32le(run))
-        for key, tail in self.tails_behind(parent):
+        for key, tail in self._beginning(parent, run):
             groups = [group for group in self._state_groups if self._store.has(key, group)]
-            if groups and ids[: len(tail)] == tail:
+            if groups:
                 yield run[: 4 * len(tail)], groups
+
+    def _beginning(self, parent: BlockKey, run: bytes) -> Iterator[tuple[BlockKey, tuple[int, ...]]]:
+        ids = tuple(from_u32le(run))
+        return ((key, tail) for key, tail in self.tails_behind(parent) if ids[: len(tail)] == tail)
 
     def read(self, group: GroupId, parent: BlockKey, token_ids: bytes) -> bytes | None:
         """Return the verified bytes of a block, which counts as used now; None if it is gone or damaged."""
@@ -76,11 +77,7 @@ class OfflineBlockStore:
         return None
 
     def touch(self, keys: Iterable[BlockKey]) -> None:
-        """Have blocks count as used now, for all who make room from here on.
-
-        Raises:
-            StorageError: the index cannot be written.
-        """
+        """Have blocks count as used now, for all who make room from here on."""
         self._store.touch(keys)
         self._store.flush_touched()
 
@@ -103,9 +100,6 @@ class OfflineBlockStore:
     ) -> AbstractContextManager[None]:
         """Hold room for blocks that are written inside, and keep the blocks of `source` that they are made
         from; see `DiskStore.room_for`.
-
-        Raises:
-            StorageError: there is no room for them beside those, or the disk refuses; nothing has gone.
         """
         return self._store.room_for(headers, source.fingerprint, keys)
 

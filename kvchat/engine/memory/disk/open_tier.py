@@ -56,11 +56,7 @@ def open_saver(
     manager: CacheManager,
     transport: SaveTransport | None = None,
 ) -> Saver | None:
-    """Start the thread that writes into a store; None without one.
-
-    Args:
-        transport: how blocks leave the device; None: in the engine's thread.
-    """
+    """Start the thread that writes into a store; None without one."""
     if store is None:
         return None
     writer = BlockWriteQueue(store, max_bytes=WRITE_QUEUE_BYTES)

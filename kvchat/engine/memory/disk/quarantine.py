@@ -3,7 +3,7 @@
 from contextlib import suppress
 from pathlib import Path
 
-from kvchat.engine.memory.disk.io import SystemFiles, unlink_if_there
+from kvchat.engine.memory.disk.io import SystemFiles, storage_errors, unlink_if_there
 from kvchat.platform.private_files import make_private
 
 MAX_QUARANTINED = 16
@@ -47,13 +47,11 @@ class Quarantine:
     def empty(self) -> None:
         """Remove everything, durably.
 
-        Raises: OSError: something cannot be removed.
+        Raises: StorageError: something cannot be removed.
         """
-        try:
+        with storage_errors(self.directory), suppress(FileNotFoundError):
             entries = self._files.entries(self.directory)
-        except FileNotFoundError:
-            return
-        for entry in entries:
-            unlink_if_there(self._files, Path(entry.path))
-        if entries:
-            self._files.sync_dir(self.directory)
+            for entry in entries:
+                unlink_if_there(self._files, Path(entry.path))
+            if entries:
+                self._files.sync_dir(self.directory)

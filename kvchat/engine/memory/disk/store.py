@@ -9,10 +9,19 @@ from threading import Lock
 from kvchat.engine.api.ids import KEY_BYTES, BlockKey, GroupId, block_key
 from kvchat.engine.cache.eviction import Eviction
 from kvchat.engine.cache.slow_tiers import TierNode
+from kvchat.engine.kernels.native.library import library
 from kvchat.engine.kernels.read_block.native import ReadTargets
 from kvchat.engine.memory.disk.block_directory import BlockDirectory
-from kvchat.engine.memory.disk.block_encryption import encryption_of
-from kvchat.engine.memory.disk.block_file import BlockHeader, FileIdentity, Layout, Region, file_bytes
+from kvchat.engine.memory.disk.block_encryption import PLAIN, encryption_of
+from kvchat.engine.memory.disk.block_file import (
+    BlockHeader,
+    FileIdentity,
+    Layout,
+    Region,
+    file_bytes,
+    read_file,
+    scatter_file,
+)
 from kvchat.engine.memory.disk.eviction import no_room, require_allowance, too_long
 from kvchat.engine.memory.disk.index import BlockName, DiskUsage, IndexedBlock, WrittenBytes
 from kvchat.engine.memory.disk.io import SYSTEM, Buffer, SystemFiles, storage_errors
@@ -59,8 +68,7 @@ class DiskStore:
         Raises: StorageError: the directory cannot be created or written.
         """
         assert len(fingerprint) == KEY_BYTES
-        self.given_bytes = limit_bytes
-        """What a person gave to blocks and what is elsewhere together; None: no limit."""
+        self._given_bytes = limit_bytes
         self.daily_bytes = daily_bytes
         self._elsewhere = elsewhere
         self.shortage: str | None = None
@@ -83,14 +91,9 @@ class DiskStore:
             self._directory.enforce(most_bytes)
 
     @property
-    def elsewhere_bytes(self) -> int:
-        """What prepared weights take of the limit that a person gave: other processes prepare some too."""
-        return self._elsewhere()
-
-    @property
     def limit_bytes(self) -> int | None:
-        """What blocks may take now; None: there is no limit."""
-        return None if self.given_bytes is None else max(0, self.given_bytes - self.elsewhere_bytes)
+        """What blocks may take now, since other processes prepare weights too; None: there is no limit."""
+        return None if self._given_bytes is None else max(0, self._given_bytes - self._elsewhere())
 
     def has(self, key: BlockKey, group: GroupId) -> bool:
         """Whether a block is there. Pure; one look-up in the index and one at the file. What cannot be told
@@ -135,7 +138,8 @@ class DiskStore:
         """Fill `out` with the verified payload of a block; otherwise as `read`."""
         assert len(out) == self._payload_bytes[header.group]
         with self._lost_if_unusable(header) as path:
-            self._directory.read(path, self._identity(header), out)
+            directory, identity = self._directory, self._identity(header)
+            read_file(directory.files, path, identity, out, directory.reading, directory.encryption)
 
     def scatter(self, header: BlockHeader, places: ReadTargets) -> bool:
         """Fill a block's places in a pool, which are worthless after an error; otherwise as `read_into`.
@@ -143,10 +147,11 @@ class DiskStore:
         Returns: False if it can only be read in one run; nothing was read then.
         """
         assert places.num_bytes == self._payload_bytes[header.group]
-        if not self._directory.can_scatter:
+        files = self._directory.files
+        if self._directory.encryption is not PLAIN or not files.gives_descriptors or library() is None:
             return False
         with self._lost_if_unusable(header) as path:
-            self._directory.scatter(path, self._identity(header), places)
+            scatter_file(files, path, self._identity(header), places)
         return True
 
     def read_ahead(self, key: BlockKey, group: GroupId) -> bool:
@@ -208,10 +213,11 @@ class DiskStore:
         """
         due, encryption = list(map(self._identity, headers)), self._directory.encryption
         num_bytes = sum(file_bytes(identity) + encryption.file_overhead for identity in due)
-        require_allowance(today_bytes=self.written().today, num_bytes=num_bytes, daily_bytes=self.daily_bytes)
+        if self.daily_bytes is not None:
+            require_allowance(self.written().today, num_bytes, self.daily_bytes)
         self.flush_touched()
         names = made_from, list(map(encryption.name, sources))
-        with self._directory.room_for(due, names, self.limit_bytes, self.elsewhere_bytes):
+        with self._directory.room_for(due, names, self.limit_bytes, self._elsewhere()):
             yield
 
     def remove(self, key: BlockKey, group: GroupId) -> None:
@@ -342,7 +348,7 @@ class DiskStore:
         self.shortage = no_room(
             limit_bytes=limit_bytes,
             kept_bytes=self._index.num_bytes(self._directory.kept.all()),
-            elsewhere_bytes=self.elsewhere_bytes,
+            elsewhere_bytes=self._elsewhere(),
             block_bytes=block_bytes,
             aside_bytes=self._directory.quarantine.num_bytes(),
         )

@@ -15,9 +15,7 @@ class WriteIntents:
     """The work of one writer, and what dead ones have left. Called under the directory's lock.
 
     Args:
-        blocks_dir: where the blocks are.
-        path_of: where a block's file is.
-        has_file: whether it is there, or may be.
+        has_file: whether a block's file is there, or may be.
     """
 
     def __init__(
