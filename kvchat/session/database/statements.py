@@ -15,12 +15,11 @@ from kvchat.session.database import rows
 from kvchat.session.database.digests import (
     BRANCH_COLUMNS,
     SESSION_COLUMNS,
-    PartDigests,
+    broken_parts,
     changed_digests,
     column_digests,
     has_its_facts,
     piece_digests,
-    piece_name,
     with_facts,
 )
 from kvchat.session.database.silent_damage import refuse_hidden
@@ -205,17 +204,14 @@ def add_piece(connection: sqlite3.Connection, turn_id: TurnId, ids: bytes, text:
     ).fetchone()
     if turn is None:
         return False
-    text, reasoning = rows.storable(text), rows.storable(reasoning)
-    place = 0 if turn["last"] is None else turn["last"] + 1
     values = {
         "turn_num": turn["num"],
         "token_ids": ids,
-        "text": text,
-        "reasoning": reasoning,
-        "digests": piece_digests(piece_name(turn_id, place), text, reasoning, ids),
-        "place": place,
+        "text": rows.storable(text),
+        "reasoning": rows.storable(reasoning),
+        "place": 0 if turn["last"] is None else turn["last"] + 1,
     }
-    insert(connection, "pieces", values)
+    insert(connection, "pieces", values | {"digests": piece_digests(turn_id, values)})
     return True
 
 
@@ -261,8 +257,7 @@ def agrees(connection: sqlite3.Connection, turn: Turn) -> bool:
     if row is None:
         return False
     values = rows.values_of(replace(turn, damaged=False), "")
-    still_broken = PartDigests.of(values).broken(row["parts"] or b"")
-    return still_broken <= {MessagePart.TEXT} & turn.broken
+    return broken_parts(values, row["parts"] or b"") <= {MessagePart.TEXT} & turn.broken
 
 
 def is_shared(connection: sqlite3.Connection, branch: Branch, turn_id: TurnId) -> bool:
