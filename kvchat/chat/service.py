@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
-from kvchat.chat.candidates.samples import DIFFERING_TEMPERATURE, differing
+from kvchat.chat.candidates.service import DIFFERING_TEMPERATURE, differing
 from kvchat.chat.candidates.service import CandidateService as CandidateService
 from kvchat.chat.conversation import BEHIND, ON_SCREEN, Answering, Conversation, Undo
 from kvchat.chat.engine_client import EngineClient as EngineClient
