@@ -27,8 +27,7 @@ from kvchat.session.database.plain_tables import Tables
 from kvchat.session.database.silent_damage import damage_mark
 from kvchat.session.salvage import log_repair
 from kvchat.session.salvage.log_repair import PAGE_BYTES
-from kvchat.session.salvage.relink_sessions import relink_sessions
-from kvchat.session.salvage.relink_turns import relink_turns
+from kvchat.session.salvage.relink import relink_sessions, relink_turns
 
 _TABLES = ("sessions", "branches", "turns", "pieces")
 # What every database of kvchat begins with: SQLite's name, page size, journal, and limits of the format.
