@@ -15,9 +15,9 @@ from time import time
 from typing import Any
 
 from kvchat.errors import BundleError
-from kvchat.session.bundle.fields import MAX_SECONDS
 from kvchat.session.database.statements import one_line, title_of
 from kvchat.session.store import new_session_id, new_turn_id
+from kvchat.session.timestamp_limits import LATEST
 from kvchat.session.tree import MAIN, Branch, BranchName, Finish, Role, Session, Turn, TurnId
 
 MAX_JSON_BYTES = 1 << 30
@@ -284,7 +284,7 @@ def _text(value: object) -> str:
 
 def _seconds(value: object) -> float:
     if isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value):
-        return min(max(0.0, float(value)), MAX_SECONDS)
+        return min(max(0.0, float(value)), LATEST)
     return time()
 
 

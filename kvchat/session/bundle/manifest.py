@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal
 
-from msgspec import Meta, Struct, field, to_builtins
+from msgspec import Meta, Struct, field
 
 from kvchat.errors import BundleError
 from kvchat.session.bundle.block_layout import ITEM_BYTES, BundleLayout
-from kvchat.session.bundle.fields import Digest, Name, Seconds, read_header
+from kvchat.session.bundle.container import Digest, Name, Seconds, read_header
 
 FORMAT: Final = "kvchat.bundle"
 MAX_TURNS = 1_000_000
@@ -72,12 +72,6 @@ class Manifest(Struct, frozen=True, kw_only=True):
     branches: Annotated[tuple[BundleBranch, ...], Meta(max_length=MAX_BRANCHES)]
     num_turns: Annotated[int, Meta(ge=0, le=MAX_TURNS)]
     kv: BundleModel | None = None
-
-
-def manifest_header(manifest: Manifest) -> dict[str, Any]:
-    """Return the header of the META record as JSON has it."""
-    header: dict[str, Any] = to_builtins(manifest)
-    return header
 
 
 def read_manifest(header: Mapping[str, Any]) -> Manifest:

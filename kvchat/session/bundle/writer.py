@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
+from msgspec import to_builtins
+
 from kvchat.engine.api.ids import BlockKey
 from kvchat.errors import StorageError
 from kvchat.platform.private_files import NO_ROOM, sync
 from kvchat.session.bundle.block_layout import trimmed
 from kvchat.session.bundle.container import BLOCK, END, META, TURN, RecordWriter
-from kvchat.session.bundle.manifest import Manifest, manifest_header
+from kvchat.session.bundle.manifest import Manifest
 from kvchat.session.bundle.turn_record import turn_body, turn_header
 from kvchat.session.tree import Turn
 
@@ -61,7 +63,7 @@ def write_bundle(
         blocks: each (group, name) once; every one lies on a path of the turns.
     """
     records = RecordWriter(write)
-    records.write(META, manifest_header(manifest))
+    records.write(META, to_builtins(manifest))
     numbers = {turn.id: number for number, turn in enumerate(turns)}
     for turn in turns:
         records.write(TURN, turn_header(turn, numbers), turn_body(turn))
