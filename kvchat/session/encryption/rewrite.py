@@ -6,7 +6,7 @@ time. The old one is locked meanwhile, and no other process may use it.
 
 import os
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
 
@@ -15,15 +15,10 @@ from kvchat.platform import sqlite_locks
 from kvchat.platform.private_files import sync
 from kvchat.session.database.database import Database
 from kvchat.session.database.plain_tables import Tables
-from kvchat.session.database.silent_damage import DamageFound
 
 _BUSY_S = 2.0
 _TABLES = ("sessions", "branches", "turns", "pieces")
 _ROWS_AT_ONCE = 256
-_NEVER_EMPTY = {
-    "sessions": frozenset({"title", "system", "model", "namespace", "active_branch"}),
-    "branches": frozenset({"name"}),
-}
 
 
 def rewrite(
@@ -52,7 +47,10 @@ def rewrite(
     except (sqlite3.Error, OSError) as error:
         with suppress(OSError):
             new.unlink(missing_ok=True)
-        raise StorageError(f"{path} was not converted and is as before: {error}") from error
+        # A title or name that does not open is NULL, which no new table takes.
+        is_lost = isinstance(error, sqlite3.IntegrityError)
+        remedy = "; start kvchat, open that session, and try again" if is_lost else ""
+        raise StorageError(f"{path} was not converted and is as before: {error}{remedy}") from error
 
 
 def converting_path(path: Path) -> Path:
@@ -91,16 +89,5 @@ def _fill(new: Path, tables: Tables, old: sqlite3.Connection) -> None:
             rows = old.execute(f"SELECT {', '.join(names)} FROM {table}")
             statement = f"INSERT INTO {table} ({', '.join(names)}) VALUES ({', '.join('?' * len(names))})"
             while part := rows.fetchmany(_ROWS_AT_ONCE):
-                _refuse_lost(table, names, part)
                 connection.executemany(statement, part)
         connection.execute("COMMIT")
-
-
-def _refuse_lost(table: str, names: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Refuse sessions and branches with a value that does not open; what is damaged of a turn says so."""
-    for row in rows:
-        lost = [name for name, value in zip(names, row, strict=True) if value is None]
-        if set(lost) & _NEVER_EMPTY.get(table, frozenset()):
-            raise DamageFound(
-                f"{lost[0]} of one of the {table} is damaged; start kvchat, open that session, and try again"
-            )
