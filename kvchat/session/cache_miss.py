@@ -39,6 +39,9 @@ class MissReason(StrEnum):
     """The conversation was rendered anew, and the template writes what was said in another way."""
 
 
+_NUM_SHOWN = 8
+"""Tokens of each side."""
+
 _LOST: dict[Stored | None, MissReason] = {
     Stored.NOTHING: MissReason.EVICTED,
     Stored.LOADED: MissReason.EVICTED,
@@ -104,15 +107,12 @@ class Rendering:
     others: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
 
-def explain(
-    turns: Sequence[Turn], answer: Turn, rendering: Rendering | None = None, num_shown: int = 8
-) -> CacheMiss:
+def explain(turns: Sequence[Turn], answer: Turn, rendering: Rendering | None = None) -> CacheMiss:
     """Return why an answer computed what it did.
 
     Args:
         turns: all of its session, in the order in which they were stored.
         rendering: None: it is not known, and the template is not blamed.
-        num_shown: tokens to show of each side.
 
     Raises:
         UsageError: it was not computed here, or its ids are missing.
@@ -159,9 +159,9 @@ def explain(
         cached_tokens=at,
         new_tokens=min(new_tokens, usage.computed_tokens),
         at=at,
-        shared=prompt[max(0, differs - num_shown) : differs] if is_shown else (),
-        here=prompt[differs : differs + num_shown] if is_shown else (),
-        there=other[differs : differs + num_shown] if is_shown and differs == by_others else (),
+        shared=prompt[max(0, differs - _NUM_SHOWN) : differs] if is_shown else (),
+        here=prompt[differs : differs + _NUM_SHOWN] if is_shown else (),
+        there=other[differs : differs + _NUM_SHOWN] if is_shown and differs == by_others else (),
         drafted_tokens=usage.drafted_tokens,
         accepted_tokens=usage.accepted_tokens,
     )

@@ -62,10 +62,8 @@ class Database:
     def __init__(self, path: Path, tables: Tables = PLAIN) -> None:
         """Open the file; one that was found to be damaged is replaced by what can be read of it.
 
-        Args:
-            tables: how rows lie in it.
-
         Raises: StorageError: it cannot be opened; the message says what to do.
+
         """
         self.path = path
         self._tables = tables

@@ -43,7 +43,6 @@ def part_digests(row: Row, blank: Collection[MessagePart] = ()) -> bytes:
 
 
 def broken_parts(row: Row, written: bytes) -> frozenset[MessagePart]:
-    """Return the parts of a turn whose digests are not those that were written."""
     return _differing(part_digests(row), written, *MessagePart)
 
 
@@ -77,7 +76,6 @@ def piece_digests(turn_id: str, piece: Row) -> bytes:
 
 
 def broken_in_piece(row: Row, turn_id: str) -> frozenset[MessagePart]:
-    """Return the parts of a turn's piece that are not what was written."""
     return _differing(piece_digests(turn_id, row), row["digests"] or b"", MessagePart.TEXT, MessagePart.IDS)
 
 
@@ -92,7 +90,6 @@ def has_its_text(row: Row, parts: bytes | None) -> bool:
 
 
 def has_its_facts(row: Row, parts: bytes) -> bool:
-    """Return whether a row's facts have the digest among those of its parts."""
     return _facts_digest(row) == parts[-_DIGEST_BYTES:]
 
 

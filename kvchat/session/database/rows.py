@@ -75,7 +75,6 @@ def broken_in_session(row: sqlite3.Row) -> frozenset[str]:
 
 
 def broken_in_branch(row: sqlite3.Row) -> frozenset[str]:
-    """Return the columns that are not what was written."""
     written = row["digests"]
     return frozenset() if written is None else digests.broken_columns(digests.BRANCH_COLUMNS, row, written)
 
