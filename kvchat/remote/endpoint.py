@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -28,22 +27,6 @@ _MOST_TOKENS = 1 << 53
 
 _NO_ANSWER = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
 """What reading JSON of any shape can raise."""
-
-
-def client_key(file: Path) -> str:
-    """Return the key in a file.
-
-    Raises: ConfigError: it cannot be read, or others can read it too.
-    """
-    try:
-        if file.stat().st_mode & 0o077:
-            raise ConfigError(f"others can read the API key in {file}: chmod 600 {file}")
-        key = file.read_text(encoding="ascii").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read the API key in {file}: {error}") from error
-    if not key or not key.isprintable():
-        raise ConfigError(f"there is no API key in {file}; it is one line of text")
-    return key
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -243,7 +226,10 @@ class RemoteStream:
     def cancel(self) -> None:
         """End it: the server sees a closed connection."""
         self.is_cancelled = True
-        _shut(self._socket)
+        with suppress(OSError):  # it has ended already
+            if self._socket is not None:
+                # Not `ssl`'s own, after which a request that is being sent would go on in the clear.
+                socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
     def prioritise(self, priority: int) -> None:
         """Nothing: a server knows no priorities of ours."""
@@ -288,13 +274,6 @@ class RemoteStream:
                 yield TextDelta(text=_whole(content))
             if reason := choice.get("finish_reason"):
                 self.report = replace(self.report, finish_reason=str(reason))
-
-
-def _shut(connected: socket.socket | None) -> None:
-    with suppress(OSError):  # it has ended already
-        if connected is not None:
-            # Not `ssl`'s own, after which a request that is being sent would go on in the clear.
-            socket.socket.shutdown(connected, socket.SHUT_RDWR)
 
 
 def _sampling_fields(sampling: SamplingParams) -> dict[str, object]:

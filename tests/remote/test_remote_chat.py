@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from threading import Thread
 
 import pytest
@@ -18,7 +17,7 @@ from kvchat.errors import (
     UsageError,
 )
 from kvchat.remote.chat_service import RemoteChat
-from kvchat.remote.endpoint import RemoteServer, client_key
+from kvchat.remote.endpoint import RemoteServer
 from kvchat.session.store import SessionStore
 from kvchat.session.tree import Finish, Turn
 from kvchat.text.answer_footer import footer_parts
@@ -252,18 +251,6 @@ def test_a_session_that_began_here_goes_on_by_its_text(chat: RemoteChat, served:
     again = chat.open(conversation.session.id)
     answer_of(chat.send(again, "two"))
     assert "one" in served.template.tokenizer.decode(served.engine.requests[-1].token_ids)
-
-
-def test_the_key_is_read_from_a_file_that_nobody_else_reads(tmp_path: Path) -> None:
-    file = tmp_path / "key"
-    file.write_text("sk-1\n")
-    file.chmod(0o644)
-    with pytest.raises(ConfigError, match="chmod"):
-        client_key(file)
-    file.chmod(0o600)
-    assert client_key(file) == "sk-1"
-    with pytest.raises(ConfigError):
-        client_key(tmp_path / "none")
 
 
 def _behind(events: Iterator[ChatEvent], conversation: Conversation) -> Iterator[ChatEvent]:

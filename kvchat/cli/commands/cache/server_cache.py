@@ -42,10 +42,11 @@ def server_state(remote: RemoteSettings) -> ServerState | None:
     """
     if remote.url is None:
         return None
-    from kvchat.remote.endpoint import RemoteServer, client_key
+    from kvchat.platform.api_key import read_key
+    from kvchat.remote.endpoint import RemoteServer
     from kvchat.remote.metrics import served_cache
 
-    endpoint = RemoteServer(remote.url, None if remote.key_file is None else client_key(remote.key_file))
+    endpoint = RemoteServer(remote.url, None if remote.key_file is None else read_key(remote.key_file))
     try:
         cache = served_cache(endpoint.metrics())
     except RemoteError as error:
