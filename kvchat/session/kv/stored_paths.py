@@ -29,33 +29,26 @@ def blocks_on(
     stored: OfflineBlockStore, path: Sequence[int], root: BlockKey, native_root: BlockKey
 ) -> Iterator[PathBlock]:
     """Yield the stored blocks and tails of a path, block by block."""
+
+    def found(key: BlockKey, token_ids: tuple[int, ...]) -> PathBlock:
+        return PathBlock(
+            number=start // size,
+            key=key,
+            parent=parent,
+            native_parent=native_parent,
+            token_ids=token_ids,
+            groups=tuple(stored.groups_of(key)),
+        )
+
     size = stored.block_size
     parent, native_parent = root, native_root
-    for number, start in enumerate(range(0, len(path), size)):
+    for start in range(0, len(path), size):
         ids = tuple(path[start : start + size])
         for key, tail_ids in stored.tails_behind(parent):
             if ids[: len(tail_ids)] == tail_ids:
-                yield _found(stored, number, key, (parent, native_parent), tail_ids)
+                yield found(key, tail_ids)
         if len(ids) == size:
             key = block_key(parent, ids)
-            found = _found(stored, number, key, (parent, native_parent), ids)
-            if found.groups:
-                yield found
+            if (block := found(key, ids)).groups:
+                yield block
             parent, native_parent = key, block_key(native_parent, ids)
-
-
-def _found(
-    stored: OfflineBlockStore,
-    number: int,
-    key: BlockKey,
-    parents: tuple[BlockKey, BlockKey],
-    token_ids: tuple[int, ...],
-) -> PathBlock:
-    return PathBlock(
-        number=number,
-        key=key,
-        parent=parents[0],
-        native_parent=parents[1],
-        token_ids=token_ids,
-        groups=tuple(stored.groups_of(key)),
-    )
