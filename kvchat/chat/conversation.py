@@ -80,7 +80,6 @@ class Conversation:
 
     @property
     def is_stopping(self) -> bool:
-        """Whether the answer in progress was asked to end."""
         return self._stop.is_set()
 
     @contextmanager
@@ -132,14 +131,7 @@ class Conversation:
 
 
 class Answering:
-    """Lets the last turn of a conversation grow to its end.
-
-    Args:
-        store: where it is written.
-        template: the model's template.
-        engine: who computes.
-        model: the model's name, stored with the answer.
-    """
+    """Lets the last turn of a conversation grow to its end. `model`: its name, stored with the answer."""
 
     def __init__(
         self, *, store: SessionStore, template: ChatTemplate, engine: EngineClient, model: str

@@ -17,11 +17,10 @@ class ReadAhead:
     """Computes a prompt that nobody has sent yet, behind everything else.
 
     Args:
-        answering: what the message will be answered with.
         token_ids: what every message with this beginning begins with.
         owner: the session's id, empty for one that is not stored yet.
         is_saved: whether it goes to the disk before anybody has sent it.
-        checkpoints: see `Request`.
+
     """
 
     def __init__(

@@ -14,7 +14,7 @@ from kvchat.chat.candidates.token_fork import TokenForks
 from kvchat.chat.conversation import ON_SCREEN, Answering, Conversation, prefill_of, with_ends
 from kvchat.chat.engine_client import RequestHandle
 from kvchat.chat.events import MOST_SAMPLES, EditCost, SampleDelta, SampleEvent, SamplesFinished
-from kvchat.chat.revision import common_ids, edit_cost, to_last_question
+from kvchat.chat.revision import common_ids, path_cost, to_last_question
 from kvchat.engine.api.events import PrefillProgress, RequestFinished, TokenEmitted
 from kvchat.engine.api.request import Request
 from kvchat.engine.api.sampling_params import SamplingParams
@@ -81,11 +81,10 @@ class CandidateService:
         ids = path_token_ids(path) or ()
         namespace = namespace_of(conversation.session, path)
         reused = self._answering.engine.reusable_len(ids, namespace) if ids else 0
-        return edit_cost(len(ids), reused, conversation.turns[len(path) :])
+        return path_cost(len(ids), reused, conversation.turns[len(path) :])
 
     @property
     def tokens(self) -> TokenForks:
-        """What opens an answer at any of its tokens."""
         return TokenForks(self._answering)
 
     # Asides
@@ -141,7 +140,6 @@ class CandidateService:
         return self._answering.template.tokenizer.decode(list(token_ids), keep_control=True)
 
     def num_tokens(self, text: str) -> int:
-        """Return how many tokens a text has."""
         return len(self._answering.template.tokenizer.encode(text))
 
     # The growth of several answers

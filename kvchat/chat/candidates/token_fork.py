@@ -7,7 +7,7 @@ from math import exp
 
 from kvchat.chat.conversation import Answering, Conversation
 from kvchat.chat.events import Alternative, ChatEvent, EditCost, TurnFinished, TurnStarted
-from kvchat.chat.revision import edit_cost
+from kvchat.chat.revision import path_cost
 from kvchat.engine.api.events import RequestFinished, TokenEmitted, TokenLogprobs
 from kvchat.engine.api.request import Request
 from kvchat.engine.api.sampling_params import SamplingParams
@@ -21,11 +21,7 @@ _WAIT_S = 0.05
 
 
 class TokenForks:
-    """Opens answers at any of their tokens.
-
-    Args:
-        answering: what answers are written with.
-    """
+    """Opens answers at any of their tokens."""
 
     def __init__(self, answering: Answering) -> None:
         self._answering = answering
@@ -71,7 +67,7 @@ class TokenForks:
         # The chosen token stands behind; a prompt is never reused to its last token.
         namespace = namespace_of(conversation.session, (*path, answer))
         reused = min(self._engine.reusable_len((*ids, ids[-1]), namespace), len(ids))
-        cost = edit_cost(len(ids) + 1, reused, conversation.turns[len(path) :])
+        cost = path_cost(len(ids) + 1, reused, conversation.turns[len(path) :])
         return replace(cost, left_tokens=cost.left_tokens - at)
 
     def go_on(
