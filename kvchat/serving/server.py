@@ -16,11 +16,7 @@ _FAREWELL_S = 3
 
 
 class Server:
-    """Listens from the moment it is made; `start` begins to answer.
-
-    Args:
-        app: what answers.
-        port: 0 lets the system choose one.
+    """Listens from the moment it is made; `start` begins to answer. Port 0 lets the system choose one.
 
     Raises:
         StorageError: the port is taken, or may not be used.

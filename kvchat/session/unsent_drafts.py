@@ -38,7 +38,6 @@ class DraftStore:
 
     Raises:
         StorageError: from every method, where a file cannot be read or written.
-
     """
 
     def __init__(self, directory: Path | None, encryptor: Encryptor | None) -> None:

@@ -20,7 +20,6 @@ class ReadAhead:
         token_ids: what every message with this beginning begins with.
         owner: the session's id, empty for one that is not stored yet.
         is_saved: whether it goes to the disk before anybody has sent it.
-
     """
 
     def __init__(

@@ -63,7 +63,6 @@ class Database:
         """Open the file; one that was found to be damaged is replaced by what can be read of it.
 
         Raises: StorageError: it cannot be opened; the message says what to do.
-
         """
         self.path = path
         self._tables = tables

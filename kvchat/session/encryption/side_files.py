@@ -24,7 +24,6 @@ class EncryptedFiles:
 
     Raises:
         OSError: from every method, where a file cannot be read or written.
-
     """
 
     def __init__(
