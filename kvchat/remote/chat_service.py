@@ -27,12 +27,7 @@ _FINISH = {"stop": Finish.COMPLETE, "length": Finish.LENGTH}
 
 
 class RemoteChat(Chat):
-    """Conversations with a model of a server. Where `Chat` has a template, this has none.
-
-    Args:
-        endpoint: the server.
-        model: the name of one of its models.
-    """
+    """Conversations with a model of a server. Where `Chat` has a template, this has none."""
 
     def __init__(
         self,

@@ -33,9 +33,7 @@ _NO_ANSWER = (ValueError, LookupError, TypeError, AttributeError, RecursionError
 class Report:
     """What a server says at the end, as far as it does; None: it does not.
 
-    Args:
-        finish_reason: `stop` or `length`, or a word of its own.
-        cached_tokens: of the prompt, those that it did not compute.
+    `finish_reason` is `stop` or `length`, or a word of its own.
     """
 
     finish_reason: str | None = None
@@ -45,11 +43,7 @@ class Report:
 
 
 class RemoteServer:
-    """A server.
-
-    Args:
-        url: of its API, with or without `/v1`.
-        key: sent with every request; None: none is.
+    """A server, by the URL of its API with or without `/v1`; `key` is sent with every request.
 
     Raises:
         UsageError: this is no URL of a server.

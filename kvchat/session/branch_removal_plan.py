@@ -43,8 +43,7 @@ def plan_removal(
     """Return what removing a branch would mean.
 
     Args:
-        branches: all of its session.
-        turns: all of its session, a parent before its children.
+        branches, turns: all of its session, a parent before its children.
         active: the branch that was used last.
 
     Raises:
@@ -70,7 +69,6 @@ def plan_removal(
 
 
 def _path(parents: dict[TurnId, TurnId | None], leaf_id: TurnId | None) -> Iterable[TurnId]:
-    """Yield a turn and what is before it, up to the root."""
     while leaf_id is not None:
         yield leaf_id
         leaf_id = parents.get(leaf_id)

@@ -25,13 +25,7 @@ _FINISH = {
 
 
 class Answer:
-    """The answer `turn`, from the token ids it has already.
-
-    Args:
-        store: where it is written.
-        turn: an answer in progress (PARTIAL) that this process writes.
-        stream: the text stream, behind the tokens the turn has.
-    """
+    """The answer `turn` (PARTIAL), from the token ids it has already; `stream` is behind them."""
 
     def __init__(self, store: SessionStore, turn: Turn, stream: TextStream) -> None:
         self.turn = turn
@@ -59,7 +53,6 @@ class Answer:
         self._store.mark_answer(self.turn.id, model=model, fingerprint=fingerprint, exact=exact)
 
     def take(self, token_id: int) -> None:
-        """Take a sampled token."""
         self._pending_ids.append(token_id)
         self.token_ids.append(token_id)
         self._pending_pieces += self._stream.feed(token_id)
@@ -81,7 +74,6 @@ class Answer:
         return self.store_pending()
 
     def finish(self, outcome: Outcome) -> Turn:
-        """End the answer and return it as stored."""
         self.store_rest()
         return self._store.finish_answer(self.turn.id, outcome)
 

@@ -41,7 +41,7 @@ def ending_text(turn: Turn, key: str = "f5", max_context: int | None = None) -> 
 
     Args:
         key: goes on with it.
-        max_context: most tokens of a conversation; None: that is not known yet.
+        max_context: None: that is not known yet.
     """
     if is_full(turn, max_context):
         return f"the context is full{SEPARATOR}{MAKE_ROOM}"

@@ -7,11 +7,7 @@ from kvchat.chat.events import Prefill
 
 
 class PrefillEta:
-    """Tells it from the speed seen so far; one for each prompt.
-
-    Args:
-        clock: seconds that only grow.
-    """
+    """Tells it from the speed seen so far; one for each prompt."""
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock

@@ -55,10 +55,9 @@ def write_bundle(
     blocks: Iterable[SourceBlock],
     progress: Progress | None = None,
 ) -> Written:
-    """Write a bundle.
+    """Write a bundle; `write` takes all of the bytes that it is given.
 
     Args:
-        write: takes bytes, all of them.
         turns: a parent before its children.
         blocks: each (group, name) once; every one lies on a path of the turns.
     """

@@ -79,7 +79,6 @@ class ChatTemplate:
     """The chat template and the tokenizer of one model.
 
     Args:
-        tokenizer: the tokenizer.
         jinja: the template; None: a plain default with `User:` and `Assistant:`.
         end_ids: end-of-turn ids from the model's configuration.
     """
