@@ -7,13 +7,9 @@ could be reused; the reason is where it ceases to agree, or was not reused all t
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
 from kvchat.errors import UsageError
 from kvchat.session.tree import Role, Stored, Turn, TurnId, num_common, path_to, path_token_ids
-
-if TYPE_CHECKING:
-    from kvchat.session.template.tokenizer import ChatTokenizer
 
 
 class MissReason(StrEnum):
@@ -163,13 +159,6 @@ def explain(
         drafted_tokens=usage.drafted_tokens,
         accepted_tokens=usage.accepted_tokens,
     )
-
-
-def with_text(miss: CacheMiss, tokenizer: "ChatTokenizer") -> Explanation:
-    """Return a miss with what its tokens say, control tokens by their names."""
-    parts = (miss.shared, miss.here, miss.there)
-    shared, here, there = (tokenizer.decode(ids, keep_control=True) for ids in parts)
-    return Explanation(miss=miss, shared=shared, here=here, there=there)
 
 
 def _computed_before(

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 from kvchat.errors import KvchatError
-from kvchat.session.cache_miss import Explanation, explain, with_text
+from kvchat.session.cache_miss import Explanation, explain
 from kvchat.session.store import SessionStore
 from kvchat.session.template import prompts
 from kvchat.session.template.chat_template import ChatTemplate
@@ -32,7 +32,9 @@ def explained(store: SessionStore, template: ChatTemplate, session: Session, ans
         system_len = num_common(one, other)
         others = () if before else tuple(_beginnings(store, session))
     miss = explain(turns, answer, system_len=system_len, rewrites=rewrites, others=others)
-    return with_text(miss, template.tokenizer)
+    decode = template.tokenizer.decode
+    shared, here, there = (decode(ids, keep_control=True) for ids in (miss.shared, miss.here, miss.there))
+    return Explanation(miss=miss, shared=shared, here=here, there=there)
 
 
 def _beginnings(store: SessionStore, session: Session) -> Iterator[tuple[str, tuple[int, ...]]]:
