@@ -25,8 +25,7 @@ def notices_of(conversation: Conversation, template: ChatTemplate, adapter: str)
     if (origin := origin_of(session.namespace)) is not None:
         of_kv = _CONVERTED.format(origin.cache_format, session.id)
     rewrite = template.history_rewrite(prompts.history(session, conversation.turns))
-    rewritten = "" if rewrite is None else str(rewrite)
-    found = (of_kv, _adapter_words(conversation, adapter), *template.warnings, rewritten)
+    found = (of_kv, _adapter_words(conversation, adapter), *template.warnings, rewrite)
     return tuple(filter(None, found))
 
 
