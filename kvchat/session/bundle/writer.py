@@ -12,9 +12,8 @@ from msgspec import to_builtins
 from kvchat.engine.api.ids import BlockKey
 from kvchat.errors import StorageError
 from kvchat.platform.private_files import NO_ROOM, sync
-from kvchat.session.bundle.block_layout import trimmed
 from kvchat.session.bundle.container import BLOCK, END, META, TURN, RecordWriter
-from kvchat.session.bundle.manifest import Manifest
+from kvchat.session.bundle.manifest import Manifest, trimmed
 from kvchat.session.bundle.turn_record import turn_body, turn_header
 from kvchat.session.tree import Turn
 
