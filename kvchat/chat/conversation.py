@@ -11,14 +11,13 @@ from threading import Lock
 
 from kvchat.chat.engine_client import AnswerHandle, EngineClient, RequestHandle
 from kvchat.chat.events import ChatEvent, LoadingStarted, Prefill, TextDelta, TurnFinished, TurnStarted
-from kvchat.chat.recorder import AnswerRecorder
+from kvchat.chat.recorder import Answer, AnswerRecorder, outcome_of
 from kvchat.chat.revision import checkpoints
 from kvchat.engine.api.events import LoadPlanned, PrefillProgress, RequestFinished
 from kvchat.engine.api.ids import SequenceId
 from kvchat.engine.api.request import Request
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.errors import CapacityError, EngineFailed, InvalidRequest, KvchatError, UsageError
-from kvchat.session.growing_answer import Answer, outcome_of
 from kvchat.session.kv.provenance import namespace_of
 from kvchat.session.store import Outcome, SessionStore
 from kvchat.session.template.chat_template import ChatTemplate

@@ -14,12 +14,12 @@ from kvchat.chat.candidates.token_fork import TokenForks
 from kvchat.chat.conversation import ON_SCREEN, Answering, Conversation, prefill_of, with_ends
 from kvchat.chat.engine_client import RequestHandle
 from kvchat.chat.events import MOST_SAMPLES, EditCost, SampleDelta, SampleEvent, SamplesFinished
+from kvchat.chat.recorder import Answer, outcome_of
 from kvchat.chat.revision import common_ids, path_cost, to_last_question
 from kvchat.engine.api.events import PrefillProgress, RequestFinished, TokenEmitted
 from kvchat.engine.api.request import Request
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.errors import EngineFailed, KvchatError, UsageError
-from kvchat.session.growing_answer import Answer, outcome_of
 from kvchat.session.kv.provenance import namespace_of
 from kvchat.session.store import Outcome, new_session_id
 from kvchat.session.template import prompts
