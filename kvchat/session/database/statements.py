@@ -129,29 +129,10 @@ def _activate(connection: sqlite3.Connection, branch: Branch) -> None:
 
 
 def next_timestamp(connection: sqlite3.Connection) -> float:
-    """Return the time, always behind the last use of any session: a clock may be set back.
-
-    Effect: sessions used at a time outside every calendar are dated anew, in their order, behind all others.
-    """
+    """Return the time, always behind the last use of any session: a clock may be set back."""
     (newest,) = connection.execute("SELECT max(updated_at) FROM sessions").fetchone()
     now = time()
-    if newest is not None and newest > timestamp_limits.LATEST:
-        newest = _date_anew(connection, now)
     return now if newest is None or now > newest else newest + timestamp_limits.STEP_S
-
-
-def _date_anew(connection: sqlite3.Connection, now: float) -> float:
-    """Bring what is ahead of every calendar back; return the latest time that a session was used at."""
-    found = connection.execute("SELECT id, updated_at FROM sessions ORDER BY updated_at, id DESC").fetchall()
-    newest = max(
-        (row["updated_at"] for row in found if row["updated_at"] <= timestamp_limits.LATEST), default=now
-    )
-    newest = max(newest, now)
-    for row in found:
-        if row["updated_at"] > timestamp_limits.LATEST:
-            newest += timestamp_limits.STEP_S
-            change_session(connection, row["id"], updated_at=newest)
-    return newest
 
 
 def move(connection: sqlite3.Connection, branch: Branch, leaf_id: TurnId | None) -> Branch:
