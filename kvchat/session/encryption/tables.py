@@ -93,8 +93,10 @@ def tables_of(encryptor: Encryptor | None) -> Tables:
     return PLAIN if encryptor is None else EncryptedTables(encryptor)
 
 
-class EncryptedTables:
+class EncryptedTables(Tables):
     """Rows encrypted with one key."""
+
+    encryptor: Encryptor
 
     def __init__(self, encryptor: Encryptor) -> None:
         self.encryptor = encryptor
