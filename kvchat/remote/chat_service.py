@@ -21,7 +21,7 @@ from kvchat.remote.endpoint import RemoteServer, RemoteStream, Report
 from kvchat.remote.null_engine import NullEngine
 from kvchat.session.store import Outcome, SessionStore, new_turn_id
 from kvchat.session.template import prompts
-from kvchat.session.tree import Backend, Finish, Role, Session, Turn, TurnId
+from kvchat.session.tree import Backend, Finish, Role, Session, SessionId, Turn, TurnId
 
 _FINISH = {"stop": Finish.COMPLETE, "length": Finish.LENGTH}
 
@@ -80,31 +80,23 @@ class RemoteChat(Chat):
         return replace(turn, id=new_turn_id(), parent_id=path[-1].id if path else None, usage=Usage())
 
     def _question(self, conversation: Conversation, text: str) -> Turn:
-        path = conversation.turns
+        parent_id = conversation.turns[-1].id if conversation.turns else None
+        return self._turn(conversation.session.id, parent_id, Role.USER, text)
+
+    def _empty_answer(self, asked: Turn) -> Turn:
+        answer = self._turn(asked.session_id, asked.id, Role.ASSISTANT, "")
+        return replace(answer, finish=Finish.PARTIAL, model=self.model)
+
+    def _turn(self, session_id: SessionId, parent_id: TurnId | None, role: Role, text: str) -> Turn:
         return Turn(
             id=new_turn_id(),
-            session_id=conversation.session.id,
-            parent_id=path[-1].id if path else None,
-            role=Role.USER,
+            session_id=session_id,
+            parent_id=parent_id,
+            role=role,
             text=text,
             token_ids=None,
             finish=Finish.COMPLETE,
             created_at=time(),
-            exact=False,
-            backend=Backend(url=self.endpoint.url),
-        )
-
-    def _empty_answer(self, asked: Turn) -> Turn:
-        return Turn(
-            id=new_turn_id(),
-            session_id=asked.session_id,
-            parent_id=asked.id,
-            role=Role.ASSISTANT,
-            text="",
-            token_ids=None,
-            finish=Finish.PARTIAL,
-            created_at=time(),
-            model=self.model,
             exact=False,
             backend=Backend(url=self.endpoint.url),
         )
