@@ -1,4 +1,5 @@
-"""KV references: the blocks that stored conversations can still use, derived from their token ids.
+"""KV references: the blocks that stored conversations can still use, derived from their token ids, and those
+of them that are stored.
 
 Deleting a session or collecting garbage asks here before a block goes. The result may name keys that no tier
 holds, and errs on the side of keeping: a whole tree counts under every fingerprint that answered in it.
@@ -6,11 +7,16 @@ holds, and errs on the side of keeping: a whole tree counts under every fingerpr
 
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from kvchat.engine.api.ids import KEY_BYTES, BlockKey, block_key, root_key, u32le
+from kvchat.engine.api.inspection import PathBlock
 from kvchat.session.kv.provenance import origin_of
 from kvchat.session.store import SessionStore
 from kvchat.session.tree import SessionId, Turn, TurnId
+
+if TYPE_CHECKING:
+    from kvchat.engine.memory.disk.offline_block_store import OfflineBlockStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,3 +111,49 @@ def _runs_of_turn(begin: _End, token_ids: tuple[int, ...], block_size: int) -> G
     if rest:
         yield Run(parent, u32le(rest), None)
     return _End(parent, rest)
+
+
+def leaf_paths(turns: Sequence[Turn]) -> Iterator[tuple[int, ...]]:
+    """Yield the ids of every path that no other goes on from, as far as they are known.
+
+    Args:
+        turns: a whole tree, a parent before its children.
+    """
+    ids: dict[TurnId, tuple[int, ...]] = {}
+    continued: set[TurnId] = set()
+    for turn in turns:
+        before = () if turn.starts_over or turn.parent_id is None else ids.get(turn.parent_id, ())
+        if turn.parent_id is not None and not turn.starts_over and turn.has_ids:
+            continued.add(turn.parent_id)
+        # Behind ids that are missing nothing is known to the model either.
+        ids[turn.id] = before + (turn.token_ids or ()) if turn.has_ids else ()
+    yield from dict.fromkeys(path for turn_id, path in ids.items() if turn_id not in continued and path)
+
+
+def blocks_on(
+    stored: "OfflineBlockStore", path: Sequence[int], root: BlockKey, native_root: BlockKey
+) -> Iterator[PathBlock]:
+    """Yield the stored blocks and tails of a path, block by block."""
+
+    def found(key: BlockKey, token_ids: tuple[int, ...]) -> PathBlock:
+        return PathBlock(
+            number=start // size,
+            key=key,
+            parent=parent,
+            native_parent=native_parent,
+            token_ids=token_ids,
+            groups=tuple(stored.groups_of(key)),
+        )
+
+    size = stored.block_size
+    parent, native_parent = root, native_root
+    for start in range(0, len(path), size):
+        ids = tuple(path[start : start + size])
+        for key, tail_ids in stored.tails_behind(parent):
+            if ids[: len(tail_ids)] == tail_ids:
+                yield found(key, tail_ids)
+        if len(ids) == size:
+            key = block_key(parent, ids)
+            if (block := found(key, ids)).groups:
+                yield block
+            parent, native_parent = key, block_key(native_parent, ids)
