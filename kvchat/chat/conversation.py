@@ -178,6 +178,22 @@ class Answering:
             with suppress(KvchatError):
                 self.engine.release(branch)
 
+    def branch_off(self, conversation: Conversation, path: tuple[Turn, ...]) -> Undo:
+        """Move a conversation to a new branch that ends with `path`; the result moves it back."""
+        before, turns = conversation.branch, conversation.turns
+        branch = self.store.create_branch(
+            before.session_id, leaf_id=path[-1].id if path else None, beside=before.name
+        )
+        # The live branch holds the other continuation; the engine finds the blocks both share.
+        self.release(conversation)
+        conversation.branch, conversation.turns = branch, path
+
+        def undo() -> None:
+            self.store.delete_branch(conversation.branch, before)
+            conversation.branch, conversation.turns = before, turns
+
+        return undo
+
     def _compute(
         self, conversation: Conversation, prompt: tuple[int, ...], answer: Answer, sampling: SamplingParams
     ) -> Generator[ChatEvent, None, tuple[Outcome, str | None]]:

@@ -320,7 +320,7 @@ class Chat:
             if not self._can_read(path):
                 yield from self._edit(conversation, path[-1].id, path[-1].text, sampling)
                 return
-            undo = self._branch_off(conversation, path) if is_answered else None
+            undo = self._answering.branch_off(conversation, path) if is_answered else None
             yield from self._answer_anew(conversation, None, sampling, undo)
 
     def continue_answer(
@@ -387,24 +387,8 @@ class Chat:
         self, conversation: Conversation, turn_id: TurnId, text: str, sampling: SamplingParams | None
     ) -> Iterator[ChatEvent]:
         path, _ = split_at(conversation.turns, turn_id)
-        undo = self._branch_off(conversation, path)
+        undo = self._answering.branch_off(conversation, path)
         yield from self._ask(conversation, text, sampling, undo)
-
-    def _branch_off(self, conversation: Conversation, path: tuple[Turn, ...]) -> Undo:
-        """Move a conversation to a new branch that ends with `path`; the result moves it back."""
-        before, turns = conversation.branch, conversation.turns
-        branch = self.store.create_branch(
-            before.session_id, leaf_id=path[-1].id if path else None, beside=before.name
-        )
-        # The live branch holds the other continuation; the engine finds the blocks both share.
-        self._answering.release(conversation)
-        conversation.branch, conversation.turns = branch, path
-
-        def undo() -> None:
-            self.store.delete_branch(conversation.branch, before)
-            conversation.branch, conversation.turns = before, turns
-
-        return undo
 
     def _answer_anew(
         self,

@@ -3,47 +3,23 @@
 from contextlib import suppress
 from threading import Lock
 
-from kvchat.chat.conversation import BEHIND, Answering, Conversation
+from kvchat.chat.conversation import Answering, Conversation
 from kvchat.chat.engine_client import EngineClient, RequestHandle
 from kvchat.engine.api.events import RequestFinished
 from kvchat.engine.api.request import Request
-from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.errors import EngineFailed, KvchatError
 
 _WAIT_S = 0.05
 
 
 class ReadAhead:
-    """Computes a prompt that nobody has sent yet, behind everything else.
+    """Computes a prompt that nobody has sent yet, behind everything else."""
 
-    Args:
-        token_ids: what every message with this beginning begins with.
-        owner: the session's id, empty for one that is not stored yet.
-        is_saved: whether it goes to the disk before anybody has sent it.
-    """
-
-    def __init__(
-        self,
-        answering: Answering,
-        token_ids: tuple[int, ...],
-        *,
-        owner: str,
-        namespace: str,
-        is_saved: bool = False,
-        checkpoints: tuple[int, ...] = (),
-    ) -> None:
-        self.num_tokens = len(token_ids)
+    def __init__(self, answering: Answering, request: Request) -> None:
+        self.num_tokens = len(request.token_ids)
         self._answering = answering
         self._engine: EngineClient = answering.engine
-        self._request = Request(
-            token_ids=token_ids,
-            sampling=SamplingParams(max_tokens=1),
-            owner=owner,
-            priority=BEHIND,
-            namespace=namespace,
-            is_saved=is_saved,
-            checkpoints=checkpoints,
-        )
+        self._request = request
         self._lock = Lock()
         self._is_stopped = False
         self._handle: RequestHandle | None = None

@@ -11,7 +11,7 @@ from time import time
 
 from kvchat.chat.candidates.read_ahead import ReadAhead
 from kvchat.chat.candidates.token_fork import TokenForks
-from kvchat.chat.conversation import ON_SCREEN, Answering, Conversation, prefill_of, with_ends
+from kvchat.chat.conversation import BEHIND, ON_SCREEN, Answering, Conversation, prefill_of, with_ends
 from kvchat.chat.engine_client import RequestHandle
 from kvchat.chat.events import MOST_SAMPLES, EditCost, SampleDelta, SampleEvent, SamplesFinished
 from kvchat.chat.recorder import Answer, outcome_of
@@ -64,10 +64,7 @@ class CandidateService:
             UsageError: an answer is being written there.
         """
         with conversation.occupied():
-            before, store = conversation.branch, self._answering.store
-            branch = store.create_branch(before.session_id, leaf_id=answer.id, beside=before.name)
-            self._answering.release(conversation)
-            conversation.branch, conversation.turns = branch, store.turns_to(answer.id)
+            self._answering.branch_off(conversation, self._answering.store.turns_to(answer.id))
 
     def retry_cost(self, conversation: Conversation) -> EditCost:
         """Return exactly what answering the last question again costs now. Waits for the engine."""
@@ -120,11 +117,16 @@ class CandidateService:
         """
         session = conversation.session if conversation is not None else _draft(system)
         path = conversation.turns if conversation is not None else ()
-        ids = common_ids(self._answering.template, session, path, text)
-        owner = conversation.session.id if conversation is not None else ""
-        namespace = namespace_of(session, path) if conversation is not None else session.namespace
-        checkpoints = self._answering.checkpoints_of(session, path, text)
-        return ReadAhead(self._answering, ids, owner=owner, namespace=namespace, checkpoints=checkpoints)
+        request = Request(
+            token_ids=common_ids(self._answering.template, session, path, text),
+            sampling=SamplingParams(max_tokens=1),
+            owner=session.id if conversation is not None else "",
+            priority=BEHIND,
+            namespace=namespace_of(session, path) if conversation is not None else session.namespace,
+            is_saved=False,
+            checkpoints=self._answering.checkpoints_of(session, path, text),
+        )
+        return ReadAhead(self._answering, request)
 
     def beginning_ids(self, system: str, began_at: float) -> tuple[int, ...]:
         """Return what every conversation begins with that has this system prompt and began then."""
@@ -133,7 +135,8 @@ class CandidateService:
 
     def read(self, token_ids: tuple[int, ...]) -> ReadAhead:
         """Return what computes the beginning of conversations that are not stored yet, and saves it."""
-        return ReadAhead(self._answering, token_ids, owner="", namespace="", is_saved=True)
+        request = Request(token_ids=token_ids, sampling=SamplingParams(max_tokens=1), priority=BEHIND)
+        return ReadAhead(self._answering, request)
 
     def words(self, token_ids: Sequence[int]) -> str:
         """Return what tokens say, control tokens by their names."""

@@ -84,16 +84,13 @@ class TokenForks:
             path, answer = self._opened(conversation, answer_id)
             ids = (*(answer.token_ids or ())[:at], token_id)
             turn = self._begun(path, ids)
-            before, turns = conversation.branch, conversation.turns
-            self._answering.release(conversation)
-            branch = self._store.create_branch(before.session_id, leaf_id=path[-1].id, beside=before.name)
-            conversation.branch = self._store.add_turns(branch, (turn,))
+            undo = self._answering.branch_off(conversation, path)
+            conversation.branch = self._store.add_turns(conversation.branch, (turn,))
             conversation.turns = (*path, turn)
 
             def take_back() -> None:
-                branch = self._store.withdraw(conversation.branch, path[-1].id, [turn.id])
-                self._store.delete_branch(branch, before)
-                conversation.branch, conversation.turns = before, turns
+                conversation.branch = self._store.withdraw(conversation.branch, path[-1].id, [turn.id])
+                undo()
 
             if turn.finish is Finish.PARTIAL:
                 yield from self._answering.run(conversation, None, sampling, take_back)
