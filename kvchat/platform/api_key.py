@@ -19,16 +19,14 @@ def read_key(file: Path, least_len: int = 1) -> str:
     Raises:
         ConfigError: it cannot be read, others can read it too, or it is none, or too short.
     """
-    try:
+    with system_errors_as(ConfigError, f"cannot read the API key in {file}"):
         if file.stat().st_mode & 0o077:
             raise ConfigError(f"others can read the API key in {file}: chmod 600 {file}")
-        key = file.read_text(encoding="ascii").strip()
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"the API key in {file} must be ASCII text") from error
-    except OSError as error:
-        raise ConfigError(f"cannot read the API key in {file}: {error.strerror or error}") from error
-    if len(key) < least_len or not key.isprintable() or " " in key:
-        raise ConfigError(f"the API key in {file} must be {least_len} or more characters without blanks")
+        key = file.read_text(encoding="ascii", errors="replace").strip()
+    if len(key) < least_len or not (key.isascii() and key.isprintable()) or " " in key:
+        raise ConfigError(
+            f"the API key in {file} must be {least_len} or more ASCII characters without blanks"
+        )
     return key
 
 

@@ -139,12 +139,12 @@ def remove_unfinished(directory: Path, files: NamedFiles = SYSTEM_NAMES) -> None
 
 
 @contextmanager
-def system_errors_as(kind: type[KvchatError], problem: str) -> Iterator[None]:
-    """Raise what the system refuses as an error of ours: the problem, and the system's reason."""
+def system_errors_as(kind: type[KvchatError], problem: str, advice: str = "") -> Iterator[None]:
+    """Raise what the system refuses as an error of ours: the problem, the system's reason, what to do."""
     try:
         yield
     except OSError as error:
-        raise kind(f"{problem}: {error.strerror or error}") from error
+        raise kind(f"{problem}: {error.strerror or error}{advice}") from error
 
 
 def sync(path: Path) -> None:
