@@ -5,7 +5,7 @@ Deleting a session or collecting garbage asks here before a block goes. The resu
 holds, and errs on the side of keeping: a whole tree counts under every fingerprint that answered in it.
 """
 
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -51,14 +51,6 @@ class References:
         return any(run.startswith(tail) for run in self.runs.get(parent, ()))
 
 
-@dataclass(frozen=True, slots=True)
-class _End:
-    """Where a path has got to: the last full block, and the ids behind it that fill no block yet."""
-
-    parent: BlockKey
-    rest: tuple[int, ...]
-
-
 def add_turns(
     found: References, store: SessionStore, session_id: SessionId, turns: Sequence[Turn], block_size: int
 ) -> None:
@@ -90,27 +82,22 @@ def runs_of(turns: Iterable[Turn], root: BlockKey, block_size: int) -> Iterator[
     Args:
         turns: a parent before its children, so that each turn is walked once.
     """
-    ends: dict[TurnId | None, _End | None] = {None: _End(root, ())}
+    # Where paths have got to: the last full block, and the ids behind it that fill no block yet.
+    ends: dict[TurnId | None, tuple[BlockKey, tuple[int, ...]]] = {None: (root, ())}
     for turn in turns:
-        begin = _End(root, ()) if turn.starts_over else ends.get(turn.parent_id)
+        begin = (root, ()) if turn.starts_over else ends.get(turn.parent_id)
         if begin is None or turn.token_ids is None or not turn.has_ids:
-            ends[turn.id] = None
-        else:
-            ends[turn.id] = yield from _runs_of_turn(begin, turn.token_ids, block_size)
-
-
-def _runs_of_turn(begin: _End, token_ids: tuple[int, ...], block_size: int) -> Generator[Run, None, _End]:
-    parent, ids = begin.parent, begin.rest + token_ids
-    num_full = len(ids) // block_size
-    for start in range(0, num_full * block_size, block_size):
-        block = ids[start : start + block_size]
-        key = block_key(parent, block)
-        yield Run(parent, u32le(block), key)
-        parent = key
-    rest = ids[num_full * block_size :]
-    if rest:
-        yield Run(parent, u32le(rest), None)
-    return _End(parent, rest)
+            continue
+        parent, ids = begin[0], begin[1] + turn.token_ids
+        full_len = len(ids) // block_size * block_size
+        for start in range(0, full_len, block_size):
+            block = ids[start : start + block_size]
+            key = block_key(parent, block)
+            yield Run(parent, u32le(block), key)
+            parent = key
+        if rest := ids[full_len:]:
+            yield Run(parent, u32le(rest), None)
+        ends[turn.id] = parent, rest
 
 
 def leaf_paths(turns: Sequence[Turn]) -> Iterator[tuple[int, ...]]:
