@@ -2,7 +2,6 @@
 
 import json
 import socket
-import ssl
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -150,13 +149,8 @@ class RemoteServer:
         return stream
 
     def _connected(self) -> HTTPConnection:
-        if self._is_secure:
-            context = ssl.create_default_context()
-            connection: HTTPConnection = HTTPSConnection(
-                self._host, self._port, timeout=_CONNECT_S, context=context
-            )
-        else:
-            connection = HTTPConnection(self._host, self._port, timeout=_CONNECT_S)
+        kind = HTTPSConnection if self._is_secure else HTTPConnection
+        connection = kind(self._host, self._port, timeout=_CONNECT_S)
         try:
             connection.connect()
         except (OSError, UnicodeError) as error:
