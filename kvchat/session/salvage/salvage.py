@@ -290,28 +290,24 @@ def _rows(source: sqlite3.Connection, table: str) -> Iterator[sqlite3.Row]:
         source.execute(f"EXPLAIN SELECT rowid, * FROM {table}")
     except _UNREADABLE:
         return  # no statement can be made of a table that is not known, for none of its rows
+    query = f"SELECT rowid AS row_num, * FROM {table} WHERE rowid"
     with suppress(*_UNREADABLE):  # a damaged number
-        yield from source.execute(f"SELECT rowid AS row_num, * FROM {table} WHERE rowid <= 0")
+        yield from source.execute(f"{query} <= 0")
     first, last = 0, 1 << 62
-    for order, bound in (("ASC", 0), ("DESC", last)):
-        compare = ">" if order == "ASC" else "<"
-        try:
-            query = f"SELECT rowid AS row_num, * FROM {table} WHERE rowid {compare} ? ORDER BY rowid {order}"
-            for row in source.execute(query, (bound,)):
-                if order == "ASC":
-                    first = row["row_num"]
-                elif row["row_num"] <= first:
-                    return
-                else:
-                    last = row["row_num"]
-                yield row
-            if order == "ASC":
+    with suppress(*_UNREADABLE):
+        for row in source.execute(f"{query} > 0 ORDER BY rowid ASC"):
+            first = row["row_num"]
+            yield row
+        return
+    with suppress(*_UNREADABLE):
+        for row in source.execute(f"{query} < ? ORDER BY rowid DESC", (last,)):
+            if row["row_num"] <= first:
                 return
-        except _UNREADABLE:
-            continue
+            last = row["row_num"]
+            yield row
     for place in range(first + 1, min(last, first + _MOST_SINGLE_ROWS)):
         with suppress(*_UNREADABLE):
-            yield from source.execute(f"SELECT rowid AS row_num, * FROM {table} WHERE rowid = ?", (place,))
+            yield from source.execute(f"{query} = ?", (place,))
 
 
 def _changes(table: str, row: sqlite3.Row) -> bool:
