@@ -6,8 +6,8 @@ time. The old one is locked meanwhile, and no other process may use it.
 
 import os
 import sqlite3
-from collections.abc import Callable
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 from kvchat.errors import StorageError
@@ -37,7 +37,7 @@ def rewrite(
     Database(path, source).close()  # brings an older or damaged one forward first
     new = converting_path(path)
     try:
-        with closing(_alone(path, source)) as old:
+        with _alone(path, source) as old:
             new.unlink(missing_ok=True)
             os.close(os.open(new, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
             _fill(new, target, old)
@@ -58,10 +58,10 @@ def converting_path(path: Path) -> Path:
     return path.with_name(path.name + ".converting")
 
 
-def _alone(path: Path, tables: Tables) -> sqlite3.Connection:
-    """Open a database and keep everybody else out until it is closed."""
-    connection = sqlite_locks.connect(path, timeout_s=_BUSY_S)
-    try:
+@contextmanager
+def _alone(path: Path, tables: Tables) -> Iterator[sqlite3.Connection]:
+    """Open a database and keep everybody else out."""
+    with closing(sqlite_locks.connect(path, timeout_s=_BUSY_S)) as connection:
         connection.text_factory = lambda data: data.decode(errors="replace")
         tables.show(connection)
         try:
@@ -72,10 +72,7 @@ def _alone(path: Path, tables: Tables) -> sqlite3.Connection:
             raise StorageError(
                 f"{path} is in use by another kvchat, or by this one twice; close it and try again"
             ) from error
-    except BaseException:
-        connection.close()
-        raise
-    return connection
+        yield connection
 
 
 def _fill(new: Path, tables: Tables, old: sqlite3.Connection) -> None:
