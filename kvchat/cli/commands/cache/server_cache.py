@@ -35,7 +35,7 @@ class ServerState:
 
 
 def server_state(remote: RemoteSettings) -> ServerState | None:
-    """Ask the server, if one answers; it is given up after 15 seconds.
+    """Ask the server, if one answers; it is given up where it is silent for 10 seconds.
 
     Raises:
         UsageError, ConfigError: the address or the key's file is none.
