@@ -148,13 +148,14 @@ class Kvchat:
 
     def _load_remote(self, url: str, reference: str | None, model: str | None) -> "Chat":
         """Return the chat of a server; the first of its models unless one is named."""
+        from kvchat.platform.api_key import read_key
         from kvchat.remote.chat_service import RemoteChat
-        from kvchat.remote.endpoint import RemoteServer, client_key
+        from kvchat.remote.endpoint import RemoteServer
 
         if reference is not None:
             self.store.find(reference)
         key_file = self._settings.remote.key_file
-        endpoint = RemoteServer(url, None if key_file is None else client_key(key_file))
+        endpoint = RemoteServer(url, None if key_file is None else read_key(key_file))
         if model is None:
             models = endpoint.models()
             if not models:

@@ -11,14 +11,13 @@ from threading import Lock
 
 from kvchat.chat.engine_client import AnswerHandle, EngineClient, RequestHandle
 from kvchat.chat.events import ChatEvent, LoadingStarted, Prefill, TextDelta, TurnFinished, TurnStarted
-from kvchat.chat.recorder import AnswerRecorder
+from kvchat.chat.recorder import Answer, AnswerRecorder, outcome_of
 from kvchat.chat.revision import checkpoints
 from kvchat.engine.api.events import LoadPlanned, PrefillProgress, RequestFinished
 from kvchat.engine.api.ids import SequenceId
 from kvchat.engine.api.request import Request
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.errors import CapacityError, EngineFailed, InvalidRequest, KvchatError, UsageError
-from kvchat.session.growing_answer import Answer, outcome_of
 from kvchat.session.kv.provenance import namespace_of
 from kvchat.session.store import Outcome, SessionStore
 from kvchat.session.template.chat_template import ChatTemplate
@@ -80,7 +79,6 @@ class Conversation:
 
     @property
     def is_stopping(self) -> bool:
-        """Whether the answer in progress was asked to end."""
         return self._stop.is_set()
 
     @contextmanager
@@ -132,14 +130,7 @@ class Conversation:
 
 
 class Answering:
-    """Lets the last turn of a conversation grow to its end.
-
-    Args:
-        store: where it is written.
-        template: the model's template.
-        engine: who computes.
-        model: the model's name, stored with the answer.
-    """
+    """Lets the last turn of a conversation grow to its end. `model`: its name, stored with the answer."""
 
     def __init__(
         self, *, store: SessionStore, template: ChatTemplate, engine: EngineClient, model: str
@@ -186,6 +177,22 @@ class Answering:
         if branch is not None:
             with suppress(KvchatError):
                 self.engine.release(branch)
+
+    def branch_off(self, conversation: Conversation, path: tuple[Turn, ...]) -> Undo:
+        """Move a conversation to a new branch that ends with `path`; the result moves it back."""
+        before, turns = conversation.branch, conversation.turns
+        branch = self.store.create_branch(
+            before.session_id, leaf_id=path[-1].id if path else None, beside=before.name
+        )
+        # The live branch holds the other continuation; the engine finds the blocks both share.
+        self.release(conversation)
+        conversation.branch, conversation.turns = branch, path
+
+        def undo() -> None:
+            self.store.delete_branch(conversation.branch, before)
+            conversation.branch, conversation.turns = before, turns
+
+        return undo
 
     def _compute(
         self, conversation: Conversation, prompt: tuple[int, ...], answer: Answer, sampling: SamplingParams

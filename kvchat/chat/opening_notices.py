@@ -19,29 +19,21 @@ _CONVERTED = (
 
 
 def notices_of(conversation: Conversation, template: ChatTemplate, adapter: str) -> tuple[str, ...]:
-    """Return the sentences to show.
-
-    Args:
-        adapter: the directory of the LoRA that the engine is loaded with; empty for none.
-    """
-    history = prompts.history(conversation.session, conversation.turns)
-    rewrite = template.history_rewrite(history)
-    found = template.warnings + (() if rewrite is None else (str(rewrite),))
-    if (words := _adapter_words(conversation, adapter)) is not None:
-        found = (words, *found)
-    if (origin := origin_of(conversation.session.namespace)) is not None:
-        words = _CONVERTED.format(origin.cache_format, conversation.session.id)
-        return (words, *found)
-    if not conversation.session.namespace:
-        return found
-    return (_NOT_VERIFIED.format(conversation.session.id), *found)
+    """Return the sentences to show; `adapter` is the directory of the LoRA that the engine has, or empty."""
+    session = conversation.session
+    of_kv = _NOT_VERIFIED.format(session.id) if session.namespace else ""
+    if (origin := origin_of(session.namespace)) is not None:
+        of_kv = _CONVERTED.format(origin.cache_format, session.id)
+    rewrite = template.history_rewrite(prompts.history(session, conversation.turns))
+    found = (of_kv, _adapter_words(conversation, adapter), *template.warnings, rewrite)
+    return tuple(filter(None, found))
 
 
-def _adapter_words(conversation: Conversation, adapter: str) -> str | None:
+def _adapter_words(conversation: Conversation, adapter: str) -> str:
     """Say how the weights differ from those that a conversation was computed with, by their adapter."""
     session = conversation.session
     if session.adapter == adapter or not any(turn.fingerprint for turn in conversation.turns):
-        return None
+        return ""
     was, here = (f"the adapter {name}" if name else "no adapter" for name in (session.adapter, adapter))
     how = f"--adapter {quote(session.adapter or 'none')}"
     return (

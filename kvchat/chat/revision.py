@@ -1,18 +1,16 @@
 """Revisions of a conversation: undo, drop and edit, planned and priced before they are made.
 
 A plan changes nothing. It holds every turn of the new path, with the ids the model will see, so that its cost
-is known in advance; the old path stays as it was, on its branch. Pricing asks the engine and waits for it.
+is known in advance; the old path stays as it was, on its branch.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from kvchat.chat.engine_client import EngineClient
 from kvchat.chat.events import EditCost
 from kvchat.chat.events import Revision as Revision
 from kvchat.engine.api.events import Loaded, Timings, Usage
 from kvchat.errors import UsageError
-from kvchat.session.kv.provenance import namespace_of
 from kvchat.session.store import new_turn_id
 from kvchat.session.template import prompts
 from kvchat.session.template.chat_template import ChatTemplate
@@ -151,36 +149,7 @@ def copy_behind(template: ChatTemplate, session: Session, path: Sequence[Turn], 
     )
 
 
-def cost_of_revision(
-    engine: EngineClient, template: ChatTemplate, session: Session, revision: Revision
-) -> EditCost:
-    """Price a revision.
-
-    Nothing is computed before the next message is sent; `computed_tokens` come before its own then.
-    """
-    ids = context_ids(template, session, revision.path)
-    # A prompt is never reused to its last token, so one more stands for the next message.
-    namespace = namespace_of(session, revision.path)
-    probed = engine.reusable_len((*ids, ids[-1]), namespace) if ids else 0
-    return edit_cost(len(ids), min(probed, len(ids)), revision.left)
-
-
-def cost_of_edit(
-    engine: EngineClient,
-    template: ChatTemplate,
-    session: Session,
-    path: tuple[Turn, ...],
-    left: tuple[Turn, ...],
-    text: str,
-) -> EditCost:
-    """Price a question behind `path` in place of the turns `left`."""
-    prompt = path_token_ids((*path, prompts.question(template, session, path, text)))
-    assert prompt is not None, "a question that starts over needs no ids before it"
-    reused = engine.reusable_len(prompt, namespace_of(session, path, len(prompt)))
-    return edit_cost(len(prompt), reused, left)
-
-
-def edit_cost(num_tokens: int, reused: int, left: Sequence[Turn]) -> EditCost:
+def path_cost(num_tokens: int, reused: int, left: Sequence[Turn]) -> EditCost:
     """Return the cost of a path of so many tokens, in place of the turns `left`."""
     return EditCost(
         reused_tokens=reused,

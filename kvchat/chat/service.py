@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
-from kvchat.chat.candidates.samples import DIFFERING_TEMPERATURE, differing
+from kvchat.chat.candidates.service import DIFFERING_TEMPERATURE, differing
 from kvchat.chat.candidates.service import CandidateService as CandidateService
 from kvchat.chat.conversation import BEHIND, ON_SCREEN, Answering, Conversation, Undo
 from kvchat.chat.engine_client import EngineClient as EngineClient
@@ -25,9 +25,9 @@ from kvchat.chat.events import TurnFinished as TurnFinished
 from kvchat.chat.events import TurnStarted as TurnStarted
 from kvchat.chat.opening_notices import notices_of
 from kvchat.chat.revision import (
+    context_ids,
     copy_behind,
-    cost_of_edit,
-    cost_of_revision,
+    path_cost,
     plan_drop,
     plan_undo,
     split_at,
@@ -44,7 +44,7 @@ from kvchat.session.kv.provenance import namespace_of
 from kvchat.session.store import Outcome, SessionStore
 from kvchat.session.template import prompts
 from kvchat.session.template.chat_template import ChatTemplate
-from kvchat.session.tree import MAIN, Branch, BranchName, Finish, Session, Turn, TurnId
+from kvchat.session.tree import MAIN, Branch, BranchName, Finish, Session, Turn, TurnId, path_token_ids
 
 
 class Chat:
@@ -62,9 +62,7 @@ class Chat:
     An engine that dies ends the answer with `TurnFinished(error=...)`.
 
     Args:
-        store: the sessions.
-        template: the model's template and tokenizer.
-        engine: the engine, loaded or still loading.
+        engine: loaded or still loading.
         model: the model's name, stored with every answer.
         sampling: used where a call brings none.
         adapter: the directory of the LoRA that the engine is loaded with; empty for none.
@@ -97,7 +95,6 @@ class Chat:
         self.variants = CandidateService(self._answering)
 
     def use_sampling(self, sampling: SamplingParams) -> None:
-        """Choose tokens in another way from the next answer on."""
         self.sampling = sampling
 
     @property
@@ -224,7 +221,7 @@ class Chat:
     # Revisions
 
     def plan_undo(self, conversation: Conversation, num: int = 1) -> Revision:
-        """Return the revision without the last `num` exchanges; see `plan_undo`."""
+        """Return the revision without the last `num` exchanges."""
         return plan_undo(conversation.turns, num, self._keeper(conversation.branch))
 
     def plan_drop(self, conversation: Conversation, question_id: TurnId) -> Revision:
@@ -234,8 +231,15 @@ class Chat:
         return plan if plan.anew else self.plan_undo(conversation)
 
     def revision_cost(self, conversation: Conversation, revision: Revision) -> EditCost:
-        """Return exactly what a revision costs now; see `cost_of_revision`."""
-        return cost_of_revision(self.engine, self.template, conversation.session, revision)
+        """Return exactly what a revision costs now. Waits for the engine.
+
+        Nothing is computed before the next message is sent; `computed_tokens` come before its own then.
+        """
+        session, path = conversation.session, revision.path
+        ids = context_ids(self.template, session, path)
+        # A prompt is never reused to its last token, so one more stands for the next message.
+        probed = self.engine.reusable_len((*ids, ids[-1]), namespace_of(session, path)) if ids else 0
+        return path_cost(len(ids), min(probed, len(ids)), revision.left)
 
     def revise(self, conversation: Conversation, revision: Revision) -> None:
         """Make a revision. The old path stays on a branch.
@@ -280,7 +284,6 @@ class Chat:
     def send(
         self, conversation: Conversation, text: str, sampling: SamplingParams | None = None
     ) -> Iterator[ChatEvent]:
-        """Ask, and answer."""
         with conversation.occupied():
             yield from self._ask(conversation, text, sampling)
 
@@ -292,14 +295,18 @@ class Chat:
             yield from self._edit(conversation, turn_id, text, sampling)
 
     def edit_cost(self, conversation: Conversation, turn_id: TurnId, text: str) -> EditCost:
-        """Return exactly what `edit` would cost now; see `cost_of_edit`.
+        """Return exactly what `edit` would cost now. Waits for the engine.
 
         Raises:
             UsageError: the turn is no message of the person on this branch, or `text` is empty.
         """
         _refuse_empty(text)
         path, left = split_at(conversation.turns, turn_id)
-        return cost_of_edit(self.engine, self.template, conversation.session, path, left, text)
+        session = conversation.session
+        prompt = path_token_ids((*path, prompts.question(self.template, session, path, text)))
+        assert prompt is not None, "a question that starts over needs no ids before it"
+        reused = self.engine.reusable_len(prompt, namespace_of(session, path, len(prompt)))
+        return path_cost(len(prompt), reused, left)
 
     def retry(
         self, conversation: Conversation, sampling: SamplingParams | None = None
@@ -313,7 +320,7 @@ class Chat:
             if not self._can_read(path):
                 yield from self._edit(conversation, path[-1].id, path[-1].text, sampling)
                 return
-            undo = self._branch_off(conversation, path) if is_answered else None
+            undo = self._answering.branch_off(conversation, path) if is_answered else None
             yield from self._answer_anew(conversation, None, sampling, undo)
 
     def continue_answer(
@@ -380,24 +387,8 @@ class Chat:
         self, conversation: Conversation, turn_id: TurnId, text: str, sampling: SamplingParams | None
     ) -> Iterator[ChatEvent]:
         path, _ = split_at(conversation.turns, turn_id)
-        undo = self._branch_off(conversation, path)
+        undo = self._answering.branch_off(conversation, path)
         yield from self._ask(conversation, text, sampling, undo)
-
-    def _branch_off(self, conversation: Conversation, path: tuple[Turn, ...]) -> Undo:
-        """Move a conversation to a new branch that ends with `path`; the result moves it back."""
-        before, turns = conversation.branch, conversation.turns
-        branch = self.store.create_branch(
-            before.session_id, leaf_id=path[-1].id if path else None, beside=before.name
-        )
-        # The live branch holds the other continuation; the engine finds the blocks both share.
-        self._answering.release(conversation)
-        conversation.branch, conversation.turns = branch, path
-
-        def undo() -> None:
-            self.store.delete_branch(conversation.branch, before)
-            conversation.branch, conversation.turns = before, turns
-
-        return undo
 
     def _answer_anew(
         self,

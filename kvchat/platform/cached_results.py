@@ -7,18 +7,27 @@ A file that is not exactly what was written counts as absent.
 """
 
 import json
-import os
 from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
-from time import time
 from typing import Any, Final
 
-from kvchat.platform.private_files import STALE_S, make_private
+from kvchat.platform.private_files import NamedFiles, remove_unfinished, write_private
 
 MAX_BYTES: Final = 1 << 20
 """A larger file was not written here, and is not read."""
 _DIGEST_BYTES = 16
+
+
+class _Unsynced(NamedFiles):
+    def sync(self, descriptor: int) -> None:
+        """Nothing: what is lost is computed again."""
+
+    def sync_dir(self, path: Path) -> None:
+        """Nothing, too."""
+
+
+_UNSYNCED = _Unsynced()
 
 
 def read_kept(file: Path) -> Any:
@@ -43,24 +52,9 @@ def write_kept(file: Path, fields: Any) -> None:
 
 def write_whole(file: Path, data: bytes) -> None:
     """Write bytes to a file for its owner alone, on the same terms as `write_kept`."""
-    temporary = file.with_name(f".{file.name}.{os.getpid()}.tmp")
-    try:
-        make_private(file.parent)
-        _remove_unfinished(file)
-        with open(os.open(temporary, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600), "wb") as stream:
-            stream.write(data)
-        temporary.replace(file)
-    except OSError:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
-
-
-def _remove_unfinished(file: Path) -> None:
-    """Remove what a killed process has left half written; nobody takes so long to write it."""
-    for left in file.parent.glob(f".{file.name}.*.tmp"):
-        with suppress(OSError):
-            if time() - left.stat().st_mtime > STALE_S:
-                left.unlink()
+    with suppress(OSError):
+        remove_unfinished(file.parent)
+        write_private(file, data, _UNSYNCED)
 
 
 def _digest(line: bytes) -> bytes:

@@ -11,8 +11,7 @@ is written again from the other.
 import json
 import os
 import unicodedata
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from hashlib import blake2b, scrypt
@@ -28,7 +27,7 @@ from kvchat.platform.encryptor import (
     cipher_of,
     decrypted,
 )
-from kvchat.platform.private_files import remove_private, write_private
+from kvchat.platform.private_files import remove_private, system_errors_as, write_private
 
 LOG_N = 17
 """Cost of a guess: 128 MiB and about half a second."""
@@ -38,6 +37,7 @@ _BLOCK = 8
 _MAX_BYTES = 1 << 16
 _VERSION = 1
 _REFUSED = "the key does not open this store"
+_ADVICE = "; check permissions and free space"
 
 
 class KeyState(StrEnum):
@@ -138,7 +138,7 @@ def write_key(path: Path, key: KeyFile) -> None:
 
     Raises: StorageError: they cannot be written.
     """
-    with _told(path):
+    with system_errors_as(StorageError, f"{path} cannot be written", _ADVICE):
         for copy in (path, backup_path(path)):
             _write(copy, key)
 
@@ -148,19 +148,9 @@ def forget_key(path: Path) -> None:
 
     Raises: StorageError: they cannot be removed.
     """
-    with _told(path):
+    with system_errors_as(StorageError, f"{path} cannot be written", _ADVICE):
         for left in (path, backup_path(path), *path.parent.glob(f".{path.name}.*")):  # also half written
             remove_private(left)
-
-
-@contextmanager
-def _told(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise StorageError(
-            f"{path} cannot be written: {error.strerror or error}; check permissions and free space"
-        ) from error
 
 
 def _write(path: Path, key: KeyFile) -> None:

@@ -82,20 +82,20 @@ def make_private(path: Path, files: NamedFiles = SYSTEM_NAMES) -> Path:
     return path
 
 
-def write_private(file: Path, data: bytes, files: NamedFiles = SYSTEM_NAMES) -> None:
-    """Write a file with mode 0600, whole or not at all; durable when this returns. It replaces another.
+@contextmanager
+def new_private(file: Path, files: NamedFiles = SYSTEM_NAMES) -> Iterator[int]:
+    """Give the descriptor of a file with mode 0600 that appears under its name whole, or not at all.
+
+    Effect: it replaces another, and is durable at the end of the block.
 
     Raises:
         OSError: it cannot be written; what was there is there still, and nothing is left behind.
     """
-    make_private(file.parent, files)
     unfinished = file.with_name(f".{file.name}.{secrets.token_hex(4)}")
     try:
         descriptor = files.create(unfinished)
         try:
-            due = memoryview(data)
-            while due:
-                due = due[files.write(descriptor, [due]) :]
+            yield descriptor
             files.sync(descriptor)
         finally:
             files.close(descriptor)
@@ -105,6 +105,15 @@ def write_private(file: Path, data: bytes, files: NamedFiles = SYSTEM_NAMES) -> 
             files.unlink(unfinished)
         raise
     files.sync_dir(file.parent)
+
+
+def write_private(file: Path, data: bytes, files: NamedFiles = SYSTEM_NAMES) -> None:
+    """Write a file as `new_private` does, in a directory for its owner alone that need not be there."""
+    make_private(file.parent, files)
+    with new_private(file, files) as descriptor:
+        due = memoryview(data)
+        while due:
+            due = due[files.write(descriptor, [due]) :]
 
 
 def remove_private(file: Path, files: NamedFiles = SYSTEM_NAMES) -> None:
@@ -130,12 +139,12 @@ def remove_unfinished(directory: Path, files: NamedFiles = SYSTEM_NAMES) -> None
 
 
 @contextmanager
-def system_errors_as(kind: type[KvchatError], problem: str) -> Iterator[None]:
-    """Raise what the system refuses as an error of ours: the problem, and the system's reason."""
+def system_errors_as(kind: type[KvchatError], problem: str, advice: str = "") -> Iterator[None]:
+    """Raise what the system refuses as an error of ours: the problem, the system's reason, what to do."""
     try:
         yield
     except OSError as error:
-        raise kind(f"{problem}: {error.strerror or error}") from error
+        raise kind(f"{problem}: {error.strerror or error}{advice}") from error
 
 
 def sync(path: Path) -> None:

@@ -19,11 +19,7 @@ _SUFFIX = ".lock"
 
 
 class Writers:
-    """Locks of the living writers of one store, in one directory.
-
-    Args:
-        directory: where they are; None: nobody else can reach the store, so none are needed.
-    """
+    """Locks of the living writers of one store, in one directory; None: nobody else can reach the store."""
 
     def __init__(self, directory: Path | None) -> None:
         self._directory = directory

@@ -21,18 +21,13 @@ from kvchat.remote.endpoint import RemoteServer, RemoteStream, Report
 from kvchat.remote.null_engine import NullEngine
 from kvchat.session.store import Outcome, SessionStore, new_turn_id
 from kvchat.session.template import prompts
-from kvchat.session.tree import Backend, Finish, Role, Session, Turn, TurnId
+from kvchat.session.tree import Backend, Finish, Role, Session, SessionId, Turn, TurnId
 
 _FINISH = {"stop": Finish.COMPLETE, "length": Finish.LENGTH}
 
 
 class RemoteChat(Chat):
-    """Conversations with a model of a server. Where `Chat` has a template, this has none.
-
-    Args:
-        endpoint: the server.
-        model: the name of one of its models.
-    """
+    """Conversations with a model of a server. Where `Chat` has a template, this has none."""
 
     def __init__(
         self,
@@ -85,31 +80,23 @@ class RemoteChat(Chat):
         return replace(turn, id=new_turn_id(), parent_id=path[-1].id if path else None, usage=Usage())
 
     def _question(self, conversation: Conversation, text: str) -> Turn:
-        path = conversation.turns
+        parent_id = conversation.turns[-1].id if conversation.turns else None
+        return self._turn(conversation.session.id, parent_id, Role.USER, text)
+
+    def _empty_answer(self, asked: Turn) -> Turn:
+        answer = self._turn(asked.session_id, asked.id, Role.ASSISTANT, "")
+        return replace(answer, finish=Finish.PARTIAL, model=self.model)
+
+    def _turn(self, session_id: SessionId, parent_id: TurnId | None, role: Role, text: str) -> Turn:
         return Turn(
             id=new_turn_id(),
-            session_id=conversation.session.id,
-            parent_id=path[-1].id if path else None,
-            role=Role.USER,
+            session_id=session_id,
+            parent_id=parent_id,
+            role=role,
             text=text,
             token_ids=None,
             finish=Finish.COMPLETE,
             created_at=time(),
-            exact=False,
-            backend=Backend(url=self.endpoint.url),
-        )
-
-    def _empty_answer(self, asked: Turn) -> Turn:
-        return Turn(
-            id=new_turn_id(),
-            session_id=asked.session_id,
-            parent_id=asked.id,
-            role=Role.ASSISTANT,
-            text="",
-            token_ids=None,
-            finish=Finish.PARTIAL,
-            created_at=time(),
-            model=self.model,
             exact=False,
             backend=Backend(url=self.endpoint.url),
         )

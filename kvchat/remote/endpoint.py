@@ -2,13 +2,10 @@
 
 import json
 import socket
-import ssl
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
-from pathlib import Path
-from threading import Event, Timer
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -30,33 +27,12 @@ _MOST_TOKENS = 1 << 53
 _NO_ANSWER = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
 """What reading JSON of any shape can raise."""
 
-_LEADING_SURROGATES = range(0xD800, 0xDC00)
-_SURROGATE_CODEC = "utf-16-le"
-
-
-def client_key(file: Path) -> str:
-    """Return the key in a file.
-
-    Raises: ConfigError: it cannot be read, or others can read it too.
-    """
-    try:
-        if file.stat().st_mode & 0o077:
-            raise ConfigError(f"others can read the API key in {file}: chmod 600 {file}")
-        key = file.read_text(encoding="ascii").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read the API key in {file}: {error}") from error
-    if not key or not key.isprintable():
-        raise ConfigError(f"there is no API key in {file}; it is one line of text")
-    return key
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
     """What a server says at the end, as far as it does; None: it does not.
 
-    Args:
-        finish_reason: `stop` or `length`, or a word of its own.
-        cached_tokens: of the prompt, those that it did not compute.
+    `finish_reason` is `stop` or `length`, or a word of its own.
     """
 
     finish_reason: str | None = None
@@ -66,11 +42,7 @@ class Report:
 
 
 class RemoteServer:
-    """A server.
-
-    Args:
-        url: of its API, with or without `/v1`.
-        key: sent with every request; None: none is.
+    """A server, by the URL of its API with or without `/v1`; `key` is sent with every request.
 
     Raises:
         UsageError: this is no URL of a server.
@@ -115,20 +87,20 @@ class RemoteServer:
             connection.close()
 
     def metrics(self, limit_s: float = _METRICS_S) -> str:
-        """Return what the server tells of itself, in Prometheus' text format. Waits `limit_s` at most, once
-        it is connected.
+        """Return what the server tells of itself, in Prometheus' text format.
 
-        Raises: RemoteError: it tells nothing, too much, or too slowly.
+        Raises: RemoteError: it tells nothing, too much, or is silent for `limit_s`.
         """
         connection = self._connected()
         try:
-            with _cut_off(connection, limit_s) as is_late:
-                connection.request("GET", self._path.removesuffix(_API) + "/metrics", headers=self._headers())
-                response = connection.getresponse()
-                data = response.read(_MOST_METRICS_BYTES + 1)
+            assert connection.sock is not None
+            connection.sock.settimeout(limit_s)
+            connection.request("GET", self._path.removesuffix(_API) + "/metrics", headers=self._headers())
+            response = connection.getresponse()
+            data = response.read(_MOST_METRICS_BYTES + 1)
+        except TimeoutError as error:
+            raise RemoteError(f"{self.name}/metrics took too long") from error
         except (OSError, HTTPException, ValueError) as error:
-            if is_late.is_set():
-                raise RemoteError(f"{self.name}/metrics took too long") from error
             raise RemoteError(f"{self.name}/metrics broke off ({error or type(error).__name__})") from error
         finally:
             connection.close()
@@ -137,8 +109,8 @@ class RemoteServer:
                 f"{self.name}/metrics answered {response.status}; some servers tell them only when they are"
                 " started so"
             )
-        if is_late.is_set() or len(data) > _MOST_METRICS_BYTES:
-            raise RemoteError(f"{self.name}/metrics {'took' if is_late.is_set() else 'is'} too long")
+        if len(data) > _MOST_METRICS_BYTES:
+            raise RemoteError(f"{self.name}/metrics is too long")
         if response.length:  # `read` with a limit does not raise where less came than was promised
             raise RemoteError(f"{self.name}/metrics broke off")
         return data.decode(errors="replace")
@@ -177,13 +149,8 @@ class RemoteServer:
         return stream
 
     def _connected(self) -> HTTPConnection:
-        if self._is_secure:
-            context = ssl.create_default_context()
-            connection: HTTPConnection = HTTPSConnection(
-                self._host, self._port, timeout=_CONNECT_S, context=context
-            )
-        else:
-            connection = HTTPConnection(self._host, self._port, timeout=_CONNECT_S)
+        kind = HTTPSConnection if self._is_secure else HTTPConnection
+        connection = kind(self._host, self._port, timeout=_CONNECT_S)
         try:
             connection.connect()
         except (OSError, UnicodeError) as error:
@@ -247,7 +214,10 @@ class RemoteStream:
     def cancel(self) -> None:
         """End it: the server sees a closed connection."""
         self.is_cancelled = True
-        _shut(self._socket)
+        with suppress(OSError):  # it has ended already
+            if self._socket is not None:
+                # Not `ssl`'s own, after which a request that is being sent would go on in the clear.
+                socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
     def prioritise(self, priority: int) -> None:
         """Nothing: a server knows no priorities of ours."""
@@ -258,15 +228,8 @@ class RemoteStream:
         Raises: RemoteError: the server reported an error, broke off, or sent what is no answer.
         """
         try:
-            said, thought = _SurrogateJoiner(), _SurrogateJoiner()
             for event in self._events():
-                for delta in self._deltas(event):
-                    if text := (thought if delta.reasoning else said).feed(delta.text):
-                        yield replace(delta, text=text)
-            if left := thought.finish():
-                yield TextDelta(text=left, reasoning=True)
-            if left := said.finish():
-                yield TextDelta(text=left)
+                yield from self._deltas(event)
             if self.report.finish_reason is None and not self.is_cancelled:
                 raise RemoteError(f"{self._url} broke off in the middle of the answer")
         except (OSError, HTTPException, *_NO_ANSWER) as error:
@@ -293,37 +256,12 @@ class RemoteStream:
         for choice in event.get("choices") or ():
             delta = choice.get("delta") or {}
             reasoning = delta.get("reasoning_content") or delta.get("reasoning")
-            if isinstance(reasoning, str):
-                yield TextDelta(text=reasoning, reasoning=True)
+            if isinstance(reasoning, str) and reasoning:
+                yield TextDelta(text=_whole(reasoning), reasoning=True)
             if isinstance(content := delta.get("content"), str) and content:
-                yield TextDelta(text=content)
+                yield TextDelta(text=_whole(content))
             if reason := choice.get("finish_reason"):
                 self.report = replace(self.report, finish_reason=str(reason))
-
-
-def _shut(connected: socket.socket | None) -> None:
-    with suppress(OSError):  # it has ended already
-        if connected is not None:
-            # Not `ssl`'s own, after which a request that is being sent would go on in the clear.
-            socket.socket.shutdown(connected, socket.SHUT_RDWR)
-
-
-@contextmanager
-def _cut_off(connection: HTTPConnection, limit_s: float) -> Iterator[Event]:
-    """Shut a connection after so long, also where a server sends a byte now and then; tell whether it was."""
-    is_late, connected = Event(), connection.sock
-
-    def cut() -> None:
-        is_late.set()
-        _shut(connected)
-
-    timer = Timer(limit_s, cut)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield is_late
-    finally:
-        timer.cancel()
 
 
 def _sampling_fields(sampling: SamplingParams) -> dict[str, object]:
@@ -368,28 +306,6 @@ def _error_words(data: bytes) -> str:
     return " ".join(str(text).split())[:500] or "nothing"
 
 
-class _SurrogateJoiner:
-    """Joins surrogate pairs that a server cut between two pieces; a half that stays alone becomes U+FFFD.
-
-    JSON writes a character beyond the first 65,536 as such a pair; neither a database nor a terminal takes
-    half of one.
-    """
-
-    def __init__(self) -> None:
-        self._held = ""
-
-    def feed(self, text: str) -> str:
-        """Return what can be told of all that has come; a half at its end waits for the other."""
-        text = self._held + text
-        is_cut = bool(text) and ord(text[-1]) in _LEADING_SURROGATES
-        self._held = text[-1] if is_cut else ""
-        return _whole(text[:-1] if is_cut else text)
-
-    def finish(self) -> str:
-        """Return what still waits, at the end."""
-        left, self._held = self._held, ""
-        return _whole(left)
-
-
 def _whole(text: str) -> str:
-    return text.encode(_SURROGATE_CODEC, "surrogatepass").decode(_SURROGATE_CODEC, "replace")
+    """Return a text without halves of characters, which neither a database nor a terminal takes."""
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")

@@ -44,7 +44,6 @@ def make_app(
     Args:
         key: what clients have to know.
         sampling: used where a request says nothing.
-        body_s: in this many seconds a request's body has to be here.
     """
     endpoint = ServingApp(engine, template, sampling)
     routes = [
@@ -94,7 +93,6 @@ class ServingApp:
         return JSONResponse(self._described()) if name in (self._model, ANY_MODEL) else self._unknown(name)
 
     async def health(self, request: Request) -> Response:
-        """Say whether answers can be had."""
         is_ready = self._engine.status().phase is EnginePhase.READY
         return JSONResponse({"status": "ok" if is_ready else "failed"}, status_code=200 if is_ready else 503)
 

@@ -44,16 +44,9 @@ class RequestRefused(InvalidRequest):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatCompletionRequest:
-    """One chat completion.
+    """One chat completion: what was said before, and the last message, a user's.
 
-    Args:
-        model: the name that was asked for.
-        history: what was said before the question.
-        question: the last message, a user's.
-        sampling: how to choose tokens.
-        stops: strings before which the answer ends.
-        stream: send it as it comes.
-        wants_usage: end a stream with what it cost.
+    `stops`: strings before which the answer ends; `wants_usage`: a stream ends with what it cost.
     """
 
     model: str

@@ -1,11 +1,13 @@
 """Chat completion: from messages to ids, through the engine, and back to streamed text."""
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
-from threading import Thread
+from hashlib import blake2b
+from threading import Lock, Thread
 from time import monotonic
 
 from kvchat.chat.conversation import BEHIND
@@ -15,23 +17,18 @@ from kvchat.engine.api.request import Request
 from kvchat.errors import EngineFailed, KvchatError
 from kvchat.serving.chat_request import ChatCompletionRequest
 from kvchat.serving.metrics import Metrics
-from kvchat.serving.transcripts import Transcripts
 from kvchat.session.template.chat_template import ChatTemplate, Message
 from kvchat.session.template.text_stream import Piece, StopStrings, TextStream
 from kvchat.session.tree import Role
 
 _EVENT_WAIT_S = 1.0
 _OWNER = "serve"
+_MOST_REMEMBERED = 2_000_000
+"""Tokens of transcripts in all: some 80 MB of Python integers."""
 
 
 class ChatCompletions:
-    """Answers requests with one engine.
-
-    Args:
-        engine: the engine, loaded.
-        template: its model's.
-        metrics: what is counted.
-    """
+    """Answers requests with one engine, which is loaded."""
 
     def __init__(self, engine: EngineClient, template: ChatTemplate, metrics: Metrics) -> None:
         self._engine = engine
@@ -134,9 +131,6 @@ class ChatCompletion:
         on_said: Callable[[str, Sequence[int]], None],
     ) -> None:
         """Args:
-        handle: the request.
-        stream: makes text of its tokens.
-        loop: where it is read.
         on_finish: called with the last event and the seconds it took, in a thread of its own.
         on_said: called in the loop with text and ids, when all of it has been read.
         """
@@ -173,7 +167,6 @@ class ChatCompletion:
                 self.stop()
 
     def stop(self) -> None:
-        """Stop the model; nobody reads any more."""
         self._handle.cancel()
 
     def _taken(self, event: Event | EngineFailed) -> tuple[Piece, ...]:
@@ -206,3 +199,47 @@ class ChatCompletion:
             self._loop.call_soon_threadsafe(self._queue.put_nowait, event)
         except RuntimeError:  # the loop has ended
             self._handle.cancel()
+
+
+class Transcripts:
+    """Token ids of earlier answers by the texts that clients send back, the oldest use forgotten first.
+
+    Clients send a whole conversation each time, as text. Encoding an answer's text again gives other ids than
+    were sampled, and every block behind it would be computed again. Any thread may call.
+    """
+
+    def __init__(self) -> None:
+        self._num_tokens = 0
+        self._guard = Lock()
+        self._known: OrderedDict[bytes, tuple[tuple[int, ...], int]] = OrderedDict()
+
+    def remember(self, messages: Sequence[Message], token_ids: tuple[int, ...], prompt_len: int) -> None:
+        """Note which ids stand for messages, an answer last. `prompt_len`: those before that answer."""
+        key = _key(messages)
+        with self._guard:
+            self._forget(key)
+            self._known[key] = (token_ids, prompt_len)
+            self._num_tokens += len(token_ids)
+            while self._num_tokens > _MOST_REMEMBERED:
+                self._forget(next(iter(self._known)))
+
+    def find(self, messages: Sequence[Message]) -> tuple[tuple[int, ...], int] | None:
+        """Return the ids of messages, and how many of them come before the last answer."""
+        key = _key(messages)
+        with self._guard:
+            if key in self._known:
+                self._known.move_to_end(key)
+            return self._known.get(key)
+
+    def _forget(self, key: bytes) -> None:
+        token_ids, _ = self._known.pop(key, ((), 0))
+        self._num_tokens -= len(token_ids)
+
+
+def _key(messages: Sequence[Message]) -> bytes:
+    digest = blake2b(digest_size=20)
+    for message in messages:
+        for part in (str(message.role), message.content):
+            data = part.encode()
+            digest.update(len(data).to_bytes(8, "little") + data)
+    return digest.digest()

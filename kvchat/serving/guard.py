@@ -21,13 +21,7 @@ _OPEN_PATHS = frozenset({"/health"})
 
 
 class Guard:
-    """Lets a request through to the application, or answers it.
-
-    Args:
-        app: what is guarded.
-        key: what a client has to know.
-        body_s: in this many seconds a body has to be here.
-    """
+    """Lets a request through to the application, or answers it. A body has to be here in `body_s` seconds."""
 
     def __init__(self, app: ASGIApp, key: str, body_s: float = BODY_S) -> None:
         self._app = app

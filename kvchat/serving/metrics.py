@@ -6,7 +6,7 @@ running and waiting requests are those of the engine, whoever asked.
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from threading import Lock
 
 from kvchat.engine.api.events import RequestFinished
@@ -20,18 +20,17 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 class Histogram:
     """Seconds, in buckets of Prometheus: each counts what is at most its bound."""
 
-    def __init__(self, bounds: Sequence[float] = _SECONDS) -> None:
-        self._bounds = bounds
-        self._counts = [0] * (len(bounds) + 1)
+    def __init__(self) -> None:
+        self._counts = [0] * (len(_SECONDS) + 1)
         self._sum = 0.0
 
     def observe(self, value: float) -> None:
-        self._counts[bisect_left(self._bounds, value)] += 1
+        self._counts[bisect_left(_SECONDS, value)] += 1
         self._sum += value
 
     def lines(self, name: str, label: str) -> Iterator[str]:
         total = 0
-        for bound, count in zip((*map(str, self._bounds), "+Inf"), self._counts, strict=True):
+        for bound, count in zip((*map(str, _SECONDS), "+Inf"), self._counts, strict=True):
             total += count
             yield f'{name}_bucket{{{label},le="{bound}"}} {total}'
         yield f"{name}_count{{{label}}} {total}"

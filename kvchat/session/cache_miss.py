@@ -7,13 +7,9 @@ could be reused; the reason is where it ceases to agree, or was not reused all t
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
 from kvchat.errors import UsageError
 from kvchat.session.tree import Role, Stored, Turn, TurnId, num_common, path_to, path_token_ids
-
-if TYPE_CHECKING:
-    from kvchat.session.template.tokenizer import ChatTokenizer
 
 
 class MissReason(StrEnum):
@@ -38,6 +34,11 @@ class MissReason(StrEnum):
     REWRITTEN = "rewritten"
     """The conversation was rendered anew, and the template writes what was said in another way."""
 
+
+_FOUND_IN_TOKENS = (MissReason.DIFFERENT, MissReason.STARTED_OVER, MissReason.SYSTEM, MissReason.REWRITTEN)
+"""Reasons that show where the two sides differ, not what was reused."""
+_NUM_SHOWN = 8
+"""Tokens of each side."""
 
 _LOST: dict[Stored | None, MissReason] = {
     Stored.NOTHING: MissReason.EVICTED,
@@ -89,30 +90,21 @@ class Explanation:
     there: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rendering:
-    """What only a template knows of a conversation.
-
-    Args:
-        system_len: tokens before the words of its first message.
-        rewrites: whether what was said is written in another way when it is rendered anew.
-        others: with which fingerprint, and how, other conversations began; looked at for a first message.
-    """
-
-    system_len: int = 0
-    rewrites: bool = False
-    others: tuple[tuple[str, tuple[int, ...]], ...] = ()
-
-
 def explain(
-    turns: Sequence[Turn], answer: Turn, rendering: Rendering | None = None, num_shown: int = 8
+    turns: Sequence[Turn],
+    answer: Turn,
+    *,
+    system_len: int = 0,
+    rewrites: bool = False,
+    others: Sequence[tuple[str, tuple[int, ...]]] = (),
 ) -> CacheMiss:
     """Return why an answer computed what it did.
 
     Args:
         turns: all of its session, in the order in which they were stored.
-        rendering: None: it is not known, and the template is not blamed.
-        num_shown: tokens to show of each side.
+        system_len: tokens before the words of its first message, as the template writes it; 0: not known.
+        rewrites: whether the template writes what was said in another way when it is rendered anew.
+        others: with which fingerprint, and how, other conversations began; looked at for a first message.
 
     Raises:
         UsageError: it was not computed here, or its ids are missing.
@@ -129,8 +121,8 @@ def explain(
     num_asked = 0 if has_started_over or is_continued else len(question.token_ids or ())
     new_tokens = min(num_asked + (len(path) > 2 or is_continued), len(prompt))
     earlier = list(_computed_before(turns, tree, answer))
-    if rendering is not None and question.parent_id is None:
-        earlier += rendering.others
+    if question.parent_id is None:
+        earlier += others
     if is_continued:  # who wrote its beginning had computed all but the last of it
         earlier.append((answer.fingerprint, prompt[:-1]))
     agreeing = max((num_common(ids, prompt) for by, ids in earlier if by == answer.fingerprint), default=0)
@@ -148,10 +140,12 @@ def explain(
         culprit = MissReason.MODEL
     elif has_started_over:
         culprit = MissReason.STARTED_OVER
-    differs = by_others if culprit in (MissReason.DIFFERENT, MissReason.STARTED_OVER) else at
-    if rendering is not None:
-        culprit = _by_template(culprit, rendering, agreeing if at <= agreeing else 0)
-        differs = by_others if culprit is MissReason.SYSTEM else differs
+    may_be_template = culprit in (MissReason.NONE, MissReason.DIFFERENT, MissReason.STARTED_OVER)
+    if may_be_template and at <= agreeing and 0 < agreeing < system_len:
+        culprit = MissReason.SYSTEM
+    elif culprit is MissReason.STARTED_OVER and rewrites and at <= agreeing and agreeing:
+        culprit = MissReason.REWRITTEN
+    differs = by_others if culprit in _FOUND_IN_TOKENS else at
     is_shown = culprit is not MissReason.NONE
     return CacheMiss(
         culprit=culprit,
@@ -159,34 +153,12 @@ def explain(
         cached_tokens=at,
         new_tokens=min(new_tokens, usage.computed_tokens),
         at=at,
-        shared=prompt[max(0, differs - num_shown) : differs] if is_shown else (),
-        here=prompt[differs : differs + num_shown] if is_shown else (),
-        there=other[differs : differs + num_shown] if is_shown and differs == by_others else (),
+        shared=prompt[max(0, differs - _NUM_SHOWN) : differs] if is_shown else (),
+        here=prompt[differs : differs + _NUM_SHOWN] if is_shown else (),
+        there=other[differs : differs + _NUM_SHOWN] if is_shown and differs == by_others else (),
         drafted_tokens=usage.drafted_tokens,
         accepted_tokens=usage.accepted_tokens,
     )
-
-
-def _by_template(culprit: MissReason, rendering: Rendering, agreeing: int) -> MissReason:
-    """Return the culprit where the template, or what it stands on, may be the one.
-
-    Args:
-        agreeing: tokens that the same model had computed before; 0 where more than those were reused.
-    """
-    lost = (*_LOST.values(), MissReason.NOT_KEPT, MissReason.NO_STATE)
-    may_be = culprit not in (MissReason.MODEL, *lost)
-    if may_be and 0 < agreeing < rendering.system_len:
-        return MissReason.SYSTEM
-    if culprit is MissReason.STARTED_OVER and rendering.rewrites and agreeing:
-        return MissReason.REWRITTEN
-    return culprit
-
-
-def with_text(miss: CacheMiss, tokenizer: "ChatTokenizer") -> Explanation:
-    """Return a miss with what its tokens say, control tokens by their names."""
-    parts = (miss.shared, miss.here, miss.there)
-    shared, here, there = (tokenizer.decode(ids, keep_control=True) for ids in parts)
-    return Explanation(miss=miss, shared=shared, here=here, there=there)
 
 
 def _computed_before(

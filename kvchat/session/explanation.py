@@ -1,10 +1,10 @@
 """Explanation of a cache miss: the analysis, with the text around the first differing token."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 
 from kvchat.errors import KvchatError
-from kvchat.session.cache_miss import Explanation, Rendering, explain, with_text
+from kvchat.session.cache_miss import Explanation, explain
 from kvchat.session.store import SessionStore
 from kvchat.session.template import prompts
 from kvchat.session.template.chat_template import ChatTemplate
@@ -23,29 +23,18 @@ def explained(store: SessionStore, template: ChatTemplate, session: Session, ans
     """
     turns = store.all_turns(session.id)
     before = path_to({turn.id: turn for turn in turns}, answer)[:-2]
-    others = () if before else tuple(_beginnings(store, session))
-    rendering = _rendering(template, session, before, others)
-    return with_text(explain(turns, answer, rendering), template.tokenizer)
-
-
-def _rendering(
-    template: ChatTemplate,
-    session: Session,
-    before: Sequence[Turn],
-    others: tuple[tuple[str, tuple[int, ...]], ...],
-) -> Rendering:
-    """Return what a template does with a conversation; nothing is held against one that refuses it.
-
-    Args:
-        before: the turns before the question.
-    """
-    with suppress(KvchatError):
+    system_len, rewrites = 0, False
+    others: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    with suppress(KvchatError):  # nothing is held against a template that refuses the conversation
         now = calendar(session.created_at)
         one, other = (template.opening(session.system, text, now=now) for text in "ab")
-        alike = num_common(one, other)
-        rewrite = template.history_rewrite(prompts.history(session, before))
-        return Rendering(system_len=alike, rewrites=rewrite is not None, others=others)
-    return Rendering()
+        rewrites = template.history_rewrite(prompts.history(session, before)) is not None
+        system_len = num_common(one, other)
+        others = () if before else tuple(_beginnings(store, session))
+    miss = explain(turns, answer, system_len=system_len, rewrites=rewrites, others=others)
+    decode = template.tokenizer.decode
+    shared, here, there = (decode(ids, keep_control=True) for ids in (miss.shared, miss.here, miss.there))
+    return Explanation(miss=miss, shared=shared, here=here, there=there)
 
 
 def _beginnings(store: SessionStore, session: Session) -> Iterator[tuple[str, tuple[int, ...]]]:

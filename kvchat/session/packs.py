@@ -33,7 +33,6 @@ class Pack:
         id: names its file, and pins its blocks.
         text: the system prompt and the documents behind it.
         sources: the files that it was made from.
-        model: what it was computed with.
         fingerprint: hex; with the ids it names the blocks.
         token_ids: what every conversation with this beginning begins with.
         created_at: when it was made; to templates that tell the time its conversations began then.
@@ -59,11 +58,6 @@ class Pack:
 
 class PackStore:
     """All packs of one person.
-
-    Args:
-        directory: where their files are; it is made for its owner alone.
-        encryptor: what they are encrypted with; None: they are in the clear.
-        files: how they are written.
 
     Raises:
         StorageError: from every method, where a file cannot be read or written.

@@ -17,7 +17,6 @@ from kvchat.errors import SessionNotFound, UsageError
 from kvchat.platform.encryptor import Encryptor
 from kvchat.platform.writer_liveness import Writers
 from kvchat.session import session_queries, timestamp_limits
-from kvchat.session.branch_removal_plan import BranchRemoval, plan_removal
 from kvchat.session.database import rows, silent_damage, statements
 from kvchat.session.database.database import Database, MemoryDatabase
 from kvchat.session.database.turn_reader import TurnReader
@@ -28,6 +27,7 @@ from kvchat.session.tree import (
     MAIN,
     Branch,
     BranchName,
+    BranchRemoval,
     Finish,
     Role,
     Session,
@@ -35,6 +35,7 @@ from kvchat.session.tree import (
     Turn,
     TurnId,
     Verification,
+    plan_removal,
 )
 from kvchat.session.tree import Outcome as Outcome
 from kvchat.session.unsent_drafts import DraftStore

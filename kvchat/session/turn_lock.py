@@ -19,13 +19,9 @@ _POLL_S = 0.05
 def turn_lock(
     directory: Path, session_id: SessionId, on_wait: Callable[[], None] = lambda: None
 ) -> Iterator[None]:
-    """Hold a session alone among all who take this lock; waits for it.
+    """Hold a session alone among all who take this lock; waits for it, and calls `on_wait` again and again.
 
     The kernel lets go of the lock when the process ends, however it ends.
-
-    Args:
-        directory: where the locks lie; made if it is not there.
-        on_wait: called again and again while somebody else holds it.
 
     Raises:
         StorageError: it cannot be written.

@@ -22,7 +22,6 @@ from kvchat.platform.private_files import system_errors_as
 from kvchat.session.encryption.side_files import EncryptedFiles
 
 _NOT_BEGUN = "new"
-_ASIDE = "damaged-"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,18 +33,15 @@ class LentDraft:
 
 
 class DraftStore:
-    """The unsent messages of one person.
-
-    Args:
-        directory: where their files are; it is made for its owner alone. None: nothing is stored.
-        encryptor: what they are encrypted with; None: they are in the clear.
+    """The unsent messages of one person, in a directory for their owner alone; None: nothing is stored.
 
     Raises:
         StorageError: from every method, where a file cannot be read or written.
     """
 
     def __init__(self, directory: Path | None, encryptor: Encryptor | None) -> None:
-        self._files = None if directory is None else EncryptedFiles(directory, encryptor, b"unsent")
+        self._is_kept = directory is not None
+        self._files = EncryptedFiles(directory or Path(), encryptor, b"unsent")
 
     def keep(self, session_id: str | None, text: str, branch: str | None = None) -> None:
         """Store a text behind what is stored for a session, None for the conversation that has not begun.
@@ -55,72 +51,67 @@ class DraftStore:
 
         Effect: durable when this returns. What is stored already is not read: damage there does no harm.
         """
-        if self._files is None:
+        if not self._is_kept:
             return
         name = session_id or _NOT_BEGUN
-        number = 1 + max((_number(file, name) for file in _stored(self._files, name)), default=0)
+        number = 1 + max((_number(file, name) for file in self._stored(name)), default=0)
         file = self._files.file(f"{name}.{number:06d}-{secrets.token_hex(4)}")
         with system_errors_as(StorageError, f"what you have not sent cannot be kept in {file}"):
             self._files.write(file, json.dumps({"branch": branch, "texts": [text]}).encode())
 
     def holds(self, session_id: str) -> bool:
         """Return whether anything is stored for a session."""
-        return self._files is not None and bool(_stored(self._files, session_id))
+        return bool(self._stored(session_id))
 
     def owners(self) -> frozenset[str]:
         """Return the sessions that anything is stored for, also what is damaged."""
-        files = () if self._files is None else _all(self._files)
-        names = {file.stem.removeprefix(_ASIDE).partition(".")[0] for file in files}
+        names = {file.stem.partition(".")[0] for file in self._all()}
         return frozenset(names - {_NOT_BEGUN})
 
     @contextmanager
     def lent(self, session_id: str | None, elsewhere: Collection[str] = ()) -> Iterator[LentDraft]:
         """Lend what is stored for a session, to nobody else meanwhile; after the block it is removed.
 
-        Where the block fails, or the process dies in it, all is still stored. What is damaged is set aside
-        under another name.
+        Where the block fails, or the process dies in it, all is still stored. What is damaged stays where
+        it is.
 
         Args:
             elsewhere: branches whose texts stay here. What is for a branch that is gone goes to any other.
         """
-        if self._files is None:
-            yield LentDraft()
-            return
         with ExitStack() as locks:
-            files = [
-                file for file in _stored(self._files, session_id or _NOT_BEGUN) if _is_locked(file, locks)
-            ]
+            files = [file for file in self._stored(session_id or _NOT_BEGUN) if _is_locked(file, locks)]
             texts: list[str] = []
             complaints = []
             for file in tuple(files):
                 try:
-                    branch, found = _texts(self._files, file)
+                    branch, found = self._texts(file)
                     if branch in elsewhere:
                         files.remove(file)
                     else:
                         texts += found
                 except (ValueError, TypeError, KeyError):
                     files.remove(file)
-                    complaints.append(_set_aside(file))
+                    complaints.append(
+                        f"something you had not sent is damaged; remove the file {file}"
+                        " when you need it no more"
+                    )
             yield LentDraft(text="\n".join(texts), complaint="\n".join(complaints))
             for file in files:
                 self._remove(file)
 
     def forget(self, session_id: str | None) -> None:
-        if self._files is None:
+        if not self._is_kept:
             return
         name = session_id or _NOT_BEGUN
         with system_errors_as(StorageError, f"cannot read {self._files.directory}"):
             unfinished = [*self._files.directory.glob(f".{name}.*")]  # by a process that was killed
-        for file in (*_stored(self._files, name), *_stored(self._files, _ASIDE + name), *unfinished):
+        for file in (*self._stored(name), *unfinished):
             self._remove(file)
 
     def copy_to(self, encryptor: Encryptor | None) -> None:
         """Write every intact text once more, encrypted with `encryptor`, or in the clear."""
-        if self._files is None:
-            return
         target = EncryptedFiles(self._files.directory, encryptor, b"unsent")
-        for file in _all(self._files):
+        for file in self._all():
             with (
                 system_errors_as(StorageError, f"{file} cannot be written in another way"),
                 suppress(FileNotFoundError, ValueError),
@@ -128,20 +119,26 @@ class DraftStore:
                 target.write(target.file(file.stem), self._files.read(file))
 
     def _remove(self, file: Path) -> None:
-        assert self._files is not None
         with system_errors_as(StorageError, f"{file} cannot be removed"):
             self._files.remove(file)
 
+    def _all(self) -> Sequence[Path]:
+        with system_errors_as(StorageError, f"cannot read {self._files.directory}"):
+            return self._files.all() if self._is_kept else ()
 
-def _all(files: EncryptedFiles) -> Sequence[Path]:
-    with system_errors_as(StorageError, f"cannot read {files.directory}"):
-        return files.all()
+    def _stored(self, name: str) -> Sequence[Path]:
+        """Return the files of one conversation, in the order in which they were written."""
+        stems = {file.stem: file for file in self._all()}
+        return [stems[stem] for stem in sorted(stems) if stem == name or stem.startswith(f"{name}.")]
 
-
-def _stored(files: EncryptedFiles, name: str) -> Sequence[Path]:
-    """Return the files of one conversation, in the order in which they were written."""
-    stems = {file.stem: file for file in _all(files)}
-    return [stems[stem] for stem in sorted(stems) if stem == name or stem.startswith(f"{name}.")]
+    def _texts(self, file: Path) -> tuple[str | None, list[str]]:
+        """Return the branch that a file is for, None for any, and its texts."""
+        with system_errors_as(StorageError, f"cannot read {file}"):
+            data = self._files.read(file)
+        stored = json.loads(data)
+        if isinstance(stored, list):  # as it was written before texts were for branches
+            stored = {"branch": None, "texts": stored}
+        return stored["branch"], [str(text) for text in stored["texts"]]
 
 
 def _number(file: Path, name: str) -> int:
@@ -159,23 +156,3 @@ def _is_locked(file: Path, locks: ExitStack) -> bool:
             return os.path.samestat(os.fstat(descriptor), os.stat(file))
         except (BlockingIOError, FileNotFoundError):
             return False
-
-
-def _texts(files: EncryptedFiles, file: Path) -> tuple[str | None, list[str]]:
-    """Return the branch that a file is for, None for any, and its texts."""
-    with system_errors_as(StorageError, f"cannot read {file}"):
-        data = files.read(file)
-    stored = json.loads(data)
-    if isinstance(stored, list):  # as it was written before texts were for branches
-        stored = {"branch": None, "texts": stored}
-    return stored["branch"], [str(text) for text in stored["texts"]]
-
-
-def _set_aside(file: Path) -> str:
-    """Take a damaged file out of the way, and return what is to be said of it."""
-    aside = file.with_name(_ASIDE + file.name)
-    try:
-        file.rename(aside)
-    except OSError:
-        aside = file
-    return f"something you had not sent is damaged; remove the file {aside} when you need it no more"

@@ -1,6 +1,7 @@
 """Answer footer: what was reused, loaded and computed, and how fast."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from time import monotonic
 from urllib.parse import urlsplit
 
 from kvchat.chat.events import Prefill
@@ -23,7 +24,7 @@ def footer_parts(turn: Turn, session: Session | None = None) -> tuple[str, ...]:
     """
     parts = [*_usage_parts(turn), *_timing_parts(turn)]
     if turn.damaged:
-        what = " and ".join(sorted(turn.broken)) or "its text or its tokens"
+        what = " and ".join(sorted(turn.broken))
         parts.append(f"damaged: {what} not as stored")
     elif turn.backend is not None:
         parts.append(f"by {host_of(turn.backend)}")
@@ -41,7 +42,7 @@ def ending_text(turn: Turn, key: str = "f5", max_context: int | None = None) -> 
 
     Args:
         key: goes on with it.
-        max_context: most tokens of a conversation; None: that is not known yet.
+        max_context: None: that is not known yet.
     """
     if is_full(turn, max_context):
         return f"the context is full{SEPARATOR}{MAKE_ROOM}"
@@ -114,6 +115,26 @@ def progress_parts(prefill: Prefill, left_s: float | None = None) -> tuple[str, 
     if left_s is not None:
         parts.append(f"{gauge(prefill.computed_tokens, num_new)} {seconds_text(left_s)} left")
     return tuple(parts)
+
+
+class PrefillEta:
+    """Time left in a prefill, from the speed seen so far; one for each prompt."""
+
+    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
+        self._clock = clock
+        self._first: tuple[float, int] | None = None
+
+    def left_s(self, prefill: Prefill) -> float | None:
+        """Note how far a prompt is, and return the seconds left; None before any speed is known, and behind
+        its end.
+        """
+        now_s = self._clock()
+        if self._first is None:
+            self._first = now_s, prefill.computed_tokens
+        began_s, computed_before = self._first
+        computed = prefill.computed_tokens - computed_before
+        left = prefill.prompt_tokens - prefill.cached_tokens - prefill.computed_tokens
+        return (now_s - began_s) / computed * left if computed > 0 and left > 0 else None
 
 
 def wrap_parts(parts: Sequence[str], width: int) -> tuple[str, ...]:

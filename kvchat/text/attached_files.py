@@ -66,7 +66,6 @@ def looks_binary(text: str) -> bool:
 
 
 def is_long(text: str) -> bool:
-    """Return whether a paste is too long for a prompt."""
     return len(text) > LONG_PASTE_CHARACTERS or text.count("\n") > LONG_PASTE_LINES
 
 
@@ -92,7 +91,6 @@ def split_message(text: str) -> tuple[tuple[Attachment, ...], str]:
 
 
 def words_of(text: str) -> str:
-    """Return a message without its files."""
     return split_message(text)[1]
 
 

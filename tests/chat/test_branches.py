@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.chat.candidates.samples import DIFFERING_TEMPERATURE, differing
+from kvchat.chat.candidates.service import DIFFERING_TEMPERATURE, differing
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.errors import (
     ContextOverflow,

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.chat.candidates.samples import SampleDelta, SamplesFinished
 from kvchat.chat.conversation import Conversation
+from kvchat.chat.events import SampleDelta, SamplesFinished
 from kvchat.chat.service import Chat, TurnFinished
 from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.api.sampling_params import SamplingParams

@@ -6,7 +6,7 @@ import pytest
 
 from kvchat.engine.api.events import Loaded, Usage
 from kvchat.errors import UsageError
-from kvchat.session.cache_miss import MissReason, Rendering, explain
+from kvchat.session.cache_miss import MissReason, explain
 from kvchat.session.tree import Finish, Role, SessionId, Stored, Turn, TurnId, path_token_ids
 
 pytestmark = pytest.mark.pure
@@ -94,7 +94,7 @@ def test_an_answer_that_goes_on_after_its_cache_was_lost_had_been_computed_befor
     answer = talk.turns[-1] = replace(
         answer, usage=Usage(prompt_tokens=5, cached_tokens=1, computed_tokens=4)
     )
-    miss = explain(talk.turns, answer, Rendering(system_len=1, others=((MODEL, (1, 7, 8)),)))
+    miss = explain(talk.turns, answer, system_len=1, others=((MODEL, (1, 7, 8)),))
     assert (miss.culprit, miss.at, miss.new_tokens) == (MissReason.NOT_KEPT, 1, 1)
     assert (miss.here, miss.there) == ((2, 3, 900, 901), ())
 
@@ -140,13 +140,12 @@ def test_a_system_prompt_that_was_edited_is_the_culprit() -> None:
     talk.say(None, [1, 2, 3, 4, 50], cached=0)
     edited = talk.say(None, [1, 2, 9, 4, 50], cached=2)
     other_words = talk.say(None, [1, 2, 9, 4, 60], cached=4)
-    rendering = Rendering(system_len=4)
     retried = replace(edited, usage=replace(edited.usage, computed_tokens=8, prompt_tokens=5))
-    miss = explain(talk.turns, retried, rendering)
+    miss = explain(talk.turns, retried, system_len=4)
     assert (miss.culprit, miss.here[0], miss.there[0]) == (MissReason.SYSTEM, 9, 3)
     assert explain(talk.turns, retried).culprit is MissReason.DIFFERENT
     said = replace(other_words, usage=replace(other_words.usage, computed_tokens=8))
-    assert explain(talk.turns, said, rendering).culprit is MissReason.DIFFERENT
+    assert explain(talk.turns, said, system_len=4).culprit is MissReason.DIFFERENT
 
 
 def test_a_template_that_writes_the_past_in_another_way_is_the_culprit_where_it_was_rendered_anew() -> None:
@@ -154,10 +153,9 @@ def test_a_template_that_writes_the_past_in_another_way_is_the_culprit_where_it_
     first = talk.say(None, [1, 2, 3], cached=0)
     second = talk.say(first, [1, 2, 3, 9, 10, 11, 12], cached=3, over=True)
     third = talk.say(second, [13], cached=3)
-    rewriting, keeping = Rendering(system_len=1, rewrites=True), Rendering(system_len=1)
-    assert explain(talk.turns, second, rewriting).culprit is MissReason.REWRITTEN
-    assert explain(talk.turns, second, keeping).culprit is MissReason.STARTED_OVER
-    assert explain(talk.turns, third, rewriting).culprit is MissReason.NOT_KEPT
+    assert explain(talk.turns, second, system_len=1, rewrites=True).culprit is MissReason.REWRITTEN
+    assert explain(talk.turns, second, system_len=1).culprit is MissReason.STARTED_OVER
+    assert explain(talk.turns, third, system_len=1, rewrites=True).culprit is MissReason.NOT_KEPT
 
 
 def test_blocks_of_another_model_serve_no_other() -> None:

@@ -8,7 +8,15 @@ import pytest
 from kvchat.chat.service import Prefill
 from kvchat.engine.api.events import LoadChoice, Loaded, LoadEstimate, Timings, Usage
 from kvchat.session.tree import Finish, Turn
-from kvchat.text.answer_footer import ending_text, footer_parts, loading_parts, progress_parts, wrap_parts
+from kvchat.text.answer_footer import (
+    PrefillEta,
+    ending_text,
+    footer_parts,
+    loading_parts,
+    progress_parts,
+    wrap_parts,
+)
+from tests.hand_clock import HandClock
 from tests.ui.records import ANSWER
 
 pytestmark = pytest.mark.pure
@@ -99,3 +107,14 @@ def test_it_says_before_a_wait_that_is_noticed_how_long_it_will_be(choice: LoadC
     estimate = LoadEstimate(choice=choice, load_s=3.0, compute_s=9.0, expected_s=2.0)
     assert " · ".join(loading_parts(estimate)) == text
     assert loading_parts(replace(estimate, expected_s=0.5)) == ()
+
+
+def test_the_time_left_follows_the_speed_since_the_first_look_and_not_what_was_computed_before() -> None:
+    clock = HandClock()
+    pace = PrefillEta(clock)
+    left = []
+    for passed_s, computed in ((0, 500), (2, 1000), (2, 1750), (2, 2000)):
+        clock.now_s += passed_s
+        at = Prefill(prompt_tokens=2100, cached_tokens=100, computed_tokens=computed, loaded=Loaded())
+        left.append(pace.left_s(at))
+    assert left == [None, 4.0, pytest.approx(0.8), None]

@@ -5,8 +5,7 @@ from dataclasses import replace
 from threading import Event
 from typing import TYPE_CHECKING
 
-from kvchat.chat.candidates.samples import SampleDelta, SampleEvent, SamplesFinished
-from kvchat.chat.candidates.token_fork import Alternative
+from kvchat.chat.events import Alternative, SampleDelta, SampleEvent, SamplesFinished
 from kvchat.chat.service import ChatEvent, EditCost, Prefill, TurnFinished, TurnStarted
 from kvchat.engine.api.events import Loaded
 from kvchat.engine.api.sampling_params import SamplingParams

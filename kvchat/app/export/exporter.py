@@ -15,8 +15,14 @@ from kvchat.engine.memory.disk.offline_block_store import OfflineBlockStore
 from kvchat.engine.memory.disk.store import DiskStore
 from kvchat.engine.models.known_fingerprints import layouts_of, recall
 from kvchat.errors import UsageError
-from kvchat.session.bundle.block_layout import BundleLayout
-from kvchat.session.bundle.manifest import FORMAT, BundleBranch, BundleGroup, BundleModel, Manifest
+from kvchat.session.bundle.manifest import (
+    FORMAT,
+    BundleBranch,
+    BundleGroup,
+    BundleLayout,
+    BundleModel,
+    Manifest,
+)
 from kvchat.session.bundle.session_blocks import session_blocks
 from kvchat.session.bundle.writer import SourceBlock, Written, new_file, write_bundle
 from kvchat.session.kv.block_references import chain_root

@@ -11,8 +11,7 @@ from kvchat.engine.api.ids import chain_keys
 from kvchat.engine.memory.disk.cache_admin import CacheAdmin
 from kvchat.engine.models.checkpoints.prepared import blocks_limit
 from kvchat.errors import KvchatError
-from kvchat.session.kv.block_references import chain_root
-from kvchat.session.kv.stored_paths import leaf_paths
+from kvchat.session.kv.block_references import chain_root, leaf_paths
 from kvchat.session.store import SessionStore
 from kvchat.session.tree import Session
 from kvchat.text.figures import bytes_text

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING
 from kvchat.engine.api.ids import BlockKey, path_keys
 from kvchat.errors import KvchatError, PinRefused
 from kvchat.platform.encryptor import Encryptor
-from kvchat.session.kv.block_references import References, chain_root, runs_of
+from kvchat.session.kv.block_references import References, chain_root, leaf_paths, runs_of
 from kvchat.session.kv.provenance import origin_of
-from kvchat.session.kv.stored_paths import leaf_paths
 from kvchat.session.store import SessionStore
 from kvchat.session.tree import SessionId
 from kvchat.text.figures import bytes_text

@@ -11,10 +11,9 @@ from kvchat.app.retention.session_pins import SessionPins, pin_names
 from kvchat.engine.api.config import EngineConfig
 from kvchat.errors import EngineFailed, SessionNotFound, StorageError
 from kvchat.platform.encryptor import Encryptor
-from kvchat.session.branch_removal_plan import BranchRemoval
 from kvchat.session.kv.block_references import References, add_turns
 from kvchat.session.store import Outcome, SessionStore
-from kvchat.session.tree import Branch, SessionId, Turn, TurnId, Verification
+from kvchat.session.tree import Branch, BranchRemoval, SessionId, Turn, TurnId, Verification
 from kvchat.text.figures import bytes_text, plural
 
 if TYPE_CHECKING:

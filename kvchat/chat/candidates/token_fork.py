@@ -7,7 +7,7 @@ from math import exp
 
 from kvchat.chat.conversation import Answering, Conversation
 from kvchat.chat.events import Alternative, ChatEvent, EditCost, TurnFinished, TurnStarted
-from kvchat.chat.revision import edit_cost
+from kvchat.chat.revision import path_cost
 from kvchat.engine.api.events import RequestFinished, TokenEmitted, TokenLogprobs
 from kvchat.engine.api.request import Request
 from kvchat.engine.api.sampling_params import SamplingParams
@@ -21,11 +21,7 @@ _WAIT_S = 0.05
 
 
 class TokenForks:
-    """Opens answers at any of their tokens.
-
-    Args:
-        answering: what answers are written with.
-    """
+    """Opens answers at any of their tokens."""
 
     def __init__(self, answering: Answering) -> None:
         self._answering = answering
@@ -71,7 +67,7 @@ class TokenForks:
         # The chosen token stands behind; a prompt is never reused to its last token.
         namespace = namespace_of(conversation.session, (*path, answer))
         reused = min(self._engine.reusable_len((*ids, ids[-1]), namespace), len(ids))
-        cost = edit_cost(len(ids) + 1, reused, conversation.turns[len(path) :])
+        cost = path_cost(len(ids) + 1, reused, conversation.turns[len(path) :])
         return replace(cost, left_tokens=cost.left_tokens - at)
 
     def go_on(
@@ -88,16 +84,13 @@ class TokenForks:
             path, answer = self._opened(conversation, answer_id)
             ids = (*(answer.token_ids or ())[:at], token_id)
             turn = self._begun(path, ids)
-            before, turns = conversation.branch, conversation.turns
-            self._answering.release(conversation)
-            branch = self._store.create_branch(before.session_id, leaf_id=path[-1].id, beside=before.name)
-            conversation.branch = self._store.add_turns(branch, (turn,))
+            undo = self._answering.branch_off(conversation, path)
+            conversation.branch = self._store.add_turns(conversation.branch, (turn,))
             conversation.turns = (*path, turn)
 
             def take_back() -> None:
-                branch = self._store.withdraw(conversation.branch, path[-1].id, [turn.id])
-                self._store.delete_branch(branch, before)
-                conversation.branch, conversation.turns = before, turns
+                conversation.branch = self._store.withdraw(conversation.branch, path[-1].id, [turn.id])
+                undo()
 
             if turn.finish is Finish.PARTIAL:
                 yield from self._answering.run(conversation, None, sampling, take_back)

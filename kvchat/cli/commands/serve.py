@@ -13,8 +13,8 @@ from kvchat.cli.output.streams import Output, Status, as_json
 from kvchat.cli.parser.options import EngineOptions, Json, Ndjson
 from kvchat.cli.parser.typer_parameters import Option, option_class
 from kvchat.errors import ConfigError, EngineFailed, UsageError
+from kvchat.platform.api_key import OWN_LEN, own_key, read_key
 from kvchat.platform.paths import Paths
-from kvchat.serving.api_key import own_key, read_key
 
 
 @option_class
@@ -82,7 +82,7 @@ class _Endpoint:
             raise ConfigError(f"{missing}: pip install 'kvchat[serve]'") from error
         self._make_app, self._server_class = make_app, Server
         self._key_file = options.api_key_file or paths.runtime_dir / "api-key"
-        self._key = read_key(self._key_file) if options.api_key_file else own_key(self._key_file)
+        self._key = read_key(self._key_file, OWN_LEN) if options.api_key_file else own_key(self._key_file)
         self._port = options.port
         self._options = options
 

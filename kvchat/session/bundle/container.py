@@ -16,7 +16,8 @@ Layout of a record:
     [16 + h + b, +32) digest: BLAKE2b-256 over the digest before it and everything of this record
 
 The digest before the first record is that of magic and version. So no byte, no record and no order can change
-without the last digest, which names the bundle, and a file that stops early has no END.
+without the last digest, which names the bundle, and a file that stops early has no END. A bundle comes from
+anywhere, so every field of a header is checked for its type and range before it is used.
 """
 
 import json
@@ -25,7 +26,10 @@ import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any, BinaryIO
+from typing import Annotated, Any, BinaryIO, TypeVar
+
+import msgspec
+from msgspec import Meta
 
 from kvchat.errors import BundleError
 
@@ -45,6 +49,15 @@ _PERSON = b"kvchat.bundle1"
 _FRAME = struct.Struct("<4sIQ")
 _VERSION = struct.Struct("<I")
 
+Count = Annotated[int, Meta(ge=0, lt=2**53)]
+"""A whole number that every JSON reader keeps exactly."""
+Seconds = Annotated[float, Meta(ge=0, le=253_402_300_799.0)]
+"""A timestamp until the end of the year 9999, the last that calendars here can show, or a duration."""
+Name = Annotated[str, Meta(max_length=4096)]
+Digest = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+
+T = TypeVar("T")
+
 
 @dataclass(frozen=True, slots=True)
 class Record:
@@ -54,11 +67,7 @@ class Record:
 
 
 class RecordWriter:
-    """Writes records one after the other; nothing stays in memory.
-
-    Args:
-        write: takes bytes, all of them.
-    """
+    """Writes records one after the other; nothing stays in memory. `write` takes all of the bytes."""
 
     def __init__(self, write: Callable[[bytes], object]) -> None:
         start = MAGIC + _VERSION.pack(VERSION)
@@ -144,6 +153,21 @@ class RecordReader:
         if len(data) != num_bytes:
             raise BundleError("it ends early; copy or export it again")
         return data
+
+
+def read_header(kind: type[T], header: Mapping[str, Any], place: str) -> T:
+    """Return a header's JSON object as a value of a type; fields that it does not know are left out.
+
+    Args:
+        place: what the header describes, for messages.
+
+    Raises:
+        BundleError: a field is missing or of another type or range.
+    """
+    try:
+        return msgspec.convert(header, kind)
+    except msgspec.ValidationError as error:
+        raise BundleError(f"{place}: {error}") from error
 
 
 def _digest(*parts: bytes) -> bytes:

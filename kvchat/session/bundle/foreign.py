@@ -15,9 +15,9 @@ from time import time
 from typing import Any
 
 from kvchat.errors import BundleError
-from kvchat.session.bundle.fields import MAX_SECONDS
 from kvchat.session.database.statements import one_line, title_of
 from kvchat.session.store import new_session_id, new_turn_id
+from kvchat.session.timestamp_limits import LATEST
 from kvchat.session.tree import MAIN, Branch, BranchName, Finish, Role, Session, Turn, TurnId
 
 MAX_JSON_BYTES = 1 << 30
@@ -25,9 +25,8 @@ _ROLES = {"user": Role.USER, "assistant": Role.ASSISTANT}
 _MAX_TITLE_LEN = 200
 _GAP = "\n\n"
 """Between what one speaker says in pieces."""
-_MOST_REPEATED = 16
-"""How many times longer than what was said turns may be: a branch out of each piece repeats those before."""
-_LEAST_REPEATED_LEN = 1 << 20
+_MOST_TEXT_LEN = 1 << 28
+"""Characters of a conversation: where one speaker says much in pieces, each piece repeats those before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,32 +40,38 @@ class ForeignConversation:
 
 @dataclass(slots=True, eq=False)
 class _Message:
-    """A message of a tree. Where the same speaker goes on, a message beside it holds what came before too.
-
-    Args:
-        piece: what was said last.
-        before: the message that this one goes on from.
-        text_len: of all of it, in characters.
-        goes_on: another message goes on from this one.
-    """
+    """A message of a tree; another one `goes_on` from it where the same speaker does."""
 
     role: Role
-    piece: str
+    text: str
     created_at: float
     parent: "_Message | None"
-    before: "_Message | None"
-    text_len: int
     goes_on: bool = False
     children: list["_Message"] = field(default_factory=list)
 
-    @property
-    def text(self) -> str:
-        pieces = [self.piece]
-        message = self.before
-        while message is not None:
-            pieces.append(message.piece)
-            message = message.before
-        return _GAP.join(reversed(pieces))
+
+class _Tree:
+    """The messages of one conversation."""
+
+    def __init__(self) -> None:
+        self.roots: list[_Message] = []
+        self._text_len = 0
+
+    def add(self, before: _Message | None, role: Role, text: str, created_at: float) -> _Message:
+        """Put a message behind another, or beside it, with its text too, where the same speaker goes on.
+
+        Raises: BundleError: its messages repeat each other without measure.
+        """
+        parent = before
+        if before is not None and before.role is role:
+            before.goes_on = True
+            text, parent = before.text + _GAP + text, before.parent
+        self._text_len += len(text)
+        if self._text_len > _MOST_TEXT_LEN:
+            raise BundleError("its messages repeat each other without measure")
+        message = _Message(role, text, created_at, parent)
+        (self.roots if parent is None else parent.children).append(message)
+        return message
 
 
 def read_transcripts(path: Path) -> tuple[list[ForeignConversation], int]:
@@ -123,7 +128,7 @@ def _chatgpt_conversation(entry: dict[str, Any]) -> ForeignConversation | None:
     nodes = entry["mapping"]
     system = ""
     messages: dict[str, _Message | None] = {}
-    roots: list[_Message] = []
+    tree = _Tree()
     for name in _parents_first(nodes):
         node = nodes[name]
         parent = messages[node["parent"]] if node.get("parent") in messages else None
@@ -134,12 +139,9 @@ def _chatgpt_conversation(entry: dict[str, Any]) -> ForeignConversation | None:
         if role not in _ROLES or not text:
             messages[name] = parent
             continue
-        spoken = _spoken(parent, _ROLES[role], text, _seconds(message.get("create_time")))
-        messages[name] = spoken
-        if spoken.parent is None:
-            roots.append(spoken)
+        messages[name] = tree.add(parent, _ROLES[role], text, _seconds(message.get("create_time")))
     current = messages.get(entry.get("current_node") or "")
-    return _transcript(_text(entry.get("title")), system, _seconds(entry.get("create_time")), roots, current)
+    return _transcript(_text(entry.get("title")), system, _seconds(entry.get("create_time")), tree, current)
 
 
 def _parents_first(nodes: dict[str, Any]) -> Iterator[str]:
@@ -181,56 +183,33 @@ def _llm_conversation(entries: list[dict[str, Any]]) -> ForeignConversation | No
     if not any(isinstance(entry.get("prompt"), str) for entry in entries):
         return None
     entries.sort(key=lambda entry: (_text(entry.get("datetime_utc")), _text(entry.get("id"))))
-    roots: list[_Message] = []
+    tree = _Tree()
     last: _Message | None = None
     for entry in entries:
         at = _iso_seconds(entry.get("datetime_utc"))
         for role, name in ((Role.USER, "prompt"), (Role.ASSISTANT, "response")):
             text = _text(entry.get(name))
             if text:
-                last = _spoken(last, role, text, at)
-                if last.parent is None:
-                    roots.append(last)
+                last = tree.add(last, role, text, at)
     system = next((_text(entry.get("system")) for entry in entries if entry.get("system")), "")
     title = next((_text(entry.get("conversation_name")) for entry in entries), "")
-    return _transcript(title, system, _iso_seconds(entries[0].get("datetime_utc")), roots, last)
+    return _transcript(title, system, _iso_seconds(entries[0].get("datetime_utc")), tree, last)
 
 
 # Both
 
 
-def _spoken(parent: _Message | None, role: Role, text: str, at: float) -> _Message:
-    """Put a message behind another, or beside it where the same speaker goes on."""
-    before, text_len = None, len(text)
-    if parent is not None and parent.role is role:
-        before, parent = parent, parent.parent
-        before.goes_on = True
-        text_len += before.text_len + len(_GAP)
-    message = _Message(role, text, at, parent, before, text_len)
-    if parent is not None:
-        parent.children.append(message)
-    return message
-
-
 def _transcript(
-    title: str, system: str, created_at: float, roots: list[_Message], current: _Message | None
+    title: str, system: str, created_at: float, tree: _Tree, current: _Message | None
 ) -> ForeignConversation | None:
-    """Return the tree behind its roots; the branch with `current` is the active one.
-
-    Raises: BundleError: its turns would repeat what was said without measure.
-    """
+    """Return a conversation, None if nothing was said in it; the branch with `current` is the active one."""
     session_id = new_session_id()
     turns: list[Turn] = []
     leaves: list[tuple[TurnId, bool]] = []
-    kept_len, said_len = 0, _pieces_len(roots)
-    kept_roots = _kept(roots, current)
-    waiting: list[tuple[_Message, TurnId | None]] = [(root, None) for root in reversed(kept_roots)]
+    roots = _kept(tree.roots, current)
+    waiting: list[tuple[_Message, TurnId | None]] = [(root, None) for root in reversed(roots)]
     while waiting:
         message, parent_id = waiting.pop()
-        said_len += _pieces_len(message.children)
-        kept_len += message.text_len
-        if kept_len > max(_LEAST_REPEATED_LEN, _MOST_REPEATED * said_len):
-            raise BundleError("its messages repeat each other without measure")
         turn = Turn(
             id=new_turn_id(),
             session_id=session_id,
@@ -261,10 +240,6 @@ def _transcript(
     return ForeignConversation(session=session, branches=_branches(session, leaves), turns=tuple(turns))
 
 
-def _pieces_len(messages: list[_Message]) -> int:
-    return sum(len(message.piece) for message in messages)
-
-
 def _kept(messages: list[_Message], current: _Message | None) -> list[_Message]:
     """Return messages without those that another goes on from, unless something hangs on them."""
     return [one for one in messages if one.children or not one.goes_on or one is current]
@@ -284,7 +259,7 @@ def _text(value: object) -> str:
 
 def _seconds(value: object) -> float:
     if isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value):
-        return min(max(0.0, float(value)), MAX_SECONDS)
+        return min(max(0.0, float(value)), LATEST)
     return time()
 
 

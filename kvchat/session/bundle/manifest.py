@@ -1,13 +1,16 @@
-"""Manifest of a bundle: the session, its branches and its model, ahead of turns and blocks."""
+"""Manifest of a bundle: the session, its branches and its model with the layout of its blocks.
 
-from collections.abc import Mapping
+Tails are stored without their empty slots.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from math import prod
 from typing import Annotated, Any, Final, Literal
 
-from msgspec import Meta, Struct, field, to_builtins
+from msgspec import Meta, Struct, field
 
 from kvchat.errors import BundleError
-from kvchat.session.bundle.block_layout import ITEM_BYTES, BundleLayout
-from kvchat.session.bundle.fields import Digest, Name, Seconds, read_header
+from kvchat.session.bundle.container import Digest, Name, Seconds, read_header
 
 FORMAT: Final = "kvchat.bundle"
 MAX_TURNS = 1_000_000
@@ -17,7 +20,27 @@ MAX_REGIONS = 8192
 MAX_BLOCK_SIZE = 65_536
 MAX_BLOCK_BYTES = 1 << 29
 _MAX_SYSTEM_LEN = 1 << 24
+_ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2, "U8": 1}
 _PLACE = "the bundle's manifest"
+
+Size = Annotated[int, Meta(gt=0, lt=1 << 24)]
+
+
+class BundleRegion(Struct, frozen=True, kw_only=True):
+    """One tensor inside a block: a layer's keys or values, [H_kv, P, D]; of quantised blocks, which are never
+    cut, [H_kv, 1, D], a record of the whole block for each head.
+    """
+
+    name: Name
+    dtype: str
+    shape: Annotated[tuple[Size, ...], Meta(min_length=3, max_length=3)]
+
+    @property
+    def num_bytes(self) -> int:
+        return prod(self.shape) * _ITEM_BYTES[self.dtype]
+
+
+BundleLayout = tuple[BundleRegion, ...]
 
 
 class BundleBranch(Struct, frozen=True, kw_only=True):
@@ -74,12 +97,6 @@ class Manifest(Struct, frozen=True, kw_only=True):
     kv: BundleModel | None = None
 
 
-def manifest_header(manifest: Manifest) -> dict[str, Any]:
-    """Return the header of the META record as JSON has it."""
-    header: dict[str, Any] = to_builtins(manifest)
-    return header
-
-
 def read_manifest(header: Mapping[str, Any]) -> Manifest:
     """Return the manifest that a META record holds.
 
@@ -112,10 +129,43 @@ def _check(kv: BundleModel) -> None:
         if len({region.name for region in group.regions}) != len(group.regions):
             raise BundleError(f"{place}: a group needs regions, each with a name of its own")
         for region in group.regions:
-            if region.dtype not in ITEM_BYTES:
-                raise BundleError(f"{place}: the type {region.dtype!r} is none of {', '.join(ITEM_BYTES)}")
+            if region.dtype not in _ITEM_BYTES:
+                raise BundleError(f"{place}: the type {region.dtype!r} is none of {', '.join(_ITEM_BYTES)}")
             if region.shape[1] not in (1, kv.block_size):
                 slots = region.shape[1]
                 raise BundleError(f"{place}: a region has {slots} slots, and a block {kv.block_size}")
         if sum(region.num_bytes for region in group.regions) > MAX_BLOCK_BYTES:
             raise BundleError(f"{place}: a block of it would have more than {MAX_BLOCK_BYTES} bytes")
+
+
+def payload_bytes(layout: BundleLayout, num_tokens: int) -> int:
+    """Return the bytes of a block of which only the first `num_tokens` slots are stored."""
+    return sum(num_bytes for _, num_bytes in _runs(layout, num_tokens))
+
+
+def trimmed(payload: bytes, layout: BundleLayout, num_tokens: int) -> bytes:
+    """Return a block without the slots behind its tokens. Layout: each region [H_kv, num_tokens, D]."""
+    return b"".join(payload[start : start + num_bytes] for start, num_bytes in _runs(layout, num_tokens))
+
+
+def padded(trimmed_payload: Sequence[int], layout: BundleLayout, num_tokens: int) -> bytearray:
+    """Return a whole block again; the slots behind its tokens are zero."""
+    source = memoryview(bytes(trimmed_payload))
+    payload = bytearray(sum(region.num_bytes for region in layout))
+    taken = 0
+    for start, num_bytes in _runs(layout, num_tokens):
+        payload[start : start + num_bytes] = source[taken : taken + num_bytes]
+        taken += num_bytes
+    assert taken == len(source)
+    return payload
+
+
+def _runs(layout: BundleLayout, num_tokens: int) -> Iterator[tuple[int, int]]:
+    """Yield, head by head, where its slots start, and the bytes of those that are stored."""
+    start = 0
+    for region in layout:
+        num_heads, num_slots, _ = region.shape
+        head_bytes = region.num_bytes // num_heads
+        for _ in range(num_heads):
+            yield start, min(num_tokens, num_slots) * head_bytes // num_slots
+            start += head_bytes

@@ -16,10 +16,18 @@ from msgspec import Struct
 
 from kvchat.engine.api.ids import BlockKey, block_key, from_u32le, root_key
 from kvchat.errors import BundleError
-from kvchat.session.bundle.block_layout import padded, payload_bytes
-from kvchat.session.bundle.container import BLOCK, END, META, TURN, Record, RecordReader
-from kvchat.session.bundle.fields import Count, Digest, read_header
-from kvchat.session.bundle.manifest import BundleModel, Manifest, read_manifest
+from kvchat.session.bundle.container import (
+    BLOCK,
+    END,
+    META,
+    TURN,
+    Count,
+    Digest,
+    Record,
+    RecordReader,
+    read_header,
+)
+from kvchat.session.bundle.manifest import BundleModel, Manifest, padded, payload_bytes, read_manifest
 from kvchat.session.bundle.turn_record import read_turn
 from kvchat.session.bundle.writer import Progress
 from kvchat.session.kv.block_references import References, runs_of

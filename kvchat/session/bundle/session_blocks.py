@@ -17,7 +17,6 @@ def session_blocks(
 
     Args:
         turns: a parent before its children.
-        namespace: the one under which this session's blocks are stored.
     """
     stored = runs_of(turns, root_key(fingerprint, namespace), block_size)
     native = runs_of(turns, root_key(fingerprint), block_size)

@@ -13,7 +13,7 @@ from msgspec import Meta, Struct, structs
 from kvchat.engine.api.events import Loaded, Timings, Usage
 from kvchat.engine.api.ids import from_u32le, u32le
 from kvchat.errors import BundleError
-from kvchat.session.bundle.fields import Count, Seconds, read_header
+from kvchat.session.bundle.container import Count, Seconds, read_header
 from kvchat.session.timestamp_limits import LATEST
 from kvchat.session.tree import Backend, Finish, Role, SessionId, Turn, TurnId
 

@@ -1,25 +1,22 @@
 """Bundle writer, record by record: at most one block is in memory."""
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import count
 from pathlib import Path
+
+from msgspec import to_builtins
 
 from kvchat.engine.api.ids import BlockKey
 from kvchat.errors import StorageError
-from kvchat.platform.private_files import NO_ROOM, sync
-from kvchat.session.bundle.block_layout import trimmed
+from kvchat.platform.private_files import NO_ROOM, new_private
 from kvchat.session.bundle.container import BLOCK, END, META, TURN, RecordWriter
-from kvchat.session.bundle.manifest import Manifest, manifest_header
+from kvchat.session.bundle.manifest import Manifest, trimmed
 from kvchat.session.bundle.turn_record import turn_body, turn_header
 from kvchat.session.tree import Turn
 
 Progress = Callable[[int], None]
 """Is told how many bytes of the file are written or read so far."""
-
-_temporary_names = count()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,15 +50,14 @@ def write_bundle(
     blocks: Iterable[SourceBlock],
     progress: Progress | None = None,
 ) -> Written:
-    """Write a bundle.
+    """Write a bundle; `write` takes all of the bytes that it is given.
 
     Args:
-        write: takes bytes, all of them.
         turns: a parent before its children.
         blocks: each (group, name) once; every one lies on a path of the turns.
     """
     records = RecordWriter(write)
-    records.write(META, manifest_header(manifest))
+    records.write(META, to_builtins(manifest))
     numbers = {turn.id: number for number, turn in enumerate(turns)}
     for turn in turns:
         records.write(TURN, turn_header(turn, numbers), turn_body(turn))
@@ -89,19 +85,9 @@ def new_file(path: Path) -> Iterator[Callable[[bytes], object]]:
     Raises:
         StorageError: disk full, no permission; nothing is left behind.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{next(_temporary_names)}.tmp")
     try:
-        descriptor = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
-        try:
-            with open(descriptor, "wb") as file:
-                yield file.write
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
-        sync(path.parent)
+        with new_private(path) as descriptor, open(descriptor, "wb", closefd=False) as file:
+            yield file.write
     except OSError as error:
         remedy = (
             "free some space, or choose another place" if error.errno in NO_ROOM else "choose another place"

@@ -28,7 +28,6 @@ _SQLITE_ERRORS = (sqlite3.Error, UnicodeDecodeError)
 _SCHEMA_DAMAGE = (
     "no such table",
     "no such module",
-    "duplicate column name",
     "unsupported file format",
     "SQL logic error",
 )
@@ -62,9 +61,6 @@ class Database:
 
     def __init__(self, path: Path, tables: Tables = PLAIN) -> None:
         """Open the file; one that was found to be damaged is replaced by what can be read of it.
-
-        Args:
-            tables: how rows lie in it.
 
         Raises: StorageError: it cannot be opened; the message says what to do.
         """
@@ -229,7 +225,7 @@ class Database:
         _set_wal(connection)
         connection.execute("PRAGMA foreign_keys = ON")
         connection.execute("PRAGMA secure_delete = ON")
-        self._tables.migrate(connection, self.path)
+        self._tables.create(connection, self.path)
         self._tables.show(connection)
 
     def _follow(self) -> None:

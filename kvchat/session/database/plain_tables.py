@@ -1,4 +1,4 @@
-"""Table layouts of the session database: rows in the clear, or encrypted.
+"""Layout of rows in the session database: in the clear here, or encrypted (`EncryptedTables`).
 
 The store's statements name the same tables and see the same values either way; `Tables` is everything that
 differs.
@@ -6,7 +6,6 @@ differs.
 
 import sqlite3
 from pathlib import Path
-from typing import Protocol
 
 from kvchat.errors import EncryptionError, StorageError
 from kvchat.platform import sqlite_locks
@@ -21,13 +20,11 @@ _MARK_AT = 68
 _HEADER_BYTES = 100
 
 
-class Tables(Protocol):
-    """One way in which rows lie in the file."""
+class Tables:
+    """Rows in the clear. SQLite itself keeps the index of words."""
 
-    @property
-    def encryptor(self) -> Encryptor | None:
-        """What the rows are encrypted with; None: they are in the clear."""
-        ...
+    encryptor: Encryptor | None = None
+    """What the rows are encrypted with; None: they are in the clear."""
 
     def check(self, path: Path) -> None:
         """Refuse a file whose rows lie in another way.
@@ -35,39 +32,6 @@ class Tables(Protocol):
         Raises: StorageError: another process has turned encryption on or off; EncryptionError: there is no
             key for it; DamageFound: the file's first bytes are not what they must be.
         """
-        ...
-
-    def migrate(self, connection: sqlite3.Connection, path: Path) -> None:
-        """Create the tables, or bring older ones forward; see `schema.migrate`."""
-        ...
-
-    def show(self, connection: sqlite3.Connection) -> None:
-        """Let statements on this connection name the tables, and see values in the clear.
-
-        Raises: DamageFound: the tables are not those of the newest version; EncryptionError: their rows were
-            encrypted with another key.
-        """
-        ...
-
-    def index_words(self, connection: sqlite3.Connection) -> None:
-        """Bring `turns_fts` up to date for a search."""
-        ...
-
-    def stored_name(self, table: str) -> str:
-        """Return the name under which a table's rows lie in the file."""
-        ...
-
-    def is_whole(self, table: str, row: sqlite3.Row) -> bool:
-        """Return whether a row, as it lies in the file, is what was written, as far as it can be told."""
-        ...
-
-
-class PlainTables:
-    """Rows in the clear. SQLite itself keeps the index of words."""
-
-    encryptor = None
-
-    def check(self, path: Path) -> None:
         if not is_encrypted(path):
             return
         key = key_path(path.parent)
@@ -75,23 +39,31 @@ class PlainTables:
             raise EncryptionError(f"{path} is encrypted and its key is gone: put {key} back from a backup")
         raise StorageError(f"{path} is encrypted now; start kvchat again")
 
-    def migrate(self, connection: sqlite3.Connection, path: Path) -> None:
-        schema.migrate(connection, path)
+    def create(self, connection: sqlite3.Connection, path: Path) -> None:
+        """Create the tables where there are none; see `schema.create`."""
+        schema.create(connection, path)
 
     def show(self, connection: sqlite3.Connection) -> None:
+        """Let statements on this connection name the tables, and see values in the clear.
+
+        Raises: DamageFound: the tables are not as they were created; EncryptionError: their rows were
+            encrypted with another key.
+        """
         schema.refuse_damaged_tables(connection)
 
     def index_words(self, connection: sqlite3.Connection) -> None:
-        pass
+        """Bring `turns_fts` up to date for a search."""
 
     def stored_name(self, table: str) -> str:
+        """Return the name under which a table's rows lie in the file."""
         return table
 
     def is_whole(self, table: str, row: sqlite3.Row) -> bool:
+        """Return whether a row, as it lies in the file, is what was written, as far as it can be told."""
         return rows.is_whole(table, row)
 
 
-PLAIN = PlainTables()
+PLAIN = Tables()
 
 
 def is_encrypted(path: Path) -> bool:

@@ -15,12 +15,11 @@ from kvchat.session.database import rows
 from kvchat.session.database.digests import (
     BRANCH_COLUMNS,
     SESSION_COLUMNS,
-    PartDigests,
+    broken_parts,
     changed_digests,
     column_digests,
     has_its_facts,
     piece_digests,
-    piece_name,
     with_facts,
 )
 from kvchat.session.database.silent_damage import refuse_hidden
@@ -130,29 +129,10 @@ def _activate(connection: sqlite3.Connection, branch: Branch) -> None:
 
 
 def next_timestamp(connection: sqlite3.Connection) -> float:
-    """Return the time, always behind the last use of any session: a clock may be set back.
-
-    Effect: sessions used at a time outside every calendar are dated anew, in their order, behind all others.
-    """
+    """Return the time, always behind the last use of any session: a clock may be set back."""
     (newest,) = connection.execute("SELECT max(updated_at) FROM sessions").fetchone()
     now = time()
-    if newest is not None and newest > timestamp_limits.LATEST:
-        newest = _date_anew(connection, now)
     return now if newest is None or now > newest else newest + timestamp_limits.STEP_S
-
-
-def _date_anew(connection: sqlite3.Connection, now: float) -> float:
-    """Bring what is ahead of every calendar back; return the latest time that a session was used at."""
-    found = connection.execute("SELECT id, updated_at FROM sessions ORDER BY updated_at, id DESC").fetchall()
-    newest = max(
-        (row["updated_at"] for row in found if row["updated_at"] <= timestamp_limits.LATEST), default=now
-    )
-    newest = max(newest, now)
-    for row in found:
-        if row["updated_at"] > timestamp_limits.LATEST:
-            newest += timestamp_limits.STEP_S
-            change_session(connection, row["id"], updated_at=newest)
-    return newest
 
 
 def move(connection: sqlite3.Connection, branch: Branch, leaf_id: TurnId | None) -> Branch:
@@ -205,17 +185,14 @@ def add_piece(connection: sqlite3.Connection, turn_id: TurnId, ids: bytes, text:
     ).fetchone()
     if turn is None:
         return False
-    text, reasoning = rows.storable(text), rows.storable(reasoning)
-    place = 0 if turn["last"] is None else turn["last"] + 1
     values = {
         "turn_num": turn["num"],
         "token_ids": ids,
-        "text": text,
-        "reasoning": reasoning,
-        "digests": piece_digests(piece_name(turn_id, place), text, reasoning, ids),
-        "place": place,
+        "text": rows.storable(text),
+        "reasoning": rows.storable(reasoning),
+        "place": 0 if turn["last"] is None else turn["last"] + 1,
     }
-    insert(connection, "pieces", values)
+    insert(connection, "pieces", values | {"digests": piece_digests(turn_id, values)})
     return True
 
 
@@ -261,8 +238,7 @@ def agrees(connection: sqlite3.Connection, turn: Turn) -> bool:
     if row is None:
         return False
     values = rows.values_of(replace(turn, damaged=False), "")
-    still_broken = PartDigests.of(values).broken(row["parts"] or b"")
-    return still_broken <= {MessagePart.TEXT} & turn.broken
+    return broken_parts(values, row["parts"] or b"") <= {MessagePart.TEXT} & turn.broken
 
 
 def is_shared(connection: sqlite3.Connection, branch: Branch, turn_id: TurnId) -> bool:

@@ -12,14 +12,7 @@ from kvchat.session.tree import Finish, MessagePart, SessionId, Turn, TurnId
 
 
 class TurnReader:
-    """Reads turns for one store.
-
-    Args:
-        writers: who is known to write.
-
-    Attributes:
-        writing: the turns that this store is writing.
-    """
+    """Reads turns for one store; `writing` are the turns that this store is writing."""
 
     def __init__(self, writers: Writers) -> None:
         self.writing: set[TurnId] = set()

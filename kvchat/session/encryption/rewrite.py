@@ -6,8 +6,8 @@ time. The old one is locked meanwhile, and no other process may use it.
 
 import os
 import sqlite3
-from collections.abc import Callable, Sequence
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 from kvchat.errors import StorageError
@@ -15,15 +15,10 @@ from kvchat.platform import sqlite_locks
 from kvchat.platform.private_files import sync
 from kvchat.session.database.database import Database
 from kvchat.session.database.plain_tables import Tables
-from kvchat.session.database.silent_damage import DamageFound
 
 _BUSY_S = 2.0
 _TABLES = ("sessions", "branches", "turns", "pieces")
 _ROWS_AT_ONCE = 256
-_NEVER_EMPTY = {
-    "sessions": frozenset({"title", "system", "model", "namespace", "active_branch"}),
-    "branches": frozenset({"name"}),
-}
 
 
 def rewrite(
@@ -42,7 +37,7 @@ def rewrite(
     Database(path, source).close()  # brings an older or damaged one forward first
     new = converting_path(path)
     try:
-        with closing(_alone(path, source)) as old:
+        with _alone(path, source) as old:
             new.unlink(missing_ok=True)
             os.close(os.open(new, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
             _fill(new, target, old)
@@ -52,7 +47,10 @@ def rewrite(
     except (sqlite3.Error, OSError) as error:
         with suppress(OSError):
             new.unlink(missing_ok=True)
-        raise StorageError(f"{path} was not converted and is as before: {error}") from error
+        # A title or name that does not open is NULL, which no new table takes.
+        is_lost = isinstance(error, sqlite3.IntegrityError)
+        remedy = "; start kvchat, open that session, and try again" if is_lost else ""
+        raise StorageError(f"{path} was not converted and is as before: {error}{remedy}") from error
 
 
 def converting_path(path: Path) -> Path:
@@ -60,10 +58,10 @@ def converting_path(path: Path) -> Path:
     return path.with_name(path.name + ".converting")
 
 
-def _alone(path: Path, tables: Tables) -> sqlite3.Connection:
-    """Open a database and keep everybody else out until it is closed."""
-    connection = sqlite_locks.connect(path, timeout_s=_BUSY_S)
-    try:
+@contextmanager
+def _alone(path: Path, tables: Tables) -> Iterator[sqlite3.Connection]:
+    """Open a database and keep everybody else out."""
+    with closing(sqlite_locks.connect(path, timeout_s=_BUSY_S)) as connection:
         connection.text_factory = lambda data: data.decode(errors="replace")
         tables.show(connection)
         try:
@@ -74,16 +72,13 @@ def _alone(path: Path, tables: Tables) -> sqlite3.Connection:
             raise StorageError(
                 f"{path} is in use by another kvchat, or by this one twice; close it and try again"
             ) from error
-    except BaseException:
-        connection.close()
-        raise
-    return connection
+        yield connection
 
 
 def _fill(new: Path, tables: Tables, old: sqlite3.Connection) -> None:
     with closing(sqlite3.connect(new, isolation_level=None)) as connection:
         connection.execute("PRAGMA synchronous = FULL")
-        tables.migrate(connection, new)
+        tables.create(connection, new)
         tables.show(connection)
         connection.execute("BEGIN IMMEDIATE")
         for table in _TABLES:
@@ -91,16 +86,5 @@ def _fill(new: Path, tables: Tables, old: sqlite3.Connection) -> None:
             rows = old.execute(f"SELECT {', '.join(names)} FROM {table}")
             statement = f"INSERT INTO {table} ({', '.join(names)}) VALUES ({', '.join('?' * len(names))})"
             while part := rows.fetchmany(_ROWS_AT_ONCE):
-                _refuse_lost(table, names, part)
                 connection.executemany(statement, part)
         connection.execute("COMMIT")
-
-
-def _refuse_lost(table: str, names: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Refuse sessions and branches with a value that does not open; what is damaged of a turn says so."""
-    for row in rows:
-        lost = [name for name, value in zip(names, row, strict=True) if value is None]
-        if set(lost) & _NEVER_EMPTY.get(table, frozenset()):
-            raise DamageFound(
-                f"{lost[0]} of one of the {table} is damaged; start kvchat, open that session, and try again"
-            )

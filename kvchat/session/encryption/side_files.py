@@ -16,13 +16,11 @@ _SUFFIXES = {False: ".json", True: ".sealed"}
 
 
 class EncryptedFiles:
-    """One directory of such files, each under a name.
+    """One directory of such files, each under a name; it is made for its owner alone.
 
     Args:
-        directory: it is made for its owner alone.
         encryptor: what they are encrypted with; None: they are in the clear.
         kind: of what they hold; an encrypted file opens as this kind alone, under its own name.
-        files: how they are written.
 
     Raises:
         OSError: from every method, where a file cannot be read or written.

@@ -1,16 +1,22 @@
-"""KV references: the blocks that stored conversations can still use, derived from their token ids.
+"""KV references: the blocks that stored conversations can still use, derived from their token ids, and those
+of them that are stored.
 
 Deleting a session or collecting garbage asks here before a block goes. The result may name keys that no tier
 holds, and errs on the side of keeping: a whole tree counts under every fingerprint that answered in it.
 """
 
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from kvchat.engine.api.ids import KEY_BYTES, BlockKey, block_key, root_key, u32le
+from kvchat.engine.api.inspection import PathBlock
 from kvchat.session.kv.provenance import origin_of
 from kvchat.session.store import SessionStore
 from kvchat.session.tree import SessionId, Turn, TurnId
+
+if TYPE_CHECKING:
+    from kvchat.engine.memory.disk.offline_block_store import OfflineBlockStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +51,6 @@ class References:
         return any(run.startswith(tail) for run in self.runs.get(parent, ()))
 
 
-@dataclass(frozen=True, slots=True)
-class _End:
-    """Where a path has got to: the last full block, and the ids behind it that fill no block yet."""
-
-    parent: BlockKey
-    rest: tuple[int, ...]
-
-
 def add_turns(
     found: References, store: SessionStore, session_id: SessionId, turns: Sequence[Turn], block_size: int
 ) -> None:
@@ -84,24 +82,65 @@ def runs_of(turns: Iterable[Turn], root: BlockKey, block_size: int) -> Iterator[
     Args:
         turns: a parent before its children, so that each turn is walked once.
     """
-    ends: dict[TurnId | None, _End | None] = {None: _End(root, ())}
+    # Where paths have got to: the last full block, and the ids behind it that fill no block yet.
+    ends: dict[TurnId | None, tuple[BlockKey, tuple[int, ...]]] = {None: (root, ())}
     for turn in turns:
-        begin = _End(root, ()) if turn.starts_over else ends.get(turn.parent_id)
+        begin = (root, ()) if turn.starts_over else ends.get(turn.parent_id)
         if begin is None or turn.token_ids is None or not turn.has_ids:
-            ends[turn.id] = None
-        else:
-            ends[turn.id] = yield from _runs_of_turn(begin, turn.token_ids, block_size)
+            continue
+        parent, ids = begin[0], begin[1] + turn.token_ids
+        full_len = len(ids) // block_size * block_size
+        for start in range(0, full_len, block_size):
+            block = ids[start : start + block_size]
+            key = block_key(parent, block)
+            yield Run(parent, u32le(block), key)
+            parent = key
+        if rest := ids[full_len:]:
+            yield Run(parent, u32le(rest), None)
+        ends[turn.id] = parent, rest
 
 
-def _runs_of_turn(begin: _End, token_ids: tuple[int, ...], block_size: int) -> Generator[Run, None, _End]:
-    parent, ids = begin.parent, begin.rest + token_ids
-    num_full = len(ids) // block_size
-    for start in range(0, num_full * block_size, block_size):
-        block = ids[start : start + block_size]
-        key = block_key(parent, block)
-        yield Run(parent, u32le(block), key)
-        parent = key
-    rest = ids[num_full * block_size :]
-    if rest:
-        yield Run(parent, u32le(rest), None)
-    return _End(parent, rest)
+def leaf_paths(turns: Sequence[Turn]) -> Iterator[tuple[int, ...]]:
+    """Yield the ids of every path that no other goes on from, as far as they are known.
+
+    Args:
+        turns: a whole tree, a parent before its children.
+    """
+    ids: dict[TurnId, tuple[int, ...]] = {}
+    continued: set[TurnId] = set()
+    for turn in turns:
+        before = () if turn.starts_over or turn.parent_id is None else ids.get(turn.parent_id, ())
+        if turn.parent_id is not None and not turn.starts_over and turn.has_ids:
+            continued.add(turn.parent_id)
+        # Behind ids that are missing nothing is known to the model either.
+        ids[turn.id] = before + (turn.token_ids or ()) if turn.has_ids else ()
+    yield from dict.fromkeys(path for turn_id, path in ids.items() if turn_id not in continued and path)
+
+
+def blocks_on(
+    stored: "OfflineBlockStore", path: Sequence[int], root: BlockKey, native_root: BlockKey
+) -> Iterator[PathBlock]:
+    """Yield the stored blocks and tails of a path, block by block."""
+
+    def found(key: BlockKey, token_ids: tuple[int, ...]) -> PathBlock:
+        return PathBlock(
+            number=start // size,
+            key=key,
+            parent=parent,
+            native_parent=native_parent,
+            token_ids=token_ids,
+            groups=tuple(stored.groups_of(key)),
+        )
+
+    size = stored.block_size
+    parent, native_parent = root, native_root
+    for start in range(0, len(path), size):
+        ids = tuple(path[start : start + size])
+        for key, tail_ids in stored.tails_behind(parent):
+            if ids[: len(tail_ids)] == tail_ids:
+                yield found(key, tail_ids)
+        if len(ids) == size:
+            key = block_key(parent, ids)
+            if (block := found(key, ids)).groups:
+                yield block
+            parent, native_parent = key, block_key(native_parent, ids)

@@ -49,6 +49,11 @@ _BACKTICKS = re.compile(r"`+")
 _SEPARATOR = " · "
 
 
+def answer_parser() -> MarkdownIt:
+    """Return a parser that shows HTML as the text it is, and makes no link of `end.Next`."""
+    return MarkdownIt("gfm-like", {"html": False, "linkify": False})
+
+
 def markdown_text(document: Document) -> str:
     """Return the whole document."""
     parts = [f"# {plain(one_line(document.title))}", plain(_SEPARATOR.join(document.facts))]

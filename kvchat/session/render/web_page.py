@@ -9,8 +9,7 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 from kvchat.platform.printable_text import clean_text, one_line
-from kvchat.session.render.markdown_parser import answer_parser
-from kvchat.session.render.markdown_text import SAFE_LINK, SPEAKERS, Document, DocumentMessage
+from kvchat.session.render.markdown_text import SAFE_LINK, SPEAKERS, Document, DocumentMessage, answer_parser
 from kvchat.session.tree import Role
 
 # Even if something slipped through, the page may load nothing and run nothing.

@@ -27,8 +27,7 @@ from kvchat.session.database.plain_tables import Tables
 from kvchat.session.database.silent_damage import damage_mark
 from kvchat.session.salvage import log_repair
 from kvchat.session.salvage.log_repair import PAGE_BYTES
-from kvchat.session.salvage.relink_sessions import relink_sessions
-from kvchat.session.salvage.relink_turns import relink_turns
+from kvchat.session.salvage.relink import relink_sessions, relink_turns
 
 _TABLES = ("sessions", "branches", "turns", "pieces")
 # What every database of kvchat begins with: SQLite's name, page size, journal, and limits of the format.
@@ -125,7 +124,7 @@ def _replace(path: Path, tables: Tables) -> SalvageReport:
     with closing(sqlite3.connect(new, isolation_level=None)) as target:
         target.row_factory = sqlite3.Row
         target.execute("PRAGMA synchronous = FULL")
-        tables.migrate(target, new)
+        tables.create(target, new)
         first_pages = [sqlite_locks.first_bytes(new, PAGE_BYTES)]
         target.execute("VACUUM")
         first_pages.append(sqlite_locks.first_bytes(new, PAGE_BYTES))
@@ -281,7 +280,7 @@ def _opened(source: _Source, tables: Tables) -> Iterator[sqlite3.Connection]:
             with suppress(*_UNREADABLE, StorageError):  # then it is read as far as it goes
                 # Else one damaged statement hides all tables.
                 connection.execute("PRAGMA writable_schema = ON")
-                tables.migrate(connection, copy)
+                tables.create(connection, copy)
             yield connection
 
 
@@ -291,28 +290,24 @@ def _rows(source: sqlite3.Connection, table: str) -> Iterator[sqlite3.Row]:
         source.execute(f"EXPLAIN SELECT rowid, * FROM {table}")
     except _UNREADABLE:
         return  # no statement can be made of a table that is not known, for none of its rows
+    query = f"SELECT rowid AS row_num, * FROM {table} WHERE rowid"
     with suppress(*_UNREADABLE):  # a damaged number
-        yield from source.execute(f"SELECT rowid AS row_num, * FROM {table} WHERE rowid <= 0")
+        yield from source.execute(f"{query} <= 0")
     first, last = 0, 1 << 62
-    for order, bound in (("ASC", 0), ("DESC", last)):
-        compare = ">" if order == "ASC" else "<"
-        try:
-            query = f"SELECT rowid AS row_num, * FROM {table} WHERE rowid {compare} ? ORDER BY rowid {order}"
-            for row in source.execute(query, (bound,)):
-                if order == "ASC":
-                    first = row["row_num"]
-                elif row["row_num"] <= first:
-                    return
-                else:
-                    last = row["row_num"]
-                yield row
-            if order == "ASC":
+    with suppress(*_UNREADABLE):
+        for row in source.execute(f"{query} > 0 ORDER BY rowid ASC"):
+            first = row["row_num"]
+            yield row
+        return
+    with suppress(*_UNREADABLE):
+        for row in source.execute(f"{query} < ? ORDER BY rowid DESC", (last,)):
+            if row["row_num"] <= first:
                 return
-        except _UNREADABLE:
-            continue
+            last = row["row_num"]
+            yield row
     for place in range(first + 1, min(last, first + _MOST_SINGLE_ROWS)):
         with suppress(*_UNREADABLE):
-            yield from source.execute(f"SELECT rowid AS row_num, * FROM {table} WHERE rowid = ?", (place,))
+            yield from source.execute(f"{query} = ?", (place,))
 
 
 def _changes(table: str, row: sqlite3.Row) -> bool:

@@ -58,28 +58,10 @@ class Message:
     reasoning: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class HistoryRewrite:
-    """Where the template would show the model another past than the one it saw.
-
-    The ids stay as they were, so reuse is exact; the model sees its own words, not the template's version.
-    """
-
-    was: str
-    becomes: str
-
-    def __str__(self) -> str:
-        return (
-            f"this model's template would rewrite the past ({self.was!r} would become {self.becomes!r}); "
-            "kvchat keeps what the model saw"
-        )
-
-
 class ChatTemplate:
     """The chat template and the tokenizer of one model.
 
     Args:
-        tokenizer: the tokenizer.
         jinja: the template; None: a plain default with `User:` and `Assistant:`.
         end_ids: end-of-turn ids from the model's configuration.
     """
@@ -163,8 +145,10 @@ class ChatTemplate:
         repeated = num_common(ended_with, behind)
         return self.tokenizer.encode(behind[repeated:])
 
-    def history_rewrite(self, history: Sequence[Message]) -> HistoryRewrite | None:
-        """Return where the template shows the model another past than it saw, once a further question comes.
+    def history_rewrite(self, history: Sequence[Message]) -> str | None:
+        """Say where the template shows the model another past than it saw, once a further question comes.
+
+        The ids stay as they were, so reuse is exact; the model sees its own words, not the template's.
 
         Args:
             history: the messages so far, an answer last.
@@ -212,7 +196,7 @@ class ChatTemplate:
         last = next((token for token in reversed(prompt_ids) if think and token in think), None)
         return think is not None and last == think[0]
 
-    def _rewrite(self, history: Sequence[Message]) -> HistoryRewrite | None:
+    def _rewrite(self, history: Sequence[Message]) -> str | None:
         answer = history[-1]
         thought = f"<think>\n{answer.reasoning}\n</think>\n\n" if answer.reasoning else ""
         content = thought + answer.content
@@ -289,11 +273,15 @@ def _merged(messages: Sequence[Message]) -> list[Message]:
     return [first, *messages[2:]]
 
 
-def _difference(was: str, now: str) -> HistoryRewrite | None:
+def _difference(was: str, now: str) -> str | None:
     at = num_common(was, now)
     if at == len(was):
         return None
-    return HistoryRewrite(was=was[at : at + _EXCERPT_LEN], becomes=now[at : at + _EXCERPT_LEN])
+    was, becomes = was[at : at + _EXCERPT_LEN], now[at : at + _EXCERPT_LEN]
+    return (
+        f"this model's template would rewrite the past ({was!r} would become {becomes!r}); "
+        "kvchat keeps what the model saw"
+    )
 
 
 def _template_source(model_dir: Path, config: dict[str, Any]) -> tuple[str | None, Path]:

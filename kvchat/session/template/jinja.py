@@ -28,7 +28,6 @@ class JinjaTemplate:
     """
 
     def __init__(self, source: str, names: Mapping[str, str]) -> None:
-        self.source = source
         self._names = dict(names)
         self._template = _environment().from_string(source)
 

@@ -22,7 +22,6 @@ class TextStream:
     The pieces of one kind, put together, equal the whole answer decoded at once. Cost per token is constant.
 
     Args:
-        tokenizer: the model's tokenizer.
         reasoning: the prompt has opened the reasoning already, as some templates do.
         trims_start: leave out blanks before the first word.
         stop_strings: the text ends before the first of them; text that could still become one is held back.

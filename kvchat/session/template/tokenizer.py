@@ -27,7 +27,6 @@ class ChatTokenizer:
     """`tokenizer.json` of a model.
 
     Args:
-        tokenizer: the tokenizer.
         digest: names the tokenizer; ids of two tokenizers with one digest mean the same.
         markup: text of the chat template; added tokens that it spells are control tokens too.
     """

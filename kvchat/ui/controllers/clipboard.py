@@ -74,7 +74,7 @@ class Clipboard:
 
 def code_of(text: str) -> str:
     """Return the fenced code of a Markdown text, blocks separated by an empty line."""
-    from kvchat.session.render.markdown_parser import answer_parser  # not before the first frame
+    from kvchat.session.render.markdown_text import answer_parser  # not before the first frame
 
     tokens = answer_parser().parse(text)
     return "\n".join(token.content for token in tokens if token.type in ("fence", "code_block"))

@@ -23,7 +23,7 @@ from kvchat.ui.controllers.screen_services import ScreenServices
 from kvchat.ui.controllers.turn_runner import TurnRunner
 
 if TYPE_CHECKING:
-    from kvchat.chat.candidates.read_ahead import ReadAhead
+    from kvchat.chat.candidates.service import ReadAhead
     from kvchat.chat.service import Chat
 
 

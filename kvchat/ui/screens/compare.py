@@ -14,10 +14,9 @@ from textual.widgets import Static, TextArea
 from kvchat.app.turn_thread import TurnFailed, TurnThread
 from kvchat.chat.events import Prefill, SampleDelta, SampleEvent, SamplesFinished
 from kvchat.session.tree import Finish, Turn
-from kvchat.text.answer_footer import progress_parts
+from kvchat.text.answer_footer import PrefillEta, progress_parts
 from kvchat.text.figures import count_text, plural
 from kvchat.text.fit_text import clean_text
-from kvchat.text.prefill_eta import PrefillEta
 from kvchat.ui.screens.interrupting_dialog import InterruptingDialog, Typed
 
 _DRAIN_S = 1 / 20

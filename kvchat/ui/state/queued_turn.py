@@ -9,7 +9,7 @@ from kvchat.chat.events import ChatEvent
 from kvchat.session.tree import TurnId
 
 if TYPE_CHECKING:
-    from kvchat.chat.candidates.read_ahead import ReadAhead
+    from kvchat.chat.candidates.service import ReadAhead
     from kvchat.chat.conversation import Conversation
     from kvchat.chat.service import Chat
 

@@ -13,10 +13,16 @@ from kvchat.chat.events import Prefill
 from kvchat.engine.api.events import LoadEstimate
 from kvchat.engine.api.snapshot import CacheSnapshot
 from kvchat.session.tree import Session, Turn
-from kvchat.text.answer_footer import ending_text, footer_parts, loading_parts, progress_parts, wrap_parts
+from kvchat.text.answer_footer import (
+    PrefillEta,
+    ending_text,
+    footer_parts,
+    loading_parts,
+    progress_parts,
+    wrap_parts,
+)
 from kvchat.text.figures import plural
 from kvchat.text.fit_text import clean_text
-from kvchat.text.prefill_eta import PrefillEta
 from kvchat.ui.key_names import name_for
 
 

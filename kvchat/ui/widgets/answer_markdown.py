@@ -24,7 +24,7 @@ from textual.selection import Selection
 from textual.strip import Strip
 from textual.widgets import Static
 
-from kvchat.session.render.markdown_parser import answer_parser
+from kvchat.session.render.markdown_text import answer_parser
 
 Line = Sequence[Segment]
 

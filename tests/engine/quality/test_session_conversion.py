@@ -17,7 +17,7 @@ from kvchat.engine.memory.disk.store import DiskStore
 from kvchat.engine.quality.convert import RUN_LEN, Converter, load_exact
 from kvchat.engine.quality.session_conversion import Conversion
 from kvchat.errors import CacheError, StorageError
-from kvchat.session.kv.stored_paths import blocks_on
+from kvchat.session.kv.block_references import blocks_on
 from tests.engine.conftest import OpenEngine, TinyModels
 from tests.engine.tiny_models import answer, token_ids
 

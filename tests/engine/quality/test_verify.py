@@ -23,7 +23,7 @@ from kvchat.engine.quality.verify import Verifier, deviation, tolerance
 from kvchat.engine.startup.assembly import build_parts
 from kvchat.engine.startup.parts import EngineParts
 from kvchat.errors import ConfigError
-from kvchat.session.kv.stored_paths import blocks_on
+from kvchat.session.kv.block_references import blocks_on
 from tests.engine.conftest import TinyModels
 from tests.engine.recurrent_models import save_recurrent
 from tests.engine.tiny_models import KINDS, answer, open_engine, token_ids

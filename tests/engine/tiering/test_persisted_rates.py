@@ -104,7 +104,7 @@ def test_the_file_is_its_owners_alone_and_nothing_else_is_left_behind(tmp_path: 
 
 
 def test_what_a_killed_process_left_half_written_goes_and_what_is_being_written_stays(tmp_path: Path) -> None:
-    left, current = tmp_path / ".rates.77.tmp", tmp_path / ".rates.78.tmp"
+    left, current = tmp_path / ".rates.0000004d", tmp_path / ".rates.0000004e"
     for file in (left, current):
         file.write_bytes(b"half")
     os.utime(left, (0, 0))

@@ -9,9 +9,15 @@ from msgspec import structs
 
 from kvchat.engine.api.ids import root_key
 from kvchat.engine.models.fingerprint import digest_of
-from kvchat.session.bundle.block_layout import BundleRegion
 from kvchat.session.bundle.container import RecordWriter
-from kvchat.session.bundle.manifest import FORMAT, BundleBranch, BundleGroup, BundleModel, Manifest
+from kvchat.session.bundle.manifest import (
+    FORMAT,
+    BundleBranch,
+    BundleGroup,
+    BundleModel,
+    BundleRegion,
+    Manifest,
+)
 from kvchat.session.bundle.writer import SourceBlock, Written, new_file, write_bundle
 from kvchat.session.kv.block_references import runs_of
 from kvchat.session.tree import Finish, Turn

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import to_builtins
 
 from kvchat.engine.api.ids import root_key
 from kvchat.errors import BundleError
 from kvchat.session.bundle.container import BLOCK as BLOK
 from kvchat.session.bundle.container import END, MAGIC, META, TURN
-from kvchat.session.bundle.manifest import manifest_header
 from kvchat.session.bundle.reader import Bundle, read_blocks, read_bundle, renamed
 from kvchat.session.bundle.turn_record import turn_body, turn_header
 from kvchat.session.kv.block_references import runs_of
@@ -57,7 +57,7 @@ def small_records() -> Records:
     """The records of the small bundle, to be forged."""
     turns = small_turns()
     numbers = {turn.id: number for number, turn in enumerate(turns)}
-    records: Records = [(META, manifest_header(small_manifest()), b"")]
+    records: Records = [(META, to_builtins(small_manifest()), b"")]
     records += [(TURN, dict(turn_header(turn, numbers)), turn_body(turn)) for turn in turns]
     for block in small_blocks(turns):
         header = {"group": block.group, "parent": block.parent.hex(), "num_tokens": block.num_tokens}
@@ -206,7 +206,7 @@ def twice(kind: str, number: int) -> Records:
 
 def group(**changes: Any) -> dict[str, Any]:
     """The manifest's `kv` with a changed first region."""
-    kv: dict[str, Any] = manifest_header(small_manifest())["kv"]
+    kv: dict[str, Any] = to_builtins(small_manifest())["kv"]
     first = kv["groups"][0]
     region = first["regions"][0] | changes
     return kv | {"groups": [first | {"regions": [region, *first["regions"][1:]]}, *kv["groups"][1:]]}

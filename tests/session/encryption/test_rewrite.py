@@ -89,7 +89,7 @@ def test_a_title_that_does_not_open_keeps_everything_as_it_is(path: Path) -> Non
 
 
 def test_rows_without_digests_are_converted_too(path: Path) -> None:
-    """As an older kvchat stored them."""
+    """As of digests that do not open."""
     with closing(raw(path)) as connection:
         connection.execute("UPDATE sessions SET digests = NULL")
         connection.execute("UPDATE branches SET digests = NULL")

@@ -92,8 +92,8 @@ def test_a_template_that_drops_reasoning_is_reported(tmp_path: Path) -> None:
     thought = [*HISTORY[:-1], Message(Role.ASSISTANT, "Hello, Ana!", "She says her name.")]
     rewrite = template.history_rewrite(thought)
     assert rewrite is not None
-    assert rewrite.was.startswith("<think>")
-    assert rewrite.becomes.startswith("Hello, Ana!")
+    assert "('<think>" in rewrite
+    assert "would become 'Hello, Ana!" in rewrite
     assert "kvchat keeps" in str(rewrite)
     assert template.history_rewrite(HISTORY) is None
 
@@ -102,7 +102,7 @@ def test_a_template_that_moves_the_system_prompt_is_reported_and_not_followed(tm
     template = template_of(tmp_path, MISTRAL)
     rewrite = template.history_rewrite(HISTORY)
     assert rewrite is not None
-    assert rewrite.was.startswith("Be kind.")
+    assert "('Be kind." in rewrite
     ids = template.following(HISTORY, "And?", closed=True)
     assert text_of(template, ids) == "[INST] And?[/INST]"
 

@@ -9,9 +9,8 @@ from kvchat.cli.output.streams import Output, Status
 from kvchat.errors import KvchatError
 from kvchat.session.kv.provenance import is_imported
 from kvchat.session.tree import Finish, Session, Turn
-from kvchat.text.answer_footer import SEPARATOR, footer_parts, loading_parts
+from kvchat.text.answer_footer import SEPARATOR, PrefillEta, footer_parts, loading_parts
 from kvchat.text.figures import count_text, guesses_text, rate_text, seconds_text
-from kvchat.text.prefill_eta import PrefillEta
 from kvchat.text.trust import exactness_words
 
 EVENT_VERSION = 1

@@ -6,7 +6,7 @@ Each is a branch; the session goes on with the first.
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from kvchat.chat.candidates.samples import DIFFERING_TEMPERATURE
+from kvchat.chat.candidates.service import DIFFERING_TEMPERATURE
 from kvchat.chat.conversation import Conversation
 from kvchat.chat.events import Prefill, SampleDelta, SampleEvent, SamplesFinished
 from kvchat.chat.service import Chat

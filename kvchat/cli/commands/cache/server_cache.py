@@ -35,17 +35,18 @@ class ServerState:
 
 
 def server_state(remote: RemoteSettings) -> ServerState | None:
-    """Ask the server, if one answers; it is given up after 15 seconds.
+    """Ask the server, if one answers; it is given up where it is silent for 10 seconds.
 
     Raises:
         UsageError, ConfigError: the address or the key's file is none.
     """
     if remote.url is None:
         return None
-    from kvchat.remote.endpoint import RemoteServer, client_key
+    from kvchat.platform.api_key import read_key
+    from kvchat.remote.endpoint import RemoteServer
     from kvchat.remote.metrics import served_cache
 
-    endpoint = RemoteServer(remote.url, None if remote.key_file is None else client_key(remote.key_file))
+    endpoint = RemoteServer(remote.url, None if remote.key_file is None else read_key(remote.key_file))
     try:
         cache = served_cache(endpoint.metrics())
     except RemoteError as error:

@@ -23,8 +23,8 @@ from kvchat.engine.api.ids import root_key
 from kvchat.engine.api.loss import GaugeReport
 from kvchat.engine.models.known_fingerprints import layouts_of, recall
 from kvchat.errors import CacheError, UsageError
+from kvchat.session.kv.block_references import leaf_paths
 from kvchat.session.kv.provenance import Origin, new_origin, origin_of
-from kvchat.session.kv.stored_paths import leaf_paths
 from kvchat.session.tree import Session, Turn, answer_positions, path_token_ids
 from kvchat.text.figures import bytes_text, plural
 

@@ -35,9 +35,8 @@ from kvchat.engine.api.inspection import PathBlock
 from kvchat.engine.memory.disk.offline_block_store import OfflineBlockStore
 from kvchat.engine.memory.disk.pinned_blocks import used_views
 from kvchat.errors import CacheError, StorageError, UsageError
-from kvchat.session.kv.block_references import References
+from kvchat.session.kv.block_references import References, blocks_on, leaf_paths
 from kvchat.session.kv.provenance import origin_of
-from kvchat.session.kv.stored_paths import blocks_on, leaf_paths
 from kvchat.session.tree import Session, Turn, Verdict, Verification
 from kvchat.text.figures import plural
 

@@ -1,4 +1,4 @@
-"""API key that a client of the endpoint must present, in a file that only its owner can read."""
+"""API key of an endpoint, this one or a server's, in a file that only its owner can read."""
 
 import os
 import secrets
@@ -9,25 +9,24 @@ from kvchat.errors import ConfigError, StorageError
 from kvchat.platform.private_files import make_private, system_errors_as
 
 _KEY_BYTES = 24
-_LEAST_LENGTH = 16
+OWN_LEN = 16
+"""A shorter key of the endpoint here could be guessed."""
 
 
-def read_key(file: Path) -> str:
+def read_key(file: Path, least_len: int = 1) -> str:
     """Return the key in a file.
 
     Raises:
-        ConfigError: it cannot be read, others can read it too, or it is short enough to be guessed.
+        ConfigError: it cannot be read, others can read it too, or it is none, or too short.
     """
-    try:
+    with system_errors_as(ConfigError, f"cannot read the API key in {file}"):
         if file.stat().st_mode & 0o077:
             raise ConfigError(f"others can read the API key in {file}: chmod 600 {file}")
-        key = file.read_text(encoding="ascii").strip()
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"the API key in {file} must be ASCII text") from error
-    except OSError as error:
-        raise ConfigError(f"cannot read the API key in {file}: {error.strerror or error}") from error
-    if len(key) < _LEAST_LENGTH or not key.isprintable() or " " in key:
-        raise ConfigError(f"the API key in {file} must be {_LEAST_LENGTH} or more characters without blanks")
+        key = file.read_text(encoding="ascii", errors="replace").strip()
+    if len(key) < least_len or not (key.isascii() and key.isprintable()) or " " in key:
+        raise ConfigError(
+            f"the API key in {file} must be {least_len} or more ASCII characters without blanks"
+        )
     return key
 
 
@@ -42,7 +41,7 @@ def own_key(file: Path) -> str:
         make_private(file.parent)
         if not file.is_symlink() and not file.exists():
             _offer(file, f"kvchat-{secrets.token_urlsafe(_KEY_BYTES)}")
-    return read_key(file)
+    return read_key(file, OWN_LEN)
 
 
 def _offer(file: Path, key: str) -> None:

@@ -1,4 +1,4 @@
-"""The key of the endpoint: made once, for its owner alone, and refused where others could know it."""
+"""The key of an endpoint: made once, for its owner alone, and refused where others could know it."""
 
 import stat
 from concurrent.futures import ThreadPoolExecutor
@@ -8,7 +8,7 @@ from threading import Barrier
 import pytest
 
 from kvchat.errors import ConfigError
-from kvchat.serving.api_key import own_key, read_key
+from kvchat.platform.api_key import OWN_LEN, own_key, read_key
 
 pytestmark = pytest.mark.pure
 
@@ -44,7 +44,7 @@ def test_what_is_no_key_is_refused(text: str, tmp_path: Path) -> None:
     file.write_text(text)
     file.chmod(0o600)
     with pytest.raises(ConfigError, match="must be"):
-        read_key(file)
+        read_key(file, OWN_LEN)
 
 
 def test_a_key_that_others_can_read_or_that_is_not_there_is_refused(tmp_path: Path) -> None:
@@ -55,3 +55,5 @@ def test_a_key_that_others_can_read_or_that_is_not_there_is_refused(tmp_path: Pa
     file.chmod(0o644)
     with pytest.raises(ConfigError, match="chmod 600"):
         read_key(file)
+    file.chmod(0o600)
+    assert read_key(file) == "long-enough-for-a-key"
