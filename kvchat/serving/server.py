@@ -1,13 +1,18 @@
 """Server thread: the endpoint on a port of the loopback address."""
 
+import asyncio
 import socket
+from functools import partial
 from threading import Thread
+from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from kvchat.errors import StorageError
 
+HEAD_S = 30.0
 LOOPBACK = "127.0.0.1"
 _MOST_CONNECTIONS = 128
 _MAX_HEAD_BYTES = 64 * 2**10
@@ -16,13 +21,18 @@ _FAREWELL_S = 3
 
 
 class Server:
-    """Listens from the moment it is made; `start` begins to answer. Port 0 lets the system choose one.
+    """Listens from the moment it is made; `start` begins to answer.
+
+    Args:
+        app: what answers.
+        port: 0 lets the system choose one.
+        head_s: see `Connection`.
 
     Raises:
         StorageError: the port is taken, or may not be used.
     """
 
-    def __init__(self, app: ASGIApp, port: int = 0) -> None:
+    def __init__(self, app: ASGIApp, port: int = 0, *, head_s: float = HEAD_S) -> None:
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -38,7 +48,7 @@ class Server:
             access_log=False,
             server_header=False,
             proxy_headers=False,
-            http="h11",
+            http=partial(Connection, head_s=head_s),  # type: ignore[arg-type]
             ws="none",
             limit_concurrency=_MOST_CONNECTIONS,
             h11_max_incomplete_event_size=_MAX_HEAD_BYTES,
@@ -64,3 +74,48 @@ class Server:
         if self._thread.ident is not None:
             self._thread.join()
         self._socket.close()
+
+
+class Connection(H11Protocol):
+    """HTTP that hangs up on whoever does not get to the end of a request's head, however many bytes come.
+
+    Clients that know no key could otherwise hold all the connections that are allowed.
+
+    Args:
+        head_s: in this many seconds after connecting, and after each answer, the next head has to be here.
+    """
+
+    def __init__(self, *args: Any, head_s: float = HEAD_S, **values: Any) -> None:
+        super().__init__(*args, **values)
+        self._head_s = head_s
+        self._deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._await_head()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._is_answering():
+            self._await_nothing()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if not self._is_answering():  # the next request may have been here already
+            self._await_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._await_nothing()
+        super().connection_lost(exc)
+
+    def _is_answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _await_head(self) -> None:
+        self._await_nothing()
+        self._deadline = self.loop.call_later(self._head_s, self.transport.close)
+
+    def _await_nothing(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None

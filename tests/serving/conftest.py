@@ -10,7 +10,7 @@ import pytest
 
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.serving.app import make_app
-from kvchat.serving.server import Server
+from kvchat.serving.server import HEAD_S, Server
 from kvchat.session.template.chat_template import ChatTemplate
 from tests.patience import PATIENCE_S
 from tests.scripted_engine import ScriptedEngine
@@ -29,12 +29,12 @@ class Reply:
 class Served:
     """A running endpoint."""
 
-    def __init__(self, template: ChatTemplate) -> None:
+    def __init__(self, template: ChatTemplate, head_s: float = HEAD_S) -> None:
         self.template = template
         self.reply = REPLY
         self.engine = ScriptedEngine(lambda prompt: self.ids_of(self.reply), max_context=2000)
         app = make_app(self.engine, template, KEY, SamplingParams(max_tokens=500), body_s=1.0)
-        self.server = Server(app)
+        self.server = Server(app, head_s=head_s)
         self.port = int(self.server.url.rpartition(":")[2].partition("/")[0])
         self.server.start()
 
