@@ -1,5 +1,6 @@
 """Client of an OpenAI-compatible server: its models, and one streamed answer. Standard library only."""
 
+import codecs
 import json
 import socket
 from collections.abc import Callable, Iterator, Sequence
@@ -26,6 +27,11 @@ _MOST_TOKENS = 1 << 53
 
 _NO_ANSWER = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
 """What reading JSON of any shape can raise."""
+
+_UNITS = codecs.lookup("utf-16-le")
+"""Joins halves of a character that a server cut in two, as JSON writes those beyond the first 65,536; one that
+stays alone becomes U+FFFD, since neither a database nor a terminal takes it.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,8 +234,15 @@ class RemoteStream:
         Raises: RemoteError: the server reported an error, broke off, or sent what is no answer.
         """
         try:
+            said, thought = _UNITS.incrementaldecoder("replace"), _UNITS.incrementaldecoder("replace")
             for event in self._events():
-                yield from self._deltas(event)
+                for delta in self._deltas(event):
+                    units = delta.text.encode(_UNITS.name, "surrogatepass")
+                    if text := (thought if delta.reasoning else said).decode(units):
+                        yield replace(delta, text=text)
+            for decoder, reasoning in ((thought, True), (said, False)):
+                if text := decoder.decode(b"", final=True):
+                    yield TextDelta(text=text, reasoning=reasoning)
             if self.report.finish_reason is None and not self.is_cancelled:
                 raise RemoteError(f"{self._url} broke off in the middle of the answer")
         except (OSError, HTTPException, *_NO_ANSWER) as error:
@@ -256,10 +269,10 @@ class RemoteStream:
         for choice in event.get("choices") or ():
             delta = choice.get("delta") or {}
             reasoning = delta.get("reasoning_content") or delta.get("reasoning")
-            if isinstance(reasoning, str) and reasoning:
-                yield TextDelta(text=_whole(reasoning), reasoning=True)
+            if isinstance(reasoning, str):
+                yield TextDelta(text=reasoning, reasoning=True)
             if isinstance(content := delta.get("content"), str) and content:
-                yield TextDelta(text=_whole(content))
+                yield TextDelta(text=content)
             if reason := choice.get("finish_reason"):
                 self.report = replace(self.report, finish_reason=str(reason))
 
@@ -304,8 +317,3 @@ def _error_words(data: bytes) -> str:
     except _NO_ANSWER:
         pass
     return " ".join(str(text).split())[:500] or "nothing"
-
-
-def _whole(text: str) -> str:
-    """Return a text without halves of characters, which neither a database nor a terminal takes."""
-    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")

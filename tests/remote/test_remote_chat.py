@@ -239,11 +239,17 @@ def test_an_answer_is_stopped_before_the_server_says_a_word(
     assert [(turn.text, turn.finish) for turn in ended] == [("", Finish.INTERRUPTED)]
 
 
-def test_halves_of_characters_are_replaced(store: SessionStore, raw: Raw) -> None:
-    thought = {"choices": [{"delta": {"reasoning": "\ud83d\ude00"}}]}
-    chat = over(store, raw(sse(piece("a\ud83d"), thought, piece("b\ude00c"), END)))
+def test_characters_that_were_cut_in_two_are_joined_and_halves_are_replaced(
+    store: SessionStore, raw: Raw
+) -> None:
+    thought = {"choices": [{"delta": {"reasoning": "\ud83d"}}]}
+    more = {"choices": [{"delta": {"reasoning": "\ude00"}}]}
+    server = raw(
+        sse(piece("a\ud83d"), thought, piece("\ude00b\ud83d"), more, piece("c\ude00"), piece("\ud83d"), END)
+    )
+    chat = over(store, server)
     answer = answer_of(chat.send(chat.create(), "Hello"))
-    assert (answer.text, answer.reasoning) == ("a\ufffdb\ufffdc", "\U0001f600")
+    assert (answer.text, answer.reasoning) == ("a\U0001f600b\ufffdc\ufffd\ufffd", "\U0001f600")
 
 
 def test_a_session_that_began_here_goes_on_by_its_text(chat: RemoteChat, served: Served) -> None:
