@@ -99,7 +99,7 @@ def sample_row(groups: Sequence[Group], module: Any) -> InputBatch:
         group.id: _parts(device)
         if group.is_state
         else AttentionMetadata(
-            slots=torch.cat(slots), spans=spans, prepared=prepare(spans, group.spec.first_visible, BLOCK_SIZE)
+            slots=torch.cat(slots), spans=spans, prepared=prepare(spans, group.spec.first_visible)
         )
         for group in groups
     }

@@ -79,38 +79,6 @@ def attended(spans: Sequence[SequenceSpan]) -> Sequence[SequenceSpan]:
     return [part for span in spans for part in span.parts or (span,)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DecodeBatch:
-    """Queries that stand alone in their sequences, and every block that one of them sees.
-
-    The blocks of all sequences stand in one list, those that are visible as a whole before the others. Scores
-    are laid out as [B, n]: n blocks for every sequence, of which a shorter one uses the first.
-
-    Args:
-        rows: rows of the queries in the batch of the step [B], int64.
-        num_places: n, the blocks of the longest sequence.
-        blocks: block ids [M], int64.
-        owners: number of the query that sees each block [M], int64.
-        places: place of each block in the layout of the scores, of B * n, [M], int64.
-        hidden: which slots of the last blocks of the list are not visible [E, P], bool.
-    """
-
-    rows: Tensor
-    num_places: int
-    blocks: Tensor
-    owners: Tensor
-    places: Tensor
-    hidden: Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class Decodes:
-    """The sequences of a step: those that decode together, and the others."""
-
-    batches: Sequence[DecodeBatch]
-    spans: Sequence[SequenceSpan]
-
-
 @dataclass(frozen=True, slots=True)
 class SpanTable:
     """The sequences of a step as the native kernel reads them.
@@ -178,7 +146,7 @@ class StepTables:
         return self._tiles[key]
 
 
-Prepared = Decodes | SpanTable | StepTables
+Prepared = SpanTable | StepTables
 
 
 @dataclass(frozen=True, slots=True)
