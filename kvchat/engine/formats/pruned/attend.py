@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from kvchat.engine.api.view import NUM_OBSERVED
 from kvchat.engine.formats.attention_metadata import AttentionMetadata, LayerPool, LayerStep
 from kvchat.engine.formats.full.attend import FullAttention, ViewMetadataBuilder
 from kvchat.engine.formats.pruned.pruner import Pruner
@@ -22,8 +23,9 @@ class PrunedAttention(FullAttention):
 
     def attention(self, step: LayerStep, args: AttentionArgs) -> Tensor:
         for span in args.spans:
-            if span.watch is not None:
-                span.watch.take(step.layer, step.query[span.q_start : span.q_end], args)
+            if span.watched is not None:
+                query = step.query[span.q_start : span.q_end]
+                span.watched[step.layer] = query[-NUM_OBSERVED:].clone(), args
         return super().attention(step, args)
 
 

@@ -5,17 +5,17 @@ size.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from kvchat.engine.api.view import NUM_OBSERVED, REACH, SNAPKV
+from kvchat.engine.api.view import REACH, SNAPKV
 from kvchat.engine.cache.block_operations import Prune
 from kvchat.engine.formats.attention_metadata import LayerPool
 from kvchat.engine.formats.pruned.spec import PrunedSpec
 from kvchat.engine.formats.spec import Group
-from kvchat.engine.kernels.paged_attention.args import AttentionArgs, SequenceSpan, heads_first
+from kvchat.engine.kernels.paged_attention.args import SequenceSpan, heads_first
 from kvchat.engine.kernels.prune_kv.reference import (
     attention_weights,
     difference_scores,
@@ -25,17 +25,6 @@ from kvchat.engine.kernels.prune_kv.reference import (
     select,
     with_neighbours,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class QueryWatch:
-    """Keeps the last queries of one sequence in a step, of every layer, and how they were scored."""
-
-    seen: dict[int, tuple[Tensor, AttentionArgs]] = field(default_factory=dict)
-
-    def take(self, layer: int, query: Tensor, args: AttentionArgs) -> None:
-        """Take a layer's queries [T, H, D], all of the sequence's."""
-        self.seen[layer] = query[-NUM_OBSERVED:].clone(), args
 
 
 class Pruner:
@@ -53,7 +42,7 @@ class Pruner:
 
     def watched(self, span: SequenceSpan) -> SequenceSpan:
         """Return a sequence's part of a step that ends with pruning, so that its queries are kept."""
-        return replace(span, watch=QueryWatch()) if self._rule == SNAPKV else span
+        return replace(span, watched={}) if self._rule == SNAPKV else span
 
     def prune(self, prune: Prune, span: SequenceSpan) -> None:
         """Fill the targets behind a step in which the sequence saw `span`; the sources stay as they are."""
@@ -71,8 +60,8 @@ class Pruner:
         if self._rule != SNAPKV:
             keys = heads_first(pool.keys[sources])
             return norm_scores(keys) if self._rule == "knorm" else difference_scores(keys)
-        assert isinstance(span.watch, QueryWatch)
-        query, args = span.watch.seen[layer]
+        assert span.watched is not None
+        query, args = span.watched[layer]
         block_size = pool.keys.shape[2]
         end = span.position + span.q_end - span.q_start
         keys = heads_first(pool.keys[span.blocks])[:, :end]

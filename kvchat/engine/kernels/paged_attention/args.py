@@ -21,12 +21,6 @@ def heads_first(blocks: Tensor) -> Tensor:
     return blocks.transpose(0, 1).flatten(1, 2)
 
 
-class Watch(Protocol):
-    """Takes the queries of a sequence as they are attended with."""
-
-    def take(self, layer: int, query: Tensor, args: "AttentionArgs") -> None: ...
-
-
 class Shadow(Protocol):
     """Answers queries of one sequence in place of its blocks, which it is made from."""
 
@@ -52,7 +46,7 @@ class SequenceSpan:
         first_block: logical number of the first block in `blocks`; earlier ones are not visible.
         blocks: block ids up to the last query's own block, [n], int64.
         parts: where not all queries see the same blocks: these attend in its place, ascending.
-        watch: who is told of each layer's queries.
+        watched: takes the last queries of each layer, and how they were scored; None: nobody asks for them.
         shadow: who answers these instead of the blocks; None: nobody.
     """
 
@@ -62,7 +56,7 @@ class SequenceSpan:
     first_block: int
     blocks: Tensor
     parts: "tuple[SequenceSpan, ...]" = ()
-    watch: "Watch | None" = None
+    watched: "dict[int, tuple[Tensor, AttentionArgs]] | None" = None
     shadow: "Shadow | None" = None
 
     def moved(self, q_start: int) -> "SequenceSpan":
