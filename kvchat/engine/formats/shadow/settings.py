@@ -1,9 +1,8 @@
-"""Shadow settings: size and cost of a layer's shadow, and when one does not pay."""
+"""Shadow settings: size and cost of a layer's shadow, and from which prompt on one pays."""
 
 from dataclasses import dataclass
 
 from kvchat.engine.api.view import View
-from kvchat.errors import UnsupportedModel, UsageError
 
 PIECE_LEN = 4096
 """Tokens of which are copies in float32 at a time, a multiple of every size of chunks."""
@@ -41,7 +40,6 @@ class ShadowSettings:
         query_block: queries of a prompt that choose together.
         rank: of the basis; None for the usual one for the width of the keys.
         energy: share of the keys' squares that a basis has to hold; otherwise keys stay exact.
-        is_forced: take contexts and models too that gain nothing.
         is_sourced: compressed keys and values lie elsewhere, and each step reads there what it chooses: of
             keys on a basis nothing is kept but landmarks.
         is_remote: elsewhere is host memory, which a GPU reads slowly: projections of keys are kept too, and
@@ -56,23 +54,11 @@ class ShadowSettings:
     query_block: int = QUERY_BLOCK
     rank: int | None = None
     energy: float = 0.99
-    is_forced: bool = False
     is_sourced: bool = False
     is_remote: bool = False
 
     def __post_init__(self) -> None:
         assert self.is_sourced or not self.is_remote
-        if self.chunk_size < 1 or PIECE_LEN % self.chunk_size:
-            raise UsageError(
-                f"a shadow's chunks of {self.chunk_size} tokens do not divide pieces of {PIECE_LEN:,}: "
-                "take a power of two"
-            )
-        for name in ("budget", "exact_len", "query_block"):
-            size = getattr(self, name)
-            if size < self.chunk_size or size % self.chunk_size:
-                raise UsageError(
-                    f"a shadow's {name} of {size} tokens does not divide into chunks of {self.chunk_size}"
-                )
 
     @property
     def holds_chosen(self) -> bool:
@@ -127,32 +113,6 @@ class LayerShape:
         return self.num_kv_heads * (self.head_dim + self.value_dim) * self.element_size
 
 
-def check_gain(settings: ShadowSettings, shape: LayerShape, num_tokens: int) -> None:
-    """Refuse a layer or a context that cannot have a shadow, or would gain nothing from one. Pure.
-
-    Raises:
-        UnsupportedModel: the layer has keys too narrow to gain.
-        UsageError: the context is too short.
-    """
-    if num_tokens < settings.least_len:
-        raise UsageError(
-            f"{num_tokens:,} tokens are too few for a shadow: outliers, local chunks, the first one "
-            f"and one to choose take {settings.least_len:,}"
-        )
-    if settings.is_forced:
-        return
-    if shape.width <= LEAST_WIDTH:
-        raise UnsupportedModel(
-            f"keys of {shape.num_kv_heads} x {shape.head_dim} = {shape.width} numbers gain nothing from a "
-            f"shadow: it takes more than {LEAST_WIDTH}"
-        )
-    if num_tokens < GAIN_FACTOR * settings.step_len:
-        raise UsageError(
-            f"{num_tokens:,} tokens gain nothing from a shadow of {settings.step_len:,}: "
-            f"it takes {GAIN_FACTOR * settings.step_len:,}; choose a smaller budget, or the exact cache"
-        )
-
-
 def most_bytes(settings: ShadowSettings, shape: LayerShape, num_tokens: int) -> int:
     """Return the most that a layer keeps beside its blocks of a context of `num_tokens`. Pure.
 
@@ -193,7 +153,6 @@ def settings_for(
     return ShadowSettings(
         budget=num_chosen * CHUNK_SIZE,
         num_outliers=num_chosen * outliers // per_chunks,
-        is_forced=view.is_forced,
         is_sourced=is_sourced,
         is_remote=is_remote,
     )
