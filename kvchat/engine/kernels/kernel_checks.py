@@ -6,7 +6,6 @@ model's own sizes, too. Takes seconds the first time, for compiling; what Triton
 starts quick. The definitions compute on the processor.
 """
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import partial
@@ -48,8 +47,6 @@ from kvchat.engine.kernels.rope_and_store.args import RopeStore
 from kvchat.engine.kernels.selective_scan import reference as scan_reference
 from kvchat.engine.kernels.state_slots import StateSlots
 from kvchat.engine.kernels.store_kv import reference as store_reference
-
-log = logging.getLogger(__name__)
 
 LENGTHS = (1, 64, 65, 200, 1100)
 """The last is divided into several parts, as long contexts are, which are merged."""
@@ -94,16 +91,7 @@ def try_kernels(
     for operation, trial in trials.items():
         if not health.is_well(operation):
             continue
-        try:
-            error = trial(device, dtype, 0)
-        except torch.AcceleratorError:
-            raise
-        except torch.OutOfMemoryError as lacking:
-            log.warning("the GPU has no memory left to try the kernel for %s: %s", operation, lacking)
-            continue
-        except Exception as raised:  # compilers and launchers raise whatever they like
-            health.refuse(operation, f"{type(raised).__name__}: {raised}"[:500])
-            continue
+        error = health.attempt(operation, partial(trial, device, dtype, 0), lambda: 0.0)
         if not error <= TOLERANCES[dtype]:  # nor is NaN
             health.refuse(operation, f"its numbers are {error:.2g} away from those of its definition")
 

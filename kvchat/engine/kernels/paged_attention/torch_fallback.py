@@ -51,12 +51,12 @@ def _attend_piece(query: Tensor, pools: KVPair, args: AttentionArgs, span: Seque
     first, last = args.first_visible(span.position), queries.stop
     if len(query) > 1 and args.softcap is None and args.sinks is None:
         keys, values = seen(pools, span, first, last)
-        hidden = hidden_keys(range(first, last), queries, args, query.device)
+        visible = ~hidden_keys(range(first, last), queries, args, query.device)
         out = functional.scaled_dot_product_attention(
             query.transpose(0, 1)[None].float(),
             keys[None],
             values[None],
-            attn_mask=~hidden[None, None],
+            attn_mask=visible[None, None],
             scale=args.softmax_scale,
             enable_gqa=True,
         )
