@@ -43,7 +43,7 @@ from kvchat.engine.kernels.quantized_attention.reference import quantized_attent
 from kvchat.engine.kernels.quantized_kv.reference import quantize
 from kvchat.engine.kernels.quantized_record import Code, QuantizedRecord, num_quantized
 from kvchat.engine.kernels.rope_and_store import reference as rope_store_reference
-from kvchat.engine.kernels.rope_and_store.args import RopeStore
+from kvchat.engine.kernels.rope_and_store.reference import RopeStore
 from kvchat.engine.kernels.selective_scan import reference as scan_reference
 from kvchat.engine.kernels.state_slots import StateSlots
 from kvchat.engine.kernels.store_kv import reference as store_reference
