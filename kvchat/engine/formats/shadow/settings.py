@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from kvchat.engine.api.view import View
+from kvchat.engine.formats.spec import ITEM_BYTES, CacheSpec
 
 PIECE_LEN = 4096
 """Tokens of which are copies in float32 at a time, a multiple of every size of chunks."""
@@ -90,30 +91,7 @@ class ShadowSettings:
         return min(width, self.rank or max(1, min(MOST_RANK, round(RANK_SHARE * width))))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerShape:
-    """What a layer would keep of a context without a shadow.
-
-    Args:
-        element_size: bytes of a stored number.
-    """
-
-    num_kv_heads: int
-    head_dim: int
-    value_dim: int
-    element_size: int = 2
-
-    @property
-    def width(self) -> int:
-        """Numbers of a token's keys."""
-        return self.num_kv_heads * self.head_dim
-
-    @property
-    def token_bytes(self) -> int:
-        return self.num_kv_heads * (self.head_dim + self.value_dim) * self.element_size
-
-
-def most_bytes(settings: ShadowSettings, shape: LayerShape, num_tokens: int) -> int:
+def most_bytes(settings: ShadowSettings, spec: CacheSpec, num_tokens: int) -> int:
     """Return the most that a layer keeps beside its blocks of a context of `num_tokens`. Pure.
 
     Where no basis holds its keys: these and all values, a landmark for each chunk, what every step sees, and
@@ -121,21 +99,22 @@ def most_bytes(settings: ShadowSettings, shape: LayerShape, num_tokens: int) -> 
     On a GPU, which has the larger of codes and projections, two working sets: the prompt's and the
     sequence's.
     """
-    size = settings.chunk_size
+    size, width = settings.chunk_size, spec.num_kv_heads * spec.head_dim_k
+    rank, element_size = settings.rank_for(width), ITEM_BYTES[spec.dtype]
     num_chunks = max(num_tokens // size, PAGE_ROWS)
     exact = settings.num_always * size + size + PAGE_ROWS  # of the tail, whose last page is not full
     if settings.is_sourced:
-        keys = shape.width * shape.element_size
+        keys = width * element_size
         # A run is coded when it has doubled once more at the latest, and is there twice meanwhile.
         compressed = (num_chunks + min(num_chunks * size, 2 * CODED_LEN)) * keys
-        held = num_chunks * (size * shape.width + 4 * shape.num_kv_heads) if num_tokens >= CODED_LEN else 0
+        held = num_chunks * (size * width + 4 * spec.num_kv_heads) if num_tokens >= CODED_LEN else 0
         if settings.is_remote:
-            held = max(held, num_chunks * size * settings.rank_for(shape.width) * shape.element_size)
+            held = max(held, num_chunks * size * rank * element_size)
             exact += 2 * settings.budget
         compressed += held
-        return exact * shape.token_bytes + compressed + shape.width * settings.rank_for(shape.width) * 4
+        return exact * spec.token_bytes + compressed + width * rank * 4
     exact += num_chunks * size + settings.budget
-    return exact * shape.token_bytes + num_chunks * shape.width * shape.element_size
+    return exact * spec.token_bytes + num_chunks * width * element_size
 
 
 def settings_for(

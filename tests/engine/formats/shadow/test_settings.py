@@ -2,12 +2,13 @@
 
 import pytest
 
-from kvchat.engine.formats.shadow.settings import LayerShape, ShadowSettings
+from kvchat.engine.formats.full.spec import FullSpec
+from kvchat.engine.formats.shadow.settings import ShadowSettings
 from tests.engine.formats.shadow.expected_bytes import expected_device_bytes
 
 pytestmark = pytest.mark.pure
 
-LLAMA = LayerShape(num_kv_heads=8, head_dim=128, value_dim=128)
+LLAMA = FullSpec(num_kv_heads=8, head_dim_k=128, head_dim_v=128, dtype="BF16")
 USUAL = ShadowSettings()
 
 
