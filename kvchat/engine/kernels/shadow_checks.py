@@ -14,7 +14,8 @@ from torch import Tensor
 from kvchat.engine.kernels import shadow_kv
 from kvchat.engine.kernels.attention_shapes import ShadowSizes
 from kvchat.engine.kernels.kernel_checks import KernelCheck, largest_error, random_numbers, worst_error
-from kvchat.engine.kernels.shadow_kv import Change, Rotations, reference
+from kvchat.engine.kernels.shadow_kv import reference
+from kvchat.engine.kernels.shadow_kv.args import Change, Rotations
 
 NUM_SLOTS, NUM_CHUNKS = 20, 70
 CHUNK, CHUNKS_OF_BLOCK = 8, 8

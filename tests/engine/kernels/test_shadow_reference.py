@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvchat.engine.kernels.shadow_kv import Landmarks, Rotations
 from kvchat.engine.kernels.shadow_kv import reference as shadow
+from kvchat.engine.kernels.shadow_kv.args import Landmarks, Rotations
 
 pytestmark = pytest.mark.cpu
 

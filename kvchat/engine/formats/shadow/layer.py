@@ -22,18 +22,9 @@ from kvchat.engine.formats.shadow.rotary import Rotary
 from kvchat.engine.formats.shadow.settings import CHUNK_SIZE, PIECE_LEN, ShadowSettings
 from kvchat.engine.formats.shadow.working_set import EMPTY
 from kvchat.engine.kernels.paged_attention.args import KVPair
-from kvchat.engine.kernels.shadow_kv import (
-    Change,
-    ChunkChoice,
-    VisibleChunks,
-    chosen,
-    chosen_attention,
-    chunk_scores,
-    gathered_attention,
-    load_chunks,
-    picked,
-    reference,
-)
+from kvchat.engine.kernels.shadow_kv import chosen_attention, chunk_scores, load_chunks, reference
+from kvchat.engine.kernels.shadow_kv.args import Change, ChunkChoice
+from kvchat.engine.kernels.shadow_kv.torch_fallback import VisibleChunks, chosen, gathered_attention, picked
 from kvchat.errors import OutOfMemory
 
 

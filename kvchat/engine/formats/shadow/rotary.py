@@ -9,7 +9,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from kvchat.engine.kernels.shadow_kv import Rotations, reference
+from kvchat.engine.kernels.shadow_kv import reference
+from kvchat.engine.kernels.shadow_kv.args import Rotations
 from kvchat.errors import UnsupportedModel
 
 CosinesAndSines = Callable[[Tensor], tuple[Tensor, Tensor]]
